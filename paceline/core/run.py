@@ -352,6 +352,10 @@ class BatchScript:
     """Words of sbatch before the script's name, such as `-N 2`."""
 
 
+COLLECTIVE_LIMIT = "PACELINE_COLLECTIVE_LIMIT_S"
+"""The variable by which the native trainer learns a job's `collective_limit_s`."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A distributed program: what an engine wants started, and what a launcher starts.

@@ -3,6 +3,7 @@
 run.json      the resolved spec, the command, the controller's identity, status
 job.sh        exactly what was started
 inventory.json  the machine
+inputs.json   what it reads: data, tokenizer, weights, and the manifests of what was staged
 logs/         what the programs printed, one file a rank
 steps/        the trainer's event lines, one file a rank
 checkpoints/  what `checkpoint.every` asked for
@@ -33,6 +34,7 @@ from paceline.core.result import FINAL, Status
 from paceline.core.run import RunSpec
 from paceline.core.value import PositiveInt, Value
 from paceline.files.documents import read_json, read_value
+from paceline.files.home import home_path
 
 RUN_FILE = "run.json"
 RESULT_FILE = "result.json"
@@ -71,6 +73,8 @@ class Repeat(Value):
     """The groups that run in turn, the run's own among them."""
     partner: RunSpec | None = None
     """What the other group runs, which may have no run of its own yet."""
+    sequential: bool = False
+    """Whether the pairs are looked at while they are made, the error spent over all `wanted`."""
 
 
 class Trial(Value):
@@ -134,13 +138,7 @@ class RunRecord(Value):
 
 def runs_root(option: Path | None) -> Path:
     """The folder of all runs: the option, else $PACELINE_RUNS, else ./runs."""
-    path = option or Path(os.environ.get("PACELINE_RUNS") or "runs")
-    try:
-        return path.expanduser()
-    except RuntimeError as error:
-        raise UserError(
-            str(path), "names a user without a home", remedy="give the folder's whole path"
-        ) from error
+    return home_path("", str(option or os.environ.get("PACELINE_RUNS") or "runs"))
 
 
 def folder_name(spec: RunSpec, when: datetime, tag: str | None) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from paceline.trainer.config import TrainerConfig
 from paceline.trainer.data.batches import Loader, LocalBatch
 from paceline.trainer.measure.clock import Lap, StepClock
+from paceline.trainer.measure.cores import CoreUse
 from paceline.trainer.measure.event_log import EventLog, resident_bytes
 from paceline.trainer.measure.memory import MemoryWatch
 from paceline.trainer.measure.outcome import NotFiniteError
@@ -52,6 +53,8 @@ class Pending:
     tracked: bool
     checkpoint_s: float | None
     """How long the step waited for its checkpoint, None without one."""
+    cores: dict[str, float]
+    """What the host's cores gave this process meanwhile; see `CoreUse`."""
 
 
 class Trainer:
@@ -116,6 +119,7 @@ class Trainer:
         gc.disable()
         first = {"first_step": done + 1, "time_unix": time.time(), "monotonic_s": time.monotonic()}
         self.events.write("start", **{**start, **first})
+        cores = CoreUse()
         self.steps.start(done + 1)
         behind = self.steps.clock.steps_behind
         for step in range(done + 1, self.config.training.steps + 1):
@@ -141,6 +145,7 @@ class Trainer:
                     skipped,
                     tracked,
                     checkpoint_s,
+                    cores.lap(),
                 )
             )
             while len(self._pending) > behind:
@@ -151,6 +156,7 @@ class Trainer:
                 self._drain()
                 if self._quality.evaluate(step):
                     break
+                cores.lap()
                 self.steps.start(step + 1)
         self._drain()
         reached = self._quality.stop(self.steps.done + done) if self._quality else None
@@ -238,6 +244,7 @@ class Trainer:
             comm_wait_s=comm_wait_s,
             data_wait_s=done.data_wait_s,
             memory_bytes=self._memory_bytes(),
+            cores=done.cores,
             **({"skipped": True} if done.skipped else {}),
             **({"tracked": True} if done.tracked else {}),
             **({"profiled": True} if self.profiler.attached(done.step) else {}),

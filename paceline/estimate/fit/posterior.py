@@ -38,15 +38,18 @@ def predict(x: Cases, centre: Floats) -> Floats:
     return step_time(x, named(centre)).total
 
 
-def fit(x: Cases, measured_s: Floats, sources: Sequence[str]) -> Fit:
+def fit(x: Cases, measured_s: Floats, sources: Sequence[str], start: Floats | None = None) -> Fit:
     """The posterior given measured step times, every source with the same weight.
 
     Minimises sum(soft_l1(log(predicted / measured) / 0.12)) over rows, each weighted with
     6 / (rows of its source), plus the squared distance from the priors. soft_l1 keeps a few rows
     that the source itself got wrong from pulling. The covariance is Laplace's, from the Jacobian.
+    `start` is where the search begins, the prior's medians where it is None.
     """
     scale = np.full(x.size, SCALE)
-    return moved(PRIOR, x, measured_s, scale, EVIDENCE_PER_SOURCE * equal_weights(sources))
+    return moved(
+        PRIOR, x, measured_s, scale, EVIDENCE_PER_SOURCE * equal_weights(sources), None, start
+    )
 
 
 def moved(
@@ -56,6 +59,7 @@ def moved(
     scale: Floats,
     weights: Floats,
     also: Callable[[Floats], Floats] | None = None,
+    start: Floats | None = None,
 ) -> Fit:
     """A prior moved by step times, each with a `scale`, a deviation of its logarithm, and a weight.
 
@@ -74,7 +78,8 @@ def moved(
         rest = [also(logs)] if also else []
         return np.concatenate([soft * weight, whitened @ (logs - prior.centre), *rest])
 
-    solution = _least_squares()(residuals, prior.centre, max_nfev=60)
+    begin = prior.centre if start is None else start
+    solution = _least_squares()(residuals, begin, max_nfev=60, ftol=1e-6, xtol=1e-6)
     jacobian = np.asarray(solution.jac, dtype=np.float64)
     covariance = np.asarray(np.linalg.inv(jacobian.T @ jacobian), dtype=np.float64)
     return Fit(np.asarray(solution.x, dtype=np.float64), covariance)

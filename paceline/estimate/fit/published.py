@@ -13,6 +13,7 @@ from typing import Literal
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Dtype
+from paceline.estimate.fit.origin import software_of, year_of
 from paceline.estimate.model.case import Case, Stack
 from paceline.estimate.model.fabric import stated_bytes_per_s
 from paceline.estimate.model.machine import NARROW, machine
@@ -74,6 +75,11 @@ class PublishedStep:
     case: Case
     measured_s: float
     memory_gb: float | None
+    software: str
+    """Of origin.SOFTWARE, or "any"."""
+    device: str
+    """Family of the catalog."""
+    year: int | None
 
 
 def read_row(row: Mapping[str, str]) -> PublishedStep:
@@ -97,7 +103,18 @@ def read_row(row: Mapping[str, str]) -> PublishedStep:
         raise UnmodelledError(NO_EXPERTS)
     case = _case(row, kind, experts or 1, per_token or 1)
     name, memory = row.get("id", ""), _number(row, "mem_gb")
-    return PublishedStep(name, row.get("source", ""), kind, case, measured, memory)
+    family = catalog.find_device(row.get("gpu", "")).device.family
+    return PublishedStep(
+        id=name,
+        source=row.get("source", ""),
+        kind=kind,
+        case=case,
+        measured_s=measured,
+        memory_gb=memory,
+        software=software_of(row),
+        device=family,
+        year=year_of(row),
+    )
 
 
 def kind_of(row: Mapping[str, str]) -> Kind:

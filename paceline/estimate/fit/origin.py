@@ -1,0 +1,53 @@
+"""Which software a published row was measured with, and in which year."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+ANY = "any"
+"""Software that nobody names."""
+_SOFTWARE: tuple[tuple[str, str], ...] = (
+    ("maxtext", r"maxtext|tpu-recipes"),
+    ("primus", r"primus"),
+    ("native", r"paceline"),
+    ("torchtitan", r"torchtitan"),
+    ("composer", r"llm-foundry|mosaicml|composer"),
+    ("megatron-deepspeed", r"bigscience|megatron[-_ ]deepspeed|mt-nlg|2201\.11990"),
+    ("nemo", r"megatron[-_ ]bridge|\bnemo\b|nemo[-_ ]|dgxc|exemplar"),
+    ("megatron", r"megatron|vtrain|2104\.04473|2205\.05198|megascale|2402\.15627"),
+    ("deepspeed", r"deepspeed|1910\.02054"),
+    ("hf", r"hugging ?face|transformers|accelerate"),
+)
+"""Names, and what stands for them in a row's stack, source, model or notes; the first one counts.
+vTrain measured Megatron-DeepSpeed by a fork of its own and Megatron's kernels."""
+SOFTWARE = tuple(name for name, _ in _SOFTWARE)
+_PATTERNS = tuple((name, re.compile(text, re.IGNORECASE)) for name, text in _SOFTWARE)
+_ARXIV = re.compile(r"arxiv[ :]*(\d\d)\d\d\.\d+", re.IGNORECASE)
+_RELEASE = re.compile(r"(?<![\d.])v?(2\d)\.(?:0\d|1[0-2])(?![\d])")
+_YEARS: tuple[tuple[str, int], ...] = (
+    (r"chronicles\.md|reshaping-log", 2022), (r"bigscience", 2021),
+    (r"llm-foundry|deepspeed-chat|neox|llama-1", 2023),
+    (r"nemo-framework-launcher|nemo@|vtrain|megascale|torchtitan", 2024),
+    (r"nemo docs|functional_tests|simumax", 2025),
+    (r"verification card|awsome-distributed|tpu-recipes|primus", 2026),
+)  # fmt: skip
+"""Of sources that state neither a release nor a paper's number."""
+
+
+def software_of(row: Mapping[str, str]) -> str:
+    """The software of SOFTWARE that a row names, by its column `stack` before its source."""
+    for text in (row.get("stack", ""), row.get("model", ""), row.get("source", "")):
+        for name, pattern in _PATTERNS:
+            if pattern.search(text):
+                return name
+    return ANY
+
+
+def year_of(row: Mapping[str, str]) -> int | None:
+    """The year in which a row was published; None where its source does not tell."""
+    source = row.get("source", "")
+    stated = _ARXIV.search(source) or _RELEASE.search(source)
+    if stated:
+        return 2000 + int(stated[1])
+    return next((year for text, year in _YEARS if re.search(text, source, re.IGNORECASE)), None)
