@@ -11,19 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.estimate.fit.baseline import flat_rule_s
-from paceline.estimate.fit.interval import bounds, log_sd, residual_sd
-from paceline.estimate.fit.posterior import fit, predict
+from paceline.estimate.fit.evidence import OUTSIDE
+from paceline.estimate.fit.interval import between_sd, bounds, log_sd, residual_sd
+from paceline.estimate.fit.posterior import fit_with_experts, predict
 from paceline.estimate.fit.published import PublishedStep
 from paceline.estimate.model.case import Cases, Floats
 
-OUTSIDE = 1.15
 MANY_ROWS = 10
 """Rows from which a group is compared with the flat rule by itself."""
 GROUPS: Mapping[str, Callable[[PublishedStep], str]] = {
-    "source": lambda row: row.source,
     "stack": lambda row: row.software,
     "device": lambda row: row.device,
     "year": lambda row: str(row.year),
+    "source": lambda row: row.source,
 }
 """What is left out at a time."""
 SIZES = ((8, "1-8 devices"), (64, "9-64 devices"), (512, "65-512 devices"))
@@ -34,27 +34,51 @@ class Held:
     """Every row predicted without its own group."""
 
     seconds: Floats
-    low: Floats
-    high: Floats
+    sd: Floats
+    """Of the logarithm, of a stack and a device that rows were of."""
+    new_stack: NDArray[np.bool_]
+    """Where no other row was of the row's stack, and so on."""
+    new_device: NDArray[np.bool_]
+
+    def missed(self, rows: Sequence[PublishedStep]) -> Floats:
+        """Logarithms of predicted over measured."""
+        return np.log(self.seconds / np.array([row.measured_s for row in rows]))
 
 
-def held_out(rows: Sequence[PublishedStep], x: Cases, groups: Sequence[str], start: Floats) -> Held:
-    """Predictions and 80 % intervals by fits that never saw a row's group."""
-    names, sources = np.array(groups), np.array([row.source for row in rows])
+def held_out(rows: Sequence[PublishedStep], x: Cases, what: str, start: Floats) -> Held:
+    """Predictions by fits that never saw a row's group, and how sure these are."""
+    columns = {kind: np.array([of(row) for row in rows]) for kind, of in GROUPS.items()}
     measured_s = np.array([row.measured_s for row in rows])
-    held = Held(*(np.zeros(x.size) for _ in range(3)))
-    for name in np.unique(names):
-        inside = names == name
-        rest, rest_s, rest_names = x.pick(~inside), measured_s[~inside], sources[~inside].tolist()
-        fitted = fit(rest, rest_s, rest_names, start)
-        residual = residual_sd(rest, rest_s, rest_names, fitted.centre)
-        widened = {stack: OUTSIDE * sd for stack, sd in residual.items()}
-        seconds = predict(x.pick(inside), fitted.centre)
-        held.seconds[inside] = seconds
-        held.low[inside], held.high[inside] = bounds(
-            seconds, log_sd(x.pick(inside), fitted, widened)
-        )
-    return held
+    seconds, sd = np.zeros(x.size), np.zeros(x.size)
+    new = {kind: np.zeros(x.size, dtype=bool) for kind in ("stack", "device")}
+    for name in np.unique(columns[what]):
+        inside = columns[what] == name
+        rest, rest_s = x.pick(~inside), measured_s[~inside]
+        sources = columns["source"][~inside].tolist()
+        fitted = fit_with_experts(rest, rest_s, sources, start)
+        residual = residual_sd(rest, rest_s, sources, fitted.centre)
+        widened = {stack: OUTSIDE * missed for stack, missed in residual.items()}
+        seconds[inside] = predict(x.pick(inside), fitted.centre)
+        sd[inside] = log_sd(x.pick(inside), fitted, widened)
+        for kind, where in new.items():
+            where[inside] = ~np.isin(columns[kind][inside], columns[kind][~inside])
+    return Held(seconds, sd, new["stack"], new["device"])
+
+
+def intervals(
+    rows: Sequence[PublishedStep], held: Held, by: Mapping[str, Held]
+) -> tuple[Floats, Floats]:
+    """80 % intervals, wider for what is new by how far other stacks and devices lay from fits
+    without them: those of a row's own stack and device do not count.
+    """
+    variance, dense = held.sd**2, np.array([row.case.experts <= 1 for row in rows])
+    for kind, new in (("stack", held.new_stack), ("device", held.new_device)):
+        names, missed = np.array([GROUPS[kind](row) for row in rows]), by[kind].missed(rows)
+        for name in np.unique(names[new]):
+            others = (names != name) & dense
+            width = between_sd(missed[others], names[others].tolist())
+            variance = variance + width**2 * (new & (names == name))
+    return bounds(held.seconds, np.sqrt(variance))
 
 
 def kinds_of(row: PublishedStep) -> list[str]:
@@ -67,26 +91,49 @@ def kinds_of(row: PublishedStep) -> list[str]:
     return [row.device, size, f"ZeRO {case.zero_stage:.0f}", dtype, model, *axes]
 
 
-def judged(rows: Sequence[PublishedStep], x: Cases, held: Held) -> dict[str, Any]:
-    """The figures of all rows, of each source, stack, device, year and kind."""
-    measured, flat = np.array([row.measured_s for row in rows]), flat_rule_s(x)
+@dataclass(frozen=True)
+class Judged:
+    """What was predicted and measured, and what the flat rule says."""
+
+    seconds: Floats
+    inside: NDArray[np.bool_]
+    """Where the measured time lies in the 80 % interval."""
+    measured: Floats
+    flat: Floats
+
+
+def judged(
+    rows: Sequence[PublishedStep], x: Cases, held: Held, by: Mapping[str, Held]
+) -> dict[str, Any]:
+    """The figures of all dense rows, of each source, stack, device, year and kind, and of the
+    rows with experts.
+    """
+    measured = np.array([row.measured_s for row in rows])
+    low, high = intervals(rows, held, by)
+    inside = (low <= measured) & (measured <= high)
+    whole = Judged(held.seconds, inside, measured, flat_rule_s(x))
+    dense = x.experts <= 1
     groups = {f"by_{what}": [[of(row)] for row in rows] for what, of in GROUPS.items()}
     groups["by_kind"] = [kinds_of(row) for row in rows]
-    result: dict[str, Any] = {"overall": _figures(held, measured, flat, np.full(x.size, True))}
+    result: dict[str, Any] = {"overall": _figures(whole, dense)}
+    if not dense.all():
+        result["experts"] = _figures(whole, ~dense)
     for what, names in groups.items():
         counts = Counter(name for of_row in names for name in of_row).most_common()
         result[what] = {
-            name: _figures(held, measured, flat, np.array([name in own for own in names]))
+            name: _figures(whole, np.array([name in own for own in names]) & chosen)
             for name, _ in counts
+            for chosen in (dense if what != "by_kind" or name != "experts" else ~dense,)
+            if (np.array([name in own for own in names]) & chosen).any()
         }
     return result
 
 
-def _figures(held: Held, measured: Floats, flat: Floats, of: NDArray[np.bool_]) -> dict[str, Any]:
+def _figures(whole: Judged, of: NDArray[np.bool_]) -> dict[str, Any]:
     """Errors, bias and coverage of some rows, and the flat rule's error."""
-    error, flat_error = np.abs(held.seconds / measured - 1)[of], np.abs(flat / measured - 1)[of]
-    logs = np.log(held.seconds / measured)[of]
-    inside = ((held.low <= measured) & (measured <= held.high))[of]
+    ratio = (whole.seconds / whole.measured)[of]
+    error, flat_error = np.abs(ratio - 1), np.abs(whole.flat / whole.measured - 1)[of]
+    logs, inside = np.log(ratio), whole.inside[of]
     return {
         "n": len(error),
         "mape": float(error.mean()),

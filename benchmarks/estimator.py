@@ -1,13 +1,13 @@
 """How well the time model predicts published step times, and the coefficients that are shipped.
 
-    python benchmarks/estimator.py [TABLE] [--write]
+    python benchmarks/estimator.py [TABLE ...] [--leave-out KIND] [--write]
 
-TABLE is a CSV with the columns of docs/estimate.md; default measured_open.csv of the reference data
-($PACELINE_REFERENCE_DATA).
+TABLE is a CSV with the columns of docs/estimate.md; default are measured_open.csv and
+measured_2026_open.csv of the reference data ($PACELINE_REFERENCE_DATA).
 
 Every source is predicted by coefficients that were fitted without it, all sources with equal
-weight; then every stack, every family of devices and every year. `--write` stores the fit to all dense rows as paceline/estimate/fit/coefficients.json. A
-missed target makes the exit code 1.
+weight; then every stack, every family of devices and every year. `--write` stores the fit to all
+rows as paceline/estimate/fit/coefficients.json. A missed target makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import csv
 import os
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,37 +25,62 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from _left_out import GROUPS, held_out, judged, print_table
+from _left_out import GROUPS, Held, held_out, judged, print_table
 from _result import Surroundings, keep
 
 from paceline.estimate.fit.evidence import SHIPPED, evidence_of_fit
-from paceline.estimate.fit.interval import residual_sd
-from paceline.estimate.fit.posterior import fit
+from paceline.estimate.fit.interval import between_sd, residual_sd
+from paceline.estimate.fit.posterior import Fit, fit_with_experts
 from paceline.estimate.fit.published import PublishedStep, UnmodelledError, read_row
 from paceline.estimate.model.case import cases_of
 from paceline.files.documents import write_text
 
+TABLES = ("measured_open.csv", "measured_2026_open.csv")
 MOST_MAPE, MOST_MEDIAN, COVERAGE = 0.10, 0.075, (0.75, 0.85)
 
 
-def reference_table() -> Path | None:
-    """The table among the reference data, None when there are none."""
-    folder = os.environ.get("PACELINE_REFERENCE_DATA")
-    path = Path(folder) / "references" / "measured_open.csv" if folder else None
-    return path if path and path.is_file() else None
+def reference_tables() -> list[Path]:
+    """The tables among the reference data, none where there are none."""
+    folder = Path(os.environ.get("PACELINE_REFERENCE_DATA") or "none") / "references"
+    return [path for name in TABLES if (path := folder / name).is_file()]
 
 
-def read_table(path: Path) -> tuple[list[PublishedStep], Counter[str]]:
+def read_tables(paths: Sequence[Path]) -> tuple[list[PublishedStep], Counter[str]]:
     """The rows that can be modelled, and how many cannot, by reason."""
     rows: list[PublishedStep] = []
     left_out: Counter[str] = Counter()
-    with path.open(encoding="utf-8") as lines:
-        for line in csv.DictReader(lines):
-            try:
-                rows.append(read_row(line))
-            except UnmodelledError as reason:
-                left_out[str(reason)] += 1
+    for path in paths:
+        with path.open(encoding="utf-8") as lines:
+            for line in csv.DictReader(lines):
+                try:
+                    rows.append(read_row(line))
+                except UnmodelledError as reason:
+                    left_out[str(reason)] += 1
     return rows, left_out
+
+
+def write_evidence(rows: Sequence[PublishedStep], fitted: Fit, held: Mapping[str, Held]) -> None:
+    """Store the fit to all rows, with how far stacks and devices lay from fits without them."""
+    x, sources = cases_of([row.case for row in rows]), [row.source for row in rows]
+    measured = np.array([row.measured_s for row in rows])
+    residual = residual_sd(x, measured, sources, fitted.centre)
+    title = f"{len(rows)} published step times from {len(set(sources))} sources"
+    evidence = evidence_of_fit(title, fitted, residual, len(rows), len(set(sources)))
+    dense = x.experts <= 1
+    between = {
+        kind: between_sd(held[kind].missed(rows)[dense], names[dense].tolist())
+        for kind in ("stack", "device")
+        for names in (np.array([GROUPS[kind](row) for row in rows]),)
+    }
+    whole = evidence.model_copy(
+        update={
+            "between": {kind: round(width, 4) for kind, width in between.items()},
+            "stacks": tuple(sorted({row.software for row in rows})),
+            "devices": tuple(sorted({row.device for row in rows})),
+        }
+    )
+    folder = Path(__file__).parents[1] / "paceline/estimate/fit"
+    write_text(folder / SHIPPED, whole.model_dump_json(indent=1) + "\n")
 
 
 def missed(left_out: str, result: dict[str, Any]) -> list[str]:
@@ -78,47 +104,44 @@ def missed(left_out: str, result: dict[str, Any]) -> list[str]:
 def main() -> int:
     """Print the tables, keep the result; 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("table", type=Path, nargs="?")
-    parser.add_argument("--write", action="store_true", help="store the fit to all dense rows")
+    parser.add_argument("table", type=Path, nargs="*")
+    parser.add_argument("--write", action="store_true", help="store the fit to all rows")
     parser.add_argument("--leave-out", choices=(*GROUPS, "none"), help="one kind of group alone")
     options = parser.parse_args()
-    table = options.table or reference_table()
-    if table is None:
+    tables = options.table or reference_tables()
+    if not tables:
         print("no table: name one, or set PACELINE_REFERENCE_DATA")
         return 0
     around = Surroundings()
-    every, left_out = read_table(table)
-    rows = [row for row in every if row.kind == "dense"]
+    every, left_out = read_tables(tables)
+    rows = [row for row in every if row.kind in ("dense", "moe")]
     x, sources = cases_of([row.case for row in rows]), [row.source for row in rows]
     measured = np.array([row.measured_s for row in rows])
-    fitted = fit(x, measured, sources)
-    results: dict[str, Any] = {}
-    for what, of in GROUPS.items():
-        if options.leave_out in (None, what):
-            held = held_out(rows, x, [of(row) for row in rows], fitted.centre)
-            results[what] = judged(rows, x, held)
-            print_table(f"{what} left out", {"all": results[what]["overall"]})
-            print_table(what, results[what][f"by_{what}"])
-            print_table(f"kind, {what} left out", results[what]["by_kind"])
+    fitted = fit_with_experts(x, measured, sources)
+    held, results = dict[str, Held](), dict[str, Any]()
+    for what in GROUPS:
+        if options.leave_out in (None, what) or what in ("stack", "device"):
+            held[what] = held_out(rows, x, what, fitted.centre)
+        if options.write and what == "device":
+            write_evidence(rows, fitted, held)
+    for what in held:
+        results[what] = judged(rows, x, held[what], held)
+        whole = {name: results[what][name] for name in ("overall", "experts")}
+        print_table(f"{what} left out", whole)
+        print_table(what, results[what][f"by_{what}"])
+        print_table(f"kind, {what} left out", results[what]["by_kind"])
     failed = [line for what, result in results.items() for line in missed(what, result)]
     if not options.leave_out:
-        kept = {what: dict(result) for what, result in results.items()}
         kinds = Counter(row.kind for row in every)
         keep(
             "estimator",
             "seconds of a step",
             around,
-            table=table.name,
+            table=", ".join(table.name for table in tables),
             modelled=dict(kinds),
             unmodelled=dict(left_out),
-            left_out=kept,
+            left_out=results,
         )
-    if options.write:
-        residual = residual_sd(x, measured, sources, fitted.centre)
-        title = f"{len(rows)} published step times of dense models from {len(set(sources))} sources"
-        evidence = evidence_of_fit(title, fitted, residual, len(rows), len(set(sources)))
-        folder = Path(__file__).parents[1] / "paceline/estimate/fit"
-        write_text(folder / SHIPPED, evidence.model_dump_json(indent=1) + "\n")
     for what in failed:
         print(f"missed: {what}")
     return bool(failed)

@@ -138,7 +138,7 @@ def estimate(
         question = model.question(
             recipe,
             *_devices(device, gpus),
-            stack or "fused",
+            stack or "any",
             variant=variant,
             overrides=changes,
             per_node=per_node,

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
 from paceline.estimate.calibrate.lookup import evidence_for
 from paceline.estimate.fit.evidence import Evidence, read_evidence, shipped
-from paceline.estimate.model.case import Stack
+from paceline.estimate.fit.origin import ANY, SOFTWARE
 from paceline.estimate.question import Question
 from paceline.files.recipe import load_recipe
 
 STACKS = ("fused", "torch", "softmax")
+"""How software computes, whatever it is."""
 DEVICES_PER_NODE = 8
 
 
 def _known_stack(stack: str | None) -> str | None:
-    if stack is not None and stack not in STACKS:
-        raise typer.BadParameter("must be fused, torch or softmax", param_hint="--stack")
+    names = (ANY, *SOFTWARE, *STACKS)
+    if stack is not None and stack not in names:
+        raise typer.BadParameter(f"must be one of {', '.join(names)}", param_hint="--stack")
     return stack
 
 
@@ -42,16 +44,17 @@ Inter = Annotated[
 _STACK = typer.Option(
     "--stack",
     callback=_known_stack,
-    help="fused (Transformer Engine, Megatron core), torch (PyTorch's modules, FSDP) or "
-    "softmax (Megatron of 2020-22).",
+    help=f"Software: {', '.join(SOFTWARE)}, or any that is fused (Transformer Engine, Megatron "
+    "core), torch (PyTorch's modules, FSDP) or softmax (Megatron of 2020-22). A name that "
+    "published steps are of narrows the interval.",
 )
 RunStack = Annotated[
     str | None,
     typer.Option(
         "--stack",
         callback=_known_stack,
-        help="Software whose times and memory are expected: fused, torch or softmax (Megatron of "
-        "2020-22); default that of the recipe's engine.",
+        help="Software whose times and memory are expected, as `estimate --stack`; default that of "
+        "the recipe's engine.",
     ),
 ]
 StackName = Annotated[str, _STACK]
@@ -86,7 +89,7 @@ def question(
         per_node or DEVICES_PER_NODE,
         intra,
         inter,
-        cast(Stack, stack),
+        stack,
     )
 
 

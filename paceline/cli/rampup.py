@@ -89,7 +89,7 @@ def rampup(
     per_node: model.PerNode = None,
     intra: model.Intra = None,
     inter: model.Inter = None,
-    stack: model.StackName = "fused",
+    stack: model.StackName = "any",
     most_tp: Annotated[
         int | None, typer.Option(min=1, help="Largest tensor-parallel size (a node, at most 8).")
     ] = None,

@@ -6,7 +6,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -25,7 +25,6 @@ from paceline.core.errors import (
     UserError,
 )
 from paceline.estimate.estimates import P_OOM_SURE
-from paceline.estimate.model.case import Stack
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import runs_root
 from paceline.layouts.sweep.charts import front_chart
@@ -165,7 +164,7 @@ def sweep(
         nodes_per_trial,
         max_parallel,
         prune_above,
-        cast(Stack | None, stack),
+        stack,
     )
     raise typer.Exit(_sweep(sweep_request, how))
 

@@ -74,7 +74,7 @@ def tune(
     per_node: model.PerNode = None,
     intra: model.Intra = None,
     inter: model.Inter = None,
-    stack: model.StackName = "fused",
+    stack: model.StackName = "any",
     steps: Annotated[
         int | None,
         typer.Option(min=1, help="Steps of a trial; default the recipe's."),

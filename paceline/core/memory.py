@@ -9,8 +9,11 @@ third below the 23 memories measured, with another framework, in the BigScience 
 (Under LoRA it counts saved activations as in full training, a little more than some layers need.)
 
 States follow the native trainer: fp32 master weights (4 bytes a parameter), fp32 gradients (4) and
-Adam's two moments (8) = 16 bytes, besides 16-bit copies of the blocks in use. ZeRO stages shard as
-in Rajbhandari et al., arXiv:1910.02054; activations follow Korthikanti et al., arXiv:2205.05198.
+Adam's two moments (8) = 16 bytes, besides 16-bit copies of the blocks in use. Frameworks of
+Megatron's kind compute with 16-bit weights (2), and their masters are states of the optimizer,
+which ZeRO-1 shards already; of their gradients 2 bytes count, as the leanest of them keep. ZeRO
+stages shard as in Rajbhandari et al., arXiv:1910.02054; activations follow Korthikanti et al.,
+arXiv:2205.05198.
 """
 
 from __future__ import annotations
@@ -77,6 +80,7 @@ class _Setting:
     num_microbatches: int
     compute_bytes: int
     lora: LoraSpec | None
+    optimizer_masters: bool
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,8 @@ def memory_per_device(
     lora: LoraSpec | None = None,
     num_microbatches: int | None = None,
     context_bytes: float = 0.0,
+    *,
+    optimizer_masters: bool = False,
 ) -> Memory:
     """Memory in bytes of the most loaded rank.
 
@@ -112,7 +118,8 @@ def memory_per_device(
     behind it never do. Raises ValueError when the stages do not split the layers (see
     `stage_sizes`). `num_microbatches` None stands for a full pipeline; ZeRO shards over dp x cp, or
     with hybrid sharding over `dp_shard` of it. Selective recomputation saves what the bound leaves
-    out anyway. Types narrower than 16 bit count as 16 bit.
+    out anyway. With `optimizer_masters` fp32 masters are states of the optimizer. Types narrower
+    than 16 bit count as 16 bit.
     """
     setting = _Setting(
         shape=shape,
@@ -122,6 +129,7 @@ def memory_per_device(
         num_microbatches=num_microbatches or layout.pp,
         compute_bytes=4 if dtype == "fp32" else 2,
         lora=lora,
+        optimizer_masters=optimizer_masters and dtype != "fp32",
     )
     stages = (_stage(setting, rank) for rank in {0, min(1, layout.pp - 1), layout.pp - 1})
     memories = (_memory(setting, stage, context_bytes) for stage in stages)
@@ -210,10 +218,13 @@ def _memory(x: _Setting, stage: _Stage, context_bytes: float) -> Memory:
     zero = x.layout.zero_stage
     shards = x.shards if zero >= 2 else 1
     logits = x.tokens * x.shape.padded_vocab(x.layout.tp) / x.layout.tp if stage.has_head else 0
+    weights = x.compute_bytes if x.optimizer_masters else MASTER_BYTES
+    gradients = x.compute_bytes if x.optimizer_masters else GRADIENT_BYTES
+    optimizer = ADAM_BYTES + (MASTER_BYTES if x.optimizer_masters else 0)
     return Memory(
-        weights_bytes=(MASTER_BYTES * stage.trained + x.compute_bytes * stage.frozen) / shards,
-        gradients_bytes=GRADIENT_BYTES * stage.trained / shards,
-        optimizer_bytes=ADAM_BYTES * stage.trained / (x.shards if zero >= 1 else 1),
+        weights_bytes=(weights * stage.trained + x.compute_bytes * stage.frozen) / shards,
+        gradients_bytes=gradients * stage.trained / shards,
+        optimizer_bytes=optimizer * stage.trained / (x.shards if zero >= 1 else 1),
         copies_bytes=_copies(x, stage),
         activations_bytes=_activations(x, stage),
         logits_bytes=min(2 * 4 * logits, LOGITS_BYTES),
@@ -233,7 +244,7 @@ def _copies(x: _Setting, stage: _Stage) -> float:
         return x.compute_bytes * (min(GATHERED_BLOCKS, stage.layers) * block + stage.ends)
     if zero == 2:
         return x.compute_bytes * (stage.frozen + stage.trained)
-    if x.compute_bytes == MASTER_BYTES:
+    if x.compute_bytes == MASTER_BYTES or x.optimizer_masters:
         return 0.0
     blocks = stage.trained - ends_trained
     at_once = max(1, stage.layers) if x.layout.recompute == "full" else 1

@@ -59,7 +59,8 @@ class Estimates:
     @cached_property
     def interval_s(self) -> tuple[Floats, Floats]:
         """(low, high): 80 % of the steps lie between them."""
-        sd = log_sd(self.x, self.evidence.fit(), self.evidence.residual_sd)
+        by = self.evidence
+        sd = log_sd(self.x, by.fit(), by.residual_sd, by.levels)
         return bounds(self.step_time_s, sd)
 
     @cached_property

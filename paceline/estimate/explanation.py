@@ -12,7 +12,6 @@ from paceline.core.run_report import RunReport
 from paceline.estimate.answer import Estimate, MeasuredStep, estimate_on
 from paceline.estimate.calibrate.lookup import evidence_for, machine_for
 from paceline.estimate.fit.evidence import Evidence
-from paceline.estimate.model.case import Stack
 from paceline.estimate.model.waterfall import to_measured
 from paceline.estimate.question import Question
 from paceline.estimate.run_case import software_of
@@ -51,7 +50,7 @@ class RunClaims:
     overrides: tuple[str, ...] = ()
     intra: str | None = None
     inter: str | None = None
-    stack: Stack | None = None
+    stack: str | None = None
     compiled: bool = False
 
 

@@ -70,7 +70,7 @@ def step_time_ratio(
     differences = [slope[1] - slope[0]] if evidences[0] == evidences[1] else slope
     shared = sum(s[0] @ fit.covariance @ s[0] for s, fit in zip(differences, fits, strict=False))
     apart = sum(
-        own_variance(rows.x, s, rows.evidence.residual_sd)[0]
+        own_variance(rows.x, s, rows.evidence.residual_sd, rows.evidence.levels)[0]
         for rows, s in zip(estimates, slope, strict=True)
     )
     sd = float(np.sqrt(shared + apart))

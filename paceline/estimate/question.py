@@ -11,9 +11,9 @@ from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
 from paceline.estimate.calibrate.lookup import automatic_dtype, is_cpu, machine_for
 from paceline.estimate.costs import Failures, Prices
-from paceline.estimate.model.case import Stack
+from paceline.estimate.fit.origin import ANY
 from paceline.estimate.model.machine import Machine
-from paceline.estimate.run_case import Software
+from paceline.estimate.run_case import Software, software_named
 from paceline.files import catalog
 from paceline.files.recipe import Recipe, load_recipe, resolve
 
@@ -30,7 +30,8 @@ class Question:
     devices_per_node: int = 8
     intra_link: str | None = None
     inter_link: str | None = None
-    stack: Stack = "fused"
+    stack: str = ANY
+    """Software of `fit/origin.py`, or how it computes: fused, torch or softmax."""
     compiled: bool = False
     tokens: float | None = None
     """Length of the whole training; None takes the recipe's."""
@@ -42,7 +43,7 @@ class Question:
     @property
     def software(self) -> Software:
         """What computes the training."""
-        return Software(self.stack, self.compiled, self.native)
+        return software_named(self.stack, self.compiled, self.native)
 
 
 def spec_of(question: Question) -> RunSpec:

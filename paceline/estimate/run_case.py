@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from paceline.core.shape import (
     trainable_parameters,
     uses,
 )
+from paceline.estimate.fit.origin import ANY, STACK_OF
 from paceline.estimate.model.case import Case, Cases, Floats, Stack, cases_of, varied
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.model.weights import block_weights
@@ -34,10 +36,19 @@ class Software:
     compiled: bool = False
     native: bool = False
     """Memory by the constants of the trainer that comes with Paceline, as on CPUs always."""
+    name: str = ANY
+    """What published steps know it by (`fit/origin.py`), which narrows the interval."""
 
     def stack_on(self, machine: Machine) -> Stack:
         """How blocks are computed there: on a processor by PyTorch's modules always."""
         return "torch" if machine.generation == "cpu" else self.stack
+
+
+def software_named(name: str, compiled: bool = False, native: bool = False) -> Software:
+    """Software by a name of `fit/origin.py`, or any that computes by a stack of that name."""
+    if name in STACK_OF:
+        return Software(STACK_OF[name], compiled, native, name)
+    return Software(cast(Stack, name), compiled, native)
 
 
 def software_of(spec: RunSpec) -> Software:
@@ -82,6 +93,8 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         power=machine.power,
         mesh=machine.mesh,
         crowding=machine.crowding,
+        software=software.name,
+        family=device.family,
         assumed_intra=machine.assumed.intra,
         assumed_inter=machine.assumed.inter,
         assumed_device=machine.assumed.device,

@@ -32,6 +32,8 @@ NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "nvfp4")
 BUSY_LIMIT = 0.2
 """Share of the cores in use beyond which a run is told to be disturbed."""
 
+OPTIMIZER_MASTERS = ("nemo", "megatron", "primus", "mlperf")
+"""What names of engines begin with whose fp32 masters are states of the optimizer."""
 SUGGESTED = ("H100-SXM", "H200-SXM", "B200")
 """Devices that a refusal names as places where the run would fit."""
 
@@ -278,6 +280,7 @@ def _check(spec: RunSpec, force: bool) -> None:
         spec.lora,
         spec.layout.num_microbatches(spec.world_size, spec.training.global_batch),
         (device and device.context_bytes) or 0.0,
+        optimizer_masters=spec.engine.startswith(OPTIMIZER_MASTERS),
     )
     if need.total_bytes > limit:
         raise UserError(

@@ -105,6 +105,19 @@ def test_zero_2_keeps_all_gathered_weights(dtype: Dtype, width: int):
     assert memory.copies_bytes == pytest.approx(width * num_parameters(TINY))
 
 
+def test_masters_of_megatron_are_sharded_with_the_optimizer():
+    layout, parameters = Layout(cp=2, zero_stage=1), num_parameters(LLAMA_8B)
+    native = memory_per_device(LLAMA_8B, layout, 32, 8192, "bf16")
+    other = memory_per_device(LLAMA_8B, layout, 32, 8192, "bf16", optimizer_masters=True)
+    assert native.states_bytes == pytest.approx((4 + 4 + 8 / 64) * parameters)
+    assert other.states_bytes == pytest.approx((2 + 2 + 12 / 64) * parameters)
+    assert other.copies_bytes == 0 and other.total_bytes < 79 * 2**30 < native.total_bytes
+    wide = [
+        memory_per_device(TINY, Layout(), 1, 8, "fp32", optimizer_masters=x) for x in (True, False)
+    ]
+    assert wide[0] == wide[1]
+
+
 def test_one_device_has_nothing_to_gather():
     assert memory_per_device(TINY, Layout(zero_stage=3), 1, 128, "fp32").copies_bytes == 0
 

@@ -12,6 +12,7 @@ from pydantic import field_validator, model_validator
 
 from paceline.core.errors import UserError
 from paceline.core.value import Value
+from paceline.estimate.fit.interval import Levels
 from paceline.estimate.fit.posterior import Fit
 from paceline.estimate.model.coefficients import CENTRE, NAMES, WIDTH
 from paceline.files.documents import parse_json, read_text
@@ -36,6 +37,13 @@ class Evidence(Value):
     """Of the coefficients' logarithms; pairs that are left out are 0."""
     residual_sd: dict[str, float]
     """What the formulas miss, as a deviation of the logarithm, by stack."""
+    between: dict[str, float] = {}
+    """How far a stack and a device lie from the formulas that no row was of, as deviations of the
+    logarithm: `stack`, `device`; neither for evidence of one machine."""
+    stacks: tuple[str, ...] = ()
+    """Software that rows were of."""
+    devices: tuple[str, ...] = ()
+    """Families of devices that rows were of."""
     own_rows: int = 0
     """How many of the rows were measured on the machine that it is for."""
     provenance: Provenance = "public prior"
@@ -63,12 +71,25 @@ class Evidence(Value):
             raise ValueError("variances are numbers from 0 on")
         return rows
 
+    @field_validator("between")
+    @classmethod
+    def _has_widths(cls, between: dict[str, float]) -> dict[str, float]:
+        if not all(isfinite(value) and value >= 0 for value in between.values()):
+            raise ValueError("deviations are numbers from 0 on")
+        return between
+
     @field_validator("residual_sd")
     @classmethod
     def _has_residuals(cls, missed: dict[str, float]) -> dict[str, float]:
         if not missed or not all(isfinite(value) and value >= 0 for value in missed.values()):
             raise ValueError("deviations are numbers from 0 on, one a stack")
         return missed
+
+    @property
+    def levels(self) -> Levels:
+        """What is not known of stacks and devices that no row was of."""
+        stack, device = (self.between.get(name, 0.0) for name in ("stack", "device"))
+        return Levels(stack, device, self.stacks, self.devices)
 
     def fit(self) -> Fit:
         """The coefficients as vectors; one that the file does not have keeps its prior."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from paceline.estimate.model.case import Stack
+
 ANY = "any"
 """Software that nobody names."""
 _SOFTWARE: tuple[tuple[str, str], ...] = (
@@ -21,10 +23,17 @@ _SOFTWARE: tuple[tuple[str, str], ...] = (
 )
 """Names, and what stands for them in a row's stack, source, model or notes; the first one counts.
 vTrain measured Megatron-DeepSpeed by a fork of its own and Megatron's kernels."""
+STACK_OF: Mapping[str, Stack] = {
+    **dict.fromkeys((ANY, "nemo", "megatron", "maxtext", "primus"), "fused"),
+    **dict.fromkeys(("composer", "torchtitan", "deepspeed", "hf", "native"), "torch"),
+    "megatron-deepspeed": "softmax",
+}
+"""How software computes a block."""
 SOFTWARE = tuple(name for name, _ in _SOFTWARE)
 _PATTERNS = tuple((name, re.compile(text, re.IGNORECASE)) for name, text in _SOFTWARE)
 _ARXIV = re.compile(r"arxiv[ :]*(\d\d)\d\d\.\d+", re.IGNORECASE)
-_RELEASE = re.compile(r"(?<![\d.])v?(2\d)\.(?:0\d|1[0-2])(?![\d])")
+_RELEASE = re.compile(r"(?<![\d.])v?(2\d)\.(0\d|1[0-2])(?![\d])")
+_DATED = re.compile(r"\b(20\d\d)-(0\d|1[0-2])-\d\d\b")
 _YEARS: tuple[tuple[str, int], ...] = (
     (r"chronicles\.md|reshaping-log", 2022), (r"bigscience", 2021),
     (r"llm-foundry|deepspeed-chat|neox|llama-1", 2023),
@@ -42,6 +51,18 @@ def software_of(row: Mapping[str, str]) -> str:
             if pattern.search(text):
                 return name
     return ANY
+
+
+def release_of(row: Mapping[str, str]) -> float | None:
+    """When a row's software came out, in years with months; its year's middle where that is all."""
+    stated = _RELEASE.search(row.get("source", ""))
+    if stated:
+        return 2000 + int(stated[1]) + (int(stated[2]) - 1) / 12
+    dated = _DATED.search(row.get("notes", ""))
+    if dated:
+        return int(dated[1]) + (int(dated[2]) - 1) / 12
+    year = year_of(row)
+    return year + 0.5 if year else None
 
 
 def year_of(row: Mapping[str, str]) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline.estimate.model.case import Cases, Floats
-from paceline.estimate.model.coefficients import CENTRE, WIDTH, named
+from paceline.estimate.model.coefficients import CENTRE, NAMES, OF_EXPERTS, WIDTH, named
 from paceline.estimate.model.step import step_time
 
 SCALE = 0.12
@@ -29,6 +29,8 @@ class Fit:
 
 PRIOR = Fit(CENTRE, np.diag(WIDTH**2))
 """Before any step time."""
+NEAR = 1e-4
+"""Relative change of the cost at which a search ends that began at a similar fit's result."""
 LEAST_VARIANCE = 1e-6
 """Of a direction in the space of coefficients, over the variances of those that it mixes."""
 
@@ -49,6 +51,35 @@ def fit(x: Cases, measured_s: Floats, sources: Sequence[str], start: Floats | No
     scale = np.full(x.size, SCALE)
     return moved(
         PRIOR, x, measured_s, scale, EVIDENCE_PER_SOURCE * equal_weights(sources), None, start
+    )
+
+
+SHARED_SD = 0.1
+"""How much rows of experts may move what all models share, over what dense rows left open of it:
+they are measured with routing and balance that nobody states."""
+
+
+def fit_with_experts(
+    x: Cases, measured_s: Floats, sources: Sequence[str], start: Floats | None = None
+) -> Fit:
+    """`fit` of the dense rows, and then of what only experts have by the rows with experts."""
+    experts = x.experts > 1
+    names = np.array(sources)
+    dense = fit(x.pick(~experts), measured_s[~experts], names[~experts].tolist(), start)
+    if not experts.any():
+        return dense
+    own = np.array([name in OF_EXPERTS for name in NAMES])
+    keep = np.where(own, 1.0, SHARED_SD)
+    prior = Fit(dense.centre, dense.covariance * np.outer(keep, keep))
+    weights = EVIDENCE_PER_SOURCE * equal_weights(names[experts].tolist())
+    scale = np.full(int(experts.sum()), SCALE)
+    begin = None if start is None else np.where(own, start, dense.centre)
+    after = moved(prior, x.pick(experts), measured_s[experts], scale, weights, None, begin)
+    covariance = np.where(np.outer(own, own), after.covariance, 0.0)
+    shared = np.outer(~own, ~own)
+    return Fit(
+        np.where(own, after.centre, dense.centre),
+        np.where(shared, dense.covariance, covariance),
     )
 
 
@@ -78,8 +109,8 @@ def moved(
         rest = [also(logs)] if also else []
         return np.concatenate([soft * weight, whitened @ (logs - prior.centre), *rest])
 
-    begin = prior.centre if start is None else start
-    solution = _least_squares()(residuals, begin, max_nfev=60, ftol=1e-6, xtol=1e-6)
+    begin, tolerance = (prior.centre, 1e-8) if start is None else (start, NEAR)
+    solution = _least_squares()(residuals, begin, max_nfev=60, ftol=tolerance, xtol=tolerance)
     jacobian = np.asarray(solution.jac, dtype=np.float64)
     covariance = np.asarray(np.linalg.inv(jacobian.T @ jacobian), dtype=np.float64)
     return Fit(np.asarray(solution.x, dtype=np.float64), covariance)

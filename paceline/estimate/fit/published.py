@@ -13,7 +13,15 @@ from typing import Literal
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Dtype
-from paceline.estimate.fit.origin import software_of, year_of
+from paceline.estimate.fit.families import (
+    Experts,
+    experts_of,
+    gate_by_size,
+    head_width,
+    is_gated,
+    score_width,
+)
+from paceline.estimate.fit.origin import ANY, STACK_OF, release_of, software_of, year_of
 from paceline.estimate.model.case import Case, Stack
 from paceline.estimate.model.fabric import stated_bytes_per_s
 from paceline.estimate.model.machine import NARROW, machine
@@ -31,16 +39,11 @@ DEFAULT_SEQ_LEN = 512
 """Of fine-tuning scripts that state none (DeepSpeed-Chat's default)."""
 DEFAULT_VOCAB = 50_304
 ADAPTER_RANK = 16
-GATED = re.compile(
-    r"llama|qwen|mi[sx]tral|deepseek|gemma|grok|phi[-_ ]?[34]|gpt[-_ ]?oss|palm|\bglm|chatglm|kimi"
-    r"|\byi\b|yi[-_ ]\d|olmo|internlm|baichuan|command|cohere|granite|exaone|smollm|minicpm"
-    r"|stablelm|dbrx|hunyuan|ernie[-_ ]?4|falcon[-_ ]?3|vicuna|alpaca|aquila|jamba|arctic|solar"
-    r"|zephyr",
-    re.IGNORECASE,
-)
-"""Model families whose ffn has a gate."""
 PADDED = 128
 """Megatron makes the embedding's rows a multiple of this x tp."""
+DEEP, FEW_A_STAGE, LEAST_LAYERS = 8, 3, 1.9
+"""Stages from which and micro-batches of a stage below which pipelines are interleaved, and layers
+of a chunk."""
 DEFAULT_DOCUMENT = 512
 """Tokens of one of the samples that fine-tuning packs into a sequence, where nobody says more."""
 _TUNED = re.compile(r"\blora\b|\bsft\b|fine-?tun", re.IGNORECASE)
@@ -52,6 +55,9 @@ _EXPERTS = re.compile(
 )
 _FIRST_STEP = re.compile(r"\b(1st|first)( step| iteration)? after (re)?start", re.IGNORECASE)
 _FUSED = re.compile(r"\bte\b")
+_CHANGED = (ANY, "megatron", "megatron-deepspeed")
+"""Software whose name alone does not tell how it computes: that changed over the years."""
+_FLASH = ("nemo", "maxtext", "primus", "torchtitan", "native")
 _STAGE = re.compile(r"(?:zero|stage)?[-_ ]*([0-3])(?![\d.])")
 _PREFIXES: dict[str, Dtype] = {
     "mxfp8": "mxfp8", "fp8-mx": "mxfp8", "fp8_mx": "mxfp8", "fp8": "fp8", "nvfp4": "nvfp4",
@@ -98,10 +104,10 @@ def read_row(row: Mapping[str, str]) -> PublishedStep:
     if measured is None:
         raise UnmodelledError(NO_TIME)
     kind = kind_of(row)
-    experts, per_token = _number(row, "num_experts"), _number(row, "topk")
-    if kind == "moe" and not (experts and per_token):
+    experts = _experts(row)
+    if kind == "moe" and experts is None:
         raise UnmodelledError(NO_EXPERTS)
-    case = _case(row, kind, experts or 1, per_token or 1)
+    case = _case(row, kind, experts)
     name, memory = row.get("id", ""), _number(row, "mem_gb")
     family = catalog.find_device(row.get("gpu", "")).device.family
     return PublishedStep(
@@ -125,7 +131,7 @@ def kind_of(row: Mapping[str, str]) -> Kind:
     model, notes = row.get("model", ""), row.get("notes", "")
     if "lora" in model.lower() or "task=lora" in notes.lower():
         return "lora"
-    several = (_number(row, "ep") or 1) > 1 or (_number(row, "num_experts") or 1) > 1
+    several = (_number(row, "ep") or 1) > 1 or (_count(row) or 1) > 1
     if several or _EXPERTS.search(model):
         return "moe"
     return "first step" if _FIRST_STEP.search(notes) else "dense"
@@ -136,13 +142,18 @@ def stack_of(row: Mapping[str, str]) -> Stack:
 
     "softmax" stands in rows of Megatron up to 2022, "TE", "unfused" and "local" in those of
     Megatron core and NeMo, "flash" or nothing with ZeRO-3 or no ZeRO at all in those of PyTorch's
-    modules.
+    modules; a pipeline is none of theirs. Software that a row names counts where its attention does
+    not tell.
     """
     attention = row.get("attention_impl", "").lower()
     if "softmax" in attention:
         return "softmax"
     core = attention in ("transformer_engine", "unfused", "local") or bool(_FUSED.search(attention))
-    plain_core = attention == "flash" and zero_stage(row.get("zero", "")) != 3
+    software = software_of(row)
+    if software not in _CHANGED and not core:
+        return STACK_OF[software]
+    pipeline = (_number(row, "pp") or 1) > 1
+    plain_core = attention == "flash" and (zero_stage(row.get("zero", "")) != 3 or pipeline)
     return "fused" if core or plain_core else "torch"
 
 
@@ -157,7 +168,22 @@ def zero_stage(text: str) -> int:
     return 1 if "sharded" in plain else 0
 
 
-def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) -> Case:
+def _count(row: Mapping[str, str]) -> float | None:
+    return _number(row, "n_experts") or _number(row, "num_experts")
+
+
+def _experts(row: Mapping[str, str]) -> Experts | None:
+    """What a row states of its experts, else its family's; None where neither tells."""
+    number, per_token = _count(row), _number(row, "topk")
+    known = experts_of(row.get("model", ""))
+    if not (number and per_token):
+        return known
+    ffn = _number(row, "moe_ffn") or _number(row, "ffn") or (known.width if known else 0.0)
+    shared = _number(row, "n_shared_experts") or 0.0
+    return Experts(number, per_token, ffn, shared) if ffn else None
+
+
+def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
     layers, hidden, heads = (_number(row, name) for name in ("layers", "hidden", "heads"))
     devices, batch = _number(row, "num_gpus"), _number(row, "gbs")
     if not (layers and hidden and heads):
@@ -177,15 +203,21 @@ def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) 
     emulated = dtype in NARROW and narrow is None
     axes = {name: _number(row, name) or 1.0 for name in ("tp", "cp", "vp", "ep")}
     pp, ffn = _number(row, "pp") or 1.0, _number(row, "ffn") or 4 * hidden
-    stack = stack_of(row)
+    if kind != "moe" or experts is None:
+        experts = Experts(1, 1, ffn)
+    model, stack, ffn = row.get("model", ""), stack_of(row), experts.width
+    kv_heads = _number(row, "kv_heads") or heads
+    width = head_width(model) or hidden / heads
     recompute, attention = row.get("recompute", ""), row.get("attention_impl", "").lower()
+    software, replicas = software_of(row), max(1.0, devices / (pp * axes["tp"] * axes["cp"]))
     case = Case(
         layers=layers,
         hidden=hidden,
         heads=heads,
         ffn=ffn,
-        kv_heads=_number(row, "kv_heads") or heads,
-        head_dim=hidden / heads,
+        kv_heads=kv_heads,
+        head_dim=width,
+        score_width=score_width(model),
         vocab=_vocabulary(row, stack, axes["tp"]),
         seq_len=_number(row, "seq_len") or DEFAULT_SEQ_LEN,
         peak_16bit=hardware.peak_wide(dtype),
@@ -195,18 +227,19 @@ def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) 
         inter_bytes_per_s=hardware.inter_bytes_per_s,
         devices=devices,
         global_batch=batch,
-        gated=is_gated(row.get("model", ""), ffn / hidden),
+        gated=experts.number > 1 or _is_gated(row, layers, hidden, ffn, kv_heads / heads),
         frozen=kind == "lora",
-        experts=experts,
-        experts_per_token=per_token,
+        experts=experts.number,
+        experts_per_token=experts.per_token,
+        shared_ffn=experts.shared * experts.width,
         pp=1.0 if pp > layers + 2 else pp,
-        micro_batch=_number(row, "mbs") or 1.0,
+        micro_batch=_number(row, "mbs") or (batch / replicas if software == "maxtext" else 1.0),
         zero_stage=3 if _SHARDED.search(row.get("notes", "")) else zero_stage(row.get("zero", "")),
         sequence_parallel=row.get("seq_parallel", "").strip().lower()
         in ("1", "1.0", "true", "yes"),
         full_recompute=recompute.startswith("full"),
         selective_recompute=recompute.startswith("sel"),
-        flash=attention not in ("", "unfused", "local") and "softmax" not in attention,
+        flash=_is_flash(attention, software),
         compiled="compile" in row.get("notes", ""),
         generation=hardware.generation,
         domain=hardware.domain,
@@ -220,8 +253,11 @@ def _case(row: Mapping[str, str], kind: Kind, experts: float, per_token: float) 
         assumed_device=hardware.assumed.device or emulated,
         tp=axes["tp"],
         cp=axes["cp"],
-        vp=axes["vp"],
+        vp=_chunks(row, stack, layers, pp, axes),
         ep=axes["ep"],
+        released=release_of(row) or Case.released,
+        software=software if row.get("stack") else ANY,
+        family=hardware.device.family,
         document=DEFAULT_DOCUMENT if is_tuned(row) else 0.0,
     )
     if case.frozen:
@@ -249,9 +285,41 @@ def saved_bytes(case: Case) -> float:
     return case.layers / case.pp * in_flight * (tokens * case.hidden * stream + scores)
 
 
-def is_gated(model: str, width: float = 4.0) -> bool:
-    """Whether the ffn has a gate: by the family, or by a width no multiple of the hidden size."""
-    return bool(GATED.search(model)) or width != round(width)
+def _is_flash(attention: str, software: str) -> bool:
+    """Whether attention stores no scores; software of today's has it where a row does not say."""
+    if not attention:
+        return software in _FLASH
+    return attention not in ("unfused", "local") and "softmax" not in attention
+
+
+def _chunks(
+    row: Mapping[str, str], stack: Stack, layers: float, pp: float, axes: Mapping[str, float]
+) -> float:
+    """Chunks of a stage: stated, else 1 unless fewer than three micro-batches a stage would wait.
+
+    Who trains with so few interleaves: then as many chunks, of two layers or more, as divide the
+    layers, or the layers and both ends.
+    """
+    stated, batch = _number(row, "vp"), _number(row, "gbs") or 1.0
+    replicas = (_number(row, "num_gpus") or 1.0) / (axes["tp"] * axes["cp"] * pp)
+    few = batch / max(1.0, replicas) / (_number(row, "mbs") or 1.0) < FEW_A_STAGE * pp
+    if stated or stack != "fused" or pp < DEEP or not few:
+        return stated or 1.0
+    whole = (chunks for chunks in range(8, 1, -1) if layers / pp / chunks >= LEAST_LAYERS)
+    even = (n for n in whole if not (layers % (pp * n) and (layers + 2) % (pp * n)))
+    return float(next(even, 1))
+
+
+def _is_gated(
+    row: Mapping[str, str], layers: float, hidden: float, ffn: float, groups: float
+) -> bool:
+    """`is_gated` by all that a row says; `groups` are key heads over heads."""
+    stated = f"{row.get('mlp_kind') or ''} {row.get('notes', '')}"
+    tables = hidden * (_number(row, "vocab") or DEFAULT_VOCAB)
+    without = tables + layers * hidden * (hidden * (2 + 2 * groups) + 2 * ffn)
+    model = row.get("model", "")
+    by_size = gate_by_size(model, without, layers * hidden * ffn)
+    return is_gated(model, ffn / hidden, stated, by_size)
 
 
 def is_tuned(row: Mapping[str, str]) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.model.collectives import all_reduce_s, all_to_all_s, group_rate, start_s
 
-GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "other", "cpu")
+GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "amd", "tpu", "other", "cpu")
 STACKS = ("softmax", "fused", "torch")
 A100_PEAK = 3.12e14
 TRAFFIC = 0.3
@@ -36,6 +36,8 @@ ELEMENTWISE_PASSES, CAST_PASSES = 2.6, 2.5
 """Traffic of a forward and a backward pass together, over that of a forward pass."""
 FLASH_BACKWARD, SCORES_BACKWARD = 2.5, 2.0
 """Attention's backward pass over its forward one: flash attention computes the scores again."""
+EXPERTS_YEAR = 2026.0
+"""Of the software to which experts' coefficients belong; it has changed from release to release."""
 USUAL_EFFICIENCY = 0.72
 """Of products where `flash` is stated over the peak; elsewhere flash follows the products."""
 
@@ -137,8 +139,10 @@ def _linear(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
     heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
     several, local = x.experts > 1, np.maximum(x.experts / x.ep, 1.0)
     each = t * routed(x) / local
-    grouped = rate * np.where(several, c["gemm_grouped"], 1.0)
-    ffn = local * _ffn(x, c, grouped, each, x.ffn)
+    few = each / (each + c["grouped_tokens"])
+    grouped = rate * np.where(several, c["gemm_grouped"] * few, 1.0)
+    slower = np.where(several, c["imbalance"] * _immaturity(x, c), 1.0)
+    ffn = local * _ffn(x, c, grouped, each, x.ffn) * slower
     # Experts' products start together, as one.
     ffn = ffn - np.where(several, 2 * (local - 1) * _start(x, c), 0.0)
     ffn = ffn + np.where(x.shared_ffn > 0, _ffn(x, c, rate, t, x.shared_ffn), 0.0)
@@ -147,8 +151,14 @@ def _linear(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
     )
     # Tensor ranks share out a micro-batch's tokens to send them.
     sent = 2 * t / x.tp * routed(x) * x.hidden
-    exchange = 2 * all_to_all_s(x, c, sent, x.ep, x.tp * x.cp, routed(x))
+    exposed = c["ep_exposed"] * _immaturity(x, c)
+    exchange = 2 * exposed * all_to_all_s(x, c, sent, x.ep, x.tp * x.cp, routed(x))
     return rest + ffn, np.where(x.ep > 1, exchange, 0.0)
+
+
+def _immaturity(x: Cases, c: Mapping[str, float]) -> Floats:
+    """Time of what experts add over that of 2026's software: e to the pace x years before."""
+    return np.exp(c["experts_pace"] * (EXPERTS_YEAR - x.released))
 
 
 def _ffn(x: Cases, c: Mapping[str, float], rate: Floats, t: Floats, width: Floats) -> Floats:
@@ -189,7 +199,8 @@ def _attention(x: Cases, c: Mapping[str, float]) -> Floats:
     4 s t a d / tp FLOP in flash attention, half of it under a causal mask; or all of it and the
     scores, a s t / tp numbers of 2 bytes, read and written in every pass through memory.
     """
-    full = 4 * _attended(x) * tokens(x) * x.heads * x.head_dim / x.tp
+    width = np.where(x.score_width > 0, x.score_width, x.head_dim)
+    full = 4 * _attended(x) * tokens(x) * x.heads * width / x.tp
     rate = product_rate(x, c, narrow=False)
     new = x.has("generation", "hopper") | x.has("generation", "blackwell")
     torch = np.where(~x.has("stack", "fused") & new, c["flash_torch"], 1.0)
@@ -217,6 +228,7 @@ def _elementwise(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
     attention = (x.heads + 2 * x.kv_heads) * x.head_dim
     ffn = x.ffn * routed(x) + x.shared_ffn
     permuted = np.where(x.experts > 1, 4 * c["permuted"] * routed(x) * x.hidden, 0.0)
+    permuted = permuted * _immaturity(x, c)
     widths = 12 * x.hidden / shared + permuted
     widths = widths + ((4 + 2 * x.gated) * ffn + 3 * attention) / x.tp
     pass_s = 2 * tokens(x) * widths / rate * c["elementwise"]
@@ -249,7 +261,7 @@ def _host(x: Cases, c: Mapping[str, float]) -> Floats:
     """Host time of a block's forward and backward pass."""
     whole = by_word(x, "stack", {name: c[f"host_{name}_s"] for name in STACKS})
     whole = whole * np.where(x.has("generation", "volta"), c["host_volta"], 1.0)
-    whole = whole * np.where(x.experts > 1, c["host_experts"], 1.0)
+    whole = whole * np.where(x.experts > 1, c["host_experts"] * _immaturity(x, c), 1.0)
     tp = np.where(x.has("stack", "fused"), c["host_tp_fused"], c["host_tp"])
     whole = whole * np.where(x.compiled > 0, 0.5, 1.0) * np.where(x.tp > 1, 1 + tp, 1.0)
     return whole * x.crowding

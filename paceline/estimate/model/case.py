@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from paceline.core.layout import Schedule
 
 Floats = NDArray[np.float64]
-Generation = Literal["volta", "ampere", "hopper", "blackwell", "other", "cpu"]
+Generation = Literal["volta", "ampere", "hopper", "blackwell", "amd", "tpu", "other", "cpu"]
 Stack = Literal["softmax", "fused", "torch"]
 """How a framework computes a block: Megatron of 2020-22 with its softmax kernels, Transformer
 Engine and Megatron core since, or PyTorch's own modules."""
@@ -88,6 +88,12 @@ class Case:
     """Rows of a table of learned positions."""
     table_width: float = 0
     """Of the embedding where it is not the model's."""
+    released: float = 2026.6
+    """When its software came out, in years; the newest that published steps are of."""
+    software: str = "any"
+    """What the evidence knows it by (`fit/origin.py`), "any" where nobody says."""
+    family: str = "any"
+    """Of devices in the catalog."""
     drops_stream: bool = False
     """Dropout of the stream that the run states; other frameworks' masks are counted always."""
     drops_scores: bool = False
@@ -111,12 +117,14 @@ class Case:
     adapter_widths: float = 0
     """Inputs and outputs of all matrices of a block that carry an adapter, added up."""
     adapter_rank: float = 0
+    score_width: float = 0
+    """Numbers of a head in attention's products where it is not `head_dim` (latent attention)."""
     trained_share: float = 0.02
     """Parameters of adapters over those of all blocks; only looked at with `frozen`."""
 
 
 Bools = NDArray[np.bool_]
-WORDS = ("generation", "stack", "schedule")
+WORDS = ("generation", "stack", "schedule", "software", "family")
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,13 @@ class Prior:
 PRIORS: tuple[Prior, ...] = (
     # Share of the dense peak that large 16-bit products reach: 0.85 of the best product published
     # (A100 0.87, H100 0.80, B200 and GB200 0.75, MI300X 0.51, MI325X 0.60: ml-engineering,
-    # compute/accelerator). No published step is of AMD devices, which are `other`.
+    # compute/accelerator). A TPU's systolic arrays reach more of theirs.
     Prior("gemm_volta", 0.62, 0.15, "16-bit products of a V100 over its peak"),
     Prior("gemm_ampere", 0.74, 0.12, "16-bit products of an A100 over its peak"),
     Prior("gemm_hopper", 0.68, 0.12, "16-bit products of an H100 or H200 over its peak"),
     Prior("gemm_blackwell", 0.64, 0.12, "16-bit products of a B200 or B300 over its peak"),
+    Prior("gemm_amd", 0.48, 0.25, "16-bit products of an MI300 or MI350 over its peak"),
+    Prior("gemm_tpu", 0.66, 0.20, "16-bit products of a TPU over its peak"),
     Prior("gemm_other", 0.48, 0.30, "16-bit products of another device over its peak"),
     Prior("gemm_cpu", 0.70, 0.30, "products of a CPU over the rate that was probed"),
     Prior("gemm_8bit", 0.75, 0.15, "8-bit products' share of their peak, over that of 16-bit ones"),
@@ -37,6 +39,9 @@ PRIORS: tuple[Prior, ...] = (
     Prior("gemm_odd", 0.65, 0.20, "rate of products whose sizes 64 does not divide, over others"),
     Prior("gemm_start_s", 15e-6, 0.70, "extra time of one product on an A100"),
     Prior("gemm_grouped", 0.62, 0.30, "rate of experts' products side by side, over one as large"),
+    Prior("grouped_tokens", 100.0, 0.70, "tokens of an expert at which products run at half rate"),
+    Prior("imbalance", 1.05, 0.10, "time of the fullest expert rank over the mean's"),
+    Prior("experts_pace", 0.20, 0.60, "share by which what experts add gets faster in a year"),
     Prior("power_exponent", 0.70, 0.30, "how the rate follows the power limit"),
     Prior("cast_traffic", 1.0, 0.50, "memory traffic of casts to narrow types, over one pass"),
     Prior("flash", 0.45, 0.30, "flash attention's forward products over the 16-bit peak"),
@@ -67,13 +72,22 @@ PRIORS: tuple[Prior, ...] = (
     Prior("tp_exposed", 0.70, 0.35, "share of tensor parallelism's exchanges that nothing hides"),
     Prior("tp_exposed_fused", 0.40, 0.40, "the same where products overlap with them"),
     Prior("cp_exposed", 0.30, 0.60, "share of context parallelism's exchanges that nothing hides"),
+    Prior("ep_exposed", 0.80, 0.40, "share of what experts exchange that nothing hides"),
     Prior("pp_exposed", 0.70, 0.40, "share of what passes between stages that nothing hides"),
     Prior("pp_exposed_fused", 0.20, 0.60, "the same with newer schedules"),
     Prior("dp_exposed", 0.35, 0.50, "share of the gradients' exchange that nothing hides"),
+    Prior("dp_exposed_fused", 0.25, 0.50, "the same with the distributed optimizer's overlap"),
+    Prior("dp_exposed_softmax", 0.90, 0.30, "the same in Megatron of 2020 to 2022"),
     Prior("zero3_exposed", 0.35, 0.50, "share of the shorter of exchange and work shown by ZeRO-3"),
+    Prior("zero3_exposed_early", 0.90, 0.30, "the same in stacks of 2020 to 2022"),
     Prior("optimizer", 1.3, 0.40, "memory traffic of the optimizer over 26 bytes a parameter"),
     Prior("jitter", 6e-3, 0.60, "growth of a step with every doubling of the nodes"),
 )  # fmt: skip
+OF_EXPERTS = (
+    "gemm_grouped", "grouped_tokens", "imbalance", "experts_pace", "permuted", "host_experts",
+    "ep_exposed",
+)  # fmt: skip
+"""Coefficients that only models with experts look at."""
 NAMES = tuple(prior.name for prior in PRIORS)
 CENTRE: Floats = np.log([prior.value for prior in PRIORS])
 WIDTH: Floats = np.array([prior.sd for prior in PRIORS])

@@ -18,6 +18,7 @@ from paceline.estimate.model.stages import stage_layers
 from paceline.estimate.model.weights import (
     common_weights,
     copies,
+    exchanges_in_blocks,
     expert_ranks,
     ffn_weights,
     shards,
@@ -66,8 +67,10 @@ def added(x: Cases, c: Mapping[str, float], work: Floats, exchange: Floats) -> F
 
     max(work, exchange) + e min(work, exchange) - work, e the share of the shorter that shows.
     """
-    both = np.maximum(work, exchange) + c["zero3_exposed"] * np.minimum(work, exchange)
-    return np.where((x.zero_stage >= 2) & (copies(x)[0] > 1), both - work, 0.0)
+    early = x.has("stack", "softmax")
+    exposed = np.where(early, c["zero3_exposed_early"], c["zero3_exposed"])
+    both = np.maximum(work, exchange) + exposed * np.minimum(work, exchange)
+    return np.where(exchanges_in_blocks(x) & (copies(x)[0] > 1), both - work, 0.0)
 
 
 def once(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:

@@ -27,7 +27,14 @@ from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.model.collectives import group_rate, start_s
 from paceline.estimate.model.sharding import added, block_exchange, once, root_exchange
 from paceline.estimate.model.stages import stage_layers
-from paceline.estimate.model.weights import copies, num_microbatches, rank_weights, replicas, shards
+from paceline.estimate.model.weights import (
+    copies,
+    exchanges_in_blocks,
+    num_microbatches,
+    rank_weights,
+    replicas,
+    shards,
+)
 
 NODE = 8
 """Devices by which the growth with scale is counted."""
@@ -202,8 +209,10 @@ def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:
     """What a micro-batch passes to the next stage and back, for every chunk of a rank.
 
     2 t h bytes in 16 bit either way, over fast links where the whole training fits into a domain.
+    Tensor ranks share it out with sequence parallelism, and in Megatron core without it as well
+    (Narayanan et al., arXiv:2104.04473, 4.1).
     """
-    shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
+    shared = np.where((x.sequence_parallel > 0) | x.has("stack", "fused"), x.tp, 1.0)
     inside = x.tp * x.cp * replicas(x) * x.pp <= x.domain
     rate = np.where(inside, x.intra_bytes_per_s * c["intra"], x.inter_bytes_per_s * c["inter"])
     one_way = 2 * tokens(x) * x.hidden / shared / rate + start_s(x, c)
@@ -212,21 +221,26 @@ def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:
 
 
 def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
-    """Gradients (4 bytes a parameter) and weights (2) among the data-parallel ranks.
+    """Gradients and weights (2 bytes a parameter) among the data-parallel ranks, once a step.
 
-    6 P (n - 1) / n bytes through each of n ranks, with P the parameters that one rank has of
-    its stage; the last backward pass hides a part. Stage 2 gathers weights alone: gradients are
-    scattered in every block.
+    (b + 2) P (n - 1) / n bytes through each of n ranks, with P the parameters that one rank has of
+    its stage and gradients of b bytes: 4, as they are summed, or 2 in Megatron of 2020 to 2022. The
+    last backward pass hides a part, but nothing does in the latter. Stage 2 gathers weights alone:
+    gradients are scattered in every block.
     """
     ranks, expert_copies = copies(x)
     rest, ffns = rank_weights(x)
     moved = rest * (ranks - 1) / ranks + ffns * (expert_copies - 1) / expert_copies
     start = start_s(x, c) * np.log2(np.maximum(ranks, 2))
-    needed = 6 * _trained(x) * moved / group_rate(x, c, x.tp * ranks, x.tp) + start
+    early = x.has("stack", "softmax")
+    gradient = np.where(early & (x.summed_gradient_bytes == 0), 2.0, 4.0)
+    needed = (gradient + 2) * _trained(x) * moved / group_rate(x, c, x.tp * ranks, x.tp) + start
     last_backward = BACKWARD_SHARE * slowest / np.where(x.pp > 1, x.vp, 1.0)
-    exposed = np.maximum(needed - last_backward, c["dp_exposed"] * needed)
+    share = {name: c[f"dp_exposed_{name}"] for name in ("softmax", "fused")}
+    shown = by_word(x, "stack", {**share, "torch": c["dp_exposed"]})
+    exposed = np.maximum(needed - last_backward, shown * needed)
     unsharded = np.where(ranks > 1, exposed, 0.0)
-    return np.where(x.zero_stage >= 2, once(x, c, slowest), unsharded)
+    return np.where(exchanges_in_blocks(x), once(x, c, slowest), unsharded)
 
 
 def _optimizer(x: Cases, c: Mapping[str, float]) -> Floats:

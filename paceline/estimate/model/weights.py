@@ -7,6 +7,7 @@ block has h (a d + 2 g d) + a d h weights in attention, and 2 h w in its ffn, 3 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.model.stages import stage_layers
@@ -67,6 +68,17 @@ def shards(x: Cases) -> tuple[Floats, Floats]:
 def expert_ranks(x: Cases) -> Floats:
     """Ranks that share a block's experts."""
     return np.where(x.experts > 1, x.ep, 1.0)
+
+
+def exchanges_in_blocks(x: Cases) -> NDArray[np.bool_]:
+    """Where ZeRO-2 and 3 exchange in every block and micro-batch.
+
+    Pipelines of Megatron's kind gather weights once a step and keep gradients until the last
+    micro-batch: with many micro-batches in flight all would be needed again at once (Llama 3,
+    arXiv:2407.21783, 3.3.2; MegaScale, arXiv:2402.15627, 3.2).
+    """
+    keeps = (x.pp > 1) & ~x.has("stack", "torch")
+    return (x.zero_stage >= 2) & ~keeps
 
 
 def rank_weights(x: Cases) -> tuple[Floats, Floats]:

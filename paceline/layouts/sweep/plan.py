@@ -13,7 +13,6 @@ from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
 from paceline.estimate.estimates import P_OOM_EVEN, P_OOM_SURE
 from paceline.estimate.fit.evidence import Evidence
-from paceline.estimate.model.case import Stack
 from paceline.files.recipe import full_key, load_recipe
 from paceline.layouts.sweep.dimensions import Dimension, combinations
 from paceline.layouts.sweep.prediction import hopeless, predict
@@ -42,7 +41,7 @@ class SweepOptions:
     max_parallel: int | None = None
     prune_above: float = P_OOM_SURE
     """Probability of running out of memory above which a combination is not run."""
-    stack: Stack | None = None
+    stack: str | None = None
     """Software whose times and memory are expected; None is that of the recipe's engine."""
 
 
@@ -80,7 +79,7 @@ class Sweep:
     """Whether they go through Slurm's queue, as arrays."""
     at_once: int | None = None
     """How many of an array may run at the same time."""
-    stack: Stack | None = None
+    stack: str | None = None
     """Software whose times and memory are expected, where it was asked for."""
 
     def group(self, plan: Plan) -> str:

@@ -11,8 +11,7 @@ from paceline.estimate.calibrate.lookup import evidence_for, machine_for
 from paceline.estimate.estimates import P_OOM_EVEN, P_OOM_SURE, estimates_of_runs
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.memory.device_memory import verdict
-from paceline.estimate.model.case import Stack
-from paceline.estimate.run_case import Software
+from paceline.estimate.run_case import Software, software_named
 from paceline.layouts.sweep.result import Prediction
 
 HOPELESS = 2.0
@@ -20,7 +19,7 @@ HOPELESS = 2.0
 
 
 def predict(
-    specs: Sequence[RunSpec], evidence: Evidence | None, stack: Stack | None = None
+    specs: Sequence[RunSpec], evidence: Evidence | None, stack: str | None = None
 ) -> list[Prediction]:
     """The expectation of each run; `evidence` None is what the device has.
 
@@ -63,7 +62,7 @@ def predict(
     ]
 
 
-def _software(spec: RunSpec, stack: Stack | None) -> Software | None:
+def _software(spec: RunSpec, stack: str | None) -> Software | None:
     """The software that was asked for, None for what each run's engine is."""
     if stack is None:
         return None
@@ -73,7 +72,7 @@ def _software(spec: RunSpec, stack: Stack | None) -> Software | None:
             "is of GPUs; on a processor PyTorch's modules compute whatever is run",
             remedy="leave it out",
         )
-    return Software(stack, spec.training.compile != "none")
+    return software_named(stack, spec.training.compile != "none")
 
 
 def hopeless(
