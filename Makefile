@@ -143,6 +143,30 @@ deps-browser deps-clusters:
 	$(SUDO) env DEBIAN_FRONTEND=noninteractive \
 	  apt-get install -y --no-install-recommends $(packages)
 
+# Its packages ask for NVIDIA's driver, which no report needs and which a machine with a GPU has from
+# elsewhere: so they are unpacked, by a list of sources of their own, and nothing is installed.
+NSIGHT := nsight-systems
+.PHONY: deps-profiling
+deps-profiling: | $(BIN)/pip ## unpack Nsight Systems from Debian's non-free section into the environment
+	@command -v apt-get > /dev/null || { \
+	  echo "this is not Debian; needed is: nsys, of Nsight Systems 2022.4 or newer" >&2; exit 1; }
+	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
+	mkdir -p "$$scratch/lists/partial" "$$scratch/cache/archives/partial" "$$scratch/tree"; \
+	echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]" \
+	  "http://deb.debian.org/debian $$(. /etc/os-release; echo "$$VERSION_CODENAME") main non-free" \
+	  > "$$scratch/sources.list"; \
+	apt="apt-get -q -o Dir::Etc::SourceList=$$scratch/sources.list -o Dir::Etc::SourceParts=/dev/null \
+	  -o Dir::State::Lists=$$scratch/lists -o Dir::Cache=$$scratch/cache -o APT::Sandbox::User=$$(id -un)"; \
+	$$apt update; \
+	(cd "$$scratch" && $$apt download $(NSIGHT) $(NSIGHT)-target libssh-4); \
+	for package in "$$scratch"/*.deb; do \
+	  dpkg-deb --fsys-tarfile "$$package" | tar -x -C "$$scratch/tree" --exclude='*WebEngine*' \
+	    --exclude='*/translations' --exclude='*/resources' --exclude='./usr/share'; \
+	done; \
+	rm -rf "$(VENV)/$(NSIGHT)"; mv "$$scratch/tree" "$(VENV)/$(NSIGHT)"; \
+	ln -sfn "../$(NSIGHT)/usr/lib/$(NSIGHT)/bin/nsys" $(BIN)/nsys; \
+	$(BIN)/nsys --version
+
 .PHONY: clean
 clean: ## remove what tools leave behind; runs/ and the virtual environment stay
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -14,13 +14,17 @@ from pydantic import BaseModel
 
 from paceline.compare.judgement import Comparison
 from paceline.compare.over_time.repeats import SeriesResult
+from paceline.compare.sequential.judgement import SequentialComparison
 from paceline.core.assets import Manifest
+from paceline.core.bundle import Bundle
 from paceline.core.hardware import Cluster, Device, Link
 from paceline.core.layout import RULES
 from paceline.core.layout_sizes import CONDITIONS, NATIVE_CONDITIONS
 from paceline.core.result import Result
+from paceline.core.run_inputs import RunInputs
 from paceline.core.telemetry import TelemetrySample, TelemetryStart
 from paceline.estimate.calibrate.calibration import Calibration
+from paceline.explain.explanation import Explanation
 from paceline.files.documents import write_text
 from paceline.files.events import EndEvent, EvalEvent, MemoryEvent, StartEvent, StepEvent
 from paceline.files.recipe import Recipe
@@ -33,6 +37,11 @@ from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.slurm.foreign import SubmittedScript
 from paceline.machines.slurm.record import SlurmRecord
 from paceline.mlperf.run.series import SeriesAnswer, TrialSeries
+from paceline.profiles.profile import Profile
+from paceline.runs.bundles.verification import BundleCheck
+from paceline.runs.difference import RunDiff
+from paceline.runs.goodput.ledger import GoodputLedger
+from paceline.runs.watch.state import WatchState
 from paceline.scaling.campaigns.record import Campaign
 from paceline.scaling.campaigns.result import CampaignResult
 
@@ -43,6 +52,10 @@ FORMATS: dict[str, type[BaseModel]] = {
     "link": Link,
     "references": Source,
     "run": RunRecord,
+    "inputs": RunInputs,
+    "bundle": Bundle,
+    "bundle-check": BundleCheck,
+    "diff": RunDiff,
     "stage-manifest": Manifest,
     "result": Result,
     "repeats": SeriesResult,
@@ -54,6 +67,10 @@ FORMATS: dict[str, type[BaseModel]] = {
     "batch": SubmittedScript,
     "parsed-log": ParsedLog,
     "comparison": Comparison,
+    "sequential-comparison": SequentialComparison,
+    "explanation": Explanation,
+    "watch": WatchState,
+    "goodput": GoodputLedger,
     "event-start": StartEvent,
     "event-step": StepEvent,
     "event-memory": MemoryEvent,
@@ -65,6 +82,7 @@ FORMATS: dict[str, type[BaseModel]] = {
     "mlperf-series": TrialSeries,
     "mlperf-run": SeriesAnswer,
     "calibration": Calibration,
+    "profile": Profile,
 }
 
 

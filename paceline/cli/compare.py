@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import Json, RunsDir
+from paceline.cli.options import Json, RunsDir, refuse_unused
 from paceline.cli.output import OutputColumn, TableFormat, emit_table, write_page
 from paceline.cli.terminal import echo
 from paceline.compare.judgement import Comparison
@@ -30,6 +30,13 @@ VERDICT_EXIT = {"same": 0, "faster": 0, "better": 0, "undecided": 4}
 """Exit code by verdict; every other verdict fails the gate (3)."""
 
 
+ALWAYS_USED = frozenset(
+    {"first", "second", "margin", "allow", "metric", "runs_dir", "form", "as_json"}
+)
+USED_IN_PAIRS = ALWAYS_USED | {"until_decided", "max_pairs", "group", "probe"}
+USED_WITHOUT_PAIRS = ALWAYS_USED | {"against", "html", "until_decided"}
+
+
 class CompareFormat(StrEnum):
     """Forms in which a comparison is printed."""
 
@@ -41,6 +48,7 @@ class CompareFormat(StrEnum):
 
 
 def compare(
+    context: typer.Context,
     first: Annotated[
         str,
         typer.Argument(
@@ -74,6 +82,37 @@ def compare(
             help="Metric that the verdict depends on. Repeatable; default step_time_s.",
         ),
     ] = None,
+    until_decided: Annotated[
+        bool,
+        typer.Option(
+            "--until-decided",
+            help="Make pairs of runs in turns (A B, B A, ...) until they decide. A and B are two "
+            "groups that ran in turns, or recipes with changes as in `run --interleave`; of other "
+            "runs it says how many pairs are missing.",
+        ),
+    ] = False,
+    max_pairs: Annotated[
+        int | None,
+        typer.Option(
+            min=3,
+            max=1000,
+            help="Give up after so many pairs (16); to be settled before the first look.",
+            show_default=False,
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the groups NAME-a and NAME-b of a new series.",
+        ),
+    ] = None,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            help="Measure this machine's reachable rate before the first run.",
+        ),
+    ] = True,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the page with its charts.")
     ] = None,
@@ -86,12 +125,16 @@ def compare(
 ) -> None:
     """Say whether B is slower than A, faster, the same, or whether that is undecided.
 
-    From three repeats a side on it is a test over repeats (Welch's t on the runs' medians); with
-    fewer, the margin alone decides and confidence is low. Ratios are B over A, so of a step time
-    above 1 is slower; with --against they are A over the reference.
+    From three repeats a side on it is a test over repeats (Welch's t on the runs' medians); fewer
+    are undecided unless the history of the configuration tells how far its runs lie apart. Ratios
+    are B over A, so of a step time above 1 is slower; with --against they are A over the reference.
 
     Exit code 0: same or faster. 3: slower, not comparable or invalid. 4: undecided, and it says how
     many more repeats it takes.
+
+    With --until-decided A and B run in pairs, and after each look the verdict is either there or a
+    further pair begins; over all looks identical sides are called different in at most 5 % of the
+    cases. Ctrl-C keeps what was measured; the same command goes on.
 
     Examples:
 
@@ -100,11 +143,23 @@ def compare(
       paceline compare last --against reference
 
       paceline compare old-driver new-driver --format junit > compare.xml
+
+      paceline compare tiny-llama tiny-llama,layout.zero_stage=3 --until-decided
     """
     if (second is None) == (against is None):
         raise UserError("compare", "takes either B or --against", remedy="name the other side once")
     root = runs_root(runs_dir)
     gate = Gate(parse_margin(margin), tuple(allow or ()), tuple(metric or ()))
+    if until_decided:
+        refuse_unused(context, "--until-decided", USED_IN_PAIRS)
+        # It needs launchers and engines, which a plain comparison does without.
+        from paceline.cli.sequential import until_decided as pairs_until_decided
+        from paceline.runs.sequential_comparison import PairsQuestion
+
+        question = PairsQuestion(root, first, second or "", gate, max_pairs, group, runs_dir)
+        answer = pairs_until_decided(question, _json_alone(form, as_json), probe)
+        raise typer.Exit(VERDICT_EXIT.get(answer.verdict, 3))
+    refuse_unused(context, "runs that there are (--until-decided makes them)", USED_WITHOUT_PAIRS)
     if against is not None:
         comparison = compare_with_reference(root, first, against, gate)
     else:
@@ -116,6 +171,13 @@ def compare(
 
         write_page(html, comparison_html(comparison))
     raise typer.Exit(VERDICT_EXIT.get(comparison.verdict, 3))
+
+
+def _json_alone(form: CompareFormat, as_json: bool) -> bool:
+    """Whether pairs are printed as JSON; raises UserError for a form that they do not have."""
+    if form not in (CompareFormat.text, CompareFormat.json):
+        raise UserError(f"--format {form.value}", "is not made of pairs", allowed="text, json")
+    return as_json or form is CompareFormat.json
 
 
 def _print(comparison: Comparison, form: CompareFormat) -> None:

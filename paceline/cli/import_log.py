@@ -9,15 +9,26 @@ import typer
 
 from paceline.cli import log_options as log
 from paceline.cli import options
+from paceline.cli.output import OutputColumn, TableFormat, emit_table
 from paceline.cli.printing import print_report
+from paceline.cli.terminal import echo
+from paceline.core.errors import UserError
+from paceline.files.archive import is_archive
 from paceline.files.run_folder import runs_root
 from paceline.logs.facts import UserSettings
+from paceline.runs.bundles.archive_import import ImportedArchive, import_archive, import_bundle
+from paceline.runs.bundles.verification import is_bundle
 from paceline.runs.flow import command_line
 from paceline.runs.log_import import import_log as store
 
 
 def import_log(
-    path: Annotated[Path, typer.Argument(help="A log file, plain or .gz.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="A log file, plain or .gz; a bundle; or an archive of logs (.tar.gz, .tar.zst)."
+        ),
+    ],
     engine: log.EngineName = None,
     recipe: log.RecipeName = None,
     model: log.ModelName = None,
@@ -42,6 +53,9 @@ def import_log(
     The raw log is copied into the run folder, secrets left out, so that a better reader can be
     tried on it later. What the log does not say is added with the options, as for `parse`.
 
+    A bundle is stored as it is. Of any other archive, as `llmb-run archive` writes them, every
+    training log becomes a run, and its place in the archive says what the log does not.
+
     Example: paceline import train.log --model llama31-8b --device B200 --gpus 8 --seq-len 8192
     """
     facts = UserSettings(
@@ -57,5 +71,36 @@ def import_log(
         tokens,
         window,
     )
-    report = store(path, facts, runs_root(runs_dir), command_line(), tag=tag, again=again)
-    print_report(report, options.ReportFormat.json if as_json else form)
+    form = options.ReportFormat.json if as_json else form
+    root = runs_root(runs_dir)
+    if is_archive(path) and not is_bundle(path):
+        taken = import_archive(path, facts, root, command_line(), tag=tag, again=again)
+        _print_taken(taken, form)
+        return
+    if is_archive(path):
+        print_report(import_bundle(path, root, again), form)
+        return
+    report = store(path, facts, root, command_line(), tag=tag, again=again)
+    print_report(report, form)
+
+
+def _print_taken(taken: ImportedArchive, form: options.ReportFormat) -> None:
+    """A row for every log that became a run; what was left out on standard error."""
+    if form is options.ReportFormat.html:
+        raise UserError("--format html", "is of one run", remedy="`paceline report RUN`")
+    for reason in taken.left_out:
+        echo(f"left out: {reason}", err=True)
+    if taken.passed_over:
+        echo(f"{taken.passed_over} files are no training logs", err=True)
+    results = [report.result for report in taken.reports]
+    document = {
+        "runs": [result.model_dump(mode="json") for result in results],
+        "left_out": list(taken.left_out),
+        "passed_over": taken.passed_over,
+    }
+    rows = [
+        {"run": result.run, "status": result.status, "log": report.command}
+        for result, report in zip(results, taken.reports, strict=True)
+    ]
+    columns = [OutputColumn(name, name) for name in ("run", "status", "log")]
+    emit_table(rows, columns, TableFormat(form.value), document=document)

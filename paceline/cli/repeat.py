@@ -67,7 +67,7 @@ def repeat_runs(request: Request, several: Several, how: Execution, dry_run: boo
         )
     root = runs_root(how.runs_dir)
     series = _series(request, several, how)
-    _announce(series)
+    announce(series)
     if dry_run:
         _print_plans(series, how.form)
         return 0
@@ -75,7 +75,7 @@ def repeat_runs(request: Request, several: Several, how: Execution, dry_run: boo
         series,
         root,
         command_line(),
-        _Display(len(series.slots)),
+        RepeatDisplay(len(series.slots)),
         tag=how.tag,
         probe=how.probe,
         runs_dir=how.runs_dir,
@@ -137,7 +137,7 @@ def _number(repeat: str | None) -> int | None:
 MOST_REPEATS = 1000
 
 
-def _announce(series: Series) -> None:
+def announce(series: Series) -> None:
     """What will run, on standard error, before it starts."""
     for number, side in enumerate(series.sides):
         letter = f"{'AB'[number]}  " if len(series.sides) > 1 else ""
@@ -154,7 +154,7 @@ def _announce(series: Series) -> None:
         echo("note: A and B are the same configuration: a trial of the method", err=True)
 
 
-class _Display:
+class RepeatDisplay:
     """Progress of each repeat, and a line when it has ended; several at once have lines alone."""
 
     def __init__(self, at_once: int = 1) -> None:

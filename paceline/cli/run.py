@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline.cli import host_options as place
 from paceline.cli import options
+from paceline.cli.bundle_plan import bundle_plan
 from paceline.cli.printing import Execution, print_plan, print_report, tell_notices
 from paceline.cli.progress import progress_display
 from paceline.cli.repeat import Several, repeat_runs
@@ -26,11 +28,14 @@ class Per(StrEnum):
     device = "device"
 
 
+WITH_A_BUNDLE = ("bundle", "dry_run", "tag", "probe", "runs_dir", "form", "as_json")
+"""Parameters that mean something beside `--from`."""
 STATUS_EXIT = {"ok": 0, "incomplete": 4, "cancelled": 4}
 """Exit code by status; every other status is a system fault (2)."""
 
 
 def run(
+    context: typer.Context,
     recipe: Annotated[
         str | None,
         typer.Argument(
@@ -107,6 +112,14 @@ def run(
             "no RECIPE.",
         ),
     ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="BUNDLE",
+            help="Repeat the run of a bundle; look at --dry-run first. Takes no RECIPE.",
+        ),
+    ] = None,
     dry_run: options.DryRun = False,
     timeout: options.Timeout = None,
     tag: options.Tag = None,
@@ -138,6 +151,8 @@ def run(
 
       paceline run --interleave tiny-llama tiny-gpt
 
+      paceline run --from RUN.bundle.tar.gz --dry-run            what would repeat somebody's run
+
       paceline run -- torchrun --nproc-per-node 8 train.py       any program of yours, measured
 
     Any layout of tp, pp, cp, vp, schedule and ZeRO stage can be set; one that cannot run is refused
@@ -146,6 +161,12 @@ def run(
     Progress goes to standard error, the report to standard output. Everything about a run lies
     in one folder: job.sh, logs, steps, result.json and report.html.
     """
+    if bundle is not None:
+        options.refuse_unused(context, "--from", WITH_A_BUNDLE)
+        form = options.ReportFormat.json if as_json else form
+        how = Execution(form, tag, probe, runs_dir)
+        again = bundle_plan(bundle, how, dry_run)
+        raise typer.Exit(_execute(again, how) if again else 0)
     request = Request(
         recipe or "",
         variant,

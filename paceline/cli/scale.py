@@ -20,6 +20,7 @@ from paceline.cli.output import (
     print_sentences,
     select_rows,
 )
+from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, UserError
 from paceline.files.documents import write_text
 from paceline.machines.placement import Request
@@ -31,6 +32,9 @@ from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.campaigns.plan import CampaignRequest
 from paceline.scaling.page import scaling_html, share, size_rows
 from paceline.scaling.tables import measured_table, node_history, read_rows, simulate_cluster
+
+MANY_NODES = 512
+"""With which the analysis of a simulation takes long enough to be told of."""
 
 
 class SplitWay(StrEnum):
@@ -137,9 +141,10 @@ def scale(
     slow nodes.
 
     A node is flagged when it is more than 1 % and four robust standard
-    deviations below the median of at least eight nodes, or three when it also
-    slows down proven nodes. The answer says what replacing it would give, and
-    how small a fault would have been found.
+    deviations below the median of at least eight nodes, or three, and its
+    repeats, its groups or pairs with proven nodes bear it out; else it is
+    suspected. The answer says what replacing it would give, and how small a
+    fault would have been found.
 
     Examples:
 
@@ -220,10 +225,15 @@ def scale(
             split.value,
             rounds,
             _judging(scaling, reference, history),
+            _tell if nodes >= MANY_NODES else str,
         )
     show_analysis(analysis, notes, title, form, html, charts)
     if fail and analysis.flagged:
         raise typer.Exit(EXIT_GATE_FAILED)
+
+
+def _tell(phase: str) -> None:
+    echo(f"  {phase}", err=True)
 
 
 def show_analysis(

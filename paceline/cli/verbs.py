@@ -125,6 +125,11 @@ VERBS: dict[str, tuple[Verb, ...]] = {
             "Measure this machine for `estimate`, `sweep` and `tune`: probes, and short "
             "trainings of 2 and 4 layers.",
         ),
+        Verb(
+            "profile",
+            "profile:profile",
+            "Say where a step's time or memory goes, by a run of its own under one profiler.",
+        ),
         Verb("probe", "group", "Measure what this machine reaches, apart from training."),
         Verb(
             "mlperf",
@@ -197,9 +202,25 @@ VERBS: dict[str, tuple[Verb, ...]] = {
     ),
     "Judge": (
         Verb(
+            "explain",
+            "explain:explain",
+            "Say why a run is slow: causes by their share of the lost time, with evidence and "
+            "remedies.",
+        ),
+        Verb(
+            "goodput",
+            "goodput:goodput",
+            "Say what a training's wall time went to over its restarts, and the days to its end.",
+        ),
+        Verb(
             "compare",
             "compare:compare",
             "Say whether B is slower than A, faster, the same, or whether that is undecided.",
+        ),
+        Verb(
+            "diff",
+            "diff:diff",
+            "Name what differs between two runs, what usually matters most first.",
         ),
         Verb(
             "history",
@@ -210,6 +231,12 @@ VERBS: dict[str, tuple[Verb, ...]] = {
     ),
     "Stored runs": (
         Verb(
+            "watch",
+            "watch:watch",
+            "Show a run while it goes on: pace beside its own past, rates, waits, memory, clocks, "
+            "ETA.",
+        ),
+        Verb(
             "list",
             "runs:list_runs",
             "List runs, oldest first, with their status and headline figures.",
@@ -219,6 +246,18 @@ VERBS: dict[str, tuple[Verb, ...]] = {
             "report",
             "runs:report",
             "Write the report of one run as a file, and its charts as pictures.",
+        ),
+        Verb(
+            "bundle",
+            "bundle:bundle",
+            "Write a run as one archive that `verify`, `diff`, `import` and `run --from` read "
+            "anywhere.",
+        ),
+        Verb(
+            "verify",
+            "bundle:verify",
+            "Check a bundle: the digest of every file, and its figures recomputed from the raw "
+            "files.",
         ),
         Verb("db", "group", "The index of runs, which can be deleted and rebuilt."),
     ),

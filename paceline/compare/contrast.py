@@ -8,19 +8,23 @@ from math import exp, hypot, log
 
 import numpy as np
 
-from paceline.compare.directions import better, follows, is_speed
+from paceline.compare.directions import COSTS, better, follows, is_speed
 from paceline.compare.judgement import MetricComparison, SideFigure, Word
-from paceline.compare.sides import Side
+from paceline.compare.scatter import RunScatter
+from paceline.compare.sides import Pair, Side
 from paceline.compare.significance import (
     MIN_REPEATS,
     Change,
+    RatioEstimate,
     bounded_exp,
+    compare_by_history,
     compare_repeats,
     compare_with_figure,
     corrected,
     decide,
     decide_by_margin,
     further_repeats,
+    made_apart,
 )
 from paceline.core.flops import without_recompute
 from paceline.core.metrics import METRICS
@@ -42,14 +46,19 @@ class Contrast:
 
 
 def compare_metrics(
-    baseline: Side, candidate: Side, primary: Sequence[str], margin: float
+    baseline: Side,
+    candidate: Side,
+    primary: Sequence[str],
+    margin: float,
+    scatter: RunScatter | None = None,
 ) -> tuple[MetricComparison, ...]:
     """Every metric that both sides know, the primary ones first, p-values corrected together.
 
     Metrics that only express another one in a different unit are not counted as tests.
     """
     names = [*primary, *(name for name in METRICS if name not in primary)]
-    comparisons = [_compare(name, baseline, candidate, name in primary, margin) for name in names]
+    sides = Pair(baseline, candidate)
+    comparisons = [_compare(name, sides, name in primary, margin, scatter) for name in names]
     shown = [
         comparison for comparison in comparisons if comparison.primary or _has_values(comparison)
     ]
@@ -75,17 +84,27 @@ def weigh(
     resolution: float = 0.0,
     published: bool = False,
     known_error: float = 0.0,
+    scatter: RunScatter | None = None,
+    apart: bool = False,
+    counted: bool = False,
 ) -> Contrast:
     """Candidate over baseline, one positive value a run (or one published figure).
 
-    With three repeats a side a test, else the margin alone; `known_error` is what decide_by_margin
-    asks for.
+    With three repeats a side a test. With fewer nothing is decided, unless the machine's `scatter`
+    is known from history, or the figures are `counted` and not timed: then the margin alone says,
+    and `known_error` is what decide_by_margin asks for. `apart`: all of one side's runs came
+    before all of the other's.
     """
     log_ratio = float(np.mean(np.log(candidate)) - np.mean(np.log(baseline)))
     sizes = [len(candidate)] if published else [len(baseline), len(candidate)]
     if min(sizes) < MIN_REPEATS:
+        missing = MIN_REPEATS - min(sizes)
+        if scatter is not None:
+            estimate = compare_by_history(log_ratio, sizes, scatter)
+            return _tested(estimate, estimate, sizes, margin, resolution)
         change = decide_by_margin(log_ratio, known_error, margin, resolution)
-        return Contrast(bounded_exp(log_ratio), change, repeats_needed=MIN_REPEATS - min(sizes))
+        change = change if counted else "undecided"
+        return Contrast(bounded_exp(log_ratio), change, repeats_needed=missing)
     estimate = (
         compare_with_figure(baseline[0], candidate)
         if published
@@ -94,21 +113,33 @@ def weigh(
     if estimate.identical:
         change = decide_by_margin(log_ratio, 0.0, margin, resolution)
         return Contrast(estimate.ratio, change, note=IDENTICAL)
-    change = decide(estimate, margin, resolution)
-    undecided = change == "undecided"
-    needed = further_repeats(estimate, min(sizes), max(sizes), margin, resolution)
-    return Contrast(
-        estimate.ratio,
-        change,
-        *estimate.interval(),
-        p=estimate.p_value(resolution),
-        repeats_needed=needed if undecided else 0,
-    )
+    wider = made_apart(estimate, scatter) if apart and not counted else estimate
+    return _tested(estimate, wider, sizes, margin, resolution)
+
+
+def _tested(
+    estimate: RatioEstimate,
+    wider: RatioEstimate,
+    sizes: Sequence[int],
+    margin: float,
+    resolution: float,
+) -> Contrast:
+    """What `wider` says; `estimate` is what further repeats, made in turns, would have."""
+    change = decide(wider, margin, resolution)
+    if change != "undecided":
+        needed: int | None = 0
+    elif wider is not estimate and decide(estimate, margin, resolution) != "undecided":
+        needed = min(sizes)
+    else:
+        needed = further_repeats(estimate, min(sizes), max(sizes), margin, resolution)
+    p = wider.p_value(resolution)
+    return Contrast(wider.ratio, change, *wider.interval(), p=p, repeats_needed=needed)
 
 
 def _compare(
-    name: str, baseline: Side, candidate: Side, primary: bool, margin: float
+    name: str, sides: Pair, primary: bool, margin: float, scatter: RunScatter | None
 ) -> MetricComparison:
+    baseline, candidate = sides.each
     averaged = baseline.averaged or candidate.averaged
     ours, theirs = (side.figures(name, averaged) for side in (baseline, candidate))
     blank = MetricComparison(
@@ -135,6 +166,9 @@ def _compare(
         resolution=resolution,
         published=baseline.published,
         known_error=hypot(*errors),
+        scatter=scatter if "step_time_s" in (name, follows(name)) else None,
+        apart=sides.apart,
+        counted=not speed and name not in COSTS,
     )
     return blank.model_copy(
         update={

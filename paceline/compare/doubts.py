@@ -10,8 +10,9 @@ from paceline.compare.contrast import IDENTICAL
 from paceline.compare.directions import is_speed
 from paceline.compare.judgement import GateWord, MetricComparison
 from paceline.compare.over_time.environment import environment_changes
+from paceline.compare.scatter import RunScatter
 from paceline.compare.sides import Pair, outlying
-from paceline.compare.significance import MIN_REPEATS, NO_SPREAD
+from paceline.compare.significance import MIN_REPEATS, NO_SPREAD, power
 from paceline.core.result import finite_value
 from paceline.core.units import percent
 
@@ -34,7 +35,9 @@ class Remarks:
             self.warnings.append(warning or reason)
 
 
-def remark_on_runs(sides: Pair, alike: Likeness, remarks: Remarks) -> None:
+def remark_on_runs(
+    sides: Pair, alike: Likeness, remarks: Remarks, scatter: RunScatter | None = None
+) -> None:
     """What can be said before any figure is looked at."""
     remarks.warnings += left_out(sides)
     if alike.unknown:
@@ -59,14 +62,21 @@ def remark_on_runs(sides: Pair, alike: Likeness, remarks: Remarks) -> None:
     for member in (m for side in sides.each for m in side.used):
         if member.window and member.window.state == "drifting" and member.window.drift is not None:
             remarks.doubt(f"{member.name} drifts by {member.window.drift:+.1%} over its window")
+        if member.window and member.window.shift:
+            remarks.doubt(f"{member.name}: {member.window.shift.sentence}")
         if member.window and member.window.state == "uneven":
             remarks.doubt(f"the steps of {member.name} keep to no one level: their mean counts")
     if sides.baseline.averaged or sides.candidate.averaged:
         remarks.notes.append("one side prints an average, so the mean steps are compared")
-    if _one_after_the_other(sides):
-        remarks.notes.append(
+    if sides.apart and scatter is None:
+        remarks.doubt(
             "all runs of one side came before all of the other: a slow change of the machine would "
             "look the same; interleaved runs tell them apart"
+        )
+    elif sides.apart and scatter is not None:
+        remarks.notes.append(
+            "all runs of one side came before all of the other: the interval is widened by "
+            f"{100 * scatter.between:.2g} % a side, which the machine changes from day to day"
         )
 
 
@@ -89,21 +99,22 @@ def left_out(sides: Pair) -> tuple[str, ...]:
     return tuple(f"left out: {why}" for side in sides.each for why in side.left_out)
 
 
-def _one_after_the_other(sides: Pair) -> bool:
-    times = [[m.created for m in side.used if m.created] for side in sides.each]
-    if min(map(len, times)) < MIN_REPEATS:
-        return False
-    return max(times[0]) < min(times[1]) or max(times[1]) < min(times[0])
-
-
 def remark_on_figures(
-    sides: Pair, primaries: Sequence[MetricComparison], margin: float, remarks: Remarks
+    sides: Pair,
+    primaries: Sequence[MetricComparison],
+    margin: float,
+    remarks: Remarks,
+    scatter: RunScatter | None = None,
 ) -> None:
     """Lower the confidence for few repeats and values without spread; warn of outliers."""
     fewest = min(sides.sizes)
-    if fewest < MIN_REPEATS:
-        runs = "one run" if fewest == 1 else f"{fewest} runs"
-        remarks.why_low.append(f"{runs} against the margin alone, where {MIN_REPEATS} make a test")
+    runs = "one run" if fewest == 1 else f"{fewest} runs"
+    if fewest < MIN_REPEATS and scatter is not None:
+        remarks.notes.append(f"{runs} judged by what is known of this machine: {scatter.words}")
+    elif fewest < MIN_REPEATS:
+        remarks.why_low.append(
+            f"{runs}, which tells nothing of the change from run to run: {MIN_REPEATS} make a test"
+        )
     for primary in primaries:
         for side, figures in zip(sides.each, (primary.baseline, primary.candidate), strict=True):
             if len(figures.values) == len(side.used) and all(v > 0 for v in figures.values):
@@ -115,12 +126,29 @@ def remark_on_figures(
                 and is_speed(primary.metric)
             ):
                 remarks.doubt(f"{primary.metric} of {side.name}: {IDENTICAL}")
+        remarks.notes += _power(sides, primary, margin)
         if primary.resolution >= 0.0005:
             remarks.notes.append(
                 f"{primary.metric} is printed to within {percent(primary.resolution, 2)}, which "
                 "widens the margin: only differences beyond "
                 f"{percent(margin + primary.resolution, 2)} can be told"
             )
+
+
+def _power(sides: Pair, primary: MetricComparison, margin: float) -> list[str]:
+    """What repeats that scatter as these do would have found, where no difference was."""
+    spreads = [figures.spread for figures in (primary.baseline, primary.candidate)]
+    known = [spread for spread in spreads if spread is not None]
+    few = min(sides.sizes) < MIN_REPEATS or len(known) < len(sides.sizes) or not margin
+    if few or sides.apart or primary.verdict not in ("same", "undecided"):
+        return []
+    n, variances = min(sides.sizes), sum(spread**2 for spread in known)
+    scatter = (variances / len(known)) ** 0.5
+    found = power(variances, n, 2 * margin, margin)
+    return [
+        f"{n} runs a side that lie {100 * scatter:.2g} % apart (between runs) find a change of "
+        f"{percent(2 * margin)} in {100 * found:.0f} % of cases"
+    ]
 
 
 def suspicion(
@@ -132,10 +160,11 @@ def suspicion(
             share = finite_value(member.metrics.get(name))
             if share is not None and share > 1:
                 return f"{name} of {member.name} is {percent(share)}: no run exceeds its {limit}"
-    if verdict not in ("faster", "better") or lead.ratio is None or difference_meant:
+    if verdict not in ("faster", "better", "undecided") or lead.ratio is None or difference_meant:
         return None
+    improves = (lead.ratio > 1) == (lead.better == "higher")
     gain = max(lead.ratio, 1 / lead.ratio) - 1
-    if gain <= TOO_GOOD + lead.resolution:
+    if lead.better is None or not improves or gain <= TOO_GOOD + lead.resolution:
         return None
     return (
         f"{lead.metric} is better by {percent(gain)}, more than the {percent(TOO_GOOD, 0)} that is "

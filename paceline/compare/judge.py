@@ -13,6 +13,7 @@ from paceline.compare.comparability import (
     window_difference,
 )
 from paceline.compare.contrast import compare_metrics
+from paceline.compare.directions import is_speed
 from paceline.compare.doubts import (
     Remarks,
     causes,
@@ -29,6 +30,7 @@ from paceline.compare.judgement import (
     SideSummary,
 )
 from paceline.compare.phrases import sentence
+from paceline.compare.scatter import RunScatter
 from paceline.compare.sides import Pair, Side
 from paceline.compare.significance import (
     CONFIDENCE,
@@ -51,6 +53,11 @@ ORDER: tuple[GateWord, ...] = (
 )
 """Of several primary metrics the first of these words is the verdict."""
 
+ONE_LEVEL = (
+    "runs that keep to one level decide: find what changes them, or take a window on one level"
+)
+"""What decides where a run has two step times."""
+
 FAILED: frozenset[str] = frozenset({"invalid", "not comparable", "slower", "worse", "differs"})
 
 
@@ -61,11 +68,14 @@ def judge(
     margin: float = MARGIN,
     allowed: Collection[str] = (),
     metrics: Sequence[str] = (),
+    scatter: RunScatter | None = None,
 ) -> Comparison:
     """The candidate held against the baseline; see Comparison.
 
     `allowed` are keys of settings that may differ, `metrics` those that the verdict is to depend
-    on, by default the step time or what still means something when settings differ.
+    on, by default the step time or what still means something when settings differ. `scatter` is
+    what the machine's history says of runs that are alike; without it fewer than three repeats a
+    side decide nothing that is timed.
     """
     sides = Pair(baseline, candidate)
     if problem := baseline.invalid or candidate.invalid:
@@ -88,10 +98,10 @@ def judge(
         refusal = f"{sides.names} are not comparable: {differing}.{slow}"
         return blank.model_copy(update={"verdict": "not comparable", "sentence": refusal})
     remarks = Remarks()
-    remark_on_runs(sides, alike, remarks)
+    remark_on_runs(sides, alike, remarks, scatter)
     primary = tuple(dict.fromkeys(metrics)) or (_fair(sides, alike, remarks),)
-    comparisons = compare_metrics(baseline, candidate, primary, margin)
-    return _verdict(blank, sides, comparisons, remarks)
+    comparisons = compare_metrics(baseline, candidate, primary, margin, scatter)
+    return _verdict(blank, sides, comparisons, remarks, scatter)
 
 
 def _profiled(differences: Sequence[Difference]) -> bool:
@@ -99,15 +109,22 @@ def _profiled(differences: Sequence[Difference]) -> bool:
 
 
 def _verdict(
-    blank: Comparison, sides: Pair, comparisons: tuple[MetricComparison, ...], remarks: Remarks
+    blank: Comparison,
+    sides: Pair,
+    comparisons: tuple[MetricComparison, ...],
+    remarks: Remarks,
+    scatter: RunScatter | None,
 ) -> Comparison:
     """`blank` with its figures and the verdict that follows from them."""
     primaries = [comparison for comparison in comparisons if comparison.primary]
     words = _words(primaries)
     verdict = min(words, key=ORDER.index)
     lead = primaries[words.index(verdict)]
-    remark_on_figures(sides, primaries, blank.margin, remarks)
-    needed, how = _repeats(primaries, verdict, min(sides.sizes))
+    remark_on_figures(sides, primaries, blank.margin, remarks, scatter)
+    if verdict == "same" and is_speed(lead.metric) and _leaves_its_level(sides, blank.margin):
+        verdict, needed, how = "undecided", None, ONE_LEVEL
+    else:
+        needed, how = _repeats(primaries, verdict, sides, scatter)
     low = bool(remarks.why_low)
     text = sentence(sides, lead, verdict, blank.margin) + (" Low confidence." if low else "")
     return blank.model_copy(
@@ -204,11 +221,21 @@ def _word(comparison: MetricComparison, weak: bool) -> GateWord:
     return "undecided" if weak and comparison.verdict != "same" else comparison.verdict
 
 
+def _leaves_its_level(sides: Pair, margin: float) -> bool:
+    """Whether a run's steps change for good by more than the margin, so that no median is its."""
+    windows = [member.window for side in sides.each for member in side.used]
+    return any(w and w.shift and abs(w.shift.ratio - 1) > margin for w in windows)
+
+
 def _repeats(
-    primaries: Sequence[MetricComparison], verdict: GateWord, fewest: int
+    primaries: Sequence[MetricComparison],
+    verdict: GateWord,
+    sides: Pair,
+    scatter: RunScatter | None,
 ) -> tuple[int | None, str | None]:
     """Further repeats a side, and how that number was found."""
-    if fewest < MIN_REPEATS:
+    fewest = min(sides.sizes)
+    if fewest < MIN_REPEATS and (scatter is None or verdict == "undecided"):
         return MIN_REPEATS - fewest, "the fewest that allow a test; to show `same` takes about 5"
     if verdict != "undecided":
         return 0, None
@@ -221,4 +248,6 @@ def _repeats(
             "a steadier machine, or another margin, decides sooner"
         )
     most = max((plan for plan in plans if plan is not None), default=1)
-    return max(most, 1), "decides with 80 % probability if ratio and spread stay as they are"
+    turns = "made in turns (A B A B ...); " if sides.apart else ""
+    chance = "decides with 80 % probability if ratio and spread stay as they are"
+    return max(most, 1), turns + chance

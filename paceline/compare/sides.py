@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from math import log
 from statistics import median
 
-import numpy as np
-
 from paceline.compare.directions import RATES
 from paceline.compare.significance import MIN_REPEATS
 from paceline.core.facts import Facts
@@ -20,11 +18,9 @@ from paceline.core.result import (
     WindowRecord,
     finite_value,
 )
-from paceline.core.steps import FloatColumn
 
 LAST_STEPS = (LAST_STEP, "last step")
 """How a run and a published table say that the last step alone is their figure."""
-MOST_DECIMALS = 6
 OUTLYING_RANGES = 5
 """An outlier is a repeat further from the others than this many of their ranges."""
 
@@ -184,6 +180,20 @@ class Pair:
         return [len(side.used) for side in self.each if not side.published]
 
     @property
+    def apart(self) -> bool:
+        """Whether all runs of one side came before all of the other, from three runs a side on.
+
+        Logs were made at another time than they were imported, which tells nothing.
+        """
+        times = [
+            [m.created for m in side.used if m.created and m.facts.origin != "imported"]
+            for side in self.each
+        ]
+        if min(map(len, times)) < MIN_REPEATS:
+            return False
+        return max(times[0]) < min(times[1]) or max(times[1]) < min(times[0])
+
+    @property
     def n_a_and_b(self) -> tuple[int, int]:
         """Runs of the first and second name on the command line."""
         baseline, candidate = len(self.baseline.used), len(self.candidate.used)
@@ -202,17 +212,6 @@ def figure(member: Member, name: str, at_mean: bool) -> float | None:
     # jitter_tax is the mean step over the median one, less 1.
     tax = finite_value(member.metrics.get("jitter_tax"))
     return None if tax is None or tax <= -1 else value / (1 + tax)
-
-
-def printed_step_s(times: FloatColumn) -> float:
-    """The decimal step in which times are printed (`29`, `28` -> 1.0), 0 if finer than 1e-6 s."""
-    if not len(times):
-        return 0.0
-    for decimals in range(MOST_DECIMALS + 1):
-        scaled = times * 10.0**decimals
-        if bool((np.abs(scaled - np.round(scaled)) <= 1e-9 * np.abs(scaled) + 1e-12).all()):
-            return 10.0**-decimals
-    return 0.0
 
 
 def outlying(names: Sequence[str], values: Sequence[float], margin: float) -> list[str]:

@@ -6,17 +6,23 @@ Everything is done on natural logarithms, so that a ratio and its inverse are tr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from math import exp, log1p
 from typing import Any, Literal
 
 import numpy as np
 
+from paceline.compare.scatter import RunScatter
 from paceline.core.steps import FloatColumn
 
 MIN_REPEATS = 3
 """Repeats a side below which no spread between runs can be told."""
+
+APART = 3**0.5
+"""Where all runs of one side came before all of the other and no history tells how the machine
+changes meanwhile, either side is taken to be off by so many of its runs' deviations: as much as
+runs whose luck lasts (lag-1 correlation 0.8) are off three at a time, without showing it."""
 
 MARGIN = 0.01
 """A smaller difference does not matter unless the user says so."""
@@ -99,6 +105,34 @@ def compare_with_figure(figure: float, candidate: Sequence[float]) -> RatioEstim
     return RatioEstimate(float(logs.mean() - np.log(figure)), error, len(logs) - 1.0, variance)
 
 
+def compare_by_history(
+    log_ratio: float, sizes: Sequence[int], scatter: RunScatter
+) -> RatioEstimate:
+    """A ratio of too few runs, with the error that the machine's own history gives it.
+
+    se^2 = sum over the sides of within^2 / n + between^2: each is of one occasion.
+    """
+    variances = [scatter.within**2 / size + scatter.between**2 for size in sizes]
+    return RatioEstimate(
+        log_ratio, sum(variances) ** 0.5, scatter.degrees, len(sizes) * scatter.single**2
+    )
+
+
+def made_apart(estimate: RatioEstimate, scatter: RunScatter | None) -> RatioEstimate:
+    """`estimate` with what the machine may have changed between one side's runs and the other's.
+
+    Known from history: 2 between^2 is added to the squared error, degrees of freedom by
+    Satterthwaite. Else 3 times the variances of both sides' single runs (APART).
+    """
+    if scatter is None:
+        error = (estimate.standard_error**2 + APART**2 * estimate.variances) ** 0.5
+        return replace(estimate, standard_error=error)
+    parts = (estimate.standard_error**2, 2 * scatter.between**2)
+    weights = parts[0] ** 2 / estimate.degrees + parts[1] ** 2 / scatter.degrees
+    total = sum(parts)
+    return replace(estimate, standard_error=total**0.5, degrees=total**2 / weights)
+
+
 def decide(estimate: RatioEstimate, margin: float, resolution: float = 0.0) -> Change:
     """What a test says against the margin; `resolution` is how far the figures may be rounded.
 
@@ -119,12 +153,11 @@ def decide(estimate: RatioEstimate, margin: float, resolution: float = 0.0) -> C
 def decide_by_margin(
     log_ratio: float, known_error: float, margin: float, resolution: float = 0.0
 ) -> Change:
-    """What too few repeats say: the margin alone, unless the runs' own noise hides even that.
+    """What the margin alone says of figures that are counted, not timed, or all identical.
 
-    `known_error` is the standard error of the log ratio as far as it is known (steps within the
-    runs, two repeats). It leaves out the change from run to run, so the answer is never certain.
-    A difference must exceed 1.96 known errors; inside the margin, a true difference of two margins
-    must have had 84 % chance to show outside, which it has while 0.98 known errors fit into it.
+    `known_error` is the standard error of the log ratio as far as it is known. A difference must
+    exceed 1.96 of them; inside the margin, a true difference of two margins must have had 84 %
+    chance to show outside, which it has while 0.98 of them fit into it.
     """
     limit, reach = log1p(margin) + log1p(resolution), 1.96 * known_error
     if abs(log_ratio) > limit:
@@ -166,6 +199,18 @@ def chance_of_decision(
         return differs
     same = normal_cdf((inside - distance) / error) - normal_cdf((-inside - distance) / error)
     return differs + same
+
+
+def power(variances: float, n: int, change: float, margin: float) -> float:
+    """Probability that n repeats a side find a true `change` (relative) to be beyond the margin.
+
+    `variances` is the sum of both sides' variances of single repeats, taken for the truth.
+    """
+    error = (variances / n) ** 0.5
+    if error < NO_SPREAD:
+        return 1.0
+    beyond = max(log1p(margin), student_t(0.975, 2.0 * (n - 1)) * error)
+    return normal_cdf((log1p(change) - beyond) / error)
 
 
 def corrected(p_values: Sequence[float]) -> list[float]:

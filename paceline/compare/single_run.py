@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from math import log
-
 from paceline.compare.doubts import TOO_GOOD
-from paceline.compare.significance import MARGIN, decide_by_margin
+from paceline.compare.significance import MIN_REPEATS
 from paceline.core.result import ReferenceComparison, Status, Verdict, WindowRecord
 from paceline.core.units import percent
 
@@ -18,8 +16,8 @@ def single_run_verdict(
 ) -> Verdict:
     """The verdict of one run: invalid without a trustworthy figure, none without a reference.
 
-    The rule is that of `compare --against` for a single run: the margin of 1 %, widened by the
-    reference's printed resolution, and never with more than low confidence.
+    Else it is undecided, as `compare --against` is of a single run: the sentence says where the
+    run lies, and how many more it takes.
     """
     if status != "ok" or window is None:
         return Verdict(kind="invalid", sentence=f"Not judged: {reason or status}.")
@@ -30,7 +28,7 @@ def single_run_verdict(
             kind="none",
             sentence=f"No comparable published figure: {why or 'the recipe names none'}.",
         )
-    if window.state == "uneven":
+    if window.state == "uneven" or window.shift:
         reference = comparable[0].reference
         sentence = f"Undecided against {reference}: the run's steps keep to no one level."
         return Verdict(kind="undecided", sentence=sentence)
@@ -38,22 +36,15 @@ def single_run_verdict(
 
 
 def _against(best: ReferenceComparison) -> Verdict:
+    """What one run says beside a published row: where it lies, and what would decide."""
     ratio = best.ratio or 0.0
-    change = decide_by_margin(log(ratio), best.known_error, MARGIN, best.resolution)
     printed = f", printed to within {percent(best.resolution, 2)}" if best.resolution > 5e-4 else ""
-    doubt = (
-        f"one run against a margin of {percent(MARGIN, 0)}{' and that' if printed else ''}; "
-        "repeats would make it certain"
+    place = f"{percent(abs(ratio - 1))} {'slower' if ratio < 1 else 'faster'}"
+    suspicious = ratio - 1 > TOO_GOOD + best.resolution
+    doubt = "; too good to be believed at once" if suspicious else ""
+    sentence = (
+        f"Undecided against {best.reference}: {place}{printed}, but one run does not tell how far "
+        f"runs of this machine lie apart{doubt}. {MIN_REPEATS} runs decide: "
+        f"`--repeat {MIN_REPEATS}`, then `paceline compare GROUP --against reference`."
     )
-    size = percent(abs(ratio - 1))
-    if change == "undecided":
-        noise = f"the noise within the run is as large as the difference of {size}"
-        return Verdict(kind="undecided", sentence=f"Undecided against {best.reference}: {noise}.")
-    if change == "same":
-        sentence = f"As fast as {best.reference}{printed} ({doubt})."
-        return Verdict(kind="pass", sentence=sentence)
-    kind = "slower" if change == "lower" else "faster"
-    suspicious = kind == "faster" and ratio - 1 > TOO_GOOD + best.resolution
-    doubt += "; too good to be believed at once" if suspicious else ""
-    sentence = f"{size} {kind} than {best.reference}{printed} ({doubt})."
-    return Verdict(kind=kind, sentence=sentence)
+    return Verdict(kind="undecided", sentence=sentence)

@@ -103,6 +103,20 @@ def binding_warnings(places: Sequence[Place]) -> list[str]:
     return warnings
 
 
+def overcommitted(places: Sequence[Place]) -> str | None:
+    """That ranks of a host share cores or have too few for their threads; None where all fits."""
+    hosts: dict[str, list[Place]] = {}
+    for place in places:
+        if place.cores is not None:
+            hosts.setdefault(place.host, []).append(place)
+    for host, ranks in sorted(hosts.items()):
+        if shared := _doubly_used(ranks):
+            return f"{host}: bound ranks share {shared}"
+        if crowded := _crowded(ranks):
+            return f"{host}: {crowded} cores"
+    return None
+
+
 def _doubly_used(ranks: Iterable[Place]) -> str | None:
     used: set[int] = set()
     twice: set[int] = set()

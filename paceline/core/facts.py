@@ -106,7 +106,8 @@ def facts_of(spec: RunSpec) -> Facts:
         flops_convention=spec.flops_convention,
         nominal_parameters=spec.nominal_parameters,
         total_tokens=training.total_tokens,
-        profiled=any(spec.engine_settings.get(name) for name in PROFILERS),
+        profiled=spec.profile is not None
+        or any(spec.engine_settings.get(name) for name in PROFILERS),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from paceline.core.rates import days, mfu, samples_per_s, tokens_per_s
 from paceline.core.result import Metric
+from paceline.core.stats import MOST_RESAMPLED
 from paceline.core.timed_run import TimedRun, first_value, mean_value
 from paceline.core.units import count
 
@@ -19,6 +20,8 @@ COUNTED = ("model", "seq_len", "global_batch", "num_devices", "flops_convention"
 """Facts without which FLOP/s cannot be told."""
 
 WITHIN_RUN = "within-run 95 %, moving-block bootstrap of the median"
+ORDERED = "within-run 95 %, order statistics of the median"
+ROUNDED = ", and half a printed digit"
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,11 @@ def _metric(
     return register
 
 
+def _kind_of_interval(run: TimedRun) -> str:
+    kind = ORDERED if run.times.n > MOST_RESAMPLED else WITHIN_RUN
+    return kind + (ROUNDED if run.resolution_s else "")
+
+
 @_metric("step_time_s", "Median steady step (mean if uneven): what the machine can do.")
 def _step_time(run: TimedRun) -> Metric:
     low, high = run.interval_s or (None, None)
@@ -58,7 +66,7 @@ def _step_time(run: TimedRun) -> Metric:
         spread=run.spread,
         low=low,
         high=high,
-        interval=WITHIN_RUN if low is not None else None,
+        interval=_kind_of_interval(run) if low is not None else None,
         statistic=run.statistic,
     )
 
@@ -256,7 +264,7 @@ def _rate(run: TimedRun, value: float | None, unit: str, *needs: str) -> Metric:
         spread=run.spread,
         low=None if high_s is None else value * step_s / high_s,
         high=None if low_s is None else value * step_s / low_s,
-        interval=WITHIN_RUN if low_s is not None else None,
+        interval=_kind_of_interval(run) if low_s is not None else None,
         statistic=f"at the {run.statistic} step",
     )
 

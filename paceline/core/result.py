@@ -21,6 +21,37 @@ LAST_STEP = "last"
 """Rules by which a figure without a spread may be judged: its source defines it so."""
 
 
+LONG_WARMUP_STEPS = 10
+LONG_WARMUP_SHARE = 0.25
+"""A warm-up of so many steps, and of so large a share of them, is worth a warning."""
+
+
+class LevelShift(Value):
+    """A step from which on all take another time, as a machine that throttles makes them."""
+
+    first_step: int
+    """The first on the new level, as the log prints it."""
+    ratio: float
+    """New level over old level."""
+    left_out: bool = False
+    """Whether the old level was left out of the window as if it had been warm-up."""
+
+    @property
+    def sentence(self) -> str:
+        """What a reader must know of it."""
+        way = "slower" if self.ratio > 1 else "faster"
+        size = abs(self.ratio - 1)
+        if self.left_out:
+            return (
+                f"level-shift: from step {self.first_step:,} on the steps are {size:.1%} {way} "
+                "than before; the figures are of the new level, the steps before it are left out"
+            )
+        return (
+            f"level-shift: from step {self.first_step:,} on the steps are {size:.1%} {way} than "
+            "before; the median is that of the level with more steps"
+        )
+
+
 class WindowRecord(Value):
     """Which steps a figure is taken from, and by which rule."""
 
@@ -37,8 +68,27 @@ class WindowRecord(Value):
     """The band around the median in which a step counts as steady."""
     drift: float | None = None
     """Relative change of the step time over the window by the Theil-Sen slope."""
+    shift: LevelShift | None = None
+    """A lasting change of level at which the run has no one step time."""
     global_batch: int | None = None
     seq_len: int | None = None
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader must know of the window, a sentence each."""
+        remarks: list[str] = []
+        if self.state == "drifting" and self.drift is not None:
+            remarks.append(f"the step time drifts by {self.drift:+.1%} over the window")
+        if self.shift:
+            remarks.append(self.shift.sentence)
+        n = self.n + self.n_warmup
+        long = self.n_warmup >= LONG_WARMUP_STEPS and self.n_warmup > LONG_WARMUP_SHARE * n
+        if self.rule == "auto" and self.state != "none" and long and not self.shift:
+            remarks.append(
+                f"long-warm-up: {self.n_warmup:,} of {n:,} steps are left out as warm-up; a longer "
+                "run shows whether the rest is settled"
+            )
+        return tuple(remarks)
 
     @property
     def judgeable(self) -> bool:

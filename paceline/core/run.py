@@ -22,6 +22,7 @@ from pydantic import (
 from paceline.core.flops import known_convention
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
+from paceline.core.profiling import Profiling
 from paceline.core.quality import Evaluation, MlperfLog
 from paceline.core.schedules import LossScale, LrSchedule, RampUp
 from paceline.core.secrets import redacted_words
@@ -221,6 +222,8 @@ class RunSpec(Value):
     checkpoint: Checkpointing = Checkpointing()
     mlperf: MlperfLog | None = None
     """Labels of the MLPerf log that the run writes; None writes none."""
+    profile: Profiling | None = None
+    """The tool that is attached, which slows the run; None measures it as it is."""
     references: tuple[str, ...] = ()
 
     @model_validator(mode="before")
@@ -249,6 +252,7 @@ class RunSpec(Value):
     def _what_was_stated(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content = handler(self)
         left_out = OF_A_RECIPE if self.bare else ()
+        left_out = left_out if self.profile else (*left_out, "profile")
         return {name: value for name, value in content.items() if name not in left_out}
 
     @property
@@ -286,7 +290,7 @@ class RunSpec(Value):
         }
         content = self.model_dump(mode="json", exclude=labels)
         for name, usual in NEWER_OF_RUN.items():
-            if content[name] == usual:
+            if content.get(name) == usual:
                 content.pop(name)
         training: dict[str, Any] = content.get("training") or {}
         for name in NEWER:
@@ -346,6 +350,10 @@ class BatchScript:
     """Where sbatch is called, as the script expects."""
     options: tuple[str, ...] = ()
     """Words of sbatch before the script's name, such as `-N 2`."""
+
+
+COLLECTIVE_LIMIT = "PACELINE_COLLECTIVE_LIMIT_S"
+"""The variable by which the native trainer learns a job's `collective_limit_s`."""
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ class TimedRun:
     """True when the steps keep to no one level: then the mean step is the typical one."""
     no_peak: str | None = None
     """Why a peak that the data sheet does state is not this run's."""
+    resolution_s: float = 0.0
+    """The step of the log's printed times; 0 where they are not rounded."""
 
     @property
     def typical_step_s(self) -> float:
@@ -62,9 +64,15 @@ class TimedRun:
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """Within-run interval of the median step in seconds; None where there is none."""
-        t = self.times
-        return None if self.uneven or t.low is None or t.high is None else (t.low, t.high)
+        """Within-run interval of the median step in seconds; None where there is none.
+
+        Half a printed digit belongs to either end: the median of rounded times is the true one
+        rounded, however many steps there are.
+        """
+        t, half = self.times, self.resolution_s / 2
+        if self.uneven or t.low is None or t.high is None:
+            return None
+        return max(t.low - half, t.low / 2), t.high + half
 
     @property
     def global_batch(self) -> float | None:
@@ -124,6 +132,7 @@ def timed_run(
     startup_s: float | None = None,
     uneven: bool = False,
     no_peak: str | None = None,
+    resolution_s: float = 0.0,
 ) -> TimedRun:
     """A TimedRun with the window's step times summarized; the window must not be empty."""
     return TimedRun(
@@ -138,6 +147,7 @@ def timed_run(
         startup_s,
         uneven,
         no_peak,
+        resolution_s,
     )
 
 

@@ -2,7 +2,8 @@
 
 Warm-up ends at the first step that lies, with at least 4 of the 5 from it on, within a band around
 the median of the second half. The half-width is the largest of three scaled MADs, the log's
-resolution and 0.1 %.
+resolution and 0.1 %. Where the first quarter behind it is still slower than the second half, the
+warm-up goes on. A level that the steps keep to for a while and then leave is told in the record.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.levels import two_levels
-from paceline.core.result import WindowRecord
+from paceline.core.result import LevelShift, WindowRecord
+from paceline.core.settling import (
+    LEAST_SHIFT,
+    correlation_widening,
+    level_shift,
+    settling_steps,
+    winsorized,
+)
 from paceline.core.stats import NORMAL_MAD, group_medians, mad_around
 from paceline.core.steps import FloatColumn, IntColumn, Steps
 
@@ -27,6 +35,8 @@ MIN_STEADY = 5
 """Steps; a window with fewer is called short."""
 MIN_RELATIVE_HALF_WIDTH = 0.001
 """Of the band, over its centre: clocks and printed times are no finer."""
+FASTER_STEPS = 3
+"""Left-out steps below the band from which on they were no warm-up, but another level."""
 DRIFT_LIMIT = 0.01
 """A relative change over the window beyond this is called drifting."""
 
@@ -68,7 +78,8 @@ def choose_window(steps: Steps, rule: str = "auto", resolution_s: float = 0.0) -
     if two_levels(steps["step_time_s"][rows], resolution_s):
         state = "uneven"
     record = _record(steps, rows, skipped, state, None, None)
-    return Window(rows, record.model_copy(update={"rule": rule}))
+    shift = _shift_inside(steps, rows) if state == "steady" else None
+    return Window(rows, record.model_copy(update={"rule": rule, "shift": shift}))
 
 
 def check_rule(rule: str) -> None:
@@ -123,11 +134,40 @@ def steady_window(steps: Steps, resolution_s: float = 0.0) -> Window:
     if warmup is None or len(times) - warmup < MIN_STEADY:
         state = "short" if len(times) - start < MIN_STEADY else "uneven"
         return Window(rows, _record(steps, rows, start, state, half_width, None))
-    drift, noise = relative_drift(times[warmup:])
-    state = "drifting" if abs(drift) > max(DRIFT_LIMIT, 3 * noise) else "steady"
-    if state == "steady" and two_levels(times[warmup:], resolution_s):
+    more, settled = settling_steps(times[warmup:])
+    rows = _after(stretch, warmup + more)
+    shift = _shift_before(steps.index[stretch], times, warmup, half_width)
+    drift, noise = relative_drift(times[warmup + more :])
+    fades = not settled and drift < 0
+    state = "drifting" if fades or abs(drift) > max(DRIFT_LIMIT, 3 * noise) else "steady"
+    if state == "steady" and two_levels(times[warmup + more :], resolution_s):
         state = "uneven"
-    return Window(rows, _record(steps, rows, warmup, state, half_width, drift))
+    record = _record(steps, rows, warmup + more, state, half_width, drift)
+    if state != "uneven":
+        shift = shift or _shift_inside(steps, rows)
+    return Window(rows, record.model_copy(update={"shift": shift}))
+
+
+def _shift_before(
+    numbers: IntColumn, times: FloatColumn, warmup: int, half_width: float
+) -> LevelShift | None:
+    """The change from a faster level that was left out: no warm-up is faster than what follows."""
+    centre = float(np.median(times[warmup:]))
+    faster = times[:warmup][times[:warmup] < centre - half_width]
+    if len(faster) < FASTER_STEPS:
+        return None
+    ratio = centre / float(np.median(faster))
+    if ratio - 1 <= LEAST_SHIFT:
+        return None
+    return LevelShift(first_step=int(numbers[warmup]), ratio=ratio, left_out=True)
+
+
+def _shift_inside(steps: Steps, rows: Rows) -> LevelShift | None:
+    """The place inside the window at which the level changes for good."""
+    shift = level_shift(steps["step_time_s"][rows])
+    if shift is None:
+        return None
+    return LevelShift(first_step=int(steps.index[rows][shift.at]), ratio=shift.ratio)
 
 
 def band_half_width(times: FloatColumn, resolution_s: float = 0.0) -> float:
@@ -160,7 +200,8 @@ def relative_drift(times: FloatColumn) -> tuple[float, float]:
     """Change of the step time over the window relative to its median, and that figure's own noise.
 
     The change is the Theil-Sen slope times the window's length. Its standard error is that of a
-    least-squares slope, sigma sqrt(12 / n), with sigma from the MAD of what the line leaves.
+    least-squares slope, sigma sqrt(12 / n), with sigma from the MAD of what the line leaves, and
+    widened for correlated neighbours.
     """
     thinned = group_medians(times, 500)
     first, second = np.triu_indices(len(thinned), 1)
@@ -168,7 +209,9 @@ def relative_drift(times: FloatColumn) -> tuple[float, float]:
     centre = float(np.median(thinned))
     rest = thinned - slope * np.arange(len(thinned))
     sigma = NORMAL_MAD * float(np.median(np.abs(rest - np.median(rest)))) / centre
-    return slope * (len(thinned) - 1) / centre, sigma * (12 / len(thinned)) ** 0.5
+    residual = winsorized(rest - np.median(rest))
+    widening = correlation_widening(residual, fitted=2)
+    return slope * (len(thinned) - 1) / centre, sigma * (12 / len(thinned)) ** 0.5 * widening
 
 
 def _one_batch_size(steps: Steps) -> Rows:

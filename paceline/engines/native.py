@@ -205,6 +205,7 @@ def settings(spec: RunSpec) -> dict[str, Any]:
         "expected_trainable": trainable_parameters(spec.model, spec.lora, spec.layout.tp),
         "events": "steps",
         "logs": "logs",
+        **({"profile": spec.profile.model_dump(mode="json")} if spec.profile else {}),
     }
 
 

@@ -98,6 +98,19 @@ class StartEvent(Value):
         return stage if isinstance(stage, int) and stage >= 0 else 0
 
 
+class CoreSeconds(Value):
+    """What the host gave a rank's process during a step, in seconds; None where it does not say."""
+
+    user_s: NonNegativeFloat | None = None
+    """Processor time of all its threads."""
+    system_s: NonNegativeFloat | None = None
+    """The same inside the kernel."""
+    waited_s: NonNegativeFloat | None = None
+    """In which the thread that trains could have run and had no core."""
+    throttled_s: NonNegativeFloat | None = None
+    """In which its control groups had spent their quota of the cores, added up over cores."""
+
+
 class StepEvent(Value):
     """One optimizer step of one rank; tokens and samples are this rank's own."""
 
@@ -120,11 +133,14 @@ class StepEvent(Value):
     comm_wait_s: NonNegativeFloat | None = None
     data_wait_s: NonNegativeFloat | None = None
     memory_bytes: MemoryPeaks = MemoryPeaks()
+    cores: CoreSeconds = CoreSeconds()
     skipped: bool = False
     checkpoint_s: NonNegativeFloat | None = None
     """Part of the step in which it waited for its checkpoint; None where none was saved."""
     tracked: bool = False
     """Its memory was watched, which takes time: the step time is no figure of the training."""
+    profiled: bool = False
+    """A profiler was attached to this rank, in a run that is for that."""
 
 
 class MemoryEvent(Value):

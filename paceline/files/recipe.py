@@ -254,6 +254,9 @@ def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | 
     automatic: Dtype = "bf16" if native_bf16 else "fp32"
     dtype = automatic if options.dtype == "auto" else options.dtype
     fields = options.model_dump(exclude={"batch_per_device", "global_batch", "dtype"})
+    if dtype == "fp8" and recipe.engine == "native" and cluster.device != "cpu":
+        # Scaling and casting are passes of their own over every operand unless they are fused.
+        fields["compile"] = "blocks"
     training = Training(**fields, global_batch=global_batch, dtype=dtype)
     problems = _batch_problems(recipe, training, world_size)
     if problems:

@@ -3,10 +3,12 @@
 run.json      the resolved spec, the command, the controller's identity, status
 job.sh        exactly what was started
 inventory.json  the machine
+inputs.json   what it reads: data, tokenizer, weights, and the manifests of what was staged
 logs/         what the programs printed, one file a rank
 steps/        the trainer's event lines, one file a rank
 checkpoints/  what `checkpoint.every` asked for
 telemetry/    power, energy, clocks, one file a host
+profiles/     what a profiler left; profile.json and profile.html are made of it
 steps.jsonl   the ranks merged
 result.json   metrics, window, verdict
 report.html
@@ -32,6 +34,7 @@ from paceline.core.result import FINAL, Status
 from paceline.core.run import RunSpec
 from paceline.core.value import PositiveInt, Value
 from paceline.files.documents import read_json, read_value
+from paceline.files.home import home_path
 
 RUN_FILE = "run.json"
 RESULT_FILE = "result.json"
@@ -70,6 +73,8 @@ class Repeat(Value):
     """The groups that run in turn, the run's own among them."""
     partner: RunSpec | None = None
     """What the other group runs, which may have no run of its own yet."""
+    sequential: bool = False
+    """Whether the pairs are looked at while they are made, the error spent over all `wanted`."""
 
 
 class Trial(Value):
@@ -133,13 +138,7 @@ class RunRecord(Value):
 
 def runs_root(option: Path | None) -> Path:
     """The folder of all runs: the option, else $PACELINE_RUNS, else ./runs."""
-    path = option or Path(os.environ.get("PACELINE_RUNS") or "runs")
-    try:
-        return path.expanduser()
-    except RuntimeError as error:
-        raise UserError(
-            str(path), "names a user without a home", remedy="give the folder's whole path"
-        ) from error
+    return home_path("", str(option or os.environ.get("PACELINE_RUNS") or "runs"))
 
 
 def folder_name(spec: RunSpec, when: datetime, tag: str | None) -> str:
@@ -150,6 +149,7 @@ def folder_name(spec: RunSpec, when: datetime, tag: str | None) -> str:
         spec.recipe,
         spec.variant,
         tag,
+        spec.profile and f"profile-{spec.profile.tool}",
         layout,
         f"{spec.world_size}x{spec.cluster.device}",
         spec.key,

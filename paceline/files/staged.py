@@ -19,6 +19,7 @@ from typing import Any, cast
 from paceline.core.assets import UNSTAGED_FOLDERS, Asset, AssetState, Manifest, asset_key
 from paceline.core.errors import SystemFaultError, UserError, did_you_mean
 from paceline.files.documents import read_value
+from paceline.files.home import home_path
 from paceline.files.recipe import Recipe
 from paceline.files.yaml_file import validate
 
@@ -35,13 +36,8 @@ GIT_FOLDER = ".git"
 
 def stage_root(option: Path | None = None) -> Path:
     """The folder of all staged assets: the option, else $PACELINE_STAGE, else the user's own."""
-    path = option or Path(os.environ.get(STAGE_VARIABLE) or "~/.local/share/paceline/stage")
-    try:
-        return path.expanduser().absolute()
-    except RuntimeError as error:
-        raise UserError(
-            str(path), "names a user without a home", remedy="give the folder's whole path"
-        ) from error
+    place = option or os.environ.get(STAGE_VARIABLE) or "~/.local/share/paceline/stage"
+    return home_path("", str(place)).absolute()
 
 
 def asset_folder(root: Path, asset: Asset, assets: Iterable[Asset]) -> Path:

@@ -10,7 +10,7 @@ from paceline.core.facts import Facts
 from paceline.core.levels import uneven_warning
 from paceline.core.metrics import measure
 from paceline.core.result import Metric, WindowRecord
-from paceline.core.stats import Summary, summarize
+from paceline.core.stats import Summary, printed_step_s, summarize
 from paceline.core.steps import Step, Steps
 from paceline.core.timed_run import TimedRun, timed_run
 from paceline.core.units import TERA
@@ -96,7 +96,7 @@ def figures_of(
 
     `uneven` = its steps keep to no one level: the mean step counts.
     """
-    run = log_run(facts, steps, window, uneven)
+    run = log_run(facts, steps, window, uneven, log.resolution_s)
     metrics = measure(run)
     if printed:
         metrics = {name: _as_printed(name, metric) for name, metric in metrics.items()}
@@ -148,8 +148,13 @@ def figures_without_batch(
     return replace(figures, metrics=metrics | rates)
 
 
-def log_run(facts: Facts, steps: Steps, window: Steps, uneven: bool = False) -> TimedRun:
-    """The log as the metrics see it."""
+def log_run(
+    facts: Facts, steps: Steps, window: Steps, uneven: bool = False, resolution_s: float = 0.0
+) -> TimedRun:
+    """The log as the metrics see it; `resolution_s` is the step of printed times, as far as known.
+
+    Times that all end at a coarser decimal were printed at that, whatever the dialect allows.
+    """
     device = find_device(facts.device) if facts.device else None
     peak = device.peaks.get(facts.dtype) if device and facts.dtype else None
     return timed_run(
@@ -159,6 +164,7 @@ def log_run(facts: Facts, steps: Steps, window: Steps, uneven: bool = False) -> 
         peak_flops_per_s=peak.flops_per_s if peak else None,
         peak_source=peak.source if peak else None,
         uneven=uneven,
+        resolution_s=max(resolution_s, printed_step_s(window["step_time_s"])),
     )
 
 

@@ -329,8 +329,7 @@ def _warnings(file: LogFile, log: LogContent, record: WindowRecord, printed: boo
         yield "one figure for the whole run, as the source prints it: no spread is known"
     elif record.n < MIN_STEADY:
         yield f"few-steps: {record.n} steady step lines, fewer than {MIN_STEADY}"
-    if record.state == "drifting" and record.drift is not None:
-        yield f"the step time drifts by {record.drift:+.1%} over the window"
+    yield from record.remarks
 
 
 def _cut_lines(file: LogFile) -> Iterator[str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from paceline.core.errors import SystemFaultError
-from paceline.core.run import Job
+from paceline.core.run import COLLECTIVE_LIMIT, Job
 from paceline.files.documents import write_text
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER
 from paceline.machines import Handle, JobEnd
@@ -44,7 +44,8 @@ def render(job: Job) -> str:
     Secrets are not in it: `submit` hands them over. Raises ValueError for a variable's name that
     bash would read as something else.
     """
-    variables = sorted(open_variables(job.env).items())
+    limit = {COLLECTIVE_LIMIT: f"{job.collective_limit_s:g}"}
+    variables = sorted({**limit, **open_variables(job.env)}.items())
     exports = [f"export {name}={shlex.quote(value)}" for name, value in variables]
     start = [
         job.python,

@@ -75,7 +75,7 @@ def waterfall_chart(
     text = text.transform_calculate(right="max(datum.start, datum.end)")
     measured = levels[-1].name == "measured"
     notes = ["Share of the dense peak that is left after each cause and those above it."]
-    if measured:
+    if any(level.name == "not explained" for level in levels):
         notes.append(
             "“Not explained” is what the measured step takes more, or less, than the estimated one."
         )

@@ -15,19 +15,22 @@ from paceline.compare.judge import judge
 from paceline.compare.judgement import Comparison
 from paceline.compare.over_time.environment import environment_items
 from paceline.compare.published import nearest_row, published_side, timed
-from paceline.compare.sides import Member, Side, printed_step_s
+from paceline.compare.scatter import RunScatter
+from paceline.compare.sides import Member, Pair, Side
 from paceline.compare.significance import MARGIN
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.facts import Facts
 from paceline.core.metrics import METRICS
 from paceline.core.result import Result
 from paceline.core.run_report import RunReport
+from paceline.core.stats import printed_step_s
 from paceline.files import references
 from paceline.files.documents import parse_json, read_text
 from paceline.files.run_folder import RUN_FILE, find_runs
 from paceline.logs.parsed_log import ParsedLog
 from paceline.report.page import window_mask
 from paceline.runs.log_result import RUN_STATUS
+from paceline.runs.machine_scatter import machine_scatter
 from paceline.runs.outcome import evaluate
 
 BEST_REFERENCE = "reference"
@@ -54,7 +57,8 @@ def compare_runs(root: Path, first: str, second: str, gate: Gate) -> Comparison:
 
     Raises UserError when a name stands for no run.
     """
-    return _judge(side_of(root, first), side_of(root, second), gate)
+    baseline, candidate = side_of(root, first), side_of(root, second)
+    return _judge(baseline, candidate, gate, machine_scatter(root, Pair(baseline, candidate)))
 
 
 def compare_with_reference(root: Path, name: str, reference: str, gate: Gate) -> Comparison:
@@ -67,7 +71,8 @@ def compare_with_reference(root: Path, name: str, reference: str, gate: Gate) ->
     if not rows:
         raise UserError(f"--against {reference}", "has no row with a step time to compare with")
     facts = [member.facts for member in side.used or side.members]
-    comparison = _judge(published_side(nearest_row(rows, facts, gate.allowed)), side, gate)
+    row = published_side(nearest_row(rows, facts, gate.allowed))
+    comparison = _judge(row, side, gate, machine_scatter(root, Pair(row, side)))
     if reference != BEST_REFERENCE or _rows_of_recipe(side):
         return comparison
     note = "no published row is known for the recipe; the nearest of all was taken"
@@ -112,9 +117,14 @@ def parse_margin(text: str) -> float:
     return value
 
 
-def _judge(baseline: Side, candidate: Side, gate: Gate) -> Comparison:
+def _judge(baseline: Side, candidate: Side, gate: Gate, scatter: RunScatter | None) -> Comparison:
     return judge(
-        baseline, candidate, margin=gate.margin, allowed=gate.allowed, metrics=gate.metrics
+        baseline,
+        candidate,
+        margin=gate.margin,
+        allowed=gate.allowed,
+        metrics=gate.metrics,
+        scatter=scatter,
     )
 
 

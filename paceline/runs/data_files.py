@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from paceline.core.errors import UserError
 from paceline.core.quality import Evaluation
-from paceline.core.run import Data
+from paceline.core.run import Data, RunSpec
+from paceline.files.home import home_path
 from paceline.files.recipe import Recipe
 from paceline.machines.probe.inventory import usable_cores
 from paceline.staging.conversions.indexed import files_of, prefix_of
@@ -22,6 +23,7 @@ TOKENS_FOLDER = "tokens"
 """Beside the runs: what texts became by a tokenizer."""
 
 V = TypeVar("V", Data, Evaluation)
+R = TypeVar("R", Recipe, RunSpec)
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,14 @@ def make_tokens(files: Iterable[TokenFile], tell: Callable[[str], None]) -> None
             tell(f"tokenizing {name}: {done_bytes / max(1, total_bytes):.0%}")
 
         tokenize([file.source], file.prefix, file.how, workers=usable_cores(), progress=show)
+
+
+def texts_of(files: Iterable[TokenFile]) -> dict[str, Path]:
+    """What tokens are made of: the texts and their tokenizer, by names for a run's record."""
+    texts: dict[str, Path] = {}
+    for file, name in zip(files, ("data.text", "training.evaluation.text"), strict=False):
+        texts |= {name: file.source, "data.tokenizer": file.how.tokenizer}
+    return texts
 
 
 def with_data_file(recipe: Recipe, beside: Path) -> Recipe:
@@ -89,7 +99,7 @@ def _with_files(recipe: Recipe, where: str, part: V, beside: Path, indexed: bool
 
 def _place(recipe: Recipe, field: str, name: str, beside: Path, indexed: bool) -> str:
     """The absolute path of a file, or the prefix of an indexed data set."""
-    for path in (Path(name).expanduser(), beside / name):
+    for path in (home_path(f"{recipe.name}: {field}", name), beside / name):
         if field.endswith(".tokenizer") and path.is_dir():
             path = tokenizer_file(path)
         if indexed:
@@ -102,8 +112,10 @@ def _place(recipe: Recipe, field: str, name: str, beside: Path, indexed: bool) -
     raise UserError(f"{recipe.name}: {field}", f"{name} {what}")
 
 
-def with_tokens(recipe: Recipe, runs: Path) -> tuple[Recipe, tuple[TokenFile, ...]]:
-    """The recipe on tokens in place of its text, where it names a tokenizer, and what they are of.
+def with_tokens(recipe: R, runs: Path, name: str) -> tuple[R, tuple[TokenFile, ...]]:
+    """The recipe or run on tokens in place of text, if it has a tokenizer, and what they are of.
+
+    `name` is what errors call it.
 
     Raises UserError for a tokenizer that the model's vocabulary has no room for.
     """
@@ -112,14 +124,14 @@ def with_tokens(recipe: Recipe, runs: Path) -> tuple[Recipe, tuple[TokenFile, ..
         return recipe, ()
     if data.source == "text" and data.packing == "padded":
         raise UserError(
-            f"{recipe.name}: data.packing", "padded samples of a tokenizer are records; use jsonl"
+            f"{name}: data.packing", "padded samples of a tokenizer are records; use jsonl"
         )
     how = tokenization(Path(data.tokenizer), data.text_key if data.source == "jsonl" else None)
     vocab_size = load_tokenizer(how.tokenizer).get_vocab_size()
     model = recipe.model
     if model.kind == "decoder" and model.vocab_size < vocab_size:
         raise UserError(
-            f"{recipe.name}: model.vocab_size",
+            f"{name}: model.vocab_size",
             f"{model.vocab_size} has no room for the {vocab_size} tokens of {data.tokenizer}",
             remedy=f"--set model.vocab_size={vocab_size}",
         )

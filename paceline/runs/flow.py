@@ -28,7 +28,6 @@ from paceline.files.documents import write_text, write_value
 from paceline.files.events import read_rank
 from paceline.files.index import Index
 from paceline.files.run_folder import (
-    INVENTORY_FILE,
     LOGS_FOLDER,
     REPORT_FILE,
     RESULT_FILE,
@@ -48,11 +47,13 @@ from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.probe.inventory import inventory, oom_kills
 from paceline.machines.probe.telemetry import sampled
 from paceline.runs import outcome
-from paceline.runs.data_files import make_tokens
+from paceline.runs.checkpoints import remove_torn_checkpoints
+from paceline.runs.data_files import make_tokens, texts_of
 from paceline.runs.ending import Ending, file_text, log_tail
 from paceline.runs.logged_run import NATIVE, ending_of, with_told_facts
 from paceline.runs.plan import Plan, probe_machine, reachable_rate
 from paceline.runs.step_follower import follower
+from paceline.runs.surroundings import write_surroundings
 
 POLL_S = 0.2
 STEPS_AT_ONCE = 10_000
@@ -187,7 +188,7 @@ def _begin(
         record = _new_record(plan, folder, command).model_copy(update=membership)
         write_value(folder / RUN_FILE, record)
         read_record(folder)  # figures of what cannot be read again would be lost
-        write_text(folder / INVENTORY_FILE, json.dumps(plan.inventory, indent=2) + "\n")
+        write_surroundings(folder, plan.spec, plan.inventory, texts_of(plan.token_files))
     except BaseException:  # what has no whole record is no run
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -241,13 +242,8 @@ def _launch_and_wait(
     local = plan.spec.cluster.launcher == "local"
     job_launcher.prepare(plan.job, folder)
     kills_before = oom_kills()
-    record = record.model_copy(
-        update={
-            "status": "running",
-            "launched_unix": time.time(),
-            "launched_monotonic_s": time.monotonic(),
-        }
-    )
+    now = {"launched_unix": time.time(), "launched_monotonic_s": time.monotonic()}
+    record = record.model_copy(update={"status": "running", **now})
     write_value(folder / RUN_FILE, record)
     job = (submit or job_launcher.submit)(plan.job, folder)
     try:
@@ -257,6 +253,8 @@ def _launch_and_wait(
     except BaseException:
         job.stop()
         raise
+    finally:
+        remove_torn_checkpoints(folder)
     record = record.model_copy(update={"warnings": (*record.warnings, *job.warnings)})
     if ending is not None and plan.spec.engine != NATIVE:
         # A program that hangs when all its work is done has done its work.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +15,6 @@ from paceline.compare.over_time.environment import (
     EnvironmentChange,
     Items,
     environment_changes,
-    environment_items,
 )
 from paceline.compare.over_time.settings import distinguishing, flat_settings
 from paceline.compare.over_time.step_changes import Drift, SeriesFit, StepChange, fit_series
@@ -28,23 +25,22 @@ from paceline.compare.over_time.timeline import (
     SeriesPoint,
     SlowDrift,
 )
-from paceline.compare.sides import printed_step_s
+from paceline.compare.scatter import RunScatter, run_scatter
 from paceline.compare.significance import MARGIN
 from paceline.core.errors import PacelineError, UserError, did_you_mean
 from paceline.core.facts import Facts
 from paceline.core.metrics import METRICS
 from paceline.core.result import Result, finite_value
+from paceline.core.stats import printed_step_s
 from paceline.core.units import percent
-from paceline.files.documents import read_json, read_value
+from paceline.files.documents import read_value
 from paceline.files.recipe import load_recipe
-from paceline.files.run_folder import INVENTORY_FILE, RESULT_FILE, RunRecord, read_record
+from paceline.files.run_folder import RESULT_FILE, RunRecord, read_record
 from paceline.runs.outcome import evaluate
-
-PROGRAM_FILES = "*/**/*.py"
+from paceline.runs.surroundings import recorded_environment
 
 FEWEST_OCCASIONS = 6
-"""With fewer groups of repeats, each repeat counts for itself."""
-
+"""With fewer days, each run counts for itself."""
 WORTH_TELLING = 0.001
 """A resolution of the printed values below this is no matter."""
 
@@ -179,8 +175,9 @@ def _sorted_out(runs: Sequence[_SeriesRun]) -> list[_ComparableRuns]:
     else that of another imported log with the same facts, whatever nobody stated taken to be alike.
     """
     by_identity: dict[tuple[str, ...], _ComparableRuns] = {}
-    for run in (run for run in runs if run.record.spec):
-        by_identity.setdefault(_identity(run), _ComparableRuns()).runs.append(run)
+    for run in runs:
+        if run.record.spec:
+            by_identity.setdefault(_identity(run), _ComparableRuns()).runs.append(run)
     imported: list[_ComparableRuns] = []
     for run in (run for run in runs if not run.record.spec):
         place = next((s for s in (*by_identity.values(), *imported) if _belongs(run, s)), None)
@@ -269,6 +266,7 @@ def _series(comparable: _ComparableRuns, name: str, metric: str, margin: float) 
         ),
         drift=_slow_drift(fit.drift, metric) if fit.drift else None,
         noise=fit.noise,
+        scatter=_scatter(points, fit),
         findable=fit.findable,
         findable_points=fit.findable_runs,
         notes=tuple(notes),
@@ -278,24 +276,31 @@ def _series(comparable: _ComparableRuns, name: str, metric: str, margin: float) 
 def _occasions(runs: Sequence[_SeriesRun]) -> tuple[list[list[_SeriesRun]], list[str]]:
     """Runs that count as one value each, and what should be told about it.
 
-    Repeats made within an hour do not show how the machine varies from day to day: counted one by
-    one they would make every day's luck look like a change. So a group on one day is one value, its
-    median, as soon as there are enough of these.
+    Runs within an hour do not show how a machine varies from day to day, so a day is one value, the
+    median, as soon as there are enough days. The time of an import tells no day.
     """
-    occasions: dict[tuple[str, str], list[_SeriesRun]] = {}
+    occasions: dict[str, list[_SeriesRun]] = {}
     for run in runs:
-        group, day = run.record.group, run.record.created[:10]
-        occasions.setdefault((group, day) if group else ("", run.record.name), []).append(run)
+        key = run.record.created[:10] if run.facts.origin != "imported" else run.record.name
+        occasions.setdefault(key, []).append(run)
+    each = [[run] for run in runs]
     if len(occasions) == len(runs):
-        return [[run] for run in runs], []
+        return each, []
     if len(occasions) >= FEWEST_OCCASIONS:
-        note = f"{len(occasions)} values: repeats of a group on one day are one, their median"
+        note = f"{len(occasions)} values: the runs of one day are one, their median"
         return list(occasions.values()), [note]
-    count = "1 occasion" if len(occasions) == 1 else f"{len(occasions)} occasions"
-    return [[run] for run in runs], [
-        f"the {len(runs)} runs come from {count}, too few to know how the machine varies from one "
-        "to the next; a step between occasions may be that alone"
-    ]
+    days = f"{len(occasions)} day{'' if len(occasions) == 1 else 's'}"
+    why = f"the {len(runs)} runs come from {days}, too few to know how the machine varies between "
+    return each, [why + "days; a step from one to the next may be that alone"]
+
+
+def _scatter(points: Sequence[Sequence[_SeriesRun]], fit: SeriesFit) -> RunScatter | None:
+    """How far runs lie apart around the fit's levels, by the days on which they were made."""
+    days: dict[str, list[float]] = {}
+    for point, level in zip(points, fit.fitted, strict=True):
+        for run in (run for run in point if run.facts.origin != "imported"):
+            days.setdefault(run.record.created[:10], []).append(run.value / float(level))
+    return run_scatter(list(days.values()), [1.0] * len(days), len(fit.levels))
 
 
 def _change(
@@ -330,8 +335,8 @@ def _change(
 
 
 def _slow_drift(drift: Drift, metric: str) -> SlowDrift:
-    worse = _worse(metric, drift.ratio)
-    return SlowDrift(ratio=drift.ratio, low=drift.low, high=drift.high, worse=worse)
+    ratio = drift.ratio
+    return SlowDrift(ratio=ratio, low=drift.low, high=drift.high, worse=_worse(metric, ratio))
 
 
 def _worse(metric: str, ratio: float) -> bool | None:
@@ -367,25 +372,10 @@ class _Surroundings:
 
     def _at(self, row: int) -> Items:
         if row not in self._items:
-            self._items[row] = _recorded(self._points[row][0])
+            run = self._points[row][0]
+            self._items[row] = recorded_environment(run.folder, run.result.versions)
         return self._items[row]
-
-
-def _recorded(run: _SeriesRun) -> Items:
-    inventory: Mapping[str, Any] = read_json(run.folder / INVENTORY_FILE)
-    return environment_items(inventory, run.result.versions, _trainer(run.folder))
 
 
 def _has_machine(items: Items) -> bool:
     return any(not name.startswith("versions.") for name in items)
-
-
-def _trainer(folder: Path) -> str | None:
-    """Eight hexadecimal digits of the program's files that travelled with the run."""
-    digest, files = hashlib.sha256(), sorted(folder.glob(PROGRAM_FILES))
-    for file in files:
-        try:
-            digest.update(file.name.encode() + file.read_bytes())
-        except OSError:
-            return None
-    return digest.hexdigest()[:8] if files else None

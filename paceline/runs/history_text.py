@@ -226,10 +226,19 @@ def _nothing(series: RunSeries) -> str | None:
     return "too few runs for a step to be seen: it takes 2 on either side" if few else "no change"
 
 
+def _days(series: RunSeries) -> str:
+    """How far single runs lie apart, where days with several of them tell it."""
+    known = series.scatter
+    if known is None or known.n_runs == known.n_occasions:
+        return ""
+    within, between = percent(known.within, 2), percent(known.between, 2)
+    return f" (single runs: {within} within a day, {between} between days)"
+
+
 def _power(series: RunSeries) -> str | None:
     if series.noise is None or series.findable is None:
         return None
-    scatter = f"scatter {percent(series.noise, 2)} from run to run"
+    scatter = f"scatter {percent(series.noise, 2)} from run to run{_days(series)}"
     if series.findable > USELESS:
         return f"{scatter}: too few values for so much scatter to find any change"
     return (

@@ -156,7 +156,7 @@ def _result(
     facts, names = record.known, record.spec.references if record.spec else ()
     hosts = {rank: log.start.host for rank, log in ranks.items() if log.start}
     stages = {rank: log.start.stage for rank, log in ranks.items() if log.start}
-    places = [place for rank, log in sorted(ranks.items()) if (place := _place(rank, log))]
+    places = [place_of(rank, log.start) for rank, log in sorted(ranks.items()) if log.start]
     numbers = merged.index[window.rows] if window else np.array([], dtype=np.int64)
     trusted = window is not None and window.record.judgeable
     metrics = measure(_measured(record, ranks, merged, window)) if window and trusted else {}
@@ -306,11 +306,8 @@ def _unread(ranks: Mapping[int, RankLog]) -> list[str]:
     return [f"rank {rank}: {sentence}" for rank, sentence in sorted(sentences.items()) if sentence]
 
 
-def _place(rank: int, log: RankLog) -> Place | None:
-    """Where the rank ran by its start line, None without one."""
-    start = log.start
-    if start is None:
-        return None
+def place_of(rank: int, start: StartEvent) -> Place:
+    """Where the rank ran by its start line."""
     binding = start.bound
     return Place(
         rank=rank,
@@ -351,8 +348,7 @@ def _warnings(
 ) -> tuple[str, ...]:
     warnings = list(record.warnings)
     uneven = window is not None and window.state == "uneven"
-    if window and window.state == "drifting" and window.drift is not None:
-        warnings.append(f"the step time drifts by {window.drift:+.1%} over the window")
+    warnings += window.remarks if window else ()
     padded = record.spec is not None and record.spec.data.packing == "padded"
     if padded and window and window.n < LEAST_TIMED:
         warnings.append(

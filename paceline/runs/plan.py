@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import SystemFaultError, UserError
@@ -17,7 +16,7 @@ from paceline.core.units import gib, percent
 from paceline.engines import engine
 from paceline.files import catalog, references
 from paceline.files.recipe import Recipe, recipe_names, recipe_path, resolve
-from paceline.files.run_folder import find_run, runs_root
+from paceline.files.run_folder import runs_root
 from paceline.files.staged import with_staged_files
 from paceline.machines import launcher
 from paceline.machines.node.binding import bound
@@ -25,17 +24,13 @@ from paceline.machines.placement import Request, choose_cluster, find_device
 from paceline.machines.probe.gemm import GemmProbe, probe_gemm
 from paceline.machines.probe.inventory import inventory
 from paceline.machines.slurm import client, user_variables
+from paceline.runs.checkpoints import with_checkpoint
 from paceline.runs.command_plan import on_one_device, requested_recipe, with_command
 from paceline.runs.data_files import TokenFile, with_data_file, with_tokens
 
 NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "nvfp4")
 BUSY_LIMIT = 0.2
 """Share of the cores in use beyond which a run is told to be disturbed."""
-
-CHECKPOINTS_FOLDER, LATEST_CHECKPOINT, CHECKPOINT_STATE = "checkpoints", "latest", "state.json"
-"""Names that the native trainer gives."""
-HUB_CONFIG = "config.json"
-"""In a model's folder of the hub, beside its safetensors."""
 
 OPTIMIZER_MASTERS = ("nemo", "megatron", "primus", "mlperf")
 """What names of engines begin with whose fp32 masters are states of the optimizer."""
@@ -73,7 +68,7 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     token_files: tuple[TokenFile, ...] = ()
     if not request.command:
         recipe = with_data_file(recipe, recipe_path(request.recipe).parent)
-        recipe, token_files = with_tokens(recipe, runs)
+        recipe, token_files = with_tokens(recipe, runs, recipe.name)
         recipe = with_checkpoint(recipe, runs)
     machine = machine or inventory()
     cluster, notices = choose_cluster(on_one_device(request, recipe, machine), recipe, machine)
@@ -182,40 +177,6 @@ _ONE_DEVICE = {
 
 def _dtype(recipe: Recipe) -> Dtype:
     return "bf16" if recipe.training.dtype == "auto" else recipe.training.dtype
-
-
-def with_checkpoint(recipe: Recipe, runs: Path) -> Recipe:
-    """The recipe with the absolute folders of the very checkpoints that it begins with.
-
-    The recipe may name a checkpoint, a folder of them (its latest at this moment), or a run, by
-    path or as everywhere (`last`, a prefix). Raises UserError when there is none.
-    """
-    update: dict[str, Any] = {}
-    if recipe.checkpoint.resume is not None:
-        folder = _checkpoint(recipe, "checkpoint.resume", recipe.checkpoint.resume, runs)
-        update["checkpoint"] = recipe.checkpoint.model_copy(update={"resume": folder})
-    if recipe.training.initial_weights is not None:
-        field = "training.initial_weights"
-        folder = _checkpoint(recipe, field, recipe.training.initial_weights, runs)
-        update["training"] = recipe.training.model_copy(update={"initial_weights": folder})
-    return recipe.model_copy(update=update) if update else recipe
-
-
-def _checkpoint(recipe: Recipe, field: str, name: str, runs: Path) -> str:
-    path = Path(name).expanduser()
-    origin = path if path.is_dir() else find_run(runs, name)
-    for place in (origin, origin / CHECKPOINTS_FOLDER):
-        latest = place / LATEST_CHECKPOINT
-        folder = place / latest.read_text().strip() if latest.is_file() else place
-        if (folder / CHECKPOINT_STATE).is_file():
-            return str(folder.resolve())
-    if field == "training.initial_weights" and (origin / HUB_CONFIG).is_file():
-        return str(origin.resolve())
-    raise UserError(
-        f"{recipe.name}: {field}",
-        f"{origin} holds no whole checkpoint",
-        remedy="checkpoint.every=N saves one every N steps",
-    )
 
 
 def would_fit(recipe: Recipe) -> str:

@@ -69,6 +69,8 @@ class Series:
     slots: tuple[JobSlot, ...] = (JobSlot(1),)
     """Where repeats run, one at a time on each; both of a pair on the same."""
     notices: tuple[str, ...] = ()
+    sequential: bool = False
+    """Whether pairs are looked at while they are made, so that no further one may be needed."""
 
     def turns(self, slot: int = 1) -> Iterator[Turn]:
         """The repeats of a slot that are missing, in order: A B, B A, A B, ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +45,7 @@ class RepeatRunner(TaskRunner[Turn, TaskOutcome]):
             wanted=task.num_repeats,
             groups=tuple(side.group for side in sides),
             partner=next((side.plan.spec for side in sides if side is not task.side), None),
+            sequential=self.series.sequential,
         )
         plan = plan_on(as_of_now(task.side.plan, beside_others=not alone), slot)
         return TaskRun(plan, task.side.group, repeat, probe=self.probe and alone)
@@ -112,18 +113,20 @@ def run_series(
     tag: str | None = None,
     probe: bool = True,
     runs_dir: Path | None = None,
+    lanes: Callable[[RepeatRunner], TaskQueue[Turn]] = lambda runner: Lanes(runner.series),
 ) -> SeriesResult:
     """Run what is missing, one after the other on each slot; all groups as they are then.
 
     A repeat that fails is counted and the series goes on; a UserError ends it. KeyboardInterrupt
     ends the running repeats cleanly and then the series, which is returned as far as it came; so do
     the end of an allocation and the loss of all slots. What is left of a slot that lost a host runs
-    on the others. `runs_dir` is named in the commands that the result holds.
+    on the others. `runs_dir` is named in the commands that the result holds; `lanes` may run less
+    than all.
     """
     runner = RepeatRunner(
         observer, root, command, tag or series.tag, series.slots, series=series, probe=probe
     )
-    interrupted = runner.run_tasks(Lanes(series))
+    interrupted = runner.run_tasks(lanes(runner))
     results = tuple(map(runner.group_result, series.sides))
     folder_option = f" --runs-dir {shlex.quote(str(runs_dir))}" if runs_dir else ""
     compare = _comparison(root, results, series.sides)

@@ -72,14 +72,16 @@ def _head(
     reference: float | None,
 ) -> PageHead:
     flagged = len(result.flagged)
-    chip = f"{flagged} node{'' if flagged == 1 else 's'} flagged" if flagged else "no node flagged"
+    suspects = sum(suspect.confirmed is None for suspect in result.suspects)
+    n, word = (suspects, "suspected") if suspects and not flagged else (flagged, "flagged")
+    chip = f"{n or 'no'} node{'s' if n > 1 else ''} {word}"
     judged = result.smallest_fault_found is not None or bool(result.flagged or reference)
     return PageHead(
         eyebrow="scaling and slow nodes",
         name=printable(name),
         title=f"Scaling of {printable(name)}",
         chip=chip if judged else "too few to judge",
-        tone="alert" if flagged else "good" if judged else "plain",
+        tone="alert" if flagged else "good" if judged and not suspects else "plain",
         setup=(table_note(result), f"{len(measured)} sub-clusters measured"),
         sentences=leading(result),
         cards=scaling_cards(result),

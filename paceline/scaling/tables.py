@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,10 +127,11 @@ def simulate_cluster(
     how: Split,
     num_rounds: int,
     judging: Judging,
+    tell: Callable[[str], object] = str,
 ) -> tuple[Analysis, list[str]]:
     """The procedure on a made-up cluster with these faults, and notes on hosts left over."""
     cluster = SimulatedCluster(num_nodes, tuple(parse_fault(text) for text in faults), seed=seed)
-    return simulate(cluster, sizes, how, num_rounds, judging)
+    return simulate(cluster, sizes, how, num_rounds, judging, tell)
 
 
 def _named_columns(row: Row, where: str) -> dict[str, str]:

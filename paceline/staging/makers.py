@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from paceline.core.errors import UserError, did_you_mean
+from paceline.files.yaml_file import validate
 from paceline.staging import conversions
+from paceline.staging.conversions.hub_models import HubFamily, HubModelSize, make_hub_model
 from paceline.staging.conversions.progress import Progress
 
 Setting = str | int | float | bool
@@ -35,8 +37,18 @@ def _from_nothing(make: Callable[[Path, Progress], None], making: Making) -> Non
     make(making.folder, lambda done_bytes, total_bytes: making.check())
 
 
+def _hub_model(family: HubFamily, making: Making) -> None:
+    """A small model with random weights, of the size that the asset's settings say."""
+    if making.inputs:
+        raise UserError(f"made asset {family}", f"takes no needs, not {', '.join(making.inputs)}")
+    size = validate(HubModelSize, dict(making.settings), f"made asset {family}: settings")
+    make_hub_model(making.folder, family, size)
+
+
 MAKERS: dict[str, Maker] = {
-    name: partial(_from_nothing, make) for name, make in conversions.MAKERS.items()
+    **{name: partial(_from_nothing, make) for name, make in conversions.MAKERS.items()},
+    "opt": partial(_hub_model, "opt"),
+    "llama": partial(_hub_model, "llama"),
 }
 """By the `source` of a made asset."""
 

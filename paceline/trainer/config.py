@@ -8,6 +8,8 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from paceline.trainer.side_outputs import MlperfConfig, ProfileConfig
+
 SCHEMA = 1
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp64", "fp8")
 RECOMPUTE = ("none", "selective", "full")
@@ -158,19 +160,6 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
-class MlperfConfig:
-    """What an MLPerf log says of a run that the trainer cannot know, and the untimed steps."""
-
-    benchmark: str
-    org: str
-    platform: str
-    division: str
-    status: str
-    warmup_steps: int
-    cache_cleared: bool | None
-
-
-@dataclass(frozen=True)
 class TrainingConfig:
     """What is trained, apart from the model's shape."""
 
@@ -302,6 +291,7 @@ class TrainerConfig:
     """Parameters of the whole model, adapters included."""
     expected_trainable: int
     mlperf: MlperfConfig | None = None
+    profile: ProfileConfig | None = None
 
     @property
     def world_size(self) -> int:
@@ -340,6 +330,7 @@ def parse_config(raw: Mapping[str, Any]) -> TrainerConfig:
         "layout_rules": _rules(raw.get("layout_rules")),
         "checkpoint": _record(CheckpointConfig, raw, "checkpoint"),
         "mlperf": _optional(MlperfConfig, raw, "mlperf"),
+        "profile": _optional(ProfileConfig, raw, "profile"),
     }
     return _build(TrainerConfig, {**raw, **parts}, "")
 

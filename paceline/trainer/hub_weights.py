@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -33,6 +33,8 @@ from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
 from paceline.trainer.config import ModelConfig
 
 CONFIG, PATTERN = "config.json", "*.safetensors"
+NAMED = 5
+"""Tensors that a refusal names at most."""
 LARGEST_HEADER = 100_000_000
 """Bytes, the format's own limit."""
 DTYPES = {
@@ -150,6 +152,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """What a key that config.json lacks means in transformers."""
 OPT_EPS = 1e-5
 """Of OPT's norms; its config.json has no key for it."""
+NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+"""Ends of what older files keep of the computation itself: masks, and the rotary frequencies."""
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}
 
 
@@ -229,6 +233,16 @@ class HubReader(StorageReader):
         if _is_vocabulary(name) and missing > 0:
             return torch.cat([tensor, tensor.new_zeros(missing, tensor.shape[1])])
         return tensor
+
+    def check_all_taken(self, weights: Iterable[str]) -> None:
+        """Raise UnsoundCheckpointError with the tensors that are none of the model's `weights`."""
+        taken = {self._places[name].name for name in weights if name in self._places}
+        taken |= {"lm_head.weight"} if self.model.tied_embeddings else set()
+        left = [name for name in self._stored if name not in taken]
+        left = [name for name in left if not name.endswith(NO_WEIGHTS)]
+        if left:
+            names = ", ".join(left[:NAMED]) + f" and {len(left) - NAMED} more" * (len(left) > NAMED)
+            raise UnsoundCheckpointError(f"the model has no weight for its {names}"[:500])
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing is kept between loads."""

@@ -38,6 +38,8 @@ def load_weights(replica: Replica, source: str, model: Model) -> None:
     assert group is None or isinstance(group, dist.ProcessGroup)
     try:
         reader = _reader(folder, model)
+        if isinstance(reader, HubReader):
+            reader.check_all_taken(_names(replica, group))
         chosen = _chosen(weights, sizes_in(reader), folder)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
@@ -56,6 +58,16 @@ def _reader(folder: Path, model: Model) -> CheckpointReader | HubReader:
     if isinstance(model, FluxConfig):
         raise ConfigError(f"{FIELD} {folder}: a hub's folder is read for decoders alone")
     return HubReader(folder, model)
+
+
+def _names(replica: Replica, group: dist.ProcessGroup | None) -> set[str]:
+    """The weights of all pipeline stages."""
+    mine = [name for name, _ in replica.named_parameters()]
+    if group is None or replica.mesh.pp.size == 1:
+        return set(mine)
+    stages: list[list[str]] = [[] for _ in range(group.size())]
+    dist.all_gather_object(stages, mine, group=group)
+    return {name for names in stages for name in names}
 
 
 def sizes_in(reader: CheckpointReader | HubReader) -> dict[str, torch.Size]:

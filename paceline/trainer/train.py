@@ -25,7 +25,9 @@ from paceline.trainer.measure.memory import MemoryWatch
 from paceline.trainer.measure.memory_limit import limit_memory
 from paceline.trainer.measure.mllog import MlperfRun
 from paceline.trainer.measure.outcome import CheckpointError, NotFiniteError
+from paceline.trainer.measure.traffic import watch_traffic
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
+from paceline.trainer.profilers import make_profiler
 from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.replica.replica import Replica
 from paceline.trainer.schedule import BatchSizes
@@ -57,10 +59,12 @@ def train(
     heartbeat.beat("while the model is made")
     steps = StepClock(DeviceClock(world.device) if world.device.type == "cuda" else HostClock())
     undo = watch_waits(steps) if world.size > 1 else None
+    end_traffic = watch_traffic(steps, world, mesh) if world.size > 1 else None
     replica = make_replica(config, world, mesh, steps)
     initialise(config, replica, heartbeat)
     heartbeat.follow(steps, replica.parts, replica.stages)
-    trainer = Trainer(config, replica, world, steps, events, memory)
+    profiler = make_profiler(config.profile, world, mesh)
+    trainer = Trainer(config, replica, world, steps, events, memory, profiler=profiler)
     if config.mlperf is not None:
         start_clock(trainer, config, timed, heartbeat)
     corpus = corpus or load_corpus(config)
@@ -79,9 +83,12 @@ def train(
             trainer.finish_checkpoint()
         raise
     finally:
+        profiler.close()
         loader.close()
         if undo is not None:
             undo()
+        if end_traffic is not None:
+            end_traffic()
     if world.size > 1:
         # A rank that went early would break the last collective of a slower one. The group itself
         # is left to the process's end: gloo's destructor can wait forever for a thread of its own.

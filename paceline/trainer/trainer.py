@@ -17,9 +17,11 @@ from torch import Tensor
 from paceline.trainer.config import TrainerConfig
 from paceline.trainer.data.batches import Loader, LocalBatch
 from paceline.trainer.measure.clock import Lap, StepClock
+from paceline.trainer.measure.cores import CoreUse
 from paceline.trainer.measure.event_log import EventLog, resident_bytes
 from paceline.trainer.measure.memory import MemoryWatch
 from paceline.trainer.measure.outcome import NotFiniteError
+from paceline.trainer.measure.profiler import DATA, UPDATE, Profiler
 from paceline.trainer.optim import LossScaler, clip_factor, make_optimizer, scale_gradients
 from paceline.trainer.parallel.collectives import sum_over
 from paceline.trainer.parallel.mesh import World
@@ -51,6 +53,8 @@ class Pending:
     tracked: bool
     checkpoint_s: float | None
     """How long the step waited for its checkpoint, None without one."""
+    cores: dict[str, float]
+    """What the host's cores gave this process meanwhile; see `CoreUse`."""
 
 
 class Trainer:
@@ -65,8 +69,10 @@ class Trainer:
         events: EventLog,
         memory: MemoryWatch | None = None,
         masked: bool = False,
+        profiler: Profiler | None = None,
     ) -> None:
         """`masked` says that ranks may count different numbers of targets."""
+        self.profiler = profiler or Profiler()
         self.memory = memory or MemoryWatch(world.device, parts=False)
         self.config, self.replica, self.world = config, replica, world
         self.steps, self.events = steps, events
@@ -113,10 +119,13 @@ class Trainer:
         gc.disable()
         first = {"first_step": done + 1, "time_unix": time.time(), "monotonic_s": time.monotonic()}
         self.events.write("start", **{**start, **first})
+        cores = CoreUse()
         self.steps.start(done + 1)
         behind = self.steps.clock.steps_behind
         for step in range(done + 1, self.config.training.steps + 1):
-            batch, data_wait_s = loader.next()
+            self.profiler.before(step)
+            with self.profiler.marked(DATA):
+                batch, data_wait_s = loader.next()
             set_rate(self.optimizer, self.rate.at(step - 1))
             with self.memory.step(self.replica.parts, [self.optimizer]) as tracked:
                 values, skipped = self.step(batch.to(self.world.device))
@@ -124,6 +133,7 @@ class Trainer:
                 self.events.write("memory", step=step, **self.memory.record())
             checkpoint_s = self._save(step, values, skipped)
             lap = self.steps.lap()
+            self.profiler.after(step)
             self._pending.append(
                 Pending(
                     step,
@@ -135,6 +145,7 @@ class Trainer:
                     skipped,
                     tracked,
                     checkpoint_s,
+                    cores.lap(),
                 )
             )
             while len(self._pending) > behind:
@@ -145,6 +156,7 @@ class Trainer:
                 self._drain()
                 if self._quality.evaluate(step):
                     break
+                cores.lap()
                 self.steps.start(step + 1)
         self._drain()
         reached = self._quality.stop(self.steps.done + done) if self._quality else None
@@ -183,7 +195,8 @@ class Trainer:
         loss_scale = self.scaler.scale if self.scaler else 1.0
         loss = self.replica.train(batch, loss_scale / self._mean_count(batch))
         norm, loss = self.replica.norm_and_loss(loss)
-        norm, skipped = self._update(norm, loss_scale)
+        with self.profiler.marked(UPDATE):
+            norm, skipped = self._update(norm, loss_scale)
         return torch.stack([loss / loss_scale, norm]).to("cpu", non_blocking=True), skipped
 
     def _mean_count(self, batch: LocalBatch) -> float:
@@ -231,8 +244,10 @@ class Trainer:
             comm_wait_s=comm_wait_s,
             data_wait_s=done.data_wait_s,
             memory_bytes=self._memory_bytes(),
+            cores=done.cores,
             **({"skipped": True} if done.skipped else {}),
             **({"tracked": True} if done.tracked else {}),
+            **({"profiled": True} if self.profiler.attached(done.step) else {}),
             **({} if done.checkpoint_s is None else {"checkpoint_s": done.checkpoint_s}),
         )
 

@@ -18,17 +18,21 @@ from paceline.estimate.question import Question
 from paceline.layouts.sweep.page import sweep_html
 from paceline.mlperf.compare.comparison import compare
 from paceline.mlperf.compare.page import compared_html
+from paceline.profiles.torch_traces import read_file
+from paceline.profiles.waterfall import waterfall
 from paceline.report.html import render_html
 from paceline.runs.comparison import Gate, compare_runs
 from paceline.runs.comparison_page import comparison_html
 from paceline.runs.history import recipe_history
 from paceline.runs.history_page import history_html
+from paceline.runs.profile_page import profile_html
 from paceline.scaling.analysis.answer import scale_result
 from paceline.scaling.analysis.procedure import simulate
 from paceline.scaling.analysis.simulation import Fault, SimulatedCluster
 from paceline.scaling.page import scaling_html
 from tests.layouts.sweep.test_charts import EXPECTED, result, row
 from tests.mlperf.submissions import ten_runs
+from tests.profiles.traces import kernel, step, write
 from tests.report import example
 from tests.runs.series_example import around, make_finished
 
@@ -118,6 +122,17 @@ def mlperf_page() -> str:
         return compared_html(compare([small, large], num_devices=[8, 64], accelerator="GB200"))
 
 
+def profile_page() -> str:
+    """Two ranks under PyTorch's profiler, a kernel with a name of C++'s length among theirs."""
+    with TemporaryDirectory() as folder:
+        for rank in range(2):
+            events = [*step(20, 0, 900), kernel(f"void at::native::{LONG}<4, {LONG}>", 0, 400)]
+            write(Path(folder) / f"rank-{rank}.json", events, rank=rank)
+        read = read_file(Path(folder))
+    levels = waterfall(read, flops_per_step=1e8, peak_flops_per_s=1e12)
+    return profile_html(read.model_copy(update={"waterfall": levels}), "tiny-llama")
+
+
 MADE: dict[str, Callable[[], str]] = {
     "run": run_page,
     "many ranks": many_ranks_page,
@@ -128,6 +143,7 @@ MADE: dict[str, Callable[[], str]] = {
     "compare": lambda: comparison_html(comparison()),
     "history": lambda: history_html(history()),
     "mlperf": mlperf_page,
+    "profile": profile_page,
 }
 """What makes each page."""
 

@@ -10,48 +10,23 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from paceline.core.run_report import RunReport
-from paceline.machines.placement import Request, Where
 from paceline.mlperf.score.run_set import score
 from paceline.runs import flow, outcome
 from paceline.runs.plan import Plan, make_plan
 from tests.clusters.bed import Bed
 from tests.clusters.bed.process import until
+from tests.clusters.foreign_jobs import on_site, request, words
 from tests.clusters.slurm_jobs import Background
 from tests.engines.batch_site import CONFIG, MLPERF, SYSTEM
-
-SITE = """\
-name: bed
-device: GB300
-nodes: 2
-devices_per_node: 2
-launcher: slurm
-slurm: {gres: none, partition: batch}
-"""
 
 
 @pytest.fixture
 def bed(slurm_cluster: Bed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bed:
-    for name, value in slurm_cluster.settings.items():
-        monkeypatch.setenv(name, value)
-    (tmp_path / "site.yaml").write_text(SITE)
-    return slurm_cluster
-
-
-def words(settings: dict[str, Any], *more: str) -> list[str]:
-    """Overrides that choose an engine's settings."""
-    return [*(f"engine_settings.{name}={json.dumps(v)}" for name, v in settings.items()), *more]
-
-
-def request(tmp_path: Path, recipe: str, variant: str | None, overrides: list[str]) -> Request:
-    site = str(tmp_path / "site.yaml")
-    return Request(
-        recipe, variant, tuple(overrides), None, "auto", site, where=Where(launcher="slurm")
-    )
+    return on_site(slurm_cluster, monkeypatch, tmp_path)
 
 
 def paceline(bed: Bed, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.compare.sides import Side, figure, outlying, printed_step_s
+from paceline.compare.sides import Side, figure, outlying
 from paceline.core.result import Metric, WindowRecord
+from paceline.core.stats import printed_step_s
 from tests.compare.members import member, side
 
 

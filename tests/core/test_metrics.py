@@ -159,3 +159,12 @@ def test_mfu_never_counts_recomputation_whatever_the_convention():
         assert (after["mfu"].convention, before["hfu"].convention) == (convention, convention)
         assert after["hfu"].convention == f"{convention}+recompute"
         assert after["hardware_flops_per_s_per_device"].convention == f"{convention}+recompute"
+
+
+def test_half_a_printed_digit_belongs_to_the_interval():
+    plain, printed = (measure(run(times=[2.3] * 40, resolution_s=r)) for r in (0.0, 0.1))
+    assert (plain["step_time_s"].low, plain["step_time_s"].high) == (2.3, 2.3)
+    step, rate = printed["step_time_s"], printed["samples_per_s"]
+    assert (step.low, step.high) == (pytest.approx(2.25), pytest.approx(2.35))
+    assert (rate.low, rate.high) == (pytest.approx(8 / 2.35), pytest.approx(8 / 2.25))
+    assert step.interval is not None and "half a printed digit" in step.interval

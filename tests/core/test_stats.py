@@ -63,6 +63,23 @@ def test_a_million_steps_are_summarized_at_once():
     assert summary.low is not None and summary.low < 1.0005
 
 
+def test_the_interval_of_a_long_skewed_series_holds_its_own_median_and_the_true_one():
+    rng = np.random.default_rng(5)
+    truth, covered = 0.5, 0
+    for _ in range(40):
+        values = truth * rng.lognormal(0, 0.4, 6000)
+        low, high = median_interval(values) or (np.inf, -np.inf)
+        assert low <= np.median(values) <= high < 1.05 * truth
+        covered += low <= truth <= high
+    assert covered >= 35
+
+
+def test_the_interval_of_a_long_series_knows_of_correlated_neighbours():
+    rng = np.random.default_rng(6)
+    trials = [median_interval(correlated(6000, 0.8, rng)) for _ in range(40)]
+    assert sum(t is not None and t[0] <= 1.0 <= t[1] for t in trials) >= 35
+
+
 def test_group_medians_keep_order_and_level():
     assert list(group_medians(np.arange(10.0), 5)) == [0.5, 2.5, 4.5, 6.5, 8.5]
     assert len(group_medians(np.arange(11.0), 5)) <= 5

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.engines import engine
-from paceline.engines.launch.programs import home_path
+from paceline.files.home import home_path
 from tests.engines.batch_site import MLPERF, NEMO, site
 from tests.example import make_spec
 
@@ -29,7 +29,7 @@ NOBODYS = "~no-such-user/x"
 def test_a_home_folder_that_nobody_has_is_told(name: str, field: str, more: dict[str, str]) -> None:
     settings = {**more, field: NOBODYS}
     spec = make_spec(engine=name, engine_settings=settings, cluster=site(1, 2))
-    with pytest.raises(UserError, match=f"engine_settings.{field} {NOBODYS}: names a home folder"):
+    with pytest.raises(UserError, match=f"engine_settings.{field} {NOBODYS}: names a user without"):
         engine(name).job(spec, "x")
 
 

@@ -50,6 +50,16 @@ def test_the_1b3_training_has_its_published_arguments(tmp_path: Path):
     }
 
 
+def test_a_growing_batch_can_be_spelled_as_forks_of_2026_do(tmp_path: Path):
+    new = started(study(tmp_path, "engine_settings.spelling=new", variant="ramp-up"))
+    steps = new["--step-batch-size-schedule"][0].split()
+    assert steps[0] == "0:32" and steps[-1] == f"{2_000_000 * 2048}:512" and len(steps) == 16
+    assert not {"--rampup-batch-size", "--global-batch-size"} & set(new)
+    odd = study(tmp_path, "engine_settings.spelling=newer", variant="ramp-up")
+    problems = engine("megatron_deepspeed").unsupported(odd)
+    assert problems == ["engine_settings.spelling newer is neither old nor new"]
+
+
 def test_deepspeed_is_told_what_the_training_told_it(tmp_path: Path):
     job = engine("megatron_deepspeed").job(study(tmp_path, "layout.pp=2"), "x")
     assert json.loads(job.files["ds_config.json"]) == {

@@ -166,6 +166,13 @@ def test_auto_dtype_follows_the_device():
     assert resolve(recipe, CPU, False, None).training.dtype == "fp32"
 
 
+def test_float8_on_a_gpu_compiles_the_blocks():
+    recipe = load_recipe("tiny-llama", None, ["dtype=fp8"])
+    gpu = CPU.model_copy(update={"device": "H100-SXM"})
+    assert resolve(recipe, gpu, True, None).training.compile == "blocks"
+    assert resolve(recipe, CPU, True, None).training.compile == "none"
+
+
 def test_a_layout_that_does_not_fit_the_devices_is_refused_with_reasons():
     recipe = load_recipe("tiny-llama", None, ["layout.tp=3"])
     with pytest.raises(UserError, match="does not divide 2 devices"):

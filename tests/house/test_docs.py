@@ -107,6 +107,13 @@ def shell_lines() -> list[str]:
     return [line for line in lines if line.startswith("paceline ")]
 
 
+PLANNED = {
+    "deepspeed_chat": "opt-350m-sft · deepspeed_chat · 512 x H100-SXM",
+    "megatron_deepspeed": "gpt-1b3 · megatron_deepspeed · 8 x V100-SXM2-32GB",
+    "mlperf": "exec sbatch --parsable --no-requeue",
+    "nemo": "megatron_gpt_pretraining.py",
+}
+"""The procedures of the four sources by their own engine, and what a plan shows of each."""
 MINUTES_OR_RESULTS = [["mlperf", verb] for verb in ("run", "score", "check")]
 
 
@@ -118,9 +125,12 @@ def test_every_paceline_command_of_the_readme_is_understood(line: str, tmp_path:
     for suffix in (".bin", ".idx"):
         (tmp_path / "pile_text_document").with_suffix(suffix).touch()
     arguments = shlex.split(line)[1:]
-    if arguments[0] in ("run", "scale", "sweep", "tune"):
+    engine = arguments[arguments.index("--engine") + 1] if "--engine" in arguments else None
+    if engine == "mlperf":
+        arguments = ["mlperf", "run", "--dry-run", *with_config(arguments[2:], tmp_path)]
+    elif arguments[0] in ("run", "scale", "sweep", "tune"):
         arguments[1:1] = ["--dry-run"]
-    if arguments[0] in ("check", "calibrate") or arguments[:2] in MINUTES_OR_RESULTS:
+    elif arguments[0] in ("check", "calibrate") or arguments[:2] in MINUTES_OR_RESULTS:
         arguments += ["--help"]  # there are no hosts and no results here, and no minutes
     if "--trace" in arguments:
         arguments.remove("--trace")  # its own tests follow smaller models
@@ -128,6 +138,27 @@ def test_every_paceline_command_of_the_readme_is_understood(line: str, tmp_path:
     refused_for_lack_of_room = done.returncode == 1 and "cannot fit" in done.stderr
     no_runs_yet = done.returncode == 1 and "paceline run tiny-llama" in done.stderr
     assert done.returncode == 0 or refused_for_lack_of_room or no_runs_yet, done.stderr
+    if engine in PLANNED:
+        assert done.returncode == 0 and PLANNED[engine] in done.stdout + done.stderr
+
+
+def test_each_of_the_four_procedures_has_a_command_of_its_own_engine():
+    lines = shell_lines()
+    assert all(any(f"--engine {name} " in line for line in lines) for name in PLANNED)
+
+
+def with_config(arguments: list[str], folder: Path) -> list[str]:
+    """The arguments of `mlperf run`, with the submission's folder in `folder`."""
+    submission = ROOT / "tests" / "engines" / "mlperf_container"
+    (folder / "8b").mkdir()
+    (folder / "8b" / "config_common.sh").symlink_to(submission / "config_common.sh")
+    text = (submission / "config_BED_2x2x8xtp1pp1cp1_8b.sh").read_text()
+    of_the_site = {"DGXNNODES": 18, "DGXNGPU": 4, "MINIBS": 1, "CONTEXT_PARALLEL": 2}
+    exports = "".join(f"export {name}={value}\n" for name, value in of_the_site.items())
+    words = [word.replace("/lustre/8b", str(folder / "8b")) for word in arguments]
+    (config,) = [word.partition("config=")[2] for word in words if "config=" in word]
+    Path(config).write_text(text + exports)
+    return words
 
 
 def test_the_first_screen_names_both_set_up_commands():

@@ -6,6 +6,7 @@ import gzip
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from paceline.core.errors import UserError
@@ -69,6 +70,13 @@ def test_days_are_paid_at_the_mean_step(tmp_path: Path):
     assert log.step_time_s is not None and log.tokens_per_s is not None
     days = 1e12 / (128 * 8192 / log.step_time_s.mean) / 86400
     assert log.metrics["days_to_train"].value == pytest.approx(days)
+
+
+def test_the_interval_of_a_coarse_log_holds_what_was_rounded_away(tmp_path: Path):
+    times = np.round(np.random.default_rng(1).normal(2.337, 0.003, 60), 1)
+    step = parsed(tmp_path, maxtext_log(times.tolist())).metrics["step_time_s"]
+    assert step.value == 2.3 and step.low is not None and step.high is not None
+    assert step.low < 2.337 < step.high
 
 
 def test_without_additions_nothing_is_guessed(tmp_path: Path):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -106,6 +107,11 @@ def test_the_script_runs_by_hand_from_any_folder(tmp_path: Path):
 
 def test_the_script_names_no_folder_of_the_run(tmp_path: Path):
     assert str(tmp_path) not in local.render(make_job(RANK, "0", "0"))
+
+
+def test_ranks_learn_how_long_a_collective_may_take():
+    job = replace(make_job(RANK, "0", "0"), collective_limit_s=1200.0)
+    assert "export PACELINE_COLLECTIVE_LIMIT_S=1200\n" in local.render(job)
 
 
 def test_hostile_values_stay_words():

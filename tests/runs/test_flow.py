@@ -215,6 +215,10 @@ def test_a_time_limit_ends_the_run_and_keeps_the_steps(tmp_path: Path):
 def test_an_interrupt_ends_every_process_and_is_recorded(tmp_path: Path, which: signal.Signals):
     process = start(tmp_path, "--set", "steps=1000000", "--json")
     pids = wait_for_steps(tmp_path, 10)
+    checkpoints = only_run(tmp_path) / "checkpoints"
+    for name in ("step-000004/state.json", ".step-000008/__0_0.distcp"):
+        (checkpoints / name).parent.mkdir(parents=True)
+        (checkpoints / name).touch()
     process.send_signal(which)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 4 and "Traceback" not in errors
@@ -223,6 +227,7 @@ def test_an_interrupt_ends_every_process_and_is_recorded(tmp_path: Path, which: 
     result = result_of(tmp_path)
     assert result["status"] == "cancelled" and result["steps_done"] >= 10
     assert (only_run(tmp_path) / REPORT_FILE).exists()
+    assert [path.name for path in checkpoints.iterdir()] == ["step-000004"]
 
 
 @pytest.mark.parametrize("fault", [KeyboardInterrupt, SystemFaultError("run.json", "no room")])

@@ -196,11 +196,23 @@ def test_repeats_of_one_day_count_as_one_value(tmp_path: Path):
     assert series.changes == () and "one, their median" in series.notes[0]
 
 
+def test_untagged_runs_of_one_day_are_one_value_too(tmp_path: Path):
+    days = around(0.2, 8, seed=7, spread=0.01)
+    for number, (day, repeat) in enumerate((d, r) for d in range(8) for r in (-1, 0, 1)):
+        time = days[day] * (1 + 0.0001 * repeat)
+        make_finished(tmp_path, number, time, day=day + (repeat + 1) / 100)
+    series = only(tmp_path)
+    assert len(series.points) == 8 and series.changes == ()
+    scatter = series.scatter
+    assert scatter is not None and (scatter.n_runs, scatter.n_occasions) == (24, 8)
+    assert scatter.within < 0.0005 < 0.005 < scatter.between < 0.02
+
+
 def test_two_groups_count_run_by_run_and_warn(tmp_path: Path):
     repeats(tmp_path, [*around(0.2, 5, 1, 0.001), *around(0.206, 5, 2, 0.001)], per_day=5)
     series = only(tmp_path)
     assert len(series.points) == 10 and [c.n_before for c in series.changes] == [5]
-    assert "2 occasions" in series.notes[0]
+    assert "2 days" in series.notes[0]
 
 
 def imported(root: Path, number: int, time: float, facts: Facts) -> Path:

@@ -170,6 +170,17 @@ def test_a_checkpoint_is_pinned_however_it_is_named(
         assert resumed(tmp_path / "runs", name) == str(folder)
 
 
+@pytest.mark.parametrize(
+    "field", ["data.path", "data.tokenizer", "training.initial_weights", "checkpoint.resume"]
+)
+def test_a_path_of_nobodys_home_is_refused_by_its_field(field: str):
+    text = ("data.source=text", "data.path=/etc/hostname", "data.tokenizer=null")
+    overrides = (*text, f"{field}=~no-such-user/x")
+    words = f"{field} ~no-such-user/x: names a user without a home; give"
+    with pytest.raises(UserError, match=words):
+        make_plan(Request("tiny-llama", overrides=overrides, devices=2))
+
+
 def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"holds no whole checkpoint.*checkpoint\.every=N"):
         resumed(tmp_path, str(tmp_path))

@@ -46,6 +46,13 @@ def test_a_simulated_fault_is_named_in_words_and_fails_only_when_asked():
     assert paceline("scale", *QUICK, "--fail-on-findings").returncode == 0
 
 
+def test_a_large_simulation_says_that_it_goes_on():
+    done = paceline("scale", "--simulate", "--nodes", "512", "--sizes", "1,512", "--json")
+    assert done.stderr.startswith("  analysing 513 sub-clusters, 0 of them follow-ups\n")
+    assert json.loads(done.stdout)["base"]["nodes"] == 1
+    assert paceline("scale", *QUICK, "--json").stderr == ""
+
+
 def test_the_table_comes_as_csv_unrounded():
     done = paceline("scale", *QUICK, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
@@ -74,11 +81,18 @@ def test_page_and_charts_are_written(tmp_path: Path):
 
 
 def test_few_nodes_are_judged_by_a_reference_or_a_history(tmp_path: Path):
+    def suspected(*arguments: str) -> list[str]:
+        result = document(*arguments)
+        assert result["flagged"] == []
+        return [suspect["host"] for suspect in result["suspects"]]
+
     table, before = tmp_path / "now.csv", tmp_path / "before.csv"
     table.write_text("host,samples_per_s\nn1,100\nn2,90\n")
     before.write_text("host,samples_per_s\n" + "n1,100\nn2,99.5\nn1,100.2\nn2,99.8\n" * 2)
-    assert document("--from", str(table))["flagged"] == []
-    assert document("--from", str(table), "--reference", "100")["flagged"] == ["n2"]
+    assert suspected("--from", str(table)) == []
+    assert suspected("--from", str(table), "--reference", "100") == ["n2"]
+    assert suspected("--from", str(table), "--history", str(before)) == ["n2"]
+    table.write_text("host,samples_per_s\nn1,100\nn2,90\nn1,100.1\nn2,90.1\n")
     judged = document("--from", str(table), "--history", str(before))
     assert judged["flagged"] == ["n2"] and judged["nodes"][0]["z"] < -4
 
@@ -119,4 +133,5 @@ def test_rows_of_the_history_are_selected_as_those_of_the_table(tmp_path: Path):
     result = document(
         "--from", str(now), "--where", "model=a", "--where", "day=2", "--history", str(both)
     )
-    assert result["flagged"] == ["n1"] and result["nodes"][0]["loss"] == pytest.approx(0.1)
+    assert [s["host"] for s in result["suspects"]] == ["n1"]
+    assert result["nodes"][0]["loss"] == pytest.approx(0.1)

@@ -92,10 +92,10 @@ def test_rows_are_flat_and_unrounded(faulty: Analysis):
     )
 
 
-def test_a_node_that_a_reference_flags_is_not_said_to_be_beyond_judgement():
+def test_a_node_that_a_reference_suspects_is_not_said_to_be_beyond_judgement():
     measured = [GroupThroughput(("n1",), 100.0), GroupThroughput(("n2",), 90.0)]
     result = scale_result(analyse(measured, Judging(reference=HealthySpeed(100.0))))
-    assert result.flagged == ("n2",) and result.smallest_fault_found is None
+    assert [s.host for s in result.suspects] == ["n2"] and result.smallest_fault_found is None
     page = scaling_html(result, measured, "two", 100.0)
-    assert "1 node flagged" in page and "too few to judge" not in page.lower()
+    assert "1 node suspected" in page and "too few to judge" not in page.lower()
     assert "Too few" not in str(scaling_charts(result, measured, EXPORT, 100.0)["nodes"].to_dict())

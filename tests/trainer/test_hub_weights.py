@@ -216,6 +216,25 @@ def test_what_cannot_be_taken_is_named(
         HubReader(tmp_path, config)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("layout", [{}, {"ranks": 2, "pp": 2, "dp": 1}])
+def test_tensors_that_the_model_has_no_place_for_are_named(
+    layout: dict[str, Any], tokens: Path, tmp_path: Path
+) -> None:
+    shape = {**SHAPES["gpt"], "bias": False}
+    raw = begun(tokens, tmp_path / "hub", **shape, **layout)
+    hub(tmp_path / "hub", {**raw, "model": {**raw["model"], "bias": True}})
+    file = tmp_path / "hub" / "model.safetensors"
+    weights = load_file(file)
+    masks = {f"transformer.h.0.attn.{name}": torch.ones(2, 2) for name in ("bias", "masked_bias")}
+    save_file({**weights, **masks, "lm_head.weight": torch.ones(2, 2)}, file)
+
+    assert train(tmp_path / "run", raw) != 0
+
+    biases = [name for name in weights if name.endswith(("attn.bias", "proj.bias", "fc.bias"))]
+    words = f"the model has no weight for its {', '.join(sorted(biases)[:2])}"
+    assert words in log(tmp_path / "run") and "masked" not in log(tmp_path / "run")
+
+
 def test_masks_of_integers_are_passed_over(tmp_path: Path) -> None:
     made.make_gpt2(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")

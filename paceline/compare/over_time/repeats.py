@@ -13,7 +13,13 @@ from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 FEWEST_FOR_INTERVAL = 3
 
+LARGEST_LOG_DEVIATION = 0.5
+"""Beyond this the logarithms of the runs' values make no interval that anybody could use."""
+
 RUN_TO_RUN = "run-to-run 95 %, Student's t on the logarithms of the runs' values"
+
+
+PLAIN = "run-to-run 95 %, Student's t on the runs' values"
 
 
 class GroupResult(Value):
@@ -76,9 +82,17 @@ def _over_runs(metrics: Sequence[Metric | None]) -> Metric:
     if not values:
         return first.model_copy(update={"n": 0})
     spread = low = high = None
-    if min(values) > 0 and len(values) > 1:
-        logs = np.log(values)
-        deviation = float(logs.std(ddof=1))
+    logs = np.log(values) if min(values) > 0 else np.zeros(0)
+    deviation = float(logs.std(ddof=1)) if len(logs) > 1 else 0.0
+    plain = deviation > LARGEST_LOG_DEVIATION
+    if plain:
+        # Shares near nothing, as the jitter tax, differ by powers of ten: plain values then.
+        deviation = float(np.std(values, ddof=1))
+        spread = deviation / float(np.mean(values))
+        if len(values) >= FEWEST_FOR_INTERVAL:
+            reach = student_t(0.975, len(values) - 1) * deviation / len(values) ** 0.5
+            low, high = (float(np.mean(values)) + side * reach for side in (-1, 1))
+    elif len(logs) > 1:
         spread = float(np.expm1(deviation))
         if len(values) >= FEWEST_FOR_INTERVAL:
             # t s / sqrt n, both ways from the mean of the logarithms.
@@ -91,7 +105,7 @@ def _over_runs(metrics: Sequence[Metric | None]) -> Metric:
         spread=spread,
         low=low,
         high=high,
-        interval=RUN_TO_RUN if low is not None else None,
+        interval=(PLAIN if plain else RUN_TO_RUN) if low is not None else None,
         statistic="median of runs",
         convention=first.convention,
     )

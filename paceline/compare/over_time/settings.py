@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-_OTHER_WORDS = ("cluster.name", "cluster.device_memory_bytes", "references")
+OTHER_WORDS = ("cluster.name", "cluster.device_memory_bytes", "references")
 """Parts of a RunSpec that say nothing of what runs."""
 
 
@@ -22,7 +22,7 @@ def distinguishing(settings: Sequence[Mapping[str, str]]) -> list[dict[str, str]
     differing = [
         name
         for name in names
-        if len({flat.get(name) for flat in settings}) > 1 and not name.startswith(_OTHER_WORDS)
+        if len({flat.get(name) for flat in settings}) > 1 and not name.startswith(OTHER_WORDS)
     ]
     return [{name: flat[name] for name in differing if name in flat} for flat in settings]
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.compare.significance import MARGIN, student_t
 from paceline.core.stats import NORMAL_MAD
@@ -43,6 +44,12 @@ DRIFT_NOISES = 4.0
 
 LARGEST_LOG = 50.0
 """Beyond this a ratio is no information, and soon no number."""
+
+FEWEST_ON_A_LEVEL = 3
+"""Fewer runs that are all disturbed may lie beside each other by chance."""
+
+SHORT_LEVEL = 4
+"""A level of so many runs or fewer is held against its own scatter too, if that is larger."""
 
 POWER_Z = 1.2816
 """90 % quantile of the normal distribution."""
@@ -180,10 +187,15 @@ class _Fit:
     """Pooled standard deviation around the centres."""
     correlation: float
     """Lag-1 autocorrelation inside the levels, 0 to 0.8."""
+    deviations: FloatColumn
+    """Each level's own, as it is without pulling in; 0 of fewer than three rows."""
+    disturbed: bool
+    """Whether some row had to be pulled in."""
 
     @classmethod
     def of(cls, y: FloatColumn, cuts: list[int], noise: float) -> _Fit:
-        parts = [_pulled_in(y[a:b], REACH * noise) for a, b in pairwise(cuts)]
+        raw = [y[a:b] for a, b in pairwise(cuts)]
+        parts = [_pulled_in(part, REACH * noise) for part in raw]
         rests = [part - part.mean() for part in parts]
         power = sum(float((rest * rest).sum()) for rest in rests)
         lagged = sum(float((rest[1:] * rest[:-1]).sum()) for rest in rests)
@@ -192,6 +204,10 @@ class _Fit:
             centres=np.array([part.mean() for part in parts]),
             deviation=(power / max(1, len(y) - len(parts))) ** 0.5,
             correlation=min(max(lagged / power, 0.0), 0.8) if power > 0 else 0.0,
+            deviations=np.array(
+                [float(r.std(ddof=1)) if len(r) >= FEWEST_ON_A_LEVEL else 0.0 for r in raw]
+            ),
+            disturbed=any(bool((r != p).any()) for r, p in zip(raw, parts, strict=True)),
         )
 
     @property
@@ -214,9 +230,21 @@ class _Fit:
             return None
         sizes, errors = np.abs(np.diff(self.centres)), self._errors()
         failing = (sizes < np.log1p(margin)) | (sizes < self._critical() * errors)
+        brief = self._are_brief()
+        failing |= brief[:-1] | brief[1:]
         if not failing.any():
             return None
         return int(np.argmin(np.where(failing, sizes / errors, np.inf)))
+
+    def _are_brief(self) -> npt.NDArray[np.bool_]:
+        """Which levels are none, but disturbed runs beside each other.
+
+        Two runs between levels always are; at either end, where other runs are disturbed too.
+        """
+        few = np.diff(self.cuts) < FEWEST_ON_A_LEVEL
+        inside = np.ones(len(few), dtype=np.bool_)
+        inside[[0, -1]] = False
+        return few & (inside | self.disturbed)
 
     def levels(self) -> list[SeriesLevel]:
         values = np.exp(self.centres)
@@ -258,7 +286,9 @@ class _Fit:
 
     def _errors(self) -> FloatColumn:
         counts = np.diff(self.cuts)
-        return self.deviation_of_a_mean * np.sqrt(1 / counts[:-1] + 1 / counts[1:])
+        alone = np.where(counts <= SHORT_LEVEL, self.deviations, 0.0)
+        squares = np.maximum(self.deviation_of_a_mean, alone) ** 2 / counts
+        return np.sqrt(squares[:-1] + squares[1:])
 
     def _critical(self) -> float:
         return student_t(1 - FALSE_ALARMS / (2 * (self.n - 2)), self.freedom)
@@ -297,11 +327,11 @@ def _drift(
     change, noise = relative_drift(values)
     if abs(change) < max(np.log1p(margin), DRIFT_NOISES * max(noise, SMALLEST_NOISE)):
         return None, flat
-    y, rho = np.log(values), fit.correlation
+    y = np.log(values)
     line = change * np.linspace(-0.5, 0.5, len(y))
     rest = y - line
     if float(np.abs(rest - np.median(rest)).sum()) + price >= fit.cost(y, price):
         return None, flat
-    reach = 1.96 * noise * ((1 + rho) / (1 - rho)) ** 0.5
+    reach = 1.96 * noise
     ratio, low, high = (float(np.exp(change + side * reach)) for side in (0, -1, 1))
     return Drift(ratio, low, high), line

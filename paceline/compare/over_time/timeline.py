@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.compare.over_time.environment import EnvironmentChange
+from paceline.compare.scatter import RunScatter
 from paceline.core.value import NonNegativeInt, Value
 
 
@@ -63,6 +64,9 @@ class RunSeries(Value):
     drift: SlowDrift | None
     noise: float | None
     """Relative standard deviation of one value around its level."""
+    scatter: RunScatter | None = None
+    """How far single runs lie apart, on one day and between days; None below five days. What
+    `compare` judges few or unmixed runs by."""
     findable: float | None
     """Smallest change at the last `findable_points` values that would be found in 9 of 10 cases."""
     findable_points: NonNegativeInt

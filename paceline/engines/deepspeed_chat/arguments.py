@@ -12,7 +12,7 @@ from typing import cast
 
 from paceline.core.run import RunSpec
 from paceline.engines.deepspeed_chat.checkpoint_shapes import published_name
-from paceline.engines.launch.programs import home_path
+from paceline.files.home import home_path
 
 OWN_PROGRAM = "sft_program.py"
 OWN_MODEL = "model"

@@ -18,7 +18,8 @@ from paceline.engines.deepspeed_chat.checkpoint_shapes import (
     unlike_folder,
     unlike_opt,
 )
-from paceline.engines.launch.programs import home_path, native_settings, unknown_settings
+from paceline.engines.launch.programs import native_settings, unknown_settings
+from paceline.files.home import home_path
 
 SETTINGS = (
     "program",

@@ -23,6 +23,7 @@ from pathlib import Path
 from paceline.core.errors import SystemFaultError
 from paceline.core.run import RunSpec
 from paceline.files.documents import write_text
+from paceline.files.home import home_path
 
 VARIABLE = "PACELINE_ENGINES"
 MANIFEST = "paceline.json"
@@ -61,9 +62,9 @@ class Environment:
 def environments_root() -> Path:
     """Where environments lie: $PACELINE_ENGINES, else in the user's data folder."""
     if named := os.environ.get(VARIABLE):
-        return Path(named).expanduser().absolute()
+        return home_path(VARIABLE, named).absolute()
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser() / "paceline" / "engines"
+    return home_path("XDG_DATA_HOME", data) / "paceline" / "engines"
 
 
 def own_interpreter() -> str:

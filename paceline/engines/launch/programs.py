@@ -8,7 +8,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from paceline.core.errors import UserError
 from paceline.core.hardware import with_secrets
 from paceline.core.run import Job, RunSpec
 
@@ -57,19 +56,6 @@ def launch(
 def program_file(package: str, name: str) -> dict[str, str]:
     """A program of ours in an engine's `package`, as a file of the Job that starts it."""
     return {name: (resources.files(package) / name).read_text(encoding="utf-8")}
-
-
-def home_path(field: str, text: str) -> Path:
-    """`text`, which `field` of a run holds, as a path with its `~` or `~user` filled in.
-
-    Raises UserError where that user has no home folder on this machine.
-    """
-    try:
-        return Path(text).expanduser()
-    except RuntimeError as error:
-        raise UserError(
-            f"{field} {text}", "names a home folder that is not known", remedy="write it out"
-        ) from error
 
 
 def unknown_settings(spec: RunSpec, known: Sequence[str]) -> list[str]:

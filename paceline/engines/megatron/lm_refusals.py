@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
-from paceline.engines.megatron.refusals import refused_data, refused_everywhere
+from paceline.engines.megatron.refusals import refused_data, refused_everywhere, refused_spelling
 from paceline.engines.samples import BYTE_VOCAB
 
-SPELLINGS = ("old", "new")
 DTYPES = ("fp32", "fp16", "bf16")
 OF_TRANSFORMER_ENGINE = ("fp8", "mxfp8")
 OF_A_CHECKOUT = ("tokenizer", "vocab_file", "merge_file", "transformer_impl")
@@ -20,19 +19,18 @@ def refused(spec: RunSpec) -> list[str]:
     if spec.model.kind != "decoder":
         return problems
     rules = (*_spelling_rules(spec), *_shape_rules(spec.model))
-    problems += [sentence for sentence, applies in rules if applies]
+    problems += refused_spelling(spec) + [sentence for sentence, applies in rules if applies]
     if spec.engine_settings.get("checkout") is not None:
         return problems + _of_the_checkout(spec, spec.model)
     return problems + _of_the_program(spec, spec.model)
 
 
 def _spelling_rules(spec: RunSpec) -> tuple[tuple[str, bool], ...]:
-    spelling = spec.engine_settings.get("spelling") or "old"
+    own = spec.engine_settings
     return (
-        (f"engine_settings.spelling {spelling} is neither old nor new", spelling not in SPELLINGS),
         (
             "engine_settings.spelling new is of a checkout of 2026: name engine_settings.checkout",
-            spelling == "new" and spec.engine_settings.get("checkout") is None,
+            own.get("spelling") == "new" and own.get("checkout") is None,
         ),
     )
 

@@ -9,6 +9,7 @@ from paceline.core.shape import DecoderShape
 from paceline.engines.megatron.arguments import by_samples, data_prefix
 
 PATHS = ("checkout", "vocab_file", "merge_file")
+SPELLINGS = ("old", "new")
 
 
 def refused_everywhere(spec: RunSpec) -> list[str]:
@@ -86,6 +87,14 @@ def _training_rules(spec: RunSpec) -> tuple[tuple[str, bool], ...]:
             by_samples(training) and schedule.unit == "steps" and varies,
         ),
     )
+
+
+def refused_spelling(spec: RunSpec) -> list[str]:
+    """That arguments are spelled in none of the two ways."""
+    spelling = spec.engine_settings.get("spelling") or SPELLINGS[0]
+    if spelling in SPELLINGS:
+        return []
+    return [f"engine_settings.spelling {spelling} is neither old nor new"]
 
 
 def refused_paths(spec: RunSpec) -> list[str]:

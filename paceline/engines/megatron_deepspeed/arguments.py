@@ -37,7 +37,7 @@ def arguments(spec: RunSpec, config_file: str) -> Arguments:
         "distributed-backend": ["gloo" if spec.cluster.device == "cpu" else "nccl"],
         **_shape(model, training.seq_len),
         **dropout_arguments(model),
-        **batch_arguments(training),
+        **batch_arguments(training, stepwise=own.get("spelling") == "new"),
         **length_arguments(training),
         **_precision(spec),
         **optimizer_arguments(training),

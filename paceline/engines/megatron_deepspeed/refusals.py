@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.megatron.arguments import log2_of
-from paceline.engines.megatron.refusals import refused_data, refused_everywhere
+from paceline.engines.megatron.refusals import refused_data, refused_everywhere, refused_spelling
 
 
 def refused(spec: RunSpec) -> list[str]:
@@ -14,7 +14,7 @@ def refused(spec: RunSpec) -> list[str]:
     if spec.model.kind != "decoder":
         return problems
     rules = (*_layout_rules(spec), *_dtype_rules(spec), *_shape_rules(spec.model))
-    problems += [sentence for sentence, applies in rules if applies]
+    problems += refused_spelling(spec) + [sentence for sentence, applies in rules if applies]
     if spec.data.source == "synthetic":
         problems.append(
             "data.source synthetic has no argument: name the prefix of an indexed data set, "

@@ -15,7 +15,7 @@ from paceline.engines.megatron.start import ENTRY, missing_entry, readable
 from paceline.engines.megatron_deepspeed.arguments import CONFIG_FILE, arguments, deepspeed_config
 from paceline.engines.megatron_deepspeed.refusals import refused
 
-SETTINGS = ("checkout", "split", "tokenizer", "vocab_file", "merge_file")
+SETTINGS = ("checkout", "spelling", "split", "tokenizer", "vocab_file", "merge_file")
 NO_CHECKOUT = (
     "engine_settings.checkout is not set: name the folder of a checkout of Megatron-DeepSpeed, as "
     "the nodes see it"

@@ -12,8 +12,9 @@ from paceline.core.hardware import with_secrets
 from paceline.core.run import RUN_FOLDER, BatchScript, Job, RunSpec
 from paceline.core.secrets import is_secret
 from paceline.engines.launch.batch import asked_limit_s, needs_queue, site_words
-from paceline.engines.launch.programs import home_path, unknown_settings
+from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.mlperf.configuration import contradictions, sourced
+from paceline.files.home import home_path
 
 SETTINGS_FILE = "mlperf.json"
 RESULTS_FOLDER = "results"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.core.run import RUN_FOLDER, RunSpec
-from paceline.engines.launch.programs import home_path
+from paceline.files.home import home_path
 
 VERSION, IMAGE = "25.01", "nvidia+nemo+24.09.sqsh"
 """GSW_VERSION of the recipe, and the image that its setup.sh leaves in STAGE_PATH."""

@@ -12,6 +12,7 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.run import Job
 from paceline.estimate.question import Question
+from paceline.files.home import home_path
 from paceline.files.recipe import recipe_path
 from paceline.layouts.rampup.plan import RampPlan, StagePlan
 from paceline.layouts.rampup.timing import NATIVE, Setting
@@ -144,7 +145,7 @@ def _whole_paths(chain: Chain) -> list[str]:
 
 
 def _whole_path(field: str, name: str, beside: Path) -> Path:
-    for path in (Path(name).expanduser(), beside / name):
+    for path in (home_path(field, name), beside / name):
         if path.is_file() or path.with_name(f"{path.name}.idx").is_file():
             return path
     raise UserError(

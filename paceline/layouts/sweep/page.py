@@ -8,7 +8,7 @@ from typing import Any
 from paceline.core.text import one_line, printable
 from paceline.core.units import gib, percent, si, significant
 from paceline.layouts.sweep.charts import sweep_charts
-from paceline.layouts.sweep.result import SweepResult, SweepRow
+from paceline.layouts.sweep.result import SweepResult, SweepRow, certainty
 from paceline.layouts.sweep.table import (
     STATUS_WORDS,
     SweepColumn,
@@ -79,6 +79,7 @@ def _speed_card(result: SweepResult, best: SweepRow) -> Card:
             best.label,
             f"{si(hardware, 'FLOP/s')} a device ({result.flops_convention})" if hardware else None,
             f"{slowest} faster than the slowest of {len(rates)}" if len(rates) > 1 else None,
+            f"the fastest with {certainty(best.p_best)}" if best.p_best is not None else None,
             f"level with it: {sum(row.level for row in result.rows)}",
         ],
     )

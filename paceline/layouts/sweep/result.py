@@ -9,11 +9,16 @@ from typing import Literal
 
 from pydantic import PositiveFloat
 
+from paceline.compare.fastest import LEAST_CHANCE, Standing, standings
 from paceline.core.layout import Layout
 from paceline.core.result import Metric, Status
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.estimate.memory.device_memory import Verdict
 
+SINGLE_RUNS = (
+    "each ran once: how much runs of one layout scatter is not known, and so not how sure the best "
+    "is; repeat those at the top"
+)
 RowStatus = Status | Literal["refused", "pruned", "waiting"]
 """A run's status, or why there is none: it cannot run, it was not worth it, it has yet to run."""
 MARGIN = 0.01
@@ -69,6 +74,10 @@ class SweepRow(Value):
     prediction: Prediction | None = None
     runs: tuple[str, ...] = ()
     """Folders of its runs."""
+    run_step_times_s: tuple[float, ...] = ()
+    """Of each run that has a figure."""
+    p_best: float | None = None
+    """Probability that it is the fastest of all, 0 to 1; None where no combination ran twice."""
     best: bool = False
     level: bool = False
     """Not told apart from the best."""
@@ -131,16 +140,32 @@ def marked(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:
     if not good:
         return tuple(rows)
     best = max(good, key=lambda row: (row.tokens_per_s or 0.0, -(row.memory_bytes or 0.0)))
+    standing_of = _standings(good, best)
     return tuple(
         row.model_copy(
             update={
                 "best": row is best,
-                "level": row is not best and row.ok and _level(row, best),
+                "level": row is not best and row.ok and _level(row, best, standing_of.get(id(row))),
                 "pareto": row.ok and _undominated(row, good),
+                "p_best": standing.chance if (standing := standing_of.get(id(row))) else None,
             }
         )
         for row in rows
     )
+
+
+def _standings(good: Sequence[SweepRow], best: SweepRow) -> dict[int, Standing]:
+    """Each row's standing by the seconds that its runs took for a token; empty without repeats."""
+    if not all(row.run_step_times_s for row in good):
+        return {}
+    # A row may have another batch: seconds a token, of which the row's own is 1 / tokens_per_s.
+    seconds = [
+        [run / ((row.tokens_per_s or 1.0) * (row.step_time_s or 1.0)) for run in runs]
+        for row in good
+        if (runs := row.run_step_times_s)
+    ]
+    of_each = standings(seconds, next(at for at, row in enumerate(good) if row is best))
+    return {id(row): each for row, each in zip(good, of_each or (), strict=False)}
 
 
 def sentences(rows: Sequence[SweepRow]) -> Iterator[str]:
@@ -151,8 +176,12 @@ def sentences(rows: Sequence[SweepRow]) -> Iterator[str]:
         yield (
             f"best: {best.label}, {best.tokens_per_s:,.0f} tokens/s, "
             f"{best.step_time_s:.4g} s a step"
+            + (f", the fastest with {certainty(best.p_best)}" if best.p_best is not None else "")
             + (f"; not told apart from it: {', '.join(level)}" if level else "")
         )
+        good = [row for row in rows if row.ok]
+        if len(good) > 1 and all(len(row.run_step_times_s) == 1 for row in good):
+            yield SINGLE_RUNS
     yield counted(rows)
     errors = [abs(log(1 + e)) for row in rows if (e := row.prediction_error) is not None]
     if errors:
@@ -160,6 +189,15 @@ def sentences(rows: Sequence[SweepRow]) -> Iterator[str]:
             f"predicted against measured: median error {100 * median(errors):.1f} %, "
             f"largest {100 * max(errors):.1f} %, {len(errors)} layouts"
         )
+
+
+def certainty(chance: float) -> str:
+    """`93 % probability`, `more than 99 % probability`."""
+    return (
+        "more than 99 % probability"
+        if chance > 0.99
+        else f"{chance:.0%} probability".replace("%", " %")
+    )
 
 
 def counted(rows: Sequence[SweepRow]) -> str:
@@ -218,9 +256,11 @@ def _short(field: str) -> str:
     return {"micro_batch": "mbs", "zero_stage": "zero", "global_batch": "gbs"}.get(last, last)
 
 
-def _level(row: SweepRow, best: SweepRow) -> bool:
-    """Whether its interval, or the margin, reaches the best row's."""
+def _level(row: SweepRow, best: SweepRow, standing: Standing | None) -> bool:
+    """Whether it may be faster by its runs, or it or its interval reaches the best row's."""
     slower = (best.tokens_per_s or 0.0) / (row.tokens_per_s or 1.0) - 1
+    if standing is not None:
+        return slower <= MARGIN or standing.beats_best >= LEAST_CHANCE
     return slower <= max(MARGIN, _half_width(row) + _half_width(best))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.core.flops import with_recompute
 from paceline.core.units import TERA, gib, significant
-from paceline.layouts.sweep.result import SweepResult, SweepRow
+from paceline.layouts.sweep.result import SweepResult, SweepRow, certainty
 
 NO_SPEED = "x"
 """Where a run ended without one."""
@@ -21,7 +21,7 @@ LAYOUT_FIELDS = ("tp", "pp", "cp", "vp", "zero_stage", "micro_batch", "recompute
 ALWAYS_SHOWN = ("layout.tp", "layout.pp", "layout.micro_batch", "layout.recompute")
 """Fields that every table has a column for, whether they vary or not."""
 CSV_KEYS = (
-    *("status", "reason", "best", "level", "pareto", "key", "nodes", "devices"),
+    *("status", "reason", "best", "p_best", "level", "pareto", "key", "nodes", "devices"),
     *("tp", "pp", "cp", "vp", "dp", "zero_stage", "micro_batch", "recompute"),
     *("global_batch", "seq_len", "step_time_s", "low_s", "high_s", "spread", "n"),
     *("samples_per_s", "tokens_per_s", "model_flops_per_s_per_device"),
@@ -112,6 +112,8 @@ def notes(row: SweepRow) -> str:
         reason = row.reason if short else f"{(row.reason or '')[:MOST_REASON]}..."
         return ": ".join(filter(None, (", ".join(words), reason)))
     marks = ["best"] if row.best else ["level with the best"] if row.level else []
+    if marks and row.p_best is not None:
+        marks = [f"{marks[0]} ({certainty(row.p_best)})"]
     marks += ["on the front"] if row.pareto else []
     return ", ".join([*marks, *_borderline(row)])
 

@@ -121,6 +121,7 @@ def row_of(trial: SweepTrial) -> SweepRow:
             "layout": choice.layout,
             "prediction": choice.prediction,
             "runs": tuple(result.run for result in trial.results),
+            "run_step_times_s": tuple(result.metrics["step_time_s"].value for result in good),
             **(_placed(choice.plan) if choice.plan else {}),
             **(figure_fields(figures) if good else {}),
         }

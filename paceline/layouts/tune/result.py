@@ -46,6 +46,9 @@ class TuneRow(Value):
     """Folders of its runs."""
     own: bool = False
     """The recipe's own layout."""
+    p_best: float | None = None
+    """Probability that it is the fastest of those that were tried, 0 to 1; None where none of them
+    ran twice."""
     best: bool = False
     level: bool = False
     """Not told apart from the best."""

@@ -8,13 +8,14 @@ from statistics import median
 
 import numpy as np
 
+from paceline.compare.fastest import LEAST_CHANCE, Standing, standings
 from paceline.core.layout import Layout
 from paceline.core.units import percent, significant
 from paceline.estimate.fit.interval import Z80
 from paceline.estimate.memory.device_memory import verdict
 from paceline.layouts.search.decision import close_to, seconds_of
 from paceline.layouts.search.residuals import Belief
-from paceline.layouts.sweep.result import Prediction
+from paceline.layouts.sweep.result import SINGLE_RUNS, Prediction, certainty
 from paceline.layouts.tune.result import Effect, Expected, TuneResult, TuneRow, Untried
 from paceline.layouts.tune.search import Search, TriedLayout
 from paceline.layouts.tune.trials import LayoutRunner
@@ -60,10 +61,25 @@ def rows_of(search: Search, runs: LayoutRunner | None) -> tuple[TuneRow, ...]:
     """The layouts that were tried, in the order of their first runs."""
     best = search.best
     level = close_to(best, search.measured, search.belief.noise_sd) if best is not None else []
-    return tuple(
+    standing_of = _standings(search)
+    level += [row for row, each in standing_of.items() if each.beats_best >= LEAST_CHANCE]
+    rows = [
         _row(search, number, tried, runs, tried.row == best, tried.row in level)
         for number, tried in enumerate(search.tried.values(), start=1)
+    ]
+    chances = [(each := standing_of.get(row)) and each.chance for row in search.tried]
+    return tuple(
+        row.model_copy(update={"p_best": chance}) for row, chance in zip(rows, chances, strict=True)
     )
+
+
+def _standings(search: Search) -> dict[int, Standing]:
+    """Each measured layout's standing by its runs; empty where none ran twice."""
+    rows = [*search.measured]
+    if search.best is None:
+        return {}
+    of_each = standings([search.measured[row] for row in rows], rows.index(search.best))
+    return dict(zip(rows, of_each or (), strict=False))
 
 
 def _row(
@@ -202,12 +218,16 @@ def _of_the_best(result: TuneResult, best: TuneRow) -> Iterator[str]:
         f"best: {best.label}, {significant(best.step_time_s or 0.0, 4)} s a step, "
         f"{best.tokens_per_s:,.0f} tokens/s "
         f"({best.num_runs} {'runs' if best.num_runs > 1 else 'run'})"
+        + (f", the fastest with {certainty(best.p_best)}" if best.p_best is not None else "")
         + (f"; not told apart from it: {', '.join(level)}" if level else "")
     )
     recipe = next((row for row in result.rows if row.own), None)
     if recipe is not None and recipe.step_time_s and best.step_time_s and not recipe.best:
         gain = recipe.step_time_s / best.step_time_s - 1
         yield f"the recipe's own layout ({recipe.label}) takes {percent(gain, 1)} longer"
+    measured = [row for row in result.rows if row.step_time_s]
+    if best.p_best is None and len(measured) > 1:
+        yield SINGLE_RUNS
 
 
 def _of_the_axes(result: TuneResult) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.core.binding import parse_bind_file
 from paceline.core.errors import UserError
 from paceline.core.run import Job
+from paceline.files.home import home_path
 from paceline.machines.node.bind import Core, cpu_text
 
 BIND_PROGRAM, BIND_FILE = "bind.py", "bind.json"
@@ -50,7 +51,7 @@ def _by(job: Job, wish: str, more: Mapping[str, str]) -> Job:
 
 def _entries(path: Path, ranks: int) -> list[dict[str, str | None]]:
     try:
-        text = path.expanduser().read_text(encoding="utf-8")
+        text = home_path("--bind", str(path)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--bind {path}", f"cannot be read: {error}") from error
     entries = parse_bind_file(text, str(path))

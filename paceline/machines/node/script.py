@@ -8,7 +8,7 @@ from pathlib import Path
 from zlib import crc32
 
 from paceline.core.hardware import ENVIRONMENT_NAME
-from paceline.core.run import Job
+from paceline.core.run import COLLECTIVE_LIMIT, Job
 from paceline.core.secrets import is_secret
 from paceline.files.documents import write_text
 from paceline.files.run_folder import LOGS_FOLDER, STEPS_FOLDER
@@ -31,7 +31,7 @@ def render_node(job: Job) -> str:
     interface = cluster.interface if cluster else None
     settings = {
         "PACELINE_STORE": "rank0",
-        "PACELINE_COLLECTIVE_LIMIT_S": f"{job.collective_limit_s:g}",
+        COLLECTIVE_LIMIT: f"{job.collective_limit_s:g}",
         # Without = NCCL takes every interface whose name begins so: ib0 and ib01.
         **(
             {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}

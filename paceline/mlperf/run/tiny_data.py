@@ -25,7 +25,8 @@ from paceline.mlperf.rules import TRIAL_VARIANT, Benchmark
 from paceline.mlperf.run.tiny_images import write_images
 from paceline.mlperf.run.tiny_text import Domain, text_of
 from paceline.runs import flow
-from paceline.runs.plan import CHECKPOINTS_FOLDER, LATEST_CHECKPOINT, Plan, make_plan
+from paceline.runs.checkpoints import CHECKPOINTS_FOLDER, LATEST_CHECKPOINT
+from paceline.runs.plan import Plan, make_plan
 
 NUM_IMAGES = 1152
 BASE_STEPS = 240

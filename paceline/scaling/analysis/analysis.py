@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from paceline.scaling.analysis.slow_nodes import (
     gains,
     judge_nodes,
 )
+from paceline.scaling.analysis.witnesses import Evidence, disturbed_hosts, evidence
 
 MOST_SEARCHES = 4
 """Slow groups that are searched at a time, the smallest first."""
@@ -61,25 +62,31 @@ class Analysis:
     blame: Blame
     gains: tuple[Gain, ...]
     confirmed: tuple[Confirmation, ...]
+    evidence: tuple[Evidence, ...]
+    """Of every node that its own values call slow."""
     slow: tuple[Slow, ...]
     """Groups slower than their slowest member and their size explain."""
     searches: tuple[Bisection, ...]
 
     @property
     def flagged(self) -> tuple[Judged, ...]:
-        """Nodes that are slow, the slowest first."""
-        return _flagged(self.blame, self.confirmed)
+        """Nodes that two witnesses call slow, the slowest first."""
+        return _flagged(self.blame, self.confirmed, self.evidence)
 
     @property
     def cleared(self) -> tuple[Judged, ...]:
-        """Nodes that were slow alone, and not in the second pass."""
-        refuted = {pair.host for pair in self.confirmed if pair.confirmed is False}
-        return tuple(node for node in self.blame.flagged if node.host in refuted)
+        """Nodes that were slow alone, and not beside others."""
+        return tuple(e.node for e in self.evidence if e.standing == "refuted")
 
     @property
     def suspected(self) -> tuple[Judged, ...]:
-        """Nodes that only a second pass could have flagged, and that it did not."""
-        return tuple(node for node in self.blame.suspected if node not in self.flagged)
+        """Nodes that a second witness could have flagged, and that has none, slowest first."""
+        alone = {e.node.host for e in self.evidence if e.standing == "alone"}
+        return tuple(
+            node
+            for node in self.blame.nodes
+            if node.host in alone or (node.suspected and node not in self.flagged)
+        )
 
     @property
     def failed(self) -> int:
@@ -101,18 +108,21 @@ def analyse(measured: Sequence[GroupThroughput], judging: Judging | None = None)
         raise UserError("results", "the hostfile with the most hosts has no values")
     speeds = node_speeds([group for group in kept if group.purpose == "plan"])
     base_nodes, base = _base(sizes, speeds)
-    lasting = (
-        NotSeparable("no node was measured alone")
-        if speeds is None
-        else lasting_differences(speeds, sizes)
-    )
     blame = (
         Blame((), None)
         if speeds is None
         else judge_nodes(speeds, judging.resolution, judging.reference, judging.history)
     )
     confirmed = confirmations(blame, kept)
-    flagged = {node.host for node in _flagged(blame, confirmed)}
+    witnessed = evidence(blame, confirmed, kept)
+    if speeds is not None:
+        speeds = replace(speeds, disturbed=disturbed_hosts(witnessed))
+    lasting = (
+        NotSeparable("no node was measured alone")
+        if speeds is None
+        else lasting_differences(speeds, sizes)
+    )
+    flagged = {node.host for node in _flagged(blame, confirmed, witnessed)}
     explained = flagged | (speeds.noisy_hosts if speeds is not None else set[str]())
     slow = _slow_without_reason(kept, base, speeds, lasting, explained)
     return Analysis(
@@ -131,6 +141,7 @@ def analyse(measured: Sequence[GroupThroughput], judging: Judging | None = None)
             else ()
         ),
         confirmed=tuple(confirmed),
+        evidence=tuple(witnessed),
         slow=tuple(slow),
         searches=tuple(_searches(slow, kept, blame)),
     )
@@ -159,14 +170,16 @@ def next_groups(
     return ("bisection", rounds) if rounds else None
 
 
-def _flagged(blame: Blame, confirmed: Sequence[Confirmation]) -> tuple[Judged, ...]:
-    """Flagged nodes that were not cleared and suspected ones that were confirmed, slowest first."""
-    confirmed_by_host = {confirmation.host: confirmation.confirmed for confirmation in confirmed}
+def _flagged(
+    blame: Blame, confirmed: Sequence[Confirmation], witnessed: Sequence[Evidence]
+) -> tuple[Judged, ...]:
+    """Slow nodes that a second witness bears out, the slowest first."""
+    sure = {e.node.host for e in witnessed if e.standing == "confirmed"}
+    paired = {confirmation.host for confirmation in confirmed if confirmation.confirmed}
     return tuple(
         node
         for node in blame.nodes
-        if (node.flagged and confirmed_by_host.get(node.host) is not False)
-        or (node.suspected and confirmed_by_host.get(node.host))
+        if node.host in sure or (node.suspected and node.host in paired)
     )
 
 

@@ -48,10 +48,15 @@ def scale_result(analysis: Analysis, notes: Sequence[str] = ()) -> ScaleResult:
 
 def _suspects(analysis: Analysis) -> Iterator[SuspectResult]:
     confirmations = {confirmation.host: confirmation for confirmation in analysis.confirmed}
-    for node in analysis.blame.suspected:
+    listed = {node.host for node in (*analysis.blame.suspected, *analysis.suspected)}
+    group_loss = {e.node.host: e.group_loss for e in analysis.evidence}
+    for node in (node for node in analysis.blame.nodes if node.host in listed):
         confirmation = confirmations[node.host]
         yield SuspectResult(
-            host=node.host, confirmed=confirmation.confirmed, pair_loss=confirmation.loss
+            host=node.host,
+            confirmed=confirmation.confirmed,
+            pair_loss=confirmation.loss,
+            group_loss=group_loss.get(node.host),
         )
 
 

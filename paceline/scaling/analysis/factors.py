@@ -85,10 +85,10 @@ def corrected_logs(
     The root keeps the spread of the lasting speeds, and with it their minimum, unbiased (Louis,
     J. Amer. Statist. Assoc. 79 (1984) 393); the reliability itself, the best guess for one node,
     would pull the slowest of many too far in. An outlying node is no draw from the healthy ones
-    and stays as measured.
+    and stays as measured; one whose value was a disturbance is taken for the median node.
     """
     share = lasting.reliability if reliability is None else reliability
-    kept = np.where(speeds.is_outlying, 1.0, share**0.5)
+    kept = np.where(speeds.is_outlying, 1.0, share**0.5) * ~speeds.is_disturbed
     return dict(zip(speeds.hosts, (speeds.logs * kept).tolist(), strict=True))
 
 

@@ -38,6 +38,12 @@ class NodeSpeeds:
     """Relative standard deviation of a single measurement; None without repeats."""
     own_scatter: FloatColumn
     """The same of each node's own repeats; 0 with a single one."""
+    next_slowest: FloatColumn
+    """Samples/s of each node's second-slowest repeat; NaN with a single one."""
+    degrees: int
+    """Degrees of freedom of the common scatter."""
+    disturbed: frozenset[str] = frozenset()
+    """Hosts whose own value others have refuted: it says nothing of their lasting speed."""
 
     @cached_property
     def base(self) -> float:
@@ -75,6 +81,11 @@ class NodeSpeeds:
         }
 
     @cached_property
+    def is_disturbed(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which nodes' own values are refuted."""
+        return np.array([host in self.disturbed for host in self.hosts], dtype=np.bool_)
+
+    @cached_property
     def is_outlying(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which nodes lie so far off that they do not tell of the healthy ones."""
         return np.abs(self.logs) > OUTLYING * np.maximum(self.spread, self.errors)
@@ -95,6 +106,10 @@ def node_speeds(measured: Sequence[GroupThroughput]) -> NodeSpeeds | None:
         repeats=np.array([len(values) for values in values_by_host.values()]),
         common_scatter=common_scatter(values_by_host),
         own_scatter=np.array([_deviation(values) for values in values_by_host.values()]),
+        next_slowest=np.array(
+            [sorted(values)[1] if len(values) > 1 else np.nan for values in values_by_host.values()]
+        ),
+        degrees=sum(len(values) - 1 for values in values_by_host.values()),
     )
 
 

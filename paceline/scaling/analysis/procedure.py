@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.host_split import Round, Split, split_rounds
 from paceline.core.node_groups import GroupThroughput
@@ -55,8 +55,12 @@ def simulate(
     how: Split = "contiguous",
     num_rounds: int = 1,
     judging: Judging | None = None,
+    tell: Callable[[str], object] = str,
 ) -> tuple[Analysis, list[str]]:
-    """The procedure on a synthetic cluster with its follow-ups, and notes on left-over hosts."""
+    """The procedure on a synthetic cluster with its follow-ups, and notes on left-over hosts.
+
+    `tell` hears of every analysis, which takes seconds with thousands of nodes.
+    """
     rounds = planned_rounds(
         cluster.hosts,
         sizes,
@@ -70,6 +74,7 @@ def simulate(
         measured += cluster.measure(round_.groups, number)
     number = len(rounds)
     for _ in range(MOST_FOLLOW_UPS):
+        tell(f"analysing {len(measured):,} sub-clusters, {number - len(rounds)} of them follow-ups")
         analysis = analyse(measured, judging)
         step = next_groups(analysis)
         if step is None:

@@ -126,7 +126,7 @@ def group_slope(
     """
     logs = dict(zip(speeds.hosts, speeds.logs.tolist(), strict=True))
     outlying = {h for h, out in zip(speeds.hosts, speeds.is_outlying, strict=True) if out}
-    left_out = outlying if healthy else set[str]()
+    left_out = speeds.disturbed | (outlying if healthy else set[str]())
     by_size = (
         _minimum_and_speed(groups, logs, speeds.base, left_out)
         for size, groups in measured.items()
@@ -152,7 +152,7 @@ def _minimum_and_speed(
     groups: Sequence[GroupThroughput],
     logs: Mapping[str, float],
     base: float,
-    without: Sequence[str] | set[str],
+    without: frozenset[str],
 ) -> FloatColumn:
     """Rows (log of the slowest member, log of the group's speed a node), both over the base."""
     rows = [

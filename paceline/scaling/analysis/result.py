@@ -62,13 +62,15 @@ class NodeResult(Value):
 
 
 class SuspectResult(Value):
-    """A node that is slow enough for a second pass, and flagged only by that."""
+    """A node that one measurement calls slow: to be repeated before it is drained."""
 
     host: str
     confirmed: bool | None
     """What the second pass says; None where there was none, or too little of it."""
     pair_loss: float | None
     """Mean loss of its pairs with proven nodes against pairs of proven nodes."""
+    group_loss: float | None = None
+    """Median loss of its groups against groups of their size without a slow node."""
 
 
 class GainResult(Value):
@@ -87,7 +89,7 @@ class ScaleResult(Value):
     scaling: ScalingKind
     sizes: tuple[SizeResult, ...]
     flagged: tuple[str, ...]
-    """Hosts, the slowest first."""
+    """Hosts that two witnesses call slow, the slowest first."""
     suspects: tuple[SuspectResult, ...] = ()
     """The slowest first."""
     nodes: tuple[NodeResult, ...]

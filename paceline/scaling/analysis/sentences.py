@@ -13,6 +13,8 @@ from paceline.scaling.analysis.reliability import NotSeparable
 from paceline.scaling.analysis.slow_nodes import FEWEST_JUDGED, LEAST_LOSS, WORST_Z, Judged
 
 MOST_NAMED = 6
+COMMON_CHANGE = 0.005
+"""Change of the median node from its history from which on it is told."""
 WORTH_REPLACING = 0.005
 """Gain from which on a replacement is called a help."""
 
@@ -22,11 +24,13 @@ def sentences(analysis: Analysis) -> tuple[str, ...]:
     return (
         *_scaling(analysis),
         *_against_reference(analysis),
+        *_common_change(analysis),
         *_flagged(analysis),
         *_gains(analysis),
         *_searches(analysis),
         *_noisy(analysis),
         *_findable(analysis),
+        *_not_tested(analysis),
         *_left_out(analysis),
     )
 
@@ -48,7 +52,7 @@ def _scaling(analysis: Analysis) -> Iterator[str]:
             f"{_with_interval(largest.communication)} for communication and synchronisation."
         )
     elif isinstance(analysis.lasting, NotSeparable):
-        loss = 1 - largest.efficiency.value
+        loss = 0 if analysis.suspected or analysis.flagged else 1 - largest.efficiency.value
         blamed = (
             f" No node is held to account for the loss of {percent(loss, 2)}." if loss > 0 else ""
         )
@@ -76,13 +80,39 @@ def _flagged(analysis: Analysis) -> Iterator[str]:
     if len(analysis.flagged) > MOST_NAMED:
         rest = [node.host for node in analysis.flagged[MOST_NAMED:]]
         yield f"{len(rest)} more nodes are flagged: {_names(rest)}."
-    for node in analysis.cleared:
-        yield f"{_judged(node, 'was')}, but beside proven nodes it is not slow: not flagged."
+    for cleared in (e for e in analysis.evidence if e.standing == "refuted"):
+        where = "beside proven nodes it is" if cleared.by == "its pairs" else "its groups are"
+        yield f"{_judged(cleared.node, 'was')}, but {where} not slow: not flagged."
     for node in analysis.suspected[:MOST_NAMED]:
         yield f"{_judged(node, 'was')}: suspected, {_suspicion(analysis, node)}."
     if len(analysis.suspected) > MOST_NAMED:
         rest = [node.host for node in analysis.suspected[MOST_NAMED:]]
         yield f"{len(rest)} more nodes were suspected and not confirmed: {_names(rest)}."
+
+
+def _common_change(analysis: Analysis) -> Iterator[str]:
+    change = analysis.blame.common_change
+    if abs(change - 1) > COMMON_CHANGE:
+        way = "slower" if change < 1 else "faster"
+        yield (
+            f"The median node is {percent(abs(change - 1), 2)} {way} than its own history: that is "
+            "the cluster's change, and each node is judged by what it has beyond it."
+        )
+
+
+def _not_tested(analysis: Analysis) -> Iterator[str]:
+    """What the way in which the hosts were split leaves unseen."""
+    groups = {frozenset(g.hosts) for g in analysis.measured if g.purpose == "plan" and g.nodes > 1}
+    hosts = frozenset[str]().union(*groups)
+    parted = [group for group in groups if group != hosts]
+    if not parted or len(hosts) < FEWEST_JUDGED:
+        return
+    if all(a.isdisjoint(b) or a <= b or b <= a for a in parted for b in parted):
+        yield (
+            "Not tested: the hosts were split in one way only, every group inside another, so a "
+            "slow way between hosts that no border parts would hardly be seen; --split pairs or "
+            "topology, or more --rounds, part them in other ways."
+        )
 
 
 def _against_reference(analysis: Analysis) -> Iterator[str]:
@@ -204,7 +234,7 @@ def _left_out(analysis: Analysis) -> Iterator[str]:
 def _judged(node: Judged, verb: str = "") -> str:
     words = f"{node.host} {verb}".strip() if verb else f"{node.host}, is"
     against = {"the other nodes": "the median node"}.get(node.by, node.by)
-    z = "by the margin alone: low confidence" if node.z is None else f"z {node.z:.1f}"
+    z = "by the margin alone" if node.z is None else f"z {node.z:.1f}"
     times = f"median of {node.repeats} values" if node.repeats > 1 else "one value"
     return f"{words} {percent(node.loss, 2)} below {against} ({z}, {times})"
 
@@ -214,8 +244,16 @@ def _confirmed(analysis: Analysis, node: Judged) -> str:
         (candidate for candidate in analysis.confirmed if candidate.host == node.host), None
     )
     if confirmation is None or confirmation.confirmed is None or confirmation.loss is None:
-        return ""
+        return _second_witness(analysis, node)
     return f", and its pairs with proven nodes are {percent(confirmation.loss)} slower: confirmed"
+
+
+def _second_witness(analysis: Analysis, node: Judged) -> str:
+    """What bears it out besides its own value, where no pairs do."""
+    witness = next((e for e in analysis.evidence if e.node.host == node.host), None)
+    if witness is None or witness.by == "its repeats" or witness.group_loss is None:
+        return ", in more than one of them"
+    return f", and its groups are {percent(witness.group_loss)} slower than others"
 
 
 def _suspicion(analysis: Analysis, node: Judged) -> str:
@@ -224,7 +262,7 @@ def _suspicion(analysis: Analysis, node: Judged) -> str:
         candidate for candidate in analysis.confirmed if candidate.host == node.host
     )
     if confirmation.loss is None:
-        return "not confirmed without a second pass beside proven nodes"
+        return "and no second measurement bears it out; repeat before draining"
     beside = f"its pairs with proven nodes are {percent(abs(confirmation.loss))}"
     beside += " slower" if confirmation.loss > 0 else " faster"
     if confirmation.confirmed is None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, inf
 from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 
-from paceline.scaling.analysis.node_speeds import NodeSpeeds, common_scatter
+from paceline.compare.significance import student_t
+from paceline.scaling.analysis.node_speeds import MEDIAN_ERROR, NodeSpeeds, common_scatter
 from paceline.scaling.analysis.reliability import Lasting
 
 JudgedBy = Literal["the other nodes", "the reference", "its own history", "nothing"]
@@ -23,6 +24,12 @@ LEAST_LOSS = 0.01
 FEWEST_JUDGED = 8
 """With fewer nodes their median and spread say too little of any of them."""
 FEWEST_EARLIER = 3
+FEWEST_IN_COMMON = 3
+"""Nodes with a history, from which on their median tells what the cluster changed in common."""
+ROUNDING = 12**-0.5
+"""Deviation of what was rounded, over the step of the print."""
+SURE = 0.999
+"""Quantile of Student's t that takes the place of WORST_Z where few repeats tell the scale."""
 POWER_Z = 1.2816
 """90 % quantile of the normal distribution."""
 LEAST_SCALE = 1e-6
@@ -55,6 +62,8 @@ class Judged:
     repeats: int
     suspected: bool = False
     """Not flagged, but slow enough for a second pass."""
+    repeated: bool = False
+    """Flagged, and so would its second-slowest value alone be: two witnesses."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,8 @@ class Blame:
     nodes: tuple[Judged, ...]
     smallest_fault: float | None
     """The loss that would have been found with 90 % power; None when nothing is judged."""
+    common_change: float = 1.0
+    """The median ratio of all nodes to their own history, by which that was multiplied."""
 
     @property
     def flagged(self) -> tuple[Judged, ...]:
@@ -95,19 +106,33 @@ def judge_nodes(
     """Each node by its own history, else, from eight on, the other nodes, else the reference.
 
     Flagged is z < -4 and more than 1 % below the measure, z = (value - measure) / scale. The scale
-    is the largest of 1.4826 x MAD of what it is judged by, the error by repeats, and `resolution`:
-    the step of the printed values in samples/s. Suspected is, among enough other nodes, z < -3 and
-    as much below them; of more than 74 nodes the z that a tenth of a node has by chance.
+    is the largest of 1.4826 x MAD of what it is judged by, the error by repeats, and `resolution`
+    (the step of the printed values in samples/s) / sqrt(12), the deviation of what was rounded.
+    Where few repeats tell the scale, it takes the t of 99.9 % instead of 4. Suspected is, among
+    enough other nodes, z < -3 and as much below them; of more than 74 nodes the z that a tenth of a
+    node has by chance. A value that nothing but the margin judges is suspected too. Where three
+    nodes have a history, what all of them changed in common is taken from it.
     """
     earlier = {host: list(v) for host, v in (history or {}).items() if len(v) >= FEWEST_EARLIER}
-    measures = _measures(speeds, reference, earlier)
+    change = common_change(speeds, earlier)
+    measures = _measures(speeds, reference, earlier, change)
     rows = [_judged(speeds, at, measures[host], resolution) for at, host in enumerate(speeds.hosts)]
     scales = [scale for _, scale in rows if scale is not None]
     by_others = any(node.by == "the other nodes" for node, _ in rows)
     n = len(rows) if by_others else None
     smallest = findable(float(np.median(scales)), n) if scales else None
     nodes = sorted((node for node, _ in rows), key=lambda node: node.value)
-    return Blame(tuple(nodes), smallest)
+    return Blame(tuple(nodes), smallest, change)
+
+
+def common_change(speeds: NodeSpeeds, earlier: Mapping[str, Sequence[float]]) -> float:
+    """The median of value / earlier median over the nodes with a history; 1 below three of them."""
+    ratios = [
+        float(value) / float(np.median(earlier[host]))
+        for host, value in zip(speeds.hosts, speeds.values, strict=True)
+        if host in earlier
+    ]
+    return float(np.median(ratios)) if len(ratios) >= FEWEST_IN_COMMON else 1.0
 
 
 @dataclass(frozen=True)
@@ -117,25 +142,33 @@ class _Measure:
     value: float
     spread: float
     by: JudgedBy
+    degrees: float = inf
+    """Degrees of freedom of the spread, where repeats tell it."""
 
 
 def _measures(
-    speeds: NodeSpeeds, reference: HealthySpeed | None, earlier: Mapping[str, Sequence[float]]
+    speeds: NodeSpeeds,
+    reference: HealthySpeed | None,
+    earlier: Mapping[str, Sequence[float]],
+    change: float,
 ) -> dict[str, _Measure]:
     """Each host's measure: its history, else enough other nodes, the reference, or nothing."""
     past_spread = common_scatter(earlier) or 0.0
     if len(speeds.hosts) >= FEWEST_JUDGED:
         usual = _Measure(speeds.base, speeds.spread, "the other nodes")
     elif reference is not None:
-        usual = _Measure(reference.samples_per_s, reference.spread, "the reference")
+        degrees = inf if reference.spread else speeds.degrees
+        usual = _Measure(reference.samples_per_s, reference.spread, "the reference", degrees)
     else:
         usual = _Measure(speeds.base, speeds.spread, "nothing")
-    return {
-        host: _Measure(float(np.median(earlier[host])), past_spread, "its own history")
-        if host in earlier
-        else usual
-        for host in speeds.hosts
-    }
+    degrees = speeds.degrees + sum(len(values) - 1 for values in earlier.values())
+
+    def own(values: Sequence[float]) -> _Measure:
+        # A new value and the median of n earlier ones are both off by luck.
+        wide = past_spread * (1 + MEDIAN_ERROR**2 / len(values)) ** 0.5
+        return _Measure(change * float(np.median(values)), wide, "its own history", degrees)
+
+    return {host: own(earlier[host]) if host in earlier else usual for host in speeds.hosts}
 
 
 def _judged(
@@ -146,15 +179,26 @@ def _judged(
     loss = 1 - value / measure.value
     scale = None
     if measure.by == "the other nodes" or (measure.by != "nothing" and measure.spread + error > 0):
-        scale = max(measure.spread, error, resolution / measure.value, LEAST_SCALE)
+        scale = max(measure.spread, error, ROUNDING * resolution / measure.value, LEAST_SCALE)
     z = None if scale is None else -loss / scale
-    # A single value against a reference without a spread: only the margin can judge.
-    significant = measure.by != "nothing" if z is None else z < WORST_Z
-    flagged = significant and loss > LEAST_LOSS
-    near = z is not None and z < suspect_z(len(speeds.hosts)) and measure.by == "the other nodes"
-    suspected = near and loss > LEAST_LOSS and not flagged
-    repeats = int(speeds.repeats[at])
-    return Judged(speeds.hosts[at], value, z, loss, flagged, measure.by, repeats, suspected), scale
+    least = max(-WORST_Z, student_t(SURE, max(1.0, measure.degrees)))
+    flagged = z is not None and z < -least and loss > LEAST_LOSS
+    # A single value against a reference without a spread: the margin alone raises a suspicion.
+    near = z is None or (z < suspect_z(len(speeds.hosts)) and measure.by == "the other nodes")
+    suspected = near and measure.by != "nothing" and loss > LEAST_LOSS and not flagged
+    again = 1 - float(speeds.next_slowest[at]) / measure.value
+    judged = Judged(
+        host=speeds.hosts[at],
+        value=value,
+        z=z,
+        loss=loss,
+        flagged=flagged,
+        by=measure.by,
+        repeats=int(speeds.repeats[at]),
+        suspected=suspected,
+        repeated=flagged and again > max(LEAST_LOSS, loss / 2),
+    )
+    return judged, scale
 
 
 def suspect_z(num_nodes: int) -> float:

@@ -181,7 +181,7 @@ def _report(
     reading: Reading, blames: Mapping[str, Blame], odd: Sequence[str], lost: Sequence[str]
 ) -> HostReport:
     figures: dict[str, HostRate] = {}
-    slow: list[str] = []
+    slow: list[tuple[str, Judged]] = []
     for what, blame in blames.items():
         node = next((node for node in blame.nodes if node.host == reading.host), None)
         if node is None:
@@ -195,10 +195,13 @@ def _report(
             by=node.by,
             flagged=node.flagged,
         )
-        if node.flagged:
-            slow.append(_slow(what, node))
-    evidence = (*reading.faults, *lost, *slow)
-    remarks = (*reading.remarks, *odd)
+        if node.flagged or (node.suspected and node.z is None):
+            slow.append((_slow(what, node), node))
+    # One value is one witness: a second is its own repeat, or another measure.
+    sure = len(slow) > 1 or any(node.repeated for _, node in slow)
+    words = [text if sure else f"{text}: repeat before draining" for text, _ in slow]
+    evidence = (*reading.faults, *lost, *(words if sure else ()))
+    remarks = (*reading.remarks, *odd, *(() if sure else words))
     return HostReport(
         host=reading.host,
         verdict="drain" if evidence else "look" if remarks else "fit",

@@ -10,6 +10,7 @@ import json
 import os
 import sysconfig
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,20 @@ def make_tokenizer(
     folder: Path, progress: Progress = unwatched, vocab_size: int = VOCABULARY
 ) -> None:
     """`tokenizer.json`: byte-level BPE of `vocab_size` tokens, trained on the sources."""
+    (folder / "tokenizer.json").write_text(_trained_tokenizer(vocab_size), encoding="utf-8")
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": END,
+        "model_max_length": POSITIONS,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
+    progress(MOST_BYTES, MOST_BYTES)
+
+
+@cache
+def _trained_tokenizer(vocab_size: int) -> str:
+    """tokenizer.json of the sources, trained once a process: several assets hold it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -69,15 +84,7 @@ def make_tokenizer(
         show_progress=False,
     )
     tokenizer.train_from_iterator((text for _, text in sources()), trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": END,
-        "pad_token": END,
-        "model_max_length": POSITIONS,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
-    progress(MOST_BYTES, MOST_BYTES)
+    return tokenizer.to_str(pretty=True)
 
 
 def make_indexed(folder: Path, progress: Progress = unwatched) -> None:

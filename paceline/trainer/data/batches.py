@@ -123,6 +123,7 @@ class Loader:
         first: int = 0,
     ) -> None:
         self._corpus, self._sampler, self._pin = corpus, sampler, pin
+        self._device = torch.cuda.current_device() if pin else None
         self._rank, self._cp = mesh.dp.index, mesh.cp
         self._steps = range(first, config.training.steps)
         self._micro_batch = config.layout.micro_batch
@@ -161,6 +162,9 @@ class Loader:
         )
 
     def _fill(self) -> None:
+        if self._device is not None:
+            # A thread begins on device 0, where pinning would leave a context of every rank.
+            torch.cuda.set_device(self._device)
         for step in self._steps:
             item: LocalBatch | Exception
             try:

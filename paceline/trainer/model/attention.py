@@ -7,6 +7,8 @@ queries may be the end of a sequence whose beginning only gives keys.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +22,22 @@ LONGEST_PLAIN = 256
 """As LONGEST_BLOCKED, where no mask saves anything."""
 
 HALF = (torch.bfloat16, torch.float16)
+
+
+@contextmanager
+def preferred_kernels(device: torch.device) -> Iterator[None]:
+    """cuDNN's fused attention first from Hopper on, where PyTorch would take FlashAttention-2.
+
+    What it does not support goes to the next kernel, as without this.
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+        yield
+        return
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # brings the compiler along
+
+    kernels = ["CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"]
+    with sdpa_kernel([SDPBackend.__members__[name] for name in kernels], set_priority=True):
+        yield
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:

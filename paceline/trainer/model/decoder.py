@@ -13,12 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from paceline.trainer.config import LoraConfig, ModelConfig
 from paceline.trainer.model.context_parallel import attend, rows
@@ -26,10 +24,12 @@ from paceline.trainer.model.dropout import drop_apart, drop_stream
 from paceline.trainer.model.float8 import Float8Settings, float8_product, float8_settings
 from paceline.trainer.model.loss import chunked_cross_entropy
 from paceline.trainer.model.network import Network
+from paceline.trainer.model.recompute import recomputed
 from paceline.trainer.parallel.mesh import ALONE, Axis
 from paceline.trainer.parallel.tensor import WHOLE, Region, local
 
-T = TypeVar("T", Tensor, tuple[Tensor, ...])
+FEW_OUTPUTS = 4
+"""A layer has few outputs when it has so many times more inputs."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
@@ -76,6 +76,8 @@ class Linear(nn.Linear):
         self.lora_b = nn.Parameter(torch.empty(out_features, lora.rank)) if lora else None
         self.float8: Float8Settings | None = None
         """How the layer's own product runs in float8, if it does; set by `use_float8`."""
+        self.compute_weight: Tensor | None = None
+        """The weight in the compute dtype, where `ComputeCopies` keeps one between steps."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
@@ -84,11 +86,13 @@ class Linear(nn.Linear):
 
     def product(self, input: Tensor, bias: Tensor | None = None) -> Tensor:
         """input W^T + bias, and (alpha / rank) input A^T B^T (Hu et al., arXiv:2106.09685)."""
+        weight = self.compute_weight
+        weight = local(self.weight).to(input.dtype) if weight is None else weight
         if self.float8 is not None:
-            out = float8_product(input, local(self.weight), self.float8)
+            out = float8_product(input, weight, self.float8)
             out = out if bias is None else out + bias
         else:
-            out = functional.linear(input, local(self.weight).to(input.dtype), bias)
+            out = functional.linear(input, weight, bias)
         if self.lora is None or self.lora_a is None or self.lora_b is None:
             return out
         drops = self.lora.dropout > 0 and self.training
@@ -129,6 +133,8 @@ class Embedding(nn.Embedding):
     def __init__(self, setting: LayerSetting, vocab: int, width: int) -> None:
         super().__init__(vocab, width)
         self.region, self.dtype = setting.region, setting.dtype
+        self.compute_weight: Tensor | None = None
+        """As a `Linear`'s, for a head that has this table."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, T) tokens -> (B, t, E)."""
@@ -343,15 +349,27 @@ class Decoder(Network):
         if self.project_out is not None:
             x = self.project_out(x)
         region = self.setting.region
-        x = region.enter(x)
-        table = self.head or self.embedding
-        assert table is not None
-        weight, counts = local(table.weight), None
+        x, table = region.enter(x), self.head_table
+        counts = None
         if self.sample_weights is not None:
             counts = self.sample_weights.repeat_interleave(targets.shape[1])
         return chunked_cross_entropy(
-            x.flatten(0, 1), weight, targets.flatten(), self.scale, region.axis, counts
+            x.flatten(0, 1),
+            local(table.weight),
+            targets.flatten(),
+            self.scale,
+            region.axis,
+            counts,
+            compute_weight=table.compute_weight,
+            compiled=self.compiled,
         )
+
+    @property
+    def head_table(self) -> Linear | Embedding:
+        """What holds the head's weight, on the last stage."""
+        table = self.head or self.embedding
+        assert table is not None, "the last stage has a head"
+        return table
 
     def make_tables(self, device: torch.device) -> None:
         """Compute what belongs to this rank's positions; needed once before training."""
@@ -368,17 +386,11 @@ class Decoder(Network):
 def use_float8(model: Network, device_type: str) -> None:
     """Have the linear layers of all blocks multiply in float8; head and adapters stay as they are.
 
-    Raises ConfigError without torchao.
+    On a GPU so do layers with few outputs, such as the keys of grouped heads: casting their input
+    takes longer than their product saves. Raises ConfigError without torchao.
     """
     settings = float8_settings(device_type)
     for module in model.blocks.modules():
         if isinstance(module, Linear):
-            module.float8 = settings
-
-
-def recomputed(compute: Callable[..., T], *inputs: Any, draws: bool = False) -> T:
-    """What `compute` returns, keeping only its inputs and computing the rest anew for the gradient.
-
-    `draws` says that it draws random numbers, which must then be the same ones.
-    """
-    return checkpoint(compute, *inputs, use_reentrant=False, preserve_rng_state=draws)
+            narrow = module.out_features * FEW_OUTPUTS <= module.in_features
+            module.float8 = None if narrow and device_type == "cuda" else settings

@@ -21,8 +21,9 @@ from torch.nn import functional
 
 from paceline.trainer.config import FluxConfig
 from paceline.trainer.model.context_parallel import attend_all
-from paceline.trainer.model.decoder import LayerSetting, Linear, SummedLinear, recomputed, rotate
+from paceline.trainer.model.decoder import LayerSetting, Linear, SummedLinear, rotate
 from paceline.trainer.model.network import INIT_STD, Network
+from paceline.trainer.model.recompute import recomputed
 from paceline.trainer.parallel.collectives import copy, join
 from paceline.trainer.parallel.mesh import Axis
 from paceline.trainer.parallel.tensor import Region, local

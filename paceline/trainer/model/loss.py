@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,8 +14,11 @@ from paceline.trainer.parallel.collectives import gather_into
 from paceline.trainer.parallel.mesh import ALONE, Axis
 
 IGNORE_INDEX = -100
-CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 2**29}
-"""Most bytes of full-precision logits at a time: cache-sized on a CPU, few launches on a GPU."""
+CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 2**30}
+"""Most bytes of full-precision logits at a time: cache-sized on a CPU; on a GPU few passes over the
+gradient of the head, which every chunk reads and writes whole."""
+
+COMPILER = "inductor"
 
 Scale = float | Tensor
 """A factor, or a scalar tensor that holds it."""
@@ -26,7 +31,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     Softmax and loss are computed in fp32 (or wider) and the matrix products in hidden's dtype.
     Gradients are made chunk by chunk in the forward pass, while a chunk's logits are at hand, so
     `scale` must already hold everything that the caller would multiply the loss with: fp16
-    gradients would vanish otherwise.
+    gradients would vanish otherwise. With a `compute_weight`, which stands for a leaf `weight` in
+    hidden's dtype, the weight's gradient is added to `weight.grad` right there, as it is without
+    any factor: the loss must then be the root of the backward pass.
 
     Over a tensor-parallel axis of n ranks, weight is this rank's n-th of the vocabulary, and the
     gradient of hidden is this rank's part of a sum over the axis.
@@ -34,25 +41,34 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, scale: Scale, tp: Axis
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        scale: Scale,
+        tp: Axis,
+        compute_weight: Tensor | None,
+        compiled: bool,
     ) -> Tensor:
-        cast = weight.to(hidden.dtype)
+        cast = weight.to(hidden.dtype) if compute_weight is None else compute_weight
+        chunk = compiled_chunk() if compiled and tp.size == 1 else _chunk
         grad_hidden = torch.empty_like(hidden)
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=hidden.device)
-        grad_weight: Tensor | None = None
+        direct = compute_weight is not None and ctx.needs_input_grad[1]
+        grad_weight = weight.grad if direct else None
         scale = scale.to(total) if isinstance(scale, Tensor) else scale
-        rows = chunk_rows(hidden.device.type, weight.shape[0], total.element_size())
+        most = chunk_rows(hidden.device.type, weight.shape[0], total.element_size())
+        rows = even_rows(hidden.shape[0], most)
         for start in range(0, hidden.shape[0], rows):
             part = slice(start, start + rows)
-            loss, grad_logits = _chunk(hidden[part], cast, targets[part], scale, wide, tp)
+            loss, grad_logits = chunk(hidden[part], cast, targets[part], scale, wide, tp)
             total += loss
             torch.mm(grad_logits, cast, out=grad_hidden[part])
-            if not ctx.needs_input_grad[1]:
-                continue
-            product = grad_logits.t() @ hidden[part]
-            # Sums of chunks are kept in full precision, as the parameter's own gradient is.
-            grad_weight = product.to(wide) if grad_weight is None else grad_weight.add_(product)
+            if ctx.needs_input_grad[1]:
+                grad_weight = _add_product(grad_weight, grad_logits, hidden[part], wide)
+        if direct:
+            weight.grad, grad_weight = grad_weight, None
         kept = None if grad_weight is None else grad_weight.to(weight.dtype)
         ctx.save_for_backward(grad_hidden, kept)
         return total * scale
@@ -65,7 +81,29 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             grad_hidden = grad_hidden * grad_output.to(grad_hidden.dtype)
             if grad_weight is not None:
                 grad_weight = grad_weight * grad_output.to(grad_weight.dtype)
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None
+
+
+def _add_product(
+    total: Tensor | None, grad_logits: Tensor, hidden: Tensor, wide: torch.dtype
+) -> Tensor:
+    """`total` and this chunk's part of the head's gradient, in full precision as the parameter's.
+
+    On a GPU the product itself gives full precision, which saves two passes over (vocab, width).
+    """
+    across = grad_logits.t()
+    if hidden.is_cuda and wide == torch.float32 and hidden.dtype != wide:
+        if total is None:
+            return torch.mm(across, hidden, out_dtype=wide)
+        return torch.addmm(total, across, hidden, out_dtype=wide, out=total)
+    product = across @ hidden
+    return product.to(wide) if total is None else total.add_(product)
+
+
+def even_rows(tokens: int, most: int) -> int:
+    """Tokens of a chunk, at most `most`: so many that all chunks are as even as can be."""
+    chunks = max(1, -(-tokens // most))
+    return max(1, -(-tokens // chunks))
 
 
 def chunk_rows(device_type: str, vocab: int, element_bytes: int) -> int:
@@ -80,15 +118,22 @@ def chunked_cross_entropy(
     scale: Scale,
     tp: Axis = ALONE,
     counts: Tensor | None = None,
+    compute_weight: Tensor | None = None,
+    compiled: bool = False,
 ) -> Tensor:
     """scale x summed cross-entropy of (tokens, width) hidden states; IGNORE_INDEX adds nothing.
 
-    Without gradients each token may count differently: (tokens,) `counts`.
+    `compute_weight` is a copy of the weight in the states' dtype, if there is one. `compiled` fuses
+    what is done to logits. Without gradients each token may count differently: (tokens,) `counts`.
     """
     if not torch.is_grad_enabled():
         return _without_gradients(hidden, weight, targets, tp, counts) * scale
     assert counts is None, "tokens count differently only where nothing is trained"
-    return ChunkedCrossEntropy.apply(hidden, weight, targets, scale, tp)  # type: ignore[no-any-return]
+    if compute_weight is not None:
+        compute_weight = compute_weight.detach()
+    return ChunkedCrossEntropy.apply(  # type: ignore[no-any-return]
+        hidden, weight, targets, scale, tp, compute_weight, compiled
+    )
 
 
 def _without_gradients(
@@ -141,6 +186,36 @@ def _chunk(
     if wide == hidden.dtype:
         return loss, grad.mul_(factor)
     return loss, torch.mul(grad, factor, out=logits)
+
+
+@cache
+def compiled_chunk() -> Callable[..., tuple[Tensor, Tensor]]:
+    """`_chunk` for whole vocabularies, whose softmax reads the logits twice and writes them once.
+
+    Anew it is compiled for every size of the vocabulary and of chunks.
+    """
+    gradient = torch.compile(_logits_gradient, backend=COMPILER)
+
+    def chunk(
+        hidden: Tensor, weight: Tensor, targets: Tensor, scale: Scale, wide: torch.dtype, _: Axis
+    ) -> tuple[Tensor, Tensor]:
+        factor = (targets != IGNORE_INDEX).to(wide) * scale
+        return gradient(functional.linear(hidden, weight), targets, factor, wide)
+
+    return chunk
+
+
+def _logits_gradient(
+    logits: Tensor, targets: Tensor, factor: Tensor, wide: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """As `_chunk` of (rows, vocab) logits; (rows,) `factor` is 0 for ignored targets."""
+    x = logits.to(wide)
+    index = targets.clamp_min(0).unsqueeze(1)
+    log_sum = torch.logsumexp(x, dim=1, keepdim=True)
+    losses = (log_sum - x.gather(1, index)).squeeze(1)
+    hit = torch.arange(x.shape[1], device=x.device).unsqueeze(0) == index
+    grad = (torch.exp(x - log_sum) - hit.to(wide)) * factor.unsqueeze(1)
+    return torch.where(targets == IGNORE_INDEX, 0.0, losses).sum(), grad.to(logits.dtype)
 
 
 def _sliced(logits: Tensor, targets: Tensor, tp: Axis) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,8 @@ class Network(nn.Module):
     setting: Any
     """How it computes: `model.Setting`, which this module lies below."""
     blocks: nn.ModuleDict
+    compiled: bool = False
+    """Whether its blocks are compiled, and with them what is done to logits."""
     scale: float = 1.0
     """What the summed loss is multiplied with, set before every step."""
     sample_weights: Tensor | None = None

@@ -13,6 +13,7 @@ from paceline.trainer.model.weights import count_parameters, freeze, init_weight
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.parallel.stages import stage_layers, stages_of
 from paceline.trainer.parallel.tensor import Region, cut_parameters
+from paceline.trainer.replica.compute_copies import ComputeCopies
 from paceline.trainer.replica.replica import (
     DdpReplica,
     PipelineReplica,
@@ -71,7 +72,10 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
         return ShardedReplica(parts, mesh, keep_gathered=layout.zero_stage == 2)
     if mesh.data.size > 1:
         return DdpReplica(parts, mesh, world, steps)
-    return Replica(parts, mesh)
+    replica = Replica(parts, mesh)
+    if world.device.type == "cuda":
+        replica.copies = ComputeCopies(parts)
+    return replica
 
 
 def make_network(model: Model, setting: LayerSetting, part: ModelPart | None = None) -> Network:

@@ -23,12 +23,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.measure.clock import StepClock
+from paceline.trainer.model.attention import preferred_kernels
 from paceline.trainer.model.context_parallel import keep_from_compiler
 from paceline.trainer.model.dropout import keep_draws_from_compiler
 from paceline.trainer.model.network import Network
 from paceline.trainer.parallel.collectives import sum_flat, sum_over
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.parallel.tensor import cut_dim, is_share, local
+from paceline.trainer.replica.compute_copies import ComputeCopies
 
 COMPILER = "inductor"
 
@@ -61,6 +63,8 @@ class Replica:
         """What a micro-batch goes through; a pipeline has a runner instead."""
         self.wide = torch.promote_types(parts[0].setting.dtype, torch.float32)
         """What losses and norms are summed in."""
+        self.copies: ComputeCopies | None = None
+        """Weights in the compute dtype, where they are kept between steps."""
 
     def zero(self) -> Tensor:
         """A double 0 on the model's device."""
@@ -79,7 +83,9 @@ class Replica:
         """
         for part in self.parts:
             part.scale = scale
-        loss = self._train(batch).to(self.wide)
+        self._refresh_copies()
+        with preferred_kernels(batch.inputs.device):
+            loss = self._train(batch).to(self.wide)
         self._finish()
         return loss
 
@@ -90,11 +96,13 @@ class Replica:
         `weights` (M, B) are what each target of a sample counts, None where all count the same. A
         pipeline's other stages see 0.
         """
+        self._refresh_copies()
         for part in self.parts:
             part.eval()
             part.scale = 1.0
         try:
-            return self._evaluate(batch, weights).to(self.wide)
+            with preferred_kernels(batch.inputs.device):
+                return self._evaluate(batch, weights).to(self.wide)
         finally:
             for part in self.parts:
                 part.train()
@@ -116,6 +124,10 @@ class Replica:
             sum_over(squares, mesh.shard)
         squares, loss = sum_over(torch.stack([squares, loss]), mesh.pp)
         return squares.sqrt(), loss
+
+    def _refresh_copies(self) -> None:
+        if self.copies is not None:
+            self.copies.refresh()
 
     def _named_gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Every trained parameter's gradient; raises RuntimeError where one is missing."""
@@ -259,7 +271,10 @@ def compile_blocks(parts: list[Network]) -> None:
     """torch.compile for every block; the first step pays for it."""
     keep_from_compiler()
     keep_draws_from_compiler()
+    # Blocks are compiled one by one: DDP's splitter would cut them again at its buckets' ends.
+    torch._dynamo.config.optimize_ddp = False  # pyright: ignore[reportPrivateImportUsage]
     for part in parts:
+        part.compiled = True
         for block in part.blocks.values():
             block.compile(backend=COMPILER)
 

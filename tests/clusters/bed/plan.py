@@ -14,7 +14,7 @@ class Plan:
     slurm: bool = False
     accounting: bool = True
     containers: bool = False
-    """Slurm takes the options of Pyxis; nothing runs in a container."""
+    """Slurm takes the options of Pyxis: tasks run in an image that is a folder with a root."""
     slurm_lines: str = ""
     """Further lines of slurm.conf."""
     cores: float | None = None

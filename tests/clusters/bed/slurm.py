@@ -65,6 +65,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=
 PartitionName=small Nodes={first} MaxTime=5 State=UP
 """
 CONTAINERS = Path(__file__).with_name("containers.c")
+CONTAINER_ROOT = Path(__file__).with_name("container_root.sh")
 USABLE = ("idle", "mixed", "allocated")
 
 
@@ -183,7 +184,7 @@ class Slurm:
         plugin = self.folder / "containers.so"
         if self.plan.containers:
             call(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(CONTAINERS)])
-        line = f"required {plugin}\n" if self.plan.containers else ""
+        line = f"required {plugin} {CONTAINER_ROOT}\n" if self.plan.containers else ""
         (self.folder / "plugstack.conf").write_text(line)
 
 

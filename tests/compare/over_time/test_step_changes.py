@@ -175,3 +175,16 @@ def test_thousands_of_runs_take_no_time_to_speak_of():
     values = stepped(1500, 1500, 1.01, seed=9)
     (change,) = fit_series(values, margin=0.005).changes
     assert abs(change.at - 1500) <= 5
+
+
+@pytest.mark.parametrize(("n", "most"), [(20, 4), (50, 10)])
+def test_disturbed_runs_beside_each_other_make_no_level(n: int, most: int):
+    rng = np.random.default_rng(17)
+    steps = 0
+    for seed in range(100):
+        values = noise(n, seed)
+        disturbed = rng.random(n) < 0.1
+        values[disturbed] *= 1 + rng.uniform(0.02, 0.1, int(disturbed.sum()))
+        fit = fit_series(values)
+        steps += bool(fit.changes or fit.drift)
+    assert steps <= most

@@ -55,6 +55,32 @@ def test_rows_within_the_margin_or_their_intervals_are_level_with_the_best():
     assert names(rows, "level") == "bd"
 
 
+def repeated(name: str, speed: float, *shares: float) -> SweepRow:
+    """A row whose runs took so many times its step time."""
+    return row(name, speed, run_step_times_s=tuple(share * 1000 / speed for share in shares))
+
+
+def test_the_best_of_repeated_rows_comes_with_its_probability():
+    rows = marked(
+        [
+            repeated("a", 100, 0.99, 1, 1.01),
+            repeated("b", 98.6, 0.99, 1, 1.01),
+            repeated("c", 80, 1),
+        ]
+    )
+    assert names(rows, "level") == "b"
+    chances = [r.p_best or 0.0 for r in rows]
+    assert sum(chances) == pytest.approx(1.0) and 0.7 < chances[0] < 0.99 > chances[1] > 0.02
+    first = next(sentences(rows))
+    assert f"the fastest with {chances[0]:.0%}".replace("%", " % probability; not told") in first
+
+
+def test_rows_that_ran_once_say_that_nobody_knows_how_sure_the_best_is():
+    rows = marked([repeated("a", 100, 1.0), repeated("b", 90, 1.0)])
+    assert rows[0].p_best is None
+    assert any("each ran once" in sentence for sentence in sentences(rows))
+
+
 def test_the_front_holds_what_nothing_beats_in_both():
     rows = marked(
         [

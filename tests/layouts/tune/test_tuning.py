@@ -231,6 +231,9 @@ def test_layouts_that_are_close_are_measured_again(bench: Bench):
     result, ran = bench.run(options(12), lambda mbs, _: 1.0 if mbs < 8 else 1.001)
     assert max(ran.count(mbs) for mbs in (1, 2, 4, 8)) > 1
     assert any(row.level for row in result.rows) and "not told apart" in result.sentences[0]
+    chances = [row.p_best for row in result.rows if row.p_best is not None]
+    assert sum(chances) == pytest.approx(1.0)
+    assert result.best is not None and "the fastest with" in result.sentences[0]
 
 
 @pytest.mark.parametrize(
@@ -252,6 +255,7 @@ def test_more_processes_than_physical_cores_must_be_asked_for(bench: Bench):
 def test_sentences_say_what_helps_and_what_was_never_tried(bench: Bench):
     result, _ = bench.run(options(3), by_micro_batch)
     text = "\n".join(result.sentences)
+    assert ("each ran once" in text) == all(row.p_best is None for row in result.rows)
     assert "best: dp 1 mbs 8" in text and "with one setting changed: mbs" in text
     assert f"{len(result.rows)} of {result.n_layouts} layouts tried; never tried:" in text
     slower = [effect for effect in result.effects if effect.measured]

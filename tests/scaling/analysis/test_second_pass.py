@@ -110,7 +110,7 @@ def test_a_node_that_a_wide_spread_hides_is_suspected_and_its_pairs_flag_it():
         ([0.00, -0.02], CONTROLS, False, "1.0 % faster than others, which does not confirm it"),
         ([0.36, 0.38], [8 * at for at in CONTROLS], False, "37.0 % slower than others, which does"),
         ([0.38], CONTROLS, None, "38.0 % slower than others, but these are too few to confirm it"),
-        ([0.36, 0.38], [], None, "not confirmed without a second pass"),
+        ([0.36, 0.38], [], None, "no second measurement bears it out; repeat before draining"),
     ],
     ids=["one pair", "no pair", "controls scatter as much", "a pair is missing", "no controls"],
 )

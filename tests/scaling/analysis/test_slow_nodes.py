@@ -98,9 +98,9 @@ def test_a_reference_judges_few_nodes():
     assert blame.smallest_fault == pytest.approx(findable(0.003))
 
 
-def test_without_any_spread_only_the_margin_judges():
+def test_without_any_spread_the_margin_only_suspects():
     blame = judge_nodes(speeds_of([99.5, 98.5]), reference=HealthySpeed(100.0))
-    assert hosts_of(blame) == ["n2"]
+    assert hosts_of(blame) == [] and [node.host for node in blame.suspected] == ["n2"]
     assert blame.nodes[0].z is None and blame.smallest_fault is None
 
 

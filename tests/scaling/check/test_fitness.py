@@ -127,7 +127,9 @@ def test_a_report_survives_its_file():
 def test_where_only_the_margin_judges_no_z_is_made_up_and_the_report_says_so():
     readings = [Reading("a", rates={"pair": [90.0]}), Reading("b", rates={"pair": [100.0]})]
     report = checked(readings, Past(references={"pair": HealthySpeed(100.0)}))
-    (evidence,) = report.hosts[0].evidence
-    assert evidence.endswith("10.0 % below the reference (by the margin alone: low confidence)")
+    assert report.drain == () and report.hosts[0].verdict == "look"
+    (remark,) = report.hosts[0].remarks
+    words = "10.0 % below the reference (by the margin alone: low confidence)"
+    assert remark.endswith(f"{words}: repeat before draining")
     assert "judged by the margin of 1 % alone" in report.sentences[1]
     assert "too few" not in report.sentences[1]

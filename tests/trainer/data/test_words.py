@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from paceline.runs import plan
+from paceline.runs import checkpoints
 from paceline.trainer import checkpoint
 
 
 def test_checkpoints_lie_where_they_are_looked_for():
-    found = plan.CHECKPOINTS_FOLDER, plan.LATEST_CHECKPOINT, plan.CHECKPOINT_STATE
-    assert found == (checkpoint.FOLDER, checkpoint.LATEST, checkpoint.STATE)
+    names = (
+        checkpoints.CHECKPOINTS_FOLDER,
+        checkpoints.LATEST_CHECKPOINT,
+        checkpoints.CHECKPOINT_STATE,
+    )
+    assert names == (checkpoint.FOLDER, checkpoint.LATEST, checkpoint.STATE)

@@ -8,7 +8,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.trainer.model import loss
-from paceline.trainer.model.loss import IGNORE_INDEX, chunk_rows, chunked_cross_entropy
+from paceline.trainer.model.loss import (
+    IGNORE_INDEX,
+    chunk_rows,
+    chunked_cross_entropy,
+    compiled_chunk,
+    even_rows,
+)
 from tests.trainer.worlds import DTYPES, LOSS_FAULTS, outcome
 
 TOKENS, WIDTH, VOCAB, SCALE = 33, 16, 50, 0.25
@@ -48,6 +54,33 @@ def test_loss_and_gradients_are_exact(chunk: int, factor: float) -> None:
         strict=True,
     ):
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_fused_logits_are_the_plain_ones(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(loss.CHUNK_BYTES, "cpu", 7 * VOCAB * 8)
+    monkeypatch.setattr(loss, "COMPILER", "eager")
+    monkeypatch.setattr(loss, "compiled_chunk", compiled_chunk.__wrapped__)
+    results: list[list[Tensor]] = []
+    for compiled in (False, True):
+        hidden, weight, targets = inputs(dtype)
+        found = chunked_cross_entropy(hidden, weight, targets, SCALE, compiled=compiled)
+        results.append([found.detach(), *torch.autograd.grad(found, (hidden, weight))])
+
+    for plain_result, fused in zip(*results, strict=True):
+        assert plain_result.dtype == fused.dtype
+        assert (plain_result - fused).norm() <= 8e-3 * plain_result.norm()
+        if dtype == torch.float64:
+            assert torch.allclose(plain_result, fused, rtol=1e-10, atol=1e-13)
+
+
+def test_chunks_are_even() -> None:
+    assert even_rows(8192, 2668) == 2048
+    assert even_rows(33, 7) == 7
+    assert even_rows(10, 1000) == 10
+    assert even_rows(0, 5) == 1
 
 
 def test_half_precision_keeps_the_loss_in_full_precision(chunk: int) -> None:

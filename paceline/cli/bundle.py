@@ -1,0 +1,96 @@
+"""`paceline bundle` and `paceline verify`: one run as one archive, and whether it is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import Json, RunName, RunsDir
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.terminal import echo
+from paceline.core.errors import EXIT_GATE_FAILED
+from paceline.core.units import si
+from paceline.files.run_folder import find_run, runs_root
+from paceline.runs.bundles.verification import BundleCheck, check_bundle
+from paceline.runs.bundles.writing import write_bundle
+
+
+def bundle(
+    run: RunName = "last",
+    runs_dir: RunsDir = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write; default RUN.bundle.tar.gz here."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was written as JSON: {file, bundle}.")
+    ] = False,
+) -> None:
+    """Write a run as one archive that `verify`, `diff`, `import` and `run --from` read anywhere.
+
+    It holds the run folder without checkpoints and secrets, and the SHA-256 of every file. The same
+    run gives the same bytes.
+
+    Example: paceline bundle last --output run.bundle.tar.gz
+    """
+    path, written = write_bundle(find_run(runs_root(runs_dir), run), output)
+    for part in written.left_out:
+        echo(f"left out: {part.path}: {part.why}", err=True)
+    for name in written.redacted:
+        echo(f"a secret was replaced in {name}", err=True)
+    if as_json:
+        emit_json({"file": str(path), "bundle": written.model_dump(mode="json")})
+        return
+    size = si(sum(file.bytes for file in written.files), "B")
+    echo(str(path))
+    echo(f"{len(written.files)} files, {size}, sha256 {written.sha256}", err=True)
+
+
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="BUNDLE", help="What `paceline bundle` wrote.")],
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Check a bundle: the digest of every file, and its figures recomputed from the raw files.
+
+    Nothing of it is run. Exit code 3 where a file or a figure is another one. Digests tell damage
+    and slips; whether the maker wrote the truth they cannot tell.
+
+    Example: paceline verify run.bundle.tar.gz
+    """
+    check = check_bundle(file)
+    form = TableFormat.json if as_json else form
+    rows = [
+        *({"what": fault.fault, "name": fault.path} for fault in check.faults),
+        *(
+            {"what": "figure", "name": f.name, "stored": f.stored, "recomputed": f.recomputed}
+            for f in check.figures
+        ),
+    ]
+    rows = [{"stored": None, "recomputed": None, **row} for row in rows]
+    if rows or form is not TableFormat.text:
+        names = ("what", "name", "stored", "recomputed")
+        columns = [OutputColumn(name, name) for name in names]
+        emit_table(rows, columns, form, document=check.model_dump(mode="json"))
+    if form is TableFormat.text:
+        echo(_sentence(check))
+    raise typer.Exit(EXIT_GATE_FAILED if rows else 0)
+
+
+def _sentence(check: BundleCheck) -> str:
+    size = si(check.bytes, "B")
+    files = f"{check.run}: {check.n_files} files, {size}, sha256 {check.sha256}"
+    if check.faults:
+        return f"{files}; {len(check.faults)} are not as the bundle says, so no figure counts"
+    if not check.n_figures:
+        return f"{files}; all whole; the run left no figures"
+    if not check.figures:
+        return f"{files}; all whole, and {check.n_figures} figures follow from them"
+    versions = (
+        ""
+        if check.measured_by == check.checked_by
+        else f" (measured by Paceline {check.measured_by}, checked by {check.checked_by})"
+    )
+    return f"{files}; {len(check.figures)} of {check.n_figures} figures do not follow{versions}"

@@ -1,0 +1,87 @@
+"""`paceline diff`: what is not alike in two runs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import Json, RunsDir
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.terminal import echo
+from paceline.core.errors import EXIT_GATE_FAILED
+from paceline.core.run_report import RunReport
+from paceline.files.archive import is_archive
+from paceline.files.run_folder import find_run, runs_root
+from paceline.runs.bundles.verification import opened_bundle
+from paceline.runs.difference import RunDiff, run_diff
+from paceline.runs.outcome import evaluate
+
+MOST_SHOWN = 8
+"""Items that one run alone recorded that the text names."""
+LONGEST_CELL = 60
+
+
+def diff(
+    first: Annotated[
+        str, typer.Argument(metavar="A", help="A run, or a bundle: folder, prefix, tag, FILE.")
+    ],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another, named in the same ways.")],
+    fail_on_findings: Annotated[
+        bool, typer.Option(help="Exit with 3 when anything differs.")
+    ] = False,
+    runs_dir: RunsDir = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Name what differs between two runs, what usually matters most first.
+
+    First another amount of work (model, batch, layout, dtype), then settings, what was read
+    (by its digest, not its place), the program, and the machine: container, driver, CUDA, torch,
+    clocks, power limits, variables. Whether the speed differs `paceline compare` says.
+
+    Examples:
+
+      paceline diff baseline last
+
+      paceline diff vendor.bundle.tar.gz last --json
+    """
+    with ExitStack() as stack:
+        reports = [_report(stack, name, runs_root(runs_dir)) for name in (first, second)]
+        difference = run_diff(reports[0], reports[1])
+    form = TableFormat.json if as_json else form
+    rows = [part.model_dump() for part in difference.differences]
+    if rows or form is not TableFormat.text:
+        columns = [
+            OutputColumn("kind", "kind"),
+            OutputColumn("item", "item"),
+            OutputColumn("a", "A", _cell),
+            OutputColumn("b", "B", _cell),
+        ]
+        emit_table(rows, columns, form, document=difference.model_dump(mode="json"))
+    if form is TableFormat.text:
+        _tell(difference)
+    raise typer.Exit(EXIT_GATE_FAILED if rows and fail_on_findings else 0)
+
+
+def _report(stack: ExitStack, name: str, root: Path) -> RunReport:
+    path = Path(name)
+    if is_archive(path):
+        return evaluate(stack.enter_context(opened_bundle(path)).folder)
+    return evaluate(find_run(root, name))
+
+
+def _cell(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= LONGEST_CELL else f"{flat[: LONGEST_CELL - 3]}..."
+
+
+def _tell(difference: RunDiff) -> None:
+    if not difference.differences:
+        echo("nothing that both recorded differs")
+    once = difference.recorded_once
+    if once:
+        more = f" and {len(once) - MOST_SHOWN} more" if len(once) > MOST_SHOWN else ""
+        echo(f"recorded of one run alone: {', '.join(once[:MOST_SHOWN])}{more}", err=True)

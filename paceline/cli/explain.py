@@ -1,0 +1,75 @@
+"""`paceline explain`: why a run is as slow as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import Json, RunName, RunsDir
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.terminal import echo
+from paceline.explain.answer import explain as explained
+from paceline.explain.explanation import Explanation
+from paceline.explain.profiled import profiled_parts
+from paceline.explain.text import evidence_text, explanation_lines, headline
+from paceline.files.run_folder import find_run, runs_root
+
+
+def explain(
+    run: RunName,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN|reference|estimate",
+            help="What it should take: another run, the nearest published row, or the estimate. "
+            "Without it a run is held against itself: the time in which its ranks could not work.",
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What `paceline profile --json` printed of the same."),
+    ] = None,
+    runs_dir: RunsDir = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Say why a run is slow: causes by their share of the lost time, with evidence and remedies.
+
+    Joins steps, waits, telemetry, settings, surroundings, estimate and the verdicts of scaling
+    campaigns. What no cause explains is called so, and a run that is as fast as its baseline gets
+    no cause (docs/explain.md).
+
+    Examples:
+
+      paceline explain last
+
+      paceline explain last --against baseline
+
+      paceline explain 2026-11 --against estimate --json
+    """
+    root = runs_root(runs_dir)
+    parts = profiled_parts(profile) if profile else None
+    answer = explained(find_run(root, run), against, root, parts)
+    form = TableFormat.json if as_json else form
+    if form is TableFormat.json:
+        echo(answer.model_dump_json(indent=2))
+    elif form is TableFormat.text:
+        for line in explanation_lines(answer):
+            echo(line)
+    else:
+        _print_table(answer, form)
+
+
+def _print_table(answer: Explanation, form: TableFormat) -> None:
+    echo(headline(answer), err=True)
+    rows = [
+        {
+            **cause.model_dump(include={"cause", "share", "seconds", "remedy"}),
+            "evidence": "; ".join(map(evidence_text, cause.evidence)),
+        }
+        for cause in answer.causes
+    ]
+    names = ("cause", "share", "seconds", "evidence", "remedy")
+    emit_table(rows, [OutputColumn(name, name) for name in names], form)

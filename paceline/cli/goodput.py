@@ -1,0 +1,96 @@
+"""`paceline goodput`: what the wall time of a training went to, over its restarts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import Json, RunsDir
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table, print_sentences
+from paceline.cli.terminal import echo
+from paceline.core.units import percent, seconds, significant
+from paceline.files.run_folder import RUN_FILE, find_runs, runs_root
+from paceline.runs.goodput.attempt import Attempt, attempts_of_log, attempts_of_run
+from paceline.runs.goodput.ledger import ACCOUNTS, GoodputLedger, ledger_of
+
+
+def goodput(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN|LOG...",
+            help="The attempts of one training: runs by folder, prefix or tag, or logs of any "
+            "framework in their order.",
+        ),
+    ],
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps of the whole training; default what the runs ask for."),
+    ] = None,
+    runs_dir: RunsDir = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Say what a training's wall time went to over its restarts, and the days to its end.
+
+    Accounts: productive steps, slow ones, checkpoints, steps lost to a restart, compilation,
+    initialisation, queue, evaluations, stops between attempts. A log with restarts inside counts
+    as several attempts; of logs the time outside steps is not known (docs/goodput.md).
+
+    Examples:
+
+      paceline goodput first second third
+
+      paceline goodput pretrain.log --steps 500000 --json
+    """
+    root = runs_root(runs_dir)
+    attempts = [attempt for name in names for attempt in _attempts(root, name)]
+    ledger = ledger_of(attempts, steps)
+    form = TableFormat.json if as_json else form
+    if form is TableFormat.json:
+        echo(ledger.model_dump_json(indent=2))
+        return
+    print_sentences(_sentences(ledger), form)
+    rows = [
+        {
+            "account": account,
+            "seconds": ledger.seconds[account],
+            "share": ledger.seconds[account] / ledger.wall_s,
+            **{entry.name: entry.seconds.get(account) for entry in ledger.attempts},
+        }
+        for account in ACCOUNTS
+    ]
+    columns = [
+        OutputColumn("account", "account", lambda name: str(name).replace("_", " ")),
+        OutputColumn("seconds", "time", seconds, "right"),
+        OutputColumn("share", "share", percent, "right"),
+    ]
+    emit_table(rows, columns, form)
+
+
+def _attempts(root: Path, name: str) -> list[Attempt]:
+    """The attempts that a name stands for: a log's, a run's, or those of all runs of a tag."""
+    path = Path(name)
+    if path.is_file():
+        return attempts_of_log(path)
+    if (path / RUN_FILE).is_file():
+        return attempts_of_run(path)
+    return [attempt for folder in find_runs(root, name) for attempt in attempts_of_run(folder)]
+
+
+def _sentences(ledger: GoodputLedger) -> list[str]:
+    count = f"{len(ledger.attempts)} attempt{'s' * (len(ledger.attempts) != 1)}"
+    redone = sum(entry.redone for entry in ledger.attempts)
+    lines = [
+        f"goodput {percent(ledger.goodput)} of {seconds(ledger.wall_s)} over {count}: "
+        f"{ledger.steps_kept:,} steps kept, {redone:,} done again; "
+        f"{significant(ledger.usual_step_s)} s a usual step (n = {ledger.n})"
+    ]
+    if ledger.days_left is not None and ledger.days_left_at_best is not None:
+        lines.append(
+            f"to step {ledger.steps_asked:,}: {significant(ledger.days_left)} days at the rate so "
+            f"far, {significant(ledger.days_left_at_best)} days if nothing were lost"
+        )
+    return [*lines, *(f"note: {note}" for note in ledger.notes)]

@@ -1,0 +1,263 @@
+"""`paceline profile`: where the time or the memory of a step goes."""
+
+from __future__ import annotations
+
+import os
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import host_options as place
+from paceline.cli import options
+from paceline.cli.options import ReportFormat
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table, write_page
+from paceline.cli.printing import print_plan, tell_notices
+from paceline.cli.progress import progress_display
+from paceline.cli.run import STATUS_EXIT
+from paceline.cli.terminal import echo
+from paceline.core.errors import UserError, did_you_mean
+from paceline.core.run_report import RunReport
+from paceline.files.recipe import recipe_names
+from paceline.files.run_folder import find_run, read_record, runs_root
+from paceline.machines.placement import Request
+from paceline.profiles.nccl.text import EXCHANGE_COLUMNS, exchange_rows
+from paceline.profiles.profile import PROFILE_PAGE, Profile
+from paceline.profiles.text import (
+    COLUMNS,
+    MEMORY_COLUMNS,
+    memory_rows,
+    part_rows,
+    profile_lines,
+)
+from paceline.profiles.tools import tool
+from paceline.runs import flow
+from paceline.runs.plan import Plan, make_plan, plan_again
+from paceline.runs.profiling import with_profile, write_profile
+
+
+class ToolChoice(StrEnum):
+    """The profilers by name, as in `profiles.tools`."""
+
+    torch = "torch"
+    nsys = "nsys"
+    nccl = "nccl"
+    memory = "memory"
+
+
+def profile(
+    context: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A recipe by name or file, or a run to profile the same again.",
+            metavar="RECIPE|RUN",
+            show_default=False,
+        ),
+    ] = None,
+    tool_name: Annotated[
+        ToolChoice, typer.Option("--tool", help="One alone: each would disturb the others.")
+    ] = ToolChoice.torch,
+    ranks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            envvar="RUN_CONF_PROFILE_RANKS",
+            help="0,8 or 0-3 or all; default one a pipeline stage and node.",
+        ),
+    ] = None,
+    steps: Annotated[
+        str, typer.Option(metavar="A-B", help="Which steps are profiled, both included.")
+    ] = "20-30",
+    gpu_metrics: Annotated[
+        bool,
+        typer.Option(
+            "--gpu-metrics",
+            envvar="RUN_CONF_PROFILE_GPU_METRICS",
+            help="nsys: sample the GPUs' counters too, once a node.",
+        ),
+    ] = False,
+    cpu_samples: Annotated[
+        bool,
+        typer.Option(
+            "--cpu-samples",
+            envvar="RUN_CONF_PROFILE_CPU",
+            help="nsys: sample what the CPUs do too.",
+        ),
+    ] = False,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Read what a tool has left; nothing runs."),
+    ] = None,
+    variant: options.Variant = None,
+    overrides: options.Overrides = None,
+    engine: options.EngineName = None,
+    devices: Annotated[int | None, typer.Option(min=1, help="Devices, as of `run`.")] = None,
+    device: options.Device = options.DeviceKind.auto,
+    cluster: options.ClusterName = None,
+    hosts: place.Hosts = None,
+    nodes: place.Nodes = None,
+    launcher: place.LauncherOption = "auto",
+    allocation: place.Allocation = None,
+    interface: place.Interface = None,
+    ssh_config: place.SshConfig = None,
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    tag: options.Tag = None,
+    probe: Annotated[
+        bool, typer.Option(help="Measure this machine's reachable rate first (kept for later).")
+    ] = True,
+    force: options.Force = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --from: also write the page.")
+    ] = None,
+    runs_dir: options.RunsDir = None,
+    form: TableForm = TableFormat.text,
+    as_json: options.Json = False,
+) -> None:
+    """Say where a step's time or memory goes, by a run of its own under one profiler.
+
+    The run is marked: `compare` refuses it and `history` leaves it out, for a profiler slows what
+    it looks at. By how much is measured on the same run's other steps. What the tool writes stays
+    in the run's folder `profiles/`, its reading in profile.json.
+
+    Examples:
+
+      paceline profile tiny-llama                         where the time of a step goes
+
+      paceline profile last --ranks all --steps 10-12     the newest run again, profiled
+
+      paceline profile tiny-llama --tool memory           how memory rises and falls over a step
+
+      paceline profile --from trace.json.gz               a trace of anybody's PyTorch
+
+      paceline profile tiny-llama --tool nccl --devices 2  bytes by axis, beside the layout's
+
+      paceline profile --tool nccl --from nccl.log        a log of anybody's NCCL
+    """
+    form = TableFormat.json if as_json else form
+    if source is not None:
+        used = {"source", "tool_name", "html", "form", "as_json"}
+        options.refuse_unused(context, "--from", used)
+        read = tool(tool_name.value).read_file(source)
+        _print(read, form)
+        if html:
+            # Altair below it takes as long to import as the rest of the verb.
+            from paceline.runs.profile_page import profile_html
+
+            write_page(html, profile_html(read, source.name))
+        return
+    if name is None:
+        raise typer.BadParameter("Missing argument 'RECIPE|RUN'.", param_hint="RECIPE|RUN")
+    if html:
+        raise UserError("--html", "is for --from: a run's page lies in its folder")
+    request = Request(
+        name,
+        variant,
+        options.with_engine(overrides, engine),
+        devices,
+        device.value,
+        cluster,
+        timeout,
+        force,
+        place.where(hosts, nodes, launcher, allocation, interface, None, ssh_config),
+        runs_dir,
+    )
+    first, last = parse_steps(_asked_steps(context, steps))
+    flags = {"gpu_metrics": gpu_metrics, "cpu_samples": cpu_samples}
+    if tool_name is not ToolChoice.nsys:
+        options.refuse_unused(context, f"--tool {tool_name.value}", {*context.params} - {*flags})
+        flags = {}
+    plan = _plan(context, request)
+    chosen = None if ranks is None else parse_ranks(ranks, plan.spec.world_size)
+    plan = with_profile(plan, tool_name.value, chosen, first, last, **flags)
+    tell_notices(plan)
+    if dry_run:
+        print_plan(plan, ReportFormat.json if form is TableFormat.json else ReportFormat.text)
+        return
+    report = _run(plan, runs_dir, tag, probe)
+    status = STATUS_EXIT.get(report.result.status, 2)
+    if status:
+        echo(f"the run is {report.result.status}: {report.result.reason}", err=True)
+    _print(write_profile(report), form)
+    echo(f"page: {Path(report.folder) / PROFILE_PAGE}", err=True)
+    raise typer.Exit(status)
+
+
+def _asked_steps(context: typer.Context, steps: str) -> str:
+    """The option's, where it was left out those of NVIDIA's variables if they are set."""
+    source = context.get_parameter_source("steps")
+    named = [os.environ.get(f"RUN_CONF_PROFILE_{edge}_STEP") for edge in ("START", "STOP")]
+    if source is None or source.name == "COMMANDLINE" or not any(named):
+        return steps
+    first, last = steps.split("-")
+    return f"{named[0] or first}-{named[1] or last}"
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """(first, last) of `20-30` or `20`; raises UserError."""
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last:
+        raise UserError(f"--steps {text}", "names no steps", allowed="20-30 or 20, from 1")
+    return first, last
+
+
+def parse_ranks(text: str, world_size: int) -> list[int]:
+    """The ranks of `0,8`, `0-3` or `all`; raises UserError."""
+    if text == "all":
+        return list(range(world_size))
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
+        if not match or int(match[2] or match[1]) < int(match[1]):
+            raise UserError(f"--ranks {text}", "is no list of ranks", allowed="0,8 or 0-3 or all")
+        if int(match[2] or match[1]) >= world_size:
+            allowed = f"0 to {world_size - 1}, all"
+            raise UserError(f"--ranks {text}", f"has a rank beyond {world_size}", allowed=allowed)
+        ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return sorted(ranks)
+
+
+def _plan(context: typer.Context, request: Request) -> Plan:
+    """The plan of a recipe, or of a stored run once more."""
+    name, names = request.recipe, recipe_names()
+    if name in names or name.endswith((".yaml", ".yml")):
+        return make_plan(request)
+    try:
+        record = read_record(find_run(runs_root(request.runs_dir), name))
+    except UserError as error:
+        hint = did_you_mean(name, names)
+        raise UserError(name, f"is no recipe, and {error}", remedy=hint or None) from error
+    if record.spec is None or record.spec.bare:
+        raise UserError(record.name, "was not started from a recipe, so it cannot be run again")
+    used = {"name", "tool_name", "ranks", "steps", "dry_run", "tag", "probe"}
+    used |= {"runs_dir", "form", "as_json", "gpu_metrics", "cpu_samples"}
+    options.refuse_unused(context, f"the stored run {record.name}", used)
+    return plan_again(record.spec)
+
+
+def _run(plan: Plan, runs_dir: Path | None, tag: str | None, probe: bool) -> RunReport:
+    try:
+        with progress_display(plan.spec) as watch:
+            root, command = runs_root(runs_dir), flow.command_line()
+            return flow.run(plan, root, command, watch, tag=tag, probe=probe)
+    except flow.CancelledRunError as cancelled:
+        return cancelled.report
+
+
+def _print(profile: Profile, form: TableFormat) -> None:
+    if form is TableFormat.json:
+        echo(profile.model_dump_json(indent=2))
+    elif form is TableFormat.text:
+        for line in profile_lines(profile):
+            echo(line)
+    elif profile.communication is not None:
+        rows = [*exchange_rows(profile.communication, profile.traffic)]
+        emit_table(rows, [OutputColumn(name, name) for name in EXCHANGE_COLUMNS], form)
+    else:
+        rows = memory_rows(profile) if profile.memory else part_rows(profile)
+        names = MEMORY_COLUMNS if profile.memory else COLUMNS
+        emit_table(rows, [OutputColumn(name, name) for name in names], form)

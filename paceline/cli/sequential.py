@@ -1,0 +1,40 @@
+"""`paceline compare --until-decided`: pairs of runs until they decide."""
+
+from __future__ import annotations
+
+from paceline.cli.repeat import RepeatDisplay, announce
+from paceline.cli.terminal import echo
+from paceline.compare.sequential.judgement import SequentialComparison
+from paceline.runs.flow import command_line
+from paceline.runs.sequential_comparison import (
+    PairsQuestion,
+    asked,
+    judged_so_far,
+    run_until_decided,
+    series_of,
+)
+from paceline.runs.sequential_text import look_text, sequential_lines
+
+
+def until_decided(question: PairsQuestion, as_json: bool, probe: bool) -> SequentialComparison:
+    """Make the pairs that it takes, or ask for them, and print the answer."""
+    series = series_of(question)
+    if series is None:
+        answer = asked(judged_so_far(question))
+    else:
+        announce(series)
+        answer = run_until_decided(
+            question, series, command_line(), RepeatDisplay(), _tell, probe=probe
+        )
+    if as_json:
+        echo(answer.model_dump_json(indent=2))
+    else:
+        for line in sequential_lines(answer):
+            echo(line)
+    return answer
+
+
+def _tell(answer: SequentialComparison) -> None:
+    """The present look, on standard error."""
+    if answer.looks:
+        echo(f"  {look_text(answer.looks[-1])}", err=True)

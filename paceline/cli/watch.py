@@ -1,0 +1,142 @@
+"""`paceline watch`: a run while it goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from paceline.cli.options import Json, RunsDir
+from paceline.cli.terminal import echo
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.files.run_folder import find_run, read_record, run_folders, runs_root
+from paceline.runs.watch.page import one_line, state_lines, state_page
+from paceline.runs.watch.reader import RunReader
+
+LINE_EVERY_S = 5.0
+"""How often a line is printed where there is no terminal."""
+APPEARS_S = 120.0
+"""How long a command that was started may take until its run folder is there."""
+
+
+def watch(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="A run: folder, unique prefix, tag, or `last`."),
+    ] = None,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- COMMAND]",
+            help="A program to start as `paceline run -- COMMAND` does, and to watch.",
+            show_default=False,
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Show this moment and end.")] = False,
+    every: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Between two looks.")
+    ] = 1.0,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show a run while it goes on: pace beside its own past, rates, waits, memory, clocks, ETA.
+
+    It only reads the run folder, so it works over SSH or a shared disk, and the run goes on when
+    the watching ends (Ctrl-C). `--once --json` prints one moment for scripts; `--json` alone one
+    object a line at every look.
+
+    Examples:
+
+      paceline watch last
+
+      paceline watch last --once --json
+
+      paceline watch -- torchrun --nproc-per-node 8 train.py
+    """
+    root = runs_root(runs_dir)
+    if (run is None) == (not command):
+        raise UserError("watch", "takes either RUN or -- COMMAND", remedy="`paceline list`")
+    folder = _started(command, root) if command else find_run(root, run or "last")
+    reader = RunReader(folder)
+    try:
+        if once:
+            state = reader.state()
+            lines = [state.model_dump_json(indent=2)] if as_json else state_lines(state)
+            for line in lines:
+                echo(line)
+        else:
+            _follow(reader, every, as_json)
+    except KeyboardInterrupt:
+        echo(f"the run goes on: {folder}", err=True)
+    finally:
+        reader.close()
+
+
+def _follow(reader: RunReader, every: float, as_json: bool) -> None:
+    """Show the run until it has ended."""
+    console = Console()
+    if as_json or not console.is_terminal:
+        _print_lines(reader, every if as_json else max(every, LINE_EVERY_S), as_json)
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            state = reader.state()
+            live.update(state_page(state), refresh=True)
+            if state.ended:
+                return
+            time.sleep(every)
+
+
+def _print_lines(reader: RunReader, every: float, as_json: bool) -> None:
+    while True:
+        state = reader.state()
+        echo(state.model_dump_json() if as_json else one_line(state))
+        if state.ended:
+            return
+        time.sleep(every)
+
+
+def _started(command: list[str], root: Path) -> Path:
+    """The folder of a run of the command, which lives on when this program ends."""
+    before = set(run_folders(root))
+    run = [sys.executable, "-m", "paceline", "run", "--runs-dir", str(root), "--", *command]
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            run,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + APPEARS_S
+        while time.monotonic() < deadline:
+            new = [folder for folder in run_folders(root) if folder not in before]
+            ours = [folder for folder in new if _controller(folder) == process.pid]
+            if ours:
+                return ours[0]
+            if process.poll() is not None:
+                break
+            time.sleep(0.1)
+        output.seek(0)
+        told = output.read().decode(errors="replace").strip().splitlines()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, 15)
+    why = told[-1] if told else "it said nothing"
+    raise SystemFaultError(" ".join(command), f"made no run: {why}")
+
+
+def _controller(folder: Path) -> int | None:
+    """The process that started the run in a folder."""
+    with suppress(UserError):
+        controller = read_record(folder).controller
+        return controller.pid if controller else None
+    return None

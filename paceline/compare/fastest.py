@@ -1,0 +1,65 @@
+"""How sure it is that the fastest of several options is the fastest, by their runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.compare.significance import NO_SPREAD
+
+DRAWS = 20_000
+"""A probability of 0.5 is known to 0.004, one of 0.95 to 0.002."""
+LEAST_CHANCE = 0.05
+"""An option with less chance of being faster than the best one is told apart from it."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One option beside the others."""
+
+    chance: float
+    """Probability that it is the fastest of all, 0 to 1."""
+    beats_best: float
+    """Probability that it is faster than the one that was the fastest in its runs."""
+
+
+def standings(seconds: Sequence[Sequence[float]], best: int) -> tuple[Standing, ...] | None:
+    """Where each option stands whose runs took `seconds`; None when no option ran twice.
+
+    Runs of all options are taken to scatter alike (standard deviation sigma of the logarithm).
+    With the pooled variance s^2 of nu degrees and nothing known before, sigma^2 is nu s^2 /
+    chi^2_nu, and the lasting log time of an option is normal around the mean of its n runs with
+    sigma / sqrt n.
+    Counted over 20,000 seeded draws of both. Source: Gelman et al., Bayesian Data Analysis (2013),
+    section 3.2. What no run has seen (days, other nodes) is not in it.
+    """
+    logs = [np.log(np.asarray(runs, dtype=np.float64)) for runs in seconds]
+    counts = np.array([len(runs) for runs in logs])
+    degrees = int((counts - 1).sum())
+    if degrees < 1:
+        return None
+    squares = sum(float(((runs - runs.mean()) ** 2).sum()) for runs in logs)
+    rng = np.random.default_rng(0)
+    sigma = np.sqrt(np.maximum(squares, NO_SPREAD**2) / rng.chisquare(degrees, DRAWS))
+    means = np.array([runs.mean() for runs in logs])
+    leader, fastest = _draw(rng, means[best], sigma, counts[best]), np.full(DRAWS, np.inf)
+    winner, beats = np.full(DRAWS, -1), np.zeros(len(logs))
+    for at, (mean, count) in enumerate(zip(means, counts, strict=True)):
+        times = leader if at == best else _draw(rng, mean, sigma, count)
+        beats[at] = np.mean(times < leader)
+        winner = np.where(times < fastest, at, winner)
+        fastest = np.minimum(times, fastest)
+    return tuple(
+        Standing(float(np.mean(winner == at)), float(beats[at])) for at in range(len(logs))
+    )
+
+
+def _draw(
+    rng: np.random.Generator,
+    mean: float,
+    sigma: np.ndarray[tuple[int], np.dtype[np.float64]],
+    count: int,
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return mean + rng.standard_normal(DRAWS) * sigma / count**0.5

@@ -1,0 +1,67 @@
+"""How far runs of one machine lie apart, as its own history tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.core.value import NonNegativeInt, Value
+
+FEWEST_OCCASIONS = 5
+"""Occasions (days) below which nothing is known of how a machine varies between them."""
+
+
+class RunScatter(Value):
+    """Relative standard deviations of the step time of one configuration on one machine."""
+
+    within: float
+    """Between runs of one occasion (a day)."""
+    between: float
+    """Between occasions, beyond what their runs explain; all of it where no occasion has two."""
+    degrees: float
+    """Degrees of freedom of the larger part."""
+    n_runs: NonNegativeInt
+    n_occasions: NonNegativeInt
+
+    @property
+    def single(self) -> float:
+        """Of one run on any occasion."""
+        return (self.within**2 + self.between**2) ** 0.5
+
+    @property
+    def words(self) -> str:
+        """The scatter and where it is from, for people."""
+        return (
+            f"{100 * self.single:.2g} % from run to run, by {self.n_runs} runs of "
+            f"{self.n_occasions} days in this machine's history"
+        )
+
+
+def run_scatter(
+    occasions: Sequence[Sequence[float]], levels: Sequence[float], num_levels: int = 1
+) -> RunScatter | None:
+    """The scatter of runs around the level of their occasion, None with fewer than five occasions.
+
+    One-way analysis of variance of r = log(value / level): within^2 = sum (r - mean_k)^2 / (N - K),
+    between^2 = (sum n_k mean_k^2 / (K - levels) - within^2) / n0, n0 = (N - sum n_k^2 / N) /
+    (K - 1), not below 0. Nothing is pulled in: a machine that disturbs its runs is that wide.
+    """
+    rests = [
+        np.log(values) - np.log(level) for values, level in zip(occasions, levels, strict=True)
+    ]
+    n, k = sum(map(len, rests)), len(rests)
+    if k - num_levels < FEWEST_OCCASIONS - 1:
+        return None
+    sizes = np.array([len(rest) for rest in rests])
+    means = np.array([float(rest.mean()) for rest in rests])
+    within = sum(float(((rest - rest.mean()) ** 2).sum()) for rest in rests) / max(1, n - k)
+    typical = (n - float((sizes**2).sum()) / n) / (k - 1)
+    above = float((sizes * means**2).sum()) / (k - num_levels)
+    return RunScatter(
+        within=within**0.5,
+        between=max(0.0, (above - within) / typical) ** 0.5,
+        degrees=float(k - num_levels),
+        n_runs=n,
+        n_occasions=k,
+    )

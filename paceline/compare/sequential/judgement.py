@@ -1,0 +1,225 @@
+"""The verdict on pairs of runs at the present look, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+from paceline.compare.contrast import word
+from paceline.compare.judge import judge
+from paceline.compare.judgement import (
+    Comparison,
+    GateWord,
+    KeyDifference,
+    SideSummary,
+    Word,
+)
+from paceline.compare.phrases import signed
+from paceline.compare.sequential.look import (
+    ERROR,
+    FEWEST_PAIRS,
+    Design,
+    PairsLook,
+    looks_along,
+)
+from paceline.compare.sides import Pair
+from paceline.core.units import percent
+from paceline.core.value import NonNegativeInt, PositiveInt, Value
+
+Ended = Literal[
+    "decided", "futile", "all pairs made", "goes on", "interrupted", "failed", "not comparable"
+]
+"""Why there are no further pairs; `goes on` asks for some."""
+NOT_IN_TURNS = (
+    "the runs of each pair did not follow each other, and a machine that changed meanwhile would "
+    "look the same"
+)
+
+
+class SequentialLook(Value):
+    """What was known after so many pairs."""
+
+    pairs: PositiveInt
+    ratio: float
+    """Geometric mean of candidate over baseline."""
+    low: float
+    high: float
+    """Interval that over all looks together holds the true ratio in 95 % of comparisons."""
+    level: float
+    """The error that this look may spend."""
+    verdict: Word
+
+
+class SequentialComparison(Value):
+    """Two sides compared while their runs are made in pairs: `compare --until-decided`.
+
+    The candidate is judged, the baseline is the measure. Whatever the number of looks, identical
+    sides are called slower or faster in at most `error` of the comparisons.
+    """
+
+    schema_version: int = 1
+    verdict: GateWord
+    ended: Ended
+    confidence: Literal["low", "normal"] = "normal"
+    why_low: tuple[str, ...] = ()
+    sentence: str
+    metric: str | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    largest_difference: float | None = None
+    """The largest that is still possible, up or down, as a fraction of the baseline."""
+    pairs: NonNegativeInt
+    """Pairs with a figure on both sides."""
+    most_pairs: PositiveInt
+    """Over so many the error is spent."""
+    error: float = ERROR
+    margin: float
+    resolution: float = 0.0
+    looks: tuple[SequentialLook, ...] = ()
+    unpaired: tuple[str, ...] = ()
+    """Runs without a partner."""
+    differing_keys: tuple[str, ...] = ()
+    differences: tuple[KeyDifference, ...] = ()
+    causes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    baseline: SideSummary
+    candidate: SideSummary
+    go_on: str | None = None
+    """What to do for further pairs; None when there is nothing to do."""
+
+
+def judge_pairs(
+    sides: Pair,
+    design: Design,
+    *,
+    allowed: Collection[str] = (),
+    metrics: Sequence[str] = (),
+    in_turns: bool = True,
+    unpaired: Sequence[str] = (),
+) -> SequentialComparison:
+    """The verdict on sides whose n-th runs are a pair each, the oldest first.
+
+    Pairs that were not made `in_turns` decide nothing, and what lies beyond the design's pairs is
+    not looked at. Of several metrics the first counts.
+    """
+    comparison = judge(
+        sides.baseline, sides.candidate, margin=design.margin, allowed=allowed, metrics=metrics[:1]
+    )
+    num_pairs = min(len(sides.baseline.used), design.most_pairs)
+    blank = SequentialComparison(
+        verdict="undecided",
+        ended="goes on",
+        confidence=comparison.confidence,
+        why_low=comparison.why_low,
+        sentence="",
+        metric=comparison.metric,
+        pairs=num_pairs,
+        most_pairs=design.most_pairs,
+        margin=design.margin,
+        resolution=comparison.resolution,
+        unpaired=tuple(unpaired),
+        differing_keys=comparison.differing_keys,
+        differences=comparison.differences,
+        causes=comparison.causes,
+        warnings=comparison.warnings,
+        baseline=comparison.baseline,
+        candidate=comparison.candidate,
+    )
+    if refused := _refused(comparison, sides):
+        return blank.model_copy(update=refused)
+    if num_pairs < FEWEST_PAIRS:
+        made = "1 pair" if num_pairs == 1 else f"{num_pairs} pairs"
+        text = f"Undecided: {made} so far, and the first look is after {FEWEST_PAIRS}."
+        return blank.model_copy(update={"sentence": text})
+    if not in_turns:
+        return blank.model_copy(update={"sentence": f"Undecided: {NOT_IN_TURNS}."})
+    return _looked_at(blank, sides, design, comparison)
+
+
+def _refused(comparison: Comparison, sides: Pair) -> dict[str, object] | None:
+    if not sides.baseline.members or not sides.candidate.members:
+        return None
+    if comparison.verdict in ("not comparable", "invalid") and comparison.metric is None:
+        return {
+            "verdict": comparison.verdict,
+            "ended": "not comparable" if comparison.verdict == "not comparable" else "failed",
+            "sentence": comparison.sentence,
+        }
+    return None
+
+
+def _looked_at(
+    blank: SequentialComparison, sides: Pair, design: Design, comparison: Comparison
+) -> SequentialComparison:
+    name = comparison.metric or ""
+    values = [
+        [value for value in side.figures(name, averaged=False)[: design.most_pairs] if value]
+        for side in sides.each
+    ]
+    if any(len(column) != blank.pairs for column in values):
+        text = f"Not judged: {name} is not known of every run."
+        return blank.model_copy(update={"verdict": "invalid", "ended": "failed", "sentence": text})
+    rounded = Design(design.most_pairs, design.margin, comparison.resolution)
+    looks = looks_along(values[0], values[1], rounded)
+    last = looks[-1]
+    verdict = word(name, last.change)
+    return blank.model_copy(
+        update={
+            "verdict": verdict,
+            "ended": _ended(last),
+            "sentence": _sentence(sides, name, verdict, last, rounded),
+            "ratio": last.ratio,
+            "low": last.low,
+            "high": last.high,
+            "largest_difference": last.largest,
+            "looks": tuple(_look(name, look) for look in looks),
+        }
+    )
+
+
+def _ended(look: PairsLook) -> Ended:
+    match look.answer:
+        case "goes on":
+            return "goes on"
+        case "futile":
+            return "futile"
+        case "undecided":
+            return "all pairs made"
+        case _:
+            return "decided"
+
+
+def _look(name: str, look: PairsLook) -> SequentialLook:
+    return SequentialLook(
+        pairs=look.num_pairs,
+        ratio=look.ratio,
+        low=look.low,
+        high=look.high,
+        level=look.level,
+        verdict=word(name, look.change),
+    )
+
+
+def _sentence(sides: Pair, metric: str, verdict: Word, look: PairsLook, design: Design) -> str:
+    base, cand = sides.baseline.name, sides.candidate.name
+    figures = (
+        f"{metric} {signed(look.ratio)} ({signed(look.low)} to {signed(look.high)}, 95 % over all "
+        f"looks) after {look.num_pairs} pairs"
+    )
+    within = percent(design.margin + design.resolution, 2 if design.resolution else 1)
+    possible = f"a difference of up to {percent(look.largest, 1)} is still possible"
+    match look.answer:
+        case "same":
+            return f"{cand} and {base} are the same within {within}: {figures}; {possible}."
+        case "goes on":
+            return f"Undecided so far: {figures}; {possible}."
+        case "futile":
+            return (
+                f"Undecided, and {design.most_pairs} pairs would hardly decide it: {figures}; "
+                f"{possible}."
+            )
+        case "undecided":
+            return f"Undecided after all {look.num_pairs} pairs: {figures}; {possible}."
+        case _:
+            return f"{cand} is {verdict} than {base}: {figures}."

@@ -1,0 +1,275 @@
+"""Archives: written alike from the same files, and unpacked within limits, for any may be hostile.
+
+What is unpacked lies inside its folder: names that lead out of it, links, devices and files beyond
+the limits are refused before a byte of them is written.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Self, cast
+
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.files.documents import open_regular
+
+SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar")
+MOST_FILES = 100_000
+MOST_BYTES = 1 << 35
+"""Of all unpacked files together; the logs of a thousand runs are a hundredth."""
+MOST_HEADER_BYTES = 1 << 20
+"""Of a header that tells more of the next member, which is read into memory whole."""
+LONGEST_PATH = 1024
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_LONG_HEADERS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+_BLOCK_BYTES = 1 << 20
+_HEADERS_BYTES = 4096
+"""Of a member beside its content: headers, and what fills up the last block."""
+
+
+@dataclass(frozen=True)
+class ArchiveLimits:
+    """How much an archive may hold."""
+
+    files: int = MOST_FILES
+    total_bytes: int = MOST_BYTES
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """What an archive held."""
+
+    files: tuple[str, ...]
+    """Paths inside the folder that it was unpacked into."""
+    left_out: tuple[str, ...]
+    """Links, which are never followed."""
+
+
+@dataclass(frozen=True)
+class ArchivedFile:
+    """A file that goes into an archive."""
+
+    name: str
+    size: int
+    content: Callable[[], IO[bytes]]
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file is called as archives are that `unpack` reads."""
+    return path.name.endswith(SUFFIXES)
+
+
+def write_archive(path: Path, members: Iterable[ArchivedFile]) -> None:
+    """Write a .tar.gz whose bytes follow from names and contents alone: no times, no owners.
+
+    Raises UserError where there is a file of that name, SystemFaultError where it cannot be
+    written; then nothing is left behind.
+    """
+    if path.exists() or path.is_symlink():
+        raise UserError(str(path), "is there already", remedy="name another file with --output")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")
+    except OSError as error:
+        raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
+    try:
+        with (
+            os.fdopen(handle, "wb") as raw,
+            gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as packed,
+        ):
+            _write_members(cast(IO[bytes], packed), members)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except OSError as error:
+        raise SystemFaultError(str(path), f"cannot be written: {error.strerror}") from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _write_members(packed: IO[bytes], members: Iterable[ArchivedFile]) -> None:
+    with tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for member in members:
+            header = tarfile.TarInfo(member.name)
+            header.size = member.size
+            with member.content() as content:
+                archive.addfile(header, content)
+
+
+def unpack(
+    path: Path, folder: Path, *, skip_links: bool = False, limits: ArchiveLimits | None = None
+) -> Unpacked:
+    """Unpack a .tar.gz, .tar.zst or .tar into `folder`, regular files alone.
+
+    Raises UserError for a file that is no archive, a torn one, and one with a name outside its
+    folder, a name twice, a link (unless `skip_links`), a device, or more than `limits`;
+    SystemFaultError where the disk is full or the program `zstd` is missing.
+    """
+    limits = limits or ArchiveLimits()
+    try:
+        with _stream(path) as raw:
+            stream = cast(
+                IO[bytes], _Bounded(raw, path, limits.total_bytes + limits.files * _HEADERS_BYTES)
+            )
+            with tarfile.open(fileobj=stream, mode="r|", tarinfo=_PlainHeader) as archive:
+                return _unpack_members(archive, path, folder, skip_links, limits)
+    except (tarfile.TarError, EOFError, zlib.error, RecursionError) as error:
+        raise _refused(path, f"cannot be read as an archive: {error}") from error
+    except gzip.BadGzipFile as error:
+        raise _refused(path, f"is torn: {error}") from error
+    except OSError as error:
+        raise SystemFaultError(str(path), f"cannot be unpacked: {error.strerror}") from error
+
+
+def first_name(path: Path) -> str:
+    """The path of an archive's first member, empty where there is none; raises as `unpack`."""
+    try:
+        with _stream(path) as raw:
+            stream = cast(IO[bytes], _Bounded(raw, path, MOST_HEADER_BYTES * 4))
+            with tarfile.open(fileobj=stream, mode="r|", tarinfo=_PlainHeader) as archive:
+                member = archive.next()
+                return member.name if member else ""
+    except (tarfile.TarError, OSError, EOFError, zlib.error, RecursionError) as error:
+        raise _refused(path, f"cannot be read as an archive: {error}") from error
+
+
+def _unpack_members(
+    archive: tarfile.TarFile, path: Path, folder: Path, skip_links: bool, limits: ArchiveLimits
+) -> Unpacked:
+    files: dict[str, None] = {}
+    left_out: list[str] = []
+    total = 0
+    for count, member in enumerate(archive):
+        if count >= limits.files:
+            raise _refused(path, f"holds more than {limits.files:,} members")
+        name = _inner_name(path, member.name)
+        if member.isdir():
+            continue
+        if skip_links and (member.issym() or member.islnk()):
+            left_out.append(name)
+            continue
+        total += member.size
+        _check(path, member, name in files, total, limits)
+        files[name] = None
+        _write_file(archive, member, path, folder / name)
+    return Unpacked(tuple(files), tuple(left_out))
+
+
+def _check(
+    path: Path, member: tarfile.TarInfo, twice: bool, total: int, limits: ArchiveLimits
+) -> None:
+    shown = member.name[:100]
+    if not member.isreg() or getattr(member, "sparse", None) is not None:
+        raise _refused(path, f"{shown!r} is a link, a device or a sparse file")
+    if twice:
+        raise _refused(path, f"holds {shown!r} twice")
+    if member.size < 0 or total > limits.total_bytes:
+        raise _refused(path, f"holds more than {limits.total_bytes:,} bytes")
+
+
+def _inner_name(path: Path, name: str) -> str:
+    """The member's path; raises UserError where it would not lie inside the folder."""
+    parts = PurePosixPath(name).parts
+    inner = PurePosixPath(*(part for part in parts if part != ".")).as_posix()
+    outside = name.startswith("/") or ".." in parts or "\\" in name or "\0" in name
+    if outside or not name.isprintable() or len(name) > LONGEST_PATH:
+        raise _refused(path, f"{name[:100]!r} is no path inside it")
+    return inner
+
+
+def _write_file(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path, to: Path) -> None:
+    content = archive.extractfile(member)
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with to.open("xb") as file:
+            if content is not None:
+                shutil.copyfileobj(content, file, _BLOCK_BYTES)
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        raise _refused(path, f"{member.name[:100]!r} is a file and a folder") from error
+    if to.stat().st_size != member.size:
+        raise _refused(path, f"ends inside {member.name[:100]!r}")
+
+
+class _PlainHeader(tarfile.TarInfo):
+    """A header whose kind and size are looked at before anything is read by them."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _LONG_HEADERS and header.size > MOST_HEADER_BYTES:
+            raise UserError("archive", f"has a header of {header.size:,} bytes")
+        if header.type == tarfile.GNUTYPE_SPARSE:
+            raise UserError("archive", f"{header.name[:100]!r} is a sparse file")
+        return header
+
+
+class _Bounded:
+    """A stream that ends with an error once more was read than an archive may unpack to."""
+
+    def __init__(self, stream: IO[bytes], path: Path, most_bytes: int) -> None:
+        self._stream, self._path, self._left = stream, path, most_bytes
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; raises UserError beyond the limit."""
+        block = self._stream.read(size)
+        self._left -= len(block)
+        if self._left < 0:
+            raise _refused(self._path, "unpacks to more than an archive may hold")
+        return block
+
+
+@contextmanager
+def _stream(path: Path) -> Iterator[IO[bytes]]:
+    """The unpacked bytes of an archive, packed in whichever way its first bytes say."""
+    try:
+        file = open_regular(path)
+    except OSError as error:
+        raise UserError(str(path), f"cannot be read: {error.strerror}") from error
+    with file:
+        first = file.read(4)
+        file.seek(0)
+        if first.startswith(_GZIP):
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield cast(IO[bytes], unpacked)
+        elif first == _ZSTD:
+            with _zstd(path, file) as unpacked:
+                yield unpacked
+        else:
+            yield file
+
+
+@contextmanager
+def _zstd(path: Path, file: IO[bytes]) -> Iterator[IO[bytes]]:
+    command = [shutil.which("zstd") or "", "--decompress", "--stdout", "--quiet", "--memory=512MB"]
+    if not command[0]:
+        raise SystemFaultError(
+            str(path), "takes the program zstd, which is not installed", remedy="apt install zstd"
+        )
+    # What was read of the file is in a buffer that the program does not see.
+    os.lseek(file.fileno(), 0, os.SEEK_SET)
+    with subprocess.Popen(
+        command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout
+        finally:
+            process.kill()  # What follows the archive's end may be endless.
+
+
+def _refused(path: Path, what: str) -> UserError:
+    return UserError(str(path), what)

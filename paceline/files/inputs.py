@@ -1,0 +1,106 @@
+"""What a run is about to read, looked at before it starts and kept in its folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from paceline.core.assets import Manifest, StagedFile, content_digest
+from paceline.core.run import RunSpec
+from paceline.core.run_inputs import RunInput, RunInputs
+from paceline.files.staged import CONTENT_FOLDER, content_sizes, read_manifest
+
+INPUTS_FILE = "inputs.json"
+"""Of a run folder, where the run reads anything."""
+DIGEST_LIMIT_BYTES = 1 << 26
+"""Of the files of one input that no manifest describes; larger ones are told by their size."""
+_OF_FILES = ("data", "training", "checkpoint", "engine_settings")
+"""Parts of a run's settings that name files."""
+_INDEXED = (".bin", ".idx")
+"""What a prefix stands for."""
+
+
+def inputs_of(spec: RunSpec, texts: Mapping[str, Path]) -> RunInputs | None:
+    """What the settings of a run name on this machine, and `texts` by a field's name.
+
+    None where they name nothing. What lies in a staged asset is told by its manifest and not read
+    again.
+    """
+    content = {} if spec.bare else spec.model_dump(mode="json", include=set(_OF_FILES))
+    named = [*_paths(content, ""), *((name, str(path)) for name, path in texts.items())]
+    manifests: dict[str, Manifest] = {}
+    inputs: list[RunInput] = []
+    for field, path in dict.fromkeys(named):
+        if files := _files(Path(path)):
+            inputs.append(_input(field, Path(path), files, manifests))
+    return RunInputs(inputs=tuple(inputs), manifests=tuple(manifests.values())) if inputs else None
+
+
+def input_at(field: str, path: Path) -> RunInput | None:
+    """What lies at a path now, as `inputs_of` would tell it; None where nothing does."""
+    files = _files(path)
+    return _input(field, path, files, {}) if files else None
+
+
+def _paths(value: object, field: str) -> Iterator[tuple[str, str]]:
+    """Each absolute path in the settings with its field."""
+    if isinstance(value, Mapping):
+        for name, part in cast(Mapping[str, Any], value).items():
+            yield from _paths(part, f"{field}.{name}" if field else name)
+    elif isinstance(value, list):
+        for at, part in enumerate(cast(Sequence[Any], value)):
+            yield from _paths(part, f"{field}.{at}")
+    elif isinstance(value, str) and os.path.isabs(value):  # noqa: PTH117
+        yield field, value
+
+
+def _files(path: Path) -> dict[Path, int]:
+    """The files that a path stands for, with their bytes; none where it stands for none."""
+    if path.is_dir():
+        return {path / name: size for name, size in sorted(content_sizes(path).items())}
+    several = [path.with_name(path.name + suffix) for suffix in _INDEXED]
+    files = [path] if path.is_file() else [file for file in several if file.is_file()]
+    return {file: file.stat().st_size for file in files}
+
+
+def _input(
+    field: str, path: Path, files: Mapping[Path, int], manifests: dict[str, Manifest]
+) -> RunInput:
+    total = sum(files.values())
+    content = next((p for p in (path, *path.parents) if p.name == CONTENT_FOLDER), None)
+    manifest = read_manifest(content.parent) if content else None
+    if content is None or manifest is None:
+        digest = _digest(path, files) if total <= DIGEST_LIMIT_BYTES else None
+        return RunInput(field=field, path=str(path), files=len(files), bytes=total, sha256=digest)
+    manifests[manifest.sha256] = manifest
+    by_path = {file.path: file for file in manifest.files}
+    names = [file.relative_to(content).as_posix() for file in files]
+    listed = [by_path[name] for name in names if name in by_path]
+    return RunInput(
+        field=field,
+        path=str(path),
+        asset=manifest.asset.name,
+        inside=path.relative_to(content).as_posix().removeprefix("."),
+        revision=manifest.revision,
+        files=len(listed),
+        bytes=sum(file.bytes for file in listed),
+        sha256=listed[0].sha256 if len(listed) == 1 else content_digest(listed),
+    )
+
+
+def _digest(path: Path, files: Mapping[Path, int]) -> str | None:
+    """SHA-256 of the files; None where one cannot be read."""
+    read: list[StagedFile] = []
+    folder = path if path.is_dir() else path.parent
+    for file, size in files.items():
+        try:
+            with file.open("rb") as content:
+                sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        except OSError:
+            return None
+        name = file.relative_to(folder).as_posix()
+        read.append(StagedFile.model_construct(path=name, bytes=size, sha256=sha256))
+    return read[0].sha256 if len(read) == 1 else content_digest(read)

@@ -1,0 +1,110 @@
+"""Where the time of one step of one rank went: seconds by category, which add up to the step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import numpy as np
+from pydantic import NonNegativeFloat
+
+from paceline.core.value import NonNegativeInt, Value
+
+CATEGORIES: dict[str, str] = {
+    "gemm": "matrix products",
+    "attention": "attention kernels, products inside them included",
+    "memory_bound": "elementwise operations, norms, reductions, copies on the device",
+    "optimizer": "the optimizer's step, clipping included",
+    "communication_exposed": "communication that no computation hides",
+    "bubble": "waiting in the pipeline for another stage",
+    "data_wait": "waiting for the next batch",
+    "host_gap": "the device computes nothing: the program has not given it work",
+    "other": "what runs and has no known kind",
+}
+"""Parts of a step in the order in which they are told; each moment belongs to one of them."""
+OVERLAPPED = "communication_overlapped"
+"""Communication behind computation: no part of the sum."""
+
+
+class AxisTime(Value):
+    """Communication of one axis of the layout (`dp tp pp cp ep`, `unknown`) in seconds."""
+
+    exposed_s: NonNegativeFloat = 0.0
+    overlapped_s: NonNegativeFloat = 0.0
+
+
+class Breakdown(Value):
+    """One step of one rank."""
+
+    rank: NonNegativeInt
+    step: NonNegativeInt
+    step_time_s: NonNegativeFloat
+    """By the profiler's own clock."""
+    gemm: NonNegativeFloat = 0.0
+    attention: NonNegativeFloat = 0.0
+    memory_bound: NonNegativeFloat = 0.0
+    optimizer: NonNegativeFloat = 0.0
+    communication: dict[str, AxisTime] = {}
+    """By axis; of communication on two axes at the same time one alone is exposed."""
+    bubble: NonNegativeFloat = 0.0
+    data_wait: NonNegativeFloat = 0.0
+    host_gap: NonNegativeFloat = 0.0
+    other: NonNegativeFloat = 0.0
+
+    @property
+    def communication_exposed(self) -> float:
+        """Seconds over all axes that computation does not hide."""
+        return sum(axis.exposed_s for axis in self.communication.values())
+
+    @property
+    def communication_overlapped(self) -> float:
+        """Seconds over all axes behind computation."""
+        return sum(axis.overlapped_s for axis in self.communication.values())
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of every category, and of OVERLAPPED, which is no part of the sum."""
+        return {name: getattr(self, name) for name in (*CATEGORIES, OVERLAPPED)}
+
+    @property
+    def residual(self) -> float:
+        """The parts' sum over the step, less 1."""
+        total = sum(getattr(self, name) for name in CATEGORIES)
+        return total / self.step_time_s - 1 if self.step_time_s else 0.0
+
+
+class MeanBreakdown(Value):
+    """The mean over steps and ranks."""
+
+    step_time_s: NonNegativeFloat
+    spread: NonNegativeFloat | None
+    """Standard deviation of the steps over their mean; None with one step."""
+    n: NonNegativeInt
+    """Steps times ranks."""
+    parts: dict[str, float]
+    axes: dict[str, AxisTime]
+
+    @classmethod
+    def of(cls, breakdowns: Sequence[Breakdown]) -> Self:
+        """The mean of at least one breakdown; the parts add up to the step as those do."""
+        times = np.array([each.step_time_s for each in breakdowns])
+        parts = {
+            name: float(np.mean([getattr(each, name) for each in breakdowns]))
+            for name in (*CATEGORIES, OVERLAPPED)
+        }
+        names = sorted({name for each in breakdowns for name in each.communication})
+        return cls(
+            step_time_s=float(times.mean()),
+            spread=float(times.std(ddof=1) / times.mean()) if len(times) > 1 else None,
+            n=len(times),
+            parts=parts,
+            axes={name: _mean_axis([e.communication for e in breakdowns], name) for name in names},
+        )
+
+
+def _mean_axis(sides: Sequence[Mapping[str, AxisTime]], name: str) -> AxisTime:
+    times = [side.get(name, AxisTime()) for side in sides]
+    return AxisTime(
+        exposed_s=sum(time.exposed_s for time in times) / len(times),
+        overlapped_s=sum(time.overlapped_s for time in times) / len(times),
+    )

@@ -1,0 +1,53 @@
+"""Becomes a rank's program, with a tool around it on the chosen ranks; alone, in no package.
+
+    python profiled_rank.py SETTINGS PROGRAM [ARGUMENT ...]
+
+SETTINGS is a JSON file: `ranks` (null for all), `env` and `before` of those ranks, `before_first`
+of them that are the first of their host. Words hold {rank}, {local}, {node} and {job}. A rank
+without a number, as where a framework starts its own ranks, counts as chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+
+def main(settings_file: str, program: list[str]) -> None:
+    """Run the program in this process's place."""
+    settings = json.loads(Path(settings_file).read_text(encoding="utf-8"))
+    rank = os.environ.get("RANK")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    command = [sys.executable, *program]
+    if rank is None or settings["ranks"] is None or int(rank) in settings["ranks"]:
+        places = {
+            "rank": rank or "0",
+            "local": str(local),
+            "node": os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0")),
+            "job": os.environ.get("SLURM_JOB_ID", "local"),
+        }
+        words = settings["before"] + (settings["before_first"] if local == 0 else [])
+        # Whole words alone: a recipe's name may hold braces.
+        command = [filled(word, places) for word in words] + command
+        for name, value in settings["env"].items():
+            os.environ[name] = filled(value, places)
+    beside = Path(sys.executable).parent / command[0]
+    tool = shutil.which(command[0]) or (str(beside) if beside.exists() else None)
+    if tool is None:
+        sys.exit(f"{command[0]} is not installed on this host, or not in PATH")
+    sys.stdout.flush()
+    os.execv(tool, command)
+
+
+def filled(word: str, places: dict[str, str]) -> str:
+    """The word with its places filled in."""
+    for name, value in places.items():
+        word = word.replace("{" + name + "}", value)
+    return word
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,41 @@
+"""Jobs whose chosen ranks run with a tool around them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.core.profiling import PROFILES_FOLDER
+from paceline.core.run import Job
+
+PROGRAM = Path(__file__).with_name("rank_program.py")
+PROGRAM_FILE = "profiled_rank.py"
+SETTINGS_FILE = f"{PROFILES_FOLDER}/tool.json"
+
+
+def wrapped(
+    job: Job,
+    ranks: Sequence[int],
+    *,
+    env: Mapping[str, str] | None = None,
+    before: Sequence[str] = (),
+    before_first: Sequence[str] = (),
+) -> Job:
+    """The job with variables and words before its program on some ranks; see `rank_program`.
+
+    `before_first` are further words on the first rank of each host.
+    """
+    settings = {
+        "ranks": None if job.launches_once else sorted(ranks),
+        "env": dict(env or {}),
+        "before": [*before],
+        "before_first": [*before_first],
+    }
+    files = {
+        PROGRAM_FILE: PROGRAM.read_text(encoding="utf-8"),
+        SETTINGS_FILE: json.dumps(settings, indent=2) + "\n",
+    }
+    program = (PROGRAM_FILE, SETTINGS_FILE, *job.program)
+    return replace(job, program=program, files={**job.files, **files})

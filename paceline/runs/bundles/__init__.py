@@ -1,0 +1,1 @@
+"""One run as one archive: written, checked elsewhere, taken in, and repeated."""

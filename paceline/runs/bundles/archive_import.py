@@ -1,0 +1,98 @@
+"""Archives become runs: a bundle as it is, any other archive by the training logs in it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.core.bundle import Bundle
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.run_report import RunReport
+from paceline.files.archive import unpack
+from paceline.files.documents import read_json
+from paceline.files.index import Index
+from paceline.files.run_folder import new_folder, run_folders
+from paceline.logs.facts import UserSettings
+from paceline.logs.parser import log_files, parse_log
+from paceline.runs.bundles.verification import check_opened, opened_bundle
+from paceline.runs.bundles.writing import BUNDLE_FILE
+from paceline.runs.log_import import import_log
+from paceline.runs.log_result import RUN_STATUS
+from paceline.runs.outcome import evaluate
+
+
+@dataclass(frozen=True)
+class ImportedArchive:
+    """What an archive was taken in as."""
+
+    reports: tuple[RunReport, ...]
+    left_out: tuple[str, ...]
+    """`file: why`, of logs that were not imported and of links."""
+    passed_over: int
+    """Files that are no training log."""
+
+
+def import_bundle(path: Path, root: Path, again: bool) -> RunReport:
+    """Store a bundle's run under `root` as it was made; nothing of it is computed anew.
+
+    Raises UserError for a bundle that is not whole, and for one that is there already unless
+    `again`.
+    """
+    with opened_bundle(path) as opened:
+        if check_opened(opened, path).faults:
+            raise UserError(
+                str(path), "is damaged", remedy=f"`paceline verify {path}` names what is another"
+            )
+        before = None if again else _imported_before(root, opened.bundle)
+        if before is not None:
+            raise UserError(
+                str(path), f"was imported as {before.name}", remedy="--again imports it once more"
+            )
+        folder = new_folder(root, opened.bundle.run)
+        try:
+            shutil.copytree(opened.folder, folder, dirs_exist_ok=True)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise SystemFaultError(str(folder), f"cannot be written: {error}") from error
+    report = evaluate(folder)
+    Index.open(root).add(folder, report.result)
+    return report
+
+
+def import_archive(
+    path: Path, user: UserSettings, root: Path, command: list[str], *, tag: str | None, again: bool
+) -> ImportedArchive:
+    """Store every training log of an archive as a run under `root`, as `import_log` does.
+
+    Links in the archive are passed over. Raises UserError for what is no archive, and for one
+    without a training log.
+    """
+    user.check()
+    reports: list[RunReport] = []
+    with tempfile.TemporaryDirectory(prefix="paceline-archive-") as name:
+        place = Path(name)
+        held = unpack(path, place, skip_links=True)
+        left_out = [f"{link}: is a link" for link in held.left_out]
+        passed_over = 0
+        for file in log_files([place]):
+            shown = file.relative_to(place).as_posix()
+            if parse_log(file, user, one_of_many=True).document.status not in RUN_STATUS:
+                passed_over += 1
+                continue
+            try:
+                report = import_log(file, user, root, command, tag=tag, again=again)
+                reports.append(replace(report, command=shown))
+            except UserError as error:
+                left_out.append(f"{shown}: {error.what}")
+    if not reports and len(left_out) == len(held.left_out):
+        raise UserError(str(path), f"holds no training log among {passed_over} files")
+    return ImportedArchive(tuple(reports), tuple(left_out), passed_over)
+
+
+def _imported_before(root: Path, bundle: Bundle) -> Path | None:
+    return next(
+        (f for f in run_folders(root) if read_json(f / BUNDLE_FILE).get("sha256") == bundle.sha256),
+        None,
+    )

@@ -1,0 +1,174 @@
+"""A run of a bundle once more, here: what it needs, what of it is missing, what is another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from paceline.compare.over_time.environment import (
+    EnvironmentChange,
+    environment_changes,
+    environment_items,
+)
+from paceline.core.errors import UserError
+from paceline.core.run import RunSpec
+from paceline.core.run_inputs import RunInput
+from paceline.core.secrets import REDACTED
+from paceline.core.value import Value
+from paceline.engines import engine
+from paceline.files.inputs import input_at
+from paceline.files.run_folder import read_record
+from paceline.files.staged import CONTENT_FOLDER, asset_state, read_manifest, stage_root
+from paceline.machines.node.binding import bound
+from paceline.machines.probe.inventory import inventory
+from paceline.runs.bundles.verification import OpenedBundle, check_opened
+from paceline.runs.data_files import TokenFile, with_tokens
+from paceline.runs.difference import read_inputs
+from paceline.runs.plan import Plan, plan_again
+from paceline.runs.surroundings import recorded_environment
+
+InputState = Literal["here", "staged here", "another", "missing"]
+
+
+class NeededInput(Value):
+    """What the run read, and whether it is here."""
+
+    field: str
+    was: str
+    """Its path where the run was."""
+    identity: str
+    state: InputState
+    path: str | None
+    """Where it lies here."""
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """What would repeat a run on this machine."""
+
+    plan: Plan
+    needed: tuple[NeededInput, ...]
+    environment: tuple[EnvironmentChange, ...]
+    """Before: of the bundle; after: of this machine."""
+    obstacles: tuple[str, ...]
+    """Why it cannot start here as it is; empty when it can."""
+
+
+def repetition(opened: OpenedBundle, path: Path, runs: Path) -> Repetition:
+    """The plan of a bundle's run for this machine; nothing of the bundle is run.
+
+    Raises UserError for a damaged bundle, and for a run that Paceline did not start.
+    """
+    if check_opened(opened, path).faults:
+        raise UserError(str(path), "is damaged", remedy=f"`paceline verify {path}` names the files")
+    spec = read_record(opened.folder).spec
+    if spec is None:
+        raise UserError(str(path), "is of an imported log: nobody knows what was started")
+    needed = tuple(_needed(part) for part in read_inputs(opened.folder).values())
+    obstacles = [
+        f"{part.field}: {part.was} ({part.identity}) is {_OBSTACLE[part.state]}"
+        for part in needed
+        if part.state in _OBSTACLE and part.field not in _made_of(needed)
+    ]
+    spec, tokens = _with_inputs(spec, needed, runs)
+    if REDACTED in spec.model_dump_json():
+        obstacles.append(f"a secret of the command or settings reads {REDACTED}")
+    try:
+        plan = plan_again(spec)
+    except UserError as error:
+        obstacles.append(str(error))
+        plan = Plan(spec, bound(engine(spec.engine).job(spec, spec.recipe)), inventory())
+    then = recorded_environment(opened.folder, {})
+    changes = environment_changes([then], [environment_items(plan.inventory, {})])
+    plan = replace(plan, token_files=tokens)
+    return Repetition(plan, needed, changes, tuple(obstacles))
+
+
+_OBSTACLE = {
+    "another": "another one here",
+    "missing": "not here: stage it, or put it there",
+}
+
+
+def _made_of(needed: tuple[NeededInput, ...]) -> Mapping[str, str]:
+    """Fields whose tokens are made afresh of a text, by that text's field."""
+    fields = {part.field: part for part in needed}
+    pairs = (
+        ("data.path", "data.text"),
+        ("training.evaluation.path", "training.evaluation.text"),
+    )
+    return {of: text for of, text in pairs if text in fields}
+
+
+def _needed(part: RunInput) -> NeededInput:
+    """Where an input lies here: in a staged asset of equal content, else in the same place."""
+    path: Path | None = None
+    state: InputState = "missing"
+    if part.asset is not None:
+        path, state = _staged(part)
+    elif (there := input_at(part.field, Path(part.path))) is not None:
+        path = Path(part.path)
+        same = there.sha256 == part.sha256 and there.bytes == part.bytes
+        state = "here" if same else "another"
+    return NeededInput(
+        field=part.field,
+        was=part.path,
+        identity=part.identity,
+        state=state,
+        path=None if path is None else str(path),
+    )
+
+
+def _staged(part: RunInput) -> tuple[Path | None, InputState]:
+    """The same files in an asset of that name, whatever its recipe is here."""
+    other: Path | None = None
+    for folder in sorted(stage_root().glob(f"{part.asset}-*")):
+        if read_manifest(folder) is None or asset_state(folder) != "staged":
+            continue
+        path = folder / CONTENT_FOLDER / part.inside
+        there = input_at(part.field, path)
+        if there is not None and there.sha256 == part.sha256:
+            return path, "staged here"
+        other = path if there is not None else other
+    return other, "another" if other else "missing"
+
+
+def _with_inputs(
+    spec: RunSpec, needed: tuple[NeededInput, ...], runs: Path
+) -> tuple[RunSpec, tuple[TokenFile, ...]]:
+    """The run on what lies here; a text is turned into tokens again."""
+    places = {part.was: part.path for part in needed if part.path is not None}
+    content = cast(dict[str, Any], _placed(spec.model_dump(mode="json"), places))
+    cluster: dict[str, Any] = content["cluster"]
+    if spec.cluster.launcher == "local":
+        cluster["python"] = None  # That machine's interpreter is none of this one's.
+    texts = {part.field: part.path for part in needed if part.path is not None}
+    text = texts.get("data.text")
+    if text is not None:
+        kind = "jsonl" if text.endswith((".jsonl", ".json")) else "text"
+        content["data"] |= {"source": kind, "path": text}
+        if evaluation := texts.get("training.evaluation.text"):
+            content["training"]["evaluation"]["path"] = evaluation
+    placed = RunSpec.model_validate(content)
+    return with_tokens(placed, runs, placed.recipe) if text is not None else (placed, ())
+
+
+def _placed(value: object, places: Mapping[str, str]) -> object:
+    if isinstance(value, dict):
+        items = cast(dict[str, object], value).items()
+        return {name: _placed(part, places) for name, part in items}
+    if isinstance(value, list):
+        return [_placed(part, places) for part in cast(list[object], value)]
+    return places.get(value, value) if isinstance(value, str) else value
+
+
+def obstacles_text(repeat: Repetition) -> Iterator[str]:
+    """What stands in the way of a repetition and what is another here, a sentence each."""
+    for part in repeat.needed:
+        if part.state in ("here", "staged here"):
+            yield f"{part.field}: {part.identity}: {part.state} ({part.path})"
+    yield from repeat.obstacles
+    for change in repeat.environment:
+        yield f"{change.item}: there {change.before}, here {change.after}"

@@ -1,0 +1,197 @@
+"""Whether a bundle is what was measured: its files by their digests, its figures by its files."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import isclose
+from pathlib import Path
+from typing import Literal
+
+from paceline import __version__
+from paceline.core.assets import content_digest, plain_path
+from paceline.core.bundle import Bundle
+from paceline.core.errors import PacelineError, UserError
+from paceline.core.result import FINAL, Metric, Result
+from paceline.core.value import NonNegativeInt, Value
+from paceline.files.archive import first_name, unpack
+from paceline.files.documents import read_value
+from paceline.files.run_folder import RESULT_FILE, read_record
+from paceline.runs.bundles.writing import BUNDLE_FILE
+from paceline.runs.outcome import evaluate
+
+TOLERANCE = 1e-9
+"""Relative; another processor may round the last digits of a sum otherwise."""
+
+FileFault = Literal["changed", "missing", "extra"]
+
+
+class BundleFault(Value):
+    """A file that is not as the bundle says."""
+
+    path: str
+    fault: FileFault
+
+
+class ChangedFigure(Value):
+    """A figure that does not follow from the raw files as it was stored."""
+
+    name: str
+    stored: str
+    recomputed: str
+
+
+class BundleCheck(Value):
+    """What came of checking a bundle."""
+
+    bundle: str
+    run: str
+    sha256: str
+    """Of all paths and digests as the files are now; whoever made the bundle can tell theirs."""
+    verdict: Literal["whole", "damaged", "other figures", "no figures"]
+    """`no figures`: the files are whole, and the run left no result to hold against them."""
+    n_files: NonNegativeInt
+    bytes: NonNegativeInt
+    faults: tuple[BundleFault, ...]
+    n_figures: NonNegativeInt
+    figures: tuple[ChangedFigure, ...]
+    measured_by: str
+    """The version of Paceline that measured the run."""
+    checked_by: str
+
+
+@dataclass(frozen=True)
+class OpenedBundle:
+    """A bundle's files in a folder that is there for as long as the bundle is open."""
+
+    bundle: Bundle
+    folder: Path
+
+
+@contextmanager
+def opened_bundle(path: Path) -> Iterator[OpenedBundle]:
+    """A bundle unpacked beside nothing else; raises UserError for what is none, or hostile."""
+    with tempfile.TemporaryDirectory(prefix="paceline-bundle-") as name:
+        place = Path(name)
+        held = unpack(path, place)
+        roots = {file.partition("/")[0] for file in held.files}
+        root = roots.pop() if len(roots) == 1 else ""
+        if f"{root}/{BUNDLE_FILE}" not in held.files:
+            raise UserError(
+                str(path), f"holds no {BUNDLE_FILE}", remedy="`paceline bundle RUN` writes one"
+            )
+        yield OpenedBundle(read_value(place / root / BUNDLE_FILE, Bundle), place / root)
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether an archive is a bundle, by its first member; raises UserError for no archive."""
+    return first_name(path).partition("/")[2] == BUNDLE_FILE
+
+
+def check_bundle(path: Path) -> BundleCheck:
+    """The bundle's files held against their digests, and its figures recomputed from them.
+
+    Raises UserError for a file that is no bundle.
+    """
+    with opened_bundle(path) as opened:
+        return check_opened(opened, path)
+
+
+def check_opened(opened: OpenedBundle, path: Path) -> BundleCheck:
+    """What `check_bundle` says of the bundle at `path`, which is open already."""
+    bundle = opened.bundle
+    faults = tuple(_faults(opened))
+    stored, figures = (None, ()) if faults else _figures(opened.folder)
+    named = len(stored.metrics) if stored else 0
+    verdict = "damaged" if faults else "other figures" if figures else "whole"
+    return BundleCheck(
+        bundle=str(path),
+        run=bundle.run,
+        sha256=bundle.sha256,
+        verdict="no figures" if verdict == "whole" and not named else verdict,
+        n_files=len(bundle.files),
+        bytes=sum(file.bytes for file in bundle.files),
+        faults=faults,
+        n_figures=named,
+        figures=figures,
+        measured_by=bundle.paceline_version,
+        checked_by=__version__,
+    )
+
+
+def _faults(opened: OpenedBundle) -> Iterator[BundleFault]:
+    bundle, folder = opened.bundle, opened.folder
+    there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    for file in bundle.files:
+        if file.path not in there:
+            yield BundleFault(path=file.path, fault="missing")
+        elif _digest(folder / file.path) != file.sha256:
+            yield BundleFault(path=file.path, fault="changed")
+    for name in sorted(there - {file.path for file in bundle.files} - {BUNDLE_FILE}):
+        yield BundleFault(path=name, fault="extra")
+    if content_digest(bundle.files) != bundle.sha256:
+        yield BundleFault(path=BUNDLE_FILE, fault="changed")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _figures(folder: Path) -> tuple[Result | None, tuple[ChangedFigure, ...]]:
+    """The stored result, and the figures of it that the raw files do not give."""
+    file = folder / RESULT_FILE
+    record = read_record(folder)
+    if record.log is not None:
+        _inside(folder, record.log)
+    if not file.is_file():
+        return None, ()
+    stored = read_value(file, Result)
+    try:
+        computed = evaluate(folder).result
+    except PacelineError as error:
+        lost = ChangedFigure(name="result", stored=stored.status, recomputed=str(error))
+        return stored, (lost,)
+    changed = list(_changed(stored.metrics, computed.metrics))
+    if record.status in FINAL and stored.status != computed.status:
+        figure = ChangedFigure(name="status", stored=stored.status, recomputed=computed.status)
+        changed.insert(0, figure)
+    return stored, tuple(changed)
+
+
+def _inside(folder: Path, name: str) -> None:
+    try:
+        plain_path(name)
+    except ValueError as error:
+        raise UserError(f"{folder.name}: log {name!r}", str(error)) from error
+
+
+def _changed(
+    stored: Mapping[str, Metric], computed: Mapping[str, Metric]
+) -> Iterator[ChangedFigure]:
+    for name in {**stored, **computed}:
+        ours, theirs = _numbers(stored.get(name)), _numbers(computed.get(name))
+        if not all(map(_equal, ours, theirs)):
+            yield ChangedFigure(name=name, stored=_text(ours), recomputed=_text(theirs))
+
+
+def _numbers(metric: Metric | None) -> tuple[float | None, ...]:
+    """Value, number of steps, spread and interval of a figure."""
+    if metric is None:
+        return (None,) * 5
+    return metric.value, metric.n, metric.spread, metric.low, metric.high
+
+
+def _equal(ours: float | None, theirs: float | None) -> bool:
+    if ours is None or theirs is None:
+        return ours is theirs
+    return isclose(ours, theirs, rel_tol=TOLERANCE, abs_tol=1e-12)
+
+
+def _text(numbers: tuple[float | None, ...]) -> str:
+    """`value (n, spread, low, high)` of what is there."""
+    value, *rest = ("-" if number is None else f"{number:.12g}" for number in numbers)
+    return f"{value} (n {rest[0]}, spread {rest[1]}, {rest[2]} to {rest[3]})"

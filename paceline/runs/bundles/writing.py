@@ -1,0 +1,142 @@
+"""A run folder as one archive: the same bytes from the same folder, without secrets."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+from paceline.core.assets import StagedFile, content_digest, plain_path
+from paceline.core.bundle import Bundle, LeftOut
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.result import FINAL
+from paceline.core.secrets import redact
+from paceline.files.archive import ArchivedFile, write_archive
+from paceline.files.documents import open_regular
+from paceline.files.run_folder import RunRecord, current_status, read_record
+from paceline.runs.plan import CHECKPOINTS_FOLDER
+
+BUNDLE_FILE = "bundle.json"
+BUNDLE_SUFFIX = ".bundle.tar.gz"
+_BLOCK_BYTES = 1 << 22
+_STATES = ("*.pt", "*.distcp", "*.safetensors")
+"""What frameworks save of a model's state; it is large, and no figure follows from it."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A file of the run folder as it goes into the bundle."""
+
+    file: StagedFile
+    redacted: bool
+
+
+def write_bundle(folder: Path, target: Path | None = None) -> tuple[Path, Bundle]:
+    """Write a run's folder as one archive, `RUN.bundle.tar.gz` here without a `target`.
+
+    Checkpoints, links and hidden files stay out, and the bundle says so. Secrets are replaced, by
+    their form and by this environment. Raises UserError while the run goes on and where there is a
+    file of that name, SystemFaultError where one cannot be read or written.
+    """
+    record = _finished(folder)
+    target = target or Path(f"{folder.name}{BUNDLE_SUFFIX}")
+    parts: list[_Part] = []
+    left_out: list[LeftOut] = []
+    for path in _paths(folder):
+        name = path.relative_to(folder).as_posix()
+        if why := _why_not(path, name):
+            left_out.append(LeftOut(path=_printable(name), why=why))
+        elif name != BUNDLE_FILE:
+            parts.append(_read_part(path, name))
+    files = tuple(part.file for part in parts)
+    bundle = Bundle(
+        run=folder.name,
+        created=record.created,
+        status=current_status(record),
+        paceline_version=record.paceline_version,
+        sha256=content_digest(files),
+        files=files,
+        redacted=tuple(part.file.path for part in parts if part.redacted),
+        left_out=tuple(left_out),
+    )
+    write_archive(target, _members(folder, bundle))
+    return target, bundle
+
+
+def _finished(folder: Path) -> RunRecord:
+    record = read_record(folder)
+    status = current_status(record)
+    if status not in FINAL and status != "incomplete":
+        raise UserError(str(folder), f"the run is {status}", remedy="wait until it has ended")
+    return record
+
+
+def _paths(folder: Path) -> Iterator[Path]:
+    """Files and links by their path; hidden ones are nobody's business."""
+    for path in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not hidden and (path.is_symlink() or not path.is_dir()):
+            yield path
+
+
+def _why_not(path: Path, name: str) -> str | None:
+    """Why a file is not taken; None when it is."""
+    if path.is_symlink():
+        return "a link"
+    if not path.is_file():
+        return "no regular file"
+    if name.partition("/")[0] == CHECKPOINTS_FOLDER or any(map(path.match, _STATES)):
+        return "a checkpoint"
+    try:
+        plain_path(name)
+    except ValueError as error:
+        return f"its path {error}"
+    return None
+
+
+def _read_part(path: Path, name: str) -> _Part:
+    kept, was, size = hashlib.sha256(), hashlib.sha256(), 0
+    for raw, clean in _blocks(path):
+        was.update(raw)
+        kept.update(clean)
+        size += len(clean)
+    file = StagedFile(path=name, bytes=size, sha256=kept.hexdigest())
+    return _Part(file, kept.digest() != was.digest())
+
+
+def _blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """A file's blocks of whole lines, as they are and without secrets."""
+    try:
+        with open_regular(path) as file:
+            while block := file.read(_BLOCK_BYTES):
+                block += file.readline(_BLOCK_BYTES)
+                text = block.decode("utf-8", "surrogateescape")
+                yield block, redact(text, os.environ).encode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise SystemFaultError(str(path), f"cannot be read: {error.strerror}") from error
+
+
+def _members(folder: Path, bundle: Bundle) -> Iterator[ArchivedFile]:
+    text = (bundle.model_dump_json(indent=2) + "\n").encode()
+    yield ArchivedFile(f"{bundle.run}/{BUNDLE_FILE}", len(text), lambda: BytesIO(text))
+    for file in bundle.files:
+        path, clean = folder / file.path, file.path in bundle.redacted
+        content = partial(_without_secrets if clean else open_regular, path)
+        yield ArchivedFile(f"{bundle.run}/{file.path}", file.bytes, content)
+
+
+def _without_secrets(path: Path) -> IO[bytes]:
+    copy = TemporaryFile()  # noqa: SIM115 (whoever writes the archive closes it)
+    copy.writelines(clean for _, clean in _blocks(path))
+    copy.seek(0)
+    return copy
+
+
+def _printable(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,181 @@
+"""What differs between two runs: their work, settings, inputs, programs and surroundings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Literal
+
+from paceline.compare.comparability import KEYS
+from paceline.compare.over_time.environment import environment_changes, item_name
+from paceline.compare.over_time.settings import OTHER_WORDS, flat_settings
+from paceline.core.run import RunSpec
+from paceline.core.run_inputs import RunInput, RunInputs
+from paceline.core.run_report import RunReport
+from paceline.core.value import Value
+from paceline.files.documents import read_value
+from paceline.files.inputs import INPUTS_FILE
+from paceline.runs.surroundings import recorded_environment
+
+DifferenceKind = Literal["work", "setting", "input", "program", "environment"]
+"""In the order in which they usually matter: another amount of work comes before everything."""
+
+NOT_STATED = "not stated"
+_OF_FACTS = ("model", "lora", "layout")
+"""Parts of a spec that the facts of a run hold by the same names."""
+_FACT_OF = {
+    "training.seq_len": "seq_len",
+    "training.global_batch": "global_batch",
+    "training.dtype": "dtype",
+    "training.matmul_precision": "matmul_precision",
+    "training.total_tokens": "total_tokens",
+    "data.source": "data",
+    "data.packing": "packing",
+    "data.loss_on": "loss_on",
+    "data.real_tokens_per_sample": "real_tokens_per_sample",
+    "cluster.device": "device",
+    "cluster.device_label": "device_label",
+}
+"""Settings of a spec that its facts hold by other names."""
+_NO_WORK = frozenset({"recipe", "variant", "origin", "flops_convention", "nominal_parameters"})
+"""Facts that say what a run is called and how its figures are counted."""
+_LABELS = ("recipe", "variant", "time_limit_s", "hang_limit_s", "mlperf", *OTHER_WORDS)
+_PROGRAM = "trainer"
+"""The item of the surroundings that is the run's program."""
+
+
+class RunDifference(Value):
+    """One thing in which two runs are not alike, as text for people."""
+
+    kind: DifferenceKind
+    item: str
+    a: str
+    b: str
+
+
+class RunDiff(Value):
+    """Everything recorded in which two runs differ, what usually matters most first."""
+
+    a: str
+    b: str
+    differences: tuple[RunDifference, ...]
+    recorded_once: tuple[str, ...]
+    """Items that one run alone recorded: whether they differ is not known."""
+
+
+def run_diff(a: RunReport, b: RunReport) -> RunDiff:
+    """What differs between two runs, whoever made them."""
+    inputs = read_inputs(Path(a.folder)), read_inputs(Path(b.folder))
+    alike = {field for field in inputs[0] if _same_input(inputs[0], inputs[1].get(field), field)}
+    surroundings, once = _surroundings(a, b)
+    differences = (
+        *_work(a, b),
+        *_settings(a.spec, b.spec, alike),
+        *_inputs(*inputs, alike),
+        *(part for part in surroundings if part.kind == "program"),
+        *_script(a.job_script, b.job_script),
+        *(part for part in surroundings if part.kind != "program"),
+        *_hosts(a, b),
+    )
+    return RunDiff(a=a.result.run, b=b.result.run, differences=differences, recorded_once=once)
+
+
+def read_inputs(folder: Path) -> dict[str, RunInput]:
+    """What a run read by the field that names it; empty where nothing was recorded."""
+    file = folder / INPUTS_FILE
+    if not os.path.lexists(file):
+        return {}
+    return {part.field: part for part in read_value(file, RunInputs).inputs}
+
+
+def _work(a: RunReport, b: RunReport) -> Iterator[RunDifference]:
+    """Differing facts, those that a comparison asks for first and in its order."""
+    ours, theirs = flat_settings(a.facts), flat_settings(b.facts)
+    order = list(KEYS)
+    names = [name for name in {**ours, **theirs} if name not in _NO_WORK]
+    names.sort(key=lambda name: order.index(key) if (key := _key(name)) in order else len(order))
+    yield from _differing("work", names, ours, theirs)
+
+
+def _key(fact: str) -> str:
+    return "recompute" if fact == "layout.recompute" else fact.partition(".")[0]
+
+
+def _settings(
+    a: RunSpec | None, b: RunSpec | None, alike: Iterable[str]
+) -> Iterator[RunDifference]:
+    """Differing settings that are no facts; a path does not differ where its content is alike."""
+    if a is None or b is None:
+        return
+    ours, theirs = flat_settings(a), flat_settings(b)
+    left_out = {*_FACT_OF, *alike, "engine", "flops_convention", "nominal_parameters"}
+    names = [
+        name
+        for name in {**ours, **theirs}
+        if name not in left_out
+        and name.partition(".")[0] not in _OF_FACTS
+        and not name.startswith(_LABELS)
+    ]
+    yield from _differing("setting", names, ours, theirs)
+
+
+def _differing(
+    kind: DifferenceKind, names: Iterable[str], ours: Mapping[str, str], theirs: Mapping[str, str]
+) -> Iterator[RunDifference]:
+    for name in names:
+        a, b = ours.get(name, NOT_STATED), theirs.get(name, NOT_STATED)
+        if a != b:
+            yield RunDifference(kind=kind, item=name, a=a, b=b)
+
+
+def _same_input(ours: Mapping[str, RunInput], theirs: RunInput | None, field: str) -> bool:
+    part = ours[field]
+    return theirs is not None and part.sha256 is not None and part.sha256 == theirs.sha256
+
+
+def _inputs(
+    ours: Mapping[str, RunInput], theirs: Mapping[str, RunInput], alike: Iterable[str]
+) -> Iterator[RunDifference]:
+    """Inputs that both runs recorded and that are not the same, or of which nobody knows."""
+    for field in ours:
+        other = theirs.get(field)
+        if other is not None and field not in alike:
+            a, b = ours[field].identity, other.identity
+            yield RunDifference(kind="input", item=field, a=a, b=b)
+
+
+def _surroundings(a: RunReport, b: RunReport) -> tuple[list[RunDifference], tuple[str, ...]]:
+    items = [recorded_environment(Path(r.folder), r.result.versions) for r in (a, b)]
+    changes = environment_changes(items[:1], items[1:])
+    differing = [
+        RunDifference(
+            kind="program" if change.item == item_name(_PROGRAM) else "environment",
+            item=change.item,
+            a=change.before,
+            b=change.after,
+        )
+        for change in changes
+    ]
+    told = {part.item for part in differing}
+    once = [item_name(name) for name in items[0].keys() ^ items[1].keys()]
+    return differing, tuple(sorted({name for name in once if name not in told}))
+
+
+def _script(a: str, b: str) -> Iterator[RunDifference]:
+    """The first line in which the two scripts differ, and how many do."""
+    pairs = zip_longest(a.splitlines(), b.splitlines(), fillvalue="")
+    lines = [pair for pair in pairs if pair[0] != pair[1]] if a and b else []
+    if lines:
+        more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
+        item = f"line of job.sh{more}"
+        yield RunDifference(kind="program", item=item, a=lines[0][0], b=lines[0][1])
+
+
+def _hosts(a: RunReport, b: RunReport) -> Iterator[RunDifference]:
+    """Hosts of several, which the inventory of the first one does not name."""
+    ours, theirs = (sorted({rank.host for rank in r.result.ranks}) for r in (a, b))
+    if ours != theirs and ours and theirs and max(len(ours), len(theirs)) > 1:
+        texts = ", ".join(ours), ", ".join(theirs)
+        yield RunDifference(kind="environment", item="hosts of the ranks", a=texts[0], b=texts[1])

@@ -1,0 +1,180 @@
+"""One start of a training: its steps in order, and when it began, was ready and ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from paceline.core.errors import UserError
+from paceline.core.ranks import merge_ranks
+from paceline.core.steps import FloatColumn, IntColumn, Steps
+from paceline.files.events import RankLog
+from paceline.files.run_folder import STEPS_FOLDER, RunRecord, read_record
+from paceline.logs.facts import UserSettings
+from paceline.logs.parser import parse_log
+from paceline.machines.slurm.record import RECORD_FILE
+from paceline.machines.slurm.script import ATTEMPTS_FOLDER
+from paceline.runs.ending import read_ranks
+from paceline.runs.outcome import evaluate
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one start of the training did; None for what nothing tells."""
+
+    name: str
+    index: IntColumn
+    """Step numbers in order."""
+    seconds: FloatColumn
+    """Of each step, slowest rank; NaN where it was not timed."""
+    checkpoint_s: FloatColumn
+    """Part of it that waited for a checkpoint."""
+    resumed_after: int = 0
+    """The step whose checkpoint it went on from."""
+    evaluation_s: float = 0.0
+    asked_unix: float | None = None
+    """When it was asked for."""
+    launched_unix: float | None = None
+    ready_unix: float | None = None
+    """When its slowest rank was ready to train."""
+    ended_unix: float | None = None
+    queues: bool = False
+    """Whether a queue lies between the launch and the start."""
+    steps_asked: int | None = None
+    status: str | None = None
+
+
+def attempts_of_run(folder: Path) -> list[Attempt]:
+    """The attempts in a run folder of Paceline: one, and those of a Slurm job before its restarts.
+
+    Raises UserError for an imported log.
+    """
+    record = read_record(folder)
+    if record.spec is None:
+        raise UserError(
+            str(folder),
+            "is an imported log",
+            remedy=f"name the log itself: {folder / record.log}" if record.log else None,
+        )
+    places = [path.parent for path in folder.glob(f"{ATTEMPTS_FOLDER}/*/{STEPS_FOLDER}")]
+    tries = [(place.name, read_ranks(place)) for place in places]
+    tries = sorted((t for t in tries if _ready_unix(t[1])), key=lambda t: _ready_unix(t[1]) or 0.0)
+    attempts: list[Attempt] = []
+    asked = datetime.fromisoformat(record.created).timestamp()
+    for name, ranks in tries:
+        attempt = _attempt(f"{folder.name}/{name}", ranks, record, asked, None)
+        # Slurm asks for the next start as soon as this one is over.
+        asked = attempt.ended_unix or asked
+        attempts.append(replace(attempt, status="failed"))
+    last = _attempt(folder.name, read_ranks(folder), record, asked, record.ended_unix)
+    if not len(last.index):  # a program of somebody else, whose log alone tells
+        steps = evaluate(folder).steps
+        last = replace(
+            last,
+            index=steps.index,
+            seconds=np.array(steps["step_time_s"]),
+            checkpoint_s=np.zeros(len(steps)),
+        )
+    return [*attempts, replace(last, queues=(folder / RECORD_FILE).exists(), status=record.status)]
+
+
+def _attempt(
+    name: str,
+    ranks: dict[int, RankLog],
+    record: RunRecord,
+    asked: float,
+    ended: float | None,
+) -> Attempt:
+    """What the ranks of one start tell; of one without an end, until its last whole step."""
+    steps = merge_ranks({rank: Steps.of(log.steps) for rank, log in ranks.items()})
+    first = max((log.start.first_step for log in ranks.values() if log.start), default=1)
+    return Attempt(
+        name=name,
+        index=steps.index,
+        seconds=_with_watched(steps, ranks),
+        checkpoint_s=np.nan_to_num(steps["checkpoint_s"]),
+        resumed_after=first - 1,
+        evaluation_s=max((_evaluation_s(log) for log in ranks.values()), default=0.0),
+        asked_unix=asked,
+        launched_unix=record.launched_unix,
+        ready_unix=_ready_unix(ranks),
+        ended_unix=ended or _last_sign_unix(ranks, steps),
+        queues=True,
+        steps_asked=record.spec.steps_asked if record.spec else None,
+    )
+
+
+def _ready_unix(ranks: dict[int, RankLog]) -> float | None:
+    """When the slowest rank was ready to train."""
+    return max((log.start.time_unix for log in ranks.values() if log.start), default=None)
+
+
+def attempts_of_log(path: Path) -> list[Attempt]:
+    """The attempts in a foreign log, one after each restart; raises UserError for no training log.
+
+    A log tells steps alone: nothing of the time before, between and after them.
+    """
+    parsing = parse_log(path, UserSettings())
+    steps = parsing.log.steps() if parsing.log else parsing.steps
+    if steps is None or not len(steps) or not steps.known("step_time_s"):
+        raise UserError(
+            str(path),
+            parsing.document.reason or "tells no step times",
+            remedy="`paceline parse` it",
+        )
+    begins = np.flatnonzero(np.diff(steps.index) <= 0) + 1
+    edges = [0, *begins.tolist(), len(steps)]
+    parts = [steps.select(slice(a, b)) for a, b in pairwise(edges)]
+    asked = parsing.log.facts.get("total_steps")
+    return [
+        Attempt(
+            name=f"{path.name}#{number}" if len(parts) > 1 else path.name,
+            index=part.index,
+            # A line may stand for several steps, whose mean it prints.
+            seconds=part["step_time_s"] * _steps_of_lines(part),
+            checkpoint_s=np.zeros(len(part)),
+            resumed_after=_before_first(part),
+            steps_asked=int(asked) if isinstance(asked, int | float) else None,
+        )
+        for number, part in enumerate(parts, 1)
+    ]
+
+
+def _steps_of_lines(part: Steps) -> FloatColumn:
+    """How many steps each line stands for: those since the line before it."""
+    if len(part) < 2:
+        return np.ones(len(part))
+    gaps = np.diff(part.index).astype(np.float64)
+    return np.concatenate([[min(float(part.index[0]), gaps[0]) or 1.0], gaps])
+
+
+def _before_first(part: Steps) -> int:
+    return int(part.index[0] - _steps_of_lines(part)[0]) if len(part) else 0
+
+
+def _with_watched(steps: Steps, ranks: dict[int, RankLog]) -> FloatColumn:
+    """Step times with those of the steps whose memory was watched, which are in no other figure."""
+    seconds = np.array(steps["step_time_s"], dtype=np.float64)
+    watched = [log.tracked for log in ranks.values() if log.tracked]
+    for event in watched:
+        at = np.flatnonzero(steps.index == event.step)
+        seconds[at] = np.fmax(seconds[at], event.step_time_s)
+    return seconds
+
+
+def _evaluation_s(log: RankLog) -> float:
+    return sum(event.eval_time_s for event in log.evaluations)
+
+
+def _last_sign_unix(ranks: dict[int, RankLog], steps: Steps) -> float | None:
+    """When the ranks told their end, or without that when their last whole step was over."""
+    told = [log.end.time_unix for log in ranks.values() if log.end]
+    ready = _ready_unix(ranks)
+    if told or ready is None:
+        return max(told, default=None)
+    evaluations = max((_evaluation_s(log) for log in ranks.values()), default=0.0)
+    return ready + float(np.nansum(_with_watched(steps, ranks))) + evaluations

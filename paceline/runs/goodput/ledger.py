@@ -1,0 +1,188 @@
+"""The ledger: every second of a training over its attempts, in one account."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.errors import UserError
+from paceline.core.units import SECONDS_PER_DAY
+from paceline.core.value import NonNegativeInt, Value
+from paceline.runs.goodput.attempt import Attempt
+
+Account = Literal[
+    "productive",
+    "slow_steps",
+    "checkpoint",
+    "lost_steps",
+    "compile",
+    "initialisation",
+    "queue",
+    "evaluation",
+    "stopped",
+    "other",
+]
+ACCOUNTS: tuple[Account, ...] = get_args(Account)
+BoolColumn = npt.NDArray[np.bool_]
+
+
+class AttemptEntry(Value):
+    """One start of the training and its seconds by account."""
+
+    name: str
+    status: str | None
+    first_step: NonNegativeInt | None
+    last_step: NonNegativeInt | None
+    kept: NonNegativeInt
+    """Steps that no later attempt did again."""
+    redone: NonNegativeInt
+    """Steps that a later attempt did again."""
+    seconds: dict[Account, float]
+
+
+class GoodputLedger(Value):
+    """What the wall time of a training went to."""
+
+    schema_version: Literal[1] = 1
+    attempts: tuple[AttemptEntry, ...]
+    wall_s: float
+    """From the first request to the last end; of logs the seconds of their steps."""
+    seconds: dict[Account, float]
+    """They add up to `wall_s`."""
+    goodput: float
+    """Productive over wall time, 0-1."""
+    usual_step_s: float
+    """Median of the kept steps of all attempts: what a step should take."""
+    n: NonNegativeInt
+    """Steps behind it."""
+    steps_kept: NonNegativeInt
+    steps_asked: NonNegativeInt | None
+    days_left: float | None
+    """At the rate so far, losses included; None where nobody said how many steps are asked."""
+    days_left_at_best: float | None
+    """The same if every step were a usual one and nothing else took time."""
+    whole: bool
+    """Whether the time outside steps is known, which logs do not tell."""
+    notes: tuple[str, ...] = ()
+
+
+def ledger_of(attempts: Sequence[Attempt], steps_asked: int | None = None) -> GoodputLedger:
+    """The ledger of the attempts of one training, in the order in which they were made.
+
+    A step counts as productive as far as it took a usual step's time; what is beyond is slow, and
+    of an attempt's first step compilation. Steps that a later attempt did again are lost whole.
+    Raises UserError where no step was timed.
+    """
+    entries = sorted(attempts, key=lambda a: (a.asked_unix is not None, a.asked_unix or 0.0))
+    kept = [_kept(entry, entries[at + 1 :]) for at, entry in enumerate(entries)]
+    times = [
+        (entry.seconds - entry.checkpoint_s)[keep][1:]
+        for entry, keep in zip(entries, kept, strict=True)
+    ]
+    pool = np.concatenate(times) if times else np.array([])
+    pool = pool[np.isfinite(pool)]
+    if not len(pool):
+        raise UserError("goodput", "no step of these was timed", remedy="`paceline list`")
+    usual = float(np.median(pool))
+    rows = [_entry(entry, keep, usual) for entry, keep in zip(entries, kept, strict=True)]
+    seconds: dict[Account, float] = {
+        account: sum(row.seconds.get(account, 0.0) for row in rows) for account in ACCOUNTS
+    }
+    seconds["stopped"] = sum(_between(a, b) for a, b in pairwise(entries))
+    wall = sum(seconds.values())
+    steps_kept = sum(row.kept for row in rows)
+    asked = steps_asked or max((e.steps_asked for e in entries if e.steps_asked), default=None)
+    done = max((row.last_step or 0 for row in rows), default=0)
+    left = max(0, asked - done) if asked else None
+    return GoodputLedger(
+        attempts=tuple(rows),
+        wall_s=wall,
+        seconds=seconds,
+        goodput=seconds["productive"] / wall,
+        usual_step_s=usual,
+        n=len(pool),
+        steps_kept=steps_kept,
+        steps_asked=asked,
+        days_left=left * wall / steps_kept / SECONDS_PER_DAY if left is not None else None,
+        days_left_at_best=left * usual / SECONDS_PER_DAY if left is not None else None,
+        whole=all(entry.ready_unix is not None for entry in entries),
+        notes=_notes(entries),
+    )
+
+
+def _kept(entry: Attempt, later: Sequence[Attempt]) -> BoolColumn:
+    """Which rows no later attempt did again: those up to where each later one began."""
+    began = min((other.resumed_after for other in later if len(other.index)), default=None)
+    return np.ones(len(entry.index), np.bool_) if began is None else entry.index <= began
+
+
+def _entry(entry: Attempt, keep: BoolColumn, usual: float) -> AttemptEntry:
+    seconds, saved = np.nan_to_num(entry.seconds), entry.checkpoint_s
+    work = np.maximum(seconds - saved, 0.0)
+    first = np.zeros(len(work), np.bool_)
+    first[:1] = True
+    beyond = np.maximum(work - usual, 0.0)
+    accounts: dict[Account, float] = {
+        "productive": float(np.minimum(work, usual)[keep].sum()),
+        "slow_steps": float(beyond[keep & ~first].sum()),
+        "compile": float(beyond[keep & first].sum()),
+        "checkpoint": float(saved[keep].sum()),
+        "lost_steps": float(seconds[~keep].sum()),
+        "evaluation": entry.evaluation_s,
+        **_outside(entry, float(seconds.sum())),
+    }
+    count = len(entry.index)
+    return AttemptEntry(
+        name=entry.name,
+        status=entry.status,
+        first_step=int(entry.index[0]) if count else None,
+        last_step=int(entry.index[-1]) if count else None,
+        kept=_steps(entry, keep),
+        redone=_steps(entry, ~keep),
+        seconds=accounts,
+    )
+
+
+def _steps(entry: Attempt, rows: BoolColumn) -> int:
+    """Steps that the rows stand for: a log may print every tenth."""
+    if not len(entry.index):
+        return 0
+    gaps = np.diff(entry.index, prepend=entry.resumed_after)
+    return int(gaps[rows].sum())
+
+
+def _outside(entry: Attempt, in_steps: float) -> dict[Account, float]:
+    """Seconds of an attempt outside its steps; nothing where no clock tells them."""
+    begun, end = entry.asked_unix, entry.ended_unix
+    if begun is None or end is None:
+        return {}
+    if entry.ready_unix is None:
+        return {"initialisation": max(0.0, end - begun)}
+    before = max(begun, entry.launched_unix or begun)
+    start = max(0.0, entry.ready_unix - begun)
+    # A batch system does not say when it let the job go: its queue and start are one figure.
+    queue = max(0.0, entry.ready_unix - before) if entry.queues else 0.0
+    rest = end - entry.ready_unix - in_steps - entry.evaluation_s
+    return {"queue": queue, "initialisation": start - queue, "other": max(0.0, rest)}
+
+
+def _between(earlier: Attempt, later: Attempt) -> float:
+    if earlier.ended_unix is None or later.asked_unix is None:
+        return 0.0
+    return max(0.0, later.asked_unix - earlier.ended_unix)
+
+
+def _notes(entries: Sequence[Attempt]) -> tuple[str, ...]:
+    notes: list[str] = []
+    if any(entry.ready_unix is None for entry in entries):
+        notes.append(
+            "logs tell steps alone: initialisation, queue and stops between them are not counted, "
+            "so the goodput is an upper bound"
+        )
+    if any(entry.queues for entry in entries):
+        notes.append("of jobs in a queue, waiting and starting up are one figure, `queue`")
+    return tuple(notes)

@@ -1,0 +1,156 @@
+"""How a rank's memory rises and falls over some steps, for a reader that knows no torch.
+
+On a CPU the resident set is looked at every 2 ms. On CUDA the allocator's own history is taken, in
+which each allocation is there, and a snapshot for https://pytorch.org/memory_viz lies beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.trainer.measure.machine import resident_now
+from paceline.trainer.measure.profiler import FOLDER, StepProfiler
+from paceline.trainer.parallel.mesh import World
+from paceline.trainer.side_outputs import ProfileConfig
+
+SAMPLE_S = 0.002
+MOST_POINTS = 4000
+"""Of a curve as it is written; each is the highest of its stretch."""
+MOST_ENTRIES = 1_000_000
+"""Of the allocator's history."""
+Point = tuple[float, int, int | None]
+"""Unix time in seconds; bytes of live tensors, or resident ones; bytes reserved on a device."""
+
+
+class MemoryProfiler(StepProfiler):
+    """Writes the curve of the profiled steps when they are over."""
+
+    def __init__(self, config: ProfileConfig, world: World) -> None:
+        super().__init__(config)
+        self.world = world
+        self._edges: list[tuple[int, float]] = []
+        self._source: ResidentCurve | AllocatorCurve | None = None
+
+    def before(self, step: int) -> None:
+        """Begin with the first step."""
+        if step == self.config.first_step:
+            on_cpu = self.world.device.type == "cpu"
+            self._source = ResidentCurve() if on_cpu else AllocatorCurve(self.world.device)
+        if self._source is not None:
+            self._edges.append((step, time.time()))
+
+    def after(self, step: int) -> None:
+        """End with the last one."""
+        if step == self.config.last_step:
+            self.close()
+
+    def close(self) -> None:
+        """End, and write what there is."""
+        source, self._source = self._source, None
+        if source is None:
+            return
+        target = Path(FOLDER) / f"rank-{self.world.rank}.memory.json"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        points = thinned(source.points(target.with_suffix(".pickle")), MOST_POINTS)
+        record = {
+            "schema": 1,
+            "rank": self.world.rank,
+            "kind": source.kind,
+            "steps": [step for step, _ in self._edges],
+            "edges_s": [*(begin for _, begin in self._edges), time.time()],
+            "time_s": [point[0] for point in points],
+            "bytes": [point[1] for point in points],
+            "reserved_bytes": [point[2] for point in points],
+        }
+        part = target.with_suffix(".part")
+        part.write_text(json.dumps(record))
+        part.replace(target)
+
+
+class ResidentCurve:
+    """The resident set of this process from now on."""
+
+    kind = "resident"
+
+    def __init__(self) -> None:
+        self._points: list[Point] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memory-curve", daemon=True)
+        self._thread.start()
+
+    def points(self, snapshot: Path) -> list[Point]:
+        """All that was seen; there is no snapshot."""
+        self._stop.set()
+        self._thread.join()
+        self._look()
+        return self._points
+
+    def _run(self) -> None:
+        self._look()
+        while not self._stop.wait(SAMPLE_S):
+            self._look()
+
+    def _look(self) -> None:
+        resident = resident_now()
+        if resident is not None:
+            self._points.append((time.time(), resident, None))
+
+
+class AllocatorCurve:
+    """Live tensors on a device and what its allocator has reserved, from now on."""
+
+    kind = "allocated"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._begin = (
+            time.time(),
+            torch.cuda.memory_allocated(device),
+            torch.cuda.memory_reserved(device),
+        )
+        torch.cuda.memory._record_memory_history(max_entries=MOST_ENTRIES)
+
+    def points(self, snapshot: Path) -> list[Point]:
+        """The curve; the snapshot is written as a file."""
+        torch.cuda.synchronize(self.device)
+        history: Any = torch.cuda.memory._snapshot(self.device)
+        torch.cuda.memory._dump_snapshot(str(snapshot))
+        torch.cuda.memory._record_memory_history(enabled=None)
+        traces: Sequence[Any] = history["device_traces"]
+        index = self.device.index or 0
+        return allocator_curve(self._begin, traces[index] if index < len(traces) else ())
+
+
+def allocator_curve(begin: Point, entries: Iterable[Mapping[str, Any]]) -> list[Point]:
+    """The curve from its first point on, entry by entry of the allocator's history."""
+    points = [begin]
+    _, live, reserved = begin
+    held = reserved or 0
+    for entry in entries:
+        action, size = entry["action"], int(entry["size"])
+        if action == "alloc":
+            live += size
+        elif action == "free_completed":
+            live -= size
+        elif action == "segment_alloc":
+            held += size
+        elif action == "segment_free":
+            held -= size
+        else:
+            continue
+        points.append((float(entry.get("time_us", 0)) / 1e6, live, held))
+    return points
+
+
+def thinned(points: Sequence[Point], most: int) -> list[Point]:
+    """At most so many points, of each stretch of them the highest."""
+    width = -(-len(points) // most) if points else 1
+    stretches = (points[at : at + width] for at in range(0, len(points), width))
+    return [max(stretch, key=lambda point: point[1]) for stretch in stretches]

@@ -1,0 +1,50 @@
+"""A profiler for some steps of some ranks, as the input asks; without it nothing is touched.
+
+A tool that lives outside of this program (`nsys`) is told by the device's profiler interface where
+its capture begins and ends.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from paceline.trainer.side_outputs import ProfileConfig
+
+FOLDER = "profiles"
+"""Where the tools' files go, relative to the run folder."""
+DATA = "paceline:data"
+"""Marks waiting for a batch, ..."""
+UPDATE = "paceline:clip"
+"""... and clipping and applying gradients."""
+
+
+class Profiler:
+    """Does nothing; what a step runs in is as fast as without it."""
+
+    def before(self, step: int) -> None:
+        """A step (from 1) begins."""
+
+    def after(self, step: int) -> None:
+        """A step has been queued on a device, or done on a CPU."""
+
+    def attached(self, step: int) -> bool:
+        """Whether this rank was profiled in that step."""
+        return False
+
+    def marked(self, name: str) -> AbstractContextManager[object]:
+        """A stretch of the step that the tool shows by this name."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """The training has ended, maybe early."""
+
+
+class StepProfiler(Profiler):
+    """Of the steps that a configuration names; subclasses begin and end."""
+
+    def __init__(self, config: ProfileConfig) -> None:
+        self.config = config
+
+    def attached(self, step: int) -> bool:
+        """Whether this rank was profiled in that step."""
+        return self.config.first_step <= step <= self.config.last_step

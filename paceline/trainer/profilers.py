@@ -1,0 +1,40 @@
+"""Which profiler a rank runs under, by the tool that the input names."""
+
+from __future__ import annotations
+
+from paceline.trainer.measure.profiler import Profiler
+from paceline.trainer.parallel.mesh import Mesh, World
+from paceline.trainer.side_outputs import ProfileConfig
+
+AXES = ("tp", "pp", "cp", "dp")
+
+
+def make_profiler(config: ProfileConfig | None, world: World, mesh: Mesh) -> Profiler:
+    """This rank's profiler; one that does nothing on ranks that are not asked for."""
+    if config is None or world.rank not in config.ranks:
+        return Profiler()
+    if config.tool == "torch":
+        from paceline.trainer.measure.torch_profiler import TorchProfiler  # takes 0.1 s
+
+        return TorchProfiler(config, world, group_axes(mesh))
+    if config.tool == "nsys" and world.device.type == "cuda":
+        from paceline.trainer.measure.nsys_profiler import NsysProfiler
+
+        return NsysProfiler(config, world, group_axes(mesh))
+    if config.tool == "memory":
+        from paceline.trainer.measure.memory_profiler import MemoryProfiler
+
+        return MemoryProfiler(config, world)
+    return Profiler()
+
+
+def group_axes(mesh: Mesh) -> dict[str, str]:
+    """The axis of every process group by its name; the ranks that share states are `dp`."""
+    axes = {name: getattr(mesh, name) for name in AXES}
+    states = [mesh.data, mesh.replicate, mesh.shard]
+    named = [*axes.items(), *(("dp", axis) for axis in states)]
+    groups: dict[str, str] = {}
+    for name, axis in named:
+        if axis.group is not None:
+            groups.setdefault(axis.group.group_name, name)
+    return groups

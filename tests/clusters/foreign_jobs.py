@@ -1,0 +1,42 @@
+"""What plans of foreign batch scripts on a Slurm bed have in common."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.machines.placement import Request, Where
+from tests.clusters.bed import Bed
+
+SITE = """\
+name: bed
+device: GB300
+nodes: 2
+devices_per_node: 2
+launcher: slurm
+slurm: {gres: none, partition: batch}
+"""
+
+
+def on_site(bed: Bed, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Bed:
+    """The bed, whose Slurm this process is a client of and whose cluster file lies in `folder`."""
+    for name, value in bed.settings.items():
+        monkeypatch.setenv(name, value)
+    (folder / "site.yaml").write_text(SITE)
+    return bed
+
+
+def words(settings: dict[str, Any], *more: str) -> list[str]:
+    """Overrides that choose an engine's settings."""
+    return [*(f"engine_settings.{name}={json.dumps(v)}" for name, v in settings.items()), *more]
+
+
+def request(folder: Path, recipe: str, variant: str | None, overrides: list[str]) -> Request:
+    """What is asked for on the cluster whose file lies in `folder`."""
+    site = str(folder / "site.yaml")
+    return Request(
+        recipe, variant, tuple(overrides), None, "auto", site, where=Where(launcher="slurm")
+    )

@@ -1,0 +1,77 @@
+"""Bytes by axis: the parameters of whole models, and what the step model counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.core.layout import Layout
+from paceline.core.run import RunSpec, Training
+from paceline.core.shape import DecoderShape, LoraSpec, num_parameters
+from paceline.core.traffic import (
+    LINK_SHARE,
+    RankPlace,
+    block_weights,
+    end_weights,
+    step_traffic,
+    unpredicted,
+)
+from tests.example import SHAPE, make_spec
+
+GPT = {"bias": True, "norm": "layernorm", "positions": "learned", "tied_embeddings": True,
+       "gated_ffn": False, "activation": "gelu"}  # fmt: skip
+RANKS, STEPS = 2, 2
+
+
+def spec_of(layout: dict[str, Any], shape: dict[str, Any]) -> RunSpec:
+    """Two micro-batches or more of two samples."""
+    return make_spec(
+        ranks=RANKS,
+        model=SHAPE.model_copy(update=shape),
+        layout=Layout(micro_batch=2, **layout),
+        training=Training(seq_len=32, global_batch=8, steps=STEPS, dtype="bf16"),
+        memory_parts=False,
+    )
+
+
+def place(spec: RunSpec, stage: int = 0) -> RankPlace:
+    assert isinstance(spec.model, DecoderShape)
+    batches = spec.layout.num_microbatches(spec.world_size, spec.training.global_batch)
+    return RankPlace(
+        spec.model, spec.layout, spec.dp, spec.training.seq_len, batches, spec.training.dtype, stage
+    )
+
+
+@pytest.mark.parametrize("shape", [{}, GPT, {"norm": "layernorm", "embedding_size": 16} | GPT])
+def test_weights_of_a_whole_model_are_its_parameters(shape: dict[str, Any]) -> None:
+    x = place(spec_of({}, shape))
+    weights = x.layers * sum(weight.size for weight in block_weights(x))
+    weights += sum(weight.size for weight in end_weights(x))
+    assert weights == num_parameters(x.shape)
+
+
+def test_the_tensor_axis_moves_what_the_step_model_counts() -> None:
+    """Two sums of t h numbers forward and two backward a block, as `_tp` of the step model."""
+    x = place(spec_of({"tp": 2}, {}))
+    blocks = sum(t.num_bytes for t in step_traffic(x) if t.purpose == "activations")
+    ends = 2 * x.tokens * x.shape.hidden_size * x.compute_bytes
+    per_block = 4 * x.tokens * x.shape.hidden_size * 2
+    assert blocks == x.num_microbatches * (x.layers * per_block + ends)
+    assert LINK_SHARE["all_reduce"](4) == 1.5
+
+
+@pytest.mark.parametrize(
+    ("layout", "lora", "says"),
+    [
+        (Layout(zero_stage=3, pp=2), None, "in a pipeline"),
+        (Layout(zero_stage=2, tp=2), None, "beside tensor parallelism"),
+        (Layout(), LoraSpec(rank=4, alpha=8, targets=("q",)), "adapters"),
+        (Layout(), None, None),
+    ],
+)
+def test_what_has_no_formula_says_so(
+    layout: Layout, lora: LoraSpec | None, says: str | None
+) -> None:
+    reason = unpredicted(SHAPE, layout, 2, lora)
+    assert reason is None if says is None else says in (reason or "")

@@ -1,0 +1,3 @@
+# Which folders the container sees.
+: "${DATADIR:?DATADIR not set}" "${LOGDIR:?LOGDIR not set}"
+_cont_mounts="${DATADIR}:/data:ro,${LOGDIR}:/results"

@@ -1,0 +1,78 @@
+"""Run folders whose steps are known part by part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.core.hardware import Cluster
+from paceline.core.layout import Layout
+from paceline.core.run import Training
+from paceline.files.documents import write_text, write_value
+from paceline.files.run_folder import RUN_FILE
+from tests.example import make_spec
+from tests.files.test_events import END, START, STEP, lines
+from tests.files.test_run_folder import make_record
+
+STEPS = 30
+WORK_S = 0.2
+
+
+def write_parts(
+    root: Path,
+    name: str,
+    ranks: tuple[dict[str, float], ...] = ({}, {}),
+    *,
+    layout: Layout | None = None,
+    start: dict[str, Any] | None = None,
+    global_batch: int = 8,
+    device: str = "cpu",
+) -> Path:
+    """A run whose ranks work 0.2 s a step (1 % noise), and have what `ranks` states besides.
+
+    Keys: `work`, `data`, `checkpoint`, `waited`, `throttled`, `system`, `comm`, all in seconds; who
+    is done first waits for the others.
+    """
+    layout = layout or Layout(micro_batch=4)
+    training = Training(seq_len=32, global_batch=global_batch, steps=STEPS, dtype="fp32")
+    cluster = Cluster(name="it", device=device, devices_per_node=len(ranks), threads_per_device=1)
+    spec = make_spec(ranks=len(ranks), layout=layout, training=training, cluster=cluster)
+    folder = root / name
+    write_value(folder / RUN_FILE, make_record("ok", name=name, tag=name, spec=spec))
+    noise = np.random.default_rng(7).normal(1, 0.01, STEPS)
+    busy = [
+        WORK_S * noise * rank.get("work", 1.0) + rank.get("data", 0.0) + rank.get("waited", 0.0)
+        for rank in ranks
+    ]
+    counts = {"samples": global_batch / len(ranks), "global_batch": global_batch}
+    for number, rank in enumerate(ranks):
+        waits = np.max(busy, axis=0) - busy[number] + rank.get("comm", 0.0)
+        seconds = zip(busy[number].tolist(), waits.tolist(), strict=True)
+        events = [
+            {**_event(rank, *pair), **counts, "step": step} for step, pair in enumerate(seconds, 1)
+        ]
+        begin = {**START, "rank": number, "world_size": len(ranks), **(start or {})}
+        text = "".join(lines(begin, *events, END))
+        write_text(folder / "steps" / f"rank-{number:05d}.jsonl", text)
+    return folder
+
+
+def _event(rank: dict[str, float], busy_s: float, wait_s: float) -> dict[str, Any]:
+    """A step line of a rank that was busy and waited for others so long."""
+    checkpoint = rank.get("checkpoint", 0.0)
+    return {
+        **STEP,
+        "step_time_s": busy_s + wait_s + checkpoint,
+        "busy_time_s": busy_s,
+        "comm_wait_s": wait_s,
+        "data_wait_s": rank.get("data", 0.0),
+        "cores": {
+            "user_s": 0.2,
+            "system_s": rank.get("system", 0.0),
+            "waited_s": rank.get("waited", 0.0),
+            "throttled_s": rank.get("throttled", 0.0),
+        },
+        **({"checkpoint_s": checkpoint} if checkpoint else {}),
+    }

@@ -1,0 +1,261 @@
+"""Faults that are seeded into real small trainings, and what `paceline explain` says of each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from paceline.explain.answer import explain
+from paceline.explain.explanation import CauseName, Explanation
+from paceline.files.run_folder import find_run
+
+SETTINGS = (
+    "model.num_layers=2",
+    "model.hidden_size=128",
+    "model.num_heads=4",
+    "seq_len=64",
+    "batch_per_device=32",
+    "layout.micro_batch=32",
+    "steps=30",
+    "dtype=fp32",
+    "data.source=synthetic",
+    "memory_parts=false",
+)
+LIMIT_S = 150.0
+QUOTA = Path(f"/sys/fs/cgroup/cpu/paceline-{os.getpid()}")
+SLOW_LOADER = """
+import sys, threading, time
+
+def patch():
+    while "paceline.trainer.data.batches" not in sys.modules:
+        time.sleep(0.01)
+    module = sys.modules["paceline.trainer.data.batches"]
+    while not hasattr(module, "Loader"):
+        time.sleep(0.01)
+    usual = module.Loader.batch
+    def batch(self, step):
+        time.sleep({seconds})
+        return usual(self, step)
+    module.Loader.batch = batch
+
+threading.Thread(target=patch, daemon=True).start()
+"""
+"""A `sitecustomize` that makes every batch of the trainer's loader late, as slow storage does."""
+
+Action = Callable[[list[int]], contextlib.AbstractContextManager[None]]
+"""What happens to the ranks' processes while they train."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way to make a training slow."""
+
+    cause: CauseName
+    settings: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    """Words before the command, which start it elsewhere."""
+    files: dict[str, str] = field(default_factory=dict[str, str])
+    """Written beside the runs; {beside} in options and settings is that folder."""
+    action: Action | None = None
+    needs: Callable[[], bool] = lambda: True
+    """Whether this machine can be given the fault."""
+
+
+@contextmanager
+def stopped_now_and_then(pids: list[int], on_s: float = 0.03, off_s: float = 0.1) -> Iterator[None]:
+    """The last rank stands still again and again, as a device that is too hot does."""
+    over = threading.Event()
+
+    def pulse() -> None:
+        while not over.wait(on_s):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids[-1], signal.SIGSTOP)
+                time.sleep(off_s)
+                os.kill(pids[-1], signal.SIGCONT)
+
+    thread = threading.Thread(target=pulse)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def beside_busy_loops(pids: list[int], count: int = 4) -> Iterator[None]:
+    """Other programs use the same cores, at the ranks' own priority."""
+    loop = [sys.executable, "-c", "while True: pass"]
+    loops = [subprocess.Popen(loop, start_new_session=True) for _ in range(count)]
+    try:
+        for process in loops:
+            as_urgent(process.pid, os.getpriority(os.PRIO_PROCESS, pids[0]))
+        yield
+    finally:
+        for process in loops:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def under_quota(pids: list[int], cores: float = 0.8) -> Iterator[None]:
+    """All ranks together get fewer cores than they have threads: a CPU's form of a clock limit."""
+    (QUOTA / "cpu.cfs_period_us").write_text("20000")
+    (QUOTA / "cpu.cfs_quota_us").write_text(f"{20000 * cores:.0f}")
+    try:
+        yield
+    finally:
+        (QUOTA / "cpu.cfs_quota_us").write_text("-1")
+
+
+IN_GROUP = ("sh", "-c", f'mkdir -p {QUOTA} && echo $$ > {QUOTA}/cgroup.procs && exec "$@"', "sh")
+"""Words that start a command in a control group of its own, without a limit at first."""
+
+
+def has_quota() -> bool:
+    """Whether control groups of version 1 can be made here."""
+    return os.access(QUOTA.parent / "cgroup.procs", os.W_OK)
+
+
+def has_network_spaces() -> bool:
+    """Whether this user may have a network of its own with a slow loopback."""
+    return os.geteuid() == 0 and all(map(shutil.which, ("unshare", "ip", "tc")))
+
+
+def slow_loopback(rate: str) -> tuple[str, ...]:
+    """Words that start a command where ranks reach each other at this rate only."""
+    shape = f"tc qdisc add dev lo root tbf rate {rate} burst 256kb latency 500ms"
+    return ("unshare", "-n", "sh", "-c", f'ip link set lo up && {shape} && exec "$@"', "sh")
+
+
+FAULTS: dict[str, Fault] = {
+    "slow rank": Fault("slow rank", action=stopped_now_and_then),
+    "slow link": Fault("slow link", before=slow_loopback("300mbit"), needs=has_network_spaces),
+    "data starvation": Fault(
+        "data starvation", files={"sitecustomize.py": SLOW_LOADER.format(seconds=0.6)}
+    ),
+    "small micro-batch": Fault("small micro-batch", settings=("layout.micro_batch=1",)),
+    "clock limit": Fault("clock limit", before=IN_GROUP, action=under_quota, needs=has_quota),
+    "other load": Fault("other load", action=beside_busy_loops),
+    "pipeline bubble": Fault("pipeline bubble", settings=("layout.pp=2",)),
+    "recompute": Fault("recompute", settings=("layout.recompute=full",)),
+    "thread binding": Fault(
+        "thread binding",
+        options=("--bind", "{beside}/bind.txt"),
+        files={"bind.txt": "0 0\n1 0\n"},
+    ),
+    "checkpoint stalls": Fault(
+        "checkpoint stalls", settings=("checkpoint.every=1", "checkpoint.asynchronous=false")
+    ),
+}
+
+
+def train(
+    root: Path,
+    tag: str,
+    fault: Fault | None = None,
+    *,
+    urgent: int = 0,
+    settings: tuple[str, ...] = (),
+) -> Path:
+    """The folder of a real run of two ranks with the fault, under the tag.
+
+    `urgent` is how much more its ranks are to be heeded than other programs (0-20, needs root).
+    Raises RuntimeError where the run does not end well.
+    """
+    seeded = fault or Fault("other load")
+    beside = root / f"{tag}-files"
+    beside.mkdir(parents=True)
+    for name, text in seeded.files.items():
+        (beside / name).write_text(text)
+    changes = (*SETTINGS, *seeded.settings, *settings)
+    options = [word.format(beside=beside) for word in seeded.options]
+    command = [
+        *seeded.before, sys.executable, "-m", "paceline", "run", "tiny-llama", "--no-probe",
+        "--devices", "2", "--json", "--tag", tag, "--runs-dir", str(root), *options,
+        *(word for change in changes for word in ("--set", change)),
+    ]  # fmt: skip
+    path = os.pathsep.join(filter(None, [str(beside), os.environ.get("PYTHONPATH")]))
+    with (beside / "out").open("w") as out, (beside / "err").open("w") as err:
+        run = subprocess.Popen(
+            command, env={**os.environ, "PYTHONPATH": path}, stdout=out, stderr=err
+        )
+        try:
+            _accompany(run, root, tag, seeded, urgent)
+            code = run.wait(LIMIT_S)
+        finally:
+            run.terminate()
+            run.wait()
+            with contextlib.suppress(OSError):
+                QUOTA.rmdir()
+    if code:
+        raise RuntimeError((beside / "err").read_text()[-2000:])
+    return find_run(root, tag)
+
+
+def _accompany(
+    run: subprocess.Popen[bytes], root: Path, tag: str, fault: Fault, urgent: int
+) -> None:
+    """Wait for the ranks, and do to them what the fault asks for until the run has ended."""
+    if fault.action is None and not urgent:
+        return
+    pids = _ranks(run, root, tag, urgent)
+    if fault.action is not None and pids:
+        with fault.action(pids):
+            _await_end(run, root, tag)
+
+
+def as_urgent(pid: int, priority: int) -> None:
+    """Give a process and its session this priority (-20 to 19) as far as the system allows."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, priority)
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            os.setpriority(os.PRIO_PROCESS, int(task.name), priority)
+        Path(f"/proc/{pid}/autogroup").write_text(str(priority))
+        (QUOTA / "cpu.shares").write_text("80000")
+
+
+def _ranks(run: subprocess.Popen[bytes], root: Path, tag: str, urgent: int) -> list[int]:
+    """Process ids of both ranks once they train; empty where the run ends before."""
+    heeded: set[int] = set()
+    while run.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            starter = psutil.Process(run.pid)
+            family = [starter, *starter.children(recursive=True)] if urgent else []
+            for process in [p for p in family if p.pid not in heeded]:
+                as_urgent(process.pid, -urgent)
+                heeded.add(process.pid)
+        files = sorted(root.glob(f"*-{tag}-*/steps/rank-*.jsonl"))
+        starts = [path.read_text().partition("\n") for path in files]
+        if len(starts) == 2 and all(newline for _, newline, _ in starts):
+            return [json.loads(line)["pid"] for line, _, _ in starts]
+        time.sleep(0.05)
+    return []
+
+
+def _await_end(run: subprocess.Popen[bytes], root: Path, tag: str) -> None:
+    """Return when the ranks have written their end lines: what follows is no training."""
+    while run.poll() is None:
+        files = sorted(root.glob(f"*-{tag}-*/steps/rank-*.jsonl"))
+        if all('"event": "end"' in path.read_text()[-500:] for path in files):
+            return
+        time.sleep(0.02)
+
+
+def explained(root: Path, tag: str, against: str | None) -> Explanation:
+    """What is said of the run under a tag."""
+    return explain(find_run(root, tag), against, root)

@@ -1,0 +1,218 @@
+"""Every cause is named where it is, with its seconds; none where nothing is lost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.core.layout import Layout
+from paceline.core.result import ReferenceComparison
+from paceline.explain.account import StepParts
+from paceline.explain.answer import explain
+from paceline.explain.answer import explained as answered
+from paceline.explain.baseline import baseline_of
+from paceline.explain.explanation import Explanation
+from paceline.explain.observed import observed
+from paceline.files.documents import write_text
+from tests.command import paceline
+from tests.example import SHAPE
+from tests.explain.example import STEPS, write_parts
+from tests.files.test_events import lines
+
+STAGED = Layout(pp=2, micro_batch=4)
+CROWDED = {"cores": "0", "threads": 1}
+
+
+def answer(root: Path, name: str = "it", against: str | None = None, **more: Any) -> Explanation:
+    return explain(root / name, against, root, **more)
+
+
+@pytest.mark.parametrize(
+    ("cause", "seconds", "written"),
+    [
+        ("data starvation", 0.1, {"ranks": ({"data": 0.1}, {})}),
+        ("checkpoint stalls", 0.1, {"ranks": ({"checkpoint": 0.1}, {"checkpoint": 0.1})}),
+        ("slow rank", 0.1, {"ranks": ({}, {"work": 1.5})}),
+        ("other load", 0.1, {"ranks": ({"waited": 0.1}, {})}),
+        ("clock limit", 0.1, {"ranks": ({"waited": 0.1, "throttled": 0.1}, {})}),
+        ("thread binding", 0.1, {"ranks": ({"waited": 0.1}, {}), "start": CROWDED}),
+        ("pipeline bubble", 0.1, {"ranks": ({"comm": 0.1},) * 2, "layout": STAGED}),
+    ],
+)
+def test_a_wait_is_named_with_its_seconds(
+    cause: str, seconds: float, written: dict[str, Any], tmp_path: Path
+):
+    write_parts(tmp_path, "it", **written)
+    explained = answer(tmp_path)
+    (named,) = explained.causes
+    assert named.cause == cause
+    assert named.seconds == pytest.approx(seconds, rel=0.05)
+    assert named.share == pytest.approx(named.seconds / explained.lost_s)
+    assert named.evidence[0].unit == "s/step" and named.evidence[0].n == STEPS
+
+
+@pytest.mark.parametrize(
+    ("cause", "written", "usual"),
+    [
+        ("slow link", {"ranks": ({"comm": 0.1},) * 2}, {}),
+        (
+            "small micro-batch",
+            {"ranks": ({"work": 1.5},) * 2, "layout": Layout(micro_batch=1)},
+            {},
+        ),
+        (
+            "recompute",
+            {"ranks": ({"work": 1.5},) * 2, "layout": Layout(micro_batch=4, recompute="full")},
+            {},
+        ),
+        ("memory allocator", {"ranks": ({"work": 1.5, "system": 0.1},) * 2}, {}),
+        ("thread binding", {"ranks": ({"work": 1.5},) * 2}, {"start": {"threads": 2}}),
+    ],
+)
+def test_longer_work_is_laid_to_what_differs(
+    cause: str, written: dict[str, Any], usual: dict[str, Any], tmp_path: Path
+):
+    write_parts(tmp_path, "it", **written)
+    write_parts(tmp_path, "usual", **usual)
+    explained = answer(tmp_path, against="usual")
+    (named,) = explained.causes
+    assert named.cause == cause
+    assert named.seconds == pytest.approx(0.1, rel=0.05)
+    assert explained.lost_s == pytest.approx(0.1, rel=0.05)
+    assert explained.unexplained_s == pytest.approx(0, abs=0.005)
+
+
+def test_longer_work_without_any_difference_is_called_unexplained(tmp_path: Path):
+    write_parts(tmp_path, "it", ({"work": 1.5},) * 2)
+    write_parts(tmp_path, "usual")
+    explained = answer(tmp_path, against="usual")
+    assert explained.causes == ()
+    assert (
+        explained.unexplained_s == pytest.approx(explained.lost_s) == pytest.approx(0.1, rel=0.05)
+    )
+    assert "nothing recorded says why" in explained.notes[0]
+
+
+def test_a_run_as_fast_as_its_baseline_gets_no_cause(tmp_path: Path):
+    for name in ("it", "usual"):
+        write_parts(tmp_path, name, ({"data": 0.05, "comm": 0.05},) * 2)
+    assert answer(tmp_path, against="usual").causes == ()
+    write_parts(tmp_path, "alone")
+    assert answer(tmp_path, "alone").causes == ()
+
+
+def test_several_causes_come_by_their_share(tmp_path: Path):
+    write_parts(tmp_path, "it", ({"data": 0.05, "checkpoint": 0.2}, {"checkpoint": 0.2}))
+    first, second = answer(tmp_path).causes
+    assert (first.cause, second.cause) == ("checkpoint stalls", "data starvation")
+    assert first.share + second.share == pytest.approx(1, abs=0.01)
+
+
+def test_a_baseline_of_other_sizes_counts_by_its_sequences(tmp_path: Path):
+    write_parts(tmp_path, "it")
+    write_parts(tmp_path, "twice", ({"work": 2.0},) * 2, global_batch=16)
+    explained = answer(tmp_path, against="twice")
+    assert explained.baseline_s == pytest.approx(0.2, rel=0.02)
+    assert "counts 0.5 times" in explained.notes[0]
+
+
+def test_a_host_that_a_campaign_flagged_is_evidence(tmp_path: Path):
+    write_parts(tmp_path, "it", ({}, {"work": 1.5}))
+    write_text(tmp_path / "campaign-1" / "scale.json", json.dumps({"flagged": ["h"]}))
+    (cause,) = answer(tmp_path).causes
+    assert [e.source for e in cause.evidence if "flagged" in e.what] == ["campaign campaign-1"]
+
+
+def test_a_profile_adds_what_steps_do_not_tell(tmp_path: Path):
+    write_parts(tmp_path, "it", ({"comm": 0.1},) * 2)
+    profile = tmp_path / "profile.json"
+    write_text(profile, json.dumps({"parts": {"gemm": 0.1, "host_gap": 0.06}}))
+    done = paceline("explain", "it", "--profile", profile, "--json", runs=tmp_path)
+    assert [cause["cause"] for cause in json.loads(done.stdout)["causes"]] == ["host gap"]
+
+
+def test_the_parts_add_up_to_the_step(tmp_path: Path):
+    write_parts(tmp_path, "it", ({"data": 0.02, "waited": 0.03}, {"comm": 0.01, "waited": 0.02}))
+    explained = answer(tmp_path)
+    assert sum(explained.parts_s.values()) == pytest.approx(explained.step_s)
+    assert list(explained.parts_s) == [field.name for field in fields(StepParts)]
+
+
+def write_clock(folder: Path, mhz: float) -> None:
+    start = {"event": "telemetry", "schema_version": 1, "host": "h", "interval_s": 1.0}
+    sample = {"event": "sample", "time_unix": 1.5, "gpus": [{"index": 0, "sm_clock_mhz": mhz}]}
+    text = "".join(lines({**start, "sources": {"gpu": "it"}, "unknown": {}}, sample))
+    write_text(folder / "telemetry" / "h.jsonl", text)
+
+
+def test_a_lower_clock_of_the_devices_is_named(tmp_path: Path):
+    write_clock(write_parts(tmp_path, "it", ({"work": 1.5},) * 2, device="H100-SXM"), 1000.0)
+    write_clock(write_parts(tmp_path, "usual", device="H100-SXM"), 1500.0)
+    (cause,) = answer(tmp_path, against="usual").causes
+    assert cause.cause == "clock limit"
+    assert [e.value for e in cause.evidence if e.unit == "MHz"] == [1000.0, 1500.0]
+
+
+def test_an_estimate_tells_what_a_step_should_take(tmp_path: Path):
+    write_parts(tmp_path, "it", ({"data": 0.5}, {}), device="H100-SXM")
+    explained = answer(tmp_path, against="estimate")
+    assert explained.baseline_s and explained.baseline_parts_s
+    assert sum(explained.baseline_parts_s.values()) == pytest.approx(explained.baseline_s)
+    assert explained.lost_s == pytest.approx(explained.step_s - explained.baseline_s)
+    assert [cause.cause for cause in explained.causes] == ["data starvation"]
+    assert explained.unexplained_s > 0.1  # the ranks' 0.2 s of work, which take milliseconds there
+
+
+@pytest.mark.parametrize(("metric", "ratio"), [("samples_per_s", 0.5), ("step_time_s", 2.0)])
+def test_a_published_row_tells_what_a_step_should_take(metric: str, ratio: float, tmp_path: Path):
+    run = observed(write_parts(tmp_path, "it", ({"data": 0.2}, {})))
+    row = ReferenceComparison(
+        reference="row", source="paper", metric=metric, reference_value=1.0, unit="u",
+        ratio=ratio, comparable=True,
+    )  # fmt: skip
+    result = run.result.model_copy(update={"references": (row,)})
+    run = replace(run, report=replace(run.report, result=result))
+    explained = answered(run, baseline_of(run, "reference", tmp_path), {})
+    assert explained.baseline_s == pytest.approx(explained.step_s / 2)
+    assert [cause.cause for cause in explained.causes] == ["data starvation"]
+
+
+def test_a_loop_that_marks_no_waits_is_explained_as_far_as_it_tells(tmp_path: Path):
+    folder = write_parts(tmp_path, "it", ({"data": 0.1},))
+    path = folder / "steps" / "rank-00000.jsonl"
+    unmarked = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in unmarked:
+        for name in ("busy_time_s", "comm_wait_s", "cores"):
+            event.pop(name, None)
+    path.write_text("".join(lines(*unmarked)))
+    assert [cause.cause for cause in answer(tmp_path).causes] == ["data starvation"]
+
+
+def test_what_cannot_be_explained_says_why(tmp_path: Path):
+    write_parts(tmp_path, "it")
+    for against, words in (
+        ("reference", "no published row"),
+        ("estimate", "calibrat"),
+        ("nobody", "is not in"),
+    ):
+        with pytest.raises(UserError, match=words):
+            answer(tmp_path, against=against)
+    write_parts(tmp_path, "other")
+    text = (tmp_path / "other" / "run.json").read_text()
+    wider = text.replace(f'"ffn_size": {SHAPE.ffn_size}', '"ffn_size": 128')
+    (tmp_path / "other" / "run.json").write_text(wider)
+    with pytest.raises(UserError, match="trains something else"):
+        answer(tmp_path, against="other")
+
+
+def test_the_verb_prints_text_and_tables(tmp_path: Path):
+    write_parts(tmp_path, "it", ({"data": 0.1}, {}))
+    text = paceline("explain", "it", runs=tmp_path).stdout
+    assert "first cause: data starvation" in text and "try: " in text
+    table = paceline("explain", "it", "--format", "csv", runs=tmp_path)
+    assert table.stdout.splitlines()[0] == "cause,share,seconds,evidence,remedy"

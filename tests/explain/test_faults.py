@@ -1,0 +1,35 @@
+"""Faults seeded into real trainings are found; all ten by `make bench-explain`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.explain.faults import FAULTS, explained, train
+
+SHORT = ("steps=15",)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of this machine, a healthy one among them."""
+    root = tmp_path_factory.mktemp("runs")
+    train(root, "usual", settings=SHORT)
+    return root
+
+
+def test_a_healthy_run_gets_no_cause_but_what_else_used_the_cores(root: Path):
+    # Other tests do use them meanwhile.
+    alone = explained(root, "usual", None)
+    assert {cause.cause for cause in alone.causes} <= {"other load"}
+    assert explained(root, "usual", "usual").causes == ()
+
+
+@pytest.mark.parametrize("cause", ["data starvation", "slow rank"])
+def test_a_fault_is_named(cause: str, root: Path):
+    tag = cause.replace(" ", "-")
+    train(root, tag, FAULTS[cause], settings=SHORT)
+    for against in (None, "usual"):
+        causes = [c for c in explained(root, tag, against).causes if c.cause != "other load"]
+        assert causes and causes[0].cause == cause

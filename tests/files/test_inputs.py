@@ -1,0 +1,81 @@
+"""What a run reads is kept in its folder: by content, wherever it lies."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from paceline.core.assets import Asset, Manifest, StagedFile, content_digest
+from paceline.core.run import Data
+from paceline.files import inputs
+from paceline.files.documents import write_text, write_value
+from paceline.files.inputs import inputs_of
+from tests.example import make_spec
+
+
+def staged(root: Path, content: str) -> Path:
+    """The only file of a staged asset called corpus."""
+    file = root / "corpus-0123456789ab/content/text/a.txt"
+    write_text(file, content)
+    listed = StagedFile(
+        path="text/a.txt", bytes=len(content), sha256=hashlib.sha256(content.encode()).hexdigest()
+    )
+    manifest = Manifest(
+        asset=Asset(name="corpus", kind="made", source="jsonl"),
+        revision="abc123",
+        bytes=len(content),
+        sha256=content_digest([listed]),
+        files=(listed,),
+        origin="here",
+        staged="2026-01-01T00:00:00+00:00",
+        seconds=1.0,
+        paceline_version="0",
+    )
+    write_value(root / "corpus-0123456789ab/manifest.json", manifest)
+    return file
+
+
+def test_a_staged_file_is_told_by_its_manifest_and_not_read_again(tmp_path: Path):
+    file = staged(tmp_path, "text")
+    sha256 = hashlib.sha256(b"text").hexdigest()
+    file.write_text("rot!")
+
+    kept = inputs_of(make_spec(data=Data(source="text", path=str(file))), {})
+
+    assert kept is not None and [m.asset.name for m in kept.manifests] == ["corpus"]
+    (part,) = kept.inputs
+    assert (part.field, part.asset, part.inside) == ("data.path", "corpus", "text/a.txt")
+    assert (part.revision, part.sha256, part.bytes) == ("abc123", sha256, 4)
+
+
+def test_files_that_nobody_staged_are_read_up_to_a_size(tmp_path: Path):
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"part{suffix}").write_bytes(b"1234")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    data = Data(source="indexed", blend=((str(tmp_path / "part"), 1.0),))
+    spec = make_spec(data=data, engine_settings={"model": str(tmp_path / "model")})
+
+    kept = inputs_of(spec, {"data.text": tmp_path / "model/config.json"})
+
+    assert kept is not None and not kept.manifests
+    told = {part.field: (part.files, part.bytes, part.sha256) for part in kept.inputs}
+    assert told["data.blend.0.0"][:2] == (2, 8) and told["data.blend.0.0"][2]
+    assert told["engine_settings.model"][:2] == (1, 2)
+    assert told["data.text"][2] == hashlib.sha256(b"{}").hexdigest()
+
+
+def test_a_large_file_is_told_by_its_size(tmp_path: Path):
+    file = tmp_path / "large"
+    with file.open("wb") as content:
+        content.truncate(inputs.DIGEST_LIMIT_BYTES + 1)
+
+    kept = inputs_of(make_spec(data=Data(source="text", path=str(file))), {})
+
+    assert kept is not None
+    assert kept.inputs[0].sha256 is None
+    assert kept.inputs[0].bytes == inputs.DIGEST_LIMIT_BYTES + 1
+
+
+def test_synthetic_data_is_no_input():
+    assert inputs_of(make_spec(), {}) is None

@@ -1,0 +1,124 @@
+"""Memory over a step: what the trainer writes, and what is read of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.core.errors import UserError
+from paceline.profiles.memory_curves import read, read_file
+from paceline.profiles.profile import Profile
+from paceline.profiles.text import memory_rows, profile_lines
+from paceline.trainer.measure.memory_profiler import MemoryProfiler, allocator_curve, thinned
+from paceline.trainer.parallel.mesh import World
+from paceline.trainer.side_outputs import ProfileConfig
+
+GIB = float(2**30)
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    """Two steps of a device; the peak is in the middle of the second."""
+    return {
+        "schema": 1,
+        "rank": 3,
+        "kind": "allocated",
+        "steps": [20, 21],
+        "edges_s": [100.0, 110.0, 120.0],
+        "time_s": [99.0, 101.0, 105.0, 111.0, 115.0, 119.0],
+        "bytes": [9 * GIB, 2 * GIB, 5 * GIB, 2 * GIB, 6 * GIB, 1 * GIB],
+        "reserved_bytes": [9 * GIB, 8 * GIB, 8 * GIB, 8 * GIB, 8 * GIB, 8 * GIB],
+    } | changes
+
+
+def run_folder(folder: Path) -> Path:
+    """A run whose rank 3 has such a record, and a step that was watched by part."""
+    for name in ("profiles", "steps"):
+        (folder / name).mkdir()
+    (folder / "profiles" / "rank-3.memory.json").write_text(json.dumps(record()))
+    event = {
+        "event": "memory",
+        "step": 2,
+        "kind": "allocated",
+        "tracker": "allocator",
+        "parts_bytes": {"weights": GIB, "context": 0.5 * GIB},
+        "at_peak_bytes": {"weights": GIB, "activations": 4 * GIB, "buffers": 0},
+        "peak_bytes": {"allocated": 5 * GIB},
+    }
+    (folder / "steps" / "rank-00003.jsonl").write_text(json.dumps(event) + "\n")
+    return folder
+
+
+def test_a_peak_is_told_by_step_and_part_with_the_pools_empty_share(tmp_path: Path) -> None:
+    profile = read(run_folder(tmp_path))
+    (curve,) = profile.memory
+    assert (curve.peak_bytes, curve.peak_step, curve.peak_at) == (6 * GIB, 21, 0.5)
+    assert (curve.lowest_bytes, curve.fragmentation) == (GIB, 0.25)
+    assert curve.parts_bytes == {"weights": GIB, "activations": 4 * GIB}
+    assert curve.unexplained_bytes == GIB
+    assert [point.at_s for point in curve.curve] == [1.0, 5.0, 9.0]
+    assert [row["part"] for row in memory_rows(profile)] == [
+        "activations",
+        "weights",
+        "not explained",
+    ]
+    text = "\n".join(profile_lines(profile))
+    assert "rank 3: peak 6.00 GiB allocated, at 50 % of step 21" in text
+    assert "fragmentation 25.0 %" in text
+    assert Profile.model_validate_json(profile.model_dump_json()) == profile
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"bytes": [1.0]}, {"edges_s": [1.0]}, {"schema": 2}, {"time_s": []}, {"kind": "imagined"}],
+)
+def test_a_record_that_is_none_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = tmp_path / "rank-0.memory.json"
+    path.write_text(json.dumps(record(**changes)))
+    with pytest.raises(UserError):
+        read_file(path)
+
+
+def test_a_run_without_curves_says_where_to_look(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no curve of memory"):
+        read(tmp_path)
+
+
+def test_the_trainers_curve_of_a_cpu_holds_what_a_step_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    world = World(0, 0, 1, torch.device("cpu"), None)
+    profiler = MemoryProfiler(ProfileConfig("memory", [0], 2, 3), world)
+    kept: list[torch.Tensor] = []
+    for step in range(1, 5):
+        profiler.before(step)
+        if step == 3:
+            kept.append(torch.ones(16 * 2**20))  # 64 MiB, written to
+        profiler.after(step)
+    profiler.close()
+    (curve,) = read_file(tmp_path / "profiles" / "rank-0.memory.json").memory
+    assert (curve.kind, curve.peak_step, curve.reserved_bytes) == ("resident", 3, None)
+    assert curve.peak_bytes - curve.lowest_bytes > 48 * 2**20
+
+
+def test_the_allocators_history_becomes_a_curve() -> None:
+    history = [
+        {"action": "segment_alloc", "size": 20, "time_us": 1e6},
+        {"action": "alloc", "size": 8, "time_us": 2e6},
+        {"action": "free_requested", "size": 8, "time_us": 3e6},
+        {"action": "free_completed", "size": 8, "time_us": 4e6},
+        {"action": "segment_free", "size": 20, "time_us": 5e6},
+    ]
+    curve = allocator_curve((0.0, 100, 200), history)
+    assert curve == [
+        (0.0, 100, 200),
+        (1.0, 100, 220),
+        (2.0, 108, 220),
+        (4.0, 100, 220),
+        (5.0, 100, 200),
+    ]
+    assert thinned(curve, 2) == [(2.0, 108, 220), (4.0, 100, 220)]

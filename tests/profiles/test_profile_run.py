@@ -1,0 +1,62 @@
+"""The native trainer under PyTorch's profiler, as `paceline profile` starts it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.compare.comparability import likeness
+from paceline.files.run_folder import read_record
+from paceline.profiles.profile import PROFILE_FILE
+from tests.command import paceline
+
+SMALL = (
+    "model.num_layers=1",
+    "model.hidden_size=64",
+    "model.ffn_size=64",
+    "training.seq_len=32",
+    "training.batch_per_device=1",
+    "training.dtype=fp32",
+    "layout.micro_batch=1",
+    "data.source=synthetic",
+)
+
+
+@pytest.mark.parametrize(("devices", "more", "axis"), [(1, (), None), (2, ("layout.tp=2",), "tp")])
+def test_a_profiled_step_is_taken_apart(
+    tmp_path: Path, devices: int, more: tuple[str, ...], axis: str | None
+) -> None:
+    changes = [word for change in (*SMALL, *more) for word in ("--set", change)]
+    asked = ["--device", "cpu", "--devices", str(devices), "--ranks", "all", "--steps", "7-8"]
+    form = ["--no-probe", "--json"]
+    answer = paceline("profile", "tiny-llama", *changes, *asked, *form, runs=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    profile = json.loads(answer.stdout)
+    assert (profile["ranks"], profile["steps"]) == ([*range(devices)], [7, 8])
+    parts = profile["parts"]
+    hidden_s = parts["communication_overlapped"]
+    assert sum(parts.values()) - hidden_s == pytest.approx(profile["step_time_s"], rel=0.02)
+    assert parts["gemm"] > 0 and parts["attention"] > 0 and parts["optimizer"] > 0
+    assert list(profile["axes"]) == ([axis] if axis else [])
+    assert (parts["communication_exposed"] + hidden_s > 0) is (devices > 1)
+    folder = tmp_path / profile["run"]
+    assert json.loads((folder / PROFILE_FILE).read_text()) == profile
+    _agrees_with_the_trainers_clock(folder, profile)
+    assert profile["overhead"]["n_profiled"] == 2 and profile["overhead"]["n_plain"] > 5
+    facts = read_record(folder).known
+    assert "profiled" in likeness([facts], [facts]).keys
+
+
+def _agrees_with_the_trainers_clock(folder: Path, profile: dict[str, object]) -> None:
+    """Each profiled step is as long as its event line says; steps of a few ms have their edges."""
+    lines = [
+        json.loads(line)
+        for path in (folder / "steps").glob("*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    profiled = [line["step_time_s"] for line in lines if line.get("profiled")]
+    assert sum(profiled) / len(profiled) == pytest.approx(
+        profile["step_time_s"], rel=0.02, abs=2e-3
+    )

@@ -1,0 +1,141 @@
+"""A ledger accounts for every second, and knows which steps were done twice."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.files.documents import write_text, write_value
+from paceline.files.run_folder import RUN_FILE
+from paceline.runs.goodput.attempt import attempts_of_log, attempts_of_run
+from paceline.runs.goodput.ledger import ledger_of
+from tests.command import paceline
+from tests.example import make_spec
+from tests.files.test_events import END, START, STEP, lines
+from tests.files.test_run_folder import make_record
+
+ASKED = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+STARTUP_S, SAVE_S, FIRST_S = 30.0, 0.5, 3.0
+
+
+def write_attempt(
+    root: Path,
+    name: str,
+    begins_s: float,
+    first: int,
+    last: int,
+    *,
+    killed: bool = False,
+    slow: int | None = None,
+) -> float:
+    """An attempt that begins so late: 1 s a step, 3 s the first, 5 s a slow one, a checkpoint every
+    10 steps; the second at which it ended.
+    """
+    begun = ASKED + begins_s
+    ready = begun + STARTUP_S
+    steps = [
+        {
+            **STEP,
+            "step": step,
+            "step_time_s": (FIRST_S if step == first else 5.0 if step == slow else 1.0)
+            + SAVE_S * (step % 10 == 0),
+            **({"checkpoint_s": SAVE_S} if step % 10 == 0 else {}),
+        }
+        for step in range(first, last + 1)
+    ]
+    end = ready + sum(step["step_time_s"] for step in steps)
+    record = make_record(
+        "incomplete" if killed else "ok",
+        name=name,
+        tag="training",
+        created=datetime.fromtimestamp(begun, UTC).isoformat(),
+        spec=make_spec(ranks=1, steps=100),
+        launched_unix=begun + 1,
+        ended_unix=None if killed else end,
+    )
+    write_value(root / name / RUN_FILE, record)
+    start = {**START, "time_unix": ready, "first_step": first}
+    ends = [] if killed else [{**END, "time_unix": end}]
+    text = "".join(lines(start, *steps, *ends))
+    write_text(root / name / "steps" / "rank-00000.jsonl", text)
+    return end - ASKED
+
+
+def test_every_second_of_a_restarted_training_is_in_one_account(tmp_path: Path):
+    ended = write_attempt(tmp_path, "a", 0, 1, 37, killed=True)
+    ended = write_attempt(tmp_path, "b", ended + 60, 31, 60, slow=45)
+    ledger = ledger_of([a for name in ("b", "a") for a in attempts_of_run(tmp_path / name)])
+    seconds = ledger.seconds
+    assert ledger.wall_s == pytest.approx(ended) == pytest.approx(sum(seconds.values()))
+    assert seconds["productive"] == pytest.approx(60)
+    assert seconds["lost_steps"] == pytest.approx(7)
+    assert seconds["initialisation"] == pytest.approx(2 * STARTUP_S)
+    assert seconds["compile"] == pytest.approx(2 * (FIRST_S - 1))
+    assert seconds["checkpoint"] == pytest.approx(6 * SAVE_S)
+    assert seconds["slow_steps"] == pytest.approx(4)
+    assert seconds["stopped"] == pytest.approx(60)
+    assert seconds["other"] == seconds["queue"] == pytest.approx(0, abs=1e-3)
+    assert [entry.name for entry in ledger.attempts] == ["a", "b"]
+    assert (ledger.attempts[0].kept, ledger.attempts[0].redone) == (30, 7)
+    assert ledger.goodput == pytest.approx(60 / ended)
+    assert ledger.days_left == pytest.approx(40 * ended / 60 / 86400)
+    assert ledger.days_left_at_best == pytest.approx(40 / 86400)
+
+
+def test_restarts_of_a_slurm_job_are_attempts_and_wait_in_the_queue(tmp_path: Path):
+    ended = write_attempt(tmp_path, "earlier", 0, 1, 20, killed=True)
+    ended_again = write_attempt(tmp_path, "job", ended + 40, 11, 40)
+    folder = tmp_path / "job"
+    record = json.loads((folder / RUN_FILE).read_text())
+    asked = datetime.fromtimestamp(ASKED, UTC).isoformat()
+    write_text(folder / RUN_FILE, json.dumps({**record, "created": asked, "launched_unix": ASKED}))
+    (folder / "attempts" / "17.0").mkdir(parents=True)
+    (tmp_path / "earlier" / "steps").rename(folder / "attempts" / "17.0" / "steps")
+    write_text(folder / "slurm.json", "{}")
+    first, second = attempts_of_run(folder)
+    ledger = ledger_of([first, second])
+    assert ledger.wall_s == pytest.approx(ended_again)
+    assert ledger.seconds["lost_steps"] == pytest.approx(10.5)
+    assert ledger.seconds["queue"] == pytest.approx(STARTUP_S + 40 + STARTUP_S)
+    assert ledger.seconds["initialisation"] == ledger.seconds["stopped"] == pytest.approx(0)
+    assert "one figure" in ledger.notes[0]
+
+
+def test_a_log_with_a_restart_is_two_attempts(tmp_path: Path):
+    line = (
+        " iteration {:8d}/     200 | consumed samples: {:12d} | elapsed time per iteration (ms): "
+        "{:.1f} | learning rate: 1.0E-05 | global batch size:    16 | lm loss: 1.0E+01 |\n"
+    )
+    made = [*range(10, 80, 10), *range(50, 110, 10)]
+    path = tmp_path / "pretrain.log"
+    path.write_text("".join(line.format(step, 16 * step, 2000.0) for step in made))
+    first, second = attempts_of_log(path)
+    assert (first.resumed_after, second.resumed_after) == (0, 40)
+    ledger = ledger_of([first, second])
+    assert (ledger.attempts[0].kept, ledger.attempts[0].redone) == (40, 30)
+    assert ledger.seconds["lost_steps"] == pytest.approx(60)
+    assert ledger.seconds["productive"] == pytest.approx(200)
+    assert ledger.goodput == pytest.approx(200 / 260)
+    assert (ledger.steps_asked, ledger.whole) == (200, False)
+    assert "upper bound" in ledger.notes[0]
+
+
+def test_the_verb_takes_tags_runs_and_logs(tmp_path: Path):
+    ended = write_attempt(tmp_path, "a", 0, 1, 20, killed=True)
+    write_attempt(tmp_path, "b", ended, 11, 40)
+    told = json.loads(paceline("goodput", "training", "--json", runs=tmp_path).stdout)
+    assert told["steps_kept"] == 40 and told["seconds"]["lost_steps"] == pytest.approx(10.5)
+    text = paceline("goodput", "a", tmp_path / "b", "--steps", 80, runs=tmp_path).stdout
+    assert "2 attempts" in text and "to step 80" in text and "lost steps" in text
+
+
+def test_what_tells_no_times_is_refused(tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("nothing to see\n")
+    with pytest.raises(UserError):
+        attempts_of_log(tmp_path / "notes.txt")
+    with pytest.raises(UserError, match="no step"):
+        ledger_of([])

@@ -1,0 +1,28 @@
+"""Single and unmixed runs are judged by what kept runs of their configuration say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.runs.comparison import Gate, compare_runs
+from tests.runs.series_example import around, make_finished, make_many
+
+
+def test_a_history_lets_single_runs_be_judged_and_none_does_not(tmp_path: Path):
+    before = make_finished(tmp_path, 20, 0.2)
+    after = make_finished(tmp_path, 21, 0.21)
+    alone = compare_runs(tmp_path, before.name, after.name, Gate())
+    assert (alone.verdict, alone.repeats_needed, alone.low) == ("undecided", 2, None)
+
+    make_many(tmp_path, around(0.2, 10, seed=1))
+    judged = compare_runs(tmp_path, before.name, after.name, Gate())
+    assert (judged.verdict, judged.confidence) == ("slower", "normal")
+    assert judged.low is not None and judged.low > 1
+    assert any("11 runs of 11 days" in note for note in judged.notes)
+
+
+def test_the_candidates_own_runs_do_not_tell_their_scatter(tmp_path: Path):
+    make_many(tmp_path, around(0.2, 10, seed=1))
+    before, after = tmp_path.glob("*-example-0"), tmp_path.glob("*-example-9")
+    judged = compare_runs(tmp_path, next(before).name, next(after).name, Gate())
+    assert any("9 runs of 9 days" in note for note in judged.notes)

@@ -1,0 +1,166 @@
+"""`compare --until-decided`: pairs made until they decide, and pairs that are asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.compare.sequential.judgement import SequentialComparison
+from paceline.core.errors import UserError
+from paceline.files.run_folder import groups, read_record, run_folders
+from paceline.machines.probe import inventory
+from paceline.runs import flow
+from paceline.runs.comparison import Gate
+from paceline.runs.flow import CancelledRunError
+from paceline.runs.outcome import evaluate
+from paceline.runs.plan import Plan
+from paceline.runs.sequential_comparison import (
+    PairsQuestion,
+    asked,
+    judged_so_far,
+    run_until_decided,
+    series_of,
+)
+from paceline.runs.sequential_text import sequential_lines
+from tests.cli.test_errors import paceline
+from tests.runs.series_example import make_finished
+from tests.runs.test_repeat_runner import Silent
+
+SIDES = "tiny-llama,steps=20", "tiny-llama,steps=20,layout.zero_stage=3"
+
+
+@pytest.fixture(autouse=True)
+def a_short_look_at_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory, "BUSY_SAMPLE_S", 0.001)
+
+
+class TwoSpeeds:
+    """Stands where `flow.run` stands: runs of the sharded side are slower, and end as is said."""
+
+    def __init__(
+        self, change: float, status: Callable[[int, bool], str] = lambda number, slow: "ok"
+    ) -> None:
+        self.change, self.status = change, status
+        self.noise = np.random.default_rng(7)
+
+    def __call__(
+        self, plan: Plan, root: Path, command: list[str], watch: flow.Watcher, **fields: Any
+    ) -> Any:
+        del fields["probe"], fields["stopped"], fields["submit"]
+        number = len(run_folders(root)) if root.exists() else 0
+        slow = plan.spec.layout.zero_stage == 3
+        status = self.status(number, slow)
+        seconds = 0.2 * (1 + self.change * slow) * float(np.exp(self.noise.normal(0, 0.002)))
+        folder = make_finished(root, number, seconds, spec=plan.spec, status=status, **fields)
+        if status == "cancelled":
+            raise CancelledRunError(evaluate(folder))
+        return evaluate(folder)
+
+
+def decide(
+    monkeypatch: pytest.MonkeyPatch,
+    root: Path,
+    machine: TwoSpeeds,
+    sides: tuple[str, str] = SIDES,
+    **fields: Any,
+) -> tuple[SequentialComparison, list[SequentialComparison]]:
+    """The answer of a series on that machine, and those of the looks before it."""
+    monkeypatch.setattr(flow, "run", machine)
+    question = PairsQuestion(root, *sides, Gate(), **fields)
+    series, looks = series_of(question), list[SequentialComparison]()
+    assert series is not None
+    observer = Silent()
+    answer = run_until_decided(question, series, ["paceline"], observer, looks.append)
+    return answer, looks
+
+
+def test_a_clear_difference_ends_the_series_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    answer, looks = decide(monkeypatch, tmp_path, TwoSpeeds(0.04), group="g")
+    assert (answer.verdict, answer.ended) == ("slower", "decided")
+    assert answer.pairs <= 4 and len(run_folders(tmp_path)) == 2 * answer.pairs
+    assert [look.pairs for look in looks] == [*range(1, answer.pairs + 1)]
+    assert answer.ratio == pytest.approx(1.04, abs=0.005)
+    assert answer.low is not None and answer.high is not None
+    assert answer.low <= 1.04 <= answer.high
+    assert answer.go_on is None and answer.confidence == "normal"
+    order = [read_record(folder).group for folder in run_folders(tmp_path)]
+    assert order[:4] == ["g-a", "g-b", "g-b", "g-a"]
+
+
+def test_equal_sides_are_the_same_and_the_largest_difference_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    answer, _ = decide(monkeypatch, tmp_path, TwoSpeeds(0.0))
+    assert (answer.verdict, answer.ended) == ("same", "decided")
+    assert answer.largest_difference is not None and 0 < answer.largest_difference < 0.02
+    text = "\n".join(sequential_lines(answer))
+    assert "still possible" in text and "SAME" in text and "of at most 16" in text
+
+
+def test_ctrl_c_keeps_what_was_measured_and_the_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    broken = TwoSpeeds(0.04, lambda number, slow: "cancelled" if number == 3 else "ok")
+    answer, _ = decide(monkeypatch, tmp_path, broken, group="g")
+    assert (answer.verdict, answer.ended, answer.pairs) == ("undecided", "interrupted", 1)
+    assert answer.go_on == "paceline compare g-a g-b --until-decided"
+    answer, _ = decide(monkeypatch, tmp_path, TwoSpeeds(0.04), ("g-a", "g-b"))
+    assert (answer.verdict, answer.ended) == ("slower", "decided")
+    good = [f for folders in groups(tmp_path).values() for f in folders]
+    assert len(good) == 2 * answer.pairs + 2  # the run broken off, and the first of its pair again
+
+
+def test_the_other_way_round_the_ratio_is_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    decide(monkeypatch, tmp_path, TwoSpeeds(0.04), group="g")
+    answer = judged_so_far(PairsQuestion(tmp_path, "g-b", "g-a", Gate()))
+    assert answer.verdict == "faster" and answer.baseline.name == "g-b"
+
+
+def test_a_side_that_only_fails_ends_the_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    machine = TwoSpeeds(0.0, lambda number, slow: "oom" if slow else "ok")
+    answer, _ = decide(monkeypatch, tmp_path, machine, group="g")
+    assert (answer.verdict, answer.ended) == ("invalid", "failed")
+    assert "g-b has no figure" in answer.sentence and len(run_folders(tmp_path)) == 4
+
+
+def test_the_number_of_pairs_is_settled_before_the_first_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    decide(monkeypatch, tmp_path, TwoSpeeds(0.04), group="g", most_pairs=6)
+    assert judged_so_far(PairsQuestion(tmp_path, "g-a", "g-b", Gate())).most_pairs == 6
+    with pytest.raises(UserError, match="settled at 6"):
+        series_of(PairsQuestion(tmp_path, "g-a", "g-b", Gate(), most_pairs=20))
+
+
+def test_runs_that_cannot_be_made_here_are_asked_for(tmp_path: Path):
+    for at in range(4):
+        make_finished(tmp_path, at, 0.2 + 0.0001 * at, tag="ab"[at % 2])
+    question = PairsQuestion(tmp_path, "a", "b", Gate())
+    assert series_of(question) is None
+    answer = asked(judged_so_far(question))
+    assert (answer.verdict, answer.pairs, answer.ended) == ("undecided", 2, "goes on")
+    assert answer.go_on is not None and answer.go_on.startswith("run 1 more pair in turns")
+
+
+def test_runs_of_one_side_after_the_other_are_no_pairs_to_trust(tmp_path: Path):
+    for at in range(8):
+        make_finished(tmp_path, at, 0.2 + 0.0001 * (at % 4), tag="ab"[at // 4])
+    answer = judged_so_far(PairsQuestion(tmp_path, "a", "b", Gate()))
+    assert answer.verdict == "undecided" and "did not follow each other" in answer.sentence
+    assert answer.looks == () and answer.confidence == "low"
+
+
+def test_the_verb_prints_the_answer_as_json(tmp_path: Path):
+    for at in range(12):
+        make_finished(tmp_path, at, 0.2 * (1 + 0.04 * (at % 2)), tag="ab"[at % 2])
+    done = paceline("compare", "a", "b", "--until-decided", "--json", runs=tmp_path)
+    answer = json.loads(done.stdout)
+    assert done.returncode == 3, done.stderr
+    assert (answer["verdict"], answer["pairs"]) == ("slower", 6)
+    refused = paceline("compare", "a", "b", "--max-pairs", "4", runs=tmp_path)
+    assert refused.returncode == 1 and "--max-pairs" in refused.stderr

@@ -1,0 +1,97 @@
+"""Staged recipes run on real tokens and weights, without a network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.core.run import RunSpec
+from paceline.engines import native
+from paceline.files.recipe import load_recipe, recipe_names
+from paceline.files.staged import STAGE_VARIABLE, stage_root
+from paceline.machines.placement import Request
+from paceline.runs.data_files import make_tokens
+from paceline.runs.plan import make_plan
+from paceline.staging.conversions.made import VOCABULARY
+from paceline.staging.outline import make_outline
+from paceline.staging.stager import Stager
+from tests.command import paceline
+from tests.trainer.example import log, steps, train
+
+STAGED = [name for name in recipe_names() if "staged" in load_recipe(name).variants]
+WITH_WEIGHTS = {"opt-350m-sft-tiny", "opt-13b-sft-tiny", "llama2-70b-lora-tiny"}
+TRAINED = ["opt-350m-sft-tiny", "llama2-70b-lora-tiny", "llama31-8b-tiny"]
+"""One of each kind: records and OPT's weights, tokens and Llama's, a blend and none."""
+CHANGES = (
+    "steps=1",
+    "training.seq_len=64",
+    "layout.micro_batch=1",
+    "dtype=fp32",
+    "memory_parts=false",
+    "layout.cp=1",
+    "layout.pp=1",
+    "layout.vp=1",
+    "training.ramp_up=null",
+    "training.global_batch=2",
+)
+"""All on one device; the layouts have tests of their own."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Runs and staged assets of all recipes, nothing of which is staged before."""
+    root = tmp_path_factory.mktemp("staged")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(STAGE_VARIABLE, str(root / "stage"))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield root
+
+
+def staged_run(name: str, root: Path) -> RunSpec:
+    """The run on what was staged, its texts tokenized."""
+    recipe = load_recipe(name)
+    text = str(recipe.variants["staged"])
+    needed = [asset.name for asset in recipe.assets if f"staged:{asset.name}" in text]
+    outline = make_outline(recipe, None, stage_root(), needed)
+    Stager().stage(outline)
+    plan = make_plan(Request(name, "staged", CHANGES, devices=1, runs_dir=root / "runs"))
+    make_tokens(plan.token_files, lambda phase: None)
+    return plan.spec
+
+
+def test_every_tiny_sibling_of_a_language_model_can_run_on_what_is_staged():
+    tiny = {name for name in recipe_names() if name.endswith("-tiny")}
+    assert tiny - set(STAGED) == {"flux1-schnell-tiny"}
+
+
+def test_what_is_not_staged_is_refused_with_the_command(tmp_path: Path):
+    words = ("run", "opt-350m-sft-tiny", "--variant", "staged", "--dry-run")
+    done = paceline(*words, runs=tmp_path, env={STAGE_VARIABLE: str(tmp_path / "none")})
+
+    assert done.returncode == 1
+    assert "is missing" in done.stderr and "`paceline stage opt-350m-sft-tiny`" in done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in STAGED if name not in TRAINED])
+def test_it_is_planned_on_what_is_staged(name: str, root: Path):
+    spec = staged_run(name, root)
+
+    assert spec.data.source == "indexed"
+    assert (spec.training.initial_weights is not None) == (name in WITH_WEIGHTS)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_it_trains_on_real_tokens_and_imported_weights(name: str, root: Path, tmp_path: Path):
+    spec = staged_run(name, root)
+
+    assert train(tmp_path, native.settings(spec)) == 0, log(tmp_path)
+
+    assert spec.data.source == "indexed"
+    assert (spec.training.initial_weights is not None) == (name in WITH_WEIGHTS)
+    losses = [step["loss"] for step in steps(tmp_path)]
+    # Random weights know nothing of the tokenizer's whole vocabulary.
+    assert losses[0] == pytest.approx(math.log(VOCABULARY), rel=0.05)
+    assert all(math.isfinite(loss) for loss in losses)

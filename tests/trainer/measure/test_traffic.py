@@ -1,0 +1,68 @@
+"""What is counted at the process groups is what the formulas say, byte by byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.engines import native
+from paceline.profiles.nccl.contrast import contrast, differences
+from paceline.profiles.nccl.counters import read_counters
+from paceline.trainer.measure.clock import HostClock, StepClock
+from paceline.trainer.measure.traffic import watch_traffic
+from paceline.trainer.parallel.mesh import Mesh, World
+from tests.core.test_traffic import GPT, RANKS, STEPS, spec_of
+from tests.trainer.example import log, train
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tp": ({"tp": 2, "recompute": "full"}, {}),
+    "sp": ({"tp": 2, "sequence_parallel": True}, GPT),
+    "pp": ({"pp": 2, "vp": 2}, {"num_layers": 4, "tied_embeddings": True}),
+    "cp": ({"cp": 2}, {}),
+    "cp ring": ({"cp": 2, "cp_exchange": "ring", "recompute": "selective"}, {}),
+    "zero 1": ({"zero_stage": 1}, {}),
+    "zero 2": ({"zero_stage": 2}, {}),
+    "zero 3": ({"zero_stage": 3}, {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_byte_that_the_trainer_exchanges_is_predicted(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_TRAFFIC", "traffic")
+    spec = spec_of(*CASES[name])
+    assert train(tmp_path, {**native.settings(spec), "threads": 1}) == 0, log(tmp_path)
+
+    paths = [tmp_path / f"traffic/rank-{rank:05d}.jsonl" for rank in range(RANKS)]
+    table, ranks = read_counters(paths, first_step=STEPS, last_step=STEPS)
+    rows, reason = contrast(table, spec, ranks)
+
+    assert reason is None and ranks == {0, 1} and table.steps == 1
+    # Without data parallelism the ranks that share keys share gradients as well.
+    axes = {"cp+dp"} if spec.layout.cp > 1 else {name.split()[0].replace("zero", "dp")}
+    assert {row.axis for row in rows} == {axis.replace("sp", "tp") for axis in axes}
+    assert [row.ratio for row in rows] == [1.0] * len(rows), rows
+    assert list(differences(rows)) == []
+
+
+def test_nothing_is_wrapped_unless_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from torch import distributed as dist
+
+    monkeypatch.delenv("PACELINE_TRAFFIC", raising=False)
+    usual = dict(vars(dist.ProcessGroup))
+    steps, world = StepClock(HostClock()), World(0, 0, 2, torch.device("cpu"), "gloo")
+
+    assert watch_traffic(steps, world, Mesh()) is None
+    assert dict(vars(dist.ProcessGroup)) == usual
+
+    monkeypatch.setenv("PACELINE_TRAFFIC", str(tmp_path))
+    undo = watch_traffic(steps, world, Mesh())
+    assert undo is not None and vars(dist.ProcessGroup)["allreduce"] is not usual["allreduce"]
+    undo()
+    assert dict(vars(dist.ProcessGroup)) == usual
