@@ -11,7 +11,7 @@ from typing import TypeVar
 from paceline.core.traffic import Collective
 from paceline.files.log_file import LogFile
 from paceline.profiles.nccl import lines
-from paceline.profiles.nccl.communication import AlgorithmRow, Communication
+from paceline.profiles.nccl.communication import AlgorithmRow, Communication, NcclNetwork
 from paceline.profiles.nccl.doubts import Hop, LogFacts, network_doubts
 from paceline.profiles.nccl.tally import Membership, Tally, world_ranks
 
