@@ -17,7 +17,7 @@ CLUSTER_PACKAGES := openssh-server openssh-client iproute2 slurmctld slurmd slur
 BENCHMARKS = $(filter-out $(NIGHTLY),$(wildcard benchmarks/[a-z]*.py))
 NIGHTLY := benchmarks/slow_nodes.py
 # Folders of tests with a target of their own, so that the default tests stay short.
-PARALLEL_SUITES := attacks engines estimate layouts mlperf runs scaling staging trainer
+PARALLEL_SUITES := attacks engines estimate explain layouts mlperf profiles runs scaling staging trainer
 FRAMEWORKS := deepspeed_chat megatron torchtitan hf_trainer
 SUITES := browser clusters frameworks numerics $(PARALLEL_SUITES)
 TWO_AT_ONCE := -n 2 --dist loadfile
@@ -48,8 +48,10 @@ test: $(VENV)/.installed-tested ## run the tests, without the suites that have a
 test-attacks: ## hostile files, numbers, names, secrets and interrupts
 test-engines: ## how each framework is launched, and how its logs are read
 test-estimate: ## step time and memory before a run, calibration
+test-explain: ## causes of slow runs, seeded on real ones
 test-layouts: ## sweeps, searches and ramp-ups of layouts
 test-mlperf: ## trainings to a target, scores and checks of MLPerf logs
+test-profiles: ## traces, memory, NCCL's logs and Nsight Systems' reports (see deps-profiling)
 test-runs: ## real runs from plan to report, repeats, comparisons, history
 test-scaling: ## campaigns on this machine alone, their analysis, checks of hosts
 test-staging: ## downloads, conversions, manifests, and every way in which fetching fails
@@ -152,8 +154,9 @@ deps-profiling: | $(BIN)/pip ## unpack Nsight Systems from Debian's non-free sec
 	  echo "this is not Debian; needed is: nsys, of Nsight Systems 2022.4 or newer" >&2; exit 1; }
 	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
 	mkdir -p "$$scratch/lists/partial" "$$scratch/cache/archives/partial" "$$scratch/tree"; \
-	echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]" \
-	  "http://deb.debian.org/debian $$(. /etc/os-release; echo "$$VERSION_CODENAME") main non-free" \
+	release=$$(. /etc/os-release; echo "$$VERSION_CODENAME"); \
+	site=$$(apt-get indextargets --format '$$(SITE)' 'Created-By: Packages' "Release: $$release" | head -n 1); \
+	echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $$site $$release main non-free" \
 	  > "$$scratch/sources.list"; \
 	apt="apt-get -q -o Dir::Etc::SourceList=$$scratch/sources.list -o Dir::Etc::SourceParts=/dev/null \
 	  -o Dir::State::Lists=$$scratch/lists -o Dir::Cache=$$scratch/cache -o APT::Sandbox::User=$$(id -un)"; \

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +11,6 @@ from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.cli.terminal import echo
 from paceline.explain.answer import explain as explained
 from paceline.explain.explanation import Explanation
-from paceline.explain.profiled import profiled_parts
 from paceline.explain.text import evidence_text, explanation_lines, headline
 from paceline.files.run_folder import find_run, runs_root
 
@@ -28,8 +26,12 @@ def explain(
         ),
     ] = None,
     profile: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="What `paceline profile --json` printed of the same."),
+        str | None,
+        typer.Option(
+            metavar="RUN|FILE",
+            help="A profile of the same training: a profiled run, or its profile.json. Without it "
+            "the run's own, if it has one.",
+        ),
     ] = None,
     runs_dir: RunsDir = None,
     form: TableForm = TableFormat.text,
@@ -50,8 +52,7 @@ def explain(
       paceline explain 2026-11 --against estimate --json
     """
     root = runs_root(runs_dir)
-    parts = profiled_parts(profile) if profile else None
-    answer = explained(find_run(root, run), against, root, parts)
+    answer = explained(find_run(root, run), against, root, profile)
     form = TableFormat.json if as_json else form
     if form is TableFormat.json:
         echo(answer.model_dump_json(indent=2))

@@ -14,7 +14,7 @@ import numpy as np
 from paceline.core.steps import FloatColumn
 from paceline.core.units import GIB
 from paceline.engines.dialect.log_content import Dialect, LogContent, numbers, whole_numbers
-from paceline.engines.dialect.records import Records, json_field, keep_whole_numbers, ratio, watched
+from paceline.engines.dialect.records import Records, json_field, keep_total_steps, ratio, watched
 from paceline.engines.dialect.running_total import RunningTotals
 
 __all__ = ["DIALECT"]
@@ -64,7 +64,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         columns["step_time_s"] = np.where(np.isnan(fine), whole, fine)
         columns["tokens"] = per_step
         log.add_steps(numbers_of_steps[new], **columns)
-        keep_whole_numbers(log, {b"n": "total_steps"}, [(b"n", lasts[-1])])
+        keep_total_steps(log, lasts)
         is_fine = bool(np.isfinite(fine_s[-1]))
         unit_s = DECIMAL * float(fine_s[-1] / rates[-1]) if is_fine else 1.0
         log.resolution_s = unit_s / totals.distance

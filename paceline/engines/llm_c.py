@@ -20,6 +20,7 @@ from paceline.engines.dialect.records import (
     Records,
     above_zero,
     field,
+    keep_total_steps,
     keep_whole_numbers,
     watched,
     without_colours,
@@ -56,7 +57,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         if (mfu := records.columns({"mfu": _MFU}, 0.01).get("mfu")) is not None:
             columns["mfu"] = above_zero(mfu)
         log.add_steps(whole_numbers(index), **columns)
-        keep_whole_numbers(log, {b"n": "total_steps"}, [(b"n", lasts[-1])])
+        keep_total_steps(log, lasts)
         if times := [t for t in records.texts(_TIME) or () if t]:
             log.resolution_s = decimal_step(times[-1]) / 1e3
 

@@ -22,7 +22,7 @@ from paceline.engines.dialect.log_content import (
 from paceline.engines.dialect.records import (
     NUMBER,
     Records,
-    keep_whole_numbers,
+    keep_total_steps,
     last_match,
     watched,
     without_colours,
@@ -61,7 +61,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         columns = Records(fields).columns({"loss": _LOSS})
         columns = {name: column[new] for name, column in columns.items()} | {"step_time_s": times}
         log.add_steps(numbers_of_steps[new], **columns)
-        keep_whole_numbers(log, {b"n": "total_steps"}, [(b"n", lasts[-1])])
+        keep_total_steps(log, lasts)
         unit_s = decimal_step(clock[-1]) / (1e3 if units[-1] == b"ms" else 1.0)
         log.resolution_s = unit_s / totals.distance
 

@@ -21,6 +21,7 @@ from paceline.engines.dialect.records import (
     Records,
     above_zero,
     field,
+    keep_total_steps,
     keep_whole_numbers,
     last_match,
     product_of,
@@ -59,8 +60,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
             columns["tokens"] = product_of(rates, columns["step_time_s"])
         log.add_steps(whole_numbers(index), **columns)
         log.remark("the losses are moving averages")
-        if lasts[-1]:
-            keep_whole_numbers(log, {b"n": "total_steps"}, [(b"n", lasts[-1])])
+        keep_total_steps(log, lasts)
         if times := [t for t in records.texts(_TIME) or () if t]:
             log.resolution_s = decimal_step(times[-1]) / 1e3
     settings.finish()

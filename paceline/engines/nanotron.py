@@ -19,6 +19,7 @@ from paceline.engines.dialect.log_content import (
 from paceline.engines.dialect.records import (
     LARGEST_SETTING,
     Records,
+    keep_total_steps,
     keep_whole_numbers,
     last_match,
     note_resolution,
@@ -72,7 +73,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
             if (texts := records.texts(pattern)) is not None
         }
         log.add_steps(whole_numbers(index), **columns)
-        keep_whole_numbers(log, {b"n": "total_steps"}, [(b"n", lasts[-1])])
+        keep_total_steps(log, lasts)
         if fields[-1].startswith(b"consumed_tokens"):
             note_resolution(log, columns, DIGITS)
         else:

@@ -16,7 +16,7 @@ from paceline.engines.dialect.log_content import Dialect, LogContent, excerpt, w
 from paceline.engines.dialect.records import (
     Records,
     field,
-    keep_whole_numbers,
+    keep_total_steps,
     last_match,
     ratio,
     watched,
@@ -68,7 +68,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         new, (tokens,) = totals.rates(index, seen[None, :])
         columns = {name: column[new] for name, column in columns.items()} | {"tokens": tokens}
         log.add_steps(index[new], **columns)
-        keep_whole_numbers(log, {b"n": "total_steps"}, [(b"n", heads[rows[-1]][2])])
+        keep_total_steps(log, [heads[row][2] for row in rows])
 
 
 def _records(text: bytes) -> tuple[list[re.Match[bytes]], list[bytes]]:

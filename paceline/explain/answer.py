@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from paceline.explain.causes import NAMED_SHARE, findings
 from paceline.explain.explanation import Explanation
 from paceline.explain.inquiry import Inquiry
 from paceline.explain.observed import ObservedRun, observed
+from paceline.explain.profiled import ProfiledStep, profile_of_run, profiled_step
 from paceline.explain.work import recomputed_share
 
 
@@ -19,24 +19,27 @@ def explain(
     folder: Path,
     against: str | None,
     root: Path,
-    profile: Mapping[str, float] | None = None,
+    profile: str | None = None,
 ) -> Explanation:
     """Why the run in `folder` is as slow as it is, against what `baseline_of` makes of `against`.
+
+    `profile` names a profile of the same training; without it the run's own counts, if it has one.
 
     Raises UserError for a run without steps of its own, and for a baseline that cannot be had.
     """
     run = observed(folder)
-    return explained(run, baseline_of(run, against, root), profile or {})
+    told = profiled_step(root, profile) if profile else profile_of_run(folder)
+    return explained(run, baseline_of(run, against, root), told)
 
 
-def explained(run: ObservedRun, base: Baseline, profile: Mapping[str, float]) -> Explanation:
+def explained(run: ObservedRun, base: Baseline, profile: ProfiledStep | None) -> Explanation:
     """The causes of what the run takes longer than the baseline.
 
     A run that is less than 5 % slower is as fast as that, and no cause is named.
     """
     parts, question = run.account.parts, Inquiry(run, base, profile)
     named = findings(question)
-    lost_s = _lost(run, base)
+    lost_s = _lost(question)
     if base.step_s is not None and lost_s < NAMED_SHARE * parts.total:
         named = []
     causes = tuple(finding.of(lost_s) for finding in named) if lost_s > 0 else ()
@@ -57,12 +60,14 @@ def explained(run: ObservedRun, base: Baseline, profile: Mapping[str, float]) ->
     )
 
 
-def _lost(run: ObservedRun, base: Baseline) -> float:
+def _lost(question: Inquiry) -> float:
     """Seconds beyond the baseline's step; against itself those without the ranks' first work."""
-    parts = run.account.parts
-    if base.step_s is not None:
-        return parts.total - base.step_s
-    return parts.total - parts.compute * (1 - recomputed_share(run))
+    parts, base_s = question.parts, question.base.step_s
+    if base_s is not None:
+        return parts.total - base_s
+    idle = question.host_gap_s if question.run.facts.device != "cpu" else 0.0
+    again = parts.compute * recomputed_share(question.run)
+    return parts.total - parts.compute + min(parts.compute, idle + again)
 
 
 def _of_work(question: Inquiry, num_causes: int) -> tuple[str, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.explain.account import StepParts
 from paceline.explain.baseline import Baseline
 from paceline.explain.explanation import Cause, CauseEvidence, CauseName
 from paceline.explain.observed import ObservedRun
+from paceline.explain.profiled import ProfiledStep
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,16 @@ class Inquiry:
 
     run: ObservedRun
     base: Baseline
-    profile: Mapping[str, float]
+    profile: ProfiledStep | None
 
     @property
     def parts(self) -> StepParts:
         return self.run.account.parts
+
+    @property
+    def host_gap_s(self) -> float:
+        """Seconds of a step in which the profile saw nothing computed, beyond named waits."""
+        return self.profile.shares.get("host_gap", 0.0) * self.parts.total if self.profile else 0.0
 
     def excess(self, name: str) -> float:
         """Seconds that a part is longer than the baseline's."""

@@ -146,16 +146,20 @@ def _communication(q: Inquiry) -> Iterator[Finding]:
 
 
 def _host_gap(q: Inquiry) -> Iterator[Finding]:
-    gap = q.profile.get("host_gap")
-    if gap is None:
+    # On processor cores a step in which nothing runs waits for a core, which is told already.
+    if q.profile is None or q.run.facts.device == "cpu":
         return
-    share = CauseEvidence(
-        what="device idle between kernels", value=gap, unit="s/step", n=None, source="profile"
+    gap = CauseEvidence(
+        what="nothing runs on the device, the program has not given it work",
+        value=q.profile.shares.get("host_gap", 0.0),
+        unit="of the step",
+        n=q.profile.n,
+        source=q.profile.source,
     )
     yield Finding(
         "host gap",
-        gap,
-        (share,),
+        q.host_gap_s,
+        (gap,),
         "compile (training.compile=blocks), make the micro-batch larger, or free the host's cores",
     )
 

@@ -18,7 +18,7 @@ UNKNOWN = "unknown"
 _FAMILY = re.compile(r"reduce|gather|broadcast|scatter|to_?all|send|recv|barrier")
 
 
-class Stretch(NamedTuple):
+class TracedCall(NamedTuple):
     """A named stretch of time in seconds."""
 
     begin_s: float
@@ -26,15 +26,17 @@ class Stretch(NamedTuple):
     name: str
 
 
-def with_axes(sent: Sequence[Stretch], issued: Sequence[Stretch]) -> Iterator[tuple[Stretch, str]]:
+def with_axes(
+    sent: Sequence[TracedCall], issued: Sequence[TracedCall]
+) -> Iterator[tuple[TracedCall, str]]:
     """What was sent with its axis, `unknown` where no call is left for it.
 
     It belongs to the call that it lies in; else to the next one of its family that has none.
     """
-    calls: dict[str, list[Stretch]] = defaultdict(list)
+    calls: dict[str, list[TracedCall]] = defaultdict(list)
     for call in sorted(issued):
         calls[_family(call.name)].append(call)
-    queued: dict[str, list[Stretch]] = defaultdict(list)
+    queued: dict[str, list[TracedCall]] = defaultdict(list)
     for work in sorted(sent):
         queued[_family(work.name)].append(work)
     for family, works in queued.items():
@@ -48,11 +50,11 @@ def with_axes(sent: Sequence[Stretch], issued: Sequence[Stretch]) -> Iterator[tu
 class _Calls:
     """Calls of one family, each of which is taken once."""
 
-    def __init__(self, calls: list[Stretch]) -> None:
+    def __init__(self, calls: list[TracedCall]) -> None:
         self.calls, self.taken = calls, [False] * len(calls)
         self.first = 0
 
-    def around(self, work: Stretch) -> Stretch | None:
+    def around(self, work: TracedCall) -> TracedCall | None:
         """The call in which a work lies, which is then taken; works are asked for in order."""
         while self.first < len(self.calls) and self.calls[self.first].end_s < work.begin_s:
             self.first += 1
@@ -65,7 +67,7 @@ class _Calls:
             return call
         return None
 
-    def next(self, work: Stretch) -> Stretch | None:
+    def next(self, work: TracedCall) -> TracedCall | None:
         """The first call that is not taken and was issued before a work began."""
         if all(self.taken):
             return None

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import UserError
-from paceline.profiles.gloo import ISSUED, SENT, Stretch, with_axes
+from paceline.profiles.gloo import ISSUED, SENT, TracedCall, with_axes
 from paceline.profiles.intervals import NONE, Intervals, intervals
 from paceline.profiles.json_events import Event, TraceFile
 from paceline.profiles.kernels import axis_of, is_communication, kind_of
@@ -61,8 +61,8 @@ class _Reading:
         self.marked: set[str] = set()
         """Those that a program gave to stretches of its own."""
         self.threads: dict[object, Calls] = {}
-        self.sent: list[Stretch] = []
-        self.issued: list[Stretch] = []
+        self.sent: list[TracedCall] = []
+        self.issued: list[TracedCall] = []
         """Collectives of gloo, and where the program asked for one."""
         self.kept = 0
 
@@ -94,9 +94,9 @@ class _Reading:
         if is_data_wait(name):
             self.data.append((begin_s, end_s))
         if name.startswith(ISSUED):
-            self.issued.append(Stretch(begin_s, end_s, name))
+            self.issued.append(TracedCall(begin_s, end_s, name))
         elif name.startswith(SENT):
-            self.sent.append(Stretch(begin_s, end_s, name))
+            self.sent.append(TracedCall(begin_s, end_s, name))
         elif not len(self.device):
             self.marked.add(name)
             self._call(event, name, begin_s, end_s)

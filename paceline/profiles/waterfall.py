@@ -21,13 +21,14 @@ NAMES = {
 def waterfall(
     profile: Profile, flops_per_step: float, peak_flops_per_s: float
 ) -> tuple[WaterfallLevel, ...]:
-    """Levels of one device from its peak down to the profiled step; empty without a step.
+    """Levels of one device from its peak down to the profiled step; empty where no product
+    was seen.
 
     `flops_per_step` are the model's, of one device. At the peak they take flops / peak seconds;
     products and attention take what they do beyond that, every other category all of its own.
     """
-    step_s = profile.step_time_s
-    if not step_s or not profile.parts:
+    parts = profile.parts
+    if not profile.step_time_s or not parts.get("gemm", 0.0) + parts.get("attention", 0.0):
         return ()
     spent = flops_per_step / peak_flops_per_s
     levels = [WaterfallLevel(name=PEAK, flops_per_s=peak_flops_per_s, share=1.0, lost_s=0.0)]

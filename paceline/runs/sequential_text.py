@@ -12,7 +12,7 @@ from paceline.runs.comparison_text import MARKS
 
 WHY_ENDED = {
     "interrupted": "interrupted: what had ended is kept",
-    "failed": "ended because runs of one side only fail",
+    "failed": "no further pair could be made: runs of one side only fail, or hosts are lost",
 }
 
 

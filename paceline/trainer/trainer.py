@@ -132,6 +132,7 @@ class Trainer:
             if tracked:
                 self.events.write("memory", step=step, **self.memory.record())
             checkpoint_s = self._save(step, values, skipped)
+            self.profiler.ended(step)
             lap = self.steps.lap()
             self.profiler.after(step)
             self._pending.append(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.machines.placement import Request, Where
+from paceline.runs.plan import Plan
 from tests.clusters.bed import Bed
 
 SITE = """\
@@ -40,3 +42,14 @@ def request(folder: Path, recipe: str, variant: str | None, overrides: list[str]
     return Request(
         recipe, variant, tuple(overrides), None, "auto", site, where=Where(launcher="slurm")
     )
+
+
+def with_variable(plan: Plan, name: str) -> Plan:
+    """The plan whose script is given one more variable."""
+    return replace(plan, job=replace(plan.job, env={**plan.job.env, name: "1"}))
+
+
+def lose(bed: Bed, name: str) -> None:
+    """A node is cut off from power, and Slurm hears of it before it misses it."""
+    bed.hosts[name].crash()
+    bed.slurm.ask("scontrol", "update", f"nodename={name}", "state=down", "reason=crashed")

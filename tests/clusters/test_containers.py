@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from paceline.runs import flow
 from paceline.runs.plan import Plan, make_plan
 from tests.clusters.bed import Bed
 from tests.clusters.bed.process import until
-from tests.clusters.foreign_jobs import on_site, request, words
+from tests.clusters.foreign_jobs import lose, on_site, request, with_variable, words
 from tests.clusters.slurm_jobs import Background
 from tests.engines.batch_site import CONFIG, SYSTEM
 
@@ -68,11 +67,6 @@ def run(plan: Plan, runs: Path) -> tuple[Result, Path]:
     return report.result, Path(report.folder)
 
 
-def hanging(plan: Plan) -> Plan:
-    """The plan whose trainer stands still after half of its steps."""
-    return replace(plan, job=replace(plan.job, env={**plan.job.env, "HANGS": "1"}))
-
-
 def test_a_submission_trains_in_its_container(bed: Bed, image: Path, tmp_path: Path) -> None:
     result, folder = run(plan_of(tmp_path, image), tmp_path / "runs")
 
@@ -98,7 +92,7 @@ def test_a_submission_trains_in_its_container(bed: Bed, image: Path, tmp_path: P
 def test_a_trainer_that_hangs_ends_with_the_time_that_was_asked_for(
     bed: Bed, image: Path, tmp_path: Path
 ) -> None:
-    plan = hanging(plan_of(tmp_path, image, "time_limit_s=8"))
+    plan = with_variable(plan_of(tmp_path, image, "time_limit_s=8"), "HANGS")
     result, _ = run(plan, tmp_path / "runs")
 
     assert (result.status, result.steps_done) == ("timeout", 20)
@@ -108,11 +102,9 @@ def test_a_trainer_that_hangs_ends_with_the_time_that_was_asked_for(
 
 def test_a_lost_node_ends_the_trial_by_its_name(bed: Bed, image: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    running = Background(run, hanging(plan_of(tmp_path, image)), runs)
+    running = Background(run, with_variable(plan_of(tmp_path, image), "HANGS"), runs)
     until(lambda: len(list(runs.glob("*/results/seen-*.txt"))) == 4, "the ranks to run", 60)
-    bed.hosts["node-002"].crash()
-    lost = ("nodename=node-002", "state=down", "reason=crashed")
-    bed.slurm.ask("scontrol", "update", *lost)  # before the controller misses it
+    lose(bed, "node-002")
     result, folder = running.result()
 
     assert (result.status, result.steps_done) == ("failed", 20)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +14,10 @@ import pytest
 from paceline.core.run_report import RunReport
 from paceline.mlperf.score.run_set import score
 from paceline.runs import flow, outcome
-from paceline.runs.plan import Plan, make_plan
+from paceline.runs.plan import make_plan
 from tests.clusters.bed import Bed
 from tests.clusters.bed.process import until
-from tests.clusters.foreign_jobs import on_site, request, words
+from tests.clusters.foreign_jobs import on_site, request, with_variable, words
 from tests.clusters.slurm_jobs import Background
 from tests.engines.batch_site import CONFIG, MLPERF, SYSTEM
 
@@ -73,11 +71,6 @@ def test_trials_run_a_submissions_own_script_and_are_scored(bed: Bed, tmp_path: 
     assert 0.5 < result["metrics"]["step_time_s"]["value"] < 0.51
 
 
-def with_variable(plan: Plan, name: str) -> Plan:
-    """The plan whose script is given one more variable."""
-    return replace(plan, job=replace(plan.job, env={**plan.job.env, name: "1"}))
-
-
 def test_a_script_that_fails_or_is_cancelled_leaves_its_end(bed: Bed, tmp_path: Path) -> None:
     plan = make_plan(
         request(tmp_path, "llama31-8b", "mlperf-trial", words(MLPERF, "engine=mlperf"))
@@ -102,32 +95,3 @@ def test_a_script_that_fails_or_is_cancelled_leaves_its_end(bed: Bed, tmp_path: 
     until(lambda: not bed.slurm.jobs(), "the job to be cancelled")
     (file,) = (tmp_path / "HANGS").glob("*/run.json")
     assert outcome.evaluate(file.parent).result.status == "cancelled"
-
-
-NEMO_RECIPE = SYSTEM.parent / "nemo_recipe"
-
-
-@pytest.mark.parametrize("script", [None, str(NEMO_RECIPE / "launch.sh")])
-def test_nemo_runs_to_its_result(bed: Bed, tmp_path: Path, script: str | None) -> None:
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    stand_in = f'#!/bin/sh\nshift 2\nexec {sys.executable} {NEMO_RECIPE}/program.py "$@"\n'
-    (programs / "python3").write_text(stand_in)
-    (programs / "python3").chmod(0o755)
-    (tmp_path / "nvidia+nemo+24.09.sqsh").touch()
-    named = {"script": script} if script else {}
-    with (tmp_path / "site.yaml").open("a") as site:
-        site.write(f"env: {{SLURM_MPI_TYPE: none, PATH: '{programs}:{os.environ['PATH']}'}}\n")
-    settings = words({"stage_path": str(tmp_path), **named}, "engine=nemo")
-    plan = make_plan(request(tmp_path, "llama31-8b", None, settings))
-    report = flow.run(plan, tmp_path / "runs", ["test"], lambda _: None, probe=False)
-    result, folder = report.result, Path(report.folder)
-    assert result.status == "ok" and result.steps_done == 50
-    assert result.metrics["step_time_s"].value == pytest.approx(5.01)
-    rate = result.metrics["tokens_per_s"].value
-    assert rate == pytest.approx(8192 * 64 / 5.01, rel=1e-3)
-    place = folder / "results" / "25.01" / "bf16" / "8b" / "4"
-    seen = [json.loads((place / f"seen-{rank}.json").read_text()) for rank in range(4)]
-    assert {entry["env"]["SLURMD_NODENAME"] for entry in seen} == {"node-001", "node-002"}
-    assert seen[0]["env"]["BED_CONTAINER_IMAGE"] == f"{tmp_path}/nvidia+nemo+24.09.sqsh"
-    assert "model.global_batch_size=64" in seen[0]["argv"]

@@ -65,6 +65,18 @@ def grown(name: str) -> bytes:
     return log_text(name, TIMES)
 
 
+@pytest.mark.parametrize(
+    "name", ["llama_factory", "llm_c", "modded_nanogpt", "nanochat", "nanotron", "olmo_core"]
+)
+def test_a_damaged_number_of_steps_leaves_the_one_before(name: str):
+    content, kind = grown(name), dialects()[name]
+    total = read(kind, content).facts["total_steps"]
+    before, _, behind = content.rpartition(b"%d" % total)
+    assert before, name
+    damaged = before + b"0" * len(str(total)) + behind
+    assert check_read(kind, damaged).facts["total_steps"] == total
+
+
 @DIALECTS
 @FUZZED
 @given(content=st.binary(max_size=4000))

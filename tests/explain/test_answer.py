@@ -18,7 +18,8 @@ from paceline.explain.answer import explained as answered
 from paceline.explain.baseline import baseline_of
 from paceline.explain.explanation import Explanation
 from paceline.explain.observed import observed
-from paceline.files.documents import write_text
+from paceline.files.documents import write_text, write_value
+from paceline.profiles.profile import PROFILE_FILE, Profile
 from tests.command import paceline
 from tests.example import SHAPE
 from tests.explain.example import STEPS, write_parts
@@ -129,11 +130,22 @@ def test_a_host_that_a_campaign_flagged_is_evidence(tmp_path: Path):
 
 
 def test_a_profile_adds_what_steps_do_not_tell(tmp_path: Path):
-    write_parts(tmp_path, "it", ({"comm": 0.1},) * 2)
-    profile = tmp_path / "profile.json"
-    write_text(profile, json.dumps({"parts": {"gemm": 0.1, "host_gap": 0.06}}))
-    done = paceline("explain", "it", "--profile", profile, "--json", runs=tmp_path)
-    assert [cause["cause"] for cause in json.loads(done.stdout)["causes"]] == ["host gap"]
+    write_parts(tmp_path, "it", ({"comm": 0.1},) * 2, device="H100-SXM")
+    folder = write_parts(tmp_path, "profiled", device="H100-SXM")
+    profile = Profile(
+        tool="torch", run="profiled", ranks=(0,), steps=(5,), step_time_s=0.4, n=2,
+        parts={"gemm": 0.3, "host_gap": 0.1},
+    )  # fmt: skip
+    write_value(folder / PROFILE_FILE, profile)
+    told = [paceline("explain", "it", "--profile", name, "--json", runs=tmp_path)
+            for name in ("profiled", folder / PROFILE_FILE)]  # fmt: skip
+    (cause,) = json.loads(told[0].stdout)["causes"]
+    assert cause["cause"] == "host gap" and cause["evidence"][0]["value"] == 0.25
+    assert cause["seconds"] == pytest.approx(0.3 / 4, rel=0.02)
+    assert told[0].stdout == told[1].stdout
+    assert [cause.cause for cause in answer(tmp_path, "profiled").causes] == ["host gap"]
+    with pytest.raises(UserError, match="was not profiled"):
+        answer(tmp_path, profile="it")
 
 
 def test_the_parts_add_up_to_the_step(tmp_path: Path):
@@ -177,7 +189,7 @@ def test_a_published_row_tells_what_a_step_should_take(metric: str, ratio: float
     )  # fmt: skip
     result = run.result.model_copy(update={"references": (row,)})
     run = replace(run, report=replace(run.report, result=result))
-    explained = answered(run, baseline_of(run, "reference", tmp_path), {})
+    explained = answered(run, baseline_of(run, "reference", tmp_path), None)
     assert explained.baseline_s == pytest.approx(explained.step_s / 2)
     assert [cause.cause for cause in explained.causes] == ["data starvation"]
 

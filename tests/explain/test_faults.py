@@ -8,7 +8,8 @@ import pytest
 
 from tests.explain.faults import FAULTS, explained, train
 
-SHORT = ("steps=15",)
+SHORT = ("steps=12", "batch_per_device=4", "layout.micro_batch=4")
+"""Little work: on a busy machine a step must stay shorter than what the faults add."""
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,6 @@ def test_a_healthy_run_gets_no_cause_but_what_else_used_the_cores(root: Path):
 def test_a_fault_is_named(cause: str, root: Path):
     tag = cause.replace(" ", "-")
     train(root, tag, FAULTS[cause], settings=SHORT)
-    for against in (None, "usual"):
-        causes = [c for c in explained(root, tag, against).causes if c.cause != "other load"]
-        assert causes and causes[0].cause == cause
+    causes = [c for c in explained(root, tag, None).causes if c.cause != "other load"]
+    assert causes and causes[0].cause == cause
+    assert causes[0].evidence and causes[0].seconds > 0

@@ -51,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["base", "slow", "--margin", "5%"], "same", 0),
         (["base", "near"], "undecided", 4),
         (["base", "broken"], "invalid", 3),
-        (["base", "single"], "slower", 3),
+        (["base", "single"], "undecided", 4),
         (["single", "--against", "opt-13b-8"], "not comparable", 3),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -1,4 +1,4 @@
-"""Models in the hub's form begin trainings: the first loss is that of transformers."""
+"""Models in the hub's form begin trainings: first loss and gradients are transformers'."""
 
 from __future__ import annotations
 
@@ -69,15 +69,17 @@ def begun(tokens: Path, folder: Path, ranks: int = 1, **changes: Any) -> dict[st
     return raw
 
 
-def first_loss(peer: torch.nn.Module, raw: dict[str, Any]) -> float:
-    """The mean loss of the peer on the first step's samples."""
+def first_step(peer: torch.nn.Module, raw: dict[str, Any]) -> tuple[float, float]:
+    """The peer's mean loss on the first step's samples, and the norm of its gradients."""
     config = parse_config(raw)
     corpus = load_corpus(config)
     sampler = sampler_of(config, corpus.num_windows)
     windows = [index for rank in range(config.dp) for index in sampler.windows(0, rank)]
     inputs, targets = corpus.collate(windows, ALONE)
-    with torch.no_grad():
-        return peers.mean_loss(peer.eval(), torch.cat([inputs, targets[:, -1:]], 1)).item()
+    loss = peers.mean_loss(peer.eval(), torch.cat([inputs, targets[:, -1:]], 1))
+    loss.backward()
+    gradients = [p.grad for p in peer.parameters() if p.grad is not None]
+    return loss.item(), torch.nn.utils.get_total_norm(gradients).item()
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def first_loss(peer: torch.nn.Module, raw: dict[str, Any]) -> float:
         ("gpt", "zero 3"),
     ],
 )
-def test_the_first_loss_is_that_of_transformers(
+def test_the_first_loss_and_gradients_are_those_of_transformers(
     model: str, layout: str, tokens: Path, tmp_path: Path
 ) -> None:
     raw = begun(tokens, tmp_path / "hub", **SHAPES[model], **LAYOUTS[layout])
@@ -97,8 +99,11 @@ def test_the_first_loss_is_that_of_transformers(
 
     assert train(tmp_path / "run", raw) == 0, log(tmp_path / "run")
 
-    losses = [steps(tmp_path / "run", rank)[0]["loss"] for rank in range(world_size(raw))]
-    assert sum(losses) / len(losses) == pytest.approx(first_loss(peer, raw), rel=2e-6)
+    first = [steps(tmp_path / "run", rank)[0] for rank in range(world_size(raw))]
+    loss, grad_norm = first_step(peer, raw)
+    losses = [step["loss"] for step in first]
+    assert sum(losses) / len(losses) == pytest.approx(loss, rel=2e-6)
+    assert [step["grad_norm"] for step in first] == pytest.approx([grad_norm] * len(first), 1e-5)
 
 
 def other_layers(folder: Path) -> None:

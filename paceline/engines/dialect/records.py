@@ -220,11 +220,24 @@ def keep_whole_numbers(
     Thousands may be set apart by commas. A later statement replaces an earlier one.
     """
     for key, text in statements:
-        digits = text.replace(b",", b"")
-        if key in names and digits.isdigit() and len(digits) < 20:
-            number = int(digits)
-            if 0 < number < LARGEST_SETTING:
-                log.facts[names[key]] = number
+        if key in names and (number := _setting(text)) is not None:
+            log.facts[names[key]] = number
+
+
+def keep_total_steps(log: LogContent, totals: Sequence[bytes]) -> None:
+    """Keep the latest of `totals` that is a number above 0, so that pieces of any size agree."""
+    numbers_back = map(_setting, reversed(totals))
+    if (number := next((n for n in numbers_back if n is not None), None)) is not None:
+        log.facts["total_steps"] = number
+
+
+def _setting(text: bytes) -> int | None:
+    """A whole number above 0 that a setting may be, None for anything else."""
+    digits = text.replace(b",", b"")
+    if not digits.isdigit() or len(digits) >= 20:
+        return None
+    number = int(digits)
+    return number if 0 < number < LARGEST_SETTING else None
 
 
 def product(*factors: Fact | None) -> int | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.core.errors import SystemFaultError
 from paceline.core.run import Job
+from paceline.files.documents import open_regular
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE
 from paceline.machines import Handle, JobEnd
 from paceline.machines.slurm import client
@@ -34,6 +36,8 @@ WHO_LIMIT_S = 3.0
 SILENT_S = 10.0
 """Silence of Slurm that a watcher is told of."""
 LOOK_S = 0.5
+TAIL_BYTES = 65_536
+"""Of a log that srun may have named lost nodes in."""
 ENDED_BY_US = 143
 """128 + SIGTERM, as a shell tells it."""
 REQUEUED = "REQUEUED"
@@ -252,12 +256,13 @@ class BatchRun(Handle):
             last = self._last = self._accounted(last)
             if last.by is None and self._begun_at is None:
                 last = replace(last, reason=last.reason or self._waited_for)
-        return verdict_of(last, lost)
+        return verdict_of(replace(last, nodes=self._nodes()), lost)
 
     def _lost_nodes(self) -> tuple[str, ...]:
         """Nodes of this attempt that srun saw fail, or that Slurm has lost."""
-        path = self.folder / LOGS_FOLDER / LAUNCHER_LOG
-        seen = set(failed_nodes(path.read_text(errors="replace")) if path.exists() else [])
+        # What srun prints within a script of somebody else goes where that script's output goes.
+        logs = (self.folder / LOGS_FOLDER / LAUNCHER_LOG, self.folder / f"slurm-{self.id}.log")
+        seen = {host for path in logs for host in failed_nodes(_tail(path))}
         hosts = host_names(self._nodes())
         with contextlib.suppress(SystemFaultError):
             seen |= lost_nodes(client.node_states(hosts)).keys() if hosts else set()
@@ -274,4 +279,13 @@ class BatchRun(Handle):
         return last
 
     def _nodes(self) -> str:
-        return (self._last.nodes if self._last else "") or self._diary.last.nodes
+        """The nodes that the attempt began on: Slurm takes a lost one off a job's list."""
+        return self._diary.last.nodes or (self._last.nodes if self._last else "")
+
+
+def _tail(path: Path) -> str:
+    """The last lines of a log; nothing of one that is not there."""
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return file.read(TAIL_BYTES).decode(errors="replace")
+    return ""

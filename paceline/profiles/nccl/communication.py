@@ -63,7 +63,7 @@ class AlgorithmRow(Value):
     last_channel: NonNegativeInt | None = None
 
 
-class Network(Value):
+class NcclNetwork(Value):
     """What the processes of a log say they connect by."""
 
     library: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class Communication(Value):
     """That the figures are the sum of; None where nobody says."""
     rows: tuple[ExchangeRow, ...] = ()
     algorithms: tuple[AlgorithmRow, ...] = ()
-    network: Network = Network()
+    network: NcclNetwork = NcclNetwork()
     torn_lines: NonNegativeInt = 0
     """Calls whose line is not whole, which are missing from the figures."""
     broken_off: str | None = None

@@ -11,7 +11,7 @@ from typing import TypeVar
 from paceline.core.traffic import Collective
 from paceline.files.log_file import LogFile
 from paceline.profiles.nccl import lines
-from paceline.profiles.nccl.communication import AlgorithmRow, Communication, Network
+from paceline.profiles.nccl.communication import AlgorithmRow, Communication
 from paceline.profiles.nccl.doubts import Hop, LogFacts, network_doubts
 from paceline.profiles.nccl.tally import Membership, Tally, world_ranks
 
@@ -81,7 +81,7 @@ class DebugLog:
                 )
                 for (collective, algorithm, protocol), choice in sorted(self._choices.items())
             ),
-            network=Network(
+            network=NcclNetwork(
                 library=tuple(sorted(facts.versions)),
                 used=tuple(sorted(facts.networks)),
                 devices=tuple(sorted(facts.devices)),

@@ -19,7 +19,7 @@ class NsysSettings:
     gpu_metrics: bool = False
     """Samples of the devices' counters, by the first rank of each host for all of its devices."""
     cpu: bool = False
-    """Samples of the program counter on the CPU, and its switches between threads."""
+    """Samples of the program counter on the CPU, without the calls that lead there."""
 
 
 def nsys_words(device: str, output: str, settings: NsysSettings) -> list[str]:
@@ -36,9 +36,10 @@ def nsys_words(device: str, output: str, settings: NsysSettings) -> list[str]:
         "--force-overwrite=true",
         "--inherit-environment=true",
         f"--trace={TRACE if cuda else CPU_TRACE}",
-        f"--sample={'cpu' if settings.cpu else 'none'}",
-        f"--cpuctxsw={'process-tree' if settings.cpu else 'none'}",
+        "--cpuctxsw=none",
     ]
+    # With backtraces, or with switches between threads, 2022.4 never ends in a virtual machine.
+    words += ["--sample=process-tree", "--backtrace=none"] if settings.cpu else ["--sample=none"]
     if cuda:
         # Without `stop` the program would be ended with the capture.
         words += [

@@ -20,7 +20,7 @@ from paceline.core.secrets import redact
 from paceline.files.archive import ArchivedFile, write_archive
 from paceline.files.documents import open_regular
 from paceline.files.run_folder import RunRecord, current_status, read_record
-from paceline.runs.plan import CHECKPOINTS_FOLDER
+from paceline.runs.checkpoints import CHECKPOINTS_FOLDER
 
 BUNDLE_FILE = "bundle.json"
 BUNDLE_SUFFIX = ".bundle.tar.gz"

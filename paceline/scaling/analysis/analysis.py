@@ -27,7 +27,7 @@ from paceline.scaling.analysis.slow_nodes import (
     gains,
     judge_nodes,
 )
-from paceline.scaling.analysis.witnesses import Evidence, disturbed_hosts, evidence
+from paceline.scaling.analysis.witnesses import NodeEvidence, disturbed_hosts, evidence
 
 MOST_SEARCHES = 4
 """Slow groups that are searched at a time, the smallest first."""
@@ -62,7 +62,7 @@ class Analysis:
     blame: Blame
     gains: tuple[Gain, ...]
     confirmed: tuple[Confirmation, ...]
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[NodeEvidence, ...]
     """Of every node that its own values call slow."""
     slow: tuple[Slow, ...]
     """Groups slower than their slowest member and their size explain."""
@@ -171,7 +171,7 @@ def next_groups(
 
 
 def _flagged(
-    blame: Blame, confirmed: Sequence[Confirmation], witnessed: Sequence[Evidence]
+    blame: Blame, confirmed: Sequence[Confirmation], witnessed: Sequence[NodeEvidence]
 ) -> tuple[Judged, ...]:
     """Slow nodes that a second witness bears out, the slowest first."""
     sure = {e.node.host for e in witnessed if e.standing == "confirmed"}

@@ -25,7 +25,7 @@ SCATTERS = 3.0
 
 
 @dataclass(frozen=True)
-class Evidence:
+class NodeEvidence:
     """What bears out, or refutes, that one node is slow."""
 
     node: Judged
@@ -37,11 +37,14 @@ class Evidence:
 
 def evidence(
     blame: Blame, confirmed: Sequence[Confirmation], measured: Sequence[GroupThroughput]
-) -> list[Evidence]:
+) -> list[NodeEvidence]:
     """The standing of every node that its own values flag, slowest first."""
     by_host = {confirmation.host: confirmation.confirmed for confirmation in confirmed}
     losses = group_losses({node.host for node in blame.flagged}, measured)
-    return [_of(node, by_host.get(node.host), losses.get(node.host)) for node in blame.flagged]
+    base = float(np.median([node.value for node in blame.nodes])) if blame.nodes else 1.0
+    return [
+        _of(node, base, by_host.get(node.host), losses.get(node.host)) for node in blame.flagged
+    ]
 
 
 def group_losses(
@@ -70,20 +73,24 @@ def group_losses(
     }
 
 
-def _of(node: Judged, by_pairs: bool | None, by_groups: tuple[float, float] | None) -> Evidence:
+def _of(
+    node: Judged, base: float, by_pairs: bool | None, by_groups: tuple[float, float] | None
+) -> NodeEvidence:
     loss = by_groups[0] if by_groups else None
     if by_pairs is not None:
-        return Evidence(node, "confirmed" if by_pairs else "refuted", "its pairs", loss)
+        return NodeEvidence(node, "confirmed" if by_pairs else "refuted", "its pairs", loss)
     if node.repeated:
-        return Evidence(node, "confirmed", "its repeats", loss)
-    if by_groups is None or node.by == "its own history":
-        return Evidence(node, "alone", "nothing", loss)
-    least = max(SHOWN * node.loss, by_groups[1], LEAST_LOSS)
-    if by_groups[0] > least:
-        return Evidence(node, "confirmed", "its groups", loss)
-    return Evidence(node, "refuted" if by_groups[0] < LEAST_LOSS else "alone", "its groups", loss)
+        return NodeEvidence(node, "confirmed", "its repeats", loss)
+    if by_groups is None:
+        return NodeEvidence(node, "alone", "nothing")
+    # What its measure lies below the other nodes, its groups lose in good health as well.
+    usual = max(0.0, 1 - node.value / (1 - node.loss) / base)
+    beyond, chance = by_groups[0] - usual, by_groups[1]
+    if beyond > max(SHOWN * node.loss, chance, LEAST_LOSS):
+        return NodeEvidence(node, "confirmed", "its groups", loss)
+    return NodeEvidence(node, "refuted" if beyond < LEAST_LOSS else "alone", "its groups", loss)
 
 
-def disturbed_hosts(witnessed: Sequence[Evidence]) -> frozenset[str]:
+def disturbed_hosts(witnessed: Sequence[NodeEvidence]) -> frozenset[str]:
     """Hosts whose own value was a disturbance: what was measured with them tells another speed."""
     return frozenset(e.node.host for e in witnessed if e.standing == "refuted")

@@ -24,8 +24,11 @@ class Profiler:
     def before(self, step: int) -> None:
         """A step (from 1) begins."""
 
+    def ended(self, step: int) -> None:
+        """A step has been queued on a device, or done on a CPU; its time still runs."""
+
     def after(self, step: int) -> None:
-        """A step has been queued on a device, or done on a CPU."""
+        """The step's time has been taken."""
 
     def attached(self, step: int) -> bool:
         """Whether this rank was profiled in that step."""

@@ -54,13 +54,14 @@ class TorchProfiler(StepProfiler):
         if self.world.device.type == "cpu":
             self._undo = mark_collectives(self.axes)  # NCCL's kernels know their group
 
-    def after(self, step: int) -> None:
-        """Count the step, and write the trace behind the last one."""
-        if self._profile is None:
-            return
-        if step < self.config.last_step:
+    def ended(self, step: int) -> None:
+        """Count the step: what it takes to begin recording is the time of the one before."""
+        if self._profile is not None and step < self.config.last_step:
             self._profile.step()
-        else:
+
+    def after(self, step: int) -> None:
+        """Write the trace behind the last step."""
+        if step == self.config.last_step:
             self.close()
 
     def marked(self, name: str) -> AbstractContextManager[object]:

@@ -4,11 +4,14 @@ import json
 import os
 import pathlib
 import sys
+import time
 
 settings = dict(word.lstrip("+").split("=", 1) for word in sys.argv[1:] if "=" in word)
 rank, batch = int(os.environ["SLURM_PROCID"]), int(settings["model.global_batch_size"])
 seen = {"argv": sys.argv, "env": dict(os.environ), "cwd": str(pathlib.Path.cwd())}
 pathlib.Path(os.environ["RESULT_DIR"], f"seen-{rank}.json").write_text(json.dumps(seen))
+if os.environ.get("HANGS") and rank:
+    time.sleep(600)
 steps = int(settings["trainer.max_steps"])
 for step in range(steps if rank == 0 else 0):
     percent, seconds = 100 * (step + 1) // steps, 5 + step % 3 / 100
@@ -20,6 +23,8 @@ for step in range(steps if rank == 0 else 0):
     }
     figures = ", ".join(f"{name}={value}" for name, value in fields.items())
     bar = f"\rEpoch 0: : {percent}%|█████| {step + 1}/{steps} [{step:02d}:00<00:00, {figures}]"
-    print(bar, end="")
+    print(bar, end="", flush=True)
+    if os.environ.get("HANGS") and step == 19:
+        time.sleep(600)
 if rank == 0:
     print(f"\n`Trainer.fit` stopped: `max_steps={steps}` reached.")

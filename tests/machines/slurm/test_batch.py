@@ -123,6 +123,30 @@ def test_only_a_lost_node_is_worth_another_job_and_only_so_often(
     assert kept.excluded == {"b": "Slurm job 5 lost a node: b"}
 
 
+@pytest.mark.parametrize(
+    ("sinfo", "printed", "names"),
+    [
+        ("echo 'b|down*|none'", "", ": b"),
+        ("echo 'b|idle|none'", "srun: error: Node failure on b\n", ": b"),
+        ("echo 'b|idle|none'", "", " of a,b"),
+    ],
+)
+def test_a_node_that_slurm_took_off_the_jobs_list_is_the_lost_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sinfo: str, printed: str, names: str
+) -> None:
+    put(tmp_path, monkeypatch, sinfo=sinfo)
+    run, queue = make_run(tmp_path / "run", retries=0)
+    queue.says = JobState("5", "RUNNING", "a,b")
+    mark(tmp_path / "run", "start 5 0 a,b")
+    assert run.poll() is None
+    (tmp_path / "run" / "slurm-5.log").write_text(printed)
+    queue.says = JobState("5", "NODE_FAIL", "a")
+    assert run.poll() == 1
+    verdict = run.verdict()
+    assert verdict and verdict.reason == f"Slurm job 5 lost a node{names}"
+    assert verdict.hosts == (("b",) if printed or "down" in sinfo else ())
+
+
 @pytest.mark.parametrize("state", ["TIMEOUT", "CANCELLED", "COMPLETED", "OUT_OF_MEMORY"])
 def test_other_ends_are_final(tmp_path: Path, state: str) -> None:
     run, queue = make_run(tmp_path / "run", retries=5)

@@ -45,7 +45,7 @@ def test_gpu_counters_and_cpu_samples_are_added_when_asked_for() -> None:
     more = NsysSettings(gpu_metrics=True, cpu=True)
     assert first_words("cuda", more) == ["--gpu-metrics-device=all"]
     words = nsys_words("cuda", "x", more)
-    assert "--sample=cpu" in words and "--cpuctxsw=process-tree" in words
+    assert "--sample=process-tree" in words and "--backtrace=none" in words
 
 
 def test_a_cpu_run_is_recorded_as_a_whole() -> None:

@@ -57,6 +57,7 @@ def test_what_a_chosen_rank_waits_for_is_told(tmp_path: Path, program: Path) -> 
     assert profile.ranks == (1,) and len(profile.files) == 1
     assert profile.files[0].startswith("profiles/wait-fp32_2g_local_0_1.")
     poll = next(hot for hot in profile.kernels if hot.name == "poll")
-    assert poll.n == WAITS and poll.seconds >= WAITS * WAIT_MS * 1e-3
+    # What happens just before such an end may be lost.
+    assert WAITS - 2 <= poll.n <= WAITS and poll.seconds >= poll.n * WAIT_MS * 1e-3
     # Read again, the exported file is enough.
     assert tool.read(tmp_path).kernels == profile.kernels

@@ -153,3 +153,18 @@ def test_what_one_way_of_splitting_cannot_see_is_said():
         group(" ".join(f"n{(at + k) % 16}" for k in range(4)), 399.0) for at in range(2, 18, 4)
     ]
     assert "Not tested" not in text_of(analyse([*nested, *crossing]))
+
+
+def test_groups_bear_out_what_a_node_lost_against_its_own_history():
+    def judged(now: float, before: float, in_groups: float) -> set[str]:
+        values = [now, *(100 + 0.1 * (at % 5) for at in range(15))]
+        history = {f"n{at}": [100.0, 100.2, 99.9, 100.1] for at in range(2, 17)}
+        history["n1"] = [before, 1.001 * before, 0.999 * before]
+        pairs = [group(f"n{at} n{at + 1}", 200.0) for at in range(3, 17, 2)]
+        pairs.append(group("n1 n2", 2 * in_groups))
+        return flagged(analyse([*alone(values), *pairs], Judging(history=history)))
+
+    assert judged(94.0, 100.0, in_groups=94.0) == {"n1"}
+    assert judged(86.0, 90.0, in_groups=86.0) == {"n1"}
+    # Its groups are as slow as it always was, and no slower.
+    assert judged(86.0, 90.0, in_groups=90.0) == judged(90.0, 90.0, in_groups=90.0) == set()

@@ -1,0 +1,275 @@
+"""How often an answer to noise is right, a cell for each kind of noise and setting."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from _noise_answers import by_day, campaigned, compared, parsed, scaled, until_decided
+from _noise_clusters import CLUSTER_NOISES, Cluster, ClusterNoise
+from _noise_runs import RUN_NOISES, RunNoise, in_a_row, in_turns
+from _noise_steps import STEP_NOISES
+
+from paceline.compare.fastest import standings
+from paceline.compare.over_time.step_changes import fit_series
+from paceline.scaling.analysis.analysis import Analysis
+
+SEED = 20_261_123
+LARGEST_ERROR = 0.003
+"""Of a reported step time."""
+CHANGES = {"identical": 0.0, "slower by 1 %": 0.01, "slower by 2 %": 0.02}
+REPORTED, COVERED = "step time", "interval"
+FALSE_ALARM, FALSE_SAME, POWER = "false alarm", "false same", "power"
+SINGLE_ALARM, SAME = "single runs", "same"
+FLAGGED, NAMED, FAULT, FACTOR, CLAIMED = "flagged", "named", "fault", "factor", "claimed"
+STEP_ALARM, STEP_POWER = "history alarm", "history power"
+PAIRS_ALARM, PAIRS_SAME, PAIRS_POWER = "pairs alarm", "pairs same", "pairs power"
+PAIRS_COVERED = "pairs interval"
+BEST = "best layout"
+
+
+ASKED_OF_PAIRS = {
+    "identical": (PAIRS_ALARM, ("higher", "lower")),
+    "slower by 1 %": (PAIRS_SAME, ("same",)),
+    "slower by 2 %": (PAIRS_POWER, ("higher",)),
+}
+MOST_PAIRS = 16
+
+
+@dataclass(frozen=True)
+class Cell:
+    """How often something was so, among n trials of one kind of noise in one setting."""
+
+    promise: str
+    kind: str
+    setting: str
+    hits: int
+    n: int
+    marked: int | None = None
+    """Trials in which the answer carried a warning or low confidence, where that matters."""
+
+    @property
+    def rate(self) -> float:
+        """Share of the trials."""
+        return self.hits / self.n
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many trials a cell has, and which settings are gone through."""
+
+    lengths: tuple[int, ...]
+    series: int
+    repeats: tuple[int, ...]
+    comparisons: int
+    nodes: tuple[int, ...]
+    clusters: int
+    histories: int
+    pairs: int
+
+
+QUICK = Size((100,), 4, (5,), 10, (16,), 6, 15, 15)
+WHOLE = Size((30, 100, 300, 1000), 16, (3, 5, 8), 40, (8, 32, 64), 28, 80, 60)
+
+
+def step_cells(size: Size) -> Iterator[Cell]:
+    """Reported step times and their intervals."""
+    with tempfile.TemporaryDirectory(prefix="paceline-noise-") as folder:
+        path = Path(folder) / "train.log"
+        for noise in STEP_NOISES:
+            for steps in size.lengths:
+                rng = _rng(noise.name, steps)
+                answers = [parsed(noise.series(rng, steps), path) for _ in range(size.series)]
+                setting, warned = f"{steps} steps", sum(answer.warned for answer in answers)
+                close = [abs(a.error) <= LARGEST_ERROR or a.covered or a.warned for a in answers]
+                held = [a.covered is not False or a.warned for a in answers]
+                yield Cell(REPORTED, noise.name, setting, sum(map(bool, close)), len(close), warned)
+                yield Cell(COVERED, noise.name, setting, sum(held), len(held), warned)
+
+
+def comparison_cells(size: Size) -> Iterator[Cell]:
+    """Verdicts on repeats, taken in turns or one side after the other."""
+    for noise in RUN_NOISES:
+        for repeats in size.repeats:
+            for name, change in CHANGES.items():
+                yield from _compared(noise, repeats, "in turns", name, change, size.comparisons)
+            for name in ("identical", "slower by 1 %"):
+                change = CHANGES[name]
+                yield from _compared(noise, repeats, "in a row", name, change, size.comparisons)
+        yield from _compared(noise, 1, "in turns", "identical", 0.0, size.comparisons)
+
+
+def _compared(
+    noise: RunNoise, repeats: int, order: str, name: str, change: float, trials: int
+) -> Iterator[Cell]:
+    rng = _rng(noise.name, f"{repeats} {order} {name}")
+    candidate = in_turns(repeats) if order == "in turns" else in_a_row(repeats)
+    verdicts = [compared(noise.medians_s(rng, candidate, change), candidate) for _ in range(trials)]
+    words = [verdict.verdict for verdict in verdicts]
+    setting = f"{repeats} + {repeats} {order}"
+
+    def cell(promise: str, *answers: str) -> Cell:
+        hits = [v for v in verdicts if v.verdict in answers]
+        low = sum(v.confidence == "low" for v in hits)
+        return Cell(promise, noise.name, setting, len(hits), len(words), low)
+
+    match name:
+        case "identical" if repeats == 1:
+            yield cell(SINGLE_ALARM, "slower", "faster")
+        case "identical":
+            yield cell(FALSE_ALARM, "slower", "faster")
+            if order == "in turns":
+                yield cell(SAME, "same")
+        case "slower by 1 %":
+            yield cell(FALSE_SAME, "same")
+        case _:
+            yield cell(POWER, "slower")
+
+
+def cluster_cells(size: Size) -> Iterator[Cell]:
+    """Healthy nodes that are flagged, slow ones that are named, factors that hold the truth."""
+    for noise in CLUSTER_NOISES:
+        for nodes in _sizes_of(noise, size):
+            trials = max(8, size.clusters * 16 // (16 + nodes))
+            for repeats in (1, 3):
+                yield from _of_clusters(noise, nodes, repeats, trials)
+
+
+def _sizes_of(noise: ClusterNoise, size: Size) -> tuple[int, ...]:
+    return (4,) if "four nodes" in noise.name else size.nodes
+
+
+def _of_clusters(noise: ClusterNoise, nodes: int, repeats: int, trials: int) -> Iterator[Cell]:
+    setting = f"{nodes} nodes, {repeats} x"
+    rng = _rng(noise.name, setting)
+    healthy = [noise.cluster(rng, nodes) for _ in range(trials)]
+    tables = [scaled(cluster, repeats) for cluster in healthy]
+    campaigns = [campaigned(cluster, repeats) for cluster in healthy]
+    for how, analyses in (("table", tables), ("campaign", campaigns)):
+        flagged = sum(map(_blames_healthy, healthy, analyses))
+        yield Cell(FLAGGED, noise.name, f"{setting}, {how}", flagged, trials)
+    factors = [
+        (cluster, straggler)
+        for cluster, analysis in zip(healthy, tables, strict=True)
+        if (straggler := analysis.largest.straggler) is not None
+    ]
+    if "all alike" in noise.name:
+        yield Cell(CLAIMED, noise.name, setting, len(factors), trials)
+    elif len(factors) >= max(5, trials // 20):
+        held = sum((f.low or 0.0) <= _straggler(c) <= (f.high or 0.0) for c, f in factors)
+        yield Cell(FACTOR, noise.name, setting, held, len(factors))
+    yield _named(NAMED, noise, setting, [noise.loss] * trials, rng, nodes, repeats)
+    smallest = [analysis.blame.smallest_fault for analysis in campaigns]
+    losses = [loss for loss in smallest if loss is not None and loss < 0.5]
+    if losses:
+        yield _named(FAULT, noise, setting, losses, rng, nodes, repeats)
+
+
+def _named(
+    promise: str,
+    noise: ClusterNoise,
+    setting: str,
+    losses: list[float],
+    rng: np.random.Generator,
+    nodes: int,
+    repeats: int,
+) -> Cell:
+    """How often the slowed node is flagged by a campaign."""
+    analyses = [campaigned(noise.cluster(rng, nodes, loss), repeats) for loss in losses]
+    hits = sum(any(n.host == "node-3" for n in analysis.flagged) for analysis in analyses)
+    return Cell(promise, noise.name, setting, hits, len(losses))
+
+
+def _blames_healthy(cluster: Cluster, analysis: Analysis) -> bool:
+    """Whether a node is flagged that is not truly more than 1 % slow."""
+    slow = {f"node-{node}" for node in cluster.slow_nodes}
+    return any(node.host not in slow for node in analysis.flagged)
+
+
+def _straggler(cluster: Cluster) -> float:
+    return float(cluster.speeds.min() / np.median(cluster.speeds))
+
+
+def history_cells(size: Size) -> Iterator[Cell]:
+    """Steps that `paceline history` sees, where there is none and where there is one."""
+    for noise in RUN_NOISES:
+        if "drift" in noise.name:
+            continue
+        for runs in (10, 20, 50):
+            rng = _rng(noise.name, f"history {runs}")
+            fits = [
+                fit_series(by_day(noise.medians_s(rng, np.zeros(runs, dtype=np.bool_), 0.0)))
+                for _ in range(size.histories)
+            ]
+            named = sum(bool(fit.changes) or fit.drift is not None for fit in fits)
+            yield Cell(STEP_ALARM, noise.name, f"{runs} runs", named, len(fits))
+        rng = _rng(noise.name, "a step")
+        after = np.arange(10) >= 5
+        fits = [fit_series(noise.medians_s(rng, after, 0.02)) for _ in range(size.histories)]
+        at_place = sum([c.at for c in fit.changes] in ([4], [5], [6]) for fit in fits)
+        yield Cell(STEP_POWER, noise.name, "5 runs, then 5 slower by 2 %", at_place, len(fits))
+
+
+def pairs_cells(size: Size) -> Iterator[Cell]:
+    """What `compare --until-decided` answers in the end, and where its interval lies then."""
+    for noise in RUN_NOISES:
+        for name, change in CHANGES.items():
+            rng = _rng(noise.name, f"pairs {name}")
+            looks = [until_decided(noise, rng, change, MOST_PAIRS) for _ in range(size.pairs)]
+            answers = [look.change for look in looks]
+            setting = f"up to {MOST_PAIRS} pairs"
+            promise, words = ASKED_OF_PAIRS[name]
+            hits = sum(answer in words for answer in answers)
+            yield Cell(promise, noise.name, setting, hits, len(looks))
+            held = sum(look.low <= 1 + change <= look.high for look in looks)
+            yield Cell(PAIRS_COVERED, noise.name, f"{setting}, {name}", held, len(looks))
+
+
+def best_cells(size: Size) -> Iterator[Cell]:
+    """Whether a layout that is the best with 90 % probability and more is the best one, or as good
+    as it within 0.5 %.
+    """
+    for noise in RUN_NOISES:
+        if "drift" in noise.name:
+            continue
+        for layouts, apart in ((5, 0.01), (20, 0.05)):
+            rng = _rng(noise.name, f"{layouts} layouts")
+            sure = [
+                right
+                for _ in range(size.pairs)
+                if (right := _best_is_right(noise, rng, layouts, apart)) is not None
+            ]
+            if len(sure) >= 10:
+                yield Cell(BEST, noise.name, f"{layouts} layouts, 3 x", sum(sure), len(sure))
+
+
+def _best_is_right(
+    noise: RunNoise, rng: np.random.Generator, layouts: int, apart: float
+) -> bool | None:
+    """None where no layout is called the best with 90 % probability."""
+    truths = rng.normal(0, apart, layouts)
+    order = np.tile(np.arange(layouts), 3)
+    runs = np.exp(noise.logs(rng, len(order)) + truths[order]).reshape(3, layouts).T
+    best = int(np.argmin(np.median(runs, axis=1)))
+    each = standings(runs.tolist(), best)
+    if each is None or each[best].chance < 0.9:
+        return None
+    return bool(truths[best] - truths.min() <= 0.005)
+
+
+def _rng(*names: object) -> np.random.Generator:
+    """The same for the same cell, whatever else is measured."""
+    return np.random.default_rng([SEED, *"/".join(map(str, names)).encode()])
+
+
+MEASURES: tuple[Callable[[Size], Iterator[Cell]], ...] = (
+    step_cells,
+    comparison_cells,
+    cluster_cells,
+    history_cells,
+    pairs_cells,
+    best_cells,
+)

@@ -1,0 +1,139 @@
+"""What docs/statistics.md, docs/history.md and docs/scaling.md promise, and where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import _noise_measures as of
+from _noise_measures import Cell
+from _noise_runs import USUAL
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A share of trials that must not be passed, in every cell or in those of some kinds."""
+
+    text: str
+    cells: str
+    """Which cells it is held against."""
+    least: float | None = None
+    most: float | None = None
+    kinds: Collection[str] = ()
+    """Empty is all."""
+    settings: Collection[str] = ()
+
+    @property
+    def bound(self) -> str:
+        """`at least 90 %`."""
+        if self.least is not None:
+            return f"at least {100 * self.least:g} %"
+        return "measured" if self.most is None else f"at most {100 * self.most:g} %"
+
+    def covers(self, cell: Cell) -> bool:
+        """Whether it is made for this cell."""
+        in_kind = not self.kinds or cell.kind in self.kinds
+        return (
+            cell.promise == self.cells
+            and in_kind
+            and (not self.settings or cell.setting in self.settings)
+        )
+
+    def distance(self, cell: Cell) -> float:
+        """How far a cell is on the wrong side, below 0 on the right one."""
+        if self.most is not None:
+            return cell.rate - self.most
+        return (1.0 if self.least is None else self.least) - cell.rate
+
+    def is_missed(self, cell: Cell, errors: float) -> bool:
+        """Whether a cell is on the wrong side by so many standard errors of the bound itself."""
+        bound = self.least if self.least is not None else self.most
+        if bound is None:
+            return False
+        return self.distance(cell) > errors * (bound * (1 - bound) / cell.n) ** 0.5
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Where a promise cannot be kept, and what the user is told then."""
+
+    cells: str
+    kinds: Collection[str]
+    told: str
+    settings: Collection[str] = ()
+    """Parts of the setting's name; empty is all."""
+
+    def covers(self, promise: Promise, cell: Cell) -> bool:
+        """Whether it speaks of this cell of this promise."""
+        in_setting = not self.settings or any(part in cell.setting for part in self.settings)
+        return promise.cells == self.cells and cell.kind in self.kinds and in_setting
+
+
+FIVE = ("5 + 5 in turns",)
+PROMISES: tuple[Promise, ...] = (
+    Promise("step time within 0.3 %, or in its interval, or warned of", of.REPORTED, least=0.9),
+    Promise("95 % interval of the step time holds the truth, or a warning", of.COVERED, least=0.9),
+    Promise("identical sides called slower or faster", of.FALSE_ALARM, most=0.05),
+    Promise("identical single runs called slower or faster", of.SINGLE_ALARM, most=0.05),
+    Promise("sides that differ by 1 % called the same", of.FALSE_SAME, most=0.05),
+    Promise("2 % slower is found, 5 + 5 in turns, 0.4 %", of.POWER, 0.9, None, (USUAL,), FIVE),
+    Promise("2 % slower is found, all kinds", of.POWER),
+    Promise("identical sides called the same, 5 + 5, 0.4 %", of.SAME, 0.9, None, (USUAL,), FIVE),
+    Promise("identical sides called different, pairs until decided", of.PAIRS_ALARM, most=0.05),
+    Promise("a difference of 1 % called the same, pairs until decided", of.PAIRS_SAME, most=0.05),
+    Promise(
+        "2 % slower is found, pairs until decided, 0.4 %", of.PAIRS_POWER, 0.95, kinds=(USUAL,)
+    ),
+    Promise("2 % slower is found, pairs until decided, all kinds", of.PAIRS_POWER),
+    Promise("interval of pairs holds the truth when they end", of.PAIRS_COVERED, least=0.9),
+    Promise("the best layout with 90 % is the best within 0.5 %", of.BEST, least=0.9),
+    Promise("clusters in which a healthy node is flagged", of.FLAGGED, most=0.05),
+    Promise("a node slowed by 5 % is flagged", of.NAMED, 0.95, None, ("normal",)),
+    Promise("a node slowed by 5 or 10 % is flagged, all kinds", of.NAMED),
+    Promise("a node as slow as the stated smallest fault is flagged", of.FAULT, least=0.84),
+    Promise("interval of the straggler factor holds the truth", of.FACTOR, least=0.9),
+    Promise("a straggler is claimed where nodes do not differ", of.CLAIMED, most=0.02),
+    Promise("series without a step in which history names one", of.STEP_ALARM, most=0.05),
+    Promise("history finds 2 % after 5 + 5 runs", of.STEP_POWER, 0.95, None, (USUAL,)),
+    Promise("history finds 2 % after 5 + 5 runs, all kinds", of.STEP_POWER),
+)
+
+LIMITS: tuple[Limit, ...] = (
+    Limit(
+        of.COVERED,
+        ("random spikes", "periodic spikes"),
+        "Spikes lift the median by some hundredths of a per cent of the undisturbed step, which is "
+        "more than the interval of a long run is wide. The mean step beside it says that there are "
+        "spikes.",
+    ),
+    Limit(
+        of.FLAGGED,
+        ("10 % of measurements disturbed",),
+        "Two bad measurements look like two witnesses; the report names the groups that bear it "
+        "out. Three repeats cure it.",
+        (" 1 x", "together"),
+    ),
+    Limit(
+        of.FAULT,
+        ("two deliveries", "lottery of chips", "switch groups"),
+        "The stated fault takes nodes for normally spread: of nodes of several kinds, or alike in "
+        "groups, it is too small. Nothing says so; a node that is named is slow all the same.",
+    ),
+    Limit(
+        of.FAULT,
+        ("2 % of measurements disturbed", "10 % of measurements disturbed"),
+        "A disturbed measurement hides the slow node, or is all that contradicts it: it is then "
+        "called a suspect, to be repeated.",
+    ),
+    Limit(
+        of.FAULT,
+        ("four nodes against a reference",),
+        "Few repeats tell the scale, and a node must lie further off than the stated fault says.",
+    ),
+    Limit(
+        of.STEP_ALARM,
+        ("days differ by 0.5 %",),
+        "The report says that the runs come from too few days to tell a step from a day.",
+        ("10 runs", "20 runs"),
+    ),
+)

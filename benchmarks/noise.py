@@ -1,0 +1,206 @@
+"""What holds of the verdicts on noise that nobody chose for them, promise by promise.
+
+    python benchmarks/noise.py [--quick]            (about two minutes of one core; quick: 10 s)
+
+The noise comes from generators of their own (_noise_steps.py, _noise_runs.py, _noise_clusters.py),
+goes through the public functions behind `parse`, `compare`, `scale` and `history`, and is counted
+for each kind. Keeps all cells, and writes the table into docs/statistics.md. A promise that is
+missed in a cell is an error unless LIMITS says so, with what the user is told there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from _noise_measures import MEASURES, QUICK, SEED, WHOLE, Cell
+from _noise_promises import LIMITS, PROMISES, Promise
+from _result import Surroundings, keep
+
+from paceline.files.documents import write_text
+
+DOCS = Path(__file__).parents[1] / "docs" / "statistics.md"
+MARKS = ("<!-- from benchmarks/noise.py -->\n", "<!-- end -->")
+TOGETHER = "all settings together"
+STANDARD_ERRORS = 3.0
+QUICK_ERRORS = 4.0
+"""Slack for the luck of the simulation: of a thousand cells one is beyond three by chance, and more
+where a cell has few trials."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A promise with the cells that it was held against."""
+
+    promise: Promise
+    cells: tuple[Cell, ...]
+
+    @property
+    def n(self) -> int:
+        """Trials of all cells."""
+        return sum(cell.n for cell in self.cells)
+
+    @property
+    def rate(self) -> float:
+        """Share of all trials."""
+        return sum(cell.hits for cell in self.cells) / self.n
+
+    @property
+    def worst(self) -> Cell:
+        """The cell that is furthest on the wrong side."""
+        return max(self.cells, key=self.promise.distance)
+
+    def missed(self, errors: float) -> list[Cell]:
+        """Cells, and kinds of noise with all their cells together, that are on the wrong side by
+        more than so many standard errors of the simulation.
+        """
+        cells = [*self.cells, *self.kinds]
+        return [cell for cell in cells if self.promise.is_missed(cell, errors)]
+
+    @property
+    def kinds(self) -> list[Cell]:
+        """Every kind of noise that has several cells as one."""
+        of_kind = [
+            [c for c in self.cells if c.kind == kind]
+            for kind in dict.fromkeys(c.kind for c in self.cells)
+        ]
+        return [
+            replace(
+                cells[0],
+                setting=TOGETHER,
+                hits=sum(c.hits for c in cells),
+                n=sum(c.n for c in cells),
+                marked=None,
+            )
+            for cells in of_kind
+            if len(cells) > 1
+        ]
+
+
+def held(cells: Sequence[Cell]) -> list[Kept]:
+    """Every promise that has cells."""
+    return [
+        Kept(promise, mine)
+        for promise in PROMISES
+        if (mine := tuple(cell for cell in cells if promise.covers(cell)))
+    ]
+
+
+def excused(kept: Kept, cell: Cell) -> str | None:
+    """What the user is told where the promise cannot be kept."""
+    return next((limit.told for limit in LIMITS if limit.covers(kept.promise, cell)), None)
+
+
+def show(promises: Sequence[Kept], errors: float) -> list[str]:
+    """Print a line a promise and one a missed cell; the misses that nothing excuses."""
+    faults: list[str] = []
+    for kept in promises:
+        worst = kept.worst
+        print(
+            f"{kept.promise.text}: promised {kept.promise.bound}, measured {kept.rate:.1%} "
+            f"(n {kept.n:,}), worst {worst.rate:.1%} of {worst.n} ({worst.kind}, {worst.setting})"
+        )
+        for cell in kept.missed(errors):
+            told = excused(kept, cell)
+            marked = "" if cell.marked is None else f", marked {cell.marked}"
+            print(
+                f"  {'limit ' if told else 'MISSED'} {cell.kind}, {cell.setting}: {cell.rate:.1%} "
+                f"of {cell.n}{marked}" + (f"; {told}" if told else "")
+            )
+            if not told:
+                faults.append(f"{kept.promise.text}: {cell.kind}, {cell.setting}")
+    return faults
+
+
+def table(promises: Sequence[Kept]) -> str:
+    """The promises as docs/statistics.md has them, with the limits below."""
+    rows = [
+        "| promise | bound | measured | n | worst case |",
+        "| --- | --- | ---: | ---: | --- |",
+    ]
+    for kept in promises:
+        worst = kept.worst
+        rows.append(
+            f"| {kept.promise.text} | {kept.promise.bound} | {100 * kept.rate:.1f} % | "
+            f"{kept.n:,} | {100 * worst.rate:.0f} % of {worst.n}: {worst.kind}, {worst.setting} |"
+        )
+    limits = [
+        f"- {kept.promise.text}, {kind}: {_span(cells)}. {told}"
+        for kept in promises
+        for (kind, told), cells in _limits(kept).items()
+    ]
+    text = "\n".join(rows)
+    if limits:
+        text += "\n\nWhere a bound does not hold, and what is said there:\n" + "\n".join(limits)
+    return text + "\n"
+
+
+def _limits(kept: Kept) -> dict[tuple[str, str], list[Cell]]:
+    """Missed cells by kind and by what the user is told."""
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in kept.missed(STANDARD_ERRORS):
+        groups.setdefault((cell.kind, excused(kept, cell) or "Not kept."), []).append(cell)
+    return groups
+
+
+def _span(cells: Sequence[Cell]) -> str:
+    low, high = (100 * side(cell.rate for cell in cells) for side in (min, max))
+    return f"{low:.0f} %" if round(low) == round(high) else f"{low:.0f} to {high:.0f} %"
+
+
+def with_table(text: str, promises: Sequence[Kept]) -> str:
+    """The page with today's table between its marks."""
+    before, rest = text.split(MARKS[0])
+    return before + MARKS[0] + table(promises) + MARKS[1] + rest.partition(MARKS[1])[2]
+
+
+def store(cells: Sequence[Cell], promises: Sequence[Kept], around: Surroundings) -> None:
+    """Keep every cell and what became of the promises, and write the table into the page."""
+    summary = [
+        {
+            "promise": kept.promise.text,
+            "promised": kept.promise.bound,
+            "measured": kept.rate,
+            "n": kept.n,
+            "worst": {**asdict(kept.worst), "rate": kept.worst.rate},
+            "missed": [
+                {**asdict(cell), "rate": cell.rate, "told": excused(kept, cell)}
+                for cell in kept.missed(STANDARD_ERRORS)
+            ],
+        }
+        for kept in promises
+    ]
+    rows = [{**asdict(cell), "rate": cell.rate} for cell in cells]
+    keep("noise", "share of trials", around, seed=SEED, promises=summary, cells=rows)
+    write_text(DOCS, with_table(DOCS.read_text(encoding="utf-8"), promises))
+
+
+def main() -> int:
+    """Measure, print and keep; 1 when a promise is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few trials a cell, nothing is kept")
+    quick = parser.parse_args().quick
+    around, begin = Surroundings(), time.perf_counter()
+    size = QUICK if quick else WHOLE
+    cells = [cell for measure in MEASURES for cell in measure(size)]
+    promises = held(cells)
+    faults = show(promises, QUICK_ERRORS if quick else STANDARD_ERRORS)
+    print(f"{len(cells)} cells, {sum(c.n for c in cells):,} trials, {_since(begin)}")
+    print("missed: " + "; ".join(faults) if faults else "every promise is kept, or its limit said")
+    if not quick:
+        store(cells, promises, around)
+    return int(bool(faults))
+
+
+def _since(begin: float) -> str:
+    return f"{time.perf_counter() - begin:.0f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
