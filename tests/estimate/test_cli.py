@@ -81,7 +81,7 @@ def test_offers_stand_side_by_side():
         (("--measured", "last", "--measured-s", "1"), "--measured-s is not; leave one"),
         (("--measured", "last", "--compare", "gpus=8"), "--compare is not; leave one"),
         (("--mtbf", "inf"), "must be a finite number"),
-        (("--stack", "jax"), "must be fused, torch or softmax"),
+        (("--stack", "jax"), "must be one of any, "),
         (("--evidence", "/none.json"), "holds no coefficients"),
     ],
 )

@@ -86,7 +86,7 @@ def test_scripts_are_written_and_their_place_is_told(tmp_path: Path):
         ((*NODES, "--samples", "0"), "'0' is no number"),
         ((*NODES, "--samples", "9", "--every-batch"), "takes the samples from"),
         ((*NODES, "--check", "/none.csv"), "cannot be read"),
-        ((*NODES, "--stack", "jax"), "must be fused, torch or softmax"),
+        ((*NODES, "--stack", "jax"), "must be one of any, "),
         ((*NODES, "--least-efficiency", "2"), "least-efficiency"),
     ],
 )
