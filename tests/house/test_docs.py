@@ -130,7 +130,11 @@ def test_every_paceline_command_of_the_readme_is_understood(line: str, tmp_path:
         arguments = ["mlperf", "run", "--dry-run", *with_config(arguments[2:], tmp_path)]
     elif arguments[0] in ("run", "scale", "sweep", "tune"):
         arguments[1:1] = ["--dry-run"]
-    elif arguments[0] in ("check", "calibrate") or arguments[:2] in MINUTES_OR_RESULTS:
+    elif (
+        arguments[0] in ("check", "calibrate")
+        or "--until-decided" in arguments
+        or arguments[:2] in MINUTES_OR_RESULTS
+    ):
         arguments += ["--help"]  # there are no hosts and no results here, and no minutes
     if "--trace" in arguments:
         arguments.remove("--trace")  # its own tests follow smaller models
