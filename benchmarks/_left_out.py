@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ GROUPS: Mapping[str, Callable[[PublishedStep], str]] = {
     "stack": lambda row: row.software,
     "device": lambda row: row.device,
     "year": lambda row: str(row.year),
-    "source": lambda row: row.source,
+    "source": lambda row: re.sub(r" \((via|stored) [^)]*\)", "", row.source),
 }
 """What is left out at a time."""
 SIZES = ((8, "1-8 devices"), (64, "9-64 devices"), (512, "65-512 devices"))
