@@ -53,7 +53,8 @@ LOGS = {
         reported={"samples_per_s": 3.663, "run_time_s": 273.0149},
     ),
     "bigscience_meg_ds_3d_gpt2_perf_n16-ds-on.txt": Read(
-        "megatron_deepspeed", 49, "auto", (25, 49, 25), 135.6192, 135.101928,  # it goes on getting faster: a long warm-up
+        # It goes on getting faster for half of its steps: a long warm-up.
+        "megatron_deepspeed", 49, "auto", (25, 49, 25), 135.6192, 135.101928,
         samples_per_s=1024 / 135.6192,
         reported={
             "memory_allocated_bytes": 19961.072265625 * MIB,
