@@ -137,17 +137,20 @@ def remark_on_figures(
 
 def _power(sides: Pair, primary: MetricComparison, margin: float) -> list[str]:
     """What repeats that scatter as these do would have found, where no difference was."""
-    spreads = [figures.spread for figures in (primary.baseline, primary.candidate)]
+    figures = zip(sides.each, (primary.baseline, primary.candidate), strict=True)
+    spreads = [of_side.spread for side, of_side in figures if not side.published]
     known = [spread for spread in spreads if spread is not None]
-    few = min(sides.sizes) < MIN_REPEATS or len(known) < len(sides.sizes) or not margin
-    if few or sides.apart or primary.verdict not in ("same", "undecided"):
+    few = min(sides.sizes) < MIN_REPEATS or len(known) < len(sides.sizes)
+    # Of a difference no larger than the margin and the rounding nothing is ever said.
+    hidden = 2 * margin <= margin + primary.resolution
+    if few or hidden or sides.apart or primary.verdict not in ("same", "undecided"):
         return []
-    n, variances = min(sides.sizes), sum(spread**2 for spread in known)
-    scatter = (variances / len(known)) ** 0.5
-    found = power(variances, n, 2 * margin, margin)
+    n, variances = min(sides.sizes), [spread**2 for spread in known]
+    scatter = (sum(variances) / len(known)) ** 0.5
+    share = power(variances, n, 2 * margin, margin, primary.resolution)
     return [
-        f"{n} runs a side that lie {100 * scatter:.2g} % apart (between runs) find a change of "
-        f"{percent(2 * margin)} in {100 * found:.0f} % of cases"
+        f"{n} runs{' a side' if len(known) > 1 else ''} that lie {100 * scatter:.2g} % apart "
+        f"(between runs) find a change of {percent(2 * margin)} in {100 * share:.0f} % of cases"
     ]
 
 

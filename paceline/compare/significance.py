@@ -32,6 +32,8 @@ PLANNED_POWER = 0.8
 """Chance of a decision that the number of further repeats is planned for."""
 
 MOST_FURTHER_REPEATS = 50
+CHANCES: FloatColumn = (np.arange(16) + 0.5) / 16
+"""Quantiles at which the scatter that repeats may show is taken, of each side."""
 
 NO_SPREAD = 1e-12
 """A standard error of the log below this is rounding: the values are identical."""
@@ -46,8 +48,8 @@ class RatioEstimate:
     log_ratio: float
     standard_error: float
     degrees: float
-    variances: float = 0.0
-    """Sum of both sides' variances of single repeats: what n repeats a side divide by n."""
+    variances: tuple[float, ...] = ()
+    """Variance of a single repeat of each side that has repeats: what n of them divide by n."""
 
     @property
     def ratio(self) -> float:
@@ -92,9 +94,7 @@ def compare_repeats(baseline: Sequence[float], candidate: Sequence[float]) -> Ra
     error = sum(parts) ** 0.5
     weights = [part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True)]
     degrees = sum(parts) ** 2 / sum(weights) if error >= NO_SPREAD else float(sum(sizes) - 2)
-    return RatioEstimate(
-        float(logs[1].mean() - logs[0].mean()), error, degrees, variances=sum(variances)
-    )
+    return RatioEstimate(float(logs[1].mean() - logs[0].mean()), error, degrees, tuple(variances))
 
 
 def compare_with_figure(figure: float, candidate: Sequence[float]) -> RatioEstimate:
@@ -102,7 +102,7 @@ def compare_with_figure(figure: float, candidate: Sequence[float]) -> RatioEstim
     logs = np.log(np.asarray(candidate, dtype=np.float64))
     variance = float(logs.var(ddof=1))
     error = (variance / len(logs)) ** 0.5
-    return RatioEstimate(float(logs.mean() - np.log(figure)), error, len(logs) - 1.0, variance)
+    return RatioEstimate(float(logs.mean() - np.log(figure)), error, len(logs) - 1.0, (variance,))
 
 
 def compare_by_history(
@@ -114,7 +114,7 @@ def compare_by_history(
     """
     variances = [scatter.within**2 / size + scatter.between**2 for size in sizes]
     return RatioEstimate(
-        log_ratio, sum(variances) ** 0.5, scatter.degrees, len(sizes) * scatter.single**2
+        log_ratio, sum(variances) ** 0.5, scatter.degrees, len(sizes) * (scatter.single**2,)
     )
 
 
@@ -125,7 +125,7 @@ def made_apart(estimate: RatioEstimate, scatter: RunScatter | None) -> RatioEsti
     Satterthwaite. Else 3 times the variances of both sides' single runs (APART).
     """
     if scatter is None:
-        error = (estimate.standard_error**2 + APART**2 * estimate.variances) ** 0.5
+        error = (estimate.standard_error**2 + APART**2 * sum(estimate.variances)) ** 0.5
         return replace(estimate, standard_error=error)
     parts = (estimate.standard_error**2, 2 * scatter.between**2)
     weights = parts[0] ** 2 / estimate.degrees + parts[1] ** 2 / scatter.degrees
@@ -188,29 +188,60 @@ def chance_of_decision(
 ) -> float:
     """Probability that n repeats a side end in a decision, if estimate and spread are the truth."""
     rounding, limit = log1p(resolution), log1p(margin) + log1p(resolution)
-    error, distance = (estimate.variances / n) ** 0.5, abs(estimate.log_ratio)
-    if error < NO_SPREAD:
+    plan, distance = _Plan.of(estimate.variances, n), abs(estimate.log_ratio)
+    if plan.error < NO_SPREAD:
         return 1.0
-    degrees = 2.0 * (n - 1)
-    beyond = max(limit, rounding + student_t(0.975, degrees) * error)
-    inside = limit - student_t(0.95, degrees) * error
-    differs = normal_cdf((distance - beyond) / error)
-    if inside <= 0:
-        return differs
-    same = normal_cdf((inside - distance) / error) - normal_cdf((-inside - distance) / error)
-    return differs + same
+    beyond = np.maximum(limit, rounding + plan.reach(0.975))
+    inside = np.maximum(0.0, limit - plan.reach(0.95))
+    differs = plan.chance_above(beyond - distance)
+    return differs + plan.chance_above(-inside - distance) - plan.chance_above(inside - distance)
 
 
-def power(variances: float, n: int, change: float, margin: float) -> float:
-    """Probability that n repeats a side find a true `change` (relative) to be beyond the margin.
+def power(
+    variances: Sequence[float], n: int, change: float, margin: float, resolution: float = 0.0
+) -> float:
+    """Probability that `decide` finds a true `change` (relative) with n repeats a side.
 
-    `variances` is the sum of both sides' variances of single repeats, taken for the truth.
+    `variances` are those of single repeats of each side that has repeats, taken for the truth: one
+    of them against a fixed figure. `resolution` as `decide` takes it.
     """
-    error = (variances / n) ** 0.5
-    if error < NO_SPREAD:
+    plan = _Plan.of(variances, n)
+    if plan.error < NO_SPREAD:
         return 1.0
-    beyond = max(log1p(margin), student_t(0.975, 2.0 * (n - 1)) * error)
-    return normal_cdf((log1p(change) - beyond) / error)
+    rounding, limit = log1p(resolution), log1p(margin) + log1p(resolution)
+    beyond = np.maximum(limit, rounding + plan.reach(0.975))
+    return plan.chance_above(beyond - log1p(change))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The test that n repeats a side will make: a mean, and an error that they tell themselves."""
+
+    error: float
+    """True standard error of the log ratio."""
+    degrees: FloatColumn
+    seen: FloatColumn
+    """Degrees and standard errors that the repeats may show, each pair as likely as any other."""
+
+    @staticmethod
+    def of(variances: Sequence[float], n: int) -> _Plan:
+        """A side shows its variance times chi^2 / (n - 1); degrees by Welch and Satterthwaite."""
+        error = (sum(variances) / n) ** 0.5
+        if error < NO_SPREAD:
+            return _Plan(error, np.ones(1), np.zeros(1))
+        shares: FloatColumn = _special().chdtri(n - 1.0, CHANCES) / (n - 1)
+        seen = np.meshgrid(*(variance * shares for variance in variances))
+        total = np.sum(seen, axis=0).ravel()
+        degrees = (n - 1) * total**2 / np.sum(np.square(seen), axis=0).ravel()
+        return _Plan(error, degrees, np.sqrt(total / n))
+
+    def reach(self, quantile: float) -> FloatColumn:
+        """Half the interval that Student's t gives, one for each error seen."""
+        return _special().stdtrit(self.degrees, quantile) * self.seen
+
+    def chance_above(self, distance: FloatColumn) -> float:
+        """Probability that the mean is off by more than `distance`, one for each error seen."""
+        return float(np.mean(_special().ndtr(-distance / self.error)))
 
 
 def corrected(p_values: Sequence[float]) -> list[float]:

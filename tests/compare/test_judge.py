@@ -271,3 +271,13 @@ def test_the_power_for_the_scatter_that_was_seen_is_told(deviation: float, found
     assert f"lie {100 * deviation:.2g} % apart" in note
     low, high = found
     assert low <= int(note.split(" in ")[-1].split(" %")[0]) <= high
+
+
+def test_no_power_is_told_where_the_printed_digits_hide_the_difference():
+    def notes(resolution: float) -> tuple[str, ...]:
+        row = Side("row", (member("row"),), published=True, resolution=resolution)
+        return judge(row, repeats(3, 0.002, 0.004, name="b")).notes
+
+    (note,) = [note for note in notes(0.001) if "find a change of 2.0 %" in note]
+    assert note.startswith("3 runs that lie 0.4 % apart")
+    assert not any("find a change" in note for note in notes(0.5 / 29))

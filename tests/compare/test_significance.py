@@ -20,6 +20,7 @@ from paceline.compare.significance import (
     decide,
     decide_by_margin,
     further_repeats,
+    power,
 )
 
 BEFORE, AFTER = [0.2301, 0.2310, 0.2295], [0.2352, 0.2371, 0.2349, 0.2360]
@@ -55,7 +56,7 @@ def test_no_p_values_need_no_correction():
 def estimate(change: float, deviation: float, n: int = 5) -> RatioEstimate:
     """n repeats a side, of which each has this relative deviation."""
     return RatioEstimate(
-        float(np.log1p(change)), deviation * (2 / n) ** 0.5, 2.0 * (n - 1), 2 * deviation**2
+        float(np.log1p(change)), deviation * (2 / n) ** 0.5, 2.0 * (n - 1), (deviation**2,) * 2
     )
 
 
@@ -157,7 +158,29 @@ def test_the_planned_chance_of_a_decision_is_the_true_one():
     runs = np.exp(rng.normal(0, 0.006, (4000, 2, n))) * [[1.0], [estimated.ratio]]
     answers = [decide(compare_repeats(before, after), 0.01) for before, after in runs]
     decided = sum(answer != "undecided" for answer in answers) / len(answers)
-    assert decided == pytest.approx(chance_of_decision(estimated, n, 0.01), abs=0.05)
+    assert decided == pytest.approx(chance_of_decision(estimated, n, 0.01), abs=0.02)
+
+
+@pytest.mark.parametrize("resolution", [0.0, 0.003])
+@pytest.mark.parametrize(("sides", "n"), [(1, 3), (1, 5), (2, 3), (2, 5)])
+def test_the_power_is_how_often_a_difference_is_found(sides: int, n: int, resolution: float):
+    rng = np.random.default_rng(5)
+    runs = np.exp(rng.normal(0, 0.01, (3000, 2, n))) * [[1.0], [1.02]]
+    estimates = (
+        compare_repeats(before, after) if sides == 2 else compare_with_figure(1.0, after)
+        for before, after in runs
+    )
+    answers = [decide(estimated, 0.01, resolution) for estimated in estimates]
+    share = answers.count("higher") / len(answers)
+    assert power([0.01**2] * sides, n, 0.02, 0.01, resolution) == pytest.approx(share, abs=0.03)
+
+
+def test_against_a_figure_as_printed_more_repeats_are_planned():
+    exact, printed = (
+        further_repeats(compare_with_figure(1.0, [1.01, 1.02, 1.03]), 3, 3, 0.01, resolution)
+        for resolution in (0.0, 0.005)
+    )
+    assert exact is not None and printed is not None and printed > exact
 
 
 def test_a_difference_at_the_margin_cannot_be_planned_for():
