@@ -20,6 +20,7 @@ from paceline.compare.significance import (
 )
 
 FEWEST_PAIRS = 3
+"""At the first look of every plan."""
 ERROR = 0.05
 """Of identical sides, so many are called different at some look."""
 ERROR_SAME = 0.04
@@ -49,16 +50,13 @@ class Design:
         return log1p(self.margin) + log1p(self.resolution)
 
     def levels(self, num_pairs: int) -> tuple[float, float]:
-        """The two-sided level of a look at so many pairs, to tell sides apart and to call them the
-        same; the looks of the plan before it are taken as made.
+        """The two-sided level of the look at so many pairs, one of the plan, to tell sides apart
+        and to call them the same.
         """
         looks = looks_up_to(self.most_pairs)
-        before = tuple(look for look in looks if look < num_pairs)
-        plan = (*before, num_pairs, *(look for look in looks if look > num_pairs))
+        at = looks.index(num_pairs)
         # Two one-sided tests at an error each are a two-sided interval at twice as much.
-        apart, alike = (
-            nominal_levels(plan, error)[len(before)] for error in (ERROR, 2 * ERROR_SAME)
-        )
+        apart, alike = (nominal_levels(looks, error)[at] for error in (ERROR, 2 * ERROR_SAME))
         return apart, alike
 
 
@@ -91,7 +89,7 @@ class PairsLook:
 
 
 def look_at(baseline: Sequence[float], candidate: Sequence[float], design: Design) -> PairsLook:
-    """The look at pairs of positive values, one of each side, at least FEWEST_PAIRS.
+    """The look at pairs of positive values, one of each side, as many as a look of the plan has.
 
     d = log(candidate / baseline) of each pair, so that what both runs of a pair share (day, heat,
     neighbours) is gone; its mean is tested by Student's t at the level that this look may spend.
@@ -151,9 +149,9 @@ def chance_at_the_end(mean: float, deviation: float, num_pairs: int, design: Des
 def looks_along(
     baseline: Sequence[float], candidate: Sequence[float], design: Design
 ) -> list[PairsLook]:
-    """Every look of the plan up to the pairs that there are, and one at all of them."""
-    n = len(baseline)
-    if n < FEWEST_PAIRS:
-        return []
-    looks = [look for look in looks_up_to(design.most_pairs) if look < n] + [n]
+    """Every look of the plan up to the pairs that there are.
+
+    There are none at the pairs between: the error is spent at those of the plan.
+    """
+    looks = [look for look in looks_up_to(design.most_pairs) if look <= len(baseline)]
     return [look_at(baseline[:look], candidate[:look], design) for look in looks]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from paceline.compare.sequential.look import Design, PairsLook, look_at, looks_along
 from paceline.compare.sequential.spending import looks_up_to
@@ -38,7 +39,7 @@ def test_what_both_runs_of_a_pair_share_is_gone():
 def test_the_last_look_asks_for_nothing_more():
     first = [0.2, 0.202] * 8
     second = [0.2 * (1.008 + 0.02 * (at % 3 - 1)) for at in range(16)]
-    assert look_at(first[:15], second[:15], DESIGN).answer in ("goes on", "futile")
+    assert look_at(first[:14], second[:14], DESIGN).answer in ("goes on", "futile")
     assert look_at(first, second, DESIGN).answer == "undecided"
 
 
@@ -59,10 +60,21 @@ def test_rounding_widens_the_margin():
     assert look_at(first, second, Design(16, resolution=0.03)).answer == "same"
 
 
-def test_every_look_is_kept_up_to_the_pairs_there_are():
+def test_every_look_of_the_plan_is_kept_up_to_the_pairs_there_are():
     first, second = pairs(0.0, 7)
-    assert [look.num_pairs for look in looks_along(first, second, DESIGN)] == [3, 4, 5, 6, 7]
+    assert [look.num_pairs for look in looks_along(first, second, DESIGN)] == [3, 4, 5, 6]
     assert looks_along(first[:2], second[:2], DESIGN) == []
+
+
+def test_a_series_asked_after_every_pair_crosses_no_more_often_than_its_error():
+    made = range(1, 17)
+    last = {n: looks_along([0.2] * n, [0.2] * n, DESIGN)[-1] for n in made if n >= 3}
+    levels = {look.num_pairs: look.level for look in last.values()}
+    rng = np.random.default_rng(1)
+    z = rng.standard_normal((400_000, 16)).cumsum(axis=1) / np.sqrt(made)
+    crossed = [np.abs(z[:, n - 1]) > stats.norm.isf(level / 2) for n, level in levels.items()]
+    # Three standard errors of 400,000 series are 0.1 %.
+    assert np.any(crossed, axis=0).mean() == pytest.approx(0.05, abs=0.001)
 
 
 @pytest.mark.parametrize("deviation", [0.004, 0.012])
