@@ -121,7 +121,7 @@ def _verdict(
     verdict = min(words, key=ORDER.index)
     lead = primaries[words.index(verdict)]
     remark_on_figures(sides, primaries, blank.margin, remarks, scatter)
-    if verdict == "same" and is_speed(lead.metric) and _leaves_its_level(sides, blank.margin):
+    if verdict == "same" and is_speed(lead.metric) and leaves_its_level(sides, blank.margin):
         verdict, needed, how = "undecided", None, ONE_LEVEL
     else:
         needed, how = _repeats(primaries, verdict, sides, scatter)
@@ -221,7 +221,7 @@ def _word(comparison: MetricComparison, weak: bool) -> GateWord:
     return "undecided" if weak and comparison.verdict != "same" else comparison.verdict
 
 
-def _leaves_its_level(sides: Pair, margin: float) -> bool:
+def leaves_its_level(sides: Pair, margin: float) -> bool:
     """Whether a run's steps change for good by more than the margin, so that no median is its."""
     windows = [member.window for side in sides.each for member in side.used]
     return any(w and w.shift and abs(w.shift.ratio - 1) > margin for w in windows)

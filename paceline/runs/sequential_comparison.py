@@ -235,7 +235,8 @@ class PairLanes(Lanes):
         if self._begun is None and not any(side.done for side in self._runner.series.sides):
             return False
         answer = self._look()
-        self._watch(answer)
+        if answer.ended != "goes on" or answer.pairs in looks_up_to(answer.most_pairs):
+            self._watch(answer)
         return answer.ended != "goes on"
 
     def _fails(self, side: SeriesSide) -> bool:
@@ -292,10 +293,10 @@ def _failed(
         return None
     reasons = [*lacking[0].faults, *(run.reason for run in lacking[0].runs if run.reason)]
     why = reasons[-1] if reasons else "broken off before its first run had ended"
-    summaries = [
-        SideSummary(name=g.group, kind="runs", runs=tuple(run.run for run in g.runs))
+    summaries = {
+        g.group: SideSummary(name=g.group, kind="runs", runs=tuple(run.run for run in g.runs))
         for g in made.groups
-    ]
+    }
     return SequentialComparison(
         verdict="invalid",
         ended="goes on",
@@ -304,8 +305,8 @@ def _failed(
         pairs=0,
         most_pairs=_planned(question, names),
         margin=question.gate.margin,
-        baseline=summaries[0],
-        candidate=summaries[1],
+        baseline=summaries[names[0]],
+        candidate=summaries[names[1]],
     )
 
 

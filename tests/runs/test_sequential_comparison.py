@@ -83,7 +83,7 @@ def test_a_clear_difference_ends_the_series_early(tmp_path: Path, monkeypatch: p
     answer, looks = decide(monkeypatch, tmp_path, TwoSpeeds(0.04), group="g")
     assert (answer.verdict, answer.ended) == ("slower", "decided")
     assert answer.pairs <= 4 and len(run_folders(tmp_path)) == 2 * answer.pairs
-    assert [look.pairs for look in looks] == [*range(1, answer.pairs + 1)]
+    assert [look.pairs for look in looks] == [3, 4][: len(looks)] and looks[-1] == answer
     assert answer.ratio == pytest.approx(1.04, abs=0.005)
     assert answer.low is not None and answer.high is not None
     assert answer.low <= 1.04 <= answer.high
@@ -126,6 +126,8 @@ def test_a_side_that_only_fails_ends_the_series(tmp_path: Path, monkeypatch: pyt
     answer, _ = decide(monkeypatch, tmp_path, machine, group="g")
     assert (answer.verdict, answer.ended) == ("invalid", "failed")
     assert "g-b has no figure" in answer.sentence and len(run_folders(tmp_path)) == 4
+    turned, _ = decide(monkeypatch, tmp_path, machine, ("g-b", "g-a"))
+    assert (turned.baseline.name, turned.candidate.name) == ("g-b", "g-a")
 
 
 def test_the_number_of_pairs_is_settled_before_the_first_look(
@@ -147,12 +149,30 @@ def test_runs_that_cannot_be_made_here_are_asked_for(tmp_path: Path):
     assert answer.go_on is not None and answer.go_on.startswith("run 1 more pair in turns")
 
 
+def test_between_looks_of_the_plan_nothing_is_judged_and_the_next_is_asked_for(tmp_path: Path):
+    for at in range(14):
+        change = (0.002, 0.014)[at // 2 % 2]
+        make_finished(tmp_path, at, 0.2 * (1 + change * (at % 2)), tag="ab"[at % 2])
+    answer = asked(judged_so_far(PairsQuestion(tmp_path, "a", "b", Gate())))
+    assert (answer.pairs, answer.ended) == (7, "goes on")
+    assert [look.pairs for look in answer.looks] == [3, 4, 5, 6]
+    assert answer.go_on is not None and answer.go_on.startswith("run 1 more pair in turns")
+
+
 def test_runs_of_one_side_after_the_other_are_no_pairs_to_trust(tmp_path: Path):
     for at in range(8):
         make_finished(tmp_path, at, 0.2 + 0.0001 * (at % 4), tag="ab"[at // 4])
     answer = judged_so_far(PairsQuestion(tmp_path, "a", "b", Gate()))
     assert answer.verdict == "undecided" and "did not follow each other" in answer.sentence
     assert answer.looks == () and answer.confidence == "low"
+    assert asked(answer).ended == "not in turns" and "a new series" in answer.sentence
+
+
+def test_a_whole_plan_of_runs_one_side_after_the_other_asks_for_a_new_series(tmp_path: Path):
+    for at in range(6):
+        make_finished(tmp_path, at, 0.2 + 0.0001 * (at % 3), tag="ab"[at // 3])
+    answer = asked(judged_so_far(PairsQuestion(tmp_path, "a", "b", Gate(), most_pairs=3)))
+    assert (answer.verdict, answer.ended, answer.go_on) == ("undecided", "not in turns", None)
 
 
 def test_the_verb_prints_the_answer_as_json(tmp_path: Path):

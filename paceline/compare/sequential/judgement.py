@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from paceline.compare.contrast import word
-from paceline.compare.judge import judge
+from paceline.compare.directions import is_speed
+from paceline.compare.judge import ONE_LEVEL, judge, leaves_its_level
 from paceline.compare.judgement import (
     Comparison,
     GateWord,
@@ -27,12 +29,19 @@ from paceline.core.units import percent
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 Ended = Literal[
-    "decided", "futile", "all pairs made", "goes on", "interrupted", "failed", "not comparable"
+    "decided",
+    "futile",
+    "all pairs made",
+    "goes on",
+    "interrupted",
+    "failed",
+    "not comparable",
+    "not in turns",
 ]
 """Why there are no further pairs; `goes on` asks for some."""
 NOT_IN_TURNS = (
     "the runs of each pair did not follow each other, and a machine that changed meanwhile would "
-    "look the same"
+    "look the same; no further pairs mend that: begin a new series in turns (A B, then B A)"
 )
 
 
@@ -128,12 +137,13 @@ def judge_pairs(
     )
     if refused := _refused(comparison, sides):
         return blank.model_copy(update=refused)
+    if not in_turns:
+        text = f"Undecided: {NOT_IN_TURNS}."
+        return blank.model_copy(update={"ended": "not in turns", "sentence": text})
     if num_pairs < FEWEST_PAIRS:
         made = "1 pair" if num_pairs == 1 else f"{num_pairs} pairs"
         text = f"Undecided: {made} so far, and the first look is after {FEWEST_PAIRS}."
         return blank.model_copy(update={"sentence": text})
-    if not in_turns:
-        return blank.model_copy(update={"sentence": f"Undecided: {NOT_IN_TURNS}."})
     return _looked_at(blank, sides, design, comparison)
 
 
@@ -162,13 +172,19 @@ def _looked_at(
         return blank.model_copy(update={"verdict": "invalid", "ended": "failed", "sentence": text})
     rounded = Design(design.most_pairs, design.margin, comparison.resolution)
     looks = looks_along(values[0], values[1], rounded)
+    several_levels = is_speed(name) and leaves_its_level(sides, design.margin)
+    if several_levels:
+        looks = [replace(k, answer="futile") if k.answer == "same" else k for k in looks]
     last = looks[-1]
     verdict = word(name, last.change)
+    text = _sentence(sides, name, verdict, last, rounded)
+    if several_levels and last.answer == "futile":
+        text += f" What decides: {ONE_LEVEL}."
     return blank.model_copy(
         update={
             "verdict": verdict,
             "ended": _ended(last),
-            "sentence": _sentence(sides, name, verdict, last, rounded),
+            "sentence": text,
             "ratio": last.ratio,
             "low": last.low,
             "high": last.high,

@@ -1,0 +1,30 @@
+"""The verdict on pairs: what it refuses, whatever their figures say."""
+
+from __future__ import annotations
+
+from paceline.compare.sequential.judgement import SequentialComparison, judge_pairs
+from paceline.compare.sequential.look import Design
+from paceline.compare.sides import Pair, Side
+from paceline.core.result import LevelShift
+from tests.compare.members import WINDOW, member, repeats
+
+
+def judged(shift: float, n: int = 5, in_turns: bool = True) -> SequentialComparison:
+    """Equal pairs, of which one run's steps change their level by `shift` for good."""
+    baseline, candidate = repeats(n, name="a", deviation=0.001), repeats(n, name="b", deviation=0.0)
+    window = WINDOW.model_copy(update={"shift": LevelShift(first_step=30, ratio=1 + shift)})
+    throttled = member("b-0", 0.2, window=window)
+    candidate = Side("b", (throttled, *candidate.members[1:]))
+    return judge_pairs(Pair(baseline, candidate), Design(16), in_turns=in_turns)
+
+
+def test_pairs_with_a_run_that_leaves_its_level_are_not_the_same():
+    assert judged(0.005).verdict == "same"
+    answer = judged(0.03)
+    assert (answer.verdict, answer.ended) == ("undecided", "futile")
+    assert answer.looks[-1].verdict == "undecided"
+    assert "runs that keep to one level decide" in answer.sentence
+
+
+def test_pairs_that_were_not_made_in_turns_ask_for_a_new_series_from_the_second_on():
+    assert {judged(0.0, n, in_turns=False).ended for n in (2, 5, 16)} == {"not in turns"}
