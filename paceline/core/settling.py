@@ -97,7 +97,7 @@ def correlation_widening(residual: FloatColumn, fitted: int = 1) -> float:
     """By how much correlated neighbours widen the error of a mean: sqrt((1 + rho) / (1 - rho)).
 
     rho is the lag-1 autocorrelation, 0 to 0.95, with what so few values take from it added again,
-    (fitted + (1 + 3 rho)) / n (Kendall, Biometrika 41 (1954) 403, for one fitted mean).
+    (fitted + 3 rho) / n: for one fitted mean Kendall's (1 + 3 rho) / n (Biometrika 41 (1954) 403).
     """
     power = float((residual * residual).sum())
     if power <= 0:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from paceline.runs.bundles.writing import BUNDLE_FILE
 from paceline.runs.comparison import Gate, compare_runs
 from tests.runs.series_example import around, make_finished, make_many
 
@@ -26,3 +29,22 @@ def test_the_candidates_own_runs_do_not_tell_their_scatter(tmp_path: Path):
     before, after = tmp_path.glob("*-example-0"), tmp_path.glob("*-example-9")
     judged = compare_runs(tmp_path, next(before).name, next(after).name, Gate())
     assert any("9 runs of 9 days" in note for note in judged.notes)
+
+
+def test_a_candidate_named_by_its_path_does_not_tell_its_own_scatter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make_many(tmp_path / "runs", around(0.2, 10, seed=1))
+    before, after = (next(tmp_path.glob(f"runs/*-example-{at}")).name for at in (0, 9))
+    monkeypatch.chdir(tmp_path)
+    judged = compare_runs(Path("runs"), f"runs/{before}", f"runs/{after}", Gate())
+    assert any("9 runs of 9 days" in note for note in judged.notes)
+
+
+def test_imported_bundles_tell_of_another_machine(tmp_path: Path):
+    make_many(tmp_path, around(0.2, 10, seed=1))
+    imported = next(tmp_path.glob("*-example-4"))
+    (imported / BUNDLE_FILE).write_text("{}")
+    before, after = (next(tmp_path.glob(f"*-example-{at}")).name for at in (0, 9))
+    judged = compare_runs(tmp_path, before, after, Gate())
+    assert any("8 runs of 8 days" in note for note in judged.notes)
