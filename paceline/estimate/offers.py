@@ -56,9 +56,10 @@ def step_time_ratio(
 ) -> Ratio:
     """Step time of the second over the first: what both share cancels.
 
-    Coefficients move both, so only the difference of their slopes counts; what the formulas miss,
-    and what nobody states of links and devices, is taken as independent. `other` is the second
-    one's evidence where it has its own: then the coefficients are independent too.
+    Coefficients move both, so only the difference of their slopes counts, and so do a stack or a
+    device that no row was of; what the formulas miss, and what nobody states of links and devices,
+    is taken as independent. `other` is the second one's evidence where it has its own: then all is
+    independent.
     """
     evidences = (evidence, other or evidence)
     estimates = [
@@ -67,13 +68,22 @@ def step_time_ratio(
     ]
     fits = [by.fit() for by in evidences]
     slope = [slopes(rows.x, fit.centre) for rows, fit in zip(estimates, fits, strict=True)]
-    differences = [slope[1] - slope[0]] if evidences[0] == evidences[1] else slope
-    shared = sum(s[0] @ fit.covariance @ s[0] for s, fit in zip(differences, fits, strict=False))
-    apart = sum(
-        own_variance(rows.x, s, rows.evidence.residual_sd, rows.evidence.levels)[0]
-        for rows, s in zip(estimates, slope, strict=True)
+    alike = evidences[0] == evidences[1]
+    differences = [slope[1] - slope[0]] if alike else slope
+    of_coefficients = sum(
+        s[0] @ fit.covariance @ s[0] for s, fit in zip(differences, fits, strict=False)
     )
-    sd = float(np.sqrt(shared + apart))
+    cases = [rows.x for rows in estimates]
+    missed = sum(
+        own_variance(x, s, by.residual_sd)[0]
+        for x, s, by in zip(cases, slope, evidences, strict=True)
+    )
+    of_levels = (
+        evidence.levels.variance_between(cases[0], cases[1])[0]
+        if alike
+        else sum(by.levels.variance(x)[0] for x, by in zip(cases, evidences, strict=True))
+    )
+    sd = float(np.sqrt(of_coefficients + missed + of_levels))
     value = float(estimates[1].step_time_s[0] / estimates[0].step_time_s[0])
     low, high = bounds(np.array([value]), np.array([sd]))
     return Ratio(value, float(low[0]), float(high[0]))

@@ -36,6 +36,21 @@ def test_offers_with_coefficients_of_their_own_share_nothing():
     assert log(apart[2]) == pytest.approx(2**0.5 * log(alone.high_s / alone.step_time_s))
 
 
+def test_a_stack_or_device_without_rows_cancels_where_both_have_it():
+    evidence = shipped()
+    exact = evidence.model_copy(update={"between": {}})
+    first = replace(LLAMA_70B, device="MI300X", intra_link=None)
+
+    def widths(second: Question) -> list[float]:
+        ratios = (step_time_ratio(first, second, by) for by in (evidence, exact))
+        return [log(high / low) for _, low, high in ratios]
+
+    alike, alike_exact = widths(replace(first, devices=128))
+    assert alike == pytest.approx(alike_exact)
+    apart, apart_exact = widths(replace(first, device="H100-SXM"))
+    assert apart > apart_exact
+
+
 def test_what_nobody_states_of_the_links_widens_a_ratio_too():
     def width(**links: str | None) -> float:
         asked = replace(LLAMA_70B, **links)  # type: ignore[arg-type]

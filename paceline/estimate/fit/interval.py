@@ -44,8 +44,21 @@ class Levels:
 
     def variance(self, x: Cases) -> Floats:
         """What is not known of each case's stack and device."""
-        stack = np.isin(x.words["software"], self.stacks, invert=True) * self.stack**2
-        return stack + np.isin(x.words["family"], self.devices, invert=True) * self.device**2
+        return self._of_stacks(x) + self._of_devices(x)
+
+    def variance_between(self, first: Cases, second: Cases) -> Floats:
+        """What is not known of how cases differ: a stack or a device that both have cancels."""
+        stacks, devices = (
+            first.words[word] != second.words[word] for word in ("software", "family")
+        )
+        of_stacks = self._of_stacks(first) + self._of_stacks(second)
+        return stacks * of_stacks + devices * (self._of_devices(first) + self._of_devices(second))
+
+    def _of_stacks(self, x: Cases) -> Floats:
+        return np.where(np.isin(x.words["software"], self.stacks), 0.0, self.stack**2)
+
+    def _of_devices(self, x: Cases) -> Floats:
+        return np.where(np.isin(x.words["family"], self.devices), 0.0, self.device**2)
 
 
 ALL_SEEN = Levels()
