@@ -90,7 +90,7 @@ PROMISES: tuple[Promise, ...] = (
     Promise("clusters in which a healthy node is flagged", of.FLAGGED, most=0.05),
     Promise("a node slowed by 5 % is flagged", of.NAMED, 0.95, None, ("normal",)),
     Promise("a node slowed by 5 or 10 % is flagged, all kinds", of.NAMED),
-    Promise("a node as slow as the stated smallest fault is flagged", of.FAULT, least=0.84),
+    Promise("a node as slow as the stated smallest fault is flagged", of.FAULT, least=0.9),
     Promise("interval of the straggler factor holds the truth", of.FACTOR, least=0.9),
     Promise("a straggler is claimed where nodes do not differ", of.CLAIMED, most=0.02),
     Promise("series without a step in which history names one", of.STEP_ALARM, most=0.05),

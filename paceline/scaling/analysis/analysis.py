@@ -9,7 +9,14 @@ import numpy as np
 
 from paceline.core.errors import UserError
 from paceline.core.node_groups import GroupThroughput, Purpose, ScalingKind, by_size, main_series
-from paceline.scaling.analysis.bisection import Bisection, Group, Slow, bisect, slow_groups
+from paceline.scaling.analysis.bisection import (
+    FEWEST_ALIKE,
+    Bisection,
+    Group,
+    Slow,
+    bisect,
+    slow_groups,
+)
 from paceline.scaling.analysis.factors import SizeFactors, corrected_logs, size_factors
 from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
 from paceline.scaling.analysis.reliability import Lasting, NotSeparable, lasting_differences
@@ -86,6 +93,15 @@ class Analysis:
             node
             for node in self.blame.nodes
             if node.host in alone or (node.suspected and node not in self.flagged)
+        )
+
+    @property
+    def has_second_witness(self) -> bool:
+        """Whether a slow node's repeats, pairs or groups could have borne its value out."""
+        by_repeats = self.speeds is not None and bool((self.speeds.repeats > 1).any())
+        return by_repeats or any(
+            size > 1 and len(groups) > FEWEST_ALIKE
+            for size, groups in by_size(self.measured).items()
         )
 
     @property

@@ -211,9 +211,11 @@ def _findable(analysis: Analysis) -> Iterator[str]:
             "to hold it against."
         )
     if smallest is not None:
+        seen = "found" if analysis.has_second_witness else "suspected"
+        alone = "" if analysis.has_second_witness else " No second value of it could flag it."
         yield (
-            f"Smallest fault that would have been found here in 9 of 10 cases: a node "
-            f"{percent(smallest)} slower."
+            f"Smallest fault that would have been {seen} here in 9 of 10 cases: a node "
+            f"{percent(smallest)} slower.{alone}"
         )
 
 

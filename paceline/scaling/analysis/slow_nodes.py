@@ -30,8 +30,8 @@ ROUNDING = 12**-0.5
 """Deviation of what was rounded, over the step of the print."""
 SURE = 0.999
 """Quantile of Student's t that takes the place of WORST_Z where few repeats tell the scale."""
-POWER_Z = 1.2816
-"""90 % quantile of the normal distribution."""
+POWER = 0.9
+"""Share of the cases in which the smallest fault is seen."""
 LEAST_SCALE = 1e-6
 """Relative; identical values do not make the smallest difference infinite."""
 DRAWS = 1000
@@ -83,7 +83,8 @@ class Blame:
 
     nodes: tuple[Judged, ...]
     smallest_fault: float | None
-    """The loss that would have been found with 90 % power; None when nothing is judged."""
+    """The loss that a node's own value would have shown with 90 % power; None when nothing is
+    judged. What bears a value out is another matter."""
     common_change: float = 1.0
     """The median ratio of all nodes to their own history, by which that was multiplied."""
 
@@ -120,7 +121,8 @@ def judge_nodes(
     scales = [scale for _, scale in rows if scale is not None]
     by_others = any(node.by == "the other nodes" for node, _ in rows)
     n = len(rows) if by_others else None
-    smallest = findable(float(np.median(scales)), n) if scales else None
+    degrees = min((m.degrees for m in measures.values() if m.by != "nothing"), default=inf)
+    smallest = findable(float(np.median(scales)), n, degrees) if scales else None
     nodes = sorted((node for node, _ in rows), key=lambda node: node.value)
     return Blame(tuple(nodes), smallest, change)
 
@@ -181,8 +183,7 @@ def _judged(
     if measure.by == "the other nodes" or (measure.by != "nothing" and measure.spread + error > 0):
         scale = max(measure.spread, error, ROUNDING * resolution / measure.value, LEAST_SCALE)
     z = None if scale is None else -loss / scale
-    least = max(-WORST_Z, student_t(SURE, max(1.0, measure.degrees)))
-    flagged = z is not None and z < -least and loss > LEAST_LOSS
+    flagged = z is not None and z < -least_z(measure.degrees) and loss > LEAST_LOSS
     # A single value against a reference without a spread: the margin alone raises a suspicion.
     near = z is None or (z < suspect_z(len(speeds.hosts)) and measure.by == "the other nodes")
     suspected = near and measure.by != "nothing" and loss > LEAST_LOSS and not flagged
@@ -206,15 +207,22 @@ def suspect_z(num_nodes: int) -> float:
     return min(SUSPECT_Z, NormalDist().inv_cdf(MOST_SUSPECTED / num_nodes))
 
 
-def findable(scale: float, num_nodes: int | None = None) -> float:
-    """The smallest loss of a node that is flagged in 9 of 10 cases, at this relative scale.
+def least_z(degrees: float) -> float:
+    """The -z beyond which a node is flagged: 4, or Student's t where few repeats tell the scale."""
+    return max(-WORST_Z, student_t(SURE, max(1.0, degrees)))
 
-    max((4 + 130 / n^2) x scale, 1 %) + (1.28 + 3.2 / n) x scale: the threshold, and what the luck
-    of the node hides of its loss. n nodes tell the scale themselves; the terms in n, fitted to
-    simulated normal values, pay for that. Without `num_nodes` the scale is known from elsewhere.
+
+def findable(scale: float, num_nodes: int | None = None, degrees: float = inf) -> float:
+    """The smallest loss that a node's own value shows in 9 of 10 cases, at this relative scale.
+
+    max((z + 130 / n^2) x scale, 1 %) + (t + 3.2 / n) x scale: the threshold z of `least_z`, and
+    what the luck of the node hides of its loss, t the 90 % quantile of Student's t. n nodes tell
+    the scale themselves; the terms in n, fitted to simulated normal values, pay for that. Without
+    `num_nodes` the scale is known from elsewhere, or from repeats with so many `degrees`.
     """
     few, fewer = (130 / num_nodes**2, 3.2 / num_nodes) if num_nodes else (0.0, 0.0)
-    return max((few - WORST_Z) * scale, LEAST_LOSS) + (POWER_Z + fewer) * scale
+    luck = student_t(POWER, max(1.0, degrees))
+    return max((least_z(degrees) + few) * scale, LEAST_LOSS) + (luck + fewer) * scale
 
 
 def gains(speeds: NodeSpeeds, lasting: Lasting, num_flagged: int = 0, seed: int = 0) -> list[Gain]:

@@ -93,6 +93,13 @@ def test_only_one_size_says_nothing_of_scaling():
     assert "scaling takes larger ones too" in sentences_on(alone([100.0] * 9))
 
 
+def test_one_value_a_node_can_only_suspect_and_the_smallest_fault_says_so():
+    values = alone([100.0 + 0.2 * (at % 4) for at in range(9)])
+    once, twice = (sentences_on(values * times) for times in (1, 2))
+    assert "would have been suspected here in 9 of 10 cases" in once and "could flag it" in once
+    assert "would have been found here in 9 of 10 cases" in twice and "could flag it" not in twice
+
+
 def test_failures_are_told_by_host():
     words = sentences_on([*alone([100.0 + at for at in range(8)]), group("n9", None)])
     assert "1 of 9 sub-clusters have no value: n9." in words

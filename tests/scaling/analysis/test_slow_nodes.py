@@ -144,6 +144,25 @@ def test_the_smallest_findable_fault_is_found_in_nine_of_ten_cases(n: int):
     assert 0.84 <= num_found / 250 <= 0.97
 
 
+@pytest.mark.parametrize(("nodes", "repeats"), [(2, 2), (4, 3)])
+def test_few_repeats_against_a_reference_find_what_they_say(nodes: int, repeats: int):
+    rng, reference, hits = np.random.default_rng(4), HealthySpeed(100.0), 0
+    for _ in range(300):
+        values = 100 * np.exp(rng.normal(0, 0.004, (repeats, nodes)))
+        fault = _judged_by(values, reference).smallest_fault or 0.0
+        values[:, 0] *= 1 - fault
+        hits += "n1" in hosts_of(_judged_by(values, reference))
+    assert 0.88 <= hits / 300 <= 0.98
+
+
+def _judged_by(
+    rounds: np.ndarray[tuple[int, ...], np.dtype[np.float64]], reference: HealthySpeed
+) -> Blame:
+    """Nodes measured once in each round, held against a reference."""
+    measured = [group for values in rounds for group in alone(values.tolist())]
+    return judge_nodes(speeds_of(measured), reference=reference)
+
+
 def test_gains_are_the_next_slowest_over_the_slowest():
     values = [94.0, 97.0, *([100.0] * 4 + [100.5, 99.5]) * 5]
     exact = Lasting(1.0, 1.0, 1.0, 0.0, 9.0, "exactly known")
