@@ -128,7 +128,8 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         of.FAULT,
         ("four nodes against a reference",),
-        "Few repeats tell the scale, and a node must lie further off than the stated fault says.",
+        "A reference without a spread does not tell by how much healthy nodes differ for good: a "
+        "node that is faster than it by as much hides so much of its loss.",
     ),
     Limit(
         of.STEP_ALARM,
