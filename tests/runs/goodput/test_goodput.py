@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli.goodput import goodput
 from paceline.core.errors import UserError
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import RUN_FILE
@@ -161,6 +162,14 @@ def test_steps_that_were_rolled_back_are_still_to_be_done(tmp_path: Path):
     write_attempt(tmp_path, "b", ended, 51, 60)
     ledger = ledger_of([a for name in ("a", "b") for a in attempts_of_run(tmp_path / name)])
     assert ledger.days_left_at_best == pytest.approx(40 / 86400)
+
+
+def test_an_attempt_that_is_named_twice_is_refused(tmp_path: Path):
+    write_attempt(tmp_path, "a", 0, 1, 20)
+    write_attempt(tmp_path, "b", 200, 21, 40)
+    for names in (["a", str(tmp_path / "a")], ["training", "b"]):
+        with pytest.raises(UserError, match="a second time"):
+            goodput(names, runs_dir=tmp_path)
 
 
 def test_the_verb_takes_tags_runs_and_logs(tmp_path: Path):
