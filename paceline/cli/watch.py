@@ -77,8 +77,6 @@ def watch(
             _follow(reader, every, as_json)
     except KeyboardInterrupt:
         echo(f"the run goes on: {folder}", err=True)
-    finally:
-        reader.close()
 
 
 def _follow(reader: RunReader, every: float, as_json: bool) -> None:
@@ -127,10 +125,10 @@ def _started(command: list[str], root: Path) -> Path:
                 break
             time.sleep(0.1)
         output.seek(0)
-        told = output.read().decode(errors="replace").strip().splitlines()
+        said = output.read().decode(errors="replace").strip().splitlines()
     with suppress(ProcessLookupError):
         os.killpg(process.pid, 15)
-    why = told[-1] if told else "it said nothing"
+    why = said[-1] if said else "it said nothing"
     raise SystemFaultError(" ".join(command), f"made no run: {why}")
 
 

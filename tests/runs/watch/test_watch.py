@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
 from io import StringIO
 from pathlib import Path
 from statistics import median
@@ -31,8 +30,7 @@ LIMIT_S = 120.0
 
 
 def state_of(folder: Path) -> WatchState:
-    with closing(RunReader(folder)) as reader:
-        return reader.state()
+    return RunReader(folder).state()
 
 
 def test_a_finished_run_shows_its_pace_beside_its_own_past(tmp_path: Path):
@@ -88,12 +86,12 @@ def test_a_running_training_is_watched_and_goes_on(tmp_path: Path):
             assert run.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         (folder,) = run_folders(tmp_path)
-        with closing(RunReader(folder)) as reader:
+        reader = RunReader(folder)
+        state = reader.state()
+        while (state.step or 0) < 2 * RECENT:
+            assert run.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
             state = reader.state()
-            while (state.step or 0) < 2 * RECENT:
-                assert run.poll() is None and time.monotonic() < deadline
-                time.sleep(0.05)
-                state = reader.state()
         assert state.status == "running" and len(state.ranks) == 2
         assert state.step_time_s and state.usual_s and state.eta_s and state.memory_bytes
         before = {path: path.read_bytes() for path in folder.glob("*.json")}
