@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterable
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import RUN_FILE
 from paceline.runs.step_follower import StepFollower
 from paceline.runs.watch import reader as reading
+from paceline.runs.watch.page import state_line, state_lines, state_page
 from paceline.runs.watch.reader import RECENT, RunReader
 from tests.files.test_events import START, STEP, lines
 from tests.files.test_run_folder import make_record
+
+HOSTILE = "h\x1b[31mred\x1b]0;title\x07\u202eback"
 
 
 def write_run(folder: Path, **fields: object) -> Path:
@@ -94,3 +99,16 @@ def test_more_ranks_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.M
     assert [len(state.ranks) for state in states] == [80, 80]
     assert states[1].waited_for == 7 and states[1].waited_for_excess == pytest.approx(0.5)
     assert len(looks) < 2 * 10 * 80, "each rank's recent steps are looked at a few times a look"
+
+
+def test_foreign_text_reaches_no_terminal_raw(tmp_path: Path):
+    folder = write_run(tmp_path / "it", reason=f"{HOSTILE} hf_{'a1B2' * 9}")
+    for rank in range(2):
+        write_rank(folder, rank, range(1, 4), host=HOSTILE)
+    state = RunReader(folder).state().model_copy(update={"run": HOSTILE})
+    shown = StringIO()
+    Console(file=shown, width=200, force_terminal=False).print(state_page(state))
+    page = shown.getvalue()
+    for text in (page, state_line(state), *state_lines(state)):
+        assert not set("\x1b\x07\u202e") & set(text) and "a1B2a1B2" not in text
+    assert page.count("hred\N{REPLACEMENT CHARACTER}back") >= 3

@@ -18,7 +18,7 @@ from rich.console import Console
 from paceline.files.documents import write_text
 from paceline.files.events import read_rank
 from paceline.files.run_folder import RUN_FILE, run_folders
-from paceline.runs.watch.page import one_line, state_page
+from paceline.runs.watch.page import state_line, state_page
 from paceline.runs.watch.reader import RECENT, RunReader
 from paceline.runs.watch.state import WatchState
 from tests.command import paceline
@@ -51,7 +51,7 @@ def test_a_finished_run_shows_its_pace_beside_its_own_past(tmp_path: Path):
     console.print(state_page(state))
     page = console.export_text()
     assert f"step {STEPS} of" in page and "rank 1, busier than the others" in page
-    assert "it · ok" in one_line(state)
+    assert "it · ok" in state_line(state)
 
 
 def test_telemetry_of_the_last_moment_is_shown(tmp_path: Path):
