@@ -13,7 +13,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.files.documents import write_text, write_value
-from paceline.runs.bundles.verification import check_bundle
+from paceline.runs.bundles.verification import check_bundle, opened_bundle
 from paceline.runs.bundles.writing import write_bundle
 from paceline.runs.outcome import evaluate
 from tests.command import paceline
@@ -127,6 +127,10 @@ def test_a_log_outside_of_the_bundle_is_not_read(folder: Path, tmp_path: Path):
 
     with pytest.raises(UserError, match="stays inside"):
         check_bundle(path)
+    with pytest.raises(UserError, match="stays inside"), opened_bundle(path):
+        pass
+    told = paceline("diff", path, path, runs=tmp_path)
+    assert told.returncode == 1 and "stays inside" in told.stderr
 
 
 def test_an_archive_that_is_no_bundle_is_said_so(tmp_path: Path):
