@@ -10,13 +10,14 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from paceline.trainer.measure.machine import resident_now
-from paceline.trainer.measure.profiler import FOLDER, StepProfiler
+from paceline.trainer.measure.profiler import FOLDER, Paused, StepProfiler
 from paceline.trainer.parallel.mesh import World
 from paceline.trainer.side_outputs import ProfileConfig
 
@@ -35,9 +36,8 @@ Point = tuple[float, int, int | None]
 class MemoryProfiler(StepProfiler):
     """Writes the curve of the profiled steps when they are over."""
 
-    def __init__(self, config: ProfileConfig, world: World) -> None:
-        super().__init__(config)
-        self.world = world
+    def __init__(self, config: ProfileConfig, world: World, paused: Paused = nullcontext) -> None:
+        super().__init__(config, world, paused)
         self._edges: list[tuple[int, float]] = []
         self._source: ResidentCurve | AllocatorCurve | None = None
 
@@ -48,11 +48,6 @@ class MemoryProfiler(StepProfiler):
             self._source = ResidentCurve() if on_cpu else AllocatorCurve(self.world.device)
         if self._source is not None:
             self._edges.append((step, time.time()))
-
-    def after(self, step: int) -> None:
-        """End with the last one."""
-        if step == self.config.last_step:
-            self.close()
 
     def close(self) -> None:
         """End, and write what there is."""
