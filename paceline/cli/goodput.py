@@ -10,6 +10,7 @@ import typer
 from paceline.cli.options import Json, RunsDir
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table, print_sentences
 from paceline.cli.terminal import echo
+from paceline.core.errors import UserError
 from paceline.core.units import percent, seconds, significant
 from paceline.files.run_folder import RUN_FILE, find_runs, runs_root
 from paceline.runs.goodput.attempt import Attempt, attempts_of_log, attempts_of_run
@@ -46,7 +47,7 @@ def goodput(
       paceline goodput pretrain.log --steps 500000 --json
     """
     root = runs_root(runs_dir)
-    attempts = [attempt for name in names for attempt in _attempts(root, name)]
+    attempts = [attempt for path in _places(root, names) for attempt in _attempts(path)]
     ledger = ledger_of(attempts, steps)
     form = TableFormat.json if as_json else form
     if form is TableFormat.json:
@@ -70,14 +71,26 @@ def goodput(
     emit_table(rows, columns, form)
 
 
-def _attempts(root: Path, name: str) -> list[Attempt]:
-    """The attempts that a name stands for: a log's, a run's, or those of all runs of a tag."""
-    path = Path(name)
-    if path.is_file():
-        return attempts_of_log(path)
-    if (path / RUN_FILE).is_file():
-        return attempts_of_run(path)
-    return [attempt for folder in find_runs(root, name) for attempt in attempts_of_run(folder)]
+def _places(root: Path, names: list[str]) -> list[Path]:
+    """The logs and run folders that the names stand for; raises UserError for one named twice."""
+    places: dict[Path, Path] = {}
+    for name in names:
+        path = Path(name)
+        direct = path.is_file() or (path / RUN_FILE).is_file()
+        for place in [path] if direct else find_runs(root, name):
+            if place.resolve() in places:
+                raise UserError(
+                    f"goodput {name}",
+                    f"names {place.name} a second time",
+                    allowed="each attempt once",
+                    remedy="leave it out: its time would count twice",
+                )
+            places[place.resolve()] = place
+    return [*places.values()]
+
+
+def _attempts(path: Path) -> list[Attempt]:
+    return attempts_of_log(path) if path.is_file() else attempts_of_run(path)
 
 
 def _sentences(ledger: GoodputLedger) -> list[str]:

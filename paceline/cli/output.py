@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.terminal import echo
+from paceline.cli.terminal import clean, echo
 from paceline.core.errors import UserError, did_you_mean
 
 
@@ -217,15 +217,23 @@ def _print_rich(rows: Sequence[Row], columns: Sequence[OutputColumn]) -> None:
     Where even that is not enough, the terminal may break the lines: no figure is cut.
     """
     console = Console()
-    lines = [[column.title for column in columns], *(_cells(row, columns) for row in rows)]
+    lines = _clean_lines([[c.title for c in columns], *(_cells(row, columns) for row in rows)])
     widths = [max(map(len, cells)) + 2 for cells in zip(*lines, strict=True)]
     if sum(widths[:-1]) + LEAST_WIDTH > console.width:
         echo(_plain(rows, columns))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(column.title, justify=column.justify, no_wrap=column is not columns[-1])
-    for row in rows:
-        cells = zip(_cells(row, columns), columns, strict=True)
+    for title, column in zip(lines[0], columns, strict=True):
+        table.add_column(title, justify=column.justify, no_wrap=column is not columns[-1])
+    for line in lines[1:]:
+        cells = zip(line, columns, strict=True)
         table.add_row(*(Text(cell, no_wrap=not c.wraps, overflow="ellipsis") for cell, c in cells))
     console.print(table)
+
+
+def _clean_lines(lines: list[list[str]]) -> list[list[str]]:
+    """The cells as they may reach a terminal; one look at all of them is enough for most tables."""
+    together = "\n".join(cell for line in lines for cell in line)
+    if clean(together) == together:
+        return lines
+    return [[clean(cell) for cell in line] for line in lines]

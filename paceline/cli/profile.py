@@ -177,13 +177,28 @@ def profile(
     if dry_run:
         print_plan(plan, ReportFormat.json if form is TableFormat.json else ReportFormat.text)
         return
-    report = _run(plan, runs_dir, tag, probe)
+    raise typer.Exit(print_profile(_run(plan, runs_dir, tag, probe), form))
+
+
+def print_profile(report: RunReport, form: TableFormat) -> int:
+    """Print what the tool says of a run that is over; the run's exit code.
+
+    Of a run that failed or was cancelled there may be nothing to print. Raises UserError where a
+    good run has left nothing.
+    """
     status = STATUS_EXIT.get(report.result.status, 2)
     if status:
         echo(f"the run is {report.result.status}: {report.result.reason}", err=True)
-    _print(write_profile(report), form)
+    try:
+        read = write_profile(report)
+    except UserError as error:
+        if not status:
+            raise
+        echo(error, err=True)
+        return status
+    _print(read, form)
     echo(f"page: {Path(report.folder) / PROFILE_PAGE}", err=True)
-    raise typer.Exit(status)
+    return status
 
 
 def _asked_steps(context: typer.Context, steps: str) -> str:

@@ -17,8 +17,12 @@ from paceline.core.text import printable
 
 def echo(text: Any = "", *, nl: bool = True, err: bool = False) -> None:
     """Write a text to standard output, or to standard error, for people or as data."""
-    clean = redact(printable(str(text)), os.environ)
-    typer.echo(clean, nl=nl, err=err)
+    typer.echo(clean(str(text)), nl=nl, err=err)
+
+
+def clean(text: str) -> str:
+    """`text` as it may reach a terminal."""
+    return redact(printable(text), os.environ)
 
 
 def prepare_streams() -> None:

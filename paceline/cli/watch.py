@@ -19,7 +19,7 @@ from paceline.cli.options import Json, RunsDir
 from paceline.cli.terminal import echo
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.files.run_folder import find_run, read_record, run_folders, runs_root
-from paceline.runs.watch.page import one_line, state_lines, state_page
+from paceline.runs.watch.page import state_line, state_lines, state_page
 from paceline.runs.watch.reader import RunReader
 
 LINE_EVERY_S = 5.0
@@ -77,8 +77,6 @@ def watch(
             _follow(reader, every, as_json)
     except KeyboardInterrupt:
         echo(f"the run goes on: {folder}", err=True)
-    finally:
-        reader.close()
 
 
 def _follow(reader: RunReader, every: float, as_json: bool) -> None:
@@ -99,7 +97,7 @@ def _follow(reader: RunReader, every: float, as_json: bool) -> None:
 def _print_lines(reader: RunReader, every: float, as_json: bool) -> None:
     while True:
         state = reader.state()
-        echo(state.model_dump_json() if as_json else one_line(state))
+        echo(state.model_dump_json() if as_json else state_line(state))
         if state.ended:
             return
         time.sleep(every)
@@ -127,10 +125,10 @@ def _started(command: list[str], root: Path) -> Path:
                 break
             time.sleep(0.1)
         output.seek(0)
-        told = output.read().decode(errors="replace").strip().splitlines()
+        said = output.read().decode(errors="replace").strip().splitlines()
     with suppress(ProcessLookupError):
         os.killpg(process.pid, 15)
-    why = told[-1] if told else "it said nothing"
+    why = said[-1] if said else "it said nothing"
     raise SystemFaultError(" ".join(command), f"made no run: {why}")
 
 

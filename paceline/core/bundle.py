@@ -21,6 +21,7 @@ class Bundle(Value):
 
     schema_version: Literal[1] = 1
     run: str
+    """The folder in the archive that holds the run."""
     created: str
     """When the run was, ISO 8601, UTC."""
     status: Status

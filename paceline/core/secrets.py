@@ -15,6 +15,10 @@ SHORTEST_VALUE = 6
 """Characters of an environment's secret that is searched for: a shorter one is in every text."""
 LONG_WORD = 12
 """Letters alone that are fewer are a word of some text, whatever variable has it."""
+_OPENS = re.compile(
+    r"(?<!PER_)(?:TOKEN|KEY|SECRET|PASS(?:W(?:OR)?D|PHRASE)?|JWT|COOKIE|_PWD|_PAT)$", re.IGNORECASE
+)
+"""Names of variables whose value may be a secret that is a number: MAX_TOKENS is a plain one."""
 _PLAIN_VALUE = re.compile(r"true|false|none|yes|no|on|off|default|auto|[/~.].*", re.IGNORECASE)
 """Values of variables such as TOKENIZERS_PARALLELISM and SSH_AUTH_SOCK, which are no secrets."""
 
@@ -101,6 +105,11 @@ def is_secret(name: str, value: str) -> bool:
     return bool(SECRET_NAME.search(name)) or has_secret(value)
 
 
+def is_number(text: str) -> bool:
+    """Whether a text is a plain number, as it stands in any table of figures."""
+    return bool(_NUMBER.fullmatch(text))
+
+
 def has_secret(text: str) -> bool:
     """Whether some part of a text has the form of a secret."""
     return _without_forms(text) != text
@@ -122,6 +131,7 @@ def _values(environment: frozenset[tuple[str, str]]) -> tuple[tuple[str, re.Patt
         value
         for name, value in environment
         if SECRET_NAME.search(name)
+        and (_OPENS.search(name) or not is_number(value))
         and len(value) >= SHORTEST_VALUE
         and not _PLAIN_VALUE.fullmatch(value)
         and not (value.isalpha() and len(value) < LONG_WORD)

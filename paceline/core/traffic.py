@@ -214,8 +214,8 @@ def _tensor(x: RankPlace) -> Iterator[AxisTraffic]:
         sums = (4 + left_again) * x.layers * stream + ends * embedded
         yield AxisTraffic("tp", "all_reduce", m * sums, "activations")
     if x.has_last:
-        told = layout.tp * x.tokens * LOSS_NUMBERS * w
-        yield AxisTraffic("tp", "all_gather", m * told, "loss")
+        numbers = layout.tp * x.tokens * LOSS_NUMBERS * w
+        yield AxisTraffic("tp", "all_gather", m * numbers, "loss")
     yield AxisTraffic("tp", "all_reduce", w, "norm")
 
 
@@ -225,8 +225,8 @@ def _context(x: RankPlace) -> Iterator[AxisTraffic]:
     if n == 1:
         return
     recomputed = layout.recompute != "none"
-    times, one = x.num_microbatches * x.layers, x.tokens * shape.head_dim // layout.tp
-    keys = 2 * one * shape.kv_heads
+    times, head = x.num_microbatches * x.layers, x.tokens * shape.head_dim // layout.tp
+    keys = 2 * head * shape.kv_heads
     if layout.cp_exchange == "all-gather":
         gathered = n * keys * x.compute_bytes * times
         yield AxisTraffic("cp", "all_gather", gathered * (1 + recomputed), "keys and values")
@@ -234,7 +234,7 @@ def _context(x: RankPlace) -> Iterator[AxisTraffic]:
     elif layout.cp_exchange == "all-to-all":
         kv_heads = shape.kv_heads // layout.tp
         copies = lcm(kv_heads, n) // kv_heads
-        to_tokens, to_heads = one * shape.num_heads + keys * copies, one * shape.num_heads
+        to_tokens, to_heads = head * shape.num_heads + keys * copies, head * shape.num_heads
         # Selective recomputation ends with attention itself.
         again = to_tokens * recomputed + to_heads * (layout.recompute == "full")
         moved = (2 * (to_tokens + to_heads) + again) * x.compute_bytes * times

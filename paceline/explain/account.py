@@ -205,12 +205,12 @@ def _samples(rows: Rows) -> float | None:
 
 
 def _throttled(rows: Rows) -> float | None:
-    told = [
+    means = [
         np.mean([s.cores.throttled_s for s in row if s.cores.throttled_s is not None])
         for row in rows
         if any(s.cores.throttled_s is not None for s in row)
     ]
-    return float(max(told)) if told else None
+    return float(max(means)) if means else None
 
 
 def _system_share(rows: Rows) -> float | None:

@@ -12,7 +12,7 @@ from paceline.explain.explanation import Explanation
 from paceline.explain.inquiry import Inquiry
 from paceline.explain.observed import ObservedRun, observed
 from paceline.explain.profiled import ProfiledStep, profile_of_run, profiled_step
-from paceline.explain.work import recomputed_share
+from paceline.explain.work import avoidable_recompute
 
 
 def explain(
@@ -28,8 +28,8 @@ def explain(
     Raises UserError for a run without steps of its own, and for a baseline that cannot be had.
     """
     run = observed(folder)
-    told = profiled_step(root, profile) if profile else profile_of_run(folder)
-    return explained(run, baseline_of(run, against, root), told)
+    step = profiled_step(root, profile) if profile else profile_of_run(folder)
+    return explained(run, baseline_of(run, against, root), step)
 
 
 def explained(run: ObservedRun, base: Baseline, profile: ProfiledStep | None) -> Explanation:
@@ -61,13 +61,16 @@ def explained(run: ObservedRun, base: Baseline, profile: ProfiledStep | None) ->
 
 
 def _lost(question: Inquiry) -> float:
-    """Seconds beyond the baseline's step; against itself those without the ranks' first work."""
+    """Seconds beyond the baseline's step; against itself those without the ranks' first work.
+
+    What is recomputed because memory asks for it is no loss.
+    """
     parts, base_s = question.parts, question.base.step_s
     if base_s is not None:
         return parts.total - base_s
-    idle = question.host_gap_s if question.run.facts.device != "cpu" else 0.0
-    again = parts.compute * recomputed_share(question.run)
-    return parts.total - parts.compute + min(parts.compute, idle + again)
+    idle_s = (question.host_gap_s or 0.0) if question.run.facts.device != "cpu" else 0.0
+    again_s = sum(finding.seconds for finding in avoidable_recompute(question))
+    return parts.total - parts.compute + min(parts.compute, idle_s + again_s)
 
 
 def _of_work(question: Inquiry, num_causes: int) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from paceline.estimate.explanation import measured_run, question_of
 from paceline.explain.account import StepParts
 from paceline.explain.explanation import Against
 from paceline.explain.observed import ObservedRun, observed
+from paceline.explain.profiled import ProfiledStep, profile_of_run
 from paceline.files.run_folder import find_run
 
 WORDS = ("reference", "estimate")
@@ -36,6 +37,8 @@ class Baseline:
     error_s: float = 0.0
     """Standard error of its compute part."""
     run: ObservedRun | None = None
+    profile: ProfiledStep | None = None
+    """Its own profile, if it has one."""
     differences: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -51,10 +54,11 @@ def baseline_of(run: ObservedRun, against: str | None, root: Path) -> Baseline:
         return _published(run)
     if against == "estimate":
         return _estimate(run)
-    return _other_run(run, observed(find_run(root, against)))
+    folder = find_run(root, against)
+    return _other_run(run, observed(folder), profile_of_run(folder))
 
 
-def _other_run(run: ObservedRun, other: ObservedRun) -> Baseline:
+def _other_run(run: ObservedRun, other: ObservedRun, profile: ProfiledStep | None) -> Baseline:
     alike = likeness([other.facts], [run.facts])
     work = [d for d in alike.differences if d.key in SAME_WORK]
     if work:
@@ -76,6 +80,7 @@ def _other_run(run: ObservedRun, other: ObservedRun) -> Baseline:
         parts,
         other.account.error_s * factor,
         other,
+        profile,
         (*settings, *surroundings),
         note,
     )

@@ -24,9 +24,17 @@ class Inquiry:
         return self.run.account.parts
 
     @property
-    def host_gap_s(self) -> float:
-        """Seconds of a step in which the profile saw nothing computed, beyond named waits."""
-        return self.profile.shares.get("host_gap", 0.0) * self.parts.total if self.profile else 0.0
+    def host_gap_s(self) -> float | None:
+        """Seconds of a step in which the device had nothing to do, beyond the baseline's.
+
+        Against the run itself all of them; None where a profile is missing that would say so.
+        """
+        gap_s = self.profile.host_gap * self.parts.total if self.profile else None
+        if gap_s is None or self.base.kind == "itself":
+            return gap_s
+        if self.base.profile is None or self.base.parts is None:
+            return None
+        return gap_s - self.base.profile.host_gap * self.base.parts.total
 
     def excess(self, name: str) -> float:
         """Seconds that a part is longer than the baseline's."""

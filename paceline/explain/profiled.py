@@ -22,6 +22,11 @@ class ProfiledStep:
     """Steps times ranks."""
     source: str
 
+    @property
+    def host_gap(self) -> float:
+        """Share of the step in which nothing ran, beyond named waits."""
+        return self.shares.get("host_gap", 0.0)
+
 
 def profiled_step(root: Path, name: str) -> ProfiledStep:
     """The profile that `name` stands for: a profile.json, or a run that has one.

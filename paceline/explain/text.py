@@ -18,9 +18,9 @@ def explanation_lines(answer: Explanation) -> Iterator[str]:
     if answer.lost_s > 0:
         share = answer.unexplained_s / answer.lost_s
         yield f"unexplained: {significant(answer.unexplained_s)} s ({percent(share, 0)})"
-    told = {name: value for name, value in answer.parts_s.items() if value > 0}
+    taken = {name: value for name, value in answer.parts_s.items() if value > 0}
     yield "mean step: " + ", ".join(
-        f"{name.replace('_', ' ')} {significant(value)} s" for name, value in told.items()
+        f"{name.replace('_', ' ')} {significant(value)} s" for name, value in taken.items()
     )
     for difference in answer.differences:
         yield f"differs: {difference}"

@@ -147,19 +147,23 @@ def _communication(q: Inquiry) -> Iterator[Finding]:
 
 def _host_gap(q: Inquiry) -> Iterator[Finding]:
     # On processor cores a step in which nothing runs waits for a core, which is told already.
-    if q.profile is None or q.run.facts.device == "cpu":
+    if q.host_gap_s is None or q.run.facts.device == "cpu":
         return
-    gap = CauseEvidence(
-        what="nothing runs on the device, the program has not given it work",
-        value=q.profile.shares.get("host_gap", 0.0),
-        unit="of the step",
-        n=q.profile.n,
-        source=q.profile.source,
+    gaps = tuple(
+        CauseEvidence(
+            what="nothing runs on the device, the program has not given it work",
+            value=profile.host_gap,
+            unit="of the step",
+            n=profile.n,
+            source=profile.source,
+        )
+        for profile in (q.profile, q.base.profile)
+        if profile is not None
     )
     yield Finding(
         "host gap",
         q.host_gap_s,
-        (gap,),
+        gaps,
         "compile (training.compile=blocks), make the micro-batch larger, or free the host's cores",
     )
 

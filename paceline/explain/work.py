@@ -26,7 +26,7 @@ FITS = 0.9
 def of_work(q: Inquiry) -> Iterator[Finding]:
     """What makes the ranks' own work longer; each takes what those before it have left."""
     if q.base.parts is None:
-        yield from _avoidable_recompute(q)
+        yield from avoidable_recompute(q)
         return
     left = q.excess("compute")
     noise = BEYOND_ERROR * (q.run.account.error_s**2 + q.base.error_s**2) ** 0.5
@@ -44,12 +44,14 @@ Piece = tuple[CauseName, float, tuple[CauseEvidence, ...], str]
 
 def _recompute(q: Inquiry, left: float) -> Iterator[Piece]:
     other = q.base.run
-    if other is None or q.run.layout.recompute in ("none", other.layout.recompute):
+    if other is None:
         return
-    share = recomputed_share(q.run)
+    more = recomputed_share(q.run) - recomputed_share(other)
+    if more <= 0:
+        return
     alone = q.run.layout.micro_batch == other.layout.micro_batch
-    seconds = left if alone else min(left, share * q.parts.compute)
-    yield "recompute", seconds, (_again(q, share),), LESS_RECOMPUTE
+    seconds = left if alone else min(left, more * q.parts.compute)
+    yield "recompute", seconds, (_again(q.run), _again(other)), LESS_RECOMPUTE
 
 
 def _threads(q: Inquiry, left: float) -> Iterator[Piece]:
@@ -132,7 +134,7 @@ LESS_RECOMPUTE = (
 )
 
 
-def _avoidable_recompute(q: Inquiry) -> Iterator[Finding]:
+def avoidable_recompute(q: Inquiry) -> Iterator[Finding]:
     """Recomputation that memory does not ask for, by the static bound."""
     share, limit = recomputed_share(q.run), _memory_limit(q.run)
     needed = _memory_without(q.run)
@@ -146,16 +148,16 @@ def _avoidable_recompute(q: Inquiry) -> Iterator[Finding]:
         source="paceline.core.memory",
     )
     seconds = share * q.parts.compute
-    yield Finding("recompute", seconds, (_again(q, share), bound), LESS_RECOMPUTE)
+    yield Finding("recompute", seconds, (_again(q.run), bound), LESS_RECOMPUTE)
 
 
-def _again(q: Inquiry, share: float) -> CauseEvidence:
+def _again(run: ObservedRun) -> CauseEvidence:
     return CauseEvidence(
         what="work that is done again, by FLOPs",
-        value=share,
+        value=recomputed_share(run),
         unit="fraction",
         n=None,
-        source=f"layout.recompute={q.run.layout.recompute}",
+        source=f"layout.recompute={run.layout.recompute}, run {run.result.run}",
     )
 
 

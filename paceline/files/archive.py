@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Self, cast
+from typing import IO, Protocol, Self, cast
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.files.documents import open_regular
@@ -27,7 +27,7 @@ MOST_FILES = 100_000
 MOST_BYTES = 1 << 35
 """Of all unpacked files together; the logs of a thousand runs are a hundredth."""
 MOST_HEADER_BYTES = 1 << 20
-"""Of a header that tells more of the next member, which is read into memory whole."""
+"""Of all headers of one member together, which are read into memory whole."""
 LONGEST_PATH = 1024
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _LONG_HEADERS = (
@@ -40,6 +40,8 @@ _LONG_HEADERS = (
 _BLOCK_BYTES = 1 << 20
 _HEADERS_BYTES = 4096
 """Of a member beside its content: headers, and what fills up the last block."""
+_AHEAD_BYTES = 1 << 15
+"""Of what a reader takes of a stream before it is asked for, and of what fills up a block."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +124,12 @@ def unpack(
     limits = limits or ArchiveLimits()
     try:
         with _stream(path) as raw:
-            stream = cast(
-                IO[bytes], _Bounded(raw, path, limits.total_bytes + limits.files * _HEADERS_BYTES)
-            )
-            with tarfile.open(fileobj=stream, mode="r|", tarinfo=_PlainHeader) as archive:
-                return _unpack_members(archive, path, folder, skip_links, limits)
-    except (tarfile.TarError, EOFError, zlib.error, RecursionError) as error:
+            stream = _Bounded(raw, path, limits.total_bytes + limits.files * _HEADERS_BYTES)
+            with _opened(stream) as archive:
+                held = _unpack_members(archive, stream, path, folder, skip_links, limits)
+            stream.read_rest()
+            return held
+    except (tarfile.TarError, EOFError, zlib.error, RecursionError, ValueError) as error:
         raise _refused(path, f"cannot be read as an archive: {error}") from error
     except gzip.BadGzipFile as error:
         raise _refused(path, f"is torn: {error}") from error
@@ -138,22 +140,43 @@ def unpack(
 def first_name(path: Path) -> str:
     """The path of an archive's first member, empty where there is none; raises as `unpack`."""
     try:
-        with _stream(path) as raw:
-            stream = cast(IO[bytes], _Bounded(raw, path, MOST_HEADER_BYTES * 4))
-            with tarfile.open(fileobj=stream, mode="r|", tarinfo=_PlainHeader) as archive:
-                member = archive.next()
-                return member.name if member else ""
-    except (tarfile.TarError, OSError, EOFError, zlib.error, RecursionError) as error:
+        with _stream(path) as raw, _opened(_Bounded(raw, path, MOST_HEADER_BYTES * 4)) as archive:
+            member = archive.next()
+            return member.name if member else ""
+    except (
+        *(tarfile.TarError, OSError, EOFError, zlib.error),
+        *(RecursionError, ValueError),
+    ) as error:
         raise _refused(path, f"cannot be read as an archive: {error}") from error
 
 
+def _opened(stream: _Bounded) -> tarfile.TarFile:
+    return tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|", tarinfo=_PlainHeader)
+
+
+def _members(archive: tarfile.TarFile, stream: _Bounded) -> Iterator[tarfile.TarInfo]:
+    """Every member; none is kept once the next one is asked for, nor what its headers said."""
+    while (member := archive.next()) is not None:
+        yield member
+        # The library keeps every header that it has read, for random access.
+        kept = cast(_Kept, archive)
+        kept.members.clear()
+        kept.pax_headers.clear()
+        stream.expect(MOST_HEADER_BYTES)
+
+
 def _unpack_members(
-    archive: tarfile.TarFile, path: Path, folder: Path, skip_links: bool, limits: ArchiveLimits
+    archive: tarfile.TarFile,
+    stream: _Bounded,
+    path: Path,
+    folder: Path,
+    skip_links: bool,
+    limits: ArchiveLimits,
 ) -> Unpacked:
     files: dict[str, None] = {}
     left_out: list[str] = []
     total = 0
-    for count, member in enumerate(archive):
+    for count, member in enumerate(_members(archive, stream)):
         if count >= limits.files:
             raise _refused(path, f"holds more than {limits.files:,} members")
         name = _inner_name(path, member.name)
@@ -165,6 +188,7 @@ def _unpack_members(
         total += member.size
         _check(path, member, name in files, total, limits)
         files[name] = None
+        stream.expect(member.size)
         _write_file(archive, member, path, folder / name)
     return Unpacked(tuple(files), tuple(left_out))
 
@@ -209,27 +233,58 @@ class _PlainHeader(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        header = super().frombuf(buf, encoding, errors)
-        if header.type in _LONG_HEADERS and header.size > MOST_HEADER_BYTES:
+        try:
+            header = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if buf == bytes(tarfile.BLOCKSIZE):  # the mark of an archive's end
+                raise
+            # The library would take any other for the end, too.
+            why = str(error) if buf else "it ends without the mark of its end"
+            raise tarfile.ReadError(why) from error
+        if header.type in _LONG_HEADERS and not 0 <= header.size <= MOST_HEADER_BYTES:
             raise UserError("archive", f"has a header of {header.size:,} bytes")
         if header.type == tarfile.GNUTYPE_SPARSE:
             raise UserError("archive", f"{header.name[:100]!r} is a sparse file")
         return header
 
 
+class _Kept(Protocol):
+    """What an open archive keeps of what it has read."""
+
+    members: list[tarfile.TarInfo]
+    pax_headers: dict[str, str]
+
+
 class _Bounded:
-    """A stream that ends with an error once more was read than an archive may unpack to."""
+    """A stream that ends with an error once more was read than an archive may unpack to, or than
+    the headers of one member may have."""
 
     def __init__(self, stream: IO[bytes], path: Path, most_bytes: int) -> None:
         self._stream, self._path, self._left = stream, path, most_bytes
+        self.expect(MOST_HEADER_BYTES)
+
+    def expect(self, size: int) -> None:
+        """What may be read until this is called again: `size` bytes and what is read ahead."""
+        self._expected = size + _AHEAD_BYTES
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; raises UserError beyond the limit."""
+        """At most `size` bytes; raises UserError beyond a limit."""
         block = self._stream.read(size)
         self._left -= len(block)
+        self._expected -= len(block)
         if self._left < 0:
             raise _refused(self._path, "unpacks to more than an archive may hold")
+        if self._expected < 0:
+            raise _refused(
+                self._path, f"has a member whose headers have more than {MOST_HEADER_BYTES:,} bytes"
+            )
         return block
+
+    def read_rest(self) -> None:
+        """Read to the end, where packers put their checksums; raises UserError beyond the limit."""
+        self.expect(self._left)
+        while self.read(_BLOCK_BYTES):
+            pass
 
 
 @contextmanager
@@ -264,11 +319,25 @@ def _zstd(path: Path, file: IO[bytes]) -> Iterator[IO[bytes]]:
     with subprocess.Popen(
         command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
-        assert process.stdout is not None
         try:
-            yield process.stdout
+            yield cast(IO[bytes], _Unpacking(process, path))
         finally:
             process.kill()  # What follows the archive's end may be endless.
+
+
+class _Unpacking:
+    """What a program unpacks; where it ends, the program has to be content with what it read."""
+
+    def __init__(self, process: subprocess.Popen[bytes], path: Path) -> None:
+        self._process, self._path = process, path
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; raises UserError at the end of what is torn."""
+        assert self._process.stdout is not None
+        block = self._process.stdout.read(size)
+        if not block and (code := self._process.wait()):
+            raise _refused(self._path, f"is torn: zstd ended with {code}")
+        return block
 
 
 def _refused(path: Path, what: str) -> UserError:

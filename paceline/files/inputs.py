@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ DIGEST_LIMIT_BYTES = 1 << 26
 """Of the files of one input that no manifest describes; larger ones are told by their size."""
 _OF_FILES = ("data", "training", "checkpoint", "engine_settings")
 """Parts of a run's settings that name files."""
-_INDEXED = (".bin", ".idx")
+INDEXED = (".bin", ".idx")
 """What a prefix stands for."""
 
 
@@ -61,7 +61,7 @@ def _files(path: Path) -> dict[Path, int]:
     """The files that a path stands for, with their bytes; none where it stands for none."""
     if path.is_dir():
         return {path / name: size for name, size in sorted(content_sizes(path).items())}
-    several = [path.with_name(path.name + suffix) for suffix in _INDEXED]
+    several = [path.with_name(path.name + suffix) for suffix in INDEXED]
     files = [path] if path.is_file() else [file for file in several if file.is_file()]
     return {file: file.stat().st_size for file in files}
 
@@ -77,30 +77,38 @@ def _input(
         return RunInput(field=field, path=str(path), files=len(files), bytes=total, sha256=digest)
     manifests[manifest.sha256] = manifest
     by_path = {file.path: file for file in manifest.files}
-    names = [file.relative_to(content).as_posix() for file in files]
-    listed = [by_path[name] for name in names if name in by_path]
+    listed = {file: by_path.get(file.relative_to(content).as_posix()) for file in files}
+    digests = {file: staged.sha256 for file, staged in listed.items() if staged is not None}
     return RunInput(
         field=field,
         path=str(path),
         asset=manifest.asset.name,
         inside=path.relative_to(content).as_posix().removeprefix("."),
         revision=manifest.revision,
-        files=len(listed),
-        bytes=sum(file.bytes for file in listed),
-        sha256=listed[0].sha256 if len(listed) == 1 else content_digest(listed),
+        files=len(files),
+        bytes=sum(staged.bytes if staged else files[file] for file, staged in listed.items()),
+        sha256=_joined(path, digests) if len(digests) == len(files) else None,
     )
 
 
-def _digest(path: Path, files: Mapping[Path, int]) -> str | None:
-    """SHA-256 of the files; None where one cannot be read."""
-    read: list[StagedFile] = []
-    folder = path if path.is_dir() else path.parent
-    for file, size in files.items():
+def _digest(path: Path, files: Iterable[Path]) -> str | None:
+    """SHA-256 of files that lie at `path`; None where one cannot be read."""
+    digests: dict[Path, str] = {}
+    for file in files:
         try:
             with file.open("rb") as content:
-                sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+                digests[file] = hashlib.file_digest(content, "sha256").hexdigest()
         except OSError:
             return None
-        name = file.relative_to(folder).as_posix()
-        read.append(StagedFile.model_construct(path=name, bytes=size, sha256=sha256))
-    return read[0].sha256 if len(read) == 1 else content_digest(read)
+    return _joined(path, digests)
+
+
+def _joined(path: Path, digests: Mapping[Path, str]) -> str:
+    """One digest of files at `path`, wherever that lies: of the names inside of it."""
+    if len(digests) == 1:
+        return next(iter(digests.values()))
+    folder = path if path.is_dir() else path.parent
+    return content_digest(
+        StagedFile.model_construct(path=file.relative_to(folder).as_posix(), bytes=0, sha256=sha256)
+        for file, sha256 in digests.items()
+    )

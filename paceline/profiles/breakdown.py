@@ -66,12 +66,6 @@ class Breakdown(Value):
         """Seconds of every category, and of OVERLAPPED, which is no part of the sum."""
         return {name: getattr(self, name) for name in (*CATEGORIES, OVERLAPPED)}
 
-    @property
-    def residual(self) -> float:
-        """The parts' sum over the step, less 1."""
-        total = sum(getattr(self, name) for name in CATEGORIES)
-        return total / self.step_time_s - 1 if self.step_time_s else 0.0
-
 
 class MeanBreakdown(Value):
     """The mean over steps and ranks."""

@@ -186,8 +186,8 @@ class _Reading:
 
 def _axes(fields: Mapping[str, Any]) -> dict[str, str]:
     """The axes of process groups by the groups' names, as the native trainer writes them."""
-    told = fields.get("paceline")
-    axes = told.get("axes") if isinstance(told, dict) else None
+    metadata = fields.get("paceline")
+    axes = metadata.get("axes") if isinstance(metadata, dict) else None
     return {str(k): str(v) for k, v in axes.items()} if isinstance(axes, dict) else {}
 
 

@@ -36,6 +36,8 @@ class MemoryRecord(Value):
     time_s: tuple[float, ...] = Field(min_length=1)
     bytes: tuple[NonNegativeFloat, ...]
     reserved_bytes: tuple[NonNegativeFloat | None, ...]
+    note: str | None = None
+    """What of the steps is not in it."""
 
     @model_validator(mode="after")
     def _of_one_length(self) -> Self:
@@ -84,6 +86,7 @@ def _profile(records: list[MemoryRecord], curves: list[RankCurve], files: list[s
         ranks=tuple(sorted({record.rank for record in records})),
         steps=tuple(sorted({step for record in records for step in record.steps})),
         memory=tuple(curves),
+        warnings=tuple(f"rank {record.rank}: {record.note}" for record in records if record.note),
     )
 
 

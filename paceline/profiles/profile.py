@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat
 
+from paceline.core.errors import UserError
 from paceline.core.profiling import ToolName
 from paceline.core.value import NonNegativeInt, Value
 from paceline.core.waterfall import WaterfallLevel
@@ -113,3 +114,11 @@ def profile_of(
         critical_path=tuple(critical_path),
         warnings=tuple(warnings),
     )
+
+
+def refuse_doubles(files: Sequence[str], ranks: Sequence[int]) -> None:
+    """Raise UserError where two files are of the same rank."""
+    twice = next((rank for rank in ranks if ranks.count(rank) > 1), None)
+    if twice is not None:
+        both = " and ".join(file for file, rank in zip(files, ranks, strict=True) if rank == twice)
+        raise UserError(both, f"are both of rank {twice}", remedy="read them one by one")

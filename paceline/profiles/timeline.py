@@ -41,8 +41,6 @@ class Timeline:
     """(n, 2). Kernels of all streams, or the own time of operations of the computing threads."""
     data_wait: Intervals = field(default_factory=lambda: NONE)
     """When the program waited for its next batch."""
-    dropped: int = 0
-    """Records that the tool says it has lost."""
 
     def labelled(self, label: str) -> Intervals:
         """The activities of one label, as they were recorded."""
@@ -77,11 +75,7 @@ class TimelineBuilder:
         self._times.append(end_s)
 
     def timeline(
-        self,
-        rank: int,
-        steps: Sequence[StepSpan],
-        data_wait: Intervals = NONE,
-        dropped: int = 0,
+        self, rank: int, steps: Sequence[StepSpan], data_wait: Intervals = NONE
     ) -> Timeline:
         """All that was added."""
         return Timeline(
@@ -93,5 +87,4 @@ class TimelineBuilder:
             label_of=np.array(self._label_of, dtype=np.int32),
             spans=np.array(self._times, dtype=np.float64).reshape(-1, 2),
             data_wait=data_wait,
-            dropped=dropped,
         )

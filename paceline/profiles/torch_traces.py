@@ -11,7 +11,7 @@ from paceline.core.run import Job, RunSpec
 from paceline.profiles.attribution import breakdowns
 from paceline.profiles.hottest import critical_path, top_kernels
 from paceline.profiles.kineto import read_timeline
-from paceline.profiles.profile import Profile, profile_of
+from paceline.profiles.profile import Profile, profile_of, refuse_doubles
 
 ENDINGS = (".json.gz", ".json")
 OF_RUN = "rank-*.trace.json.gz"
@@ -57,11 +57,7 @@ def read_file(path: Path) -> Profile:
 
 def _profile(paths: Sequence[Path], names: Sequence[str]) -> Profile:
     timelines = [read_timeline(path) for path in paths]
-    ranks = [timeline.rank for timeline in timelines]
-    if len(set(ranks)) < len(ranks):
-        twice = next(rank for rank in ranks if ranks.count(rank) > 1)
-        both = " and ".join(name for name, rank in zip(names, ranks, strict=True) if rank == twice)
-        raise UserError(both, f"are both of rank {twice}", remedy="read them one by one")
+    refuse_doubles(names, [timeline.rank for timeline in timelines])
     return profile_of(
         "torch",
         names,

@@ -68,7 +68,8 @@ class RunDiff(Value):
 def run_diff(a: RunReport, b: RunReport) -> RunDiff:
     """What differs between two runs, whoever made them."""
     inputs = read_inputs(Path(a.folder)), read_inputs(Path(b.folder))
-    alike = {field for field in inputs[0] if _same_input(inputs[0], inputs[1].get(field), field)}
+    both = inputs[0].keys() & inputs[1].keys()
+    alike = {field for field in both if inputs[0][field].is_alike(inputs[1][field])}
     surroundings, once = _surroundings(a, b)
     differences = (
         *_work(a, b),
@@ -79,6 +80,7 @@ def run_diff(a: RunReport, b: RunReport) -> RunDiff:
         *(part for part in surroundings if part.kind != "program"),
         *_hosts(a, b),
     )
+    once = (*(f"input {field}" for field in sorted(inputs[0].keys() ^ inputs[1].keys())), *once)
     return RunDiff(a=a.result.run, b=b.result.run, differences=differences, recorded_once=once)
 
 
@@ -130,15 +132,10 @@ def _differing(
             yield RunDifference(kind=kind, item=name, a=a, b=b)
 
 
-def _same_input(ours: Mapping[str, RunInput], theirs: RunInput | None, field: str) -> bool:
-    part = ours[field]
-    return theirs is not None and part.sha256 is not None and part.sha256 == theirs.sha256
-
-
 def _inputs(
     ours: Mapping[str, RunInput], theirs: Mapping[str, RunInput], alike: Iterable[str]
 ) -> Iterator[RunDifference]:
-    """Inputs that both runs recorded and that are not the same, or of which nobody knows."""
+    """Inputs that both runs recorded and that are not alike, or of which nobody knows."""
     for field in ours:
         other = theirs.get(field)
         if other is not None and field not in alike:

@@ -277,35 +277,32 @@ def _watch(
     signs = _SignsOfLife(folder, spec.hang_limit_s)
     finished_at: float | None = None
     phase = ""
-    try:
-        while True:
-            if stopped():
-                raise KeyboardInterrupt
-            code = job.poll()
-            if job.phase != phase:
-                phase = job.phase
-                watch(Progress(phase))
-            for step in steps.new_steps():
-                watch(_progress(spec, step))
-            if code is not None:
-                job.sweep()
-                return code, None
-            if job.timed_out:
-                limit = f"the time limit of {spec.time_limit_s:g} s passed"
-                return job.stop(), Ending("timeout", limit)
-            signs.look()
-            if signs.failed_s > AFTER_FAILURE_S:
+    while True:
+        if stopped():
+            raise KeyboardInterrupt
+        code = job.poll()
+        if job.phase != phase:
+            phase = job.phase
+            watch(Progress(phase))
+        for step in steps.new_steps():
+            watch(_progress(spec, step))
+        if code is not None:
+            job.sweep()
+            return code, None
+        if job.timed_out:
+            limit = f"the time limit of {spec.time_limit_s:g} s passed"
+            return job.stop(), Ending("timeout", limit)
+        signs.look()
+        if signs.failed_s > AFTER_FAILURE_S:
+            return job.stop(), None
+        if signs.silent_s > signs.limit_s:
+            silence = f"no rank gave a sign of life for {signs.silent_s:.0f} s"
+            return job.stop(), Ending("failed", silence)
+        if steps.finished:
+            finished_at = finished_at or time.monotonic()
+            if time.monotonic() - finished_at > TEARDOWN_LIMIT_S:
                 return job.stop(), None
-            if signs.silent_s > signs.limit_s:
-                silence = f"no rank gave a sign of life for {signs.silent_s:.0f} s"
-                return job.stop(), Ending("failed", silence)
-            if steps.finished:
-                finished_at = finished_at or time.monotonic()
-                if time.monotonic() - finished_at > TEARDOWN_LIMIT_S:
-                    return job.stop(), None
-            time.sleep(POLL_S)
-    finally:
-        steps.close()
+        time.sleep(POLL_S)
 
 
 @dataclass

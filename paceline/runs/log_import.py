@@ -24,6 +24,7 @@ from paceline.files.run_folder import (
     new_folder,
     run_folders,
 )
+from paceline.files.text_blocks import text_blocks
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import as_text, parse_log
 from paceline.runs.flow import finish
@@ -111,8 +112,7 @@ def _blocks(path: Path) -> Iterator[str]:
     """
     with gzip.open(path) if _is_packed(path) else path.open("rb") as log:
         try:
-            while block := log.read(BLOCK_BYTES):
-                block += log.readline(BLOCK_BYTES)
+            for block in text_blocks(log, BLOCK_BYTES):
                 yield block.decode("utf-8", "surrogateescape")
         except (EOFError, zlib.error, gzip.BadGzipFile):
             return

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import IO, Protocol
+from typing import BinaryIO, Protocol
 
 from paceline.core.steps import Step
 from paceline.engines import dialects
 from paceline.engines.dialect.log_content import LogContent
+from paceline.files.documents import open_regular
 from paceline.files.events import read_rank
 from paceline.files.log_file import LogFile
 from paceline.files.run_folder import STEPS_FOLDER
@@ -33,12 +35,13 @@ class Follower(Protocol):
         """Whether the rank has told its end."""
         ...
 
-    def new_steps(self) -> list[Step]:
-        """The steps since the last look."""
+    @property
+    def restarts(self) -> int:
+        """How often the steps began anew: the job was started again."""
         ...
 
-    def close(self) -> None:
-        """Let go of what is open."""
+    def new_steps(self) -> list[Step]:
+        """The steps since the last look."""
         ...
 
 
@@ -50,27 +53,49 @@ def follower(folder: Path, engine_name: str) -> Follower:
 
 @dataclass
 class StepFollower:
-    """Reads the lines that one rank has added to its step file since the last look."""
+    """Reads the lines that one rank has added to its step file since the last look.
+
+    Nothing stays open between two looks: a job has more ranks than a process may open files, and
+    its restart moves the file away and makes another.
+    """
 
     path: Path
-    _file: IO[str] | None = None
-    _rest: str = ""
+    tail_bytes: int | None = None
+    """Of a file met for the first time, what is read of its end; None for the whole."""
     finished: bool = field(default=False)
+    restarts: int = field(default=0)
+    _identity: tuple[int, int] | None = None
+    """Device and inode of the file that was read."""
+    _offset: int = 0
+    """Where the first line begins that was not yet whole."""
 
     def new_steps(self) -> list[Step]:
-        if self._file is None:
-            if not self.path.exists():
-                return []
-            self._file = self.path.open(encoding="utf-8", errors="replace")
-        text = self._rest + self._file.read()
-        complete, newline, self._rest = text.rpartition("\n")
-        log = read_rank(complete.splitlines() if newline else [])
+        try:
+            with open_regular(self.path) as file:
+                self._meet(file)
+                file.seek(self._offset)
+                added = file.read()
+        except OSError:  # not there yet, or between two attempts
+            return []
+        whole = added[: added.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        log = read_rank(whole.decode("utf-8", "replace").splitlines())
         self.finished = self.finished or log.end is not None
         return list(log.steps)
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+    def _meet(self, file: BinaryIO) -> None:
+        """Begin anew where the path stands for another file than before."""
+        state = os.fstat(file.fileno())
+        identity = (state.st_dev, state.st_ino)
+        if identity == self._identity and state.st_size >= self._offset:
+            return
+        self.restarts += self._identity is not None
+        self._identity, self.finished = identity, False
+        skipped = state.st_size - self.tail_bytes if self.tail_bytes else 0
+        self._offset = max(0, skipped)
+        if skipped > 0:
+            file.seek(skipped - 1)
+            self._offset += len(file.readline()) - 1
 
 
 @dataclass
@@ -89,6 +114,10 @@ class LogFollower:
     def finished(self) -> bool:
         return self.events.finished
 
+    @property
+    def restarts(self) -> int:
+        return self.events.restarts
+
     def new_steps(self) -> list[Step]:
         steps = self.events.new_steps()
         began_s = time.monotonic()
@@ -101,9 +130,6 @@ class LogFollower:
             return []
         self._last = latest.index
         return [latest]
-
-    def close(self) -> None:
-        self.events.close()
 
     def _latest(self) -> Step | None:
         """The last step of the log, None where that has not grown or has none."""

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from paceline.trainer.measure.profiler import Profiler
+from contextlib import nullcontext
+
+from paceline.trainer.measure.profiler import Bystander, Paused, Profiler
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.side_outputs import ProfileConfig
 
 AXES = ("tp", "pp", "cp", "dp")
 
 
-def make_profiler(config: ProfileConfig | None, world: World, mesh: Mesh) -> Profiler:
-    """This rank's profiler; one that does nothing on ranks that are not asked for."""
-    if config is None or world.rank not in config.ranks:
+def make_profiler(
+    config: ProfileConfig | None, world: World, mesh: Mesh, paused: Paused = nullcontext
+) -> Profiler:
+    """This rank's profiler; one that only waits for the others on ranks that are not asked for.
+
+    What it writes may take any time: `paused` is what the watchdog counts none in.
+    """
+    if config is None or config.tool == "nccl":
         return Profiler()
+    if config.tool == "nsys" and world.device.type == "cpu":
+        return Profiler()
+    if world.rank not in config.ranks:
+        return Bystander(config, world, paused)
     if config.tool == "torch":
         from paceline.trainer.measure.torch_profiler import TorchProfiler  # takes 0.1 s
 
-        return TorchProfiler(config, world, group_axes(mesh))
-    if config.tool == "nsys" and world.device.type == "cuda":
+        return TorchProfiler(config, world, group_axes(mesh), paused)
+    if config.tool == "nsys":
         from paceline.trainer.measure.nsys_profiler import NsysProfiler
 
-        return NsysProfiler(config, world, group_axes(mesh))
-    if config.tool == "memory":
-        from paceline.trainer.measure.memory_profiler import MemoryProfiler
+        return NsysProfiler(config, world, group_axes(mesh), paused)
+    from paceline.trainer.measure.memory_profiler import MemoryProfiler
 
-        return MemoryProfiler(config, world)
-    return Profiler()
+    return MemoryProfiler(config, world, paused)
 
 
 def group_axes(mesh: Mesh) -> dict[str, str]:

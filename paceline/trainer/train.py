@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from paceline.trainer.measure.memory import MemoryWatch
 from paceline.trainer.measure.memory_limit import limit_memory
 from paceline.trainer.measure.mllog import MlperfRun
 from paceline.trainer.measure.outcome import CheckpointError, NotFiniteError
+from paceline.trainer.measure.profiler import closing
 from paceline.trainer.measure.traffic import watch_traffic
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
 from paceline.trainer.profilers import make_profiler
@@ -63,7 +64,7 @@ def train(
     replica = make_replica(config, world, mesh, steps)
     initialise(config, replica, heartbeat)
     heartbeat.follow(steps, replica.parts, replica.stages)
-    profiler = make_profiler(config.profile, world, mesh)
+    profiler = make_profiler(config.profile, world, mesh, heartbeat.paused)
     trainer = Trainer(config, replica, world, steps, events, memory, profiler=profiler)
     if config.mlperf is not None:
         start_clock(trainer, config, timed, heartbeat)
@@ -76,19 +77,18 @@ def train(
     sampler = sampler_of(config, corpus.num_windows)
     done = trainer.restore(corpus.num_windows, heartbeat.paused)
     loader = Loader(corpus, sampler, config, mesh, pin=world.device.type == "cuda", first=done)
-    try:
-        reached = trainer.run(loader, start_record(config, world, mesh, corpus), done)
-    except NotFiniteError:
-        with suppress(CheckpointError):
-            trainer.finish_checkpoint()
-        raise
-    finally:
-        profiler.close()
-        loader.close()
-        if undo is not None:
-            undo()
-        if end_traffic is not None:
-            end_traffic()
+    reached: bool | None = None
+    with ExitStack() as endings:
+        for end in (end_traffic, undo, loader.close):
+            if end is not None:
+                endings.callback(end)
+        endings.enter_context(closing(profiler, heartbeat.paused))
+        try:
+            reached = trainer.run(loader, start_record(config, world, mesh, corpus), done)
+        except NotFiniteError:
+            with suppress(CheckpointError):
+                trainer.finish_checkpoint()
+            raise
     if world.size > 1:
         # A rank that went early would break the last collective of a slower one. The group itself
         # is left to the process's end: gloo's destructor can wait forever for a thread of its own.

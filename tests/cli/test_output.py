@@ -68,6 +68,18 @@ def test_markdown_keeps_its_columns_whatever_the_cells_hold(capsys: pytest.Captu
     assert "a \\| b" in first and second.startswith("| second one | - |")
 
 
+def test_a_terminal_gets_no_control_character_and_no_secret(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("paceline.cli.output._on_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "200")
+    row = {"name": "a\x1b[31mred\u202eback", "rate_per_s": 1.0, "note": f"hf_{'a1B2' * 9}"}
+    emit_table([row], COLUMNS, TableFormat.text)
+    shown = capsys.readouterr().out
+    assert "ared\N{REPLACEMENT CHARACTER}back" in shown
+    assert not set("\x1b\u202e") & set(shown) and "a1B2a1B2" not in shown
+
+
 HOSTILE = {"name": "=cmd|'/C calc'!A0", "rate_per_s": -1.5, "note": "a_b|[x](y)\nc"}
 
 

@@ -121,6 +121,8 @@ def test_values_of_secret_variables_are_left_out_of_every_text(name: str, value:
         ("TOKENIZERS_PARALLELISM", "false"),
         ("SSH_AUTH_SOCK", "/tmp/agent.12"),
         ("PASSES", "12"),
+        ("MAX_TOKENS", "1048576"),
+        ("FLOPS_PER_TOKEN", "4.8e11"),
         ("KEYBOARD", "german"),
         ("HOME", "/home/someone"),
     ],

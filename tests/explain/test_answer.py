@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.core.layout import Layout
+from paceline.core.layout import Layout, Recompute
 from paceline.core.result import ReferenceComparison
 from paceline.explain.account import StepParts
 from paceline.explain.answer import explain
@@ -18,6 +18,7 @@ from paceline.explain.answer import explained as answered
 from paceline.explain.baseline import baseline_of
 from paceline.explain.explanation import Explanation
 from paceline.explain.observed import observed
+from paceline.explain.work import recomputed_share
 from paceline.files.documents import write_text, write_value
 from paceline.profiles.profile import PROFILE_FILE, Profile
 from tests.command import paceline
@@ -27,6 +28,23 @@ from tests.files.test_events import lines
 
 STAGED = Layout(pp=2, micro_batch=4)
 CROWDED = {"cores": "0", "threads": 1}
+
+
+def again(recompute: Recompute, micro_batch: int = 4) -> Layout:
+    return Layout(micro_batch=micro_batch, recompute=recompute)
+
+
+def write_profile(folder: Path, host_gap_s: float) -> None:
+    """A profile of a step of 0.4 s."""
+    profile = Profile(
+        tool="torch", run=folder.name, ranks=(0,), steps=(5,), step_time_s=0.4, n=2,
+        parts={"gemm": 0.4 - host_gap_s, "host_gap": host_gap_s},
+    )  # fmt: skip
+    write_value(folder / PROFILE_FILE, profile)
+
+
+def causes_of(explained: Explanation) -> list[str]:
+    return [cause.cause for cause in explained.causes]
 
 
 def answer(root: Path, name: str = "it", against: str | None = None, **more: Any) -> Explanation:
@@ -88,6 +106,39 @@ def test_longer_work_is_laid_to_what_differs(
     assert explained.unexplained_s == pytest.approx(0, abs=0.005)
 
 
+def test_less_recomputation_than_the_baselines_is_to_blame_for_nothing(tmp_path: Path):
+    write_parts(tmp_path, "it", ({"work": 1.5},) * 2, layout=again("selective"))
+    write_parts(tmp_path, "usual", layout=again("full"))
+    assert answer(tmp_path, against="usual").causes == ()
+
+
+def test_recomputation_is_blamed_for_what_the_baseline_does_not_recompute(tmp_path: Path):
+    """Of other micro-batches, by its FLOPs."""
+    shares: dict[str, float] = {}
+    for name, layout in (("it", again("full", 2)), ("usual", again("selective"))):
+        folder = write_parts(tmp_path, name, ({"work": 3.0},) * 2, layout=layout)
+        shares[name] = recomputed_share(observed(folder))
+    write_parts(tmp_path, "it", ({"work": 6.0},) * 2, layout=again("full", 2))
+    explained = answer(tmp_path, against="usual")
+    named = next(cause for cause in explained.causes if cause.cause == "recompute")
+    more = shares["it"] - shares["usual"]
+    assert 0 < more < shares["it"]
+    assert named.seconds == pytest.approx(more * explained.parts_s["compute"])
+    assert [e.value for e in named.evidence[-2:]] == [shares["it"], shares["usual"]]
+
+
+def test_recomputation_that_memory_needs_is_not_lost(tmp_path: Path):
+    run = observed(write_parts(tmp_path, "it", device="H100-SXM", layout=again("full")))
+    spared = answered(run, baseline_of(run, None, tmp_path), None)
+    assert [cause.cause for cause in spared.causes] == ["recompute"]
+    assert spared.unexplained_s == pytest.approx(0, abs=1e-3)
+    facts = run.facts.model_copy(update={"device_memory_bytes": 1.0})
+    run = replace(run, report=replace(run.report, facts=facts))
+    needed = answered(run, baseline_of(run, None, tmp_path), None)
+    assert needed.causes == ()
+    assert needed.lost_s == pytest.approx(spared.lost_s - spared.causes[0].seconds)
+
+
 def test_longer_work_without_any_difference_is_called_unexplained(tmp_path: Path):
     write_parts(tmp_path, "it", ({"work": 1.5},) * 2)
     write_parts(tmp_path, "usual")
@@ -132,11 +183,7 @@ def test_a_host_that_a_campaign_flagged_is_evidence(tmp_path: Path):
 def test_a_profile_adds_what_steps_do_not_tell(tmp_path: Path):
     write_parts(tmp_path, "it", ({"comm": 0.1},) * 2, device="H100-SXM")
     folder = write_parts(tmp_path, "profiled", device="H100-SXM")
-    profile = Profile(
-        tool="torch", run="profiled", ranks=(0,), steps=(5,), step_time_s=0.4, n=2,
-        parts={"gemm": 0.3, "host_gap": 0.1},
-    )  # fmt: skip
-    write_value(folder / PROFILE_FILE, profile)
+    write_profile(folder, 0.1)
     told = [paceline("explain", "it", "--profile", name, "--json", runs=tmp_path)
             for name in ("profiled", folder / PROFILE_FILE)]  # fmt: skip
     (cause,) = json.loads(told[0].stdout)["causes"]
@@ -146,6 +193,22 @@ def test_a_profile_adds_what_steps_do_not_tell(tmp_path: Path):
     assert [cause.cause for cause in answer(tmp_path, "profiled").causes] == ["host gap"]
     with pytest.raises(UserError, match="was not profiled"):
         answer(tmp_path, profile="it")
+
+
+def test_a_host_gap_is_held_against_the_baselines_own(tmp_path: Path):
+    folder = write_parts(tmp_path, "it", ({"comm": 0.2},) * 2, device="H100-SXM")
+    usual = write_parts(tmp_path, "usual", device="H100-SXM")
+    write_profile(folder, 0.2)
+    # Without a profile nobody knows how much of it is usual.
+    for against in ("usual", "estimate"):
+        assert "host gap" not in causes_of(answer(tmp_path, against=against))
+    write_profile(usual, 0.1)
+    explained = answer(tmp_path, against="usual")
+    gap = next(cause for cause in explained.causes if cause.cause == "host gap")
+    assert gap.seconds == pytest.approx(explained.step_s / 2 - (explained.baseline_s or 0) / 4)
+    assert [evidence.value for evidence in gap.evidence] == [0.5, 0.25]
+    write_profile(usual, 0.4)
+    assert "host gap" not in causes_of(answer(tmp_path, against="usual"))
 
 
 def test_the_parts_add_up_to_the_step(tmp_path: Path):

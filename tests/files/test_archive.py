@@ -7,12 +7,14 @@ import io
 import shutil
 import subprocess
 import tarfile
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.files.archive import ArchivedFile, ArchiveLimits, unpack, write_archive
+from paceline.files.archive import ArchivedFile, ArchiveLimits, first_name, unpack, write_archive
 
 
 def packed(tmp_path: Path, *members: tarfile.TarInfo, content: bytes = b"x" * 8) -> Path:
@@ -91,6 +93,63 @@ def test_a_header_that_would_fill_the_memory_is_refused(tmp_path: Path):
         unpack(path, tmp_path / "here")
 
 
+def extended(name: str, fields: dict[str, str]) -> bytes:
+    """An empty file behind a header that holds `fields`."""
+    header = member(name)
+    header.pax_headers = fields
+    return header.tobuf(tarfile.PAX_FORMAT)
+
+
+def behind_global(name: str, fields: dict[str, str]) -> bytes:
+    """An empty file behind a header for all that follow, as `git archive` writes one."""
+    return tarfile.TarInfo.create_pax_global_header(fields) + member(name).tobuf()
+
+
+@pytest.mark.parametrize("form", [extended, behind_global])
+def test_what_the_headers_of_a_member_say_is_forgotten_with_it(
+    tmp_path: Path, form: Callable[[str, dict[str, str]], bytes]
+):
+    parts = (form(f"run/{at}", {f"a{at}.{n}": "" for n in range(2_000)}) for at in range(20))
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(gzip.compress(b"".join(parts) + bytes(1024)))
+
+    tracemalloc.start()
+    try:
+        held = unpack(path, tmp_path / "here")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    # One member's headers take less than 1 MB, all of them more than 5 MB.
+    assert len(held.files) == 20 and peak < 3_000_000
+
+
+def test_many_headers_before_one_member_are_refused(tmp_path: Path):
+    whole = extended("run/a", {"comment": "x" * 200_000})
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(gzip.compress(whole[:-512] * 8 + whole[-512:] + bytes(1024)))
+
+    with pytest.raises(UserError, match="whose headers have more than"):
+        unpack(path, tmp_path / "here")
+
+
+ODD = (
+    {"GNU.sparse.size": "abc"},
+    {"GNU.sparse.map": "x"},
+    {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
+)
+
+
+@pytest.mark.parametrize("fields", ODD, ids=lambda fields: " ".join(fields))
+def test_odd_headers_are_said_to_be_no_archive(tmp_path: Path, fields: dict[str, str]):
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(gzip.compress(extended("run/a", fields) + b"x" * 512 + bytes(1024)))
+
+    for read in (lambda: unpack(path, tmp_path / "here"), lambda: first_name(path)):
+        with pytest.raises(UserError, match="cannot be read as an archive"):
+            read()
+
+
 @pytest.mark.parametrize("content", [b"", b"no archive", gzip.compress(b"no archive" * 99)])
 def test_what_is_no_archive_is_said_so(tmp_path: Path, content: bytes):
     (tmp_path / "a.tar.gz").write_bytes(content)
@@ -99,9 +158,24 @@ def test_what_is_no_archive_is_said_so(tmp_path: Path, content: bytes):
         unpack(tmp_path / "a.tar.gz", tmp_path / "here")
 
 
-def test_a_torn_archive_is_refused(tmp_path: Path):
+def tar_of(*members: tarfile.TarInfo) -> bytes:
+    return b"".join(header.tobuf() for header in members)
+
+
+TORN = {
+    "inside a file": lambda whole: gzip.compress(gzip.decompress(whole)[:9_000]),
+    "of the packed bytes": lambda whole: whole[:-300],
+    "between two members": lambda _: tar_of(member("run/a")),
+    "a header's checksum": lambda _: tar_of(member("run/a")) + b"x" * 512 + bytes(1024),
+    "before its checksum": lambda whole: whole[:-8],
+    "its checksum": lambda whole: whole[:-8] + bytes(4) + whole[-4:],
+}
+
+
+@pytest.mark.parametrize("tear", TORN.values(), ids=TORN)
+def test_a_torn_or_corrupt_archive_is_refused(tmp_path: Path, tear: Callable[[bytes], bytes]):
     path = packed(tmp_path, member("run/a"), content=bytes(range(256)) * 400)
-    path.write_bytes(path.read_bytes()[:-300])
+    path.write_bytes(tear(path.read_bytes()))
 
     with pytest.raises(UserError):
         unpack(path, tmp_path / "here")
@@ -118,11 +192,15 @@ def test_zstd_is_read_by_its_program_or_named(tmp_path: Path, monkeypatch: pytes
             unpack(zst, tmp_path / "nowhere")
     if program is None:
         pytest.skip("no program zstd here")
-    with zst.open("wb") as file:
-        tar = gzip.decompress(path.read_bytes())
-        subprocess.run([program, "-c"], input=tar, stdout=file, check=True)
+    tar = gzip.decompress(path.read_bytes()) + bytes(1 << 20)
+    whole = subprocess.run([program, "-c"], input=tar, stdout=subprocess.PIPE, check=True).stdout
 
+    zst.write_bytes(whole)
     assert unpack(zst, tmp_path / "here").files == ("run/a",)
+
+    zst.write_bytes(whole[:-4] + bytes(4))
+    with pytest.raises(UserError, match="is torn"):
+        unpack(zst, tmp_path / "there")
 
 
 def test_the_same_files_give_the_same_bytes(tmp_path: Path):

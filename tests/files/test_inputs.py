@@ -7,9 +7,10 @@ from pathlib import Path
 
 from paceline.core.assets import Asset, Manifest, StagedFile, content_digest
 from paceline.core.run import Data
+from paceline.core.run_inputs import RunInput
 from paceline.files import inputs
 from paceline.files.documents import write_text, write_value
-from paceline.files.inputs import inputs_of
+from paceline.files.inputs import input_at, inputs_of
 from tests.example import make_spec
 
 
@@ -20,19 +21,23 @@ def staged(root: Path, content: str) -> Path:
     listed = StagedFile(
         path="text/a.txt", bytes=len(content), sha256=hashlib.sha256(content.encode()).hexdigest()
     )
+    write_manifest(root, (listed,))
+    return file
+
+
+def write_manifest(root: Path, files: tuple[StagedFile, ...]) -> None:
     manifest = Manifest(
         asset=Asset(name="corpus", kind="made", source="jsonl"),
         revision="abc123",
-        bytes=len(content),
-        sha256=content_digest([listed]),
-        files=(listed,),
+        bytes=sum(file.bytes for file in files),
+        sha256=content_digest(files),
+        files=files,
         origin="here",
         staged="2026-01-01T00:00:00+00:00",
         seconds=1.0,
         paceline_version="0",
     )
     write_value(root / "corpus-0123456789ab/manifest.json", manifest)
-    return file
 
 
 def test_a_staged_file_is_told_by_its_manifest_and_not_read_again(tmp_path: Path):
@@ -46,6 +51,38 @@ def test_a_staged_file_is_told_by_its_manifest_and_not_read_again(tmp_path: Path
     (part,) = kept.inputs
     assert (part.field, part.asset, part.inside) == ("data.path", "corpus", "text/a.txt")
     assert (part.revision, part.sha256, part.bytes) == ("abc123", sha256, 4)
+
+
+def several(folder: Path, manifest: bool) -> RunInput:
+    """What a run told that read a folder of two files; as part of a staged asset or not."""
+    content = folder / "corpus-0123456789ab/content"
+    for name in ("one", "two"):
+        write_text(content / "text" / name, name)
+    files = tuple(
+        StagedFile(path=f"text/{name}", bytes=3, sha256=hashlib.sha256(name.encode()).hexdigest())
+        for name in ("one", "two")
+    )
+    if manifest:
+        write_manifest(folder, files)
+    told = input_at("data.path", content / "text")
+    assert told is not None
+    return told
+
+
+def test_the_same_files_have_one_digest_staged_or_not(tmp_path: Path):
+    there, here = several(tmp_path / "a", manifest=True), several(tmp_path / "b", manifest=False)
+
+    assert (there.asset, here.asset) == ("corpus", None)
+    assert there.sha256 and there.is_alike(here)
+
+
+def test_a_file_that_no_manifest_lists_leaves_no_digest(tmp_path: Path):
+    staged(tmp_path, "text").with_name("more.txt").write_text("12345")
+
+    told = input_at("data.path", tmp_path / "corpus-0123456789ab/content/text")
+
+    assert told is not None
+    assert (told.asset, told.files, told.bytes, told.sha256) == ("corpus", 2, 9, None)
 
 
 def test_files_that_nobody_staged_are_read_up_to_a_size(tmp_path: Path):

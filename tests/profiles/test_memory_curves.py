@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,13 @@ from paceline.core.errors import UserError
 from paceline.profiles.memory_curves import read, read_file
 from paceline.profiles.profile import Profile
 from paceline.profiles.text import memory_rows, profile_lines
-from paceline.trainer.measure.memory_profiler import MemoryProfiler, allocator_curve, thinned
+from paceline.trainer.measure import memory_profiler
+from paceline.trainer.measure.memory_profiler import (
+    HighestPoints,
+    MemoryProfiler,
+    allocator_curve,
+    thinned,
+)
 from paceline.trainer.parallel.mesh import World
 from paceline.trainer.side_outputs import ProfileConfig
 
@@ -113,12 +120,54 @@ def test_the_allocators_history_becomes_a_curve() -> None:
         {"action": "free_completed", "size": 8, "time_us": 4e6},
         {"action": "segment_free", "size": 20, "time_us": 5e6},
     ]
-    curve = allocator_curve((0.0, 100, 200), history)
+    curve = allocator_curve(history, (6.0, 100, 200), 0.0)
     assert curve == [
         (0.0, 100, 200),
         (1.0, 100, 220),
         (2.0, 108, 220),
         (4.0, 100, 220),
         (5.0, 100, 200),
+        (6.0, 100, 200),
     ]
     assert thinned(curve, 2) == [(2.0, 108, 220), (4.0, 100, 220)]
+
+
+def test_a_full_history_gives_the_end_of_the_curve_and_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor of 8 was made before the entries that are left: its free must not go below 0."""
+    entries = [
+        {"action": "alloc", "size": 3, "time_us": 2e6},
+        {"action": "free_completed", "size": 8, "time_us": 3e6},
+        {"action": "alloc", "size": 1, "time_us": 4e6},
+    ]
+    memory = SimpleNamespace(
+        _record_memory_history=lambda **_: None,
+        _snapshot=lambda _: {"device_traces": [entries]},
+        _dump_snapshot=lambda _: None,
+    )
+    monkeypatch.setattr(torch.cuda, "memory", memory)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 4)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 20)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"active_bytes.all.current": 4})
+    monkeypatch.setattr(memory_profiler, "MOST_ENTRIES", 3)
+    monkeypatch.chdir(tmp_path)
+    world = World(0, 0, 1, torch.device("cuda", 0), None)
+    profiler = MemoryProfiler(ProfileConfig("memory", [0], 1, 1), world)
+    profiler.before(1)
+    profiler.after(1)
+    path = tmp_path / "profiles" / "rank-0.memory.json"
+    assert json.loads(path.read_text())["bytes"] == [11, 3, 4, 4]
+    (warning,) = read_file(path).warnings
+    assert "rank 0: the allocator's history keeps its last 3 entries" in warning
+
+
+def test_a_curve_of_any_length_takes_bounded_memory_and_keeps_its_peak() -> None:
+    highest = HighestPoints(8)
+    for moment in range(1000):
+        highest.add((float(moment), 500 if moment == 77 else moment % 7, None))
+    points = highest.points
+    assert 4 <= len(points) <= 8
+    assert max(points, key=lambda point: point[1]) == (77.0, 500, None)
+    assert [point[0] // 128 for point in points] == [*range(8)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
@@ -9,10 +10,13 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from paceline.cli.profile import ToolChoice
+from paceline.cli.output import TableFormat
+from paceline.cli.profile import ToolChoice, print_profile
+from paceline.core.errors import UserError
 from paceline.core.facts import facts_of
 from paceline.core.layout import Layout
 from paceline.core.profiling import Profiling, ToolName
+from paceline.core.result import Status
 from paceline.engines.native import settings
 from paceline.files.run_folder import folder_name
 from paceline.profiles.breakdown import CATEGORIES
@@ -22,10 +26,12 @@ from paceline.profiles.text import profile_lines
 from paceline.profiles.tools import TOOLS, tool
 from paceline.profiles.torch_traces import read_file
 from paceline.profiles.waterfall import waterfall
+from paceline.runs.outcome import evaluate
 from paceline.runs.profile_page import COLOURS, profile_html
 from paceline.runs.profiling import default_ranks, overhead
 from tests.example import make_spec, make_steps
 from tests.profiles.traces import collective, kernel, step, write
+from tests.runs.example import write_run
 
 
 def profile(folder: Path) -> Profile:
@@ -66,6 +72,21 @@ def test_overhead_holds_profiled_steps_against_others_of_the_run() -> None:
     assert (cost.n_profiled, cost.n_plain) == (2, 6)
     early = Profiling(tool="torch", ranks=(0,), first_step=1, last_step=14)
     assert "no other steps" in str(overhead(make_steps(times[:14]), early).why)
+
+
+@pytest.mark.parametrize(("status", "code"), [("failed", 2), ("cancelled", 4)])
+def test_a_broken_run_without_a_profile_exits_as_the_run_does(
+    tmp_path: Path, status: Status, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = make_spec(ranks=2, profile=Profiling(tool="memory", ranks=(0,)))
+    report = evaluate(write_run(tmp_path, "it", spec=spec))
+    broken = report.result.model_copy(update={"status": status, "reason": "for a reason"})
+    assert print_profile(replace(report, result=broken), TableFormat.text) == code
+    said = capsys.readouterr().err
+    assert f"the run is {status}: for a reason" in said and "holds no curve of memory" in said
+    good = report.result.model_copy(update={"status": "ok"})
+    with pytest.raises(UserError, match="holds no curve of memory"):
+        print_profile(replace(report, result=good), TableFormat.text)
 
 
 def test_the_waterfall_ends_at_the_measured_rate(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ def difference(tmp_path: Path, a: dict[str, Any], b: dict[str, Any]) -> RunDiff:
     return run_diff(*(evaluate(write_run(tmp_path, n, **f)) for n, f in (("a", a), ("b", b))))
 
 
-def read(folder: Path, path: str, sha256: str) -> None:
-    part = RunInput(field="data.path", path=path, files=1, bytes=5, sha256=sha256)
+def read(folder: Path, path: str, sha256: str | None, size: int = 5) -> None:
+    part = RunInput(field="data.path", path=path, files=1, bytes=size, sha256=sha256)
     write_value(folder / INPUTS_FILE, RunInputs(inputs=(part,)))
 
 
@@ -77,6 +77,27 @@ def test_another_place_of_the_same_data_is_no_difference(tmp_path: Path):
     read(runs[1], "/b/a.txt", "1" * 64)
     kinds = [(part.kind, part.item) for part in run_diff(*map(evaluate, runs)).differences]
     assert kinds == [("setting", "data.path"), ("input", "data.path")]
+
+
+def test_inputs_too_large_for_a_digest_are_alike_by_their_size(tmp_path: Path):
+    runs = [write_run(tmp_path, name) for name in "ab"]
+    for folder in runs:
+        read(folder, f"/{folder.name}/a.txt", None)
+
+    assert not run_diff(*map(evaluate, runs)).differences
+    for sha256, size in ((None, 6), ("0" * 64, 5)):
+        read(runs[1], "/b/a.txt", sha256, size)
+        differing = run_diff(*map(evaluate, runs)).differences
+        assert [(part.kind, part.item) for part in differing] == [("input", "data.path")]
+
+
+def test_an_input_that_one_run_alone_recorded_is_told(tmp_path: Path):
+    runs = [write_run(tmp_path, name) for name in "ab"]
+    read(runs[1], "/b/a.txt", "0" * 64)
+
+    told = run_diff(*map(evaluate, runs))
+
+    assert not told.differences and "input data.path" in told.recorded_once
 
 
 def test_what_one_run_alone_recorded_is_no_difference_but_told(tmp_path: Path):

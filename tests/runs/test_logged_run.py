@@ -158,7 +158,6 @@ def test_a_log_is_followed_whoever_writes_it(
             (known - 1, pytest.approx(0.12))
         ]
         assert following.new_steps() == []
-    following.close()
 
 
 def test_deepspeed_chat_counts_the_steps_of_its_warm_up():

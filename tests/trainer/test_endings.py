@@ -97,6 +97,32 @@ def test_a_rank_that_is_slow_to_end_still_says_why(tmp_path: Path) -> None:
     assert [end(tmp_path, rank)["status"] for rank in (0, 1)] == ["nan", "nan"]
 
 
+BROKEN_PROFILER = """
+import os, sys
+from paceline.trainer import main, train
+from paceline.trainer.measure.profiler import Profiler
+
+class Broken(Profiler):
+    def close(self):
+        raise OSError("no space left")
+
+train.make_profiler = lambda *_: Broken()
+close = train.Loader.close
+train.Loader.close = lambda self: (close(self), print("the loader is closed", flush=True))
+os._exit(main.main(sys.argv[1]))
+"""
+
+
+def test_a_profiler_that_cannot_be_closed_hides_no_other_failure(tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN_PROFILER)
+    raw = settings(1, 50, source="stdlib", lr=1e20, positions="learned", norm="layernorm")
+
+    assert train_alone(tmp_path, raw, script) == 1
+    assert end(tmp_path)["status"] == "nan"
+    assert "the loader is closed" in log(tmp_path)
+
+
 def test_a_wrong_parameter_count_fails_before_the_first_step(tmp_path: Path) -> None:
     assert train(tmp_path, settings(expected_parameters=7)) != 0
 

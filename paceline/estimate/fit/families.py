@@ -67,9 +67,9 @@ def is_gated(model: str, width: float = 4.0, stated: str = "", by_size: float = 
     `width` is the ffn's over the hidden size, `by_size` what `gate_by_size` says. A width that is
     no multiple of the hidden size has one where nothing else tells.
     """
-    if re.search(r"non-?gated|plain|squared relu|\bgelu\b", stated, re.IGNORECASE):
+    if re.search(r"\b(non-?gated|plain|squared relu|gelu)\b", stated, re.IGNORECASE):
         return False
-    if re.search(r"gated|swiglu|geglu", stated, re.IGNORECASE) or GATED.search(model):
+    if re.search(r"\b(gated|swiglu|geglu)\b", stated, re.IGNORECASE) or GATED.search(model):
         return True
     if PLAIN.search(model):
         return False

@@ -22,7 +22,7 @@ import numpy as np
 
 from paceline.estimate.memory.framework import EVERYTHING, Constants
 from paceline.estimate.memory.stage import Stage
-from paceline.estimate.memory.states import NORMS, vocabulary_rows
+from paceline.estimate.memory.states import NORMS, copies_kept, vocabulary_rows
 from paceline.estimate.model.block import tokens
 from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.weights import num_microbatches
@@ -164,4 +164,6 @@ def _logits(x: Cases, f: Constants, s: Stage, shared: Floats) -> Floats:
     chunked = f.logits_at_once < EVERYTHING
     at_once = np.where(chunked, np.minimum(logits, f.logits_at_once), waiting * logits)
     # A gradient waits for each micro-batch; what it is made from, for the one at work alone.
-    return at_once + waiting * (entrance + f.gradient * head) + (f.head_weight - f.gradient) * head
+    once = waiting * f.gradient * head + (f.head_weight - f.gradient) * head
+    copy = np.where(x.frozen > 0, 0.0, x.compute_bytes * head)
+    return at_once + waiting * entrance + np.where(copies_kept(x, f), copy, once)

@@ -78,6 +78,9 @@ class Framework:
     """Most bytes of logits where the loss goes through chunks of tokens."""
     head_weight: float = 0
     """More of a weight of the head: its gradient, where the loss makes it in the forward pass."""
+    keeps_copies: float = 0
+    """1 where 16-bit copies of fp32 weights, the head's too, live from step to step on one replica,
+    whose head's gradient is then summed up in the parameter's own."""
     activation_scale: float = 1
     """What activations take over what is counted."""
     selective_share: float = 1
@@ -156,10 +159,10 @@ NATIVE_CPU = replace(
 """The native trainer on CPUs, where no kernel fuses norms: scores of the blocks up to the diagonal
 (36 of 64, or 10 of 16 in short sequences), logits in chunks of 16 MiB of fp32."""
 NATIVE_CUDA = replace(
-    _NATIVE, logits=6, logits_at_once=768 * MIB, fixed=64 * MIB, fragmentation=0.05,
-    communicator=300 * MIB, log_sd=0.169,
+    _NATIVE, logits=6, logits_at_once=1536 * MIB, keeps_copies=1, fixed=64 * MIB,
+    fragmentation=0.05, communicator=300 * MIB, log_sd=0.169,
 )  # fmt: skip
-"""The same on GPUs: flash attention, fused norms, logits in chunks of 512 MiB of fp32."""
+"""The same on GPUs: flash attention, fused norms, logits in chunks of 1 GiB of fp32."""
 
 
 def frameworks_of(generation: str, native: bool) -> Mapping[str, Framework] | Framework:

@@ -129,16 +129,22 @@ def _gathered(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
     return np.where(sharded, x.compute_bytes * (blocks + n.ends), 0.0)
 
 
-def _copies(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
-    """16-bit copies of fp32 weights, which operations make anew in every micro-batch.
+def copies_kept(x: Cases, f: Constants) -> Bools:
+    """Where a replica keeps its copies between steps: one without data parallelism or stages."""
+    return (f.keeps_copies > 0) & (x.pp <= 1) & (replicas(x) * x.cp <= 1)
 
-    They live as long as their micro-batch is in flight; with full recomputation one block's are
+
+def _copies(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
+    """16-bit copies of fp32 weights, kept for good or made anew in every micro-batch.
+
+    Those live as long as their micro-batch is in flight; with full recomputation one block's are
     there at a time.
     """
     sharded = (x.zero_stage >= f.shards_weights_at) & (n.ranks > 1)
     casts = (f.master == 0) & (x.compute_bytes < f.weight) & ~sharded
     share = np.where(x.frozen > 0, x.trained_share, 1.0)
     blocks = np.where(x.full_recompute > 0, 1, s.alive) / np.maximum(s.layers, 1)
+    blocks = np.where(copies_kept(x, f), 1.0, blocks)
     return np.where(casts, x.compute_bytes * blocks * share * (n.blocks + n.experts), 0.0)
 
 

@@ -77,14 +77,15 @@ class Tally:
         """One row a kind of communicator and collective, the most bytes first.
 
         `ranks_of` are a communicator's world ranks as far as they are known, `axes` what the
-        layout's groups are called.
+        layout's groups are called. A communicator of which ranks are unknown has no axis.
         """
         merged: defaultdict[tuple[_Kind, Collective], list[tuple[Membership, _Sum]]] = defaultdict(
             list
         )
         for (member, collective), total in self._sums.items():
             ranks = tuple(sorted((ranks_of or {}).get(member.communicator, ())))
-            axis = member.axis or (axes or {}).get(ranks)
+            complete = len(ranks) == member.size
+            axis = member.axis or ((axes or {}).get(ranks) if complete else None)
             merged[_Kind(axis, member.size, stride(ranks, member.size)), collective].append(
                 (member, total)
             )

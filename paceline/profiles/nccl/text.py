@@ -58,8 +58,8 @@ def communication_lines(
     yield f"  {'axis':7}{'ranks':>6} {'collective':15}{'calls':>9}{'bytes':>14}{'layout':>9}  sizes"
     for row in table.rows:
         yield _line(row, table.steps or 1, ratios.get((row.axis or "", row.collective)))
-    told = {(row.axis, row.collective) for row in table.rows}
-    for missing in (row for row in traffic if (row.axis, row.collective) not in told):
+    exchanged = {(row.axis, row.collective) for row in table.rows}
+    for missing in (row for row in traffic if (row.axis, row.collective) not in exchanged):
         expected = f"{missing.predicted_bytes:,.0f}"
         yield f"  {missing.axis:7}{'':6} {missing.collective:15}{0:>9}{0:>14}  of {expected}"
     yield "  bytes: of whole tensors; layout: what it asks for, counted over predicted"
@@ -82,9 +82,9 @@ def _line(row: ExchangeRow, steps: int, beside: TrafficContrast | None) -> str:
 def _sizes(sizes: Sequence[SizeBin], steps: int) -> str:
     """The bins with most calls, in order of size."""
     most = sorted(sizes, key=lambda size: -size.calls)[:MOST_SIZES]
-    told = sorted(most, key=lambda size: size.up_to_bytes)
-    rest = len(sizes) - len(told)
-    words = [f"{size.calls / steps:,.4g}x <={_power(size.up_to_bytes)}" for size in told]
+    bins = sorted(most, key=lambda size: size.up_to_bytes)
+    rest = len(sizes) - len(bins)
+    words = [f"{size.calls / steps:,.4g}x <={_power(size.up_to_bytes)}" for size in bins]
     return ", ".join(words) + (f", {rest} more" if rest else "")
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from paceline.core.errors import SystemFaultError, UserError
 
@@ -59,8 +61,10 @@ def database(path: Path, folder: Path) -> Path:
         )
     report = path if path.suffix == REPORT else _imported(path, folder, nsys)
     made = folder / f"{path.stem}{DATABASE}"
-    words = ["export", "--type=sqlite", "--force-overwrite=true", f"--output={made}", str(report)]
-    _run([str(nsys), *words], report, made)
+    with _whole(made) as part:
+        output = f"--output={part}"
+        words = ["export", "--type=sqlite", "--force-overwrite=true", output, str(report)]
+        _run([str(nsys), *words], report, part)
     return made
 
 
@@ -74,9 +78,23 @@ def _imported(path: Path, folder: Path, nsys: Path) -> Path:
             remedy="install the host's part of Nsight Systems too, or copy the file to where it is",
         )
     made = folder / f"{path.stem}{REPORT}"
-    words = ["--force-overwrite", "--input-file", str(path), "--output-file", str(made)]
-    _run([str(importer), *words], path, made)
+    with _whole(made) as part:
+        words = ["--force-overwrite", "--input-file", str(path), "--output-file", str(part)]
+        _run([str(importer), *words], path, part)
     return made
+
+
+@contextmanager
+def _whole(made: Path) -> Iterator[Path]:
+    """Where to write what is to be `made`; it is there whole or not at all."""
+    try:
+        scratch = TemporaryDirectory(prefix=".part-", dir=made.parent)
+    except OSError as error:
+        raise SystemFaultError(str(made), f"cannot be written: {error.strerror}") from error
+    with scratch as folder:
+        part = Path(folder) / made.name
+        yield part
+        part.replace(made)
 
 
 def _run(command: Sequence[str], source: Path, made: Path) -> None:

@@ -35,11 +35,11 @@ def system_calls(tables: ReportTables) -> SystemCalls:
         f"JOIN {STRINGS} s ON s.id = o.nameId WHERE o.end > o.start {level} GROUP BY o.nameId"
     )
     ((span,),) = tables.values(f"SELECT IFNULL(MAX(end) - MIN(start), 0) FROM {SYSTEM_CALLS}")
-    found = SystemCalls(span_s=span * 1e-9)
+    total = SystemCalls(span_s=span * 1e-9)
     for name, calls, ns in rows:
-        found.seconds[str(name)] += ns * 1e-9
-        found.calls[str(name)] += calls
-    return found
+        total.seconds[str(name)] += ns * 1e-9
+        total.calls[str(name)] += calls
+    return total
 
 
 def longest(ranks: Sequence[SystemCalls]) -> tuple[Hot, ...]:

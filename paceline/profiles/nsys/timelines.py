@@ -59,8 +59,11 @@ class _Work:
     names: list[str]
 
 
-def read_timeline(tables: ReportTables) -> Timeline | None:
-    """The rank's timeline; None where the report holds no work of a device or marks no steps."""
+def read_timeline(tables: ReportTables, number: int = 0) -> Timeline | None:
+    """The rank's timeline; None where the report holds no work of a device or marks no steps.
+
+    `number` is the file's among others, as of `rank_of`.
+    """
     work = _device_work(tables)
     marks = _marks(tables)
     steps = _steps(work, marks)
@@ -80,7 +83,7 @@ def read_timeline(tables: ReportTables) -> Timeline | None:
         builder.add(name, label, work.begin[i] * NS, work.end[i] * NS)
     data = [(m.begin * NS, m.end * NS) for m in marks if is_data_wait(m.text)]
     waits: Intervals = np.array(sorted(data)) if data else NONE
-    return builder.timeline(_rank(tables.path, marks), steps, waits)
+    return builder.timeline(_rank(tables.path, marks, number), steps, waits)
 
 
 def _device_work(tables: ReportTables) -> _Work:
@@ -183,7 +186,7 @@ def rank_of(tables: ReportTables, number: int = 0) -> int:
     return _rank(tables.path, _marks(tables), number)
 
 
-def _rank(path: Path, marks: list[Mark], number: int = 0) -> int:
+def _rank(path: Path, marks: list[Mark], number: int) -> int:
     texts = [mark.text for mark in marks if mark.text.startswith("paceline:step")][:1]
     match = next((m for text in (*texts, path.stem) if (m := _RANK.search(text))), None)
     if match is None and (place := _PLACE.search(path.stem)) and place[1] == "0":

@@ -16,7 +16,7 @@ from paceline.profiles.nsys.reports import ENDINGS, database, nsys_program, repo
 from paceline.profiles.nsys.system_calls import SystemCalls, longest, system_calls
 from paceline.profiles.nsys.tables import ReportTables
 from paceline.profiles.nsys.timelines import rank_of, read_timeline
-from paceline.profiles.profile import Profile, profile_of
+from paceline.profiles.profile import Profile, profile_of, refuse_doubles
 from paceline.profiles.timeline import Timeline
 from paceline.profiles.wrapping import wrapped
 
@@ -76,12 +76,13 @@ def _profile(reports: Sequence[Path], names: Sequence[str], scratch: Path) -> Pr
     ranks: list[int] = []
     for number, report in enumerate(reports):
         with ReportTables(database(report, scratch)) as tables:
-            timeline = read_timeline(tables)
+            timeline = read_timeline(tables, number)
             if timeline is not None:
                 timelines.append(timeline)
             else:
                 calls.append(system_calls(tables))
-                ranks.append(rank_of(tables, number))
+            ranks.append(timeline.rank if timeline else rank_of(tables, number))
+    refuse_doubles(names, ranks)
     if timelines:
         few = f"{len(calls)} of {len(reports)} reports hold no steps of a device"
         return profile_of(
@@ -95,7 +96,7 @@ def _profile(reports: Sequence[Path], names: Sequence[str], scratch: Path) -> Pr
     return Profile(
         tool="nsys",
         files=tuple(names),
-        ranks=tuple(sorted(set(ranks))),
+        ranks=tuple(sorted(ranks)),
         steps=(),
         kernels=longest(calls),
         warnings=(

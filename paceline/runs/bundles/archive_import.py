@@ -16,7 +16,7 @@ from paceline.files.index import Index
 from paceline.files.run_folder import new_folder, run_folders
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import log_files, parse_log
-from paceline.runs.bundles.verification import check_opened, opened_bundle
+from paceline.runs.bundles.verification import OpenedBundle, check_opened, opened_bundle
 from paceline.runs.bundles.writing import BUNDLE_FILE
 from paceline.runs.log_import import import_log
 from paceline.runs.log_result import RUN_STATUS
@@ -50,15 +50,26 @@ def import_bundle(path: Path, root: Path, again: bool) -> RunReport:
             raise UserError(
                 str(path), f"was imported as {before.name}", remedy="--again imports it once more"
             )
-        folder = new_folder(root, opened.bundle.run)
-        try:
-            shutil.copytree(opened.folder, folder, dirs_exist_ok=True)
-        except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise SystemFaultError(str(folder), f"cannot be written: {error}") from error
-    report = evaluate(folder)
-    Index.open(root).add(folder, report.result)
-    return report
+        return _stored(opened, root)
+
+
+def _stored(opened: OpenedBundle, root: Path) -> RunReport:
+    """The bundle's run as a new folder under `root`, which is there whole or not at all."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root, prefix=".import-") as hidden:
+            copy = shutil.copytree(opened.folder, Path(hidden) / opened.bundle.run)
+            folder = new_folder(root, opened.bundle.run)
+            try:
+                copy.rename(folder)
+                report = evaluate(folder)
+                Index.open(root).add(folder, report.result)
+            except BaseException:  # an interrupt too
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+        return report
+    except OSError as error:
+        raise SystemFaultError(str(root), f"cannot be written: {error}") from error
 
 
 def import_archive(

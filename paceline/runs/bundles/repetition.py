@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
 from paceline.compare.over_time.environment import (
@@ -12,13 +12,14 @@ from paceline.compare.over_time.environment import (
     environment_changes,
     environment_items,
 )
+from paceline.core.assets import Manifest
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.core.run_inputs import RunInput
 from paceline.core.secrets import REDACTED
 from paceline.core.value import Value
 from paceline.engines import engine
-from paceline.files.inputs import input_at
+from paceline.files.inputs import INDEXED, input_at
 from paceline.files.run_folder import read_record
 from paceline.files.staged import CONTENT_FOLDER, asset_state, read_manifest, stage_root
 from paceline.machines.node.binding import bound
@@ -104,14 +105,17 @@ def _made_of(needed: tuple[NeededInput, ...]) -> Mapping[str, str]:
 
 def _needed(part: RunInput) -> NeededInput:
     """Where an input lies here: in a staged asset of equal content, else in the same place."""
-    path: Path | None = None
-    state: InputState = "missing"
-    if part.asset is not None:
-        path, state = _staged(part)
-    elif (there := input_at(part.field, Path(part.path))) is not None:
-        path = Path(part.path)
-        same = there.sha256 == part.sha256 and there.bytes == part.bytes
-        state = "here" if same else "another"
+    other: Path | None = None
+    for path, state in _places(part):
+        there = input_at(part.field, path)
+        if there is not None and there.is_alike(part):
+            return _needed_input(part, state, path)
+        if there is not None and (part.asset is not None or state == "here"):
+            other = other or path
+    return _needed_input(part, "another" if other else "missing", other)
+
+
+def _needed_input(part: RunInput, state: InputState, path: Path | None) -> NeededInput:
     return NeededInput(
         field=part.field,
         was=part.path,
@@ -121,18 +125,34 @@ def _needed(part: RunInput) -> NeededInput:
     )
 
 
-def _staged(part: RunInput) -> tuple[Path | None, InputState]:
-    """The same files in an asset of that name, whatever its recipe is here."""
-    other: Path | None = None
-    for folder in sorted(stage_root().glob(f"{part.asset}-*")):
-        if read_manifest(folder) is None or asset_state(folder) != "staged":
-            continue
-        path = folder / CONTENT_FOLDER / part.inside
-        there = input_at(part.field, path)
-        if there is not None and there.sha256 == part.sha256:
-            return path, "staged here"
-        other = path if there is not None else other
-    return other, "another" if other else "missing"
+def _places(part: RunInput) -> Iterator[tuple[Path, InputState]]:
+    """Where an input may lie, and what it is when it does: first in what it lay in before."""
+    if part.asset is not None:
+        for content, _ in _staged(part.asset):
+            yield content / part.inside, "staged here"
+    yield Path(part.path), "here"
+    if part.asset is None and part.sha256 is not None:
+        for content, manifest in _staged("*"):
+            for name in _called(Path(part.path).name, manifest, part.files > 1):
+                yield content / name, "staged here"
+
+
+def _staged(asset: str) -> Iterator[tuple[Path, Manifest]]:
+    """Content and manifest of whole assets of a name, whatever their recipe is here."""
+    for folder in sorted(stage_root().glob(f"{asset}-*")):
+        manifest = read_manifest(folder)
+        if manifest is not None and asset_state(folder) == "staged":
+            yield folder / CONTENT_FOLDER, manifest
+
+
+def _called(name: str, manifest: Manifest, or_all: bool) -> Iterator[PurePosixPath]:
+    """Files, prefixes and folders of that name in an asset, then the whole of it."""
+    files = {PurePosixPath(file.path) for file in manifest.files}
+    prefixes = {file.with_suffix("") for file in files if file.suffix in INDEXED}
+    folders = {folder for file in files for folder in file.parents}
+    yield from sorted(path for path in files | prefixes | folders if path.name == name)
+    if or_all:
+        yield PurePosixPath()
 
 
 def _with_inputs(

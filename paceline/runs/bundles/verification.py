@@ -73,7 +73,10 @@ class OpenedBundle:
 
 @contextmanager
 def opened_bundle(path: Path) -> Iterator[OpenedBundle]:
-    """A bundle unpacked beside nothing else; raises UserError for what is none, or hostile."""
+    """A bundle unpacked beside nothing else, which names nothing outside its folder.
+
+    Raises UserError for what is no bundle, or hostile.
+    """
     with tempfile.TemporaryDirectory(prefix="paceline-bundle-") as name:
         place = Path(name)
         held = unpack(path, place)
@@ -83,7 +86,24 @@ def opened_bundle(path: Path) -> Iterator[OpenedBundle]:
             raise UserError(
                 str(path), f"holds no {BUNDLE_FILE}", remedy="`paceline bundle RUN` writes one"
             )
-        yield OpenedBundle(read_value(place / root / BUNDLE_FILE, Bundle), place / root)
+        bundle = read_value(place / root / BUNDLE_FILE, Bundle)
+        if bundle.run != root:
+            raise UserError(str(path), f"is of the run {bundle.run[:99]!r} and holds {root!r}")
+        _check_log(place / root)
+        yield OpenedBundle(bundle, place / root)
+
+
+def _check_log(folder: Path) -> None:
+    """Raises UserError where the log that the run was imported from would lie elsewhere."""
+    try:
+        log = read_record(folder).log
+    except PacelineError:  # The digests say what became of run.json; nothing else is read by it.
+        return
+    try:
+        if log is not None:
+            plain_path(log)
+    except ValueError as error:
+        raise UserError(f"{folder.name}: log {log!r}", str(error)) from error
 
 
 def is_bundle(path: Path) -> bool:
@@ -145,8 +165,6 @@ def _figures(folder: Path) -> tuple[Result | None, tuple[ChangedFigure, ...]]:
     """The stored result, and the figures of it that the raw files do not give."""
     file = folder / RESULT_FILE
     record = read_record(folder)
-    if record.log is not None:
-        _inside(folder, record.log)
     if not file.is_file():
         return None, ()
     stored = read_value(file, Result)
@@ -160,13 +178,6 @@ def _figures(folder: Path) -> tuple[Result | None, tuple[ChangedFigure, ...]]:
         figure = ChangedFigure(name="status", stored=stored.status, recomputed=computed.status)
         changed.insert(0, figure)
     return stored, tuple(changed)
-
-
-def _inside(folder: Path, name: str) -> None:
-    try:
-        plain_path(name)
-    except ValueError as error:
-        raise UserError(f"{folder.name}: log {name!r}", str(error)) from error
 
 
 def _changed(

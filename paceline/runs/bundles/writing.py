@@ -16,10 +16,11 @@ from paceline.core.assets import StagedFile, content_digest, plain_path
 from paceline.core.bundle import Bundle, LeftOut
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.result import FINAL
-from paceline.core.secrets import redact
+from paceline.core.secrets import is_number, redact
 from paceline.files.archive import ArchivedFile, write_archive
-from paceline.files.documents import open_regular
+from paceline.files.documents import LARGEST_BYTES, open_regular, parse_json
 from paceline.files.run_folder import RunRecord, current_status, read_record
+from paceline.files.text_blocks import text_blocks
 from paceline.runs.checkpoints import CHECKPOINTS_FOLDER
 
 BUNDLE_FILE = "bundle.json"
@@ -53,7 +54,11 @@ def write_bundle(folder: Path, target: Path | None = None) -> tuple[Path, Bundle
         if why := _why_not(path, name):
             left_out.append(LeftOut(path=_printable(name), why=why))
         elif name != BUNDLE_FILE:
-            parts.append(_read_part(path, name))
+            part = _read_part(path, name)
+            if part.redacted and _is_broken(path):
+                left_out.append(LeftOut(path=name, why="no JSON any more without its secrets"))
+            else:
+                parts.append(part)
     files = tuple(part.file for part in parts)
     bundle = Bundle(
         run=folder.name,
@@ -110,14 +115,36 @@ def _read_part(path: Path, name: str) -> _Part:
     return _Part(file, kept.digest() != was.digest())
 
 
+def _is_broken(path: Path) -> bool:
+    """Whether what is JSON is none without its secrets: a document, or a line of several."""
+    if path.suffix == ".jsonl":
+        return any(
+            sum(map(_is_json, clean.splitlines())) < sum(map(_is_json, raw.splitlines()))
+            for raw, clean in _blocks(path)
+            if raw != clean
+        )
+    if path.suffix != ".json" or path.stat().st_size > LARGEST_BYTES:
+        return False
+    raw, clean = (b"".join(blocks) for blocks in zip(*_blocks(path), strict=True))
+    return _is_json(raw) and not _is_json(clean)
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        parse_json(content.decode())
+    except ValueError:
+        return False
+    return True
+
+
 def _blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """A file's blocks of whole lines, as they are and without secrets."""
+    """A file's blocks of whole lines, as they are and without secrets; raw figures stay."""
+    searched = {name: value for name, value in os.environ.items() if not is_number(value)}
     try:
         with open_regular(path) as file:
-            while block := file.read(_BLOCK_BYTES):
-                block += file.readline(_BLOCK_BYTES)
+            for block in text_blocks(file, _BLOCK_BYTES):
                 text = block.decode("utf-8", "surrogateescape")
-                yield block, redact(text, os.environ).encode("utf-8", "surrogateescape")
+                yield block, redact(text, searched).encode("utf-8", "surrogateescape")
     except OSError as error:
         raise SystemFaultError(str(path), f"cannot be read: {error.strerror}") from error
 

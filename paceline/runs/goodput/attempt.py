@@ -28,11 +28,13 @@ class Attempt:
 
     name: str
     index: IntColumn
-    """Step numbers in order."""
+    """Step numbers in order, a row each."""
+    steps: FloatColumn
+    """Steps that each row stands for: a log may print every tenth."""
     seconds: FloatColumn
-    """Of each step, slowest rank; NaN where it was not timed."""
+    """Of all steps of a row, slowest rank; NaN where they were not timed."""
     checkpoint_s: FloatColumn
-    """Part of it that waited for a checkpoint."""
+    """Part of them that waited for a checkpoint."""
     resumed_after: int = 0
     """The step whose checkpoint it went on from."""
     evaluation_s: float = 0.0
@@ -46,6 +48,11 @@ class Attempt:
     """Whether a queue lies between the launch and the start."""
     steps_asked: int | None = None
     status: str | None = None
+
+    @property
+    def clocked(self) -> bool:
+        """Whether its whole wall time is known, which a log does not tell."""
+        return self.asked_unix is not None and self.ended_unix is not None
 
 
 def attempts_of_run(folder: Path) -> list[Attempt]:
@@ -71,15 +78,26 @@ def attempts_of_run(folder: Path) -> list[Attempt]:
         asked = attempt.ended_unix or asked
         attempts.append(replace(attempt, status="failed"))
     last = _attempt(folder.name, read_ranks(folder), record, asked, record.ended_unix)
-    if not len(last.index):  # a program of somebody else, whose log alone tells
-        steps = evaluate(folder).steps
-        last = replace(
-            last,
-            index=steps.index,
-            seconds=np.array(steps["step_time_s"]),
-            checkpoint_s=np.zeros(len(steps)),
-        )
-    return [*attempts, replace(last, queues=(folder / RECORD_FILE).exists(), status=record.status)]
+    last = replace(last, queues=(folder / RECORD_FILE).exists(), status=record.status)
+    # Of a program of somebody else the log alone may tell.
+    return [*attempts, *([last] if len(last.index) else _logged(last, evaluate(folder).steps))]
+
+
+def _logged(run: Attempt, steps: Steps) -> list[Attempt]:
+    """The attempts in the log of a run without event lines, one after each restart.
+
+    Its clock tells one wall time for them all: what was outside steps is the last one's.
+    """
+    attempts: list[Attempt] = []
+    parts = _parts(steps)
+    begun = run.asked_unix
+    for number, part in enumerate(parts[:-1], 1):
+        attempt = replace(_with_lines(run, part), name=f"{run.name}#{number}", status=None)
+        over = None if begun is None else begun + float(np.nansum(attempt.seconds))
+        attempts.append(replace(attempt, asked_unix=begun, ended_unix=over))
+        begun = over
+    name = f"{run.name}#{len(parts)}" if attempts else run.name
+    return [*attempts, replace(_with_lines(run, parts[-1]), name=name, asked_unix=begun)]
 
 
 def _attempt(
@@ -95,6 +113,7 @@ def _attempt(
     return Attempt(
         name=name,
         index=steps.index,
+        steps=np.ones(len(steps)),
         seconds=_with_watched(steps, ranks),
         checkpoint_s=np.nan_to_num(steps["checkpoint_s"]),
         resumed_after=first - 1,
@@ -126,22 +145,36 @@ def attempts_of_log(path: Path) -> list[Attempt]:
             parsing.document.reason or "tells no step times",
             remedy="`paceline parse` it",
         )
-    begins = np.flatnonzero(np.diff(steps.index) <= 0) + 1
-    edges = [0, *begins.tolist(), len(steps)]
-    parts = [steps.select(slice(a, b)) for a, b in pairwise(edges)]
     asked = parsing.log.facts.get("total_steps")
-    return [
-        Attempt(
-            name=f"{path.name}#{number}" if len(parts) > 1 else path.name,
-            index=part.index,
-            # A line may stand for several steps, whose mean it prints.
-            seconds=part["step_time_s"] * _steps_of_lines(part),
-            checkpoint_s=np.zeros(len(part)),
-            resumed_after=_before_first(part),
-            steps_asked=int(asked) if isinstance(asked, int | float) else None,
-        )
-        for number, part in enumerate(parts, 1)
-    ]
+    empty = Attempt(
+        name=path.name,
+        index=np.zeros(0, np.int64),
+        steps=np.zeros(0),
+        seconds=np.zeros(0),
+        checkpoint_s=np.zeros(0),
+        steps_asked=int(asked) if isinstance(asked, int | float) else None,
+    )
+    return _logged(empty, steps)
+
+
+def _parts(steps: Steps) -> list[Steps]:
+    """The lines of each attempt: step numbers that start again begin a new one."""
+    begins = np.flatnonzero(np.diff(steps.index) <= 0) + 1
+    return [steps.select(slice(a, b)) for a, b in pairwise([0, *begins.tolist(), len(steps)])]
+
+
+def _with_lines(attempt: Attempt, lines: Steps) -> Attempt:
+    """An attempt with the steps that a log's lines tell."""
+    steps = _steps_of_lines(lines)
+    return replace(
+        attempt,
+        index=lines.index,
+        steps=steps,
+        # A line may stand for several steps, whose mean it prints.
+        seconds=lines["step_time_s"] * steps,
+        checkpoint_s=np.zeros(len(lines)),
+        resumed_after=int(lines.index[0] - steps[0]) if len(lines) else attempt.resumed_after,
+    )
 
 
 def _steps_of_lines(part: Steps) -> FloatColumn:
@@ -150,10 +183,6 @@ def _steps_of_lines(part: Steps) -> FloatColumn:
         return np.ones(len(part))
     gaps = np.diff(part.index).astype(np.float64)
     return np.concatenate([[min(float(part.index[0]), gaps[0]) or 1.0], gaps])
-
-
-def _before_first(part: Steps) -> int:
-    return int(part.index[0] - _steps_of_lines(part)[0]) if len(part) else 0
 
 
 def _with_watched(steps: Steps, ranks: dict[int, RankLog]) -> FloatColumn:
@@ -172,9 +201,9 @@ def _evaluation_s(log: RankLog) -> float:
 
 def _last_sign_unix(ranks: dict[int, RankLog], steps: Steps) -> float | None:
     """When the ranks told their end, or without that when their last whole step was over."""
-    told = [log.end.time_unix for log in ranks.values() if log.end]
+    ends = [log.end.time_unix for log in ranks.values() if log.end]
     ready = _ready_unix(ranks)
-    if told or ready is None:
-        return max(told, default=None)
+    if ends or ready is None:
+        return max(ends, default=None)
     evaluations = max((_evaluation_s(log) for log in ranks.values()), default=0.0)
     return ready + float(np.nansum(_with_watched(steps, ranks))) + evaluations

@@ -58,7 +58,7 @@ class GoodputLedger(Value):
     usual_step_s: float
     """Median of the kept steps of all attempts: what a step should take."""
     n: NonNegativeInt
-    """Steps behind it."""
+    """Steps behind it; of logs their lines, whose means it is the median of."""
     steps_kept: NonNegativeInt
     steps_asked: NonNegativeInt | None
     days_left: float | None
@@ -66,7 +66,7 @@ class GoodputLedger(Value):
     days_left_at_best: float | None
     """The same if every step were a usual one and nothing else took time."""
     whole: bool
-    """Whether the time outside steps is known, which logs do not tell."""
+    """Whether the time outside steps is known, which a log by itself does not tell."""
     notes: tuple[str, ...] = ()
 
 
@@ -80,7 +80,7 @@ def ledger_of(attempts: Sequence[Attempt], steps_asked: int | None = None) -> Go
     entries = sorted(attempts, key=lambda a: (a.asked_unix is not None, a.asked_unix or 0.0))
     kept = [_kept(entry, entries[at + 1 :]) for at, entry in enumerate(entries)]
     times = [
-        (entry.seconds - entry.checkpoint_s)[keep][1:]
+        ((entry.seconds - entry.checkpoint_s) / entry.steps)[keep][1:]
         for entry, keep in zip(entries, kept, strict=True)
     ]
     pool = np.concatenate(times) if times else np.array([])
@@ -96,7 +96,7 @@ def ledger_of(attempts: Sequence[Attempt], steps_asked: int | None = None) -> Go
     wall = sum(seconds.values())
     steps_kept = sum(row.kept for row in rows)
     asked = steps_asked or max((e.steps_asked for e in entries if e.steps_asked), default=None)
-    done = max((row.last_step or 0 for row in rows), default=0)
+    done = max(int(e.index[k][-1]) for e, k in zip(entries, kept, strict=True) if k.any())
     left = max(0, asked - done) if asked else None
     return GoodputLedger(
         attempts=tuple(rows),
@@ -109,7 +109,7 @@ def ledger_of(attempts: Sequence[Attempt], steps_asked: int | None = None) -> Go
         steps_asked=asked,
         days_left=left * wall / steps_kept / SECONDS_PER_DAY if left is not None else None,
         days_left_at_best=left * usual / SECONDS_PER_DAY if left is not None else None,
-        whole=all(entry.ready_unix is not None for entry in entries),
+        whole=all(entry.clocked for entry in entries),
         notes=_notes(entries),
     )
 
@@ -125,9 +125,9 @@ def _entry(entry: Attempt, keep: BoolColumn, usual: float) -> AttemptEntry:
     work = np.maximum(seconds - saved, 0.0)
     first = np.zeros(len(work), np.bool_)
     first[:1] = True
-    beyond = np.maximum(work - usual, 0.0)
+    beyond = np.maximum(work - usual * entry.steps, 0.0)
     accounts: dict[Account, float] = {
-        "productive": float(np.minimum(work, usual)[keep].sum()),
+        "productive": float(np.minimum(work, usual * entry.steps)[keep].sum()),
         "slow_steps": float(beyond[keep & ~first].sum()),
         "compile": float(beyond[keep & first].sum()),
         "checkpoint": float(saved[keep].sum()),
@@ -141,18 +141,10 @@ def _entry(entry: Attempt, keep: BoolColumn, usual: float) -> AttemptEntry:
         status=entry.status,
         first_step=int(entry.index[0]) if count else None,
         last_step=int(entry.index[-1]) if count else None,
-        kept=_steps(entry, keep),
-        redone=_steps(entry, ~keep),
+        kept=int(entry.steps[keep].sum()),
+        redone=int(entry.steps[~keep].sum()),
         seconds=accounts,
     )
-
-
-def _steps(entry: Attempt, rows: BoolColumn) -> int:
-    """Steps that the rows stand for: a log may print every tenth."""
-    if not len(entry.index):
-        return 0
-    gaps = np.diff(entry.index, prepend=entry.resumed_after)
-    return int(gaps[rows].sum())
 
 
 def _outside(entry: Attempt, in_steps: float) -> dict[Account, float]:
@@ -161,7 +153,7 @@ def _outside(entry: Attempt, in_steps: float) -> dict[Account, float]:
     if begun is None or end is None:
         return {}
     if entry.ready_unix is None:
-        return {"initialisation": max(0.0, end - begun)}
+        return {"initialisation": max(0.0, end - begun - in_steps - entry.evaluation_s)}
     before = max(begun, entry.launched_unix or begun)
     start = max(0.0, entry.ready_unix - begun)
     # A batch system does not say when it let the job go: its queue and start are one figure.
@@ -178,10 +170,15 @@ def _between(earlier: Attempt, later: Attempt) -> float:
 
 def _notes(entries: Sequence[Attempt]) -> tuple[str, ...]:
     notes: list[str] = []
-    if any(entry.ready_unix is None for entry in entries):
+    if any(entry.asked_unix is None for entry in entries):
         notes.append(
             "logs tell steps alone: initialisation, queue and stops between them are not counted, "
             "so the goodput is an upper bound"
+        )
+    if any(entry.clocked and entry.ready_unix is None for entry in entries):
+        notes.append(
+            "where no event lines tell when a program was ready, all time outside its steps is "
+            "one figure, `initialisation`"
         )
     if any(entry.queues for entry in entries):
         notes.append("of jobs in a queue, waiting and starting up are one figure, `queue`")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -10,6 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from paceline.core.secrets import redact
+from paceline.core.text import one_line
 from paceline.core.units import gib, percent, seconds, significant
 from paceline.runs.watch.state import DevicesNow, RankNow, WatchState
 
@@ -24,17 +27,19 @@ def state_lines(state: WatchState) -> list[str]:
     return [f"{name}: {value}" for name, value in _figures(state)]
 
 
-def one_line(state: WatchState) -> str:
+def state_line(state: WatchState) -> str:
     """The moment in a line, for where there is no terminal."""
+    figures = _figures(state)
     return " · ".join(
-        [state.run, state.status, *(f"{name} {value}" for name, value in _figures(state)[2:8])]
+        [figures[0][1], state.status, *(f"{name} {value}" for name, value in figures[2:8])]
     )
 
 
 def state_page(state: WatchState) -> RenderableType:
     """The moment as a panel: progress, figures, ranks."""
     figures = Table.grid(padding=(0, 2))
-    for name, value in _figures(state)[2:]:
+    (_, run), (_, status), *rest = _figures(state)
+    for name, value in rest:
         slow = name == "step" and state.ratio is not None and state.ratio > SLOWER
         figures.add_row(Text(name, style="dim"), Text(value, style="red" if slow else ""))
     parts: list[RenderableType] = []
@@ -46,15 +51,20 @@ def state_page(state: WatchState) -> RenderableType:
     parts.append(figures)
     if len(state.ranks) > 1:
         parts.append(_rank_table(state))
-    title = Text(f"{state.run} · {state.status}")
+    title = Text(f"{run} · {status}")
     return Panel(Group(*parts), title=title, title_align="left")
 
 
 def _figures(state: WatchState) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in _told(state) if value]
+    return [(name, _clean(value)) for name, value in _fields(state) if value]
 
 
-def _told(state: WatchState) -> Iterator[tuple[str, str]]:
+def _clean(text: str) -> str:
+    """Foreign text as it may reach a terminal."""
+    return redact(one_line(text), os.environ)
+
+
+def _fields(state: WatchState) -> Iterator[tuple[str, str]]:
     yield "run", state.run
     yield "status", state.status + (f" ({state.reason})" if state.reason else "")
     of = f" of {state.steps_asked}" if state.steps_asked else ""
@@ -110,7 +120,7 @@ def _rank_table(state: WatchState) -> Table:
         table.add_column(title, justify="left" if title == "host" else "right")
     for rank in sorted(busiest, key=lambda rank: rank.rank):
         style = "red" if rank.rank == state.waited_for else ""
-        table.add_row(*(Text(cell, style=style) for cell in _cells(rank)))
+        table.add_row(*(Text(_clean(cell), style=style) for cell in _cells(rank)))
     return table
 
 

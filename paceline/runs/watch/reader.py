@@ -8,10 +8,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from statistics import mean, median
 from typing import TypedDict
+
+import numpy as np
 
 from paceline.core.flops import model_flops_per_token
 from paceline.core.rates import flops_per_s_per_device, mfu
@@ -41,6 +44,10 @@ NAMED_EXCESS = 0.05
 """A rank that is busier than the others by less is not shown as waited for."""
 NAMED_STEPS = 0.8
 """Share of the recent steps in which it must have been the busiest."""
+STEPS_BYTES = 1024 * (PAST + RECENT)
+"""Read of the end of a rank's file at the first look; a line of a step has about 500."""
+FIRST_LOOK_BYTES = 64 << 20
+"""The same of all ranks together: of a thousand ranks the past is shorter."""
 TAIL_BYTES = 32_768
 _FILE = re.compile(r"rank-(\d+)\.jsonl")
 
@@ -54,13 +61,18 @@ class _Rank:
     start: StartEvent | None = None
     steps: deque[Step] = field(default_factory=lambda: deque[Step](maxlen=PAST + RECENT))
     memory_bytes: float | None = None
+    _restarts: int = 0
 
     def read(self) -> None:
         """Take in what was added since the last look."""
-        for step in self.lines.new_steps():
+        steps = self.lines.new_steps()
+        if self.lines.restarts != self._restarts:
+            self._restarts, self.start, self.memory_bytes = self.lines.restarts, None, None
+            self.steps.clear()
+        for step in steps:
             self.steps.append(step)
-            told = [peak for peak in _peaks(step) if peak is not None]
-            self.memory_bytes = max([*told[:1], self.memory_bytes or 0.0]) or None
+            peaks = [peak for peak in _peaks(step) if peak is not None]
+            self.memory_bytes = max([*peaks[:1], self.memory_bytes or 0.0]) or None
         if self.start is None and self.path is not None:
             first = _ends_of(self.path, 0)
             self.start = next((e for e in read_events(first) if isinstance(e, StartEvent)), None)
@@ -70,8 +82,13 @@ class _Rank:
         return self.start.stage if self.start else 0
 
     @property
+    def first_step(self) -> int:
+        """Of this attempt: its time holds what happens once."""
+        return self.start.first_step if self.start else 1
+
+    @property
     def recent(self) -> list[Step]:
-        return list(self.steps)[-RECENT:]
+        return [*islice(reversed(self.steps), RECENT)][::-1]
 
 
 @dataclass
@@ -120,19 +137,22 @@ class RunReader:
             devices=devices_now(self.folder),
         )
 
-    def close(self) -> None:
-        """Let go of what is open."""
-        for rank in self._ranks.values():
-            rank.lines.close()
-
     def _read(self, record: RunRecord) -> None:
-        for path in sorted((self.folder / STEPS_FOLDER).glob("rank-*.jsonl")):
-            named = _FILE.fullmatch(path.name)
-            if named and int(named[1]) not in self._ranks:
-                self._ranks[int(named[1])] = _Rank(StepFollower(path), path)
-        foreign = record.spec is not None and record.spec.engine != NATIVE
-        if foreign and not self._ranks and record.spec is not None:
-            self._ranks[0] = _Rank(follower(self.folder, record.spec.engine))
+        """Take in what the ranks that have a file now added; of others nothing is left."""
+        before, self._ranks = self._ranks, {}
+        paths = sorted((self.folder / STEPS_FOLDER).glob("rank-*.jsonl"))
+        first_look = min(STEPS_BYTES, FIRST_LOOK_BYTES // max(1, len(paths)))
+        for path in paths:
+            if named := _FILE.fullmatch(path.name):
+                rank = before.get(int(named[1]))
+                if rank is None or rank.path != path:
+                    rank = _Rank(StepFollower(path, first_look), path)
+                self._ranks[int(named[1])] = rank
+        if not self._ranks and record.spec is not None and record.spec.engine != NATIVE:
+            rank = before.get(0)
+            if rank is None or rank.path is not None:
+                rank = _Rank(follower(self.folder, record.spec.engine))
+            self._ranks[0] = rank
         for rank in self._ranks.values():
             rank.read()
 
@@ -173,7 +193,11 @@ def devices_now(folder: Path) -> DevicesNow | None:
 def _times(ranks: Sequence[_Rank]) -> list[float]:
     """Seconds of the steps that all ranks have done, slowest rank, without the first step."""
     tables = [
-        {s.index: s.step_time_s for s in rank.steps if s.step_time_s is not None and s.index > 1}
+        {
+            s.index: s.step_time_s
+            for s in rank.steps
+            if s.step_time_s is not None and s.index > rank.first_step
+        }
         for rank in ranks
     ]
     common = set[int].intersection(*map(set, tables)) if tables else set[int]()
@@ -224,20 +248,27 @@ def _waited_for(ranks: dict[int, _Rank]) -> tuple[int, float] | None:
 
     It is busier than their median by 5 % at least; None where nobody is.
     """
-    worst: tuple[int, float] | None = None
+    stages: dict[int, dict[int, dict[int, float]]] = {}
     for number, rank in ranks.items():
-        others = [r for n, r in ranks.items() if r.stage == rank.stage and n != number]
-        tables = [{s.index: s.busy_time_s for s in r.recent} for r in (rank, *others)]
-        common = set[int].intersection(*map(set, tables))
-        rows = [[b for t in tables if (b := t[at]) is not None] for at in sorted(common)]
-        rows = [row for row in rows if len(row) == len(tables) > 1]
-        if len(rows) < RECENT / 2:
-            continue
-        excess = median(row[0] for row in rows) / median(median(row[1:]) for row in rows) - 1
-        busiest = sum(row[0] == max(row) for row in rows) / len(rows)
-        if excess > max(NAMED_EXCESS, worst[1] if worst else 0.0) and busiest >= NAMED_STEPS:
-            worst = (number, excess)
-    return worst
+        busy = {s.index: s.busy_time_s for s in rank.recent if s.busy_time_s is not None}
+        stages.setdefault(rank.stage, {})[number] = busy
+    named = [rank for tables in stages.values() if (rank := _busiest(tables))]
+    return max(named, key=lambda rank: rank[1], default=None)
+
+
+def _busiest(tables: dict[int, dict[int, float]]) -> tuple[int, float] | None:
+    """The rank of one stage that stands out by its busy seconds of each step, and by how much."""
+    common = sorted(set[int].intersection(*map(set, tables.values())))
+    if len(tables) < 2 or len(common) < RECENT / 2:
+        return None
+    busy = np.array([[table[at] for at in common] for table in tables.values()])
+    typical = np.median(busy, axis=1)
+    shares = (busy == busy.max(axis=0)).mean(axis=1)
+    row = int(np.lexsort((typical, shares))[-1])
+    others = float(np.median(np.median(np.delete(busy, row, axis=0), axis=0)))
+    excess = float(typical[row]) / others - 1 if others else 0.0
+    stands_out = excess > NAMED_EXCESS and shares[row] >= NAMED_STEPS
+    return (list(tables)[row], excess) if stands_out else None
 
 
 def _share(
@@ -247,14 +278,14 @@ def _share(
     over_ranks: Callable[[list[float]], float],
 ) -> float | None:
     """A wait over the step, mean of the recent steps; None where no rank tells it."""
-    waits = [mean(told) for r in ranks.values() if (told := _told(r.recent, name))]
+    waits = [mean(values) for r in ranks.values() if (values := _values(r.recent, name))]
     return min(1.0, over_ranks(waits) / step_s) if waits and step_s else None
 
 
 def _rank_now(number: int, rank: _Rank) -> RankNow:
     def typical(name: str) -> float | None:
-        told = _told(rank.recent, name)
-        return median(told) if told else None
+        values = _values(rank.recent, name)
+        return median(values) if values else None
 
     return RankNow(
         rank=number,
@@ -268,7 +299,7 @@ def _rank_now(number: int, rank: _Rank) -> RankNow:
     )
 
 
-def _told(steps: Sequence[Step], name: str) -> list[float]:
+def _values(steps: Sequence[Step], name: str) -> list[float]:
     return [value for step in steps if (value := getattr(step, name)) is not None]
 
 

@@ -9,22 +9,26 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from paceline.trainer.measure.machine import resident_now
-from paceline.trainer.measure.profiler import FOLDER, StepProfiler
+from paceline.trainer.measure.profiler import FOLDER, Paused, StepProfiler
 from paceline.trainer.parallel.mesh import World
 from paceline.trainer.side_outputs import ProfileConfig
 
 SAMPLE_S = 0.002
 MOST_POINTS = 4000
-"""Of a curve as it is written; each is the highest of its stretch."""
+"""Of a curve as it is written, half of what is kept; each is the highest of its stretch."""
 MOST_ENTRIES = 1_000_000
-"""Of the allocator's history."""
+"""Of the allocator's history, which forgets its first entries when it is full."""
+LIVE = {"alloc": 1, "free_completed": -1}
+"""By the action of an entry, whether its size comes to the live tensors or leaves them."""
+HELD = {"segment_alloc": 1, "segment_free": -1}
 Point = tuple[float, int, int | None]
 """Unix time in seconds; bytes of live tensors, or resident ones; bytes reserved on a device."""
 
@@ -32,9 +36,8 @@ Point = tuple[float, int, int | None]
 class MemoryProfiler(StepProfiler):
     """Writes the curve of the profiled steps when they are over."""
 
-    def __init__(self, config: ProfileConfig, world: World) -> None:
-        super().__init__(config)
-        self.world = world
+    def __init__(self, config: ProfileConfig, world: World, paused: Paused = nullcontext) -> None:
+        super().__init__(config, world, paused)
         self._edges: list[tuple[int, float]] = []
         self._source: ResidentCurve | AllocatorCurve | None = None
 
@@ -46,11 +49,6 @@ class MemoryProfiler(StepProfiler):
         if self._source is not None:
             self._edges.append((step, time.time()))
 
-    def after(self, step: int) -> None:
-        """End with the last one."""
-        if step == self.config.last_step:
-            self.close()
-
     def close(self) -> None:
         """End, and write what there is."""
         source, self._source = self._source, None
@@ -59,7 +57,7 @@ class MemoryProfiler(StepProfiler):
         target = Path(FOLDER) / f"rank-{self.world.rank}.memory.json"
         target.parent.mkdir(parents=True, exist_ok=True)
         points = thinned(source.points(target.with_suffix(".pickle")), MOST_POINTS)
-        record = {
+        record: dict[str, Any] = {
             "schema": 1,
             "rank": self.world.rank,
             "kind": source.kind,
@@ -69,6 +67,8 @@ class MemoryProfiler(StepProfiler):
             "bytes": [point[1] for point in points],
             "reserved_bytes": [point[2] for point in points],
         }
+        if source.note is not None:
+            record["note"] = source.note
         part = target.with_suffix(".part")
         part.write_text(json.dumps(record))
         part.replace(target)
@@ -78,9 +78,10 @@ class ResidentCurve:
     """The resident set of this process from now on."""
 
     kind = "resident"
+    note: str | None = None
 
     def __init__(self) -> None:
-        self._points: list[Point] = []
+        self._highest = HighestPoints(2 * MOST_POINTS)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory-curve", daemon=True)
         self._thread.start()
@@ -90,7 +91,7 @@ class ResidentCurve:
         self._stop.set()
         self._thread.join()
         self._look()
-        return self._points
+        return self._highest.points
 
     def _run(self) -> None:
         self._look()
@@ -100,7 +101,26 @@ class ResidentCurve:
     def _look(self) -> None:
         resident = resident_now()
         if resident is not None:
-            self._points.append((time.time(), resident, None))
+            self._highest.add((time.time(), resident, None))
+
+
+class HighestPoints:
+    """A curve of any length in at most `most` points, each the highest of as many as the others."""
+
+    def __init__(self, most: int) -> None:
+        self.points: list[Point] = []
+        self._most, self._width, self._count = most, 1, 0
+
+    def add(self, point: Point) -> None:
+        """The next one; where there is no room, stretches become twice as long."""
+        if self._count % self._width == 0 and len(self.points) == self._most:
+            self.points = thinned(self.points, self._most // 2)
+            self._width *= 2
+        if self._count % self._width == 0:
+            self.points.append(point)
+        elif point[1] > self.points[-1][1]:
+            self.points[-1] = point
+        self._count += 1
 
 
 class AllocatorCurve:
@@ -110,43 +130,51 @@ class AllocatorCurve:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._begin = (
-            time.time(),
-            torch.cuda.memory_allocated(device),
-            torch.cuda.memory_reserved(device),
-        )
+        self.note: str | None = None
+        self._begin_s = time.time()
         torch.cuda.memory._record_memory_history(max_entries=MOST_ENTRIES)
 
     def points(self, snapshot: Path) -> list[Point]:
         """The curve; the snapshot is written as a file."""
         torch.cuda.synchronize(self.device)
+        # The history holds a tensor until its free is completed, which `memory_allocated` does not.
+        live = torch.cuda.memory_stats(self.device)["active_bytes.all.current"]
+        end = (time.time(), live, torch.cuda.memory_reserved(self.device))
         history: Any = torch.cuda.memory._snapshot(self.device)
         torch.cuda.memory._dump_snapshot(str(snapshot))
         torch.cuda.memory._record_memory_history(enabled=None)
         traces: Sequence[Any] = history["device_traces"]
         index = self.device.index or 0
-        return allocator_curve(self._begin, traces[index] if index < len(traces) else ())
+        entries: Sequence[Any] = traces[index] if index < len(traces) else ()
+        if len(entries) >= MOST_ENTRIES:
+            self.note = (
+                f"the allocator's history keeps its last {MOST_ENTRIES:,} entries: the curve "
+                "begins with them, and what was before is lost; profile fewer steps"
+            )
+            return allocator_curve(entries, end)
+        return allocator_curve(entries, end, self._begin_s)
 
 
-def allocator_curve(begin: Point, entries: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """The curve from its first point on, entry by entry of the allocator's history."""
-    points = [begin]
-    _, live, reserved = begin
+def allocator_curve(
+    entries: Sequence[Mapping[str, Any]], end: Point, begin_s: float | None = None
+) -> list[Point]:
+    """The curve up to its last point, entry by entry of the allocator's history.
+
+    It is walked backwards, for of a full history the begin is lost. `begin_s` is when it began,
+    None where it begins with its first entry.
+    """
+    points = [end]
+    _, live, reserved = end
     held = reserved or 0
-    for entry in entries:
+    for entry in reversed(entries):
         action, size = entry["action"], int(entry["size"])
-        if action == "alloc":
-            live += size
-        elif action == "free_completed":
-            live -= size
-        elif action == "segment_alloc":
-            held += size
-        elif action == "segment_free":
-            held -= size
-        else:
-            continue
-        points.append((float(entry.get("time_us", 0)) / 1e6, live, held))
-    return points
+        if action in LIVE or action in HELD:
+            points.append((float(entry.get("time_us", 0)) / 1e6, live, held))
+            live -= LIVE.get(action, 0) * size
+            held -= HELD.get(action, 0) * size
+    if begin_s is not None:
+        points.append((begin_s, live, held))
+    return points[::-1]
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from paceline.trainer.measure.profiler import StepProfiler
+from paceline.trainer.measure.profiler import Paused, StepProfiler
 from paceline.trainer.measure.torch_profiler import mark_collectives
 from paceline.trainer.parallel.mesh import World
 from paceline.trainer.side_outputs import ProfileConfig
@@ -16,9 +16,15 @@ from paceline.trainer.side_outputs import ProfileConfig
 class NsysProfiler(StepProfiler):
     """On CUDA alone: PyTorch for CPUs has no NVTX, and `nsys` records all of a program there."""
 
-    def __init__(self, config: ProfileConfig, world: World, axes: Mapping[str, str]) -> None:
-        super().__init__(config)
-        self.world, self.axes = world, axes
+    def __init__(
+        self,
+        config: ProfileConfig,
+        world: World,
+        axes: Mapping[str, str],
+        paused: Paused = nullcontext,
+    ) -> None:
+        super().__init__(config, world, paused)
+        self.axes = axes
         self._undo: Callable[[], None] | None = None
 
     def before(self, step: int) -> None:
@@ -33,11 +39,9 @@ class NsysProfiler(StepProfiler):
 
     def after(self, step: int) -> None:
         """End the step, and the capture when the device has done the last one."""
-        if self._undo is None:
-            return
-        torch.cuda.nvtx.range_pop()
-        if step == self.config.last_step:
-            self.close()
+        if self._undo is not None:
+            torch.cuda.nvtx.range_pop()
+        super().after(step)
 
     def marked(self, name: str) -> AbstractContextManager[object]:
         """A range of that name."""

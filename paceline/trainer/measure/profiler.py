@@ -6,9 +6,16 @@ its capture begins and ends.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from torch import distributed as dist
+
+from paceline.trainer.parallel.mesh import World
 from paceline.trainer.side_outputs import ProfileConfig
+
+Paused = Callable[[], AbstractContextManager[None]]
+"""In which the watchdog counts no time."""
 
 FOLDER = "profiles"
 """Where the tools' files go, relative to the run folder."""
@@ -45,9 +52,41 @@ class Profiler:
 class StepProfiler(Profiler):
     """Of the steps that a configuration names; subclasses begin and end."""
 
-    def __init__(self, config: ProfileConfig) -> None:
-        self.config = config
+    def __init__(self, config: ProfileConfig, world: World, paused: Paused = nullcontext) -> None:
+        self.config, self.world, self.paused = config, world, paused
 
     def attached(self, step: int) -> bool:
         """Whether this rank was profiled in that step."""
         return self.config.first_step <= step <= self.config.last_step
+
+    def after(self, step: int) -> None:
+        """End with the last step: each rank waits, as long as it takes, until all have ended."""
+        if step == self.config.last_step:
+            with self.paused():
+                self.close()
+                if self.world.backend is not None:
+                    dist.barrier()
+
+
+class Bystander(StepProfiler):
+    """Of a rank that is not profiled while others are."""
+
+    def attached(self, step: int) -> bool:
+        """Never."""
+        return False
+
+
+@contextmanager
+def closing(profiler: Profiler, paused: Paused) -> Iterator[None]:
+    """Close the profiler behind a training; one that failed keeps its own exception."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            with paused():
+                profiler.close()
+        except Exception as other:
+            error.add_note(f"its profiler cannot be closed either: {other}")
+        raise
+    with paused():
+        profiler.close()

@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import distributed as dist
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
-from paceline.trainer.measure.profiler import FOLDER, StepProfiler
+from paceline.trainer.measure.profiler import FOLDER, Paused, StepProfiler
 from paceline.trainer.parallel.mesh import World
 from paceline.trainer.side_outputs import ProfileConfig
 
@@ -31,9 +31,15 @@ class TorchProfiler(StepProfiler):
     Steps are called in the trace as in the event lines.
     """
 
-    def __init__(self, config: ProfileConfig, world: World, axes: Mapping[str, str]) -> None:
-        super().__init__(config)
-        self.world, self.axes = world, axes
+    def __init__(
+        self,
+        config: ProfileConfig,
+        world: World,
+        axes: Mapping[str, str],
+        paused: Paused = nullcontext,
+    ) -> None:
+        super().__init__(config, world, paused)
+        self.axes = axes
         self._profile: Any = None
         self._undo: Callable[[], None] | None = None
 
@@ -58,11 +64,6 @@ class TorchProfiler(StepProfiler):
         """Count the step: what it takes to begin recording is the time of the one before."""
         if self._profile is not None and step < self.config.last_step:
             self._profile.step()
-
-    def after(self, step: int) -> None:
-        """Write the trace behind the last step."""
-        if step == self.config.last_step:
-            self.close()
 
     def marked(self, name: str) -> AbstractContextManager[object]:
         """A stretch of the step that the trace shows by this name."""

@@ -49,6 +49,23 @@ def test_calls_and_bytes_are_those_of_a_rank_by_kind_of_communicator(tmp_path: P
     assert world.axis is None and world.num_bytes == 8
 
 
+def test_a_communicator_of_which_ranks_were_not_logged_has_no_axis(tmp_path: Path) -> None:
+    """Of 16 ranks 0 and 8 log: all that is known of the world is the ranks of a group of dp."""
+    lines: list[str] = []
+    for place, rank in enumerate((0, 8)):
+        process = 4 * place  # the first of its host
+        lines.append(begun(process, f"0xa{rank}", rank, 16, "0xadcb40d61cc1bc4b"))
+        lines.append(begun(process, f"0xc{rank}", place, 2, "0x20"))
+        lines.append(call(process, "AllReduce", 1000, f"0xa{rank}", 16))
+        lines.append(call(process, "AllReduce", 500, f"0xc{rank}", 2))
+    path = tmp_path / "nccl.log"
+    path.write_text("\n".join(lines))
+    log = DebugLog()
+    log.read(path)
+    rows = log.communication(axis_groups(Layout(tp=8), 2)).rows
+    assert [(r.size, r.axis, r.num_bytes) for r in rows] == [(16, None, 4000), (2, "dp", 2000)]
+
+
 def test_how_it_connects_is_told(tmp_path: Path) -> None:
     network = told(tmp_path, setup()).network
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import UserError
+from paceline.profiles.breakdown import CATEGORIES
 from paceline.profiles.nsys import tool
 from paceline.profiles.nsys.reports import database, importer_program, reports_of
 from tests.profiles.nsys.report_file import PROCESS, ReportFile
@@ -58,7 +59,8 @@ def test_each_moment_of_a_step_has_its_kind(tmp_path: Path, registered: bool) ->
     axes = first.communication
     assert axes["tp"].exposed_s == pytest.approx(1e-3) and axes["tp"].overlapped_s == 0
     assert axes["dp"].overlapped_s == pytest.approx(1e-3) and axes["dp"].exposed_s == 0
-    assert abs(first.residual) < 1e-9
+    covered_s = sum(first.parts[name] for name in CATEGORIES)
+    assert covered_s == pytest.approx(first.step_time_s, rel=1e-9)
     # The last one ends with its last kernel.
     assert profile.breakdowns[1].step_time_s == pytest.approx(0.0075)
     assert profile.kernels[0].name == GEMM
@@ -73,6 +75,48 @@ def test_reports_of_several_ranks_are_one_profile(tmp_path: Path) -> None:
     profile = tool.read_file(tmp_path)
     assert (profile.ranks, profile.steps, profile.n) == ((0, 1), (5,), 2)
     assert profile.step_time_s == pytest.approx(2.5e-3)
+
+
+def foreign(path: Path) -> None:
+    """A report that says nothing of its rank."""
+    report = ReportFile(path)
+    report.mark("iteration 5", 0, 4)
+    report.kernel(GEMM, 1, 3, 0.5)
+    report.done()
+
+
+def test_foreign_reports_are_ranks_by_their_order(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        foreign(tmp_path / f"{name}.sqlite")
+    assert tool.read_file(tmp_path).ranks == (0, 1, 2)
+
+
+def test_two_reports_of_one_rank_are_refused(tmp_path: Path) -> None:
+    for name in ("first_rank1", "second_rank1"):
+        foreign(tmp_path / f"{name}.sqlite")
+    with pytest.raises(UserError, match=r"first_rank1.*second_rank1.*are both of rank 1"):
+        tool.read_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ends", "error"), [("exit 1", UserError), ("kill -INT $PPID; sleep 5", KeyboardInterrupt)]
+)
+def test_half_an_export_is_not_taken_for_a_whole_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: str,
+    error: type[BaseException],
+) -> None:
+    report = tmp_path / "profiles" / "a_0_0.nsys-rep"
+    report.parent.mkdir()
+    report.touch()
+    program = tmp_path / "nsys"
+    program.write_text(f'#!/bin/sh\necho half > "${{4#--output=}}"\n{ends}\n')
+    program.chmod(0o755)
+    monkeypatch.setattr("paceline.profiles.nsys.reports.nsys_program", lambda: program)
+    with pytest.raises(error):
+        tool.read(tmp_path)
+    assert list(report.parent.iterdir()) == [report]
 
 
 def test_releases_without_some_tables_or_columns_are_read(tmp_path: Path) -> None:

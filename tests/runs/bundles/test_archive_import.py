@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from paceline.core.errors import UserError
 from paceline.files.documents import write_value
+from paceline.files.run_folder import run_folders
+from paceline.runs.bundles import archive_import
 from paceline.runs.bundles.writing import write_bundle
 from paceline.runs.outcome import evaluate
 from tests.command import paceline
@@ -62,6 +67,58 @@ def test_a_damaged_bundle_becomes_nothing(bundle: Path, tmp_path: Path):
 
     assert done.returncode == 1 and "is damaged" in done.stderr
     assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("at", ["copytree", "evaluate"])
+@pytest.mark.parametrize("why", [KeyboardInterrupt(), UserError("run.json", "is odd")])
+def test_an_import_that_is_broken_off_leaves_nothing(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, why: BaseException
+):
+    mine = tmp_path / "mine"
+    seen: list[Path] = []
+
+    def breaks(*folders: Path, **_: bool) -> None:
+        if folders[1:]:
+            folders[1].mkdir(exist_ok=True)
+            shutil.copy(folders[0] / "run.json", folders[1])
+        seen.extend(run_folders(mine))
+        raise why
+
+    place = archive_import.shutil if at == "copytree" else archive_import
+    monkeypatch.setattr(place, at, breaks)
+    with pytest.raises(type(why)):
+        archive_import.import_bundle(bundle, mine, again=False)
+
+    assert not list(mine.iterdir())
+    assert len(seen) == (at == "evaluate")
+
+
+@pytest.mark.parametrize("run", ["../outside", "another", "."])
+def test_a_bundle_of_another_run_than_it_holds_is_refused(bundle: Path, tmp_path: Path, run: str):
+    def renamed(content: bytes) -> bytes:
+        return json.dumps({**json.loads(content), "run": run}).encode()
+
+    hostile = edited(bundle, "bundle.json", renamed)
+
+    with pytest.raises(UserError, match="is of the run"):
+        archive_import.import_bundle(hostile, tmp_path / "a/mine", again=False)
+
+    assert not (tmp_path / "a").exists()
+
+
+def edited(bundle: Path, name: str, edit: Callable[[bytes], bytes]) -> Path:
+    """A copy of a bundle in which the content of one file is another."""
+    path = bundle.with_name("edited.tar.gz")
+    with tarfile.open(bundle) as old, tarfile.open(path, "w:gz") as new:
+        for member in old:
+            content = old.extractfile(member)
+            assert content is not None
+            data = content.read()
+            if member.name.endswith(name):
+                data = edit(data)
+                member.size = len(data)
+            new.addfile(member, io.BytesIO(data))
+    return path
 
 
 def test_every_log_of_an_archive_becomes_a_run(tmp_path: Path):

@@ -13,7 +13,8 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.files.documents import write_text, write_value
-from paceline.runs.bundles.verification import check_bundle
+from paceline.runs.bundles import writing
+from paceline.runs.bundles.verification import check_bundle, opened_bundle
 from paceline.runs.bundles.writing import write_bundle
 from paceline.runs.outcome import evaluate
 from tests.command import paceline
@@ -110,6 +111,45 @@ def test_secrets_checkpoints_and_links_stay_behind(
     assert check_bundle(path).verdict == "whole"
 
 
+def test_figures_of_raw_files_stay_whatever_variables_hold(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MAX_TOKENS", "1048576")
+    monkeypatch.setenv("SITE_PASSWORD", "20260101")
+    (folder / "figures.json").write_text('{"tokens": 1048576, "day": 20260101}')
+
+    _, written = write_bundle(folder, tmp_path / "a.tar.gz")
+
+    assert not written.redacted
+
+
+def test_a_private_key_that_is_longer_than_a_block_is_replaced(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(writing, "_BLOCK_BYTES", 100)
+    key = "\n".join(["-----BEGIN PRIVATE " + "KEY-----", *["b3BlbnNzaC1rZXk" * 4] * 9])
+    (folder / "rank.log").write_text(f"begins\n{key}\n-----END PRIVATE " + "KEY-----\nends\n")
+
+    path, _ = write_bundle(folder, tmp_path / "a.tar.gz")
+
+    with tarfile.open(path) as archive:
+        kept = archive.extractfile(f"{folder.name}/rank.log")
+        assert kept is not None and kept.read() == b"begins\n(redacted)\nends\n"
+
+
+@pytest.mark.parametrize("name", ["odd.json", "odd.jsonl"])
+def test_what_would_be_no_json_without_its_secrets_stays_behind(
+    folder: Path, tmp_path: Path, name: str
+):
+    begin = "-----BEGIN PRIVATE " + "KEY-----"
+    (folder / name).write_text(json.dumps({"key": f"{begin} b3BlbnNzaC1rZXk"}) + "\n")
+
+    path, written = write_bundle(folder, tmp_path / "a.tar.gz")
+
+    assert [part.path for part in written.left_out] == [name]
+    assert b"b3Blbn" not in gzip.decompress(path.read_bytes())
+
+
 def test_a_run_that_goes_on_cannot_be_bundled(tmp_path: Path):
     write_run(tmp_path, "going", status="running")
 
@@ -127,6 +167,10 @@ def test_a_log_outside_of_the_bundle_is_not_read(folder: Path, tmp_path: Path):
 
     with pytest.raises(UserError, match="stays inside"):
         check_bundle(path)
+    with pytest.raises(UserError, match="stays inside"), opened_bundle(path):
+        pass
+    told = paceline("diff", path, path, runs=tmp_path)
+    assert told.returncode == 1 and "stays inside" in told.stderr
 
 
 def test_an_archive_that_is_no_bundle_is_said_so(tmp_path: Path):

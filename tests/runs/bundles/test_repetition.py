@@ -12,8 +12,9 @@ import pytest
 
 from paceline.core.run import Data
 from paceline.files.documents import write_value
-from paceline.files.inputs import INPUTS_FILE, inputs_of
+from paceline.files.inputs import INPUTS_FILE, input_at, inputs_of
 from paceline.machines.probe.inventory import inventory, local_cluster
+from paceline.runs.bundles.repetition import _needed
 from paceline.runs.bundles.writing import write_bundle
 from tests.command import paceline
 from tests.example import make_spec
@@ -66,6 +67,29 @@ def test_staged_data_is_found_by_its_content_wherever_it_lies(
     assert document["spec"]["data"]["path"] == str(mine)
     assert [part["state"] for part in document["inputs"]] == ["staged here"]
     assert document["obstacles"] == []
+
+
+def test_what_was_staged_is_also_found_where_it_was_and_the_other_way_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Another machine may have staged what lay anywhere on the first, and the reverse."""
+    there = staged(tmp_path / "theirs", "text")
+    part = input_at("data.path", there)
+    assert part is not None and part.asset == "corpus"
+    (tmp_path / "theirs/corpus-0123456789ab/manifest.json").unlink()
+    monkeypatch.setenv("PACELINE_STAGE", str(tmp_path / "mine"))
+
+    assert _needed(part).state == "here"
+
+    unstaged = input_at("data.path", there)
+    assert unstaged is not None and unstaged.asset is None
+    there.write_text("rot!")
+    assert [_needed(lost).state for lost in (part, unstaged)] == ["another", "another"]
+
+    mine = staged(tmp_path / "mine", "text")
+    for lost in (part, unstaged):
+        needed = _needed(lost)
+        assert (needed.state, needed.path) == ("staged here", str(mine))
 
 
 @pytest.mark.parametrize(("here", "state"), [(None, "missing"), ("other", "another")])

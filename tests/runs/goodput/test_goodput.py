@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli.goodput import goodput
 from paceline.core.errors import UserError
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import RUN_FILE
@@ -20,6 +21,8 @@ from tests.files.test_run_folder import make_record
 
 ASKED = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 STARTUP_S, SAVE_S, FIRST_S = 30.0, 0.5, 3.0
+LINE = "iter {}: loss 4.5, time {:.2f}ms, mfu -100.00%\n"
+"""Step and milliseconds as nanoGPT prints them."""
 
 
 def write_attempt(
@@ -122,6 +125,51 @@ def test_a_log_with_a_restart_is_two_attempts(tmp_path: Path):
     assert ledger.goodput == pytest.approx(200 / 260)
     assert (ledger.steps_asked, ledger.whole) == (200, False)
     assert "upper bound" in ledger.notes[0]
+
+
+def test_a_foreign_run_counts_its_seconds_once(tmp_path: Path):
+    folder = tmp_path / "foreign"
+    record = make_record(
+        "failed",
+        name="foreign",
+        created=datetime.fromtimestamp(ASKED, UTC).isoformat(),
+        spec=make_spec(engine="nanogpt", ranks=1, steps=200),
+        ended_unix=ASKED + 200,
+    )
+    write_value(folder / RUN_FILE, record)
+    made = [*range(510, 580, 10), *range(550, 610, 10)]
+    write_text(folder / "logs" / "rank-00000.log", "".join(map(LINE.format, made, [1000.0] * 13)))
+    ledger = ledger_of(attempts_of_run(folder))
+    assert ledger.wall_s == pytest.approx(200) and ledger.usual_step_s == pytest.approx(1)
+    assert ledger.seconds["productive"] == pytest.approx(100)
+    assert ledger.seconds["lost_steps"] == pytest.approx(30)
+    assert ledger.seconds["initialisation"] == pytest.approx(70)
+    assert ledger.whole and not any("not counted" in note for note in ledger.notes)
+
+
+def test_lines_of_several_steps_are_judged_by_the_step(tmp_path: Path):
+    log = tmp_path / "train.log"
+    log.write_text("".join(map(LINE.format, (1, 10, 20, 30, 50), [2000.0] * 5)))
+    ledger = ledger_of(attempts_of_log(log), steps_asked=86400)
+    assert ledger.seconds["slow_steps"] == pytest.approx(0) and ledger.goodput == pytest.approx(1)
+    assert ledger.usual_step_s == pytest.approx(2)
+    assert ledger.days_left_at_best == pytest.approx(2 * (86400 - 50) / 86400)
+    assert ledger.attempts[0].kept == 50
+
+
+def test_steps_that_were_rolled_back_are_still_to_be_done(tmp_path: Path):
+    ended = write_attempt(tmp_path, "a", 0, 1, 90, killed=True)
+    write_attempt(tmp_path, "b", ended, 51, 60)
+    ledger = ledger_of([a for name in ("a", "b") for a in attempts_of_run(tmp_path / name)])
+    assert ledger.days_left_at_best == pytest.approx(40 / 86400)
+
+
+def test_an_attempt_that_is_named_twice_is_refused(tmp_path: Path):
+    write_attempt(tmp_path, "a", 0, 1, 20)
+    write_attempt(tmp_path, "b", 200, 21, 40)
+    for names in (["a", str(tmp_path / "a")], ["training", "b"]):
+        with pytest.raises(UserError, match="a second time"):
+            goodput(names, runs_dir=tmp_path)
 
 
 def test_the_verb_takes_tags_runs_and_logs(tmp_path: Path):

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
 from io import StringIO
 from pathlib import Path
 from statistics import median
@@ -19,7 +18,7 @@ from rich.console import Console
 from paceline.files.documents import write_text
 from paceline.files.events import read_rank
 from paceline.files.run_folder import RUN_FILE, run_folders
-from paceline.runs.watch.page import one_line, state_page
+from paceline.runs.watch.page import state_line, state_page
 from paceline.runs.watch.reader import RECENT, RunReader
 from paceline.runs.watch.state import WatchState
 from tests.command import paceline
@@ -31,8 +30,7 @@ LIMIT_S = 120.0
 
 
 def state_of(folder: Path) -> WatchState:
-    with closing(RunReader(folder)) as reader:
-        return reader.state()
+    return RunReader(folder).state()
 
 
 def test_a_finished_run_shows_its_pace_beside_its_own_past(tmp_path: Path):
@@ -53,7 +51,7 @@ def test_a_finished_run_shows_its_pace_beside_its_own_past(tmp_path: Path):
     console.print(state_page(state))
     page = console.export_text()
     assert f"step {STEPS} of" in page and "rank 1, busier than the others" in page
-    assert "it · ok" in one_line(state)
+    assert "it · ok" in state_line(state)
 
 
 def test_telemetry_of_the_last_moment_is_shown(tmp_path: Path):
@@ -88,12 +86,12 @@ def test_a_running_training_is_watched_and_goes_on(tmp_path: Path):
             assert run.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         (folder,) = run_folders(tmp_path)
-        with closing(RunReader(folder)) as reader:
+        reader = RunReader(folder)
+        state = reader.state()
+        while (state.step or 0) < 2 * RECENT:
+            assert run.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
             state = reader.state()
-            while (state.step or 0) < 2 * RECENT:
-                assert run.poll() is None and time.monotonic() < deadline
-                time.sleep(0.05)
-                state = reader.state()
         assert state.status == "running" and len(state.ranks) == 2
         assert state.step_time_s and state.usual_s and state.eta_s and state.memory_bytes
         before = {path: path.read_bytes() for path in folder.glob("*.json")}
