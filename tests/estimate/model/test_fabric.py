@@ -85,6 +85,11 @@ def test_a_family_with_links_of_its_own_is_not_given_its_generations(device: str
     assert machine(device).intra_bytes_per_s == rate
 
 
-@pytest.mark.parametrize("device", ["RTX 4090", "L4", "A10", "T4", "TPU v5p", "MI350X"])
+@pytest.mark.parametrize(("device", "maker"), [("TPU v5p", "tpu"), ("MI350X", "amd")])
+def test_other_makers_have_coefficients_of_their_own(device: str, maker: str):
+    assert machine(device).generation == maker
+
+
+@pytest.mark.parametrize("device", ["RTX 4090", "L4", "A10", "T4"])
 def test_a_family_that_nothing_was_fitted_to_has_the_wider_prior(device: str):
     assert machine(device).generation == "other"
