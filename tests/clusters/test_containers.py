@@ -100,10 +100,16 @@ def test_a_trainer_that_hangs_ends_with_the_time_that_was_asked_for(
     until(lambda: not bed.slurm.jobs(), "the end of the job")
 
 
+def knows_its_nodes(runs: Path) -> bool:
+    """Whether a controller has noted where its job runs; Slurm tells no more of a lost node."""
+    return any(re.search(r"node-(002|\[)", each.read_text()) for each in runs.glob("*/slurm.json"))
+
+
 def test_a_lost_node_ends_the_trial_by_its_name(bed: Bed, image: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     running = Background(run, with_variable(plan_of(tmp_path, image), "HANGS"), runs)
     until(lambda: len(list(runs.glob("*/results/seen-*.txt"))) == 4, "the ranks to run", 60)
+    until(lambda: knows_its_nodes(runs), "the controller to see the job run", 60)
     lose(bed, "node-002")
     result, folder = running.result()
 
