@@ -202,7 +202,7 @@ def test_a_corpus_is_found_from_the_current_folder(tmp_path: Path):
 
 
 def test_a_time_limit_ends_the_run_and_keeps_the_steps(tmp_path: Path):
-    process = start(tmp_path, "--timeout", "12", "--set", "steps=1000000")
+    process = start(tmp_path, "--timeout", "20", "--set", "steps=1000000")
     pids = wait_for_steps(tmp_path, 3)
     process.communicate(timeout=120)
     result = result_of(tmp_path)
