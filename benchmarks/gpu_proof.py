@@ -1,14 +1,14 @@
-"""What one GPU proves in one call of under nine minutes: tests, products, trainings, peers.
+"""What one GPU proves within a budget of time: products, trainings, peers, tests.
 
     python benchmarks/gpu_proof.py [--budget 520] [--only WORD ...] [--no-tests]
     python benchmarks/gpu_proof.py --device cpu    # the same way with tiny shapes, about a minute
 
 Parts run one after another, each in a process of its own: one that fails costs itself alone, one
 that would not end within the budget is left out and named. The result is written after every part.
-Trainings go through the native trainer as `paceline run` starts it, without the probes; peers train
-the same shape, batch and dtype in a loop of their own (benchmarks/_gpu_peer.py). A figure is the
-median step after the first ones, which pay for compilation; a share of the product rate is of the
-best matrix product in the same call.
+Trainings go through the native trainer as `paceline run` starts it, without its probes, and one
+through `paceline run` itself; peers train the same shape, batch and dtype in a loop of their own
+(benchmarks/_gpu_peer.py). A figure is the median step after the first ones, which pay for
+compilation; a share of the product rate is of the best matrix product in the same call.
 """
 
 from __future__ import annotations
@@ -159,15 +159,12 @@ def row(case: Case, spec: RunSpec, side: str, got: dict[str, Any], best: float) 
     return figures
 
 
-def bound(spec: RunSpec) -> float | None:
-    """What the static bound says that the device must hold, None for what it does not model."""
-    try:
-        total = memory_per_device(
-            spec.model, spec.layout, 1, spec.training.seq_len, spec.training.dtype, lora=spec.lora
-        )
-    except (TypeError, ValueError, AttributeError):
-        return None
-    return total.total_bytes
+def bound(spec: RunSpec) -> float:
+    """What the static bound says that the device must hold, in bytes."""
+    training = spec.training
+    return memory_per_device(
+        spec.model, spec.layout, 1, training.seq_len, training.dtype, lora=spec.lora
+    ).total_bytes
 
 
 def products(call: Call, dtypes: list[str]) -> list[dict[str, Any]]:
@@ -203,6 +200,19 @@ def gpu_tests(call: Call) -> dict[str, Any]:
         "summary": lines[-1] if lines else "",
         "lines": lines[-20:],
     }
+
+
+def package_run(call: Call) -> dict[str, Any]:
+    """What `paceline run` itself answers, probes and report included; raises RuntimeError."""
+    changes = ["--set", "steps=30", "--set", "data.source=synthetic"]
+    command = [sys.executable, "-m", "paceline", "run", "tiny-llama", "--device", call.device]
+    with tempfile.TemporaryDirectory() as name:
+        done = ended(
+            [*command, *changes, "--runs-dir", name, "--json"], HERE.parent, call, dict(os.environ)
+        )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-LOG_END:])
+    return json.loads(done.stdout)
 
 
 def machine_state() -> str | None:
@@ -299,6 +309,10 @@ class Proof:
         self.rows.append(figures)
         print(table_row(figures), flush=True)
 
+    def run_package(self) -> None:
+        """A run from plan to report."""
+        self.content["paceline_run"] = package_run(self.call)
+
     def test(self) -> None:
         """The tests on the GPU; raises RuntimeError when one fails."""
         self.content["tests"] = answer = gpu_tests(self.call)
@@ -356,6 +370,7 @@ def main() -> int:
             label = f"{case.name}: {dtype}, compile {compile_}"
             proof.part(label, lambda c=case, d=dtype, k=compile_: proof.train(c, d, k))
         proof.part(f"{case.name}: {case.peer}", lambda c=case: proof.train_peer(c))
+    proof.part("paceline run", proof.run_package)
     if not chosen.no_tests and chosen.device == "cuda":
         proof.part("tests", proof.test)
     if chosen.device == "cuda":
