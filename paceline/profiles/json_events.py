@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.errors import UserError
 from paceline.files.documents import open_regular
 
 EVENTS = "traceEvents"
@@ -31,8 +31,8 @@ Event = dict[str, Any]
 class TraceFile:
     """A trace that is read once: iterate over its events, then look at its other `fields`.
 
-    Raises UserError for what is no trace, or a torn one, with the event at which it ends;
-    SystemFaultError where the file cannot be read.
+    Raises UserError for what cannot be read or is no trace, and for a torn one with the event at
+    which it ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +52,7 @@ class TraceFile:
             raise UserError(str(self.path), "is no JSON: it is not UTF-8") from error
         except OSError as error:
             what = f"cannot be read: {error.strerror or error}"
-            raise SystemFaultError(str(self.path), what) from error
+            raise UserError(str(self.path), what) from error
 
     def _document(self) -> Iterator[Event]:
         first = self._next()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.errors import UserError
 from paceline.core.profiling import PROFILES_FOLDER
 from paceline.core.run import Job, RunSpec
 from paceline.files.log_file import LogFile
@@ -96,7 +96,7 @@ def read_file(path: Path) -> Profile:
         table = _table(path, files)
     except OSError as error:
         what = f"cannot be read: {error.strerror or error}"
-        raise SystemFaultError(str(path), what) from error
+        raise UserError(str(path), what) from error
     return Profile(
         tool="nccl",
         files=tuple(str(file) for file in files),

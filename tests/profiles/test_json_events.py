@@ -100,6 +100,9 @@ def test_the_verb_reads_traces_from_elsewhere_and_refuses_bad_ones(tmp_path: Pat
     (tmp_path / "torn.json").write_text('{"traceEvents": [{"ph"')
     refused = paceline("profile", "--from", tmp_path / "torn.json")
     assert refused.returncode == 1 and "is no whole trace" in refused.stderr
+    for tool in ("torch", "nccl"):
+        missing = paceline("profile", "--from", tmp_path / "none", "--tool", tool)
+        assert missing.returncode == 1 and "none: cannot be read: No such file" in missing.stderr
     refused = paceline("profile", "tiny-lama", runs=tmp_path)
     assert refused.returncode == 1 and "tiny-llama" in refused.stderr
 
