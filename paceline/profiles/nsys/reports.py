@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from paceline.core.errors import SystemFaultError, UserError
+from paceline.machines.programs import run_program
 
 STREAM, REPORT, DATABASE = ".qdstrm", ".nsys-rep", ".sqlite"
 ENDINGS = (DATABASE, REPORT, STREAM)
@@ -98,13 +99,15 @@ def _whole(made: Path) -> Iterator[Path]:
 
 
 def _run(command: Sequence[str], source: Path, made: Path) -> None:
+    deadline = time.monotonic() + LIMIT_S
+
+    def check() -> None:
+        if time.monotonic() > deadline:
+            what = f"took {Path(command[0]).name} more than {LIMIT_S:.0f} s"
+            raise SystemFaultError(str(source), what)
+
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
-        )
-    except subprocess.TimeoutExpired as error:
-        what = f"took {Path(command[0]).name} more than {LIMIT_S:.0f} s"
-        raise SystemFaultError(str(source), what) from error
+        done = run_program(command, check)
     except OSError as error:
         raise SystemFaultError(command[0], f"cannot be started: {error.strerror}") from error
     if done.returncode or not made.is_file():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline.core.assets import Asset
 from paceline.core.errors import SystemFaultError, UserError, did_you_mean
-from paceline.staging.programs import last_line, run_program
+from paceline.machines.programs import last_line, run_program
 
 RUNTIMES = ("enroot", "apptainer", "singularity", "docker", "podman", "skopeo")
 """In the order in which they are looked for: what Slurm starts comes first."""

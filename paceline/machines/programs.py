@@ -1,4 +1,4 @@
-"""Other programs that fetch: started without secrets in their arguments, ended with the staging."""
+"""Programs of others that do one thing and end: no secrets in their arguments, none left behind."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def run_program(
                     check()
         except BaseException:  # an interrupt too must leave no process behind
             _kill(process)
+            process.wait()  # after an interrupt `with` would not
             raise
 
 
