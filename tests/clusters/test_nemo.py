@@ -72,7 +72,10 @@ def test_nemo_that_hangs_ends_with_the_runs_time(bed: Bed, tmp_path: Path) -> No
 def test_nemo_that_loses_a_node_says_which(bed: Bed, tmp_path: Path) -> None:
     plan = with_variable(plan_of(tmp_path, RECIPES_SCRIPT), "HANGS")
     running = Background(run, plan, tmp_path)
+    until(lambda: list(tmp_path.glob("runs/*/slurm.json")), "the job")
+    (record,) = tmp_path.glob("runs/*/slurm.json")
     until(lambda: len(list(tmp_path.glob("runs/**/seen-*.json"))) == 4, "the ranks to run", 60)
+    until(lambda: "RUNNING" in record.read_text(), "the run to hear of it")
     lose(bed, "node-001")
     result = running.result().result
     assert result.status == "failed" and str(result.reason).endswith("lost a node: node-001")

@@ -262,11 +262,12 @@ class BatchRun(Handle):
         """Nodes of this attempt that srun saw fail, or that Slurm has lost."""
         # What srun prints within a script of somebody else goes where that script's output goes.
         logs = (self.folder / LOGS_FOLDER / LAUNCHER_LOG, self.folder / f"slurm-{self.id}.log")
-        seen = {host for path in logs for host in failed_nodes(_tail(path))}
-        hosts = host_names(self._nodes())
+        failed = [host for path in logs for host in failed_nodes(_tail(path))]
+        hosts, lost = host_names(self._nodes()), set[str]()
         with contextlib.suppress(SystemFaultError):
-            seen |= lost_nodes(client.node_states(hosts)).keys() if hosts else set()
-        return tuple(host for host in hosts if host in seen)
+            lost |= lost_nodes(client.node_states(hosts)).keys() if hosts else set()
+        # A job that was first heard of after the loss no longer has the node on its list.
+        return tuple(dict.fromkeys([*failed, *(host for host in hosts if host in lost)]))
 
     def _accounted(self, last: JobState) -> JobState:
         """The last state with whoever cancelled the job, once accounting has its row."""
