@@ -77,24 +77,28 @@ def train(
     sampler = sampler_of(config, corpus.num_windows)
     done = trainer.restore(corpus.num_windows, heartbeat.paused)
     loader = Loader(corpus, sampler, config, mesh, pin=world.device.type == "cuda", first=done)
-    reached: bool | None = None
     with ExitStack() as endings:
         for end in (end_traffic, undo, loader.close):
             if end is not None:
                 endings.callback(end)
         endings.enter_context(closing(profiler, heartbeat.paused))
-        try:
-            reached = trainer.run(loader, start_record(config, world, mesh, corpus), done)
-        except NotFiniteError:
-            with suppress(CheckpointError):
-                trainer.finish_checkpoint()
-            raise
+        reached = run(trainer, loader, start_record(config, world, mesh, corpus), done)
     if world.size > 1:
         # A rank that went early would break the last collective of a slower one. The group itself
         # is left to the process's end: gloo's destructor can wait forever for a thread of its own.
         heartbeat.beat("at the end", waits=True)
         dist.barrier()
     return reached
+
+
+def run(trainer: Trainer, loader: Loader, start: dict[str, Any], done: int) -> bool | None:
+    """As `Trainer.run`; a training that loses its numbers keeps the checkpoint before."""
+    try:
+        return trainer.run(loader, start, done)
+    except NotFiniteError:
+        with suppress(CheckpointError):
+            trainer.finish_checkpoint()
+        raise
 
 
 def initialise(config: TrainerConfig, replica: Replica, heartbeat: Heartbeat) -> None:
