@@ -48,7 +48,8 @@ def print_plan(plan: Plan, form: ReportFormat) -> None:
     echo(f"in a new run folder beside {names}, job.sh:", err=True)
     echo(plan.script, nl=False)
     for name, text in _submitted(plan).items():
-        echo(f"and {name}, which it submits:", err=True)
+        does = "runs" if plan.job.batch and plan.job.batch.submits else "submits"
+        echo(f"and {name}, which it {does}:", err=True)
         echo(text, nl=False)
 
 

@@ -350,6 +350,9 @@ class BatchScript:
     """Where sbatch is called, as the script expects."""
     options: tuple[str, ...] = ()
     """Words of sbatch before the script's name, such as `-N 2`."""
+    submits: bool = False
+    """Whether the script is run here, submits the job by a tool of its own and prints its number;
+    it is given options of sbatch as arguments."""
 
 
 COLLECTIVE_LIMIT = "PACELINE_COLLECTIVE_LIMIT_S"

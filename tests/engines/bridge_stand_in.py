@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -41,6 +42,8 @@ for step in range(1, asked.max_steps + 1):
             f"{asked.global_batch_size:5d} | lm loss: {12 - step / 10:.6E} | loss scale: 1.0 | "
             "grad norm: 0.058 | number of skipped iterations:   0 | number of nan iterations:   0 |"
         )
+    if os.environ.get("HANGS") and step == 20:
+        time.sleep(600)
 if os.environ.get("FAILS"):
     sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
 if rank == 0:

@@ -35,10 +35,13 @@ def refused(spec: RunSpec) -> list[str]:
         *unknown_settings(spec, KNOWN),
         *_settings(spec),
         *_model(spec),
-        *training_problems(spec),
-        *_layout(spec),
-        *_data(spec),
+        *not_told(spec),
     ]
+
+
+def not_told(spec: RunSpec) -> list[str]:
+    """What a performance recipe has no argument for, one sentence each."""
+    return [*training_problems(spec), *_layout(spec), *_data(spec)]
 
 
 def checkout_of(spec: RunSpec) -> str | None:

@@ -1,11 +1,14 @@
-"""NeMo 1 by NVIDIA's published procedure; its log reads as that of `nemo1`."""
+"""NVIDIA's published procedures: of NeMo 1 (form `launch`), and of today by llmb-run (`llmb`).
+
+Their logs read as those of `nemo1`, and of `megatron_bridge` or `nemo2`.
+"""
 
 from __future__ import annotations
 
-from paceline.engines.nemo.launch import job, missing, settings, unsupported
+from paceline.engines.nemo.forms import job, missing, settings, unsupported
 
 __all__ = ["COMMANDS", "OUTSIDE", "TITLE", "job", "missing", "settings", "unsupported"]
 
-TITLE = "NeMo 1, as NVIDIA publishes it"
+TITLE = "NeMo, as NVIDIA publishes it"
 COMMANDS = ("sbatch",)
-OUTSIDE = "Slurm with Pyxis; the image of NeMo 24.09 in STAGE_PATH"
+OUTSIDE = "Slurm with Pyxis; the image of NeMo 24.09 in STAGE_PATH, or llmb-run's LLMB_INSTALL"

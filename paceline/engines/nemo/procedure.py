@@ -22,7 +22,7 @@ PROFILE = {
     "profile_cpu": "RUN_CONF_PROFILE_CPU",
 }
 """Settings that go with `profile`, and the recipe's variables for them."""
-KNOWN = ("stage_path", "script", "image", "dataset", "profile", "nccl_trace", *PROFILE)
+KNOWN = ("form", "stage_path", "script", "image", "dataset", "profile", "nccl_trace", *PROFILE)
 
 
 def stage_path(spec: RunSpec) -> Path:

@@ -14,6 +14,7 @@ from paceline.files.documents import open_regular
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE
 from paceline.machines import Handle, JobEnd
 from paceline.machines.slurm import client
+from paceline.machines.slurm.foreign import keep_linked_logs, submitted_logs
 from paceline.machines.slurm.queue import QUEUE, Queue
 from paceline.machines.slurm.record import Diary, Marks, SlurmRecord, read_marks
 from paceline.machines.slurm.states import (
@@ -243,6 +244,8 @@ class BatchRun(Handle):
         state_name = state.state if state else "COMPLETED" if code == 0 else "UNKNOWN"
         reason = (state.reason if state else "") or None
         self._diary.note(state=state_name, reason=reason, exit_code=code)
+        if self.job.batch and self.job.batch.submits:
+            keep_linked_logs(self.folder)
         return code
 
     def _find_verdict(self, last: JobState) -> JobEnd | None:
@@ -261,7 +264,7 @@ class BatchRun(Handle):
     def _lost_nodes(self) -> tuple[str, ...]:
         """Nodes of this attempt that srun saw fail, or that Slurm has lost."""
         # What srun prints within a script of somebody else goes where that script's output goes.
-        logs = (self.folder / LOGS_FOLDER / LAUNCHER_LOG, self.folder / f"slurm-{self.id}.log")
+        logs = (self.folder / LOGS_FOLDER / LAUNCHER_LOG, *submitted_logs(self.folder))
         failed = [host for path in logs for host in failed_nodes(_tail(path))]
         hosts, lost = host_names(self._nodes()), set[str]()
         with contextlib.suppress(SystemFaultError):

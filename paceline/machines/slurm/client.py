@@ -29,6 +29,8 @@ OWN = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_")
 """Variables that give Slurm's commands other options than those that are written down."""
 NO_SUCH_JOB = "Invalid job id"
 """What Slurm's commands say of a number that they do not know (any more)."""
+SUBMIT_LIMIT_S = 600.0
+"""How long somebody else's tool may take that submits a job."""
 QUEUE_LIMIT_S = 20.0
 """How long squeue may take, which all runs of this process wait for."""
 _SETTINGS: dict[str, dict[str, str]] = {}
@@ -49,16 +51,19 @@ def sbatch(job: Job, folder: Path, script: str, options: Sequence[str] = ()) -> 
     """
     own = ["sbatch", "--parsable", *options, script]
     words = ["bash", script, *options] if job.batch else own
+    tool = job.batch.script if job.batch and job.batch.submits else None
     try:
-        done = _run(words, environment(job.env, job), folder)
+        limit_s = SUBMIT_LIMIT_S if tool else LIMIT_S
+        done = _run(words, environment(job.env, job), folder, limit_s)
     except SystemFaultError as fault:
         if isinstance(fault.__cause__, subprocess.TimeoutExpired):
             what = f"{fault.what}, and may have queued the job all the same"
-            raise SystemFaultError("sbatch", what, remedy="see `squeue --me`") from fault
+            raise SystemFaultError(tool or "sbatch", what, remedy="see `squeue --me`") from fault
         raise
     number = done.stdout.strip().splitlines()[-1:] or [""]
     if done.returncode or not number[0]:
-        raise SystemFaultError("sbatch", f"Slurm refused the job: {_error_text(done.stderr)}")
+        what = "no job was queued" if tool else "Slurm refused the job"
+        raise SystemFaultError(tool or "sbatch", f"{what}: {_error_text(done.stderr)}")
     return number[0].partition(";")[0]
 
 

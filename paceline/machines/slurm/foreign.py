@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+import shutil
 from pathlib import Path
 
 from paceline.core.assets import InnerPath
@@ -50,7 +51,8 @@ def submission_script(job: Job, batch: BatchScript) -> str:
     Secrets are not in it: they are expected in the environment. Raises ValueError for a variable's
     name that bash would read as something else.
     """
-    title = " ".join(f"{job.name}: {batch.script} is submitted as it is".split())
+    what = "submits the job" if batch.submits else "is submitted as it is"
+    title = " ".join(f"{job.name}: {batch.script} {what}".split())
     words = [_quoted(word) for word in (*batch.options, batch.script)]
     lines = [
         "#!/usr/bin/env bash",
@@ -59,7 +61,9 @@ def submission_script(job: Job, batch: BatchScript) -> str:
         'folder=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)',
         *(f"export {name}={_quoted(value)}" for name, value in open_variables(job.env).items()),
         f"cd -- {_quoted(batch.folder)}",
-        f'exec sbatch {" ".join(OWN_OPTIONS)} "$@" {" ".join(words)}',
+        f'exec bash {words[-1]} "$@"'
+        if batch.submits
+        else f'exec sbatch {" ".join(OWN_OPTIONS)} "$@" {" ".join(words)}',
     ]
     return "\n".join(lines) + "\n"
 
@@ -107,8 +111,28 @@ def submitted_logs(folder: Path) -> list[Path]:
     return [*named, *sorted(folder.glob(PRINTED))]
 
 
+def keep_linked_logs(folder: Path) -> None:
+    """Put copies of logs in the place of a link to the folder where the ended job wrote them.
+
+    So the run folder holds its logs itself, when the tool that submitted the job cleans up.
+    """
+    linked: dict[Path, list[Path]] = {}
+    for path in submitted_logs(folder):
+        if path.parent != folder and path.parent.is_symlink():
+            linked.setdefault(path.parent, []).append(path)
+    for link, logs in linked.items():
+        copies = link.with_name(f"{link.name}.part")
+        copies.mkdir(exist_ok=True)
+        for path in logs:
+            shutil.copyfile(path, copies / path.name)
+        link.unlink()
+        copies.rename(link)
+
+
 def asked_options(batch: BatchScript) -> list[str]:
     """sbatch's options of a job of somebody else as `--name=value`, whatever their spelling."""
+    if batch.submits:
+        return []
     options = ["--no-requeue", "--output=slurm-%j.log"]
     words = iter(batch.options)
     for word in words:

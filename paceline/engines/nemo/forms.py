@@ -1,0 +1,37 @@
+"""The two forms of engine `nemo`, by `engine_settings.form`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.core.run import Job, RunSpec
+from paceline.engines.nemo import launch, llmb
+
+FORMS = {"launch": launch, "llmb": llmb}
+
+
+def unsupported(spec: RunSpec) -> list[str]:
+    """What the form cannot do of `spec`, one sentence each."""
+    form = spec.engine_settings.get("form", "launch")
+    if form not in FORMS:
+        return [f"engine_settings.form {form} is neither {' nor '.join(FORMS)}"]
+    return FORMS[str(form)].unsupported(spec)
+
+
+def missing(spec: RunSpec) -> str | None:
+    """What the form needs that is not there."""
+    return _form(spec).missing(spec)
+
+
+def job(spec: RunSpec, name: str) -> Job:
+    """The Job of the form."""
+    return _form(spec).job(spec, name)
+
+
+def settings(spec: RunSpec) -> dict[str, Any]:
+    """The settings as the form's program reads them."""
+    return _form(spec).settings(spec)
+
+
+def _form(spec: RunSpec) -> Any:
+    return FORMS.get(str(spec.engine_settings.get("form")), launch)
