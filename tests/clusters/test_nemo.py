@@ -76,6 +76,6 @@ def test_nemo_that_loses_a_node_says_which(bed: Bed, tmp_path: Path) -> None:
     (record,) = tmp_path.glob("runs/*/slurm.json")
     until(lambda: len(list(tmp_path.glob("runs/**/seen-*.json"))) == 4, "the ranks to run", 60)
     until(lambda: "RUNNING" in record.read_text(), "the run to hear of it")
-    lose(bed, "node-001")
+    lose(bed, "node-002")
     result = running.result().result
-    assert result.status == "failed" and str(result.reason).endswith("lost a node: node-001")
+    assert result.status == "failed" and str(result.reason).endswith("lost a node: node-002")
