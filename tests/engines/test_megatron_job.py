@@ -69,6 +69,33 @@ def test_exchanges_wait_behind_one_queue_of_kernels(tmp_path: Path):
     assert job.env["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
 
 
+def test_without_fusions_the_three_that_need_other_packages_are_off(tmp_path: Path):
+    told = started(lm(tmp_path, "engine_settings.fusions=false", "model.positions=rope"))
+    assert {"--no-rope-fusion", "--no-persist-layer-norm", "--no-gradient-accumulation-fusion"} < (
+        set(told)
+    )
+    assert not any(name.startswith("--no-") for name in started(lm(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        (("model.vocab_multiple=1", "model.vocab_size=501"), 501),
+        (("model.vocab_multiple=1", "model.vocab_size=501", "layout.tp=2"), 502),
+        (("model.vocab_multiple=128", "model.vocab_size=513"), 640),
+        (("model.vocab_multiple=128", "model.vocab_size=512"), 512),
+    ],
+)
+def test_the_vocabulary_is_the_same_whether_its_end_counts_or_not(
+    tmp_path: Path, changes: tuple[str, ...], size: int
+):
+    spec = lm(tmp_path, "data={source: synthetic}", *changes)
+    told = started(spec)
+    (asked,), (divisor,) = told["--vocab-size"], told["--make-vocab-size-divisible-by"]
+    multiple = int(divisor) * spec.layout.tp
+    assert [-(-n // multiple) * multiple for n in (int(asked), int(asked) + 1)] == [size, size]
+
+
 def test_recomputation_by_granularity(tmp_path: Path):
     full, selective = (
         started(lm(tmp_path, f"layout.recompute={kind}")) for kind in ("full", "selective")
@@ -132,6 +159,7 @@ def test_our_program_starts_where_no_checkout_is_named():
         (("layout.zero_stage=3", "layout.dp_shard=2"), "dp_shard has no argument"),
         (("model.activation=silu",), "has no argument: use gelu, or silu with a gate"),
         (("engine_settings.spelling=odd",), "is neither old nor new"),
+        (("engine_settings.fusions=odd",), "fusions odd is neither true nor false"),
         (("engine_settings.vocab_file=/v.json",), "are of one tokenizer: name both, or none"),
         (("engine_settings.merge_file=/m.txt",), "are of one tokenizer: name both, or none"),
         (

@@ -46,7 +46,7 @@ def arguments(spec: RunSpec) -> Arguments:
         **optimizer_arguments(training),
         **_recompute(spec),
         **_tokens(spec, model),
-        **_transformer(own),
+        **_transformer(own, model),
         "log-interval": [1],
         "log-throughput": [],
         "eval-iters": [0],
@@ -59,8 +59,7 @@ def environment(spec: RunSpec) -> dict[str, str]:
 
     Megatron-LM demands it with tensor or context parallelism, and forbids it with Megatron-FSDP.
     """
-    overlapping = spec.layout.zero_stage < 2 and spec.cluster.device != "cpu"
-    return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if overlapping else {}
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if spec.layout.zero_stage < 2 else {}
 
 
 def _layout(spec: RunSpec, model: DecoderShape) -> Arguments:
@@ -149,13 +148,21 @@ def _recompute(spec: RunSpec) -> Arguments:
     }
 
 
-def _transformer(own: Mapping[str, object]) -> Arguments:
+def _transformer(own: Mapping[str, object], model: DecoderShape) -> Arguments:
     chosen = own.get("transformer_impl")
-    return {} if chosen is None else {"transformer-impl": [chosen]}
+    arguments: Arguments = {} if chosen is None else {"transformer-impl": [chosen]}
+    if own.get("fusions") is not False:
+        return arguments
+    rope: Arguments = {"no-rope-fusion": []} if model.positions == "rope" else {}
+    return {**arguments, **rope, "no-persist-layer-norm": [], "no-gradient-accumulation-fusion": []}
 
 
 def _tokens(spec: RunSpec, model: DecoderShape) -> Arguments:
-    """The tokenizer and the data; the null tokenizer adds a token that ends a document."""
+    """The tokenizer and the data.
+
+    The null tokenizer's token that ends a document comes on top of `--vocab-size` in Megatron-Core
+    0.16 and is among them in 0.19. Padding makes the same vocabulary of both.
+    """
     own = spec.engine_settings
     if own.get("tokenizer"):
         arguments: Arguments = {
@@ -170,6 +177,10 @@ def _tokens(spec: RunSpec, model: DecoderShape) -> Arguments:
         }
     else:
         arguments = {"tokenizer-type": ["NullTokenizer"], "vocab-size": [model.vocab_size - 1]}
+        multiple = model.vocab_multiple * spec.layout.tp
+        if model.vocab_size % multiple == 1 % multiple:
+            padded = -(-model.vocab_size // multiple) * multiple
+            arguments["make-vocab-size-divisible-by"] = [padded // spec.layout.tp]
     prefix = data_prefix(spec)
     if prefix is None:
         return {**arguments, "mock-data": []}

@@ -9,7 +9,7 @@ from paceline.engines.samples import BYTE_VOCAB
 
 DTYPES = ("fp32", "fp16", "bf16")
 OF_TRANSFORMER_ENGINE = ("fp8", "mxfp8")
-OF_A_CHECKOUT = ("tokenizer", "vocab_file", "merge_file", "transformer_impl")
+OF_A_CHECKOUT = ("tokenizer", "vocab_file", "merge_file", "transformer_impl", "fusions")
 PROGRAM_DATA = ("synthetic", "stdlib")
 
 
@@ -50,8 +50,12 @@ def _shape_rules(shape: DecoderShape) -> tuple[tuple[str, bool], ...]:
 
 
 def _of_the_checkout(spec: RunSpec, shape: DecoderShape) -> list[str]:
-    dtype = spec.training.dtype
+    dtype, fusions = spec.training.dtype, spec.engine_settings.get("fusions")
     rules = (
+        (
+            f"engine_settings.fusions {fusions} is neither true nor false",
+            fusions not in (None, True, False),
+        ),
         (
             "model.embedding_norm has no argument in Megatron-LM: use engine megatron_deepspeed",
             shape.embedding_norm,

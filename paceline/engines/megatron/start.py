@@ -26,6 +26,7 @@ SETTINGS = (
     "vocab_file",
     "merge_file",
     "transformer_impl",
+    "fusions",
 )
 ENTRY = "pretrain_gpt.py"
 PACKAGE = "paceline.engines.megatron"
