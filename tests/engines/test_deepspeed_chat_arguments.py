@@ -174,6 +174,18 @@ def test_a_checkouts_program_refuses_what_only_ours_can():
         assert reason in problems
 
 
+def test_a_checkouts_program_that_lacks_an_argument_is_refused(tmp_path: Path):
+    main = tmp_path / "main.py"
+    spec = spec_of("opt-350m-sft", f"engine_settings.program={main}")
+    options = [word for word in arguments(spec) if word.startswith("--")]
+    lines = [f'parser.add_argument("{name}")' for name in options if name != "--deepspeed"]
+    main.write_text("\n".join(lines))
+    assert engine("deepspeed_chat").unsupported(spec) == []
+    main.write_text(main.read_text().replace("max_steps", "steps").replace("--seed", "--seeds"))
+    (problem,) = engine("deepspeed_chat").unsupported(spec)
+    assert "main.py takes no --seed, --max_steps: the recipes are of LambdaLabsML" in problem
+
+
 def test_a_models_folder_that_is_not_the_recipes_shape_is_refused(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 768, "vocab_size": 50272}))
     spec = spec_of("opt-350m-sft", f"engine_settings.model={tmp_path}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from paceline.core.shape import LoraSpec, Shape
 from paceline.engines.deepspeed_chat.arguments import (
     LOSS_SCALE_POWER,
     LOSS_SCALE_WINDOW,
+    arguments,
     own_program,
 )
 from paceline.engines.deepspeed_chat.checkpoint_shapes import (
@@ -19,6 +21,7 @@ from paceline.engines.deepspeed_chat.checkpoint_shapes import (
     unlike_opt,
 )
 from paceline.engines.launch.programs import native_settings, unknown_settings
+from paceline.files.documents import read_text
 from paceline.files.home import home_path
 
 SETTINGS = (
@@ -33,6 +36,8 @@ SETTINGS = (
     "steps_per_print",
 )
 ONLY_OURS = ("attention", "steps_per_print")
+OF_DEEPSPEED = ("--deepspeed",)
+"""What `deepspeed.add_config_arguments` adds to a program's own arguments."""
 LAUNCHERS = ("paceline", "deepspeed")
 ATTENTIONS = ("eager", "sdpa")
 SOURCES = ("synthetic", "stdlib", "jsonl")
@@ -78,6 +83,7 @@ def _checkout(spec: RunSpec) -> Iterator[str]:
     training, settings = spec.training, spec.engine_settings
     if not Path(str(settings["program"])).is_absolute():
         yield f"engine_settings.program {settings['program']} is no absolute path of a main.py"
+    yield from _unknown_arguments(spec, Path(str(settings["program"])))
     for name in ONLY_OURS:
         if settings.get(name) is not None:
             yield f"engine_settings.{name} is an argument of Paceline's own program alone"
@@ -96,6 +102,26 @@ def _checkout(spec: RunSpec) -> Iterator[str]:
             f"training.loss_scale: DeepSpeed-Chat begins at {usual[0]:g} with a window of "
             f"{usual[1]} and takes no other"
         )
+
+
+def _unknown_arguments(spec: RunSpec, program: Path) -> Iterator[str]:
+    """Arguments that a checkout's program would end at, where its text can be read here."""
+    try:
+        text = read_text(program)
+    except (OSError, ValueError):
+        return
+    options = (word for word in arguments(spec) if word.startswith("--"))
+    unknown = [name for name in options if name not in (*OF_DEEPSPEED, *_options(text))]
+    if unknown:
+        yield (
+            f"engine_settings.program {program} takes no {', '.join(unknown)}: the recipes are of "
+            "LambdaLabsML/DeepSpeedExamples (`paceline stage`)"
+        )
+
+
+def _options(text: str) -> list[str]:
+    """The options that a Python program names, in quotation marks as its parser takes them."""
+    return re.findall(r"""["'](--\w+)["']""", text)
 
 
 def _layout(spec: RunSpec) -> Iterator[str]:
