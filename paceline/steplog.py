@@ -26,9 +26,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-OUT_OF_MEMORY = ("memoryerror", "out of memory", "cannot allocate memory", "unable to allocate")
-LOST_PEER = ("closed by peer", "reset by peer", "broken pipe", "remote process", "timed out")
-
 
 def begin(folder: str | None = None, first_step: int = 1) -> None:
     """Open this rank's file, in $PACELINE_STEPS without a folder; the first step does so too."""
@@ -41,25 +38,31 @@ def step(
 ) -> Iterator[SimpleNamespace]:
     """One optimizer step of this rank's own tokens and samples; what is yielded takes them later,
     and `grad_norm`. A block that raises is no step."""
-    log = _log()
+    log, began_s = _log(), time.perf_counter()
+    before_s = sum(log.waits.values())
     line = SimpleNamespace(tokens=tokens, samples=samples, loss=loss, grad_norm=None)
-    log.began_s = time.perf_counter()
-    try:
-        yield line
-        log.write_step(line, log.began_s)
-    finally:
-        log.began_s = None
+    yield line
+    # Within the step: the number of a tensor on a GPU is waited for.
+    said = {name: float(value) for name, value in vars(line).items() if value is not None}
+    took_s = time.perf_counter() - began_s + before_s
+    waited_s = log.waits.get("comm_wait_s", 0.0 if log.world == 1 else None)
+    busy_s = None if waited_s is None else max(0.0, took_s - waited_s)
+    log.steps, log.finite = log.steps + 1, math.isfinite(said.get("loss", 0.0))
+    finite = {name: value for name, value in said.items() if math.isfinite(value)}
+    log.write("step", step=log.steps, **finite, step_time_s=took_s, busy_time_s=busy_s,
+              **{"comm_wait_s": waited_s, **log.waits}, memory_bytes=_peaks())  # fmt: skip
+    log.waits = dict.fromkeys(log.waits, 0.0)
 
 
 def waiting_for_data() -> Any:
     """What runs inside waits for input, in a step or before it."""
-    return _log().waiting("data_wait_s")
+    return _waiting("data_wait_s")
 
 
 def waiting_for_ranks() -> Any:
     """What runs inside only waits for other ranks. Mark every such wait or none: without them no
     rank is called slow, because all take the slowest one's time."""
-    return _log().waiting("comm_wait_s")
+    return _waiting("comm_wait_s")
 
 
 def batches(loader: Iterable[Any]) -> Iterator[Any]:
@@ -74,13 +77,11 @@ def batches(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 class _Log:
-    """One rank's file and the waits of the step at work; without a folder it writes nothing."""
+    """One rank's file and the waits since its last step; without a folder it writes nothing."""
 
     def __init__(self, folder: str | None, first_step: int) -> None:
         self.pid, self.steps, self.finite, self.file = os.getpid(), first_step - 1, True, None
-        self.began_s: float | None = None
         self.waits: dict[str, float] = {}
-        self.outside_s = 0.0
         rank, self.world = _number("RANK", "NODE_RANK"), _number("WORLD_SIZE", "NNODES", default=1)
         torch, group = sys.modules.get("torch"), sys.modules.get("torch.distributed")
         if group and group.is_available() and group.is_initialized():
@@ -90,50 +91,23 @@ class _Log:
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.file = (Path(folder) / f"rank-{rank:05d}.jsonl").open("a", buffering=1)
         self.file.write("\n" if self.file.tell() else "")  # what was killed may leave a torn line
-        place = {"rank": rank, "world_size": self.world, "host": platform.node(), "pid": self.pid}
         versions = {"torch": torch.__version__, "cuda": torch.version.cuda} if torch else {}
-        self.write("start", schema=1, **place, local_rank=_number("LOCAL_RANK"),
-                   time_unix=time.time(), monotonic_s=time.monotonic(), first_step=first_step,
+        self.write("start", schema=1, rank=rank, world_size=self.world, pid=self.pid,
+                   local_rank=_number("LOCAL_RANK"), host=platform.node(), time_unix=time.time(),
+                   monotonic_s=time.monotonic(), first_step=first_step,
                    python=platform.python_version(), **versions)  # fmt: skip
         atexit.register(self.end)
-
-    @contextmanager
-    def waiting(self, kind: str) -> Iterator[None]:
-        began_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            waited_s = time.perf_counter() - began_s
-            self.waits[kind] = self.waits.get(kind, 0.0) + waited_s
-            self.outside_s += waited_s if self.began_s is None else 0.0
-
-    def write_step(self, line: SimpleNamespace, began_s: float) -> None:
-        # Within the step: the number of a tensor on a GPU is waited for.
-        said = {name: float(value) for name, value in vars(line).items() if value is not None}
-        took_s = time.perf_counter() - began_s + self.outside_s
-        waited_s = self.waits.get("comm_wait_s", 0.0 if self.world == 1 else None)
-        busy_s = None if waited_s is None else max(0.0, took_s - waited_s)
-        self.steps, self.finite = self.steps + 1, math.isfinite(said.get("loss", 0.0))
-        finite = {name: value for name, value in said.items() if math.isfinite(value)}
-        self.write("step", step=self.steps, **finite, step_time_s=took_s, busy_time_s=busy_s,
-                   **{"comm_wait_s": waited_s, **self.waits}, memory_bytes=_peaks())  # fmt: skip
-        self.waits, self.outside_s = dict.fromkeys(self.waits, 0.0), 0.0
 
     def end(self) -> None:
         error = getattr(sys, "last_value", None)  # the exception that ended the program
         if self.pid != os.getpid() or isinstance(error, KeyboardInterrupt):
             return
-        status, cause, reason = "ok", None, None
+        status, reason = "ok", None
         if not self.finite:
-            status, cause = "nan", "own_fault"
-            reason = f"the loss of step {self.steps} is not finite"
-        elif error is not None:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-            status = "oom" if any(words in reason.lower() for words in OUT_OF_MEMORY) else "failed"
-            lost = any(words in reason.lower() for words in LOST_PEER)
-            cause = "peer_lost" if lost else "own_fault"
-        self.write("end", status=status, reason=reason, steps=self.steps, time_unix=time.time(),
-                   cause=cause)  # fmt: skip
+            status, reason = "nan", f"the loss of step {self.steps} is not finite"
+        elif error is not None:  # Paceline takes the cause from the words
+            status, reason = "failed", " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        self.write("end", status=status, reason=reason, steps=self.steps, time_unix=time.time())
 
     def write(self, event: str, **values: Any) -> None:
         if self.file is not None:
@@ -147,6 +121,15 @@ def _log() -> _Log:
     if not _logs or _logs[-1].pid != os.getpid():  # a forked process opens the rank's file itself
         begin()
     return _logs[-1]
+
+
+@contextmanager
+def _waiting(kind: str) -> Iterator[None]:
+    log, began_s = _log(), time.perf_counter()
+    try:
+        yield
+    finally:
+        log.waits[kind] = log.waits.get(kind, 0.0) + time.perf_counter() - began_s
 
 
 def _number(*variables: str, default: int = 0) -> int:

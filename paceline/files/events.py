@@ -202,18 +202,21 @@ class EndEvent(Value):
     @model_validator(mode="before")
     @classmethod
     def _has_a_cause(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        old = fields.get("status") != "ok" and "cause" not in fields
-        return {**fields, **_cause_in_words(str(fields.get("reason")))} if old else fields
+        untold = fields.get("status") != "ok" and "cause" not in fields
+        return {**fields, **_cause_in_words(fields)} if untold else fields
 
 
+OUT_OF_MEMORY = ("memoryerror", "out of memory", "cannot allocate memory", "unable to allocate")
+LOST_PEER = ("closed by peer", "reset by peer", "broken pipe", "remote process", "timed out")
 _NO_PROGRESS = re.compile(
     r"no progress for ([0-9.]+(?:e[+-]?[0-9]+)?) s (.*): "
     r"(waiting for other ranks|not inside a collective)"
 )
 
 
-def _cause_in_words(reason: str) -> dict[str, Any]:
-    """The fields that end lines had in the words of their reason before they had `cause`."""
+def _cause_in_words(fields: dict[str, Any]) -> dict[str, Any]:
+    """What the reason tells, of end lines without `cause`: old ones and `paceline.steplog`'s."""
+    reason = str(fields.get("reason"))
     if reason.startswith("another rank ended first"):
         return {"cause": "peer_lost"}
     if stopped := _NO_PROGRESS.fullmatch(reason):
@@ -223,7 +226,13 @@ def _cause_in_words(reason: str) -> dict[str, Any]:
             "silent_s": stopped[1],
             "doing": stopped[2],
         }
-    return {"cause": "own_fault"}
+    words = reason.lower()
+    lost = any(sign in words for sign in LOST_PEER)
+    full = fields.get("status") == "failed" and any(sign in words for sign in OUT_OF_MEMORY)
+    return {
+        **({"status": "oom"} if full else {}),
+        "cause": "peer_lost" if lost else "own_fault",
+    }
 
 
 Event = StartEvent | StepEvent | MemoryEvent | EvalEvent | EndEvent
