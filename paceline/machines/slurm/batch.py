@@ -264,7 +264,8 @@ class BatchRun(Handle):
     def _lost_nodes(self) -> tuple[str, ...]:
         """Nodes of this attempt that srun saw fail, or that Slurm has lost."""
         # What srun prints within a script of somebody else goes where that script's output goes.
-        logs = (self.folder / LOGS_FOLDER / LAUNCHER_LOG, *submitted_logs(self.folder))
+        named = (Path(LOGS_FOLDER, LAUNCHER_LOG), Path(f"slurm-{self.id}.log"))
+        logs = (*(self.folder / path for path in named), *submitted_logs(self.folder))
         failed = [host for path in logs for host in failed_nodes(_tail(path))]
         hosts, lost = host_names(self._nodes()), set[str]()
         with contextlib.suppress(SystemFaultError):

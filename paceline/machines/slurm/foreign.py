@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shlex
 import shutil
@@ -114,7 +115,8 @@ def submitted_logs(folder: Path) -> list[Path]:
 def keep_linked_logs(folder: Path) -> None:
     """Put copies of logs in the place of a link to the folder where the ended job wrote them.
 
-    So the run folder holds its logs itself, when the tool that submitted the job cleans up.
+    So the run folder holds its logs itself, when the tool that submitted the job cleans up. Where
+    they cannot be copied the link stays.
     """
     linked: dict[Path, list[Path]] = {}
     for path in submitted_logs(folder):
@@ -122,11 +124,12 @@ def keep_linked_logs(folder: Path) -> None:
             linked.setdefault(path.parent, []).append(path)
     for link, logs in linked.items():
         copies = link.with_name(f"{link.name}.part")
-        copies.mkdir(exist_ok=True)
-        for path in logs:
-            shutil.copyfile(path, copies / path.name)
-        link.unlink()
-        copies.rename(link)
+        with contextlib.suppress(OSError):
+            copies.mkdir(exist_ok=True)
+            for path in logs:
+                shutil.copyfile(path, copies / path.name)
+            link.unlink()
+            copies.rename(link)
 
 
 def asked_options(batch: BatchScript) -> list[str]:

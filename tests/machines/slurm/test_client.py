@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,7 +88,7 @@ def test_a_job_may_be_queued_although_sbatch_gave_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path, monkeypatch, sbatch="exec sleep 60")
-    monkeypatch.setattr(client, "_run", partial(client._run, limit_s=0.2))  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(client, "LIMIT_S", 0.2)
     with pytest.raises(
         SystemFaultError, match=r"no answer .*may have queued the job .*squeue --me"
     ):

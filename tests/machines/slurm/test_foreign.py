@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from paceline.core.run import BatchScript, Job
 from paceline.machines import slurm
 from paceline.machines.slurm.array import Gathering
 from paceline.machines.slurm.batch import BatchRun
-from paceline.machines.slurm.foreign import submitted_logs
+from paceline.machines.slurm.foreign import keep_linked_logs, submitted_logs
 from paceline.machines.slurm.user_variables import passed_on
 from tests.machines.slurm.slurm_stand_ins import put
 from tests.machines.slurm.test_script import make_job
@@ -140,3 +141,24 @@ def test_it_is_no_task_of_an_array(tmp_path: Path, script: Path, seen: Path) -> 
     assert isinstance(run, BatchRun) and run.id == "17"
     assert gathering.expected == 1, "the others do not wait for it"
     assert not (tmp_path / "array.sh").exists()
+
+
+def test_logs_that_are_linked_to_are_kept_once_the_job_has_ended(tmp_path: Path) -> None:
+    folder, theirs = tmp_path / "run", tmp_path / "theirs"
+    for place in (folder, theirs):
+        place.mkdir()
+    (theirs / "log-x.out").write_text("step\n")
+    (theirs / "weights.bin").touch()
+    own = BatchScript(script="./submit.sh", submits=True)
+    job = replace(make_job(), batch=own, files={"submit.sh": ""}, logs=("there/log-*.out",))
+    slurm.prepare(job, folder)
+    (folder / "there").symlink_to(theirs)
+    (folder / "there.part").touch()
+    keep_linked_logs(folder)
+    assert submitted_logs(folder)[0].read_text() == "step\n", "which could not be copied"
+    (folder / "there.part").unlink()
+    for _ in range(2):
+        keep_linked_logs(folder)
+        assert [path.name for path in (folder / "there").iterdir()] == ["log-x.out"]
+    shutil.rmtree(theirs)
+    assert submitted_logs(folder)[0].read_text() == "step\n"
