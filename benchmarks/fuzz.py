@@ -33,7 +33,7 @@ from paceline.engines import dialects
 from paceline.files.csv_table import Declared, read_csv
 from paceline.files.recipe import load_recipe, recipe_names
 from paceline.machines.slurm import states, steps
-from tests.attacks.fields import Folders, changes
+from tests.attacks.fields import VERBS, Folders, changes
 from tests.engines.promises import check_read
 from tests.engines.samples import log_text, times_of
 from tests.machines.slurm.test_states import SACCT, SINFO, SQUEUE, SRUN
@@ -64,6 +64,7 @@ def mutated(text: bytes, rng: random.Random) -> bytes:
 def of_fields(rng: random.Random, work: Path) -> Iterator[Try]:
     """Run folders with one hostile field, through all verbs."""
     folders, listed = Folders(work / "runs"), changes()
+    VERBS["page"](folders)  # what charts are drawn with is put together once a process
     verbs = ("list", "show", "compare", "history", "names")
     while True:
         change = rng.choice(listed)
