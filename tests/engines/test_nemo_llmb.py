@@ -61,7 +61,7 @@ def llmb(
 
 
 OF_70B = """
-llmb-run submit -w pretrain_llama3.1 -s 70b --dtype bf16 --scale 64 --slurm-arg=no-requeue
+llmb-run submit -w pretrain_llama3.1 -s 70b --dtype bf16 --scale 64
  --mbridge-arg=--seq_length=8192 --mbridge-arg=--use_megatron_fsdp=false
 """
 LAYOUT = {"TP": "4", "PP": "4", "CP": "2", "VP": "5"}
@@ -75,7 +75,10 @@ def test_a_recipe_is_asked_for_with_its_layout_batch_and_steps() -> None:
     assert settings["command"] == OF_70B.split() and settings["folder"] == "/lustre/llmb"
     assert settings["variables"] == VARIABLES
     job = engine("nemo").job(spec, "x")
-    assert job.env == VARIABLES and job.timeout_s is None, "the recipe's own time limit decides"
+    once = {"SBATCH_NO_REQUEUE": "1"}
+    assert job.env == VARIABLES | once and job.timeout_s is None, (
+        "the recipe's own time limit decides"
+    )
     assert slurm.render(job).splitlines()[-1] == 'exec bash ./llmb.sh "$@"'
 
 
@@ -173,7 +176,7 @@ def test_llmb_runs_answer_is_the_jobs_number_and_its_folder(
     seen = json.loads((tmp_path / "run" / "experiment" / "seen.json").read_text())
     assert seen["argv"][-1] == "--slurm-arg=dependency=afterok:17"
     assert (tmp_path / "words").read_text().split() == [
-        *("--parsable", "--no-requeue", "--dependency=afterok:17", "job.sh")
+        *("--parsable", "--dependency=afterok:17", "job.sh")
     ]
     assert seen["env"]["GBS"] == "1024" and seen["env"]["MAX_STEPS"] == "50"
     assert "jobid=4711" in (tmp_path / "run" / "logs" / "llmb-run.log").read_text()

@@ -33,8 +33,9 @@ LINK = "experiment"
 LOGS = tuple(f"{LINK}/{pattern}" for pattern in ("log-*.out", "sbatch_*.out", "slurm-*.out"))
 """What NeMo-Run's job leaves in the experiment's folder, the training's own log first."""
 SAID = "logs/llmb-run.log"
-RUN_ONCE = "no-requeue"
-"""Else a job that loses a node is begun anew by Slurm, with a second log."""
+RUN_ONCE = {"SBATCH_NO_REQUEUE": "1"}
+"""Else a job that loses a node is begun anew by Slurm, with a second log. `--slurm-arg` would do as
+well, but llmb-run refuses it beside ADDITIONAL_SLURM_PARAMS, which some installations export."""
 
 
 def unsupported(spec: RunSpec) -> list[str]:
@@ -61,7 +62,11 @@ def job(spec: RunSpec, name: str) -> Job:
         name=name,
         python=spec.cluster.interpreter,
         program=(),
-        env={**with_secrets(spec.cluster.env, os.environ), **recipes_variables(spec)},
+        env={
+            **with_secrets(spec.cluster.env, os.environ),
+            **recipes_variables(spec),
+            **RUN_ONCE,
+        },
         files={
             SCRIPT: script_text(spec),
             SETTINGS_FILE: json.dumps(settings(spec), indent=2) + "\n",
@@ -120,7 +125,6 @@ def _command(spec: RunSpec) -> Iterator[str]:
         "segment": site.segment,
     }
     yield from (f"--{name}={value}" for name, value in flags.items() if value)
-    yield f"--slurm-arg={RUN_ONCE}"
     for name, value in {"constraint": site.constraint, "hint": site.hint, "qos": site.qos}.items():
         if value:
             yield f"--slurm-arg={name}={value}"
