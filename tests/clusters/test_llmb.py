@@ -59,10 +59,10 @@ def test_what_llmb_run_submits_is_followed_to_its_result(bed: Bed, tmp_path: Pat
 
 
 def test_a_job_of_llmb_run_that_hangs_ends_with_the_runs_time(bed: Bed, tmp_path: Path) -> None:
-    plan = with_variable(plan_of(tmp_path, "time_limit_s=5"), "HANGS")
+    plan = with_variable(plan_of(tmp_path, "time_limit_s=8"), "HANGS")
     result = run(plan, tmp_path).result
     assert (result.status, result.steps_done) == ("timeout", 20), result.reason
-    assert result.reason == "the time limit of 5 s passed"
+    assert result.reason == "the time limit of 8 s passed"
     until(lambda: not bed.slurm.jobs(), "the end of the job")
 
 
@@ -71,7 +71,8 @@ def test_a_job_of_llmb_run_that_loses_a_node_says_which(bed: Bed, tmp_path: Path
     until(lambda: list(tmp_path.glob("runs/*/slurm.json")), "the job")
     (record,) = tmp_path.glob("runs/*/slurm.json")
     logs = "runs/*/experiment/log-*.out"
-    until(lambda: any("iteration" in log.read_text() for log in tmp_path.glob(logs)), "steps", 60)
+    last = f"iteration {20:8d}/"
+    until(lambda: any(last in log.read_text() for log in tmp_path.glob(logs)), "its steps", 60)
     until(lambda: "RUNNING" in record.read_text(), "the run to hear of it")
     lose(bed, "node-002")
     result = running.result().result

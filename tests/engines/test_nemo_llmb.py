@@ -75,10 +75,8 @@ def test_a_recipe_is_asked_for_with_its_layout_batch_and_steps() -> None:
     assert settings["command"] == OF_70B.split() and settings["folder"] == "/lustre/llmb"
     assert settings["variables"] == VARIABLES
     job = engine("nemo").job(spec, "x")
-    once = {"SBATCH_NO_REQUEUE": "1"}
-    assert job.env == VARIABLES | once and job.timeout_s is None, (
-        "the recipe's own time limit decides"
-    )
+    assert job.env == {**VARIABLES, "SBATCH_NO_REQUEUE": "1"}
+    assert job.timeout_s is None, "the recipe's own time limit decides"
     assert slurm.render(job).splitlines()[-1] == 'exec bash ./llmb.sh "$@"'
 
 
