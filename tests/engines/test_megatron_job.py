@@ -128,6 +128,22 @@ def test_a_growing_batch_in_the_old_spelling_and_in_the_new(tmp_path: Path):
     assert "--global-batch-size" not in new and "--rampup-batch-size" not in new
 
 
+def test_a_checkout_that_does_nothing_by_the_old_spelling_is_told_from_others(tmp_path: Path):
+    file = tmp_path / "megatron" / "core" / "num_microbatches_calculator.py"
+    file.parent.mkdir(parents=True)
+    ramp = "training.ramp_up={start: 128, increment: 128, samples: 3000}"
+    there = f'engine_settings.checkout="{tmp_path}"'
+
+    def problems(*more: str) -> list[str]:
+        return engine("megatron").unsupported(lm(tmp_path, there, *more))
+
+    file.write_text("class RampupBatchsizeNumMicroBatchesCalculator: ...")
+    assert problems(ramp) == []
+    file.write_text("'rampup_batch_size is deprecated'")
+    assert "use engine_settings.spelling=new" in problems(ramp)[0]
+    assert problems(ramp, "engine_settings.spelling=new") == problems() == []
+
+
 def test_a_training_that_ends_within_its_ramp_up_names_where_it_exits():
     training = Training(
         seq_len=32,

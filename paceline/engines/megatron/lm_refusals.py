@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.megatron.refusals import refused_data, refused_everywhere, refused_spelling
 from paceline.engines.samples import BYTE_VOCAB
+from paceline.files.documents import read_text
 
 DTYPES = ("fp32", "fp16", "bf16")
 OF_TRANSFORMER_ENGINE = ("fp8", "mxfp8")
 OF_A_CHECKOUT = ("tokenizer", "vocab_file", "merge_file", "transformer_impl", "fusions")
 PROGRAM_DATA = ("synthetic", "stdlib")
+CALCULATOR, RAMP_UP = "megatron/core/num_microbatches_calculator.py", "RampupBatchsize"
+"""Megatron-LM's file of batches, and how its calculator of the old spelling begins."""
 
 
 def refused(spec: RunSpec) -> list[str]:
@@ -57,6 +62,11 @@ def _of_the_checkout(spec: RunSpec, shape: DecoderShape) -> list[str]:
             fusions not in (None, True, False),
         ),
         (
+            "training.ramp_up: this checkout takes --rampup-batch-size and does nothing by it "
+            "(Megatron-Core 0.19): use engine_settings.spelling=new",
+            spec.training.ramp_up is not None and _heeds_no_ramp_up(spec),
+        ),
+        (
             "model.embedding_norm has no argument in Megatron-LM: use engine megatron_deepspeed",
             shape.embedding_norm,
         ),
@@ -66,6 +76,16 @@ def _of_the_checkout(spec: RunSpec, shape: DecoderShape) -> list[str]:
         ),
     )
     return [sentence for sentence, applies in rules if applies] + refused_data(spec)
+
+
+def _heeds_no_ramp_up(spec: RunSpec) -> bool:
+    """Whether the checkout, as far as it lies here, has the old spelling as an empty word alone."""
+    own = spec.engine_settings
+    try:
+        text = read_text(Path(str(own["checkout"]), CALCULATOR))
+    except (OSError, ValueError):
+        return False
+    return own.get("spelling") != "new" and RAMP_UP not in text
 
 
 def _of_the_program(spec: RunSpec, shape: DecoderShape) -> list[str]:
