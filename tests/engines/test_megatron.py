@@ -350,3 +350,9 @@ def test_what_is_no_step_line_is_not_taken_for_one():
     ]
     assert not any(DIALECT.step_line.search(line) for line in lines)
     assert DIALECT.step_line.search(record(1))
+
+
+@pytest.mark.parametrize(("schedule", "batch"), [("None", 2), ("0:4 2048:8 4096:16", None)])
+def test_the_batch_of_the_arguments_is_none_where_it_grows(schedule: str, batch: int | None):
+    arguments = f"  global_batch_size ..... 2\n  step_batch_size_schedule ..... {schedule}\n"
+    assert read(DIALECT, arguments.encode() + record(1)).facts.get("global_batch") == batch

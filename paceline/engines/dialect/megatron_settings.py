@@ -40,7 +40,12 @@ OLDER_ARGUMENTS: dict[bytes, str] = {
 }
 """Names of old Megatron-DeepSpeed and of DeepSpeed's configuration; the others go before them."""
 
-FLAGS = (b"params_dtype", b"group_query_attention", b"num_query_groups", b"deepspeed", b"fp8")
+GROWS = b"step_batch_size_schedule"
+"""Beside it the printed global batch is that of one micro-batch a replica, and means nothing."""
+FLAGS = (
+    *(b"params_dtype", b"group_query_attention", b"num_query_groups", b"deepspeed", b"fp8"),
+    GROWS,
+)
 DTYPES = {
     b"torch.bfloat16": "bf16",
     b"torch.float16": "fp16",
@@ -137,6 +142,8 @@ class MegatronSettings:
             facts["dtype"] = DTYPES[flags[b"params_dtype"]]
         if flags.get(b"deepspeed") != b"True":
             facts.pop("zero_stage", None)
+        if flags.get(GROWS, b"None") != b"None":
+            facts.pop("global_batch", None)
         if parameters := self._num_parameters():
             facts["num_parameters"] = parameters
 
