@@ -9,7 +9,10 @@ from pathlib import Path
 
 from paceline.core.errors import UserError, did_you_mean
 from paceline.files.yaml_file import validate
+from paceline.machines.probe.inventory import usable_cores
 from paceline.staging import conversions
+from paceline.staging.conversions.drawn_encodings import DrawnEncodingSizes, make_drawn_encodings
+from paceline.staging.conversions.flux import FluxShardSources, make_flux_shards
 from paceline.staging.conversions.hub_models import HubFamily, HubModelSize, make_hub_model
 from paceline.staging.conversions.progress import Progress
 
@@ -45,12 +48,34 @@ def _hub_model(family: HubFamily, making: Making) -> None:
     make_hub_model(making.folder, family, size)
 
 
+def _drawn_encodings(making: Making) -> None:
+    """Encoded drawings, of the sizes that the asset's settings say."""
+    if making.inputs:
+        raise UserError(
+            "made asset drawn-encodings", f"takes no needs, not {', '.join(making.inputs)}"
+        )
+    where = "made asset drawn-encodings: settings"
+    sizes = validate(DrawnEncodingSizes, dict(making.settings), where)
+    make_drawn_encodings(making.folder, sizes, making.check)
+
+
+def _flux_shards(making: Making) -> None:
+    """Shards with energon's metadata, of the encodings that the asset's settings name."""
+    where = "made asset flux-shards: settings"
+    sources = validate(FluxShardSources, dict(making.settings), where)
+    make_flux_shards(making.folder, sources, making.inputs, making.check, usable_cores())
+
+
 MAKERS: dict[str, Maker] = {
     **{name: partial(_from_nothing, make) for name, make in conversions.MAKERS.items()},
     "opt": partial(_hub_model, "opt"),
     "llama": partial(_hub_model, "llama"),
+    "drawn-encodings": _drawn_encodings,
+    "flux-shards": _flux_shards,
 }
 """By the `source` of a made asset."""
+RESUMING = frozenset({"flux-shards"})
+"""Makers that keep what whole files an earlier call has left in their folder."""
 
 
 def make(name: str, making: Making) -> None:
