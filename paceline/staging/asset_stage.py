@@ -34,7 +34,7 @@ from paceline.staging.ending import StageEnd
 from paceline.staging.ledger import Ledger
 from paceline.staging.listing import SourceListing, inner_path
 from paceline.staging.lock import LockOwner, StageLock
-from paceline.staging.makers import RESUMING, Making, make
+from paceline.staging.makers import Making, is_resumed, make
 from paceline.staging.outline import DONE_FOLDER, UNDERWAY_FOLDER
 from paceline.staging.sources.container import fetch_image
 from paceline.staging.sources.git import clone
@@ -146,8 +146,7 @@ class AssetStage:
         manifest_file = self.folder / MANIFEST_FILE
         if manifest_file.is_file():
             manifest_file.replace(self.folder / DAMAGED_FILE)
-        resumed = self.asset.kind == "made" and self.asset.source in RESUMING
-        if not is_listed(self.asset) and not resumed:
+        if not is_listed(self.asset) and not is_resumed(self.asset):
             shutil.rmtree(partial, ignore_errors=True)
             shutil.rmtree(content, ignore_errors=True)
         elif content.is_dir():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from paceline.core.assets import Asset
 from paceline.core.errors import UserError, did_you_mean
 from paceline.files.yaml_file import validate
 from paceline.machines.probe.inventory import usable_cores
@@ -75,7 +76,12 @@ MAKERS: dict[str, Maker] = {
 }
 """By the `source` of a made asset."""
 RESUMING = frozenset({"flux-shards"})
-"""Makers that keep what whole files an earlier call has left in their folder."""
+"""Makers that keep the whole files that an earlier call has left in their folder."""
+
+
+def is_resumed(asset: Asset) -> bool:
+    """Whether an asset is made by one of those."""
+    return asset.kind == "made" and asset.source in RESUMING
 
 
 def make(name: str, making: Making) -> None:
