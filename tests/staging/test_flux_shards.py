@@ -33,6 +33,12 @@ NAMES = {
 CC12M, COCO = (1_099_776, 2_385_802_388_158), (29_696, 64_421_101_643)
 """Samples, and bytes as webdataset: MLPerf Training 5.1, flux1's rules and expected-mounts.csv."""
 
+RECIPE = recipe_of(
+    {"name": "encodings", "kind": "made", "source": "drawn-encodings", "settings": SIZES},
+    {"name": "energon", "kind": "made", "source": "flux-shards", "needs": ["encodings"],
+     "settings": {**SOURCES, "samples_per_shard": 8}},
+)  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def encodings(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -94,6 +100,9 @@ def test_each_sample_has_the_bytes_of_its_row_and_a_key_of_its_own(encodings: Pa
 def test_the_index_says_where_tarfile_finds_every_file(shards: Path):
     database = sqlite3.connect(shards / ".nv-meta" / "index.sqlite")
     counts = json.loads((shards / ".nv-meta" / ".info.json").read_text())["shard_counts"]
+    assert (shards / ".nv-meta" / ".info.yaml").read_text() == (
+        shards / ".nv-meta" / ".info.json"
+    ).read_text()
     assert counts == {
         "train/shard_000000.tar": 8, "train/shard_000001.tar": 8, "train/shard_000002.tar": 4,
         "val/shard_000000.tar": 8, "val/shard_000001.tar": 1,
@@ -173,12 +182,7 @@ def test_several_processes_write_what_one_writes(
 
 
 def test_a_staging_that_was_killed_keeps_whole_shards_alone(tmp_path: Path):
-    recipe = recipe_of(
-        {"name": "encodings", "kind": "made", "source": "drawn-encodings", "settings": SIZES},
-        {"name": "energon", "kind": "made", "source": "flux-shards", "needs": ["encodings"],
-         "settings": {**SOURCES, "samples_per_shard": 8}},
-    )  # fmt: skip
-    stage_all(recipe, tmp_path)
+    stage_all(RECIPE, tmp_path)
     (asset,) = tmp_path.glob("energon-*")
     before = {path.name: path.stat().st_ino for path in asset.glob("content/train/*.tar")}
     (asset / "partial").mkdir()
@@ -188,7 +192,7 @@ def test_a_staging_that_was_killed_keeps_whole_shards_alone(tmp_path: Path):
     (train / "shard_000001.tar").unlink()
     (train / "shard_000001.tar.abc.part").write_bytes(b"cut off")
 
-    stage_all(recipe, tmp_path)
+    stage_all(RECIPE, tmp_path)
 
     after = {path.name: path.stat().st_ino for path in asset.glob("content/train/*.tar")}
     assert after.keys() == before.keys()
@@ -196,6 +200,20 @@ def test_a_staging_that_was_killed_keeps_whole_shards_alone(tmp_path: Path):
         before.keys() - {"shard_000001.tar"}
     )
     assert not [*asset.rglob("*.part")]
+
+
+def test_a_damaged_shard_alone_is_written_again(tmp_path: Path):
+    stage_all(RECIPE, tmp_path)
+    (asset,) = tmp_path.glob("energon-*")
+    shard = asset / "content" / "val" / "shard_000000.tar"
+    whole, kept = shard.read_bytes(), (asset / "content/train/shard_000000.tar").stat().st_ino
+    shard.write_bytes(whole[:4000] + b"!" + whole[4001:])
+    (asset / "manifest.json").rename(asset / "damaged.json")
+
+    stage_all(RECIPE, tmp_path)
+
+    assert shard.read_bytes() == whole
+    assert (asset / "content/train/shard_000000.tar").stat().st_ino == kept
 
 
 def no_column(folder: Path) -> None:

@@ -6,7 +6,7 @@ PART/index.txt: the names of its shards, a line each, as MLPerf's conversion of 
 .nv-meta/dataset.yaml: samples are taken as they are, and the program's own cooker decodes them.
 .nv-meta/split.yaml, .info.json, .info.yaml: the shards of each part, and the samples of each shard.
 .nv-meta/index.sqlite, index.uuid: the place of every sample and of every file of it.
-Source of the format: megatron-energon 7.4.1, flavors/webdataset; 7.1 reads .info.yaml.
+Source of the format: megatron-energon 7.4.1, flavors/webdataset; before 7 .info.yaml is read alone.
 """
 
 from __future__ import annotations
