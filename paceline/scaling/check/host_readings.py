@@ -68,16 +68,17 @@ def _reading(
     state = next(
         (line["gpus"] for line in lines if line["event"] == "health"), facts.get("gpus", [])
     )
-    faults = health.faults(facts, state)
+    faults, remarks = health.faults(facts, state), health.remarks(state)
     ended = sum(line["event"] == "end" for line in lines)
     if ended < cluster.devices_per_node:
-        why = verdict.reason if verdict and (name in verdict.hosts or not verdict.hosts) else ""
         what = f"{cluster.devices_per_node - ended} of {cluster.devices_per_node} processes"
-        faults.append(f"{what} did not finish the check{f': {why}' if why else ''}")
+        why = f"{what} did not finish the check{f': {verdict.reason}' if verdict else ''}"
+        # The end of one host ends what the launcher has on the others: that is no fault of theirs.
+        by_another = verdict is not None and verdict.hosts and name not in verdict.hosts
+        (remarks if by_another else faults).append(why)
     failed = [line for line in lines if line["event"] == "fault"]
-    grave = [line for line in failed if line["part"] in ("gemm", "memory")]
+    grave = [line for line in failed if line["part"] in ("gemm", "memory", "rates")]
     faults += dict.fromkeys(f"{line['part']} failed: {line['reason']}" for line in grave)
-    remarks = health.remarks(state)
     remarks += dict.fromkeys(
         f"{_part(line['part'], names)} failed: {line['reason']}"
         for line in failed

@@ -10,7 +10,9 @@ code is 0 whatever is found: a node's fault must not end the others.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,7 @@ from paceline.trainer.measure.event_log import EventLog, redirect_output
 from paceline.trainer.programs.node_facts import gpus, node_facts
 
 SCHEMA = 1
+LOOK_S = 0.05
 
 
 def main(path: str) -> int:
@@ -35,7 +38,11 @@ class NodeCheck:
     """One rank, its place, and where it writes."""
 
     def __init__(self, settings: dict[str, Any], rank: int, events: EventLog) -> None:
-        """`settings` is {device, dtype, seconds, at_once, rounds: [[[node, node], ...], ...]}."""
+        """`settings` is {device, dtype, seconds, at_once, rounds, alone_s}.
+
+        `rounds` are of pairs of nodes; with `alone_s` no rank meets another, and what a device
+        has not done after so many seconds is killed.
+        """
         self.settings, self.rank, self.events = settings, rank, events
         self.local = int(os.environ.get("LOCAL_RANK", "0"))
         self.ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -47,8 +54,11 @@ class NodeCheck:
         """Facts, join, rates, collectives, health, end."""
         if self.local == 0:
             self.part("facts", lambda: self.write("facts", schema=SCHEMA, **node_facts()))
-        self.part("join", self.join)
-        self.part("rates", self.rates)
+        if alone_s := self.settings.get("alone_s"):
+            self.part("rates", lambda: self.guarded(alone_s))
+        else:
+            self.part("join", self.join)
+            self.part("rates", self.rates)
         if self.joined:
             self.part("collective", self.inside)
             self.part("pairs", self.pairs)
@@ -68,11 +78,38 @@ class NodeCheck:
         except Exception as error:  # the program's edge: one part must not end the others
             self.write("fault", part=name, reason=" ".join(str(error).split())[:300])
 
-    def join(self) -> None:
-        """Meet the other ranks."""
+    def guarded(self, limit_s: float) -> None:
+        """The rates in a process of its own, so that a device that hangs it stops nobody.
+
+        A fork, because nothing of torch is loaded yet; what it writes goes to the same file.
+        """
+        child = os.fork()
+        if child == 0:
+            try:
+                self.open_device()
+                self.part("gemm", self.gemm)
+                self.part("memory", self.memory)
+            except BaseException as error:  # nothing may leave a fork but by _exit
+                self.write("fault", part="gemm", reason=" ".join(str(error).split())[:300])
+            os._exit(0)
+        deadline = time.monotonic() + limit_s
+        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)  # a driver may hold it even then: nobody waits
+                raise TimeoutError(f"the device did not answer within {limit_s:.0f} s")
+            time.sleep(LOOK_S)
+        if code := os.waitstatus_to_exitcode(ended[1]):
+            raise ChildProcessError(f"the process of the device was ended by signal {-code}")
+
+    def open_device(self) -> None:
+        """What is measured on."""
         import torch
 
         self.device = torch.device(self.settings["device"], *([self.local] * (self.kind == "cuda")))
+
+    def join(self) -> None:
+        """Meet the other ranks."""
+        self.open_device()
         if self.size > 1:
             from paceline.trainer.parallel.mesh import join_world
 
