@@ -175,7 +175,8 @@ class AssetStage:
             return _Fetched(self._measured(done, check), asset.source, digest, self.runtime)
         if asset.kind == "made":
             inputs = {name: folder / CONTENT_FOLDER for name, folder in self.inputs.items()}
-            make(asset.source, Making(done, inputs, asset.settings, check))
+            with self.ledger.made(asset.name) as progress:
+                make(asset.source, Making(done, inputs, asset.settings, check, progress))
             return _Fetched(self._measured(done, check), "made here")
         revision = copy_cached(asset, done, check)
         return _Fetched(self._measured(done, check), f"cache of {hub_endpoint()}", revision)

@@ -15,7 +15,7 @@ from paceline.staging import conversions
 from paceline.staging.conversions.drawn_encodings import DrawnEncodingSizes, make_drawn_encodings
 from paceline.staging.conversions.flux import FluxShardSources, make_flux_shards
 from paceline.staging.conversions.hub_models import HubFamily, HubModelSize, make_hub_model
-from paceline.staging.conversions.progress import Progress
+from paceline.staging.conversions.progress import Progress, unwatched
 
 Setting = str | int | float | bool
 
@@ -29,6 +29,8 @@ class Making:
     settings: Mapping[str, Setting]
     check: Callable[[], None]
     """Raises when the staging ends; to be called now and then."""
+    progress: Progress = unwatched
+    """Told how far it is, by makers that take long."""
 
 
 Maker = Callable[[Making], None]
@@ -64,7 +66,12 @@ def _flux_shards(making: Making) -> None:
     """Shards with energon's metadata, of the encodings that the asset's settings name."""
     where = "made asset flux-shards: settings"
     sources = validate(FluxShardSources, dict(making.settings), where)
-    make_flux_shards(making.folder, sources, making.inputs, making.check, usable_cores())
+
+    def show(done_bytes: int, total_bytes: int) -> None:
+        making.check()
+        making.progress(done_bytes, total_bytes)
+
+    make_flux_shards(making.folder, sources, making.inputs, show, usable_cores())
 
 
 MAKERS: dict[str, Maker] = {

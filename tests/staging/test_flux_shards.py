@@ -175,10 +175,15 @@ def test_several_processes_write_what_one_writes(
     monkeypatch.setattr("paceline.staging.conversions.flux.WORTH_WORKERS_BYTES", 0)
     monkeypatch.setattr("paceline.staging.makers.usable_cores", lambda: 2)
 
-    again = converted(tmp_path, encodings)
+    seen: list[tuple[int, int]] = []
+    how = {**SOURCES, "samples_per_shard": 8}
+    inputs = {"encodings": encodings}
+    make("flux-shards", Making(tmp_path, inputs, how, lambda: None, lambda *at: seen.append(at)))
 
+    assert all(0 <= done <= total for done, total in seen)
+    assert seen[-1][0] == seen[-1][1]
     for path in sorted(p for p in shards.rglob("*") if p.is_file()):
-        assert (again / path.relative_to(shards)).read_bytes() == path.read_bytes(), path
+        assert (tmp_path / path.relative_to(shards)).read_bytes() == path.read_bytes(), path
 
 
 def test_a_staging_that_was_killed_keeps_whole_shards_alone(tmp_path: Path):

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.value import PositiveInt, Value
+from paceline.staging.conversions.progress import Progress, unwatched
 from paceline.staging.conversions.webdataset import (
     ShardSample,
     index_shard,
@@ -68,12 +70,13 @@ def make_flux_shards(
     folder: Path,
     sources: FluxShardSources,
     inputs: Mapping[str, Path],
-    check: Callable[[], None],
+    progress: Progress = unwatched,
     workers: int = 1,
 ) -> None:
     """Fill `folder` with train/, val/, empty_encodings/ and energon's metadata.
 
-    Shards that are whole already are kept. Raises UserError for an input that is not of the form.
+    Shards that are whole already are kept; `progress` is called every second, and what it raises
+    ends the work. Raises UserError for an input that is not of the form.
     """
     for cut in folder.rglob("*.part"):
         cut.unlink()  # of a call that was killed
@@ -88,11 +91,12 @@ def make_flux_shards(
         (folder / part).mkdir(exist_ok=True)
         tasks += _tasks(source, folder / part, part, sources.samples_per_shard)
         total_bytes += sum(path.stat().st_size for path in _arrow_files(source))
-    written = _written(tasks, workers if total_bytes >= WORTH_WORKERS_BYTES else 1, check)
-    write_metadata(
-        folder,
-        {f"{t.part}/{t.target.name}": samples for t, samples in zip(tasks, written, strict=True)},
-    )
+
+    def look() -> None:
+        progress(min(total_bytes, _written_bytes(folder)), total_bytes)
+
+    workers = workers if total_bytes >= WORTH_WORKERS_BYTES else 1
+    write_metadata(folder, _written(tasks, workers, look))
 
 
 def encoding_rows(source: Path, rows: range) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -146,35 +150,39 @@ def _tasks(source: Path, target: Path, part: str, size: int) -> list[ShardTask]:
 
 
 def _written(
-    tasks: Sequence[ShardTask], workers: int, check: Callable[[], None]
-) -> list[list[ShardSample]]:
-    """What is in each shard, written by several processes where that is worth it."""
-    with ExitStack() as stack:
-        pool: Executor = (
-            ThreadPoolExecutor(1)
-            if workers == 1
-            # A fork of a process with threads may hang, so workers are started afresh.
-            else ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"))
-        )
-        stack.callback(pool.shutdown, cancel_futures=True)
-        futures = [pool.submit(convert, task) for task in tasks]
-        left: set[Future[list[ShardSample]]] = set(futures)
-        while left:
-            check()
-            done, left = wait(left, POLL_S, "FIRST_COMPLETED")
-            for future in done:
-                _raised(future)
-        return [future.result() for future in futures]
-
-
-def _raised(future: Future[list[ShardSample]]) -> None:
-    """Raises what a shard's worker met."""
+    tasks: Sequence[ShardTask], workers: int, look: Callable[[], None]
+) -> Iterator[tuple[str, list[ShardSample]]]:
+    """(path, samples) of each shard, written by several processes where that is worth it."""
+    pool: Executor = (
+        ThreadPoolExecutor(1)
+        if workers == 1
+        # A fork of a process with threads may hang, so workers are started afresh.
+        else ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"))
+    )
     try:
-        future.result()
+        waiting = deque((task, pool.submit(convert, task)) for task in tasks)
+        while waiting:
+            task, future = waiting.popleft()
+            while not future.done():
+                look()
+                wait([future], POLL_S)
+            yield f"{task.part}/{task.target.name}", future.result()
+        look()
     except BrokenProcessPool as error:
         raise SystemFaultError(
             "writing shards", "a worker was killed", remedy="it may have had too little memory"
         ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _written_bytes(folder: Path) -> int:
+    """Of all shards so far, those that are being written too."""
+    total = 0
+    for path in folder.glob("*/shard_*.tar*"):
+        with suppress(FileNotFoundError):  # it has just got its name
+            total += path.stat().st_size
+    return total
 
 
 def _only(name: str, place: str, inputs: Mapping[str, Path]) -> Path:

@@ -19,7 +19,7 @@ import sqlite3
 import struct
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import NAMESPACE_URL, uuid5
@@ -51,7 +51,7 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ShardFile:
     """A file of a sample, and where in its shard the content lies."""
 
@@ -60,7 +60,7 @@ class ShardFile:
     size: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ShardSample:
     """A sample of a shard, from its first file's header to the next sample's, in bytes."""
 
@@ -128,28 +128,38 @@ def index_shard(path: Path) -> list[ShardSample]:
     return samples
 
 
-def write_metadata(folder: Path, shards: Mapping[str, Sequence[ShardSample]]) -> None:
-    """Write `.nv-meta` and every part's index.txt for shards by their path in `folder`.
+def write_metadata(folder: Path, shards: Iterable[tuple[str, Sequence[ShardSample]]]) -> None:
+    """Write `.nv-meta` and every part's index.txt for (path in `folder`, samples) of each shard.
 
-    A shard's folder is the part that it is of. Raises UserError for a key that is there twice.
+    A shard's folder is the part that it is of. Shards are taken one by one: millions of samples
+    are not held at once. Raises UserError for a key that is there twice.
     """
     meta = folder / META_FOLDER
     meta.mkdir(exist_ok=True)
     parts: dict[str, list[str]] = {}
-    for path in shards:
-        parts.setdefault(path.rpartition("/")[0], []).append(path)
+    counts: dict[str, int] = {}
+    ends: list[int] = []
+    with _database(meta / "index.sqlite") as database:
+        for number, (path, samples) in enumerate(shards):
+            try:
+                _insert(database, number, samples)
+            except sqlite3.IntegrityError:
+                raise UserError(
+                    str(folder / path), "has a sample's key that was there before"
+                ) from None
+            parts.setdefault(path.rpartition("/")[0], []).append(path)
+            counts[path] = len(samples)
+            ends.append(samples[-1].end)
     for part, paths in parts.items():
         lines = "".join(f"{Path(path).name}\n" for path in paths)
         _replace(folder / part / "index.txt", lines.encode())
-    counts = {path: len(samples) for path, samples in shards.items()}
-    info = {"energon_version": ENERGON_VERSION, "shard_counts": counts}
     listed = "".join(
         f"  {json.dumps(part)}:\n" + "".join(f"  - {json.dumps(path)}\n" for path in paths)
         for part, paths in parts.items()
     )
+    info = {"energon_version": ENERGON_VERSION, "shard_counts": counts}
     text = json.dumps(info, indent=2) + "\n"
-    identity = uuid5(NAMESPACE_URL, json.dumps([[*shards], [s[-1].end for s in shards.values()]]))
-    _write_database(meta / "index.sqlite", shards)
+    identity = uuid5(NAMESPACE_URL, json.dumps([counts, ends]))
     _replace(meta / "index.uuid", str(identity).encode())
     _replace(meta / "dataset.yaml", DATASET_YAML.encode())
     _replace(meta / "split.yaml", f"split_parts:\n{listed}exclude: []\n".encode())
@@ -158,37 +168,37 @@ def write_metadata(folder: Path, shards: Mapping[str, Sequence[ShardSample]]) ->
     _replace(meta / ".info.json", text.encode())
 
 
-def _write_database(path: Path, shards: Mapping[str, Sequence[ShardSample]]) -> None:
+@contextmanager
+def _database(path: Path) -> Iterator[sqlite3.Connection]:
+    """The tables, which get their indexes and their name when they are whole."""
     part = part_path(path)
     try:
         with closing(sqlite3.connect(part)) as database:
             database.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + TABLES)
-            for number, (shard, samples) in enumerate(shards.items()):
-                try:
-                    database.executemany(
-                        "INSERT INTO samples VALUES (?, ?, ?, ?, ?)",
-                        (
-                            (number, sample.key, at, sample.start, sample.end - sample.start)
-                            for at, sample in enumerate(samples)
-                        ),
-                    )
-                except sqlite3.IntegrityError:
-                    raise UserError(
-                        str(path.parent.parent / shard), "has a sample's key that was there before"
-                    ) from None
-                database.executemany(
-                    "INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)",
-                    (
-                        (number, at, file.name, file.start, file.size)
-                        for at, sample in enumerate(samples)
-                        for file in sample.files
-                    ),
-                )
+            yield database
             database.executescript(INDEXES)
             database.commit()
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _insert(database: sqlite3.Connection, number: int, samples: Sequence[ShardSample]) -> None:
+    database.executemany(
+        "INSERT INTO samples VALUES (?, ?, ?, ?, ?)",
+        (
+            (number, sample.key, at, sample.start, sample.end - sample.start)
+            for at, sample in enumerate(samples)
+        ),
+    )
+    database.executemany(
+        "INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)",
+        (
+            (number, at, file.name, file.start, file.size)
+            for at, sample in enumerate(samples)
+            for file in sample.files
+        ),
+    )
 
 
 def _replace(path: Path, content: bytes) -> None:
