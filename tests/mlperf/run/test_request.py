@@ -229,20 +229,6 @@ def test_the_whole_lora_wants_a_base_and_the_mask_of_its_summaries(tmp_path: Pat
     )
 
 
-@pytest.mark.parametrize(("name", "source"), [("energon", "webdataset"), ("a.json", "latents")])
-def test_the_whole_flux_takes_shards_or_an_index(tmp_path: Path, name: str, source: str):
-    (tmp_path / "energon").mkdir()
-    (tmp_path / "a.json").write_text("{}")
-    data = tmp_path / name
-
-    for request in (
-        series_request(tmp_path, "flux1", data=data),
-        series_request(tmp_path, "flux1", overrides=(f"data.path={data}",)),
-    ):
-        taken = spec_of(on_cluster(request, tmp_path, 4e12)).data
-        assert (taken.source, taken.path) == (source, str(data))
-
-
 def on_cluster(request: SeriesRequest, tmp_path: Path, memory_bytes: float) -> SeriesRequest:
     path = tmp_path / f"cluster-{memory_bytes:g}.yaml"
     path.write_text(
