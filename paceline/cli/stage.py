@@ -142,7 +142,7 @@ def _print_outline(outline: StageOutline, form: TableFormat, rate: float | None)
         "bytes_needed": outline.bytes_needed,
         "bytes_unknown": list(outline.unknown),
         "bytes_free": outline.bytes_free,
-        "seconds": outline.bytes_needed / (rate * MEGA) if rate else None,
+        "seconds": outline.bytes_fetched / (rate * MEGA) if rate else None,
     }
     emit_table(rows, _columns(rate), form, document=document)
     if form is TableFormat.text and rows:
@@ -160,14 +160,14 @@ def _sentence(outline: StageOutline, rate: float | None) -> str:
     if unknown:
         asked = "" if need else " (--ask asks the sources)"
         parts.append(f"{unknown} of {len(outline.assets)} assets have no stated size{asked}")
-    if rate and need:
+    if rate and (fetched := outline.bytes_fetched):
         least = "at least " if unknown else ""
-        parts.append(f"{least}{seconds(need / (rate * MEGA))} at {rate:g} MB/s")
+        parts.append(f"{least}{seconds(fetched / (rate * MEGA))} at {rate:g} MB/s")
     return "; ".join([*parts, f"{si(outline.bytes_free, 'B')} free"])
 
 
 def _row(part: OutlinedAsset, rate: float | None) -> dict[str, Any]:
-    asset, left = part.asset, part.left_bytes
+    asset, left, made = part.asset, part.left_bytes, part.asset.kind == "made"
     return {
         "name": asset.name,
         "kind": asset.kind,
@@ -181,7 +181,7 @@ def _row(part: OutlinedAsset, rate: float | None) -> dict[str, Any]:
         "note": asset.note,
         "state": part.state,
         "bytes_left": left,
-        "seconds": left / (rate * MEGA) if rate and left is not None else None,
+        "seconds": None if rate is None or left is None or made else left / (rate * MEGA),
         "path": str(part.folder / CONTENT_FOLDER),
     }
 

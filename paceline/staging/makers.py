@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from paceline.core.assets import Asset
 from paceline.core.errors import UserError, did_you_mean
 from paceline.files.yaml_file import validate
+from paceline.machines.probe.inventory import usable_cores
 from paceline.staging import conversions
+from paceline.staging.conversions.drawn_encodings import DrawnEncodingSizes, make_drawn_encodings
+from paceline.staging.conversions.flux import FluxShardSources, make_flux_shards
 from paceline.staging.conversions.hub_models import HubFamily, HubModelSize, make_hub_model
-from paceline.staging.conversions.progress import Progress
+from paceline.staging.conversions.progress import Progress, unwatched
 
 Setting = str | int | float | bool
 
@@ -25,6 +29,8 @@ class Making:
     settings: Mapping[str, Setting]
     check: Callable[[], None]
     """Raises when the staging ends; to be called now and then."""
+    progress: Progress = unwatched
+    """Told how far it is, by makers that take long."""
 
 
 Maker = Callable[[Making], None]
@@ -45,12 +51,44 @@ def _hub_model(family: HubFamily, making: Making) -> None:
     make_hub_model(making.folder, family, size)
 
 
+def _drawn_encodings(making: Making) -> None:
+    """Encoded drawings, of the sizes that the asset's settings say."""
+    if making.inputs:
+        raise UserError(
+            "made asset drawn-encodings", f"takes no needs, not {', '.join(making.inputs)}"
+        )
+    where = "made asset drawn-encodings: settings"
+    sizes = validate(DrawnEncodingSizes, dict(making.settings), where)
+    make_drawn_encodings(making.folder, sizes, making.check)
+
+
+def _flux_shards(making: Making) -> None:
+    """Shards with energon's metadata, of the encodings that the asset's settings name."""
+    where = "made asset flux-shards: settings"
+    sources = validate(FluxShardSources, dict(making.settings), where)
+
+    def show(done_bytes: int, total_bytes: int) -> None:
+        making.check()
+        making.progress(done_bytes, total_bytes)
+
+    make_flux_shards(making.folder, sources, making.inputs, show, usable_cores())
+
+
 MAKERS: dict[str, Maker] = {
     **{name: partial(_from_nothing, make) for name, make in conversions.MAKERS.items()},
     "opt": partial(_hub_model, "opt"),
     "llama": partial(_hub_model, "llama"),
+    "drawn-encodings": _drawn_encodings,
+    "flux-shards": _flux_shards,
 }
 """By the `source` of a made asset."""
+RESUMING = frozenset({"flux-shards"})
+"""Makers that keep the whole files that an earlier call has left in their folder."""
+
+
+def is_resumed(asset: Asset) -> bool:
+    """Whether an asset is made by one of those."""
+    return asset.kind == "made" and asset.source in RESUMING
 
 
 def make(name: str, making: Making) -> None:

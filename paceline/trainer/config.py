@@ -15,8 +15,9 @@ COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp64", "fp8")
 RECOMPUTE = ("none", "selective", "full")
 DECAYS, UNITS = ("constant", "linear", "cosine"), ("steps", "samples")
 PACKINGS, LOSSES, MEANS = ("packed", "padded"), ("all", "text"), ("targets", "samples")
-SOURCES = ("synthetic", "stdlib", "text", "jsonl", "tokens", "indexed", "latents")
-LATENT_SOURCES = ("synthetic", "latents")
+LATENT_FILES = ("latents", "webdataset")
+SOURCES = ("synthetic", "stdlib", "text", "jsonl", "tokens", "indexed", *LATENT_FILES)
+LATENT_SOURCES = ("synthetic", *LATENT_FILES)
 
 T = TypeVar("T")
 

@@ -122,6 +122,7 @@ def test_settings_carry_what_the_trainer_needs():
     [
         (("data.source=text",), "needs a file"),
         (("data.source=jsonl", "data.path=/no/such/file"), "is not a file"),
+        (("data.source=webdataset", "data.path=/no/such/folder"), "is no folder of shards"),
         (("model.vocab_size=100",), "no room for text"),
         (("references=[nope]",), "'nope'"),
     ],
