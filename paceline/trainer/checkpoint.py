@@ -146,6 +146,7 @@ class Checkpoints:
             "steps": self.config.training.steps,
             "loss_scale": self.scaler.state() if self.scaler else None,
             **self._facts,
+            "lora": asdict(self.config.lora) if self.config.lora else None,
             "layout": self.config.layout_record(),
             "torch": torch.__version__,
             "time_unix": time.time(),
