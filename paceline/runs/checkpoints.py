@@ -40,7 +40,7 @@ def _checkpoint(recipe: Recipe, field: str, name: str, runs: Path) -> str:
     if field == "training.initial_weights":
         path = home_path(where, name)
         if path.suffix == HUB_TENSORS and path.is_file():
-            return str(path.resolve())
+            return str(path.absolute())  # the hub's cache has links to files of other names
         if (path / HUB_CONFIG).is_file() and not (path / CHECKPOINT_STATE).is_file():
             return str(path.resolve())
     return str(find_checkpoint(where, name, runs))

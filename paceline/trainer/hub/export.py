@@ -145,7 +145,7 @@ def named(dtype: torch.dtype) -> str:
 def read_source(path: Path, like: str | None) -> ExportSource:
     """What a path of a run, a folder of checkpoints or a checkpoint holds. Raises as `export`."""
     folder = find_checkpoint(path, FIELD)
-    state = read_state(folder)
+    state = read_state(folder, FIELD)
     run = folder.parent.parent / "trainer.json"
     began = read_json(str(run)) if run.is_file() else {}
     kept = kept_in(CheckpointReader(folder))
