@@ -145,6 +145,13 @@ def test_adapters_are_read_by_peft_and_can_be_merged(tokens: Path, tmp_path: Pat
     assert loss_of(whole, alone) == pytest.approx(ours, rel=2e-6)
     assert (answer["form"], merged["form"]) == ("adapters", "llama")
 
+    state = tmp_path / "run/checkpoints/step-000002/state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "lora": None}))
+    exported(tmp_path / "run", tmp_path / "older")
+    assert (tmp_path / "older/adapter_config.json").read_bytes() == (
+        tmp_path / "adapters/adapter_config.json"
+    ).read_bytes(), "the run says what an older checkpoint does not"
+
 
 def with_adapters(raw: dict[str, Any]) -> dict[str, Any]:
     """The same training with adapters, which drop nothing."""
