@@ -1,7 +1,8 @@
 """Writes a checkpoint in the hub's form: sharded safetensors, their index, config.json.
 
-A file at a time is in main memory. The folder gets its name when all is on the disk; what was
-broken off lies beside it under a hidden name, and the next export to there removes it.
+A file at a time is in main memory, beside the tensors that fill it. The folder gets its name when
+all is on the disk; what a kill broke off lies beside it under a hidden name, and the next export to
+there removes it.
 """
 
 from __future__ import annotations
