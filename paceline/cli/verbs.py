@@ -254,6 +254,12 @@ VERBS: dict[str, tuple[Verb, ...]] = {
             "anywhere.",
         ),
         Verb(
+            "export",
+            "export:export",
+            "Write what was trained as Hugging Face has models: safetensors, their index, "
+            "config.json.",
+        ),
+        Verb(
             "verify",
             "bundle:verify",
             "Check a bundle: the digest of every file, and its figures recomputed from the raw "

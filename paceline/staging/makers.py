@@ -6,18 +6,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from paceline.core.assets import Asset
 from paceline.core.errors import UserError, did_you_mean
+from paceline.core.value import Value
 from paceline.files.yaml_file import validate
 from paceline.machines.probe.inventory import usable_cores
 from paceline.staging import conversions
 from paceline.staging.conversions.drawn_encodings import DrawnEncodingSizes, make_drawn_encodings
 from paceline.staging.conversions.flux import FluxShardSources, make_flux_shards
 from paceline.staging.conversions.hub_models import HubFamily, HubModelSize, make_hub_model
+from paceline.staging.conversions.packed import packed_npy, packed_rows
+from paceline.staging.conversions.packed_npy import MaskOf
 from paceline.staging.conversions.progress import Progress, unwatched
 
 Setting = str | int | float | bool
+PARTS, ROW_FILES = ("train", "validation"), (".parquet", ".jsonl", ".npy")
+"""Of packed rows: how their files' names begin, and end."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +80,52 @@ def _flux_shards(making: Making) -> None:
     make_flux_shards(making.folder, sources, making.inputs, show, usable_cores())
 
 
+class PackedSettings(Value):
+    """What is told of packed rows; `settings` of an asset that is made of them."""
+
+    mask: MaskOf = "tokens"
+    """Of a .npy: what an entry of `loss_mask` is about, the token at its place or the next one."""
+    across: bool = False
+    """Take rows of several documents for the native trainer, whose attention spans a row."""
+
+
+def _packed(form: Literal["rows", "npy"], making: Making) -> None:
+    """The parts `train` and `validation` of one asset's parquet, jsonl or .npy files."""
+    where = f"made asset packed-{form}"
+    if len(making.inputs) != 1:
+        raise UserError(where, "needs one asset, whose rows it takes")
+    settings = validate(PackedSettings, dict(making.settings), f"{where}: settings")
+    (folder,) = making.inputs.values()
+
+    def watch(*_: int) -> None:
+        making.check()
+
+    parts = 0
+    for part in PARTS:
+        paths = [path for path in sorted(folder.rglob(f"{part}*")) if path.suffix in ROW_FILES]
+        if not paths:
+            continue
+        parts += 1
+        if form == "npy":
+            packed_npy(paths, making.folder / f"{part}.npy", watch, settings.mask)
+        else:
+            packed_rows(paths, making.folder / part, watch, settings.mask, settings.across)
+    if not parts:
+        raise UserError(
+            f"{where}: {folder}",
+            f"has no {' or '.join(f'{part}*' for part in PARTS)}",
+            allowed=", ".join(ROW_FILES),
+        )
+
+
 MAKERS: dict[str, Maker] = {
     **{name: partial(_from_nothing, make) for name, make in conversions.MAKERS.items()},
     "opt": partial(_hub_model, "opt"),
     "llama": partial(_hub_model, "llama"),
     "drawn-encodings": _drawn_encodings,
     "flux-shards": _flux_shards,
+    "packed-rows": partial(_packed, "rows"),
+    "packed-npy": partial(_packed, "npy"),
 }
 """By the `source` of a made asset."""
 RESUMING = frozenset({"flux-shards"})

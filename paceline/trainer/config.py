@@ -323,8 +323,8 @@ def parse_config(raw: Mapping[str, Any]) -> TrainerConfig:
             f"schema: {raw.get('schema')!r} is not the {SCHEMA} that this trainer reads"
         )
     parts = {
-        "model": _model(raw.get("model")),
-        "lora": _optional(LoraConfig, raw, "lora"),
+        "model": parse_model(raw.get("model")),
+        "lora": parse_lora(raw),
         "training": _training(raw),
         "data": _record(DataConfig, raw, "data"),
         "layout": _record(LayoutConfig, raw, "layout"),
@@ -344,12 +344,17 @@ def read_json(path: str) -> dict[str, Any]:
     return raw
 
 
-def _model(raw: Any) -> Model:
-    """The model's sizes; one that states no kind is a decoder."""
+def parse_model(raw: Any) -> Model:
+    """The model's sizes; one that states no kind is a decoder. Raises ConfigError."""
     kind = raw.get("kind", "decoder") if isinstance(raw, Mapping) else "decoder"
     if kind not in MODELS:
         raise ConfigError(f"model.kind {kind}: use one of {', '.join(MODELS)}")
     return _record(MODELS[kind], {"model": raw}, "model")
+
+
+def parse_lora(raw: Mapping[str, Any]) -> LoraConfig | None:
+    """The adapters that an object names, if any. Raises ConfigError."""
+    return _optional(LoraConfig, raw, "lora")
 
 
 def _training(raw: Mapping[str, Any]) -> TrainingConfig:
