@@ -197,7 +197,9 @@ def _registry(image: str) -> str | None:
 def _of_repository(text: str, source: str) -> str | None:
     """The digest that an image has in its own repository: pulled from two, it may have two."""
     pairs = [line.strip().rpartition("@")[::2] for line in text.splitlines() if "@" in line]
-    return next((d for name, d in pairs if name == repository_of(source)), pairs[0][1] if pairs else None)
+    return next(
+        (d for name, d in pairs if name == repository_of(source)), pairs[0][1] if pairs else None
+    )
 
 
 def _failed(asset: Asset, runtime: str, said: str) -> Exception:
