@@ -106,7 +106,12 @@ def test_a_refused_login_and_a_missing_program_are_told(programs: Path, tmp_path
     with pytest.raises(UserError, match="install enroot"):
         stage_all(nemo(), tmp_path)
     install(programs, docker=REFUSES)
-    with pytest.raises(UserError, match=r"unauthorized.*`docker login nvcr.io`"):
+    with pytest.raises(
+        UserError, match=r"unauthorized.*`docker login nvcr.io`, or set NGC_API_KEY"
+    ):
+        stage_all(nemo(), tmp_path)
+    install(programs, docker='echo "Error: Head ...: no basic auth credentials" >&2; exit 1')
+    with pytest.raises(UserError, match="access is refused"):
         stage_all(nemo(), tmp_path)
     with pytest.raises(UserError, match="--runtime sh: is no program for container images"):
         stage_all(nemo(), tmp_path, runtime="sh")

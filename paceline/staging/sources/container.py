@@ -31,7 +31,9 @@ NOTE_FILE = "image.json"
 RETRIES = "--retry-times=2"
 """Of skopeo: after 1 s and 2 s, where a server or the network failed."""
 _MESSAGE = re.compile(r'level=\w+ msg="((?:[^"\\]|\\.)*)"')
-_REFUSED = re.compile(r"unauthorized|authentication required|denied|\b40[13]\b", re.IGNORECASE)
+_REFUSED = re.compile(
+    r"unauthorized|authentication required|no basic auth|denied|\b40[13]\b", re.IGNORECASE
+)
 
 
 def container_runtime(asked: str | None) -> str:
