@@ -1,6 +1,6 @@
 """Inputs of all kinds that others make, changed at random: does anything fall, hang or grow?
 
-    python benchmarks/fuzz.py [--inputs 1000000] [--seed 1]
+    python benchmarks/fuzz.py [--inputs 1000000] [--seed 1] [--kinds fields slurm]
 
 Run folders with a hostile field (all verbs read them), logs of every dialect, recipes, CSV tables
 and what Slurm's commands print. A fall is any exception but a clear error, an answer that breaks a
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import random
 import resource
 import signal
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from _result import Surroundings, keep
+from _result import FOLDER, Surroundings, keep
 
 from paceline.core import stats
 from paceline.core.errors import PacelineError
@@ -33,7 +34,7 @@ from paceline.engines import dialects
 from paceline.files.csv_table import Declared, read_csv
 from paceline.files.recipe import load_recipe, recipe_names
 from paceline.machines.slurm import states, steps
-from tests.attacks.fields import Folders, changes
+from tests.attacks.fields import VERBS, Folders, changes
 from tests.engines.promises import check_read
 from tests.engines.samples import log_text, times_of
 from tests.machines.slurm.test_states import SACCT, SINFO, SQUEUE, SRUN
@@ -64,6 +65,7 @@ def mutated(text: bytes, rng: random.Random) -> bytes:
 def of_fields(rng: random.Random, work: Path) -> Iterator[Try]:
     """Run folders with one hostile field, through all verbs."""
     folders, listed = Folders(work / "runs"), changes()
+    VERBS["page"](folders)  # what charts are drawn with is put together once a process
     verbs = ("list", "show", "compare", "history", "names")
     while True:
         change = rng.choice(listed)
@@ -180,25 +182,46 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", nargs="+", choices=list(SHARES), default=list(SHARES))
     options = parser.parse_args()
     around = Surroundings()
     signal.signal(signal.SIGALRM, _too_long)
     stats.BOOTSTRAP_RESAMPLES = 10  # its intervals are no matter here, and most of the time
-    kinds: dict[str, dict[str, Any]] = {}
+    kinds = _stored(options.inputs, options.seed)
     with tempfile.TemporaryDirectory() as name:
-        for kind, share in SHARES.items():
-            outcome = campaign(kind, round(options.inputs * share), options.seed, Path(name))
-            kinds[kind] = outcome
+        for kind in options.kinds:
+            inputs = round(options.inputs * SHARES[kind])
+            outcome = kinds[kind] = campaign(kind, inputs, options.seed, Path(name))
             print(
                 f"{kind}: {outcome['inputs']:,} inputs in {outcome['seconds']:.0f} s, the slowest "
                 f"{outcome['slowest_s']:.2f} s, {sum(outcome['falls'].values())} falls"
             )
             for cause, count in outcome["falls"].items():
                 print(f"  {count} x {cause}")
+    kinds = {kind: kinds[kind] for kind in SHARES if kind in kinds}
     falls = sum(sum(outcome["falls"].values()) for outcome in kinds.values())
     inputs = sum(outcome["inputs"] for outcome in kinds.values())
-    keep("fuzz", "inputs", around, seed=options.seed, inputs=inputs, falls=falls, kinds=kinds)
+    keep(
+        "fuzz",
+        "inputs",
+        around,
+        asked=options.inputs,
+        seed=options.seed,
+        inputs=inputs,
+        falls=falls,
+        kinds=kinds,
+    )
     return int(falls > 0)
+
+
+def _stored(inputs: int, seed: int) -> dict[str, dict[str, Any]]:
+    """What an earlier call left of the same campaign: its kinds may be gone through one by one."""
+    try:
+        content = json.loads((FOLDER / "fuzz.json").read_text())
+    except FileNotFoundError:
+        return {}
+    same = (content["asked"], content["seed"]) == (inputs, seed)
+    return content["kinds"] if same else {}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from paceline.cli import host_options as place
 from paceline.cli.options import Device, DeviceKind, Json, RunsDir
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.cli.terminal import echo
+from paceline.core.errors import UserError
 from paceline.core.units import si
+from paceline.files.documents import write_text
 from paceline.files.run_folder import runs_root
 from paceline.scaling.check.fitness import MEASURES, HostReport
 from paceline.scaling.check.preflight import CheckRequest, FinishedCheck
@@ -19,6 +21,9 @@ from paceline.scaling.check.preflight import check as run_check
 
 FAST = (0.5, 2, 60.0)
 """Seconds of each measurement, partners of each host, limit in seconds."""
+QUICK = (2.0, 0, 30.0)
+ALONE = 2 / 3
+"""Of the limit: what a device has in a quick check before its process is killed."""
 
 
 def check(
@@ -37,6 +42,14 @@ def check(
     ] = None,
     fast: Annotated[
         bool, typer.Option("--fast", help="Below 30 s: shorter measurements, two partners a host.")
+    ] = False,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="30 s a host: each device by itself, no host meets another, and a device that "
+            "hangs is killed and named.",
+        ),
     ] = False,
     at_once: Annotated[
         int | None, typer.Option(min=1, help="So many hosts measure their rates at the same time.")
@@ -60,6 +73,13 @@ def check(
     fail_on_findings: Annotated[
         bool, typer.Option("--fail-on-findings", help="Exit 3 when a host should be drained.")
     ] = False,
+    drain_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the hosts to drain there, one a line: `sbatch --exclude ./FILE` takes it.",
+        ),
+    ] = None,
     runs_dir: RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
@@ -77,9 +97,13 @@ def check(
       paceline check --hosts hosts.txt             over SSH
 
       paceline check --allocation 4711 --fail-on-findings
+
+      paceline check --hosts hosts.txt --quick --drain-file bad.txt
     """
+    if quick and (fast or at_once):
+        raise UserError("--quick", "has no measurements in turn; leave --fast and --at-once out")
     placement = place.where(hosts, nodes, launcher, allocation, interface, None, ssh_config)
-    seconds, partners, limit_s = FAST if fast else (2.0, 7, 300.0)
+    seconds, partners, limit_s = QUICK if quick else FAST if fast else (2.0, 7, 300.0)
     request = CheckRequest(
         placement,
         device.value,
@@ -90,9 +114,12 @@ def check(
         limit or limit_s,
         wait,
         against,
+        ALONE * (limit or limit_s) if quick else None,
     )
     outcome = run_check(request, runs_root(runs_dir), lambda what: echo(f"  {what}", err=True))
     _show(outcome, TableFormat.json if as_json else form)
+    if drain_file is not None:
+        write_text(drain_file, "".join(f"{host}\n" for host in outcome.report.drain))
     if fail_on_findings and outcome.report.drain:
         raise typer.Exit(3)
 

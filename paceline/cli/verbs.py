@@ -294,6 +294,11 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
             "Measure all-reduce among the devices of this machine, by payload.",
         ),
         Verb(
+            "network",
+            "probe_network:network",
+            "Measure every collective among all devices, and latency and rate between all hosts.",
+        ),
+        Verb(
             "attention",
             "probe_machine:attention",
             "Measure the trainer's causal attention, forward and backward, in a recipe's shape.",

@@ -60,14 +60,16 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
-def parse_json(text: str) -> Any:
-    """The value of a JSON text; raises ValueError for anything else, NaN and infinity included.
+def parse_json(text: str, *, nan: bool = False) -> Any:
+    """The value of a JSON text; raises ValueError for anything else.
+
+    NaN and infinity are refused, or taken with `nan`: a step's loss may be one.
 
     Half a surrogate pair is no character: what holds one could not be written again.
     """
     try:
-        value = json.loads(text, parse_constant=_no_number)
-        if r"\ud" in text.lower():
+        value = json.loads(text, parse_constant=None if nan else _no_number)
+        if r"\ud" in text or r"\uD" in text:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value
     except RecursionError as error:

@@ -8,7 +8,6 @@ and the cause. A run that was killed has no `end` line and at most one torn last
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, TypeAdapter, ValidationError, model_validator
 
 from paceline.core.steps import Step
+from paceline.core.units import LARGEST_INT
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
+from paceline.files.documents import parse_json
 
 SCHEMA = 1
 CORES = r"\d{1,5}(-\d{1,5})?"
@@ -95,7 +96,7 @@ class StartEvent(Value):
         """This rank's place on the pipeline axis; 0 where the line does not say."""
         coordinates = self.layout.get("coordinates")
         stage = coordinates.get("pp") if isinstance(coordinates, dict) else None
-        return stage if isinstance(stage, int) and stage >= 0 else 0
+        return stage if isinstance(stage, int) and 0 <= stage <= LARGEST_INT else 0
 
 
 class CoreSeconds(Value):
@@ -265,8 +266,8 @@ def read_events(lines: Iterable[str], unread: Unread | None = None) -> Iterator[
         unread.lines += torn
         torn = False
         try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError):
+            fields = parse_json(line, nan=True)
+        except ValueError:
             torn = line.startswith(EVENT_BEGINS)
             continue
         if not isinstance(fields, dict) or "event" not in fields:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core import stats
-from tests.attacks.fields import VERBS, Folders, changes, sample
+from tests.attacks.fields import VERBS, Change, Folders, changes, sample
 
 COUNT = 600
 SEED = 16
@@ -33,3 +33,25 @@ def test_no_field_of_a_run_folder_makes_a_verb_fall(
         for fall in folders.read_with(change, *(VERBS if number % 40 == 0 else pair)):
             falls[fall] = change
     assert not falls
+
+
+RANK_0 = "steps/rank-00000.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "value"),
+    [
+        (0, ("torch",), "\ud800"),
+        (0, ("host",), "\ud800"),
+        (2, ("why",), "\ud800"),
+        (0, ("layout", "coordinates", "pp"), 10**20),
+        (0, ("layout", "coordinates", "pp"), 2**63),
+    ],
+)
+def test_what_a_long_campaign_brought_down(
+    tmp_path: Path, line: int, path: tuple[str, ...], value: object
+):
+    """Half a character in an event line, and a pipeline stage beyond what JSON can hold."""
+    change = Change(RANK_0, line, path, value)
+    assert change in [each for each in changes() if each.path == path and each.line == line]
+    assert Folders(tmp_path).read_with(change, "show", "list") == []

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.clusters.bed import Bed
+from tests.clusters.bed.process import until
 
 LIMIT_S = 300.0
 SHARE = 0.25
@@ -84,6 +85,25 @@ def test_wrong_set_ups_are_named_and_the_other_hosts_are_still_measured(
     assert [host["verdict"] for host in others] == ["fit"] * 6
 
 
+def test_a_quick_check_outlives_a_host_and_names_it_alone(ssh_hosts: Bed, tmp_path: Path):
+    drain = tmp_path / "drain.txt"
+    over_ssh = ["--hosts", "node-[001-004]", "--ssh-config", str(ssh_hosts.ssh_config)]
+    command = [sys.executable, "-m", "paceline", "check", "--quick", "--json", *over_ssh]
+    command += ["--limit", "180", "--drain-file", str(drain), "--runs-dir", str(tmp_path)]
+    check = subprocess.Popen(
+        command, env=ssh_hosts.env, cwd=ssh_hosts.shared, stdout=subprocess.PIPE, text=True
+    )
+    with check:
+        folder = "checks/*/check/rank-*.jsonl"
+        until(lambda: len(list(tmp_path.glob(folder))) == 4, "all to begin")
+        ssh_hosts.hosts["node-003"].crash()
+        printed, _ = check.communicate(timeout=LIMIT_S)
+    report = json.loads(printed)
+    assert check.returncode == 0 and report["drain"] == ["node-003"], report["hosts"]
+    assert drain.read_text() == "node-003\n"
+    assert set(report["measures"]) <= {"gemm", "memory"}
+
+
 def test_hosts_are_looked_at_without_measuring(ssh_hosts: Bed):
     assert ssh_hosts.sshd
     ssh_hosts.sshd.lock_out(ssh_hosts.hosts["node-004"])
@@ -125,6 +145,24 @@ def test_the_nodes_of_an_allocation_are_checked_inside_it(slurm_cluster: Bed, tm
     assert list(by_name(report)) == ["node-001", "node-003"]
     assert all(host["verdict"] == "fit" for host in report["hosts"]), report["hosts"]
     assert set(report["measures"]) == {"gemm", "memory", "pair"}
+
+
+def test_slurm_leaves_out_the_hosts_of_a_drain_file(slurm_cluster: Bed, tmp_path: Path):
+    drain = tmp_path / "drain.txt"
+    command = ["check", "--quick", "--launcher", "slurm", "--nodes", "2", "--json"]
+    done = paceline(
+        slurm_cluster,
+        *(*command, "--drain-file", str(drain), "--runs-dir", str(slurm_cluster.shared / "runs")),
+    )
+    assert done.returncode == 0 and json.loads(done.stdout)["drain"] == [], done.stderr
+    assert drain.read_text() == "" and slurm_cluster.slurm
+    ask = slurm_cluster.slurm.ask
+    sbatch = ["sbatch", "--parsable", f"--exclude={drain}", "-N2", "--wrap", "true"]
+    for names, placed in (("", "node-[001-002]"), ("node-001\nnode-002\n", "node-[003-004]")):
+        drain.write_text(names)  # as a check writes it
+        job = ask(*sbatch).strip()
+        until(lambda job=job: "COMPLETED" in ask("scontrol", "show", "job", job), "its end")
+        assert f"NodeList={placed}" in ask("scontrol", "show", "job", job)
 
 
 def test_slurms_hosts_become_hostfiles(slurm_cluster: Bed):

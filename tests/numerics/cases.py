@@ -68,7 +68,7 @@ TABLE = """
 4  tp2 sp zero1                                      sft                     llama gpt lora
 4  tp2 sp zero2 mb3                                  llama gpt lora sft
 4  tp2 sp zero3 compile                              gpt                     llama
-4  tp2 cp2 compile                                   flux
+2  cp2 compile                                       flux
 4  tp2 zero1 mb3                                     flux
 4  tp2 zero2 mb3                                     flux
 4  tp2 zero3 mb3 full                                flux                    lora sft

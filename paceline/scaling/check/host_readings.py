@@ -14,10 +14,10 @@ from paceline.machines.probe import health
 from paceline.scaling.check.fitness import Reading
 
 
-def read_lines(folder: Path) -> list[dict[str, Any]]:
-    """Every whole line that the ranks wrote."""
+def read_lines(folder: Path, program: str = "check") -> list[dict[str, Any]]:
+    """Every whole line that the ranks wrote into the folder that their program names."""
     lines: list[dict[str, Any]] = []
-    for path in sorted((folder / "check").glob("rank-*.jsonl")):
+    for path in sorted((folder / program).glob("rank-*.jsonl")):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 content = json.loads(line)
@@ -32,7 +32,7 @@ def host_readings(
     cluster: Cluster, lines: Sequence[Mapping[str, Any]], verdict: JobEnd | None
 ) -> list[Reading]:
     """What each host of the job told."""
-    names = _names(cluster, lines)
+    names = host_names(cluster, lines)
     return [
         _reading(
             name, cluster, node, [line for line in lines if line["node"] == node], names, verdict
@@ -41,7 +41,7 @@ def host_readings(
     ]
 
 
-def _names(cluster: Cluster, lines: Sequence[Mapping[str, Any]]) -> list[str]:
+def host_names(cluster: Cluster, lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """The hosts by node; Slurm orders them itself, so there each says its name."""
     names = {line["node"]: str(line["host"]) for line in lines if line["event"] == "facts"}
     if cluster.launcher == "local":
@@ -68,16 +68,17 @@ def _reading(
     state = next(
         (line["gpus"] for line in lines if line["event"] == "health"), facts.get("gpus", [])
     )
-    faults = health.faults(facts, state)
+    faults, remarks = health.faults(facts, state), health.remarks(state)
     ended = sum(line["event"] == "end" for line in lines)
     if ended < cluster.devices_per_node:
-        why = verdict.reason if verdict and (name in verdict.hosts or not verdict.hosts) else ""
         what = f"{cluster.devices_per_node - ended} of {cluster.devices_per_node} processes"
-        faults.append(f"{what} did not finish the check{f': {why}' if why else ''}")
+        why = f"{what} did not finish the check{f': {verdict.reason}' if verdict else ''}"
+        # The end of one host ends what the launcher has on the others: that is no fault of theirs.
+        by_another = verdict is not None and verdict.hosts and name not in verdict.hosts
+        (remarks if by_another else faults).append(why)
     failed = [line for line in lines if line["event"] == "fault"]
-    grave = [line for line in failed if line["part"] in ("gemm", "memory")]
+    grave = [line for line in failed if line["part"] in ("gemm", "memory", "rates")]
     faults += dict.fromkeys(f"{line['part']} failed: {line['reason']}" for line in grave)
-    remarks = health.remarks(state)
     remarks += dict.fromkeys(
         f"{_part(line['part'], names)} failed: {line['reason']}"
         for line in failed

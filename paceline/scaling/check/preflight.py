@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from paceline.core.errors import IncompleteError, UserError
-from paceline.core.hardware import Cluster, with_secrets
+from paceline.core.errors import UserError
+from paceline.core.hardware import Cluster
 from paceline.core.host_split import split_rounds
 from paceline.core.run import Job
 from paceline.files.documents import read_text, read_value, write_value
 from paceline.files.run_folder import new_folder
-from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
-from paceline.machines import Handle, JobEnd, launcher
-from paceline.machines.host_lists import from_allocation
-from paceline.machines.node.binding import bound
-from paceline.machines.placement import Where, device_kind, placed
-from paceline.machines.probe.inventory import inventory, local_cluster
+from paceline.machines import JobEnd
+from paceline.machines.placement import Where
 from paceline.machines.slurm import client
 from paceline.machines.slurm.states import unusable_nodes
 from paceline.machines.ssh.checks import Questions, check_hosts
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.check.fitness import CheckReport, Past, Reading, judge
+from paceline.scaling.check.host_job import cluster_of, host_job, run_job
 from paceline.scaling.check.host_readings import host_readings, read_lines
 
 CHECKS_FOLDER = "checks"
 REPORT_FILE = "check.json"
-QUESTION_FILE = "question.json"
-POLL_S = 0.1
 MOST_EARLIER = 20
 """Earlier checks that a host's history goes back."""
 
@@ -58,6 +51,8 @@ class CheckRequest:
     wait_s: float = 600.0
     """How long the job may wait in Slurm's queue."""
     against: Path | None = None
+    alone_s: float | None = None
+    """Every device by itself: nobody meets anybody, and one that takes longer is killed."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ def check(request: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
     IncompleteError when Slurm gave no place to the check in time; its job is cancelled then.
     """
     started_s, created = time.monotonic(), datetime.now(UTC)
-    cluster, notices = _cluster(request)
+    cluster, notices = cluster_of(request.where, request.device, request.devices)
     references = _references(request.against, cluster)
     folder = new_folder(root / CHECKS_FOLDER, f"{created:%Y-%m-%d}-{cluster.nodes}x{cluster.name}")
     folder = folder.resolve()
@@ -91,7 +86,7 @@ def check(request: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
     verdict: JobEnd | None = None
     if cluster is not None:
         watch(f"measuring {cluster.nodes} host{'s' if cluster.nodes > 1 else ''}")
-        verdict = _run(_job(cluster, request), folder, request.wait_s)
+        verdict = run_job(_job(cluster, request), folder, request.wait_s, "check")
         lines = read_lines(folder)
     readings = [
         *(Reading(host, faults=(why,)) for host, why in unfit.items()),
@@ -110,29 +105,6 @@ def check(request: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
     )
     write_value(folder / REPORT_FILE, report)
     return FinishedCheck(report, folder, tuple(notices))
-
-
-def _cluster(request: CheckRequest) -> tuple[Cluster, list[str]]:
-    """The hosts as a cluster, each taken to have devices like this machine."""
-    machine, where = inventory(), request.where
-    kind, notices = device_kind(request.device, machine)
-    launcher_name = where.kind(os.environ)
-    if launcher_name == "slurm" and not where.hosts:
-        number = where.allocation or os.environ.get("SLURM_JOB_ID")
-        hosts = from_allocation(number) if number else ()
-        where = replace(where, hosts=hosts[: where.nodes] if hosts else ())
-    slots = {host.slots for host in where.hosts} - {None}
-    if len(slots) > 1:
-        raise UserError(
-            "hosts", "have different numbers of slots", remedy="check them in two parts"
-        )
-    alone = 2 if launcher_name == "local" else 1
-    count = request.devices or next(iter(slots), None) or (alone if kind == "cpu" else None)
-    device = "cpu" if kind == "cpu" else machine["gpus"][0]["name"]
-    cluster = local_cluster(machine, device, None, count)
-    # How many threads a rank has each host decides by its own cores.
-    cluster = cluster.model_copy(update={"threads_per_device": None, "bind": "auto"})
-    return placed(cluster, where), notices
 
 
 def _unfit(cluster: Cluster, folder: Path) -> dict[str, str]:
@@ -165,23 +137,10 @@ def _job(cluster: Cluster, request: CheckRequest) -> Job:
         "dtype": _dtype(cluster),
         "seconds": request.seconds,
         "at_once": request.at_once,
-        "rounds": _rounds(cluster.nodes, request.num_rounds),
+        "rounds": [] if request.alone_s else _rounds(cluster.nodes, request.num_rounds),
+        "alone_s": request.alone_s,
     }
-    files = {**program_files("programs.node_check"), QUESTION_FILE: json.dumps(question) + "\n"}
-    return bound(
-        Job(
-            name="paceline-check",
-            python=cluster.interpreter,
-            program=(PROGRAM_FOLDER, QUESTION_FILE),
-            env={"PYTHONUNBUFFERED": "1", **with_secrets(cluster.env, os.environ)},
-            files=files,
-            nodes=cluster.nodes,
-            devices_per_node=cluster.devices_per_node,
-            timeout_s=request.limit_s,
-            collective_limit_s=max(20.0, request.limit_s / 5),
-            cluster=cluster,
-        )
-    )
+    return host_job(cluster, "programs.node_check", question, request.limit_s)
 
 
 def _dtype(cluster: Cluster) -> str:
@@ -197,38 +156,6 @@ def _rounds(nodes: int, partners: int) -> list[list[list[int]]]:
     return [[[int(name) for name in group] for group in round_.groups] for round_ in rounds]
 
 
-def _run(job: Job, folder: Path, wait_s: float) -> JobEnd | None:
-    """Run the job to its end or its limit; what the launcher knows of its end."""
-    assert job.cluster is not None
-    machine = launcher(job.cluster.launcher)
-    machine.prepare(job, folder)
-    handle = machine.submit(job, folder)
-    try:
-        return _watched(handle, wait_s)
-    finally:
-        handle.sweep()
-
-
-def _watched(handle: Handle, wait_s: float) -> JobEnd | None:
-    begun_s = time.monotonic()
-    try:
-        while handle.poll() is None:
-            if handle.waiting and time.monotonic() - begun_s > wait_s:
-                raise IncompleteError(
-                    "check",
-                    f"was not begun within {wait_s:g} s: {handle.phase}",
-                    remedy="--wait SECONDS, or fewer --nodes",
-                )
-            if handle.timed_out:
-                handle.stop()
-                return handle.verdict() or JobEnd("timeout", "did not end in time")
-            time.sleep(POLL_S)
-    except BaseException:  # an interrupt too must end what runs on the hosts
-        handle.stop()
-        raise
-    return handle.verdict()
-
-
 def _identity(
     cluster: Cluster | None, request: CheckRequest, lines: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
@@ -240,6 +167,7 @@ def _identity(
         "torch": ", ".join(torch),
         "seconds": request.seconds,
         "at_once": min(request.at_once or cluster.nodes, cluster.nodes),
+        **({"alone": True} if request.alone_s else {}),
     }
 
 

@@ -10,15 +10,18 @@ code is 0 whatever is found: a node's fault must not end the others.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable
+import time
 from typing import Any
 
 from paceline.trainer.config import read_json
 from paceline.trainer.measure.event_log import EventLog, redirect_output
+from paceline.trainer.programs.host_program import HostProgram
 from paceline.trainer.programs.node_facts import gpus, node_facts
 
 SCHEMA = 1
+LOOK_S = 0.05
 
 
 def main(path: str) -> int:
@@ -31,24 +34,23 @@ def main(path: str) -> int:
     return 0
 
 
-class NodeCheck:
-    """One rank, its place, and where it writes."""
+class NodeCheck(HostProgram):
+    """One rank's measurements.
 
-    def __init__(self, settings: dict[str, Any], rank: int, events: EventLog) -> None:
-        """`settings` is {device, dtype, seconds, at_once, rounds: [[[node, node], ...], ...]}."""
-        self.settings, self.rank, self.events = settings, rank, events
-        self.local = int(os.environ.get("LOCAL_RANK", "0"))
-        self.ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self.size = int(os.environ.get("WORLD_SIZE", "1"))
-        self.node = rank // self.ranks_per_node
-        self.joined = False
+    Settings are {device, dtype, seconds, at_once, rounds, alone_s}. `rounds` are of pairs of nodes;
+    with `alone_s` no rank meets another, and what a device has not done after so many seconds is
+    killed.
+    """
 
     def run(self) -> None:
         """Facts, join, rates, collectives, health, end."""
         if self.local == 0:
             self.part("facts", lambda: self.write("facts", schema=SCHEMA, **node_facts()))
-        self.part("join", self.join)
-        self.part("rates", self.rates)
+        if alone_s := self.settings.get("alone_s"):
+            self.part("rates", lambda: self.guarded(alone_s))
+        else:
+            self.part("join", self.join)
+            self.part("rates", self.rates)
         if self.joined:
             self.part("collective", self.inside)
             self.part("pairs", self.pairs)
@@ -57,41 +59,28 @@ class NodeCheck:
             self.part("health", lambda: self.write("health", gpus=gpus()))
         self.write("end")
 
-    def write(self, event: str, **values: Any) -> None:
-        """One line, with this rank's place."""
-        self.events.write(event, rank=self.rank, node=self.node, local_rank=self.local, **values)
+    def guarded(self, limit_s: float) -> None:
+        """The rates in a process of its own, so that a device that hangs it stops nobody.
 
-    def part(self, name: str, work: Callable[[], None]) -> None:
-        """Do one part; a failure becomes a line."""
-        try:
-            work()
-        except Exception as error:  # the program's edge: one part must not end the others
-            self.write("fault", part=name, reason=" ".join(str(error).split())[:300])
-
-    def join(self) -> None:
-        """Meet the other ranks."""
-        import torch
-
-        self.device = torch.device(self.settings["device"], *([self.local] * (self.kind == "cuda")))
-        if self.size > 1:
-            from paceline.trainer.parallel.mesh import join_world
-
-            # Bound to its device, NCCL would make every group by splitting the world's
-            # communicator: a node that falls silent would hold up the pairs of all others.
-            join_world(self.kind, bind=False)
-            self.barrier()
-        self.joined = self.size > 1
-
-    @property
-    def kind(self) -> str:
-        """cpu or cuda."""
-        return self.settings["device"]
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        from torch import distributed as dist
-
-        dist.barrier(device_ids=[self.local] if self.kind == "cuda" else None)
+        A fork, because nothing of torch is loaded yet; what it writes goes to the same file.
+        """
+        child = os.fork()
+        if child == 0:
+            try:
+                self.open_device()
+                self.part("gemm", self.gemm)
+                self.part("memory", self.memory)
+            except BaseException as error:  # nothing may leave a fork but by _exit
+                self.write("fault", part="gemm", reason=" ".join(str(error).split())[:300])
+            os._exit(0)
+        deadline = time.monotonic() + limit_s
+        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)  # a driver may hold it even then: nobody waits
+                raise TimeoutError(f"the device did not answer within {limit_s:.0f} s")
+            time.sleep(LOOK_S)
+        if code := os.waitstatus_to_exitcode(ended[1]):
+            raise ChildProcessError(f"the process of the device was ended by signal {-code}")
 
     def rates(self) -> None:
         """Matrix products and memory, so many nodes at once as asked."""
@@ -134,9 +123,7 @@ class NodeCheck:
     def pairs(self) -> None:
         """All-reduce with the same rank of another node, round by round."""
         for pairs in self.settings.get("rounds", []):
-            partner = next(
-                (b if a == self.node else a for a, b in pairs if self.node in (a, b)), None
-            )
+            partner = self.partner(pairs)
             if partner is None:
                 self.group([self.rank])
             else:
@@ -158,16 +145,6 @@ class NodeCheck:
         result = measure(self.device, len(ranks), large, seconds, group)
         latency_s = measure(self.device, len(ranks), small, seconds / 10, group)["latency_s"]
         return {**result, "latency_s": latency_s}
-
-    def group(self, ranks: list[int]) -> Any:
-        """A group of some ranks, which nobody else waits for.
-
-        PyTorch names it after how many groups a rank has had, and ranks find each other by the
-        name. So a rank that sits out a round makes one of its own.
-        """
-        from torch import distributed as dist
-
-        return dist.new_group(ranks, use_local_synchronization=True)
 
 
 if __name__ == "__main__":

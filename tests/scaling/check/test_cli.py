@@ -105,3 +105,20 @@ def test_wrong_input_is_refused_before_anything_is_measured(
     with pytest.raises(UserError, match=message):
         run("--runs-dir", str(tmp_path), *arguments)
     assert not list(tmp_path.glob("checks/*/check/*"))
+
+
+def test_a_quick_check_measures_each_device_by_itself(tmp_path: Path):
+    drain = tmp_path / "drain.txt"
+    result = CliRunner().invoke(
+        app,
+        ["--quick", "--device=cpu", "--json", f"--drain-file={drain}", f"--runs-dir={tmp_path}"],
+    )
+    assert result.exit_code == 0, result.output
+    (host,) = json.loads(result.stdout)["hosts"]
+    assert set(host["figures"]) == {"gemm", "memory"} and host["verdict"] == "fit"
+    assert drain.read_text() == ""
+
+
+def test_a_quick_check_has_nothing_in_turn():
+    with pytest.raises(UserError, match="leave --fast and --at-once out"):
+        run("--quick")

@@ -80,7 +80,6 @@ def test_slurm_orders_its_hosts_itself():
             JobEnd("failed", "the link is cut", ("n1",)),
             "did not finish the check: the link is cut",
         ),
-        (JobEnd("failed", "about another", ("n0",)), "1 of 1 processes did not finish the check"),
     ],
 )
 def test_a_host_that_ended_early_is_at_fault_with_the_launchers_reason(
@@ -88,6 +87,13 @@ def test_a_host_that_ended_early_is_at_fault_with_the_launchers_reason(
 ):
     first, second = host_readings(cluster(), whole(0, "a"), verdict)
     assert first.faults == () and second.faults[0].endswith(why)
+
+
+def test_what_the_loss_of_another_host_broke_off_is_no_fault():
+    verdict = JobEnd("failed", "n0: the connection was lost", ("n0",))
+    lost, broken_off = host_readings(cluster(), [], verdict)
+    assert lost.faults and not broken_off.faults
+    assert broken_off.remarks[0].endswith("did not finish the check: n0: the connection was lost")
 
 
 def test_a_part_that_failed_is_a_fault_of_the_host_or_of_the_pair():

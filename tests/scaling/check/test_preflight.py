@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.errors import EXIT_INCOMPLETE, IncompleteError
 from paceline.machines import Handle, JobEnd
-from paceline.scaling.check.preflight import _watched
+from paceline.scaling.check.host_job import ended
 
 
 @dataclass
@@ -50,10 +50,10 @@ def test_a_job_that_waits_too_long_is_cancelled_with_the_queues_reason():
     with pytest.raises(
         IncompleteError, match=r"within 0.3 s: job 7 waits .* Resources; --wait"
     ) as error:
-        _watched(job, 0.3)
+        ended(job, 0.3, "check")
     assert job.stopped and error.value.exit_code == EXIT_INCOMPLETE
 
 
 def test_a_job_that_begins_in_time_goes_on():
     job = Queued(looks=2)
-    assert _watched(job, 60.0) is None and not job.stopped
+    assert ended(job, 60.0, "check") is None and not job.stopped

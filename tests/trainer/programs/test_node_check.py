@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -203,3 +204,31 @@ def test_a_throttled_device_cannot_look_fast_between_its_pauses() -> None:
             return 0.5 if next(calls) % 2 else 1.5
 
     assert median(sustained(lambda: None, 1.0, Pausing(), 0.1)) == pytest.approx((2 + 2 / 3) / 2)
+
+
+HANGS = "import time; time.sleep(600)"
+DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"),
+    [
+        (HANGS, "the device did not answer within 1 s"),
+        (DIES, f"the process of the device was ended by signal {signal.SIGSEGV:d}"),
+        ("raise RuntimeError('no such device')", "no such device"),
+    ],
+)
+def test_a_device_that_hangs_or_kills_its_process_is_a_line(
+    tmp_path: Path, trouble: str, reason: str
+) -> None:
+    text = f"""
+import sys
+from paceline.trainer.programs import node_check
+node_check.NodeCheck.open_device = lambda self: exec({trouble!r})
+sys.exit(node_check.main("question.json"))
+"""
+    (tmp_path / "question.json").write_text(json.dumps(QUESTION | {"alone_s": 1.0}))
+    subprocess.run([sys.executable, "-c", text], cwd=tmp_path, check=True, timeout=LIMIT_S)
+    facts, fault, health, end = lines(tmp_path, 0)
+    assert (facts["event"], health["event"], end["event"]) == ("facts", "health", "end")
+    assert fault["event"] == "fault" and fault["reason"] == reason
