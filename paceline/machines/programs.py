@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.secrets import redact
@@ -39,7 +40,7 @@ def run_program(
         env={**os.environ, **(environment or {})},
         start_new_session=True,
         pass_fds=handles,
-        preexec_fn=_die_with_parent,
+        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
     ) as process:
         try:
             while True:

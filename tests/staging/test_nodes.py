@@ -127,17 +127,17 @@ def test_nodes_that_fail_are_told_with_the_cause_and_the_others_end(
     local = tmp_path / "there"
     refused = "echo noise; echo 'me@bad: Permission denied (publickey).' >&2; exit 255"
     shells = [
-        shell(host="good"),
+        shell(host="good", python="/another/python3"),
         shell("sh", "-c", refused, host="bad"),
         shell("sleep", "60", host="silent", silence_s=0.5),
-        shell(host="without", python="/no/python3"),
+        shell("env", "PATH=/none", "/bin/bash", "-s", host="without", python="/no/python3"),
     ]
     good, bad, silent, without = on_nodes(shells, order(staged, local))
     assert good.state == "staged" and {bad.state, silent.state, without.state} == {"failed"}
     same(staged, local)
     assert bad.fault == "refuses the log-in without a password"
     assert silent.fault == "said nothing for 0.5 s"
-    assert without.fault == "cannot run /no/python3"
+    assert without.fault == "has neither /no/python3 nor a python3"
 
 
 def test_what_is_not_what_the_manifest_says_is_never_staged(

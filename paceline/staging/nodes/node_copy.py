@@ -30,6 +30,8 @@ MAX_LINE_BYTES = 1 << 26
 """Of what a node says at once: it may lack very many files."""
 KEPT_MESSAGES = 4096
 NodeState = Literal["staged", "damaged", "missing", "partial", "failed"]
+NO_PYTHON = "exec: python3: not found"
+"""What bash says at last; any Python does, and the usual one may lie on a folder of its own."""
 UP_OR_OUT = "see whether it is up, or leave it out"
 
 
@@ -215,12 +217,9 @@ class NodeCopy:
         """The fault of a node that went without its last word, by what ssh or srun said."""
         messages.seek(-min(KEPT_MESSAGES, messages.seek(0, os.SEEK_END)), os.SEEK_END)
         said = messages.read().decode(errors="replace")
-        python = self.shell.python
-        if f"{python}: " in said and "such file" in said:
-            self._fault = f"cannot run {python}"
-            self._remedy = (
-                "install it at the same path, or name another interpreter (cluster.python)"
-            )
+        if NO_PYTHON in said:
+            self._fault = f"has neither {self.shell.python} nor a python3"
+            self._remedy = "install Python 3.9 or newer there"
             return
         fault, self._remedy = meaning(said)
         self._fault = one_line(fault)
@@ -238,7 +237,8 @@ def _program(python: str) -> bytes:
     text = (resources.files("paceline.staging.nodes") / "node_program.py").read_text(
         encoding="utf-8"
     )
-    return (shlex.join(["exec", python, "-c", text]) + "\n").encode()
+    first = f'python={shlex.quote(python)}; command -v "$python" >/dev/null || python=python3'
+    return f'{first}; exec "$python" -c {shlex.quote(text)}\n'.encode()
 
 
 def _await_room(selector: selectors.BaseSelector, target: int, waits: bool) -> None:
