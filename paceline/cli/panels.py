@@ -16,7 +16,7 @@ PANELS = {
     "--max-nodes --least-efficiency --every-batch --seed",
     "What is measured": "--ops --min-bytes --max-bytes --pairs --seconds",
     "What is profiled": "--tool --ranks --gpu-metrics --cpu-samples",
-    "Place": "--device --devices --gpus --cluster --hosts --nodes --launcher --allocation "
+    "Place": "--local --device --devices --gpus --cluster --hosts --nodes --launcher --allocation "
     "--interface --bind --ssh-config --nodes-per-trial --max-parallel --at-once --oversubscribe "
     "--per --per-node --gpus-per-node --intra --inter --topology",
     "Budget": "--budget --repeat --trials --trial-limit --steps --timeout --extra-rounds --fast "

@@ -47,6 +47,7 @@ UNLIKE_A_SETTING = (
     "interface",
     "ssh",
     "slurm",
+    "stage",
 )
 """Fields of a cluster that say where something runs and how it gets there, not what runs."""
 NEWER = ("evaluation", "initial_weights")

@@ -147,7 +147,9 @@ class AssetStage:
         if manifest_file.is_file():
             manifest_file.replace(self.folder / DAMAGED_FILE)
         if not is_listed(self.asset) and not is_resumed(self.asset):
-            shutil.rmtree(partial, ignore_errors=True)
+            # Of an image whole layers are kept.
+            remains = done if self.asset.kind == "container" else partial
+            shutil.rmtree(remains, ignore_errors=True)
             shutil.rmtree(content, ignore_errors=True)
         elif content.is_dir():
             shutil.rmtree(done, ignore_errors=True)
@@ -171,7 +173,8 @@ class AssetStage:
             revision = clone(asset, done, check)
             return _Fetched(self._measured(done, check), source, revision, "git")
         if asset.kind == "container":
-            digest = fetch_image(asset, done, self.runtime or "", check)
+            underway = self.folder / PARTIAL_FOLDER / UNDERWAY_FOLDER
+            digest = fetch_image(asset, done, underway, self.runtime or "", check)
             return _Fetched(self._measured(done, check), asset.source, digest, self.runtime)
         if asset.kind == "made":
             inputs = {name: folder / CONTENT_FOLDER for name, folder in self.inputs.items()}

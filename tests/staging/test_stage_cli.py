@@ -97,6 +97,9 @@ def test_what_is_made_is_staged_verified_used_and_mended(tmp_path: Path):
         (["tiny-llama", "--asset", "corpse"], "did you mean 'corpus'"),
         (["tiny-llama", "--engine", "nothing"], "is unknown"),
         (["tiny-llama", "--dry-run", "--verify"], "leave it out"),
+        (["tiny-llama", "--local", "/local"], "none are named"),
+        (["tiny-llama", "--hosts", "node-001"], "are named, and no folder on them"),
+        (["tiny-llama", "--hosts", "node-001", "--local", "here"], "must be an absolute path"),
     ],
     ids=lambda value: str(value)[:20],
 )
