@@ -44,6 +44,7 @@ from paceline.runs.goodput.ledger import GoodputLedger
 from paceline.runs.watch.state import WatchState
 from paceline.scaling.campaigns.record import Campaign
 from paceline.scaling.campaigns.result import CampaignResult
+from paceline.scaling.network.report import NetworkReport
 
 FORMATS: dict[str, type[BaseModel]] = {
     "recipe": Recipe,
@@ -71,6 +72,7 @@ FORMATS: dict[str, type[BaseModel]] = {
     "explanation": Explanation,
     "watch": WatchState,
     "goodput": GoodputLedger,
+    "network": NetworkReport,
     "event-start": StartEvent,
     "event-step": StepEvent,
     "event-memory": MemoryEvent,

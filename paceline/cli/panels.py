@@ -14,16 +14,17 @@ PANELS = {
     "What to vary": "--tp --pp --cp --vp --zero --mbs --recompute --gbs --most-tp --most-cp "
     "--most-ep --sizes --split --rounds --scaling --interleave --compare --stages --samples "
     "--max-nodes --least-efficiency --every-batch --seed",
+    "What is measured": "--ops --min-bytes --max-bytes --pairs --seconds",
     "What is profiled": "--tool --ranks --gpu-metrics --cpu-samples",
-    "Place": "--device --devices --gpus --cluster --hosts --nodes --launcher --allocation "
+    "Place": "--local --device --devices --gpus --cluster --hosts --nodes --launcher --allocation "
     "--interface --bind --ssh-config --nodes-per-trial --max-parallel --at-once --oversubscribe "
     "--per --per-node --gpus-per-node --intra --inter --topology",
     "Budget": "--budget --repeat --trials --trial-limit --steps --timeout --extra-rounds --fast "
-    "--limit --wait",
+    "--quick --limit --wait",
     "Time model": "--evidence --stack --compiled --trace --measured --measured-s",
     "Cost": "--price --spot-price --pue --carbon",
     "Failures": "--mtbf --restart --checkpoint --checkpoint-every",
-    "Judgement": "--reference --history --against --check --fail-on-findings",
+    "Judgement": "--reference --history --against --check --fail-on-findings --drain-file",
     "Without a campaign": "--from --simulate --fault",
     "Output": "--where --tag --runs-dir --top --write --scripts --html --charts --output "
     "--format --json",

@@ -11,7 +11,7 @@ from paceline.cli.options import Device, DeviceKind, Json
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
-from paceline.core.units import KIB, MIB, percent, si
+from paceline.core.units import binary, percent, si
 from paceline.machines.placement import device_kind
 from paceline.machines.probe.collective import probe_collective
 from paceline.machines.probe.inventory import inventory
@@ -168,10 +168,7 @@ def _machine(device: DeviceKind) -> tuple[str, int, int]:
 
 
 def _size_column() -> OutputColumn:
-    def size(value: float) -> str:
-        return f"{value / MIB:g} MiB" if value >= MIB else f"{value / KIB:g} KiB"
-
-    return OutputColumn("bytes", "size", size, "right")
+    return OutputColumn("bytes", "size", binary, "right")
 
 
 def _rate_column(key: str, title: str) -> OutputColumn:

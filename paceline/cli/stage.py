@@ -7,13 +7,23 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.options import Json
+from paceline.cli import host_options as place
+from paceline.cli.options import ClusterName, Json
 from paceline.cli.output import (
     OutputColumn,
     TableForm,
     TableFormat,
     emit_json,
     emit_table,
+)
+from paceline.cli.stage_nodes import (
+    Local,
+    NodeTarget,
+    copy_to_nodes,
+    node_rows,
+    node_target,
+    nodes_exit,
+    print_nodes,
 )
 from paceline.cli.stage_progress import stage_display
 from paceline.cli.terminal import echo
@@ -56,6 +66,13 @@ def stage(
             show_default=False,
         ),
     ] = None,
+    local: Local = None,
+    hosts: place.Hosts = None,
+    nodes: place.Nodes = None,
+    cluster: ClusterName = None,
+    launcher: place.LauncherOption = "auto",
+    allocation: place.Allocation = None,
+    ssh_config: place.SshConfig = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what, from where and how large; fetch nothing.")
     ] = False,
@@ -92,6 +109,8 @@ def stage(
 
       paceline stage opt-350m-sft-tiny --verify
 
+      paceline stage opt-350m-sft --local /scratch/stage --hosts hosts.txt
+
     A call that was broken off goes on where it was, and what is there is not fetched again. Tokens
     are taken from the environment (HF_TOKEN), from `hf auth login` and from ~/.netrc.
     """
@@ -102,16 +121,24 @@ def stage(
         raise UserError(
             f"--engine {engine}", "is unknown", allowed=", ".join(sorted(engine_names()))
         )
+    where = place.where(hosts, nodes, launcher, allocation, None, None, ssh_config)
+    target = node_target(local, cluster, where)
     outline = make_outline(load_recipe(recipe), engine, stage_root(to), asset or ())
     if not outline.assets:
         echo(f"note: {outline.recipe.name} declares no assets: it needs nothing", err=True)
-    if check:
+    if check and target is None:
         raise typer.Exit(_verify(outline, form, jobs))
+    if check and target:
+        raise typer.Exit(_on_nodes(outline, target, form, None, verify=True))
     if not dry_run:
         outline = _stage(outline, jobs, runtime, asset or ())
     elif ask:
         outline = Stager(jobs=jobs).sized(outline)
+    if target and not dry_run:
+        raise typer.Exit(_on_nodes(outline, target, form, rate))
     _print_outline(outline, form, rate)
+    if target:
+        echo(f"note: it is then copied to {target}", err=True)
 
 
 def _declared_engines(recipe: str) -> list[str]:
@@ -132,19 +159,39 @@ def _stage(
     return staged
 
 
-def _print_outline(outline: StageOutline, form: TableFormat, rate: float | None) -> None:
-    rows = [_row(part, rate) for part in outline.assets]
-    document = {
+def _on_nodes(
+    outline: StageOutline,
+    target: NodeTarget,
+    form: TableFormat,
+    rate: float | None,
+    verify: bool = False,
+) -> int:
+    """Copy to all nodes, or read again there; print what became of it; the exit code."""
+    outcomes = copy_to_nodes(outline, target, verify)
+    rows = node_rows(outline, outcomes)
+    if form is TableFormat.json:
+        emit_json({**_document(outline, rate), "local": target.local, "nodes": rows})
+    else:
+        print_nodes(rows, target, form)
+    return nodes_exit(outcomes)
+
+
+def _document(outline: StageOutline, rate: float | None) -> dict[str, Any]:
+    return {
         "recipe": outline.recipe.name,
         "engine": outline.engine,
         "folder": str(outline.root),
-        "assets": rows,
+        "assets": [_row(part, rate) for part in outline.assets],
         "bytes_needed": outline.bytes_needed,
         "bytes_unknown": list(outline.unknown),
         "bytes_free": outline.bytes_free,
-        "seconds": outline.bytes_needed / (rate * MEGA) if rate else None,
+        "seconds": outline.bytes_fetched / (rate * MEGA) if rate else None,
     }
-    emit_table(rows, _columns(rate), form, document=document)
+
+
+def _print_outline(outline: StageOutline, form: TableFormat, rate: float | None) -> None:
+    rows = [_row(part, rate) for part in outline.assets]
+    emit_table(rows, _columns(rate), form, document=_document(outline, rate))
     if form is TableFormat.text and rows:
         echo(f"in {outline.root}: {_sentence(outline, rate)}")
         for part in outline.assets:
@@ -160,14 +207,14 @@ def _sentence(outline: StageOutline, rate: float | None) -> str:
     if unknown:
         asked = "" if need else " (--ask asks the sources)"
         parts.append(f"{unknown} of {len(outline.assets)} assets have no stated size{asked}")
-    if rate and need:
+    if rate and (fetched := outline.bytes_fetched):
         least = "at least " if unknown else ""
-        parts.append(f"{least}{seconds(need / (rate * MEGA))} at {rate:g} MB/s")
+        parts.append(f"{least}{seconds(fetched / (rate * MEGA))} at {rate:g} MB/s")
     return "; ".join([*parts, f"{si(outline.bytes_free, 'B')} free"])
 
 
 def _row(part: OutlinedAsset, rate: float | None) -> dict[str, Any]:
-    asset, left = part.asset, part.left_bytes
+    asset, left, made = part.asset, part.left_bytes, part.asset.kind == "made"
     return {
         "name": asset.name,
         "kind": asset.kind,
@@ -181,7 +228,7 @@ def _row(part: OutlinedAsset, rate: float | None) -> dict[str, Any]:
         "note": asset.note,
         "state": part.state,
         "bytes_left": left,
-        "seconds": left / (rate * MEGA) if rate and left is not None else None,
+        "seconds": None if rate is None or left is None or made else left / (rate * MEGA),
         "path": str(part.folder / CONTENT_FOLDER),
     }
 

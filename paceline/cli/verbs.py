@@ -254,6 +254,12 @@ VERBS: dict[str, tuple[Verb, ...]] = {
             "anywhere.",
         ),
         Verb(
+            "export",
+            "export:export",
+            "Write what was trained as Hugging Face has models: safetensors, their index, "
+            "config.json.",
+        ),
+        Verb(
             "verify",
             "bundle:verify",
             "Check a bundle: the digest of every file, and its figures recomputed from the raw "
@@ -292,6 +298,11 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
             "collective",
             "probe_machine:collective",
             "Measure all-reduce among the devices of this machine, by payload.",
+        ),
+        Verb(
+            "network",
+            "probe_network:network",
+            "Measure every collective among all devices, and latency and rate between all hosts.",
         ),
         Verb(
             "attention",

@@ -138,6 +138,11 @@ class Cluster(Value):
     slurm: SlurmSettings = SlurmSettings()
     python: str | None = None
     """Interpreter on the nodes; None is the one that runs Paceline, in a container its python3."""
+    stage: str | None = None
+    """Folder of staged assets on the nodes' own disks, as `paceline stage` copies them there.
+
+    None is the one of this machine, which all see.
+    """
     threads_per_device: PositiveInt | None = None
     env: dict[str, str] = {}
 
@@ -158,6 +163,13 @@ class Cluster(Value):
         if interface is not None and not INTERFACE_NAME.fullmatch(interface):
             raise ValueError(f"{interface!r} is no network interface")
         return interface
+
+    @field_validator("stage")
+    @classmethod
+    def _is_absolute(cls, stage: str | None) -> str | None:
+        if stage is not None and not (stage.startswith("/") and stage.isprintable()):
+            raise ValueError(f"{stage!r} is no absolute path")
+        return stage
 
     @field_validator("env")
     @classmethod

@@ -29,7 +29,9 @@ from paceline.core.secrets import redacted_words
 from paceline.core.shape import LoraSpec, Shape, lora_parameters, num_parameters
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
-DataSource = Literal["synthetic", "stdlib", "text", "jsonl", "tokens", "indexed", "latents"]
+DataSource = Literal[
+    "synthetic", "stdlib", "text", "jsonl", "tokens", "indexed", "latents", "webdataset"
+]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 MatmulPrecision = Literal["highest", "high", "medium"]
 Compile = Literal["none", "blocks"]
@@ -45,6 +47,7 @@ UNLIKE_A_SETTING = (
     "interface",
     "ssh",
     "slurm",
+    "stage",
 )
 """Fields of a cluster that say where something runs and how it gets there, not what runs."""
 NEWER = ("evaluation", "initial_weights")
@@ -140,7 +143,10 @@ class Data(Value):
 
     source: DataSource = "synthetic"
     path: str | None = None
-    """File for `text`, `jsonl` and `tokens`; for `indexed` PREFIX of a .bin and an .idx."""
+    """File for `text`, `jsonl` and `tokens`; for `indexed` PREFIX of a .bin and an .idx.
+
+    The index of `latents`; for `webdataset` the folder of its shards.
+    """
     blend: tuple[tuple[str, PositiveFloat], ...] = ()
     """(prefix, weight) of several indexed data sets, in place of `path`."""
     tokenizer: str | None = None

@@ -48,6 +48,14 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:,.{decimals}f}"
 
 
+def binary(num_bytes: float) -> str:
+    """A size that is a power of two times something: 16 MiB."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.4g} {name}"
+    return f"{num_bytes:.4g} B"
+
+
 def gib(num_bytes: float) -> str:
     """Bytes as GiB with two decimals: `0.61 GiB`."""
     return f"{num_bytes / GIB:,.2f} GiB"

@@ -26,7 +26,8 @@ EMULATED = ("fp16", "fp8")
 """What no CPU computes by itself."""
 TEXT_SOURCES = ("stdlib", "text", "jsonl")
 TOKEN_FILES = ("tokens", "indexed")
-LATENT_SOURCES = ("synthetic", "latents")
+LATENT_FILES = ("latents", "webdataset")
+LATENT_SOURCES = ("synthetic", *LATENT_FILES)
 BYTE_VOCAB = 257
 """One id for each byte and one that ends a document."""
 
@@ -88,19 +89,21 @@ def _evaluation_problems(spec: RunSpec) -> list[str]:
 
 def _latent_problems(spec: RunSpec) -> list[str]:
     """What a diffusion transformer cannot be trained on."""
-    if spec.data.split is not None and spec.data.source == "latents":
-        return ["data.split parts the samples of a text, and source latents has none"]
+    if spec.data.split is not None and spec.data.source in LATENT_FILES:
+        return [f"data.split parts the samples of a text, and {spec.data.source} has none"]
     if spec.data.source in LATENT_SOURCES:
         return []
-    allowed = " or ".join(LATENT_SOURCES)
+    allowed = ", ".join(LATENT_SOURCES)
     return [f"data.source {spec.data.source} has no latents: an mmdit takes {allowed}"]
 
 
 def _text_problems(spec: RunSpec, model: DecoderShape) -> list[str]:
     """What of the data does not fit a decoder."""
     problems: list[str] = []
-    if spec.data.source == "latents":
-        problems.append("data.source latents has no tokens: a decoder takes any other source")
+    if spec.data.source in LATENT_FILES:
+        problems.append(
+            f"data.source {spec.data.source} has no tokens: a decoder takes another source"
+        )
     if model.positions == "learned" and spec.training.seq_len > model.max_positions:
         problems.append(
             f"seq_len {spec.training.seq_len} is beyond {model.max_positions} learned positions"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.secrets import redact
 
 LOOK_S = 0.2
+_PR_SET_PDEATHSIG = 1
+"""Of linux/prctl.h: the signal that this process gets when its parent dies."""
+_LIBC = ctypes.CDLL(None)
+"""Loaded here: between fork and exec nothing may be."""
 
 
 def run_program(
@@ -17,8 +23,13 @@ def run_program(
     check: Callable[[], None],
     text: str | None = None,
     environment: Mapping[str, str] | None = None,
+    handles: Sequence[int] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """A command's end and what it said; it and all that it started are killed if `check` raises."""
+    """A command's end and what it said; it and all that it started are killed if `check` raises.
+
+    `handles` are open files that it inherits. It does not outlive this process, which would write
+    beside the one that comes after it.
+    """
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -28,6 +39,8 @@ def run_program(
         errors="replace",
         env={**os.environ, **(environment or {})},
         start_new_session=True,
+        pass_fds=handles,
+        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
     ) as process:
         try:
             while True:
@@ -41,6 +54,10 @@ def run_program(
             _kill(process)
             process.wait()  # after an interrupt `with` would not
             raise
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def last_line(text: str) -> str:

@@ -15,6 +15,7 @@ CHECKPOINTS_FOLDER, LATEST_CHECKPOINT, CHECKPOINT_STATE = "checkpoints", "latest
 """Names that the native trainer gives."""
 HUB_CONFIG = "config.json"
 """In a model's folder of the hub, beside its safetensors."""
+HUB_TENSORS = ".safetensors"
 
 
 def with_checkpoint(recipe: Recipe, runs: Path) -> Recipe:
@@ -35,17 +36,30 @@ def with_checkpoint(recipe: Recipe, runs: Path) -> Recipe:
 
 
 def _checkpoint(recipe: Recipe, field: str, name: str, runs: Path) -> str:
-    path = home_path(f"{recipe.name}: {field}", name)
+    where = f"{recipe.name}: {field}"
+    if field == "training.initial_weights":
+        path = home_path(where, name)
+        if path.suffix == HUB_TENSORS and path.is_file():
+            return str(path.absolute())  # the hub's cache has links to files of other names
+        if (path / HUB_CONFIG).is_file() and not (path / CHECKPOINT_STATE).is_file():
+            return str(path.resolve())
+    return str(find_checkpoint(where, name, runs))
+
+
+def find_checkpoint(where: str, name: str, runs: Path) -> Path:
+    """The checkpoint that a path, a run or a folder of checkpoints means: the latest one.
+
+    Raises UserError, which begins with `where`, when there is none.
+    """
+    path = home_path(where, name)
     origin = path if path.is_dir() else find_run(runs, name)
     for place in (origin, origin / CHECKPOINTS_FOLDER):
         latest = place / LATEST_CHECKPOINT
         folder = place / latest.read_text().strip() if latest.is_file() else place
         if (folder / CHECKPOINT_STATE).is_file():
-            return str(folder.resolve())
-    if field == "training.initial_weights" and (origin / HUB_CONFIG).is_file():
-        return str(origin.resolve())
+            return folder.resolve()
     raise UserError(
-        f"{recipe.name}: {field}",
+        where,
         f"{origin} holds no whole checkpoint",
         remedy="checkpoint.every=N saves one every N steps",
     )

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from paceline.core.errors import UserError
 from paceline.core.quality import Evaluation
@@ -22,6 +22,14 @@ from paceline.staging.conversions.tokenizer import load_tokenizer, tokenizer_fil
 TOKENS_FOLDER = "tokens"
 """Beside the runs: what texts became by a tokenizer."""
 
+PathForm = Literal["file", "prefix", "folder"]
+PATH_FORMS: dict[str, PathForm] = {"indexed": "prefix", "webdataset": "folder"}
+"""What `data.path` names, by its source; else a file."""
+_NO_FORM: dict[PathForm, str] = {
+    "file": "is not a file",
+    "prefix": "is no prefix of a .bin and an .idx",
+    "folder": "is no folder of shards",
+}
 V = TypeVar("V", Data, Evaluation)
 R = TypeVar("R", Recipe, RunSpec)
 
@@ -74,42 +82,40 @@ def with_data_file(recipe: Recipe, beside: Path) -> Recipe:
             f"source {data.source} needs a file",
             remedy="--set data.path=FILE",
         )
-    indexed = data.source == "indexed"
-    changed = _with_files(recipe, "data", data, beside, indexed)
+    form = PATH_FORMS.get(data.source, "file")
+    changed = _with_files(recipe, "data", data, beside, form)
     blend = tuple(
-        (_place(recipe, "data.blend", path, beside, True), weight) for path, weight in data.blend
+        (_place(recipe, "data.blend", path, beside, "prefix"), weight)
+        for path, weight in data.blend
     )
     update: dict[str, Any] = {"data": changed.model_copy(update={"blend": blend})}
     evaluation = recipe.training.evaluation
     if evaluation is not None:
-        located = _with_files(recipe, "training.evaluation", evaluation, beside, indexed)
+        located = _with_files(recipe, "training.evaluation", evaluation, beside, form)
         update["training"] = recipe.training.model_copy(update={"evaluation": located})
     return recipe.model_copy(update=update)
 
 
-def _with_files(recipe: Recipe, where: str, part: V, beside: Path, indexed: bool) -> V:
+def _with_files(recipe: Recipe, where: str, part: V, beside: Path, form: PathForm) -> V:
     """A part of the recipe with absolute paths of all files that it names."""
     update = {
-        name: _place(recipe, f"{where}.{name}", file, beside, indexed and name == "path")
+        name: _place(recipe, f"{where}.{name}", file, beside, form if name == "path" else "file")
         for name in ("path", "loss_mask", "tokenizer")
         if (file := getattr(part, name, None))
     }
     return part.model_copy(update=update)
 
 
-def _place(recipe: Recipe, field: str, name: str, beside: Path, indexed: bool) -> str:
-    """The absolute path of a file, or the prefix of an indexed data set."""
+def _place(recipe: Recipe, field: str, name: str, beside: Path, form: PathForm) -> str:
+    """The absolute path of a file or folder, or the prefix of an indexed data set."""
     for path in (home_path(f"{recipe.name}: {field}", name), beside / name):
         if field.endswith(".tokenizer") and path.is_dir():
             path = tokenizer_file(path)
-        if indexed:
-            prefix = prefix_of(path)
-            if all(file.is_file() for file in files_of(prefix)):
-                return str(prefix.resolve())
-        elif path.is_file():
-            return str(path.resolve())
-    what = "is no prefix of a .bin and an .idx" if indexed else "is not a file"
-    raise UserError(f"{recipe.name}: {field}", f"{name} {what}")
+        prefix = prefix_of(path) if form == "prefix" else path
+        files = files_of(prefix) if form == "prefix" else (path,)
+        if all(file.is_dir() if form == "folder" else file.is_file() for file in files):
+            return str(prefix.resolve())
+    raise UserError(f"{recipe.name}: {field}", f"{name} {_NO_FORM[form]}")
 
 
 def with_tokens(recipe: R, runs: Path, name: str) -> tuple[R, tuple[TokenFile, ...]]:

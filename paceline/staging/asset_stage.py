@@ -34,7 +34,7 @@ from paceline.staging.ending import StageEnd
 from paceline.staging.ledger import Ledger
 from paceline.staging.listing import SourceListing, inner_path
 from paceline.staging.lock import LockOwner, StageLock
-from paceline.staging.makers import Making, make
+from paceline.staging.makers import Making, is_resumed, make
 from paceline.staging.outline import DONE_FOLDER, UNDERWAY_FOLDER
 from paceline.staging.sources.container import fetch_image
 from paceline.staging.sources.git import clone
@@ -146,8 +146,10 @@ class AssetStage:
         manifest_file = self.folder / MANIFEST_FILE
         if manifest_file.is_file():
             manifest_file.replace(self.folder / DAMAGED_FILE)
-        if not is_listed(self.asset):
-            shutil.rmtree(partial, ignore_errors=True)
+        if not is_listed(self.asset) and not is_resumed(self.asset):
+            # Of an image whole layers are kept.
+            remains = done if self.asset.kind == "container" else partial
+            shutil.rmtree(remains, ignore_errors=True)
             shutil.rmtree(content, ignore_errors=True)
         elif content.is_dir():
             shutil.rmtree(done, ignore_errors=True)
@@ -171,11 +173,13 @@ class AssetStage:
             revision = clone(asset, done, check)
             return _Fetched(self._measured(done, check), source, revision, "git")
         if asset.kind == "container":
-            digest = fetch_image(asset, done, self.runtime or "", check)
+            underway = self.folder / PARTIAL_FOLDER / UNDERWAY_FOLDER
+            digest = fetch_image(asset, done, underway, self.runtime or "", check)
             return _Fetched(self._measured(done, check), asset.source, digest, self.runtime)
         if asset.kind == "made":
             inputs = {name: folder / CONTENT_FOLDER for name, folder in self.inputs.items()}
-            make(asset.source, Making(done, inputs, asset.settings, check))
+            with self.ledger.made(asset.name) as progress:
+                make(asset.source, Making(done, inputs, asset.settings, check, progress))
             return _Fetched(self._measured(done, check), "made here")
         revision = copy_cached(asset, done, check)
         return _Fetched(self._measured(done, check), f"cache of {hub_endpoint()}", revision)

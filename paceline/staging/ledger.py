@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 RECENT_S = 10.0
@@ -88,6 +89,22 @@ class Ledger:
             while self._fetched[0][0] < now - RECENT_S:
                 self._fetched.popleft()
         self.watch(self.progress)
+
+    @contextmanager
+    def made(self, name: str) -> Iterator[Callable[[int, int], None]]:
+        """What a maker tells (bytes done, bytes in all) to; an estimate, forgotten behind it."""
+        told: list[int] = []
+
+        def show(done_bytes: int, total_bytes: int) -> None:
+            self.total(name, total_bytes)
+            if told:
+                self.fetched(name, done_bytes - told[-1])
+            else:
+                self.present(name, done_bytes)  # what an earlier call had left
+            told[:] = [done_bytes]
+
+        yield show
+        self.present(name, -sum(told))
 
     @property
     def progress(self) -> StageProgress:

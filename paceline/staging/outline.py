@@ -20,6 +20,7 @@ from paceline.files.staged import (
     content_sizes,
     read_manifest,
 )
+from paceline.staging.makers import is_resumed
 
 DONE_FOLDER, UNDERWAY_FOLDER = "done", "underway"
 """Inside the folder of what is not whole: whole files, and those of which more must come."""
@@ -57,6 +58,11 @@ class StageOutline:
     def bytes_needed(self) -> int:
         """Bytes that have to come, of those assets whose size is known."""
         return sum(part.left_bytes or 0 for part in self.assets)
+
+    @property
+    def bytes_fetched(self) -> int:
+        """Those of them that come from elsewhere; what is made takes room alone."""
+        return sum(part.left_bytes or 0 for part in self.assets if part.asset.kind != "made")
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -152,8 +158,8 @@ def _outlined(recipe: Recipe, asset: Asset, root: Path) -> OutlinedAsset:
     manifest = read_manifest(folder) if state == "staged" else None
     if manifest:
         return OutlinedAsset(asset, folder, state, manifest.bytes, manifest.bytes)
-    # Of what is cloned or made nothing is used again.
-    resumed = asset.kind not in ("git", "container", "made")
+    # Of what is cloned or made almost nothing is used again.
+    resumed = asset.kind not in ("git", "container", "made") or is_resumed(asset)
     return OutlinedAsset(
         asset, folder, state, _stated_bytes(asset), _resumed_bytes(folder) if resumed else 0
     )

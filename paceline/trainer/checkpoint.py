@@ -146,6 +146,7 @@ class Checkpoints:
             "steps": self.config.training.steps,
             "loss_scale": self.scaler.state() if self.scaler else None,
             **self._facts,
+            "lora": asdict(self.config.lora) if self.config.lora else None,
             "layout": self.config.layout_record(),
             "torch": torch.__version__,
             "time_unix": time.time(),
@@ -351,7 +352,7 @@ def find_checkpoint(path: Path, field: str = RESUME) -> Path:
     raise ConfigError(f"{field} {path}: {what}; name a run's folder or a {FOLDER}/step-... in one")
 
 
-def read_state(folder: Path) -> dict[str, Any]:
+def read_state(folder: Path, field: str = RESUME) -> dict[str, Any]:
     """A checkpoint's state.json; raises ConfigError when it is none of this version's."""
     try:
         state = json.loads((folder / STATE).read_text())
@@ -364,7 +365,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         whole, state = False, {}
     if not whole:
         what = "is broken or of another version; go on from another checkpoint"
-        raise ConfigError(f"{label(folder)}: {STATE} {what}")
+        raise ConfigError(f"{field} {folder}: {STATE} {what}")
     return state
 
 

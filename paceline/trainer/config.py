@@ -15,8 +15,9 @@ COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp64", "fp8")
 RECOMPUTE = ("none", "selective", "full")
 DECAYS, UNITS = ("constant", "linear", "cosine"), ("steps", "samples")
 PACKINGS, LOSSES, MEANS = ("packed", "padded"), ("all", "text"), ("targets", "samples")
-SOURCES = ("synthetic", "stdlib", "text", "jsonl", "tokens", "indexed", "latents")
-LATENT_SOURCES = ("synthetic", "latents")
+LATENT_FILES = ("latents", "webdataset")
+SOURCES = ("synthetic", "stdlib", "text", "jsonl", "tokens", "indexed", *LATENT_FILES)
+LATENT_SOURCES = ("synthetic", *LATENT_FILES)
 
 T = TypeVar("T")
 
@@ -322,8 +323,8 @@ def parse_config(raw: Mapping[str, Any]) -> TrainerConfig:
             f"schema: {raw.get('schema')!r} is not the {SCHEMA} that this trainer reads"
         )
     parts = {
-        "model": _model(raw.get("model")),
-        "lora": _optional(LoraConfig, raw, "lora"),
+        "model": parse_model(raw.get("model")),
+        "lora": parse_lora(raw),
         "training": _training(raw),
         "data": _record(DataConfig, raw, "data"),
         "layout": _record(LayoutConfig, raw, "layout"),
@@ -343,12 +344,17 @@ def read_json(path: str) -> dict[str, Any]:
     return raw
 
 
-def _model(raw: Any) -> Model:
-    """The model's sizes; one that states no kind is a decoder."""
+def parse_model(raw: Any) -> Model:
+    """The model's sizes; one that states no kind is a decoder. Raises ConfigError."""
     kind = raw.get("kind", "decoder") if isinstance(raw, Mapping) else "decoder"
     if kind not in MODELS:
         raise ConfigError(f"model.kind {kind}: use one of {', '.join(MODELS)}")
     return _record(MODELS[kind], {"model": raw}, "model")
+
+
+def parse_lora(raw: Mapping[str, Any]) -> LoraConfig | None:
+    """The adapters that an object names, if any. Raises ConfigError."""
+    return _optional(LoraConfig, raw, "lora")
 
 
 def _training(raw: Mapping[str, Any]) -> TrainingConfig:

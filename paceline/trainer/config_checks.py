@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.trainer.config import (
     COMPUTE_DTYPES,
     DECAYS,
+    LATENT_FILES,
     LATENT_SOURCES,
     LOSSES,
     MEANS,
@@ -93,8 +94,8 @@ def data_problems(data: DataConfig, kind: str) -> list[str]:
         problems.append(f"data.source {data.source}: use one of {', '.join(SOURCES)}")
     if kind == "mmdit" and data.source not in LATENT_SOURCES:
         problems.append(f"data.source {data.source}: an mmdit takes {', '.join(LATENT_SOURCES)}")
-    if kind != "mmdit" and data.source == "latents":
-        problems.append(f"data.source latents: a {kind} takes tokens")
+    if kind != "mmdit" and data.source in LATENT_FILES:
+        problems.append(f"data.source {data.source}: a {kind} takes tokens")
     if data.packing not in PACKINGS:
         problems.append(f"data.packing {data.packing}: use one of {', '.join(PACKINGS)}")
     if data.loss_on not in LOSSES:
@@ -103,7 +104,7 @@ def data_problems(data: DataConfig, kind: str) -> list[str]:
         problems.append(f"data.loss_mask: source {data.source} is no file of tokens")
     if data.blend and data.source != "indexed":
         problems.append(f"data.blend: mixes indexed data sets, and source is {data.source}")
-    if data.split is not None and data.source == "latents":
+    if data.split is not None and data.source in LATENT_FILES:
         problems.append("data.split: latents are not split; use a text or token source")
     if data.split is not None and not 0 <= data.split_part < len(data.split):
         problems.append(f"data.split_part {data.split_part}: split has {len(data.split)} parts")

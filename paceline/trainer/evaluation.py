@@ -98,6 +98,6 @@ def sample_weights(corpus: Corpus, num_samples: int, mean: str = "targets") -> T
                 "so there is no mean over samples; see its loss_mask"
             )
         return 1 / torch.tensor(counted, dtype=torch.float64)
-    times = torch.arange(num_samples) % TIMES
+    times = corpus.eighths[:num_samples]
     counts = torch.bincount(times, minlength=TIMES).double()
     return num_samples / ((counts > 0).sum() * counts[times])

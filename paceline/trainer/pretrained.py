@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from paceline.trainer.checkpoint import WEIGHTS, cause, find_checkpoint, placed
 from paceline.trainer.checkpoint_reader import CheckpointReader, UnsoundCheckpointError
-from paceline.trainer.config import ConfigError, FluxConfig, Model
-from paceline.trainer.hub_weights import HubReader, is_hub_folder
+from paceline.trainer.config import ConfigError, Model
+from paceline.trainer.hub.reader import HubReader, is_hub_folder
 from paceline.trainer.replica.replica import Replica
 
 FIELD = "training.initial_weights"
@@ -53,11 +53,7 @@ def load_weights(replica: Replica, source: str, model: Model) -> None:
 
 
 def _reader(folder: Path, model: Model) -> CheckpointReader | HubReader:
-    if not is_hub_folder(folder):
-        return CheckpointReader(folder)
-    if isinstance(model, FluxConfig):
-        raise ConfigError(f"{FIELD} {folder}: a hub's folder is read for decoders alone")
-    return HubReader(folder, model)
+    return HubReader(folder, model) if is_hub_folder(folder) else CheckpointReader(folder)
 
 
 def _names(replica: Replica, group: dist.ProcessGroup | None) -> set[str]:

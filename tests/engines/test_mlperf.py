@@ -262,6 +262,11 @@ def test_an_aborted_run_has_reached_no_target():
     assert log.remarks == ["run_stop has status aborted: the quality target was not reached"]
 
 
+def test_a_status_of_characters_that_cannot_be_shown_is_made_fit_to_be():
+    log = check_read(DIALECT, BEGIN + line("run_stop", time_s=60, status="suc\xa0\x80\ud800s"))
+    assert log.ended == "run_stop, status suc ?s"
+
+
 @pytest.mark.parametrize(
     ("text", "missing"),
     [

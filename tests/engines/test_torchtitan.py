@@ -43,6 +43,12 @@ def test_the_current_line(colours: tuple[str, ...]):
     assert not steps.known("step_time_s")
 
 
+def test_a_step_without_memory_is_unknown_whatever_block_it_came_in():
+    none = line(2).replace("memory: 60.00GiB", "memory:  0.00GiB")
+    reserved = check(line(1) + none + line(3)).steps()["reserved_bytes"]
+    assert reserved == pytest.approx([60 * GIB, np.nan, 60 * GIB], nan_ok=True)
+
+
 def test_rates_of_a_million_have_two_commas():
     assert check(line(10, "1,234,567")).steps()["tokens_per_s_per_device"].tolist() == [1_234_567.0]
 

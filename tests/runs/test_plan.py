@@ -122,6 +122,7 @@ def test_settings_carry_what_the_trainer_needs():
     [
         (("data.source=text",), "needs a file"),
         (("data.source=jsonl", "data.path=/no/such/file"), "is not a file"),
+        (("data.source=webdataset", "data.path=/no/such/folder"), "is no folder of shards"),
         (("model.vocab_size=100",), "no room for text"),
         (("references=[nope]",), "'nope'"),
     ],
@@ -179,6 +180,17 @@ def test_a_path_of_nobodys_home_is_refused_by_its_field(field: str):
     words = f"{field} ~no-such-user/x: names a user without a home; give"
     with pytest.raises(UserError, match=words):
         make_plan(Request("tiny-llama", overrides=overrides, devices=2))
+
+
+@pytest.mark.parametrize("name", ["model", "model/flux1.safetensors"])
+def test_weights_of_the_hub_are_a_folder_or_a_file(name: str, tmp_path: Path):
+    (tmp_path / "model").mkdir()
+    for file in ("config.json", "blob"):
+        (tmp_path / "model" / file).touch()
+    (tmp_path / "model" / "flux1.safetensors").symlink_to("blob")
+    overrides = (f"training.initial_weights={tmp_path / name}",)
+    plan = make_plan(Request("tiny-llama", overrides=overrides, devices=2, runs_dir=tmp_path))
+    assert plan.spec.training.initial_weights == str(tmp_path / name)
 
 
 def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path):

@@ -34,3 +34,22 @@ def test_of_an_unknown_size_no_time_is_left():
     book.add("code", None)
     book.fetched("code", 10)
     assert book.progress.total_bytes is None and book.progress.left_s is None
+
+
+def test_what_a_maker_tells_counts_while_it_works_and_its_files_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    clock = [100.0]
+    monkeypatch.setattr(ledger.time, "monotonic", lambda: clock[0])
+    book = Ledger()
+    book.add("shards", None)
+    with book.made("shards") as told:
+        for done in (500, 600, 700):  # the first of it an earlier call has left
+            told(done, 1000)
+            clock[0] += 1
+        assert (book.progress.done_bytes, book.progress.total_bytes) == (700, 1000)
+        assert book.progress.bytes_per_s == pytest.approx(100)
+    book.total("shards", 990)
+    book.present("shards", 990)
+
+    assert (book.progress.done_bytes, book.progress.total_bytes) == (990, 990)

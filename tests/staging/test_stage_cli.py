@@ -20,11 +20,12 @@ TINY = [name for name in recipe_names() if name not in FULL]
 def test_a_full_recipe_names_the_sources_of_all_that_it_needs(name: str, tmp_path: Path):
     assets = load_recipe(name).assets
     assert assets
-    assert all(asset.kind != "made" and asset.engines for asset in assets)
+    assert all(asset.engines and (asset.kind != "made" or asset.needs) for asset in assets)
     sized = [asset for asset in assets if asset.bytes is not None]
-    assert make_outline(load_recipe(name), None, tmp_path).bytes_needed == sum(
-        asset.bytes or 0 for asset in sized
-    )
+    outline = make_outline(load_recipe(name), None, tmp_path)
+    assert outline.bytes_needed == sum(asset.bytes or 0 for asset in sized)
+    fetched = sum(asset.bytes or 0 for asset in sized if asset.kind != "made")
+    assert outline.bytes_fetched == fetched
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -96,6 +97,9 @@ def test_what_is_made_is_staged_verified_used_and_mended(tmp_path: Path):
         (["tiny-llama", "--asset", "corpse"], "did you mean 'corpus'"),
         (["tiny-llama", "--engine", "nothing"], "is unknown"),
         (["tiny-llama", "--dry-run", "--verify"], "leave it out"),
+        (["tiny-llama", "--local", "/local"], "none are named"),
+        (["tiny-llama", "--hosts", "node-001"], "are named, and no folder on them"),
+        (["tiny-llama", "--hosts", "node-001", "--local", "here"], "must be an absolute path"),
     ],
     ids=lambda value: str(value)[:20],
 )

@@ -19,7 +19,8 @@ from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
 from paceline.trainer.config import parse_config
 from paceline.trainer.data.batches import sampler_of
 from paceline.trainer.data.corpus import load_corpus
-from paceline.trainer.hub_weights import HubReader, differences
+from paceline.trainer.hub.reader import HubReader
+from paceline.trainer.hub.settings import differences
 from paceline.trainer.parallel.mesh import ALONE
 from tests.trainer import peers
 from tests.trainer.example import log, settings, steps, train, world_size

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from math import inf
 from typing import Any
 
-from paceline.engines.dialect.log_content import Dialect, LogContent
+from paceline.engines.dialect.log_content import Dialect, LogContent, excerpt
 from paceline.engines.dialect.mllog import TOKEN, MlRecord, number, record_of, texts
 from paceline.engines.dialect.mlperf_steps import StepLines
 from paceline.engines.dialect.mlperf_system import System
@@ -140,7 +140,9 @@ class _Run:
 
     def _keep_ending(self, stop: MlRecord) -> None:
         log = self._log
-        status = str(stop.metadata.get("status", "not stated"))[:40]
+        status = excerpt(
+            str(stop.metadata.get("status", "not stated"))[:40].encode("utf-8", "replace")
+        )
         log.ended = f"run_stop, status {status}"
         steps = self._lines.blocks.step_of((stop.count("step"), stop.count("samples_count")))
         if steps:

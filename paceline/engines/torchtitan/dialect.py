@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
+
+import numpy as np
 
 from paceline.core.units import GIB, TERA
 from paceline.engines.dialect.log_content import Dialect, LogContent, excerpt, whole_numbers
@@ -76,10 +77,9 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
             **records.columns(_PER_CENT, 0.01),
             **records.either(_MEMORY, GIB),
         }
-        log.add_steps(
-            whole_numbers(index),
-            **{n: c for n, c in columns.items() if not (c == _UNKNOWN.get(n, math.nan)).all()},
-        )
+        for name in _UNKNOWN.keys() & columns.keys():
+            columns[name] = np.where(columns[name] == _UNKNOWN[name], np.nan, columns[name])
+        log.add_steps(whole_numbers(index), **columns)
         note_decimals(log, records.texts(_TIME[0]) or records.texts(_TIME[1]))
     if log.facts.get("pp", 1) != 1:
         # The pipeline's schedule divides the local batch once more.

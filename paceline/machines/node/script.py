@@ -12,6 +12,7 @@ from paceline.core.run import COLLECTIVE_LIMIT, Job
 from paceline.core.secrets import is_secret
 from paceline.files.documents import write_text
 from paceline.files.run_folder import LOGS_FOLDER, STEPS_FOLDER
+from paceline.machines.node.local_stage import on_node_disks, presence_lines
 
 NODE_SCRIPT, AGENT_FILE = "node.sh", "agent.py"
 SAMPLER_FILE = "telemetry_program.py"
@@ -27,6 +28,10 @@ def render_node(job: Job) -> str:
     they are expected in the environment. Raises ValueError for a variable's name that bash would
     read as something else.
     """
+    return _node_script(on_node_disks(job))
+
+
+def _node_script(job: Job) -> str:
     cluster = job.cluster
     interface = cluster.interface if cluster else None
     settings = {
@@ -49,6 +54,7 @@ def render_node(job: Job) -> str:
         "set -euo pipefail",
         'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
         *exports,
+        *presence_lines(job),
         f'exec {shlex.join(start)} "$1" {job.ranks_per_node} "$2" "$3" {shlex.join(job.program)}',
     ]
     return "\n".join(lines) + "\n"
@@ -56,6 +62,7 @@ def render_node(job: Job) -> str:
 
 def prepare_node(job: Job, folder: Path) -> None:
     """Write the job's files, node.sh, the agent and the sampler into the run folder."""
+    job = on_node_disks(job)
     programs = {AGENT_FILE: "paceline.machines.node"}
     if job.sampled:
         programs[SAMPLER_FILE] = "paceline.machines.probe"
@@ -63,7 +70,7 @@ def prepare_node(job: Job, folder: Path) -> None:
         name: (resources.files(package) / name).read_text(encoding="utf-8")
         for name, package in programs.items()
     }
-    for name, text in {**job.files, **files, NODE_SCRIPT: render_node(job)}.items():
+    for name, text in {**job.files, **files, NODE_SCRIPT: _node_script(job)}.items():
         write_text(folder / name, text)
     for name in (LOGS_FOLDER, STEPS_FOLDER):
         (folder / name).mkdir(exist_ok=True)

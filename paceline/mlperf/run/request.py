@@ -51,7 +51,8 @@ NEEDS = {
     "training.evaluation.loss_mask=FILE` for the summaries",
     "llama31_8b": "the C4 subset of the rules as ids of Llama 3.1's tokenizer (`--set "
     "data.token_dtype=uint32`)",
-    "flux1": "CC12M as encoded latents, texts and pooled texts: an index in JSON and bf16 files",
+    "flux1": "CC12M as encoded latents, texts and pooled texts: shards as `paceline stage "
+    "flux1-schnell --asset energon` makes them, or an index in JSON and bf16 files",
 }
 """What each benchmark trains on."""
 NO_DATA = Prepared((), None)
@@ -217,7 +218,7 @@ def _data(request: SeriesRequest, benchmark: Benchmark, batch: int, show: Showin
         raise UserError(
             f"{benchmark.name}: data",
             f"none is staged: it trains on {NEEDS[benchmark.name]}",
-            remedy="name its file with --data FILE (and --heldout FILE), measure the speed with "
+            remedy="name it with --data FILE (and --heldout FILE), measure the speed with "
             "--synthetic, or train the small sibling with --tiny",
         )
     return Prepared(tuple(_staged(request, benchmark)), None)
@@ -226,7 +227,9 @@ def _data(request: SeriesRequest, benchmark: Benchmark, batch: int, show: Showin
 def _staged(request: SeriesRequest, benchmark: Benchmark) -> list[str]:
     """Overrides that name the user's files."""
     recipe = load_recipe(benchmark.recipe, TRIAL_VARIANT)
-    source = "latents" if isinstance(recipe.model, MMDiTShape) else "tokens"
+    source = "tokens"
+    if isinstance(recipe.model, MMDiTShape):
+        source = "latents" if _path(request).endswith(".json") else "webdataset"
     if recipe.lora is not None and not any("initial_weights" in t for t in request.run.overrides):
         raise UserError(
             f"{benchmark.name}: base weights",
@@ -246,6 +249,12 @@ def _staged(request: SeriesRequest, benchmark: Benchmark) -> list[str]:
     if request.heldout:
         overrides.append(f"training.evaluation.path={json.dumps(str(request.heldout))}")
     return overrides
+
+
+def _path(request: SeriesRequest) -> str:
+    """The data that the user names."""
+    named = [t.partition("=")[2] for t in request.run.overrides if t.startswith("data.path=")]
+    return str(request.data) if request.data else named[-1].strip("\"'")
 
 
 def _short(benchmark: Benchmark, batch: int) -> list[str]:

@@ -14,10 +14,10 @@ from paceline.machines.probe import health
 from paceline.scaling.check.fitness import Reading
 
 
-def read_lines(folder: Path) -> list[dict[str, Any]]:
-    """Every whole line that the ranks wrote."""
+def read_lines(folder: Path, program: str = "check") -> list[dict[str, Any]]:
+    """Every whole line that the ranks wrote into the folder that their program names."""
     lines: list[dict[str, Any]] = []
-    for path in sorted((folder / "check").glob("rank-*.jsonl")):
+    for path in sorted((folder / program).glob("rank-*.jsonl")):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 content = json.loads(line)
@@ -32,7 +32,7 @@ def host_readings(
     cluster: Cluster, lines: Sequence[Mapping[str, Any]], verdict: JobEnd | None
 ) -> list[Reading]:
     """What each host of the job told."""
-    names = _names(cluster, lines)
+    names = host_names(cluster, lines)
     return [
         _reading(
             name, cluster, node, [line for line in lines if line["node"] == node], names, verdict
@@ -41,7 +41,7 @@ def host_readings(
     ]
 
 
-def _names(cluster: Cluster, lines: Sequence[Mapping[str, Any]]) -> list[str]:
+def host_names(cluster: Cluster, lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """The hosts by node; Slurm orders them itself, so there each says its name."""
     names = {line["node"]: str(line["host"]) for line in lines if line["event"] == "facts"}
     if cluster.launcher == "local":

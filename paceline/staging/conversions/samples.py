@@ -1,26 +1,20 @@
-"""Samples of fine-tuning: answers to prompts, and rows of tokens of which some are targets.
+"""Samples of fine-tuning: answers to prompts, and the records of the files that they come in.
 
 `answers` makes of Dahoas/rm-static or Dahoas/full-hh-rlhf (parquet or jsonl) records as
-DeepSpeed-Chat's first phase reads them; `data.split: [2, 4, 4]` cuts them. `packed_rows` makes
-of MLPerf's GovReport (rows of `input_ids` with `labels`) an indexed data set and its mask.
+DeepSpeed-Chat's first phase reads them; `data.split: [2, 4, 4]` cuts them.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.staging.conversions.indexed import IndexedWriter, part_path
+from paceline.staging.conversions.indexed import part_path
 from paceline.staging.conversions.progress import Progress, unwatched
 
-IGNORED = -100
-"""The label of a token that is no target, in torch and in transformers."""
 BATCH_ROWS = 512
 
 
@@ -33,7 +27,7 @@ def answers(sources: Sequence[Path], target: Path, progress: Progress = unwatche
     count = 0
     try:
         with part.open("w", encoding="utf-8") as file:
-            for where, record in _records(sources, ("prompt", "chosen"), progress):
+            for where, record in records(sources, ("prompt", "chosen"), progress):
                 prompt, chosen = record.get("prompt"), record.get("chosen")
                 if not isinstance(prompt, str) or not isinstance(chosen, str):
                     raise UserError(where, "the record has no prompt and chosen")
@@ -46,39 +40,7 @@ def answers(sources: Sequence[Path], target: Path, progress: Progress = unwatche
     return count
 
 
-def packed_rows(
-    sources: Sequence[Path], prefix: Path, progress: Progress = unwatched
-) -> tuple[int, int]:
-    """Write PREFIX.bin, PREFIX.idx and PREFIX.mask, a sequence a row; (rows, targets) of them.
-
-    A token is a target where the row's label is not -100, the first one of a row never. Train on it
-    by `data.source: indexed`, `data.packing: padded` and `data.loss_mask`. Raises UserError for a
-    row whose labels are not its tokens.
-    """
-    mask = prefix.with_name(f"{prefix.name}.mask")
-    part = part_path(mask)
-    rows = targets = 0
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with IndexedWriter(prefix, np.dtype("int32")) as writer, part.open("wb") as file:
-            for where, record in _records(sources, ("input_ids", "labels"), progress):
-                ids, labels = (np.asarray(record.get(name)) for name in ("input_ids", "labels"))
-                counts = labels != IGNORED
-                if ids.ndim != 1 or ids.shape != labels.shape or (ids != labels)[counts].any():
-                    raise UserError(where, "the row's labels are not its input_ids or -100")
-                counts[:1] = False
-                writer.add_documents([ids])
-                file.write(counts.astype(np.uint8).tobytes())
-                rows, targets = rows + 1, targets + int(counts.sum())
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(mask)
-    finally:
-        part.unlink(missing_ok=True)
-    return rows, targets
-
-
-def _records(
+def records(
     sources: Sequence[Path], columns: tuple[str, ...], progress: Progress
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """(where, record) of parquet and jsonl files, one after the other."""

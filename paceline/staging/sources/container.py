@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.assets import Asset
 from paceline.core.errors import SystemFaultError, UserError, did_you_mean
 from paceline.machines.programs import last_line, run_program
+from paceline.staging.registry_login import (
+    AUTH_VARIABLE,
+    DOCKER_HUB,
+    NGC_REGISTRY,
+    NGC_VARIABLE,
+    environment_login,
+    passage,
+)
 
 RUNTIMES = ("enroot", "apptainer", "singularity", "docker", "podman", "skopeo")
 """In the order in which they are looked for: what Slurm starts comes first."""
 IN_A_DAEMON = ("docker", "podman")
 """Those that keep images themselves: what is staged is a note of the image and its digest."""
 NOTE_FILE = "image.json"
-_REFUSED = re.compile(r"unauthorized|authentication required|denied|\b40[13]\b", re.IGNORECASE)
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+RETRIES = "--retry-times=2"
+"""Of skopeo: after 1 s and 2 s, where a server or the network failed."""
+_MESSAGE = re.compile(r'level=\w+ msg="((?:[^"\\]|\\.)*)"')
+_REFUSED = re.compile(
+    r"unauthorized|authentication required|no basic auth|denied|\b40[13]\b", re.IGNORECASE
+)
 
 
 def container_runtime(asked: str | None) -> str:
@@ -45,33 +58,103 @@ def container_runtime(asked: str | None) -> str:
     )
 
 
-def fetch_image(asset: Asset, done: Path, runtime: str, check: Callable[[], None]) -> str | None:
-    """Fetch an image into `done`; the digest of its manifest, None where no program tells it.
+@dataclass(frozen=True)
+class ImageFetch:
+    """One image on its way by one program, which is shown the login of its registry."""
 
-    Registry logins are those of the program itself (`docker login`, enroot's credentials file).
-    Raises UserError where access is refused, SystemFaultError where the image cannot be had or has
-    another digest than is stated.
-    """
-    image = image_name(asset)
+    asset: Asset
+    runtime: str
+    check: Callable[[], None]
+
+    def fetch(self, done: Path, underway: Path) -> str | None:
+        """Fetch the image into `done`; its manifest's digest, None where no program tells it.
+
+        What skopeo has of it is kept in `underway`, the others keep it themselves. Raises UserError
+        where access is refused, SystemFaultError where the image cannot be had or has another
+        digest than is stated.
+        """
+        file = done / image_file(self.asset, self.runtime)
+        if self.runtime in IN_A_DAEMON:
+            return self._pull(done)
+        digest = self._registry_digest()
+        self._refuse_another(digest)
+        if self.runtime == "skopeo":
+            assert digest
+            self._copy(digest, underway, file)
+        else:
+            self._run(*image_command(self.runtime, image_name(self.asset), file))
+        return digest
+
+    def _pull(self, done: Path) -> str | None:
+        image = image_name(self.asset)
+        self._run(self.runtime, "pull", "--quiet", image)
+        template = "{{range .RepoDigests}}{{println .}}{{end}}"
+        command = (self.runtime, "image", "inspect", "--format", template, image)
+        told = run_program(command, self.check).stdout
+        digest = _of_repository(told, self.asset.source)
+        self._refuse_another(digest)
+        note = {"runtime": self.runtime, "image": image, "digest": digest}
+        (done / NOTE_FILE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+        return digest
+
+    def _registry_digest(self) -> str | None:
+        """What the registry has now, before anything is fetched of it."""
+        if shutil.which("skopeo") is None:
+            return None
+        words = ("skopeo", "inspect", "--raw", f"docker://{image_name(self.asset)}")
+        if self.runtime == "skopeo":
+            manifest = self._run(*words)
+        else:
+            manifest = self._ask("skopeo", words).stdout
+        return f"sha256:{hashlib.sha256(manifest.encode()).hexdigest()}" if manifest else None
+
+    def _copy(self, digest: str, underway: Path, file: Path) -> None:
+        """Layer by layer into a folder, of which a second call takes what is whole, then a file."""
+        layers = underway / digest.partition(":")[2]
+        image = f"docker://{repository_of(self.asset.source)}@{digest}"
+        self._run("skopeo", "copy", "--quiet", RETRIES, image, f"oci:{layers}")
+        try:
+            self._run("skopeo", "copy", "--quiet", f"oci:{layers}", f"oci-archive:{file}")
+        except SystemFaultError:
+            shutil.rmtree(layers, ignore_errors=True)
+            raise
+        shutil.rmtree(layers)
+
+    def _refuse_another(self, digest: str | None) -> None:
+        stated = self.asset.digest
+        by_tag = stated is not None and self.asset.revision is not None
+        if stated and (digest or by_tag) and digest != stated:
+            told = f"has digest {digest}" if digest else "does not tell its digest"
+            raise SystemFaultError(
+                f"container {image_name(self.asset)}", f"{told}, {stated} is stated"
+            )
+
+    def _run(self, *command: str) -> str:
+        """What a command of the runtime printed; raises where it failed."""
+        ended = self._ask(self.runtime, command)
+        if ended.returncode:
+            raise _failed(self.asset, self.runtime, ended.stderr or ended.stdout)
+        return ended.stdout
+
+    def _ask(self, program: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        with passage(program, environment_login(registry_of(self.asset))) as login:
+            return run_program(
+                command, self.check, environment=login.environment, handles=login.handles
+            )
+
+
+def fetch_image(
+    asset: Asset, done: Path, underway: Path, runtime: str, check: Callable[[], None]
+) -> str | None:
+    """Fetch an image as `ImageFetch.fetch` does; a digest that nobody can tell is refused first."""
     by_tag = asset.digest is not None and asset.revision is not None
-    if by_tag and not _tells_digest(runtime):
+    if by_tag and runtime not in IN_A_DAEMON and shutil.which("skopeo") is None:
         raise UserError(
-            f"container {image}",
+            f"container {image_name(asset)}",
             f"{runtime} does not tell the digest that is stated",
             remedy="install skopeo, or state the digest without a revision",
         )
-    command = image_command(runtime, image, done / image_file(asset, runtime))
-    ended = run_program(command, check)
-    if ended.returncode:
-        raise _failed(asset, runtime, ended.stderr or ended.stdout)
-    digest = _digest(runtime, image, check)
-    if asset.digest and (digest or by_tag) and digest != asset.digest:
-        told = f"has digest {digest}" if digest else "does not tell its digest"
-        raise SystemFaultError(f"container {image}", f"{told}, {asset.digest} is stated")
-    if runtime in IN_A_DAEMON:
-        note = {"runtime": runtime, "image": image, "digest": digest}
-        (done / NOTE_FILE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
-    return digest
+    return ImageFetch(asset, runtime, check).fetch(done, underway)
 
 
 def image_name(asset: Asset) -> str:
@@ -95,11 +178,17 @@ def image_command(runtime: str, image: str, file: Path) -> tuple[str, ...]:
         # A registry is told from the image by a #.
         name = image.replace("/", "#", 1) if _registry(image) else image
         return ("enroot", "import", "--output", str(file), f"docker://{name}")
-    if runtime in ("apptainer", "singularity"):
-        return (runtime, "build", "--force", str(file), f"docker://{image}")
-    if runtime in IN_A_DAEMON:
-        return (runtime, "pull", "--quiet", image)
-    return ("skopeo", "copy", "--quiet", f"docker://{image}", f"oci-archive:{file}")
+    return (runtime, "build", "--force", str(file), f"docker://{image}")
+
+
+def repository_of(source: str) -> str:
+    """An image's name without the tag or digest that may stand behind it."""
+    return re.sub(r"(@.*|:[^/]*)$", "", source)
+
+
+def registry_of(asset: Asset) -> str:
+    """The registry's name and port, docker's hub where the image names none."""
+    return _registry(asset.source) or DOCKER_HUB
 
 
 def _registry(image: str) -> str | None:
@@ -107,31 +196,39 @@ def _registry(image: str) -> str | None:
     return first if slash and (set(".:") & set(first) or first == "localhost") else None
 
 
-def _tells_digest(runtime: str) -> bool:
-    """Whether a program is here that says which digest an image of `runtime` has."""
-    return runtime in IN_A_DAEMON or shutil.which("skopeo") is not None
-
-
-def _digest(runtime: str, image: str, check: Callable[[], None]) -> str | None:
-    if runtime in IN_A_DAEMON:
-        template = "{{index .RepoDigests 0}}"
-        command = (runtime, "image", "inspect", "--format", template, image)
-    elif _tells_digest(runtime):
-        command = ("skopeo", "inspect", "--format", "{{.Digest}}", f"docker://{image}")
-    else:
-        return None
-    match = re.search(r"sha256:[0-9a-f]{64}", run_program(command, check).stdout)
-    return match[0] if match else None
+def _of_repository(text: str, source: str) -> str | None:
+    """The digest that an image has in its own repository: pulled from two, it may have two."""
+    pairs = [line.strip().rpartition("@")[::2] for line in text.splitlines() if "@" in line]
+    return next(
+        (d for name, d in pairs if name == repository_of(source)), pairs[0][1] if pairs else None
+    )
 
 
 def _failed(asset: Asset, runtime: str, said: str) -> Exception:
-    where, why = f"container {image_name(asset)}", last_line(said)
+    where, why = f"container {image_name(asset)}", _reason(said)
     if not _REFUSED.search(said):
-        return SystemFaultError(where, f"{runtime} cannot fetch it: {why}")
+        plain = "HTTP response to HTTPS client" in said
+        return SystemFaultError(
+            where,
+            f"{runtime} cannot fetch it: {why}",
+            remedy="name it `insecure` in registries.conf if it is meant to be so"
+            if plain
+            else None,
+        )
+    registry = registry_of(asset)
     logins = {
         "enroot": "put a login into ~/.config/enroot/.credentials",
-        "skopeo": f"`skopeo login {_registry(asset.source) or 'docker.io'}`",
+        "apptainer": f"`apptainer registry login docker://{registry}`",
     }
-    usual = f"`{runtime} login {_registry(asset.source) or 'docker.io'}`"
+    usual = f"`{runtime} login {registry}`"
     page = f"ask for access on {asset.gate}; " if asset.gate else ""
-    return UserError(where, f"access is refused: {why}", remedy=page + logins.get(runtime, usual))
+    variable = NGC_VARIABLE if registry == NGC_REGISTRY else AUTH_VARIABLE
+    remedy = f"{page}{logins.get(runtime, usual)}, or set {variable}"
+    return UserError(where, f"access is refused: {why}", remedy=remedy)
+
+
+def _reason(said: str) -> str:
+    """What a program says is wrong, without the stamps that some put around it."""
+    line = last_line(said)
+    message = _MESSAGE.search(line)
+    return message[1].replace('\\"', '"') if message else line

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from paceline.core.assets import Asset
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.staging.credentials import shown
 from paceline.machines.programs import last_line, run_program
+from paceline.staging.credentials import shown
 
 _WHOLE = re.compile(r"[0-9a-f]{40}")
 _ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "LC_ALL": "C"}

@@ -13,11 +13,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 from paceline.trainer.config import read_json
 from paceline.trainer.measure.event_log import EventLog, redirect_output
+from paceline.trainer.programs.host_program import HostProgram
 from paceline.trainer.programs.node_facts import gpus, node_facts
 
 SCHEMA = 1
@@ -34,21 +34,13 @@ def main(path: str) -> int:
     return 0
 
 
-class NodeCheck:
-    """One rank, its place, and where it writes."""
+class NodeCheck(HostProgram):
+    """One rank's measurements.
 
-    def __init__(self, settings: dict[str, Any], rank: int, events: EventLog) -> None:
-        """`settings` is {device, dtype, seconds, at_once, rounds, alone_s}.
-
-        `rounds` are of pairs of nodes; with `alone_s` no rank meets another, and what a device
-        has not done after so many seconds is killed.
-        """
-        self.settings, self.rank, self.events = settings, rank, events
-        self.local = int(os.environ.get("LOCAL_RANK", "0"))
-        self.ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self.size = int(os.environ.get("WORLD_SIZE", "1"))
-        self.node = rank // self.ranks_per_node
-        self.joined = False
+    Settings are {device, dtype, seconds, at_once, rounds, alone_s}. `rounds` are of pairs of nodes;
+    with `alone_s` no rank meets another, and what a device has not done after so many seconds is
+    killed.
+    """
 
     def run(self) -> None:
         """Facts, join, rates, collectives, health, end."""
@@ -66,17 +58,6 @@ class NodeCheck:
             # After the load, because a throttled clock shows only then.
             self.part("health", lambda: self.write("health", gpus=gpus()))
         self.write("end")
-
-    def write(self, event: str, **values: Any) -> None:
-        """One line, with this rank's place."""
-        self.events.write(event, rank=self.rank, node=self.node, local_rank=self.local, **values)
-
-    def part(self, name: str, work: Callable[[], None]) -> None:
-        """Do one part; a failure becomes a line."""
-        try:
-            work()
-        except Exception as error:  # the program's edge: one part must not end the others
-            self.write("fault", part=name, reason=" ".join(str(error).split())[:300])
 
     def guarded(self, limit_s: float) -> None:
         """The rates in a process of its own, so that a device that hangs it stops nobody.
@@ -100,35 +81,6 @@ class NodeCheck:
             time.sleep(LOOK_S)
         if code := os.waitstatus_to_exitcode(ended[1]):
             raise ChildProcessError(f"the process of the device was ended by signal {-code}")
-
-    def open_device(self) -> None:
-        """What is measured on."""
-        import torch
-
-        self.device = torch.device(self.settings["device"], *([self.local] * (self.kind == "cuda")))
-
-    def join(self) -> None:
-        """Meet the other ranks."""
-        self.open_device()
-        if self.size > 1:
-            from paceline.trainer.parallel.mesh import join_world
-
-            # Bound to its device, NCCL would make every group by splitting the world's
-            # communicator: a node that falls silent would hold up the pairs of all others.
-            join_world(self.kind, bind=False)
-            self.barrier()
-        self.joined = self.size > 1
-
-    @property
-    def kind(self) -> str:
-        """cpu or cuda."""
-        return self.settings["device"]
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        from torch import distributed as dist
-
-        dist.barrier(device_ids=[self.local] if self.kind == "cuda" else None)
 
     def rates(self) -> None:
         """Matrix products and memory, so many nodes at once as asked."""
@@ -171,9 +123,7 @@ class NodeCheck:
     def pairs(self) -> None:
         """All-reduce with the same rank of another node, round by round."""
         for pairs in self.settings.get("rounds", []):
-            partner = next(
-                (b if a == self.node else a for a, b in pairs if self.node in (a, b)), None
-            )
+            partner = self.partner(pairs)
             if partner is None:
                 self.group([self.rank])
             else:
@@ -195,16 +145,6 @@ class NodeCheck:
         result = measure(self.device, len(ranks), large, seconds, group)
         latency_s = measure(self.device, len(ranks), small, seconds / 10, group)["latency_s"]
         return {**result, "latency_s": latency_s}
-
-    def group(self, ranks: list[int]) -> Any:
-        """A group of some ranks, which nobody else waits for.
-
-        PyTorch names it after how many groups a rank has had, and ranks find each other by the
-        name. So a rank that sits out a round makes one of its own.
-        """
-        from torch import distributed as dist
-
-        return dist.new_group(ranks, use_local_synchronization=True)
 
 
 if __name__ == "__main__":

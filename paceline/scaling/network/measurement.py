@@ -1,0 +1,154 @@
+"""A network measured: one short job over all devices, read into a report and a page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.hardware import Cluster
+from paceline.core.host_split import split_rounds
+from paceline.files.documents import write_text, write_value
+from paceline.files.run_folder import new_folder
+from paceline.machines import JobEnd
+from paceline.machines.placement import Where
+from paceline.scaling.check.host_job import cluster_of, host_job, run_job
+from paceline.scaling.check.host_readings import host_names, read_lines
+from paceline.scaling.network.page import network_html
+from paceline.scaling.network.readings import OPERATIONS, collective_rows, pair_rows
+from paceline.scaling.network.report import NetworkReport, network_report
+
+NETWORKS_FOLDER = "networks"
+REPORT_FILE, PAGE_FILE = "network.json", "report.html"
+MOST_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
+GROWTH = 4
+"""Each payload is so many times the one before."""
+
+
+@dataclass(frozen=True)
+class NetworkRequest:
+    """What the user wants measured."""
+
+    where: Where
+    device: str = "auto"
+    devices: int | None = None
+    operations: tuple[str, ...] = tuple(OPERATIONS)
+    least_bytes: int = 1024
+    most_bytes: int | None = None
+    """Of the largest payload, and of a large message between two hosts; None as MOST_BYTES."""
+    seconds: float = 10.0
+    """Of all collectives together; a pair takes as long as its messages."""
+    pairs: bool = True
+    limit_s: float = 600.0
+    wait_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class MeasuredNetwork:
+    """A report and where everything about it lies."""
+
+    report: NetworkReport
+    folder: Path
+    notices: tuple[str, ...]
+
+
+def measure_network(
+    request: NetworkRequest, root: Path, watch: Callable[[str], None]
+) -> MeasuredNetwork:
+    """Measure it; raises UserError for one device alone, SystemFaultError where nothing came back.
+
+    IncompleteError when Slurm gave no place in time.
+    """
+    started_s, created = time.monotonic(), datetime.now(UTC)
+    cluster, notices = cluster_of(request.where, request.device, request.devices)
+    if cluster.world_size < 2:
+        raise UserError("network", "one device has none", remedy="--devices, --nodes or --hosts")
+    name = f"{created:%Y-%m-%d}-{cluster.nodes}x{cluster.name}"
+    folder = new_folder(root / NETWORKS_FOLDER, name).resolve()
+    watch(f"measuring {cluster.world_size} devices on {cluster.nodes} x {cluster.name}")
+    job = host_job(cluster, "programs.network", _question(cluster, request), request.limit_s)
+    end = run_job(job, folder, request.wait_s, "network")
+    lines = read_lines(folder, "network")
+    names = host_names(cluster, lines)
+    collectives = collective_rows(lines)
+    pairs = pair_rows(lines, names, cluster.devices_per_node)
+    faults = _faults(lines, names, cluster, end)
+    if not collectives and not pairs:
+        raise SystemFaultError(
+            str(folder), f"nothing was measured: {'; '.join(faults) or 'no rank wrote a line'}"
+        )
+    report = network_report(
+        collectives,
+        pairs,
+        _identity(cluster, request),
+        created.isoformat(timespec="seconds"),
+        time.monotonic() - started_s,
+        faults,
+    )
+    write_value(folder / REPORT_FILE, report)
+    write_text(folder / PAGE_FILE, network_html(report))
+    return MeasuredNetwork(report, folder, tuple(notices))
+
+
+def payloads(least: int, most: int) -> list[int]:
+    """Bytes from `least` to `most`, each four times the one before, and `most` itself."""
+    sizes = [least]
+    while sizes[-1] * GROWTH < most:
+        sizes.append(sizes[-1] * GROWTH)
+    return [*sizes, most] if most > least else sizes
+
+
+def _question(cluster: Cluster, request: NetworkRequest) -> dict[str, Any]:
+    kind = "cpu" if cluster.device == "cpu" else "cuda"
+    most = request.most_bytes or MOST_BYTES[kind]
+    return {
+        "device": kind,
+        "seconds": request.seconds,
+        "operations": list(request.operations),
+        "sizes": payloads(request.least_bytes, most),
+        "message_bytes": most,
+        "rounds": _rounds(cluster.nodes) if request.pairs else [],
+    }
+
+
+def _rounds(nodes: int) -> list[list[list[int]]]:
+    """Rounds in which every node meets every other once."""
+    if nodes < 2:
+        return []
+    names = [str(node) for node in range(nodes)]
+    rounds = split_rounds(names, 2, "pairs", num_rounds=nodes - 1 + nodes % 2)
+    return [[[int(name) for name in group] for group in round_.groups] for round_ in rounds]
+
+
+def _identity(cluster: Cluster, request: NetworkRequest) -> dict[str, Any]:
+    return {
+        "device": cluster.device,
+        "nodes": cluster.nodes,
+        "devices_per_node": cluster.devices_per_node,
+        "most_bytes": request.most_bytes,
+        "seconds": request.seconds,
+    }
+
+
+def _faults(
+    lines: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    cluster: Cluster,
+    end: JobEnd | None,
+) -> list[str]:
+    """What failed, by host; and which hosts did not come to their end."""
+    faults = [
+        f"{names[line['node']]}: {line['part']} failed: {line['reason']}"
+        for line in lines
+        if line["event"] == "fault"
+    ]
+    for node, name in enumerate(names):
+        ended = sum(line["event"] == "end" and line["node"] == node for line in lines)
+        if ended < cluster.devices_per_node:
+            why = f": {end.reason}" if end else ""
+            faults.append(f"{name} did not come to the end{why}")
+    return faults

@@ -1,0 +1,202 @@
+"""What a measured network says: rows, hosts that are slow, links that are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, log
+from statistics import median
+from typing import Any
+
+from paceline.core.node_groups import GroupThroughput
+from paceline.core.units import binary, percent, si
+from paceline.core.value import Value
+from paceline.scaling.analysis.node_speeds import node_speeds
+from paceline.scaling.analysis.slow_nodes import FEWEST_JUDGED, judge_nodes
+from paceline.scaling.network.readings import OPERATIONS, CollectiveTiming, PairRow, relative_spread
+
+LINK_LOSS = 0.1
+"""A link is named when it lies at least this far below what its two hosts reach elsewhere."""
+LINK_SCATTERS = 4.0
+"""And so many robust standard deviations of all links."""
+FEWEST_LINKS = 6
+MOST_SENTENCES = 8
+
+
+class HostLinks(Value):
+    """One host with all others."""
+
+    host: str
+    bytes_per_s: float
+    """Median over its partners, of each the slower direction."""
+    latency_s: float
+    """Median over its partners."""
+    partners: int
+    loss: float | None
+    """1 - rate / median of all hosts; None where two hosts alone were measured."""
+    z: float | None
+    slow: bool
+
+
+class SlowLink(Value):
+    """A direction between two hosts that are both faster with others."""
+
+    source: str
+    target: str
+    bytes_per_s: float
+    expected_bytes_per_s: float
+    """The smaller of what both hosts reach in the median."""
+    loss: float
+
+
+class NetworkReport(Value):
+    """Collectives among all devices, and every pair of hosts."""
+
+    schema_version: int = 1
+    created: str
+    identity: dict[str, Any]
+    """Device, hosts, devices of each, torch: what must be equal to compare two reports."""
+    elapsed_s: float
+    collectives: tuple[CollectiveTiming, ...]
+    pairs: tuple[PairRow, ...]
+    hosts: tuple[HostLinks, ...]
+    pair_spread: float | None
+    """1.4826 x MAD / median of all directions' rates."""
+    slow_links: tuple[SlowLink, ...]
+    faults: tuple[str, ...]
+    """Parts that failed, with the rank's host."""
+    sentences: tuple[str, ...]
+
+
+def host_links(pairs: Sequence[PairRow]) -> tuple[HostLinks, ...]:
+    """Every host's figures, the slowest first; judged by each other from eight hosts on."""
+    slower: dict[str, dict[str, float]] = {}
+    latencies: dict[str, list[float]] = {}
+    for pair in pairs:
+        for host, partner in ((pair.source, pair.target), (pair.target, pair.source)):
+            rates = slower.setdefault(host, {})
+            rates[partner] = min(pair.bytes_per_s, rates.get(partner, pair.bytes_per_s))
+        latencies.setdefault(pair.source, []).append(pair.latency_s)
+    rates = {host: median(partners.values()) for host, partners in slower.items()}
+    speeds = node_speeds([GroupThroughput((host,), rate) for host, rate in rates.items()])
+    if speeds is None:
+        return ()
+    judged = {node.host: node for node in judge_nodes(speeds).nodes}
+    middle = median(rates.values())
+    return tuple(
+        HostLinks(
+            host=host,
+            bytes_per_s=rates[host],
+            latency_s=median(latencies.get(host, [0.0])),
+            partners=len(slower[host]),
+            loss=1 - rates[host] / middle if len(rates) > 2 else None,
+            z=judged[host].z,
+            slow=judged[host].flagged,
+        )
+        for host in sorted(rates, key=lambda host: rates[host])
+    )
+
+
+def slow_links(pairs: Sequence[PairRow], hosts: Sequence[HostLinks]) -> tuple[SlowLink, ...]:
+    """Directions far below what both of their hosts reach with others, the slowest first."""
+    usual = {host.host: host.bytes_per_s for host in hosts}
+    if len(pairs) < FEWEST_LINKS or len(hosts) < 3:
+        return ()
+    expected = [min(usual[pair.source], usual[pair.target]) for pair in pairs]
+    logs = [log(pair.bytes_per_s / rate) for pair, rate in zip(pairs, expected, strict=True)]
+    scatter = relative_spread([exp(each) for each in logs])
+    bound = max(-log(1 - LINK_LOSS), LINK_SCATTERS * scatter)
+    links = [
+        SlowLink(
+            source=pair.source,
+            target=pair.target,
+            bytes_per_s=pair.bytes_per_s,
+            expected_bytes_per_s=rate,
+            loss=1 - pair.bytes_per_s / rate,
+        )
+        for pair, rate, below in zip(pairs, expected, logs, strict=True)
+        if below < -bound
+    ]
+    return tuple(sorted(links, key=lambda link: -link.loss))
+
+
+def network_report(
+    collectives: tuple[CollectiveTiming, ...],
+    pairs: tuple[PairRow, ...],
+    identity: dict[str, Any],
+    created: str,
+    elapsed_s: float,
+    faults: Sequence[str] = (),
+) -> NetworkReport:
+    """The report of these rows, and what it says."""
+    hosts = host_links(pairs)
+    links = slow_links(pairs, hosts)
+    spread = relative_spread([pair.bytes_per_s for pair in pairs]) if len(pairs) > 2 else None
+    return NetworkReport(
+        created=created,
+        identity=identity,
+        elapsed_s=elapsed_s,
+        collectives=collectives,
+        pairs=pairs,
+        hosts=hosts,
+        pair_spread=spread,
+        slow_links=links,
+        faults=tuple(dict.fromkeys(faults)),
+        sentences=tuple(_sentences(collectives, pairs, hosts, links, spread)),
+    )
+
+
+def _sentences(
+    collectives: Sequence[CollectiveTiming],
+    pairs: Sequence[PairRow],
+    hosts: Sequence[HostLinks],
+    links: Sequence[SlowLink],
+    spread: float | None,
+) -> list[str]:
+    """What is wrong first, then what is slow, then how fast it is."""
+    wrong = dict.fromkeys(OPERATIONS[row.operation] for row in collectives if row.wrong)
+    return [
+        *([f"WRONG RESULTS of {', '.join(wrong)}: do not train here."] if wrong else []),
+        *[_slow_host(host) for host in hosts if host.slow][:MOST_SENTENCES],
+        *[_slow_link(link) for link in links[:MOST_SENTENCES]],
+        *(_all_pairs(pairs, hosts, spread) if pairs else []),
+        *_best_rates(collectives),
+    ]
+
+
+def _slow_host(host: HostLinks) -> str:
+    z = "" if host.z is None else f" (z = {host.z:.1f})"
+    rate, loss = si(host.bytes_per_s, "B/s"), percent(host.loss or 0)
+    return f"{host.host} is slow with all: {rate}, {loss} below the others' median{z}."
+
+
+def _slow_link(link: SlowLink) -> str:
+    rate, loss = si(link.bytes_per_s, "B/s"), percent(link.loss)
+    return f"{link.source} to {link.target}: {rate}, {loss} below what both reach with others."
+
+
+def _all_pairs(
+    pairs: Sequence[PairRow], hosts: Sequence[HostLinks], spread: float | None
+) -> list[str]:
+    rates = [pair.bytes_per_s for pair in pairs]
+    around = f", spread {percent(spread)}" if spread is not None else ""
+    one_way_s = median(pair.latency_s for pair in pairs)
+    line = (
+        f"{len(pairs)} directions between {len(hosts)} hosts: median {si(median(rates), 'B/s')}"
+        f"{around}, slowest {si(min(rates), 'B/s')}; {1e6 * one_way_s:,.0f} us one way."
+    )
+    few = f"Hosts are judged by each other from {FEWEST_JUDGED} on."
+    return [line, few] if len(hosts) < FEWEST_JUDGED else [line]
+
+
+def _best_rates(collectives: Sequence[CollectiveTiming]) -> list[str]:
+    lines: list[str] = []
+    for operation, title in OPERATIONS.items():
+        rows = [row for row in collectives if row.operation == operation]
+        if rows:
+            best = max(rows, key=lambda row: row.bus_bytes_per_s)
+            lines.append(
+                f"{title} of {best.ranks} ranks: {si(best.bus_bytes_per_s, 'B/s')} bus rate at best"
+                f" (payload {binary(best.bytes)}, spread {percent(best.spread)}), "
+                f"{1e6 * rows[0].latency_s:,.0f} us for {binary(rows[0].bytes)}."
+            )
+    return lines

@@ -1,0 +1,224 @@
+"""Flux.1's encodings: as MLCommons ships them, to shards as MLPerf's trainings read them.
+
+In: a folder as Hugging Face datasets saves it (state.json, data-*.arrow) with a row a sample, whose
+`t5_encodings`, `clip_encodings`, `mean` and `logvar` are .npy files of bf16 as uint16; where it is
+held out, `timestep` is the eighth at which it is tried. Out: the same bytes as KEY.t5.bytes,
+KEY.clip.bytes, KEY.mean.bytes and KEY.logvar.bytes behind KEY.json, 10000 samples a shard, in
+train/ and val/.
+Source of the form: mlcommons/training_results_v5.1, NVIDIA/benchmarks/flux1, to_webdataset.py. The
+keys alone differ, since energon 7.4 takes no key of val that train has too: PART-00000000.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.value import PositiveInt, Value
+from paceline.staging.conversions.progress import Progress, unwatched
+from paceline.staging.conversions.webdataset import (
+    ShardSample,
+    index_shard,
+    shard_name,
+    write_metadata,
+    write_shard,
+)
+
+CONTENTS = {
+    "t5_encodings": "t5.bytes",
+    "clip_encodings": "clip.bytes",
+    "mean": "mean.bytes",
+    "logvar": "logvar.bytes",
+}
+"""What a column is called in a shard."""
+EMPTY_FILES = ("t5_empty.npy", "clip_empty.npy")
+EMPTY_FOLDER = "empty_encodings"
+POLL_S = 1.0
+WORTH_WORKERS_BYTES = 1 << 28
+
+
+class FluxShardSources(Value):
+    """Where the encodings lie, each `ASSET` or `ASSET/FOLDER`, and how they are cut."""
+
+    train: str
+    val: str
+    empty: str
+    samples_per_shard: PositiveInt = 10_000
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """The rows of one shard."""
+
+    source: Path
+    target: Path
+    part: str
+    rows: range
+
+
+def make_flux_shards(
+    folder: Path,
+    sources: FluxShardSources,
+    inputs: Mapping[str, Path],
+    progress: Progress = unwatched,
+    workers: int = 1,
+) -> None:
+    """Fill `folder` with train/, val/, empty_encodings/ and energon's metadata.
+
+    Shards that are whole already are kept; `progress` is called every second, and what it raises
+    ends the work. Raises UserError for an input that is not of the form.
+    """
+    for cut in folder.rglob("*.part"):
+        cut.unlink()  # of a call that was killed
+    empty = folder / EMPTY_FOLDER
+    empty.mkdir(exist_ok=True)
+    for name in EMPTY_FILES:
+        shutil.copyfile(_only(name, sources.empty, inputs), empty / name)
+    tasks: list[ShardTask] = []
+    total_bytes = 0
+    for part, place in (("train", sources.train), ("val", sources.val)):
+        source = _only("state.json", place, inputs).parent
+        (folder / part).mkdir(exist_ok=True)
+        tasks += _tasks(source, folder / part, part, sources.samples_per_shard)
+        total_bytes += sum(path.stat().st_size for path in _arrow_files(source))
+
+    def look() -> None:
+        progress(min(total_bytes, _written_bytes(folder)), total_bytes)
+
+    workers = workers if total_bytes >= WORTH_WORKERS_BYTES else 1
+    write_metadata(folder, _written(tasks, workers, look))
+
+
+def encoding_rows(source: Path, rows: range) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number, row) of a saved data set; raises UserError for one without the columns."""
+    first = 0
+    for path in _arrow_files(source):
+        for batch in _batches(path):
+            if absent := set(CONTENTS) - set(batch.schema.names):
+                raise UserError(str(path), f"has no column {', '.join(sorted(absent))}")
+            last = first + batch.num_rows
+            for number in range(max(first, rows.start), min(last, rows.stop)):
+                row = {
+                    name: batch.column(name)[number - first].as_py() for name in batch.schema.names
+                }
+                yield number, row
+            if last >= rows.stop:
+                return
+            first = last
+
+
+def convert(task: ShardTask) -> list[ShardSample]:
+    """Write a shard that is not there yet, and its index; what is in it."""
+    if not task.target.is_file():
+        write_shard(task.target, _samples(task))
+    return index_shard(task.target)
+
+
+def _samples(task: ShardTask) -> Iterator[tuple[str, dict[str, bytes]]]:
+    for number, row in encoding_rows(task.source, task.rows):
+        about = {"key": str(row.get("__key__", number))}
+        if row.get("timestep") is not None:
+            about["timestep"] = row["timestep"]
+        contents = {"json": json.dumps(about).encode()}
+        for column, name in CONTENTS.items():
+            if not isinstance(row[column], bytes):
+                raise UserError(f"{task.source}: row {number}", f"{column} is no bytes of a .npy")
+            contents[name] = row[column]
+        yield f"{task.part}-{number:08d}", contents
+
+
+def _tasks(source: Path, target: Path, part: str, size: int) -> list[ShardTask]:
+    count = sum(batch.num_rows for path in _arrow_files(source) for batch in _batches(path))
+    if not count:
+        raise UserError(str(source), "has no sample")
+    return [
+        ShardTask(
+            source, target / shard_name(at), part, range(at * size, min(count, (at + 1) * size))
+        )
+        for at in range(-(-count // size))
+    ]
+
+
+def _written(
+    tasks: Sequence[ShardTask], workers: int, look: Callable[[], None]
+) -> Iterator[tuple[str, list[ShardSample]]]:
+    """(path, samples) of each shard, written by several processes where that is worth it."""
+    pool: Executor = (
+        ThreadPoolExecutor(1)
+        if workers == 1
+        # A fork of a process with threads may hang, so workers are started afresh.
+        else ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"))
+    )
+    try:
+        waiting = deque((task, pool.submit(convert, task)) for task in tasks)
+        while waiting:
+            task, future = waiting.popleft()
+            while not future.done():
+                look()
+                wait([future], POLL_S)
+            yield f"{task.part}/{task.target.name}", future.result()
+        look()
+    except BrokenProcessPool as error:
+        raise SystemFaultError(
+            "writing shards", "a worker was killed", remedy="it may have had too little memory"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _written_bytes(folder: Path) -> int:
+    """Of all shards so far, those that are being written too."""
+    total = 0
+    for path in folder.glob("*/shard_*.tar*"):
+        with suppress(FileNotFoundError):  # it has just got its name
+            total += path.stat().st_size
+    return total
+
+
+def _only(name: str, place: str, inputs: Mapping[str, Path]) -> Path:
+    """The one file called so in ASSET or ASSET/FOLDER."""
+    asset, _, inside = place.partition("/")
+    if asset not in inputs:
+        raise UserError(
+            f"made asset flux-shards: {asset}",
+            "is not among its needs",
+            allowed=", ".join(inputs) or "none",
+        )
+    paths = sorted((inputs[asset] / inside).rglob(name))
+    if len(paths) != 1:
+        raise UserError(f"made asset flux-shards: {place}", f"has {len(paths)} files {name}, not 1")
+    return paths[0]
+
+
+def _arrow_files(source: Path) -> list[Path]:
+    """The files of a saved data set in their order."""
+    state = source / "state.json"
+    try:
+        named = json.loads(state.read_text(encoding="utf-8"))["_data_files"]
+        paths = [source / file["filename"] for file in named]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(str(state), f"names no files of a data set: {error!r}") from error
+    if absent := [path.name for path in paths if path.parent != source or not path.is_file()]:
+        raise UserError(str(state), f"names {absent[0]}, which is not beside it")
+    return paths
+
+
+def _batches(path: Path) -> Iterator[Any]:
+    """The record batches of an Arrow stream, mapped into memory."""
+    import pyarrow
+
+    try:
+        with pyarrow.memory_map(str(path)) as file, pyarrow.ipc.open_stream(file) as reader:
+            yield from reader
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise UserError(str(path), f"is no whole Arrow stream: {error}") from error

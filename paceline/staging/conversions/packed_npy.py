@@ -1,0 +1,216 @@
+"""Packed rows as NeMo keeps them: a .npy file of dicts, which is a pickle behind a short header.
+
+A row has `input_ids`, `loss_mask` (a number a token) and `seq_start_id` (where its documents
+begin). A pickle can name any function. This reader lets it name what arrays are made of, and
+gives it stand-ins of its own for them, so nothing that a file says is run, by NumPy neither.
+Sources: NVIDIA/NeMo, GPTSFTPackedDataset and its test; scripts/convert_dataset.py of
+llama2_70b_lora in mlcommons/training_results_v4.0, whose files' size is that of those written here.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from paceline.core.errors import UserError
+from paceline.files.documents import open_regular
+from paceline.staging.conversions.indexed import part_path
+
+MaskOf = Literal["tokens", "targets"]
+"""What an entry of `loss_mask` is about: the token at its place, or the one behind it."""
+LARGEST_ID = 2**31 - 1
+MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
+OLD_NAME, NEW_NAME = (f"c{module}\n_reconstruct\n".encode() for module in MULTIARRAY)
+PROTOCOL = 3
+"""As NumPy 1 writes it, which also reads nothing newer; NumPy 2 reads both."""
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """A row of packed documents."""
+
+    ids: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    """Of each token whether it counts as a target, as the source says it."""
+    starts: tuple[int, ...]
+    """Where documents begin, the first at 0."""
+
+    @property
+    def targets(self) -> NDArray[np.bool_]:
+        """The same without the first token of each document, which follows nothing."""
+        targets = self.mask.copy()
+        targets[[*self.starts]] = False
+        return targets
+
+
+def read_packed(path: Path, mask_of: MaskOf = "tokens") -> Iterator[tuple[str, PackedRow]]:
+    """(where, row) of a .npy file.
+
+    Raises UserError for a file that is none, or that asks for more than rows.
+    """
+    for number, row in enumerate(_unpickled(path), start=1):
+        where = f"{path}: record {number}"
+        yield where, _row(where, row, mask_of)
+
+
+def write_packed(path: Path, rows: Iterable[PackedRow]) -> int:
+    """Write rows as the reference's own conversion does, the mask being of tokens; their number.
+
+    All rows are in main memory, as they are for whoever reads the file.
+    """
+    held = [
+        {
+            "input_ids": row.ids.astype(np.int32),
+            "loss_mask": row.mask.astype(int).tolist(),
+            "seq_start_id": [*row.starts],
+        }
+        for row in rows
+    ]
+    array = np.empty(len(held), object)
+    array[:] = held
+    # NumPy 1 does not know the newer name of its own function.
+    content = pickle.dumps(array, protocol=PROTOCOL).replace(NEW_NAME, OLD_NAME, 1)
+    part = part_path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with part.open("wb") as file:
+            npy.write_array_header_1_0(file, npy.header_data_from_array_1_0(array))
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return len(held)
+
+
+def _unpickled(path: Path) -> list[Any]:
+    """The file's rows as the pickle holds them."""
+    with open_regular(path) as file:
+        try:
+            version = npy.read_magic(file)
+            if version not in HEADERS:
+                raise UserError(str(path), f"is of .npy's version {version}")
+            shape, _, dtype = HEADERS[version](file)
+            if not dtype.hasobject:
+                raise UserError(str(path), f"holds {dtype}, and no rows of dicts")
+            content = _RowsUnpickler(path, file).load()
+        except UserError:
+            raise
+        except Exception as error:  # a broken pickle raises whatever its bytes lead to
+            raise UserError(str(path), f"is no .npy file of rows: {error!r}"[:200]) from error
+    rows = _sequence(content)
+    if not isinstance(rows, list) or len(shape) != 1 or len(cast(list[Any], rows)) != shape[0]:
+        raise UserError(str(path), "holds no line of rows")
+    return cast(list[Any], rows)
+
+
+class _RowsUnpickler(pickle.Unpickler):
+    """Gives a pickle stand-ins, made anew for each file, for the few names that arrays need."""
+
+    def __init__(self, path: Path, file: Any) -> None:
+        super().__init__(file)
+        self.path, self.names = path, _stand_ins()
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        try:
+            return self.names[module_name, global_name]
+        except KeyError:
+            raise UserError(
+                str(self.path),
+                f"asks for {module_name}.{global_name}, which no packed rows need; "
+                "it may have been made to run code",
+            ) from None
+
+
+def _stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
+    class Dtype:
+        """What numpy.dtype would be: its name and its order of bytes."""
+
+        def __init__(self, name: str, *_: object) -> None:
+            self.name, self.order = name, "|"
+
+        def __setstate__(self, state: tuple[Any, ...]) -> None:
+            self.order = state[1]
+
+    class Array:
+        """What numpy.ndarray would be."""
+
+        def __init__(self, *_: object) -> None:
+            self.value: Any = None
+
+        def __setstate__(self, state: tuple[Any, ...]) -> None:
+            *_, shape, dtype, _, content = state
+            if len(shape) != 1:
+                raise ValueError(f"an array of {len(shape)} dimensions")
+            self.value = content if dtype.name[:1] == "O" else _numbers(dtype, content)
+
+    def scalar(dtype: Any, content: bytes) -> int:
+        return int(_numbers(dtype, content)[0])
+
+    def encode(text: str, *_: object) -> bytes:
+        return text.encode("latin1")
+
+    names: dict[tuple[str, str], Callable[..., Any]] = {
+        ("numpy", "ndarray"): Array,
+        ("numpy", "dtype"): Dtype,
+        ("_codecs", "encode"): encode,
+    }
+    for module in MULTIARRAY:
+        names |= {(module, "_reconstruct"): Array, (module, "scalar"): scalar}
+    return names
+
+
+def _numbers(dtype: Any, content: bytes | str) -> NDArray[np.int64]:
+    """Whole numbers or truth values of bytes; raises ValueError for anything else."""
+    raw = content.encode("latin1") if isinstance(content, str) else content
+    kind = np.dtype(f"{'<' if dtype.order in '=|' else dtype.order}{dtype.name}")
+    if kind.kind not in "iub":
+        raise ValueError(f"an array of {dtype.name}")
+    return np.frombuffer(raw, kind).astype(np.int64)
+
+
+def _sequence(value: Any) -> Any:
+    """What an array's stand-in holds, or the value itself."""
+    return getattr(value, "value", value)
+
+
+def _row(where: str, row: Any, mask_of: MaskOf) -> PackedRow:
+    """A row that is held against what it should be; raises UserError."""
+    if not isinstance(row, dict):
+        raise UserError(where, "is no dict")
+    fields = cast(dict[Any, Any], row)
+    names = ("input_ids", "loss_mask", "seq_start_id")
+    ids, mask, starts = (_whole_numbers(where, name, fields.get(name)) for name in names)
+    if not len(ids) or ids.min() < 0 or ids.max() > LARGEST_ID:
+        raise UserError(where, "its input_ids are none, or no ids of tokens")
+    if len(mask) != len(ids) or not np.isin(mask, (0, 1)).all():
+        raise UserError(where, "its loss_mask is not 0 or 1 for each of its input_ids")
+    if not len(starts) or starts[0] or (np.diff(starts) <= 0).any() or starts[-1] >= len(ids):
+        raise UserError(where, "its seq_start_id is not 0 and places that ascend inside of it")
+    mask = mask.astype(np.bool_)
+    return PackedRow(ids, np.roll(mask, mask_of == "targets"), tuple(starts.tolist()))
+
+
+def _whole_numbers(where: str, name: str, value: Any) -> NDArray[np.int64]:
+    numbers = _sequence(value)
+    if isinstance(numbers, list | tuple):
+        items = cast(list[Any], numbers)
+        # Looked at first: NumPy would make more of lists in a list than the file holds.
+        plain = set(map(type, items)) <= {int, float, bool}
+        numbers = np.array(items or np.zeros(0, np.int64)) if plain else None
+    if isinstance(numbers, np.ndarray):
+        array = cast(NDArray[Any], numbers)
+        # A mask may be of floats.
+        if array.dtype.kind in "iub" or np.isin(array, (0.0, 1.0)).all():
+            return array.astype(np.int64)
+    raise UserError(where, f"its {name} is no line of whole numbers")

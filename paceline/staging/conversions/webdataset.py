@@ -1,0 +1,207 @@
+"""Tar shards of samples, and beside them what megatron-energon asks for, as `energon prepare` does.
+
+PART/shard_000000.tar: files KEY.NAME, those of a sample together; no key twice in a data set.
+PART/shard_000000.tar.idx: where each sample begins and the last one ends, in bytes (u64, little).
+PART/index.txt: the names of its shards, a line each, as MLPerf's conversion of Flux.1 leaves them.
+.nv-meta/dataset.yaml: samples are taken as they are, and the program's own cooker decodes them.
+.nv-meta/split.yaml, .info.json, .info.yaml: the shards of each part, and the samples of each shard.
+.nv-meta/index.sqlite, index.uuid: the place of every sample and of every file of it.
+Source of the format: megatron-energon 7.4.1, flavors/webdataset; before 7 .info.yaml is read alone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sqlite3
+import struct
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import NAMESPACE_URL, uuid5
+
+from paceline.core.errors import UserError
+from paceline.staging.conversions.indexed import part_path
+
+META_FOLDER = ".nv-meta"
+BLOCK_BYTES = 512
+ENERGON_VERSION = "7.4.1"
+"""Whose form the metadata have."""
+DATASET_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+FILE_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
+"""KEY.NAME: the key ends at the first dot behind the last folder."""
+TABLES = """
+CREATE TABLE samples (
+    tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
+    byte_offset INTEGER, byte_size INTEGER);
+CREATE TABLE sample_parts (
+    tar_file_id INTEGER, sample_index INTEGER, part_name TEXT,
+    content_byte_offset INTEGER, content_byte_size INTEGER);
+"""
+INDEXES = """
+CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index);
+CREATE INDEX idx_sample_parts_seq
+    ON sample_parts(tar_file_id, sample_index, content_byte_offset);
+CREATE INDEX idx_sample_parts_full ON sample_parts(
+    tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """A file of a sample, and where in its shard the content lies."""
+
+    name: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSample:
+    """A sample of a shard, from its first file's header to the next sample's, in bytes."""
+
+    key: str
+    start: int
+    end: int
+    files: tuple[ShardFile, ...]
+
+
+def shard_name(number: int) -> str:
+    """How a shard is called, the first one 0."""
+    return f"shard_{number:06d}.tar"
+
+
+def write_shard(path: Path, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> None:
+    """Write (key, contents by name) as a tar, which gets its name when it is whole."""
+    part = part_path(path)
+    try:
+        with part.open("wb") as file:
+            with tarfile.open(fileobj=file, mode="w") as tar:
+                for key, contents in samples:
+                    for name, content in contents.items():
+                        member = tarfile.TarInfo(f"{key}.{name}")
+                        member.size = len(content)
+                        tar.addfile(member, io.BytesIO(content))
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def shard_samples(path: Path) -> Iterator[ShardSample]:
+    """The samples of a shard in their order; its headers alone are read.
+
+    Raises UserError for a file that is no whole tar of such samples.
+    """
+    key, start, end, files = "", 0, 0, list[ShardFile]()
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                named = FILE_NAME.fullmatch(member.name)
+                if not member.isfile() or named is None:
+                    raise UserError(str(path), f"{member.name} is no file KEY.NAME of a sample")
+                if named[1] != key and files:
+                    yield ShardSample(key, start, end, tuple(files))
+                    start, files = end, []
+                key = named[1]
+                files.append(ShardFile(named[2], member.offset_data, member.size))
+                end = member.offset_data + -(-member.size // BLOCK_BYTES) * BLOCK_BYTES
+    except tarfile.TarError as error:
+        raise UserError(str(path), f"is no whole tar: {error}") from error
+    if not files:
+        raise UserError(str(path), "has no sample")
+    if path.stat().st_size < end:
+        raise UserError(str(path), "is cut off")
+    yield ShardSample(key, start, end, tuple(files))
+
+
+def index_shard(path: Path) -> list[ShardSample]:
+    """The samples of a shard, whose `.tar.idx` is written beside it; raises as `shard_samples`."""
+    samples = [*shard_samples(path)]
+    places = [*(sample.start for sample in samples), samples[-1].end]
+    _replace(path.with_name(f"{path.name}.idx"), struct.pack(f"<{len(places)}Q", *places))
+    return samples
+
+
+def write_metadata(folder: Path, shards: Iterable[tuple[str, Sequence[ShardSample]]]) -> None:
+    """Write `.nv-meta` and every part's index.txt for (path in `folder`, samples) of each shard.
+
+    A shard's folder is the part that it is of. Shards are taken one by one: millions of samples
+    are not held at once. Raises UserError for a key that is there twice.
+    """
+    meta = folder / META_FOLDER
+    meta.mkdir(exist_ok=True)
+    parts: dict[str, list[str]] = {}
+    counts: dict[str, int] = {}
+    ends: list[int] = []
+    with _database(meta / "index.sqlite") as database:
+        for number, (path, samples) in enumerate(shards):
+            try:
+                _insert(database, number, samples)
+            except sqlite3.IntegrityError:
+                raise UserError(
+                    str(folder / path), "has a sample's key that was there before"
+                ) from None
+            parts.setdefault(path.rpartition("/")[0], []).append(path)
+            counts[path] = len(samples)
+            ends.append(samples[-1].end)
+    for part, paths in parts.items():
+        lines = "".join(f"{Path(path).name}\n" for path in paths)
+        _replace(folder / part / "index.txt", lines.encode())
+    listed = "".join(
+        f"  {json.dumps(part)}:\n" + "".join(f"  - {json.dumps(path)}\n" for path in paths)
+        for part, paths in parts.items()
+    )
+    info = {"energon_version": ENERGON_VERSION, "shard_counts": counts}
+    text = json.dumps(info, indent=2) + "\n"
+    identity = uuid5(NAMESPACE_URL, json.dumps([counts, ends]))
+    _replace(meta / "index.uuid", str(identity).encode())
+    _replace(meta / "dataset.yaml", DATASET_YAML.encode())
+    _replace(meta / "split.yaml", f"split_parts:\n{listed}exclude: []\n".encode())
+    # JSON is YAML too. A program takes a data set for prepared by these, so they come last.
+    _replace(meta / ".info.yaml", text.encode())
+    _replace(meta / ".info.json", text.encode())
+
+
+@contextmanager
+def _database(path: Path) -> Iterator[sqlite3.Connection]:
+    """The tables, which get their indexes and their name when they are whole."""
+    part = part_path(path)
+    try:
+        with closing(sqlite3.connect(part)) as database:
+            database.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + TABLES)
+            yield database
+            database.executescript(INDEXES)
+            database.commit()
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _insert(database: sqlite3.Connection, number: int, samples: Sequence[ShardSample]) -> None:
+    database.executemany(
+        "INSERT INTO samples VALUES (?, ?, ?, ?, ?)",
+        (
+            (number, sample.key, at, sample.start, sample.end - sample.start)
+            for at, sample in enumerate(samples)
+        ),
+    )
+    database.executemany(
+        "INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)",
+        (
+            (number, at, file.name, file.start, file.size)
+            for at, sample in enumerate(samples)
+            for file in sample.files
+        ),
+    )
+
+
+def _replace(path: Path, content: bytes) -> None:
+    part = part_path(path)
+    part.write_bytes(content)
+    part.replace(path)

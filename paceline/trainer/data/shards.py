@@ -1,0 +1,221 @@
+"""Encoded images and texts of tar shards, as MLPerf's trainings of Flux.1 read them.
+
+FOLDER/train/*.tar and FOLDER/val/*.tar (or a folder of shards itself) hold files KEY.json,
+KEY.t5.bytes, KEY.clip.bytes, KEY.mean.bytes and KEY.logvar.bytes, those of a sample together, each
+but the first a .npy of bf16 as uint16. SHARD.tar.idx says where samples begin (u64, little-endian,
+one more than there are samples). FOLDER/empty_encodings holds t5_empty.npy and clip_empty.npy.
+Source of the form: mlcommons/training_results_v5.1, NVIDIA/benchmarks/flux1; megatron-energon.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import tarfile
+import weakref
+from bisect import bisect_right
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.trainer.config import ConfigError, FluxConfig
+from paceline.trainer.data.latent_files import TEXT, LatentFiles, shapes
+
+TRAIN, VAL = "train", "val"
+FILES = {"text": "t5.bytes", "pooled": "clip.bytes", "mean": "mean.bytes", "logvar": "logvar.bytes"}
+EMPTY = {"text": "t5_empty.npy", "pooled": "clip_empty.npy"}
+EMPTY_FOLDER = "empty_encodings"
+DTYPES = {"<u2": torch.bfloat16, "<f2": torch.float16, "<f4": torch.float32}
+"""NumPy has no bf16: its bits are kept as uint16."""
+MAGIC = b"\x93NUMPY"
+MOST_OPEN = 256
+"""Shards at a time, of the 1024 files that a process mostly may open."""
+BLOCK_BYTES = 512
+EIGHTHS = range(8)
+
+
+def part_folder(path: str, part: str) -> Path:
+    """The folder of a part's shards: PATH/PART, or PATH itself."""
+    inside = Path(path) / part
+    return inside if inside.is_dir() else Path(path)
+
+
+class ShardedFiles(LatentFiles):
+    """Samples of a folder's shards, in the order of the shards' names."""
+
+    def __init__(
+        self, path: str, part: str, model: FluxConfig, seed: int, held_out: int = 0
+    ) -> None:
+        """Raises ConfigError for other files, and for samples that the model has no shape for."""
+        self.folder, self.model, self.shapes = part_folder(path, part), model, shapes(model)
+        self.shards = sorted(self.folder.glob("*.tar"))
+        if not self.shards:
+            raise ConfigError(f"data.path: {self.folder} has no shards (*.tar)")
+        self._places = [_places(shard) for shard in self.shards]
+        self._ends = list(accumulate(len(places) - 1 for places in self._places))
+        self._open: dict[int, int] = {}
+        weakref.finalize(self, _close, self._open)
+        super().__init__(str(self.folder), self._ends[-1], seed, held_out)
+        self.at(0)
+        if part == TRAIN and model.text_dropout:
+            _ = self._empty
+
+    def at(self, index: int) -> dict[str, Tensor]:
+        """A sample by its place; raises ConfigError when it is not of the model's shape."""
+        where, files = self._files(index)
+        if absent := [name for name in FILES.values() if name not in files]:
+            raise ConfigError(f"{where} has no {', '.join(absent)}")
+        return {
+            name: npy_tensor(files[file], self.shapes[name], f"{where}: {file}")
+            for name, file in FILES.items()
+        }
+
+    def no_text(self) -> dict[str, Tensor]:
+        """What the encoders made of an empty text; raises ConfigError when that is not there."""
+        return self._empty
+
+    def eighth(self, index: int) -> int | None:
+        """A held-out sample's `timestep`; raises ConfigError for one that is no eighth."""
+        shard, number = self._place(index)
+        where = self._where(shard, number)
+        try:
+            stated = json.loads(self._json(shard, number) or "{}").get("timestep")
+        except tarfile.HeaderError as error:
+            raise _misplaced(where, error) from error
+        except (ValueError, AttributeError) as error:
+            raise ConfigError(f"{where}: json holds no object: {error}") from error
+        if stated is None or (type(stated) is int and stated in EIGHTHS):
+            return stated
+        raise ConfigError(f"{where}: timestep {stated!r} is none of 0 to 7")
+
+    @cached_property
+    def _empty(self) -> dict[str, Tensor]:
+        for folder in (self.folder, self.folder.parent):
+            files = {name: folder / EMPTY_FOLDER / file for name, file in EMPTY.items()}
+            if all(file.is_file() for file in files.values()):
+                return {
+                    name: npy_tensor(
+                        memoryview(bytearray(files[name].read_bytes())),
+                        self.shapes[name],
+                        f"data.path: {files[name]}",
+                    )
+                    for name in TEXT
+                }
+        raise ConfigError(
+            f"data.path: {self.folder.parent / EMPTY_FOLDER} lacks {' or '.join(EMPTY.values())}, "
+            f"which replace a share of {self.model.text_dropout} of the texts; put them there, or "
+            "set model.text_dropout=0"
+        )
+
+    def _files(self, index: int) -> tuple[str, dict[str, memoryview]]:
+        """(where, contents by name) of a sample, read at once."""
+        shard, number = self._place(index)
+        where = self._where(shard, number)
+        start, end = self._places[shard][number : number + 2].tolist()
+        content = memoryview(bytearray(end - start))
+        if os.preadv(self._opened(shard), [content], start) != len(content):
+            raise ConfigError(f"{where} is cut off; stage the shard again")
+        files: dict[str, memoryview] = {}
+        place = 0
+        try:
+            while place < len(content):
+                name, size, behind = _member(bytes(content[place : place + BLOCK_BYTES]))
+                files[name] = content[place + BLOCK_BYTES : place + BLOCK_BYTES + size]
+                place += behind
+        except tarfile.HeaderError as error:
+            raise _misplaced(where, error) from error
+        return where, files
+
+    def _json(self, shard: int, number: int) -> bytes | None:
+        """What is said of a sample; its encodings, a thousand times as large, are not read."""
+        place, end = self._places[shard][number : number + 2].tolist()
+        file = self._opened(shard)
+        while place < end:
+            name, size, behind = _member(os.pread(file, BLOCK_BYTES, place))
+            if name == "json":
+                return os.pread(file, size, place + BLOCK_BYTES)
+            place += behind
+        return None
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """(shard, number in it) of a sample."""
+        shard = bisect_right(self._ends, index)
+        return shard, index - (self._ends[shard - 1] if shard else 0)
+
+    def _where(self, shard: int, number: int) -> str:
+        return f"data.path: {self.shards[shard]}: sample {number}"
+
+    def _opened(self, shard: int) -> int:
+        """A shard's descriptor; opening one takes as long as reading a sample on some systems."""
+        file = self._open.pop(shard, None)
+        if file is None:
+            if len(self._open) >= MOST_OPEN:
+                os.close(self._open.pop(next(iter(self._open))))
+            file = os.open(self.shards[shard], os.O_RDONLY | os.O_CLOEXEC)
+        self._open[shard] = file
+        return file
+
+
+def npy_tensor(content: memoryview, shape: tuple[int, ...], where: str) -> Tensor:
+    """The array of a .npy file in bf16, which shares its memory where it was that.
+
+    An array of one sample may be counted: (1, ...). Raises ConfigError for another shape or dtype,
+    with `where` at its head.
+    """
+    long = 2 if bytes(content[6:7]) == b"\x01" else 4
+    begin = 8 + long + int.from_bytes(content[8 : 8 + long], "little")
+    try:
+        if bytes(content[:6]) != MAGIC:
+            raise ValueError("its first bytes are others")
+        head = ast.literal_eval(bytes(content[8 + long : begin]).decode("latin1"))
+        stored, descr, turned = tuple(head["shape"]), head["descr"], head["fortran_order"]
+    except (ValueError, SyntaxError, KeyError, TypeError) as error:
+        raise ConfigError(f"{where} is no .npy file: {error}") from error
+    if descr not in DTYPES or turned or stored not in (shape, (1, *shape)):
+        raise ConfigError(
+            f"{where} is {descr} {stored}; the model takes {shape} as {', '.join(DTYPES)}"
+        )
+    dtype, count = DTYPES[descr], prod(shape)
+    if len(content) - begin != count * dtype.itemsize:
+        raise ConfigError(f"{where} is cut off")
+    values = torch.frombuffer(content, dtype=dtype, count=count, offset=begin)
+    return values.view(shape).to(torch.bfloat16)
+
+
+def _member(header: bytes) -> tuple[str, int, int]:
+    """(what follows the first dot of its name, bytes, blocks' bytes with the header) of a file."""
+    member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+    blocks = 1 - (-member.size // BLOCK_BYTES)
+    return member.name.rpartition("/")[2].partition(".")[2], member.size, blocks * BLOCK_BYTES
+
+
+def _close(files: dict[int, int]) -> None:
+    for file in files.values():
+        os.close(file)
+
+
+def _misplaced(where: str, error: tarfile.HeaderError) -> ConfigError:
+    return ConfigError(f"{where} is not where its index says ({error}); write the .idx again")
+
+
+def _places(shard: Path) -> Tensor:
+    """Where the samples of a shard begin, and the last one ends, in bytes (int64)."""
+    index = shard.with_name(f"{shard.name}.idx")
+    try:
+        content, size_bytes = bytearray(index.read_bytes()), shard.stat().st_size
+    except OSError as error:
+        raise ConfigError(
+            f"data.path: {shard} has no index {index.name} ({error.strerror}); energon's program "
+            "`energon prepare` writes it"
+        ) from error
+    if len(content) < 16 or len(content) % 8:
+        raise ConfigError(f"data.path: {index} is no index of samples; write it again")
+    places = torch.frombuffer(content, dtype=torch.int64)
+    if int(places[0]) != 0 or int(places.diff().min()) <= 0 or int(places[-1]) > size_bytes:
+        raise ConfigError(f"data.path: {index} is not of {shard.name}; one of them is cut off")
+    return places

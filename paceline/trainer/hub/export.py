@@ -1,0 +1,348 @@
+"""Writes a checkpoint in the hub's form: sharded safetensors, their index, config.json.
+
+A file at a time is in main memory, beside the tensors that fill it. The folder gets its name when
+all is on the disk; what a kill broke off lies beside it under a hidden name, and the next export to
+there removes it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from paceline.trainer.checkpoint import (
+    STATE,
+    WEIGHTS,
+    cause,
+    find_checkpoint,
+    read_state,
+    sync,
+    write_synced,
+)
+from paceline.trainer.checkpoint_reader import CheckpointReader, UnsoundCheckpointError
+from paceline.trainer.config import (
+    FluxConfig,
+    LoraConfig,
+    Model,
+    is_adapter,
+    parse_lora,
+    parse_model,
+    read_json,
+)
+from paceline.trainer.hub.adapters import adapter_settings, adapter_weights
+from paceline.trainer.hub.flux import flux_differences, flux_settings, flux_weights
+from paceline.trainer.hub.names import HubWeight, Shape, written_weights
+from paceline.trainer.hub.reader import CONFIG, is_hub_folder, read_config
+from paceline.trainer.hub.settings import differences, family_of, hub_settings, hub_sizes
+from paceline.trainer.hub.tensors import WrittenFile, bytes_of
+
+FIELD = "checkpoint"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+COMPANIONS = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "chat_template*",
+)
+"""What is taken along of the model that the training began with, or that is named."""
+PREFIXES = {"decoder": "model", "mmdit": "diffusion_pytorch_model", "lora": "adapter_model"}
+"""How the files of tensors are called, in transformers, diffusers and peft."""
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """What is asked for."""
+
+    checkpoint: str
+    to: str
+    merged: bool = False
+    """Adapters added to the weights that they adapt, instead of alone."""
+    dtype: str | None = None
+    """Of all tensors; None keeps each as it is."""
+    shard_bytes: int = 5_000_000_000
+    """Of one file of tensors at most, if not a single tensor is larger."""
+    like: str | None = None
+    """A model's folder whose config.json and tokenizer are taken over."""
+
+
+@dataclass(frozen=True)
+class ExportSource:
+    """A checkpoint and what is known of it."""
+
+    folder: Path
+    step: int
+    model: Model
+    lora: LoraConfig | None
+    like: Path | None
+    """The hub's folder that its training began with, if that is still there."""
+    kept: Mapping[str, tuple[Shape, torch.dtype]]
+    """Its weights."""
+
+
+def export(asked: ExportSettings) -> dict[str, Any]:
+    """Write the folder, and say what is in it.
+
+    Raises ConfigError or UnsoundCheckpointError for what cannot be exported, OSError for what the
+    machine does not let be read or written.
+    """
+    source = read_source(Path(asked.checkpoint), asked.like)
+    if asked.merged and source.lora is None:
+        raise UnsoundCheckpointError("it has no adapters to merge")
+    target = Path(asked.to)
+    part = target.with_name(f".{target.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(parents=True)
+        answer = write_folder(source, asked, part)
+        if target.is_dir():
+            target.rmdir()
+        part.rename(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return {"checkpoint": str(source.folder), "step": source.step, "folder": asked.to, **answer}
+
+
+def write_folder(source: ExportSource, asked: ExportSettings, folder: Path) -> dict[str, Any]:
+    """Write all files into a folder: its form, dtypes, like and files, as `export` says them."""
+    adapters = source.lora is not None and not asked.merged
+    weights = adapter_table(source) if adapters else weight_table(source)
+    settings = adapters_config(source) if adapters else model_config(source)
+    prefix = PREFIXES["lora" if adapters else source.model.kind]
+    files, dtypes = write_tensors(source, asked, weights, folder, prefix, merged=not adapters)
+    if not adapters:
+        copy_companions(source, folder)
+        if not isinstance(source.model, FluxConfig):  # diffusers refuses the key
+            settings["dtype"] = named(max(dtypes, key=lambda dtype: dtype.itemsize))
+    name = "adapter_config.json" if adapters else CONFIG
+    write_synced(folder / name, json.dumps(settings, indent=2) + "\n")
+    sync(folder)
+    return {
+        "form": "adapters" if adapters else settings.get("model_type", "flux"),
+        "dtypes": sorted(map(named, dtypes)),
+        "like": None if source.like is None or adapters else str(source.like),
+        "files": files,
+    }
+
+
+def named(dtype: torch.dtype) -> str:
+    """As config.json has it: `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def read_source(path: Path, like: str | None) -> ExportSource:
+    """What a path of a run, a folder of checkpoints or a checkpoint holds. Raises as `export`."""
+    folder = find_checkpoint(path, FIELD)
+    state = read_state(folder, FIELD)
+    run = folder.parent.parent / "trainer.json"
+    began = read_json(str(run)) if run.is_file() else {}
+    kept = kept_in(CheckpointReader(folder))
+    lora = None
+    if any(map(is_adapter, kept)):
+        # Checkpoints of earlier versions do not say it themselves.
+        lora = parse_lora(state if state.get("lora") else began)
+        if lora is None:
+            raise UnsoundCheckpointError(f"{STATE} does not say what its adapters are")
+    origin = like or (began.get("training") or {}).get("initial_weights")
+    taken = Path(origin) if isinstance(origin, str) else None
+    if like is not None and not (Path(like) / CONFIG).is_file():
+        raise UnsoundCheckpointError(f"{like} has no {CONFIG}")
+    if taken is not None and like is None and not (taken.is_dir() and is_hub_folder(taken)):
+        taken = None
+    return ExportSource(folder, state["step"], parse_model(state["model"]), lora, taken, kept)
+
+
+def kept_in(reader: CheckpointReader) -> dict[str, tuple[Shape, torch.dtype]]:
+    """Shape and dtype of a checkpoint's weights by name."""
+    entries = reader.read_metadata().state_dict_metadata
+    return {
+        key.removeprefix(WEIGHTS): (tuple(entry.size), entry.properties.dtype)
+        for key, entry in entries.items()
+        if key.startswith(WEIGHTS) and isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def weight_table(source: ExportSource) -> dict[str, HubWeight]:
+    """The model's weights by the tensors that they become."""
+    shapes = {name: shape for name, (shape, _) in source.kept.items()}
+    model = source.model
+    if isinstance(model, FluxConfig):
+        table = flux_weights(model)
+        wrong = [name for name in shapes if name not in table or shapes[name] != table[name].shape]
+        if wrong or table.keys() - shapes.keys():
+            raise UnsoundCheckpointError(f"its weights are no FLUX.1's: {', '.join(wrong[:3])}")
+        return table
+    try:
+        return written_weights(family_of(model), model, shapes)
+    except KeyError as error:
+        raise UnsoundCheckpointError(f"the hub's form has no place for its {error}") from error
+
+
+def adapter_table(source: ExportSource) -> dict[str, HubWeight]:
+    """The adapters by the tensors that they become."""
+    assert source.lora is not None and not isinstance(source.model, FluxConfig)
+    shapes = {name: shape for name, (shape, _) in source.kept.items() if is_adapter(name)}
+    return adapter_weights(family_of(source.model), source.model, source.lora, shapes)
+
+
+def adapters_config(source: ExportSource) -> dict[str, Any]:
+    """adapter_config.json."""
+    assert source.lora is not None and not isinstance(source.model, FluxConfig)
+    base = None if source.like is None else str(source.like)
+    return adapter_settings(family_of(source.model), source.lora, base)
+
+
+def model_config(source: ExportSource) -> dict[str, Any]:
+    """config.json, with what the model at hand says beside what is needed."""
+    model = source.model
+    like = {} if source.like is None else read_config(source.like)
+    if isinstance(model, FluxConfig):
+        settings, sizes = flux_settings(model), {}
+        problems = flux_differences(like, model) if like else []
+    else:
+        family = family_of(model)
+        settings, sizes = hub_settings(family, model), hub_sizes(family, model)
+        problems = differences(like, model) if like else []
+    if problems:
+        raise UnsoundCheckpointError(f"{source.like}: {'; '.join(problems)}")
+    # Newer files have `dtype` instead.
+    like.pop("torch_dtype", None)
+    return {**settings, **like, **sizes}
+
+
+def copy_companions(source: ExportSource, target: Path) -> None:
+    """Take the tokenizer's files along."""
+    if source.like is None:
+        return
+    for pattern in COMPANIONS:
+        for path in sorted(source.like.glob(pattern)):
+            if path.is_file():
+                shutil.copyfile(path, target / path.name)
+
+
+def write_tensors(
+    source: ExportSource,
+    asked: ExportSettings,
+    weights: Mapping[str, HubWeight],
+    folder: Path,
+    prefix: str,
+    merged: bool,
+) -> tuple[list[dict[str, Any]], set[torch.dtype]]:
+    """Write all files, and their index if there are several; each file's name and bytes."""
+    dtype = None if asked.dtype is None else DTYPES[asked.dtype]
+    shards = [*sharded(weights, source.kept, dtype, asked.shard_bytes)]
+    written: list[dict[str, Any]] = []
+    index: dict[str, str] = {}
+    total_bytes, dtypes = 0, set[torch.dtype]()
+    for number, shard in enumerate(shards, start=1):
+        suffix = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
+        name = f"{prefix}{suffix}.safetensors"
+        tensors = shard.tensors(source.kept, dtype)
+        file = WrittenFile(folder / name, tensors)
+        values = loaded(source, shard, merged)
+        for ours, weight in shard.weights.items():
+            weight.write(values.pop(ours), file.tensors)
+        file.sync()
+        written.append({"name": name, "bytes": file.bytes})
+        index |= dict.fromkeys(tensors, name)
+        total_bytes += sum(bytes_of(*entry) for entry in tensors.values())
+        dtypes |= {entry[1] for entry in tensors.values()}
+    if len(shards) > 1:
+        content = {
+            "metadata": {"total_size": total_bytes},
+            "weight_map": dict(sorted(index.items())),
+        }
+        path = folder / f"{prefix}.safetensors.index.json"
+        write_synced(path, json.dumps(content, indent=2) + "\n")
+    return written, dtypes
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The weights of one file."""
+
+    weights: Mapping[str, HubWeight]
+
+    def tensors(
+        self, kept: Mapping[str, tuple[Shape, torch.dtype]], dtype: torch.dtype | None
+    ) -> dict[str, tuple[Shape, torch.dtype]]:
+        """Shape and dtype of the file's tensors."""
+        return {
+            piece.name: (piece.shape, dtype or kept[ours][1])
+            for ours, weight in self.weights.items()
+            for piece in weight.pieces
+        }
+
+
+def sharded(
+    weights: Mapping[str, HubWeight],
+    kept: Mapping[str, tuple[Shape, torch.dtype]],
+    dtype: torch.dtype | None,
+    most_bytes: int,
+) -> Iterator[Shard]:
+    """Weights by file, in their order; weights that share a tensor lie in the same one."""
+    together: dict[str, dict[str, HubWeight]] = {}
+    for ours in sorted(weights, key=in_order):
+        together.setdefault(weights[ours].pieces[0].name, {})[ours] = weights[ours]
+    held: dict[str, HubWeight] = {}
+    held_bytes = 0
+    for group in together.values():
+        size = sum(bytes_of(*entry) for entry in Shard(group).tensors(kept, dtype).values())
+        if held and held_bytes + size > most_bytes:
+            yield Shard(held)
+            held, held_bytes = {}, 0
+        held = held | group
+        held_bytes += size
+    yield Shard(held)
+
+
+def in_order(name: str) -> tuple[int, int, str]:
+    """Embeddings, blocks by their number, the rest."""
+    first, _, rest = name.partition(".")
+    number = int(rest.partition(".")[0]) if first == "blocks" else 0
+    begins = first in ("embedding", "positions", "project_in", "image_in", "text_in")
+    return (0 if begins else 1 if first == "blocks" else 2, number, name)
+
+
+@torch.no_grad()
+def loaded(source: ExportSource, shard: Shard, merged: bool) -> dict[str, Tensor]:
+    """A file's weights, read from the checkpoint; raises UnsoundCheckpointError where broken."""
+    names = [*shard.weights]
+    adapted = {
+        name: [f"{name.removesuffix('.weight')}.{matrix}" for matrix in ("lora_a", "lora_b")]
+        for name in names
+        if merged and f"{name.removesuffix('.weight')}.lora_a" in source.kept
+    }
+    names += [matrix for matrices in adapted.values() for matrix in matrices]
+    values = {name: torch.empty(source.kept[name][0], dtype=source.kept[name][1]) for name in names}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            what = {f"{WEIGHTS}{name}": value for name, value in values.items()}
+            load(what, storage_reader=CheckpointReader(source.folder), no_dist=True)
+    except CheckpointException as error:
+        raise UnsoundCheckpointError(f"is broken: {cause(error)}") from error
+    for name, (first, second) in adapted.items():
+        assert source.lora is not None
+        values[name] = with_adapter(values[name], values[first], values[second], source.lora)
+    return values
+
+
+def with_adapter(weight: Tensor, first: Tensor, second: Tensor, lora: LoraConfig) -> Tensor:
+    """W + (alpha / rank) B A (Hu et al., arXiv:2106.09685), in fp32 at least, in W's dtype."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    update = second.to(wide) @ first.to(wide)
+    return torch.add(weight.to(wide), update, alpha=lora.alpha / lora.rank).to(weight.dtype)

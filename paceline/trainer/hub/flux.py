@@ -1,0 +1,341 @@
+"""FLUX.1's tensors, as diffusers' transformer folder and as its authors' one file have them.
+
+Values are equal and only their order differs: here the rows of a fused layer go head by head, and
+the two of a rotary pair lie half a head apart; there q, k, v and MLP follow each other, and pairs
+lie side by side. diffusers keeps q, k, v and MLP apart, and scale before shift in `norm_out`.
+Sources of the names: huggingface/diffusers, transformer_flux.py; black-forest-labs/flux, model.py.
+N heads of D, H width, R the MLP's ratio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
+from paceline.trainer.config import FluxConfig
+from paceline.trainer.hub.names import KINDS, HubWeight, Piece, Shape, View, plain
+
+CLASS = "FluxTransformer2DModel"
+RATIO, THETA, AXES = 4, 10_000.0, (16, 56, 56)
+"""Of FLUX.1, fixed in both programs but for the axes, of which the one file says nothing."""
+TIME_WIDTH = 256
+ENDS = {
+    "image_in": ("x_embedder", "img_in"),
+    "text_in": ("context_embedder", "txt_in"),
+    "time_in.first": ("time_text_embed.timestep_embedder.linear_1", "time_in.in_layer"),
+    "time_in.second": ("time_text_embed.timestep_embedder.linear_2", "time_in.out_layer"),
+    "pooled_in.first": ("time_text_embed.text_embedder.linear_1", "vector_in.in_layer"),
+    "pooled_in.second": ("time_text_embed.text_embedder.linear_2", "vector_in.out_layer"),
+    "modulation": ("norm_out.linear", "final_layer.adaLN_modulation.1"),
+    "out": ("proj_out", "final_layer.linear"),
+}
+"""Layers outside of the blocks: name here, in diffusers, in the one file."""
+BLOCKS = (
+    ("transformer_blocks", "single_transformer_blocks"),
+    ("double_blocks", "single_blocks"),
+)
+QKV = ("q", "k", "v")
+STREAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "image": (
+        {
+            "modulation": "norm1.linear",
+            "q": "attn.to_q",
+            "k": "attn.to_k",
+            "v": "attn.to_v",
+            "q_norm": "attn.norm_q",
+            "k_norm": "attn.norm_k",
+            "o": "attn.to_out.0",
+            "up": "ff.net.0.proj",
+            "down": "ff.net.2",
+        },
+        {
+            "modulation": "img_mod.lin",
+            "qkv": "img_attn.qkv",
+            "q_norm": "img_attn.norm.query_norm",
+            "k_norm": "img_attn.norm.key_norm",
+            "o": "img_attn.proj",
+            "up": "img_mlp.0",
+            "down": "img_mlp.2",
+        },
+    ),
+    "text": (
+        {
+            "modulation": "norm1_context.linear",
+            "q": "attn.add_q_proj",
+            "k": "attn.add_k_proj",
+            "v": "attn.add_v_proj",
+            "q_norm": "attn.norm_added_q",
+            "k_norm": "attn.norm_added_k",
+            "o": "attn.to_add_out",
+            "up": "ff_context.net.0.proj",
+            "down": "ff_context.net.2",
+        },
+        {
+            "modulation": "txt_mod.lin",
+            "qkv": "txt_attn.qkv",
+            "q_norm": "txt_attn.norm.query_norm",
+            "k_norm": "txt_attn.norm.key_norm",
+            "o": "txt_attn.proj",
+            "up": "txt_mlp.0",
+            "down": "txt_mlp.2",
+        },
+    ),
+}
+"""Layers of a double block by stream, in diffusers and in the one file."""
+SINGLE: tuple[dict[str, str], dict[str, str]] = (
+    {
+        "modulation": "norm.linear",
+        "q": "attn.to_q",
+        "k": "attn.to_k",
+        "v": "attn.to_v",
+        "mlp": "proj_mlp",
+        "q_norm": "attn.norm_q",
+        "k_norm": "attn.norm_k",
+        "linear2": "proj_out",
+    },
+    {
+        "modulation": "modulation.lin",
+        "qkv": "linear1",
+        "q_norm": "norm.query_norm",
+        "k_norm": "norm.key_norm",
+        "linear2": "linear2",
+    },
+)
+"""Layers of a single block."""
+
+
+def stored_flux(model: FluxConfig, shapes: Mapping[str, Shape]) -> dict[str, HubWeight]:
+    """The weights of which all tensors are there, in whichever of the two spellings.
+
+    Raises UnsoundCheckpointError for a tensor of another shape.
+    """
+    one_file = any(name.startswith(f"{BLOCKS[1][0]}.") for name in shapes)
+    weights = flux_weights(model, 1 if one_file else 0)
+    for weight in weights.values():
+        for piece in weight.pieces:
+            shape = shapes.get(piece.name, piece.shape)
+            if shape != piece.shape:
+                raise UnsoundCheckpointError(
+                    f"its {piece.name} is {shape}, and the model's {piece.shape}"[:200]
+                )
+    return {
+        name: weight
+        for name, weight in weights.items()
+        if all(piece.name in shapes for piece in weight.pieces)
+    }
+
+
+def flux_differences(config: Mapping[str, Any] | None, model: FluxConfig) -> list[str]:
+    """Where a folder's model (or the one file's, without a config) computes otherwise."""
+    if config is not None and config.get("_class_name") != CLASS:
+        return [f"its _class_name is {config.get('_class_name')}; use {CLASS}'s folder"]
+    values = config or {}
+    problems: list[str] = []
+    if values.get("guidance_embeds"):
+        problems.append(
+            "its guidance_embeds is true, as FLUX.1-dev's: this model has no layers for guidance, "
+            "and neither has FLUX.1-schnell"
+        )
+    # The one file does not state the axes; its heads tell whether they can be FLUX.1's.
+    usual = AXES if config is not None or model.head_dim == sum(AXES) else model.rope_axes
+    axes = values.get("axes_dims_rope", usual)
+    expected = {
+        "num_layers": model.num_double_blocks,
+        "num_single_layers": model.num_single_blocks,
+        "attention_head_dim": model.head_dim,
+        "num_attention_heads": model.num_heads,
+        "patch_size": 1,
+    }
+    problems += [
+        f"its {key} is {values[key]}, and the model's {size}"
+        for key, size in expected.items()
+        if values.get(key, size) != size
+    ]
+    if not isinstance(axes, list | tuple) or [*axes] != [*model.rope_axes]:
+        problems.append(f"its axes_dims_rope is {axes}, and model.rope_axes {model.rope_axes}")
+    if model.rope_theta != THETA:
+        problems.append(f"its rotary base is {THETA}, and model.rope_theta {model.rope_theta}")
+    return problems
+
+
+def flux_settings(model: FluxConfig) -> dict[str, Any]:
+    """config.json of diffusers' folder; raises UnsoundCheckpointError for no such model."""
+    if (model.mlp_ratio, model.rope_theta) != (RATIO, THETA):
+        raise UnsoundCheckpointError(
+            f"FLUX.1 has model.mlp_ratio {RATIO} and model.rope_theta {THETA:g}"
+        )
+    return {
+        "_class_name": CLASS,
+        "attention_head_dim": model.head_dim,
+        "axes_dims_rope": [*model.rope_axes],
+        "guidance_embeds": False,
+        "in_channels": model.in_channels,
+        "joint_attention_dim": model.text_width,
+        "num_attention_heads": model.num_heads,
+        "num_layers": model.num_double_blocks,
+        "num_single_layers": model.num_single_blocks,
+        "out_channels": None,
+        "patch_size": 1,
+        "pooled_projection_dim": model.pooled_width,
+    }
+
+
+def flux_weights(model: FluxConfig, spelling: int = 0) -> dict[str, HubWeight]:
+    """All weights by the tensors of diffusers' folder (0) or of the one file (1)."""
+    return {**dict(_ends(model, spelling)), **dict(_in_blocks(model, spelling))}
+
+
+def _ends(model: FluxConfig, spelling: int) -> Iterator[tuple[str, HubWeight]]:
+    width = model.hidden_size
+    sizes = {
+        "image_in": (width, model.in_channels),
+        "text_in": (width, model.text_width),
+        "time_in.first": (width, TIME_WIDTH),
+        "time_in.second": (width, width),
+        "pooled_in.first": (width, model.pooled_width),
+        "pooled_in.second": (width, width),
+        "modulation": (2 * width, width),
+        "out": (model.in_channels, width),
+    }
+    for ours, spellings in ENDS.items():
+        for kind in KINDS:
+            shape = sizes[ours] if kind == "weight" else sizes[ours][:1]
+            name = f"{spellings[spelling]}.{kind}"
+            swapped = ours == "modulation" and spelling == 0
+            halves = [Piece(name, shape, half(1 - i), half(i)) for i in (0, 1)]
+            weight = HubWeight(shape, tuple(halves)) if swapped else plain(name, shape)
+            yield f"{ours}.{kind}", weight
+
+
+def _in_blocks(model: FluxConfig, spelling: int) -> Iterator[tuple[str, HubWeight]]:
+    double, single = BLOCKS[spelling]
+    for number in range(model.num_double_blocks):
+        for stream, spellings in STREAMS.items():
+            layers = _Layers(f"{double}.{number}.", spellings[spelling], model)
+            yield from layers.of_stream(f"blocks.{number}.{stream}.")
+    for number in range(model.num_single_blocks):
+        layers = _Layers(f"{single}.{number}.", SINGLE[spelling], model)
+        yield from layers.of_single(f"blocks.{model.num_double_blocks + number}.")
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """The layers of a block, or of a stream of it, under the names that they have there."""
+
+    prefix: str
+    names: Mapping[str, str]
+    model: FluxConfig
+
+    def of_stream(self, ours: str) -> Iterator[tuple[str, HubWeight]]:
+        width = self.model.hidden_size
+        inner = self.model.mlp_ratio * width
+        sizes = {
+            "modulation": (6 * width, width),
+            "o": (width, width),
+            "up": (inner, width),
+            "down": (width, inner),
+        }
+        yield from self._plain(ours, sizes)
+        yield from self._fused(f"{ours}qkv", 0)
+        yield from self._norms(ours)
+
+    def of_single(self, ours: str) -> Iterator[tuple[str, HubWeight]]:
+        width, ratio = self.model.hidden_size, self.model.mlp_ratio
+        yield from self._plain(ours, {"modulation": (3 * width, width)})
+        yield from self._fused(f"{ours}linear1", ratio)
+        yield from self._norms(ours)
+        heads, size = self.model.num_heads, self.model.head_dim
+        name, shape = self._name("linear2", "weight"), (width, (1 + ratio) * width)
+        parts = ((0, 1), (1, ratio))
+        pieces = tuple(
+            Piece(name, shape, columns(at, times, heads, size), own_columns(at, times, size, ratio))
+            for at, times in parts
+        )
+        yield f"{ours}linear2.weight", HubWeight(shape, pieces)
+        yield f"{ours}linear2.bias", plain(self._name("linear2", "bias"), (width,))
+
+    def _name(self, layer: str, kind: str) -> str:
+        # The one file calls a head norm's weight its scale.
+        scale = self.names[layer].endswith(("query_norm", "key_norm"))
+        return f"{self.prefix}{self.names[layer]}.{'scale' if scale else kind}"
+
+    def _plain(self, ours: str, sizes: Mapping[str, Shape]) -> Iterator[tuple[str, HubWeight]]:
+        for layer, shape in sizes.items():
+            yield f"{ours}{layer}.weight", plain(self._name(layer, "weight"), shape)
+            yield f"{ours}{layer}.bias", plain(self._name(layer, "bias"), shape[:1])
+
+    def _norms(self, ours: str) -> Iterator[tuple[str, HubWeight]]:
+        shape = (self.model.head_dim,)
+        for layer in ("q_norm", "k_norm"):
+            piece = Piece(self._name(layer, "weight"), shape, pairs, own_pairs)
+            yield f"{ours}{layer}.weight", HubWeight(shape, (piece,))
+
+    def _fused(self, ours: str, ratio: int) -> Iterator[tuple[str, HubWeight]]:
+        """q, k, v, and in a single block `ratio` times as much of the MLP."""
+        heads, size, width = self.model.num_heads, self.model.head_dim, self.model.hidden_size
+        together = "qkv" in self.names
+        starts = {**{part: at for at, part in enumerate(QKV)}, **({"mlp": 3} if ratio else {})}
+        for kind in KINDS:
+            rest = (width,) if kind == "weight" else ()
+            total = 3 + ratio
+            pieces: list[Piece] = []
+            for part, at in starts.items():
+                times = ratio if part == "mlp" else 1
+                name = self._name("qkv" if together else part, kind)
+                rows = total if together else times
+                there = by_head(at if together else 0, times, heads, size, turns=part in QKV[:2])
+                here = own_rows(at, times, heads, size, turns=part in QKV[:2])
+                pieces.append(Piece(name, (rows * width, *rest), there, here))
+            yield f"{ours}.{kind}", HubWeight((total * width, *rest), tuple(pieces))
+
+
+def half(number: int) -> View:
+    """One half of the rows."""
+    return lambda tensor: tensor.chunk(2)[number]
+
+
+def pairs(tensor: Tensor) -> Tensor:
+    """(D, ...) with pairs side by side -> (2, D / 2, ...), which of a pair first."""
+    return tensor.unflatten(0, (-1, 2)).transpose(0, 1)
+
+
+def own_pairs(tensor: Tensor) -> Tensor:
+    """(D, ...) with the two of a pair half a head apart -> (2, D / 2, ...)."""
+    return tensor.unflatten(0, (2, -1))
+
+
+def by_head(at: int, times: int, heads: int, size: int, turns: bool) -> View:
+    """(xND, ...) -> (N, times x D, ...) from row at x ND on; turned ones by halves of pairs."""
+
+    def view(tensor: Tensor) -> Tensor:
+        rows = tensor[at * heads * size : (at + times) * heads * size]
+        rows = rows.unflatten(0, (heads, times * size))
+        return rows.unflatten(1, (-1, 2)).transpose(1, 2) if turns else rows
+
+    return view
+
+
+def own_rows(at: int, times: int, heads: int, size: int, turns: bool) -> View:
+    """(NxD, ...) head by head -> (N, times x D, ...) from row at x D of each head on."""
+
+    def view(tensor: Tensor) -> Tensor:
+        rows = tensor.unflatten(0, (heads, -1))[:, at * size : (at + times) * size]
+        return rows.unflatten(1, (2, -1)) if turns else rows
+
+    return view
+
+
+def columns(at: int, times: int, heads: int, size: int) -> View:
+    """(H, (1 + R) N D) -> (H, N, times x D) from column at x ND on."""
+    start, end = at * heads * size, (at + times) * heads * size
+    return lambda tensor: tensor[:, start:end].unflatten(1, (heads, -1))
+
+
+def own_columns(at: int, times: int, size: int, ratio: int) -> View:
+    """(H, N (1 + R) D) head by head -> (H, N, times x D) from column at x D of each head on."""
+    step = (1 + ratio) * size
+    return lambda tensor: tensor.unflatten(1, (-1, step))[:, :, at * size : (at + times) * size]

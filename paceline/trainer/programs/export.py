@@ -1,0 +1,39 @@
+"""Writes a checkpoint in the hub's form.
+
+Run as python -m paceline.trainer.programs.export '{"checkpoint": PATH, "to": FOLDER, ...}', an
+object of `ExportSettings`. Prints one JSON line: {"event": "exported", checkpoint, step, folder,
+form, dtypes, like, files: [{name, bytes}]}, or {"event": "refused" | "failed", reason} for what
+cannot be exported, or what the machine did not let be read or written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
+from paceline.trainer.config import ConfigError
+from paceline.trainer.hub.export import ExportSettings, export
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Export and print the line."""
+    print(json.dumps(outcome(ExportSettings(**settings))), flush=True)
+
+
+def outcome(asked: ExportSettings) -> dict[str, Any]:
+    """The line's object."""
+    try:
+        return {"event": "exported", **export(asked)}
+    except ConfigError as error:
+        return {"event": "refused", "reason": str(error)}
+    except UnsoundCheckpointError as error:
+        return {"event": "refused", "reason": f"{asked.checkpoint}: {error}"}
+    except OSError as error:
+        where = error.filename or asked.to
+        return {"event": "failed", "reason": f"{where}: {error.strerror or error!r}"}
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

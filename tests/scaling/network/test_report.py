@@ -1,0 +1,103 @@
+"""Rates of pairs name the host that is slow with all, and the link that is slow alone."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from paceline.scaling.network.page import network_html
+from paceline.scaling.network.readings import (
+    CollectiveTiming,
+    PairRow,
+    bus_factor,
+    collective_rows,
+    pair_rows,
+)
+from paceline.scaling.network.report import NetworkReport, network_report
+
+IDENTITY = {"device": "H100-SXM", "nodes": 9, "devices_per_node": 8}
+
+
+def line(rank: int, times_s: list[float], operation: str = "all_reduce", wrong: int = 0) -> dict:
+    return {
+        "event": "collective",
+        "operation": operation,
+        "bytes": 1000,
+        "ranks": 2,
+        "times_s": times_s,
+        "wrong": wrong,
+        "rank": rank,
+        "node": rank,
+    }
+
+
+def test_the_definitions_are_those_of_nccl_tests():
+    assert bus_factor("all_reduce", 8) == pytest.approx(1.75)
+    for operation in ("all_gather", "reduce_scatter", "all_to_all"):
+        assert bus_factor(operation, 8) == pytest.approx(0.875)
+    assert {bus_factor(each, 8) for each in ("broadcast", "reduce", "send_recv")} == {1.0}
+
+
+def test_time_is_the_mean_of_the_ranks_and_the_slowest_is_beside_it():
+    lines = [line(0, [1.0, 2.0, 9.0]), line(1, [4.0, 4.0, 4.0], wrong=3)]
+    (row,) = collective_rows(lines)
+    assert (row.latency_s, row.slowest_s, row.n, row.wrong) == (3.0, 4.0, 3, 3)
+    assert row.bytes_per_s == pytest.approx(1000 / 3) == row.bus_bytes_per_s
+    assert collective_rows(lines[:1]) == ()  # one rank did not come so far
+
+
+def test_a_pair_is_the_sum_of_all_its_devices():
+    lines = [
+        {"event": "pair", "node": 0, "partner": 1, "latency_s": t, "bytes_per_s": r, "n": 8}
+        for t, r in ((1e-6, 5.0), (3e-6, 7.0))
+    ]
+    (row,) = pair_rows(lines, ["a", "b"], 2)
+    assert (row.source, row.target, row.latency_s, row.bytes_per_s) == ("a", "b", 3e-6, 12.0)
+    assert pair_rows(lines, ["a", "b"], 3) == ()
+
+
+def pairs(slow: dict[tuple[str, str], float], hosts: int = 9) -> tuple[PairRow, ...]:
+    """All directions at 50 GB/s, half a percent apart, but those named, by host or direction."""
+    rows: list[PairRow] = []
+    for number, (a, b) in enumerate(permutations([f"n{i}" for i in range(hosts)], 2)):
+        share = slow.get((a, b), 1.0) * slow.get((a, "all"), 1.0) * slow.get((b, "all"), 1.0)
+        rate = 50e9 * share * (1 + 0.005 * ((number * 7) % 5 - 2))
+        rows.append(PairRow(source=a, target=b, latency_s=2e-6, bytes_per_s=rate, devices=8, n=8))
+    return tuple(rows)
+
+
+def report(rows: tuple[PairRow, ...], *collectives: CollectiveTiming) -> NetworkReport:
+    return network_report(collectives, rows, IDENTITY, "2026-01-01T00:00:00+00:00", 3.0, ["n1: x"])
+
+
+def test_a_host_that_is_slow_with_all_is_named_and_its_links_are_not():
+    network = report(pairs({("n4", "all"): 0.6}))
+    assert [host.host for host in network.hosts if host.slow] == ["n4"]
+    assert network.slow_links == ()
+    assert any(text.startswith("n4 is slow with all") for text in network.sentences)
+
+
+def test_a_link_that_is_slow_in_one_direction_is_named_and_no_host_is():
+    network = report(pairs({("n2", "n7"): 0.5}))
+    assert [(link.source, link.target) for link in network.slow_links] == [("n2", "n7")]
+    assert network.slow_links[0].loss == pytest.approx(0.5, abs=0.02)
+    assert not any(host.slow for host in network.hosts)
+
+
+def test_healthy_hosts_and_few_ones_are_not_blamed():
+    for network in (report(pairs({})), report(pairs({("n0", "all"): 0.5}, hosts=3))):
+        assert not any(host.slow for host in network.hosts) and network.slow_links == ()
+    assert "judged by each other from 8 on" in " ".join(report(pairs({}, hosts=3)).sentences)
+
+
+def test_wrong_results_come_first_on_the_page_and_hostile_names_are_escaped():
+    (wrong,) = collective_rows([line(0, [1e-3] * 7, wrong=1), line(1, [1e-3] * 7)])
+    rows = tuple(
+        row.model_copy(update={"source": "<script>alert(1)</script>"}) for row in pairs({})[:1]
+    )
+    network = report(rows, wrong)
+    assert network.sentences[0].startswith("WRONG RESULTS of all-reduce")
+    page = network_html(network)
+    assert "<script>alert(1)" not in page and "WRONG RESULTS" in page
+    assert NetworkReport.model_validate_json(network.model_dump_json()) == network

@@ -1,0 +1,163 @@
+"""Assets copied to a node by the real program, which a shell of this machine plays the node for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import SystemFaultError
+from paceline.files.staged import CONTENT_FOLDER, PARTIAL_FOLDER, asset_state
+from paceline.staging.ending import StageEnd, StageEndedError
+from paceline.staging.nodes.fan_out import on_nodes
+from paceline.staging.nodes.node_copy import NodeOrder, NodeShell
+from paceline.staging.outline import make_outline
+from paceline.staging.stager import Stager
+from paceline.staging.verification import verify
+from tests.staging.mirror import Mirror
+from tests.staging.staged import noise, recipe_of
+
+FILES = {"a.bin": 300_000, "deep/b.bin": 700_000, "c.txt": 10}
+TOTAL = sum(FILES.values())
+SHELL = ("bash", "--noprofile", "--norc", "-s")
+
+
+@pytest.fixture
+def staged(mirror: Mirror, tmp_path: Path) -> tuple[Path, ...]:
+    """The folder of an asset of three files, and that of a small one."""
+    for number, (path, size) in enumerate(FILES.items()):
+        mirror.files[f"/{path}"] = noise(size, number)
+    mirror.files["/small"] = noise(100)
+    files = [{"path": path, "url": f"{mirror.url}/{path}"} for path in FILES]
+    recipe = recipe_of(
+        {"name": "large", "kind": "url", "source": mirror.url, "files": files},
+        {"name": "small", "kind": "url", "source": f"{mirror.url}/small"},
+    )
+    outline = make_outline(recipe, None, tmp_path / "here")
+    Stager().stage(outline)
+    (outline.assets[0].folder / CONTENT_FOLDER / "a.bin").chmod(0o755)
+    return tuple(part.folder for part in outline.assets)
+
+
+def shell(*argv: str, host: str = "node", python: str = "python3", silence_s: float = 20):
+    return NodeShell(host, argv or SHELL, python, silence_s)
+
+
+def order(staged: tuple[Path, ...], local: Path, *, seen: bool = False, verify: bool = False):
+    """What a node is to have; where the source is not `seen` all must be sent."""
+    source = staged[0].parent if seen else local / "elsewhere"
+    return NodeOrder(source, str(local), staged, verify)
+
+
+def same(staged: tuple[Path, ...], local: Path) -> None:
+    """The node has exactly what is staged, by Paceline's own reading of it."""
+    for folder in staged:
+        copy = local / folder.name
+        assert asset_state(copy) == "staged" and verify(copy, folder.name) == []
+        assert (copy / "manifest.json").read_text() == (folder / "manifest.json").read_text()
+        assert not (copy / PARTIAL_FOLDER).exists()
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["sent", "shared"])
+def test_a_node_has_all_of_it_and_a_second_call_copies_nothing(
+    staged: tuple[Path, ...], tmp_path: Path, seen: bool
+):
+    local = tmp_path / "there"
+    (first,) = on_nodes([shell()], order(staged, local, seen=seen))
+    assert (first.state, first.way) == ("staged", "shared" if seen else "sent")
+    assert (first.copied, first.come_bytes) == (tuple(f.name for f in staged), TOTAL + 100)
+    same(staged, local)
+    assert os.access(local / staged[0].name / CONTENT_FOLDER / "a.bin", os.X_OK)
+    (again,) = on_nodes([shell()], order(staged, local, seen=seen))
+    assert (again.state, again.way, again.copied, again.come_bytes) == ("staged", None, (), 0)
+
+
+def test_what_was_changed_there_is_found_and_mended_by_those_files_alone(
+    staged: tuple[Path, ...], tmp_path: Path
+):
+    local = tmp_path / "there"
+    on_nodes([shell()], order(staged, local))
+    content = local / staged[0].name / CONTENT_FOLDER
+    (content / "c.txt").write_bytes(b"x" * 10)
+    (content / "deep" / "b.bin").unlink()
+    (content / "more").write_text("more")
+    (wrong,) = on_nodes([shell()], order(staged, local, verify=True))
+    assert wrong.state == "damaged" and wrong.fault is None
+    assert sorted(fault[1:] for fault in wrong.faults) == [
+        ("c.txt", "changed"),
+        ("deep/b.bin", "missing"),
+        ("more", "extra"),
+    ]
+    assert asset_state(content.parent) == "damaged"
+    (mended,) = on_nodes([shell()], order(staged, local))
+    assert (mended.copied, mended.come_bytes) == ((staged[0].name,), 700_010)
+    same(staged, local)
+
+
+class EndsWith(StageEnd):
+    """The end comes when a file is there."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def check(self, where: str) -> None:
+        if self.file.exists():
+            self.set()
+        super().check(where)
+
+
+def test_a_copy_that_was_broken_off_goes_on_with_what_is_whole(
+    staged: tuple[Path, ...], tmp_path: Path
+):
+    local = tmp_path / "there"
+    whole = local / staged[0].name / PARTIAL_FOLDER / "done" / "c.txt"
+    with pytest.raises(StageEndedError):
+        on_nodes([shell()], order(staged, local), ended=EndsWith(whole))
+    assert whole.exists() and asset_state(local / staged[0].name) == "partial"
+    (again,) = on_nodes([shell()], order(staged, local))
+    assert (again.state, again.come_bytes) == ("staged", FILES["deep/b.bin"] + 100)
+    same(staged, local)
+
+
+def test_nodes_that_fail_are_told_with_the_cause_and_the_others_end(
+    staged: tuple[Path, ...], tmp_path: Path
+):
+    local = tmp_path / "there"
+    refused = "echo noise; echo 'me@bad: Permission denied (publickey).' >&2; exit 255"
+    shells = [
+        shell(host="good", python="/another/python3"),
+        shell("sh", "-c", refused, host="bad"),
+        shell("sleep", "60", host="silent", silence_s=0.5),
+        shell("env", "PATH=/none", "/bin/bash", "-s", host="without", python="/no/python3"),
+    ]
+    good, bad, silent, without = on_nodes(shells, order(staged, local))
+    assert good.state == "staged" and {bad.state, silent.state, without.state} == {"failed"}
+    same(staged, local)
+    assert bad.fault == "refuses the log-in without a password"
+    assert silent.fault == "said nothing for 0.5 s"
+    assert without.fault == "has neither /no/python3 nor a python3"
+
+
+def test_what_is_not_what_the_manifest_says_is_never_staged(
+    staged: tuple[Path, ...], tmp_path: Path
+):
+    local = tmp_path / "there"
+    file = staged[0] / CONTENT_FOLDER / "a.bin"
+    content = file.read_bytes()
+    file.write_bytes(b"x" + content[1:])
+    (wrong,) = on_nodes([shell()], order(staged, local))
+    assert wrong.state == "failed" and "a.bin: what was sent is not" in str(wrong.fault)
+    assert wrong.assets[staged[0].name] != "staged"
+    file.write_bytes(content[:1000])
+    with pytest.raises(SystemFaultError, match="ends before the"):
+        on_nodes([shell()], order(staged, tmp_path / "short"))
+    assert asset_state(tmp_path / "short" / staged[0].name) == "partial"
+
+
+def test_a_node_gets_no_file_that_is_none_of_the_asset(staged: tuple[Path, ...], tmp_path: Path):
+    say = f"""read -r program; echo '{{"word": "send", "folder": "{staged[0].name}", """
+    say += """"files": ["../../passwords"]}'; sleep 9"""
+    with pytest.raises(SystemFaultError, match="asks for what is no file"):
+        on_nodes([shell("bash", "-c", say)], order(staged, tmp_path / "there"))
