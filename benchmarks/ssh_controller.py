@@ -26,7 +26,7 @@ import psutil
 from _result import Surroundings, keep
 
 from paceline.core.hardware import Cluster, SshSettings
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.machines import ssh
 
 LIMIT_S, LIMIT_BYTES, LIMIT_CORES = 20.0, 300 * 2**20, 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from itertools import pairwise
 from math import inf, isfinite
 
@@ -104,10 +104,13 @@ def read_printed(text: str, step: float | None = None) -> Printed | None:
     match = _NUMBER.search(text)
     if match is None:
         return None
-    number = Decimal(match[0].replace(",", ""))
+    try:
+        number = Decimal(match[0].replace(",", ""))
+    except InvalidOperation:  # an exponent of more than eighteen digits
+        return None
     if not isfinite(float(number)):
         return None
-    last_digit = float(Decimal(1).scaleb(int(number.as_tuple().exponent)))
+    last_digit = float(f"1e{number.as_tuple().exponent}")
     before = text[: match.start()]
     bound = "at least" if _AT_LEAST.search(before) else "at most" if _AT_MOST.search(before) else ""
     return Printed(text, match[0], float(number), max(last_digit, step or 0.0), bound)

@@ -13,7 +13,8 @@ from types import ModuleType
 from typing import Any, Protocol, cast
 
 from paceline.core.errors import UserError, did_you_mean
-from paceline.core.run import Job, RunSpec
+from paceline.core.job import Job
+from paceline.core.run import RunSpec
 from paceline.engines.dialect.log_content import Dialect
 
 

@@ -12,7 +12,8 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.core.run import Job, RunSpec
+from paceline.core.job import Job
+from paceline.core.run import RunSpec
 from paceline.core.secrets import REDACTED, redacted_words, secret_words
 from paceline.engines.launch.programs import launch, unknown_settings
 

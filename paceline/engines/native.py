@@ -8,9 +8,10 @@ import os
 from typing import Any
 
 from paceline.core.hardware import with_secrets
+from paceline.core.job import Job
 from paceline.core.layout import RULES
 from paceline.core.layout_sizes import native_problems
-from paceline.core.run import NEWER_SIZES, Job, RunSpec
+from paceline.core.run import NEWER_SIZES, RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
 from paceline.engines.dialect import native_lines, native_log
 from paceline.engines.dialect.log_content import Dialect

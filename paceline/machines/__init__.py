@@ -14,8 +14,8 @@ from typing import Protocol, cast, get_args
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import LauncherName
+from paceline.core.job import Job
 from paceline.core.result import Status
-from paceline.core.run import Job
 
 
 @dataclass(frozen=True)

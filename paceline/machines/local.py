@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from paceline.core.errors import SystemFaultError
-from paceline.core.run import COLLECTIVE_LIMIT, Job
+from paceline.core.job import COLLECTIVE_LIMIT, Job
 from paceline.files.documents import write_text
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER
 from paceline.machines import Handle, JobEnd

@@ -10,8 +10,9 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, model_validator
 
 from paceline.core.errors import UserError
+from paceline.core.job import Job
 from paceline.core.profiling import PROFILES_FOLDER
-from paceline.core.run import Job, RunSpec
+from paceline.core.run import RunSpec
 from paceline.core.value import NonNegativeInt, Value
 from paceline.files.documents import read_lines, read_value
 from paceline.files.events import MemoryEvent, read_rank

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from paceline.core.errors import UserError
+from paceline.core.job import Job
 from paceline.core.profiling import PROFILES_FOLDER
-from paceline.core.run import Job, RunSpec
+from paceline.core.run import RunSpec
 from paceline.files.log_file import LogFile
 from paceline.files.run_folder import read_record
 from paceline.profiles.nccl import inspector

@@ -6,8 +6,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
+from paceline.core.job import Job
 from paceline.core.profiling import ToolName
-from paceline.core.run import Job, RunSpec
+from paceline.core.run import RunSpec
 from paceline.profiles.profile import Profile
 
 TOOLS: dict[ToolName, str] = {

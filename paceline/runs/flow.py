@@ -18,7 +18,8 @@ from typing import Any
 from paceline import __version__
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.core.hardware import Dtype
-from paceline.core.run import Job, RunSpec
+from paceline.core.job import Job
+from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.secrets import redacted_words
 from paceline.core.steps import FLOATS, Step, Steps

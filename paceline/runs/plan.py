@@ -9,8 +9,9 @@ from typing import Any
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import Cluster, Dtype
+from paceline.core.job import Job
 from paceline.core.memory import memory_per_device, smallest_fit
-from paceline.core.run import Job, MatmulPrecision, RunSpec
+from paceline.core.run import MatmulPrecision, RunSpec
 from paceline.core.shape import num_parameters
 from paceline.core.units import gib, percent
 from paceline.engines import engine

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.hardware import Cluster, SlurmSettings
+from paceline.core.job import Job
 from paceline.core.layout import Layout
-from paceline.core.run import Job
 from paceline.core.run_report import RunReport
 from paceline.machines import slurm
 from paceline.machines.slurm.batch import BatchRun

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.core.hardware import Cluster, SshSettings
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.machines import ssh
 from paceline.machines.ssh.run import SshRun
 from tests.clusters.bed import Bed

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.errors import SystemFaultError
 from paceline.core.hosts import parse_hostfile
-from paceline.core.run import Job
+from paceline.core.job import Job
 from tests.clusters.bed import Bed
 from tests.clusters.bed.process import call
 from tests.clusters.ssh_jobs import follow, log_of, make_job, start

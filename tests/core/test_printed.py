@@ -111,3 +111,15 @@ def test_a_misprint_keeps_the_exponent_and_starts_with_no_zero():
     assert not any(
         text.startswith("0") for _, p in misprints(printed("1029")) for text in [p.digits]
     )
+
+
+@pytest.mark.parametrize(
+    "text", ["1e-99999999999999999999999999", "0e99999999999999999999", "1e400"]
+)
+def test_an_absurd_exponent_is_no_number(text: str):
+    assert read_printed(text) is None
+
+
+def test_a_number_below_all_floats_is_none_of_a_last_digit_either():
+    cell = read_printed("1e-999999999999")
+    assert cell is not None and (cell.value, cell.step) == (0.0, 0.0)

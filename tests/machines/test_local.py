@@ -15,7 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.core.hardware import Cluster
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.machines import local
 
 RANK = """

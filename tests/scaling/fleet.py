@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import SystemFaultError
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.engines.native import SETTINGS_FILE
 from paceline.files.documents import write_text
 from paceline.files.run_folder import SCRIPT_FILE

@@ -6,7 +6,8 @@ import base64
 import json
 from typing import Any
 
-from paceline.core.run import Job, RunSpec
+from paceline.core.job import Job
+from paceline.core.run import RunSpec
 from paceline.core.secrets import is_secret
 from paceline.engines.deepspeed_chat.arguments import (
     OWN_MODEL,

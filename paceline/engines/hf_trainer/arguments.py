@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from paceline.core.run import Job, RunSpec
+from paceline.core.job import Job
+from paceline.core.run import RunSpec
 from paceline.engines.hf_trainer.configurations import (
     adapters,
     configuration,

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.core.hardware import with_secrets
-from paceline.core.run import Job, RunSpec
+from paceline.core.job import Job
+from paceline.core.run import RunSpec
 
 STARTER_FILE = "starter_program.py"
 WORKING_FOLDER = "PACELINE_WORKING_FOLDER"

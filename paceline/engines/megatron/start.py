@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.core.run import Job, RunSpec
+from paceline.core.job import Job
+from paceline.core.run import RunSpec
 from paceline.engines.launch.environments import interpreter, not_installed
 from paceline.engines.launch.programs import launch, program_file, unknown_settings
 from paceline.engines.megatron import lm_arguments

@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.core.run import Job, RunSpec
+from paceline.core.job import Job
+from paceline.core.run import RunSpec
 from paceline.engines.launch.environments import interpreter
 from paceline.engines.launch.programs import launch
 from paceline.engines.megatron_bridge.refusals import (

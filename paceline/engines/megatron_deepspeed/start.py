@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.core.run import Job, RunSpec
+from paceline.core.job import Job
+from paceline.core.run import RunSpec
 from paceline.engines.launch.environments import interpreter
 from paceline.engines.launch.programs import launch, unknown_settings
 from paceline.engines.megatron.arguments import words

@@ -9,7 +9,8 @@ from typing import Any
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import with_secrets
-from paceline.core.run import RUN_FOLDER, BatchScript, Job, RunSpec
+from paceline.core.job import RUN_FOLDER, BatchScript, Job
+from paceline.core.run import RunSpec
 from paceline.core.secrets import is_secret
 from paceline.engines.launch.batch import asked_limit_s, needs_queue, site_words
 from paceline.engines.launch.programs import unknown_settings

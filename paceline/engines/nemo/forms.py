@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.core.run import Job, RunSpec
+from paceline.core.job import Job
+from paceline.core.run import RunSpec
 from paceline.engines.nemo import launch, llmb
 
 FORMS = {"launch": launch, "llmb": llmb}

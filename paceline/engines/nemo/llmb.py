@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.core.hardware import with_secrets
-from paceline.core.run import BatchScript, Job, RunSpec
+from paceline.core.job import BatchScript, Job
+from paceline.core.run import RunSpec
 from paceline.core.secrets import REDACTED, is_secret
 from paceline.engines.launch.batch import asked_limit_s
 from paceline.engines.nemo.installation import CONFIG_FILE, installation

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.core.run import RUN_FOLDER, RunSpec
+from paceline.core.job import RUN_FOLDER
+from paceline.core.run import RunSpec
 from paceline.files.home import home_path
 
 VERSION, IMAGE = "25.01", "nvidia+nemo+24.09.sqsh"

@@ -7,7 +7,8 @@ import math
 import re
 from typing import Any
 
-from paceline.core.run import Job, RunSpec
+from paceline.core.job import Job
+from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.launch.environments import interpreter, not_installed
 from paceline.engines.launch.programs import launch, program_file

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.estimate.question import Question
 from paceline.files.home import home_path
 from paceline.files.recipe import recipe_path

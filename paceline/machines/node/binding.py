@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.core.binding import parse_bind_file
 from paceline.core.errors import UserError
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.files.home import home_path
 from paceline.machines.node.bind import Core, cpu_text
 

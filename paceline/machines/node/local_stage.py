@@ -7,7 +7,7 @@ import re
 import shlex
 from dataclasses import replace
 
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.files.staged import CONTENT_FOLDER, MANIFEST_FILE, stage_root
 
 

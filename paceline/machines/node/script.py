@@ -8,7 +8,7 @@ from pathlib import Path
 from zlib import crc32
 
 from paceline.core.hardware import ENVIRONMENT_NAME
-from paceline.core.run import COLLECTIVE_LIMIT, Job
+from paceline.core.job import COLLECTIVE_LIMIT, Job
 from paceline.core.secrets import is_secret
 from paceline.files.documents import write_text
 from paceline.files.run_folder import LOGS_FOLDER, STEPS_FOLDER

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.files.documents import write_text
 from paceline.files.run_folder import SCRIPT_FILE
 from paceline.machines import Handle

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Condition
 
 from paceline.core.errors import PacelineError, SystemFaultError
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.machines import Handle
 from paceline.machines.slurm import submit as submit_alone
 from paceline.machines.slurm import submit_array

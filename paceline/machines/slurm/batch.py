@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.core.errors import SystemFaultError
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.files.documents import open_regular
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE
 from paceline.machines import Handle, JobEnd

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.core.secrets import SECRET_NAME
 from paceline.machines.node.script import secret_variables
 from paceline.machines.slurm.states import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.core.assets import InnerPath
 from paceline.core.errors import UserError
-from paceline.core.run import RUN_FOLDER, BatchScript, Job
+from paceline.core.job import RUN_FOLDER, BatchScript, Job
 from paceline.core.value import Value
 from paceline.files.documents import read_value, write_text, write_value
 from paceline.files.run_folder import LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER

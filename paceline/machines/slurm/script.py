@@ -14,7 +14,7 @@ from math import ceil
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, STEPS_FOLDER
 from paceline.machines.node.script import FIRST_PORT, NODE_SCRIPT, NUM_PORTS, rendezvous_port
 

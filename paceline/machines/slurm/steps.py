@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER
 from paceline.machines import JobEnd, local
 from paceline.machines.slurm import client

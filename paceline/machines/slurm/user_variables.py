@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.machines.slurm.foreign import asked_options
 from paceline.machines.slurm.script import NO_GRES, batch_options
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.files.documents import write_text
 from paceline.files.run_folder import LOGS_FOLDER, SCRIPT_FILE
 from paceline.machines.node.script import NODE_SCRIPT, prepare_node, render_node

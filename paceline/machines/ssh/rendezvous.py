@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from paceline.core.errors import SystemFaultError
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.machines.node.script import rendezvous_port
 from paceline.machines.ssh import remote
 from paceline.machines.ssh.checks import ANSWER_LIMIT_S, HostCheck

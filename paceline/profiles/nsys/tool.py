@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.core.errors import UserError
+from paceline.core.job import Job
 from paceline.core.profiling import PROFILES_FOLDER
-from paceline.core.run import Job, RunSpec
+from paceline.core.run import RunSpec
 from paceline.profiles.attribution import breakdowns
 from paceline.profiles.hottest import critical_path, top_kernels
 from paceline.profiles.nsys.command import NsysSettings, first_words, nsys_words, output_pattern

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.core.errors import IncompleteError, UserError
 from paceline.core.hardware import Cluster, with_secrets
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 from paceline.machines import Handle, JobEnd, launcher
 from paceline.machines.host_lists import from_allocation

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.host_split import split_rounds
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.files.documents import read_text, read_value, write_value
 from paceline.files.run_folder import new_folder
 from paceline.machines import JobEnd

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.machines import local
 from paceline.machines.node.binding import bound
 from paceline.machines.node.script import render_node

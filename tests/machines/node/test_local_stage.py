@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.core.hardware import Cluster
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.machines.node.local_stage import on_node_disks, presence_lines
 from paceline.machines.node.script import render_node
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.core.telemetry import Telemetry, energy_between, read_telemetry
 from paceline.machines.node.agent import SAMPLER, SYSTEM_ROOT
 from paceline.machines.node.script import NODE_SCRIPT, SAMPLER_FILE, prepare_node

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from paceline.core.hardware import Cluster
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.machines.node import agent
 from paceline.machines.node.script import (
     NODE_SCRIPT,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import SystemFaultError
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.machines.slurm.array import Gathering
 from paceline.machines.slurm.batch import BatchRun
 from tests.machines.slurm.slurm_stand_ins import put

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.core.run import BatchScript, Job
+from paceline.core.job import BatchScript, Job
 from paceline.machines import slurm
 from paceline.machines.slurm.array import Gathering
 from paceline.machines.slurm.batch import BatchRun

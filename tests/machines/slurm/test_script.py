@@ -13,8 +13,8 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster, SlurmSettings
+from paceline.core.job import Job
 from paceline.core.layout import Layout
-from paceline.core.run import Job
 from paceline.engines import native
 from paceline.machines import slurm
 from paceline.machines.node.script import render_node

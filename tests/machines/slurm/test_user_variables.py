@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.machines.placement import Request
 from paceline.machines.slurm.user_variables import passed_on, remarks
 from paceline.runs.plan import make_plan

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.hardware import Cluster, SshSettings
-from paceline.core.run import Job
+from paceline.core.job import Job
 
 SSH = """#!/bin/bash
 printf '%s\\0' "$@" >>"$STAND_IN/argv"

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from paceline.core.hardware import Cluster
+from paceline.core.job import Job
 from paceline.core.profiling import Profiling
-from paceline.core.run import Job, RunSpec
+from paceline.core.run import RunSpec
 from paceline.engines import native
 from paceline.profiles import nccl_logs as nccl
 from paceline.profiles.nsys import tool as nsys

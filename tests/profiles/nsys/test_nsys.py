@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.run import Job
+from paceline.core.job import Job
 from paceline.profiles.nsys import tool
 from paceline.profiles.nsys.command import NsysSettings, nsys_words, output_pattern
 from paceline.profiles.nsys.reports import nsys_program
