@@ -113,6 +113,7 @@ PLANNED = {
     "mlperf": "exec sbatch --parsable --no-requeue",
     "nemo": "megatron_gpt_pretraining.py",
 }
+LLMB = "llmb-run submit -w pretrain_llama3.1"
 """The procedures of the four sources by their own engine, and what a plan shows of each."""
 MINUTES_OR_RESULTS = [["mlperf", verb] for verb in ("run", "score", "check")]
 
@@ -131,7 +132,8 @@ def test_every_paceline_command_of_the_readme_is_understood(line: str, tmp_path:
     elif arguments[0] in ("run", "scale", "sweep", "tune"):
         arguments[1:1] = ["--dry-run"]
     elif (
-        arguments[0] in ("check", "calibrate")
+        arguments[0] in ("check", "calibrate", "probe")
+        or "--local" in arguments
         or "--until-decided" in arguments
         or arguments[:2] in MINUTES_OR_RESULTS
     ):
@@ -143,7 +145,8 @@ def test_every_paceline_command_of_the_readme_is_understood(line: str, tmp_path:
     no_runs_yet = done.returncode == 1 and "paceline run tiny-llama" in done.stderr
     assert done.returncode == 0 or refused_for_lack_of_room or no_runs_yet, done.stderr
     if engine in PLANNED:
-        assert done.returncode == 0 and PLANNED[engine] in done.stdout + done.stderr
+        shown = LLMB if "form=llmb" in line else PLANNED[engine]
+        assert done.returncode == 0 and shown in done.stdout + done.stderr
 
 
 def test_each_of_the_four_procedures_has_a_command_of_its_own_engine():
