@@ -161,3 +161,22 @@ def test_a_node_gets_no_file_that_is_none_of_the_asset(staged: tuple[Path, ...],
     say += """"files": ["../../passwords"]}'; sleep 9"""
     with pytest.raises(SystemFaultError, match="asks for what is no file"):
         on_nodes([shell("bash", "-c", say)], order(staged, tmp_path / "there"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"word": "here"}',
+        '{"word": "here", "states": 7, "shared": true}',
+        '{"word": "at", "phase": "x", "present": "many", "come": 1}',
+        '{"word": "send", "folder": "none", "files": []}',
+        '{"word": "fault", "what": 7}',
+        '{"word": "asset", "folder": ["a"], "state": "staged"}',
+    ],
+)
+def test_a_node_that_answers_otherwise_than_its_program_fails_alone(
+    staged: tuple[Path, ...], tmp_path: Path, line: str
+):
+    hostile = shell("bash", "-c", f"echo '{line}'; exec cat >/dev/null")
+    (outcome,) = on_nodes([hostile], order(staged, tmp_path / "there"))
+    assert (outcome.state, outcome.fault) == ("failed", "says what its program never would")

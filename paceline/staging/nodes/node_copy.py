@@ -183,12 +183,16 @@ class NodeCopy:
             except ValueError:
                 continue  # what its log-in prints
             if isinstance(said, dict) and "word" in said:
-                self._heed(said)
+                try:
+                    self._heed(said)
+                except (KeyError, TypeError, ValueError, AttributeError, StopIteration):
+                    # The output of other hosts is not trusted to be that of our program.
+                    self._fault, self._over = "says what its program never would", True
 
     def _heed(self, said: dict[str, Any]) -> None:
         match said["word"]:
             case "here":
-                self._states = said["states"]
+                self._states = {str(k): str(v) for k, v in said["states"].items()}
                 self._shared = said["shared"]
             case "at":
                 self._come = said["come"]
