@@ -174,7 +174,7 @@ def npy_tensor(content: memoryview, shape: tuple[int, ...], where: str) -> Tenso
             raise ValueError("its first bytes are others")
         head = ast.literal_eval(bytes(content[8 + long : begin]).decode("latin1"))
         stored, descr, turned = tuple(head["shape"]), head["descr"], head["fortran_order"]
-    except (ValueError, SyntaxError, KeyError, TypeError) as error:
+    except (ValueError, SyntaxError, KeyError, TypeError, RecursionError, MemoryError) as error:
         raise ConfigError(f"{where} is no .npy file: {error}") from error
     if descr not in DTYPES or turned or stored not in (shape, (1, *shape)):
         raise ConfigError(
@@ -190,6 +190,8 @@ def npy_tensor(content: memoryview, shape: tuple[int, ...], where: str) -> Tenso
 def _member(header: bytes) -> tuple[str, int, int]:
     """(what follows the first dot of its name, bytes, blocks' bytes with the header) of a file."""
     member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+    if member.size < 0:  # the form allows it, and reading would go back for ever
+        raise tarfile.HeaderError("a negative size")
     blocks = 1 - (-member.size // BLOCK_BYTES)
     return member.name.rpartition("/")[2].partition(".")[2], member.size, blocks * BLOCK_BYTES
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -213,6 +214,19 @@ def no_npy(train: Path) -> None:
     shard(train / "shard_000000.tar", [{**sample(0), "clip.bytes": b"12345"}])
 
 
+def negative_size(train: Path) -> None:
+    path = train / "shard_000000.tar"
+    header = tarfile.TarInfo.frombuf(path.read_bytes()[:512], "utf-8", "strict")
+    header.size = -1024
+    path.write_bytes(header.tobuf(tarfile.GNU_FORMAT) + path.read_bytes()[512:])
+
+
+def deep_head(train: Path) -> None:
+    head = b"(" * 60_000
+    text = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head
+    shard(train / "shard_000000.tar", [{**sample(0), "clip.bytes": text}])
+
+
 def no_latents(train: Path) -> None:
     files = sample(0)
     del files["logvar.bytes"]
@@ -231,6 +245,8 @@ def no_latents(train: Path) -> None:
         (other_shape, r"mean\.bytes is <u2 \(16, 4, 4\); the model takes \(16, 8, 8\)"),
         (other_kind, r"mean\.bytes is <i8 \(16, 8, 8\)"),
         (no_npy, r"clip\.bytes is no \.npy file"),
+        (negative_size, "is not where its index says"),
+        (deep_head, r"clip\.bytes is no \.npy file"),
         (no_latents, r"sample 0 has no logvar\.bytes"),
     ],
 )
