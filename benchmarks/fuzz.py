@@ -1,6 +1,7 @@
 """Inputs of all kinds that others make, changed at random: does anything fall, hang or grow?
 
     python benchmarks/fuzz.py [--inputs 1000000] [--seed 1] [--kinds fields slurm]
+    python benchmarks/fuzz.py --replay dialects 4711 [--seed 1]
 
 Run folders with a hostile field (all verbs read them), logs of every dialect, recipes, CSV tables
 and what Slurm's commands print. A fall is any exception but a clear error, an answer that breaks a
@@ -22,6 +23,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,14 @@ def of_dialects(rng: random.Random, work: Path) -> Iterator[Try]:
     while True:
         name = rng.choice(sorted(texts))
         content = mutated(texts[name], rng)
-        yield lambda name=name, content=content: check_read(dialects()[name], content)
+        yield lambda name=name, content=content: _check_dialect(name, content)
+
+
+def _check_dialect(name: str, content: bytes) -> None:
+    try:
+        check_read(dialects()[name], content)
+    except AssertionError as error:
+        raise AssertionError(f"{name}: {error}") from None
 
 
 def of_recipes(rng: random.Random, work: Path) -> Iterator[Try]:
@@ -127,18 +136,24 @@ KINDS = {
 
 
 def campaign(kind: str, inputs: int, seed: int, work: Path) -> dict[str, Any]:
-    """So many inputs of one kind: falls by cause, seconds, the slowest, and peak memory."""
+    """So many inputs of one kind: falls by cause, seconds, the slowest, and peak memory.
+
+    `first` is the number of the first input with a cause, which --replay brings again.
+    """
     falls: Counter[str] = Counter()
+    first: dict[str, int] = {}
     slowest, begin = 0.0, time.monotonic()
     attempts = KINDS[kind](random.Random(f"{kind} {seed}"), work)
-    for _, attempt in zip(range(inputs), attempts, strict=False):
+    for number, attempt in zip(range(inputs), attempts, strict=False):
         before = time.monotonic()
         if cause := _cause(attempt):
             falls[cause] += 1
+            first.setdefault(cause, number)
         slowest = max(slowest, time.monotonic() - before)
     return {
         "inputs": inputs,
         "falls": dict(falls.most_common()),
+        "first": first,
         "seconds": time.monotonic() - begin,
         "slowest_s": slowest,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -183,7 +198,10 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", nargs="+", choices=list(SHARES), default=list(SHARES))
+    parser.add_argument("--replay", nargs=2, metavar=("KIND", "NUMBER"))
     options = parser.parse_args()
+    if options.replay:
+        return replay(options.replay[0], int(options.replay[1]), options.seed)
     around = Surroundings()
     signal.signal(signal.SIGALRM, _too_long)
     stats.BOOTSTRAP_RESAMPLES = 10  # its intervals are no matter here, and most of the time
@@ -212,6 +230,14 @@ def main() -> int:
         kinds=kinds,
     )
     return int(falls > 0)
+
+
+def replay(kind: str, number: int, seed: int) -> int:
+    """Bring one input again, with its traceback."""
+    with tempfile.TemporaryDirectory() as name:
+        attempts = KINDS[kind](random.Random(f"{kind} {seed}"), Path(name))
+        next(islice(attempts, number, None))()
+    return 0
 
 
 def _stored(inputs: int, seed: int) -> dict[str, dict[str, Any]]:
