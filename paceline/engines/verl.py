@@ -15,10 +15,16 @@ from paceline.engines.dialect.device_count import device_count
 from paceline.engines.dialect.log_content import (
     Dialect,
     LogContent,
-    decimal_step,
     whole_numbers,
 )
-from paceline.engines.dialect.records import Records, field, ratio, watched, without_colours
+from paceline.engines.dialect.records import (
+    Records,
+    field,
+    note_decimals,
+    ratio,
+    watched,
+    without_colours,
+)
 
 __all__ = ["DIALECT"]
 
@@ -74,8 +80,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         _count_devices(columns, log)
         if "tokens_per_s_per_device" in columns:
             log.remark(OF_A_WHOLE_STEP)
-        if times := next((t for t in map(records.texts, _TIMES) if t and t[-1]), None):
-            log.resolution_s = decimal_step(times[-1])
+        note_decimals(log, records.either_texts(_TIMES))
 
 
 def _count_devices(columns: dict[str, FloatColumn], log: LogContent) -> None:

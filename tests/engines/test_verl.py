@@ -81,6 +81,12 @@ def test_supervised_tuning_prints_its_own_time():
     assert log.remarks == []
 
 
+def test_the_last_time_that_is_printed_tells_its_digits_whatever_block_it_came_in():
+    broken = line(3).replace(" - timing_s/step:48.5", " - timing_s/step::48.5")
+    broken = broken.replace("perf/time_per_step:48.5", "perf/time_per_step:")
+    assert check(line(1) + line(2, 48.25) + broken).resolution_s == pytest.approx(0.01)
+
+
 def test_validations_are_no_steps():
     text = "step:0 - val-core/openai/gsm8k/reward/mean@1:0.32\n"
     assert check(text + line(1) + text.replace("step:0", "step:1")).steps().index.tolist() == [1]

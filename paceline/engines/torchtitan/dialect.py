@@ -80,7 +80,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
         for name in _UNKNOWN.keys() & columns.keys():
             columns[name] = np.where(columns[name] == _UNKNOWN[name], np.nan, columns[name])
         log.add_steps(whole_numbers(index), **columns)
-        note_decimals(log, records.texts(_TIME[0]) or records.texts(_TIME[1]))
+        note_decimals(log, records.either_texts(_TIME))
     if log.facts.get("pp", 1) != 1:
         # The pipeline's schedule divides the local batch once more.
         log.facts.pop("micro_batch", None)
