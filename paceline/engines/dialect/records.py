@@ -89,7 +89,7 @@ class Records:
     def either_texts(self, patterns: Iterable[re.Pattern[bytes]]) -> list[bytes]:
         """Of each record the first of several fields that it has, as printed; empty without one."""
         columns = [texts for texts in map(self.texts, patterns) if texts is not None]
-        return [next(filter(None, texts), b"") for texts in zip(*columns, strict=True)]
+        return [next((text for text in texts if text), b"") for texts in zip(*columns, strict=True)]
 
     def columns(
         self, fields: Mapping[str, re.Pattern[bytes]], scale: float = 1.0
