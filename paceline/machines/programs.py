@@ -7,8 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
+from paceline.core.interrupts import held
 from paceline.core.secrets import redact
 
 LOOK_S = 0.2
@@ -30,30 +33,49 @@ def run_program(
     `handles` are open files that it inherits. It does not outlive this process, which would write
     beside the one that comes after it.
     """
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env={**os.environ, **(environment or {})},
-        start_new_session=True,
-        pass_fds=handles,
-        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
-    ) as process:
-        try:
-            while True:
-                try:
-                    output, errors = process.communicate(text, timeout=LOOK_S)
-                    return subprocess.CompletedProcess(command, process.returncode, output, errors)
-                except subprocess.TimeoutExpired:
-                    text = None
-                    check()
-        except BaseException:  # an interrupt too must leave no process behind
+    started: list[subprocess.Popen[str]] = []
+    try:
+        with _held():  # an interrupt inside of Popen would leave a process that nobody knows
+            started.append(
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                    env={**os.environ, **(environment or {})},
+                    start_new_session=True,
+                    pass_fds=handles,
+                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                )
+            )
+        return _ended(started[0], text, check)
+    except BaseException:  # an interrupt too must leave no process behind
+        for process in started:
             _kill(process)
-            process.wait()  # after an interrupt `with` would not
-            raise
+        raise
+    finally:
+        for process in started:
+            with process:  # closes its pipes, and waits
+                pass
+
+
+def _ended(
+    process: subprocess.Popen[str], text: str | None, check: Callable[[], None]
+) -> subprocess.CompletedProcess[str]:
+    while True:
+        try:
+            output, errors = process.communicate(text, timeout=LOOK_S)
+            return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+        except subprocess.TimeoutExpired:
+            text = None
+            check()
+
+
+def _held() -> AbstractContextManager[None]:
+    """Interrupts come to the main thread alone."""
+    return held() if threading.current_thread() is threading.main_thread() else nullcontext()
 
 
 def _die_with_parent() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from paceline.core import interrupts
 from paceline.core.errors import UserError
 from paceline.profiles.breakdown import CATEGORIES
 from paceline.profiles.nsys import tool
@@ -98,6 +102,19 @@ def test_two_reports_of_one_rank_are_refused(tmp_path: Path) -> None:
         tool.read_file(tmp_path)
 
 
+@pytest.fixture
+def own_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The program's own handlers of signals, as long as a test lasts."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+    before = [signal.getsignal(number) for number in numbers]
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    interrupts.take_over()
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("own_signals")
 @pytest.mark.parametrize(
     ("ends", "error"), [("exit 1", UserError), ("kill -INT $PPID; sleep 5", KeyboardInterrupt)]
 )
