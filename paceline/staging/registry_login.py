@@ -64,8 +64,8 @@ def passage(runtime: str, login: Login | None) -> Iterator[LoginPassage]:
     if login is None:
         yield LoginPassage()
     elif runtime in ("apptainer", "singularity"):
-        name = f"{runtime.upper()}_DOCKER"
-        yield LoginPassage({f"{name}_USERNAME": login.user, f"{name}_PASSWORD": login.password})
+        names = (f"{runtime.upper()}_DOCKER_{what}" for what in ("USERNAME", "PASSWORD"))
+        yield LoginPassage(dict(zip(names, (login.user, login.password), strict=True)))
     elif runtime == "docker":
         own = Path(os.environ.get("DOCKER_CONFIG") or "~/.docker").expanduser()
         text = json.dumps({**_own_config(own / "config.json"), **login.docker_config})
@@ -94,8 +94,8 @@ def _configured(registry: str) -> Login | None:
             return None
         if "auth" not in entry:
             return Login(registry, entry["username"], entry["password"])
-        user, _, password = base64.b64decode(entry["auth"], validate=True).decode().partition(":")
-        return Login(registry, user, password)
+        user, _, word = base64.b64decode(entry["auth"], validate=True).decode().partition(":")
+        return Login(registry, user, word)
     except (ValueError, AttributeError, TypeError, KeyError, binascii.Error):
         raise UserError(
             f"${AUTH_VARIABLE}",

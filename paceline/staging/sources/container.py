@@ -111,7 +111,8 @@ class ImageFetch:
     def _copy(self, digest: str, underway: Path, file: Path) -> None:
         """Layer by layer into a folder, of which a second call takes what is whole, then a file."""
         layers = underway / digest.partition(":")[2]
-        image = f"docker://{repository_of(self.asset.source)}@{digest}"
+        name = f"{repository_of(self.asset.source)}@{digest}"
+        image = f"docker://{name}"
         self._run("skopeo", "copy", "--quiet", RETRIES, image, f"oci:{layers}")
         try:
             self._run("skopeo", "copy", "--quiet", f"oci:{layers}", f"oci-archive:{file}")
