@@ -34,12 +34,7 @@ def check(
     interface: place.Interface = None,
     ssh_config: place.SshConfig = None,
     device: Device = DeviceKind.auto,
-    devices: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Devices (CPU: processes) of each host; default slots, GPUs or 1."
-        ),
-    ] = None,
+    devices: place.DevicesOfEach = None,
     fast: Annotated[
         bool, typer.Option("--fast", help="Below 30 s: shorter measurements, two partners a host.")
     ] = False,
@@ -64,12 +59,7 @@ def check(
         float | None,
         typer.Option(min=1, metavar="SECONDS", help="End the measurements after this."),
     ] = None,
-    wait: Annotated[
-        float,
-        typer.Option(
-            min=1, metavar="SECONDS", help="Give up when Slurm has no place for so long (exit 4)."
-        ),
-    ] = 600.0,
+    wait: place.Wait = 600.0,
     fail_on_findings: Annotated[
         bool, typer.Option("--fail-on-findings", help="Exit 3 when a host should be drained.")
     ] = False,

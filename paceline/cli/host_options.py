@@ -42,6 +42,16 @@ Interface = Annotated[
     str | None,
     typer.Option(help="Network interface for rendezvous and collectives."),
 ]
+DevicesOfEach = Annotated[
+    int | None,
+    typer.Option(min=1, help="Devices (CPU: processes) of each host; default slots, GPUs or 1."),
+]
+Wait = Annotated[
+    float,
+    typer.Option(
+        min=1, metavar="SECONDS", help="Give up when Slurm has no place for so long (exit 4)."
+    ),
+]
 Bind = Annotated[
     str | None,
     typer.Option(

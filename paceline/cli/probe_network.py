@@ -32,12 +32,7 @@ def network(
     interface: place.Interface = None,
     ssh_config: place.SshConfig = None,
     device: Device = DeviceKind.auto,
-    devices: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Devices (CPU: processes) of each host; default slots, GPUs or 1."
-        ),
-    ] = None,
+    devices: place.DevicesOfEach = None,
     operations: Annotated[
         str, typer.Option("--ops", help=f"Comma list of {', '.join(OPERATIONS)}; all, none.")
     ] = "all",
@@ -63,12 +58,7 @@ def network(
     limit: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="End the measurements after this.")
     ] = 600.0,
-    wait: Annotated[
-        float,
-        typer.Option(
-            min=1, metavar="SECONDS", help="Give up when Slurm has no place for so long (exit 4)."
-        ),
-    ] = 600.0,
+    wait: place.Wait = 600.0,
     runs_dir: RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,

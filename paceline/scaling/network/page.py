@@ -204,7 +204,7 @@ def _host_cells(report: NetworkReport) -> Iterator[Sequence[Any]]:
         yield (
             printable(host.host),
             si(host.bytes_per_s, "B/s"),
-            f"{1e6 * host.latency_s:,.1f} us",
+            "-" if host.latency_s is None else f"{1e6 * host.latency_s:,.1f} us",
             str(host.partners),
             "-" if host.loss is None else percent(host.loss),
             "-" if host.z is None else f"{host.z:.1f}",

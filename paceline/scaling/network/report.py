@@ -28,8 +28,8 @@ class HostLinks(Value):
     host: str
     bytes_per_s: float
     """Median over its partners, of each the slower direction."""
-    latency_s: float
-    """Median over its partners."""
+    latency_s: float | None
+    """Median over its partners; None where no direction from it was measured."""
     partners: int
     loss: float | None
     """1 - rate / median of all hosts; None where two hosts alone were measured."""
@@ -86,7 +86,7 @@ def host_links(pairs: Sequence[PairRow]) -> tuple[HostLinks, ...]:
         HostLinks(
             host=host,
             bytes_per_s=rates[host],
-            latency_s=median(latencies.get(host, [0.0])),
+            latency_s=median(latencies[host]) if host in latencies else None,
             partners=len(slower[host]),
             loss=1 - rates[host] / middle if len(rates) > 2 else None,
             z=judged[host].z,

@@ -61,6 +61,19 @@ class HostProgram:
 
         dist.barrier(device_ids=[self.local] if self.kind == "cuda" else None)
 
+    def pairs(self, rounds: list[list[list[int]]], measure: Callable[[int], None]) -> None:
+        """Measure with another node, round by round; a pair that fails stops no other.
+
+        All devices of a node do so at once, each with the one of its number.
+        """
+        for pairs in rounds:
+            partner = self.partner(pairs)
+            if partner is None:
+                self.group([self.rank])
+            else:
+                self.part(f"pair with node {partner}", lambda partner=partner: measure(partner))
+            self.barrier()
+
     def partner(self, pairs: list[list[int]]) -> int | None:
         """The other node of this one's pair, None where it has none."""
         return next((b if a == self.node else a for a, b in pairs if self.node in (a, b)), None)

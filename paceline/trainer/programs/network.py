@@ -56,7 +56,7 @@ class NetworkMeasurement(HostProgram):
         self.part("join", self.join)
         if self.joined:
             self.part("collectives", self.collectives)
-            self.part("pairs", self.pairs)
+            self.part("pairs", lambda: self.pairs(self.settings["rounds"], self.pair))
         self.write("end")
 
     def collectives(self) -> None:
@@ -108,16 +108,6 @@ class NetworkMeasurement(HostProgram):
             import torch
 
             torch.cuda.synchronize(self.device)
-
-    def pairs(self) -> None:
-        """Messages with the same rank of another node, round by round; all devices at once."""
-        for pairs in self.settings["rounds"]:
-            partner = self.partner(pairs)
-            if partner is None:
-                self.group([self.rank])
-            else:
-                self.part(f"pair with node {partner}", lambda partner=partner: self.pair(partner))
-            self.barrier()
 
     def pair(self, partner: int) -> None:
         """A small message there and back, then large ones from the lower node and to it."""

@@ -53,7 +53,7 @@ class NodeCheck(HostProgram):
             self.part("rates", self.rates)
         if self.joined:
             self.part("collective", self.inside)
-            self.part("pairs", self.pairs)
+            self.part("pairs", lambda: self.pairs(self.settings.get("rounds", []), self.pair))
         if self.local == 0:
             # After the load, because a throttled clock shows only then.
             self.part("health", lambda: self.write("health", gpus=gpus()))
@@ -120,18 +120,8 @@ class NodeCheck(HostProgram):
             self.write("collective", **result)
         self.barrier()
 
-    def pairs(self) -> None:
-        """All-reduce with the same rank of another node, round by round."""
-        for pairs in self.settings.get("rounds", []):
-            partner = self.partner(pairs)
-            if partner is None:
-                self.group([self.rank])
-            else:
-                self.part(f"pair with node {partner}", lambda partner=partner: self.pair(partner))
-            self.barrier()
-
     def pair(self, partner: int) -> None:
-        """One pair."""
+        """All-reduce with the same rank of another node."""
         ranks = sorted(node * self.ranks_per_node + self.local for node in (self.node, partner))
         self.write("pair", partner=partner, **self.measure(ranks))
 

@@ -101,3 +101,10 @@ def test_wrong_results_come_first_on_the_page_and_hostile_names_are_escaped():
     page = network_html(network)
     assert "<script>alert(1)" not in page and "WRONG RESULTS" in page
     assert NetworkReport.model_validate_json(network.model_dump_json()) == network
+
+
+def test_a_latency_that_nobody_measured_is_none_and_not_zero():
+    only_to_n1 = tuple(row for row in pairs({}, hosts=3) if row.source == "n0")
+    hosts = {host.host: host.latency_s for host in report(only_to_n1).hosts}
+    assert hosts == {"n0": 2e-6, "n1": None, "n2": None}
+    assert "-" in network_html(report(only_to_n1))
