@@ -157,7 +157,15 @@ def test_slurm_leaves_out_the_hosts_of_a_drain_file(slurm_cluster: Bed, tmp_path
     assert done.returncode == 0 and json.loads(done.stdout)["drain"] == [], done.stderr
     assert drain.read_text() == "" and slurm_cluster.slurm
     ask = slurm_cluster.slurm.ask
-    sbatch = ["sbatch", "--parsable", f"--exclude={drain}", "-N2", "--wrap", "true"]
+    sbatch = [
+        "sbatch",
+        "--parsable",
+        f"--exclude={drain}",
+        "-N2",
+        "--output=/dev/null",
+        "--wrap",
+        "true",
+    ]
     for names, placed in (("", "node-[001-002]"), ("node-001\nnode-002\n", "node-[003-004]")):
         drain.write_text(names)  # as a check writes it
         job = ask(*sbatch).strip()
