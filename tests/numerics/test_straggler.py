@@ -13,7 +13,7 @@ from paceline.core.steps import Steps
 from paceline.files.events import read_rank
 from tests.trainer.example import settings, steps, train_alone
 
-RANKS, SLOW, STEPS = 4, 2, 54
+RANKS, SLOW, STEPS = 4, 2, 74
 STAGES = (0, 1, 2, 3)
 WORK_S = 0.08
 
@@ -56,7 +56,9 @@ def slowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What that world left behind."""
     folder = tmp_path_factory.mktemp("straggler")
     (folder / "slowed.py").write_text(PROGRAM)
-    raw = settings(RANKS, STEPS, source="synthetic", micro_batch=4)
+    raw = settings(
+        RANKS, STEPS, source="synthetic", micro_batch=1, global_batch=RANKS, num_layers=1
+    )
     assert train_alone(folder, raw, folder / "slowed.py") == 0
     return folder
 
