@@ -226,6 +226,15 @@ def test_prefixes_colours_and_foreign_lines_change_nothing():
     assert check_read(DIALECT, content).steps().index.tolist() == [1, 2]
 
 
+def test_a_ranks_line_between_merged_ones_is_read_as_what_it_is():
+    for lines in ((step(1), merged(2)), (merged(1), step(2))):
+        log = read(start(world_size=2), *lines)
+        of_rank, of_run = (0, 1) if "event" in lines[0] else (1, 0)
+        resident = log.steps()["resident_bytes"]
+        assert resident[of_run] == 7.0 and resident[of_rank] == STEP["memory_bytes"]["resident"]
+        assert "tokens" not in log.steps().columns or np.isnan(log.steps()["tokens"]).all()
+
+
 def test_skipped_steps_are_counted():
     log = read(start(), step(1, skipped=True), step(2, skipped=True), step(3, skipped=False))
 

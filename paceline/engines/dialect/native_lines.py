@@ -73,13 +73,15 @@ def columns_of(events: list[Event]) -> Columns:
     tracked = [event.get("tracked") is True for event in events]
     if any(tracked):  # watched for its memory: its time is no figure of the training
         columns["step_time_s"][tracked] = nan
-    if of_one_rank(events[0]):
-        peaks = [as_object(event.get("memory_bytes")) for event in events]
-        columns |= {f"{kind}_bytes": _column([p.get(kind) for p in peaks]) for kind in PEAKS}
-    else:
-        for name in (f"{kind}_bytes" for kind in PEAKS):
-            columns[name] = _column([event.get(name) for event in events])
+    columns |= {f"{kind}_bytes": _column([_peak(each, kind) for each in events]) for kind in PEAKS}
     return np.array([event["step"] for event in events], dtype=np.int64), columns
+
+
+def _peak(event: Event, kind: str) -> Any:
+    """A rank's own line has them in an object of their own."""
+    if of_one_rank(event):
+        return as_object(event.get("memory_bytes")).get(kind)
+    return event.get(f"{kind}_bytes")
 
 
 def of_one_rank(event: Event) -> bool:

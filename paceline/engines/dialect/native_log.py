@@ -148,7 +148,7 @@ class _Run:
         self.faults.unread += len(events) - len(sound)
         if sound:
             self._skipped += sum(event.get("skipped") is True for event in sound)
-            self.take_columns(columns_of(sound), of_one_rank(sound[0]))
+            self.take_columns(columns_of(sound), any(map(of_one_rank, sound)))
 
     def _take_other(self, event: Event) -> None:
         kind = event["event"]
