@@ -77,16 +77,19 @@ def test_nfs_is_read_from_what_quota_prints(printing: Printing, mounted: Mountin
     folder, grace = mounted("nfs4"), int(time.time()) + 3600
     printing(
         "quota",
-        f"""[ "$*" = "-u -g -v -w -p -f {folder}" ] || exit 1
-cat <<'END'
+        f"""case "$*" in
+"-u -v -w -p -f {folder}") cat <<'END' ;;
 Disk quotas for user alice (uid 1000): 
      Filesystem  blocks   quota   limit   grace   files   quota   limit   grace
 server:/home dir 9 25600*  20000   40000 {grace}       1      10      20       0
+END
+"-g -v -w -p -f {folder}") cat <<'END' ;;
 Disk quotas for group other (gid 7): none
 Disk quotas for group users (gid 100): 
      Filesystem  blocks   quota   limit   grace   files   quota   limit   grace
 server:/home dir 9 25600       0   50000       0      1*       1       0       1
 END
+esac
 exit 1""",
     )
     shown = said(read_quotas(folder))
@@ -104,12 +107,11 @@ exit 1""",
     ("text", "unknown"),
     [
         (
-            "echo 'quota: error while getting quota from s:/h for a (id 1000): refused'\n"
-            "echo 'Disk quotas for user alice (uid 1000): none'\necho garbage",
-            "quota says: garbage",
+            "echo 'quota: error while getting quota from s:/h for a (id 1): refused' >&2; exit 1",
+            "quota says: quota: error while getting quota from s:/h for a (id 1): refused",
         ),
         ("echo 'quota: Mountpoint not found'; exit 1", "quota says: quota: Mountpoint not found"),
-        ("exit 3", "quota says: it says nothing"),
+        ("exit 3", "quota says: nothing of user"),
         ("sleep 60 & wait", "quota says nothing for 0.3 s"),
         ("exec yes", "quota says: "),
     ],
@@ -125,6 +127,16 @@ def test_what_quota_does_not_tell_stays_unknown(
     printing("quota", text)
     answer = read_quotas(mounted("nfs"))
     assert answer.limits == () and str(answer.unknown).startswith(unknown)
+
+
+def test_a_group_that_quota_does_not_name_leaves_the_user_known(
+    printing: Printing, mounted: Mounting
+):
+    row = "s:/h 1 0 9 0 1 0 0 0"
+    printing("quota", f"[ $1 = -u ] && echo 'Disk quotas for user a (uid 1000): ' && echo '{row}'")
+    answer = read_quotas(mounted("nfs"))
+    assert [(limit.kind, limit.bytes.left) for limit in answer.limits] == [("user", 8 << 10)]
+    assert str(answer.unknown).startswith("quota says: nothing of group")
 
 
 def test_a_program_that_is_not_there_is_named(mounted: Mounting, monkeypatch: pytest.MonkeyPatch):

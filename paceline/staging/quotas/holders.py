@@ -10,7 +10,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.staging.quotas.limits import QuotaKind, UnknownQuotaError
+from paceline.staging.quotas.limits import NobodyToAskError, QuotaKind
 
 MOUNTS = Path("/proc/self/mountinfo")
 
@@ -26,7 +26,7 @@ class MountedSystem:
 
 @dataclass(frozen=True)
 class QuotaHolder:
-    """A user or a group."""
+    """A user, a group or a project."""
 
     kind: QuotaKind
     number: int
@@ -37,9 +37,14 @@ class QuotaHolder:
         try:
             if self.kind == "user":
                 return pwd.getpwuid(self.number).pw_name
-            return grp.getgrgid(self.number).gr_name
+            if self.kind == "group":
+                return grp.getgrgid(self.number).gr_name
         except KeyError:
-            return str(self.number)
+            pass  # Not every number has a name.
+        return str(self.number)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
 
 
 def quota_holders(folder: Path) -> tuple[QuotaHolder, ...]:
@@ -53,16 +58,16 @@ def quota_holders(folder: Path) -> tuple[QuotaHolder, ...]:
 
 
 def mounted_system(folder: Path) -> MountedSystem:
-    """The file system on which an existing folder lies; raises UnknownQuotaError."""
+    """The file system on which an existing folder lies; raises NobodyToAskError."""
     place = folder.resolve()
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError as error:
-        raise UnknownQuotaError(f"{MOUNTS} cannot be read: {error.strerror}") from error
+        raise NobodyToAskError(f"{MOUNTS} cannot be read: {error.strerror}") from error
     systems = [system for line in lines if (system := _system(line))]
     around = [system for system in systems if place.is_relative_to(system.point)]
     if not around:
-        raise UnknownQuotaError(f"{MOUNTS} lists no file system of it")
+        raise NobodyToAskError(f"{MOUNTS} lists no file system of it")
     longest = max(len(system.point) for system in around)
     # The last of several at one place is the one that is seen.
     return [system for system in around if len(system.point) == longest][-1]

@@ -7,12 +7,12 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from paceline.staging.quotas.holders import MountedSystem, QuotaHolder
-from paceline.staging.quotas.limits import QuotaAmount, QuotaLimit, UnknownQuotaError
+from paceline.staging.quotas.limits import NobodyToAskError, QuotaAmount, QuotaLimit
 
 KINDS = {"user": 0, "group": 1}
 """USRQUOTA and GRPQUOTA of linux/quota.h."""
@@ -52,25 +52,19 @@ class _State(ctypes.Structure):
     )
 
 
-def kernel_limits(
-    folder: Path, system: MountedSystem, holders: Sequence[QuotaHolder]
-) -> list[QuotaLimit]:
-    """Limits that the kernel enforces on a local file system; raises UnknownQuotaError."""
+def kernel_limit(folder: Path, system: MountedSystem, holder: QuotaHolder) -> QuotaLimit | None:
+    """The limit that the kernel enforces on a local file system; raises UnknownQuotaError."""
     if sys.platform != "linux":
-        raise UnknownQuotaError(f"{sys.platform} is not asked")
+        raise NobodyToAskError(f"{sys.platform} is not asked")
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         ask = _question(handle, system.source)
         state = _State()
-        if not ask(_GET_STATE << 8, 0, state):
-            return []
-        return [
-            limit
-            for holder in holders
-            if state.flags & ENFORCED[holder.kind] and (limit := _limit(ask, holder))
-        ]
+        if not ask(_GET_STATE << 8, 0, state) or not state.flags & ENFORCED[holder.kind]:
+            return None
+        return _limit(ask, holder)
     except OSError as error:
-        raise UnknownQuotaError(f"the kernel does not tell them: {error.strerror}") from error
+        raise NobodyToAskError(f"the kernel does not tell them: {error.strerror}") from error
     finally:
         os.close(handle)
 

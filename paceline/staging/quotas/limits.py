@@ -9,7 +9,11 @@ QuotaKind = Literal["user", "group", "project"]
 
 
 class UnknownQuotaError(Exception):
-    """Nobody says whether quotas hold there; its text says why."""
+    """Nobody says whether a quota holds there; its text says why."""
+
+
+class NobodyToAskError(UnknownQuotaError):
+    """Nor will anybody say so of others."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,11 @@ class QuotaLimit:
     name: str
     bytes: QuotaAmount
     files: QuotaAmount
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit at all."""
+        return self.bytes.is_limited or self.files.is_limited
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"

@@ -17,8 +17,8 @@ from paceline.machines.programs import last_line
 from paceline.staging.quotas.holders import MountedSystem, QuotaHolder
 from paceline.staging.quotas.kernel import seconds_until
 from paceline.staging.quotas.limits import (
+    NobodyToAskError,
     QuotaAmount,
-    QuotaKind,
     QuotaLimit,
     UnknownQuotaError,
 )
@@ -31,78 +31,56 @@ GPFS_PROGRAMS = "/usr/lpp/mmfs/bin"
 _HALF = r"(\d+)\*?[ \t]+(\d+)[ \t]+(\d+)[ \t]+(\S+)"
 """Used, soft and hard limit, grace; a star is behind what exceeds the soft one."""
 _ROW = re.compile(rf"(?:^|[ \t]){_HALF}[ \t]+{_HALF}[ \t]*$", re.MULTILINE)
-_HEADING = re.compile(r"^Disk quotas for (?:user|group) .*\((uid|gid) (\d+)\):", re.MULTILINE)
+_HEADING = re.compile(r"^Disk quotas for (?:user|group) .*\(([ug]id \d+)\):", re.MULTILINE)
+_GPFS_TYPES = {"user": "USR", "group": "GRP"}
+_GPFS_FIGURES = (
+    *("blockUsage", "blockQuota", "blockLimit", "blockGrace"),
+    *("filesUsage", "filesQuota", "filesLimit", "filesGrace"),
+)
 _UNIT_S = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
-def nfs_limits(
-    folder: Path, system: MountedSystem, holders: Sequence[QuotaHolder]
-) -> list[QuotaLimit]:
-    """Limits of the server, which its rquotad tells Linux's `quota`; raises UnknownQuotaError."""
-    text = said(["quota", "-u", "-g", "-v", "-w", "-p", "-f", system.point])
+def nfs_limit(folder: Path, system: MountedSystem, holder: QuotaHolder) -> QuotaLimit | None:
+    """The server's limit, which its rquotad tells Linux's `quota`; raises UnknownQuotaError."""
+    text = said(["quota", f"-{holder.kind[0]}", "-v", "-w", "-p", "-f", system.point])
     _, *parts = _HEADING.split(text)
-    sections = {
-        (letter, int(number)): section
-        for letter, number, section in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
-    }
-    limits: list[QuotaLimit] = []
-    for holder in holders:
-        section = sections.get((f"{holder.kind[0]}id", holder.number), "")
-        row = _ROW.search(section)
-        if row:
-            limits.append(_limit(holder.kind, holder.name, row.groups()))
-        elif section.split() != ["none"]:
-            raise UnknownQuotaError(f"quota says: {one_line(last_line(text))}")
-    return limits
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    section = sections.get(f"{holder.kind[0]}id {holder.number}", "")
+    if section.split() == ["none"]:
+        return None
+    return _limit(holder, _figures("quota", section or _without_rows(text, holder)))
 
 
-def lustre_limits(
-    folder: Path, system: MountedSystem, holders: Sequence[QuotaHolder]
-) -> list[QuotaLimit]:
-    """Limits that Lustre's `lfs` tells, a folder's project too; raises UnknownQuotaError."""
-    asked: list[tuple[QuotaKind, int, str]] = [
-        (holder.kind, holder.number, holder.name) for holder in holders
-    ]
+def lustre_limit(folder: Path, system: MountedSystem, holder: QuotaHolder) -> QuotaLimit | None:
+    """The limit that Lustre's `lfs` tells; raises UnknownQuotaError."""
+    number = str(holder.number)
+    text = said(["lfs", "quota", "-q", f"-{holder.kind[0]}", number, system.point])
+    return _limit(holder, _figures("lfs", text))
+
+
+def lustre_project(folder: Path) -> tuple[QuotaHolder, ...]:
+    """The project of a folder on Lustre, if it has one; raises UnknownQuotaError."""
     project = re.match(r"\s*(\d+)\s", said(["lfs", "project", "-d", str(folder)]))
-    if project and int(project[1]):
-        asked.append(("project", int(project[1]), project[1]))
-    limits: list[QuotaLimit] = []
-    for kind, number, name in asked:
-        text = said(["lfs", "quota", "-q", f"-{kind[0]}", str(number), system.point])
-        row = _ROW.search(text)
-        if row is None:
-            raise UnknownQuotaError(f"lfs says: {one_line(last_line(text))}")
-        limits.append(_limit(kind, name, row.groups()))
-    return limits
+    return (QuotaHolder("project", int(project[1])),) if project and int(project[1]) else ()
 
 
-def gpfs_limits(
-    folder: Path, system: MountedSystem, holders: Sequence[QuotaHolder]
-) -> list[QuotaLimit]:
-    """Limits that Storage Scale's `mmlsquota` tells; raises UnknownQuotaError."""
+def gpfs_limit(folder: Path, system: MountedSystem, holder: QuotaHolder) -> QuotaLimit | None:
+    """The limit that Storage Scale's `mmlsquota` tells; raises UnknownQuotaError."""
     program = shutil.which("mmlsquota") or f"{GPFS_PROGRAMS}/mmlsquota"
     name = system.source.removeprefix("/dev/")
-    limits: list[QuotaLimit] = []
-    for holder in holders:
-        text = said([program, "-Y", f"-{holder.kind[0]}", str(holder.number), name])
-        kind = {"user": "USR", "group": "GRP"}[holder.kind]
-        rows = [row for row in _gpfs_rows(text) if row.get("quotaType") == kind]
-        if len(rows) != 1:
-            why = "quotas of each fileset" if rows else one_line(last_line(text))
-            raise UnknownQuotaError(f"mmlsquota says: {why}")
-        names = [
-            *("blockUsage", "blockQuota", "blockLimit", "blockGrace"),
-            *("filesUsage", "filesQuota", "filesLimit", "filesGrace"),
-        ]
-        figures = [rows[0].get(name, "") for name in names]
-        if not all(figures[i].isdecimal() for i in (0, 1, 2, 4, 5, 6)):
-            raise UnknownQuotaError("mmlsquota prints another table than is known")
-        limits.append(_limit(holder.kind, holder.name, figures))
-    return limits
+    text = said([program, "-Y", f"-{holder.kind[0]}", str(holder.number), name])
+    rows = [row for row in _gpfs_rows(text) if row.get("quotaType") == _GPFS_TYPES[holder.kind]]
+    if len(rows) != 1:
+        why = "quotas of each fileset" if rows else one_line(last_line(text))
+        raise UnknownQuotaError(f"mmlsquota says: {why}")
+    figures = [rows[0].get(name, "") for name in _GPFS_FIGURES]
+    if not all(figures[i].isdecimal() for i in (0, 1, 2, 4, 5, 6)):
+        raise UnknownQuotaError("mmlsquota prints another table than is known")
+    return _limit(holder, figures)
 
 
 def said(command: Sequence[str]) -> str:
-    """What a program prints, at most `MOST_BYTES` in `LIMIT_S`; raises UnknownQuotaError."""
+    """What a program prints, at most `MOST_BYTES` in `LIMIT_S`; raises NobodyToAskError."""
     name = Path(command[0]).name
     try:
         process = subprocess.Popen(
@@ -114,7 +92,7 @@ def said(command: Sequence[str]) -> str:
             start_new_session=True,
         )
     except OSError as error:
-        raise UnknownQuotaError(f"the program {name} is not there: {error.strerror}") from error
+        raise NobodyToAskError(f"the program {name} is not there: {error.strerror}") from error
     late = threading.Event()
 
     def end() -> None:
@@ -133,13 +111,25 @@ def said(command: Sequence[str]) -> str:
             # Not waited for yet, so that its number is nobody else's.
             os.killpg(process.pid, signal.SIGKILL)
     if late.is_set():
-        raise UnknownQuotaError(f"{name} says nothing for {LIMIT_S:g} s")
+        raise NobodyToAskError(f"{name} says nothing for {LIMIT_S:g} s")
     return text.decode(errors="replace")
 
 
-def _limit(kind: QuotaKind, name: str, figures: Sequence[str]) -> QuotaLimit:
-    """Of used, soft, hard and grace, first of KiB, then of files."""
-    return QuotaLimit(kind, name, _amount(figures[:4], KIB), _amount(figures[4:], 1))
+def _figures(program: str, text: str) -> Sequence[str]:
+    """Used, soft, hard and grace, first of KiB, then of files; raises UnknownQuotaError."""
+    row = _ROW.search(text)
+    if row is None:
+        raise UnknownQuotaError(f"{program} says: {one_line(last_line(text))}")
+    return row.groups()
+
+
+def _without_rows(text: str, holder: QuotaHolder) -> str:
+    """What is said of a holder that is not named: of groups `quota` names the user's alone."""
+    return f"nothing of {holder}" if _HEADING.search(text) or not text.strip() else text
+
+
+def _limit(holder: QuotaHolder, figures: Sequence[str]) -> QuotaLimit:
+    return QuotaLimit(holder.kind, holder.name, _amount(figures[:4], KIB), _amount(figures[4:], 1))
 
 
 def _amount(figures: Sequence[str], unit: int) -> QuotaAmount:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from paceline.staging.quotas.holders import (
@@ -11,33 +11,52 @@ from paceline.staging.quotas.holders import (
     mounted_system,
     quota_holders,
 )
-from paceline.staging.quotas.kernel import kernel_limits
-from paceline.staging.quotas.limits import QuotaAnswer, QuotaLimit, UnknownQuotaError
-from paceline.staging.quotas.programs import gpfs_limits, lustre_limits, nfs_limits
+from paceline.staging.quotas.kernel import kernel_limit
+from paceline.staging.quotas.limits import (
+    NobodyToAskError,
+    QuotaAnswer,
+    QuotaLimit,
+    UnknownQuotaError,
+)
+from paceline.staging.quotas.programs import (
+    gpfs_limit,
+    lustre_limit,
+    lustre_project,
+    nfs_limit,
+)
 
-LimitReader = Callable[[Path, MountedSystem, Sequence[QuotaHolder]], list[QuotaLimit]]
+LimitReader = Callable[[Path, MountedSystem, QuotaHolder], QuotaLimit | None]
 READERS: dict[str, LimitReader] = {
-    **dict.fromkeys(
-        ("ext2", "ext3", "ext4", "xfs", "f2fs", "jfs", "btrfs", "tmpfs"), kernel_limits
-    ),
-    **dict.fromkeys(("nfs", "nfs4"), nfs_limits),
-    "lustre": lustre_limits,
-    "gpfs": gpfs_limits,
+    **dict.fromkeys(("ext2", "ext3", "ext4", "xfs", "f2fs", "jfs", "btrfs", "tmpfs"), kernel_limit),
+    **dict.fromkeys(("nfs", "nfs4"), nfs_limit),
+    "lustre": lustre_limit,
+    "gpfs": gpfs_limit,
 }
 """By the type of file system; of others nobody is asked, as overlay hides whose quotas hold."""
 
 
 def read_quotas(folder: Path) -> QuotaAnswer:
     """Limits that hold for what this user writes into a folder that exists; it raises nothing."""
+    limits: list[QuotaLimit] = []
+    unknown: list[str] = []
     try:
         system = mounted_system(folder)
         if system.type not in READERS:
-            return QuotaAnswer(unknown=f"nobody is asked on {system.type}")
-        limits = READERS[system.type](folder, system, quota_holders(folder))
+            raise NobodyToAskError(f"nobody is asked on {system.type}")
+        holders = quota_holders(folder)
+        if system.type == "lustre":
+            holders += lustre_project(folder)
+        for holder in holders:
+            try:
+                limit = READERS[system.type](folder, system, holder)
+            except NobodyToAskError:
+                raise
+            except UnknownQuotaError as error:
+                unknown.append(str(error))
+            else:
+                limits += [limit] if limit and limit.is_limited else []
     except UnknownQuotaError as error:
-        return QuotaAnswer(unknown=str(error))
+        unknown.append(str(error))
     except OSError as error:
-        return QuotaAnswer(unknown=f"{folder} cannot be looked at: {error.strerror}")
-    return QuotaAnswer(
-        tuple(limit for limit in limits if limit.bytes.is_limited or limit.files.is_limited)
-    )
+        unknown.append(f"{folder} cannot be looked at: {error.strerror}")
+    return QuotaAnswer(tuple(limits), "; ".join(unknown) or None)
