@@ -35,6 +35,7 @@ from paceline.files.staged import CONTENT_FOLDER, STAGE_VARIABLE, stage_root
 from paceline.staging.outline import OutlinedAsset, StageOutline, make_outline
 from paceline.staging.room import (
     StageRoom,
+    lack_of_room,
     quota_row,
     quota_sentences,
     soft_limit_notes,
@@ -197,6 +198,7 @@ def _document(outline: StageOutline, room: StageRoom, rate: float | None) -> dic
         "files_free": room.files_free,
         "quotas": [quota_row(limit) for limit in room.quotas.limits],
         "quotas_unknown": room.quotas.unknown,
+        "lack_of_room": lack_of_room(outline, room),
         "seconds": outline.bytes_fetched / (rate * MEGA) if rate else None,
     }
 
@@ -206,11 +208,14 @@ def _print_outline(outline: StageOutline, form: TableFormat, rate: float | None)
     emit_table(rows, _columns(rate), form, document=_document(outline, room, rate))
     if form is TableFormat.text and rows:
         echo(f"in {outline.root}: {_sentence(outline, room, rate)}")
-        for note in soft_limit_notes(outline, room):
-            echo(f"note: {note}", err=True)
         for part in outline.assets:
             if part.asset.gate and part.state != "staged":
                 echo(f"{part.asset.name}: access has to be asked for on {part.asset.gate}")
+            if part.asset.note and part.left_bytes is None:
+                echo(f"{part.asset.name}: {part.asset.note}")
+        lack = lack_of_room(outline, room)
+        for note in [lack] if lack else soft_limit_notes(outline, room):
+            echo(f"note: {note}", err=True)
 
 
 def _sentence(outline: StageOutline, room: StageRoom, rate: float | None) -> str:

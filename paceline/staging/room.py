@@ -70,6 +70,15 @@ def refuse_without_room(
         )
 
 
+def lack_of_room(outline: StageOutline, room: StageRoom) -> str | None:
+    """Why a staging would be refused now, by the sizes that are known; None where it would not."""
+    try:
+        refuse_without_room(outline, room)
+    except SystemFaultError as error:
+        return str(error)
+    return None
+
+
 def soft_limit_notes(outline: StageOutline, room: StageRoom) -> tuple[str, ...]:
     """What will exceed a soft limit, which refuses nothing before its grace time ends."""
     return tuple(
