@@ -177,6 +177,25 @@ def test_what_is_not_what_the_manifest_says_is_never_staged(
     assert asset_state(tmp_path / "short" / staged[0].name) == "partial"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts disks")
+@pytest.mark.parametrize(
+    ("disk", "told"),
+    [
+        ("size=512k", "1.0 MB are to come and 0.5 MB are free"),
+        ("nr_inodes=6", "3 files are to come and 1 are free (inodes)"),
+    ],
+)
+def test_a_disk_of_a_node_that_has_no_room_is_told_before_anything_is_sent(
+    staged: tuple[Path, ...], tmp_path: Path, disk: str, told: str
+):
+    local = tmp_path / "there"
+    local.mkdir()
+    mounting = f"mount -t tmpfs -o {disk} none {local} && exec bash -s"
+    small = shell("unshare", "--mount", "bash", "-c", mounting)
+    (full,) = on_nodes([small], order(staged, local))
+    assert (full.state, full.come_bytes) == ("failed", 0) and told in str(full.fault)
+
+
 def test_a_node_gets_no_file_that_is_none_of_the_asset(staged: tuple[Path, ...], tmp_path: Path):
     say = f"""read -r program; echo '{{"word": "send", "folder": "{staged[0].name}", """
     say += """"files": [["../../passwords", 0]]}'; sleep 9"""

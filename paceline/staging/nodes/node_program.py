@@ -191,12 +191,19 @@ class CopiedAsset:
             if place not in kept:
                 place.unlink()
         self.line.present += sum(kept.values())
-        free = free_bytes(self.folder)
-        needed = sum(file["bytes"] for file in by_path.values()) - sum(kept.values())
+        self._refuse_without_room(list(by_path.values()), sum(kept.values()))
+        return list(by_path.values())
+
+    def _refuse_without_room(self, lacking: list[dict[str, Any]], kept_bytes: int) -> None:
+        """A disk without inodes is as full as one without bytes."""
+        disk = os.statvfs(self.folder)
+        free, needed = disk.f_bavail * disk.f_frsize, sum(f["bytes"] for f in lacking) - kept_bytes
         if needed > free:
             what = f"{needed / 1e6:.1f} MB are to come and {free / 1e6:.1f} MB are free"
             raise FaultError(f"{self.folder}: {what}", MAKE_ROOM)
-        return list(by_path.values())
+        if disk.f_files and len(lacking) > disk.f_favail:
+            what = f"{len(lacking):,} files are to come and {disk.f_favail:,} are free (inodes)"
+            raise FaultError(f"{self.folder}: {what}", MAKE_ROOM)
 
     def _underway(self, file: dict[str, Any]) -> Path:
         """Where a file waits until it is whole; of another content nothing is kept."""
@@ -314,13 +321,6 @@ def paths_below(folder: Path) -> list[str]:
             Path(place, name).relative_to(folder).as_posix() for name in files if name != ".git"
         ]
     return sorted(paths)
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that this user may still write there."""
-    place = next(path for path in (folder, *folder.parents) if path.exists())
-    disk = os.statvfs(place)
-    return disk.f_bavail * disk.f_frsize
 
 
 def end_with_input() -> None:
