@@ -22,6 +22,8 @@ from paceline.staging.transfer import TAG_ENDING
 
 DONE_FOLDER, UNDERWAY_FOLDER = "done", "underway"
 """Inside the folder of what is not whole: whole files, and those of which more must come."""
+OWN_FILES = 6
+"""An asset's folder, the one of what is not whole, the two inside it, the lock and the manifest."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,9 @@ class StageOutline:
 
     @property
     def files_needed(self) -> int:
-        """Files that have to come, of those assets whose files are listed."""
-        return sum(part.left_files or 0 for part in self.assets)
+        """Files that have to come, where they are listed, and what every asset begins with."""
+        begun = sum(OWN_FILES for part in self.assets if part.state == "missing")
+        return begun + sum(part.left_files or 0 for part in self.assets)
 
     @property
     def bytes_fetched(self) -> int:

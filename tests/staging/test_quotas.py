@@ -220,10 +220,10 @@ def answers(bytes_: QuotaAmount = UNLIMITED, files: QuotaAmount = UNLIMITED) -> 
             "user alice leaves 0 B; allowed: 8.00 kB (soft limit, whose grace time is over)",
         ),
         (
-            answers(files=QuotaAmount(8, None, 10)),
-            "3 files are to come and the quota of user alice",
+            answers(files=QuotaAmount(2, None, 10)),
+            "9 files are to come and the quota of user alice",
         ),
-        (StageRoom(1 << 40, 2, QuotaAnswer()), "3 files are to come and 2 are free (inodes)"),
+        (StageRoom(1 << 40, 8, QuotaAnswer()), "9 files are to come and 8 are free (inodes)"),
     ],
 )
 def test_what_a_quota_leaves_no_room_for_is_refused_before_anything_is_fetched(
@@ -241,7 +241,7 @@ def test_what_exceeds_a_soft_limit_is_staged_and_told(
     mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     notes: list[str] = []
-    place = answers(QuotaAmount(9000, 10_000, 100_000), QuotaAmount(1, 4, 9))
+    place = answers(QuotaAmount(9000, 10_000, 100_000), QuotaAmount(1, 40, 90))
     monkeypatch.setattr(stager, "stage_room", lambda folder: place)
     stage_all(three_files(mirror), tmp_path / "stage", tell=notes.append)
     assert [note[:55] for note in notes] == [
