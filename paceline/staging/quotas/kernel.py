@@ -78,6 +78,8 @@ def _question(handle: int, device: str) -> Callable[[int, int, Any], bool]:
         words = ctypes.c_uint(command), ctypes.c_uint(number), ctypes.byref(answer)
         if is_new:
             failed = libc.syscall(_QUOTACTL_FD, handle, *words)
+        elif not device.startswith("/"):
+            return False  # Kernels that old know quotas of devices alone.
         else:
             failed = libc.quotactl(words[0], os.fsencode(device), *words[1:])
         if failed and (code := ctypes.get_errno()) not in _NO_QUOTAS:
