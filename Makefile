@@ -18,6 +18,7 @@ BENCHMARKS = $(filter-out $(NIGHTLY),$(wildcard benchmarks/[a-z]*.py))
 NIGHTLY := benchmarks/slow_nodes.py
 # Folders of tests with a target of their own, so that the default tests stay short.
 PARALLEL_SUITES := attacks engines estimate explain layouts mlperf profiles runs scaling staging trainer
+ENERGON := megatron-energon==7.4.1
 FRAMEWORKS := deepspeed_chat megatron torchtitan hf_trainer
 SUITES := browser clusters frameworks numerics $(PARALLEL_SUITES)
 TWO_AT_ONCE := -n 2 --dist loadfile
@@ -71,11 +72,20 @@ test-numerics test-browser: test-%: $(VENV)/.installed-tested
 
 .PHONY: frameworks
 frameworks test-frameworks test-clusters: export PACELINE_ENGINES ?= $(abspath $(VENV))/engines
-frameworks: $(VENV)/.installed-tested ## make the environments of the frameworks that train here for real
+frameworks: $(VENV)/.installed-tested $(VENV)/energon/.installed ## make the environments of the frameworks that train here for real
 	@for name in $(FRAMEWORKS); do $(BIN)/paceline engines install $$name; done
 
-test-frameworks: frameworks ## real DeepSpeed, Megatron-Core, torchtitan and transformers
+test-frameworks: frameworks ## real DeepSpeed, Megatron-Core, torchtitan, transformers and megatron-energon
 	$(BIN)/python -m pytest --durations=20 tests/frameworks $(PYTEST_ARGS)
+	$(VENV)/energon/bin/python -m pytest tests/staging/test_energon.py
+
+# Beside the packages of the environment of the tests, which it leaves as they are.
+$(VENV)/energon/.installed: $(VENV)/.installed-tested
+	$(BIN)/python -m venv $(VENV)/energon
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$($(VENV)/energon/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests.pth
+	$(VENV)/energon/bin/python -m pip install --quiet $(ENERGON)
+	touch $@
 
 # Many tests wait for limits of Slurm and ssh: two files run at once, each with beds of its own.
 # What measures hosts follows alone. Arguments may leave one of the two without a test: code 5.

@@ -33,6 +33,14 @@ from paceline.engines import engine_names
 from paceline.files.recipe import load_recipe
 from paceline.files.staged import CONTENT_FOLDER, STAGE_VARIABLE, stage_root
 from paceline.staging.outline import OutlinedAsset, StageOutline, make_outline
+from paceline.staging.room import (
+    StageRoom,
+    lack_of_room,
+    quota_row,
+    quota_sentences,
+    soft_limit_notes,
+    stage_room,
+)
 from paceline.staging.stager import USUAL_JOBS, Stager
 from paceline.staging.verification import StageFault, verify
 
@@ -149,8 +157,8 @@ def _declared_engines(recipe: str) -> list[str]:
 def _stage(
     outline: StageOutline, jobs: int, runtime: str | None, names: list[str] | tuple[()]
 ) -> StageOutline:
-    with stage_display() as (watch, waiting):
-        Stager(jobs=jobs, runtime=runtime, watch=watch, waiting=waiting).stage(outline)
+    with stage_display() as (watch, tell):
+        Stager(jobs=jobs, runtime=runtime, watch=watch, tell=tell).stage(outline)
     staged = make_outline(outline.recipe, outline.engine, outline.root, names)
     if lacking := [
         f"{part.asset.name} is {part.state}" for part in staged.assets if part.state != "staged"
@@ -170,13 +178,14 @@ def _on_nodes(
     outcomes = copy_to_nodes(outline, target, verify)
     rows = node_rows(outline, outcomes)
     if form is TableFormat.json:
-        emit_json({**_document(outline, rate), "local": target.local, "nodes": rows})
+        document = _document(outline, stage_room(outline.root), rate)
+        emit_json({**document, "local": target.local, "nodes": rows})
     else:
         print_nodes(rows, target, form)
     return nodes_exit(outcomes)
 
 
-def _document(outline: StageOutline, rate: float | None) -> dict[str, Any]:
+def _document(outline: StageOutline, room: StageRoom, rate: float | None) -> dict[str, Any]:
     return {
         "recipe": outline.recipe.name,
         "engine": outline.engine,
@@ -184,22 +193,32 @@ def _document(outline: StageOutline, rate: float | None) -> dict[str, Any]:
         "assets": [_row(part, rate) for part in outline.assets],
         "bytes_needed": outline.bytes_needed,
         "bytes_unknown": list(outline.unknown),
-        "bytes_free": outline.bytes_free,
+        "bytes_free": room.bytes_free,
+        "files_needed": outline.files_needed,
+        "files_free": room.files_free,
+        "quotas": [quota_row(limit) for limit in room.quotas.limits],
+        "quotas_unknown": room.quotas.unknown,
+        "lack_of_room": lack_of_room(outline, room),
         "seconds": outline.bytes_fetched / (rate * MEGA) if rate else None,
     }
 
 
 def _print_outline(outline: StageOutline, form: TableFormat, rate: float | None) -> None:
-    rows = [_row(part, rate) for part in outline.assets]
-    emit_table(rows, _columns(rate), form, document=_document(outline, rate))
+    rows, room = [_row(part, rate) for part in outline.assets], stage_room(outline.root)
+    emit_table(rows, _columns(rate), form, document=_document(outline, room, rate))
     if form is TableFormat.text and rows:
-        echo(f"in {outline.root}: {_sentence(outline, rate)}")
+        echo(f"in {outline.root}: {_sentence(outline, room, rate)}")
         for part in outline.assets:
             if part.asset.gate and part.state != "staged":
                 echo(f"{part.asset.name}: access has to be asked for on {part.asset.gate}")
+            if part.asset.note and part.left_bytes is None:
+                echo(f"{part.asset.name}: {part.asset.note}")
+        lack = lack_of_room(outline, room)
+        for note in [lack] if lack else soft_limit_notes(outline, room):
+            echo(f"note: {note}", err=True)
 
 
-def _sentence(outline: StageOutline, rate: float | None) -> str:
+def _sentence(outline: StageOutline, room: StageRoom, rate: float | None) -> str:
     if all(part.state == "staged" for part in outline.assets):
         return "everything is staged"
     need, unknown = outline.bytes_needed, len(outline.unknown)
@@ -210,7 +229,8 @@ def _sentence(outline: StageOutline, rate: float | None) -> str:
     if rate and (fetched := outline.bytes_fetched):
         least = "at least " if unknown else ""
         parts.append(f"{least}{seconds(fetched / (rate * MEGA))} at {rate:g} MB/s")
-    return "; ".join([*parts, f"{si(outline.bytes_free, 'B')} free"])
+    free = f"{si(room.bytes_free, 'B')} free"
+    return "; ".join([*parts, free, *quota_sentences(room)])
 
 
 def _row(part: OutlinedAsset, rate: float | None) -> dict[str, Any]:

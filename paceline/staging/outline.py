@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.assets import Asset, AssetState
-from paceline.core.errors import SystemFaultError, UserError, did_you_mean
-from paceline.core.units import si
+from paceline.core.errors import UserError, did_you_mean
 from paceline.files.recipe import Recipe
 from paceline.files.staged import (
     CONTENT_FOLDER,
@@ -21,9 +18,12 @@ from paceline.files.staged import (
     read_manifest,
 )
 from paceline.staging.makers import is_resumed
+from paceline.staging.transfer import TAG_ENDING
 
 DONE_FOLDER, UNDERWAY_FOLDER = "done", "underway"
 """Inside the folder of what is not whole: whole files, and those of which more must come."""
+OWN_FILES = 6
+"""An asset's folder, the one of what is not whole, the two inside it, the lock and the manifest."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,9 @@ class OutlinedAsset:
     total_bytes: int | None
     """None is unknown."""
     here_bytes: int
+    total_files: int | None = None
+    """None is unknown."""
+    here_files: int = 0
 
     @property
     def left_bytes(self) -> int | None:
@@ -43,6 +46,13 @@ class OutlinedAsset:
         if self.state == "staged":
             return 0
         return None if self.total_bytes is None else max(0, self.total_bytes - self.here_bytes)
+
+    @property
+    def left_files(self) -> int | None:
+        """Files that have to come; None is unknown."""
+        if self.state == "staged":
+            return 0
+        return None if self.total_files is None else max(0, self.total_files - self.here_files)
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,12 @@ class StageOutline:
         return sum(part.left_bytes or 0 for part in self.assets)
 
     @property
+    def files_needed(self) -> int:
+        """Files that have to come, where they are listed, and what every asset begins with."""
+        begun = sum(OWN_FILES for part in self.assets if part.state == "missing")
+        return begun + sum(part.left_files or 0 for part in self.assets)
+
+    @property
     def bytes_fetched(self) -> int:
         """Those of them that come from elsewhere; what is made takes room alone."""
         return sum(part.left_bytes or 0 for part in self.assets if part.asset.kind != "made")
@@ -68,11 +84,6 @@ class StageOutline:
     def unknown(self) -> tuple[str, ...]:
         """Assets that have to come and whose size no source states."""
         return tuple(part.asset.name for part in self.assets if part.left_bytes is None)
-
-    @property
-    def bytes_free(self) -> int:
-        """Bytes that this user may still write where it is staged."""
-        return free_bytes(self.root)
 
 
 def make_outline(
@@ -85,31 +96,6 @@ def make_outline(
     chosen = _chosen(recipe, engine, names)
     parts = [_outlined(recipe, asset, root) for asset in _ordered(chosen)]
     return StageOutline(recipe, engine, root, tuple(parts))
-
-
-def refuse_without_room(outline: StageOutline, largest_file: int | None = None) -> None:
-    """Raise SystemFaultError where the disk or a limit has no room for what is to come."""
-    need, free = outline.bytes_needed, outline.bytes_free
-    if need > free:
-        raise SystemFaultError(
-            str(outline.root),
-            f"{si(need, 'B')} are to come and {si(free, 'B')} are free",
-            remedy="make room, or give another place with --to",
-        )
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if largest_file and limit != resource.RLIM_INFINITY and largest_file > limit:
-        raise SystemFaultError(
-            str(outline.root),
-            f"a file of {si(largest_file, 'B')} is to come, none may exceed {si(limit, 'B')}",
-            remedy="see `ulimit -f`",
-        )
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that this user may write into a folder, which need not exist yet."""
-    place = next(path for path in (folder, *folder.parents) if path.exists())
-    status = os.statvfs(place)
-    return status.f_bavail * status.f_frsize
 
 
 def _chosen(recipe: Recipe, engine: str | None, names: Sequence[str]) -> list[Asset]:
@@ -157,19 +143,26 @@ def _outlined(recipe: Recipe, asset: Asset, root: Path) -> OutlinedAsset:
     state = asset_state(folder)
     manifest = read_manifest(folder) if state == "staged" else None
     if manifest:
-        return OutlinedAsset(asset, folder, state, manifest.bytes, manifest.bytes)
+        size, count = manifest.bytes, len(manifest.files)
+        return OutlinedAsset(asset, folder, state, size, size, count, count)
     # Of what is cloned or made almost nothing is used again.
     resumed = asset.kind not in ("git", "container", "made") or is_resumed(asset)
+    sizes = _resumed_sizes(folder) if resumed else []
     return OutlinedAsset(
-        asset, folder, state, _stated_bytes(asset), _resumed_bytes(folder) if resumed else 0
+        asset, folder, state, _stated_bytes(asset), sum(sizes), len(asset.files) or None, len(sizes)
     )
 
 
-def _resumed_bytes(folder: Path) -> int:
-    """Bytes from which a staging goes on: whole content is used before what else had come."""
+def _resumed_sizes(folder: Path) -> list[int]:
+    """Of files from which a staging goes on: whole content is used before what else had come."""
     partial, content = folder / PARTIAL_FOLDER, folder / CONTENT_FOLDER
     whole = content if content.is_dir() else partial / DONE_FOLDER
-    return _size(whole) + _size(partial / UNDERWAY_FOLDER)
+    return [
+        size
+        for place in (whole, partial / UNDERWAY_FOLDER)
+        for name, size in content_sizes(place).items()
+        if place is whole or not name.endswith(TAG_ENDING)
+    ]
 
 
 def _stated_bytes(asset: Asset) -> int | None:
@@ -177,7 +170,3 @@ def _stated_bytes(asset: Asset) -> int | None:
     if asset.bytes is None and sizes and None not in sizes:
         return sum(size or 0 for size in sizes)
     return asset.bytes
-
-
-def _size(folder: Path) -> int:
-    return sum(content_sizes(folder).values())

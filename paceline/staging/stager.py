@@ -12,7 +12,8 @@ from paceline.staging.asset_stage import AssetStage, is_listed, listing_of
 from paceline.staging.ending import StageEnd, StageEndedError
 from paceline.staging.ledger import Ledger, StageWatcher
 from paceline.staging.listing import SourceListing
-from paceline.staging.outline import OutlinedAsset, StageOutline, refuse_without_room
+from paceline.staging.outline import OutlinedAsset, StageOutline
+from paceline.staging.room import refuse_without_room, soft_limit_notes, stage_room
 from paceline.staging.sources.container import container_runtime
 from paceline.staging.sources.hub import is_offline
 
@@ -21,12 +22,12 @@ USUAL_JOBS = 4
 
 @dataclass(frozen=True)
 class Stager:
-    """How an outline is staged; `waiting` is called with a sentence when another stager is."""
+    """How an outline is staged; `tell` is called with what a user should know meanwhile."""
 
     jobs: int = USUAL_JOBS
     runtime: str | None = None
     watch: StageWatcher = lambda progress: None
-    waiting: Callable[[str], None] = lambda sentence: None
+    tell: Callable[[str], None] = lambda sentence: None
     ended: StageEnd = field(default_factory=StageEnd)
 
     def stage(self, outline: StageOutline) -> None:
@@ -40,7 +41,10 @@ class Stager:
         listings = self._listings(lacking)
         sized = _with_sizes(outline, listings)
         largest = [f.bytes or 0 for listing in listings.values() for f in listing.files]
-        refuse_without_room(sized, max(largest, default=None))
+        room = stage_room(outline.root)
+        refuse_without_room(sized, room, max(largest, default=None))
+        for note in soft_limit_notes(sized, room):
+            self.tell(f"note: {note}")
         ledger = Ledger(self.watch)
         for part in sized.assets:
             ledger.add(part.asset.name, part.total_bytes)
@@ -78,7 +82,7 @@ class Stager:
                     files,
                     ledger,
                     self.ended,
-                    self.waiting,
+                    self.tell,
                 )
                 before = [done[name] for name in part.asset.needs if name in done]
                 done[part.asset.name] = assets.submit(_after, before, stage)
@@ -122,9 +126,14 @@ def _after(before: list[Future[None]], stage: AssetStage) -> None:
 
 def _with_sizes(outline: StageOutline, listings: Mapping[str, SourceListing]) -> StageOutline:
     """The outline with the sizes that sources list, which may not be what the recipe states."""
-    sizes = {name: listing.bytes for name, listing in listings.items()}
     assets = [
-        replace(part, total_bytes=sizes.get(part.asset.name) or part.total_bytes)
+        replace(
+            part,
+            total_bytes=listing.bytes or part.total_bytes,
+            total_files=len(listing.files),
+        )
+        if (listing := listings.get(part.asset.name))
+        else part
         for part in outline.assets
     ]
     return replace(outline, assets=tuple(assets))

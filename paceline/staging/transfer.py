@@ -30,6 +30,8 @@ TRIES = 5
 TRIES_OF_WRONG_CONTENT = 2
 FIRST_WAIT_S = 0.5
 LONGEST_PAUSE_S = 30.0
+TAG_ENDING = ".tag"
+"""Of the file that says which version the file beside it is of."""
 _UNWRITABLE = {errno.ENOSPC: "is full", errno.EDQUOT: "is over its quota", errno.EFBIG: "is full"}
 
 
@@ -69,7 +71,7 @@ def fetch(file: RemoteFile, done: Path, underway: Path, desk: Desk) -> StagedFil
             return whole
         target.unlink()
     name = hashlib.sha256(file.path.encode()).hexdigest()[:24]
-    part = _PartialFile(underway / name, underway / f"{name}.tag")
+    part = _PartialFile(underway / name, underway / f"{name}{TAG_ENDING}")
     desk.present(part.bytes)
     staged = _persist(file, part, desk)
     desk.check()

@@ -1,4 +1,4 @@
-"""A mirror for each test, and an environment without tokens and waits."""
+"""A mirror for each test, an environment without tokens and waits, and shards of drawings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline.staging import listing, transfer
+from paceline.staging.makers import Making, make
+from tests.staging.drawn import SIZES, converted
 from tests.staging.mirror import Mirror, serving
 
 
@@ -23,3 +25,17 @@ def mirror(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Mirror]:
     with serving(Mirror()) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server
+
+
+@pytest.fixture(scope="module")
+def encodings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Encoded drawings as MLCommons ships encodings."""
+    folder = tmp_path_factory.mktemp("encodings")
+    make("drawn-encodings", Making(folder, {}, SIZES, lambda: None))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory, encodings: Path) -> Path:
+    """The same as shards of eight samples."""
+    return converted(tmp_path_factory.mktemp("shards"), encodings)

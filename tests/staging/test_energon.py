@@ -12,25 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.staging.makers import Making, make
-from tests.staging.test_flux_shards import SIZES, converted, rows_of
+from tests.staging.drawn import rows_of
 
 energon: Any = pytest.importorskip("megatron.energon", reason="megatron-energon is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(scope="module")
-def encodings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Encoded drawings."""
-    folder = tmp_path_factory.mktemp("encodings")
-    make("drawn-encodings", Making(folder, {}, SIZES, lambda: None))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory, encodings: Path) -> Path:
-    """Their shards."""
-    return converted(tmp_path_factory.mktemp("shards"), encodings)
 
 
 def database(folder: Path) -> dict[str, list[Any]]:

@@ -10,7 +10,6 @@ import struct
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +18,9 @@ from paceline.core.errors import UserError
 from paceline.staging.conversions.drawn_encodings import save_rows
 from paceline.staging.conversions.webdataset import index_shard, shard_samples, write_shard
 from paceline.staging.makers import Making, make
+from tests.staging.drawn import SIZES, SOURCES, converted, rows_of
 from tests.staging.staged import recipe_of, stage_all
 
-SIZES = {
-    "samples": 20, "held_out": 9, "latent_channels": 2, "latent_size": 4, "text_len": 3,
-    "text_width": 8, "pooled_width": 6,
-}  # fmt: skip
-SOURCES = {"train": "encodings/train", "val": "encodings/val", "empty": "encodings"}
 NAMES = {
     "t5.bytes": "t5_encodings", "clip.bytes": "clip_encodings",
     "mean.bytes": "mean", "logvar.bytes": "logvar",
@@ -40,38 +35,10 @@ RECIPE = recipe_of(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def encodings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Encoded drawings as MLCommons ships encodings."""
-    folder = tmp_path_factory.mktemp("encodings")
-    make("drawn-encodings", Making(folder, {}, SIZES, lambda: None))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory, encodings: Path) -> Path:
-    """The same as shards of eight samples."""
-    return converted(tmp_path_factory.mktemp("shards"), encodings)
-
-
-def converted(folder: Path, encodings: Path, **settings: Any) -> Path:
-    """Shards of encodings."""
-    how = {**SOURCES, "samples_per_shard": 8, **settings}
-    make("flux-shards", Making(folder, {"encodings": encodings}, how, lambda: None))
-    return folder
-
-
 def contents(shard: Path) -> dict[str, bytes]:
     """The files of a tar in their order, as tarfile reads them."""
     with tarfile.open(shard) as tar:
         return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """A saved data set as Hugging Face datasets reads it."""
-    from datasets import load_from_disk
-
-    return list(load_from_disk(str(folder)))  # type: ignore[arg-type]
 
 
 def test_each_sample_has_the_bytes_of_its_row_and_a_key_of_its_own(encodings: Path, shards: Path):

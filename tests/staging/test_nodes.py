@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from paceline.files.staged import CONTENT_FOLDER, PARTIAL_FOLDER, asset_state
 from paceline.staging.ending import StageEnd, StageEndedError
 from paceline.staging.nodes.fan_out import on_nodes
 from paceline.staging.nodes.node_copy import NodeOrder, NodeShell
+from paceline.staging.nodes.node_program import underway_name
 from paceline.staging.outline import make_outline
 from paceline.staging.stager import Stager
 from paceline.staging.verification import verify
@@ -21,6 +25,13 @@ from tests.staging.staged import noise, recipe_of
 FILES = {"a.bin": 300_000, "deep/b.bin": 700_000, "c.txt": 10}
 TOTAL = sum(FILES.values())
 SHELL = ("bash", "--noprofile", "--norc", "-s")
+
+
+def can_mount() -> bool:
+    """Whether this user may have mounts of his own."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        return False
+    return subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
 
 
 @pytest.fixture
@@ -121,6 +132,25 @@ def test_a_copy_that_was_broken_off_goes_on_with_what_is_whole(
     same(staged, local)
 
 
+@pytest.mark.parametrize("seen", [False, True], ids=["sent", "shared"])
+@pytest.mark.parametrize("fault", ["cut", "changed", "too long"])
+def test_a_file_goes_on_where_it_was_cut_unless_that_part_is_at_fault(
+    staged: tuple[Path, ...], tmp_path: Path, seen: bool, fault: str
+):
+    content = (staged[0] / CONTENT_FOLDER / "deep" / "b.bin").read_bytes()
+    begin = {"cut": content[:400_000], "changed": b"x" * 400_000, "too long": content + b"x"}[fault]
+    local = tmp_path / "there"
+    partial = local / staged[0].name / PARTIAL_FOLDER
+    partial.mkdir(parents=True)
+    digest = hashlib.sha256(content).hexdigest()
+    (partial / underway_name("deep/b.bin", digest)).write_bytes(begin)
+    (partial / underway_name("deep/b.bin", "0" * 64)).write_bytes(b"of another revision")
+    (there,) = on_nodes([shell()], order(staged, local, seen=seen))
+    more = {"cut": -400_000, "changed": 300_000, "too long": 0}[fault]
+    assert (there.state, there.come_bytes) == ("staged", TOTAL + 100 + more)
+    same(staged, local)
+
+
 def test_nodes_that_fail_are_told_with_the_cause_and_the_others_end(
     staged: tuple[Path, ...], tmp_path: Path
 ):
@@ -156,9 +186,28 @@ def test_what_is_not_what_the_manifest_says_is_never_staged(
     assert asset_state(tmp_path / "short" / staged[0].name) == "partial"
 
 
+@pytest.mark.skipif(not can_mount(), reason="no disk can be mounted here")
+@pytest.mark.parametrize(
+    ("disk", "told"),
+    [
+        ("size=512k", "1.0 MB are to come and 0.5 MB are free"),
+        ("nr_inodes=6", "3 files are to come and 1 are free (inodes)"),
+    ],
+)
+def test_a_disk_of_a_node_that_has_no_room_is_told_before_anything_is_sent(
+    staged: tuple[Path, ...], tmp_path: Path, disk: str, told: str
+):
+    local = tmp_path / "there"
+    local.mkdir()
+    mounting = f"mount -t tmpfs -o {disk} none {local} && exec bash -s"
+    small = shell("unshare", "--mount", "bash", "-c", mounting)
+    (full,) = on_nodes([small], order(staged, local))
+    assert (full.state, full.come_bytes) == ("failed", 0) and told in str(full.fault)
+
+
 def test_a_node_gets_no_file_that_is_none_of_the_asset(staged: tuple[Path, ...], tmp_path: Path):
     say = f"""read -r program; echo '{{"word": "send", "folder": "{staged[0].name}", """
-    say += """"files": ["../../passwords"]}'; sleep 9"""
+    say += """"files": [["../../passwords", 0]]}'; sleep 9"""
     with pytest.raises(SystemFaultError, match="asks for what is no file"):
         on_nodes([shell("bash", "-c", say)], order(staged, tmp_path / "there"))
 
@@ -170,6 +219,9 @@ def test_a_node_gets_no_file_that_is_none_of_the_asset(staged: tuple[Path, ...],
         '{"word": "here", "states": 7, "shared": true}',
         '{"word": "at", "phase": "x", "present": "many", "come": 1}',
         '{"word": "send", "folder": "none", "files": []}',
+        '{"word": "send", "folder": "FOLDER", "files": ["a.bin"]}',
+        '{"word": "send", "folder": "FOLDER", "files": [["a.bin", -1]]}',
+        '{"word": "send", "folder": "FOLDER", "files": [["a.bin", 300001]]}',
         '{"word": "fault", "what": 7}',
         '{"word": "asset", "folder": ["a"], "state": "staged"}',
     ],
@@ -177,6 +229,7 @@ def test_a_node_gets_no_file_that_is_none_of_the_asset(staged: tuple[Path, ...],
 def test_a_node_that_answers_otherwise_than_its_program_fails_alone(
     staged: tuple[Path, ...], tmp_path: Path, line: str
 ):
+    line = line.replace("FOLDER", staged[0].name)
     hostile = shell("bash", "-c", f"echo '{line}'; exec cat >/dev/null")
     (outcome,) = on_nodes([hostile], order(staged, tmp_path / "there"))
     assert (outcome.state, outcome.fault) == ("failed", "says what its program never would")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,14 @@ def test_a_dry_run_says_what_is_to_come_and_writes_nothing(tmp_path: Path):
     assert told["bytes_unknown"] == ["mlperf-results", "mlperf-container"]
     assert told["seconds"] == pytest.approx(told["bytes_needed"] / 500e6)
     assert not root.exists()
+
+
+def test_a_dry_run_tells_what_is_known_of_sizes_and_that_the_room_is_too_small(tmp_path: Path):
+    done = paceline("stage", "flux1-schnell", "--dry-run", "--to", tmp_path)
+    assert "cc12m: no size is stated; as webdataset it has 2,385,802,388,158 bytes" in done.stdout
+    free = shutil.disk_usage(tmp_path).free
+    assert ("note:" in done.stderr and "2.45 TB are to come" in done.stderr) or free > 2.4e12
+    assert done.returncode == 0
 
 
 def test_what_is_made_is_staged_verified_used_and_mended(tmp_path: Path):

@@ -22,11 +22,13 @@ from paceline.files.staged import (
     read_manifest,
     with_staged_files,
 )
-from paceline.staging import outline, verification
+from paceline.staging import stager, verification
 from paceline.staging.connection import TransientError
 from paceline.staging.ending import StageEnd, StageEndedError
 from paceline.staging.listing import tried
 from paceline.staging.outline import make_outline
+from paceline.staging.quotas.limits import QuotaAnswer
+from paceline.staging.room import StageRoom
 from paceline.staging.stager import Stager
 from paceline.staging.transfer import BLOCK_BYTES
 from paceline.staging.verification import verify
@@ -106,7 +108,7 @@ def test_a_disk_that_fills_up_is_told_and_what_came_is_kept(mirror: Mirror, tmp_
 def test_without_room_nothing_is_begun(
     mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(outline, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(stager, "stage_room", lambda folder: StageRoom(1000, None, QuotaAnswer()))
     one = shards(mirror)
     with pytest.raises(SystemFaultError, match=r"are to come and .* are free"):
         stage_all(one, tmp_path)
@@ -197,7 +199,8 @@ def test_what_is_there_takes_no_room_when_it_is_mended(
         verify(folder, "shards")
     else:
         (folder / MANIFEST_FILE).unlink()
-    monkeypatch.setattr(outline, "free_bytes", lambda folder: len(FILES["part-1"]))
+    room = StageRoom(len(FILES["part-1"]), 1, QuotaAnswer())
+    monkeypatch.setattr(stager, "stage_room", lambda folder: room)
     stage_all(one, tmp_path)
     assert content_of(one, tmp_path, "shards") == FILES
 

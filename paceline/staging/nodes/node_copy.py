@@ -209,13 +209,18 @@ class NodeCopy:
             case _:
                 self._over = True
 
-    def _send(self, name: str, paths: Sequence[str]) -> None:
+    def _send(self, name: str, asked: Sequence[tuple[str, int]]) -> None:
+        """Send files from the byte on that the node has not."""
         folder = next(folder for folder in self.order.folders if folder.name == name)
         manifest = read_manifest(folder)
         listed = {file.path: file for file in manifest.files} if manifest else {}
-        if not set(paths).issubset(listed):
+        kept = {str(path): int(count) for path, count in asked}
+        if not set(kept).issubset(listed):
             raise SystemFaultError(self.shell.host, f"asks for what is no file of {name}")
-        self._outbox.add_files(folder / CONTENT_FOLDER, [listed[path] for path in paths])
+        if any(not 0 <= count <= listed[path].bytes for path, count in kept.items()):
+            raise ValueError("more than the file has")
+        files = [(listed[path], count) for path, count in kept.items()]
+        self._outbox.add_files(folder / CONTENT_FOLDER, files)
 
     def _blame(self, messages: BinaryIO) -> None:
         """The fault of a node that went without its last word, by what ssh or srun said."""

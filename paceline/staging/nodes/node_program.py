@@ -3,9 +3,10 @@
 On standard input comes one line of JSON: `root` (where to), `source` (where they lie on the machine
 that sends), `verify`, `assets` (`folder` and the text of its `manifest` each). On standard output
 go lines of JSON with a word each: `here` (what is there), `at` (bytes that are there, every
-second), `send` (files that are to come on standard input: a line with mode and kind, then the
-bytes), `asset` (what became of one), `fault`, `end`. Where this node sees the source itself nothing
-is sent. It ends when standard input does. Only the standard library is used.
+second), `send` (files that are to come on standard input, and how many bytes
+of each are here: a line with mode and kind, then the other bytes), `asset` (what became of one),
+`fault`, `end`. Where this node sees the source itself nothing is sent. It ends when standard input
+does. Only the standard library is used.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ MANIFEST, DAMAGED, CONTENT, PARTIAL, LOCK = (
     "partial",
     "copy.lock",
 )
+UNDERWAY = "copying-"
+"""How the name of a file begins that is not whole."""
 LEFT_OUT = {".git", "__pycache__"}
 """Belong to the programs that use an asset."""
 ANOTHER_FOLDER = "give another folder with --local"
@@ -148,17 +151,11 @@ class CopiedAsset:
             self._prepare()
             lacking = self._lacking()
             self.line.phase = "copying" if copying else "receiving"
-            if copying:
-                for file in lacking:
-                    path = self.source / CONTENT / file["path"]
-                    self._write(file, path, stat.S_IMODE(path.lstat().st_mode))
-            elif lacking:
-                self.line.say("send", folder=self.folder.name, files=[f["path"] for f in lacking])
-                for file in lacking:
-                    head = json.loads(sys.stdin.buffer.readline() or b"null")
-                    if head is None:
-                        raise SystemExit(75)
-                    self._write(file, None, head["mode"], head["link"])
+            while lacking:
+                if not copying:
+                    asked = [[file["path"], self._kept(file)] for file in lacking]
+                    self.line.say("send", folder=self.folder.name, files=asked)
+                lacking = [file for file in lacking if not self._taken(file, copying)]
             self._finish()
             return True
 
@@ -189,36 +186,74 @@ class CopiedAsset:
                 self.line.present += file["bytes"]
             else:
                 place.unlink()
-        free = free_bytes(self.folder)
-        needed = sum(file["bytes"] for file in by_path.values())
+        kept = {self._underway(file): self._kept(file) for file in by_path.values()}
+        for place in self.partial.glob(UNDERWAY + "*"):
+            if place not in kept:
+                place.unlink()
+        self.line.present += sum(kept.values())
+        self._refuse_without_room(list(by_path.values()), sum(kept.values()))
+        return list(by_path.values())
+
+    def _refuse_without_room(self, lacking: list[dict[str, Any]], kept_bytes: int) -> None:
+        """A disk without inodes is as full as one without bytes."""
+        disk = os.statvfs(self.folder)
+        free, needed = disk.f_bavail * disk.f_frsize, sum(f["bytes"] for f in lacking) - kept_bytes
         if needed > free:
             what = f"{needed / 1e6:.1f} MB are to come and {free / 1e6:.1f} MB are free"
             raise FaultError(f"{self.folder}: {what}", MAKE_ROOM)
-        return list(by_path.values())
+        if disk.f_files and len(lacking) > disk.f_favail:
+            what = f"{len(lacking):,} files are to come and {disk.f_favail:,} are free (inodes)"
+            raise FaultError(f"{self.folder}: {what}", MAKE_ROOM)
+
+    def _underway(self, file: dict[str, Any]) -> Path:
+        """Where a file waits until it is whole; of another content nothing is kept."""
+        return self.partial / underway_name(file["path"], file["sha256"])
+
+    def _kept(self, file: dict[str, Any]) -> int:
+        """Bytes of a file that had come before the copy was broken off."""
+        size = size_of(self._underway(file)) or 0
+        return size if size <= file["bytes"] else 0
+
+    def _taken(self, file: dict[str, Any], copying: bool) -> bool:
+        """Take one file; False where it must come again from its begin."""
+        if copying:
+            path = self.source / CONTENT / file["path"]
+            return self._write(file, path, stat.S_IMODE(path.lstat().st_mode))
+        head = json.loads(sys.stdin.buffer.readline() or b"null")
+        if head is None:
+            raise SystemExit(75)
+        return self._write(file, None, head["mode"], head["link"])
 
     def _write(
         self, file: dict[str, Any], source: Path | None, mode: int, link: bool = False
-    ) -> None:
-        """One file, from a folder or from standard input, read again before it counts."""
+    ) -> bool:
+        """One file, from a folder or from standard input, read again before it counts.
+
+        False where what was kept of it is at fault.
+        """
         place = self.done / file["path"]
         place.parent.mkdir(parents=True, exist_ok=True)
-        underway = self.partial / "copying"
+        underway, kept = self._underway(file), self._kept(file)
         if link or (source is not None and source.is_symlink()):
             target = received(file["bytes"]).decode() if source is None else str(source.readlink())
             place.symlink_to(target)
             self.line.count(file["bytes"])
         else:
-            with underway.open("wb") as target_file:
+            with underway.open("ab" if kept else "wb") as target_file:
                 if source is None:
-                    self._receive(file["bytes"], target_file)
+                    self._receive(file["bytes"] - kept, target_file)
                 else:
-                    self._copy(source, target_file)
+                    self._copy(source, kept, target_file)
             underway.chmod(mode)
             underway.replace(place)
-        if digest_of(place) != file["sha256"]:
-            place.unlink()
-            origin = "what was sent" if source is None else str(source)
-            raise FaultError(f"{file['path']}: {origin} is not what the manifest says", READ_AGAIN)
+        if digest_of(place) == file["sha256"]:
+            return True
+        place.unlink()
+        if kept:
+            self.line.present -= file["bytes"]
+            return False
+        origin = "what was sent" if source is None else str(source)
+        raise FaultError(f"{file['path']}: {origin} is not what the manifest says", READ_AGAIN)
 
     def _receive(self, left: int, target: Any) -> None:
         while left:
@@ -227,8 +262,9 @@ class CopiedAsset:
             left -= len(block)
             self.line.count(len(block))
 
-    def _copy(self, source: Path, target: Any) -> None:
+    def _copy(self, source: Path, begin: int, target: Any) -> None:
         with source.open("rb") as content:
+            content.seek(begin)
             while block := content.read(BLOCK_BYTES):
                 target.write(block)
                 self.line.count(len(block))
@@ -250,6 +286,11 @@ def received(count: int) -> bytes:
     if len(block) < count:
         raise SystemExit(75)
     return block
+
+
+def underway_name(path: str, sha256: str) -> str:
+    """The name under which a file waits until it is whole: its own, and that of its content."""
+    return UNDERWAY + hashlib.sha256(f"{sha256} {path}".encode()).hexdigest()
 
 
 def size_of(path: Path) -> int | None:
@@ -280,13 +321,6 @@ def paths_below(folder: Path) -> list[str]:
             Path(place, name).relative_to(folder).as_posix() for name in files if name != ".git"
         ]
     return sorted(paths)
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that this user may still write there."""
-    place = next(path for path in (folder, *folder.parents) if path.exists())
-    disk = os.statvfs(place)
-    return disk.f_bavail * disk.f_frsize
 
 
 def end_with_input() -> None:

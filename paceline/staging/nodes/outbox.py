@@ -26,9 +26,9 @@ class Outbox:
         """Send a text."""
         self._parts.append(iter((text,)))
 
-    def add_files(self, folder: Path, files: Sequence[StagedFile]) -> None:
-        """Send files of a folder, each behind a line that says what kind it is."""
-        self._parts.extend(_file(folder / file.path, file.bytes) for file in files)
+    def add_files(self, folder: Path, files: Sequence[tuple[StagedFile, int]]) -> None:
+        """Send files of a folder from a byte on, each behind a line that says what kind it is."""
+        self._parts.extend(_file(folder / file.path, file.bytes, begin) for file, begin in files)
 
     def clear(self) -> None:
         """Nobody takes it any more."""
@@ -54,7 +54,7 @@ class Outbox:
         return bool(self._block)
 
 
-def _file(path: Path, num_bytes: int) -> Iterator[bytes]:
+def _file(path: Path, num_bytes: int, begin: int) -> Iterator[bytes]:
     try:
         status = path.lstat()
         is_link = stat.S_ISLNK(status.st_mode)
@@ -63,8 +63,9 @@ def _file(path: Path, num_bytes: int) -> Iterator[bytes]:
         if is_link:
             yield str(path.readlink()).encode()
             return
-        left = num_bytes
+        left = num_bytes - begin
         with path.open("rb") as file:
+            file.seek(begin)
             while left and (block := file.read(min(left, BLOCK_BYTES))):
                 left -= len(block)
                 yield block
