@@ -305,6 +305,12 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
             "Measure every collective among all devices, and latency and rate between all hosts.",
         ),
         Verb(
+            "storage",
+            "probe_storage:storage",
+            "Measure what disks give to loaders and checkpoints, by one process and by all at "
+            "once.",
+        ),
+        Verb(
             "attention",
             "probe_machine:attention",
             "Measure the trainer's causal attention, forward and backward, in a recipe's shape.",
