@@ -88,11 +88,12 @@ def storage(
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Measure what disks give to loaders and checkpoints, by one process and by all at once.
+    """Measure what disks give to loaders and saves.
 
-    Reads in a row, and samples at random out of a mapped file as the trainer's loader does; writes,
-    checkpoints with fsync, small files. Past the page cache; what may come from it is marked. With
-    a recipe or a run: whether steps would wait for data, and what a checkpoint takes.
+    By one process and by as many at once as a host has devices: reads in a row and of samples out
+    of a mapped file, as the trainer's loader reads; writes, checkpoints with fsync, small files.
+    What may come from the page cache is marked. With a recipe or a run: whether steps would wait
+    for data, and what a checkpoint takes.
 
     Examples:
 
