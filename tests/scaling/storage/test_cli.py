@@ -30,7 +30,7 @@ def run(folder: Path, *arguments: str, code: int = 0) -> Any:
 def test_a_folder_is_measured_and_held_against_a_training(tmp_path: Path):
     data = tmp_path / "data"
     data.mkdir()
-    brief = ("--seconds=1", "--size=32MiB", "--recipe=llama31-8b", "--on=H100:64")
+    brief = ("--seconds=0.5", "--size=32MiB", "--recipe=llama31-8b", "--on=H100:64")
     document = run(tmp_path, str(data), *brief)
     folder = Path(document.pop("folder"))
     best = document.pop("best")

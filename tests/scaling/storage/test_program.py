@@ -20,7 +20,7 @@ SETTINGS = {
     "device": "cpu",
     "operations": ["write", "read", "sample", "checkpoint", "small_file"],
     "processes": [1, 2],
-    "seconds": 1.0,
+    "seconds": 0.5,
     "size_bytes": 4 * BLOCK_BYTES,
     "sample_bytes": 514,
 }
