@@ -74,7 +74,9 @@ def measure_storage(
     cluster, notices = cluster_of(request.where, request.device, request.devices)
     question = _question(cluster, request)
     needs = demand(cluster) if demand else None
-    if request.sample_bytes is None and needs and needs.sample_bytes:
+    if needs and request.sample_bytes:
+        needs = needs.model_copy(update={"sample_bytes": request.sample_bytes})
+    elif needs and needs.sample_bytes:
         question["sample_bytes"] = needs.sample_bytes
     if cluster.launcher == "local":
         _check_here(question)

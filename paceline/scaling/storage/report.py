@@ -57,6 +57,8 @@ class StorageRow(Value):
     """Sum over the processes of each one's median block of operations."""
     units_per_s: float
     """The same in operations: samples/s, files/s."""
+    sustained_bytes_per_s: float
+    """All bytes over all seconds of each process, summed: stalls count, as they do for loaders."""
     slowest_bytes_per_s: float
     """Of the slowest process."""
     unit_s: float
@@ -93,7 +95,7 @@ class StorageSupply(Value):
     host: str
     path: str
     samples_per_s: float | None
-    """Of the loaders of all its devices at once; None where that was not measured."""
+    """Sustained, by the loaders of all its devices at once; None where that was not measured."""
     share: float | None
     """Given / needed by this host."""
     enough: bool | None
@@ -160,6 +162,7 @@ def _row(line: Mapping[str, Any], names: Sequence[str]) -> StorageRow:
         unit_bytes=line["unit_bytes"],
         bytes_per_s=sum(medians),
         units_per_s=sum(medians) / line["unit_bytes"],
+        sustained_bytes_per_s=sum(line["sustained"]),
         slowest_bytes_per_s=min(medians),
         unit_s=fmean(line["unit_s"]),
         slow_unit_s=max(line["slow_unit_s"]),
@@ -221,7 +224,8 @@ def _supply(
     reads = rows.get((place.host, place.path, "sample"))
     saves = rows.get((place.host, place.path, "checkpoint"))
     needed = demand.host_samples_per_s
-    given = reads.units_per_s if reads and demand.sample_bytes == reads.unit_bytes else None
+    given = reads.sustained_bytes_per_s / reads.unit_bytes if reads else None
+    given = given if reads and demand.sample_bytes == reads.unit_bytes else None
     share = given / needed if given is not None and needed else None
     part = demand.checkpoint_bytes / demand.hosts
     return StorageSupply(
@@ -231,7 +235,7 @@ def _supply(
         share=share,
         enough=None if share is None else share >= 1,
         may_be_cached=reads.may_be_cached if reads else None,
-        checkpoint_s=part / saves.bytes_per_s if saves else None,
+        checkpoint_s=part / saves.sustained_bytes_per_s if saves else None,
     )
 
 
@@ -306,8 +310,10 @@ def _read_ahead(rows: Sequence[StorageRow], places: Sequence[StoragePlace]) -> I
 
 def _supplied(supply: StorageSupply, demand: StorageDemand) -> str:
     where = f"{supply.host}:{supply.path}"
-    if supply.samples_per_s is None:
-        loads = "samples were not measured, so that nothing is known of its loaders"
+    if demand.sample_bytes is None:
+        loads = "is not judged: nobody says how many bytes a sample has (--sample-bytes)"
+    elif supply.samples_per_s is None:
+        loads = "was not asked for samples (--ops), so that nothing is known of its loaders"
     elif supply.share is None:
         loads = f"gives {supply.samples_per_s:,.0f} samples/s, and the need is not known"
     else:

@@ -28,6 +28,7 @@ def line(node: int, rate: float, operation: str = "sample", **changes: Any) -> d
         "method": "O_DIRECT",
         "cached_share": 0.0,
         "rates": [[0.995 * half, half, 1.005 * half]] * 2,
+        "sustained": [half, half],
         "units": [30, 20],
         "unit_s": [1e-3, 3e-3],
         "slow_unit_s": [2e-3, 9e-3],
@@ -90,6 +91,10 @@ def test_a_disk_gives_what_a_training_needs_or_makes_it_wait():
     assert late.enough is False and late.checkpoint_s is None
     (unknown,) = report(place(0), line(0, 100 * MB, "read"), need=5).supply
     assert unknown.samples_per_s is None and unknown.enough is None
+    # Stalls that a median does not show keep loaders waiting all the same.
+    stalled = line(0, 100 * MB, sustained=[10 * MB, 10 * MB])
+    assert report(place(0), stalled, need=50_000).supply[0].enough is False
+    assert report(place(0), stalled, need=50_000).rows[0].bytes_per_s == 100 * MB
 
 
 def test_a_host_reads_the_samples_of_its_own_replicas_once():
