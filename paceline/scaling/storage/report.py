@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.core.hosts import compress
 from paceline.core.node_groups import GroupThroughput
-from paceline.core.units import binary, percent, si
+from paceline.core.units import binary, percent, seconds, si
 from paceline.core.value import Value
 from paceline.scaling.analysis.node_speeds import node_speeds
 from paceline.scaling.analysis.slow_nodes import FEWEST_JUDGED, judge_nodes
@@ -324,4 +324,4 @@ def _supplied(supply: StorageSupply, demand: StorageDemand) -> str:
         )
     if supply.checkpoint_s is None:
         return f"{where} {loads}."
-    return f"{where} {loads}; its part of a checkpoint takes {supply.checkpoint_s:,.1f} s."
+    return f"{where} {loads}; its part of a checkpoint takes {seconds(supply.checkpoint_s)}."
