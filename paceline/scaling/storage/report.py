@@ -27,6 +27,7 @@ CACHED_SHARE = 0.01
 """More of a file in the page cache than this, and what is read may come from there."""
 
 
+IN_MEMORY = ("tmpfs", "ramfs")
 READ_AHEAD_RATIO = 64
 """Read-ahead over a sample's bytes from which on it is named."""
 
@@ -283,6 +284,10 @@ def _sentences(
     if demand:
         yield demand.sentence
         yield from (_supplied(each, demand) for each in supply)
+    for place in places:
+        if place.file_system in IN_MEMORY:
+            kind = place.file_system
+            yield f"{place.host}:{place.path} lies in memory ({kind}): its figures are no disk's."
     yield from _read_ahead(rows, places)
     if 1 < len({row.host for row in rows}) < FEWEST_JUDGED:
         yield f"Hosts are judged by each other from {FEWEST_JUDGED} on."

@@ -63,6 +63,8 @@ def test_what_may_come_from_the_page_cache_is_marked():
         measured = report(line(0, 100 * MB, cached_share=share))
         assert measured.rows[0].may_be_cached is marked
         assert any("page cache (marked *)" in text for text in measured.sentences) is marked
+    memory = report({**place(0), "file_system": "tmpfs"}, line(0, 100 * MB)).sentences
+    assert "n0:/data lies in memory (tmpfs): its figures are no disk's." in memory
     (written,) = report(line(0, 100 * MB, "write", cached_share=None)).rows
     assert not written.may_be_cached
 
