@@ -45,6 +45,7 @@ from paceline.runs.watch.state import WatchState
 from paceline.scaling.campaigns.record import Campaign
 from paceline.scaling.campaigns.result import CampaignResult
 from paceline.scaling.network.report import NetworkReport
+from paceline.scaling.storage.report import StorageReport
 
 FORMATS: dict[str, type[BaseModel]] = {
     "recipe": Recipe,
@@ -73,6 +74,7 @@ FORMATS: dict[str, type[BaseModel]] = {
     "watch": WatchState,
     "goodput": GoodputLedger,
     "network": NetworkReport,
+    "storage": StorageReport,
     "event-start": StartEvent,
     "event-step": StepEvent,
     "event-memory": MemoryEvent,

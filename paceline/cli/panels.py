@@ -14,11 +14,12 @@ PANELS = {
     "What to vary": "--tp --pp --cp --vp --zero --mbs --recompute --gbs --most-tp --most-cp "
     "--most-ep --sizes --split --rounds --scaling --interleave --compare --stages --samples "
     "--max-nodes --least-efficiency --every-batch --seed",
-    "What is measured": "--ops --min-bytes --max-bytes --pairs --seconds",
+    "What is measured": "--ops --min-bytes --max-bytes --pairs --seconds --processes --size "
+    "--sample-bytes",
     "What is profiled": "--tool --ranks --gpu-metrics --cpu-samples",
     "Place": "--local --device --devices --gpus --cluster --hosts --nodes --launcher --allocation "
     "--interface --bind --ssh-config --nodes-per-trial --max-parallel --at-once --oversubscribe "
-    "--per --per-node --gpus-per-node --intra --inter --topology",
+    "--per --per-node --gpus-per-node --on --intra --inter --topology",
     "Budget": "--budget --repeat --trials --trial-limit --steps --timeout --extra-rounds --fast "
     "--quick --limit --wait",
     "Time model": "--evidence --stack --compiled --trace --measured --measured-s",

@@ -7,11 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import host_options as place
+from paceline.cli import model_options as model
 from paceline.cli.options import Device, DeviceKind, Json, RunsDir
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.units import binary, percent, si
+from paceline.files import catalog
 from paceline.files.run_folder import runs_root
 from paceline.scaling.network.measurement import (
     PAGE_FILE,
@@ -59,6 +61,12 @@ def network(
         float, typer.Option(min=1, metavar="SECONDS", help="End the measurements after this.")
     ] = 600.0,
     wait: place.Wait = 600.0,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="A cluster of the catalog, or a YAML file: its links, expected here."),
+    ] = None,
+    intra: model.Intra = None,
+    inter: model.Inter = None,
     runs_dir: RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
@@ -67,7 +75,7 @@ def network(
 
     Payload and bus rates are those of nccl-tests, and results are checked. All devices of a host
     send at once, so that a slow one shows. A page with log-log charts and maps of all pairs, and
-    the JSON, lie under runs/networks.
+    the JSON, lie under runs/networks. Beside it stands what the stated links carry.
 
     Examples:
 
@@ -76,8 +84,11 @@ def network(
       paceline probe network --hosts hosts.txt --ops all_reduce   and all pairs of hosts
 
       paceline probe network --allocation 4711 --max-bytes 1073741824
+
+      paceline probe network --hosts hosts.txt --inter 8x400Gb/s  and the share of it
     """
     placement = place.where(hosts, nodes, launcher, allocation, interface, None, ssh_config)
+    links = catalog.cluster(cluster) if cluster else None
     request = NetworkRequest(
         placement,
         device.value,
@@ -89,6 +100,8 @@ def network(
         pairs,
         limit,
         wait,
+        intra or (links.intra_link if links else None),
+        inter or (links.inter_link if links else None),
     )
     outcome = measure_network(
         request, runs_root(runs_dir), lambda what: echo(f"  {what}", err=True)

@@ -304,6 +304,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
             "probe_network:network",
             "Measure every collective among all devices, and latency and rate between all hosts.",
         ),
+        Verb("storage", "probe_storage:storage", "Measure what disks give to loaders and saves."),
         Verb(
             "attention",
             "probe_machine:attention",

@@ -40,6 +40,9 @@ MEAN_RATES = frozenset({"samples_per_s_mean"})
 COSTS = frozenset({"jitter_tax", "data_wait_fraction", "comm_wait_fraction"})
 """Less is better, though not itself speed; so is every kind of memory."""
 
+OF_TELEMETRY = frozenset({"energy_per_token_j"})
+"""Less is better; only runs whose devices tell their power have them."""
+
 NEUTRAL = frozenset({"real_token_fraction", "achievable_flops_per_s", "loss_last"})
 """Neither way is an improvement of the run."""
 
@@ -48,7 +51,7 @@ def better(name: str) -> Better | None:
     """Which way the metric improves; None where neither does, or it is not known."""
     if name in RATES | MEAN_RATES:
         return "higher"
-    return "lower" if name in TIMES | COSTS or name.startswith("memory_") else None
+    return "lower" if name in TIMES | COSTS | OF_TELEMETRY or name.startswith("memory_") else None
 
 
 def is_speed(name: str) -> bool:

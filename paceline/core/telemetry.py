@@ -25,6 +25,12 @@ class GpuSample(Value):
     sm_clock_mhz: NonNegativeFloat | None = None
     memory_clock_mhz: NonNegativeFloat | None = None
     temperature_c: float | None = None
+    energy_j: NonNegativeFloat | None = None
+    """Joules since its driver was loaded."""
+    throttle: tuple[str, ...] | None = None
+    """What holds its clocks down, `power cap` or `thermal` for example; empty: nothing does."""
+    ecc_uncorrected: NonNegativeFloat | None = None
+    """Memory errors so far that could not be corrected."""
 
 
 class TelemetryStart(Value):
@@ -94,7 +100,8 @@ def read_telemetry(lines: Iterable[str]) -> Telemetry | None:
 def energy_between(hosts: Sequence[Telemetry], start: float, stop: float) -> Energy:
     """Joules of all hosts from `start` to `stop` (Unix time): the integral of the devices' power.
 
-    Power is joined by straight lines; counters of energy are interpolated. A part that some host
+    Power is joined by straight lines; counters of energy, which devices may have too, are
+    interpolated. A part that some host
     does not tell without a gap is left out; without any part there is no energy, and every host is
     named that is at fault.
     """
@@ -129,7 +136,8 @@ def _part_j(host: Telemetry, part: str, start: float, stop: float) -> float | st
     """Joules of one part of a host, or why they are not known."""
     if part not in host.start.sources:
         return host.start.unknown.get(part, "not recorded")
-    value = _gpu_power_w if part == "gpu" else _cpu_energy_j
+    counted = part == "cpu" or _counts_gpu_energy(host)
+    value = _cpu_energy_j if part == "cpu" else _gpu_energy_j if counted else _gpu_power_w
     points = [(s.time_unix, v) for s in host.samples if (v := value(s)) is not None]
     points = _within(points, start, stop)
     if not points:
@@ -139,8 +147,8 @@ def _part_j(host: Telemetry, part: str, start: float, stop: float) -> float | st
     if gap > most:
         return f"was not sampled for {gap:.1f} s"
     first, last = _at(points, start), _at(points, stop)
-    if part == "cpu":
-        return last - first
+    if counted:
+        return last - first if last >= first else "its energy counter began anew"
     curve = [(start, first), *(p for p in points if start < p[0] < stop), (stop, last)]
     return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(curve))
 
@@ -168,6 +176,18 @@ def _gpu_power_w(sample: TelemetrySample) -> float | None:
     watts = [gpu.power_w for gpu in sample.gpus]
     readings = [watt for watt in watts if watt is not None]
     return sum(readings) if readings and len(readings) == len(watts) else None
+
+
+def _counts_gpu_energy(host: Telemetry) -> bool:
+    """Whether every look tells the counters of all devices."""
+    looks = [sample for sample in host.samples if sample.gpus]
+    return bool(looks) and all(_gpu_energy_j(sample) is not None for sample in looks)
+
+
+def _gpu_energy_j(sample: TelemetrySample) -> float | None:
+    joules = [gpu.energy_j for gpu in sample.gpus]
+    readings = [counter for counter in joules if counter is not None]
+    return sum(readings) if readings and len(readings) == len(joules) else None
 
 
 def _cpu_energy_j(sample: TelemetrySample) -> float | None:

@@ -49,6 +49,13 @@ from paceline.machines.slurm.record import left_job
 from paceline.runs.ending import file_text, log_tail, read_ranks, stacks
 from paceline.runs.log_result import evaluate_log
 from paceline.runs.logged_run import ending_of, logged_report, tells_by_log
+from paceline.runs.run_energy import (
+    RunTelemetry,
+    device_warnings,
+    energy_metrics,
+    run_telemetry,
+    throttled,
+)
 
 JITTER_WARNING = 0.1
 """The mean step over the median one, less 1, beyond which spikes are warned of."""
@@ -160,6 +167,10 @@ def _result(
     numbers = merged.index[window.rows] if window else np.array([], dtype=np.int64)
     trusted = window is not None and window.record.judgeable
     metrics = measure(_measured(record, ranks, merged, window)) if window and trusted else {}
+    telemetry = _telemetry(folder, ranks)
+    of_devices = device_warnings(telemetry)
+    if metrics:
+        metrics |= energy_metrics(telemetry, merged)
     comparisons = compare_with_references(facts, names, metrics)
     return Result(
         run=folder.name,
@@ -172,8 +183,11 @@ def _result(
         headline=facts.headline,
         window=window.record if window else None,
         conventions=_conventions(facts),
-        verdict=single_run_verdict(
-            status, reason, window.record if window and trusted else None, comparisons
+        verdict=throttled(
+            single_run_verdict(
+                status, reason, window.record if window and trusted else None, comparisons
+            ),
+            of_devices,
         ),
         references=comparisons,
         ranks=rank_summaries(series, hosts, numbers, stages, places),
@@ -190,10 +204,18 @@ def _result(
         warnings=(
             *_unread(ranks),
             *binding_warnings(places),
+            *of_devices,
             *(_of_window(merged, window) if window and trusted else ()),
             *_warnings(record, window.record if window else None, metrics),
         ),
     )
+
+
+def _telemetry(folder: Path, ranks: Mapping[int, RankLog]) -> RunTelemetry | None:
+    """What devices told from the moment when the ranks were ready to the end of the last."""
+    ends = [log.end.time_unix for log in ranks.values() if log.end]
+    begin = min((log.start.time_unix for log in ranks.values() if log.start), default=None)
+    return run_telemetry(folder, begin, max(ends) if len(ends) == len(ranks) and ends else None)
 
 
 def _startup_s(record: RunRecord, starts: Sequence[StartEvent]) -> float | None:

@@ -45,7 +45,8 @@ def sampled(folder: Path, interval_s: float = 1.0, root: Path | None = None) -> 
 
 def _started(path: Path, interval_s: float, root: Path) -> subprocess.Popen[bytes] | None:
     counters = telemetry_program.Counters(root)
-    start = telemetry_program.start_line(root, interval_s, counters)
+    driver = telemetry_program.devices()
+    start = telemetry_program.start_line(interval_s, counters, driver)
     if not start["sources"]:
         path.write_text(json.dumps(start) + "\n", encoding="utf-8")
         return None

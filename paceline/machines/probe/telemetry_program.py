@@ -1,13 +1,16 @@
-"""Samples power, energy, clocks and temperatures of one host beside a run: standard library only.
+"""Samples power, energy, clocks and temperatures of one host beside a run.
 
     python telemetry_program.py FILE INTERVAL_S ROOT PARENT
 
 One JSON object a line goes to FILE until SIGTERM, or until PARENT, the process that started it, is
-gone. `ROOT` is where the kernel's files are looked for.
+gone. `ROOT` is where the kernel's files are looked for. Needs the standard library alone;
+the package of a driver, pynvml or amdsmi, is used where this interpreter has it.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -18,12 +21,25 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 ASK_LIMIT_S = 10.0
 GPU_FIELDS = ("index", "power.draw", "clocks.sm", "clocks.mem", "temperature.gpu")
-GPU_NAMES = ("index", "power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c")
+GPU_NAMES = ("power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c")
+AMD_PACKAGE = "/opt/rocm/share/amd_smi"
+"""Where ROCm leaves its Python package, unless an environment has it."""
+AMD_POWERS = ("current_socket_power", "socket_power", "average_socket_power")
+"""MI300 and later tell the first, earlier devices the last."""
+POWER, THERMAL, BRAKE, SLOWDOWN = "power cap", "thermal", "power brake", "hardware slowdown"
+NVML_THROTTLES = {0x4: POWER, 0x8: SLOWDOWN, 0x20: THERMAL, 0x40: THERMAL, 0x80: BRAKE}
+"""Bits of nvmlClocksThrottleReasons; idle, set clocks and what follows others are none."""
+AMD_THROTTLES = {
+    POWER: ("active_ppt_pwr",),
+    THERMAL: ("active_socket_thrm", "active_vr_thrm", "active_hbm_thrm"),
+    SLOWDOWN: ("active_prochot_thrm",),
+}
 COUNTED = re.compile(r"package|dram")
 """Domains of the processors' energy; cores lie inside the package, the platform around it."""
 
@@ -61,13 +77,172 @@ class Counters:
         return int(text) if text and text.isdigit() else None
 
 
-def start_line(root: Path, interval_s: float, counters: Counters) -> dict[str, Any]:
+class Devices:
+    """The devices of one driver: where their figures come from, and what each tells now.
+
+    A figure that a device does not tell is left out: `power_w`, `energy_j` (since its driver was
+    loaded), `sm_clock_mhz`, `memory_clock_mhz`, `temperature_c`, `throttle` (what holds its clocks
+    down at this moment), `ecc_uncorrected` (errors so far).
+    """
+
+    source = ""
+    """Of power, where a device has no counter of energy."""
+    counter = ""
+
+    def read(self) -> list[dict[str, Any]]:
+        """One row a device, with its `index`."""
+        raise NotImplementedError
+
+
+class NvmlDevices(Devices):
+    """NVIDIA devices through their driver's library, in this process."""
+
+    source, counter = "NVML power", "NVML energy counter"
+
+    def __init__(self) -> None:
+        """Raises an error of pynvml's, or ImportError, where there is no driver or no package."""
+        nvml = self._nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        count = nvml.nvmlDeviceGetCount()
+        self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+
+    def read(self) -> list[dict[str, Any]]:
+        """As Devices.read."""
+        return [_present(index, self._figures(h)) for index, h in enumerate(self._handles)]
+
+    def _figures(self, handle: Any) -> dict[str, Any]:
+        nvml = self._nvml
+        bits = _asked(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+        uncorrected = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+        return {
+            "power_w": _scaled(_asked(nvml.nvmlDeviceGetPowerUsage, handle), 1e-3),
+            "energy_j": _scaled(_asked(nvml.nvmlDeviceGetTotalEnergyConsumption, handle), 1e-3),
+            "sm_clock_mhz": _asked(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": _asked(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+            "temperature_c": _asked(
+                nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU
+            ),
+            "throttle": None
+            if bits is None
+            else sorted({word for bit, word in NVML_THROTTLES.items() if bits & bit}),
+            "ecc_uncorrected": _asked(nvml.nvmlDeviceGetTotalEccErrors, handle, *uncorrected),
+        }
+
+
+class NvidiaSmiDevices(Devices):
+    """NVIDIA devices through the driver's program, where Python has no package for NVML."""
+
+    source = "nvidia-smi power.draw"
+
+    def read(self) -> list[dict[str, Any]]:
+        """As Devices.read; empty without the program, or where it fails."""
+        if shutil.which("nvidia-smi") is None:
+            return []
+        question = f"--query-gpu={','.join(GPU_FIELDS)}"
+        command = ["nvidia-smi", question, "--format=csv,noheader,nounits"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_LIMIT_S)
+        except (OSError, subprocess.TimeoutExpired):
+            return []
+        lines = done.stdout.splitlines() if done.returncode == 0 else []
+        rows = [line.split(", ") for line in lines]
+        whole = [row for row in rows if len(row) == len(GPU_FIELDS) and row[0].strip().isdigit()]
+        return [
+            _present(int(row[0]), dict(zip(GPU_NAMES, map(_number, row[1:]), strict=True)))
+            for row in whole
+        ]
+
+
+class AmdDevices(Devices):
+    """AMD devices through amdsmi, the Python package that comes with ROCm, in this process."""
+
+    source, counter = "amdsmi power", "amdsmi energy counter"
+
+    def __init__(self, package: str = AMD_PACKAGE) -> None:
+        """`package` is where ROCm leaves it; raises amdsmi's errors or ImportError without it."""
+        if importlib.util.find_spec("amdsmi") is None and Path(package).is_dir():
+            sys.path.append(package)
+        smi = self._smi = importlib.import_module("amdsmi")
+        smi.amdsmi_init()
+        self._handles = list(smi.amdsmi_get_processor_handles())
+
+    def read(self) -> list[dict[str, Any]]:
+        """As Devices.read."""
+        return [_present(index, self._figures(h)) for index, h in enumerate(self._handles)]
+
+    def _figures(self, handle: Any) -> dict[str, Any]:
+        smi = self._smi
+        power = _asked(smi.amdsmi_get_power_info, handle) or {}
+        heat = (smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT)
+        degrees = _number(_asked(smi.amdsmi_get_temp_metric, handle, *heat))
+        ecc = _asked(smi.amdsmi_get_gpu_total_ecc_count, handle) or {}
+        watts = [_number(power.get(name)) for name in AMD_POWERS]
+        return {
+            "power_w": next((watt for watt in watts if watt), None),
+            "energy_j": self._energy_j(handle),
+            "sm_clock_mhz": self._clock_mhz(handle, "GFX"),
+            "memory_clock_mhz": self._clock_mhz(handle, "MEM"),
+            # Documented in thousandths of a degree; versions differ in what they return.
+            "temperature_c": _scaled(degrees, 1e-3) if degrees and degrees > 1000 else degrees,
+            "throttle": self._throttle(handle),
+            "ecc_uncorrected": _number(ecc.get("uncorrectable_count")),
+        }
+
+    def _clock_mhz(self, handle: Any, domain: str) -> float | None:
+        kind = getattr(self._smi.AmdSmiClkType, domain)
+        return _number((_asked(self._smi.amdsmi_get_clock_info, handle, kind) or {}).get("clk"))
+
+    def _energy_j(self, handle: Any) -> float | None:
+        """Joules: accumulator x resolution in microjoules; the first was `power` before ROCm 6.4"""
+        counted = _asked(self._smi.amdsmi_get_energy_count, handle) or {}
+        ticks = _number(counted.get("energy_accumulator", counted.get("power")))
+        microjoules = _number(counted.get("counter_resolution"))
+        return None if ticks is None or microjoules is None else ticks * microjoules / 1e6
+
+    def _throttle(self, handle: Any) -> list[str] | None:
+        """Which violations are active now; None where the device tells none (before MI300)."""
+        status = _asked(self._smi.amdsmi_get_violation_status, handle) or {}
+        states = {word: [status.get(n) for n in names] for word, names in AMD_THROTTLES.items()}
+        if not any(state in (True, False) for row in states.values() for state in row):
+            return None
+        return sorted(word for word, row in states.items() if any(s in (True, 1) for s in row))
+
+
+def devices() -> Devices | None:
+    """The first driver whose devices tell their power, None where none does."""
+    for kind in (NvmlDevices, NvidiaSmiDevices, AmdDevices):
+        # Packages of drivers raise errors of classes that only they have.
+        with suppress(Exception):
+            driver = kind()
+            if any("power_w" in row for row in driver.read()):
+                return driver
+    return None
+
+
+def _present(index: int, figures: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, **{name: v for name, v in figures.items() if v is not None}}
+
+
+def _asked(question: Any, *arguments: Any) -> Any:
+    """What a driver answers, None where a device does not know."""
+    try:
+        return question(*arguments)
+    except Exception:  # of the driver's own package, which is not there to be named
+        return None
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def start_line(interval_s: float, counters: Counters, driver: Devices | None) -> dict[str, Any]:
     """Where the figures come from, and why some are not there."""
     sources, unknown = {}, {}
-    if any("power_w" in gpu for gpu in gpus()):
-        sources["gpu"] = "nvidia-smi power.draw"
+    if driver:
+        counted = all("energy_j" in row for row in driver.read())
+        sources["gpu"] = driver.counter if counted else driver.source
     else:
-        unknown["gpu"] = "no driver of NVIDIA devices tells their power (nvidia-smi)"
+        unknown["gpu"] = "no driver tells the power of devices (NVML, nvidia-smi, amdsmi)"
     if reason := counters.why_unknown():
         unknown["cpu"] = reason
     else:
@@ -82,11 +257,13 @@ def start_line(root: Path, interval_s: float, counters: Counters) -> dict[str, A
     }
 
 
-def sample(root: Path, counters: Counters, start: dict[str, Any]) -> dict[str, Any]:
+def sample(
+    root: Path, counters: Counters, driver: Devices | None, start: dict[str, Any]
+) -> dict[str, Any]:
     """One look at everything that tells something."""
     line: dict[str, Any] = {"event": "sample", "time_unix": time.time()}
-    if "gpu" in start["sources"]:
-        line["gpus"] = gpus()
+    if driver:
+        line["gpus"] = driver.read()
     if "cpu" in start["sources"]:
         line["cpu_energy_j"] = counters.joules()
     texts = [
@@ -109,47 +286,28 @@ def cpu_temperature_c(root: Path) -> float | None:
     return max((int(t) / 1000 for t in texts if t and t.isdigit()), default=None)
 
 
-def gpus() -> list[dict[str, Any]]:
-    """What nvidia-smi tells of each device now; empty without it."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    question = f"--query-gpu={','.join(GPU_FIELDS)}"
-    command = ["nvidia-smi", question, "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_LIMIT_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    rows = [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
-    return [_gpu(row) for row in rows if len(row) == len(GPU_FIELDS) and row[0].strip().isdigit()]
-
-
-def _gpu(row: list[str]) -> dict[str, Any]:
-    numbers = {name: _number(text) for name, text in zip(GPU_NAMES, row, strict=True)}
-    readings = {name: value for name, value in numbers.items() if value is not None}
-    return {**readings, "index": int(row[0])}
-
-
 def main(path: str, interval_s: float, root: Path, parent: int) -> None:
     """Sample until told to end, or until `parent` is not there any more to tell."""
     told_to_end = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
-    counters = Counters(root)
+    counters, driver = Counters(root), devices()
     with Path(path).open("w", encoding="utf-8", buffering=1) as out:
-        start = start_line(root, interval_s, counters)
+        start = start_line(interval_s, counters, driver)
         out.write(json.dumps(start) + "\n")
         due, last = time.monotonic(), not start["sources"]
         while not last and os.getppid() == parent:
             # Asked before the sample: the last one lies behind the end of what is measured.
             last = told_to_end.is_set()
-            out.write(json.dumps(sample(root, counters, start)) + "\n")
+            out.write(json.dumps(sample(root, counters, driver, start)) + "\n")
             due = max(due + interval_s, time.monotonic())
             told_to_end.wait(max(0.0, due - time.monotonic()))
 
 
-def _number(text: str) -> float | None:
+def _number(text: Any) -> float | None:
+    """A number, of text too; None of "N/A" and of what is none."""
     try:
         return float(text)
-    except ValueError:
+    except (TypeError, ValueError):
         return None
 
 

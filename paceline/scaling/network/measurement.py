@@ -18,6 +18,7 @@ from paceline.machines import JobEnd
 from paceline.machines.placement import Where
 from paceline.scaling.check.host_job import cluster_of, host_job, run_job
 from paceline.scaling.check.host_readings import host_names, read_lines
+from paceline.scaling.network.expectation import stated_fabric
 from paceline.scaling.network.page import network_html
 from paceline.scaling.network.readings import OPERATIONS, collective_rows, pair_rows
 from paceline.scaling.network.report import NetworkReport, network_report
@@ -45,6 +46,9 @@ class NetworkRequest:
     pairs: bool = True
     limit_s: float = 600.0
     wait_s: float = 600.0
+    intra_link: str | None = None
+    inter_link: str | None = None
+    """Names or rates of the links, of which shares are told; None is not stated."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ def measure_network(
     cluster, notices = cluster_of(request.where, request.device, request.devices)
     if cluster.world_size < 2:
         raise UserError("network", "one device has none", remedy="--devices, --nodes or --hosts")
+    fabric = stated_fabric(request.intra_link, request.inter_link, cluster.devices_per_node)
     name = f"{created:%Y-%m-%d}-{cluster.nodes}x{cluster.name}"
     folder = new_folder(root / NETWORKS_FOLDER, name).resolve()
     watch(f"measuring {cluster.world_size} devices on {cluster.nodes} x {cluster.name}")
@@ -88,6 +93,7 @@ def measure_network(
         created.isoformat(timespec="seconds"),
         time.monotonic() - started_s,
         faults,
+        fabric,
     )
     write_value(folder / REPORT_FILE, report)
     write_text(folder / PAGE_FILE, network_html(report))

@@ -12,6 +12,12 @@ from paceline.core.units import binary, percent, si
 from paceline.core.value import Value
 from paceline.scaling.analysis.node_speeds import node_speeds
 from paceline.scaling.analysis.slow_nodes import FEWEST_JUDGED, judge_nodes
+from paceline.scaling.network.expectation import (
+    Fabric,
+    FabricShare,
+    fabric_shares,
+    share_sentences,
+)
 from paceline.scaling.network.readings import OPERATIONS, CollectiveTiming, PairRow, relative_spread
 
 LINK_LOSS = 0.1
@@ -62,6 +68,8 @@ class NetworkReport(Value):
     pair_spread: float | None
     """1.4826 x MAD / median of all directions' rates."""
     slow_links: tuple[SlowLink, ...]
+    fabric: tuple[FabricShare, ...] = ()
+    """What was reached of what the stated links carry."""
     faults: tuple[str, ...]
     """Parts that failed, with the rank's host."""
     sentences: tuple[str, ...]
@@ -126,11 +134,13 @@ def network_report(
     created: str,
     elapsed_s: float,
     faults: Sequence[str] = (),
+    fabric: Fabric | None = None,
 ) -> NetworkReport:
     """The report of these rows, and what it says."""
     hosts = host_links(pairs)
     links = slow_links(pairs, hosts)
     spread = relative_spread([pair.bytes_per_s for pair in pairs]) if len(pairs) > 2 else None
+    shares = fabric_shares(collectives, pairs, identity["nodes"], fabric) if fabric else ()
     return NetworkReport(
         created=created,
         identity=identity,
@@ -140,8 +150,12 @@ def network_report(
         hosts=hosts,
         pair_spread=spread,
         slow_links=links,
+        fabric=shares,
         faults=tuple(dict.fromkeys(faults)),
-        sentences=tuple(_sentences(collectives, pairs, hosts, links, spread)),
+        sentences=(
+            *_sentences(collectives, pairs, hosts, links, spread),
+            *share_sentences(shares),
+        ),
     )
 
 

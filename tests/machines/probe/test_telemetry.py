@@ -18,8 +18,9 @@ from paceline.machines.probe import telemetry_program
 from paceline.machines.probe.telemetry import sampled
 from paceline.machines.probe.telemetry_program import (
     Counters,
+    NvidiaSmiDevices,
     cpu_temperature_c,
-    gpus,
+    devices,
     sample,
     start_line,
 )
@@ -80,7 +81,7 @@ def test_counters_that_cannot_be_read_say_why(node: Path, tmp_path: Path):
 
 def test_devices_tell_what_they_can(node: Path, tmp_path: Path):
     driver(tmp_path)
-    first, second = gpus()
+    first, second = NvidiaSmiDevices().read()
 
     assert first == {
         "index": 0,
@@ -91,7 +92,7 @@ def test_devices_tell_what_they_can(node: Path, tmp_path: Path):
     }
     assert "power_w" not in second and second["temperature_c"] == 58.0
     driver(tmp_path, "#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
-    assert gpus() == []
+    assert NvidiaSmiDevices().read() == []
 
 
 def test_a_look_holds_clocks_and_temperatures(node: Path, tmp_path: Path):
@@ -104,7 +105,8 @@ def test_a_look_holds_clocks_and_temperatures(node: Path, tmp_path: Path):
     (sensor / "temp1_input").write_text("58250\n")
     driver(tmp_path)
     counters = Counters(node)
-    line = sample(node, counters, start_line(node, 1.0, counters))
+    program = NvidiaSmiDevices()
+    line = sample(node, counters, program, start_line(1.0, counters, program))
 
     assert (line["cpu_clock_mhz"], line["cpu_temperature_c"]) == (2450.0, 58.25)
     assert line["cpu_energy_j"] == 0.0 and len(line["gpus"]) == 2
@@ -145,7 +147,7 @@ def test_where_nothing_can_be_read_no_program_runs_and_the_reason_stays(tmp_path
 
 def test_this_machine_tells_its_energy_or_why_not():
     counters = Counters(Path("/"))
-    start = start_line(Path("/"), 1.0, counters)
+    start = start_line(1.0, counters, devices())
 
     assert set(start["sources"]) | set(start["unknown"]) == {"gpu", "cpu"}
     assert all(start["unknown"].values())

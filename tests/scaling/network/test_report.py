@@ -6,6 +6,8 @@ from itertools import permutations
 
 import pytest
 
+from paceline.core.errors import UserError
+from paceline.scaling.network.expectation import stated_fabric
 from paceline.scaling.network.page import network_html
 from paceline.scaling.network.readings import (
     CollectiveTiming,
@@ -108,3 +110,30 @@ def test_a_latency_that_nobody_measured_is_none_and_not_zero():
     hosts = {host.host: host.latency_s for host in report(only_to_n1).hosts}
     assert hosts == {"n0": 2e-6, "n1": None, "n2": None}
     assert "-" in network_html(report(only_to_n1))
+
+
+def test_what_the_stated_links_carry_stands_beside_what_is_reached():
+    fabric = stated_fabric("NVLink4", "InfiniBand-NDR", 8)
+    (row,) = collective_rows([line(0, [1e-3] * 7), line(1, [1e-3] * 7)])
+    row = row.model_copy(update={"bus_bytes_per_s": 40e9})
+    rows, identity = pairs({}), {**IDENTITY, "nodes": 1}
+    network = network_report((row,), rows, IDENTITY, "2026", 3.0, (), fabric)
+    all_reduce, directions = network.fabric
+    # Between hosts the network bounds a device; a host has eight of them.
+    assert (all_reduce.expected_bytes_per_s, all_reduce.share) == (50e9, 0.8)
+    assert directions.expected_bytes_per_s == 400e9
+    assert directions.share == pytest.approx(50 / 400, rel=0.01)
+    assert "80.0 % of what InfiniBand-NDR carries" in " ".join(network.sentences)
+    (inside,) = network_report((row,), (), identity, "2026", 3.0, (), fabric).fabric
+    assert inside.link == "NVLink4" and inside.share == pytest.approx(40 / 450)
+
+
+def test_links_that_nobody_states_are_expected_of_nothing():
+    (row,) = collective_rows([line(0, [1e-3] * 7), line(1, [1e-3] * 7)])
+    network = network_report((row,), (), IDENTITY, "2026", 3.0, (), stated_fabric(None, None, 8))
+    (share,) = network.fabric
+    assert share.expected_bytes_per_s is None and share.share is None
+    assert "is unknown: no link between hosts is stated" in network.sentences[-1]
+    assert stated_fabric(None, "8x400 Gb/s", 8).inter == ("8x400 Gb/s", 50e9)
+    with pytest.raises(UserError, match="is no link between hosts"):
+        stated_fabric(None, "NVLink4", 8)

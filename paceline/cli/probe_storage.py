@@ -1,0 +1,253 @@
+"""`paceline probe storage`: what disks give to loaders and checkpoints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli import host_options as place
+from paceline.cli.model_options import DEVICES_PER_NODE
+from paceline.cli.options import Device, DeviceKind, Json, RunsDir
+from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.terminal import echo
+from paceline.core.errors import EXIT_INCOMPLETE, UserError
+from paceline.core.hardware import Cluster
+from paceline.core.result import finite_value
+from paceline.core.units import binary, percent, si
+from paceline.estimate.answer import estimate
+from paceline.estimate.calibrate.lookup import evidence_for
+from paceline.estimate.question import Question, recipe_of, spec_of, spec_of_any_layout
+from paceline.files.run_folder import find_run, read_record, runs_root
+from paceline.runs.outcome import evaluate
+from paceline.scaling.storage.demand import StorageDemand, demand_of
+from paceline.scaling.storage.measurement import (
+    REPORT_FILE,
+    MeasuredStorage,
+    StorageRequest,
+    measure_storage,
+)
+from paceline.scaling.storage.report import OPERATIONS
+
+SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def storage(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PATH]...", help="Folders; default this one.")
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="What a training of it needs, by the estimate, and whether it is given."),
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option(metavar="RUN", help="The same of a run, as it was measured.")
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="DEVICE[:N]",
+            help="Devices of all hosts that --recipe is estimated on; default those here.",
+        ),
+    ] = None,
+    hosts: place.Hosts = None,
+    nodes: place.Nodes = None,
+    launcher: place.LauncherOption = "auto",
+    allocation: place.Allocation = None,
+    interface: place.Interface = None,
+    ssh_config: place.SshConfig = None,
+    device: Device = DeviceKind.auto,
+    devices: place.DevicesOfEach = None,
+    processes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...", help="Processes at once; default 1 and as many as devices of a host."
+        ),
+    ] = None,
+    operations: Annotated[
+        str, typer.Option("--ops", help=f"Comma list of {', '.join(OPERATIONS)}; all.")
+    ] = "all",
+    size: Annotated[
+        str, typer.Option(help="Of all files of a host together: 1GiB, 500MB.")
+    ] = "1GiB",
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            "--sample-bytes", min=1, help="Of a sample; default the recipe's, else 8,194."
+        ),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="For all operations in a folder.")
+    ] = 10.0,
+    wait: place.Wait = 600.0,
+    runs_dir: RunsDir = None,
+    form: TableForm = TableFormat.text,
+    as_json: Json = False,
+) -> None:
+    """Measure what disks give to loaders and saves.
+
+    By one process and by as many at once as a host has devices: reads in a row and of samples out
+    of a mapped file, as the trainer's loader reads; writes, checkpoints with fsync, small files.
+    What may come from the page cache is marked. With a recipe or a run: whether steps would wait
+    for data, and what a checkpoint takes.
+
+    Examples:
+
+      paceline probe storage /data --recipe tiny-llama
+
+      paceline probe storage /scratch --hosts hosts.txt --devices 8     all hosts at the same time
+
+      paceline probe storage /data --recipe llama31-8b --on H100:64 --size 20GiB
+    """
+    placement = place.where(hosts, nodes, launcher, allocation, interface, None, ssh_config)
+    if recipe and run:
+        raise UserError("--recipe and --run", "ask for two trainings", remedy="leave one out")
+    if on and not recipe:
+        raise UserError("--on", "says where a recipe trains", remedy="--recipe R")
+    request = StorageRequest(
+        placement,
+        tuple(dict.fromkeys(paths or [Path()])),
+        device.value,
+        devices,
+        _operations(operations),
+        _counts(processes),
+        _bytes(size),
+        sample,
+        seconds,
+        wait,
+    )
+    outcome = measure_storage(
+        request,
+        runs_root(runs_dir),
+        lambda what: echo(f"  {what}", err=True),
+        _demand(recipe, run, on, runs_dir),
+    )
+    _show(outcome, TableFormat.json if as_json else form)
+    if outcome.report.faults:
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def _operations(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip().replace("-", "_") for name in text.split(",")))
+    if names == ("all",):
+        return tuple(OPERATIONS)
+    if unknown := [name for name in names if name not in OPERATIONS]:
+        raise UserError("--ops", f"has no {unknown[0]!r}", allowed=", ".join([*OPERATIONS, "all"]))
+    return names
+
+
+def _counts(text: str | None) -> tuple[int, ...]:
+    parts = text.split(",") if text else []
+    if not all(part.strip().isdecimal() and 0 < int(part) <= 1024 for part in parts):
+        raise UserError("--processes", f"{text!r} is no list of numbers", allowed="1,4,8 to 1024")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?|)b?", text.strip().lower())
+    if match is None:
+        raise UserError(f"--size {text!r}", "is no size", allowed="1073741824, 500MB, 1.5GiB")
+    return int(float(match[1]) * SIZES[match[2]])
+
+
+def _demand(
+    recipe: str | None, run: str | None, on: str | None, runs_dir: Path | None
+) -> Callable[[Cluster], StorageDemand] | None:
+    """What the options say that is trained; what it needs is asked once the hosts are seen."""
+    if run:
+        demand = _measured(find_run(runs_root(runs_dir), run))
+        return lambda _: demand
+    return (lambda cluster: _estimated(recipe, on, cluster)) if recipe else None
+
+
+def _measured(folder: Path) -> StorageDemand:
+    """What a run needed at its measured rate; raises UserError for one without a recipe."""
+    spec, report = read_record(folder).spec, evaluate(folder)
+    if spec is None:
+        raise UserError(str(folder), "is a log without a recipe", remedy="--recipe R")
+    metric = report.result.metrics.get("samples_per_s")
+    rate = finite_value(metric)
+    notes = () if rate else ((metric.note if metric else None) or "it has no samples/s",)
+    source = f"run {folder.name}, median of {metric.n} steps" if metric else f"run {folder.name}"
+    return demand_of(spec, source, rate, notes=notes)
+
+
+def _estimated(recipe: str, on: str | None, cluster: Cluster) -> StorageDemand:
+    """What a recipe needs on some devices by the estimate, without samples/s where it has none."""
+    name, _, number = (on or "").partition(":")
+    if number and not (number.isdecimal() and int(number)):
+        raise UserError(f"--on {on}", "is no DEVICE:N", allowed="H100:64")
+    total = int(number or cluster.world_size)
+    per_node = max(1, total // cluster.nodes) if cluster.nodes > 1 else DEVICES_PER_NODE
+    question = Question(recipe, name or cluster.device, total, devices_per_node=per_node)
+    dtype = recipe_of(question).training.dtype
+    source = f"the estimate for {total} x {question.device}"
+    try:
+        answer = estimate(question, evidence_for(question.device, dtype))
+    except UserError as error:
+        if on:
+            raise
+        notes = (f"samples/s are unknown here: {error}",)
+        return demand_of(spec_of_any_layout(question), source, None, notes=notes)
+    rate = answer.samples_per_s * answer.step_time_s
+    interval = (rate / answer.high_s, rate / answer.low_s)
+    return demand_of(spec_of(question), source, answer.samples_per_s, interval)
+
+
+def _show(outcome: MeasuredStorage, form: TableFormat) -> None:
+    report = outcome.report
+    for notice in outcome.notices:
+        echo(f"note: {notice}", err=True)
+    rows = [row.model_dump(mode="json") for row in report.rows]
+    best = {
+        operation: max(
+            (row for row in rows if row["operation"] == operation),
+            key=lambda row: row["bytes_per_s"],
+        )
+        for operation in dict.fromkeys(row["operation"] for row in rows)
+    }
+    document = {
+        "probe": "storage",
+        "device": "cpu",
+        **report.model_dump(mode="json"),
+        "best": best,
+        "folder": str(outcome.folder),
+    }
+    emit_table([_flat(row) for row in rows], _columns(), form, document=document)
+    if form is not TableFormat.text:
+        return
+    echo()
+    for where in report.places:
+        echo(
+            f"  {where.host}:{where.path} lies on {where.file_system or 'an unknown file system'}"
+            f" ({where.source or 'no device told'}), {binary(where.free_bytes)} free"
+        )
+    for line in (*report.sentences, *(f"failed: {fault}" for fault in report.faults)):
+        echo(f"  {line}")
+    echo(f"  {outcome.folder / REPORT_FILE}")
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    place_of = f"{row['host']}:{row['path']}"
+    return {**row, "place": place_of, "cached": "*" if row["may_be_cached"] else ""}
+
+
+def _columns() -> list[OutputColumn]:
+    return [
+        OutputColumn("place", "host:folder"),
+        OutputColumn("operation", "operation", lambda value: OPERATIONS[value]),
+        OutputColumn("processes", "at once", str, "right"),
+        OutputColumn("bytes_per_s", "rate", lambda value: si(value, "B/s"), "right"),
+        OutputColumn("cached", "*"),
+        OutputColumn("units_per_s", "a second", lambda value: f"{value:,.4g}", "right"),
+        OutputColumn("unit_bytes", "of", binary, "right"),
+        OutputColumn("unit_s", "one takes", lambda value: f"{1e3 * value:,.3g} ms", "right"),
+        OutputColumn("slow_unit_s", "99 %", lambda value: f"{1e3 * value:,.3g} ms", "right"),
+        OutputColumn("n", "n", str, "right"),
+        OutputColumn("spread", "spread", percent, "right"),
+        OutputColumn("method", "page cache"),
+    ]

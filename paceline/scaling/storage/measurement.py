@@ -1,0 +1,164 @@
+"""Disks measured: one short program on every host, read into a report."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.hardware import Cluster
+from paceline.core.units import MIB, binary
+from paceline.files.documents import write_value
+from paceline.files.run_folder import new_folder
+from paceline.machines import JobEnd
+from paceline.machines.placement import Where
+from paceline.scaling.check.host_job import cluster_of, host_job, run_job
+from paceline.scaling.check.host_readings import host_names, read_lines
+from paceline.scaling.storage.demand import StorageDemand
+from paceline.scaling.storage.report import OPERATIONS, StorageReport, storage_report
+
+STORAGE_FOLDER = "storage"
+REPORT_FILE = "storage.json"
+SAMPLE_BYTES = 8194
+"""Of a sample where no recipe says it: 4,096 tokens and one, two bytes each."""
+LEAST_BYTES = 8 * MIB
+"""Of a process's file: two blocks."""
+
+
+@dataclass(frozen=True)
+class StorageRequest:
+    """What the user wants measured."""
+
+    where: Where
+    paths: tuple[Path, ...]
+    device: str = "auto"
+    devices: int | None = None
+    """Processes of each host at once; None as many as it has devices."""
+    operations: tuple[str, ...] = tuple(OPERATIONS)
+    processes: tuple[int, ...] = ()
+    """How many at once, one measurement after the other; none: one, and all."""
+    size_bytes: int = 1024 * MIB
+    """Of the files of all processes of a host together."""
+    sample_bytes: int | None = None
+    seconds: float = 10.0
+    """Of a folder, all operations together."""
+    wait_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class MeasuredStorage:
+    """A report and where everything about it lies."""
+
+    report: StorageReport
+    folder: Path
+    notices: tuple[str, ...]
+
+
+def measure_storage(
+    request: StorageRequest,
+    root: Path,
+    watch: Callable[[str], None],
+    demand: Callable[[Cluster], StorageDemand] | None = None,
+) -> MeasuredStorage:
+    """Measure it; `demand` says what a training on these hosts needs.
+
+    Raises UserError for a folder of this machine that cannot be measured, SystemFaultError where
+    nothing came back, IncompleteError when Slurm gave no place in time.
+    """
+    started_s, created = time.monotonic(), datetime.now(UTC)
+    cluster, notices = cluster_of(request.where, request.device, request.devices)
+    question = _question(cluster, request)
+    needs = demand(cluster) if demand else None
+    if needs and request.sample_bytes:
+        needs = needs.model_copy(update={"sample_bytes": request.sample_bytes})
+    elif needs and needs.sample_bytes:
+        question["sample_bytes"] = needs.sample_bytes
+    if cluster.launcher == "local":
+        _check_here(question)
+    folder = new_folder(root / STORAGE_FOLDER, f"{created:%Y-%m-%d}-{cluster.nodes}").resolve()
+    hosts = "this machine" if cluster.nodes == 1 else f"{cluster.nodes} hosts"
+    counts = " and ".join(map(str, question["processes"]))
+    watch(f"measuring {', '.join(question['paths'])} on {hosts} by {counts} processes at once")
+    # One program a host, which needs no device and starts the processes itself.
+    alone = {"device": "cpu", "devices_per_node": 1, "bind": "none"}
+    one_each = cluster.model_copy(update=alone)
+    limit_s = 60.0 + 5 * request.seconds * len(request.paths)
+    job = host_job(one_each, "programs.storage", question, limit_s)
+    end = run_job(job, folder, request.wait_s, "storage")
+    lines = read_lines(folder, "storage")
+    names = host_names(one_each, lines)
+    faults = _faults(lines, names, end)
+    if not any(line["event"] == "storage" for line in lines):
+        raise SystemFaultError(
+            str(folder), f"nothing was measured: {'; '.join(faults) or 'no host wrote a line'}"
+        )
+    report = storage_report(
+        lines,
+        names,
+        {"hosts": cluster.nodes, "devices_of_each": cluster.devices_per_node, **question},
+        created.isoformat(timespec="seconds"),
+        time.monotonic() - started_s,
+        faults,
+        needs,
+    )
+    write_value(folder / REPORT_FILE, report)
+    return MeasuredStorage(report, folder, tuple(notices))
+
+
+def _question(cluster: Cluster, request: StorageRequest) -> dict[str, Any]:
+    counts = request.processes or tuple(sorted({1, cluster.devices_per_node}))
+    least = LEAST_BYTES * max(counts)
+    if request.size_bytes < least:
+        raise UserError(
+            f"--size {binary(request.size_bytes)}",
+            f"leaves too little for each of {max(counts)} processes",
+            allowed=f"{binary(least)} or more",
+        )
+    # A relative path means the same folder on hosts that share it.
+    return {
+        "device": "cpu",
+        "paths": [os.path.abspath(path) for path in request.paths],  # noqa: PTH100
+        "operations": list(request.operations),
+        "processes": list(counts),
+        "seconds": request.seconds,
+        "size_bytes": request.size_bytes,
+        "sample_bytes": request.sample_bytes or SAMPLE_BYTES,
+    }
+
+
+def _check_here(question: Mapping[str, Any]) -> None:
+    """Raises UserError for a folder that cannot be written to, or has too little space."""
+    for path in question["paths"]:
+        if not os.path.isdir(path):  # noqa: PTH112
+            raise UserError(path, "is no folder", remedy="name one that is there, or make it")
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise UserError(path, "cannot be written to", remedy="name a folder of yours")
+        disk = os.statvfs(path)
+        free = disk.f_bavail * disk.f_frsize
+        if free < question["size_bytes"]:
+            size = binary(question["size_bytes"])
+            raise UserError(path, f"has {binary(free)} free, not {size}", remedy="--size BYTES")
+
+
+def _faults(
+    lines: Sequence[Mapping[str, Any]], names: Sequence[str], end: JobEnd | None
+) -> list[str]:
+    """What failed, by host; and which hosts did not come to their end."""
+    faults = [
+        f"{names[line['node']]}:{line['part']} {line['reason']}"
+        for line in lines
+        if line["event"] == "fault"
+    ]
+    ended = {line["node"] for line in lines if line["event"] == "end"}
+    why = f": {end.reason}" if end and end.reason else ""
+    faults += [
+        f"{name} did not come to the end{why}"
+        for node, name in enumerate(names)
+        if node not in ended
+    ]
+    return faults

@@ -1,0 +1,332 @@
+"""What measured disks say: rates by host and folder, disks that are slow, what a training gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+from paceline.core.hosts import compress
+from paceline.core.node_groups import GroupThroughput
+from paceline.core.units import binary, percent, seconds, si
+from paceline.core.value import Value
+from paceline.scaling.analysis.node_speeds import node_speeds
+from paceline.scaling.analysis.slow_nodes import FEWEST_JUDGED, judge_nodes
+from paceline.scaling.network.readings import relative_spread
+from paceline.scaling.storage.demand import StorageDemand
+
+OPERATIONS = {
+    "write": "write, in a row",
+    "read": "read, in a row",
+    "sample": "read, samples at random",
+    "checkpoint": "checkpoint, with fsync",
+    "small_file": "small files",
+}
+"""By the trainer's names, in the order of the table."""
+CACHED_SHARE = 0.01
+"""More of a file in the page cache than this, and what is read may come from there."""
+
+
+IN_MEMORY = ("tmpfs", "ramfs")
+READ_AHEAD_RATIO = 64
+"""Read-ahead over a sample's bytes from which on it is named."""
+
+
+class StoragePlace(Value):
+    """A folder on a host, and what it lies on."""
+
+    host: str
+    path: str
+    file_system: str | None
+    source: str | None
+    """Device or server; None where the kernel does not tell."""
+    free_bytes: int
+    read_ahead_bytes: int | None
+    """What the kernel may read around each page that a mapped file lacks; None where not told."""
+
+
+class StorageRow(Value):
+    """One operation by so many processes of a host at once, each with a file of its own."""
+
+    host: str
+    path: str
+    operation: str
+    processes: int
+    unit_bytes: int
+    """Of one operation: a block, a sample, a checkpoint's part, a small file."""
+    bytes_per_s: float
+    """Sum over the processes of each one's median block of operations."""
+    units_per_s: float
+    """The same in operations: samples/s, files/s."""
+    sustained_bytes_per_s: float
+    """All bytes over all seconds of each process, summed: stalls count, as they do for loaders."""
+    slowest_bytes_per_s: float
+    """Of the slowest process."""
+    unit_s: float
+    """Of one operation: the median; of the processes the mean."""
+    slow_unit_s: float
+    """The 99th percentile, of the slowest process."""
+    n: int
+    """Operations of the process with the fewest."""
+    spread: float | None
+    """1.4826 x MAD / median of a process's blocks, the mean of all; None of a single block."""
+    method: str
+    """How it met the page cache."""
+    cached_share: float | None
+    """Of what was read, in the page cache before; None for writes, and where nobody tells."""
+    may_be_cached: bool
+    """Whether the figure may be that of the page cache, not of the disk."""
+
+
+class SlowDisk(Value):
+    """A host whose disk is slower than those of the others, all their processes at once."""
+
+    host: str
+    path: str
+    operation: str
+    bytes_per_s: float
+    loss: float
+    """1 - rate / median of all hosts."""
+    z: float | None
+
+
+class StorageSupply(Value):
+    """What a folder on a host gives to the training that was asked about."""
+
+    host: str
+    path: str
+    samples_per_s: float | None
+    """Sustained, by the loaders of all its devices at once; None where that was not measured."""
+    share: float | None
+    """Given / needed by this host."""
+    enough: bool | None
+    may_be_cached: bool | None
+    checkpoint_s: float | None
+    """Seconds for this host's part of a checkpoint; None where that was not measured."""
+
+
+class StorageReport(Value):
+    """Every operation in every folder of every host."""
+
+    schema_version: int = 1
+    created: str
+    identity: dict[str, Any]
+    """Hosts, processes, bytes and seconds: what must be equal to compare two reports."""
+    elapsed_s: float
+    places: tuple[StoragePlace, ...]
+    rows: tuple[StorageRow, ...]
+    slow: tuple[SlowDisk, ...]
+    demand: StorageDemand | None
+    """What the training asked about needs; None without one."""
+    supply: tuple[StorageSupply, ...]
+    faults: tuple[str, ...]
+    """Folders that could not be measured, with their host."""
+    sentences: tuple[str, ...]
+
+
+def storage_rows(
+    lines: Iterable[Mapping[str, Any]], names: Sequence[str]
+) -> tuple[StorageRow, ...]:
+    """One row a line of a host's program; `names` by node."""
+    return tuple(_row(line, names) for line in lines if line["event"] == "storage")
+
+
+def storage_places(
+    lines: Iterable[Mapping[str, Any]], names: Sequence[str]
+) -> tuple[StoragePlace, ...]:
+    """Every folder that was begun."""
+    return tuple(_place(line, names) for line in lines if line["event"] == "place")
+
+
+def _place(line: Mapping[str, Any], names: Sequence[str]) -> StoragePlace:
+    node: int = line["node"]
+    return StoragePlace(
+        host=names[node],
+        path=line["path"],
+        file_system=line["file_system"],
+        source=line["source"],
+        free_bytes=line["free_bytes"],
+        read_ahead_bytes=line["read_ahead_bytes"],
+    )
+
+
+def _row(line: Mapping[str, Any], names: Sequence[str]) -> StorageRow:
+    medians = [median(rates) for rates in line["rates"]]
+    spreads = [relative_spread(rates) for rates in line["rates"] if len(rates) > 1]
+    reads, share = line["operation"] in ("read", "sample"), line["cached_share"]
+    node: int = line["node"]
+    return StorageRow(
+        host=names[node],
+        path=line["path"],
+        operation=line["operation"],
+        processes=line["processes"],
+        unit_bytes=line["unit_bytes"],
+        bytes_per_s=sum(medians),
+        units_per_s=sum(medians) / line["unit_bytes"],
+        sustained_bytes_per_s=sum(line["sustained"]),
+        slowest_bytes_per_s=min(medians),
+        unit_s=fmean(line["unit_s"]),
+        slow_unit_s=max(line["slow_unit_s"]),
+        n=min(line["units"]),
+        spread=fmean(spreads) if len(spreads) == len(medians) else None,
+        method=line["method"],
+        cached_share=share,
+        may_be_cached=line["operation"] == "small_file"
+        or (reads and (share is None or share > CACHED_SHARE)),
+    )
+
+
+def slow_disks(rows: Sequence[StorageRow]) -> tuple[SlowDisk, ...]:
+    """Disks of hosts that are judged slow by the others, from eight hosts on."""
+    groups: dict[tuple[str, str], list[StorageRow]] = {}
+    for row in _all_at_once(rows):
+        groups.setdefault((row.path, row.operation), []).append(row)
+    return tuple(disk for group in groups.values() for disk in _slow_of(group))
+
+
+def _slow_of(rows: Sequence[StorageRow]) -> Iterator[SlowDisk]:
+    if len(rows) < FEWEST_JUDGED:
+        return
+    speeds = node_speeds([GroupThroughput((row.host,), row.bytes_per_s) for row in rows])
+    assert speeds is not None
+    flagged = {node.host: node for node in judge_nodes(speeds).nodes if node.flagged}
+    middle = median(row.bytes_per_s for row in rows)
+    for row in rows:
+        if row.host in flagged:
+            yield SlowDisk(
+                host=row.host,
+                path=row.path,
+                operation=row.operation,
+                bytes_per_s=row.bytes_per_s,
+                loss=1 - row.bytes_per_s / middle,
+                z=flagged[row.host].z,
+            )
+
+
+def _all_at_once(rows: Sequence[StorageRow]) -> list[StorageRow]:
+    """The rows of the most processes."""
+    most = max((row.processes for row in rows), default=0)
+    return [row for row in rows if row.processes == most]
+
+
+def supply_of(
+    rows: Sequence[StorageRow], places: Sequence[StoragePlace], demand: StorageDemand
+) -> tuple[StorageSupply, ...]:
+    """What each folder gives of what each host needs."""
+    at_once = {(row.host, row.path, row.operation): row for row in _all_at_once(rows)}
+    return tuple(_supply(place, at_once, demand) for place in places)
+
+
+def _supply(
+    place: StoragePlace,
+    rows: Mapping[tuple[str, str, str], StorageRow],
+    demand: StorageDemand,
+) -> StorageSupply:
+    reads = rows.get((place.host, place.path, "sample"))
+    saves = rows.get((place.host, place.path, "checkpoint"))
+    needed = demand.host_samples_per_s
+    given = reads.sustained_bytes_per_s / reads.unit_bytes if reads else None
+    given = given if reads and demand.sample_bytes == reads.unit_bytes else None
+    share = given / needed if given is not None and needed else None
+    part = demand.checkpoint_bytes / demand.hosts
+    return StorageSupply(
+        host=place.host,
+        path=place.path,
+        samples_per_s=given,
+        share=share,
+        enough=None if share is None else share >= 1,
+        may_be_cached=reads.may_be_cached if reads else None,
+        checkpoint_s=part / saves.sustained_bytes_per_s if saves else None,
+    )
+
+
+def storage_report(
+    lines: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    identity: dict[str, Any],
+    created: str,
+    elapsed_s: float,
+    faults: Sequence[str],
+    demand: StorageDemand | None,
+) -> StorageReport:
+    """The report of a host program's lines, and what it says."""
+    rows, places = storage_rows(lines, names), storage_places(lines, names)
+    slow = slow_disks(rows)
+    supply = supply_of(rows, places, demand) if demand else ()
+    return StorageReport(
+        created=created,
+        identity=identity,
+        elapsed_s=elapsed_s,
+        places=places,
+        rows=rows,
+        slow=slow,
+        demand=demand,
+        supply=supply,
+        faults=tuple(dict.fromkeys(faults)),
+        sentences=tuple(_sentences(rows, places, slow, demand, supply)),
+    )
+
+
+def _sentences(
+    rows: Sequence[StorageRow],
+    places: Sequence[StoragePlace],
+    slow: Sequence[SlowDisk],
+    demand: StorageDemand | None,
+    supply: Sequence[StorageSupply],
+) -> Iterator[str]:
+    """What is slow first, then what the training gets, then what is not certain."""
+    for disk in slow:
+        z = "" if disk.z is None else f" (z = {disk.z:.1f})"
+        yield (
+            f"{disk.host} is slow: {disk.path}, {OPERATIONS[disk.operation]}: "
+            f"{si(disk.bytes_per_s, 'B/s')}, {percent(disk.loss)} below the median of all{z}."
+        )
+    if demand:
+        yield demand.sentence
+        yield from (_supplied(each, demand) for each in supply)
+    for place in places:
+        if place.file_system in IN_MEMORY:
+            kind = place.file_system
+            yield f"{place.host}:{place.path} lies in memory ({kind}): its figures are no disk's."
+    yield from _read_ahead(rows, places)
+    if 1 < len({row.host for row in rows}) < FEWEST_JUDGED:
+        yield f"Hosts are judged by each other from {FEWEST_JUDGED} on."
+    cached = [row for row in rows if row.may_be_cached and row.operation != "small_file"]
+    if cached:
+        hosts_of = compress([*dict.fromkeys(row.host for row in cached)])
+        titles = ", ".join(dict.fromkeys(OPERATIONS[row.operation] for row in cached))
+        yield (
+            f"May come from the page cache (marked *), on {hosts_of}: {titles}; "
+            "a larger --size has less of it in there."
+        )
+
+
+def _read_ahead(rows: Sequence[StorageRow], places: Sequence[StoragePlace]) -> Iterator[str]:
+    """Where far more is read than a sample has: a setting of the kernel, not the disk's speed."""
+    samples = {row.unit_bytes for row in rows if row.operation == "sample"}
+    for place in places:
+        ahead = place.read_ahead_bytes
+        if ahead and samples and ahead >= READ_AHEAD_RATIO * max(samples):
+            yield (
+                f"{place.host}:{place.path}: the kernel may read {binary(ahead)} around each "
+                f"page that a sample of {binary(max(samples))} lacks (read_ahead_kb of the device)."
+            )
+
+
+def _supplied(supply: StorageSupply, demand: StorageDemand) -> str:
+    where = f"{supply.host}:{supply.path}"
+    if demand.sample_bytes is None:
+        loads = "is not judged: nobody says how many bytes a sample has (--sample-bytes)"
+    elif supply.samples_per_s is None:
+        loads = "was not asked for samples (--ops), so that nothing is known of its loaders"
+    elif supply.share is None:
+        loads = f"gives {supply.samples_per_s:,.0f} samples/s, and the need is not known"
+    else:
+        loads = (
+            f"gives {supply.samples_per_s:,.0f} samples/s, {supply.share:.3g} x the need"
+            f"{' (may be the page cache)' if supply.may_be_cached else ''}: "
+            + ("steps do not wait for it" if supply.enough else "steps WAIT for data")
+        )
+    if supply.checkpoint_s is None:
+        return f"{where} {loads}."
+    return f"{where} {loads}; its part of a checkpoint takes {seconds(supply.checkpoint_s)}."

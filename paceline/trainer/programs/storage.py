@@ -1,0 +1,256 @@
+"""A host's part in the measurement of a disk, by one process and by many at once.
+
+Run as python -m paceline.trainer.programs.storage question.json, once per host. Takes no torch.
+
+Writes JSON lines to storage/rank-NNNNN.jsonl: `facts`, `place` (a folder, its file system and free
+bytes), `storage` (an operation by so many processes: rates of each, how it went past the page cache
+and what was in there nevertheless), `fault` for a folder that cannot be measured, and `end`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from paceline.trainer.config import read_json
+from paceline.trainer.measure.disk import DiskFile, read_ahead_bytes, timed_units
+from paceline.trainer.measure.event_log import EventLog, redirect_output
+from paceline.trainer.measure.machine import die_with_parent
+from paceline.trainer.programs.host_program import HostProgram
+
+SCHEMA = 1
+BLOCKS = 7
+"""A rate is the median of so many blocks of operations in a row."""
+LEAD_S = 0.02
+"""From the word to the start, so that all processes have heard it."""
+ORDER = ("write", "read", "sample", "checkpoint", "small_file")
+
+
+def main(path: str) -> int:
+    """Measure every folder; one that cannot be measured is told, and the next begins."""
+    rank = int(os.environ.get("RANK", "0"))
+    settings = read_json(path)
+    redirect_output("logs", rank)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    StorageMeasurement(settings, rank, EventLog("storage", rank)).run()
+    return 0
+
+
+class StorageMeasurement(HostProgram):
+    """One host's measurements.
+
+    Settings are {paths, operations, processes, seconds, size_bytes, sample_bytes}: seconds of a
+    folder, and bytes of all its processes together.
+    """
+
+    def run(self) -> None:
+        """Every folder one after the other, end."""
+        self.write("facts", schema=SCHEMA, host=platform.node())
+        for path in self.settings["paths"]:
+            self.part(path, lambda path=path: self.folder(Path(path)))
+        self.write("end")
+
+    def folder(self, folder: Path) -> None:
+        """All operations in one folder, by each number of processes."""
+        self.write("place", path=str(folder), **place(folder, self.settings["size_bytes"]))
+        counts, operations = self.settings["processes"], self.settings["operations"]
+        seconds = self.settings["seconds"] / max(1, len(counts) * len(operations))
+        with Crew(folder, max(counts), self.settings) as crew:
+            if "write" not in operations:
+                crew.measure("write", max(counts), seconds)
+            for operation in (name for name in ORDER if name in operations):
+                for count in counts:
+                    figures = crew.measure(operation, count, seconds)
+                    self.write(
+                        "storage",
+                        path=str(folder),
+                        operation=operation,
+                        processes=count,
+                        unit_bytes=figures[0]["unit_bytes"],
+                        method=figures[0]["method"],
+                        cached_share=_largest([each["cached_share"] for each in figures]),
+                        rates=[each["rates"] for each in figures],
+                        sustained=[each["sustained"] for each in figures],
+                        units=[each["units"] for each in figures],
+                        unit_s=[each["unit_s"] for each in figures],
+                        slow_unit_s=[each["slow_unit_s"] for each in figures],
+                    )
+
+
+def place(folder: Path, size_bytes: int) -> dict[str, Any]:
+    """What a folder lies on; raises ValueError where nothing is to be written there."""
+    if not folder.is_dir():
+        raise ValueError("is no folder on this host")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError("cannot be written to by this user")
+    free = shutil.disk_usage(folder).free
+    if free < size_bytes:
+        raise ValueError(f"has {free} bytes free, and the file takes {size_bytes}")
+    kind, source = file_system(folder)
+    return {
+        "file_system": kind,
+        "source": source,
+        "free_bytes": free,
+        "read_ahead_bytes": read_ahead_bytes(folder),
+    }
+
+
+def file_system(folder: Path) -> tuple[str | None, str | None]:
+    """(type, device or server) of what is mounted where the folder is, None where not told."""
+    inside = folder.resolve()
+    best: tuple[int, str | None, str | None] = (-1, None, None)
+    with suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+            before, _, after = line.partition(" - ")
+            where = Path(before.split()[4].replace("\\040", " "))
+            depth = len(where.parts)
+            if inside.is_relative_to(where) and depth >= best[0]:
+                kind, source, *_ = after.split()
+                best = (depth, kind, source)
+    return best[1], best[2]
+
+
+class Crew:
+    """Processes with a file each, which do the same at the same time."""
+
+    def __init__(self, folder: Path, count: int, settings: dict[str, Any]) -> None:
+        """Raises OSError where a file cannot be made."""
+        context = get_context("fork")
+        names = [f".paceline-storage-{platform.node()}-{os.getpid()}-{n}" for n in range(count)]
+        self.paths = [folder / name for name in names]
+        self.pipes: list[Connection] = []
+        self.processes: list[Any] = []
+        size, ahead = settings["size_bytes"] // count, read_ahead_bytes(folder)
+        for number, path in enumerate(self.paths):
+            ours, theirs = context.Pipe()
+            details = (path, size, settings["sample_bytes"], number, ahead)
+            arguments = (theirs, os.getpid(), details)
+            # As a daemon it ends with this process even if that is ended while it starts others.
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Whatever happened, no process and no file stays."""
+        for process in self.processes:
+            process.kill()
+            process.join()
+        for path in self.paths:
+            path.unlink(missing_ok=True)
+
+    def measure(self, operation: str, count: int, seconds: float) -> list[dict[str, Any]]:
+        """What each of `count` processes says; raises OSError with the reason of the first fault"""
+        crew = self.pipes[:count]
+        for pipe in crew:
+            pipe.send(operation)
+        for pipe in crew:
+            _heard(pipe)
+        start_s = time.monotonic() + LEAD_S
+        for pipe in crew:
+            pipe.send((start_s, start_s + seconds))
+        return [_heard(pipe) for pipe in crew]
+
+
+def _heard(pipe: Connection) -> dict[str, Any]:
+    try:
+        answer = pipe.recv()
+    except EOFError as error:
+        raise OSError("a process that measured was ended") from error
+    if "fault" in answer:
+        raise OSError(answer["fault"])
+    return answer
+
+
+def _serve(pipe: Connection, parent: int, details: tuple[Path, int, int, int, int | None]) -> None:
+    """A process: does what it is told until it is killed."""
+    die_with_parent(parent)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        file = DiskFile(*details)
+        while True:
+            operation = pipe.recv()
+            share = file.prepare(operation)
+            pipe.send({"ready": True})
+            start_s, stop_s = pipe.recv()
+            time.sleep(max(0.0, start_s - time.monotonic()))
+            units = timed_units(file, operation, stop_s)
+            pipe.send(figures(file, operation, share, units))
+    except EOFError:
+        return
+    except Exception as error:  # the process's edge: its parent tells the reason
+        reason = getattr(error, "strerror", None) or str(error)
+        with suppress(OSError):
+            pipe.send({"fault": reason})
+
+
+def figures(
+    file: DiskFile, operation: str, share: float | None, units: Sequence[tuple[int, float]]
+) -> dict[str, Any]:
+    """Of one process: bytes/s of each block of operations, and seconds of one."""
+    seconds = sorted(taken for _, taken in units)
+    if operation == "sample" and file.pages:
+        share = file.cached / file.pages
+    return {
+        "unit_bytes": units[0][0],
+        "method": method(operation, file.past_cache is not None),
+        "cached_share": share,
+        "rates": block_rates(units),
+        "sustained": sum(amount for amount, _ in units) / max(1e-9, sum(seconds)),
+        "units": len(units),
+        "unit_s": median(seconds),
+        "slow_unit_s": seconds[min(len(seconds) - 1, int(0.99 * len(seconds)))],
+    }
+
+
+def method(operation: str, direct: bool) -> str:
+    """How an operation meets the page cache."""
+    match operation:
+        case "write":
+            return "O_DIRECT" if direct else "fdatasync a block"
+        case "read":
+            return "O_DIRECT" if direct else "posix_fadvise(DONTNEED)"
+        case "sample":
+            return "mapped, posix_fadvise(DONTNEED)"
+        case "checkpoint":
+            return "page cache, then fsync"
+        case _:
+            return "page cache"
+
+
+def block_rates(units: Sequence[tuple[int, float]]) -> list[float]:
+    """Bytes/s of at most BLOCKS parts of the operations, one after the other."""
+    parts = min(BLOCKS, len(units))
+    cuts = [len(units) * part // parts for part in range(parts + 1)]
+    blocks = [units[begin:end] for begin, end in pairwise(cuts)]
+    return [
+        sum(amount for amount, _ in block) / max(1e-9, sum(taken for _, taken in block))
+        for block in blocks
+    ]
+
+
+def _largest(shares: Sequence[float | None]) -> float | None:
+    """The largest share, None where one is not known."""
+    return None if None in shares else max(share for share in shares if share is not None)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: trainer question.json")
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,108 @@
+"""A host's program measures what is there, says what is not, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.trainer.measure.disk import BLOCK_BYTES, DiskFile, timed_units
+
+SETTINGS = {
+    "device": "cpu",
+    "operations": ["write", "read", "sample", "checkpoint", "small_file"],
+    "processes": [1, 2],
+    "seconds": 0.5,
+    "size_bytes": 4 * BLOCK_BYTES,
+    "sample_bytes": 514,
+}
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "storage/rank-00000.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@contextmanager
+def started(folder: Path, **changes: Any) -> Iterator[subprocess.Popen[bytes]]:
+    (folder / "question.json").write_text(json.dumps(SETTINGS | changes))
+    command = [sys.executable, "-m", "paceline.trainer.programs.storage", "question.json"]
+    process = subprocess.Popen(command, cwd=folder)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_every_operation_is_measured_by_one_and_by_all(tmp_path: Path):
+    data = tmp_path / "data"
+    data.mkdir()
+    absent = str(tmp_path / "absent")
+    with started(tmp_path, paths=[str(data), absent, "/proc"]) as process:
+        assert process.wait(60) == 0
+    measured = [line for line in lines(tmp_path) if line["event"] == "storage"]
+    assert [(line["operation"], line["processes"]) for line in measured] == [
+        (operation, count) for operation in SETTINGS["operations"] for count in (1, 2)
+    ]
+    for line in measured:
+        assert len(line["rates"]) == line["processes"]
+        assert all(rate > 0 for rates in line["rates"] for rate in rates)
+        assert line["operation"] not in ("read", "sample") or line["cached_share"] is not None
+    faults = {line["part"]: line["reason"] for line in lines(tmp_path) if line["event"] == "fault"}
+    assert faults[absent] == "is no folder on this host" and "/proc" in faults
+    (place, *_) = (line for line in lines(tmp_path) if line["event"] == "place")
+    assert place["file_system"] and place["free_bytes"] > 0
+    assert lines(tmp_path)[-1]["event"] == "end"
+    assert list(data.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_nothing_stays_after_a_kill(tmp_path: Path, number: signal.Signals):
+    data = tmp_path / "data"
+    data.mkdir()
+    with started(tmp_path, paths=[str(data)], seconds=300, operations=["write"]) as process:
+        while not any(line["event"] == "place" for line in lines(tmp_path)):
+            time.sleep(0.02)
+        process.send_signal(number)
+        process.wait(30)
+    deadline = time.monotonic() + 30
+    while holders(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert holders(tmp_path) == [] and list(data.iterdir()) == []
+
+
+def holders(folder: Path) -> list[str]:
+    """Processes that still work in the folder."""
+    places: list[str] = []
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            places += [str(link)] if link.readlink() == folder else []
+        except OSError:
+            continue
+    return places
+
+
+def test_what_lies_in_the_page_cache_is_seen(tmp_path: Path):
+    file = DiskFile(tmp_path / "file", 4 * BLOCK_BYTES, 514, 1, None)
+    assert list(tmp_path.iterdir()) == []
+    for _ in range(4):
+        assert file.write() == BLOCK_BYTES
+    assert file.written == 4 * BLOCK_BYTES
+    file.prepare("sample")
+    timed_units(file, "sample", 0.0)
+    assert file.view is not None
+    assert len(file.view[:]) == file.written  # now all of it is there
+    file.cached = file.pages = 0
+    file.draws = 5
+    for _ in range(5):
+        timed_units(file, "sample", 0.0)
+    assert file.pages >= 5 and file.cached == file.pages
