@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
 from paceline.cli import model_options as model
 from paceline.cli import offers
-from paceline.cli.estimate_output import emit, write_estimate_page
+from paceline.cli.estimate_output import Answer, emit, write_estimate_page
 from paceline.cli.offers import offer
 from paceline.cli.options import Json, Overrides, RunsDir, Variant
 from paceline.cli.output import TableForm, TableFormat
@@ -18,9 +18,10 @@ from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.estimate.answer import Estimate
 from paceline.estimate.answer import estimate as estimated
+from paceline.estimate.elasticity import elasticities
 from paceline.estimate.explanation import RunClaims, beside, explain, measured_run, question_of
 from paceline.estimate.fit.evidence import read_evidence
-from paceline.estimate.offers import Against, against, step_time_ratio
+from paceline.estimate.offers import against, step_time_ratio
 from paceline.estimate.question import Question
 from paceline.estimate.trace import Tracing, trace
 from paceline.files.run_folder import find_run, runs_root
@@ -94,6 +95,13 @@ def estimate(
             "memory of its ranks; takes a minute.",
         ),
     ] = False,
+    sensitivity: Annotated[
+        bool,
+        typer.Option(
+            "--sensitivity",
+            help="Also what would help most: how tokens/s follow each hardware figure.",
+        ),
+    ] = False,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
@@ -108,6 +116,8 @@ def estimate(
       paceline estimate llama31-8b --device H100 --gpus 64
       --compare device=B200,gpus=32 --html offers.html
 
+      paceline estimate llama31-405b --device H100 --gpus 8192 --sensitivity
+
       paceline estimate tiny-llama --measured last
 
     The time is the sum of what a step does: products, attention, memory traffic, exchanges, bubble,
@@ -120,7 +130,8 @@ def estimate(
     }
     changes = (*_axes(layout), *(overrides or ()))
     if measured is not None:
-        _alone("--measured", {"--measured-s": measured_s, "--compare": compare, "--trace": trace})
+        beside_it = {"--measured-s": measured_s, "--compare": compare, "--trace": trace}
+        _alone("--measured", {**beside_it, "--sensitivity": sensitivity})
         options = {
             "recipe": recipe,
             "device": device,
@@ -145,18 +156,11 @@ def estimate(
             intra=intra,
             inter=inter,
         )
-        answer = _answer(question, compiled, whole, compare or [], evidence, trace, measured_s)
-    emit(answer.found, answer.beside, answer.tracings, TableFormat.json if as_json else form)
+        question = replace(question, compiled=compiled, **whole)
+        answer = _answer(question, compare or [], evidence, measured_s, trace, sensitivity)
+    emit(answer, TableFormat.json if as_json else form)
     if html:
-        write_estimate_page(answer.found, answer.beside, html)
-
-
-class Answer(NamedTuple):
-    """Estimates, all but the first held against it, and their followed memory."""
-
-    found: list[Estimate]
-    beside: list[Against] = []
-    tracings: list[Tracing] = []
+        write_estimate_page(answer, html)
 
 
 def _alone(option: str, others: dict[str, object]) -> None:
@@ -187,16 +191,14 @@ def _devices(device: str | None, gpus: int | None) -> tuple[str, int]:
 
 
 def _answer(
-    first: Question,
-    compiled: bool,
-    whole: offers.Costs,
+    question: Question,
     compare: list[str],
     evidence: Path | None,
-    trace: bool,
     measured_s: float | None,
+    trace: bool,
+    sensitivity: bool,
 ) -> Answer:
     """The estimates of a question and of the offers beside it."""
-    question = replace(first, compiled=compiled, **whole)
     questions = [question, *(offer(question, text) for text in compare)]
     evidences = [model.chosen_evidence(evidence, each) for each in questions]
     estimates = [estimated(*pair) for pair in zip(questions, evidences, strict=True)]
@@ -206,7 +208,14 @@ def _answer(
         against(estimates[0], estimate, step_time_ratio(question, other, evidences[0], basis))
         for estimate, other, basis in zip(estimates[1:], questions[1:], evidences[1:], strict=True)
     ]
-    return Answer(estimates, offers, [_traced(each) for each in questions] if trace else [])
+    return Answer(
+        estimates,
+        offers,
+        [_traced(each) for each in questions] if trace else [],
+        [elasticities(*pair) for pair in zip(questions, evidences, strict=True)]
+        if sensitivity
+        else [],
+    )
 
 
 def _of_run(

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.cli.output import OutputColumn, TableFormat, emit_table, write_page
 from paceline.cli.terminal import echo
 from paceline.core.units import count, gib, percent, si
 from paceline.estimate.answer import Estimate, MeasuredStep
 from paceline.estimate.costs import Bill, Saving
+from paceline.estimate.elasticity import Elasticity
 from paceline.estimate.headline import OFFER_HEADS, beside_line, headline, offer_table
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against
 from paceline.estimate.trace import Tracing
 
+LEAST_ELASTICITY = 0.005
 OFFER_COLUMNS = [
     OutputColumn(head, head, justify="left" if head == "offer" else "right") for head in OFFER_HEADS
 ]
+
+
+class Answer(NamedTuple):
+    """Estimates, all but the first held against it, and what was asked for besides, one of each."""
+
+    found: list[Estimate]
+    beside: list[Against] = []
+    tracings: list[Tracing] = []
+    elasticities: list[tuple[Elasticity, ...]] = []
 
 
 def flat(estimate: Estimate) -> dict[str, Any]:
@@ -111,6 +123,16 @@ def trace_lines(tracing: Tracing) -> list[str]:
     return lines
 
 
+def elasticity_line(elasticities: Sequence[Elasticity]) -> str:
+    """What would help most, without what hardly does."""
+    shown = [
+        f"{each.figure} {each.elasticity:.2f} ({each.low:.2f} to {each.high:.2f})"
+        for each in elasticities
+        if each.elasticity >= LEAST_ELASTICITY
+    ]
+    return f"1 % more of it brings so many % more tokens/s (80 %): {', '.join(shown)}"
+
+
 def _bill_lines(costs: Bill | None) -> list[str]:
     if costs is None:
         return []
@@ -144,24 +166,12 @@ def _seconds(value: float) -> str:
     return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
 
 
-def emit(
-    estimates: list[Estimate],
-    beside: list[Against],
-    tracings: list[Tracing],
-    form: TableFormat,
-) -> None:
-    """Print the estimates, and beside them what was compared and followed."""
+def emit(answer: Answer, form: TableFormat) -> None:
+    """Print the estimates, and beside them what was compared, followed and varied."""
+    estimates, beside = answer.found, answer.beside
     rows = [flat(estimate) for estimate in estimates]
     if form is TableFormat.json:
-        documents = [estimate.model_dump(mode="json") for estimate in estimates]
-        for document, offer in zip(documents[1:], beside, strict=True):
-            document |= {
-                f"{name}_ratio": getattr(offer, name)._asdict()
-                for name in ("step_time", "tokens_per_s", "cost")
-                if getattr(offer, name) is not None
-            }
-        for document, tracing in zip(documents, tracings, strict=False):
-            document["trace"] = tracing.model_dump(mode="json")
+        documents = _documents(answer)
         emit_table(rows, [], form, document={"offers": documents} if beside else documents[0])
         return
     if form is not TableFormat.text:
@@ -174,16 +184,30 @@ def emit(
         echo("")
     for at, estimate in enumerate(estimates):
         echo(text(estimate))
-        echo(
-            "\n".join(
-                f"  {line}" for tracing in tracings[at : at + 1] for line in trace_lines(tracing)
-            )
-        )
+        lines = [*map(elasticity_line, answer.elasticities[at : at + 1])]
+        lines += [line for tracing in answer.tracings[at : at + 1] for line in trace_lines(tracing)]
+        echo("\n".join(f"  {line}" for line in lines))
 
 
-def write_estimate_page(estimates: list[Estimate], beside: list[Against], path: Path) -> None:
+def _documents(answer: Answer) -> list[dict[str, Any]]:
+    documents = [estimate.model_dump(mode="json") for estimate in answer.found]
+    for document, offer in zip(documents[1:], answer.beside, strict=True):
+        document |= {
+            f"{name}_ratio": getattr(offer, name)._asdict()
+            for name in ("step_time", "tokens_per_s", "cost")
+            if getattr(offer, name) is not None
+        }
+    for document, tracing in zip(documents, answer.tracings, strict=False):
+        document["trace"] = tracing.model_dump(mode="json")
+    for document, by_figure in zip(documents, answer.elasticities, strict=False):
+        document["elasticities"] = [each.model_dump(mode="json") for each in by_figure]
+    return documents
+
+
+def write_estimate_page(answer: Answer, path: Path) -> None:
     """The page of an estimate or of offers; raises SystemFaultError if it cannot be written."""
     # Altair below it takes as long to import as the rest of the verb.
     from paceline.estimate.page import estimate_html
 
-    write_page(path, estimate_html(estimates, beside, [text(each) for each in estimates]))
+    texts = [text(each) for each in answer.found]
+    write_page(path, estimate_html(answer.found, answer.beside, texts, answer.elasticities))

@@ -9,6 +9,7 @@ from paceline.core.text import one_line, printable
 from paceline.core.units import count, gib, percent, si
 from paceline.core.waterfall import WaterfallLevel
 from paceline.estimate.answer import Estimate
+from paceline.estimate.elasticity import Elasticity
 from paceline.estimate.headline import (
     OFFER_HEADS,
     beside_line,
@@ -25,16 +26,20 @@ from paceline.report.theme import ON_PAGE
 from paceline.report.waterfall import waterfall_chart
 
 TONES: dict[str, Tone] = {"fits": "good", "borderline": "plain", "out of memory": "alert"}
+ELASTICITY_HEADS = ("figure", "taken as", "elasticity", "80 %", "step with twice of it")
 LEVEL_HEADS = ("cause", "left of the peak", "FLOP/s a device", "seconds of the step")
 
 
 def estimate_html(
-    estimates: Sequence[Estimate], beside: Sequence[Against], texts: Sequence[str]
+    estimates: Sequence[Estimate],
+    beside: Sequence[Against],
+    texts: Sequence[str],
+    elasticities: Sequence[Sequence[Elasticity]] = (),
 ) -> str:
     """The page of one estimate, or of several offers; it loads nothing.
 
     `beside` holds all but the first estimate against it; `texts` say of each what the terminal
-    does.
+    does; `elasticities` are each one's, or nothing.
     """
     names = offer_names(estimates)
     charts = {
@@ -51,6 +56,11 @@ def estimate_html(
         levels=[
             (name, [_cells(level) for level in estimate.waterfall])
             for estimate, name in zip(estimates, names, strict=True)
+        ],
+        elasticity_heads=ELASTICITY_HEADS,
+        elasticities=[
+            (name, [_elasticity_cells(each, estimate) for each in by_figure])
+            for name, estimate, by_figure in zip(names, estimates, elasticities, strict=False)
         ],
         notes=list(dict.fromkeys(note for each in estimates for note in _basis(each))),
         texts=[
@@ -192,3 +202,14 @@ def _cells(level: WaterfallLevel) -> list[str]:
         si(level.flops_per_s, "FLOP/s"),
         seconds,
     ]
+
+
+def _elasticity_cells(each: Elasticity, estimate: Estimate) -> tuple[str, ...]:
+    less = 1 - each.doubled_s / estimate.step_time_s
+    return (
+        each.figure,
+        "not stated" if each.value is None or each.unit is None else si(each.value, each.unit),
+        f"{each.elasticity:.3f}",
+        f"{each.low:.3f} to {each.high:.3f}",
+        f"{each.doubled_s:.4g} s ({percent(less, 1)} less)",
+    )

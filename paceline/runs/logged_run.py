@@ -74,6 +74,8 @@ class _Said:
     whole: bool
     """Whether it comes to the end of what was asked for."""
     reason: str | None = None
+    early: str = ""
+    """A sentence where the program says that it is done before the steps asked for are."""
 
 
 def tells_by_log(folder: Path, spec: RunSpec) -> bool:
@@ -152,8 +154,9 @@ def ending_of(
         return _of_ranks(_as_started(evidence, folder, spec), spec)
     said = _said(parsed(folder, record), spec)
     if said.whole and said.status not in BAD:
-        late = f"all {said.num_steps} steps are done, yet the program ended with code {code}"
-        return Ending("ok", None, (late,) if code else ())
+        work = said.early or f"all {said.num_steps} steps are done"
+        late = f", yet the program ended with code {code}" if code else ""
+        return Ending("ok", None, (work + late,) if said.early or code else ())
     if said.status == "oom" or said.status == "nan":
         return Ending(said.status, said.reason)
     if code and (line := _out_of_memory(folder)):
@@ -218,7 +221,9 @@ def _said(parsing: Parsing | None, spec: RunSpec) -> _Said:
     next_line = last + _steps_a_line(steps)
     done = (asked is not None and next_line > asked) or "run_time_s" in log.figures
     whole = (done or log.ended is not None) and log.torn is None
-    return _Said(document.status, last, whole, document.reason)
+    is_early = asked is not None and next_line <= asked
+    early = f"the program came to its end after {last} of {asked} steps" if is_early else ""
+    return _Said(document.status, last, whole, document.reason, early)
 
 
 def _steps_done(steps: Steps) -> int:

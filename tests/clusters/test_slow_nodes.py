@@ -43,7 +43,7 @@ def bed() -> Iterator[Bed]:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("fault", planned(2), ids=str)
+@pytest.mark.parametrize("fault", planned(1), ids=str)
 def test_the_slowed_node_is_named_and_no_other(
     bed: Bed, tmp_path: Path, fault: Fault | None
 ) -> None:
@@ -64,7 +64,7 @@ def test_a_third_of_the_trials_has_no_fault_and_the_seed_decides_the_others() ->
     assert (len(faults), len(real)) == (20, 13)
     assert {fault.share for fault in real} <= set(SHARES)
     assert len({fault.host for fault in real}) > 1
-    assert sum(fault is None for fault in planned(2)) == 1
+    assert None not in planned(1)  # a trial without a fault tells less: there are seven such hosts
 
 
 def test_the_rules_are_broken_by_what_they_forbid() -> None:

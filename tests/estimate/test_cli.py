@@ -231,11 +231,25 @@ def test_tune_ranks_and_says_what_it_left_out():
     assert refused.returncode == 1 and "--estimate-only" in refused.stderr
 
 
+def test_what_would_help_most_is_told_in_every_form(tmp_path: Path):
+    page = tmp_path / "helps.html"
+    done = paceline(*H100, "--sensitivity", "--json", "--html", str(page))
+    best, *others = json.loads(done.stdout)["elasticities"]
+    assert best["figure"] == "matrix products" and best["elasticity"] > 0.5
+    assert best["value"] == 989.5e12 and best["unit"] == "FLOP/s" and len(others) == 5
+    text = page.read_text()
+    assert "What would help most" in text and "latency of exchanges" in text
+    run = paceline("estimate", "tiny-llama", "--measured", "last", "--sensitivity")
+    assert run.returncode == 1 and "--sensitivity is not" in run.stderr
+
+
 def test_a_page_shows_the_way_from_the_peak(tmp_path: Path):
     page = tmp_path / "offers.html"
     done = paceline(
-        *H100, "--compare", "device=B200", "--inter", "8x400 Gb/s RoCE", "--html", str(page)
-    )
+        *H100, "--compare", "device=B200", "--inter", "8x400 Gb/s RoCE", "--html", str(page),
+        "--sensitivity",
+    )  # fmt: skip
+    assert "more tokens/s (80 %): matrix products 0." in done.stdout
     assert "peak to estimate: peak 100.0 %" in done.stdout and "network: stated" in done.stdout
     text = page.read_text()
     assert text.count("large products") >= 2 and "nothing ran" in text

@@ -20,8 +20,8 @@ RAMP_UP = RampUp(start=6, increment=6, samples=6)
 """One step of half the batch, then whole ones."""
 STEPS = {"fp64": 3, "fp32": 20, "bf16": 3}
 """fp64 takes AdamW steps, the others plain SGD steps: Adam would amplify their rounding."""
-SHORT, SHORT_STEPS = "short", 6
-"""A word of fp32 on eight ranks: its twenty steps, for ALL, take as long as all that is fp64."""
+SHORT, SHORT_STEPS, SHORT_FROM_RANKS = "short", 5, 3
+"""A word of fp32 on three ranks and more: its twenty steps, for ALL, take as long as fp64's."""
 
 DATA_STEPS = max(STEPS.values())
 
@@ -251,7 +251,7 @@ def rounded(everything: bool = ALL) -> list[Case]:
                 chosen.append(case)
     in_bf16 = [replace(case, dtype="bf16") for case in chosen]
     if not everything:
-        chosen = [_shortened(case) if case.ranks == 8 else case for case in chosen]
+        chosen = [_shortened(case) if case.ranks >= SHORT_FROM_RANKS else case for case in chosen]
     return [*chosen, *in_bf16]
 
 

@@ -21,11 +21,17 @@ from paceline.runs.plan import Plan, make_plan
 from tests.example import make_spec
 
 ENGINE = '''
-"""An engine whose program prints nanoGPT's lines."""
-from pathlib import Path
+"""An engine whose program prints nanoGPT's lines, and may say that it has come to its end."""
+from dataclasses import replace
 from paceline.engines.launch.programs import launch, unknown_settings
 from paceline.engines.nanogpt import DIALECT
 
+def read(blocks, log, lines=DIALECT):
+    blocks = list(blocks)
+    lines.read(blocks, log)
+    log.ended = "that is all" if b"that is all" in b"".join(blocks) else None
+
+DIALECT = replace(DIALECT, read=read)
 PROGRAM = """{program}"""
 
 def unsupported(spec):
@@ -48,9 +54,11 @@ import os, sys, time
 mode, words = sys.argv[1:]
 print("argv", words, "env", os.environ.get("RANK"), os.environ.get("NODE_RANK"))
 if os.environ.get("RANK", "0") == "0":
-    for step in range({"short": 12, "last": 19}.get(mode, 20)):
+    for step in range({"short": 12, "ends-early": 12, "last": 19}.get(mode, 20)):
         print(f"iter {step}: loss {5 - step / 10:.4f}, time {100 + step % 3}.00ms, mfu -100.00%")
         time.sleep(0.01)
+    if mode == "ends-early":
+        print("that is all")
     if mode == "oom":
         print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
         sys.exit(1)
@@ -133,6 +141,14 @@ def test_steps_are_asked_before_the_exit_code(
     assert reason is None if result.reason is None else (reason or "") in result.reason
     ended_badly = [warning for warning in result.warnings if "ended with code" in warning]
     assert bool(ended_badly) == (mode in ("crash", "fails-late"))
+
+
+def test_a_program_that_says_it_is_done_before_all_steps_are_is_believed_with_a_warning(
+    run: Callable[..., RunReport],
+):
+    result = run("ends-early").result
+    assert (result.status, result.steps_done, result.steps_asked) == ("ok", 12, 20)
+    assert "the program came to its end after 12 of 20 steps" in result.warnings
 
 
 def test_a_program_that_hangs_when_its_work_is_done_has_done_it(run: Callable[..., RunReport]):

@@ -139,10 +139,13 @@ def own_variance(
     return np.sum([deviation**2 for deviation in deviations], axis=0) + levels.variance(x)
 
 
-def slopes(x: Cases, centre: Floats) -> Floats:
-    """(cases, coefficients): how the logarithm of a prediction follows that of each coefficient."""
-    slope = np.empty((x.size, len(centre)))
-    for column in range(len(centre)):
+def slopes(x: Cases, centre: Floats, among: Sequence[int] | None = None) -> Floats:
+    """(cases, coefficients): how the logarithm of a prediction follows that of each coefficient.
+
+    `among` are the columns that are not known to be 0, all without it.
+    """
+    slope = np.zeros((x.size, len(centre)))
+    for column in range(len(centre)) if among is None else among:
         nudged = np.zeros_like(centre)
         nudged[column] = NUDGE
         up, down = predict(x, centre + nudged), predict(x, centre - nudged)
