@@ -1,7 +1,8 @@
 """Make docs/gallery.md and its pictures: `make gallery`.
 
 Runs small recipes and verbs in a temporary folder, opens the pages that they write in Chromium and
-takes a picture of each. Needs what `make deps-browser` installs; takes some minutes.
+takes a picture of each. Needs what `make deps-browser` installs; takes some minutes. Names of
+pictures as arguments make these alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,10 +44,16 @@ class Picture:
     commands: tuple[str, ...]
     page: str
     """Its place in the folder, by a pattern."""
+    chart: str = ""
+    """A chart that is kept as SVG besides, its place in the folder."""
 
 
 SMALL = "--device cpu --set model.num_layers=2 --set model.hidden_size=64 --set training.seq_len=64"
 """So small that the gallery is made in minutes on two busy cores."""
+BATCHES = (
+    "--device cpu --set model.num_layers=2 --set model.hidden_size=128 --set model.num_heads=4 "
+    "--set training.seq_len=64 --set batch_per_device=32"
+)
 PICTURES = (
     Picture(
         "run",
@@ -71,6 +79,49 @@ PICTURES = (
         "The same six runs in the order of their time.",
         ("history tiny-gpt --html history.html",),
         "history.html",
+    ),
+    Picture(
+        "profile",
+        "Where a step's time goes",
+        "A real training under PyTorch's profiler, with the way from the peak to its step.",
+        (f"profile tiny-llama {BATCHES} --devices 2 --charts charts --html profile.html",),
+        "profile.html",
+        "charts/waterfall.svg",
+    ),
+    Picture(
+        "explain",
+        "Why a run is slow",
+        "Two real trainings on a busy machine. To save memory the second works in small pieces, "
+        "and it saves every other step.",
+        (
+            f"run tiny-llama {BATCHES} --devices 2 --set steps=30 "
+            "--set layout.micro_batch=32 --tag before",
+            f"run tiny-llama {BATCHES} --devices 2 --set steps=30 --set layout.micro_batch=2 "
+            "--set layout.recompute=full --set checkpoint.every=2 "
+            "--set checkpoint.asynchronous=false --tag after",
+            "explain after --against before --html explain.html",
+        ),
+        "explain.html",
+    ),
+    Picture(
+        "goodput",
+        "What a training's time went to",
+        "A real training in two attempts: the second goes on from the first one's checkpoint.",
+        (
+            f"run tiny-llama {BATCHES} --devices 2 --set steps=25 --set checkpoint.every=10 "
+            "--tag first",
+            f"run tiny-llama {BATCHES} --devices 2 --set steps=60 --set checkpoint.every=10 "
+            "--set checkpoint.resume=first --tag second",
+            "goodput first second --html goodput.html",
+        ),
+        "goodput.html",
+    ),
+    Picture(
+        "watch",
+        "One moment of a run",
+        "The last of these runs as `watch` shows it; of one that goes on it says what is left.",
+        ("watch second --once --html watch.html",),
+        "watch.html",
     ),
     Picture(
         "sweep",
@@ -109,15 +160,18 @@ PICTURES = (
 )
 
 
-def main() -> None:
-    """Make every page, picture it, and write the gallery."""
+def main(names: Sequence[str]) -> None:
+    """Make every page, or those that are named, picture it, and write the gallery."""
+    pictures = [picture for picture in PICTURES if not names or picture.name in names]
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
         make_up_logs(folder / "made-up-logs")
-        for picture in PICTURES:
+        for picture in pictures:
             for command in picture.commands:
                 call(command, folder)
-        take(folder)
+            if picture.chart:
+                shutil.copy(folder / picture.chart, DOCS / "images")
+        take(folder, pictures)
     (DOCS / "gallery.md").write_text(gallery(), encoding="utf-8")
 
 
@@ -140,7 +194,7 @@ def call(command: str, folder: Path) -> None:
         sys.exit(f"paceline {command}: exit code {ended.returncode}")
 
 
-def take(folder: Path) -> None:
+def take(folder: Path, pictures: Sequence[Picture]) -> None:
     """A picture of every page, the upper part of what is long."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
@@ -149,7 +203,7 @@ def take(folder: Path) -> None:
     images.mkdir(exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for picture in PICTURES:
+        for picture in pictures:
             page = browser.new_page(viewport={"width": WIDTH, "height": 900})
             (place,) = sorted(folder.glob(picture.page))[:1]
             page.goto(place.as_uri())
@@ -171,10 +225,16 @@ def gallery() -> str:
         commands = "\n".join(f"paceline {command}" for command in picture.commands)
         parts.append(
             f"## {picture.title}\n{picture.words}\n```sh\n{commands}\n```\n"
-            f"![{picture.title}](images/{picture.name}.png)\n"
+            f"![{picture.title}](images/{picture.name}.png)\n{chart(picture)}"
         )
     return "\n".join(parts)
 
 
+def chart(picture: Picture) -> str:
+    """The line of a chart that is kept besides; empty without one."""
+    name = Path(picture.chart).name
+    return f"![A chart of it, saved by --charts](images/{name})\n" if name else ""
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

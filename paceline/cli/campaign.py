@@ -22,7 +22,7 @@ from paceline.core.node_groups import GroupThroughput
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import runs_root
 from paceline.machines import slurm
-from paceline.report.charts import save_chart
+from paceline.report.charts import save_all
 from paceline.report.theme import EXPORT
 from paceline.runs.flow import command_line
 from paceline.scaling.analysis.analysis import Judging
@@ -220,8 +220,7 @@ def save_charts(
     result: ScaleResult, measured: Sequence[GroupThroughput], folder: Path, reference: float | None
 ) -> None:
     """Write every chart of a scaling as SVG."""
-    for title, chart in scaling_charts(result, measured, EXPORT, reference).items():
-        save_chart(chart, folder / f"{title}.svg")
+    save_all(scaling_charts(result, measured, EXPORT, reference), folder, ["svg"])
 
 
 def _resume_command(campaign: Campaign, how: Conduct) -> str:

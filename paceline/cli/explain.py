@@ -6,8 +6,15 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import Json, RunName, RunsDir
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.options import ChartsFolder, Html, Json, RunName, RunsDir
+from paceline.cli.output import (
+    OutputColumn,
+    TableForm,
+    TableFormat,
+    emit_table,
+    write_charts,
+    write_page,
+)
 from paceline.cli.terminal import echo
 from paceline.explain.answer import explain as explained
 from paceline.explain.explanation import Explanation
@@ -33,6 +40,8 @@ def explain(
             "the run's own, if it has one.",
         ),
     ] = None,
+    html: Html = None,
+    charts: ChartsFolder = None,
     runs_dir: RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
@@ -47,7 +56,7 @@ def explain(
 
       paceline explain last
 
-      paceline explain last --against baseline
+      paceline explain last --against baseline --html why.html
 
       paceline explain 2026-11 --against estimate --json
     """
@@ -61,6 +70,16 @@ def explain(
             echo(line)
     else:
         _print_table(answer, form)
+    # Altair below it takes as long to import as the rest of the verb.
+    if html:
+        from paceline.explain.page import explanation_html
+
+        write_page(html, explanation_html(answer))
+    if charts:
+        from paceline.explain.charts import explanation_charts
+        from paceline.report.theme import EXPORT
+
+        write_charts(charts, explanation_charts(answer, EXPORT))
 
 
 def _print_table(answer: Explanation, form: TableFormat) -> None:

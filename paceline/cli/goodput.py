@@ -7,8 +7,16 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import Json, RunsDir
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table, print_sentences
+from paceline.cli.options import ChartsFolder, Html, Json, RunsDir
+from paceline.cli.output import (
+    OutputColumn,
+    TableForm,
+    TableFormat,
+    emit_table,
+    print_sentences,
+    write_charts,
+    write_page,
+)
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.units import percent, seconds, significant
@@ -30,6 +38,8 @@ def goodput(
         int | None,
         typer.Option(min=1, help="Steps of the whole training; default what the runs ask for."),
     ] = None,
+    html: Html = None,
+    charts: ChartsFolder = None,
     runs_dir: RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
@@ -42,7 +52,7 @@ def goodput(
 
     Examples:
 
-      paceline goodput first second third
+      paceline goodput first second third --html goodput.html
 
       paceline goodput pretrain.log --steps 500000 --json
     """
@@ -50,6 +60,20 @@ def goodput(
     attempts = [attempt for path in _places(root, names) for attempt in _attempts(path)]
     ledger = ledger_of(attempts, steps)
     form = TableFormat.json if as_json else form
+    _print(ledger, form)
+    # Altair below it takes as long to import as the rest of the verb.
+    if html:
+        from paceline.runs.goodput.page import goodput_html
+
+        write_page(html, goodput_html(ledger))
+    if charts:
+        from paceline.report.theme import EXPORT
+        from paceline.runs.goodput.page import goodput_charts
+
+        write_charts(charts, goodput_charts(ledger, EXPORT))
+
+
+def _print(ledger: GoodputLedger, form: TableFormat) -> None:
     if form is TableFormat.json:
         echo(ledger.model_dump_json(indent=2))
         return

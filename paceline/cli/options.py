@@ -59,6 +59,12 @@ RunsDir = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Same as --format json.")]
+Html = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Also write a page of it: one file.")
+]
+ChartsFolder = Annotated[
+    Path | None, typer.Option("--charts", metavar="FOLDER", help="Also save every chart as SVG.")
+]
 RunName = Annotated[
     str, typer.Argument(help="A run: folder, unique prefix, tag, or `last`.", metavar="RUN")
 ]

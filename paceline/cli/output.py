@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich import box
@@ -20,6 +20,9 @@ from rich.text import Text
 
 from paceline.cli.terminal import clean, echo
 from paceline.core.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from altair import LayerChart
 
 
 class TableFormat(StrEnum):
@@ -162,6 +165,14 @@ def write_page(path: Path, page: str) -> None:
 
     write_text(path, page)
     echo(f"page: {path}", err=True)
+
+
+def write_charts(folder: Path, charts: Mapping[str, LayerChart]) -> None:
+    """Write charts as SVG and say where; raises SystemFaultError if that cannot be."""
+    from paceline.report.charts import save_all  # Local as in _csv.
+
+    for path in save_all(charts, folder, ["svg"]):
+        echo(f"chart: {path}", err=True)
 
 
 def emit_json(document: object) -> None:

@@ -13,7 +13,14 @@ import typer
 from paceline.cli import host_options as place
 from paceline.cli import options
 from paceline.cli.options import ReportFormat
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table, write_page
+from paceline.cli.output import (
+    OutputColumn,
+    TableForm,
+    TableFormat,
+    emit_table,
+    write_charts,
+    write_page,
+)
 from paceline.cli.printing import print_plan, tell_notices
 from paceline.cli.progress import progress_display
 from paceline.cli.run import STATUS_EXIT
@@ -110,9 +117,8 @@ def profile(
         bool, typer.Option(help="Measure this machine's reachable rate first (kept for later).")
     ] = True,
     force: options.Force = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --from: also write the page.")
-    ] = None,
+    html: options.Html = None,
+    charts: options.ChartsFolder = None,
     runs_dir: options.RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: options.Json = False,
@@ -139,20 +145,14 @@ def profile(
     """
     form = TableFormat.json if as_json else form
     if source is not None:
-        used = {"source", "tool_name", "html", "form", "as_json"}
+        used = {"source", "tool_name", "html", "charts", "form", "as_json"}
         options.refuse_unused(context, "--from", used)
         read = tool(tool_name.value).read_file(source)
         _print(read, form)
-        if html:
-            # Altair below it takes as long to import as the rest of the verb.
-            from paceline.runs.profile_page import profile_html
-
-            write_page(html, profile_html(read, source.name))
+        _save(read, source.name, html, charts)
         return
     if name is None:
         raise typer.BadParameter("Missing argument 'RECIPE|RUN'.", param_hint="RECIPE|RUN")
-    if html:
-        raise UserError("--html", "is for --from: a run's page lies in its folder")
     request = Request(
         name,
         variant,
@@ -177,11 +177,13 @@ def profile(
     if dry_run:
         print_plan(plan, ReportFormat.json if form is TableFormat.json else ReportFormat.text)
         return
-    raise typer.Exit(print_profile(_run(plan, runs_dir, tag, probe), form))
+    raise typer.Exit(print_profile(_run(plan, runs_dir, tag, probe), form, html, charts))
 
 
-def print_profile(report: RunReport, form: TableFormat) -> int:
-    """Print what the tool says of a run that is over; the run's exit code.
+def print_profile(
+    report: RunReport, form: TableFormat, html: Path | None = None, charts: Path | None = None
+) -> int:
+    """Print what the tool says of a run that is over, and save it; the run's exit code.
 
     Of a run that failed or was cancelled there may be nothing to print. Raises UserError where a
     good run has left nothing.
@@ -198,7 +200,21 @@ def print_profile(report: RunReport, form: TableFormat) -> int:
         return status
     _print(read, form)
     echo(f"page: {Path(report.folder) / PROFILE_PAGE}", err=True)
+    _save(read, report.result.recipe, html, charts)
     return status
+
+
+def _save(read: Profile, name: str, html: Path | None, charts: Path | None) -> None:
+    # Altair below it takes as long to import as the rest of the verb.
+    if html:
+        from paceline.runs.profile_page import profile_html
+
+        write_page(html, profile_html(read, name))
+    if charts:
+        from paceline.report.theme import EXPORT
+        from paceline.runs.profile_page import profile_charts
+
+        write_charts(charts, profile_charts(read, name, EXPORT))
 
 
 def _asked_steps(context: typer.Context, steps: str) -> str:
@@ -249,7 +265,7 @@ def _plan(context: typer.Context, request: Request) -> Plan:
     if record.spec is None or record.spec.bare:
         raise UserError(record.name, "was not started from a recipe, so it cannot be run again")
     used = {"name", "tool_name", "ranks", "steps", "dry_run", "tag", "probe"}
-    used |= {"runs_dir", "form", "as_json", "gpu_metrics", "cpu_samples"}
+    used |= {"runs_dir", "html", "charts", "form", "as_json", "gpu_metrics", "cpu_samples"}
     options.refuse_unused(context, f"the stored run {record.name}", used)
     return plan_again(record.spec)
 

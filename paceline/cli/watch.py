@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from paceline.cli.options import Json, RunsDir
+from paceline.cli.output import write_page
 from paceline.cli.terminal import echo
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.files.run_folder import find_run, read_record, run_folders, runs_root
@@ -45,6 +46,9 @@ def watch(
     every: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Between two looks.")
     ] = 1.0,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --once: also write a page of it.")
+    ] = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
@@ -60,11 +64,15 @@ def watch(
 
       paceline watch last --once --json
 
+      paceline watch last --once --html now.html
+
       paceline watch -- torchrun --nproc-per-node 8 train.py
     """
     root = runs_root(runs_dir)
     if (run is None) == (not command):
         raise UserError("watch", "takes either RUN or -- COMMAND", remedy="`paceline list`")
+    if html and not once:
+        raise UserError("--html", "is a page of one moment", remedy="add --once")
     folder = _started(command, root) if command else find_run(root, run or "last")
     reader = RunReader(folder)
     try:
@@ -73,6 +81,11 @@ def watch(
             lines = [state.model_dump_json(indent=2)] if as_json else state_lines(state)
             for line in lines:
                 echo(line)
+            if html:
+                # Altair below it takes as long to import as the rest of the verb.
+                from paceline.runs.watch.snapshot import snapshot_html
+
+                write_page(html, snapshot_html(state))
         else:
             _follow(reader, every, as_json)
     except KeyboardInterrupt:

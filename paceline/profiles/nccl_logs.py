@@ -26,7 +26,8 @@ LOGS, COUNTERS = "nccl-*.log", "rank-*.jsonl"
 VARIABLES = {
     "NCCL_DEBUG": "INFO",
     "NCCL_DEBUG_SUBSYS": SUBSYSTEMS,
-    "NCCL_DEBUG_FILE": f"{PROFILES_FOLDER}/nccl-{{rank}}.%h.%p.log",
+    # A command works in its user's folder.
+    "NCCL_DEBUG_FILE": f"{{folder}}/{PROFILES_FOLDER}/nccl-{{rank}}.%h.%p.log",
 }
 COUNT = {"PACELINE_TRAFFIC": PROFILES_FOLDER}
 

@@ -3,8 +3,9 @@
     python profiled_rank.py SETTINGS PROGRAM [ARGUMENT ...]
 
 SETTINGS is a JSON file: `ranks` (null for all), `env` and `before` of those ranks, `before_first`
-of them that are the first of their host. Words hold {rank}, {local}, {node} and {job}. A rank
-without a number, as where a framework starts its own ranks, counts as chosen.
+of them that are the first of their host. Words hold {rank}, {local}, {node} and {job}, values of
+`env` also {folder}, the run's, and {paths}, what PYTHONPATH has. A rank without a number, as where
+a framework starts its own ranks, counts as chosen.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def main(settings_file: str, program: list[str]) -> None:
         words = settings["before"] + (settings["before_first"] if local == 0 else [])
         # Whole words alone: a recipe's name may hold braces.
         command = [filled(word, places) for word in words] + command
+        paths = os.environ.get("PYTHONPATH")
+        places |= {"folder": str(Path.cwd()), "paths": f"{os.pathsep}{paths}" if paths else ""}
         for name, value in settings["env"].items():
             os.environ[name] = filled(value, places)
     beside = Path(sys.executable).parent / command[0]

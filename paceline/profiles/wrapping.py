@@ -22,10 +22,11 @@ def wrapped(
     env: Mapping[str, str] | None = None,
     before: Sequence[str] = (),
     before_first: Sequence[str] = (),
+    files: Mapping[str, str] | None = None,
 ) -> Job:
     """The job with variables and words before its program on some ranks; see `rank_program`.
 
-    `before_first` are further words on the first rank of each host.
+    `before_first` are further words on the first rank of each host, `files` what those need.
     """
     settings = {
         "ranks": None if job.launches_once else sorted(ranks),
@@ -33,9 +34,9 @@ def wrapped(
         "before": [*before],
         "before_first": [*before_first],
     }
-    files = {
+    own = {
         PROGRAM_FILE: PROGRAM.read_text(encoding="utf-8"),
         SETTINGS_FILE: json.dumps(settings, indent=2) + "\n",
     }
     program = (PROGRAM_FILE, SETTINGS_FILE, *job.program)
-    return replace(job, program=program, files={**job.files, **files})
+    return replace(job, program=program, files={**job.files, **(files or {}), **own})

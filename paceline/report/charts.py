@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import altair as alt
@@ -51,7 +51,13 @@ def save_chart(chart: alt.LayerChart, path: Path) -> Path:
 
 def save_charts(report: RunReport, folder: Path, formats: Iterable[str] = FORMATS) -> list[Path]:
     """Write every chart of the run into `folder`, one file per format; returns the files."""
-    charts = run_charts(report, EXPORT)
+    return save_all(run_charts(report, EXPORT), folder, formats)
+
+
+def save_all(
+    charts: Mapping[str, alt.LayerChart], folder: Path, formats: Iterable[str] = FORMATS
+) -> list[Path]:
+    """Write charts into `folder` under their names, one file per format; returns the files."""
     return [
         save_chart(chart, folder / f"{name}.{form}")
         for form in formats

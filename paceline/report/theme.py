@@ -108,7 +108,8 @@ def chart_config(look: Look) -> dict[str, Any]:
     return {
         "font": FONT,
         "background": look.background,
-        "padding": {"left": 4, "right": 12, "top": 6, "bottom": 4},
+        # A saved chart's reader may have a wider font than the labels were measured with.
+        "padding": {"left": 4 if look is ON_PAGE else 24, "right": 12, "top": 6, "bottom": 4},
         "view": {"stroke": None},
         "axis": {
             **text,

@@ -43,9 +43,9 @@ def bars(levels: Sequence[WaterfallLevel]) -> list[dict[str, Any]]:
 
 
 def waterfall_chart(
-    levels: Sequence[WaterfallLevel], look: Look, whose: str = ""
+    levels: Sequence[WaterfallLevel], look: Look, whose: str = "", peak: str = "the dense peak"
 ) -> alt.LayerChart:
-    """Shares of the peak, one bar below the other; `whose` as in `finish`."""
+    """Shares of the peak, one bar below the other; `whose` as in `finish`, `peak` in words."""
     rows, palette = bars(levels), look.palette
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y(
@@ -65,7 +65,7 @@ def waterfall_chart(
             range=[palette.steady, palette.accent, palette.good],
         ),
     )
-    x = alt.X("start:Q", title="share of the peak (%)", axis=alt.Axis(format=".0%"))
+    x = alt.X("start:Q", title="share of the peak (%)", axis=alt.Axis(format=".0%", tickCount=5))
     marks = base.mark_bar(height={"band": 0.7}).encode(x=x, x2="end:Q", color=colour)
     # Of two layers with one name, Vega refuses the second.
     marks = marks.properties(name="waterfall")
@@ -74,7 +74,7 @@ def waterfall_chart(
     )
     text = text.transform_calculate(right="max(datum.start, datum.end)")
     measured = levels[-1].name == "measured"
-    notes = ["Share of the dense peak that is left after each cause and those above it."]
+    notes = [f"Share of {peak} that is left after each cause and those above it."]
     if any(level.name == "not explained" for level in levels):
         notes.append(
             "“Not explained” is what the measured step takes more, or less, than the estimated one."

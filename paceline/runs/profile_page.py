@@ -39,7 +39,7 @@ Table = tuple[str, tuple[str, ...], list[list[str]], str]
 def profile_html(profile: Profile, name: str) -> str:
     """The page of one profile, which loads nothing; `name` says what was profiled."""
     return render_page(
-        "profile.html.j2",
+        "tables.html.j2",
         _head(profile, name),
         profile_charts(profile, name, ON_PAGE),
         tables=list(_tables(profile)),
@@ -53,7 +53,8 @@ def profile_charts(profile: Profile, name: str, look: Look) -> dict[str, alt.Lay
     if profile.breakdowns:
         charts["categories"] = categories_chart(profile, name, look)
     if profile.waterfall:
-        charts["waterfall"] = waterfall_chart(profile.waterfall, look, name)
+        peak = f"the peak ({profile.peak_source})" if profile.peak_source else "the peak"
+        charts["waterfall"] = waterfall_chart(profile.waterfall, look, name, peak)
     if any(curve.curve for curve in profile.memory):
         charts["memory"] = memory_chart(profile.memory, name, look)
     return charts
@@ -120,11 +121,15 @@ def _head(profile: Profile, name: str) -> PageHead:
         name=one_line(name),
         chip=profile.tool,
         tone="plain",
-        setup=(f"{len(profile.ranks)} ranks", f"{len(profile.steps)} steps"),
+        setup=(_counted(len(profile.ranks), "rank"), _counted(len(profile.steps), "step")),
         sentences=tuple(_answer(profile)),
         cards=tuple(_cards(profile)),
         title=one_line(name),
     )
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number:,} {name}{'s' * (number != 1)}"
 
 
 def _answer(profile: Profile) -> Iterator[str]:

@@ -15,6 +15,8 @@ from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.offers import against, step_time_ratio
 from paceline.estimate.page import estimate_html
 from paceline.estimate.question import Question
+from paceline.explain.answer import explain
+from paceline.explain.page import explanation_html
 from paceline.layouts.sweep.page import sweep_html
 from paceline.mlperf.compare.comparison import compare
 from paceline.mlperf.compare.page import compared_html
@@ -23,17 +25,24 @@ from paceline.profiles.waterfall import waterfall
 from paceline.report.html import render_html
 from paceline.runs.comparison import Gate, compare_runs
 from paceline.runs.comparison_page import comparison_html
+from paceline.runs.goodput.attempt import attempts_of_run
+from paceline.runs.goodput.ledger import ledger_of
+from paceline.runs.goodput.page import goodput_html
 from paceline.runs.history import recipe_history
 from paceline.runs.history_page import history_html
 from paceline.runs.profile_page import profile_html
+from paceline.runs.watch.reader import RunReader
+from paceline.runs.watch.snapshot import snapshot_html
 from paceline.scaling.analysis.answer import scale_result
 from paceline.scaling.analysis.procedure import simulate
 from paceline.scaling.analysis.simulation import Fault, SimulatedCluster
 from paceline.scaling.page import scaling_html
+from tests.explain.example import write_parts
 from tests.layouts.sweep.test_charts import EXPECTED, result, row
 from tests.mlperf.submissions import ten_runs
 from tests.profiles.traces import kernel, step, write
 from tests.report import example
+from tests.runs.goodput.test_goodput import write_attempt
 from tests.runs.series_example import around, make_finished
 
 LONG = "a-host-with-a-name-that-somebody-made-long-enough-to-need-two-lines-0017"
@@ -122,6 +131,32 @@ def mlperf_page() -> str:
         return compared_html(compare([small, large], num_devices=[8, 64], accelerator="GB200"))
 
 
+def explain_page() -> str:
+    """Two causes against another run."""
+    with TemporaryDirectory() as folder:
+        root, late = Path(folder), {"checkpoint": 0.1, "data": 0.1}
+        write_parts(root, "before")
+        write_parts(root, f"after-{LONG}", (late, late))
+        return explanation_html(explain(root / f"after-{LONG}", "before", root))
+
+
+def goodput_page() -> str:
+    """A training that was killed and went on."""
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        ended = write_attempt(root, "first", 0, 1, 37, killed=True)
+        write_attempt(root, LONG, ended + 60, 31, 60)
+        attempts = [each for name in ("first", LONG) for each in attempts_of_run(root / name)]
+        return goodput_html(ledger_of(attempts))
+
+
+def watch_page() -> str:
+    """A moment of two ranks, one of which is waited for."""
+    with TemporaryDirectory() as folder:
+        write_parts(Path(folder), LONG, ({"data": 0.05}, {"work": 1.5, "comm": 0.02}))
+        return snapshot_html(RunReader(Path(folder) / LONG).state())
+
+
 def profile_page() -> str:
     """Two ranks under PyTorch's profiler, a kernel with a name of C++'s length among theirs."""
     with TemporaryDirectory() as folder:
@@ -144,6 +179,9 @@ MADE: dict[str, Callable[[], str]] = {
     "history": lambda: history_html(history()),
     "mlperf": mlperf_page,
     "profile": profile_page,
+    "explain": explain_page,
+    "goodput": goodput_page,
+    "watch": watch_page,
 }
 """What makes each page."""
 

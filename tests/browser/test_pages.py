@@ -91,7 +91,7 @@ def test_nothing_leaves_its_card_and_no_figure_is_broken(
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_the_verdict_and_four_figures_stand_above_every_chart(open_page: Open, name: str) -> None:
+def test_figures_stand_above_charts_that_say_whose_they_are(open_page: Open, name: str) -> None:
     opened = open_page(page(name))
     assert len(texts(opened, ".card")) == 4 and texts(opened, ".title .chip")
     order: dict[str, Any] = opened.ask(
@@ -102,11 +102,6 @@ def test_the_verdict_and_four_figures_stand_above_every_chart(open_page: Open, n
         })()"""
     )
     assert order["chip"] < order["cards"] < min(order["chart"], order["table"])
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_every_chart_says_what_it_shows_and_whose_it_is(open_page: Open, name: str) -> None:
-    opened = open_page(page(name))
     titles = texts(opened, "figure > h2")
     assert titles and len(set(titles)) == len(titles)
     assert len(texts(opened, "figure > h2 .whose")) == len(titles)

@@ -17,6 +17,7 @@ from paceline.engines.hf_trainer import settings, unsupported
 from paceline.files.recipe import load_recipe, recipe_names
 from paceline.runs import flow
 from paceline.runs.plan import Plan
+from paceline.runs.profiling import with_profile, write_profile
 from paceline.trainer.config import LrScheduleConfig
 from paceline.trainer.schedule import LearningRate
 from tests.example import make_spec
@@ -106,8 +107,9 @@ def test_a_run_trains_and_is_measured_step_by_step(
         pytest.importorskip("peft")
     spec = make_spec(ranks=ranks, engine="hf_trainer", **fields)
     assert engine("hf_trainer").unsupported(spec) == []
-    job = engine("hf_trainer").job(spec, "x")
-    report = flow.run(Plan(spec, job, {}), tmp_path, ["x"], ignore, probe=False)
+    plan = Plan(spec, engine("hf_trainer").job(spec, "x"), {})
+    plan = with_profile(plan, "torch", [0], 9, 10)
+    report = flow.run(plan, tmp_path, ["x"], ignore, probe=False)
     result = report.result
     assert result.status == "ok", result.reason
     assert (result.steps_done, result.steps_asked) == (20, 20)
@@ -115,6 +117,8 @@ def test_a_run_trains_and_is_measured_step_by_step(
     assert len(report.steps) == 20 and report.steps.known("step_time_s")
     step_s, tokens_per_s = (result.metrics[n].value for n in ("step_time_s", "tokens_per_s"))
     assert step_s and tokens_per_s == pytest.approx(32 * 4 * ranks / step_s)
+    profile = write_profile(report)
+    assert profile.steps == (9, 10) and profile.parts["gemm"] > 0
     losses = report.steps["loss"]
     assert losses[-1] < losses[0]
     strange = ("the log says", "ended with code", "behind its last step")

@@ -10,6 +10,7 @@ from paceline.core.layout import Layout
 from paceline.engines import engine
 from paceline.runs import flow
 from paceline.runs.plan import Plan
+from paceline.runs.profiling import with_profile, write_profile
 from tests.example import make_spec
 
 
@@ -19,7 +20,8 @@ def test_a_sharded_llama_trains_and_is_measured(tmp_path: Path):
     if missing := titan.missing(spec):
         pytest.skip(missing)
     assert titan.unsupported(spec) == []
-    plan = Plan(spec, titan.job(spec, "x"), {})
+    # Steps as asked for: the profiled ones and ten behind them.
+    plan = with_profile(Plan(spec, titan.job(spec, "x"), {}), "torch", [0], 9, 10)
     report = flow.run(plan, tmp_path, ["x"], lambda _: None, probe=False)
     result = report.result
     assert result.status == "ok", result.reason
@@ -30,6 +32,9 @@ def test_a_sharded_llama_trains_and_is_measured(tmp_path: Path):
     assert "Applied FSDP to the model" in log
     tokens_per_s = result.metrics["tokens_per_s"].value
     assert tokens_per_s and result.window is not None and result.window.rule != "as printed"
+    profile = write_profile(report)
+    assert profile.steps == (9, 10) and profile.parts["gemm"] > 0
+    assert profile.parts["communication_exposed"] > 0 and profile.parts["optimizer"] > 0
     losses = report.steps["loss"]
     assert losses[-1] < losses[0]
     assert not [warning for warning in result.warnings if "the log says" in warning]

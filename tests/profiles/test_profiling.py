@@ -114,10 +114,10 @@ def test_text_and_page_say_where_the_time_goes(tmp_path: Path) -> None:
 
 def test_every_tool_has_a_module_and_is_offered() -> None:
     assert set(TOOLS) == {choice.value for choice in ToolChoice} <= set(get_args(ToolName))
-    foreign = make_spec(engine="megatron", profile=Profiling(tool="torch", ranks=(0,)))
+    foreign = make_spec(engine="nemo", profile=Profiling(tool="torch", ranks=(0,)))
     for name in TOOLS:
         assert callable(tool(name).attached) and callable(tool(name).read)
-    assert "megatron" in str(tool("torch").unsupported(foreign))
+    assert "nemo" in str(tool("torch").unsupported(foreign))
 
 
 def test_intervals_agree_with_a_grid_of_moments() -> None:

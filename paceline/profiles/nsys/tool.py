@@ -19,12 +19,14 @@ from paceline.profiles.nsys.tables import ReportTables
 from paceline.profiles.nsys.timelines import rank_of, read_timeline
 from paceline.profiles.profile import Profile, profile_of, refuse_doubles
 from paceline.profiles.timeline import Timeline
+from paceline.profiles.torch_traces import HOOKED
 from paceline.profiles.wrapping import wrapped
 
 
 def unsupported(spec: RunSpec) -> str | None:
-    """Only the native trainer begins and ends the capture with its steps."""
-    if spec.engine != "native":
+    """On GPUs the native trainer alone begins and ends the capture with its steps; on a CPU, where
+    all of a program is recorded, any engine that starts its ranks here will do."""
+    if spec.engine != "native" and not (spec.cluster.device == "cpu" and spec.engine in HOOKED):
         return (
             f"engine {spec.engine} is not told when to begin and end: use its own setting for "
             "Nsight Systems, and read the report by --from"

@@ -20,16 +20,18 @@ MOST_RANKS = 16
 """Ranks with a line of their own: the busiest."""
 SLOWER = 1.05
 """Of the usual step, from which the page says so in red."""
+RANK_HEADS = ("rank", "host", "step", "busy s", "waits s", "data s", "memory")
+"""What `rank_cells` tells."""
 
 
 def state_lines(state: WatchState) -> list[str]:
     """Everything that is known, `name: value` a line."""
-    return [f"{name}: {value}" for name, value in _figures(state)]
+    return [f"{name}: {value}" for name, value in state_figures(state)]
 
 
 def state_line(state: WatchState) -> str:
     """The moment in a line, for where there is no terminal."""
-    figures = _figures(state)
+    figures = state_figures(state)
     return " · ".join(
         [figures[0][1], state.status, *(f"{name} {value}" for name, value in figures[2:8])]
     )
@@ -38,7 +40,7 @@ def state_line(state: WatchState) -> str:
 def state_page(state: WatchState) -> RenderableType:
     """The moment as a panel: progress, figures, ranks."""
     figures = Table.grid(padding=(0, 2))
-    (_, run), (_, status), *rest = _figures(state)
+    (_, run), (_, status), *rest = state_figures(state)
     for name, value in rest:
         slow = name == "step" and state.ratio is not None and state.ratio > SLOWER
         figures.add_row(Text(name, style="dim"), Text(value, style="red" if slow else ""))
@@ -55,11 +57,18 @@ def state_page(state: WatchState) -> RenderableType:
     return Panel(Group(*parts), title=title, title_align="left")
 
 
-def _figures(state: WatchState) -> list[tuple[str, str]]:
-    return [(name, _clean(value)) for name, value in _fields(state) if value]
+def state_figures(state: WatchState) -> list[tuple[str, str]]:
+    """Name and value of everything that is known, the run and its status first."""
+    return [(name, clean(value)) for name, value in _fields(state) if value]
 
 
-def _clean(text: str) -> str:
+def busiest_ranks(state: WatchState) -> list[RankNow]:
+    """At most MOST_RANKS of them, in the order of their numbers."""
+    busiest = sorted(state.ranks, key=lambda rank: -(rank.busy_time_s or 0.0))[:MOST_RANKS]
+    return sorted(busiest, key=lambda rank: rank.rank)
+
+
+def clean(text: str) -> str:
     """Foreign text as it may reach a terminal."""
     return redact(one_line(text), os.environ)
 
@@ -113,24 +122,24 @@ def _devices(devices: DevicesNow) -> str:
 
 
 def _rank_table(state: WatchState) -> Table:
-    """The busiest ranks, in the order of their numbers."""
-    busiest = sorted(state.ranks, key=lambda rank: -(rank.busy_time_s or 0.0))[:MOST_RANKS]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("rank", "host", "step", "busy s", "waits s", "data s", "memory"):
+    for title in RANK_HEADS:
         table.add_column(title, justify="left" if title == "host" else "right")
-    for rank in sorted(busiest, key=lambda rank: rank.rank):
+    for rank in busiest_ranks(state):
         style = "red" if rank.rank == state.waited_for else ""
-        table.add_row(*(Text(_clean(cell), style=style) for cell in _cells(rank)))
+        table.add_row(*(Text(cell, style=style) for cell in rank_cells(rank)))
     return table
 
 
-def _cells(rank: RankNow) -> list[str]:
+def rank_cells(rank: RankNow) -> list[str]:
+    """What RANK_HEADS name, of one rank."""
+
     def number(value: float | None) -> str:
         return "-" if value is None else significant(value)
 
     return [
         str(rank.rank),
-        rank.host or "-",
+        clean(rank.host or "-"),
         "-" if rank.step is None else str(rank.step),
         number(rank.busy_time_s),
         number(rank.comm_wait_s),

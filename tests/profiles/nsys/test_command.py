@@ -70,13 +70,20 @@ def test_nccl_logs_a_file_a_rank_and_the_trainer_counts() -> None:
     assert json.loads(job.files["profiles/tool.json"])["env"] == {
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,COLL,P2P,NET,TUNING",
-        "NCCL_DEBUG_FILE": "profiles/nccl-{rank}.%h.%p.log",
+        "NCCL_DEBUG_FILE": "{folder}/profiles/nccl-{rank}.%h.%p.log",
         "PACELINE_TRAFFIC": "profiles",
     }
     assert nccl.unsupported(make_spec(ranks=1)) is not None
     assert nccl.unsupported(make_spec(ranks=2)) is None
     assert nccl.unsupported(make_spec(ranks=2, engine="torchtitan")) is not None
-    assert nsys.unsupported(make_spec(ranks=2, engine="torchtitan")) is not None
+
+
+def test_on_a_gpu_only_the_native_trainer_tells_nsys_when_to_begin() -> None:
+    foreign = spec_of("H100").model_copy(update={"engine": "torchtitan"})
+    assert "when to begin and end" in str(nsys.unsupported(foreign))
+    here = make_spec(ranks=2, engine="torchtitan")
+    assert (nsys.unsupported(here) or "nsys is not in PATH").startswith("nsys is not in PATH")
+    assert "when to begin and end" in str(nsys.unsupported(make_spec(ranks=2, engine="nemo")))
 
 
 @pytest.mark.parametrize(

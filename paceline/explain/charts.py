@@ -1,0 +1,143 @@
+"""Charts of an explanation: lost time by cause, and the parts of the mean step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import altair as alt
+
+from paceline.core.text import one_line
+from paceline.core.units import percent, significant
+from paceline.explain.explanation import Explanation
+from paceline.report.step_charts import finish
+from paceline.report.theme import Look
+
+BAR_HEIGHT = 30
+LEAST_SHARE = 0.001
+"""Of a step, that a part must have to be seen."""
+COLOURS = {
+    "compute": "steady",
+    "data": "ink",
+    "checkpoint": "warmup",
+    "straggler": "accent",
+    "core_wait": "warmup_soft",
+    "bubble": "good_soft",
+    "communication": "good",
+}
+"""The palette's colour of each part of `StepParts`, in the order of the bars."""
+
+
+def explanation_charts(answer: Explanation, look: Look) -> dict[str, alt.LayerChart]:
+    """Both charts by name; none of causes where no time was lost."""
+    parts = parts_chart(answer, look)
+    if answer.lost_s <= 0:
+        return {"parts": parts}
+    return {"causes": causes_chart(answer, look), "parts": parts}
+
+
+def causes_chart(answer: Explanation, look: Look) -> alt.LayerChart:
+    """A bar a cause: seconds of the mean step, with its share of the lost time; the rest last."""
+    rows = [_bar(each.cause, each.seconds, each.share, "cause") for each in answer.causes]
+    rest_s = answer.unexplained_s
+    rows.append(_bar("unexplained", rest_s, rest_s / answer.lost_s, "rest"))
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y(
+            "cause:N",
+            sort=[row["cause"] for row in rows],
+            title=None,
+            axis=alt.Axis(labelLimit=180),
+        ),
+        tooltip=[
+            alt.Tooltip("cause:N"),
+            alt.Tooltip("seconds:Q", title="seconds of a step", format=".4~f"),
+            alt.Tooltip("share:N", title="of what is lost"),
+        ],
+    )
+    # Room for the words behind the longest bar.
+    longest = 1.4 * max(row["seconds"] for row in rows)
+    x = alt.X("seconds:Q", title="seconds of a step", scale=alt.Scale(domain=[0, longest]))
+    colours = [look.palette.accent, look.palette.warmup]
+    colour = alt.Color(
+        "kind:N", legend=None, scale=alt.Scale(domain=["cause", "rest"], range=colours)
+    )
+    bars = base.mark_bar(height={"band": 0.7}).encode(x=x, color=colour).properties(name="causes")
+    words = base.mark_text(align="left", dx=6, color=look.palette.ink).encode(x=x, text="words:N")
+    note = (
+        f"{significant(answer.lost_s)} s of a step are lost {_held_against(answer)}; beside each "
+        "bar its share of them and its seconds."
+    )
+    height = 40 + BAR_HEIGHT * len(rows)
+    return finish([bars, words], look, "Lost time by cause", [note], height, answer.run)
+
+
+def parts_chart(answer: Explanation, look: Look) -> alt.LayerChart:
+    """The mean step cut into its parts, and the baseline's below it where that is known."""
+    sides = {"this run": answer.parts_s}
+    if answer.baseline_parts_s:
+        sides["baseline"] = answer.baseline_parts_s
+    rows = [row for side, parts in sides.items() for row in _segments(side, parts)]
+    used = [part for part in COLOURS if any(row["part"] == _title(part) for row in rows)]
+    bars = (
+        alt.Chart(alt.Data(values=rows), name="parts")
+        .mark_bar(height=18, stroke=look.palette.card, strokeWidth=1)
+        .encode(
+            x=alt.X("start:Q", title="seconds of a step", axis=alt.Axis(grid=True, tickCount=6)),
+            x2="end:Q",
+            y=alt.Y("side:N", sort=[*sides], title=None, axis=alt.Axis(grid=False)),
+            color=alt.Color(
+                "part:N",
+                scale=alt.Scale(
+                    domain=[_title(part) for part in used],
+                    range=[getattr(look.palette, COLOURS[part]) for part in used],
+                ),
+                legend=alt.Legend(columns=4),
+            ),
+            tooltip=[
+                alt.Tooltip("side:N", title="of"),
+                alt.Tooltip("part:N"),
+                alt.Tooltip("seconds:Q", format=".4~f"),
+                alt.Tooltip("share:N", title="of the step"),
+            ],
+        )
+    )
+    note = f"Mean of {answer.n} steps; every second belongs to one part."
+    title = "Where the mean step's seconds go"
+    return finish([bars], look, title, [note], 60 + BAR_HEIGHT * len(sides), answer.run)
+
+
+def _bar(cause: str, seconds: float, share: float, kind: str) -> dict[str, Any]:
+    words = f"{percent(share, 0)}, {significant(seconds)} s"
+    return {
+        "cause": cause,
+        "seconds": seconds,
+        "share": percent(share),
+        "kind": kind,
+        "words": words,
+    }
+
+
+def _held_against(answer: Explanation) -> str:
+    if answer.baseline_s is None:
+        return "in which the ranks could not work"
+    return f"against {one_line(answer.baseline)}"
+
+
+def _segments(side: str, parts: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    start, whole = 0.0, sum(parts.values())
+    for part in COLOURS:
+        seconds = parts.get(part, 0.0)
+        start += seconds
+        if seconds > LEAST_SHARE * whole:
+            yield {
+                "side": side,
+                "part": _title(part),
+                "start": start - seconds,
+                "end": start,
+                "seconds": seconds,
+                "share": percent(seconds / whole),
+            }
+
+
+def _title(part: str) -> str:
+    return part.replace("_", " ")
