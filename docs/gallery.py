@@ -91,7 +91,7 @@ PICTURES = (
     Picture(
         "explain",
         "Why a run is slow",
-        "Two real trainings on a busy machine. To save memory the second works in small pieces, "
+        "Two real trainings. To save memory the second works in small pieces, "
         "and it saves every other step.",
         (
             f"run tiny-llama {BATCHES} --devices 2 --set steps=30 "
