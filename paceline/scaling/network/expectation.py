@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -15,6 +16,7 @@ from paceline.files import catalog
 from paceline.scaling.network.readings import OPERATIONS, CollectiveTiming, PairRow
 
 NOT_STATED = "no link {where} is stated (--cluster, --intra or --inter)"
+_PORTS = re.compile(r"(\d+)\s*x")
 WHERE = {"intra": "inside a host", "inter": "between hosts"}
 
 
@@ -26,8 +28,9 @@ class FabricShare(Value):
     reached_bytes_per_s: float
     """The best bus rate of one device; of pairs all devices of a host together."""
     link: str | None
+    """Of several on the way the one that carries least."""
     expected_bytes_per_s: float | None
-    """Nominal, in one direction; of several links on the way the slowest."""
+    """The same rate by the link's nominal one in one direction."""
     share: float | None
     reason: str | None
     """Why it is not known."""
@@ -39,6 +42,10 @@ class Fabric:
 
     intra: tuple[str, float] | None = None
     inter: tuple[str, float] | None = None
+    """A device's share of what its host has."""
+    port: tuple[str, float] | None = None
+    """Between hosts, for a device that sends alone: the whole of a port that others share."""
+    per_node: int = 1
 
 
 def stated_fabric(intra: str | None, inter: str | None, devices_per_node: int) -> Fabric:
@@ -46,7 +53,16 @@ def stated_fabric(intra: str | None, inter: str | None, devices_per_node: int) -
 
     Raises UserError for what is no link of that kind and states no rate.
     """
-    return Fabric(_stated(intra, "intra", 1), _stated(inter, "inter", devices_per_node))
+    share = _stated(inter, "inter", devices_per_node)
+    return Fabric(_stated(intra, "intra", 1), share, _port(inter, share), devices_per_node)
+
+
+def _port(name: str | None, share: tuple[str, float] | None) -> tuple[str, float] | None:
+    whole = _stated(name, "inter", 1)
+    if name is None or whole is None or share is None:
+        return None
+    ports = _PORTS.search(name)
+    return share[0], max(share[1], whole[1] / int(ports[1] if ports else 1))
 
 
 def _stated(
@@ -77,8 +93,8 @@ def fabric_shares(
 ) -> tuple[FabricShare, ...]:
     """The best bus rate of each operation, and the median pair, beside what links carry.
 
-    All devices take part in a collective, so that of several hosts the slower of both links bounds
-    it; on one host that inside it does.
+    All devices take part in a collective: on one host the link inside it bounds the rate, of
+    several what `bus_bound` says.
     """
     return tuple(_shares(collectives, pairs, nodes, fabric))
 
@@ -86,22 +102,46 @@ def fabric_shares(
 def _shares(
     collectives: Sequence[CollectiveTiming], pairs: Sequence[PairRow], nodes: int, fabric: Fabric
 ) -> Iterator[FabricShare]:
-    crossed = fabric.inter if nodes > 1 else fabric.intra
-    if crossed and nodes > 1 and fabric.intra:
-        crossed = min(crossed, fabric.intra, key=lambda link: link[1])
     for operation in OPERATIONS:
-        rates = [row.bus_bytes_per_s for row in collectives if row.operation == operation]
-        if rates:
-            yield _share(operation, max(rates), crossed, 1, "inter" if nodes > 1 else "intra")
+        rows = [row for row in collectives if row.operation == operation]
+        if rows:
+            best = max(rows, key=lambda row: row.bus_bytes_per_s)
+            link = bus_bound(operation, best.ranks, fabric) if nodes > 1 else fabric.intra
+            kind = "inter" if nodes > 1 else "intra"
+            yield _share(operation, best.bus_bytes_per_s, link, kind)
     if pairs:
         reached = median(pair.bytes_per_s for pair in pairs)
-        yield _share("pairs", reached, fabric.inter, pairs[0].devices, "inter")
+        inter = fabric.inter
+        link = (inter[0], inter[1] * pairs[0].devices) if inter else None
+        yield _share("pairs", reached, link, "inter")
 
 
-def _share(
-    what: str, reached: float, link: tuple[str, float] | None, devices: int, kind: str
-) -> FabricShare:
-    expected = link[1] * devices if link else None
+def bus_bound(operation: str, ranks: int, fabric: Fabric) -> tuple[str, float] | None:
+    """The link that bounds an operation of several hosts, and the bus rate in bytes/s by it.
+
+    n ranks, d of them a host. Rings cross a host once, over all of its ports: d x a device's share.
+    Of an all-to-all (n - d) / (n - 1) of what a device sends leaves its host, through its own
+    share, and (d - 1) / (n - 1) stays inside. A ring of send-receive leaves it by one device. None
+    where no link between hosts is stated.
+    """
+    if fabric.inter is None or fabric.port is None:
+        return None
+    others, members = max(1, ranks - 1), fabric.per_node
+    match operation:
+        case "all_to_all":
+            link, outside = fabric.inter, others / max(1, ranks - members)
+            inside = others / max(1, members - 1)
+        case "send_recv":
+            link, outside, inside = fabric.port, 1, 1
+        case _:
+            link, outside, inside = fabric.inter, members, 1
+    bounds = [(link[0], link[1] * outside)]
+    bounds += [(fabric.intra[0], fabric.intra[1] * inside)] if fabric.intra else []
+    return min(bounds, key=lambda bound: bound[1])
+
+
+def _share(what: str, reached: float, link: tuple[str, float] | None, kind: str) -> FabricShare:
+    expected = link[1] if link else None
     return FabricShare(
         what=what,
         reached_bytes_per_s=reached,

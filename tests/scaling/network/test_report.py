@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.scaling.network.expectation import stated_fabric
+from paceline.scaling.network.expectation import bus_bound, stated_fabric
 from paceline.scaling.network.page import network_html
 from paceline.scaling.network.readings import (
     CollectiveTiming,
@@ -115,17 +115,36 @@ def test_a_latency_that_nobody_measured_is_none_and_not_zero():
 def test_what_the_stated_links_carry_stands_beside_what_is_reached():
     fabric = stated_fabric("NVLink4", "InfiniBand-NDR", 8)
     (row,) = collective_rows([line(0, [1e-3] * 7), line(1, [1e-3] * 7)])
-    row = row.model_copy(update={"bus_bytes_per_s": 40e9})
+    row = row.model_copy(update={"bus_bytes_per_s": 320e9, "ranks": 72})
     rows, identity = pairs({}), {**IDENTITY, "nodes": 1}
     network = network_report((row,), rows, IDENTITY, "2026", 3.0, (), fabric)
     all_reduce, directions = network.fabric
-    # Between hosts the network bounds a device; a host has eight of them.
-    assert (all_reduce.expected_bytes_per_s, all_reduce.share) == (50e9, 0.8)
+    # A ring crosses each host once, so that all eight ports carry it.
+    assert (all_reduce.expected_bytes_per_s, all_reduce.share) == (400e9, 0.8)
     assert directions.expected_bytes_per_s == 400e9
     assert directions.share == pytest.approx(50 / 400, rel=0.01)
     assert "80.0 % of what InfiniBand-NDR carries" in " ".join(network.sentences)
     (inside,) = network_report((row,), (), identity, "2026", 3.0, (), fabric).fabric
-    assert inside.link == "NVLink4" and inside.share == pytest.approx(40 / 450)
+    assert inside.link == "NVLink4" and inside.share == pytest.approx(320 / 450)
+
+
+@pytest.mark.parametrize(
+    ("operation", "network", "expected"),
+    [
+        ("all_reduce", "InfiniBand-HDR", 8 * 25e9),
+        ("all_gather", "InfiniBand-XDR", 450e9),  # the link inside a host carries less
+        ("broadcast", "Ethernet-100", 12.5e9),
+        ("all_to_all", "8x400 Gb/s", 50e9 * 15 / 8),  # 8 of 15 parts leave a host
+        ("send_recv", "8x400 Gb/s", 50e9),
+        ("send_recv", "2x400 Gb/s", 50e9),
+        ("send_recv", "Ethernet-100", 12.5e9),  # one device has the host's port for itself
+    ],
+)
+def test_an_operation_is_bound_by_what_of_it_crosses_a_host(
+    operation: str, network: str, expected: float
+):
+    bound = bus_bound(operation, 16, stated_fabric("NVLink4", network, 8))
+    assert bound is not None and bound[1] == pytest.approx(expected)
 
 
 def test_links_that_nobody_states_are_expected_of_nothing():
