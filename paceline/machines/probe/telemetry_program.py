@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -112,20 +113,27 @@ class NvmlDevices(Devices):
 
     def _figures(self, handle: Any) -> dict[str, Any]:
         nvml = self._nvml
-        bits = _asked(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-        uncorrected = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+        bits = _asked(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+        milliwatts = _asked(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        millijoules = _asked(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
         return {
-            "power_w": _scaled(_asked(nvml.nvmlDeviceGetPowerUsage, handle), 1e-3),
-            "energy_j": _scaled(_asked(nvml.nvmlDeviceGetTotalEnergyConsumption, handle), 1e-3),
-            "sm_clock_mhz": _asked(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-            "memory_clock_mhz": _asked(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+            "power_w": _scaled(milliwatts, 1e-3),
+            "energy_j": _scaled(millijoules, 1e-3),
+            "sm_clock_mhz": _asked(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            "memory_clock_mhz": _asked(
+                lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)
+            ),
             "temperature_c": _asked(
-                nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU
+                lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
             ),
             "throttle": None
             if bits is None
             else sorted({word for bit, word in NVML_THROTTLES.items() if bits & bit}),
-            "ecc_uncorrected": _asked(nvml.nvmlDeviceGetTotalEccErrors, handle, *uncorrected),
+            "ecc_uncorrected": _asked(
+                lambda: nvml.nvmlDeviceGetTotalEccErrors(
+                    handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+                )
+            ),
         }
 
 
@@ -172,10 +180,14 @@ class AmdDevices(Devices):
 
     def _figures(self, handle: Any) -> dict[str, Any]:
         smi = self._smi
-        power = _asked(smi.amdsmi_get_power_info, handle) or {}
-        heat = (smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT)
-        degrees = _number(_asked(smi.amdsmi_get_temp_metric, handle, *heat))
-        ecc = _asked(smi.amdsmi_get_gpu_total_ecc_count, handle) or {}
+        power = _asked(lambda: smi.amdsmi_get_power_info(handle)) or {}
+        heat = _asked(
+            lambda: smi.amdsmi_get_temp_metric(
+                handle, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
+            )
+        )
+        degrees = _number(heat)
+        ecc = _asked(lambda: smi.amdsmi_get_gpu_total_ecc_count(handle)) or {}
         watts = [_number(power.get(name)) for name in AMD_POWERS]
         return {
             "power_w": next((watt for watt in watts if watt), None),
@@ -189,19 +201,22 @@ class AmdDevices(Devices):
         }
 
     def _clock_mhz(self, handle: Any, domain: str) -> float | None:
-        kind = getattr(self._smi.AmdSmiClkType, domain)
-        return _number((_asked(self._smi.amdsmi_get_clock_info, handle, kind) or {}).get("clk"))
+        smi = self._smi
+        clock = _asked(
+            lambda: smi.amdsmi_get_clock_info(handle, getattr(smi.AmdSmiClkType, domain))
+        )
+        return _number((clock or {}).get("clk"))
 
     def _energy_j(self, handle: Any) -> float | None:
         """Joules: accumulator x resolution in microjoules; the first was `power` before ROCm 6.4"""
-        counted = _asked(self._smi.amdsmi_get_energy_count, handle) or {}
+        counted = _asked(lambda: self._smi.amdsmi_get_energy_count(handle)) or {}
         ticks = _number(counted.get("energy_accumulator", counted.get("power")))
         microjoules = _number(counted.get("counter_resolution"))
         return None if ticks is None or microjoules is None else ticks * microjoules / 1e6
 
     def _throttle(self, handle: Any) -> list[str] | None:
         """Which violations are active now; None where the device tells none (before MI300)."""
-        status = _asked(self._smi.amdsmi_get_violation_status, handle) or {}
+        status = _asked(lambda: self._smi.amdsmi_get_violation_status(handle)) or {}
         states = {word: [status.get(n) for n in names] for word, names in AMD_THROTTLES.items()}
         if not any(state in (True, False) for row in states.values() for state in row):
             return None
@@ -223,10 +238,13 @@ def _present(index: int, figures: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, **{name: v for name, v in figures.items() if v is not None}}
 
 
-def _asked(question: Any, *arguments: Any) -> Any:
-    """What a driver answers, None where a device does not know."""
+def _asked(question: Callable[[], Any]) -> Any:
+    """What a driver answers, None where a device, or a package of that age, does not know.
+
+    Names of the package belong into `question`: older ones lack some.
+    """
     try:
-        return question(*arguments)
+        return question()
     except Exception:  # of the driver's own package, which is not there to be named
         return None
 

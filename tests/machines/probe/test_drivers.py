@@ -111,6 +111,25 @@ def test_amd_devices_tell_power_energy_clocks_heat_throttling_and_errors(amd: st
     assert "throttle" not in second  # a device before MI300 does not tell
 
 
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("amdsmi_get_violation_status", "throttle"),
+        ("amdsmi_get_gpu_total_ecc_count", "ecc_uncorrected"),
+        ("amdsmi_get_energy_count", "energy_j"),
+        ("AmdSmiTemperatureType", "temperature_c"),
+        ("AmdSmiClkType", "sm_clock_mhz"),
+    ],
+)
+def test_an_older_amdsmi_without_a_name_tells_the_rest(
+    amd: str, monkeypatch: pytest.MonkeyPatch, name: str, lost: str
+):
+    driver = AmdDevices(amd)
+    monkeypatch.delattr(sys.modules["amdsmi"], name)
+    (row, _) = driver.read()
+    assert row["power_w"] == 749.0 and lost not in row
+
+
 class NotSupportedError(Exception):
     """As pynvml raises its own."""
 
@@ -159,6 +178,11 @@ def test_nvml_tells_the_energy_counter_and_what_holds_clocks_down(monkeypatch: p
     start = start_line(1.0, counters, chosen)
     assert start["sources"] == {"gpu": "NVML energy counter"}
     assert sample(Path("/absent"), counters, chosen, start)["gpus"] == [row]
+
+    for name in ("nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetTotalEccErrors"):
+        monkeypatch.delattr(driver, name)
+    (older,) = NvmlDevices().read()  # of a package that lacks the names
+    assert older == {name: value for name, value in row.items() if name != "throttle"}
 
 
 def test_the_driver_that_tells_its_power_is_chosen(
