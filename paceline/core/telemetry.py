@@ -15,6 +15,8 @@ from paceline.core.value import Value
 
 MOST_GAP_S = 5.0
 """Beyond it nobody knows what happened between two samples; or five intervals if that is more."""
+POWER_SOURCE, COUNTER_SOURCE = " power", " energy counter"
+"""How names of sources end, behind the driver's: `NVML power`."""
 
 
 class GpuSample(Value):
@@ -101,11 +103,11 @@ def energy_between(hosts: Sequence[Telemetry], start: float, stop: float) -> Ene
     """Joules of all hosts from `start` to `stop` (Unix time): the integral of the devices' power.
 
     Power is joined by straight lines; counters of energy, which devices may have too, are
-    interpolated. A part that some host
-    does not tell without a gap is left out; without any part there is no energy, and every host is
-    named that is at fault.
+    interpolated. A part that some host does not tell without a gap is left out; without any part
+    there is no energy, and every host is named that is at fault.
     """
     parts: dict[str, float] = {}
+    sources: set[str] = set()
     reasons = [] if hosts else ["no telemetry was recorded"]
     for part in ("gpu", "cpu") if hosts else ():
         by_host = [_part_j(host, part, start, stop) for host in hosts]
@@ -114,13 +116,14 @@ def energy_between(hosts: Sequence[Telemetry], start: float, stop: float) -> Ene
             if isinstance(why, str):
                 missing.setdefault(why, []).append(host.start.host)
         if not missing:
-            parts[part] = sum(joules for joules in by_host if not isinstance(joules, str))
+            measured = [answer for answer in by_host if not isinstance(answer, str)]
+            parts[part] = sum(joules for joules, _ in measured)
+            sources |= {source for _, source in measured}
         reasons += [
             f"{part}: {compress([*dict.fromkeys(names)])}: {why}" for why, names in missing.items()
         ]
     total, window_s = sum(parts.values()), stop - start
     inside = [s for host in hosts for s in host.samples if start <= s.time_unix <= stop]
-    sources = {host.start.sources[part] for host in hosts for part in parts}
     return Energy(
         energy_j=total if parts else None,
         power_w=total / window_s if parts and window_s > 0 else None,
@@ -132,8 +135,8 @@ def energy_between(hosts: Sequence[Telemetry], start: float, stop: float) -> Ene
     )
 
 
-def _part_j(host: Telemetry, part: str, start: float, stop: float) -> float | str:
-    """Joules of one part of a host, or why they are not known."""
+def _part_j(host: Telemetry, part: str, start: float, stop: float) -> tuple[float, str] | str:
+    """Joules of one part of a host and where they come from, or why they are not known."""
     if part not in host.start.sources:
         return host.start.unknown.get(part, "not recorded")
     counted = part == "cpu" or _counts_gpu_energy(host)
@@ -147,10 +150,18 @@ def _part_j(host: Telemetry, part: str, start: float, stop: float) -> float | st
     if gap > most:
         return f"was not sampled for {gap:.1f} s"
     first, last = _at(points, start), _at(points, stop)
+    stated = host.start.sources[part]
+    source = stated if part == "cpu" else _gpu_source(stated, counted)
     if counted:
-        return last - first if last >= first else "its energy counter began anew"
+        return (last - first, source) if last >= first else "its energy counter began anew"
     curve = [(start, first), *(p for p in points if start < p[0] < stop), (stop, last)]
-    return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(curve))
+    return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(curve)), source
+
+
+def _gpu_source(stated: str, counted: bool) -> str:
+    """What was used of the driver that the first look named; later ones may lack its counter."""
+    driver = stated.removesuffix(POWER_SOURCE).removesuffix(COUNTER_SOURCE)
+    return stated if driver == stated else driver + (COUNTER_SOURCE if counted else POWER_SOURCE)
 
 
 def _within(

@@ -80,6 +80,24 @@ def test_a_device_that_falls_silent_leaves_no_sum_of_the_others():
     assert energy.energy_j == pytest.approx(600)  # by the samples on both sides of it
 
 
+@pytest.mark.parametrize("stated", ["NVML power", "NVML energy counter"])
+@pytest.mark.parametrize("lacking", [None, 2])
+def test_the_source_is_what_was_used_and_not_what_the_first_look_promised(
+    stated: str, lacking: int | None
+):
+    looks = [
+        {"index": 0, "power_w": 100.0} | ({} if t == lacking else {"energy_j": 150.0 * t})
+        for t in range(5)
+    ]
+    lines = [{"time_unix": t, "gpus": [gpu]} for t, gpu in enumerate(looks)]
+    measured = host(*lines, sources=("gpu",))
+    start = measured.start.model_copy(update={"sources": {"gpu": stated}})
+    energy = energy_between([Telemetry(start, measured.samples)], 0.0, 4.0)
+
+    used = "NVML power" if lacking else "NVML energy counter"
+    assert (energy.energy_j, energy.sources) == (400.0 if lacking else 600.0, (used,))
+
+
 def test_every_host_at_fault_is_named_with_what_it_lacks():
     whole = host(*(at(t, [1.0]) for t in range(5)), sources=("gpu",), name="n1")
     short = [host(at(0, [1.0]), sources=("gpu",), name=name) for name in ("n2", "n3", "n3")]
