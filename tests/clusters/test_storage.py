@@ -9,7 +9,7 @@ from paceline.scaling.storage.report import StorageReport
 from tests.clusters.bed import Bed
 from tests.clusters.test_check import paceline
 
-BRIEF = ("--seconds", "0.3", "--size", "32MiB", "--ops", "write,sample", "--devices", "2", "--json")
+BRIEF = ("--seconds", "0.1", "--size", "16MiB", "--ops", "sample", "--devices", "2", "--json")
 
 
 def report(text: str) -> StorageReport:

@@ -26,8 +26,8 @@ STORAGE_FOLDER = "storage"
 REPORT_FILE = "storage.json"
 SAMPLE_BYTES = 8194
 """Of a sample where no recipe says it: 4,096 tokens and one, two bytes each."""
-LEAST_BYTES = 8 * MIB
-"""Of a process's file: two blocks."""
+BLOCK_BYTES = 4 * MIB
+"""A process's file has whole blocks, two at least."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,11 @@ def measure_storage(
     """
     started_s, created = time.monotonic(), datetime.now(UTC)
     cluster, notices = cluster_of(request.where, request.device, request.devices)
-    question = _question(cluster, request)
     needs = demand(cluster) if demand else None
     if needs and request.sample_bytes:
         needs = needs.model_copy(update={"sample_bytes": request.sample_bytes})
-    elif needs and needs.sample_bytes:
-        question["sample_bytes"] = needs.sample_bytes
+    sample_bytes = request.sample_bytes or (needs and needs.sample_bytes) or SAMPLE_BYTES
+    question = _question(cluster, request, sample_bytes)
     if cluster.launcher == "local":
         _check_here(question)
     folder = new_folder(root / STORAGE_FOLDER, f"{created:%Y-%m-%d}-{cluster.nodes}").resolve()
@@ -110,14 +109,22 @@ def measure_storage(
     return MeasuredStorage(report, folder, tuple(notices))
 
 
-def _question(cluster: Cluster, request: StorageRequest) -> dict[str, Any]:
+def _question(cluster: Cluster, request: StorageRequest, sample_bytes: int) -> dict[str, Any]:
     counts = request.processes or tuple(sorted({1, cluster.devices_per_node}))
-    least = LEAST_BYTES * max(counts)
+    least = 2 * BLOCK_BYTES * max(counts)
     if request.size_bytes < least:
         raise UserError(
             f"--size {binary(request.size_bytes)}",
             f"leaves too little for each of {max(counts)} processes",
             allowed=f"{binary(least)} or more",
+        )
+    blocks = request.size_bytes // max(counts) // BLOCK_BYTES
+    if "sample" in request.operations and sample_bytes > blocks * BLOCK_BYTES:
+        raise UserError(
+            f"--sample-bytes {sample_bytes}",
+            f"is more than the file of each of {max(counts)} processes",
+            allowed=f"{blocks * BLOCK_BYTES} or less",
+            remedy="--size BYTES",
         )
     # A relative path means the same folder on hosts that share it.
     return {
@@ -127,7 +134,7 @@ def _question(cluster: Cluster, request: StorageRequest) -> dict[str, Any]:
         "processes": list(counts),
         "seconds": request.seconds,
         "size_bytes": request.size_bytes,
-        "sample_bytes": request.sample_bytes or SAMPLE_BYTES,
+        "sample_bytes": sample_bytes,
     }
 
 

@@ -65,7 +65,7 @@ class StorageRow(Value):
     unit_s: float
     """Of one operation: the median; of the processes the mean."""
     slow_unit_s: float
-    """The 99th percentile, of the slowest process."""
+    """The 99th percentile, of the slowest process; below 100 operations the slowest of all."""
     n: int
     """Operations of the process with the fewest."""
     spread: float | None
@@ -73,7 +73,7 @@ class StorageRow(Value):
     method: str
     """How it met the page cache."""
     cached_share: float | None
-    """Of what was read, in the page cache before; None for writes, and where nobody tells."""
+    """Of what all processes read, in the page cache before; None for writes or where untold."""
     may_be_cached: bool
     """Whether the figure may be that of the page cache, not of the disk."""
 

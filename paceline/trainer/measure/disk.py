@@ -1,6 +1,7 @@
 """One process's file on a disk: blocks, samples and checkpoints of it, each with its seconds.
 
-The file has no name while it is there, so that the kernel takes it back however the process ends.
+The file loses its name before anything is written, so that the kernel takes it back however the
+process ends.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ CHECKPOINT_BYTES = 64 * 2**20
 SMALL_BYTES = 4096
 READ_AHEAD_BYTES = 128 * 2**10
 """Linux' default for disks."""
-MAPPED_SHARE = 50
+MAPPED_SHARE = 200
 """The page cache is emptied when at most one part in so many of the file may be in there."""
+NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+"""The folder may be anybody's: what stands at the name already is never opened."""
 ACCESS = mmap.PROT_READ | mmap.PROT_WRITE
 LIBC = ctypes.CDLL(None)
 
@@ -46,11 +49,12 @@ class DiskFile:
         self.draws = 0
         self.view: mmap.mmap | None = None
         self.pages = self.cached = 0
-        self.through_cache = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        self.through_cache = os.open(path, os.O_RDWR | NEW_FILE, 0o600)
         try:
-            self.past_cache = self._direct()
+            direct = self._direct()
         finally:
             path.unlink()
+        self.past_cache = None if direct is None else self._tried(direct)
 
     @property
     def handle(self) -> int:
@@ -59,31 +63,50 @@ class DiskFile:
 
     def _direct(self) -> int | None:
         """The file opened past the page cache, None where the file system refuses that."""
-        handle = None
         try:
-            handle = os.open(self.path, os.O_RDWR | os.O_DIRECT)
-            self._put(handle, 0)
+            handle = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_DIRECT)
         except (AttributeError, OSError) as error:
-            if handle is not None:
-                os.close(handle)
-            if isinstance(error, OSError) and error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                raise
+            _raise_unless_refused(error)
+            return None
+        if not os.path.samestat(os.fstat(handle), os.fstat(self.through_cache)):
+            os.close(handle)
+            raise OSError(errno.EEXIST, "another file took its name")
+        return handle
+
+    def _tried(self, handle: int) -> int | None:
+        """The handle if it takes a block: some file systems refuse no sooner."""
+        try:
+            self._put(handle, 0)
+        except OSError as error:
+            os.close(handle)
+            _raise_unless_refused(error)
             return None
         return handle
 
-    def prepare(self, operation: str) -> float | None:
-        """Take the file out of the page cache; the share of it that is there nevertheless.
+    def prepare(self, operation: str) -> tuple[int, int] | None:
+        """Take the file out of the page cache; (pages there nevertheless, pages) of it.
 
-        None where the kernel does not tell.
+        None for what does not read, and where the kernel does not tell. Raises ValueError for
+        samples that are larger than the file.
         """
-        self.at = self.pages = self.cached = 0
+        self.pages = self.cached = 0
         self._unmap()
+        if operation == "sample":
+            self._hold_a_sample()
+        self.at = 0
         if operation not in ("read", "sample"):
             return None
         self._map()
         assert self.view is not None
-        counted = resident(self.view, 0, self.written)
-        return None if counted is None else counted[0] / counted[1]
+        return resident(self.view, 0, self.written)
+
+    def _hold_a_sample(self) -> None:
+        """Write on where the time of the writes was too short for one sample."""
+        if self.sample_bytes > self.size:
+            raise ValueError(f"a file of {self.size} bytes holds no sample of {self.sample_bytes}")
+        self.at = self.written
+        while self.written < self.sample_bytes:
+            self.write()
 
     def write(self) -> int:
         """The next block, from the front again at the end."""
@@ -114,9 +137,12 @@ class DiskFile:
 
     def small_file(self) -> int:
         """A file of SMALL_BYTES made, written, opened again, read and deleted."""
-        self.path.write_bytes(self.block[:SMALL_BYTES])
+        handle = os.open(self.path, os.O_WRONLY | NEW_FILE, 0o600)
         try:
-            return len(self.path.read_bytes())
+            with os.fdopen(handle, "wb", buffering=0) as file:
+                file.write(self.block[:SMALL_BYTES])
+            with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+                return len(file.read())
         finally:
             self.path.unlink()
 
@@ -162,6 +188,12 @@ class DiskFile:
         offset = self.at if self.at + BLOCK_BYTES <= end else 0
         self.at = offset + BLOCK_BYTES
         return offset
+
+
+def _raise_unless_refused(error: Exception) -> None:
+    """Raises it again, unless it says that here nothing goes past the page cache."""
+    if isinstance(error, OSError) and error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+        raise error
 
 
 def timed_units(file: DiskFile, operation: str, stop_s: float) -> list[tuple[int, float]]:

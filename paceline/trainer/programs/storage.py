@@ -80,7 +80,7 @@ class StorageMeasurement(HostProgram):
                         processes=count,
                         unit_bytes=figures[0]["unit_bytes"],
                         method=figures[0]["method"],
-                        cached_share=_largest([each["cached_share"] for each in figures]),
+                        cached_share=pooled_share([each["pages"] for each in figures]),
                         rates=[each["rates"] for each in figures],
                         sustained=[each["sustained"] for each in figures],
                         units=[each["units"] for each in figures],
@@ -186,12 +186,12 @@ def _serve(pipe: Connection, parent: int, details: tuple[Path, int, int, int, in
         file = DiskFile(*details)
         while True:
             operation = pipe.recv()
-            share = file.prepare(operation)
+            pages = file.prepare(operation)
             pipe.send({"ready": True})
             start_s, stop_s = pipe.recv()
             time.sleep(max(0.0, start_s - time.monotonic()))
             units = timed_units(file, operation, stop_s)
-            pipe.send(figures(file, operation, share, units))
+            pipe.send(figures(file, operation, pages, units))
     except EOFError:
         return
     except Exception as error:  # the process's edge: its parent tells the reason
@@ -201,21 +201,27 @@ def _serve(pipe: Connection, parent: int, details: tuple[Path, int, int, int, in
 
 
 def figures(
-    file: DiskFile, operation: str, share: float | None, units: Sequence[tuple[int, float]]
+    file: DiskFile,
+    operation: str,
+    pages: tuple[int, int] | None,
+    units: Sequence[tuple[int, float]],
 ) -> dict[str, Any]:
-    """Of one process: bytes/s of each block of operations, and seconds of one."""
+    """Of one process: bytes/s of each block of operations, and seconds of one.
+
+    The 99th percentile is by nearest rank, ceil(0.99 n): below 100 operations the slowest.
+    """
     seconds = sorted(taken for _, taken in units)
     if operation == "sample" and file.pages:
-        share = file.cached / file.pages
+        pages = file.cached, file.pages
     return {
         "unit_bytes": units[0][0],
         "method": method(operation, file.past_cache is not None),
-        "cached_share": share,
+        "pages": pages,
         "rates": block_rates(units),
         "sustained": sum(amount for amount, _ in units) / max(1e-9, sum(seconds)),
         "units": len(units),
         "unit_s": median(seconds),
-        "slow_unit_s": seconds[min(len(seconds) - 1, int(0.99 * len(seconds)))],
+        "slow_unit_s": seconds[-(-99 * len(seconds) // 100) - 1],
     }
 
 
@@ -245,9 +251,12 @@ def block_rates(units: Sequence[tuple[int, float]]) -> list[float]:
     ]
 
 
-def _largest(shares: Sequence[float | None]) -> float | None:
-    """The largest share, None where one is not known."""
-    return None if None in shares else max(share for share in shares if share is not None)
+def pooled_share(pages: Sequence[tuple[int, int] | None]) -> float | None:
+    """Of (pages in the page cache, pages) of each process the share; None where one is unknown."""
+    counted = [each for each in pages if each is not None]
+    if len(counted) < len(pages):
+        return None
+    return sum(cached for cached, _ in counted) / sum(total for _, total in counted)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import subprocess
@@ -15,12 +16,13 @@ from typing import Any
 import pytest
 
 from paceline.trainer.measure.disk import BLOCK_BYTES, DiskFile, timed_units
+from paceline.trainer.programs.storage import figures, pooled_share
 
 SETTINGS = {
     "device": "cpu",
     "operations": ["write", "read", "sample", "checkpoint", "small_file"],
     "processes": [1, 2],
-    "seconds": 0.5,
+    "seconds": 0.1,
     "size_bytes": 4 * BLOCK_BYTES,
     "sample_bytes": 514,
 }
@@ -89,6 +91,50 @@ def holders(folder: Path) -> list[str]:
         except OSError:
             continue
     return places
+
+
+def test_the_name_is_gone_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    names: list[list[Path]] = []
+
+    def look(self: DiskFile, handle: int, offset: int) -> None:
+        names.append(list(tmp_path.iterdir()))
+        raise OSError(errno.EINVAL, "O_DIRECT takes nothing after all")
+
+    monkeypatch.setattr(DiskFile, "_put", look)
+    file = DiskFile(tmp_path / "file", 4 * BLOCK_BYTES, 514, 1, None)
+    assert file.past_cache is None and names in ([], [[]])  # none where it was refused before
+
+
+def test_a_link_at_the_name_is_not_followed(tmp_path: Path):
+    victim, name = tmp_path / "victim", tmp_path / "file"
+    file = DiskFile(name, 4 * BLOCK_BYTES, 514, 1, None)
+    name.symlink_to(victim)
+    for make in (file.small_file, lambda: DiskFile(name, BLOCK_BYTES, 514, 1, None)):
+        with pytest.raises(FileExistsError):
+            make()
+    assert name.is_symlink() and not victim.exists()
+
+
+def test_samples_larger_than_what_was_written_are_written_first(tmp_path: Path):
+    file = DiskFile(tmp_path / "file", 4 * BLOCK_BYTES, BLOCK_BYTES + 1, 1, None)
+    file.write()
+    file.prepare("sample")
+    assert file.written == 2 * BLOCK_BYTES
+    assert timed_units(file, "sample", 0.0)[0][0] == BLOCK_BYTES + 1
+    huge = DiskFile(tmp_path / "file", BLOCK_BYTES, BLOCK_BYTES + 1, 1, None)
+    with pytest.raises(ValueError, match="holds no sample of"):
+        huge.prepare("sample")
+
+
+def test_processes_pool_their_pages_and_few_units_have_no_percentile(tmp_path: Path):
+    assert pooled_share([(1, 10), (0, 90)]) == 0.01
+    assert pooled_share([(0, 10), None]) is None
+    file = DiskFile(tmp_path / "file", BLOCK_BYTES, 514, 1, None)
+    for number, slow in ((99, 99.0), (100, 99.0), (101, 100.0), (200, 198.0)):
+        units = [(1, float(second)) for second in range(number, 0, -1)]
+        assert figures(file, "write", None, units)["slow_unit_s"] == slow
 
 
 def test_what_lies_in_the_page_cache_is_seen(tmp_path: Path):
