@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from paceline.core.hardware import Cluster
 from paceline.core.result import finite_value
 from paceline.core.units import binary, percent, si
 from paceline.estimate.answer import estimate
-from paceline.estimate.calibrate.lookup import evidence_for
+from paceline.estimate.calibrate.lookup import evidence_for, is_cpu
 from paceline.estimate.question import Question, recipe_of, spec_of, spec_of_any_layout
 from paceline.files.run_folder import find_run, read_record, runs_root
 from paceline.runs.outcome import evaluate
@@ -149,9 +150,10 @@ def _counts(text: str | None) -> tuple[int, ...]:
 
 def _bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?|)b?", text.strip().lower())
-    if match is None:
-        raise UserError(f"--size {text!r}", "is no size", allowed="1073741824, 500MB, 1.5GiB")
-    return int(float(match[1]) * SIZES[match[2]])
+    size = float(match[1]) * SIZES[match[2]] if match else math.inf
+    if not math.isfinite(size):
+        raise UserError(f"--size {text[:40]!r}", "is no size", allowed="1073741824, 500MB, 1.5GiB")
+    return int(size)
 
 
 def _demand(
@@ -161,7 +163,7 @@ def _demand(
     if run:
         demand = _measured(find_run(runs_root(runs_dir), run))
         return lambda _: demand
-    return (lambda cluster: _estimated(recipe, on, cluster)) if recipe else None
+    return (lambda cluster: estimated_demand(recipe, on, cluster)) if recipe else None
 
 
 def _measured(folder: Path) -> StorageDemand:
@@ -176,13 +178,15 @@ def _measured(folder: Path) -> StorageDemand:
     return demand_of(spec, source, rate, notes=notes)
 
 
-def _estimated(recipe: str, on: str | None, cluster: Cluster) -> StorageDemand:
+def estimated_demand(recipe: str, on: str | None, cluster: Cluster) -> StorageDemand:
     """What a recipe needs on some devices by the estimate, without samples/s where it has none."""
     name, _, number = (on or "").partition(":")
     if number and not (number.isdecimal() and int(number)):
         raise UserError(f"--on {on}", "is no DEVICE:N", allowed="H100:64")
     total = int(number or cluster.world_size)
-    per_node = max(1, total // cluster.nodes) if cluster.nodes > 1 else DEVICES_PER_NODE
+    per_node = cluster.devices_per_node
+    if number and not is_cpu(name or cluster.device):  # processes need fill no hosts
+        per_node = _devices_per_node(f"--on {on}", total, cluster)
     question = Question(recipe, name or cluster.device, total, devices_per_node=per_node)
     dtype = recipe_of(question).training.dtype
     source = f"the estimate for {total} x {question.device}"
@@ -196,6 +200,17 @@ def _estimated(recipe: str, on: str | None, cluster: Cluster) -> StorageDemand:
     rate = answer.samples_per_s * answer.step_time_s
     interval = (rate / answer.high_s, rate / answer.low_s)
     return demand_of(spec_of(question), source, answer.samples_per_s, interval)
+
+
+def _devices_per_node(what: str, total: int, cluster: Cluster) -> int:
+    """Of the hosts that are measured; a single one stands for many of DEVICES_PER_NODE each."""
+    if cluster.nodes == 1:
+        whole, hosts = min(total, DEVICES_PER_NODE), f"{DEVICES_PER_NODE} devices a host"
+    else:
+        whole, hosts = cluster.nodes, f"the {cluster.nodes} hosts"
+    if total % whole:
+        raise UserError(what, f"is no multiple of {hosts}", allowed=f"{total + -total % whole}")
+    return whole if cluster.nodes == 1 else total // cluster.nodes
 
 
 def _show(outcome: MeasuredStorage, form: TableFormat) -> None:

@@ -10,8 +10,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline.cli.probe_storage import storage
+from paceline.cli.probe_storage import estimated_demand, storage
 from paceline.core.errors import UserError
+from paceline.core.hardware import Cluster
 from paceline.scaling.storage.report import OPERATIONS, StorageReport
 
 app = typer.Typer()
@@ -30,7 +31,7 @@ def run(folder: Path, *arguments: str, code: int = 0) -> Any:
 def test_a_folder_is_measured_and_held_against_a_training(tmp_path: Path):
     data = tmp_path / "data"
     data.mkdir()
-    brief = ("--seconds=0.5", "--size=32MiB", "--recipe=llama31-8b", "--on=H100:64")
+    brief = ("--seconds=0.1", "--size=16MiB", "--recipe=llama31-8b", "--on=H100:64")
     document = run(tmp_path, str(data), *brief)
     folder = Path(document.pop("folder"))
     best = document.pop("best")
@@ -53,8 +54,26 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path):
         run(tmp_path, str(tmp_path), "--size=9000000GiB")
     with pytest.raises(UserError, match="leaves too little for each of 64"):
         run(tmp_path, str(tmp_path), "--size=1MiB", "--processes=1,64")
-    with pytest.raises(UserError, match="is no size"):
-        run(tmp_path, str(tmp_path), "--size=much")
+    for size in ("much", "9" * 310):
+        with pytest.raises(UserError, match="is no size"):
+            run(tmp_path, str(tmp_path), f"--size={size}")
+    with pytest.raises(UserError, match=r"is more than the file of each of 2 .*16777216 or less"):
+        sample = f"--sample-bytes={2**24 + 1}"
+        run(tmp_path, str(tmp_path), "--size=32MiB", "--processes=2", sample)
     with pytest.raises(UserError, match="has no 'append'"):
         run(tmp_path, str(tmp_path), "--ops=append")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("on", "hosts", "reason"),
+    [
+        ("H100:64", 3, "the 3 hosts; allowed: 66"),
+        ("H100:2", 5, "the 5 hosts; allowed: 5"),
+        ("H100:12", 1, "8 devices a host; allowed: 16"),
+    ],
+)
+def test_devices_that_do_not_fill_the_hosts_are_refused(on: str, hosts: int, reason: str):
+    cluster = Cluster(name="x", device="H100-SXM", nodes=hosts, devices_per_node=8)
+    with pytest.raises(UserError, match=f"--on {on}: is no multiple of {reason}"):
+        estimated_demand("tiny-llama", on, cluster)
