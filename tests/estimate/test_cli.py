@@ -239,6 +239,8 @@ def test_what_would_help_most_is_told_in_every_form(tmp_path: Path):
     assert best["value"] == 989.5e12 and best["unit"] == "FLOP/s" and len(others) == 5
     text = page.read_text()
     assert "What would help most" in text and "latency of exchanges" in text
+    (row,) = csv.DictReader(paceline(*H100, "--sensitivity", "--format", "csv").stdout.splitlines())
+    assert float(row["elasticity_matrix_products"]) == pytest.approx(best["elasticity"])
     run = paceline("estimate", "tiny-llama", "--measured", "last", "--sensitivity")
     assert run.returncode == 1 and "--sensitivity is not" in run.stderr
 
