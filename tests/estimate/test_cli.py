@@ -149,7 +149,7 @@ def test_a_run_is_estimated_as_it_was_and_its_page_shows_the_same(
     """A real run of milliseconds a step, beside rates that this processor might have."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     recipe, runs = micro(tmp_path), tmp_path / "runs"
-    axes = ("--set", "steps=12", "--set", "layout.micro_batch=4")
+    axes = ("--set", "steps=30", "--set", "layout.micro_batch=4")
     assert paceline("run", recipe, "--devices", "2", *axes, runs=runs).returncode == 0
     without = paceline("estimate", recipe, "--measured", "last", runs=runs)
     assert without.returncode == 1 and "`paceline calibrate` measures it" in without.stderr
