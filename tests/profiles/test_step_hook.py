@@ -12,7 +12,7 @@ import pytest
 from paceline.core.job import Job
 from paceline.core.profiling import Profiling
 from paceline.core.run import RunSpec
-from paceline.profiles import torch_traces
+from paceline.profiles import nccl_logs, torch_traces
 from tests.example import make_spec
 
 pytest.importorskip("torch")
@@ -109,5 +109,8 @@ def test_engines_that_take_no_hook_and_the_first_step_are_refused():
     assert torch_traces.unsupported(spec_of("hf_trainer")) is None
     assert "switch on its own profiler" in str(torch_traces.unsupported(spec_of("nemo")))
     assert "--steps 2-4" in str(torch_traces.unsupported(spec_of("torchtitan", 1, 3)))
+    on_gpus = spec_of("nemo").cluster.model_copy(update={"device": "H100-SXM"})
+    submitted = spec_of("nemo").model_copy(update={"cluster": on_gpus})
+    assert "nccl_trace=true" in str(nccl_logs.unsupported(submitted))
     native = Job("x", "python", ("trainer",))
     assert torch_traces.attached(native, spec_of("native")) == native
