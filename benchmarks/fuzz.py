@@ -44,6 +44,7 @@ from tests.machines.slurm.test_states import SACCT, SINFO, SQUEUE, SRUN
 LIMIT_S, HANG_S = 20, 600
 """Of processor time for one input, of which the slowest kind takes a tenth of a second; and of any
 time, which a busy machine stretches."""
+TOO_LONG = "takes longer than"
 SHARES = {"fields": 0.02, "dialects": 0.28, "recipes": 0.05, "tables": 0.25, "slurm": 0.40}
 TABLES = Path(__file__).parents[1] / "tests" / "forms" / "inputs"
 PIECES = (
@@ -162,7 +163,19 @@ def campaign(kind: str, inputs: int, seed: int, work: Path) -> dict[str, Any]:
 
 
 def _cause(attempt: Try) -> str | None:
-    """What fell and where, None for an answer or a clear error."""
+    """What fell and where, None for an answer or a clear error.
+
+    The clock goes on while the campaign is stopped, so an input that took long without the
+    processor is asked again.
+    """
+    before_s = time.process_time()
+    cause = _asked(attempt)
+    if cause and TOO_LONG in cause and time.process_time() - before_s < LIMIT_S:
+        return _asked(attempt)
+    return cause
+
+
+def _asked(attempt: Try) -> str | None:
     signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
     signal.alarm(HANG_S)
     try:
@@ -192,7 +205,7 @@ def _no_falls(falls: list[str]) -> None:
 
 
 def _too_long(*_: object) -> None:
-    raise TimeoutError(f"takes longer than {LIMIT_S} s of the processor, or {HANG_S} s")
+    raise TimeoutError(f"{TOO_LONG} {LIMIT_S} s of the processor, or {HANG_S} s")
 
 
 def main() -> int:

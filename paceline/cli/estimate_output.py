@@ -130,7 +130,7 @@ def elasticity_line(elasticities: Sequence[Elasticity]) -> str:
         for each in elasticities
         if each.elasticity >= LEAST_ELASTICITY
     ]
-    return f"1 % more of it brings so many % more tokens/s (80 %): {', '.join(shown)}"
+    return f"1 % faster brings so many % more tokens/s (80 %): {', '.join(shown)}"
 
 
 def _bill_lines(costs: Bill | None) -> list[str]:
@@ -170,6 +170,9 @@ def emit(answer: Answer, form: TableFormat) -> None:
     """Print the estimates, and beside them what was compared, followed and varied."""
     estimates, beside = answer.found, answer.beside
     rows = [flat(estimate) for estimate in estimates]
+    for row, by_figure in zip(rows, answer.elasticities, strict=False):
+        named = {each.figure.replace(" ", "_"): each.elasticity for each in by_figure}
+        row |= {f"elasticity_{name}": named[name] for name in sorted(named)}
     if form is TableFormat.json:
         documents = _documents(answer)
         emit_table(rows, [], form, document={"offers": documents} if beside else documents[0])

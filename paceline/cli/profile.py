@@ -174,10 +174,21 @@ def profile(
     chosen = None if ranks is None else parse_ranks(ranks, plan.spec.world_size)
     plan = with_profile(plan, tool_name.value, chosen, first, last, **flags)
     tell_notices(plan)
+    _refuse_unwritable(html, charts)
     if dry_run:
         print_plan(plan, ReportFormat.json if form is TableFormat.json else ReportFormat.text)
         return
     raise typer.Exit(print_profile(_run(plan, runs_dir, tag, probe), form, html, charts))
+
+
+def _refuse_unwritable(html: Path | None, charts: Path | None) -> None:
+    """Before anything is trained; raises UserError."""
+    if html and (html.is_dir() or not html.absolute().parent.is_dir()):
+        raise UserError(f"--html {html}", "is a folder, or lies in none", allowed="a file's path")
+    if charts and charts.exists() and not charts.is_dir():
+        raise UserError(
+            f"--charts {charts}", "is no folder", allowed="a folder, made where missing"
+        )
 
 
 def print_profile(

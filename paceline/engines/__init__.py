@@ -83,6 +83,14 @@ def last_step(spec: RunSpec) -> int | None:
     return counted(spec) if counted else spec.steps_asked
 
 
+def ends_at_target(spec: RunSpec) -> bool:
+    """Whether the run's engine trains to a quality, so that fewer steps than asked for are whole.
+
+    A module says so by `ENDS_AT_TARGET`.
+    """
+    return getattr(_module(spec.engine), "ENDS_AT_TARGET", False)
+
+
 def engine_names() -> list[str]:
     """Every framework that can be started."""
     return [name for name in _names() if hasattr(_module(name), "job")]

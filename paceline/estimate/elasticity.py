@@ -29,19 +29,20 @@ NUDGE = 1.02
 
 
 class Elasticity(Value):
-    """One figure's: 0.3 says that 1 % more of it brings 0.3 % more tokens/s."""
+    """One figure's: 0.3 says that 1 % faster brings 0.3 % more tokens/s."""
 
     figure: str
     value: float | None
     """What the estimate takes it for; None for what no data sheet states."""
     unit: str | None
     elasticity: float
-    """d ln(tokens/s) / d ln(figure), at the estimate."""
+    """d ln(tokens/s) / d ln(rate), at the estimate; of a latency or a host time the rate is its
+    inverse."""
     low: float
     high: float
     """80 % by what the coefficients leave open; what the formulas themselves miss is not in it."""
     doubled_s: float
-    """Seconds of the step with twice of it: a bottleneck that moves on helps less and less."""
+    """Seconds of the step if it were twice as fast; a bottleneck that moves on saves less."""
 
 
 class _Figure(NamedTuple):

@@ -26,7 +26,7 @@ from paceline.report.theme import ON_PAGE
 from paceline.report.waterfall import waterfall_chart
 
 TONES: dict[str, Tone] = {"fits": "good", "borderline": "plain", "out of memory": "alert"}
-ELASTICITY_HEADS = ("figure", "taken as", "elasticity", "80 %", "step with twice of it")
+ELASTICITY_HEADS = ("figure", "taken as", "elasticity", "80 %", "step if twice as fast")
 LEVEL_HEADS = ("cause", "left of the peak", "FLOP/s a device", "seconds of the step")
 
 

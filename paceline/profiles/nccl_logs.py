@@ -32,12 +32,22 @@ VARIABLES = {
 COUNT = {"PACELINE_TRAFFIC": PROFILES_FOLDER}
 
 
+SUBMITTED = ("mlperf", "nemo")
+"""Engines whose batch script is submitted as it is, so that no variable of ours reaches a rank."""
+
+
 def unsupported(spec: RunSpec) -> str | None:
     """One rank exchanges nothing; without GPUs the native trainer alone counts."""
     if spec.world_size == 1:
         return "a single rank exchanges nothing: take --devices 2 or more"
     if spec.cluster.device == "cpu" and spec.engine != "native":
         return f"engine {spec.engine} on CPUs does not use NCCL, and counts nothing itself"
+    if spec.engine in SUBMITTED:
+        switch = " (engine_settings.nccl_trace=true)" if spec.engine == "nemo" else ""
+        return (
+            f"engine {spec.engine} submits a script of its own: switch NCCL's log on there{switch} "
+            "and read it by --from"
+        )
     return None
 
 

@@ -57,8 +57,8 @@ def read(folder: Path) -> Profile:
     if not traces:
         raise UserError(
             str(folder / PROFILES_FOLDER),
-            "holds no trace: the run ended before its profiled steps did, or its program takes "
-            "none by an optimizer of PyTorch",
+            "holds no trace: the run ended before its profiled steps did, its program takes none "
+            "by an optimizer of PyTorch, or it starts Python with -I, -E or another PYTHONPATH",
             remedy="logs/ says why; --steps A-B profiles earlier ones",
         )
     return _profile(traces, [str(path.relative_to(folder)) for path in traces])

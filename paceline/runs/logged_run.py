@@ -19,7 +19,7 @@ from paceline.core.result import Result, Status
 from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
-from paceline.engines import dialects, last_step
+from paceline.engines import dialects, ends_at_target, last_step
 from paceline.engines.dialect.records import out_of_memory_line
 from paceline.files.documents import read_json
 from paceline.files.log_file import LogFile
@@ -153,10 +153,11 @@ def ending_of(
     if evidence.ranks:
         return _of_ranks(_as_started(evidence, folder, spec), spec)
     said = _said(parsed(folder, record), spec)
-    if said.whole and said.status not in BAD:
-        work = said.early or f"all {said.num_steps} steps are done"
-        late = f", yet the program ended with code {code}" if code else ""
-        return Ending("ok", None, (work + late,) if said.early or code else ())
+    ended_badly = bool(code) or oom_killed or job_end is not None
+    if said.whole and said.status not in BAD and not (said.early and ended_badly):
+        late = f"all {said.num_steps} steps are done, yet the program ended with code {code}"
+        warning = said.early or (late if code else "")
+        return Ending("ok", None, (warning,) if warning else ())
     if said.status == "oom" or said.status == "nan":
         return Ending(said.status, said.reason)
     if code and (line := _out_of_memory(folder)):
@@ -221,8 +222,10 @@ def _said(parsing: Parsing | None, spec: RunSpec) -> _Said:
     next_line = last + _steps_a_line(steps)
     done = (asked is not None and next_line > asked) or "run_time_s" in log.figures
     whole = (done or log.ended is not None) and log.torn is None
-    is_early = asked is not None and next_line <= asked
-    early = f"the program came to its end after {last} of {asked} steps" if is_early else ""
+    early = ""
+    # Of a single line nobody knows for how many steps it stands.
+    if asked is not None and next_line <= asked and len(steps) > 1 and not ends_at_target(spec):
+        early = f"the program came to its end after {last} of {asked} steps"
     return _Said(document.status, last, whole, document.reason, early)
 
 

@@ -123,7 +123,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watch, str]
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "paceline", "run", "tiny-llama", "--no-probe", *SMALL),
-            *("--set", "steps=12", "--cluster", str(cluster), "--tag", "planted"),
+            *("--set", "steps=30", "--cluster", str(cluster), "--tag", "planted"),
         ],
         env={
             **os.environ,

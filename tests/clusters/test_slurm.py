@@ -61,7 +61,7 @@ SMALL = [
     "--set",
     "dtype=fp32",
     "--set",
-    "steps=12",
+    "steps=24",
     "--set",
     "global_batch=16",
     "--set",
@@ -107,7 +107,7 @@ def test_the_tiny_opt_trains_on_four_nodes(bed: Bed, tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["status"] == "ok" and result["steps_done"] == 12
+    assert result["status"] == "ok" and result["steps_done"] == 24
     assert [rank["host"] for rank in result["ranks"]] == list(bed.names)
     assert "is running on node-[001-004]" in done.stderr
 

@@ -39,7 +39,7 @@ SMALL = [
             "dtype=fp32",
             "memory_parts=false",
             "hang_limit_s=120",
-            "steps=12",
+            "steps=20",
         )
         for word in ("--set", change)
     ),
@@ -88,7 +88,7 @@ def test_the_best_layout_of_two_ssh_hosts_runs_on_them_again(
     assert all(hosts_of(run) == ["node-001", "node-002"] for run in finished(tmp_path))
     (best,) = [row for row in result["rows"] if row["best"]]
     again = run_best(ssh_hosts, tmp_path, result)
-    assert again["status"] == "ok" and again["steps_done"] == 12
+    assert again["status"] == "ok" and again["steps_done"] == 20
     (record,) = [run for run in records(tmp_path) if run["name"] == again["run"]]
     assert hosts_of(record) == ["node-001", "node-002"]
     assert record["spec"]["layout"] == best["layout"]

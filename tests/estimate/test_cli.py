@@ -149,7 +149,7 @@ def test_a_run_is_estimated_as_it_was_and_its_page_shows_the_same(
     """A real run of milliseconds a step, beside rates that this processor might have."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     recipe, runs = micro(tmp_path), tmp_path / "runs"
-    axes = ("--set", "steps=12", "--set", "layout.micro_batch=4")
+    axes = ("--set", "steps=30", "--set", "layout.micro_batch=4")
     assert paceline("run", recipe, "--devices", "2", *axes, runs=runs).returncode == 0
     without = paceline("estimate", recipe, "--measured", "last", runs=runs)
     assert without.returncode == 1 and "`paceline calibrate` measures it" in without.stderr
@@ -239,6 +239,8 @@ def test_what_would_help_most_is_told_in_every_form(tmp_path: Path):
     assert best["value"] == 989.5e12 and best["unit"] == "FLOP/s" and len(others) == 5
     text = page.read_text()
     assert "What would help most" in text and "latency of exchanges" in text
+    (row,) = csv.DictReader(paceline(*H100, "--sensitivity", "--format", "csv").stdout.splitlines())
+    assert float(row["elasticity_matrix_products"]) == pytest.approx(best["elasticity"])
     run = paceline("estimate", "tiny-llama", "--measured", "last", "--sensitivity")
     assert run.returncode == 1 and "--sensitivity is not" in run.stderr
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log
 
+import numpy as np
 import pytest
 
 from paceline.estimate.answer import estimate
 from paceline.estimate.elasticity import FIGURES, Elasticity, elasticities
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.question import Question
+from paceline.estimate.fit.interval import Z80
+from paceline.estimate.fit.posterior import predict
+from paceline.estimate.model.case import cases_of
+from paceline.estimate.question import Question, machine_of, spec_of
+from paceline.estimate.run_case import case_of
 
 NODES = Question("llama31-70b", "H100-SXM", 64, intra_link="450 GB/s", inter_link="50 GB/s")
 
@@ -50,6 +56,19 @@ def test_twice_of_a_figure_is_what_an_estimate_with_it_says():
         assert answers[name].doubled_s == pytest.approx(estimate(question, shipped()).step_time_s)
     assert (answers["network"].value, answers["network"].unit) == (50e9, "B/s")
     assert answers["host and launches"].value is None
+
+
+def test_the_interval_is_that_of_coefficients_drawn_from_their_posterior():
+    fit, x = shipped().fit(), case_of(spec_of(NODES), machine_of(NODES), NODES.software)
+    products = by_figure(NODES)["matrix products"]
+    draws = np.random.default_rng(0).multivariate_normal(fit.centre, fit.covariance, size=200)
+    one = cases_of([x])
+    faster = one.changed(peak_16bit=x.peak_16bit * 1.02)
+    drawn = [
+        log(predict(one, centre)[0] / predict(faster, centre)[0]) / log(1.02) for centre in draws
+    ]
+    assert products.high - products.low == pytest.approx(2 * Z80 * np.std(drawn), rel=0.2)
+    assert products.elasticity == pytest.approx(np.mean(drawn), abs=0.02)
 
 
 def test_what_a_training_does_not_use_does_not_help_it():

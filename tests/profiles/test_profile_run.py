@@ -69,3 +69,12 @@ def _agrees_with_the_trainers_clock(folder: Path, profile: dict[str, Any]) -> No
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_page_that_could_not_be_written_is_refused_before_anything_is_trained(
+    tmp_path: Path,
+) -> None:
+    page = tmp_path / "nowhere" / "page.html"
+    answer = paceline("profile", "tiny-llama", "--html", str(page), runs=tmp_path)
+    assert answer.returncode == 1 and "lies in none" in answer.stderr
+    assert not list(tmp_path.glob("*/run.json"))

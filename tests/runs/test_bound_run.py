@@ -20,7 +20,7 @@ from tests.runs.test_flow import only_run, start
 
 def bound_run(runs: Path, bind: str) -> tuple[list[StartEvent], Result]:
     """The start lines and the result of a short run here."""
-    process = start(runs, "--bind", bind, "--set", "steps=12", "--json", "--devices", "2")
+    process = start(runs, "--bind", bind, "--set", "steps=30", "--json", "--devices", "2")
     out, err = process.communicate(timeout=240)
     assert process.returncode in (0, 4), err  # 4: too few steady steps on a busy machine
     files = sorted(only_run(runs).glob("steps/rank-*.jsonl"))

@@ -186,7 +186,7 @@ def test_a_corpus_is_found_from_the_current_folder(tmp_path: Path):
     (tmp_path / "corpus.txt").write_text("to be or not to be " * 5000)
     environment = {**os.environ, "PACELINE_RUNS": "here", "XDG_CACHE_HOME": str(tmp_path)}
     options = [
-        *("--no-probe", "--json", "--set", "steps=12"),
+        *("--no-probe", "--json", "--set", "steps=30"),
         *("--set", "data.source=text", "--set", "data.path=corpus.txt"),
     ]
     done = subprocess.run(
@@ -355,7 +355,7 @@ def test_an_index_that_cannot_be_written_costs_a_warning_and_not_the_run(tmp_pat
     blocked = tmp_path / "blocked"
     blocked.write_text("")
     environment = {**os.environ, "PACELINE_RUNS": str(tmp_path), "XDG_CACHE_HOME": str(blocked)}
-    options = ["--set", "steps=12", "--json"]
+    options = ["--set", "steps=30", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "paceline", "run", "tiny-llama", *SMALL, *options],
         capture_output=True,

@@ -54,11 +54,12 @@ import os, sys, time
 mode, words = sys.argv[1:]
 print("argv", words, "env", os.environ.get("RANK"), os.environ.get("NODE_RANK"))
 if os.environ.get("RANK", "0") == "0":
-    for step in range({"short": 12, "ends-early": 12, "last": 19}.get(mode, 20)):
+    for step in range(20 - 8 * ("early" in mode or mode == "short") - (mode == "last")):
         print(f"iter {step}: loss {5 - step / 10:.4f}, time {100 + step % 3}.00ms, mfu -100.00%")
         time.sleep(0.01)
-    if mode == "ends-early":
+    if mode.startswith("ends-early"):
         print("that is all")
+        sys.exit(int(mode == "ends-early-badly"))
     if mode == "oom":
         print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
         sys.exit(1)
@@ -128,6 +129,7 @@ def test_a_program_that_starts_its_ranks_itself_is_started_once_a_node(
     [
         ("short", "failed", "the program ended after 12 of 20 steps"),
         ("last", "failed", "ValueError: no such thing"),
+        ("ends-early-badly", "failed", "exit code 1"),
         ("oom", "oom", "CUDA out of memory"),
         ("crash", "ok", None),
         ("fails-late", "ok", None),

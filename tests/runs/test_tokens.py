@@ -16,7 +16,7 @@ from paceline.staging.conversions import made
 from paceline.staging.conversions.indexed import files_of
 
 SMALL = ("model.num_layers=1", "model.hidden_size=32", "model.ffn_size=64", "seq_len=32")
-FEW = ("dtype=fp32", "global_batch=4", "steps=10", "layout.micro_batch=2", "memory_parts=false")
+FEW = ("dtype=fp32", "global_batch=4", "steps=30", "layout.micro_batch=2", "memory_parts=false")
 
 
 @pytest.fixture(scope="module")

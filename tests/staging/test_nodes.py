@@ -151,6 +151,31 @@ def test_a_file_goes_on_where_it_was_cut_unless_that_part_is_at_fault(
     same(staged, local)
 
 
+def test_a_file_that_became_a_link_after_it_was_cut_is_told(
+    staged: tuple[Path, ...], tmp_path: Path
+):
+    source, local = staged[0] / CONTENT_FOLDER / "deep" / "b.bin", tmp_path / "there"
+    content = source.read_bytes()
+    partial = local / staged[0].name / PARTIAL_FOLDER
+    partial.mkdir(parents=True)
+    digest = hashlib.sha256(content).hexdigest()
+    (partial / underway_name("deep/b.bin", digest)).write_bytes(content[:400_000])
+    source.unlink()
+    source.symlink_to("elsewhere")
+    ends_anyway = shell("timeout", "20", *SHELL)
+    (there,) = on_nodes([ends_anyway], order(staged, local, seen=True))
+    assert "deep/b.bin is not what the manifest says" in str(there.fault)
+
+
+def test_a_file_that_became_a_shorter_link_is_never_sent(staged: tuple[Path, ...], tmp_path: Path):
+    source = staged[0] / CONTENT_FOLDER / "c.txt"
+    source.unlink()
+    source.symlink_to("short")
+    ends_anyway = shell("timeout", "20", *SHELL)
+    with pytest.raises(SystemFaultError, match=r"c\.txt: ends before the 10 bytes"):
+        on_nodes([ends_anyway], order(staged, tmp_path / "there"))
+
+
 def test_nodes_that_fail_are_told_with_the_cause_and_the_others_end(
     staged: tuple[Path, ...], tmp_path: Path
 ):

@@ -12,6 +12,7 @@ import pytest
 from paceline.core.errors import SystemFaultError
 from paceline.staging import room, stager
 from paceline.staging.quotas import holders, programs, reading
+from paceline.staging.quotas.kernel import kernel_limit
 from paceline.staging.quotas.limits import QuotaAmount, QuotaAnswer, QuotaLimit
 from paceline.staging.quotas.reading import read_quotas
 from paceline.staging.room import StageRoom, stage_room
@@ -52,6 +53,9 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mounting:
             f"22 21 0:9 / {place} rw shared:1 - {kind} /dev/gpfs1 rw\n"
         )
         monkeypatch.setattr(holders, "MOUNTS", table)
+        status = tmp_path / "status"
+        status.write_text("CapEff:\t0000000000000000\n")
+        monkeypatch.setattr(holders, "STATUS", status)
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
         monkeypatch.setattr(os, "getegid", lambda: 100)
         return folder
@@ -67,10 +71,14 @@ def said(answer: QuotaAnswer) -> dict[str, tuple[QuotaAmount, QuotaAmount]]:
 def test_the_kernel_is_asked_about_a_local_folder(tmp_path: Path):
     system = holders.mounted_system(tmp_path)
     answer = read_quotas(tmp_path)
-    if system.type not in reading.READERS:
-        assert answer.unknown == f"nobody is asked on {system.type}"
-    else:
-        assert answer.unknown is None or "the kernel does not tell them" in answer.unknown
+    if reading.READERS.get(system.type) is kernel_limit and answer.unknown is not None:
+        told = "the kernel does not tell them", "has nothing there yet"
+        assert any(reason in answer.unknown for reason in told)
+
+
+@pytest.mark.parametrize("kind", ["overlay", "btrfs"])
+def test_a_file_system_whose_quotas_nobody_tells_stays_unknown(mounted: Mounting, kind: str):
+    assert read_quotas(mounted(kind)).unknown == f"nobody is asked on {kind}"
 
 
 def test_nfs_is_read_from_what_quota_prints(printing: Printing, mounted: Mounting):
@@ -112,21 +120,23 @@ exit 1""",
         ),
         ("echo 'quota: Mountpoint not found'; exit 1", "quota says: quota: Mountpoint not found"),
         ("exit 3", "quota says: nothing of user"),
-        ("sleep 60 & wait", "quota says nothing for 0.3 s"),
         ("exec yes", "quota says: "),
     ],
 )
 def test_what_quota_does_not_tell_stays_unknown(
-    printing: Printing,
-    mounted: Mounting,
-    monkeypatch: pytest.MonkeyPatch,
-    text: str,
-    unknown: str,
+    printing: Printing, mounted: Mounting, text: str, unknown: str
 ):
-    monkeypatch.setattr(programs, "LIMIT_S", 0.3)
     printing("quota", text)
     answer = read_quotas(mounted("nfs"))
     assert answer.limits == () and str(answer.unknown).startswith(unknown)
+
+
+def test_a_quota_that_says_nothing_is_not_waited_for(
+    printing: Printing, mounted: Mounting, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(programs, "LIMIT_S", 0.3)
+    printing("quota", "sleep 60 & wait")
+    assert read_quotas(mounted("nfs")).unknown == "quota says nothing for 0.3 s"
 
 
 def test_a_group_that_quota_does_not_name_leaves_the_user_known(

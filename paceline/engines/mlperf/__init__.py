@@ -5,7 +5,17 @@ from __future__ import annotations
 from paceline.engines.mlperf.dialect import DIALECT
 from paceline.engines.mlperf.launch import job, missing, settings, unsupported
 
-__all__ = ["COMMANDS", "DIALECT", "OUTSIDE", "job", "missing", "settings", "unsupported"]
+__all__ = [
+    "COMMANDS",
+    "DIALECT",
+    "ENDS_AT_TARGET",
+    "OUTSIDE",
+    "job",
+    "missing",
+    "settings",
+    "unsupported",
+]
 
+ENDS_AT_TARGET = True
 COMMANDS = ("bash", "sbatch")
 OUTSIDE = "Slurm with Pyxis; the benchmark's image, run.sub, config_*.sh and data"

@@ -237,7 +237,10 @@ class CopiedAsset:
         if link or (source is not None and source.is_symlink()):
             target = received(file["bytes"]).decode() if source is None else str(source.readlink())
             place.symlink_to(target)
+            underway.unlink(missing_ok=True)
+            self.line.present -= kept
             self.line.count(file["bytes"])
+            kept = 0
         else:
             with underway.open("ab" if kept else "wb") as target_file:
                 if source is None:

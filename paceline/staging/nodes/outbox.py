@@ -61,14 +61,16 @@ def _file(path: Path, num_bytes: int, begin: int) -> Iterator[bytes]:
         head = {"mode": stat.S_IMODE(status.st_mode), "link": is_link}
         yield (json.dumps(head) + "\n").encode()
         if is_link:
-            yield str(path.readlink()).encode()
-            return
-        left = num_bytes - begin
-        with path.open("rb") as file:
-            file.seek(begin)
-            while left and (block := file.read(min(left, BLOCK_BYTES))):
-                left -= len(block)
-                yield block
+            target = str(path.readlink()).encode()[:num_bytes]
+            left = num_bytes - len(target)
+            yield target
+        else:
+            left = num_bytes - begin
+            with path.open("rb") as file:
+                file.seek(begin)
+                while left and (block := file.read(min(left, BLOCK_BYTES))):
+                    left -= len(block)
+                    yield block
     except OSError as error:
         raise SystemFaultError(str(path), f"cannot be read: {error.strerror}") from error
     if left:

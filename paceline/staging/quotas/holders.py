@@ -13,6 +13,10 @@ from pathlib import Path
 from paceline.staging.quotas.limits import NobodyToAskError, QuotaKind
 
 MOUNTS = Path("/proc/self/mountinfo")
+STATUS = Path("/proc/self/status")
+USER_NUMBERS = Path("/proc/self/uid_map")
+_CAP_SYS_RESOURCE = 1 << 24
+"""Of linux/capability.h."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,20 @@ class QuotaHolder:
         return f"{self.kind} {self.name}"
 
 
-def quota_holders(folder: Path) -> tuple[QuotaHolder, ...]:
-    """The user, and the group that a new file there belongs to; root is held to no group's."""
-    user = QuotaHolder("user", os.geteuid())
-    if user.number == 0:
-        return (user,)
+def quota_holders(folder: Path, system: MountedSystem) -> tuple[QuotaHolder, ...]:
+    """The user, and the group that a new file there belongs to, where limits hold for them.
+
+    XFS keeps its defaults as limits of number 0, which it holds to none (`xfs_trans_dqresv`), and
+    holds root to the limits of other groups; elsewhere CAP_SYS_RESOURCE exceeds all of them.
+    """
     status = folder.stat()
-    inherits = bool(status.st_mode & stat.S_ISGID)
-    return (user, QuotaHolder("group", status.st_gid if inherits else os.getegid()))
+    group = status.st_gid if status.st_mode & stat.S_ISGID else os.getegid()
+    holders = QuotaHolder("user", os.geteuid()), QuotaHolder("group", group)
+    if _is_in_user_namespace():
+        return holders  # Neither 0 nor a capability is the host's there.
+    if system.type == "xfs":
+        return tuple(holder for holder in holders if holder.number)
+    return () if _exceeds_limits() else holders
 
 
 def mounted_system(folder: Path) -> MountedSystem:
@@ -71,6 +81,18 @@ def mounted_system(folder: Path) -> MountedSystem:
     longest = max(len(system.point) for system in around)
     # The last of several at one place is the one that is seen.
     return [system for system in around if len(system.point) == longest][-1]
+
+
+def _is_in_user_namespace() -> bool:
+    try:
+        return USER_NUMBERS.read_text().split() != ["0", "0", str(2**32 - 1)]
+    except FileNotFoundError:
+        return False  # This kernel has none.
+
+
+def _exceeds_limits() -> bool:
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)$", STATUS.read_text(), re.MULTILINE)
+    return bool(capabilities and int(capabilities[1], 16) & _CAP_SYS_RESOURCE)
 
 
 def _system(line: str) -> MountedSystem | None:

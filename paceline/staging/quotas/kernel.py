@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline.staging.quotas.holders import MountedSystem, QuotaHolder
-from paceline.staging.quotas.limits import NobodyToAskError, QuotaAmount, QuotaLimit
+from paceline.staging.quotas.limits import (
+    NobodyToAskError,
+    QuotaAmount,
+    QuotaLimit,
+    UnknownQuotaError,
+)
 
 KINDS = {"user": 0, "group": 1}
 """USRQUOTA and GRPQUOTA of linux/quota.h."""
@@ -91,8 +96,12 @@ def _question(handle: int, device: str) -> Callable[[int, int, Any], bool]:
 
 def _limit(ask: Callable[[int, int, Any], bool], holder: QuotaHolder) -> QuotaLimit | None:
     figures = _Figures()
-    if not ask(_GET_QUOTA << 8 | KINDS[holder.kind], holder.number, figures):
-        return None
+    try:
+        if not ask(_GET_QUOTA << 8 | KINDS[holder.kind], holder.number, figures):
+            return None
+    except FileNotFoundError as error:
+        why = "has nothing there yet; a default limit may hold, which the kernel does not tell"
+        raise UnknownQuotaError(f"{holder} {why}") from error
     soft, hard = figures.soft_blocks, figures.hard_blocks
     return QuotaLimit(
         holder.kind,

@@ -27,12 +27,13 @@ from paceline.staging.quotas.programs import (
 
 LimitReader = Callable[[Path, MountedSystem, QuotaHolder], QuotaLimit | None]
 READERS: dict[str, LimitReader] = {
-    **dict.fromkeys(("ext2", "ext3", "ext4", "xfs", "f2fs", "jfs", "btrfs", "tmpfs"), kernel_limit),
+    **dict.fromkeys(("ext2", "ext3", "ext4", "xfs", "f2fs", "jfs", "tmpfs"), kernel_limit),
     **dict.fromkeys(("nfs", "nfs4"), nfs_limit),
     "lustre": lustre_limit,
     "gpfs": gpfs_limit,
 }
-"""By the type of file system; of others nobody is asked, as overlay hides whose quotas hold."""
+"""By the type of file system; of others nobody is asked: overlay hides whose quotas hold, and
+quotactl does not know the qgroups of btrfs."""
 
 
 def read_quotas(folder: Path) -> QuotaAnswer:
@@ -43,7 +44,7 @@ def read_quotas(folder: Path) -> QuotaAnswer:
         system = mounted_system(folder)
         if system.type not in READERS:
             raise NobodyToAskError(f"nobody is asked on {system.type}")
-        holders = quota_holders(folder)
+        holders = quota_holders(folder, system)
         if system.type == "lustre":
             holders += lustre_project(folder)
         for holder in holders:
