@@ -99,12 +99,14 @@ def read_telemetry(lines: Iterable[str]) -> Telemetry | None:
     return Telemetry(start, tuple(sorted(samples, key=lambda s: s.time_unix))) if start else None
 
 
-def energy_between(hosts: Sequence[Telemetry], start: float, stop: float) -> Energy:
+def energy_between(
+    hosts: Sequence[Telemetry], start: float, stop: float, needed: str | None = None
+) -> Energy:
     """Joules of all hosts from `start` to `stop` (Unix time): the integral of the devices' power.
 
     Power is joined by straight lines; counters of energy, which devices may have too, are
-    interpolated. A part that some host does not tell without a gap is left out; without any part
-    there is no energy, and every host is named that is at fault.
+    interpolated. A part that some host does not tell without a gap is left out; without any part,
+    or without the `needed` one, there is no energy, and every host is named that is at fault.
     """
     parts: dict[str, float] = {}
     sources: set[str] = set()
@@ -122,6 +124,8 @@ def energy_between(hosts: Sequence[Telemetry], start: float, stop: float) -> Ene
         reasons += [
             f"{part}: {compress([*dict.fromkeys(names)])}: {why}" for why, names in missing.items()
         ]
+    if needed is not None and needed not in parts:
+        parts, sources = {}, set()
     total, window_s = sum(parts.values()), stop - start
     inside = [s for host in hosts for s in host.samples if start <= s.time_unix <= stop]
     return Energy(

@@ -46,7 +46,7 @@ from paceline.files.run_folder import (
 from paceline.machines.placement import find_device
 from paceline.machines.slurm.foreign import submitted_logs
 from paceline.machines.slurm.record import left_job
-from paceline.runs.ending import file_text, log_tail, read_ranks, stacks
+from paceline.runs.ending import Ending, file_text, log_tail, read_ranks, stacks
 from paceline.runs.log_result import evaluate_log
 from paceline.runs.logged_run import ending_of, logged_report, tells_by_log
 from paceline.runs.run_energy import (
@@ -74,15 +74,16 @@ def evaluate(folder: Path) -> RunReport:
     if record.spec is None:
         return evaluate_log(folder, record)
     if tells_by_log(folder, record.spec):
-        status, reason = _status(record, folder)
-        return logged_report(folder, record, status, reason)
+        ending = _ending(record, folder)
+        warned = record.model_copy(update={"warnings": (*record.warnings, *ending.warnings)})
+        return logged_report(folder, warned, ending.status, ending.reason)
     facts = record.known
     ranks = read_ranks(folder)
     series = {rank: Steps.of(log.steps) for rank, log in ranks.items()}
     merged = merge_ranks(series)
     window = steady_window(merged) if len(merged) else None
-    status, reason = _status(record, folder)
-    status, reason = _final(status, reason, window)
+    ending = _ending(record, folder)
+    status, reason = _final(ending.status, ending.reason, window)
     if status == "ok" and (other := another_model(record, ranks)):
         status, reason = "failed", other
     result = _result(folder, record, ranks, series, merged, window, status, reason)
@@ -100,26 +101,25 @@ def evaluate(folder: Path) -> RunReport:
     )
 
 
-def _status(record: RunRecord, folder: Path) -> tuple[Status, str | None]:
+def _ending(record: RunRecord, folder: Path) -> Ending:
     """How the run stands, and why if it did not end well."""
     status = current_status(record)
-    return left_alone(record, folder) if status == "incomplete" else (status, record.reason)
+    return left_alone(record, folder) if status == "incomplete" else Ending(status, record.reason)
 
 
-def left_alone(record: RunRecord, folder: Path) -> tuple[Status, str | None]:
+def left_alone(record: RunRecord, folder: Path) -> Ending:
     """How a run stands whose controller is gone: a job in Slurm's queue goes on to its own end."""
     gone = record.reason or "the controller ended before the run did"
     left = left_job(folder)
     if left is None or record.spec is None:
-        return "incomplete", gone + full_disk(folder)
+        return Ending("incomplete", gone + full_disk(folder))
     if left.code is None:
         # A script of somebody else leaves no code, but its log may come to its end.
         if submitted_logs(folder) and ending_of(folder, record, 1, False, None).status == "ok":
-            return "ok", None
+            return Ending("ok", None)
         advice = f"Slurm job {left.job} may go on (`scancel {left.job}` ends it)"
-        return "incomplete", f"{gone}; {advice}"
-    ending = ending_of(folder, record, left.code, False, None)
-    return ending.status, ending.reason
+        return Ending("incomplete", f"{gone}; {advice}")
+    return ending_of(folder, record, left.code, False, None)
 
 
 def full_disk(folder: Path) -> str:
@@ -170,7 +170,7 @@ def _result(
     telemetry = _telemetry(folder, ranks)
     of_devices = device_warnings(telemetry)
     if metrics:
-        metrics |= energy_metrics(telemetry, merged)
+        metrics |= energy_metrics(telemetry, merged, facts.device)
     comparisons = compare_with_references(facts, names, metrics)
     return Result(
         run=folder.name,

@@ -48,15 +48,19 @@ def run_telemetry(folder: Path, begin: float | None, end: float | None) -> RunTe
     return RunTelemetry(tuple(hosts), begin, end)
 
 
-def energy_metrics(telemetry: RunTelemetry | None, steps: Steps) -> dict[str, Metric]:
+def energy_metrics(
+    telemetry: RunTelemetry | None, steps: Steps, device: str | None
+) -> dict[str, Metric]:
     """Joules of a token over the whole training; empty without telemetry.
 
     Energy of all hosts from the moment at which the ranks were ready to the end of the last, over
-    the tokens of all steps. None where a step's tokens or a part of the energy are unknown.
+    the tokens of all steps. None where a step's tokens are unknown, or the energy of what trains:
+    of GPUs theirs (the processors' is added where it is told), on CPUs the processors'.
     """
     if telemetry is None:
         return {}
-    energy = energy_between(telemetry.hosts, telemetry.begin, telemetry.end)
+    trains = "cpu" if device == "cpu" else "gpu"
+    energy = energy_between(telemetry.hosts, telemetry.begin, telemetry.end, trains)
     tokens = float(np.sum(steps["tokens"]))
     note = energy.reason
     if energy.energy_j is not None and not tokens > 0:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from paceline.core.hardware import Cluster
 from paceline.core.result import Result
 from paceline.files.documents import write_text
 from paceline.runs.outcome import evaluate
 from paceline.runs.run_energy import ENERGY_PER_TOKEN
+from tests.example import make_spec
 from tests.files.test_events import START, STEP
 from tests.runs.example import STEPS, write_run
 
@@ -24,9 +26,13 @@ def gpu(second: int, **changes: Any) -> dict[str, Any]:
     return {"index": 0, "power_w": 500.0, "throttle": [], "ecc_uncorrected": 2} | changes
 
 
-def result(folder: Path, **by_second: dict[str, Any]) -> Result:
+def result(
+    folder: Path, by_second: dict[str, dict[str, Any]] | None = None, device: str = "H100-SXM"
+) -> Result:
     """A run of SECONDS whose device tells what `gpu` does, changed in the seconds named `at_N`."""
-    write_run(folder.parent, folder.name)
+    changes = by_second or {}
+    cluster = Cluster(name="one", device=device, nodes=1, devices_per_node=2)
+    write_run(folder.parent, folder.name, spec=make_spec(ranks=2, cluster=cluster))
     begin = START["time_unix"]
     for path in (folder / "steps").iterdir():
         end = {"event": "end", "status": "ok", "reason": None, "steps": STEPS}
@@ -36,7 +42,7 @@ def result(folder: Path, **by_second: dict[str, Any]) -> Result:
         {
             "event": "sample",
             "time_unix": begin + second,
-            "gpus": [gpu(second, **by_second.get(f"at_{second}", {}))],
+            "gpus": [gpu(second, **changes.get(f"at_{second}", {}))],
         }
         for second in range(-1, SECONDS + 2)
     ]
@@ -58,10 +64,10 @@ def test_energy_of_a_token_is_all_energy_over_all_tokens(tmp_path: Path):
 
 def test_the_counter_of_energy_goes_before_sampled_power(tmp_path: Path):
     counters = {f"at_{s}": {"energy_j": 1000.0 + 300 * s} for s in range(-1, SECONDS + 2)}
-    metric = result(tmp_path / "run", **counters).metrics[ENERGY_PER_TOKEN]
+    metric = result(tmp_path / "run", counters).metrics[ENERGY_PER_TOKEN]
     assert metric.value == pytest.approx(300 * SECONDS / TOKENS)
     counters["at_5"] = {}
-    sampled = result(tmp_path / "other", **counters).metrics[ENERGY_PER_TOKEN]
+    sampled = result(tmp_path / "other", counters).metrics[ENERGY_PER_TOKEN]
     assert sampled.value == pytest.approx(500 * SECONDS / TOKENS)
 
 
@@ -72,7 +78,7 @@ def test_a_throttled_run_and_memory_errors_are_warned_of(tmp_path: Path):
         f"at_{second}": {"throttle": ["thermal"]} for second in range(4, 13)
     }
     hot["at_12"] = {"throttle": ["thermal"], "ecc_uncorrected": 3}
-    throttled = result(tmp_path / "hot", **hot)
+    throttled = result(tmp_path / "hot", hot)
     warnings = " ".join(throttled.warnings)
     assert "throttled" not in healthy.verdict.sentence
     assert "The run was throttled: thermal held" in throttled.verdict.sentence
@@ -80,8 +86,13 @@ def test_a_throttled_run_and_memory_errors_are_warned_of(tmp_path: Path):
     assert "n1 device 0: 1 memory errors that could not be corrected" in warnings
 
 
+def test_energy_of_other_devices_than_those_that_train_is_no_energy_of_a_token(tmp_path: Path):
+    metric = result(tmp_path / "processors", device="cpu").metrics[ENERGY_PER_TOKEN]
+    assert metric.value is None and "cpu: n1: not recorded" in (metric.note or "")
+
+
 def test_energy_that_nobody_tells_is_no_figure(tmp_path: Path):
     dark = {f"at_{s}": {"power_w": None} for s in range(-1, SECONDS + 2)}
-    metric = result(tmp_path / "dark", **dark).metrics[ENERGY_PER_TOKEN]
+    metric = result(tmp_path / "dark", dark).metrics[ENERGY_PER_TOKEN]
     assert metric.value is None and "n1" in (metric.note or "")
     assert ENERGY_PER_TOKEN not in evaluate(write_run(tmp_path, "without")).result.metrics

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 ASK_LIMIT_S = 10.0
 GPU_FIELDS = ("index", "power.draw", "clocks.sm", "clocks.mem", "temperature.gpu")
@@ -78,7 +78,7 @@ class Counters:
         return int(text) if text and text.isdigit() else None
 
 
-class Devices:
+class Devices(Protocol):
     """The devices of one driver: where their figures come from, and what each tells now.
 
     A figure that a device does not tell is left out: `power_w`, `energy_j` (since its driver was
@@ -86,16 +86,16 @@ class Devices:
     down at this moment), `ecc_uncorrected` (errors so far).
     """
 
-    source = ""
+    source: str
     """Of power, where a device has no counter of energy."""
-    counter = ""
+    counter: str
 
     def read(self) -> list[dict[str, Any]]:
         """One row a device, with its `index`."""
-        raise NotImplementedError
+        ...
 
 
-class NvmlDevices(Devices):
+class NvmlDevices:
     """NVIDIA devices through their driver's library, in this process."""
 
     source, counter = "NVML power", "NVML energy counter"
@@ -137,10 +137,10 @@ class NvmlDevices(Devices):
         }
 
 
-class NvidiaSmiDevices(Devices):
+class NvidiaSmiDevices:
     """NVIDIA devices through the driver's program, where Python has no package for NVML."""
 
-    source = "nvidia-smi power.draw"
+    source = counter = "nvidia-smi power.draw"  # it has no question for energy
 
     def read(self) -> list[dict[str, Any]]:
         """As Devices.read; empty without the program, or where it fails."""
@@ -161,7 +161,7 @@ class NvidiaSmiDevices(Devices):
         ]
 
 
-class AmdDevices(Devices):
+class AmdDevices:
     """AMD devices through amdsmi, the Python package that comes with ROCm, in this process."""
 
     source, counter = "amdsmi power", "amdsmi energy counter"
