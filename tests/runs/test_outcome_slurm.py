@@ -7,6 +7,8 @@ from pathlib import Path
 from paceline.files.run_folder import this_controller
 from paceline.machines.slurm.record import Diary
 from paceline.runs import outcome
+from tests.engines.samples import log_text, times_of
+from tests.example import make_spec
 from tests.files.test_events import END, lines
 from tests.runs.example import write_run
 
@@ -32,6 +34,22 @@ def test_a_job_that_may_still_run_is_named(tmp_path: Path) -> None:
 def test_a_job_that_ended_well_is_a_result(tmp_path: Path) -> None:
     standing = left_alone(tmp_path, "start 12 0 node-001", "end 12 0 0", ended=True)
     assert standing == ("ok", "")
+
+
+def test_a_foreign_job_that_ended_before_its_steps_were_done_says_so(tmp_path: Path) -> None:
+    gone = this_controller().model_copy(update={"started_ticks": 1, "started_unix": 1.0})
+    spec = make_spec(engine="torchtitan", steps=20)
+    folder = write_run(tmp_path, "left", status="running", controller=gone, spec=spec)
+    for file in (folder / "steps").iterdir():
+        file.unlink()
+    Diary(folder).begin("12")
+    (folder / "slurm.status").write_text("start 12 0 node-001\nend 12 0 0\n")
+    (folder / "logs").mkdir()
+    log = log_text("torchtitan", times_of(12)) + b"[titan] Training completed\n"
+    (folder / "logs" / "rank-00000.log").write_bytes(log)
+    result = outcome.evaluate(folder).result
+    assert result.status == "ok", result.reason
+    assert "the program came to its end after 12 of 20 steps" in result.warnings
 
 
 def test_a_job_that_ended_badly_is_a_failure(tmp_path: Path) -> None:
