@@ -1,4 +1,4 @@
-"""A plain loop over transformers or peft that waits for its turn: _peer_in_turns.py FILE BLOCK."""
+"""A plain loop over transformers or peft that waits for its turn: FILE BLOCK [compiled]."""
 
 from __future__ import annotations
 
@@ -29,15 +29,21 @@ def build(content: dict[str, Any]) -> nn.Module:
     return model
 
 
-def main(path: str, block: int) -> None:
+def built_and_compiled(content: dict[str, Any]) -> nn.Module:
+    """The same behind torch.compile, loss included."""
+    return torch.compile(build(content))  # type: ignore[return-value]
+
+
+def main(path: str, block: int, compiled: bool) -> None:
     """Train until nobody wants another block."""
     content = json.loads(Path(path).read_text())
     turn = Turn(block)
-    steps = plain_steps(content, build, lambda model, ids: model(input_ids=ids, labels=ids).loss)
+    make = built_and_compiled if compiled else build
+    steps = plain_steps(content, make, lambda model, ids: model(input_ids=ids, labels=ids).loss)
     while True:
         turn.step()
         next(steps)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:] == ["compiled"])

@@ -1,7 +1,7 @@
-"""Two trainings that take turns: both stay in memory, and one works while the other waits.
+"""Trainings that take turns: all stay in memory, and one works while the others wait.
 
 A training asks `Turn.step` before each of its steps. Behind every block of steps it tells what the
-block took and waits until it is let on, so blocks of both sides lie next to each other in time.
+block took and waits until it is let on, so blocks of all sides lie next to each other in time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 HERE = Path(__file__).parent
 Cost = tuple[float, float]
@@ -21,8 +23,8 @@ Cost = tuple[float, float]
 class Turn:
     """The training's end of it: tells and asks through standard output and input."""
 
-    def __init__(self, block: int) -> None:
-        self.block, self._done = block, 0
+    def __init__(self, block: int, tell: IO[str] = sys.stdout) -> None:
+        self.block, self._done, self._tell = block, 0, tell
         self._start: Cost = (0.0, 0.0)
 
     def step(self) -> None:
@@ -31,50 +33,87 @@ class Turn:
             if self._done:
                 now = (time.perf_counter(), time.process_time())
                 took = [(b - a) / self.block for a, b in zip(self._start, now, strict=True)]
-                print(json.dumps(took), flush=True)
+                print(json.dumps(took), file=self._tell, flush=True)
             if not sys.stdin.readline():
                 os._exit(0)  # nobody wants another block
             self._start = (time.perf_counter(), time.process_time())
         self._done += 1
 
 
-class Training:
-    """The other end of it: a program of this folder, given a settings file and a block's steps."""
+def own_output() -> IO[str]:
+    """Standard output for the turns alone: what else is printed goes to standard error."""
+    tell = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return tell
 
-    def __init__(self, program: str, settings: Path, block: int, threads: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / program), settings.name, str(block)],
-            cwd=settings.parent,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        )
+
+class Training:
+    """The other end of it: a program of this folder, started at its first block.
+
+    `python` is the interpreter, None this one; `log` takes its standard error, or none does.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        arguments: Sequence[str],
+        folder: Path,
+        threads: int,
+        *,
+        python: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
+    ) -> None:
+        self._command = [python or sys.executable, str(HERE / program), *arguments]
+        self._folder, self._log = folder, log
+        self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **(environment or {})}
+        self._process: subprocess.Popen[str] | None = None
+
+    @classmethod
+    def of_file(cls, program: str, settings: Path, block: int, threads: int) -> Training:
+        """A program that is given a settings file and the steps of a block."""
+        return cls(program, [settings.name, str(block)], settings.parent, threads)
 
     def work(self) -> Cost:
         """Have it do a block. Raises RuntimeError when it ended instead."""
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
+        process = self._process = self._process or self._started()
+        assert process.stdin and process.stdout
+        process.stdin.write("\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}")
+            said = self._log.read_text(errors="replace")[-3000:] if self._log else ""
+            raise RuntimeError(f"{self._command} ended with {process.wait()}\n{said}")
         wall_s, cpu_s = json.loads(line)
         return wall_s, cpu_s
 
     def end(self) -> None:
         """Let it go."""
-        self._process.communicate()
+        if self._process is not None:
+            self._process.communicate()
+
+    def _started(self) -> subprocess.Popen[str]:
+        errors = self._log.open("w") if self._log else None
+        try:
+            return subprocess.Popen(
+                self._command,
+                cwd=self._folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=self._environment,
+            )
+        finally:
+            if errors is not None:
+                errors.close()
 
 
-def in_turn(ours: Training, peer: Training, pairs: int, warmup: int) -> list[tuple[Cost, Cost]]:
-    """Pairs of neighbouring blocks; who goes first alternates."""
-    costs: list[tuple[Cost, Cost]] = []
-    for pair in range(warmup + pairs):
-        if pair % 2:
-            later = peer.work()
-            costs.append((ours.work(), later))
-        else:
-            first = ours.work()
-            costs.append((first, peer.work()))
+def in_turn(sides: Sequence[Training], rounds: int, warmup: int) -> list[list[Cost]]:
+    """Each side's neighbouring blocks of a round; every other round goes the other way."""
+    costs: list[list[Cost]] = []
+    for number in range(warmup + rounds):
+        order = sides[::-1] if number % 2 else sides
+        took = [side.work() for side in order]
+        costs.append(took[::-1] if number % 2 else took)
     return costs[warmup:]

@@ -69,11 +69,11 @@ def compare(
         path = folder / "trainer.json"
         path.write_text(json.dumps(content))
         sides = [
-            Training(program, path, block, content["threads"])
+            Training.of_file(program, path, block, content["threads"])
             for program in ("_native_in_turns.py", peer)
         ]
         try:
-            costs = in_turn(sides[0], sides[1], pairs, WARMUP_BLOCKS)
+            costs = in_turn(sides, pairs, WARMUP_BLOCKS)
         finally:
             for side in sides:
                 side.end()
