@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -53,6 +54,8 @@ KEPT_OF_DATA = ("source", "packing", "loss_on", "split", "split_part")
 RESUME = "checkpoint.resume"
 SLOWEST_WRITE = timedelta(hours=6)
 """How long a rank waits for the others' files."""
+LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
+"""PyTorch's variable; there is no argument for it."""
 REMEDIES = {
     "padded_vocab": "the vocabulary is padded to a multiple of vocab_multiple x tp, so change "
     "vocab_multiple to keep it",
@@ -87,11 +90,7 @@ class Checkpoints:
                 **{name: getattr(config.data, name) for name in KEPT_OF_DATA},
             },
         }
-        # A group of its own, because saving goes on beside the training's collectives; gloo,
-        # because what DCP exchanges and writes lies in main memory.
-        group = dist.new_group(backend="gloo", timeout=SLOWEST_WRITE) if world.size > 1 else None
-        assert group is None or isinstance(group, dist.ProcessGroup)
-        self._group = group
+        self._group = make_group() if world.size > 1 else None
         self._writing: tuple[Writer, Future[Metadata]] | None = None
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
@@ -150,6 +149,8 @@ class Checkpoints:
         what: dict[str, Any] = {
             "state_dict": tensors(self.replica, self.optimizer, mine=True) | self._random(),
             "storage_writer": writer,
+            # Every save's plan is the first one's: later ones need not be gathered and scattered.
+            "planner": DefaultSavePlanner(enable_plan_caching=True),
             "process_group": self._group,
             "no_dist": self._group is None,
         }
@@ -287,6 +288,25 @@ class Writer(FileSystemWriter):
         written.sort(key=lambda path: (path / STATE).stat().st_mtime_ns)
         for old in [*self.folder.glob(".step-*"), *written[:-KEPT]]:
             shutil.rmtree(old)
+
+
+def make_group() -> dist.ProcessGroup:
+    """All ranks' group for what DCP exchanges; its ranks connect when they first have to.
+
+    One of its own, because saving goes on beside the training's collectives; gloo, because what is
+    exchanged lies in main memory. Left alone, gloo connects every rank with every other, for
+    exchanges that all go through the first rank.
+    """
+    before = os.environ.get(LAZY_GLOO)
+    os.environ[LAZY_GLOO] = "1"
+    try:
+        group = dist.new_group(backend="gloo", timeout=SLOWEST_WRITE)
+    finally:
+        os.environ.pop(LAZY_GLOO)
+        if before is not None:
+            os.environ[LAZY_GLOO] = before
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def find_checkpoint(path: Path, field: str = RESUME) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import resource
 import shutil
@@ -16,6 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlan
 
 from paceline.trainer import checkpoint
 from paceline.trainer.checkpoint import find_checkpoint
@@ -26,7 +30,8 @@ from paceline.trainer.measure.outcome import CheckpointError, outcome
 from paceline.trainer.parallel.mesh import Mesh, join_world
 from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.trainer import Trainer
-from tests.trainer.example import lines, log, settings, start, steps
+from tests import forks
+from tests.trainer.example import lines, log, places, settings, start, steps
 from tests.trainer.example import train as run
 
 ENDLESS = 10**6
@@ -355,3 +360,43 @@ def test_checkpoints_cost_a_training_without_them_nothing(tmp_path: Path) -> Non
 
     assert done == 0 and made.checkpoints is None
     assert made._save(1, torch.ones(2), skipped=False) is None
+
+
+def test_the_checkpoint_group_connects_ranks_that_exchange_something_alone(tmp_path: Path) -> None:
+    """Each rank with the first and a few more, not all with all: its plans go by a tree."""
+    ranks = 8
+    envs = [{**os.environ, **place} for place in places(ranks)]
+    words = ["tests.trainer.group_driver", str(tmp_path)]
+    code = forks.run("tests.trainer.example", words, envs, tmp_path, [os.devnull] * 3, 60)
+
+    assert code == 0
+    counts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
+    made = [after - before for before, after, _ in counts]
+    used = [after - before for before, _, after in counts]
+    assert max(made) <= 2, "all sockets at once would be 7"
+    assert sum(used) < 0.8 * ranks * (ranks - 1)
+
+
+def test_later_saves_send_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    raw = settings(steps=4, source="synthetic", checkpoint=kept(every=1))
+    made, _ = trainer(tmp_path, raw)
+    sent: list[bool] = []
+    create = DefaultSavePlanner.create_local_plan
+
+    def watched(self: DefaultSavePlanner) -> SavePlan:
+        plan = create(self)
+        sent.append(plan.usable)
+        return plan
+
+    monkeypatch.setattr(DefaultSavePlanner, "create_local_plan", watched)
+    for step in (1, 2, 3):
+        made._save(step, torch.ones(2), skipped=False)
+    made.finish_checkpoint()
+
+    assert sent[1:] == [False, False]
+    folder = tmp_path / "checkpoints"
+    assert names(folder) == ["latest", "step-000002", "step-000003"]
+    loaded, done = trainer(tmp_path, {**raw, "checkpoint": kept(resume=folder)})
+    pairs = zip(loaded.replica.named_parameters(), made.replica.named_parameters(), strict=True)
+    assert done == 3 and all(torch.equal(mine, theirs) for (_, mine), (_, theirs) in pairs)
