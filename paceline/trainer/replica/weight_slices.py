@@ -27,7 +27,7 @@ ALIGNED = 32
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class WeightPiece:
     """Elements `begin` to `end`, row by row, of a parameter that lie in this rank's slice."""
 
     begin: int
@@ -42,7 +42,7 @@ class WeightSlices:
     def __init__(self, trained: Iterable[nn.Parameter], axis: Axis) -> None:
         """Moves the parameters' values into buckets; all ranks must hold the same ones."""
         self.axis = axis
-        self.pieces: dict[nn.Parameter, Piece] = {}
+        self.pieces: dict[nn.Parameter, WeightPiece] = {}
         """None of a parameter that lies wholly in other ranks' slices."""
         self._buckets: list[tuple[Tensor, Tensor]] = []
         for parameters in _buckets(trained, max(BUCKET_BYTES, SLICE_BYTES * axis.size)):
@@ -69,7 +69,7 @@ class WeightSlices:
             begin, end = max(0, low - offset), min(count, low + share - offset)
             if begin < end:
                 weight = nn.Parameter(flat[offset + begin : offset + end])
-                self.pieces[parameter] = Piece(begin, end, weight)
+                self.pieces[parameter] = WeightPiece(begin, end, weight)
             offset += count
 
     def _take_gradients(self) -> None:
