@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import resource
 import shutil
@@ -30,8 +28,7 @@ from paceline.trainer.measure.outcome import CheckpointError, outcome
 from paceline.trainer.parallel.mesh import Mesh, join_world
 from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.trainer import Trainer
-from tests import forks
-from tests.trainer.example import lines, log, places, settings, start, steps
+from tests.trainer.example import lines, log, settings, start, steps
 from tests.trainer.example import train as run
 
 ENDLESS = 10**6
@@ -360,21 +357,6 @@ def test_checkpoints_cost_a_training_without_them_nothing(tmp_path: Path) -> Non
 
     assert done == 0 and made.checkpoints is None
     assert made._save(1, torch.ones(2), skipped=False) is None
-
-
-def test_the_checkpoint_group_connects_ranks_that_exchange_something_alone(tmp_path: Path) -> None:
-    """Each rank with the first and a few more, not all with all: its plans go by a tree."""
-    ranks = 8
-    envs = [{**os.environ, **place} for place in places(ranks)]
-    words = ["tests.trainer.group_driver", str(tmp_path)]
-    code = forks.run("tests.trainer.example", words, envs, tmp_path, [os.devnull] * 3, 60)
-
-    assert code == 0
-    counts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
-    made = [after - before for before, after, _ in counts]
-    used = [after - before for before, _, after in counts]
-    assert max(made) <= 2, "all sockets at once would be 7"
-    assert sum(used) < 0.8 * ranks * (ranks - 1)
 
 
 def test_later_saves_send_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
