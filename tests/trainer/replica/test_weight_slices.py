@@ -6,7 +6,7 @@ from math import prod
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.checkpoint.metadata import MetadataIndex
@@ -46,6 +46,7 @@ def test_every_element_is_one_ranks_and_all_ranks_have_as_many(ranks: int) -> No
     assert max(counts) <= -(-total // ranks) + ALIGNED
 
 
+@settings(deadline=None)
 @given(
     shape=st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple),
     ends=st.tuples(st.floats(0, 1), st.floats(0, 1)),
