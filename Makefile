@@ -13,9 +13,9 @@ BROWSER_PACKAGES := chromium fonts-dejavu-core
 CLUSTER_PACKAGES := openssh-server openssh-client iproute2 slurmctld slurmd slurm-client munge \
   slurmdbd slurm-wlm-mysql-plugin mariadb-server gcc libslurm-dev skopeo docker-registry
 # Files that begin with _ are the other side of a comparison, started by the benchmark itself.
-# The nightly one needs root and the packages of deps-clusters, hence a target of its own.
+# The nightly ones need root and the packages of deps-clusters, or the memory of 64 ranks.
 BENCHMARKS = $(filter-out $(NIGHTLY),$(wildcard benchmarks/[a-z]*.py))
-NIGHTLY := benchmarks/slow_nodes.py
+NIGHTLY := benchmarks/slow_nodes.py benchmarks/many_ranks.py
 # Folders of tests with a target of their own, so that the default tests stay short.
 PARALLEL_SUITES := attacks engines estimate explain layouts mlperf profiles runs scaling staging trainer
 ENERGON := megatron-energon==7.4.1
@@ -121,8 +121,8 @@ bench-%: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/$*.py
 
 .PHONY: nightly
-nightly: $(VENV)/.installed-tested ## really slow nodes in 20 trials, every case of the numerics, test-busy (see deps-clusters)
-	$(BIN)/python $(NIGHTLY)
+nightly: $(VENV)/.installed-tested ## slow nodes, a job of 64 ranks, every case of the numerics, test-busy (see deps-clusters)
+	@for file in $(NIGHTLY); do echo "== $$file"; $(BIN)/python "$$file"; done
 	PACELINE_NUMERICS=all $(MAKE) test-numerics
 	$(MAKE) test-busy
 

@@ -5,7 +5,7 @@ job.sh        exactly what was started
 inventory.json  the machine
 inputs.json   what it reads: data, tokenizer, weights, and the manifests of what was staged
 logs/         what the programs printed, one file a rank
-steps/        the trainer's event lines, one file a rank
+steps/        the trainer's event lines, one file a rank; beside it a mark where a rank failed
 checkpoints/  what `checkpoint.every` asked for
 telemetry/    power, energy, clocks, one file a host
 profiles/     what a profiler left; profile.json and profile.html are made of it

@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
@@ -26,15 +26,12 @@ from paceline.core.steps import FLOATS, Step, Steps
 from paceline.core.units import si
 from paceline.engines import engine, last_step
 from paceline.files.documents import write_text, write_value
-from paceline.files.events import read_rank
 from paceline.files.index import Index
 from paceline.files.run_folder import (
-    LOGS_FOLDER,
     REPORT_FILE,
     RESULT_FILE,
     RUN_FILE,
     STEPS_FILE,
-    STEPS_FOLDER,
     Repeat,
     RunRecord,
     Trial,
@@ -50,9 +47,10 @@ from paceline.machines.probe.telemetry import sampled
 from paceline.runs import outcome
 from paceline.runs.checkpoints import remove_torn_checkpoints
 from paceline.runs.data_files import make_tokens, texts_of
-from paceline.runs.ending import Ending, file_text, log_tail
+from paceline.runs.ending import Ending, log_tail
 from paceline.runs.logged_run import NATIVE, ending_of, with_told_facts
 from paceline.runs.plan import Plan, probe_machine, reachable_rate
+from paceline.runs.signs_of_life import SignsOfLife
 from paceline.runs.step_follower import follower
 from paceline.runs.surroundings import write_surroundings
 
@@ -63,11 +61,6 @@ TEARDOWN_LIMIT_S = 60.0
 """How long a launcher may take to end after the first rank has finished all its steps."""
 AFTER_FAILURE_S = 5.0
 """How long it may take to end the other ranks when one has failed; a stopped one never answers."""
-SILENCE_GRACE_S = 15.0
-"""How much longer than hang_limit_s, at least, all ranks may be silent, watchdogs included."""
-LOOK_S = 1.0
-"""At the least between two looks at the files of all ranks."""
-LAST_LINES_BYTES = 8192
 
 
 @dataclass(frozen=True)
@@ -275,7 +268,7 @@ def _watch(
 ) -> tuple[int, Ending | None]:
     """Follow the first rank until the job ends; the exit code, and how it ended if we ended it."""
     steps = follower(folder, spec.engine)
-    signs = _SignsOfLife(folder, spec.hang_limit_s)
+    signs = SignsOfLife(folder, spec.hang_limit_s)
     finished_at: float | None = None
     phase = ""
     while True:
@@ -304,52 +297,6 @@ def _watch(
             if time.monotonic() - finished_at > TEARDOWN_LIMIT_S:
                 return job.stop(), None
         time.sleep(POLL_S)
-
-
-@dataclass
-class _SignsOfLife:
-    """Signs of life in what the ranks write; time in which this process stood still is left out."""
-
-    folder: Path
-    hang_limit_s: float
-    silent_s: float = 0.0
-    """How long no rank has written anything or shown that its watchdog is alive."""
-    failed_s: float = 0.0
-    """How long ago the first rank wrote that it had failed."""
-    _seen: dict[Path, int] = field(default_factory=dict[Path, int])
-    _looked: float = field(default_factory=time.monotonic)
-
-    @property
-    def limit_s(self) -> float:
-        """Silence after which the ranks' own watchdogs, which come first, cannot act."""
-        return self.hang_limit_s + max(self.hang_limit_s, SILENCE_GRACE_S)
-
-    def look(self) -> None:
-        """Look again, at most once a second."""
-        now = time.monotonic()
-        if now - self._looked < LOOK_S:
-            return
-        passed_s, self._looked = min(now - self._looked, 5 * LOOK_S), now
-        times = dict(self._times())
-        changed = [path for path, when in times.items() if self._seen.get(path) != when]
-        self._seen |= times
-        self.silent_s = 0.0 if changed or not times else self.silent_s + passed_s
-        if self.failed_s or any(map(self._has_failed, changed)):
-            self.failed_s += passed_s
-
-    def _has_failed(self, path: Path) -> bool:
-        """Whether a rank's event lines end with one that tells of a failure."""
-        if path.suffix != ".jsonl":
-            return False
-        end = read_rank(file_text(path, LAST_LINES_BYTES).splitlines()[-1:]).end
-        return end is not None and end.status != "ok"
-
-    def _times(self) -> Iterator[tuple[Path, int]]:
-        """When each file of a rank was last written; a rank may remove its empty ones meanwhile."""
-        for name in (STEPS_FOLDER, LOGS_FOLDER):
-            for path in (self.folder / name).glob("rank-*"):
-                with contextlib.suppress(FileNotFoundError):
-                    yield path, path.stat().st_mtime_ns
 
 
 def _progress(spec: RunSpec, step: Step) -> Progress:

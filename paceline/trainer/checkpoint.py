@@ -4,10 +4,9 @@ checkpoints/step-000040/   a whole checkpoint: state.json, .metadata, and files 
 checkpoints/.step-000060/  one that is being written, or was when its training ended
 checkpoints/latest         the name of the one that was written last
 
-torch.distributed.checkpoint (DCP) cuts tensors anew for the layout that loads them. Tensors go by
-their name in the whole model: weights/<name>, exp_avg/<name>, exp_avg_sq/<name>, step/<name>. What
-all ranks know is in state.json. All ranks must see the same folder. A checkpoint gets its name when
-every rank's part is on the disk.
+torch.distributed.checkpoint (DCP) cuts tensors anew for the layout that loads them. What all ranks
+know is in state.json. All ranks must see the same folder. A checkpoint gets its name when every
+rank's part is on the disk.
 """
 
 from __future__ import annotations
@@ -30,21 +29,20 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
-from torch.distributed.tensor import DTensor
 
 from paceline.trainer.checkpoint_reader import CheckpointReader
+from paceline.trainer.checkpoint_tensors import make_state, tensors
 from paceline.trainer.config import ConfigError, TrainerConfig
 from paceline.trainer.measure.clock import aside
-from paceline.trainer.measure.memory import held_by
 from paceline.trainer.measure.outcome import CheckpointError
 from paceline.trainer.optim import LossScaler
-from paceline.trainer.parallel.mesh import Mesh, World
-from paceline.trainer.parallel.tensor import placement
+from paceline.trainer.parallel.mesh import World
 from paceline.trainer.randomness import random_states, restore_random
 from paceline.trainer.replica.replica import Replica
 
@@ -53,11 +51,11 @@ FOLDER, LATEST, STATE = "checkpoints", "latest", "state.json"
 KEPT = 2
 """Older checkpoints are deleted."""
 KEPT_OF_DATA = ("source", "packing", "loss_on", "split", "split_part")
-MOMENTS = ("exp_avg", "exp_avg_sq")
-WEIGHTS = "weights/"
 RESUME = "checkpoint.resume"
 SLOWEST_WRITE = timedelta(hours=6)
 """How long a rank waits for the others' files."""
+LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
+"""PyTorch's variable; there is no argument for it."""
 REMEDIES = {
     "padded_vocab": "the vocabulary is padded to a multiple of vocab_multiple x tp, so change "
     "vocab_multiple to keep it",
@@ -92,11 +90,7 @@ class Checkpoints:
                 **{name: getattr(config.data, name) for name in KEPT_OF_DATA},
             },
         }
-        # A group of its own, because saving goes on beside the training's collectives; gloo,
-        # because what DCP exchanges and writes lies in main memory.
-        group = dist.new_group(backend="gloo", timeout=SLOWEST_WRITE) if world.size > 1 else None
-        assert group is None or isinstance(group, dist.ProcessGroup)
-        self._group = group
+        self._group = make_group() if world.size > 1 else None
         self._writing: tuple[Writer, Future[Metadata]] | None = None
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
@@ -155,6 +149,8 @@ class Checkpoints:
         what: dict[str, Any] = {
             "state_dict": tensors(self.replica, self.optimizer, mine=True) | self._random(),
             "storage_writer": writer,
+            # Every save's plan is the first one's: later ones need not be gathered and scattered.
+            "planner": DefaultSavePlanner(enable_plan_caching=True),
             "process_group": self._group,
             "no_dist": self._group is None,
         }
@@ -294,48 +290,23 @@ class Writer(FileSystemWriter):
             shutil.rmtree(old)
 
 
-def tensors(replica: Replica, optimizer: torch.optim.Optimizer, mine: bool) -> dict[str, Tensor]:
-    """The training's state by key; sharing memory with it, so that loading fills it.
+def make_group() -> dist.ProcessGroup:
+    """All ranks' group for what DCP exchanges; its ranks connect when they first have to.
 
-    `mine` leaves out what another rank writes: copies of tied weights, and, where replicas hold
-    equal tensors, those that fall to another replica.
+    One of its own, because saving goes on beside the training's collectives; gloo, because what is
+    exchanged lies in main memory. Left alone, gloo connects every rank with every other, for
+    exchanges that all go through the first rank.
     """
-    mesh, states = replica.mesh, held_by(optimizer).state
-    spread = hasattr(optimizer, "optim")
-    copies = mesh.replicate if replica.sharded else mesh.data
-    tied = {part.tied_copy for part in replica.parts} if mine else set[str | None]()
-    by_key: dict[str, Tensor] = {}
-    for i, (name, parameter) in enumerate(replica.named_parameters()):
-        if name in tied:
-            continue
-        falls_to_me = not mine or i % copies.size == copies.index
-        if falls_to_me:
-            by_key[f"{WEIGHTS}{name}"] = placed(name, parameter.detach(), mesh)
-        if parameter in states and (falls_to_me or spread):
-            state = states[parameter]
-            by_key[f"step/{name}"] = state["step"]
-            for moment in MOMENTS:
-                by_key[f"{moment}/{name}"] = placed(name, state[moment], mesh)
-    return by_key
-
-
-def placed(name: str, tensor: Tensor, mesh: Mesh) -> Tensor:
-    """A tensor that knows which part of the whole one it is."""
-    if isinstance(tensor, DTensor) or mesh.tp.size == 1:
-        return tensor
-    assert mesh.states is not None
-    return DTensor.from_local(tensor, mesh.states["tp"], [placement(name)], run_check=False)
-
-
-def make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give AdamW the state that its first step would make; fp16 may skip the first steps."""
-    adamw = held_by(optimizer)
-    for group in adamw.param_groups:
-        for parameter in group["params"]:
-            if parameter not in adamw.state:
-                step = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                moments = {name: torch.zeros_like(parameter.detach()) for name in MOMENTS}
-                adamw.state[parameter] = {"step": step, **moments}
+    before = os.environ.get(LAZY_GLOO)
+    os.environ[LAZY_GLOO] = "1"
+    try:
+        group = dist.new_group(backend="gloo", timeout=SLOWEST_WRITE)
+    finally:
+        os.environ.pop(LAZY_GLOO)
+        if before is not None:
+            os.environ[LAZY_GLOO] = before
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def find_checkpoint(path: Path, field: str = RESUME) -> Path:

@@ -11,13 +11,14 @@ from torch import Tensor
 from paceline.trainer.config import LossScaleConfig, TrainingConfig, is_adapter
 from paceline.trainer.parallel.mesh import Axis
 from paceline.trainer.replica.replica import Replica
+from paceline.trainer.replica.weight_slices import WeightSlices
 from paceline.trainer.schedule import RATE_TIMES
 
 
 def make_optimizer(
     replica: Replica, training: TrainingConfig, shard_state: Axis | None, adapter_lr: float | None
 ) -> torch.optim.Optimizer:
-    """Fused AdamW without weight decay on vectors, spread over `shard_state` (ZeRO 1).
+    """Fused AdamW without weight decay on vectors; ranks of `shard_state` share it (ZeRO 1).
 
     Adapters are a group of their own where they have a learning rate of their own.
     """
@@ -32,24 +33,21 @@ def make_optimizer(
         {"params": adapters, "weight_decay": decay, RATE_TIMES: times},
     ]
     groups = [group for group in groups if group["params"]]
+    if shard_state is not None:
+        replica.slices = WeightSlices((p for _, p in trained), shard_state)
+        pieces = replica.slices.pieces
+        for group in groups:
+            group["params"] = [pieces[p].weight for p in group["params"] if p in pieces]
     settings: dict[str, Any] = {
         "lr": training.lr,
         "betas": tuple(training.betas),
         "eps": training.eps,
         "fused": True,
     }
-    if shard_state is None:
-        return torch.optim.AdamW(groups, **settings)
-    # Its package compiles old optimizers on import: slow, and with deprecation warnings.
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    return ZeroRedundancyOptimizer(
-        groups,
-        optimizer_class=torch.optim.AdamW,
-        process_group=shard_state.group,
-        parameters_as_bucket_view=True,
-        **settings,
-    )
+    optimizer = torch.optim.AdamW(groups, **settings)
+    if replica.slices is not None:
+        replica.slices.attach(optimizer)
+    return optimizer
 
 
 def clip_factor(norm: Tensor, largest: float) -> Tensor | float:

@@ -12,8 +12,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from paceline.trainer.checkpoint import WEIGHTS, cause, find_checkpoint, placed
+from paceline.trainer.checkpoint import cause, find_checkpoint
 from paceline.trainer.checkpoint_reader import CheckpointReader, UnsoundCheckpointError
+from paceline.trainer.checkpoint_tensors import WEIGHTS, placed
 from paceline.trainer.config import ConfigError, Model
 from paceline.trainer.hub.reader import HubReader, is_hub_folder
 from paceline.trainer.replica.replica import Replica

@@ -220,7 +220,7 @@ class Trainer:
             factor = clip_factor(norm, self.config.training.grad_clip)
             scale_gradients(self.replica.gradients(), factor / loss_scale)
             self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.replica.zero_grad()
         return norm, not accepted
 
     def _write(self, done: Pending) -> None:

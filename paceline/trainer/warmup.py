@@ -16,7 +16,6 @@ from paceline.trainer.config import TrainerConfig
 from paceline.trainer.data.batches import Loader, Sampler
 from paceline.trainer.data.corpus import load_corpus, load_validation
 from paceline.trainer.evaluation import Evaluator
-from paceline.trainer.measure.memory import held_by
 from paceline.trainer.optim import LossScaler
 from paceline.trainer.randomness import kept_randomness
 from paceline.trainer.schedule import set_rate
@@ -54,7 +53,6 @@ def warm_up(trainer: Trainer, config: TrainerConfig, steps: int) -> float:
         finally:
             loader.close()
             trainer.masked, trainer.scaler = masked, scaler
-    held_by(trainer.optimizer).state.clear()
     trainer.optimizer.state.clear()
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)

@@ -18,7 +18,6 @@ from paceline.core.errors import SystemFaultError
 from paceline.files.run_folder import LOGS_FOLDER, REPORT_FILE, RESULT_FILE, STEPS_FOLDER
 from paceline.machines.placement import Request
 from paceline.runs import flow
-from paceline.runs.flow import LOOK_S, _SignsOfLife
 from paceline.runs.plan import make_plan
 from tests.cli.test_errors import paceline
 
@@ -264,29 +263,6 @@ def test_a_killed_rank_is_a_failed_run(tmp_path: Path):
     assert process.returncode == 2 and result["status"] == "failed"
     assert result["reason"] == "rank 1 was killed by SIGKILL"
     assert_gone(pids)
-
-
-def test_a_file_that_a_rank_removes_while_it_is_looked_at_is_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    logs = tmp_path / LOGS_FOLDER
-    logs.mkdir()
-    for name in ("rank-00000.stack", "rank-00000.log"):
-        (logs / name).touch()
-    glob = Path.glob
-
-    def glob_then_remove(self: Path, pattern: str) -> list[Path]:
-        paths = list(glob(self, pattern))
-        (logs / "rank-00000.stack").unlink(missing_ok=True)
-        return paths
-
-    monkeypatch.setattr(Path, "glob", glob_then_remove)
-    life = _SignsOfLife(tmp_path, 60.0)
-    life._looked -= 2 * LOOK_S
-    life.look()
-
-    assert list(life._seen) == [logs / "rank-00000.log"]
-    assert life.silent_s == 0.0, "what is left is a sign of life"
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlan
 
 from paceline.trainer import checkpoint
 from paceline.trainer.checkpoint import find_checkpoint
@@ -355,3 +357,28 @@ def test_checkpoints_cost_a_training_without_them_nothing(tmp_path: Path) -> Non
 
     assert done == 0 and made.checkpoints is None
     assert made._save(1, torch.ones(2), skipped=False) is None
+
+
+def test_later_saves_send_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    raw = settings(steps=4, source="synthetic", checkpoint=kept(every=1))
+    made, _ = trainer(tmp_path, raw)
+    sent: list[bool] = []
+    create = DefaultSavePlanner.create_local_plan
+
+    def watched(self: DefaultSavePlanner) -> SavePlan:
+        plan = create(self)
+        sent.append(plan.usable)
+        return plan
+
+    monkeypatch.setattr(DefaultSavePlanner, "create_local_plan", watched)
+    for step in (1, 2, 3):
+        made._save(step, torch.ones(2), skipped=False)
+    made.finish_checkpoint()
+
+    assert sent[1:] == [False, False]
+    folder = tmp_path / "checkpoints"
+    assert names(folder) == ["latest", "step-000002", "step-000003"]
+    loaded, done = trainer(tmp_path, {**raw, "checkpoint": kept(resume=folder)})
+    pairs = zip(loaded.replica.named_parameters(), made.replica.named_parameters(), strict=True)
+    assert done == 3 and all(torch.equal(mine, theirs) for (_, mine), (_, theirs) in pairs)

@@ -146,7 +146,7 @@ FALLING = {"kind": "cosine", "warmup": 3, "decay": None, "min_lr": 1e-5, "unit":
 def test_a_training_that_goes_on_takes_the_rates_that_come_next(
     tmp_path: Path, layout: dict[str, Any]
 ) -> None:
-    """With ZeRO-1 too, whose optimizer is inside another one."""
+    """With ZeRO-1 too, whose optimizer knows pieces of the parameters alone."""
 
     def trained(name: str, **changes: Any) -> list[dict[str, Any]]:
         changes = {"lr_schedule": FALLING, **layout, **changes}

@@ -63,8 +63,6 @@ class Framework:
     """1 where what stages hand on is kept until its gradient comes."""
     joins_parts: float = 0
     """1 where context parallelism keeps attention's output twice: in its parts, and joined."""
-    whole_parameters: float = 0
-    """1 where ZeRO-1 spreads whole parameters: one rank has all states of the embedding."""
     copies_gradients: float = 0
     """1 where DDP's buckets stand beside the gradients that micro-batches are summed up in."""
     scores: float = 5
@@ -149,7 +147,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
 """After the fit. Figures that are not stated here stayed put: no row tells them apart."""
 _NATIVE = Framework(
     weight=4, gradient=4, master=0, shards_weights_at=2, keeps_gradients=0, ffn_gated=1,
-    gathers_inputs=1, backward=1, keeps_transfers=1, joins_parts=1, whole_parameters=1,
+    gathers_inputs=1, backward=1, keeps_transfers=1, joins_parts=1,
     copies_gradients=1, head_weight=6,
 )  # fmt: skip
 NATIVE_CPU = replace(

@@ -82,7 +82,7 @@ def states(x: Cases, f: Constants, s: Stage) -> States:
             weight * n.trained_experts + c * frozen_experts,
         ),
         gradients=n.cut(zero >= 2, gradient * n.trained, gradient * n.trained_experts),
-        optimizer=moments * _updated(x, f, s, n),
+        optimizer=moments * n.cut(zero >= 1, n.trained, n.trained_experts),
         gathered=_gathered(x, f, s, n),
         copies=_copies(x, f, s, n),
         buffers=_buffers(x, f, n),
@@ -103,19 +103,6 @@ def _counts(x: Cases, f: Constants, s: Stage) -> _Counts:
         ranks=ranks,
         expert_ranks=np.maximum(1.0, ranks / x.ep),
     )
-
-
-def _updated(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
-    """Parameters whose moments a rank holds, on the rank with most of them.
-
-    Where ZeRO-1 spreads whole parameters, one rank has at least the largest of them: the embedding,
-    or a matrix of the ffn.
-    """
-    even = n.cut(x.zero_stage >= 1, n.trained, n.trained_experts)
-    table = np.where(s.first | s.last, vocabulary_rows(x, f) * _table_width(x), 0.0)
-    largest = np.maximum(table, x.ffn * x.hidden) / x.tp
-    whole = (f.whole_parameters > 0) & (x.zero_stage == 1) & (x.frozen == 0)
-    return np.where(whole, np.maximum(even, np.minimum(largest, n.trained)), even)
 
 
 def _gathered(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:

@@ -23,7 +23,6 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from paceline.trainer.checkpoint import (
     STATE,
-    WEIGHTS,
     cause,
     find_checkpoint,
     read_state,
@@ -31,6 +30,7 @@ from paceline.trainer.checkpoint import (
     write_synced,
 )
 from paceline.trainer.checkpoint_reader import CheckpointReader, UnsoundCheckpointError
+from paceline.trainer.checkpoint_tensors import WEIGHTS
 from paceline.trainer.config import (
     FluxConfig,
     LoraConfig,

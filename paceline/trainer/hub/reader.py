@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from paceline.trainer.checkpoint import WEIGHTS
 from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
+from paceline.trainer.checkpoint_tensors import WEIGHTS
 from paceline.trainer.config import FluxConfig, Model, ModelConfig
 from paceline.trainer.hub.flux import flux_differences, stored_flux
 from paceline.trainer.hub.names import HubPlace, HubWeight, Shape, read_weight, stored_places

@@ -186,7 +186,7 @@ class StepClock:
 def watch_waits(steps: StepClock) -> Callable[[], None]:
     """Count every wait that PyTorch's Python code does for a collective; returns the undo.
 
-    FSDP and ZeroRedundancyOptimizer wait in `Work.wait` on a CPU. On CUDA that call only queues a
+    FSDP and ZeRO 1 wait in `Work.wait` on a CPU. On CUDA that call only queues a
     wait, and FSDP queues its own with `Stream.wait_event`; both count when it is the compute stream
     that waits. DDP waits in C++ and is measured from its communication hook.
     """

@@ -7,6 +7,7 @@ import math
 import os
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,17 @@ SCHEMA = 1
 
 
 class EventLog:
-    """One rank's events, each appended with a single write: a kill tears the last line at most."""
+    """One rank's events, each appended with a single write: a kill tears the last line at most.
+
+    A failure is told by an empty file beside it as well, which changes the folder's time: who
+    follows thousands of ranks need not look into the files of all.
+    """
 
     def __init__(self, folder: str, rank: int) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         path = Path(folder) / f"rank-{rank:05d}.jsonl"
+        self._mark = path.with_suffix(".failed")
+        self._mark.unlink(missing_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         self.steps_done = 0
         size = os.fstat(self._file).st_size
@@ -36,6 +43,9 @@ class EventLog:
         while line:
             line = line[os.write(self._file, line) :]
         self.steps_done += event == "step"
+        if event == "end" and values.get("status", "ok") != "ok":
+            with suppress(OSError):  # the disk may be full
+                self._mark.touch()
 
 
 def has_ended(folder: str, rank: int) -> bool:

@@ -9,6 +9,7 @@ as well.
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import signal
 import threading
@@ -20,8 +21,9 @@ from typing import Any, Protocol
 
 from paceline.trainer.measure.event_log import EventLog
 
-START_LIMIT_S = 120.0
-"""At least so long may anything before the second step take: imports, joining, compiling."""
+START_LIMIT_S, START_LIMIT_PER_DOUBLING_S, FEW_RANKS = 120.0, 60.0, 8
+"""At least so long may anything before the second step take: imports, joining, compiling. Beyond a
+few ranks it may take longer: all read the same files and meet at one of them."""
 LOOKS_PER_LIMIT = 50
 LONGEST_PAUSE_S = 5.0
 """At most between two looks."""
@@ -68,7 +70,7 @@ class Heartbeat:
     def start(self, limit_s: float) -> None:
         """Watch from now on: without a beat for `limit_s` seconds this process ends.
 
-        Until the second step it may take START_LIMIT_S.
+        Until the second step it may take `start_limit_s` of the world's size.
         """
         self.beat("at the start")
         thread = threading.Thread(target=self._watch, args=(limit_s,), name="heartbeat")
@@ -126,6 +128,7 @@ class Heartbeat:
         pause_s = min(limit_s / LOOKS_PER_LIMIT, LONGEST_PAUSE_S)
         seen, silent_s, looked = self._progress(), 0.0, time.monotonic()
         sign_at, shown_s, first = looked, 0.0, 0
+        start_s = start_limit_s(int(os.environ.get("WORLD_SIZE", "1")))
         while not self._stopped.wait(pause_s):
             now = time.monotonic()
             silent_s += min(now - looked, 10 * pause_s)
@@ -134,7 +137,7 @@ class Heartbeat:
                 seen, silent_s = self._progress(), 0.0
             step = self.steps.step if self.steps else 0
             first = first or step
-            allowed_s = limit_s if step > first else max(limit_s, START_LIMIT_S)
+            allowed_s = limit_s if step > first else max(limit_s, start_s)
             if silent_s >= allowed_s:
                 self._give_up(allowed_s)
             if now >= sign_at or allowed_s != shown_s:
@@ -181,6 +184,11 @@ class Heartbeat:
         waits = self._waits or (steps is not None and steps.is_waiting())
         step = steps.step if steps else 0
         return self._doing or (f"in step {step}" if step else "before the first step"), waits
+
+
+def start_limit_s(ranks: int) -> float:
+    """How long so many ranks may take before their second step, at least: 540 s for 1,024."""
+    return START_LIMIT_S + START_LIMIT_PER_DOUBLING_S * max(0.0, math.log2(ranks / FEW_RANKS))
 
 
 def grace_s(limit_s: float) -> float:

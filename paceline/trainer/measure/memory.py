@@ -141,7 +141,7 @@ class MemoryWatch:
             # Importing it takes up to a second, which the watched step pays and not every start.
             from paceline.trainer.measure.memory_tracker import TrackedStep
 
-            return TrackedStep(modules, [held_by(o) for o in optimizers], tables(modules))
+            return TrackedStep(modules, optimizers, tables(modules))
         except (ImportError, AttributeError, TypeError) as error:
             # The tracker is private to PyTorch; another version's must not end a training.
             self.untracked = f"this PyTorch's memory tracker is not the one that is known: {error}"
@@ -239,11 +239,6 @@ def grown(before: int | None) -> int | None:
     return None if before is None or now is None else max(0, now - before)
 
 
-def held_by(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer of the parameters whose moments this rank holds: with ZeRO 1 not all."""
-    return getattr(optimizer, "optim", optimizer)
-
-
 def held_bytes(
     modules: Iterable[nn.Module],
     optimizers: Iterable[torch.optim.Optimizer],
@@ -287,6 +282,4 @@ def tables(modules: Iterable[nn.Module]) -> list[Tensor]:
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """The tensors of an optimizer's state, step counters included; none before its first step."""
-    return [
-        t for s in held_by(optimizer).state.values() for t in s.values() if isinstance(t, Tensor)
-    ]
+    return [t for s in optimizer.state.values() for t in s.values() if isinstance(t, Tensor)]

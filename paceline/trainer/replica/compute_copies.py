@@ -34,13 +34,14 @@ class ComputeCopies:
         if weight.requires_grad:
             copy.register_post_accumulate_grad_hook(adder_to(weight))
         layer.compute_weight = copy
-        self.weights.append(weight.detach())
+        self.weights.append(weight)
         self.copies.append(copy.detach())
 
     def refresh(self) -> None:
         """Take over the weights as they are now."""
         if self.copies:
-            torch._foreach_copy_(self.copies, self.weights)  # pyright: ignore[reportPrivateImportUsage]
+            weights = [weight.detach() for weight in self.weights]  # they may have moved: ZeRO 1
+            torch._foreach_copy_(self.copies, weights)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def layers_with_copies(part: Network) -> list[Linear | Embedding]:

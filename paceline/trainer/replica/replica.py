@@ -1,7 +1,7 @@
 """How one model is kept equal over the ranks: what is exchanged, and when.
 
 stage 0  DDP                      parameters, gradients and optimizer state on every rank
-stage 1  DDP, sharded optimizer   ZeroRedundancyOptimizer
+stage 1  DDP, sliced updates      optimizer state in equal slices (weight_slices.py)
 stage 2  FSDP2, kept gathered     gradients and optimizer state sharded; weights between steps too
 stage 3  FSDP2                    weights gathered block by block as well
 
@@ -31,6 +31,7 @@ from paceline.trainer.parallel.collectives import sum_flat, sum_over
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.parallel.tensor import cut_dim, is_share, local
 from paceline.trainer.replica.compute_copies import ComputeCopies
+from paceline.trainer.replica.weight_slices import WeightSlices
 
 COMPILER = "inductor"
 
@@ -65,6 +66,8 @@ class Replica:
         """What losses and norms are summed in."""
         self.copies: ComputeCopies | None = None
         """Weights in the compute dtype, where they are kept between steps."""
+        self.slices: WeightSlices | None = None
+        """What this rank updates of the weights, where ranks share that (ZeRO 1)."""
 
     def zero(self) -> Tensor:
         """A double 0 on the model's device."""
@@ -112,6 +115,11 @@ class Replica:
     def gradients(self) -> list[Tensor]:
         """This rank's gradients, as plain tensors."""
         return [local(gradient) for _, gradient in self._named_gradients()]
+
+    def zero_grad(self) -> None:
+        """Let go of all gradients."""
+        for part in self.parts:
+            part.zero_grad()
 
     def norm_and_loss(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         """(L2 norm over the whole model's gradients, the loss that the last stage found)."""

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from paceline.trainer.measure.heartbeat import start_limit_s
+
 LIMIT_S = 1.0
 PROGRAM = f"""
 import ctypes, os, sys, threading, time
@@ -183,3 +185,7 @@ def test_the_first_word_about_the_end_is_the_last(tmp_path: Path) -> None:
 
     assert after(tmp_path, late + "pulse.events.write('end', status='late')") == 1
     assert [line["status"] for line in ends(tmp_path)] == ["failed"]
+
+
+def test_more_ranks_may_take_longer_to_start() -> None:
+    assert [start_limit_s(ranks) for ranks in (1, 8, 16, 1024, 16384)] == [120, 120, 180, 540, 780]

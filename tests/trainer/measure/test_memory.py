@@ -24,6 +24,7 @@ from paceline.trainer.measure.memory import (
     tables,
     tensor_bytes,
 )
+from paceline.trainer.replica.weight_slices import ALIGNED
 from tests.example import SHAPE
 from tests.trainer.example import command, lines, log, settings, steps, train_alone
 
@@ -152,9 +153,10 @@ def test_each_zero_stage_shards_what_it_should(pair: list[Told]):
             if part not in names:
                 assert told == [size, size], (stage, part)
             elif part == "optimizer":  # a sharded tensor has its step counter on both ranks
-                counters = COUNTER * both[0]["tensors"] * (1 if stage == 1 else 2)
-                assert sum(told) == ADAM * P + counters, stage
-                assert max(told) < 0.7 * size
+                tensors = both[0]["tensors"]
+                counters = (tensors, tensors + 1) if stage == 1 else (2 * tensors,)
+                assert (sum(told) - ADAM * P) / COUNTER in counters, stage
+                assert max(told) < (0.52 if stage == 1 else 0.7) * size
             else:
                 assert sum(told) == size and max(told) < 0.6 * size, (stage, part)
 
@@ -162,7 +164,8 @@ def test_each_zero_stage_shards_what_it_should(pair: list[Told]):
 def test_gathered_weights_are_a_part_of_their_own(pair: list[Told]):
     gathered = {s: pair[0][f"zero{s}"]["record"]["parts_bytes"]["gathered"] for s in range(4)}
 
-    assert gathered[0] == gathered[1] == 0
+    assert gathered[0] == 0
+    assert gathered[1] < FP32 * 2 * ALIGNED, "what fills up the flat bucket of weights"
     assert 0 < gathered[3] < gathered[2] <= FP32 * P
 
 
