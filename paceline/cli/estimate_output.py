@@ -15,6 +15,7 @@ from paceline.estimate.elasticity import Elasticity
 from paceline.estimate.headline import OFFER_HEADS, beside_line, headline, offer_table
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against
+from paceline.estimate.outlook_text import outlook_lines
 from paceline.estimate.trace import Tracing
 
 LEAST_ELASTICITY = 0.005
@@ -47,6 +48,7 @@ def flat(estimate: Estimate) -> dict[str, Any]:
         f"measured_{name}": measured.get(name) for name in ("step_time_s", "ratio", "in_interval")
     }
     content |= {f"{name}_rests_on": kind for name, kind in content.pop("evidence").items()}
+    del content["outlook"]
     saving = costs.pop("checkpoints", None) or {}
     saving = {f"checkpoint_{name}": value for name, value in saving.items() if name != "goodput"}
     return {**content, **{f"{name}_s": value for name, value in parts.items()}, **costs, **saving}
@@ -74,7 +76,8 @@ def text(estimate: Estimate) -> str:
         f"  peak to {last.replace('estimated', 'estimate')}: {_levels(estimate)}",
         f"  {_memory_line(estimate)}",
     ]
-    lines += [f"  {line}" for line in _bill_lines(estimate.bill)]
+    plan, bill = estimate.outlook, estimate.bill
+    lines += [f"  {line}" for line in (outlook_lines(plan, bill) if plan else _bill_lines(bill))]
     lines += [f"  note: {note}" for note in estimate.notes]
     basis = estimate.evidence.model_dump()
     lines.append(f"  rests on: {basis.pop('title')}")
