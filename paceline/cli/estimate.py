@@ -23,15 +23,16 @@ from paceline.estimate.elasticity import elasticities
 from paceline.estimate.explanation import RunClaims, beside, explain, measured_run, question_of
 from paceline.estimate.fit.evidence import read_evidence
 from paceline.estimate.offers import against, step_time_ratio
-from paceline.estimate.question import Question
+from paceline.estimate.question import Question, spec_of
 from paceline.estimate.trace import Tracing, trace
 from paceline.files import catalog
 from paceline.files.run_folder import find_run, runs_root
+from paceline.mlperf.time_to_train import time_to_train
 from paceline.runs.outcome import evaluate
 
 _WITH_CLUSTER = {
     *("recipe", "cluster", "gpus", "layout", "variant", "overrides", "stack", "compiled", "tokens"),
-    *("measured_s", "evidence", "html", "trace", "sensitivity", "form", "as_json"),
+    *("measured_s", "evidence", "html", "trace", "sensitivity", "mlperf", "form", "as_json"),
 }
 """Parameters that a cluster's file leaves open."""
 
@@ -112,6 +113,14 @@ def estimate(
             help="Also what would help most: how tokens/s follow each hardware figure.",
         ),
     ] = False,
+    mlperf: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROUND",
+            help="Also a benchmark's time to train, by the reference convergence points of a "
+            "round: 5.1.0. The recipe needs a benchmark: --variant mlperf-trial.",
+        ),
+    ] = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
@@ -130,6 +139,9 @@ def estimate(
 
       paceline estimate llama31-405b --cluster my-cluster.yaml --tokens 3.8e12
 
+      paceline estimate llama31-8b --variant mlperf-trial-72 --device GB300 --gpus 72 --per-node 4
+      --set training.dtype=nvfp4 --mlperf 5.1.0
+
       paceline estimate tiny-llama --measured last
 
     The time is the sum of what a step does: products, attention, memory traffic, exchanges, bubble,
@@ -146,7 +158,7 @@ def estimate(
     changes = (*_axes(layout), *(overrides or ()))
     if measured is not None:
         beside_it = {"--measured-s": measured_s, "--compare": compare, "--trace": trace}
-        _alone("--measured", {**beside_it, "--sensitivity": sensitivity})
+        _alone("--measured", {**beside_it, "--sensitivity": sensitivity, "--mlperf": mlperf})
         options = {
             "recipe": recipe,
             "device": device,
@@ -172,7 +184,7 @@ def estimate(
             inter=inter,
         )
         question = replace(question, compiled=compiled, site=site, **whole)
-        answer = _answer(question, compare or [], evidence, measured_s, trace, sensitivity)
+        answer = _answer(question, compare or [], evidence, measured_s, trace, sensitivity, mlperf)
     emit(answer, TableFormat.json if as_json else form)
     if html:
         write_estimate_page(answer, html)
@@ -216,6 +228,7 @@ def _answer(
     measured_s: float | None,
     trace: bool,
     sensitivity: bool,
+    mlperf: str | None,
 ) -> Answer:
     """The estimates of a question and of the offers beside it."""
     questions = [question, *(offer(question, text) for text in compare)]
@@ -233,6 +246,12 @@ def _answer(
         [_traced(each) for each in questions] if trace else [],
         [elasticities(*pair) for pair in zip(questions, evidences, strict=True)]
         if sensitivity
+        else [],
+        [
+            time_to_train(spec_of(each), found, mlperf)
+            for each, found in zip(questions, estimates, strict=True)
+        ]
+        if mlperf
         else [],
     )
 

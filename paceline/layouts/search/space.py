@@ -82,7 +82,7 @@ def feasible(
                 for schedule in schedules
             ]
             # Whether sizes divide does not depend on recomputation.
-            running = [
+            running: list[Schedule] = [
                 layout.schedule
                 for layout in sized
                 if layout.num_microbatches(devices, global_batch) <= MOST_MICRO_BATCHES
