@@ -28,7 +28,7 @@ LARGEST_COUNT = 1e15
 """Of failures; far beyond it numpy draws none."""
 
 
-class Stretch(NamedTuple):
+class PricedStretch(NamedTuple):
     """The training under one price; arrays have one value a draw."""
 
     period: PricePeriod | None
@@ -44,7 +44,7 @@ class Passage:
 
     work_s: Floats
     """Without failures and checkpoints."""
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[PricedStretch, ...]
 
     @property
     def seconds(self) -> Floats:
@@ -69,13 +69,13 @@ def passage(work_s: float, log_sd: float, site: Site, nodes: int) -> Passage:
     rng = np.random.default_rng(SEED)
     work = work_s * np.exp(log_sd * _normal(rng))
     failing = _Failing.of(site.failures, site, nodes, rng) if site.failures else _NEVER
-    stretches: list[Stretch] = []
+    stretches: list[PricedStretch] = []
     left = work
     for period, lasts_s in _periods(site.prices, site.start):
         needed, away, failures = failing.time(left, period, rng)
         share = np.minimum(1.0, lasts_s / np.maximum(needed, 1e-9))
         paid = share * (needed - away)
-        stretches.append(Stretch(period, share * needed, paid, share * failures))
+        stretches.append(PricedStretch(period, share * needed, paid, share * failures))
         left = left * (1 - share)
         if not left.any():
             break
