@@ -2,7 +2,7 @@
 
     python benchmarks/mlperf_time_to_train.py --open mlperf_v6_open.csv --lambda lambda_v51.csv
 
-Round 5.1 comes with Paceline (`references/mlperf-results.yaml`). No row of MLPerf is among the steps
+Round 5.1 comes with Paceline (`references/mlperf-results.yaml`). No MLPerf row is among the steps
 that coefficients are fitted to. What a row does not state is settled before its time is looked at:
 the dtype is the narrowest that the device multiplies in (8 bit of images), the layout the fastest
 that fits by estimate, and the software NeMo where the row names it. A row's time is the mean of its
