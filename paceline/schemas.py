@@ -17,11 +17,12 @@ from paceline.compare.over_time.repeats import SeriesResult
 from paceline.compare.sequential.judgement import SequentialComparison
 from paceline.core.assets import Manifest
 from paceline.core.bundle import Bundle
-from paceline.core.hardware import Cluster, Device, Link
+from paceline.core.hardware import Device, Link
 from paceline.core.layout import RULES
 from paceline.core.layout_sizes import CONDITIONS, NATIVE_CONDITIONS
 from paceline.core.result import Result
 from paceline.core.run_inputs import RunInputs
+from paceline.core.site import Site
 from paceline.core.telemetry import TelemetrySample, TelemetryStart
 from paceline.estimate.calibrate.calibration import Calibration
 from paceline.explain.explanation import Explanation
@@ -49,7 +50,7 @@ from paceline.scaling.storage.report import StorageReport
 
 FORMATS: dict[str, type[BaseModel]] = {
     "recipe": Recipe,
-    "cluster": Cluster,
+    "cluster": Site,
     "device": Device,
     "link": Link,
     "references": Source,

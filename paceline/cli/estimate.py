@@ -12,23 +12,33 @@ from paceline.cli import model_options as model
 from paceline.cli import offers
 from paceline.cli.estimate_output import Answer, emit, write_estimate_page
 from paceline.cli.offers import offer
-from paceline.cli.options import Json, Overrides, RunsDir, Variant
+from paceline.cli.options import Json, Overrides, RunsDir, Variant, refuse_unused
 from paceline.cli.output import TableForm, TableFormat
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
+from paceline.core.site import Site
 from paceline.estimate.answer import Estimate
 from paceline.estimate.answer import estimate as estimated
 from paceline.estimate.elasticity import elasticities
 from paceline.estimate.explanation import RunClaims, beside, explain, measured_run, question_of
 from paceline.estimate.fit.evidence import read_evidence
 from paceline.estimate.offers import against, step_time_ratio
-from paceline.estimate.question import Question
+from paceline.estimate.question import Question, spec_of
 from paceline.estimate.trace import Tracing, trace
+from paceline.files import catalog
 from paceline.files.run_folder import find_run, runs_root
+from paceline.mlperf.time_to_train import time_to_train
 from paceline.runs.outcome import evaluate
+
+_WITH_CLUSTER = {
+    *("recipe", "cluster", "gpus", "layout", "variant", "overrides", "stack", "compiled", "tokens"),
+    *("measured_s", "evidence", "html", "trace", "sensitivity", "mlperf", "form", "as_json"),
+}
+"""Parameters that a cluster's file leaves open."""
 
 
 def estimate(
+    context: typer.Context,
     recipe: model.Recipe,
     device: Annotated[
         str | None, typer.Option(help="A device of `paceline devices`, e.g. H100.")
@@ -40,6 +50,7 @@ def estimate(
             metavar="AXES", help="Layout instead of the recipe's: tp=4,pp=4,zero_stage=1."
         ),
     ] = None,
+    cluster: model.PlannedCluster = None,
     variant: Variant = None,
     overrides: Overrides = None,
     compare: Annotated[
@@ -102,6 +113,14 @@ def estimate(
             help="Also what would help most: how tokens/s follow each hardware figure.",
         ),
     ] = False,
+    mlperf: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROUND",
+            help="Also a benchmark's time to train, by the reference convergence points of a "
+            "round: 5.1.0. The recipe needs a benchmark: --variant mlperf-trial.",
+        ),
+    ] = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
@@ -118,11 +137,19 @@ def estimate(
 
       paceline estimate llama31-405b --device H100 --gpus 8192 --sensitivity
 
+      paceline estimate llama31-405b --cluster my-cluster.yaml --tokens 3.8e12
+
+      paceline estimate llama31-8b --variant mlperf-trial-72 --device GB300 --gpus 72 --per-node 4
+      --set training.dtype=nvfp4 --mlperf 5.1.0
+
       paceline estimate tiny-llama --measured last
 
     The time is the sum of what a step does: products, attention, memory traffic, exchanges, bubble,
     optimizer, host, jitter (docs/estimate.md). Nothing runs.
     """
+    if cluster is not None:
+        refuse_unused(context, "--cluster, whose file says it", _WITH_CLUSTER)
+    site = catalog.site(cluster) if cluster else None
     whole: offers.Costs = {
         "tokens": tokens,
         "prices": offers.prices(price, spot_price, pue, carbon),
@@ -131,7 +158,7 @@ def estimate(
     changes = (*_axes(layout), *(overrides or ()))
     if measured is not None:
         beside_it = {"--measured-s": measured_s, "--compare": compare, "--trace": trace}
-        _alone("--measured", {**beside_it, "--sensitivity": sensitivity})
+        _alone("--measured", {**beside_it, "--sensitivity": sensitivity, "--mlperf": mlperf})
         options = {
             "recipe": recipe,
             "device": device,
@@ -148,7 +175,7 @@ def estimate(
     else:
         question = model.question(
             recipe,
-            *_devices(device, gpus),
+            *_devices(device, gpus, site),
             stack or "any",
             variant=variant,
             overrides=changes,
@@ -156,8 +183,8 @@ def estimate(
             intra=intra,
             inter=inter,
         )
-        question = replace(question, compiled=compiled, **whole)
-        answer = _answer(question, compare or [], evidence, measured_s, trace, sensitivity)
+        question = replace(question, compiled=compiled, site=site, **whole)
+        answer = _answer(question, compare or [], evidence, measured_s, trace, sensitivity, mlperf)
     emit(answer, TableFormat.json if as_json else form)
     if html:
         write_estimate_page(answer, html)
@@ -182,11 +209,15 @@ def _axes(layout: str | None) -> list[str]:
     return axes
 
 
-def _devices(device: str | None, gpus: int | None) -> tuple[str, int]:
+def _devices(device: str | None, gpus: int | None, site: Site | None) -> tuple[str, int]:
     """On what; raises UserError where that is not said."""
+    if site is not None:
+        return site.device, gpus or site.training_devices
     if device is None or gpus is None:
         missing = "--device" if device is None else "--gpus"
-        raise UserError("paceline estimate", f"needs {missing}", remedy="or --measured RUN")
+        raise UserError(
+            "paceline estimate", f"needs {missing}", remedy="or --measured RUN, --cluster FILE"
+        )
     return device, gpus
 
 
@@ -197,6 +228,7 @@ def _answer(
     measured_s: float | None,
     trace: bool,
     sensitivity: bool,
+    mlperf: str | None,
 ) -> Answer:
     """The estimates of a question and of the offers beside it."""
     questions = [question, *(offer(question, text) for text in compare)]
@@ -214,6 +246,12 @@ def _answer(
         [_traced(each) for each in questions] if trace else [],
         [elasticities(*pair) for pair in zip(questions, evidences, strict=True)]
         if sensitivity
+        else [],
+        [
+            time_to_train(spec_of(each), found, mlperf)
+            for each, found in zip(questions, estimates, strict=True)
+        ]
+        if mlperf
         else [],
     )
 

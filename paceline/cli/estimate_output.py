@@ -15,7 +15,9 @@ from paceline.estimate.elasticity import Elasticity
 from paceline.estimate.headline import OFFER_HEADS, beside_line, headline, offer_table
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against
+from paceline.estimate.outlook_text import outlook_lines
 from paceline.estimate.trace import Tracing
+from paceline.mlperf.time_to_train import TimeToTrain
 
 LEAST_ELASTICITY = 0.005
 OFFER_COLUMNS = [
@@ -30,6 +32,7 @@ class Answer(NamedTuple):
     beside: list[Against] = []
     tracings: list[Tracing] = []
     elasticities: list[tuple[Elasticity, ...]] = []
+    times: list[TimeToTrain] = []
 
 
 def flat(estimate: Estimate) -> dict[str, Any]:
@@ -47,6 +50,7 @@ def flat(estimate: Estimate) -> dict[str, Any]:
         f"measured_{name}": measured.get(name) for name in ("step_time_s", "ratio", "in_interval")
     }
     content |= {f"{name}_rests_on": kind for name, kind in content.pop("evidence").items()}
+    del content["outlook"]
     saving = costs.pop("checkpoints", None) or {}
     saving = {f"checkpoint_{name}": value for name, value in saving.items() if name != "goodput"}
     return {**content, **{f"{name}_s": value for name, value in parts.items()}, **costs, **saving}
@@ -74,7 +78,8 @@ def text(estimate: Estimate) -> str:
         f"  peak to {last.replace('estimated', 'estimate')}: {_levels(estimate)}",
         f"  {_memory_line(estimate)}",
     ]
-    lines += [f"  {line}" for line in _bill_lines(estimate.bill)]
+    plan, bill = estimate.outlook, estimate.bill
+    lines += [f"  {line}" for line in (outlook_lines(plan, bill) if plan else _bill_lines(bill))]
     lines += [f"  note: {note}" for note in estimate.notes]
     basis = estimate.evidence.model_dump()
     lines.append(f"  rests on: {basis.pop('title')}")
@@ -121,6 +126,16 @@ def trace_lines(tracing: Tracing) -> list[str]:
             f"{percent(abs(stage.ratio - 1), 1)} {'more' if stage.ratio > 1 else 'less'}"
         )
     return lines
+
+
+def time_line(time: TimeToTrain) -> str:
+    """A benchmark's time to train, and what it is made of."""
+    return (
+        f"{time.benchmark} of round {time.ruleset} to its target: {time.minutes:.3g} minutes "
+        f"({time.low_minutes:.3g} to {time.high_minutes:.3g}, 80 % of single runs), "
+        f"{time.samples:,.0f} samples (reference runs scatter by {time.samples_stdev:,.0f}), "
+        f"{time.num_evaluations} evaluations of {time.evaluation_s:.3g} s; {time.label}"
+    )
 
 
 def elasticity_line(elasticities: Sequence[Elasticity]) -> str:
@@ -187,7 +202,8 @@ def emit(answer: Answer, form: TableFormat) -> None:
         echo("")
     for at, estimate in enumerate(estimates):
         echo(text(estimate))
-        lines = [*map(elasticity_line, answer.elasticities[at : at + 1])]
+        lines = [*map(time_line, answer.times[at : at + 1])]
+        lines += map(elasticity_line, answer.elasticities[at : at + 1])
         lines += [line for tracing in answer.tracings[at : at + 1] for line in trace_lines(tracing)]
         echo("\n".join(f"  {line}" for line in lines))
 
@@ -202,6 +218,8 @@ def _documents(answer: Answer) -> list[dict[str, Any]]:
         }
     for document, tracing in zip(documents, answer.tracings, strict=False):
         document["trace"] = tracing.model_dump(mode="json")
+    for document, time in zip(documents, answer.times, strict=False):
+        document["time_to_train"] = time.model_dump(mode="json")
     for document, by_figure in zip(documents, answer.elasticities, strict=False):
         document["elasticities"] = [each.model_dump(mode="json") for each in by_figure]
     return documents
@@ -213,4 +231,6 @@ def write_estimate_page(answer: Answer, path: Path) -> None:
     from paceline.estimate.page import estimate_html
 
     texts = [text(each) for each in answer.found]
+    for at, time in enumerate(answer.times):
+        texts[at] += f"\n{time_line(time)}"
     write_page(path, estimate_html(answer.found, answer.beside, texts, answer.elasticities))

@@ -41,6 +41,14 @@ Inter = Annotated[
     str | None,
     typer.Option(metavar="LINK", help="Network: InfiniBand-NDR, or a rate, 8x400 Gb/s."),
 ]
+PlannedCluster = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="A cluster's YAML file with its fabric in levels, failures, prices over time and "
+        "power, or a cluster of the catalog.",
+    ),
+]
 _STACK = typer.Option(
     "--stack",
     callback=_known_stack,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -39,6 +40,8 @@ _OF_BOTH = {
     *("most_tp", "most_cp", "evidence", "form", "as_json"),
 }
 _OF_ESTIMATES = {"top", "most_ep", "per_node", "intra", "inter", "stack"}
+_IN_A_CLUSTER = {"device", "per_node", "intra", "inter"}
+"""What a cluster's file says."""
 """Parameters that a ranking by estimate alone has a use for: trials run on what is there, by the
 native trainer, which has no experts."""
 
@@ -132,11 +135,15 @@ def tune(
     """
     form = TableFormat.json if as_json else form
     if estimate_only:
-        options.refuse_unused(context, "--estimate-only", _OF_BOTH | _OF_ESTIMATES)
+        used = _OF_BOTH | _OF_ESTIMATES | {"cluster"}
+        options.refuse_unused(context, "--estimate-only", used)
+        site = catalog.site(cluster) if cluster else None
+        if site is not None:
+            options.refuse_unused(context, "--cluster", used - _IN_A_CLUSTER)
         question = model.question(
             recipe,
-            _given(device, "--device"),
-            _given(gpus, "--gpus"),
+            site.device if site else _given(device, "--device"),
+            gpus or site.training_devices if site else _given(gpus, "--gpus"),
             stack,
             variant=variant,
             overrides=options.with_engine(overrides, engine),
@@ -144,6 +151,7 @@ def tune(
             intra=intra,
             inter=inter,
         )
+        question = replace(question, site=site)
         space = Space(most_tp=most_tp, most_cp=most_cp, most_ep=most_ep)
         print_ranking(rank(question, model.chosen_evidence(evidence, question), space, top), form)
         return

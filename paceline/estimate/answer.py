@@ -15,6 +15,7 @@ from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.model.waterfall import waterfall
+from paceline.estimate.outlook import Outlook, bill_of, outlook, with_training
 from paceline.estimate.provenance import Basis, basis_of
 from paceline.estimate.question import Question, machine_of, spec_of
 
@@ -70,6 +71,8 @@ class Estimate(Value):
     p_oom: float | None
     """Probability that the device runs out of memory; None where its size is unknown."""
     bill: Bill | None
+    outlook: Outlook | None = None
+    """Of a planned cluster: what a bill says, with intervals, failures and prices over time."""
     waterfall: tuple[WaterfallLevel, ...]
     """From the peak to `flops_per_s_per_device`, and on to what was measured."""
     measured: MeasuredStep | None = None
@@ -96,7 +99,13 @@ def estimate_on(
     flops_input = FlopsInput(spec.model, training.seq_len, lora=spec.lora)
     per_sample = training.seq_len * model_flops_per_token(spec.flops_convention, flops_input)
     reached = flops_per_s_per_device(per_sample, training.global_batch, seconds, spec.world_size)
-    tokens = question.tokens or training.total_tokens
+    tokens, site = question.tokens or training.total_tokens, question.site
+    planned = None
+    if site is not None:
+        planned = outlook(site, machine, estimates.x, coefficients, spec.world_size)
+        if tokens:
+            ends = (float(low[0]), float(high[0]))
+            planned = with_training(planned, site, machine, tokens / rate, ends)
     # A measured peak is no data sheet's.
     peak = None if machine.generation == "cpu" else machine.device.peak_flops_per_s(training.dtype)
     return Estimate(
@@ -123,17 +132,36 @@ def estimate_on(
             parts=needed.at(0),
         ),
         p_oom=float(estimates.p_oom[0]) if isfinite(estimates.limit_bytes[0]) else None,
-        bill=bill(
-            tokens,
-            rate,
-            spec.world_size,
-            machine.device.power_w,
-            question.prices,
-            question.failures,
-        )
-        if tokens
-        else None,
+        bill=_bill(question, planned, tokens, rate, machine, spec.world_size),
+        outlook=planned,
         waterfall=waterfall(estimates.x, coefficients, time, reached * seconds),
-        evidence=basis_of(evidence, machine, question.intra_link, question.inter_link),
+        evidence=basis_of(evidence, machine, *_links(question)),
         notes=machine.notes,
     )
+
+
+def _bill(
+    question: Question,
+    planned: Outlook | None,
+    tokens: float | None,
+    tokens_per_s: float,
+    machine: Machine,
+    devices: int,
+) -> Bill | None:
+    """Of the whole training; None without a length."""
+    if not tokens:
+        return None
+    if planned is not None and question.site is not None:
+        return bill_of(planned, question.site, tokens)
+    return bill(
+        tokens, tokens_per_s, devices, machine.device.power_w, question.prices, question.failures
+    )
+
+
+def _links(question: Question) -> tuple[str | None, str | None]:
+    """The names that were given of links inside a node and of the network."""
+    if question.site is None:
+        return question.intra_link, question.inter_link
+    named = [level.link for level in question.site.fabric[:2]]
+    inside, network = (*named, None, None)[:2]
+    return inside or question.site.intra_link, network or question.site.inter_link

@@ -58,7 +58,7 @@ FIGURES = (
     _Figure("matrix products", "FLOP/s", ("peak_narrow", "peak_16bit")),
     _Figure("memory bandwidth", "B/s", ("memory_bytes_per_s",)),
     _Figure("links inside the fast domain", "B/s", ("intra_bytes_per_s",)),
-    _Figure("network", "B/s", ("inter_bytes_per_s",)),
+    _Figure("network", "B/s", ("inter_bytes_per_s", "leaf_bytes_per_s", "pod_bytes_per_s")),
     _Figure("latency of exchanges", None, seconds={"intra_start_s": 1, "inter_start_s": 1}),
     _Figure(
         "host and launches",

@@ -20,6 +20,15 @@ from paceline.estimate.headline import (
 )
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against
+from paceline.estimate.outlook import Span
+from paceline.estimate.outlook_text import (
+    OUTLOOK_HEADS,
+    PERIOD_HEADS,
+    REACH_HEADS,
+    outlook_rows,
+    period_rows,
+    reach_rows,
+)
 from paceline.report.head import Card, PageHead, Tone, card, unknown_card
 from paceline.report.html import render_page
 from paceline.report.theme import ON_PAGE
@@ -61,6 +70,14 @@ def estimate_html(
         elasticities=[
             (name, [_elasticity_cells(each, estimate) for each in by_figure])
             for name, estimate, by_figure in zip(names, estimates, elasticities, strict=False)
+        ],
+        outlook_heads=OUTLOOK_HEADS,
+        reach_heads=REACH_HEADS,
+        period_heads=PERIOD_HEADS,
+        outlooks=[
+            (name, outlook_rows(plan), reach_rows(plan), period_rows(plan), plan.unknown)
+            for name, plan in zip(names, (each.outlook for each in estimates), strict=True)
+            if plan is not None
         ],
         notes=list(dict.fromkeys(note for each in estimates for note in _basis(each))),
         texts=[
@@ -160,6 +177,8 @@ def _training_card(estimate: Estimate) -> Card:
     bill, label = estimate.bill, "Whole training"
     if bill is None:
         return unknown_card(label, "the recipe states no number of tokens; --tokens does")
+    if estimate.outlook is not None and estimate.outlook.days is not None:
+        return _outlook_card(estimate.outlook.days, outlook_rows(estimate.outlook), label)
     money = "cost not known: no price; --price states one"
     if bill.cost is not None:
         money = f"cost {bill.cost:,.0f}, {of_interval(estimate, bill.cost)} (80 %)"
@@ -175,6 +194,12 @@ def _training_card(estimate: Estimate) -> Card:
             None if bill.energy_kwh is None else f"at most {bill.energy_kwh:,.0f} kWh",
         ],
     )
+
+
+def _outlook_card(days: Span, rows: Sequence[tuple[str, str, str]], label: str) -> Card:
+    ends = f"{days.low:,.1f} to {days.high:,.1f} days (80 %)"
+    others = [f"{name} {value} ({ends})" for name, value, ends in rows if name != "days"]
+    return card(label, f"{days.value:,.1f} days", ends, others)
 
 
 def _memory_card(estimate: Estimate) -> Card:

@@ -9,9 +9,11 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
+from paceline.core.site import Site
 from paceline.estimate.calibrate.lookup import automatic_dtype, is_cpu, machine_for
 from paceline.estimate.costs import Failures, Prices
 from paceline.estimate.fit.origin import ANY
+from paceline.estimate.model.levels import with_fabric
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.run_case import Software, software_named
 from paceline.files import catalog
@@ -37,6 +39,8 @@ class Question:
     """Length of the whole training; None takes the recipe's."""
     prices: Prices = field(default_factory=Prices)
     failures: Failures | None = None
+    site: Site | None = None
+    """A cluster's file, which then says all of devices, links, failures, power and prices."""
     native: bool = False
     """Memory by the constants of the trainer that comes with Paceline, as on CPUs always."""
 
@@ -79,6 +83,8 @@ def spec_of_any_layout(question: Question) -> RunSpec:
 
 def cluster_of(question: Question) -> Cluster:
     """The devices asked for; raises UserError where they do not fill whole nodes."""
+    if question.site is not None:
+        return _part_of(question.site, question.devices)
     per_node = min(question.devices_per_node, question.devices)
     if is_cpu(question.device):
         per_node = question.devices
@@ -102,4 +108,24 @@ def cluster_of(question: Question) -> Cluster:
 def machine_of(question: Question) -> Machine:
     """The devices asked for with their links; raises UserError as `machine_for` does."""
     dtype = recipe_of(question).training.dtype
-    return machine_for(cluster_of(question), dtype, question.device)
+    machine = machine_for(cluster_of(question), dtype, question.device)
+    return with_fabric(machine, question.site) if question.site else machine
+
+
+def _part_of(site: Site, devices: int) -> Cluster:
+    """So many devices of a site; raises UserError for more than it has without its spares."""
+    nodes, rest = divmod(devices, site.devices_per_node)
+    if rest:
+        raise UserError(
+            f"--gpus {devices}",
+            f"is no multiple of {site.devices_per_node} a node",
+            remedy="devices_per_node in the cluster's file",
+        )
+    if devices > site.training_devices:
+        spares = f", {site.spare_nodes} nodes of it kept as spares" if site.spare_nodes else ""
+        raise UserError(
+            f"--gpus {devices}",
+            f"{site.name} has {site.world_size:,} devices{spares}",
+            allowed=f"up to {site.training_devices}",
+        )
+    return site.as_cluster.model_copy(update={"nodes": nodes, "launcher": "local", "hosts": ()})

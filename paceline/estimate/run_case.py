@@ -21,6 +21,7 @@ from paceline.core.shape import (
 )
 from paceline.estimate.fit.origin import ANY, STACK_OF
 from paceline.estimate.model.case import Case, Cases, Floats, Stack, cases_of, varied
+from paceline.estimate.model.collectives import LATENCIES
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.model.weights import block_weights
 
@@ -93,6 +94,8 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         power=machine.power,
         mesh=machine.mesh,
         crowding=machine.crowding,
+        scattered=machine.scattered,
+        **_levels(machine),
         software=software.name,
         family=device.family,
         assumed_intra=machine.assumed.intra,
@@ -103,6 +106,18 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         **{name: getattr(layout, name) for name in AXES},
     )
     return with_memory(case, spec)
+
+
+def _levels(machine: Machine) -> dict[str, float]:
+    """The numbers of a case that a stated fabric decides beside domain and network."""
+    numbers: dict[str, float] = dict(
+        zip(LATENCIES, (level.latency_s for level in machine.levels), strict=False)
+    )
+    for name, below, level in zip(
+        ("leaf", "pod"), machine.levels[1:], machine.levels[2:], strict=False
+    ):
+        numbers |= {name: below.devices, f"{name}_bytes_per_s": level.bytes_per_s}
+    return numbers
 
 
 def cases_of_layouts(

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.hardware import Cluster, Device, Dtype, Link
+from paceline.core.site import Site
 from paceline.core.value import Value
 from paceline.files.yaml_file import Document, line_of, read_document, validate
 
@@ -158,10 +159,8 @@ def cluster(name_or_path: str | Path) -> Cluster:
     Raises UserError for an unknown name, an unreadable file, or a device or link in it that is not
     in the catalog.
     """
-    path = Path(name_or_path)
-    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        document = read_document(path)
-        return _checked(validate(Cluster, document, str(path)), document, str(path))
+    if _is_file(Path(name_or_path)):
+        return site(name_or_path).as_cluster
     for entry in clusters():
         if _squash(entry.name) == _squash(str(name_or_path)):
             return entry
@@ -169,7 +168,21 @@ def cluster(name_or_path: str | Path) -> Cluster:
     raise _unknown("cluster", str(name_or_path), [*names, ("a path that ends in .yaml",)])
 
 
-def _checked(cluster: Cluster, document: Document, where: str) -> Cluster:
+def site(name_or_path: str | Path) -> Site:
+    """The same cluster with what planning needs; raises UserError as `cluster` does."""
+    path = Path(name_or_path)
+    if not _is_file(path):
+        entry = cluster(name_or_path)
+        return Site.model_validate({name: getattr(entry, name) for name in entry.model_fields_set})
+    document = read_document(path)
+    return _checked(validate(Site, document, str(path)), document, str(path))
+
+
+def _is_file(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml") or len(path.parts) > 1
+
+
+def _checked(cluster: Site, document: Document, where: str) -> Site:
     """`cluster` with the catalog's own names; raises UserError with the line of an unknown one."""
     names = {"device": cluster.device, "intra_link": cluster.intra_link}
     names["inter_link"] = cluster.inter_link

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -66,6 +67,20 @@ class Case:
     generation: Generation = "other"
     domain: float = 8
     """Devices that the fast links connect."""
+    leaf: float = inf
+    """Devices that the network of `inter_bytes_per_s` joins; the next level joins leaves."""
+    leaf_bytes_per_s: float = inf
+    """Of one device's share of what leaves a leaf, one direction."""
+    pod: float = inf
+    """Devices that this level joins; the last level joins pods."""
+    pod_bytes_per_s: float = inf
+    intra_latency_s: float = 0.0
+    """One way, beyond what coefficients have in them; so of each level."""
+    inter_latency_s: float = 0.0
+    leaf_latency_s: float = 0.0
+    pod_latency_s: float = 0.0
+    scattered: bool = False
+    """Neighbouring domains lie anywhere in the network."""
     peak_narrow: float = 0.0
     """FLOP/s of the products' own dtype where it is narrower than 16 bit, else 0."""
     four_bit: bool = False

@@ -3,15 +3,47 @@
 Symbols: n ranks of a group, every `stride`th of neighbouring devices. An all-reduce moves
 2 (n - 1) / n of its bytes through every rank, in a ring as by halving and doubling (Thakur et al.,
 IJHPCA 19, 2005); a gather or a scatter moves half of that. Seconds are bytes / (bytes/s) + starts.
+
+A fabric has levels: domains of fast links, leaves that join domains, pods that join leaves. A group
+goes up to the level that holds all of it, and only what must cross a level does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.estimate.model.case import Cases, Floats
+
+LATENCIES = ("intra_latency_s", "inter_latency_s", "leaf_latency_s", "pod_latency_s")
+
+
+class _Beyond(NamedTuple):
+    """A level of the network, and how many devices the level below it joins."""
+
+    unit: Floats
+    bytes_per_s: Floats
+    latency_s: Floats
+
+
+def _levels(x: Cases) -> list[_Beyond]:
+    """The levels beyond the fast domain, as far as any case has them."""
+    first = _Beyond(x.domain, x.inter_bytes_per_s, x.inter_latency_s)
+    leaf = _Beyond(x.leaf, x.leaf_bytes_per_s, x.leaf_latency_s)
+    pod = _Beyond(x.pod, x.pod_bytes_per_s, x.pod_latency_s)
+    return [first, *(level for level in (leaf, pod) if np.isfinite(level.unit).any())]
+
+
+def reached(x: Cases, span: Floats) -> Floats:
+    """Devices up to which a group of `span` neighbours spreads: all where domains are scattered."""
+    return np.where((x.scattered > 0) & (span > x.domain), x.devices, span)
+
+
+def _together(x: Cases, level: _Beyond) -> Floats:
+    """Neighbours that the level below one joins; scattered domains have none beside their own."""
+    return np.where((x.scattered > 0) & (x.devices > level.unit), x.domain, level.unit)
 
 
 def group_rate(x: Cases, c: Mapping[str, float], span: Floats, stride: Floats) -> Floats:
@@ -19,14 +51,51 @@ def group_rate(x: Cases, c: Mapping[str, float], span: Floats, stride: Floats) -
 
     Inside the fast domain it is that of the links. A group that leaves it has domain / stride
     members a domain, which share what they exchange: each moves its part through its own port.
+    So do those of a leaf and of a pod with what leaves it, unless domains are scattered.
     Without a switch a group has the links between its own members alone: (n - 1)/(domain - 1) of
     a device's.
     """
-    inside, between = x.intra_bytes_per_s * c["intra"], x.inter_bytes_per_s * c["inter"]
+    inside = x.intra_bytes_per_s * c["intra"]
     linked = (span / stride - 1) / np.maximum(1.0, x.domain - 1)
     inside = inside * np.where((x.mesh > 0) & (linked > 0), np.minimum(1.0, linked), 1.0)
-    members = np.maximum(1.0, x.domain / stride)
-    return np.where(span <= x.domain, inside, np.minimum(inside, between * members))
+    rate, spread = inside, reached(x, span)
+    for level in _levels(x):
+        members = np.maximum(1.0, _together(x, level) / stride)
+        shared = np.minimum(rate, level.bytes_per_s * c["inter"] * members)
+        rate = np.where(spread <= level.unit, rate, shared)
+    return rate
+
+
+def port_rate(x: Cases, c: Mapping[str, float], span: Floats) -> Floats:
+    """Bytes/s of what a rank sends by itself as far as `span` devices reach."""
+    rate, spread = x.intra_bytes_per_s * c["intra"], reached(x, span)
+    for level in _levels(x):
+        rate = np.where(spread <= level.unit, rate, level.bytes_per_s * c["inter"])
+    return rate
+
+
+def one_way_s(x: Cases, span: Floats) -> Floats:
+    """Seconds of the stated latencies as far as `span` devices reach: each level's, once."""
+    spread = reached(x, span)
+    return x.intra_latency_s + sum(
+        np.where(spread > level.unit, level.latency_s, 0.0) for level in _levels(x)
+    )
+
+
+def latency_s(x: Cases, size: Floats, stride: Floats) -> Floats:
+    """Seconds that stated latencies add to a collective among `size` ranks.
+
+    Each level's latency log2 u times, where a group has members in u units of the level below.
+    """
+    if not any(getattr(x, name).any() for name in LATENCIES):
+        return np.zeros(x.size)
+    seconds, met = np.zeros(x.size), np.ones(x.size)
+    latency = x.intra_latency_s
+    for level in _levels(x):
+        inside = np.clip(_together(x, level) / stride, 1.0, size)
+        seconds = seconds + latency * np.log2(inside / met)
+        latency, met = level.latency_s, inside
+    return seconds + latency * np.log2(np.maximum(size, met) / met)
 
 
 def start_s(x: Cases, c: Mapping[str, float]) -> Floats:
@@ -49,7 +118,8 @@ def all_reduce_s(
     span = size * stride
     start = starts * np.where(span <= x.domain, c["intra_start_s"] * x.crowding, start_s(x, c))
     moved = 2 * (size - 1) / size * num_bytes / group_rate(x, c, span, stride)
-    return np.where(size > 1, moved + start * np.log2(np.maximum(size, 2)), 0.0)
+    begun = start * np.log2(np.maximum(size, 2)) + starts * latency_s(x, size, stride)
+    return np.where(size > 1, moved + begun, 0.0)
 
 
 def all_to_all_s(
@@ -71,6 +141,11 @@ def all_to_all_s(
     domains = size / near
     copies = (domains - 1) * (1 - (1 - 1 / domains) ** receivers) / receivers
     inside = num_bytes * (near - 1) / size / (x.intra_bytes_per_s * c["intra"])
-    outside = num_bytes * copies / (x.inter_bytes_per_s * c["inter"])
+    slowest, spread = inside, reached(x, size * stride)
+    for level in _levels(x):
+        joined = np.clip(_together(x, level) / stride, near, size)
+        beyond = copies * (size - joined) / np.maximum(size - near, 1.0)
+        crossing = num_bytes * beyond / (level.bytes_per_s * c["inter"])
+        slowest = np.where(spread > level.unit, np.maximum(slowest, crossing), slowest)
     start = np.where(domains > 1, c["inter_start_s"], c["intra_start_s"])
-    return np.maximum(inside, outside) + start * x.crowding
+    return slowest + start * x.crowding + one_way_s(x, size * stride)

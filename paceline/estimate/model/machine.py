@@ -44,6 +44,17 @@ class Assumed(NamedTuple):
 NOTHING_ASSUMED = Assumed()
 
 
+class Level(NamedTuple):
+    """One level of a stated fabric."""
+
+    name: str
+    devices: float
+    """That it joins, infinite where it joins all."""
+    bytes_per_s: float
+    """Of one device's share of what crosses it, one direction."""
+    latency_s: float = 0.0
+
+
 @dataclass(frozen=True)
 class Machine:
     """One kind of device and its links."""
@@ -60,6 +71,10 @@ class Machine:
     mesh: bool = False
     """Devices of a domain have links of their own to each of the others, and no switch."""
     assumed: Assumed = NOTHING_ASSUMED
+    levels: tuple[Level, ...] = ()
+    """Of a stated fabric, from the fast domain outwards; without them domain and network stand."""
+    scattered: bool = False
+    """Neighbouring domains lie anywhere in the network."""
     notes: tuple[str, ...] = ()
 
     def peak_16bit(self) -> float:

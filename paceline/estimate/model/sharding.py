@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.estimate.model.case import Bools, Cases, Floats
-from paceline.estimate.model.collectives import all_reduce_s, group_rate, start_s
+from paceline.estimate.model.collectives import all_reduce_s, group_rate, latency_s, start_s
 from paceline.estimate.model.stages import stage_layers
 from paceline.estimate.model.weights import (
     common_weights,
@@ -103,7 +103,7 @@ def _exchanged(x: Cases, c: Mapping[str, float], common: Floats, experts: Floats
     rate = group_rate(x, c, x.tp * ranks, x.tp)
     # A GPU's host runs ahead: there they are part of a block's host time.
     host = np.where(x.has("generation", "cpu"), c["host_sharded_s"] * x.crowding, 0.0)
-    start = np.where(ranks > 1, start_s(x, c) + host, 0.0)
+    start = np.where(ranks > 1, start_s(x, c) + host + latency_s(x, ranks, x.tp), 0.0)
     reduced = np.where(x.has("stack", "torch"), 4.0, 2.0)
     owned = reduced * (common / ranks + experts / of_experts)
     among = all_reduce_s(x, c, owned, copies(x)[0] / ranks, x.tp * ranks)

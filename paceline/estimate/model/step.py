@@ -24,7 +24,13 @@ from paceline.estimate.model.block import (
     tokens,
 )
 from paceline.estimate.model.case import Cases, Floats
-from paceline.estimate.model.collectives import group_rate, start_s
+from paceline.estimate.model.collectives import (
+    group_rate,
+    latency_s,
+    one_way_s,
+    port_rate,
+    start_s,
+)
 from paceline.estimate.model.sharding import added, block_exchange, once, root_exchange
 from paceline.estimate.model.stages import stage_layers
 from paceline.estimate.model.weights import (
@@ -208,14 +214,15 @@ def _head(x: Cases, c: Mapping[str, float]) -> Floats:
 def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:
     """What a micro-batch passes to the next stage and back, for every chunk of a rank.
 
-    2 t h bytes in 16 bit either way, over fast links where the whole training fits into a domain.
+    2 t h bytes in 16 bit either way, through the outermost level that the whole training reaches:
+    the slowest pair of stages sets the pace, and all ranks of a stage send at once.
     Tensor ranks share it out with sequence parallelism, and in Megatron core without it as well
     (Narayanan et al., arXiv:2104.04473, 4.1).
     """
     shared = np.where((x.sequence_parallel > 0) | x.has("stack", "fused"), x.tp, 1.0)
-    inside = x.tp * x.cp * replicas(x) * x.pp <= x.domain
-    rate = np.where(inside, x.intra_bytes_per_s * c["intra"], x.inter_bytes_per_s * c["inter"])
-    one_way = 2 * tokens(x) * x.hidden / shared / rate + start_s(x, c)
+    span = x.tp * x.cp * replicas(x) * x.pp
+    moved = 2 * tokens(x) * x.hidden / shared / port_rate(x, c, span)
+    one_way = moved + start_s(x, c) + one_way_s(x, span)
     exposed = np.where(x.has("stack", "softmax"), c["pp_exposed"], c["pp_exposed_fused"])
     return np.where(x.pp > 1, 2 * x.vp * one_way * exposed, 0.0)
 
@@ -231,7 +238,7 @@ def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
     ranks, expert_copies = copies(x)
     rest, ffns = rank_weights(x)
     moved = rest * (ranks - 1) / ranks + ffns * (expert_copies - 1) / expert_copies
-    start = start_s(x, c) * np.log2(np.maximum(ranks, 2))
+    start = start_s(x, c) * np.log2(np.maximum(ranks, 2)) + latency_s(x, ranks, x.tp)
     early = x.has("stack", "softmax")
     gradient = np.where(early & (x.summed_gradient_bytes == 0), 2.0, 4.0)
     needed = (gradient + 2) * _trained(x) * moved / group_rate(x, c, x.tp * ranks, x.tp) + start

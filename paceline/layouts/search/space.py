@@ -12,6 +12,8 @@ from paceline.core.layout_sizes import layout_problems
 from paceline.core.shape import Shape
 
 Zero = Literal[0, 1, 2, 3]
+VARIED = {"micro_batch", "zero_stage", "schedule", "recompute"}
+"""Fields of a layout that do not decide how a model is cut."""
 MOST_MICRO_BATCHES = 4096
 """Beyond it a step of micro-batches as small as this is never the fastest."""
 
@@ -36,11 +38,11 @@ class Space:
         return replace(self, micro_batches=tuple(sorted({*self.micro_batches, layout.micro_batch})))
 
 
-def candidates(shape: Shape, devices: int, space: Space) -> Iterator[Layout]:
-    """Every combination of axes whose replicas fill the devices, valid or not.
+def replica_layouts(shape: Shape, devices: int, space: Space) -> Iterator[Layout]:
+    """Every way to cut a model whose replicas fill the devices, valid or not, all else plain.
 
     Stages are those into which the layers, or the layers with embedding and head, can be cut;
-    sequence parallelism goes with tensor parallelism, the interleaved schedule with several chunks.
+    sequence parallelism goes with tensor parallelism.
     """
     experts = shape.num_experts if shape.kind == "decoder" else 1
     axes = product(
@@ -52,53 +54,45 @@ def candidates(shape: Shape, devices: int, space: Space) -> Iterator[Layout]:
     for tp, (pp, vp), cp, ep in axes:
         if devices % (tp * pp * cp):
             continue
-        schedules = space.schedules if pp > 1 and vp == 1 else ("1f1b",)
-        for micro, zero, recompute, schedule in product(
-            space.micro_batches, space.zero_stages, space.recompute, schedules
-        ):
-            yield Layout(
-                tp=tp,
-                pp=pp,
-                cp=cp,
-                vp=vp,
-                ep=ep,
-                zero_stage=zero,
-                micro_batch=micro,
-                recompute=recompute,
-                schedule=schedule,
-                sequence_parallel=tp > 1 and shape.kind == "decoder",
-            )
+        sequence = tp > 1 and shape.kind == "decoder"
+        yield Layout(tp=tp, pp=pp, cp=cp, vp=vp, ep=ep, sequence_parallel=sequence)
 
 
 def feasible(
     shape: Shape, devices: int, global_batch: int, seq_len: int, space: Space
 ) -> tuple[list[Layout], int]:
-    """The candidates that can run, and how many cannot."""
+    """The candidates that can run, and how many cannot.
+
+    What is refused with one sample, without ZeRO and in the default schedule is refused with more
+    of them, so that most of a large space is never looked at.
+    """
     layouts: list[Layout] = []
-    refused = 0
-    fits: dict[tuple[int | str, ...], bool] = {}
-    for layout in candidates(shape, devices, space):
-        # Whether sizes divide does not depend on recomputation, and rules on few of the axes.
-        key = (
-            layout.tp,
-            layout.pp,
-            layout.cp,
-            layout.vp,
-            layout.micro_batch,
-            layout.zero_stage,
-            layout.schedule,
-            layout.ep,
-        )
-        if key not in fits:
-            micro_batches = layout.num_microbatches(devices, global_batch)
-            fits[key] = micro_batches <= MOST_MICRO_BATCHES and not layout_problems(
-                layout, shape, devices, global_batch, seq_len
-            )
-        if fits[key]:
-            layouts.append(layout)
-        else:
-            refused += 1
-    return layouts, refused
+    seen = 0
+    for plain in replica_layouts(shape, devices, space):
+        piped = plain.pp > 1 and plain.vp == 1
+        schedules: tuple[Schedule, ...] = space.schedules if piped else ("1f1b",)
+        ways = list(product(space.micro_batches, space.zero_stages))
+        seen += len(ways) * len(schedules) * len(space.recompute)
+        if layout_problems(plain, shape, devices, global_batch, seq_len):
+            continue
+        axes = plain.model_dump(exclude=VARIED)
+        for micro, zero in ways:
+            sized = [
+                Layout(**axes, micro_batch=micro, zero_stage=zero, schedule=schedule)
+                for schedule in schedules
+            ]
+            # Whether sizes divide does not depend on recomputation.
+            running: list[Schedule] = [
+                layout.schedule
+                for layout in sized
+                if layout.num_microbatches(devices, global_batch) <= MOST_MICRO_BATCHES
+                and not layout_problems(layout, shape, devices, global_batch, seq_len)
+            ]
+            layouts += [
+                Layout(**axes, micro_batch=micro, zero_stage=zero, recompute=kind, schedule=order)
+                for kind, order in product(space.recompute, running)
+            ]
+    return layouts, seen - len(layouts)
 
 
 def _powers(most: int) -> list[int]:

@@ -69,27 +69,25 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
     layouts, refused = feasible(spec.model, *sizes, worth(space.around(spec.layout), stack))
     if not layouts:
         raise UserError(f"{spec.recipe} on {spec.world_size} devices", "has no layout that divides")
-
-    def estimated(some: Sequence[Layout]) -> Estimates:
-        return estimates_of_layouts(spec, machine, evidence, some, question.software)
-
-    every = estimated(layouts)
-    first = _best_first(every)[:top]
-    best = every.pick(first).followed()
-    again = _best_first(best)
-    runs = not layout_problems(spec.layout, spec.model, *sizes)
+    own = [] if layout_problems(spec.layout, spec.model, *sizes) else [spec.layout]
+    listed = [*layouts, *own]
+    every = estimates_of_layouts(spec, machine, evidence, listed, question.software)
+    ranked = np.arange(len(layouts))
+    first = _best_first(every.pick(ranked))[:top]
+    chosen = np.concatenate([first, np.arange(len(layouts), len(listed))])
+    best = every.pick(chosen).followed()
+    rows = _rows(best, [listed[row] for row in chosen])
+    again = _best_first(best.pick(np.arange(len(first))))
     return Ranking(
         recipe=spec.recipe,
         device=machine.device.name,
         devices=spec.world_size,
         n_layouts=len(layouts),
         n_infeasible=refused,
-        n_pruned=int((~every.fits).sum()),
+        n_pruned=int((~every.fits[ranked]).sum()),
         bound=f"more than {P_OOM_EVEN:.0%} likely to exceed {every.device_bytes[0] / 1e9:.0f} GB",
-        layouts=_rows(best.pick(again), [layouts[row] for row in first[again]]),
-        recipe_layout=_rows(estimated([spec.layout]).followed(), [spec.layout])[0]
-        if runs
-        else None,
+        layouts=tuple(rows[row] for row in again),
+        recipe_layout=rows[-1] if own else None,
         evidence=evidence.title,
     )
 

@@ -46,6 +46,14 @@ class ExpectedTime(Value):
     speed: MeasuredSpeed
 
 
+def num_evaluations(
+    reference: ConvergenceReference, every_samples: int, skip_first: int = 0
+) -> int:
+    """Up to the reference's samples: one after `every_samples`, rounded up to whole steps."""
+    interval = ceil(every_samples / reference.global_batch) * reference.global_batch
+    return max(1, ceil(reference.mean / interval) - skip_first)
+
+
 def expected_time(
     reference: ConvergenceReference, speed: MeasuredSpeed, every_samples: int, skip_first: int = 0
 ) -> ExpectedTime:
@@ -55,8 +63,7 @@ def expected_time(
     one after `every_samples` (whole steps) without the first `skip_first`; e: seconds of one;
     d: relative spread of the k step times; z: the normal quantile.
     """
-    interval = ceil(every_samples / reference.global_batch) * reference.global_batch
-    evaluations = max(1, ceil(reference.mean / interval) - skip_first)
+    evaluations = num_evaluations(reference, every_samples, skip_first)
     training_s = reference.mean / speed.samples_per_s
     total_s = training_s + evaluations * speed.evaluation_s
     # Steps vary independently of each other; their median is surer than one of them.

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
 import pytest
 
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems
-from paceline.layouts.search.space import Space, candidates, feasible
+from paceline.core.shape import Shape
+from paceline.layouts.search.space import Space, feasible, replica_layouts
 from tests.core.shapes import FLUX, LLAMA_8B, LLAMA_70B, LLAMA_405B
 
+EXPERTS = LLAMA_8B.model_copy(update={"num_experts": 8, "experts_per_token": 2})
 SMALL = Space(most_tp=4, most_cp=2, micro_batches=(1, 2))
 
 
-def test_what_is_feasible_can_run_and_what_is_refused_cannot():
-    layouts, refused = feasible(LLAMA_8B, 16, 24, 8192, SMALL)
-    every = list(candidates(LLAMA_8B, 16, SMALL))
-    assert len(layouts) + refused == len(every) and refused > 0
-    for layout in every:
-        runs = not layout_problems(layout, LLAMA_8B, 16, 24, 8192)
-        assert runs == (layout in layouts)
+def candidates(shape: Shape, devices: int, space: Space) -> Iterator[Layout]:
+    """Every combination of axes, valid or not, one after the other."""
+    for plain in replica_layouts(shape, devices, space):
+        schedules = space.schedules if plain.pp > 1 and plain.vp == 1 else ("1f1b",)
+        for micro, zero, recompute, schedule in product(
+            space.micro_batches, space.zero_stages, space.recompute, schedules
+        ):
+            changes = {"micro_batch": micro, "zero_stage": zero, "schedule": schedule}
+            yield plain.model_copy(update={**changes, "recompute": recompute})
+
+
+@pytest.mark.parametrize(
+    ("shape", "devices", "batch"),
+    [(LLAMA_8B, 16, 24), (LLAMA_70B, 48, 60), (EXPERTS, 16, 32), (FLUX, 8, 24)],
+)
+def test_what_is_feasible_can_run_and_what_is_refused_cannot(
+    shape: Shape, devices: int, batch: int
+):
+    space = replace(SMALL, schedules=("1f1b", "gpipe", "zero-bubble"))
+    layouts, refused = feasible(shape, devices, batch, 8192, space)
+    every = list(candidates(shape, devices, space))
+    running = [x for x in every if not layout_problems(x, shape, devices, batch, 8192)]
+    assert layouts == running and layouts and refused == len(every) - len(running) > 0
 
 
 def test_the_layouts_that_publications_chose_are_among_them():

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from paceline.core.errors import UserError
+from paceline.core.layout_sizes import layout_problems
+from paceline.estimate import estimates
 from paceline.estimate.answer import estimate
 from paceline.estimate.estimates import P_OOM_EVEN
 from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.model.case import Cases
 from paceline.estimate.question import Question
+from paceline.layouts.search import space
 from paceline.layouts.search.space import Space
 from paceline.layouts.tune.ranking import Ranking, rank
 
@@ -77,3 +84,32 @@ def test_zero_3_over_context_ranks_alone_is_not_free():
     changes = ("layout.tp=4", "layout.pp=1", "layout.vp=1", "layout.cp=16")
     whole = replace(QUESTION, overrides=(*changes, "layout.zero_stage=3"))
     assert estimate(whole, shipped()).parts["zero"] > 0
+
+
+def test_65536_devices_take_one_estimate_a_layout_and_few_that_are_followed(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    counted: Counter[str] = Counter()
+
+    def counting(name: str) -> Callable[..., Any]:
+        function = getattr(estimates, name)
+
+        def call(x: Cases, *rest: Any) -> Any:
+            counted[name] += x.size
+            return function(x, *rest)
+
+        return call
+
+    def checked(*arguments: Any) -> list[str]:
+        counted["checked"] += 1
+        return layout_problems(*arguments)
+
+    for name in ("step_time", "followed_step", "log_sd", "memory"):
+        monkeypatch.setattr(estimates, name, counting(name))
+    monkeypatch.setattr(space, "layout_problems", checked)
+    found = rank(replace(QUESTION, devices=65_536), shipped(), Space(), top=20)
+    assert found.n_layouts > 10_000 and counted["step_time"] == found.n_layouts + 1
+    assert counted["followed_step"] == counted["log_sd"] == 21
+    assert counted["memory"] <= 2 * found.n_layouts + 50
+    combinations = found.n_layouts + found.n_infeasible
+    assert counted["checked"] < 0.55 * combinations

@@ -1,0 +1,288 @@
+"""Published MLPerf times to train, predicted blind: steps of the model, samples of the reference.
+
+    python benchmarks/mlperf_time_to_train.py --open mlperf_v6_open.csv --lambda lambda_v51.csv
+
+Round 5.1 comes with Paceline (`references/mlperf-results.yaml`). No MLPerf row is among the steps
+that coefficients are fitted to. What a row does not state is settled before its time is looked at:
+the dtype is the narrowest that the device multiplies in (8 bit of images), the layout the fastest
+that fits by estimate, and the software NeMo where the row names it. A row's time is the mean of its
+runs as measured, before the scaling of the rules, or that of its one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import exp, log
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+from _result import Surroundings, keep
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import Dtype
+from paceline.core.layout import Layout
+from paceline.core.run import RunSpec
+from paceline.estimate.answer import Estimate, estimate_on
+from paceline.estimate.estimates import estimates_of_layouts
+from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.question import Question, machine_of, spec_of_any_layout
+from paceline.files import catalog
+from paceline.layouts.search.space import Space, feasible
+from paceline.mlperf.compare.published_scores import published_scores
+from paceline.mlperf.rules import BENCHMARKS
+from paceline.mlperf.score.convergence import olympic_mean
+from paceline.mlperf.time_to_train import time_to_train
+
+RECIPES = {
+    "llama31_8b": "llama31-8b",
+    "llama2_70b_lora": "llama2-70b-lora",
+    "flux1": "flux1-schnell",
+}
+WIDTHS: tuple[Dtype, ...] = ("nvfp4", "mxfp8", "fp8", "bf16")
+OF_LAMBDA = {"b200_n1": ("B200", 1, 8), "b200_n2": ("B200", 2, 8)}
+"""Its runs on 72 GB300 are those of round 5.1 and counted there."""
+SPACE = Space(micro_batches=(1, 2, 4, 8), zero_stages=(1, 3), recompute=("none", "full"), most_cp=8)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published system and benchmark; None is not stated."""
+
+    round: str
+    submitter: str
+    system: str
+    benchmark: str
+    accelerator: str
+    nodes: int
+    per_node: int
+    batch: int | None
+    dtype: str | None = None
+    layout: tuple[int, int, int] | None = None
+    """tp, pp, cp."""
+    accumulated: int | None = None
+    software: str = "any"
+    minutes: float | None = None
+    samples: float | None = None
+    step_s: float | None = None
+
+    @property
+    def maker(self) -> str:
+        return "AMD" if "AMD" in self.accelerator or "MI3" in self.accelerator else "NVIDIA"
+
+
+def rows_of_round_51() -> Iterator[Row]:
+    """Those that come with Paceline."""
+    for score in published_scores():
+        if score.round == "v5.1" and score.benchmark in BENCHMARKS:
+            yield Row(
+                "5.1.0", score.submitter, score.system, score.benchmark, score.accelerator or "",
+                score.nodes or 1, score.gpus_per_node or 8, score.global_batch_size,
+                software=_software(score.framework), minutes=score.olympic_mean_minutes,
+                samples=score.mean_samples_to_target,
+            )  # fmt: skip
+
+
+def rows_of_open(path: Path) -> Iterator[Row]:
+    """Of round 6.0; a row of one run has that run's minutes, where they were read."""
+    for line in csv.DictReader(path.open(encoding="utf-8")):
+        score, factor = _number(line["score_minutes"]), _number(line["rcp_scaling_factor"]) or 1.0
+        minutes = _number(line["olympic_mean_minutes"]) or (score / factor if score else None)
+        axes = [_number(line[name]) for name in ("tp", "pp", "cp")]
+        yield Row(
+            "6.0.0", line["submitter"], line["system"], line["benchmark"], line["accelerator"],
+            int(line["nodes"]), int(line["gpus_per_node"]), _whole(line["global_batch_size"]),
+            dtype=line["dtype"] or None,
+            layout=(int(axes[0]), int(axes[1] or 1), int(axes[2] or 1)) if axes[0] else None,
+            accumulated=_whole(line["grad_accum"]), software=_software(line["stack"]),
+            minutes=minutes or _number(line["minutes_this_run"]),
+            samples=_number(line["mean_samples_to_target"]) or _number(line["samples_this_run"]),
+            step_s=_number(line["steady_step_time_s"]),
+        )  # fmt: skip
+
+
+def rows_of_lambda(path: Path) -> Iterator[Row]:
+    """Ten runs a row."""
+    groups: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    for line in csv.DictReader(path.open(encoding="utf-8")):
+        if line["status"] == "success":
+            key = (line["system"], line["benchmark"], int(line["gbs"]))
+            groups[key].append(float(line["run_min"]))
+    for (system, name, batch), minutes in groups.items():
+        known = next((v for k, v in OF_LAMBDA.items() if system.startswith(k)), None)
+        if known is None:
+            continue
+        device, nodes, per_node = known
+        benchmark, _, width = name.partition("_fp")
+        yield Row(
+            "5.1.0", "Lambda (rerun)", system, benchmark, device, nodes, per_node, batch,
+            dtype={"4": "nvfp4", "8": "fp8"}.get(width), software="nemo",
+            minutes=olympic_mean(minutes),
+        )  # fmt: skip
+
+
+def predicted(row: Row) -> dict[str, Any]:
+    """Step and minutes of a row; raises UserError for what cannot be estimated."""
+    if row.benchmark not in RECIPES:
+        raise UserError(row.benchmark, "is a benchmark without a recipe")
+    if row.batch is None:
+        raise UserError("a row", "states no global batch")
+    unstated = (row.layout, row.accumulated) if row.layout else None
+    device = catalog.device(row.accelerator).name
+    place = (device, row.nodes * row.per_node, row.per_node, row.batch, _dtype(row, device))
+    spec, found = _estimated(row.benchmark, place, row.software, unstated)
+    time = time_to_train(spec, found, row.round)
+    return {
+        "dtype": spec.training.dtype,
+        "layout": found.layout,
+        "step_s": found.step_time_s,
+        "step_low_s": found.low_s,
+        "step_high_s": found.high_s,
+        "samples": time.samples,
+        "minutes": time.minutes,
+        "low_minutes": time.low_minutes,
+        "high_minutes": time.high_minutes,
+    }
+
+
+@cache
+def _estimated(
+    benchmark: str,
+    place: tuple[str, int, int, int, str],
+    software: str,
+    stated: tuple[tuple[int, int, int], int | None] | None,
+) -> tuple[RunSpec, Estimate]:
+    """The run and its estimate; `place`: device, devices, per node, batch, dtype.
+
+    `stated` are tp, pp, cp and how often gradients are accumulated.
+    """
+    device, devices, per_node, batch, dtype = place
+    changes = (f"training.global_batch={batch}", f"training.dtype={dtype}")
+    question = Question(
+        *(RECIPES[benchmark], device, devices, "mlperf-trial", changes, min(per_node, devices)),
+        stack=software,
+    )
+    spec, machine = spec_of_any_layout(question), machine_of(question)
+    if stated is None:
+        sizes = (spec.world_size, batch, spec.training.seq_len)
+        layouts, _ = feasible(spec.model, *sizes, SPACE)
+    else:
+        (tp, pp, cp), accumulated = stated
+        micro = max(1, batch * tp * pp * cp // devices // (accumulated or 1))
+        sequence = tp > 1
+        layouts = [
+            Layout(tp=tp, pp=pp, cp=cp, micro_batch=micro, zero_stage=1, sequence_parallel=sequence)
+        ]
+    if not layouts:
+        raise UserError(f"{benchmark} on {devices} devices", "has no layout that divides")
+    every = estimates_of_layouts(spec, machine, shipped(), layouts, question.software)
+    fastest = int(np.lexsort((every.step_time_s, ~every.fits))[0])
+    spec = spec.model_copy(update={"layout": layouts[fastest]})
+    return spec, estimate_on(machine, spec, question, shipped())
+
+
+def _dtype(row: Row, device: str) -> str:
+    """As stated, MXFP4 as the narrowest that there is a peak of; else the rule of the docstring."""
+    peaks = catalog.device(device).peaks
+    if row.dtype in peaks:
+        return row.dtype
+    widths = WIDTHS[1:] if row.benchmark == "flux1" else WIDTHS
+    return next(width for width in widths if width in peaks)
+
+
+def summary(rows: Sequence[dict[str, Any]], of: str) -> dict[str, Any]:
+    """Errors of predictions over published values, and how many intervals hold them."""
+    logs = [log(row["predicted"][of] / row["published"][of]) for row in rows]
+    ends = {"minutes": ("low_minutes", "high_minutes"), "step_s": ("step_low_s", "step_high_s")}[of]
+    inside = [
+        row["predicted"][ends[0]] <= row["published"][of] <= row["predicted"][ends[1]]
+        for row in rows
+    ]
+    return {
+        "n": len(rows),
+        "mape": fmean(abs(exp(each) - 1) for each in logs) if logs else None,
+        "median": median(map(abs, logs)) if logs else None,
+        "bias": fmean(logs) if logs else None,
+        "coverage_80": fmean(inside) if logs else None,
+    }
+
+
+def grouped(rows: Sequence[dict[str, Any]], of: str) -> dict[str, Any]:
+    """The summary of all, and by round, benchmark and maker of the devices."""
+    told = [row for row in rows if row["published"][of]]
+    keys = {(kind, row[kind]) for row in told for kind in ("round", "benchmark", "maker")}
+    parts = {
+        f"{kind} {value}": summary([row for row in told if row[kind] == value], of)
+        for kind, value in sorted(keys)
+    }
+    return {"all": summary(told, of), **parts}
+
+
+def compared(rows: Iterable[Row]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """(rows that were predicted, those that were not and why)."""
+    done: list[dict[str, Any]] = []
+    left: list[dict[str, str]] = []
+    for row in rows:
+        print(f"{row.submitter} {row.system} {row.benchmark}", file=sys.stderr, flush=True)
+        names = {name: getattr(row, name) for name in ("round", "submitter", "system", "benchmark")}
+        try:
+            found = predicted(row)
+        except UserError as error:
+            left.append({**names, "reason": f"{error.where} {error.what}"})
+            continue
+        devices = {"devices": f"{row.nodes * row.per_node} x {row.accelerator}"}
+        published = {"minutes": row.minutes, "step_s": row.step_s, "samples": row.samples}
+        done.append(
+            {**names, "maker": row.maker, **devices, "batch": row.batch}
+            | {"predicted": found, "published": published}
+        )
+    return done, left
+
+
+def _software(text: str | None) -> str:
+    return "nemo" if "nemo" in (text or "").lower() else "any"
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text.strip() else None
+
+
+def _whole(text: str) -> int | None:
+    value = _number(text)
+    return None if value is None else int(value)
+
+
+def main() -> int:
+    """Print and store the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--open", type=Path)
+    parser.add_argument("--lambda", type=Path, dest="of_lambda")
+    options, around = parser.parse_args(), Surroundings()
+    rows = [*rows_of_round_51()]
+    rows += rows_of_open(options.open) if options.open else []
+    rows += rows_of_lambda(options.of_lambda) if options.of_lambda else []
+    done, left = compared(rows)
+    scores = {of: grouped(done, of) for of in ("minutes", "step_s")}
+    for of, by in scores.items():
+        for name, each in by.items():
+            if each["n"]:
+                print(
+                    f"{of:8} {name:28} n {each['n']:3}  MAPE {each['mape']:6.1%}  "
+                    f"median {each['median']:.3f}  bias {each['bias']:+.3f}  "
+                    f"in 80 % {each['coverage_80']:.0%}"
+                )
+    for reason, count in Counter(each["reason"] for each in left).most_common():
+        print(f"not predicted: {count} x {reason}")
+    keep("mlperf_time_to_train", "minutes", around, scores=scores, rows=done, not_predicted=left)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

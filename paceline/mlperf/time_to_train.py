@@ -1,0 +1,100 @@
+"""How long a benchmark would train on a machine that nobody has here: estimate times reference.
+
+The samples to the target are those that the reference convergence points of a round needed at this
+batch; the step is the time model's. No published result goes in.
+"""
+
+from __future__ import annotations
+
+from math import exp, hypot, log
+
+from paceline.core.errors import UserError
+from paceline.core.run import RunSpec
+from paceline.core.value import Value
+from paceline.estimate.answer import Estimate
+from paceline.estimate.fit.interval import Z80
+from paceline.mlperf.rules import UNOFFICIAL, benchmark_named
+from paceline.mlperf.score.convergence import ConvergenceReference, reference_at, rulesets
+from paceline.mlperf.score.expected_time import num_evaluations
+
+FORWARD_SHARE = 1 / 3
+"""Of a step's time that an evaluation of as many samples takes: one pass of three."""
+UNSURE_EVALUATION = 0.3
+"""Deviation of the logarithm of an evaluation's time, which no published row was fitted to."""
+LABEL = f"an estimate, not a result: {UNOFFICIAL}"
+
+
+class TimeToTrain(Value):
+    """From `run_start` to `run_stop`; 80 % of single runs lie between low and high."""
+
+    benchmark: str
+    ruleset: str
+    minutes: float
+    low_minutes: float
+    high_minutes: float
+    samples: float
+    """To the target, by the reference at this batch."""
+    samples_stdev: float
+    """Of the reference's runs."""
+    reference_batches: tuple[int, ...]
+    num_evaluations: int
+    evaluation_s: float
+    label: str = LABEL
+
+
+def time_to_train(spec: RunSpec, estimate: Estimate, ruleset: str) -> TimeToTrain:
+    """t = S / r + n e: S samples to the target, r samples/s, n evaluations of e seconds.
+
+    e = samples / r / 3, a forward pass of the step's three. The interval takes the step time, the
+    deviation of the reference's runs and that of e as independent. Raises UserError for a recipe
+    without a benchmark and for a batch or a round without a reference.
+    """
+    evaluation = spec.training.evaluation
+    if spec.mlperf is None or evaluation is None:
+        raise UserError(
+            f"--mlperf {ruleset}",
+            f"{spec.recipe} is no benchmark's training",
+            remedy="--variant mlperf-trial of llama31-8b, llama2-70b-lora or flux1-schnell",
+        )
+    benchmark = benchmark_named(spec.mlperf.benchmark, f"--mlperf {ruleset}")
+    reference = _reference(benchmark.name, ruleset, spec.training.global_batch, benchmark.num_runs)
+    rate = estimate.samples_per_s
+    evaluations = num_evaluations(reference, evaluation.every_samples, evaluation.skip_first)
+    evaluation_s = evaluation.samples / rate * FORWARD_SHARE
+    training_s, evaluating_s = reference.mean / rate, evaluations * evaluation_s
+    total_s = training_s + evaluating_s
+    sd = hypot(
+        log(estimate.high_s / estimate.low_s) / (2 * Z80),
+        reference.stdev / reference.mean,
+        UNSURE_EVALUATION * evaluating_s / total_s,
+    )
+    return TimeToTrain(
+        benchmark=benchmark.name,
+        ruleset=ruleset,
+        minutes=total_s / 60,
+        low_minutes=total_s * exp(-Z80 * sd) / 60,
+        high_minutes=total_s * exp(Z80 * sd) / 60,
+        samples=reference.mean,
+        samples_stdev=reference.stdev,
+        reference_batches=reference.batches,
+        num_evaluations=evaluations,
+        evaluation_s=evaluation_s,
+    )
+
+
+def _reference(
+    benchmark: str, ruleset: str, global_batch: int, num_runs: int
+) -> ConvergenceReference:
+    known = rulesets(benchmark)
+    if known and ruleset not in known:
+        raise UserError(
+            f"--mlperf {ruleset}", f"is no round with {benchmark}", allowed=", ".join(known)
+        )
+    reference = reference_at(benchmark, ruleset, global_batch, num_runs)
+    if reference is None:
+        raise UserError(
+            f"a batch of {global_batch:,}",
+            f"has no reference convergence point of {benchmark}: all are smaller",
+            remedy="--set training.global_batch=N",
+        )
+    return reference

@@ -1,0 +1,75 @@
+"""A cluster's file with its fabric, failures and prices: what is read, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.core.hardware import Cluster
+from paceline.files import catalog
+
+EXAMPLE = Path(__file__).parents[2] / "docs/examples/h100-pods.yaml"
+PLAIN = "name: mine\ndevice: H100\nnodes: 64\ndevices_per_node: 8\n"
+FAILING = "failures: {device_mtbf_h: 1000}\n"
+
+
+def test_one_file_serves_runs_and_plans():
+    site, cluster = catalog.site(EXAMPLE), catalog.cluster(EXAMPLE)
+    assert type(cluster) is Cluster and cluster.world_size == site.world_size == 8320
+    assert site.training_devices == 8192 and [level.name for level in site.fabric][-1] == "core"
+    assert catalog.site("lambda-1cc-h100").as_cluster == catalog.cluster("lambda-1cc-h100")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("fabric: [{name: a}, {name: b}]", "only the last level may leave out devices"),
+        ("fabric: [{name: a, devices: 8}, {name: b, devices: 12}]", "does not hold levels of 8"),
+        ("fabric: [{name: a, devices: 8}, {name: b, devices: 8}]", "does not hold levels of 8"),
+        ("fabric: [{name: a, devices: 3}]", "no whole nodes"),
+        ("fabric: [{name: a, devices: 4}, {name: b, devices: 4}]", "does not hold levels"),
+        ("fabric: [{name: a, devices: 8}]", "joins 8 of 512 devices"),
+        ("fabric: [{name: a, oversubscription: 2}]", "nothing below it"),
+        ("fabric: [{name: a, oversubscription: 0}]", "greater than or equal to 1"),
+        ("fabric: [{name: a, devices: 1e300}]", "fabric.0.devices"),
+        ("fabric: [{name: a, latency_s: .nan}]", "finite number"),
+        ("fabric: [{name: ''}]", "at least 1 character"),
+        ("fabric: [{name: a, color: red}]", "is not a known field"),
+        (
+            f"fabric: [{', '.join(f'{{name: l{n}, devices: {8 << n}}}' for n in range(6))}]",
+            "at most 4",
+        ),
+        ("inter_link: NVLink4\nfabric: [{name: a}]", "so no intra_link or inter_link"),
+        ("failures: {restart_s: 9}", "needs device_mtbf_h or node_mtbf_h"),
+        ("failures: {device_mtbf_h: 0}", "greater than or equal to 0.001"),
+        ("failures: {device_mtbf_h: 9, spare_nodes: 64}", "leaves none of 64 nodes"),
+        ("failures: {device_mtbf_h: 9, spare_nodes: true}", "true or false"),
+        ("prices: [{per_device_hour: -1}]", "greater than or equal to 0"),
+        ("prices: [{per_device_hour: .inf}]", "finite"),
+        ("prices: [{per_device_hour: 1, since: 2027-01-01}]", "needs start"),
+        ("start: 2026-01-01\nprices: [{per_device_hour: 1, since: 2027-01-01}]", "none is stated"),
+        (
+            "start: 2027-01-01\nprices: [{per_device_hour: 1}, {per_device_hour: 2}]",
+            "only the first period",
+        ),
+        (
+            "start: 2027-01-01\nprices: [{per_device_hour: 1}, {per_device_hour: 2, since: "
+            "2027-03-01}, {per_device_hour: 2, since: 2027-02-01}]",
+            "must follow each other",
+        ),
+        ("prices: [{per_device_hour: 1, interrupted_every_h: 2}]", "only terms: spot"),
+        (
+            "prices: [{per_device_hour: 1, terms: spot, interrupted_every_h: 2}]",
+            "interruptions need failures",
+        ),
+        ("power: {pue: 0.5}", "greater than or equal to 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path, more: str, message: str):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(PLAIN + more + "\n", encoding="utf-8")
+    with pytest.raises(UserError) as refused:
+        catalog.site(path)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
