@@ -31,6 +31,12 @@ class Axis:
     ranks: tuple[int, ...] = (0,)
     """World ranks along the axis, this one at `index`."""
 
+    @property
+    def name(self) -> str:
+        """What functional collectives know the group by."""
+        assert self.group is not None, "nothing is exchanged over this axis"
+        return self.group.group_name
+
 
 ALONE = Axis()
 
