@@ -253,7 +253,8 @@ def _operators() -> Any:
 
 
 def _group(name: str) -> Group:
-    return dist.distributed_c10d._resolve_process_group(name)
+    c10d: Any = dist.distributed_c10d
+    return c10d._resolve_process_group(name)
 
 
 LIBRARY = torch.library.Library("paceline", "FRAGMENT")

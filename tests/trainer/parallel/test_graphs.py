@@ -57,7 +57,7 @@ def graphs_of(case: Case, tp: Axis) -> tuple[int, dict[str, int]]:
         for block in whole.blocks.values():
             x = block(x, whole.rope)
     else:
-        image = model.patches**2
+        image = whole.model.patches**2
         text, x = torch.randn(1, rows - image, hidden), torch.randn(1, image, hidden)
         text, x = whole.blocks["0"](text, x, torch.randn(1, hidden), whole.rope)
     x.sum().backward()
