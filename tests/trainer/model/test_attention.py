@@ -8,9 +8,11 @@ from torch import Tensor
 
 from paceline.trainer.model import attention
 from paceline.trainer.model.attention import (
+    AttentionShape,
     BlockedAttention,
     LateAttention,
     attend_part,
+    attention_kernel,
     causal_attention,
     merge,
     part_gradients,
@@ -130,3 +132,13 @@ def test_a_gpu_attends_to_parts_in_half_precision_only() -> None:
 
     with pytest.raises(ValueError, match="bf16 or fp16"):
         attend_part(q, q, q, causal=True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "causal", "name"),
+    [(256, True, "blocked"), (2048, True, "flash_attention"), (64, False, "math")],
+)
+def test_the_kernel_of_a_training_has_a_name(tokens: int, causal: bool, name: str) -> None:
+    shape = AttentionShape(tokens, heads=4, kv_heads=2, width=16, causal=causal)
+
+    assert attention_kernel(shape, torch.float32, torch.device("cpu")) == name
