@@ -165,6 +165,7 @@ def _context_axis(world: World, data: Axis, shard: Axis, layout: LayoutConfig) -
     blocks = range(0, world.size, size * tp)
     every = [[block + t + tp * i for i in range(size)] for block in blocks for t in range(tp)]
     group, _ = dist.new_subgroups_by_enumeration(every, timeout=collective_limit())
+    assert isinstance(group, dist.ProcessGroup), "every rank is in one of them"
     return Axis(size, data.index - start, group, ranks)
 
 
