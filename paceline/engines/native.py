@@ -219,6 +219,9 @@ def _device(spec: RunSpec) -> str:
 
 def _environment(spec: RunSpec) -> dict[str, str]:
     environment = {"PYTHONUNBUFFERED": "1"}
+    if _device(spec) == "cuda":
+        # Segments that grow leave no holes where sizes change.
+        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     if spec.cluster.threads_per_device:
         environment["OMP_NUM_THREADS"] = str(spec.cluster.threads_per_device)
     return environment | with_secrets(spec.cluster.env, os.environ)

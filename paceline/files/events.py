@@ -81,6 +81,8 @@ class StartEvent(Value):
     layout: dict[str, Any] = {}
     dtype: str | None = None
     matmul_precision: str | None = None
+    attention: str | None = None
+    """Which kernel computes attention: `blocked` is Paceline's own on a CPU, others PyTorch's."""
     threads: NonNegativeInt | None = None
     cores: Annotated[str, Field(pattern=rf"^{CORES}(,{CORES})*$")] | None = None
     """Hardware threads that the rank may use, `0-3,8`; None where the system does not say."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from paceline.trainer.config import ConfigError, TrainerConfig
+from paceline.trainer.config import ConfigError, ModelConfig, TrainerConfig
 from paceline.trainer.config_checks import config_problems
 from paceline.trainer.data.batches import Loader, sampler_of
 from paceline.trainer.data.corpus import Corpus, data_record, load_corpus, load_validation
@@ -27,9 +27,10 @@ from paceline.trainer.measure.mllog import MlperfRun
 from paceline.trainer.measure.outcome import CheckpointError, NotFiniteError
 from paceline.trainer.measure.profiler import closing
 from paceline.trainer.measure.traffic import watch_traffic
+from paceline.trainer.model.attention import AttentionShape, attention_kernel
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
 from paceline.trainer.profilers import make_profiler
-from paceline.trainer.replica.assembly import make_replica
+from paceline.trainer.replica.assembly import DTYPES, make_replica
 from paceline.trainer.replica.replica import Replica
 from paceline.trainer.schedule import BatchSizes
 from paceline.trainer.trainer import Trainer
@@ -171,6 +172,17 @@ def check_device(kind: str) -> None:
         raise ConfigError(f"device cuda: PyTorch {torch.__version__} sees no usable GPU here")
 
 
+def attention_of(config: TrainerConfig, device: torch.device) -> str:
+    """The kernel that computes a micro-batch's attention on this rank; see `attention_kernel`."""
+    model, layout = config.model, config.layout
+    tokens, heads = config.training.seq_len, model.num_heads // layout.tp
+    kv_heads = max(1, model.kv_heads // layout.tp) if isinstance(model, ModelConfig) else heads
+    if layout.cp > 1 and layout.cp_exchange == "ring":
+        return "flash_attention"
+    shape = AttentionShape(tokens, heads, kv_heads, model.head_dim, isinstance(model, ModelConfig))
+    return attention_kernel(shape, DTYPES[config.training.dtype], device)
+
+
 def start_record(config: TrainerConfig, world: World, mesh: Mesh, corpus: Corpus) -> dict[str, Any]:
     """What the start line says about the program, the machine and the model."""
     cuda = world.device.type == "cuda"
@@ -192,6 +204,7 @@ def start_record(config: TrainerConfig, world: World, mesh: Mesh, corpus: Corpus
         "layout": {**config.layout_record(), "coordinates": mesh.coordinates},
         "dtype": config.training.dtype,
         "matmul_precision": config.training.matmul_precision,
+        "attention": attention_of(config, world.device),
         "threads": torch.get_num_threads(),
         **placement(),
         "data": data_record(config.data, corpus),

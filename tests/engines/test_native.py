@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.core.hardware import Cluster
 from paceline.engines.dialect.log_content import LogContent
 from paceline.engines.native import DIALECT, job
 from tests.engines.promises import check_read
@@ -264,3 +265,12 @@ def test_values_that_are_no_numbers_are_unknown_and_those_too_large_infinite():
 
 def test_power_and_energy_are_sampled_on_the_nodes_of_a_training() -> None:
     assert job(make_spec(), "x").sampled
+
+
+@pytest.mark.parametrize(
+    ("device", "setting"), [("cpu", None), ("H100", "expandable_segments:True")]
+)
+def test_memory_segments_grow_on_gpus(device: str, setting: str | None) -> None:
+    cluster = Cluster(name="here", device=device, devices_per_node=2)
+
+    assert job(make_spec(cluster=cluster), "x").env.get("PYTORCH_ALLOC_CONF") == setting

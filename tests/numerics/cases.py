@@ -30,8 +30,8 @@ ALL = os.environ.get("PACELINE_NUMERICS") == "all"
 
 # Ranks, layout, models; behind them models whose pairs of features other rows have, for ALL.
 # `mb` is the micro-batch; without it a replica takes its whole share of the batch at once.
-# `compile` stops where gradients are decided, at the graphs that autograd makes: inductor takes
-# 40 s more.
+# `compile` stops where gradients are decided, at the graphs that autograd makes; `inductor`, which
+# takes half a minute a row, makes code of them at night.
 TABLE = """
 1  mb4 full                                          llama gpt opt lora sft flux
 1  mb6 selective                                     llama gpt opt lora sft
@@ -39,22 +39,26 @@ TABLE = """
 2  masked                                            llama gpt sft
 2  ramp mb3                                          gpt
 2  mb6                                               llama gpt opt lora sft flux
-2  zero1 mb3 full                                    llama gpt opt lora sft flux
-2  zero2 mb3 full                                    llama gpt opt lora sft flux
+2  zero1 mb3 full                                    llama gpt opt sft flux
+2  zero1 mb3 full compile                            lora
+2  zero2 mb3 full                                    llama opt lora sft flux
+2  zero2 mb3 full compile                            gpt
 2  zero3 mb6                                         llama gpt opt lora sft flux
 2  zero3 mb3 full                                    llama gpt opt lora sft flux
 2  tp2                                               llama gpt opt lora sft flux
 2  tp2 mb4 full                                      lora sft flux
 2  tp2 sp                                            llama gpt opt lora sft
-2  tp2 sp mb4 selective                              llama gpt lora
+2  tp2 sp mb4 selective                              llama lora
+2  tp2 sp mb4 selective compile                      gpt
 2  tp2 compile                                       lora                    llama gpt
 2  pp2 gpipe mb3                                     llama gpt opt lora sft
-2  pp2 mb3                                           llama gpt opt lora sft
+2  pp2 mb3                                           llama opt lora sft
+2  pp2 mb3 compile                                   gpt
 2  pp2                                               gpt
 2  pp2 vp2 interleaved mb3                           llama ends gpt opt lora sft
 2  pp2 zero-bubble mb3                               llama gpt opt lora sft
 2  pp2 ramp mb3                                      gpt
-2  cp2                                               llama gpt opt lora sft flux
+2  cp2                                               gpt opt lora sft flux
 2  cp2 all-to-all                                    llama gpt lora sft
 2  cp2 ring                                          llama gpt lora sft
 2  cp2 masked                                        llama gpt sft
@@ -66,9 +70,10 @@ TABLE = """
 4  tp4                                               flux
 4  tp4 sp                                            sft                     gpt
 4  tp2 sp zero1                                      sft                     llama gpt lora
-4  tp2 sp zero2 mb3                                  llama gpt lora sft
+4  tp2 sp zero2 mb3                                  llama gpt sft
+4  tp2 sp zero2 mb3 compile                          lora
 4  tp2 sp zero3 compile                              gpt                     llama
-2  cp2 compile                                       flux
+2  cp2 compile                                       llama flux
 4  tp2 zero1 mb3                                     flux
 4  tp2 zero2 mb3                                     flux
 4  tp2 zero3 mb3 full                                flux                    lora sft
@@ -81,7 +86,7 @@ TABLE = """
 4  cp2 zero1 mb3                                     llama gpt lora sft flux
 4  cp2 zero3 mb3                                     flux                    llama gpt lora sft
 4  cp2 all-to-all tp2 sp                             lora                    gpt
-4  pp2 cp2 mb3 selective                             sft                     llama gpt
+4  pp2 cp2 mb3 selective compile                     sft                     llama gpt
 4  zero3 shard2                                      flux                    llama gpt lora sft
 4  pp2 zero3 mb3 masked                              sft                     llama gpt
 8  tp2 sp pp2 zero3 mb3                              sft                     llama gpt lora
@@ -96,6 +101,17 @@ TABLE = """
 4  cp2 ring tp2 sp                                   llama
 4  pp2 cp2 all-to-all mb3                            gpt
 """
+
+BY_INDUCTOR = """
+2  zero3 mb3 selective                               lora
+4  tp2 sp zero1 mb3 selective                        gpt
+4  pp2 cp2 zero1 mb3                                 sft
+4  pp2 cp2 zero2 mb3 selective                       llama
+8  tp2 sp pp2 zero3 mb3                              sft
+8  tp2 sp cp2 zero3 shard2 full                      lora
+8  tp2 sp pp2 cp2 vp2 interleaved mb3 full           ends
+"""
+"""Layouts with the pairs of features that no compiled row of the table has; for ALL."""
 
 ROUNDED = {3: ("zero3 mb4",), 4: ("tp2 sp zero2 mb3", "cp2 zero1 mb3")}
 """Rows of these sizes that are rounded without ALL: other sizes have all further pairs."""
@@ -139,9 +155,17 @@ class Case:
         return "dropped" in self.words.split()
 
     @property
+    def compiler(self) -> str | None:
+        """What torch.compile makes of every block, None where it stays as it is."""
+        words = self.words.split()
+        if "inductor" in words:
+            return "inductor"
+        return "aot_eager" if "compile" in words else None
+
+    @property
     def compiled(self) -> bool:
         """Whether every block goes through torch.compile."""
-        return "compile" in self.words.split()
+        return self.compiler is not None
 
     @property
     def steps(self) -> int:
@@ -269,9 +293,21 @@ class Row(NamedTuple):
     """Models that are trained for ALL alone."""
 
 
-def rows() -> list[Row]:
-    """The table."""
-    cells = [re.split(r"\s{2,}", line) for line in TABLE.strip().splitlines()]
+def by_inductor(everything: bool = ALL) -> list[Case]:
+    """Every compiled row of the table, and those beside it, with Inductor's code; at night."""
+    compiled = [case for case in table(everything=False) if case.compiled]
+    again = [replace(case, words=case.words.replace("compile", "inductor")) for case in compiled]
+    more = [
+        Case(row.ranks, f"{row.words} inductor", model, "fp64")
+        for row in rows(BY_INDUCTOR)
+        for model in row.models
+    ]
+    return [*again, *more] if everything else []
+
+
+def rows(table: str = TABLE) -> list[Row]:
+    """The table, or another of its form."""
+    cells = [re.split(r"\s{2,}", line) for line in table.strip().splitlines()]
     return [
         Row(int(ranks), words, tuple(models.split()), tuple(" ".join(further).split()))
         for ranks, words, models, *further in cells

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.numerics.cases import dropping, exact, reference, rounded, table
+from tests.numerics.cases import by_inductor, dropping, exact, reference, rounded, table
 from tests.numerics.pool import Results, run_all
 from tests.numerics.test_faults import BROKEN, BROKEN_RANK
 
@@ -15,7 +15,7 @@ from tests.numerics.test_faults import BROKEN, BROKEN_RANK
 @pytest.fixture(scope="session")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
     """Every case's result; PACELINE_CASE_TIMES=1 prints how long each took."""
-    cases = [*table(), *rounded(), BROKEN_RANK, *BROKEN]
+    cases = [*table(), *by_inductor(), *rounded(), BROKEN_RANK, *BROKEN]
     references = [reference(case) for case in cases]
     dropped = [case for pair in dropping() for case in pair]
     exact_ones = [exact(case) for case in references if case.dtype == "bf16"]

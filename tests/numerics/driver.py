@@ -207,10 +207,12 @@ def attempt(case: dict[str, Any], world: World, folder: Path) -> None:
     try:
         with (
             FAULTS.get(case["fault"], sound)(world),
-            patch("paceline.trainer.replica.replica.COMPILER", "aot_eager"),
+            patch("paceline.trainer.replica.replica.COMPILER", case["compiler"]),
             patch.object(torch.optim, "AdamW", PlainSgd if case["sgd"] else torch.optim.AdamW),
         ):
             result = run(case, world, folder)
+            if case["compiler"]:
+                check_compiled()
     except BaseException:
         (folder / f"{case['name']}.{world.rank}.error").write_text(traceback.format_exc())
         os._exit(1)
@@ -219,6 +221,19 @@ def attempt(case: dict[str, Any], world: World, folder: Path) -> None:
         took = {"name": case["name"], "seconds": time.perf_counter() - start}
         (folder / f"{case['name']}.seconds").write_text(json.dumps(took))
         torch.save(result, folder / f"{case['name']}.pt")
+
+
+def check_compiled() -> None:
+    """Fail where blocks were not compiled after all; what was compiled is forgotten.
+
+    The compiler gives up on a function, silently, when too many trainings have asked for it.
+    """
+    dynamo: Any = torch._dynamo
+    graphs = dynamo.utils.counters["stats"]["unique_graphs"]
+    gave_up = dict(dynamo.utils.counters["unimplemented"])
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+    assert graphs and not gave_up, f"{graphs} graphs were compiled, and not: {gave_up}"
 
 
 def main(cases: list[dict[str, Any]], folder: Path) -> None:

@@ -74,7 +74,7 @@ def _start(ranks: int, cases: Sequence[Case], folder: Path) -> str:
     """Train cases until the last or the first that fails; the end of what the ranks printed."""
     rows = [
         {"name": case.name, "fault": case.fault, "masked": case.masked, "steps": case.steps,
-         "sgd": case.sgd, "settings": case.settings()}
+         "sgd": case.sgd, "compiler": case.compiler, "settings": case.settings()}
         for case in cases
     ]  # fmt: skip
     path = folder / f"cases-{ranks}.json"

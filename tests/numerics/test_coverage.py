@@ -14,7 +14,7 @@ from paceline.core.layout_sizes import layout_problems, native_problems
 from paceline.core.mmdit import MMDiTShape
 from paceline.core.shape import DecoderShape, LoraSpec
 from paceline.files.recipe import load_recipe, recipe_names
-from tests.numerics.cases import GLOBAL_BATCH, RAMP_UP, Case, rounded, table
+from tests.numerics.cases import GLOBAL_BATCH, RAMP_UP, Case, by_inductor, rounded, table
 from tests.numerics.models import MODELS
 from tests.numerics.test_faults import BROKEN
 
@@ -35,6 +35,8 @@ FEATURES = (
 SINGLES = ("dp", "gpipe", "interleaved", "1f1b", "all-to-all", "ring", "selective", "compile")
 """What has to occur besides, whatever it is paired with."""
 EVERYTHING = {*FEATURES, *SINGLES}
+COMPILED = ("tp", "tp+sp", "pp", "cp", "zero1", "zero2", "zero3", "full", "selective")
+"""What torch.compile is tried with: each always, each pair at night and by Inductor."""
 OF_FLUX = {"dp", "tp", "cp", "zero1", "zero2", "zero3", "hybrid", "full", "compile"}
 IN_PAIRS = {
     "llama": EVERYTHING,
@@ -163,6 +165,22 @@ def test_every_workload_occurs_with_just_these_axes(model: str, axes: set[str]) 
     assert found & EVERYTHING == axes
 
 
+def test_compiled_blocks_occur_with_every_feature_and_at_night_with_every_pair_by_inductor() -> (
+    None
+):
+    always = [present(c.layout, c.ranks) for c in CASES if c.compiled]
+    night = [present(c.layout, c.ranks) for c in by_inductor(everything=True)]
+
+    assert set(COMPILED) <= {name for names in always for name in names}
+    missing = {
+        pair for pair in combinations(COMPILED, 2) if not any({*pair} <= names for names in night)
+    }
+    assert missing == {
+        *combinations(("zero1", "zero2", "zero3"), 2),
+        ("full", "selective"),
+    }
+
+
 @pytest.mark.parametrize("model", IN_PAIRS)
 def test_these_axes_are_all_that_the_structure_allows(model: str) -> None:
     layouts = every_layout(MODELS[model].shape.kind)
@@ -274,7 +292,7 @@ def test_the_only_pairs_that_a_decoder_refuses_are_these() -> None:
     assert set(reasons) | allowed("decoder") == set(combinations(FEATURES, 2))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *by_inductor(True)], ids=lambda case: case.name)
 def test_no_layout_of_the_table_is_one_that_a_user_would_be_refused(case: Case) -> None:
     model = MODELS[case.model]
     for batch in (GLOBAL_BATCH, RAMP_UP.start) if case.grows else (GLOBAL_BATCH,):

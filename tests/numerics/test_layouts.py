@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.core.shape import LoraSpec
-from tests.numerics.cases import Case, dropping, exact, reference, rounded, table
+from tests.numerics.cases import Case, by_inductor, dropping, exact, reference, rounded, table
 from tests.numerics.compare import (
     BF16_FACTOR,
     TOLERANCE,
@@ -26,7 +26,7 @@ def named(case: Case) -> str:
     return case.name
 
 
-@pytest.mark.parametrize("case", table(), ids=named)
+@pytest.mark.parametrize("case", [*table(), *by_inductor()], ids=named)
 def test_a_layout_changes_nothing_but_the_work(case: Case, results: Results) -> None:
     worst, where = largest_difference(results[case], results[reference(case)])
 

@@ -27,7 +27,9 @@ from paceline.trainer.data.batches import Loader, sampler_of
 from paceline.trainer.data.corpus import load_corpus
 from paceline.trainer.measure.clock import DeviceClock, HostClock, StepClock
 from paceline.trainer.measure.memory import MemoryWatch
+from paceline.trainer.model.attention import AttentionShape, attention_kernel
 from paceline.trainer.parallel.mesh import Mesh, World
+from paceline.trainer.replica.assembly import DTYPES as DTYPES_OF_TORCH
 from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.trainer import Trainer
 from tests.trainer.example import end, log, settings, steps, train_alone
@@ -169,6 +171,17 @@ def test_compiled_blocks_train_alike() -> None:
 
     losses = [[line["loss"] for line in events.named("step")] for events in (plain, compiled)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_the_recorded_attention_kernel_is_one_that_runs(dtype: str) -> None:
+    needs(dtype)
+    shape = AttentionShape(512, heads=8, kv_heads=2, width=64, causal=True)
+
+    name = attention_kernel(shape, DTYPES_OF_TORCH[dtype], DEVICE)
+
+    fused = {"cudnn_attention", "flash_attention"} if dtype == "bf16" else {"efficient_attention"}
+    assert name in fused
 
 
 def test_running_out_of_memory_is_a_result(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,6 +39,36 @@ def preferred_kernels(device: torch.device) -> Iterator[None]:
     kernels = ["CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"]
     with sdpa_kernel([SDPBackend.__members__[name] for name in kernels], set_priority=True):
         yield
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What one rank's attention is of: tokens and heads, `causal` or to all tokens."""
+
+    tokens: int
+    heads: int
+    kv_heads: int
+    width: int
+    causal: bool
+
+
+def attention_kernel(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str:
+    """The kernel that trains on such a shape: `blocked`, or PyTorch's choice in lower case."""
+    longest = LONGEST_BLOCKED if shape.causal else LONGEST_PLAIN
+    if device.type == "cpu" and shape.tokens <= longest:
+        return "blocked" if shape.causal else "math"
+    from torch.nn.attention import SDPBackend
+
+    q, k, v = (
+        torch.empty(1, shape.tokens, heads, shape.width, dtype=dtype, device=device)
+        for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
+    )
+    parts = (q.requires_grad_(), _for_kernel(q, k), _for_kernel(q, v))
+    q, k, v = (x.transpose(1, 2) for x in parts)
+    choose: Any = torch._fused_sdp_choice  # pyright: ignore[reportPrivateImportUsage]
+    with preferred_kernels(device):
+        choice = choose(q, k, v, is_causal=shape.causal, enable_gqa=q.shape[1] > k.shape[1])
+    return SDPBackend(choice).name.lower()
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
@@ -96,8 +127,9 @@ class BlockedAttention(torch.autograd.Function):
         for part, end in _blocks(seq_len, k.shape[1]):
             scores = torch.bmm(rows[:, :, part].flatten(1, 2), keys[:, :end].transpose(1, 2))
             size = part.stop - part.start
-            future = torch.full((size, size), float("-inf"), dtype=q.dtype).triu_(1)
-            scores.view(-1, groups, size, end)[..., end - size :].add_(future)
+            future = torch.ones(size, size, dtype=torch.bool).triu_(1)
+            # Not added: Inductor (2.13) would take that for a model's whose heads share no keys.
+            scores.view(-1, groups, size, end)[..., end - size :].masked_fill_(future, -torch.inf)
             kept.append(torch.softmax(scores, dim=-1))
             out[:, :, part] = torch.bmm(kept[-1], values[:, :end]).unflatten(1, (groups, size))
         ctx.save_for_backward(rows, keys, values, *kept)

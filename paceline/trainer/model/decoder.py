@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from paceline.trainer.config import LoraConfig, ModelConfig
 from paceline.trainer.model.context_parallel import attend, rows
 from paceline.trainer.model.dropout import drop_apart, drop_stream
 from paceline.trainer.model.float8 import Float8Settings, float8_product, float8_settings
-from paceline.trainer.model.loss import chunked_cross_entropy
+from paceline.trainer.model.loss import head_loss
 from paceline.trainer.model.network import Network
 from paceline.trainer.model.recompute import recomputed
 from paceline.trainer.parallel.mesh import ALONE, Axis
@@ -147,6 +148,14 @@ class Embedding(nn.Embedding):
         vectors = functional.embedding(index.clamp(0, table.shape[0] - 1), table)
         # One rank alone has a token's row, so the sum is exact in any dtype.
         return self.region.leave((vectors * inside.unsqueeze(-1)).to(self.dtype))
+
+
+class Head(Linear):
+    """The vocabulary's rows, of which a region's ranks hold parts, and the loss that they give."""
+
+    def forward(self, input: Tensor, **loss: Any) -> Tensor:
+        """(tokens, E) -> the scaled loss; see `head_loss`."""
+        return head_loss(self, input, **loss)
 
 
 class Norm(nn.Module):
@@ -305,7 +314,7 @@ class Decoder(Network):
         self.final_norm = Norm(model) if model.final_norm and part.last else None
         self.project_out = Linear(hidden, embed, bias=False) if projected and part.last else None
         headed = part.last and not model.tied_embeddings
-        self.head = Linear(embed, model.padded_vocab, bias=False) if headed else None
+        self.head = Head(embed, model.padded_vocab, bias=False) if headed else None
         # No buffers: DDP would send them around in every step, and a meta model has no memory.
         self.rope: tuple[Tensor, Tensor] | None = None
         self.places: Tensor | None = None
@@ -348,21 +357,12 @@ class Decoder(Network):
             x = self.final_norm(x)
         if self.project_out is not None:
             x = self.project_out(x)
-        region = self.setting.region
-        x, table = region.enter(x), self.head_table
-        counts = None
-        if self.sample_weights is not None:
-            counts = self.sample_weights.repeat_interleave(targets.shape[1])
-        return chunked_cross_entropy(
-            x.flatten(0, 1),
-            local(table.weight),
-            targets.flatten(),
-            self.scale,
-            region.axis,
-            counts,
-            compute_weight=table.compute_weight,
-            compiled=self.compiled,
-        )
+        region, worth = self.setting.region, self.sample_weights
+        counts = None if worth is None else worth.repeat_interleave(targets.shape[1])
+        head = self.head or partial(head_loss, self.head_table)
+        x, targets = region.enter(x).flatten(0, 1), targets.flatten()
+        settings = {"scale": self.scale, "tp": region.axis, "compiled": self.compiled}
+        return head(x, targets=targets, counts=counts, **settings)
 
     @property
     def head_table(self) -> Linear | Embedding:

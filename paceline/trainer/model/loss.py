@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from paceline.trainer.parallel.collectives import gather_into
 from paceline.trainer.parallel.mesh import ALONE, Axis
+from paceline.trainer.parallel.tensor import local
 
 IGNORE_INDEX = -100
 CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 2**30}
@@ -134,6 +135,12 @@ def chunked_cross_entropy(
     return ChunkedCrossEntropy.apply(  # type: ignore[no-any-return]
         hidden, weight, targets, scale, tp, compute_weight, compiled
     )
+
+
+def head_loss(table: Any, hidden: Tensor, **loss: Any) -> Tensor:
+    """`chunked_cross_entropy` by the weight of a head, or of an embedding that is one."""
+    copy = table.compute_weight
+    return chunked_cross_entropy(hidden, local(table.weight), compute_weight=copy, **loss)
 
 
 def _without_gradients(

@@ -2,7 +2,9 @@
 
 A tensor-parallel region begins with `copy` or `gather` and ends with `reduce` or `scatter`; in the
 backward pass each is the other of its pair (Shoeybi et al., arXiv:1909.08053, section 3;
-Korthikanti et al., arXiv:2205.05198, section 4.2).
+Korthikanti et al., arXiv:2205.05198, section 4.2). To torch.compile every exchange is an
+operator, which does not end a graph. It is waited for at once: no tensor still on its way enters a
+compiled block, where its gradient would be lost without a word.
 """
 
 from __future__ import annotations
@@ -100,13 +102,13 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         # A copy, because autograd may hand the same tensor to another branch.
-        return sum_over(grad.clone(memory_format=torch.contiguous_format), ctx.axis), None
+        return summed(grad.clone(memory_format=torch.contiguous_format), ctx.axis), None
 
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        return sum_over(x.contiguous(), axis).view_as(x)
+        return summed(x.contiguous(), axis).view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
@@ -139,27 +141,43 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis
-        parts = x.new_empty(axis.size, *x.shape)
-        gather_into(parts.flatten(0, 1), x.contiguous(), axis.group)
-        return parts.transpose(0, 1).flatten(1)
+        return gathered(x, axis).unflatten(0, (axis.size, -1)).transpose(0, 1).flatten(1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return grad.chunk(ctx.axis.size, dim=1)[ctx.axis.index].contiguous(), None
 
 
+def summed(x: Tensor, axis: Axis) -> Tensor:
+    """The sum of a contiguous tensor over the axis; written over it, unless that is traced."""
+    if not torch.compiler.is_compiling():
+        return sum_over(x, axis)
+    out = x.clone()
+    operators.all_reduce_(out, axis.name)
+    return out
+
+
+def gathered(x: Tensor, axis: Axis) -> Tensor:
+    """(n, ...) of every rank -> (size x n, ...)."""
+    if torch.compiler.is_compiling():
+        return operators.all_gather(x, axis.size, axis.name)
+    return gather_into(_times(x, axis.size), x.contiguous(), axis.group)
+
+
+def scattered(x: Tensor, axis: Axis) -> Tensor:
+    """(size x n, ...) -> this rank's (n, ...) of the sum over the axis."""
+    if torch.compiler.is_compiling():
+        return operators.reduce_scatter(x, axis.size, axis.name)
+    return scatter_sum_into(_share(x, axis.size), x.contiguous(), axis.group)
+
+
 def _gathered(x: Tensor, axis: Axis) -> Tensor:
     """Collectives join along the first dimension; the sequence is the second."""
-    parts = x.new_empty(axis.size, *x.shape)
-    gather_into(parts.flatten(0, 1), x.contiguous(), axis.group)
-    return parts.transpose(0, 1).flatten(1, 2)
+    return gathered(x, axis).unflatten(0, (axis.size, -1)).transpose(0, 1).flatten(1, 2)
 
 
 def _scattered(x: Tensor, axis: Axis) -> Tensor:
-    parts = x.unflatten(1, (axis.size, -1)).transpose(0, 1).contiguous()
-    out = torch.empty_like(parts[0])
-    scatter_sum_into(out, parts.flatten(0, 1), axis.group)
-    return out
+    return scattered(x.unflatten(1, (axis.size, -1)).transpose(0, 1).flatten(0, 1), axis)
 
 
 def gather_into(out: Tensor, x: Tensor, group: Group) -> Tensor:
@@ -188,3 +206,56 @@ def _settle(work: Any, out: Tensor) -> Tensor:
     """`out`, once the work that fills it is done (on CUDA: before the stream's next kernel)."""
     work.wait()
     return out
+
+
+def _times(x: Tensor, size: int) -> Tensor:
+    """Room for (size x n, ...) beside x (n, ...)."""
+    return x.new_empty(size * x.shape[0], *x.shape[1:])
+
+
+def _share(x: Tensor, size: int) -> Tensor:
+    """Room for (n, ...) beside x (size x n, ...)."""
+    return x.new_empty(x.shape[0] // size, *x.shape[1:])
+
+
+def _operators() -> Any:
+    """What is exchanged, as operators for the compiler; each does what runs without it.
+
+    PyTorch's functional collectives wait in C++, where neither the step's clock nor the count of
+    the traffic sees them.
+    """
+
+    def all_reduce_(x: Tensor, group: str) -> None:
+        _wait(dist.all_reduce(x, group=_group(group), async_op=True))
+
+    def all_gather(x: Tensor, size: int, group: str) -> Tensor:
+        return gather_into(_times(x, size), x.contiguous(), _group(group))
+
+    def reduce_scatter(x: Tensor, size: int, group: str) -> Tensor:
+        return scatter_sum_into(_share(x, size), x.contiguous(), _group(group))
+
+    kernels: dict[str, tuple[Any, Any]] = {
+        "all_reduce_(Tensor(a!) x, str group) -> ()": (all_reduce_, lambda *_: None),
+        "all_gather(Tensor x, int size, str group) -> Tensor": (
+            all_gather,
+            lambda x, size, _: _times(x, size),
+        ),
+        "reduce_scatter(Tensor x, int size, str group) -> Tensor": (
+            reduce_scatter,
+            lambda x, size, _: _share(x, size),
+        ),
+    }
+    for schema, (kernel, shaped) in kernels.items():
+        name = LIBRARY.define(schema)
+        LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+        LIBRARY.impl(name, shaped, "Meta")
+    return torch.ops.paceline
+
+
+def _group(name: str) -> Group:
+    c10d: Any = dist.distributed_c10d
+    return c10d._resolve_process_group(name)
+
+
+LIBRARY = torch.library.Library("paceline", "FRAGMENT")
+operators = _operators()

@@ -31,6 +31,12 @@ class Axis:
     ranks: tuple[int, ...] = (0,)
     """World ranks along the axis, this one at `index`."""
 
+    @property
+    def name(self) -> str:
+        """What functional collectives know the group by."""
+        assert self.group is not None, "nothing is exchanged over this axis"
+        return self.group.group_name
+
 
 ALONE = Axis()
 
@@ -139,10 +145,28 @@ def make_mesh(world: World, layout: LayoutConfig, dp: int) -> Mesh:
     data = _data_axis(world, named, layout)
     if layout.cp == 1:
         return Mesh(**named, data=data, dp=data, states=states)
-    work = init_device_mesh(
-        kind, (layout.pp, dp, layout.cp, layout.tp), mesh_dim_names=("pp", "dp", "cp", "tp")
-    )
-    return Mesh(**named, data=data, dp=_axis(work, "dp"), cp=_axis(work, "cp"), states=states)
+    first = data.index % layout.cp
+    dp_axis = Axis(dp, data.index // layout.cp, None, data.ranks[first :: layout.cp])
+    cp = _context_axis(world, data, named["shard"], layout)
+    return Mesh(**named, data=data, dp=dp_axis, cp=cp, states=states)
+
+
+def _context_axis(world: World, data: Axis, shard: Axis, layout: LayoutConfig) -> Axis:
+    """The cp ranks of this rank's replica, with a group of their own where no axis has them.
+
+    A mesh of all four axes would make the groups of pp and tp a second time: communicators of NCCL,
+    each with its buffers on every GPU. Nothing is exchanged over dp alone.
+    """
+    size, tp = layout.cp, layout.tp
+    start = data.index - data.index % size
+    ranks = data.ranks[start : start + size]
+    if ranks == shard.ranks:
+        return shard
+    blocks = range(0, world.size, size * tp)
+    every = [[block + t + tp * i for i in range(size)] for block in blocks for t in range(tp)]
+    group, _ = dist.new_subgroups_by_enumeration(every, timeout=collective_limit())
+    assert isinstance(group, dist.ProcessGroup), "every rank is in one of them"
+    return Axis(size, data.index - start, group, ranks)
 
 
 def _axis(mesh: DeviceMesh, name: str) -> Axis:

@@ -20,8 +20,8 @@ from paceline.trainer.replica.replica import (
     Replica,
     ShardedReplica,
     compile_blocks,
-    shard,
 )
+from paceline.trainer.replica.sharding import shard
 
 DTYPES = {
     "fp32": torch.float32,

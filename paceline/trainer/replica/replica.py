@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.trainer.data.batches import LocalBatch
@@ -31,6 +31,7 @@ from paceline.trainer.parallel.collectives import sum_flat, sum_over
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.parallel.tensor import cut_dim, is_share, local
 from paceline.trainer.replica.compute_copies import ComputeCopies
+from paceline.trainer.replica.sharding import reshard
 from paceline.trainer.replica.weight_slices import WeightSlices
 
 COMPILER = "inductor"
@@ -268,13 +269,6 @@ class PipelineReplica(Replica):
         return self.runner.evaluate(batch.inputs, batch.targets, weights)
 
 
-def reshard(part: Network) -> None:
-    """Free what FSDP has gathered: without a backward pass nothing else does."""
-    for module in part.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-
-
 def compile_blocks(parts: list[Network]) -> None:
     """torch.compile for every block; the first step pays for it."""
     keep_from_compiler()
@@ -285,24 +279,6 @@ def compile_blocks(parts: list[Network]) -> None:
         part.compiled = True
         for block in part.blocks.values():
             block.compile(backend=COMPILER)
-
-
-def shard(part: Network, mesh: Mesh, reshard: bool) -> None:
-    """FSDP2 over the shard axis, copied over the replicate axis; `reshard` frees used blocks."""
-    assert mesh.states is not None
-    names = ("replicate", "shard") if mesh.replicate.size > 1 else "shard"
-    dtype = part.setting.dtype
-    mixed = dtype not in (torch.float32, torch.float64)
-    policy = MixedPrecisionPolicy(
-        param_dtype=dtype if mixed else None,
-        reduce_dtype=torch.float32 if mixed else None,
-        cast_forward_inputs=False,  # blocks get their dtype already, and targets keep theirs
-    )
-    settings: dict[str, Any] = {"mesh": mesh.states[names], "mp_policy": policy}
-    for block in part.blocks.values():
-        fully_shard(block, **settings, reshard_after_forward=reshard)
-    # Embedding and head are needed again as soon as the forward pass ends.
-    fully_shard(part, **settings, reshard_after_forward=False)
 
 
 def average_bucket(

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from paceline.trainer.model import attention
 from paceline.trainer.model.attention import (
+    AttentionShape,
     BlockedAttention,
     LateAttention,
     attend_part,
+    attention_kernel,
     causal_attention,
     merge,
     part_gradients,
@@ -130,3 +132,24 @@ def test_a_gpu_attends_to_parts_in_half_precision_only() -> None:
 
     with pytest.raises(ValueError, match="bf16 or fp16"):
         attend_part(q, q, q, causal=True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "causal", "name"),
+    [(256, True, "blocked"), (2048, True, "flash_attention"), (64, False, "math")],
+)
+def test_the_kernel_of_a_training_has_a_name(tokens: int, causal: bool, name: str) -> None:
+    shape = AttentionShape(tokens, heads=4, kv_heads=2, width=16, causal=causal)
+
+    assert attention_kernel(shape, torch.float32, torch.device("cpu")) == name
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's, of its own
+def test_inductor_takes_grouped_heads_for_no_pattern_of_its_own() -> None:
+    """It would, in an evaluation, for attention whose heads share no keys, and then fail."""
+    q, k, v = torch.randn(2, 32, 8, 4), torch.randn(2, 32, 2, 4), torch.randn(2, 32, 2, 4)
+
+    with torch.no_grad():
+        compiled = torch.compile(causal_attention)(q, k, v)
+
+        torch.testing.assert_close(compiled, causal_attention(q, k, v))

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from paceline.trainer.config import ConfigError
-from paceline.trainer.parallel.mesh import collective_limit, join_world
+from paceline.trainer.config import ConfigError, parse_config
+from paceline.trainer.parallel.mesh import World, collective_limit, join_world, make_mesh
+from tests.numerics.cases import Case
 from tests.trainer.example import LIMIT_S, command
 
 WAITS_ALONE = """
@@ -48,6 +54,42 @@ def test_collectives_take_as_long_as_the_launcher_allows(monkeypatch: pytest.Mon
     assert collective_limit() is None
     monkeypatch.setenv("PACELINE_COLLECTIVE_LIMIT_S", "90")
     assert collective_limit() == timedelta(seconds=90)
+
+
+@pytest.fixture
+def absent() -> Iterator[World]:
+    """Rank 5 of eight, the others of which are not there."""
+    dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
+    yield World(5, 5, 8, torch.device("cpu"), "fake")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("words", ["tp2 cp2", "cp4 pp2", "cp2 pp2", "cp2 tp2 zero3 shard2"])
+def test_no_ranks_have_two_groups_and_every_axis_has_its_ranks(words: str, absent: World) -> None:
+    size, rank = absent.size, absent.rank
+    layout = parse_config(Case(size, words, "llama", "fp32").settings()).layout
+    dp = size // (layout.tp * layout.pp * layout.cp)
+
+    mesh = make_mesh(absent, layout, dp)
+
+    names = ("pp", "dp", "cp", "tp")
+    whole = torch.arange(size).view(layout.pp, dp, layout.cp, layout.tp)
+    place = [int(i) for i in (whole == rank).nonzero()[0]]
+    assert mesh.coordinates == dict(zip(names, place, strict=True))
+    for dim, name in enumerate(names):
+        line = tuple(slice(None) if i == dim else place[i] for i in range(4))
+        assert getattr(mesh, name).ranks == tuple(whole[line].tolist())
+    assert mesh.cp.group is not None
+    assert tuple(dist.get_process_group_ranks(mesh.cp.group)) == mesh.cp.ranks
+    held = [tuple(dist.get_process_group_ranks(group)) for group in groups_of(rank)]
+    assert sorted(held) == sorted({*held})
+
+
+def groups_of(rank: int) -> list[dist.ProcessGroup]:
+    """The process groups of more than one rank that a rank belongs to."""
+    known: Any = dist.distributed_c10d._world  # pyright: ignore[reportAttributeAccessIssue]
+    groups = [group for group in known.pg_map if group.size() > 1]
+    return [group for group in groups if rank in dist.get_process_group_ranks(group)]
 
 
 def test_the_groups_of_a_mesh_keep_to_the_limit_too(tmp_path: Path) -> None:
