@@ -41,7 +41,6 @@ PLAIN = [
     "layout.zero_stage=0",
     "layout.cp=1",
     "training.ramp_up=null",
-    "model.dropout=0",
     "training.evaluation=null",
 ]
 SHAPES: dict[str, tuple[str, list[str]]] = {
@@ -53,11 +52,15 @@ SHAPES: dict[str, tuple[str, list[str]]] = {
             "model.num_kv_heads=8",
             "model.vocab_size=8192",
             "model.tied_embeddings=false",
+            "model.dropout=0",
         ],
     ),
-    "GPT, 8 x 256 tokens": ("tiny-gpt", []),
-    "OPT, 8 x 128 tokens": ("opt-350m-sft-tiny", []),
-    "LoRA on Llama, 8 x 256 tokens": ("llama2-70b-lora-tiny", ["layout.micro_batch=8"]),
+    "GPT, 8 x 256 tokens": ("tiny-gpt", ["model.dropout=0"]),
+    "OPT, 8 x 128 tokens": ("opt-350m-sft-tiny", ["model.dropout=0"]),
+    "LoRA on Llama, 8 x 256 tokens": (
+        "llama2-70b-lora-tiny",
+        ["layout.micro_batch=8", "model.dropout=0"],
+    ),
     "Flux, 8 x 96 tokens": ("flux1-schnell-tiny", []),
 }
 """Recipe, and what makes its whole batch one micro-batch of one process."""
