@@ -188,8 +188,24 @@ def linear_per_token(x: FlopsInput) -> float:
 
 
 def attention_per_token(x: FlopsInput) -> float:
-    """FLOPs per token of both attention products without a mask: 3 passes x 4 L (a d) s."""
-    return 12.0 * x.shape.num_layers * x.shape.attention_size * x.seq_len
+    """FLOPs per token of both attention products without a causal mask: 3 passes x 4 L (a d) k.
+
+    k is the number of keys that a query attends to: s, or less in layers with a window.
+    """
+    return 12.0 * x.shape.num_layers * x.shape.attention_size * attended_keys(x.shape, x.seq_len)
+
+
+def attended_keys(shape: Shape, seq_len: int) -> float:
+    """Keys that a query attends to without a causal mask, mean over queries and layers.
+
+    All s, or in a layer with a window of w < s tokens those less than w tokens before or behind
+    the query: 2 w - 1 - w (w - 1) / s. A causal mask leaves one side of that band and the diagonal,
+    of which the causal convention counts half, with a window as without.
+    """
+    if shape.kind != "decoder" or shape.sliding_window is None:
+        return seq_len
+    w, local = min(shape.sliding_window, seq_len), shape.num_local_layers / shape.num_layers
+    return (1 - local) * seq_len + local * (2 * w - 1 - w * (w - 1) / seq_len)
 
 
 def without_recompute(name: str) -> str:

@@ -213,6 +213,19 @@ def ring_without_dropout(x: Sizes) -> str | None:
     )
 
 
+def ring_without_window(x: Sizes) -> str | None:
+    """With cp > 1 and `cp_exchange` ring, no layer has a window."""
+    used = x.layout.cp > 1 and x.layout.cp_exchange == "ring"
+    shape = x.shape
+    if not used or shape.kind != "decoder" or shape.sliding_window is None:
+        return None
+    return (
+        f"attention in a ring cannot keep to a window of {shape.sliding_window} tokens, because "
+        "its parts are whole chunks of the sequence: use layout.cp_exchange=all-gather or "
+        "all-to-all"
+    )
+
+
 def float8_widths(x: Sizes) -> str | None:
     """With fp8 on a GPU, 16 divides a decoder's hidden size, and heads and `ffn_size` over tp."""
     if x.shape.kind != "decoder" or x.dtype != "fp8" or x.device != "cuda":
@@ -247,6 +260,7 @@ NATIVE_CONDITIONS: tuple[Condition, ...] = (
     whole_rounds,
     ring_heads,
     ring_without_dropout,
+    ring_without_window,
     float8_widths,
 )
 """What they must satisfy in the native trainer besides."""

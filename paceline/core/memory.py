@@ -167,16 +167,17 @@ def activation_bytes_per_token(shape: Shape, layout: Layout, compute_bytes: int)
     c (4 h + (2 a d + 2 g d + n f) / tp) with c bytes a number, h the hidden size, a query heads and
     g key/value heads of width d, f the ffn's size: inputs and outputs of both norms, q, k, v and
     attention's output, and n tensors of the ffn: 3 with a gate, 2 without, 1 with ReLU, whose
-    gradient needs only its output (an MMDiT's single blocks have one norm). Sequence parallelism
-    divides the first term as well. For GPT in 16 bit this is h (8 + 24/tp): Korthikanti et al.,
-    equation 2, without dropout masks and with attention that recomputes its scores.
+    gradient needs only its output (an MMDiT's single blocks have one norm). Norms behind attention
+    and ffn keep 2 h more, norms of queries and keys a d + g d. Sequence parallelism divides the
+    stream's tensors as well. For GPT in 16 bit this is h (8 + 24/tp): Korthikanti et al., equation
+    2, without dropout masks and with attention that recomputes its scores.
     """
     stream = shape.saved_stream_tensors * shape.hidden_size
     replicated = stream / (layout.tp if layout.sequence_parallel else 1)
     ffn = shape.ffn_size
     if shape.kind == "decoder":
         ffn = ffn * shape.experts_per_token + shape.shared_ffn_size
-    widths = 2 * shape.attention_size + 2 * shape.kv_size + shape.saved_ffn_tensors * ffn
+    widths = shape.saved_head_size + shape.saved_ffn_tensors * ffn
     return compute_bytes * (replicated + widths / layout.tp)
 
 

@@ -108,6 +108,11 @@ class MMDiTShape(Value):
         return self.num_heads
 
     @property
+    def saved_head_size(self) -> int:
+        """Width of what attention keeps of a token: queries, keys, values, output."""
+        return 2 * self.attention_size + 2 * self.kv_size
+
+    @property
     def saved_ffn_tensors(self) -> int:
         """Tensors of the MLP's width that its backward pass needs."""
         return 2

@@ -55,7 +55,20 @@ NEWER_SIZES = {"num_experts": 1, "experts_per_token": 1, "shared_ffn_size": 0}
 """The same of the model, in the native trainer not at all."""
 NEWER_OF_RUN: dict[str, Any] = {"engine_settings": {}, "command": [], "bare": False}
 """The same of the run itself."""
-NEWER_OF_MODEL = {**NEWER_SIZES, "dropout": 0.0, "attention_dropout": None}
+NEWER_OPTIONS: dict[str, Any] = {
+    "norm_zero_centered": False,
+    "qk_norm": False,
+    "rope_local_theta": None,
+    "rope_scaling_factor": 1.0,
+    "rope_attention_factor": 1.0,
+    "partial_rotary_factor": 1.0,
+    "sliding_window": None,
+    "sliding_window_pattern": None,
+    "query_pre_attn_scalar": None,
+    "scale_embedding": False,
+}
+"""The same of the model, where the native trainer knows them."""
+NEWER_OF_MODEL = {**NEWER_SIZES, **NEWER_OPTIONS, "dropout": 0.0, "attention_dropout": None}
 NEWER_OF_TRAINING = {"loss_scale": LossScale().model_dump(mode="json")}
 NEWER_OF_LORA = {"lr": None}
 NEWER_OF_DATA: dict[str, Any] = {

@@ -38,8 +38,13 @@ class DecoderShape(Value):
     gated_ffn: bool = False
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "gelu"
     norm: Literal["rmsnorm", "layernorm"] = "layernorm"
-    norm_position: Literal["pre", "post"] = "pre"
+    norm_position: Literal["pre", "post", "both"] = "pre"
+    """Before attention and MLP, behind the sums, or before and behind both of them (Gemma)."""
     norm_eps: PositiveFloat = 1e-5
+    norm_zero_centered: bool = False
+    """Norms multiply by 1 + their weight (Gemma)."""
+    qk_norm: bool = False
+    """A norm of every query and key head, before its rotation."""
     final_norm: bool = True
     embedding_norm: bool = False
     """A norm directly after the embedding (BigScience's `--embed-layernorm`)."""
@@ -48,6 +53,22 @@ class DecoderShape(Value):
     position_offset: NonNegativeInt = 0
     """Unused leading rows of the position table (OPT: 2)."""
     rope_theta: PositiveFloat = 10_000.0
+    rope_local_theta: PositiveFloat | None = None
+    """Base in the layers with a window, unscaled; None means that all layers rotate alike."""
+    rope_scaling_factor: PositiveFloat = 1.0
+    """Positions are divided by this before they rotate (linear scaling)."""
+    rope_attention_factor: PositiveFloat = 1.0
+    """What rotated queries and keys are multiplied with (LongRoPE, YaRN)."""
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of a head that rotates, its first features."""
+    sliding_window: PositiveInt | None = None
+    """Tokens that a token attends to at most, itself and those before it; None means all."""
+    sliding_window_pattern: PositiveInt | None = None
+    """Every so many-th layer has no window; None means that all have it."""
+    query_pre_attn_scalar: PositiveFloat | None = None
+    """Scores are divided by its root; None means by that of the head's width."""
+    scale_embedding: bool = False
+    """Token vectors are multiplied by the root of hidden_size."""
     bias: bool = True
     tied_embeddings: bool = True
     embedding_size: PositiveInt | None = None
@@ -72,8 +93,31 @@ class DecoderShape(Value):
                 f"experts_per_token {self.experts_per_token} is more than "
                 f"num_experts {self.num_experts}"
             )
-        if self.positions == "rope" and self.head_dim % 2:
-            raise ValueError(f"rope needs an even head size, not {self.head_dim}")
+        if self.positions == "rope" and self.rotary_dim % 2:
+            raise ValueError(f"rope needs an even head size, not {self.rotary_dim}")
+        return self
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> Self:
+        rotates = self.positions == "rope"
+        local = self.rope_local_theta or self.sliding_window_pattern
+        if self.sliding_window is None and local:
+            raise ValueError(
+                "rope_local_theta and sliding_window_pattern are of layers with a window: state "
+                "sliding_window as well"
+            )
+        factors = (
+            self.rope_scaling_factor,
+            self.rope_attention_factor,
+            self.partial_rotary_factor,
+        )
+        if not rotates and (self.rope_local_theta or set(factors) != {1.0}):
+            raise ValueError(
+                "rope_local_theta, rope_scaling_factor, rope_attention_factor and "
+                "partial_rotary_factor need positions rope"
+            )
+        if self.norm_zero_centered and self.norm != "rmsnorm":
+            raise ValueError("norm_zero_centered needs norm rmsnorm")
         return self
 
     @property
@@ -85,6 +129,19 @@ class DecoderShape(Value):
     def head_dim(self) -> int:
         """Width of one head, with the default filled in."""
         return self.head_size or self.hidden_size // self.num_heads
+
+    @property
+    def rotary_dim(self) -> int:
+        """Features of a head that rotate."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def num_local_layers(self) -> int:
+        """Layers with a window: none, all, or all but every sliding_window_pattern-th."""
+        if self.sliding_window is None:
+            return 0
+        pattern = self.sliding_window_pattern
+        return self.num_layers - (self.num_layers // pattern if pattern else 0)
 
     @property
     def dropped_probabilities(self) -> float:
@@ -119,8 +176,17 @@ class DecoderShape(Value):
 
     @property
     def saved_stream_tensors(self) -> float:
-        """Tensors of the stream's width that a block keeps: inputs and outputs of both norms."""
-        return 4.0
+        """Tensors of the stream's width that a block keeps: inputs and outputs of both norms.
+
+        Of a norm behind a layer only the input is needed.
+        """
+        return 6.0 if self.norm_position == "both" else 4.0
+
+    @property
+    def saved_head_size(self) -> int:
+        """Width of what attention keeps: queries, keys, values, output; those before qk_norm."""
+        before_norms = self.attention_size + self.kv_size if self.qk_norm else 0
+        return 2 * self.attention_size + 2 * self.kv_size + before_norms
 
     @property
     def causal(self) -> bool:
@@ -195,15 +261,23 @@ def linear_sizes(shape: Shape) -> dict[LoraTarget, tuple[int, int]]:
 
 def norm_parameters(shape: DecoderShape) -> int:
     """Parameters of one norm: a weight per feature, and a bias for layernorm."""
-    return shape.hidden_size * (2 if shape.norm == "layernorm" else 1)
+    return shape.hidden_size * vectors_of_norm(shape)
+
+
+def vectors_of_norm(shape: DecoderShape) -> int:
+    """1 for a weight alone, 2 for layernorm's weight and bias."""
+    return 2 if shape.norm == "layernorm" else 1
 
 
 def block_parameters(shape: DecoderShape) -> int:
-    """Parameters of one transformer block: linear layers, their biases, two norms."""
+    """Parameters of one transformer block: linear layers, their biases, norms."""
     sizes = linear_sizes(shape).items()
     weights = sum(rows * columns * copies(shape, name) for name, (rows, columns) in sizes)
     biases = sum(columns * copies(shape, name) for name, (_, columns) in sizes) if shape.bias else 0
-    return weights + biases + 2 * norm_parameters(shape) + weights_beside_experts(shape)
+    num_norms = 4 if shape.norm_position == "both" else 2
+    of_heads = 2 * shape.head_dim * vectors_of_norm(shape) if shape.qk_norm else 0
+    norms = num_norms * norm_parameters(shape) + of_heads
+    return weights + biases + norms + weights_beside_experts(shape)
 
 
 def copies(shape: Shape, name: LoraTarget) -> int:

@@ -21,7 +21,7 @@ from typing import Literal
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.pipeline import stage_sizes
-from paceline.core.shape import DecoderShape, LoraSpec, Shape, linear_sizes
+from paceline.core.shape import DecoderShape, LoraSpec, Shape, linear_sizes, vectors_of_norm
 
 Collective = Literal[
     "all_reduce",
@@ -154,7 +154,10 @@ def step_traffic(x: RankPlace) -> list[AxisTraffic]:
 def block_weights(x: RankPlace) -> list[Weight]:
     """Parameters of one block on a tensor rank."""
     tp, norm = x.layout.tp, Weight(x.shape.hidden_size, 1, whole=True)
-    weights = [norm] * (4 if x.shape.norm == "layernorm" else 2)
+    shape = x.shape
+    num_norms = 4 if shape.norm_position == "both" else 2
+    of_head = [Weight(shape.head_dim, 1, whole=True)] * (2 if shape.qk_norm else 0)
+    weights = ([norm] * num_norms + of_head) * vectors_of_norm(shape)
     for name, (inputs, outputs) in linear_sizes(x.shape).items():
         if name in COLUMN_CUT:
             weights.append(Weight(outputs // tp, inputs))
@@ -199,7 +202,7 @@ def _tensor(x: RankPlace) -> Iterator[AxisTraffic]:
     stream, embedded = x.tokens * shape.hidden_size * e, x.tokens * shape.embed_dim * e
     again = layout.recompute == "full"
     # Recomputation ends with the last tensor that is needed: behind the second sum nothing is.
-    needed = shape.norm_position == "post" or shape.dropout > 0
+    needed = shape.norm_position != "pre" or shape.dropout > 0
     left_again = (2 if needed else 1) if again else 0
     ends = x.has_first + x.has_last
     m = x.num_microbatches
@@ -213,6 +216,9 @@ def _tensor(x: RankPlace) -> Iterator[AxisTraffic]:
     else:
         sums = (4 + left_again) * x.layers * stream + ends * embedded
         yield AxisTraffic("tp", "all_reduce", m * sums, "activations")
+        if shape.qk_norm:
+            of_heads = 2 * shape.head_dim * vectors_of_norm(shape)
+            yield AxisTraffic("tp", "all_reduce", w * x.layers * of_heads, "shares")
     if x.has_last:
         numbers = layout.tp * x.tokens * LOSS_NUMBERS * w
         yield AxisTraffic("tp", "all_gather", m * numbers, "loss")

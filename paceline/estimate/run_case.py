@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 
 from paceline.core.errors import UserError
+from paceline.core.flops import attended_keys
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
 from paceline.core.shape import (
@@ -76,6 +77,7 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
     case = replace(
         _shape(spec.model),
         seq_len=training.seq_len,
+        document=_attended(spec.model, training.seq_len),
         devices=spec.world_size,
         global_batch=training.global_batch,
         frozen=spec.lora is not None,
@@ -130,6 +132,12 @@ def cases_of_layouts(
         _columns(layouts) | _vocabularies(spec.model, layouts),
         {"schedule": np.array([layout.schedule for layout in layouts])},
     )
+
+
+def _attended(shape: Shape, seq_len: int) -> float:
+    """Tokens that a token attends to, mask aside, where a window leaves fewer than a sample's."""
+    keys = attended_keys(shape, seq_len)
+    return keys if keys < seq_len else 0.0
 
 
 def _columns(layouts: Sequence[Layout]) -> dict[str, Floats]:

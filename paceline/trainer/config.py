@@ -8,6 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from paceline.trainer.model_config import MODELS, Model, ModelConfig
 from paceline.trainer.side_outputs import MlperfConfig, ProfileConfig
 
 SCHEMA = 1
@@ -24,106 +25,6 @@ T = TypeVar("T")
 
 class ConfigError(Exception):
     """The input asks for something that this trainer cannot do; the message is one sentence."""
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """A decoder's shape; null sizes mean the usual value, which the properties fill in."""
-
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int | None
-    head_size: int | None
-    ffn_size: int
-    vocab_size: int
-    padded_vocab: int
-    gated_ffn: bool
-    activation: str
-    norm: str
-    norm_position: str
-    norm_eps: float
-    final_norm: bool
-    embedding_norm: bool
-    positions: str
-    max_positions: int
-    position_offset: int
-    rope_theta: float
-    bias: bool
-    tied_embeddings: bool
-    embedding_size: int | None
-    kind: str = "decoder"
-    dropout: float = 0.0
-    """Share of what embedding, attention and MLP add to the stream that is dropped."""
-    attention_dropout: float | None = None
-    """The same of attention's probabilities; None is as `dropout`."""
-
-    @property
-    def dropped_probabilities(self) -> float:
-        """Share of attention's probabilities that is dropped."""
-        return self.dropout if self.attention_dropout is None else self.attention_dropout
-
-    @property
-    def kv_heads(self) -> int:
-        """Key/value heads."""
-        return self.num_kv_heads or self.num_heads
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-        return self.head_size or self.hidden_size // self.num_heads
-
-    @property
-    def embed_dim(self) -> int:
-        """Width of the token embedding."""
-        return self.embedding_size or self.hidden_size
-
-
-@dataclass(frozen=True)
-class FluxConfig:
-    """The sizes of a multimodal diffusion transformer, of its latents and of its text."""
-
-    kind: str
-    hidden_size: int
-    num_heads: int
-    num_double_blocks: int
-    num_single_blocks: int
-    mlp_ratio: int
-    latent_channels: int
-    latent_size: int
-    patch_size: int
-    text_len: int
-    text_width: int
-    pooled_width: int
-    rope_axes: tuple[int, int, int]
-    rope_theta: float
-    text_dropout: float
-    tied_embeddings: bool = False
-    positions: str = "rope"
-
-    @property
-    def num_layers(self) -> int:
-        """Blocks of both kinds."""
-        return self.num_double_blocks + self.num_single_blocks
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-        return self.hidden_size // self.num_heads
-
-    @property
-    def in_channels(self) -> int:
-        """Width of an image token before the first layer and behind the last one."""
-        return self.latent_channels * self.patch_size**2
-
-    @property
-    def patches(self) -> int:
-        """Rows and columns of image tokens."""
-        return self.latent_size // self.patch_size
-
-
-Model = ModelConfig | FluxConfig
-MODELS: dict[str, type[Model]] = {"decoder": ModelConfig, "mmdit": FluxConfig}
 
 
 @dataclass(frozen=True)

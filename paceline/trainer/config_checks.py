@@ -14,11 +14,10 @@ from paceline.trainer.config import (
     SOURCES,
     UNITS,
     DataConfig,
-    FluxConfig,
     LayoutConfig,
-    ModelConfig,
     TrainerConfig,
 )
+from paceline.trainer.model_config import FluxConfig, ModelConfig
 from paceline.trainer.parallel.stages import schedule_problems, stage_layers
 
 TOKEN_FILES = ("tokens", "indexed")
@@ -152,6 +151,8 @@ def decoder_size_problems(model: ModelConfig, config: TrainerConfig) -> list[str
         problems.append(f"heads {width} wide: a ring on a GPU takes multiples of 8 up to 256")
     if exchange == "ring" and model.dropped_probabilities:
         problems.append("model.attention_dropout: attention in a ring drops nothing")
+    if exchange == "ring" and model.sliding_window is not None:
+        problems.append("model.sliding_window: attention in a ring has no window")
     if config.training.dtype == "fp8" and config.device == "cuda":
         problems += float8_problems(model, tp)
     try:

@@ -15,8 +15,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from paceline.trainer.checkpoint import cause, find_checkpoint
 from paceline.trainer.checkpoint_reader import CheckpointReader, UnsoundCheckpointError
 from paceline.trainer.checkpoint_tensors import WEIGHTS, placed
-from paceline.trainer.config import ConfigError, Model
+from paceline.trainer.config import ConfigError
 from paceline.trainer.hub.reader import HubReader, is_hub_folder
+from paceline.trainer.model_config import Model
 from paceline.trainer.replica.replica import Replica
 
 FIELD = "training.initial_weights"

@@ -14,6 +14,7 @@ from paceline.core.shape import (
     parameter_parts,
     trainable_parameters,
 )
+from paceline.files.recipe import load_recipe
 from tests.core.shapes import (
     GPT_1B3,
     GPT_1B3_PADDED,
@@ -25,6 +26,58 @@ from tests.core.shapes import (
     OPT_350M,
     TINY,
 )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "variant", "parameters"),
+    [
+        ("qwen3-8b", None, 8_190_735_360),
+        ("mistral-7b", None, 7_248_023_552),
+        ("mistral-7b", "v0.1", 7_241_732_096),
+        ("phi4-mini", None, 3_836_021_760),
+    ],
+)
+def test_a_recipe_has_the_parameters_of_the_hub(
+    recipe: str, variant: str | None, parameters: int
+) -> None:
+    assert num_parameters(load_recipe(recipe, variant).model) == parameters
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "millions"),
+    [
+        ("qwen3-8b", {}, 6_950),
+        ("gemma3-4b", {}, 3_209),
+        (
+            "gemma3-4b",
+            {"num_layers": 48, "hidden_size": 3840, "num_heads": 16, "num_kv_heads": 8}
+            | {"ffn_size": 15360},
+            10_759,
+        ),
+    ],
+    ids=["qwen3-8b", "gemma3-4b", "gemma3-12b"],
+)
+def test_what_is_no_embedding_is_what_the_reports_print(
+    recipe: str, changes: dict[str, int], millions: int
+) -> None:
+    shape = load_recipe(recipe).model.model_copy(update=changes)
+    parts = parameter_parts(shape)
+    found = (num_parameters(shape) - parts["embedding"] - parts["head"]) / 1e6
+
+    assert round(found, -1 if millions == 6_950 else 0) == millions
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"sliding_window_pattern": 6}, "state sliding_window as well"),
+        ({"partial_rotary_factor": 0.5}, "need positions rope"),
+        ({"norm_zero_centered": True}, "needs norm rmsnorm"),
+    ],
+)
+def test_an_option_without_effect_is_refused(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        DecoderShape.model_validate(GPT_1B3.model_dump() | changes)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,12 @@ def place(spec: RunSpec, stage: int = 0) -> RankPlace:
     )
 
 
-@pytest.mark.parametrize("shape", [{}, GPT, {"norm": "layernorm", "embedding_size": 16} | GPT])
+BOTH = {"norm_position": "both", "qk_norm": True}
+
+
+@pytest.mark.parametrize(
+    "shape", [{}, GPT, {"norm": "layernorm", "embedding_size": 16} | GPT, BOTH, GPT | BOTH]
+)
 def test_weights_of_a_whole_model_are_its_parameters(shape: dict[str, Any]) -> None:
     x = place(spec_of({}, shape))
     weights = x.layers * sum(weight.size for weight in block_weights(x))

@@ -163,6 +163,10 @@ def test_the_width_of_the_mlp_is_the_recipes(name: str):
     ("spec", "sentence"),
     [
         (spec_of(model=load_recipe("tiny-gpt").model), "norm layernorm: torchtitan's llama3 has"),
+        (
+            spec_of(model=load_recipe("qwen3-8b-tiny").model),
+            "model.qk_norm True is not in this engine: use engine native",
+        ),
         (spec_of(layout=Layout(tp=2)), "torchtitan cuts the sequence wherever it cuts tensors"),
         (spec_of(layout=Layout(zero_stage=1)), "zero_stage 1: torchtitan has DDP (0) and FSDP2"),
         (spec_of(ranks=4, layout=Layout(pp=2)), "torchtitan's DDP stands alone"),

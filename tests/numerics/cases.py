@@ -99,6 +99,10 @@ TABLE = """
 2  pp2 vp3 interleaved mb3                           gpt
 2  zero3 shard1 mb6                                  llama
 4  cp2 ring tp2 sp                                   llama
+4  tp2 zero3 mb3 full                                qwen3
+4  pp2 cp2 mb3                                       gemma3
+2  cp2 all-to-all compile                            gemma3
+2  tp2 selective                                     phi4
 4  pp2 cp2 all-to-all mb3                            gpt
 """
 

@@ -81,6 +81,24 @@ MODELS = {
         {**SMALL, "hidden_size": 64, "num_heads": 16, "num_kv_heads": 2, "ffn_size": 224},
     ),
     "sft": Model("opt-13b-sft-tiny", {**SMALL, "num_heads": 8, "ffn_size": 128}),
+    "qwen3": Model("qwen3-8b-tiny", {**SMALL, "num_heads": 8, "num_kv_heads": 2, "ffn_size": 96}),
+    "gemma3": Model(
+        "gemma3-4b-tiny",
+        {
+            **SMALL,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "head_size": 12,
+            "ffn_size": 128,
+            "sliding_window": 9,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 10,
+        },
+    ),
+    "phi4": Model(
+        "phi4-mini-tiny",
+        {**SMALL, "hidden_size": 48, "num_heads": 6, "num_kv_heads": 2, "ffn_size": 128},
+    ),
     "flux": Model(
         "flux1-schnell-tiny",
         {
@@ -97,4 +115,5 @@ MODELS = {
 """llama: grouped key/value heads. ends: as many layers less two as stages divide. gpt: a tied,
 padded embedding behind a norm. opt: the same behind projections, and norms after sums. lora:
 adapters on the attention, all else frozen. sft: adapters on all linear layers, all else trained.
-flux: two streams."""
+qwen3: normed heads. gemma3: windows, two rotary bases, norms before and behind, zero-centered.
+phi4: heads that rotate in part under a tied head. flux: two streams."""

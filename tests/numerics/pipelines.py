@@ -23,12 +23,13 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
-from paceline.trainer.config import ModelConfig, TrainerConfig, parse_config
+from paceline.trainer.config import TrainerConfig, parse_config
 from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.heartbeat import Heartbeat
 from paceline.trainer.model.decoder import DecoderBlock
+from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
 from paceline.trainer.parallel.stages import schedule_problems
 from paceline.trainer.replica.assembly import make_replica

@@ -65,6 +65,9 @@ AT_THE_ENDS = {
         "1f1b",
     },
     "ends": {"tp", "tp+sp", "pp", "vp", "interleaved", "cp", "full"},
+    "qwen3": {"dp", "tp", "zero3", "full"},
+    "gemma3": {"pp", "1f1b", "cp", "all-to-all", "compile"},
+    "phi4": {"tp", "selective"},
 }
 OTHER_DATA = {"masked": {"llama", "ends", "gpt", "lora", "sft"}, "ramp": {"gpt"}}
 TINY = [name for name in recipe_names() if name.endswith("-tiny")]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.mmdit import MMDiTShape
-from paceline.trainer.config import FluxConfig
 from paceline.trainer.model.flux import MMDiT
+from paceline.trainer.model_config import FluxConfig
 
 SMALL = MMDiTShape(
     kind="mmdit",

@@ -1,6 +1,6 @@
 """The peers: the same models as other libraries build them, and where each weight lies in them.
 
-transformers has OPT, Llama and GPT-2, peft the adapters. Also the plain side of
+transformers has OPT, GPT-2, Llama and its kin, peft the adapters. Also the plain side of
 benchmarks/workloads_vs_peers.py.
 """
 
@@ -14,13 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 COMMON: dict[str, Any] = {
@@ -62,6 +70,23 @@ LLAMA = {
     "ffn.up": "mlp.up_proj",
     "ffn.down": "mlp.down_proj",
 }
+HEAD_NORMS = {"attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm"}
+QWEN3 = {**LLAMA, **HEAD_NORMS}
+GEMMA3 = {
+    **QWEN3,
+    "attention_post_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "ffn_post_norm": "post_feedforward_layernorm",
+}
+PHI3 = {
+    **LLAMA,
+    "attention.q": "self_attn.qkv_proj",
+    "attention.k": "self_attn.qkv_proj",
+    "attention.v": "self_attn.qkv_proj",
+    "ffn.gate": "mlp.gate_up_proj",
+    "ffn.up": "mlp.gate_up_proj",
+}
+"""One matrix for queries, keys and values, one for the ffn's gate and its other half."""
 GPT2 = {
     "embedding": "transformer.wte",
     "embedding_norm": "transformer.wte.norm",
@@ -101,14 +126,23 @@ def build(content: Mapping[str, Any]) -> nn.Module:
 
 def names(model: Mapping[str, Any]) -> dict[str, str]:
     """Names of the peer's layers by those of the native model."""
-    return {"opt": OPT, "llama": LLAMA, "gpt2": GPT2}[family(model)]
+    return PLACES[family(model)]
 
 
 def family(model: Mapping[str, Any]) -> str:
     """Which of the peers has the same structure."""
     if model["norm"] == "rmsnorm":
-        return "llama"
+        return _kin_of_llama(model)
     return "opt" if model["activation"] == "relu" else "gpt2"
+
+
+def _kin_of_llama(model: Mapping[str, Any]) -> str:
+    """By what only one of them has."""
+    if model["qk_norm"]:
+        return "gemma3" if model["norm_zero_centered"] else "qwen3"
+    if model["partial_rotary_factor"] < 1:
+        return "phi3"
+    return "llama" if model["sliding_window"] is None else "mistral"
 
 
 def opt(model: Mapping[str, Any]) -> PreTrainedModel:
@@ -133,22 +167,74 @@ def opt(model: Mapping[str, Any]) -> PreTrainedModel:
 
 def llama(model: Mapping[str, Any]) -> PreTrainedModel:
     """A Llama with plain rotary positions."""
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=model["padded_vocab"],
-            hidden_size=model["hidden_size"],
-            intermediate_size=model["ffn_size"],
-            num_hidden_layers=model["num_layers"],
-            num_attention_heads=model["num_heads"],
-            num_key_value_heads=model["num_kv_heads"] or model["num_heads"],
+    return LlamaForCausalLM(LlamaConfig(head_dim=model["head_size"], **_like_llama(model)))
+
+
+def qwen3(model: Mapping[str, Any]) -> PreTrainedModel:
+    """A Qwen3."""
+    return Qwen3ForCausalLM(Qwen3Config(head_dim=model["head_size"], **_like_llama(model)))
+
+
+def mistral(model: Mapping[str, Any]) -> PreTrainedModel:
+    """A Mistral with a window in every layer."""
+    window = model["sliding_window"]
+    return MistralForCausalLM(MistralConfig(sliding_window=window, **_like_llama(model)))
+
+
+def gemma3(model: Mapping[str, Any]) -> PreTrainedModel:
+    """The decoder of a Gemma 3, whose layers with a window have a rotary base of their own."""
+    rope = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": model["rope_local_theta"]},
+        "full_attention": {
+            "rope_type": "linear",
+            "rope_theta": model["rope_theta"],
+            "factor": model["rope_scaling_factor"],
+        },
+    }
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            **{**_like_llama(model), "rope_parameters": rope},
             head_dim=model["head_size"],
-            max_position_embeddings=model["max_positions"],
-            rope_parameters={"rope_type": "default", "rope_theta": model["rope_theta"]},
-            rms_norm_eps=model["norm_eps"],
-            tie_word_embeddings=model["tied_embeddings"],
-            **COMMON,
+            hidden_activation="gelu_pytorch_tanh",
+            query_pre_attn_scalar=model["query_pre_attn_scalar"],
+            sliding_window=model["sliding_window"],
+            sliding_window_pattern=model["sliding_window_pattern"],
         )
     )
+
+
+def phi3(model: Mapping[str, Any]) -> PreTrainedModel:
+    """A Phi-4-mini within the length of its first training, where LongRoPE scales by one number."""
+    original = model["max_positions"]
+    turned = model["hidden_size"] // model["num_heads"] * model["partial_rotary_factor"]
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": model["rope_theta"],
+        "partial_rotary_factor": model["partial_rotary_factor"],
+        "short_factor": [1.0] * int(turned // 2),
+        "long_factor": [32.0] * int(turned // 2),
+        "attention_factor": model["rope_attention_factor"],
+        "original_max_position_embeddings": original,
+    }
+    sizes = {**_like_llama(model), "rope_parameters": rope}
+    return Phi3ForCausalLM(Phi3Config(**sizes, original_max_position_embeddings=original))
+
+
+def _like_llama(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What all of Llama's kin are told."""
+    return {
+        "vocab_size": model["padded_vocab"],
+        "hidden_size": model["hidden_size"],
+        "intermediate_size": model["ffn_size"],
+        "num_hidden_layers": model["num_layers"],
+        "num_attention_heads": model["num_heads"],
+        "num_key_value_heads": model["num_kv_heads"] or model["num_heads"],
+        "max_position_embeddings": model["max_positions"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": model["rope_theta"]},
+        "rms_norm_eps": model["norm_eps"],
+        "tie_word_embeddings": model["tied_embeddings"],
+        **COMMON,
+    }
 
 
 def gpt2(model: Mapping[str, Any]) -> PreTrainedModel:
@@ -177,7 +263,24 @@ def gpt2(model: Mapping[str, Any]) -> PreTrainedModel:
     return peer
 
 
-PEERS = {"opt": opt, "llama": llama, "gpt2": gpt2}
+PEERS = {
+    "opt": opt,
+    "llama": llama,
+    "qwen3": qwen3,
+    "mistral": mistral,
+    "gemma3": gemma3,
+    "phi3": phi3,
+    "gpt2": gpt2,
+}
+PLACES = {
+    "opt": OPT,
+    "llama": LLAMA,
+    "qwen3": QWEN3,
+    "mistral": LLAMA,
+    "gemma3": GEMMA3,
+    "phi3": PHI3,
+    "gpt2": GPT2,
+}
 
 
 def adapted(peer: PreTrainedModel, lora: Mapping[str, Any], model: Mapping[str, Any]) -> nn.Module:
@@ -229,7 +332,8 @@ def _layers(model: Mapping[str, Any]) -> list[tuple[str, str]]:
         ours: theirs for ours, theirs in places.items() if ours.endswith("_norm") or "." in ours
     }
     outer = [(ours, theirs) for ours, theirs in places.items() if "." not in ours]
-    return [(o, t) for o, t in outer if o not in ("blocks", "attention_norm", "ffn_norm")] + [
+    of_blocks = ("blocks", "attention_norm", "ffn_norm", "attention_post_norm", "ffn_post_norm")
+    return [(ours, theirs) for ours, theirs in outer if ours not in of_blocks] + [
         (f"blocks.{layer}.{ours}", f"{places['blocks']}.{layer}.{theirs}")
         for layer in range(model["num_layers"])
         for ours, theirs in inner.items()
@@ -256,11 +360,23 @@ def _of_layer(plain: Mapping[str, Tensor], layer: str) -> list[tuple[str, Tensor
 
 def _native_form(model: Mapping[str, Any], layer: str, kind: str, tensor: Tensor) -> Tensor:
     """The tensor as a native layer has it: (out, in), and q, k, v each by itself."""
+    if family(model) == "phi3":
+        return _of_phi3(model, layer, tensor)
     if family(model) != "gpt2" or (".attention." not in layer and ".ffn." not in layer):
         return tensor
     turned = tensor.t() if kind == "weight" else tensor
     part = {"q": 0, "k": 1, "v": 2}.get(layer[-1])
     return turned if part is None else turned.chunk(3)[part]
+
+
+def _of_phi3(model: Mapping[str, Any], layer: str, tensor: Tensor) -> Tensor:
+    """This layer's rows of a matrix that several share."""
+    width, ffn = model["hidden_size"] // model["num_heads"], model["ffn_size"]
+    heads, kv_heads = width * model["num_heads"], width * model["num_kv_heads"]
+    rows = {"q": (0, heads), "k": (heads, kv_heads), "v": (heads + kv_heads, kv_heads)}
+    rows |= {"gate": (0, ffn), "up": (ffn, ffn)}
+    start, length = rows.get(layer.rpartition(".")[2], (0, tensor.shape[0]))
+    return tensor.narrow(0, start, length)
 
 
 def mean_loss(peer: nn.Module, ids: Tensor) -> Tensor:

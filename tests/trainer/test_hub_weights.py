@@ -28,7 +28,8 @@ from tests.trainer.model.test_peers import GPT, MODELS
 
 SEQ_LEN, BATCH = 24, 4
 SHAPES = {
-    **{name: MODELS[name] for name in ("opt-350m", "opt-13b", "llama")},
+    **{name: MODELS[name] for name in ("opt-350m", "opt-13b", "llama", "qwen3")},
+    "mistral": MODELS["mistral, window"],
     "gpt": {**GPT, "activation": "gelu_tanh"},
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -197,7 +198,7 @@ def change(folder: Path, **fields: Any) -> None:
         (other_scale, "its scale_attn_by_inverse_layer_idx is True"),
         (unscaled, "its scale_attn_weights is False"),
         (own_head, "its tie_word_embeddings is False, and model.tied_embeddings is True"),
-        (unknown_kind, "its model_type is bert; use one of opt, gpt2, llama"),
+        (unknown_kind, "its model_type is bert; use one of opt, gpt2, llama, qwen3, mistral"),
         (torn, "model.safetensors is torn"),
         (list_of_kinds, r"its model_type is \['gpt2'\]; use one of"),
         (list_of_scales, r"its rope_scaling is \['llama3'\], which is no object"),
@@ -259,6 +260,14 @@ def test_masks_of_integers_are_passed_over(tmp_path: Path) -> None:
         ("llama", "llama", {"rope_theta": 500_000.0}, "its rope_theta is 10000.0, and model."),
         ("llama", "llama", {"norm_eps": 1e-5}, "its rms_norm_eps is 1e-06, and model.norm_eps"),
         ("llama", "llama", {"activation": "gelu"}, "its hidden_act is silu, and model.activation"),
+        (
+            "llama",
+            "llama",
+            {"scale_embedding": True},
+            "model.scale_embedding is True, which a llama",
+        ),
+        ("qwen3", "qwen3", {"sliding_window": 4096}, "model.sliding_window is 4096, which a qwen3"),
+        ("mistral", "mistral", {"sliding_window": None}, "its sliding_window is 4096, and model."),
         ("opt", "opt-13b", {"norm_eps": 1e-6}, "its norms' eps is 1e-05, and model.norm_eps"),
         ("opt", "opt-13b", {"activation": "gelu"}, "its activation_function is relu"),
         ("gpt2", "gpt", {"norm_eps": 1e-6}, "its layer_norm_epsilon is 1e-05, and model.norm_eps"),
@@ -268,7 +277,9 @@ def test_masks_of_integers_are_passed_over(tmp_path: Path) -> None:
 def test_a_key_that_is_absent_means_the_default_of_transformers(
     family: str, model: str, fields: dict[str, Any], what: str
 ) -> None:
-    usual = {"norm_eps": 1e-6, "rope_theta": 10_000.0} if family == "llama" else {}
+    of_llama = family in ("llama", "qwen3", "mistral")
+    usual = {"norm_eps": 1e-6, "rope_theta": 10_000.0} if of_llama else {}
+    usual |= {"sliding_window": 4096} if family == "mistral" else {}
     same, other = (
         parse_config(settings(**{**SHAPES[model], **usual, **changes})).model
         for changes in ({}, fields)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from paceline.core.shape import DecoderShape, Shape
+from paceline.engines.launch.model_options import option_problems
 
 PUBLISHED = {
     (12, 768, 12): "facebook/opt-125m",
@@ -51,6 +52,7 @@ def unlike_opt(shape: Shape) -> Iterator[str]:
         "norm_eps": 1e-5,
         "final_norm": shape.norm_position == "pre",
     }
+    yield from option_problems(shape)
     for name, value in fixed.items():
         if getattr(shape, name) != value:
             yield f"model.{name} {getattr(shape, name)} is not OPT's, whose {name} is {value}"

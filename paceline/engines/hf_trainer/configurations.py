@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from paceline.core.shape import DecoderShape, LoraSpec, LoraTarget
+from paceline.engines.launch.model_options import option_problems
 
 Family = Literal["llama", "opt", "gpt2"]
 
@@ -52,7 +53,7 @@ def shape_problems(shape: DecoderShape) -> list[str]:
         f"model.{FIELDS.get(name, name)} {getattr(shape, name)}: transformers' {title} has {value}"
         for name, value in _fixed(shape).items()
         if getattr(shape, name) != value
-    ]
+    ] + option_problems(shape)
 
 
 def lora_problems(shape: DecoderShape, lora: LoraSpec) -> list[str]:

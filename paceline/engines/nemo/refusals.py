@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.launch.batch import needs_queue
+from paceline.engines.launch.model_options import option_problems
 from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.nemo.overrides import ACTIVATIONS
 from paceline.engines.nemo.procedure import (
@@ -56,6 +57,7 @@ def _model(spec: RunSpec) -> Iterator[str]:
     if not isinstance(model, DecoderShape) or model.num_experts > 1 or spec.lora:
         yield "nemo pre-trains dense decoders: no diffusion, experts or adapters"
         return
+    yield from option_problems(model)
     if model.embedding_size or model.norm_position == "post":
         yield "a narrower embedding or norms behind the blocks are not in NeMo's GPT"
     if model.embedding_norm or not model.final_norm or model.position_offset:

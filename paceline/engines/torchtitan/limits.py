@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
+from paceline.engines.launch.model_options import option_problems
 from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.samples import data_problems, training_problems
 
@@ -51,7 +52,7 @@ def _shape_problems(model: DecoderShape) -> list[str]:
         problems.append(
             f"model.head_size {model.head_dim}: torchtitan's llama3 has hidden_size / num_heads"
         )
-    return problems
+    return problems + option_problems(model)
 
 
 def _layout_problems(spec: RunSpec) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.trainer.config import ConfigError, DataConfig, FluxConfig, TrainerConfig
+from paceline.trainer.config import ConfigError, DataConfig, TrainerConfig
 from paceline.trainer.data.indexed_corpus import load_indexed, load_validation_indexed
 from paceline.trainer.data.latents import load_latents, load_validation_latents
 from paceline.trainer.data.samples import (
@@ -46,6 +46,7 @@ from paceline.trainer.data.validation_split import (
     too_little,
     validation_size,
 )
+from paceline.trainer.model_config import FluxConfig
 from paceline.trainer.schedule import BatchSizes
 
 

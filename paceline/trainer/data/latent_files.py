@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from paceline.trainer.config import ConfigError, FluxConfig
+from paceline.trainer.config import ConfigError
 from paceline.trainer.model.weights import mixed_seed
+from paceline.trainer.model_config import FluxConfig
 
 TEXT, IMAGE = ("text", "pooled"), ("mean", "logvar")
 

@@ -23,8 +23,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.trainer.config import ConfigError, FluxConfig
+from paceline.trainer.config import ConfigError
 from paceline.trainer.data.latent_files import TEXT, LatentFiles, shapes
+from paceline.trainer.model_config import FluxConfig
 
 TRAIN, VAL = "train", "val"
 FILES = {"text": "t5.bytes", "pooled": "clip.bytes", "mean": "mean.bytes", "logvar": "logvar.bytes"}

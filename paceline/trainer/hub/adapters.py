@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
-from paceline.trainer.config import LoraConfig, ModelConfig
+from paceline.trainer.config import LoraConfig
 from paceline.trainer.hub.names import INNER, HubWeight, Shape, places, plain
+from paceline.trainer.model_config import ModelConfig
 
 PREFIX = "base_model.model."
 MATRICES = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}

@@ -31,21 +31,14 @@ from paceline.trainer.checkpoint import (
 )
 from paceline.trainer.checkpoint_reader import CheckpointReader, UnsoundCheckpointError
 from paceline.trainer.checkpoint_tensors import WEIGHTS
-from paceline.trainer.config import (
-    FluxConfig,
-    LoraConfig,
-    Model,
-    is_adapter,
-    parse_lora,
-    parse_model,
-    read_json,
-)
+from paceline.trainer.config import LoraConfig, is_adapter, parse_lora, parse_model, read_json
 from paceline.trainer.hub.adapters import adapter_settings, adapter_weights
 from paceline.trainer.hub.flux import flux_differences, flux_settings, flux_weights
 from paceline.trainer.hub.names import HubWeight, Shape, written_weights
 from paceline.trainer.hub.reader import CONFIG, is_hub_folder, read_config
 from paceline.trainer.hub.settings import differences, family_of, hub_settings, hub_sizes
 from paceline.trainer.hub.tensors import WrittenFile, bytes_of
+from paceline.trainer.model_config import FluxConfig, Model
 
 FIELD = "checkpoint"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

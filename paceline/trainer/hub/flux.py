@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
-from paceline.trainer.config import FluxConfig
 from paceline.trainer.hub.names import KINDS, HubWeight, Piece, Shape, View, plain
+from paceline.trainer.model_config import FluxConfig
 
 CLASS = "FluxTransformer2DModel"
 RATIO, THETA, AXES = 4, 10_000.0, (16, 56, 56)

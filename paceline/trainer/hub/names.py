@@ -7,10 +7,28 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.trainer.config import ModelConfig, is_adapter
+from paceline.trainer.config import is_adapter
+from paceline.trainer.model_config import ModelConfig
 
 Shape = tuple[int, ...]
 View = Callable[[Tensor], Tensor]
+OUTER_OF_LLAMA = {
+    "embedding": "model.embed_tokens",
+    "final_norm": "model.norm",
+    "head": "lm_head",
+}
+INNER_OF_LLAMA = {
+    "attention_norm": "input_layernorm",
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.o": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn.gate": "mlp.gate_proj",
+    "ffn.up": "mlp.up_proj",
+    "ffn.down": "mlp.down_proj",
+}
+HEAD_NORMS = {"attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm"}
 OUTER = {
     "opt": {
         "embedding": "model.decoder.embed_tokens",
@@ -26,10 +44,16 @@ OUTER = {
         "final_norm": "transformer.ln_f",
         "head": "lm_head",
     },
-    "llama": {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"},
+    "llama": OUTER_OF_LLAMA,
+    "qwen3": OUTER_OF_LLAMA,
+    "mistral": OUTER_OF_LLAMA,
 }
 """Layers outside of the blocks by model_type of config.json: name here, name there."""
-BLOCKS = {"opt": "model.decoder.layers", "gpt2": "transformer.h", "llama": "model.layers"}
+BLOCKS = {
+    "opt": "model.decoder.layers",
+    "gpt2": "transformer.h",
+    **dict.fromkeys(("llama", "qwen3", "mistral"), "model.layers"),
+}
 INNER = {
     "opt": {
         "attention_norm": "self_attn_layer_norm",
@@ -51,17 +75,9 @@ INNER = {
         "ffn.up": "mlp.c_fc",
         "ffn.down": "mlp.c_proj",
     },
-    "llama": {
-        "attention_norm": "input_layernorm",
-        "attention.q": "self_attn.q_proj",
-        "attention.k": "self_attn.k_proj",
-        "attention.v": "self_attn.v_proj",
-        "attention.o": "self_attn.o_proj",
-        "ffn_norm": "post_attention_layernorm",
-        "ffn.gate": "mlp.gate_proj",
-        "ffn.up": "mlp.up_proj",
-        "ffn.down": "mlp.down_proj",
-    },
+    "llama": INNER_OF_LLAMA,
+    "qwen3": {**INNER_OF_LLAMA, **HEAD_NORMS},
+    "mistral": INNER_OF_LLAMA,
 }
 """Layers of a block."""
 ROOTS = ("", "model.", "transformer.")

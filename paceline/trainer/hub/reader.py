@@ -26,11 +26,11 @@ from torch.futures import Future
 
 from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
 from paceline.trainer.checkpoint_tensors import WEIGHTS
-from paceline.trainer.config import FluxConfig, Model, ModelConfig
 from paceline.trainer.hub.flux import flux_differences, stored_flux
 from paceline.trainer.hub.names import HubPlace, HubWeight, Shape, read_weight, stored_places
 from paceline.trainer.hub.settings import differences
 from paceline.trainer.hub.tensors import SafetensorsFile
+from paceline.trainer.model_config import FluxConfig, Model, ModelConfig
 
 CONFIG, SUFFIX = "config.json", ".safetensors"
 NAMED = 5

@@ -6,8 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
-from paceline.trainer.config import ModelConfig
+from paceline.trainer.model_config import ModelConfig
 
+OF_LLAMA = {
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "kv_heads",
+    "hidden_act": "activation",
+    "rms_norm_eps": "norm_eps",
+    "rope_theta": "rope_theta",
+    "tie_word_embeddings": "tied_embeddings",
+}
 SETTINGS = {
     "opt": {
         "num_hidden_layers": "num_layers",
@@ -23,19 +32,17 @@ SETTINGS = {
         "layer_norm_epsilon": "norm_eps",
         "tie_word_embeddings": "tied_embeddings",
     },
-    "llama": {
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "num_key_value_heads": "kv_heads",
-        "hidden_act": "activation",
-        "rms_norm_eps": "norm_eps",
-        "rope_theta": "rope_theta",
-        "attention_bias": "bias",
-        "mlp_bias": "bias",
-        "tie_word_embeddings": "tied_embeddings",
-    },
+    "llama": {**OF_LLAMA, "attention_bias": "bias", "mlp_bias": "bias"},
+    "qwen3": {**OF_LLAMA, "attention_bias": "bias"},
+    "mistral": OF_LLAMA,
 }
 """What of config.json no tensor's size tells: key there, field here."""
+DEFAULTS_OF_LLAMA: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "opt": {
         "activation_function": "relu",
@@ -50,31 +57,60 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "scale_attn_by_inverse_layer_idx": False,
         "tie_word_embeddings": True,
     },
-    "llama": {
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10_000.0,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-    },
+    "llama": {**DEFAULTS_OF_LLAMA, "attention_bias": False, "mlp_bias": False},
+    "qwen3": {**DEFAULTS_OF_LLAMA, "attention_bias": False},
+    "mistral": DEFAULTS_OF_LLAMA,
 }
 """What a key that config.json lacks means in transformers."""
+MISTRAL_WINDOW = 4096
+"""Of a Mistral whose config.json has no such key; null there is no window."""
 OPT_EPS = 1e-5
 """Of OPT's norms; its config.json has no key for it."""
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}
 
 SPELLINGS = {"gelu_tanh": "gelu_new"}
-ARCHITECTURES = {"opt": "OPTForCausalLM", "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}
-PLAIN = {"norm": "layernorm", "positions": "learned", "gated_ffn": False, "embedding_norm": False}
+ARCHITECTURES = {
+    "opt": "OPTForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+}
+OPTIONS: dict[str, Any] = {
+    "norm_zero_centered": False,
+    "qk_norm": False,
+    "rope_local_theta": None,
+    "rope_scaling_factor": 1.0,
+    "rope_attention_factor": 1.0,
+    "partial_rotary_factor": 1.0,
+    "sliding_window": None,
+    "sliding_window_pattern": None,
+    "query_pre_attn_scalar": None,
+    "scale_embedding": False,
+}
+"""What a family has none of, if its structure does not say otherwise."""
+PLAIN = {
+    **OPTIONS,
+    "norm": "layernorm",
+    "positions": "learned",
+    "gated_ffn": False,
+    "embedding_norm": False,
+}
+STRUCTURE_OF_LLAMA: dict[str, Any] = {
+    **OPTIONS,
+    "norm": "rmsnorm",
+    "norm_position": "pre",
+    "final_norm": True,
+    "positions": "rope",
+    "gated_ffn": True,
+    "embedding_norm": False,
+}
 STRUCTURES: dict[str, dict[str, Any]] = {
-    "llama": {
-        "norm": "rmsnorm",
-        "norm_position": "pre",
-        "final_norm": True,
-        "positions": "rope",
-        "gated_ffn": True,
-        "embedding_norm": False,
+    "llama": STRUCTURE_OF_LLAMA,
+    "qwen3": {**STRUCTURE_OF_LLAMA, "qk_norm": True, "bias": False},
+    "mistral": {
+        **{name: value for name, value in STRUCTURE_OF_LLAMA.items() if name != "sliding_window"},
+        "bias": False,
     },
     "opt": {**PLAIN, "position_offset": 2},
     "gpt2": {
@@ -86,6 +122,13 @@ STRUCTURES: dict[str, dict[str, Any]] = {
     },
 }
 """What a model of a family always is."""
+SIZES_OF_LLAMA = {
+    "hidden_size": "hidden_size",
+    "intermediate_size": "ffn_size",
+    "max_position_embeddings": "max_positions",
+    "head_dim": "head_dim",
+    "attention_dropout": "dropped_probabilities",
+}
 SIZES = {
     "opt": {
         "hidden_size": "hidden_size",
@@ -103,13 +146,7 @@ SIZES = {
         "embd_pdrop": "dropout",
         "attn_pdrop": "dropped_probabilities",
     },
-    "llama": {
-        "hidden_size": "hidden_size",
-        "intermediate_size": "ffn_size",
-        "max_position_embeddings": "max_positions",
-        "head_dim": "head_dim",
-        "attention_dropout": "dropped_probabilities",
-    },
+    **dict.fromkeys(("llama", "qwen3", "mistral"), SIZES_OF_LLAMA),
 }
 """Further keys of config.json, and what this program has for them: key there, field here."""
 
@@ -131,7 +168,27 @@ def differences(config: Mapping[str, Any], model: ModelConfig) -> list[str]:
         value = ACTIVATIONS.get(value, value) if isinstance(value, str) else value
         if value is not None and value != here:
             problems.append(f"its {theirs} is {values[theirs]}, and model.{ours} is {here}")
-    return problems + _differences_of_opt(family, values, model) + _scales_of_gpt2(family, values)
+    problems += _differences_of_opt(family, values, model) + _scales_of_gpt2(family, values)
+    return problems + _options_beyond(family, model) + _other_windows(family, config, model)
+
+
+def _options_beyond(family: str, model: ModelConfig) -> list[str]:
+    """Options of the model that no tensor of a folder of this family would show."""
+    return [
+        f"model.{name} is {getattr(model, name)}, which a {family} does not have"
+        for name, value in STRUCTURES[family].items()
+        if name in OPTIONS and getattr(model, name) != value
+    ]
+
+
+def _other_windows(family: str, config: Mapping[str, Any], model: ModelConfig) -> list[str]:
+    """Where a folder's layers attend to another part of the past."""
+    if family == "qwen3" and config.get("use_sliding_window"):
+        return ["its use_sliding_window is True, which is not here"]
+    window = config.get("sliding_window", MISTRAL_WINDOW) if family == "mistral" else None
+    if family != "mistral" or window == model.sliding_window:
+        return []
+    return [f"its sliding_window is {window}, and model.sliding_window is {model.sliding_window}"]
 
 
 def _differences_of_opt(family: str, values: Mapping[str, Any], model: ModelConfig) -> list[str]:
@@ -174,7 +231,7 @@ def family_of(model: ModelConfig) -> str:
 
 def _other_sizes(family: str, model: ModelConfig) -> list[str]:
     """What no key of a family's config.json can say."""
-    if family == "llama":
+    if family in ("llama", "qwen3", "mistral"):
         return [] if model.embed_dim == model.hidden_size else ["embedding_size"]
     problems = ["num_kv_heads"] if model.kv_heads != model.num_heads else []
     if model.head_dim * model.num_heads != model.hidden_size:
@@ -199,6 +256,8 @@ def hub_settings(family: str, model: ModelConfig) -> dict[str, Any]:
         settings[theirs] = SPELLINGS.get(value, value) if ours == "activation" else value
     if family == "opt":
         settings["do_layer_norm_before"] = model.norm_position == "pre"
+    if family == "mistral":
+        settings["sliding_window"] = model.sliding_window
     return settings
 
 

@@ -15,7 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from paceline.trainer.config import FluxConfig, LrScheduleConfig, TrainerConfig
+from paceline.trainer.config import LrScheduleConfig, TrainerConfig
+from paceline.trainer.model_config import FluxConfig
 
 LOG_FILE = "mlperf/result.txt"
 TOKEN = ":::MLLOG"

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.trainer.model.windowed_attention import windowed_attention
+
 LONGEST_BLOCKED = 1024
 """Beyond this squared the CPU's fused kernel is as fast; kept probabilities need Tq Tk memory."""
 
@@ -71,12 +73,17 @@ def attention_kernel(shape: AttentionShape, dtype: torch.dtype, device: torch.de
     return SDPBackend(choice).name.lower()
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, window: int | None = None
+) -> Tensor:
     """(B, Tq, N, D) queries over (B, Tk, K, D) keys and values -> (B, Tq, N, D).
 
-    `dropout` is the share of the probabilities that is dropped, by PyTorch's kernels alone.
+    `dropout` is the share of the probabilities that is dropped, by PyTorch's kernels alone; a
+    query sees at most `window` keys, its own included.
     """
     queries, keys = q.shape[1], k.shape[1]
+    if window is not None and window < keys:
+        return windowed_attention(q, k, v, window, dropout)
     on_cpu = q.device.type == "cpu" and not dropout
     if on_cpu and queries * keys <= LONGEST_BLOCKED**2:
         return BlockedAttention.apply(q, k, v)  # type: ignore[no-any-return]

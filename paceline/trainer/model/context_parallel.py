@@ -32,18 +32,25 @@ def rows(seq_len: int, cp: Axis) -> Tensor:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, cp: Axis, exchange: str, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cp: Axis,
+    exchange: str,
+    dropout: float = 0.0,
+    window: int | None = None,
 ) -> Tensor:
     """(B, t, N, D) queries, (B, t, K, D) keys and values -> (B, t, N, D) causal attention.
 
     `exchange` says what moves: "all-gather" the keys and values to everyone (Grattafiori et al.,
     arXiv:2407.21783, section 3.3.2), "all-to-all" tokens against heads (Jacobs et al.,
     arXiv:2309.14509), "ring" the keys and values in a circle (Liu et al., arXiv:2310.01889).
-    "all-to-all" needs as many query heads as a multiple of the axis' size; "ring" drops nothing.
+    "all-to-all" needs as many query heads as a multiple of the axis' size; "ring" drops nothing and
+    has no `window`, which bounds the keys that a query sees.
     """
     if cp.size == 1:
-        return causal_attention(q, k, v, dropout)
-    return EXCHANGES[exchange](q, k, v, cp, dropout)
+        return causal_attention(q, k, v, dropout, window)
+    return EXCHANGES[exchange](q, k, v, cp, dropout, window)
 
 
 def keep_from_compiler() -> None:
@@ -61,22 +68,31 @@ def attend_all(q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
 
     Without a mask it does not matter which tokens a rank holds, if all hold as many.
     """
-    return full_attention(q, k, v) if cp.size == 1 else EXCHANGES["unmasked"](q, k, v, cp, 0.0)
+    return (
+        full_attention(q, k, v) if cp.size == 1 else EXCHANGES["unmasked"](q, k, v, cp, 0.0, None)
+    )
 
 
-def _with_all_keys_unmasked(q: Tensor, k: Tensor, v: Tensor, cp: Axis, _: float) -> Tensor:
+def _with_all_keys_unmasked(
+    q: Tensor, k: Tensor, v: Tensor, cp: Axis, _dropout: float, _window: int | None
+) -> Tensor:
     k, v = gather(torch.cat([k, v], dim=-1), cp).chunk(2, dim=-1)
     return full_attention(q, k, v)
 
 
-def _with_all_keys(q: Tensor, k: Tensor, v: Tensor, cp: Axis, dropout: float) -> Tensor:
+def _with_all_keys(
+    q: Tensor, k: Tensor, v: Tensor, cp: Axis, dropout: float, window: int | None
+) -> Tensor:
     early_k, early_v, late_k, late_v = _GatherKeys.apply(k, v, cp)
     early_q, late_q = q.chunk(2, dim=1)
-    early = causal_attention(early_q, early_k, early_v, dropout)
-    return torch.cat([early, causal_attention(late_q, late_k, late_v, dropout)], dim=1)
+    early = causal_attention(early_q, early_k, early_v, dropout, window)
+    late = causal_attention(late_q, late_k, late_v, dropout, window)
+    return torch.cat([early, late], dim=1)
 
 
-def _with_some_heads(q: Tensor, k: Tensor, v: Tensor, cp: Axis, dropout: float) -> Tensor:
+def _with_some_heads(
+    q: Tensor, k: Tensor, v: Tensor, cp: Axis, dropout: float, window: int | None
+) -> Tensor:
     heads, kv_heads = q.shape[2], k.shape[2]
     if heads % cp.size:
         raise ValueError(f"{cp.size} context-parallel ranks cannot share {heads} heads evenly")
@@ -86,12 +102,15 @@ def _with_some_heads(q: Tensor, k: Tensor, v: Tensor, cp: Axis, dropout: float) 
     parts = [x.unflatten(2, (cp.size, -1)) for x in (q, k, v)]
     local = torch.cat(parts, dim=3).permute(2, 1, 0, 3, 4)
     whole = _ToTokens.apply(local, cp).transpose(0, 1)
-    out = causal_attention(*whole.split([part.shape[3] for part in parts], dim=2), dropout=dropout)
+    q, k, v = whole.split([part.shape[3] for part in parts], dim=2)
+    out = causal_attention(q, k, v, dropout, window)
     return _ToHeads.apply(out.transpose(0, 1), cp).permute(2, 1, 0, 3, 4).flatten(2, 3)
 
 
-def _in_a_ring(q: Tensor, k: Tensor, v: Tensor, cp: Axis, dropout: float) -> Tensor:
-    assert not dropout, "config_problems refuses it"
+def _in_a_ring(
+    q: Tensor, k: Tensor, v: Tensor, cp: Axis, dropout: float, window: int | None
+) -> Tensor:
+    assert not dropout and window is None, "config_problems refuses it"
     return RingAttention.apply(q, k, v, cp)  # type: ignore[no-any-return]
 
 

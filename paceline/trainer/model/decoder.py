@@ -19,13 +19,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.trainer.config import LoraConfig, ModelConfig
+from paceline.trainer.config import LoraConfig
 from paceline.trainer.model.context_parallel import attend, rows
 from paceline.trainer.model.dropout import drop_apart, drop_stream
 from paceline.trainer.model.float8 import Float8Settings, float8_product, float8_settings
 from paceline.trainer.model.loss import head_loss
 from paceline.trainer.model.network import Network
+from paceline.trainer.model.norm import Norm
 from paceline.trainer.model.recompute import recomputed
+from paceline.trainer.model.rotary import rope_tables, rotate
+from paceline.trainer.model.windowed_attention import load_kernels
+from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.parallel.mesh import ALONE, Axis
 from paceline.trainer.parallel.tensor import WHOLE, Region, local
 
@@ -158,50 +162,15 @@ class Head(Linear):
         return head_loss(self, input, **loss)
 
 
-class Norm(nn.Module):
-    """RMSNorm or LayerNorm over the last dimension, in its input's dtype."""
-
-    def __init__(self, model: ModelConfig) -> None:
-        super().__init__()
-        self.eps = model.norm_eps
-        self.weight = nn.Parameter(torch.empty(model.hidden_size))
-        self.bias = (
-            nn.Parameter(torch.empty(model.hidden_size)) if model.norm == "layernorm" else None
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., H) -> (..., H)."""
-        weight = local(self.weight).to(x.dtype)
-        if self.bias is None:
-            return functional.rms_norm(x, weight.shape, weight, self.eps)
-        bias = local(self.bias).to(x.dtype)
-        if x.device.type == "cpu" and x.dtype.itemsize == 2:
-            # PyTorch's CPU kernel sums the gradients of weight and bias in 16 bits: 10 % wrong over
-            # 8,192 tokens, 70 % over 65,536 (PyTorch 2.13).
-            return torch.addcmul(bias, functional.layer_norm(x, weight.shape, eps=self.eps), weight)
-        return functional.layer_norm(x, weight.shape, weight, bias, self.eps)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(B, T, N, D) turned by its positions; `sin` carries the sign of the half it belongs to."""
-    return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, dims=-1), sin)
-
-
-def rope_tables(model: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and signed sin of rotary embeddings (Su et al., arXiv:2104.09864), (T, 1, D) in fp64."""
-    half = model.head_dim // 2
-    rate = model.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
-    angle = torch.outer(positions.double(), rate)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat([cos, cos], -1).unsqueeze(1), torch.cat([-sin, sin], -1).unsqueeze(1)
-
-
 class Attention(nn.Module):
-    """Causal self-attention with grouped key/value heads."""
+    """Causal self-attention with grouped key/value heads, to a window of the past if it has one."""
 
-    def __init__(self, model: ModelConfig, setting: LayerSetting) -> None:
+    def __init__(
+        self, model: ModelConfig, setting: LayerSetting, window: int | None = None
+    ) -> None:
         super().__init__()
-        self.setting, self.head_dim = setting, model.head_dim
+        self.setting, self.head_dim, self.window = setting, model.head_dim, window
+        self.query_scale = model.query_scale
         self.dropout = model.dropped_probabilities
         hidden, bias = model.hidden_size, model.bias
         heads_size, kv_size = model.num_heads * self.head_dim, model.kv_heads * self.head_dim
@@ -209,6 +178,8 @@ class Attention(nn.Module):
         self.k = Linear(hidden, kv_size, bias, setting.adapter("k"))
         self.v = Linear(hidden, kv_size, bias, setting.adapter("v"))
         self.o = SummedLinear(setting.region, heads_size, hidden, bias, setting.adapter("o"))
+        self.q_norm = Norm(model, self.head_dim) if model.qk_norm else None
+        self.k_norm = Norm(model, self.head_dim) if model.qk_norm else None
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
         """(B, t, H) -> (B, t, H)."""
@@ -216,8 +187,12 @@ class Attention(nn.Module):
         q, k, v = (
             layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.q, self.k, self.v)
         )
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
+        if self.query_scale != 1:
+            q = q * self.query_scale
         if self.setting.recompute == "selective":
             out = recomputed(self._attend, q, k, v, draws=self.dropout > 0)
         else:
@@ -227,8 +202,10 @@ class Attention(nn.Module):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         cp, exchange = self.setting.cp, self.setting.cp_exchange
         if not (self.dropout and self.training):
-            return attend(q, k, v, cp, exchange)
-        compute = partial(attend, cp=cp, exchange=exchange, dropout=self.dropout)
+            return attend(q, k, v, cp, exchange, window=self.window)
+        compute = partial(
+            attend, cp=cp, exchange=exchange, dropout=self.dropout, window=self.window
+        )
         return drop_apart(self.setting.region.axis, compute, q, k, v)
 
 
@@ -254,19 +231,27 @@ class FeedForward(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Attention and MLP with their residuals; norms before (pre) or after the sums (post)."""
+    """Attention and MLP with their residuals; norms before (pre) or after the sums (post).
 
-    def __init__(self, model: ModelConfig, setting: LayerSetting) -> None:
+    Or before each of the two and behind it, ahead of the sum (both).
+    """
+
+    def __init__(
+        self, model: ModelConfig, setting: LayerSetting, window: int | None = None
+    ) -> None:
         super().__init__()
-        self.pre = model.norm_position == "pre"
+        self.pre = model.norm_position != "post"
         self.recompute = setting.recompute == "full"
         self.dropout, self.region = model.dropout, setting.region
         of_adapters = setting.lora.dropout if setting.lora else 0.0
         self.draws = max(of_adapters, model.dropout, model.dropped_probabilities) > 0
         self.attention_norm = Norm(model)
-        self.attention = Attention(model, setting)
+        self.attention = Attention(model, setting, window)
         self.ffn_norm = Norm(model)
         self.ffn = FeedForward(model, setting)
+        both = model.norm_position == "both"
+        self.attention_post_norm = Norm(model) if both else None
+        self.ffn_post_norm = Norm(model) if both else None
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
         """(B, t, H) -> (B, t, H)."""
@@ -276,6 +261,10 @@ class DecoderBlock(nn.Module):
         return recomputed(self._layers, x, rope, draws=self.draws)
 
     def _layers(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+        if self.attention_post_norm is not None and self.ffn_post_norm is not None:
+            attended = self.attention(self.attention_norm(x), rope)
+            x = x + self._drop(self.attention_post_norm(attended))
+            return x + self._drop(self.ffn_post_norm(self.ffn(self.ffn_norm(x))))
         if self.pre:
             x = x + self._drop(self.attention(self.attention_norm(x), rope))
             return x + self._drop(self.ffn(self.ffn_norm(x)))
@@ -309,7 +298,7 @@ class Decoder(Network):
         learned = model.positions == "learned" and part.first
         self.positions = nn.Embedding(places, hidden) if learned else None
         self.blocks = nn.ModuleDict(
-            {str(layer): DecoderBlock(model, setting) for layer in part.layers}
+            {str(i): DecoderBlock(model, setting, model.window(i)) for i in part.layers}
         )
         self.final_norm = Norm(model) if model.final_norm and part.last else None
         self.project_out = Linear(hidden, embed, bias=False) if projected and part.last else None
@@ -317,6 +306,7 @@ class Decoder(Network):
         self.head = Head(embed, model.padded_vocab, bias=False) if headed else None
         # No buffers: DDP would send them around in every step, and a meta model has no memory.
         self.rope: tuple[Tensor, Tensor] | None = None
+        self.local_rope: tuple[Tensor, Tensor] | None = None
         self.places: Tensor | None = None
 
     @property
@@ -329,8 +319,9 @@ class Decoder(Network):
         """(B, T) tokens or (B, t, H) -> (B, t, H), or `scale` x the summed loss of the targets."""
         if self.part.first:
             x = self.embed(x)
-        for block in self.blocks.values():
-            x = block(x, self.rope)
+        for layer, block in self.blocks.items():
+            windowed = self.model.window(int(layer)) is not None
+            x = block(x, self.local_rope if windowed else self.rope)
         if not self.part.last:
             return x
         assert targets is not None, "the last stage needs targets"
@@ -340,6 +331,8 @@ class Decoder(Network):
         """(B, T) tokens -> (B, t, H)."""
         assert self.embedding is not None
         x = self.embedding(tokens)
+        if self.model.scale_embedding:
+            x = x * self.model.hidden_size**0.5
         if self.project_in is not None:
             x = self.project_in(x)
         if self.embedding_norm is not None:
@@ -371,13 +364,22 @@ class Decoder(Network):
         assert table is not None, "the last stage has a head"
         return table
 
+    def fill(self, name: str, whole: Tensor, generator: torch.Generator) -> None:
+        """As all networks; the weight of a zero-centered norm, to which 1 is added, is 0."""
+        super().fill(name, whole, generator)
+        if self.model.norm_zero_centered and name.endswith("norm.weight"):
+            whole.zero_()
+
     def make_tables(self, device: torch.device) -> None:
         """Compute what belongs to this rank's positions; needed once before training."""
+        load_kernels(device)
         positions = rows(self.setting.seq_len, self.setting.cp)
         if self.model.positions == "rope":
-            cos, sin = rope_tables(self.model, positions)
             dtype = self.setting.dtype
-            self.rope = cos.to(device, dtype), sin.to(device, dtype)
+            self.rope, self.local_rope = (
+                (cos.to(device, dtype), sin.to(device, dtype))
+                for cos, sin in (rope_tables(self.model, positions, w) for w in (False, True))
+            )
         elif self.positions is not None:
             places = self.setting.region.part(positions + self.model.position_offset)
             self.places = places.to(device)

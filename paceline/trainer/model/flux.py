@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.trainer.config import FluxConfig
 from paceline.trainer.model.context_parallel import attend_all
-from paceline.trainer.model.decoder import LayerSetting, Linear, SummedLinear, rotate
+from paceline.trainer.model.decoder import LayerSetting, Linear, SummedLinear
 from paceline.trainer.model.network import INIT_STD, Network
 from paceline.trainer.model.recompute import recomputed
+from paceline.trainer.model.rotary import rotate
+from paceline.trainer.model_config import FluxConfig
 from paceline.trainer.parallel.collectives import copy, join
 from paceline.trainer.parallel.mesh import Axis
 from paceline.trainer.parallel.tensor import Region, local

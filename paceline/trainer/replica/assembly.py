@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from paceline.trainer.config import ConfigError, FluxConfig, Model, TrainerConfig
+from paceline.trainer.config import ConfigError, TrainerConfig
 from paceline.trainer.measure.clock import StepClock
 from paceline.trainer.model.decoder import Decoder, LayerSetting, ModelPart, use_float8
 from paceline.trainer.model.flux import MMDiT
 from paceline.trainer.model.network import Network
 from paceline.trainer.model.weights import count_parameters, freeze, init_weights, mixed_seed
+from paceline.trainer.model_config import FluxConfig, Model
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.parallel.stages import stage_layers, stages_of
 from paceline.trainer.parallel.tensor import Region, cut_parameters

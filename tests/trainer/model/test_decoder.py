@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from paceline.core.shape import DecoderShape, num_parameters
-from paceline.trainer.config import ModelConfig, parse_config
+from paceline.trainer.config import parse_config
 from paceline.trainer.model.decoder import (
     Decoder,
     LayerSetting,
@@ -21,6 +21,7 @@ from paceline.trainer.model.decoder import (
     rotate,
 )
 from paceline.trainer.model.weights import count_parameters, init_weights
+from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.parallel.mesh import Mesh
 from tests.core.shapes import GPT_1B3_PADDED, LLAMA_8B, LLAMA_70B, OPT_13B, OPT_350M, TINY
 from tests.trainer.example import settings

@@ -48,6 +48,29 @@ OPT_350M: dict[str, Any] = {
     "embedding_size": 24,
 }
 GPT: dict[str, Any] = {**OPT_13B, "activation": "gelu", "position_offset": 0}
+GEMMA3: dict[str, Any] = {
+    **LLAMA,
+    "num_layers": 3,
+    "head_size": 32,
+    "activation": "gelu_tanh",
+    "norm_position": "both",
+    "norm_zero_centered": True,
+    "qk_norm": True,
+    "rope_theta": 1e6,
+    "rope_scaling_factor": 8.0,
+    "rope_local_theta": 1e4,
+    "sliding_window": 9,
+    "sliding_window_pattern": 3,
+    "query_pre_attn_scalar": 24,
+    "scale_embedding": True,
+    "tied_embeddings": True,
+}
+PHI4_MINI: dict[str, Any] = {
+    **LLAMA,
+    "partial_rotary_factor": 0.75,
+    "rope_attention_factor": 1.19,
+    "tied_embeddings": True,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "opt-350m": OPT_350M,
     "opt-13b": OPT_13B,
@@ -59,11 +82,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "head_size": 32,
         "rope_theta": 1e4,
     },
+    "qwen3": {**LLAMA, "head_size": 32, "qk_norm": True},
+    "mistral, window": {**LLAMA, "sliding_window": 7},
+    "gemma3": GEMMA3,
+    "phi4-mini": PHI4_MINI,
     "gpt": GPT,
     "gpt, embedding norm": {**GPT, "embedding_norm": True},
 }
 ATTENTION, FFN = ("q", "k", "v", "o"), ("gate", "up", "down")
 ADAPTERS = {"attention": (ATTENTION, False), "all, rest trains": ((*ATTENTION, *FFN), True)}
+PLAIN = ("qwen3", "mistral, window", "gemma3", "phi4-mini")
+"""Models that are compared without adapters."""
 GPT_ADAPTERS = {"o, ffn": (("o", *FFN), False), "o, ffn, rest trains": (("o", *FFN), True)}
 """GPT-2 has q, k and v in one matrix, which would have one adapter."""
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -176,8 +205,10 @@ CASES = [
     for model in MODELS
     for adapters in (None, *adapters_of(model))
     for dtype in LIMITS
-    # Llama's norms and rotary tables are fp32 there in any case.
-    if not (model.startswith("llama") and dtype == torch.float64)
+    # Norms and rotary tables of Llama's kin are fp32 there in any case.
+    if not (dtype == torch.float64 and MODELS[model].get("norm", "rmsnorm") == "rmsnorm")
+    # Adapters are Llama's in all of its kin.
+    and not (adapters and model in PLAIN)
 ]
 
 
