@@ -15,6 +15,7 @@ from paceline.estimate.fit.families import is_gated
 from paceline.estimate.fit.interval import bounds, log_sd, residual_sd, undetermined
 from paceline.estimate.fit.posterior import fit, predict
 from paceline.estimate.fit.published import (
+    IMPOSSIBLE,
     NO_DEVICE,
     NO_EXPERTS,
     NO_LAYOUT,
@@ -53,6 +54,7 @@ def test_gaps_have_defaults():
         ({"num_gpus": "?"}, NO_LAYOUT),
         ({"gpu": "Wonder-9000"}, NO_DEVICE),
         ({"ep": "8"}, NO_EXPERTS),
+        ({"gbs": "2048"}, IMPOSSIBLE),
         ({"model": "Qwen9_30B_a3B"}, NO_EXPERTS),
     ],
 )
@@ -155,7 +157,7 @@ def test_a_fit_finds_the_coefficients_that_made_the_times():
     ]
     x, sources = cases_of(cases), ["a"] * 24 + ["b"] * 24
     measured = predict(x, truth)
-    fitted = fit(x, measured, sources)
+    fitted = fit(x, measured, sources, ["nemo"] * x.size)
     assert np.abs(np.log(predict(x, fitted.centre) / measured)).mean() < 0.03
     assert "gemm_blackwell" in undetermined(fitted, WIDTH)
     assert "gemm_ampere" not in undetermined(fitted, WIDTH)
@@ -180,7 +182,7 @@ def test_intervals_widen_where_nothing_was_measured():
 def test_coefficients_survive_their_file(tmp_path: Path):
     x = cases_of([read_row({**ROW, "mbs": str(b)}).case for b in (1, 2, 4)])
     measured = predict(x, CENTRE + 0.1)
-    fitted = fit(x, measured, ["a"] * 3)
+    fitted = fit(x, measured, ["a"] * 3, ["nemo"] * 3)
     residual = residual_sd(x, measured, ["a"] * 3, fitted.centre)
     stored = evidence_of_fit("three rows", fitted, residual, 3, 1)
     path = tmp_path / "coefficients.json"
