@@ -134,7 +134,9 @@ class Cases:
     size: int
     numbers: dict[str, Floats]
     words: dict[str, NDArray[np.str_]]
-    masks: dict[tuple[str, str], Bools] = field(default_factory=dict, repr=False, compare=False)
+    masks: dict[tuple[str, str], Bools] = field(
+        default_factory=dict[tuple[str, str], Bools], repr=False, compare=False
+    )
     """What `has` has found so far."""
 
     def __getattr__(self, name: str) -> Floats:
