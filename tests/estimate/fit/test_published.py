@@ -99,7 +99,7 @@ def test_words_for_dtypes(text: str, dtype: str):
 
 
 def test_fp32_computes_at_its_own_peak():
-    half, whole = read_row(ROW).case, read_row({**ROW, "dtype": "fp32"}).case
+    half, whole = read_row(ROW).case, read_row({**ROW, "dtype": "fp32", "step_time_s": "99"}).case
     assert whole.peak_16bit < half.peak_16bit / 10
 
 
@@ -120,7 +120,7 @@ def test_a_pipeline_longer_than_the_model_is_taken_as_not_stated():
 
 
 def test_recomputation_that_is_not_stated_follows_from_the_memory():
-    large = {**ROW, "recompute": "", "mbs": "64", "tp": "1", "num_gpus": "8"}
+    large = {**ROW, "recompute": "", "mbs": "64", "tp": "1", "num_gpus": "8", "step_time_s": "99"}
     assert read_row(large).case.full_recompute
     assert not read_row({**large, "mbs": "1"}).case.full_recompute
     assert not read_row({**large, "recompute": "none"}).case.full_recompute
@@ -149,7 +149,14 @@ def test_a_fit_finds_the_coefficients_that_made_the_times():
     truth = CENTRE + WIDTH * rng.normal(size=len(CENTRE)) * 0.7
     cases = [
         read_row(
-            {**ROW, "hidden": str(h), "heads": str(h // 128), "mbs": str(b), "tp": str(t)}
+            {
+                **ROW,
+                "step_time_s": "99",
+                "hidden": str(h),
+                "heads": str(h // 128),
+                "mbs": str(b),
+                "tp": str(t),
+            }
         ).case
         for h in (1024, 2048, 4096, 8192)
         for b in (1, 2, 4)
