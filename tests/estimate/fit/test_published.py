@@ -13,7 +13,7 @@ from paceline.core.errors import UserError
 from paceline.estimate.fit.evidence import Evidence, evidence_of_fit, read_evidence, shipped
 from paceline.estimate.fit.families import is_gated
 from paceline.estimate.fit.interval import bounds, log_sd, residual_sd, undetermined
-from paceline.estimate.fit.posterior import fit, predict
+from paceline.estimate.fit.posterior import PRIOR, fit, predict
 from paceline.estimate.fit.published import (
     IMPOSSIBLE,
     NO_DEVICE,
@@ -166,8 +166,9 @@ def test_a_fit_finds_the_coefficients_that_made_the_times():
     measured = predict(x, truth)
     fitted = fit(x, measured, sources, ["nemo"] * x.size)
     assert np.abs(np.log(predict(x, fitted.centre) / measured)).mean() < 0.03
-    assert "gemm_blackwell" in undetermined(fitted, WIDTH)
-    assert "gemm_ampere" not in undetermined(fitted, WIDTH)
+    before = np.sqrt(np.diag(PRIOR.covariance))
+    assert "gemm_4bit" in undetermined(fitted, before)
+    assert "gemm_ampere" not in undetermined(fitted, before)
 
 
 def test_intervals_widen_where_nothing_was_measured():
