@@ -12,8 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.estimate.fit.baseline import flat_rule_s
-from paceline.estimate.fit.evidence import OUTSIDE
-from paceline.estimate.fit.interval import between_sd, bounds, log_sd, residual_sd
+from paceline.estimate.fit.interval import (
+    between_sd,
+    bounds,
+    open_variance,
+    own_variance,
+    residual_sd,
+    slopes,
+)
 from paceline.estimate.fit.posterior import fit_with_experts, predict
 from paceline.estimate.fit.published import PublishedStep
 from paceline.estimate.model.case import Cases, Floats
@@ -37,6 +43,8 @@ class Held:
     seconds: Floats
     sd: Floats
     """Of the logarithm, of a stack and a device that rows were of."""
+    known: Floats
+    """What of its square the coefficients' covariance makes up."""
     new_stack: NDArray[np.bool_]
     """Where no other row was of the row's stack, and so on."""
     new_device: NDArray[np.bool_]
@@ -50,20 +58,21 @@ def held_out(rows: Sequence[PublishedStep], x: Cases, what: str, start: Floats) 
     """Predictions by fits that never saw a row's group, and how sure these are."""
     columns = {kind: np.array([of(row) for row in rows]) for kind, of in GROUPS.items()}
     measured_s = np.array([row.measured_s for row in rows])
-    seconds, sd = np.zeros(x.size), np.zeros(x.size)
+    seconds, sd, known = np.zeros(x.size), np.zeros(x.size), np.zeros(x.size)
     new = {kind: np.zeros(x.size, dtype=bool) for kind in ("stack", "device")}
     for name in np.unique(columns[what]):
         inside = columns[what] == name
         rest, rest_s = x.pick(~inside), measured_s[~inside]
-        sources = columns["source"][~inside].tolist()
-        fitted = fit_with_experts(rest, rest_s, sources, start)
+        sources, stacks = (columns[kind][~inside].tolist() for kind in ("source", "stack"))
+        fitted = fit_with_experts(rest, rest_s, sources, stacks, start)
         residual = residual_sd(rest, rest_s, sources, fitted.centre)
-        widened = {stack: OUTSIDE * missed for stack, missed in residual.items()}
-        seconds[inside] = predict(x.pick(inside), fitted.centre)
-        sd[inside] = log_sd(x.pick(inside), fitted, widened)
+        own, slope = x.pick(inside), slopes(x.pick(inside), fitted.centre)
+        seconds[inside] = predict(own, fitted.centre)
+        known[inside] = open_variance(slope, fitted)
+        sd[inside] = np.sqrt(known[inside] + own_variance(own, slope, residual))
         for kind, where in new.items():
             where[inside] = ~np.isin(columns[kind][inside], columns[kind][~inside])
-    return Held(seconds, sd, new["stack"], new["device"])
+    return Held(seconds, sd, known, new["stack"], new["device"])
 
 
 def intervals(
@@ -77,7 +86,7 @@ def intervals(
         names, missed = np.array([GROUPS[kind](row) for row in rows]), by[kind].missed(rows)
         for name in np.unique(names[new]):
             others = (names != name) & dense
-            width = between_sd(missed[others], names[others].tolist())
+            width = between_sd(missed[others], names[others].tolist(), by[kind].known[others])
             variance = variance + width**2 * (new & (names == name))
     return bounds(held.seconds, np.sqrt(variance))
 

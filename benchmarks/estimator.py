@@ -29,7 +29,7 @@ from _left_out import GROUPS, Held, held_out, judged, print_table
 from _result import Surroundings, keep
 
 from paceline.estimate.fit.evidence import SHIPPED, evidence_of_fit
-from paceline.estimate.fit.interval import between_sd, residual_sd
+from paceline.estimate.fit.interval import between_sd, open_variance, residual_sd, slopes
 from paceline.estimate.fit.posterior import Fit, fit_with_experts
 from paceline.estimate.fit.published import PublishedStep, UnmodelledError, read_row
 from paceline.estimate.model.case import cases_of
@@ -67,8 +67,9 @@ def write_evidence(rows: Sequence[PublishedStep], fitted: Fit, held: Mapping[str
     title = f"{len(rows)} published step times from {len(set(sources))} sources"
     evidence = evidence_of_fit(title, fitted, residual, len(rows), len(set(sources)))
     dense = x.experts <= 1
+    known = open_variance(slopes(x, fitted.centre), fitted)[dense]
     between = {
-        kind: between_sd(held[kind].missed(rows)[dense], names[dense].tolist())
+        kind: between_sd(held[kind].missed(rows)[dense], names[dense].tolist(), known)
         for kind in ("stack", "device")
         for names in (np.array([GROUPS[kind](row) for row in rows]),)
     }
@@ -117,7 +118,7 @@ def main() -> int:
     rows = [row for row in every if row.kind in ("dense", "moe")]
     x, sources = cases_of([row.case for row in rows]), [row.source for row in rows]
     measured = np.array([row.measured_s for row in rows])
-    fitted = fit_with_experts(x, measured, sources)
+    fitted = fit_with_experts(x, measured, sources, [row.software for row in rows])
     held, results = dict[str, Held](), dict[str, Any]()
     for what in GROUPS:
         if options.leave_out in (None, what) or what in ("stack", "device"):

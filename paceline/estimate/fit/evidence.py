@@ -18,8 +18,6 @@ from paceline.estimate.model.coefficients import CENTRE, NAMES, WIDTH
 from paceline.files.documents import parse_json, read_text
 
 SHIPPED = "coefficients.json"
-OUTSIDE = 1.15
-"""How much more the formulas miss on a table that was not fitted than on those that were."""
 
 Provenance = Literal["measured here", "stored profile", "public prior"]
 """Whether coefficients are of this machine, of one that was calibrated, or of published tables."""
@@ -120,7 +118,7 @@ def evidence_of_fit(
         for i, name in enumerate(NAMES)
     }
     medians = {n: float(f"{np.exp(v):.5g}") for n, v in zip(NAMES, fit.centre, strict=True)}
-    residual = {stack: round(OUTSIDE * sd, 4) for stack, sd in residual.items()}
+    residual = {stack: round(sd, 4) for stack, sd in residual.items()}
     return Evidence(
         title=title,
         rows=rows,

@@ -65,18 +65,20 @@ ALL_SEEN = Levels()
 """Of evidence that is of one machine."""
 
 
-def between_sd(missed: Floats, groups: Sequence[str], least_rows: int = 5) -> float:
-    """How far groups lie from fits that never saw them: the root of the mean of their mean errors.
+def between_sd(missed: Floats, groups: Sequence[str], known: Floats, least_rows: int = 5) -> float:
+    """How far groups lie from fits that never saw them, beyond what these fits leave open.
 
-    `missed` are logarithms of predicted over measured by fits without a row's own group. What
-    chance adds to a group's mean, its variance over its rows, is taken off; groups with few rows do
-    not count. 0 where nothing is left.
+    The root of the mean of the groups' squared mean errors. `missed` are logarithms of predicted
+    over measured by fits without a row's own group. Taken off are `known`, the variance that an
+    interval has by the coefficients' covariance already, and what chance adds to a group's mean,
+    its variance over its rows; groups with few rows do not count. 0 where nothing is left.
     """
     names, squares = np.array(groups), list[float]()
     for name in np.unique(names):
         rows = missed[names == name]
         if len(rows) >= least_rows:
-            squares.append(float(rows.mean() ** 2 - rows.var() / len(rows)))
+            explained = rows.var() / len(rows) + known[names == name].mean()
+            squares.append(float(rows.mean() ** 2 - explained))
     return float(np.sqrt(max(0.0, np.mean(squares)))) if squares else 0.0
 
 
@@ -109,8 +111,12 @@ def log_sd(x: Cases, fit: Fit, residual: Mapping[str, float], levels: Levels = A
     method), and `own_variance`.
     """
     slope = slopes(x, fit.centre)
-    coefficients = np.einsum("ij,jk,ik->i", slope, fit.covariance, slope)
-    return np.sqrt(coefficients + own_variance(x, slope, residual, levels))
+    return np.sqrt(open_variance(slope, fit) + own_variance(x, slope, residual, levels))
+
+
+def open_variance(slope: Floats, fit: Fit) -> Floats:
+    """Variance of each logarithm by what a fit leaves open of its coefficients."""
+    return np.asarray(np.einsum("ij,jk,ik->i", slope, fit.covariance, slope), dtype=np.float64)
 
 
 def own_variance(

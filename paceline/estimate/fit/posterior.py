@@ -13,10 +13,17 @@ from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.model.coefficients import CENTRE, NAMES, OF_EXPERTS, WIDTH, named
 from paceline.estimate.model.step import step_time
 
-SCALE = 0.12
-"""What a good model still misses of a published step time, as a deviation of the logarithm."""
+SCALE, EXPERTS_SCALE = 0.08, 0.25
+"""What a good model still misses of a published step time, as a deviation of the logarithm; the
+same with experts, whose routing and dispatcher nobody states."""
 EVIDENCE_PER_SOURCE = 6.0
-"""How many independent rows a source counts for: rows of one table share its conditions."""
+"""How many independent rows a source counts for: rows of one table share its conditions. Of k
+sources of one stack each counts for 1 / sqrt(k) of that: releases of one stack have much in common.
+"""
+AT_ONCE = 8192
+"""Cases that are predicted together, so that they stay in a core's cache."""
+STEP = 1e-6
+"""Of a coefficient's logarithm, to take the slope of a residual."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,12 @@ class Fit:
     covariance: Floats
 
 
-PRIOR = Fit(CENTRE, np.diag(WIDTH**2))
+PRODUCTS = ("volta", "ampere", "hopper", "blackwell", "amd", "tpu", "other")
+PRODUCTS_SD = 0.12
+"""How far the products of all generations together lie from their priors: how much of the best
+published product is left in a training is one question, asked of each of them."""
+_SHARED = np.isin(NAMES, [f"gemm_{name}" for name in PRODUCTS]) * PRODUCTS_SD
+PRIOR = Fit(CENTRE, np.diag(WIDTH**2) + np.outer(_SHARED, _SHARED))
 """Before any step time."""
 NEAR = 1e-4
 """Relative change of the cost at which a search ends that began at a similar fit's result."""
@@ -40,18 +52,37 @@ def predict(x: Cases, centre: Floats) -> Floats:
     return step_time(x, named(centre)).total
 
 
-def fit(x: Cases, measured_s: Floats, sources: Sequence[str], start: Floats | None = None) -> Fit:
-    """The posterior given measured step times, every source with the same weight.
+def predict_each(x: Cases, centres: Floats) -> Floats:
+    """(vectors, cases): seconds of a step by each of several vectors of coefficients.
 
-    Minimises sum(soft_l1(log(predicted / measured) / 0.12)) over rows, each weighted with
-    6 / (rows of its source), plus the squared distance from the priors. soft_l1 keeps a few rows
-    that the source itself got wrong from pulling. The covariance is Laplace's, from the Jacobian.
-    `start` is where the search begins, the prior's medians where it is None.
+    Several at once: a few thousand numbers take hardly longer than a few hundred.
+    """
+    count = min(len(centres), max(1, AT_ONCE // x.size))
+    many, parts = x.pick(np.tile(np.arange(x.size), count)), list[Floats]()
+    for first in range(0, len(centres), count):
+        chosen = centres[np.minimum(np.arange(first, first + count), len(centres) - 1)]
+        values = np.exp(np.repeat(chosen, x.size, axis=0))
+        seconds = step_time(many, dict(zip(NAMES, values.T, strict=True))).total
+        parts.append(seconds.reshape(count, x.size))
+    return np.concatenate(parts)[: len(centres)]
+
+
+def fit(
+    x: Cases,
+    measured_s: Floats,
+    sources: Sequence[str],
+    stacks: Sequence[str],
+    start: Floats | None = None,
+) -> Fit:
+    """The posterior given measured step times.
+
+    Minimises sum(soft_l1(log(predicted / measured) / 0.08)) over rows, each with its
+    `source_weights`, plus the squared distance from the priors. soft_l1 keeps a few rows that the
+    source itself got wrong from pulling. The covariance is Laplace's, from the Jacobian. `start` is
+    where the search begins, the prior's medians where it is None.
     """
     scale = np.full(x.size, SCALE)
-    return moved(
-        PRIOR, x, measured_s, scale, EVIDENCE_PER_SOURCE * equal_weights(sources), None, start
-    )
+    return moved(PRIOR, x, measured_s, scale, source_weights(sources, stacks), None, start)
 
 
 SHARED_SD = 0.1
@@ -60,19 +91,24 @@ they are measured with routing and balance that nobody states."""
 
 
 def fit_with_experts(
-    x: Cases, measured_s: Floats, sources: Sequence[str], start: Floats | None = None
+    x: Cases,
+    measured_s: Floats,
+    sources: Sequence[str],
+    stacks: Sequence[str],
+    start: Floats | None = None,
 ) -> Fit:
     """`fit` of the dense rows, and then of what only experts have by the rows with experts."""
     experts = x.experts > 1
-    names = np.array(sources)
-    dense = fit(x.pick(~experts), measured_s[~experts], names[~experts].tolist(), start)
+    names, software = np.array(sources), np.array(stacks)
+    known = (names[~experts].tolist(), software[~experts].tolist())
+    dense = fit(x.pick(~experts), measured_s[~experts], *known, start)
     if not experts.any():
         return dense
     own = np.array([name in OF_EXPERTS for name in NAMES])
     keep = np.where(own, 1.0, SHARED_SD)
     prior = Fit(dense.centre, dense.covariance * np.outer(keep, keep))
-    weights = EVIDENCE_PER_SOURCE * equal_weights(names[experts].tolist())
-    scale = np.full(int(experts.sum()), SCALE)
+    weights = source_weights(names[experts].tolist(), software[experts].tolist())
+    scale = np.full(int(experts.sum()), EXPERTS_SCALE)
     begin = None if start is None else np.where(own, start, dense.centre)
     after = moved(prior, x.pick(experts), measured_s[experts], scale, weights, None, begin)
     covariance = np.where(np.outer(own, own), after.covariance, 0.0)
@@ -103,14 +139,24 @@ def moved(
     weight = np.sqrt(weights)
     whitened = _whitening(prior.covariance)
 
-    def residuals(logs: Floats) -> Floats:
-        error = np.log(predict(x, logs) / measured_s) / scale
+    def errors(seconds: Floats, logs: Floats) -> Floats:
+        error = np.log(seconds / measured_s) / scale
         soft = np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
         rest = [also(logs)] if also else []
         return np.concatenate([soft * weight, whitened @ (logs - prior.centre), *rest])
 
+    def residuals(logs: Floats) -> Floats:
+        return errors(predict(x, logs), logs)
+
+    def slopes(logs: Floats) -> Floats:
+        base, nudged = residuals(logs), logs + STEP * np.eye(len(logs))
+        pairs = zip(predict_each(x, nudged), nudged, strict=True)
+        return np.array([(errors(seconds, near) - base) / STEP for seconds, near in pairs]).T
+
     begin, tolerance = (prior.centre, 1e-8) if start is None else (start, NEAR)
-    solution = _least_squares()(residuals, begin, max_nfev=60, ftol=tolerance, xtol=tolerance)
+    solution = _least_squares()(
+        residuals, begin, slopes, max_nfev=60, ftol=tolerance, xtol=tolerance
+    )
     jacobian = np.asarray(solution.jac, dtype=np.float64)
     covariance = np.asarray(np.linalg.inv(jacobian.T @ jacobian), dtype=np.float64)
     return Fit(np.asarray(solution.x, dtype=np.float64), covariance)
@@ -128,6 +174,17 @@ def equal_weights(sources: Sequence[str]) -> Floats:
     names, counts = np.unique(np.array(sources), return_counts=True)
     rows = dict(zip(names.tolist(), counts.tolist(), strict=True))
     return np.array([1 / rows[source] for source in sources])
+
+
+def source_weights(sources: Sequence[str], stacks: Sequence[str]) -> Floats:
+    """How many independent rows each row counts for: 6 / (rows of its source) / sqrt(sources of its
+    stack).
+    """
+    of_stack = dict[str, set[str]]()
+    for source, stack in zip(sources, stacks, strict=True):
+        of_stack.setdefault(stack, set()).add(source)
+    alike = np.array([len(of_stack[stack]) for stack in stacks])
+    return EVIDENCE_PER_SOURCE * equal_weights(sources) / np.sqrt(alike)
 
 
 def _least_squares() -> Any:

@@ -1,6 +1,7 @@
 """Rows of published tables as cases: what each column means, and what stands for a gap.
 
-A row is only left out for one of REASONS, none of which looks at its step time's size.
+A row is only left out for one of REASONS. The last alone looks at its step time's size: a step that
+is shorter than its products at the peak is of another batch or model than the row states.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from paceline.estimate.fit.families import (
     score_width,
 )
 from paceline.estimate.fit.origin import ANY, STACK_OF, release_of, software_of, year_of
-from paceline.estimate.model.case import Case, Stack
+from paceline.estimate.model.case import Case, Stack, cases_of
 from paceline.estimate.model.fabric import stated_bytes_per_s
 from paceline.estimate.model.machine import NARROW, machine
+from paceline.estimate.model.weights import block_weights
 from paceline.files import catalog
 
 Kind = Literal["dense", "moe", "lora", "first step"]
@@ -33,7 +35,8 @@ NO_SHAPE = "layers, hidden size or heads are missing"
 NO_LAYOUT = "the number of devices or the batch is missing"
 NO_DEVICE = "the device is not in the catalog"
 NO_EXPERTS = "experts without their number and how many a token meets"
-REASONS = (NO_TIME, NO_SHAPE, NO_LAYOUT, NO_DEVICE, NO_EXPERTS)
+IMPOSSIBLE = "batch and step time would need more than the device's peak"
+REASONS = (NO_TIME, NO_SHAPE, NO_LAYOUT, NO_DEVICE, NO_EXPERTS, IMPOSSIBLE)
 
 DEFAULT_SEQ_LEN = 512
 """Of fine-tuning scripts that state none (DeepSpeed-Chat's default)."""
@@ -108,6 +111,8 @@ def read_row(row: Mapping[str, str]) -> PublishedStep:
     if kind == "moe" and experts is None:
         raise UnmodelledError(NO_EXPERTS)
     case = _case(row, kind, experts)
+    if kind == "dense" and measured < _least_s(case):
+        raise UnmodelledError(IMPOSSIBLE)
     name, memory = row.get("id", ""), _number(row, "mem_gb")
     family = catalog.find_device(row.get("gpu", "")).device.family
     return PublishedStep(
@@ -121,6 +126,17 @@ def read_row(row: Mapping[str, str]) -> PublishedStep:
         device=family,
         year=year_of(row),
     )
+
+
+def _least_s(case: Case) -> float:
+    """Seconds that the products of all blocks take at the peak, without recomputation.
+
+    6 FLOP a parameter and token. Tables whose header and rows disagree about the batch have shorter
+    steps.
+    """
+    x = cases_of([case])
+    flops = 6 * case.layers * float(block_weights(x)[0]) * case.global_batch * case.seq_len
+    return flops / (max(case.peak_16bit, case.peak_narrow) * case.devices)
 
 
 def kind_of(row: Mapping[str, str]) -> Kind:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.estimate.fit.evidence import OUTSIDE, Evidence, evidence_of_fit
+from paceline.estimate.fit.evidence import Evidence, evidence_of_fit
 from paceline.estimate.fit.interval import Z80, undetermined
-from paceline.estimate.fit.posterior import Fit, moved, predict
+from paceline.estimate.fit.posterior import PRIOR, Fit, moved, predict
 from paceline.estimate.fit.probes import Errors
 from paceline.estimate.model.case import Cases, Floats
-from paceline.estimate.model.coefficients import NAMES, WIDTH
+from paceline.estimate.model.coefficients import NAMES
 
 NOISE = 0.06
 """What a good model misses of a step of one machine, as a deviation of the logarithm: half of what
@@ -56,7 +56,7 @@ def prior_of(evidence: Evidence) -> Fit:
     fit = evidence.fit()
     if evidence.own_rows:
         return fit
-    return Fit(fit.centre, fit.covariance + np.diag((SPREAD * WIDTH) ** 2))
+    return Fit(fit.centre, fit.covariance + SPREAD**2 * np.diag(np.diag(PRIOR.covariance)))
 
 
 def unmoved(before: Evidence, after: Evidence) -> list[str]:
@@ -81,7 +81,7 @@ def alike(before: Evidence, after: Evidence) -> list[tuple[str, str]]:
 def _residual(evidence: Evidence, x: Cases, measured_s: Floats, centre: Floats) -> dict[str, float]:
     """What the formulas miss by stack; one without rows keeps what it had."""
     missed = np.log(predict(x, centre) / measured_s)
-    deviations = {stack: sd / OUTSIDE for stack, sd in evidence.residual_sd.items()}
+    deviations = dict(evidence.residual_sd)
     for stack, before in deviations.items():
         rows = missed[x.has("stack", stack)]
         if not rows.size:

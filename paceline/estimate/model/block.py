@@ -25,6 +25,15 @@ from paceline.estimate.model.collectives import all_reduce_s, all_to_all_s, grou
 
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "amd", "tpu", "other", "cpu")
 STACKS = ("softmax", "fused", "torch")
+LAUNCHED = {
+    "volta": 2017.5, "ampere": 2020.4, "hopper": 2022.8, "blackwell": 2024.9, "amd": 2023.9,
+    "tpu": 2025.9, "other": 2000.0, "cpu": 2000.0,
+}  # fmt: skip
+"""When the first devices of a generation could be had, in years."""
+HALVED = 1.0
+"""Years in which what a generation's kernels lack halves."""
+FLASH_2 = 2023.54
+"""When flash attention 2 came out, in years (arXiv:2307.08691)."""
 A100_PEAK = 3.12e14
 TRAFFIC = 0.3
 """Of a product's memory traffic, what its arithmetic does not hide."""
@@ -72,6 +81,8 @@ def product_rate(x: Cases, c: Mapping[str, float], narrow: bool = True) -> Float
     """FLOP/s of large products: peak x efficiency, in the linear layers' dtype or in 16 bit."""
     efficiency = by_word(x, "generation", {name: c[f"gemm_{name}"] for name in GENERATIONS})
     efficiency = efficiency * x.power ** c["power_exponent"]
+    age = np.maximum(0.0, x.released - by_word(x, "generation", LAUNCHED))
+    efficiency = efficiency * np.exp(-c["young"] * 2.0 ** (-age / HALVED))
     efficiency = efficiency * np.where(x.has("stack", "torch"), c["gemm_torch"], 1.0)
     if not narrow:
         return x.peak_16bit * efficiency
@@ -204,6 +215,7 @@ def _attention(x: Cases, c: Mapping[str, float]) -> Floats:
     rate = product_rate(x, c, narrow=False)
     new = x.has("generation", "hopper") | x.has("generation", "blackwell")
     torch = np.where(~x.has("stack", "fused") & new, c["flash_torch"], 1.0)
+    torch = torch * np.where(x.released < FLASH_2, c["flash_early"], 1.0)
     share = np.where(x.causal > 0, 0.5, 1.0)
     flash = share * full / (rate * c["flash"] / USUAL_EFFICIENCY * torch)
     scores = x.heads * _attended(x) * tokens(x) / x.tp
@@ -260,7 +272,8 @@ def _cp(x: Cases, c: Mapping[str, float], attention: Floats) -> Floats:
 def _host(x: Cases, c: Mapping[str, float]) -> Floats:
     """Host time of a block's forward and backward pass."""
     whole = by_word(x, "stack", {name: c[f"host_{name}_s"] for name in STACKS})
-    whole = whole * np.where(x.has("generation", "volta"), c["host_volta"], 1.0)
+    for generation in ("volta", "ampere"):
+        whole = whole * np.where(x.has("generation", generation), c[f"host_{generation}"], 1.0)
     whole = whole * np.where(x.experts > 1, c["host_experts"] * _immaturity(x, c), 1.0)
     tp = np.where(x.has("stack", "fused"), c["host_tp_fused"], c["host_tp"])
     whole = whole * np.where(x.compiled > 0, 0.5, 1.0) * np.where(x.tp > 1, 1 + tp, 1.0)

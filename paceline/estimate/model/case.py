@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Literal
 
@@ -149,6 +149,10 @@ class Cases:
     size: int
     numbers: dict[str, Floats]
     words: dict[str, NDArray[np.str_]]
+    masks: dict[tuple[str, str], Bools] = field(
+        default_factory=dict[tuple[str, str], Bools], repr=False, compare=False
+    )
+    """What `has` has found so far."""
 
     def __getattr__(self, name: str) -> Floats:
         if name.startswith("__"):
@@ -162,7 +166,9 @@ class Cases:
 
     def has(self, word: str, value: str) -> Bools:
         """Where a word is `value`."""
-        return self.words[word] == value
+        if (word, value) not in self.masks:
+            self.masks[word, value] = self.words[word] == value
+        return self.masks[word, value]
 
     def pick(self, rows: Bools | NDArray[np.int64]) -> Cases:
         """Some of the cases, by a mask or numbers."""

@@ -166,7 +166,9 @@ def step_of(x: Cases, c: Mapping[str, float], work: Pieces, bubble: Floats) -> S
     """
     m, layers = work.num_microbatches, work.layers
     dp, optimizer = _dp(x, c, work.slowest), _optimizer(x, c)
-    fixed = by_word(x, "stack", {name: c[f"step_{name}_s"] for name in STACKS}) * x.crowding
+    fixed = by_word(x, "stack", {name: c[f"step_{name}_s"] for name in STACKS})
+    compiled = x.has("stack", "torch") & (x.compiled > 0) & ~x.has("generation", "cpu")
+    fixed = np.where(compiled, c["step_compiled_s"], fixed) * x.crowding
     busy = m * (work.slowest + work.passed) + bubble + dp + optimizer + fixed
     nodes = np.maximum(1.0, x.devices / NODE)
     parts = {name: m * layers * part for name, part in vars(work.block).items() if name != "host"}

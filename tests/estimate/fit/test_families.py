@@ -87,6 +87,7 @@ def test_few_micro_batches_a_stage_are_interleaved_where_nobody_says():
         **ROW, "model": "Llama 3 405B", "layers": "126", "hidden": "16384", "heads": "128",
         "kv_heads": "8", "ffn": "53248", "gpu": "H100-SXM-80GB", "num_gpus": "16384",
         "gbs": "2048", "mbs": "1", "tp": "8", "pp": "16", "attention_impl": "flash", "vp": "",
+        "step_time_s": "900",
     }  # fmt: skip
     assert read_row(long).case.vp == 4
     assert read_row({**long, "vp": "1"}).case.vp == 1

@@ -10,7 +10,14 @@ import pytest
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.interval import Levels, between_sd, log_sd
 from paceline.estimate.fit.origin import SOFTWARE, STACK_OF
-from paceline.estimate.fit.posterior import PRIOR, fit_with_experts, predict
+from paceline.estimate.fit.posterior import (
+    PRIOR,
+    fit,
+    fit_with_experts,
+    predict,
+    predict_each,
+    source_weights,
+)
 from paceline.estimate.fit.published import read_row
 from paceline.estimate.model.case import cases_of
 from paceline.estimate.model.coefficients import CENTRE, NAMES, OF_EXPERTS
@@ -25,18 +32,22 @@ def test_the_width_between_groups_is_that_of_their_means():
     means = {name: 0.1 * rng.normal() for name in sorted(set(groups))}
     missed = np.array([means[name] for name in groups]) + 0.05 * rng.normal(size=len(groups))
     expected = float(np.sqrt(np.mean(np.square(list(means.values())))))
-    assert between_sd(missed, groups) == pytest.approx(expected, rel=0.1)
-    assert between_sd(0.05 * rng.normal(size=len(groups)), groups) < 0.02
-    assert between_sd(missed[:2], groups[:2]) == 0
+    assert between_sd(missed, groups, np.zeros(len(groups))) == pytest.approx(expected, rel=0.1)
+    alike = 0.05 * rng.normal(size=len(groups))
+    assert between_sd(alike, groups, np.zeros(len(groups))) < 0.02
+    known = np.full(len(groups), expected**2 / 2)
+    assert between_sd(missed, groups, known) == pytest.approx(expected / 2**0.5, rel=0.2)
+    assert between_sd(missed[:2], groups[:2], known[:2]) == 0
 
 
 def test_a_stack_or_device_that_was_looked_at_narrows_the_interval():
-    evidence, case = shipped(), read_row(ROW).case
+    between = {"stack": 0.09, "device": 0.05}
+    evidence, case = shipped().model_copy(update={"between": between}), read_row(ROW).case
+    assert shipped().between["stack"] > 0.03
     seen = replace(case, software=evidence.stacks[0], family=evidence.devices[0])
     cases = [seen, replace(seen, software="any"), replace(seen, family="Wonder-9000")]
     sd = log_sd(cases_of(cases), evidence.fit(), evidence.residual_sd, evidence.levels)
-    widths = [evidence.between["stack"], evidence.between["device"]]
-    assert all(width > 0.03 for width in widths)
+    widths = list(between.values())
     assert sd[1:] == pytest.approx(np.hypot(sd[0], widths))
     of_one_machine = log_sd(cases_of(cases), evidence.fit(), evidence.residual_sd)
     assert of_one_machine == pytest.approx(np.full(3, sd[0]))
@@ -49,14 +60,38 @@ def test_every_software_computes_by_some_stack():
     assert software_named("softmax").name == "any" and software_named("any").stack == "fused"
 
 
+def test_sources_of_one_stack_share_what_they_count_for():
+    weights = source_weights(["a", "a", "b", "c"], ["nemo", "nemo", "nemo", "hf"])
+    assert weights == pytest.approx(np.array([0.5 / 2**0.5, 0.5 / 2**0.5, 1 / 2**0.5, 1]) * 6)
+
+
+def test_vectors_of_coefficients_are_predicted_together_as_one_by_one():
+    x = cases_of([read_row({**ROW, "mbs": str(m)}).case for m in (1, 2, 4)])
+    vectors = CENTRE + 0.1 * np.random.default_rng(1).normal(size=(7, len(CENTRE)))
+    each = np.array([predict(x, vector) for vector in vectors])
+    assert predict_each(x, vectors) == pytest.approx(each, rel=1e-12)
+
+
+def test_a_generation_seen_makes_an_unseen_one_likelier():
+    large = {**ROW, "hidden": "8192", "heads": "64", "step_time_s": "99"}
+    rows = [read_row({**large, "mbs": str(m)}) for m in (4, 8, 16)]
+    x = cases_of([row.case for row in rows])
+    faster = fit(x, predict(x, CENTRE) / 1.2, ["a", "b", "c"], ["nemo", "hf", "megatron"])
+    gain = faster.centre - CENTRE
+    seen, unseen = (gain[NAMES.index(f"gemm_{name}")] for name in ("ampere", "hopper"))
+    assert seen > unseen > 0.02
+
+
 def test_rows_with_experts_leave_what_dense_models_share():
     dense = [read_row({**ROW, "mbs": str(m), "source": s}).case for m in (4, 8, 16) for s in "ab"]
     experts = [read_row({**LARGE, **COUNTS, "mbs": str(m)}).case for m in (1, 2, 4, 8)]
     x = cases_of(dense + experts)
     measured = predict(x, CENTRE)
     measured[len(dense) :] *= 1.4
-    fitted = fit_with_experts(x, measured, ["a", "b"] * 3 + ["c"] * 4)
-    alone = fit_with_experts(x.pick(x.experts <= 1), measured[: len(dense)], ["a", "b"] * 3)
+    fitted = fit_with_experts(x, measured, ["a", "b"] * 3 + ["c"] * 4, ["nemo"] * 10)
+    alone = fit_with_experts(
+        x.pick(x.experts <= 1), measured[: len(dense)], ["a", "b"] * 3, ["nemo"] * 6
+    )
     of_experts = np.array([name in OF_EXPERTS for name in NAMES])
     assert fitted.centre[~of_experts] == pytest.approx(alone.centre[~of_experts])
     moved = np.abs(fitted.centre - PRIOR.centre)[of_experts]

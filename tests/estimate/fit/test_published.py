@@ -13,8 +13,9 @@ from paceline.core.errors import UserError
 from paceline.estimate.fit.evidence import Evidence, evidence_of_fit, read_evidence, shipped
 from paceline.estimate.fit.families import is_gated
 from paceline.estimate.fit.interval import bounds, log_sd, residual_sd, undetermined
-from paceline.estimate.fit.posterior import fit, predict
+from paceline.estimate.fit.posterior import PRIOR, fit, predict
 from paceline.estimate.fit.published import (
+    IMPOSSIBLE,
     NO_DEVICE,
     NO_EXPERTS,
     NO_LAYOUT,
@@ -53,6 +54,7 @@ def test_gaps_have_defaults():
         ({"num_gpus": "?"}, NO_LAYOUT),
         ({"gpu": "Wonder-9000"}, NO_DEVICE),
         ({"ep": "8"}, NO_EXPERTS),
+        ({"gbs": "2048"}, IMPOSSIBLE),
         ({"model": "Qwen9_30B_a3B"}, NO_EXPERTS),
     ],
 )
@@ -97,7 +99,7 @@ def test_words_for_dtypes(text: str, dtype: str):
 
 
 def test_fp32_computes_at_its_own_peak():
-    half, whole = read_row(ROW).case, read_row({**ROW, "dtype": "fp32"}).case
+    half, whole = read_row(ROW).case, read_row({**ROW, "dtype": "fp32", "step_time_s": "99"}).case
     assert whole.peak_16bit < half.peak_16bit / 10
 
 
@@ -118,7 +120,7 @@ def test_a_pipeline_longer_than_the_model_is_taken_as_not_stated():
 
 
 def test_recomputation_that_is_not_stated_follows_from_the_memory():
-    large = {**ROW, "recompute": "", "mbs": "64", "tp": "1", "num_gpus": "8"}
+    large = {**ROW, "recompute": "", "mbs": "64", "tp": "1", "num_gpus": "8", "step_time_s": "99"}
     assert read_row(large).case.full_recompute
     assert not read_row({**large, "mbs": "1"}).case.full_recompute
     assert not read_row({**large, "recompute": "none"}).case.full_recompute
@@ -147,7 +149,14 @@ def test_a_fit_finds_the_coefficients_that_made_the_times():
     truth = CENTRE + WIDTH * rng.normal(size=len(CENTRE)) * 0.7
     cases = [
         read_row(
-            {**ROW, "hidden": str(h), "heads": str(h // 128), "mbs": str(b), "tp": str(t)}
+            {
+                **ROW,
+                "step_time_s": "99",
+                "hidden": str(h),
+                "heads": str(h // 128),
+                "mbs": str(b),
+                "tp": str(t),
+            }
         ).case
         for h in (1024, 2048, 4096, 8192)
         for b in (1, 2, 4)
@@ -155,10 +164,11 @@ def test_a_fit_finds_the_coefficients_that_made_the_times():
     ]
     x, sources = cases_of(cases), ["a"] * 24 + ["b"] * 24
     measured = predict(x, truth)
-    fitted = fit(x, measured, sources)
+    fitted = fit(x, measured, sources, ["nemo"] * x.size)
     assert np.abs(np.log(predict(x, fitted.centre) / measured)).mean() < 0.03
-    assert "gemm_blackwell" in undetermined(fitted, WIDTH)
-    assert "gemm_ampere" not in undetermined(fitted, WIDTH)
+    before = np.sqrt(np.diag(PRIOR.covariance))
+    assert "gemm_4bit" in undetermined(fitted, before)
+    assert "gemm_ampere" not in undetermined(fitted, before)
 
 
 def test_intervals_widen_where_nothing_was_measured():
@@ -180,7 +190,7 @@ def test_intervals_widen_where_nothing_was_measured():
 def test_coefficients_survive_their_file(tmp_path: Path):
     x = cases_of([read_row({**ROW, "mbs": str(b)}).case for b in (1, 2, 4)])
     measured = predict(x, CENTRE + 0.1)
-    fitted = fit(x, measured, ["a"] * 3)
+    fitted = fit(x, measured, ["a"] * 3, ["nemo"] * 3)
     residual = residual_sd(x, measured, ["a"] * 3, fitted.centre)
     stored = evidence_of_fit("three rows", fitted, residual, 3, 1)
     path = tmp_path / "coefficients.json"
