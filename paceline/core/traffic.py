@@ -72,6 +72,7 @@ class RankPlace:
     dtype: Dtype
     stage: int = 0
     """The rank's index on the pipeline axis."""
+    on_gpu: bool = False
 
     @property
     def compute_bytes(self) -> int:
@@ -281,7 +282,7 @@ def _data(x: RankPlace) -> Iterator[AxisTraffic]:
         weights = w * (x.layers * sum(p.size for p in block) + sum(p.size for p in ends))
         yield AxisTraffic("dp", "all_reduce", weights, "gradients")
         if layout.zero_stage == 1:
-            yield AxisTraffic("dp", "broadcast", weights, "weights")
+            yield AxisTraffic("dp", "all_gather" if x.on_gpu else "broadcast", weights, "weights")
         return
     shards, m = layout.shards(x.dp), x.num_microbatches
     axis = "dp" if shards == ranks else "dp_shard"

@@ -130,7 +130,16 @@ def _predicted(
     purposes: defaultdict[tuple[str, Collective], dict[str, None]] = defaultdict(dict)
     for stage in stages:
         training = spec.training
-        place = RankPlace(model, layout, spec.dp, training.seq_len, batches, training.dtype, stage)
+        place = RankPlace(
+            model,
+            layout,
+            spec.dp,
+            training.seq_len,
+            batches,
+            training.dtype,
+            stage,
+            on_gpu=spec.cluster.device != "cpu",
+        )
         for term in sorted(step_traffic(place), key=lambda term: -term.num_bytes):
             axis = next((name for name in measured if term.axis in name.split("+")), term.axis)
             total[axis, term.collective] += term.num_bytes / len(stages)

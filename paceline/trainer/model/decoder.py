@@ -27,7 +27,7 @@ from paceline.trainer.model.loss import head_loss
 from paceline.trainer.model.network import Network
 from paceline.trainer.model.norm import Norm
 from paceline.trainer.model.recompute import recomputed
-from paceline.trainer.model.rotary import rope_tables, rotate
+from paceline.trainer.model.rotary import rope_tables_on, rotate
 from paceline.trainer.model.windowed_attention import load_kernels
 from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.parallel.mesh import ALONE, Axis
@@ -375,11 +375,10 @@ class Decoder(Network):
         load_kernels(device)
         positions = rows(self.setting.seq_len, self.setting.cp)
         if self.model.positions == "rope":
-            dtype = self.setting.dtype
-            self.rope, self.local_rope = (
-                (cos.to(device, dtype), sin.to(device, dtype))
-                for cos, sin in (rope_tables(self.model, positions, w) for w in (False, True))
-            )
+            place = device, self.setting.dtype
+            self.rope = self.local_rope = rope_tables_on(*place, self.model, positions)
+            if self.model.rope_local_theta is not None:
+                self.local_rope = rope_tables_on(*place, self.model, positions, windowed=True)
         elif self.positions is not None:
             places = self.setting.region.part(positions + self.model.position_offset)
             self.places = places.to(device)

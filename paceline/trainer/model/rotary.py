@@ -34,3 +34,15 @@ def rope_tables(
     angle = torch.outer(positions.double(), rate)
     cos, sin = (model.rope_attention_factor * table for table in (angle.cos(), angle.sin()))
     return torch.cat([cos, cos], -1).unsqueeze(1), torch.cat([-sin, sin], -1).unsqueeze(1)
+
+
+def rope_tables_on(
+    device: torch.device,
+    dtype: torch.dtype,
+    model: ModelConfig,
+    positions: Tensor,
+    windowed: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The tables where and in what they are used."""
+    cos, sin = rope_tables(model, positions, windowed)
+    return cos.to(device, dtype), sin.to(device, dtype)

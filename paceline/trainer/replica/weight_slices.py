@@ -44,7 +44,8 @@ class WeightSlices:
         self.axis = axis
         self.pieces: dict[nn.Parameter, WeightPiece] = {}
         """None of a parameter that lies wholly in other ranks' slices."""
-        self._buckets: list[tuple[Tensor, Tensor]] = []
+        self._buckets: list[tuple[Tensor, Tensor, int]] = []
+        """Bucket, this rank's slice of it, and the elements that are weights: the rest fills up."""
         for parameters in _buckets(trained, max(BUCKET_BYTES, SLICE_BYTES * axis.size)):
             self._add(parameters)
 
@@ -59,7 +60,7 @@ class WeightSlices:
         flat = first.detach().new_zeros(-(-used // unit) * unit)
         share = len(flat) // self.axis.size
         low = self.axis.index * share
-        self._buckets.append((flat, flat[low : low + share]))
+        self._buckets.append((flat, flat[low : low + share], used))
         offset = 0
         for parameter in parameters:
             count = parameter.numel()
@@ -81,12 +82,12 @@ class WeightSlices:
         for piece in self.pieces.values():
             piece.weight.grad = None
         works: list[dist.Work | None] = []
-        for flat, mine in self._buckets:
+        for flat, mine, used in self._buckets:
             if flat.is_cuda:
                 gather_into(flat, mine, self.axis.group)
                 continue
             # gloo gathers into a copy, which takes three times as long as this.
-            for rank, part in zip(self.axis.ranks, flat.split(len(mine)), strict=True):
+            for rank, part in zip(self.axis.ranks, flat[:used].split(len(mine)), strict=False):
                 works.append(dist.broadcast(part, rank, self.axis.group, async_op=True))
         for work in works:
             assert work is not None, "begun, not waited for"

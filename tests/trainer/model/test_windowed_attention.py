@@ -12,6 +12,7 @@ from paceline.core.flops import attended_keys
 from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.model.windowed_attention import band, load_kernels
 from tests.core.shapes import TINY
+from tests.trainer.gpu import GPUS
 
 # Queries, keys, heads, key/value heads, window
 CASES = [
@@ -82,6 +83,7 @@ def test_layers_without_a_window_count_whole_sequences() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(GPUS == 0, reason="no GPU that this PyTorch can use")
 @pytest.mark.parametrize("queries", [300, 1024])
 def test_the_flash_kernel_keeps_to_the_window(queries: int) -> None:
     load_kernels(torch.device("cuda"))
