@@ -37,8 +37,8 @@ def test_offers_with_coefficients_of_their_own_share_nothing():
 
 
 def test_a_stack_or_device_without_rows_cancels_where_both_have_it():
-    evidence = shipped()
-    exact = evidence.model_copy(update={"between": {}})
+    exact = shipped().model_copy(update={"between": {}})
+    evidence = exact.model_copy(update={"between": {"stack": 0.09, "device": 0.05}})
     first = replace(LLAMA_70B, device="MI300X", intra_link=None)
 
     def widths(second: Question) -> list[float]:

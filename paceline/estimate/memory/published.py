@@ -60,8 +60,8 @@ def read_memory_row(row: Mapping[str, str]) -> PublishedMemory:
     ran_out = notes.startswith("OOM")
     if not stated and not ran_out:
         raise UnmodelledError(NO_MEMORY)
-    # Whoever ran out has no step time, which is not needed here.
-    case = read_row({**row, "step_time_s": row.get("step_time_s") or "1"}).case
+    # Whoever ran out has no step time. None is needed here; no peak forbids this one.
+    case = read_row({**row, "step_time_s": "1e9"}).case
     if float(row.get("pp") or 1) > case.layers:
         raise UnmodelledError(MORE_STAGES)
     try:

@@ -56,7 +56,8 @@ def test_uneven_stages_come_close(layout: dict[str, Any]):
 def test_rows_are_followed_each_by_itself():
     cases = [replace(MODEL, pp=pp, layers=33, vocab=128256) for pp in (4, 1, 8)]
     together = followed_step(cases_of(cases), C).total
-    assert together.tolist() == [followed_step(cases_of([case]), C).total[0] for case in cases]
+    alone = [followed_step(cases_of([case]), C).total[0] for case in cases]
+    assert together.tolist() == pytest.approx(alone, rel=1e-12)
 
 
 def test_without_a_pipeline_nothing_waits_and_far_too_many_passes_keep_the_closed_form():
