@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -14,6 +14,7 @@ from pydantic import (
     PositiveFloat,
     SerializerFunctionWrapHandler,
     field_serializer,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -34,6 +35,10 @@ DataSource = Literal[
 Beta = Annotated[float, Field(ge=0, lt=1)]
 MatmulPrecision = Literal["highest", "high", "medium"]
 Compile = Literal["none", "blocks"]
+Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
+USUAL_FP8_RECIPE: Fp8Recipe = "tensorwise"
+BLOCK_SCALED = ("blockwise", "mxfp8", "nvfp4")
+"""Recipes of torchao's prototypes, the last two for Blackwell, that are refused by name."""
 EngineSettings = dict[str, bool | int | float | str | None]
 
 
@@ -69,7 +74,10 @@ NEWER_OPTIONS: dict[str, Any] = {
 }
 """The same of the model, where the native trainer knows them."""
 NEWER_OF_MODEL = {**NEWER_SIZES, **NEWER_OPTIONS, "dropout": 0.0, "attention_dropout": None}
-NEWER_OF_TRAINING = {"loss_scale": LossScale().model_dump(mode="json")}
+NEWER_OF_TRAINING: dict[str, Any] = {
+    "loss_scale": LossScale().model_dump(mode="json"),
+    "fp8_recipe": USUAL_FP8_RECIPE,
+}
 NEWER_OF_LORA = {"lr": None}
 NEWER_OF_DATA: dict[str, Any] = {
     "loss_mask": None,
@@ -108,6 +116,8 @@ class TrainingBase(Value):
     """torch.set_float32_matmul_precision for fp32 matrix products."""
     compile: Compile = "none"
     """`blocks`: torch.compile for every transformer block."""
+    fp8_recipe: Fp8Recipe = USUAL_FP8_RECIPE
+    """What shares a scale when dtype is fp8, by torchao's names."""
     lr: PositiveFloat = 3e-4
     """The highest learning rate."""
     lr_schedule: LrSchedule = LrSchedule()
@@ -126,6 +136,16 @@ class TrainingBase(Value):
     """None trains all steps and looks at nothing else."""
     initial_weights: str | None = None
     """A checkpoint, or a run (its latest one is meant), of which only the weights are taken."""
+
+    @field_validator("fp8_recipe", mode="before")
+    @classmethod
+    def _whole_rows(cls, value: object) -> object:
+        if value in BLOCK_SCALED:
+            raise ValueError(
+                f"{value} gives every block of a row its own scale, which is a prototype in "
+                f"torchao and not in this trainer: use {', '.join(get_args(Fp8Recipe))}"
+            )
+        return value
 
     @model_validator(mode="after")
     def _rate_can_fall(self) -> Self:

@@ -11,7 +11,7 @@ from paceline.core.hardware import with_secrets
 from paceline.core.job import Job
 from paceline.core.layout import RULES
 from paceline.core.layout_sizes import native_problems
-from paceline.core.run import NEWER_SIZES, RunSpec
+from paceline.core.run import BLOCK_SCALED, NEWER_SIZES, USUAL_FP8_RECIPE, RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
 from paceline.engines.dialect import native_lines, native_log
 from paceline.engines.dialect.log_content import Dialect
@@ -36,8 +36,15 @@ BYTE_VOCAB = 257
 def unsupported(spec: RunSpec) -> list[str]:
     """What this trainer cannot do of `spec`, one sentence each."""
     problems = [*unknown_settings(spec, ()), *_layout_problems(spec)]
-    if spec.training.dtype not in DTYPES:
-        problems.append(f"dtype {spec.training.dtype} is not among {', '.join(DTYPES)}")
+    dtype, fp8_recipe = spec.training.dtype, spec.training.fp8_recipe
+    if dtype not in DTYPES:
+        narrow = dtype in BLOCK_SCALED
+        instead = "; use training.dtype=fp8, where training.fp8_recipe says what shares a scale"
+        problems.append(
+            f"dtype {dtype} is not among {', '.join(DTYPES)}{instead if narrow else ''}"
+        )
+    if dtype != "fp8" and fp8_recipe != USUAL_FP8_RECIPE:
+        problems.append(f"training.fp8_recipe {fp8_recipe} is for training.dtype=fp8, not {dtype}")
     if spec.memory_limit_bytes is not None and spec.cluster.device != "cpu":
         problems.append("memory_limit_bytes is for processes on a CPU; a GPU has its own limit")
     if spec.training.dtype in EMULATED and spec.cluster.device == "cpu":

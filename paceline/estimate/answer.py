@@ -6,7 +6,7 @@ from math import isfinite
 
 from paceline.core.flops import FlopsInput, model_flops_per_token
 from paceline.core.rates import flops_per_s_per_device, mfu, tokens_per_s
-from paceline.core.run import RunSpec
+from paceline.core.run import USUAL_FP8_RECIPE, RunSpec, Training
 from paceline.core.value import Value
 from paceline.core.waterfall import WaterfallLevel
 from paceline.estimate.costs import Bill, bill
@@ -136,7 +136,22 @@ def estimate_on(
         outlook=planned,
         waterfall=waterfall(estimates.x, coefficients, time, reached * seconds),
         evidence=basis_of(evidence, machine, *_links(question)),
-        notes=machine.notes,
+        notes=machine.notes + _recipe_notes(training),
+    )
+
+
+def _recipe_notes(training: Training) -> tuple[str, ...]:
+    """What the time model does not know of how fp8's products are scaled."""
+    if training.dtype != "fp8" or training.fp8_recipe == USUAL_FP8_RECIPE:
+        return ()
+    wide = (
+        ", and the weights' gradients, which it computes in bf16, as if they were in fp8"
+        if training.fp8_recipe == "rowwise_with_gw_hp"
+        else ""
+    )
+    return (
+        f"fp8_recipe {training.fp8_recipe} is timed as {USUAL_FP8_RECIPE}, for want of "
+        f"measurements{wide}: likely too fast",
     )
 
 

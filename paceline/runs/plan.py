@@ -11,7 +11,7 @@ from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.job import Job
 from paceline.core.memory import memory_per_device, smallest_fit
-from paceline.core.run import MatmulPrecision, RunSpec
+from paceline.core.run import USUAL_FP8_RECIPE, MatmulPrecision, RunSpec
 from paceline.core.shape import num_parameters
 from paceline.core.units import gib, percent
 from paceline.engines import engine
@@ -260,8 +260,19 @@ def _no_such_dtype(spec: RunSpec) -> list[str]:
     return [f"{device.name} does not compute in {dtype}; it does in {can}"]
 
 
+def _own_recipe(spec: RunSpec) -> list[str]:
+    """That other engines take no recipe of torchao, where one is asked for."""
+    fp8_recipe = spec.training.fp8_recipe
+    if spec.engine in ("native", "command") or fp8_recipe == USUAL_FP8_RECIPE:
+        return []
+    return [
+        f"training.fp8_recipe {fp8_recipe} is the native trainer's, and engine {spec.engine} is "
+        "not told of it"
+    ]
+
+
 def _check(spec: RunSpec, force: bool) -> None:
-    problems = [*engine(spec.engine).unsupported(spec), *_no_such_dtype(spec)]
+    problems = [*engine(spec.engine).unsupported(spec), *_no_such_dtype(spec), *_own_recipe(spec)]
     if problems:
         raise UserError(
             f"{spec.recipe} on {_describe(spec.cluster)}",

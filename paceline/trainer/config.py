@@ -13,6 +13,7 @@ from paceline.trainer.side_outputs import MlperfConfig, ProfileConfig
 
 SCHEMA = 1
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp64", "fp8")
+FP8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 RECOMPUTE = ("none", "selective", "full")
 DECAYS, UNITS = ("constant", "linear", "cosine"), ("steps", "samples")
 PACKINGS, LOSSES, MEANS = ("packed", "padded"), ("all", "text"), ("targets", "samples")
@@ -84,6 +85,8 @@ class TrainingConfig:
     evaluation: EvaluationConfig | None = None
     initial_weights: str | None = None
     """A checkpoint that the model's weights are taken from."""
+    fp8_recipe: str = "tensorwise"
+    """What shares a scale in fp8's products; see `float8_settings`."""
 
     @property
     def batches(self) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.trainer.config import (
     COMPUTE_DTYPES,
     DECAYS,
+    FP8_RECIPES,
     LATENT_FILES,
     LATENT_SOURCES,
     LOSSES,
@@ -52,6 +53,9 @@ def world_problems(config: TrainerConfig, world_size: int) -> list[str]:
         problems.append(f"layout.recompute {layout.recompute}: use one of {', '.join(RECOMPUTE)}")
     if training.dtype not in COMPUTE_DTYPES:
         problems.append(f"training.dtype {training.dtype}: use one of {', '.join(COMPUTE_DTYPES)}")
+    if training.fp8_recipe not in FP8_RECIPES:
+        allowed = ", ".join(FP8_RECIPES)
+        problems.append(f"training.fp8_recipe {training.fp8_recipe}: use one of {allowed}")
     plan = training.lr_schedule
     if plan.kind not in DECAYS:
         problems.append(f"training.lr_schedule.kind {plan.kind}: use one of {', '.join(DECAYS)}")

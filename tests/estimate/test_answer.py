@@ -56,6 +56,22 @@ def test_fp32_is_slower_than_16_bit():
 
 
 @pytest.mark.parametrize(
+    ("fp8_recipe", "words"),
+    [
+        ("tensorwise", ()),
+        ("rowwise", ("too fast",)),
+        ("rowwise_with_gw_hp", ("in bf16", "too fast")),
+    ],
+)
+def test_scales_that_nobody_timed_are_said_to_be_timed_as_others(
+    fp8_recipe: str, words: tuple[str, ...]
+):
+    set_to = ("training.dtype=fp8", f"training.fp8_recipe={fp8_recipe}")
+    notes = estimate(replace(LLAMA_70B, overrides=set_to), shipped()).notes
+    assert len(notes) == bool(words) and all(word in "".join(notes) for word in words)
+
+
+@pytest.mark.parametrize(
     ("device", "bytes_per_s"),
     [("A100-PCIe-80GB", 31.5e9), ("H100-PCIe", 63e9), ("H100-SXM", 450e9), ("MI300X", 448e9)],
 )

@@ -79,7 +79,12 @@ def test_force_runs_what_the_bound_refuses():
     [
         (("dtype=fp16",), "fp16 on a CPU is emulated"),
         (("dtype=fp8",), "fp8 on a CPU is emulated"),
-        (("dtype=nvfp4",), "dtype nvfp4 is not among"),
+        (("dtype=nvfp4",), "dtype nvfp4 is not among .*; use training.dtype=fp8"),
+        (("fp8_recipe=rowwise",), "fp8_recipe rowwise is for training.dtype=fp8, not"),
+        (
+            ("fp8_recipe=mxfp8",),
+            "mxfp8 gives every block .*: use tensorwise, rowwise, rowwise_with",
+        ),
         (("layout.ep=2",), "ep 2 spreads experts over ranks, and the model has none"),
         (("layout.ep=2", "model.num_experts=2"), "ep > 1 is not in the native trainer"),
         (

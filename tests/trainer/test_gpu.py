@@ -21,7 +21,7 @@ from torch import Tensor
 from paceline.files.recipe import recipe_names
 from paceline.machines.placement import Request
 from paceline.runs.plan import make_plan
-from paceline.trainer.config import parse_config
+from paceline.trainer.config import FP8_RECIPES, parse_config
 from paceline.trainer.config_checks import config_problems
 from paceline.trainer.data.batches import Loader, sampler_of
 from paceline.trainer.data.corpus import load_corpus
@@ -134,6 +134,21 @@ def test_a_recipe_s_first_step_is_the_cpu_s(name: str, dtype: str) -> None:
         assert first["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=NORM_OFF[dtype])
     assert len(rest) == 3 and all(math.isfinite(line["loss"]) for line in rest)
     assert all(line["step_time_s"] > 0 for line in rest)
+
+
+@pytest.mark.parametrize("fp8_recipe", FP8_RECIPES)
+def test_float8_by_every_recipe_is_near_the_cpu_s(fp8_recipe: str) -> None:
+    needs("fp8")
+    raw = recipe("tiny-llama", "fp8")
+    raw["training"]["fp8_recipe"] = fp8_recipe
+    wanted, weights = on_a_cpu("tiny-llama")
+
+    events, _ = trained(raw, DEVICE, weights)
+
+    first, *rest = events.named("step")
+    assert first["loss"] == pytest.approx(wanted["loss"], rel=LOSS_OFF["fp8"])
+    assert first["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=NORM_OFF["fp8"])
+    assert len(rest) == 3 and all(math.isfinite(line["loss"]) for line in rest)
 
 
 def test_memory_adds_up_and_grows_with_the_batch() -> None:

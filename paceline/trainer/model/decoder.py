@@ -384,13 +384,13 @@ class Decoder(Network):
             self.places = places.to(device)
 
 
-def use_float8(model: Network, device_type: str) -> None:
+def use_float8(model: Network, device_type: str, recipe: str) -> None:
     """Have the linear layers of all blocks multiply in float8; head and adapters stay as they are.
 
     On a GPU so do layers with few outputs, such as the keys of grouped heads: casting their input
-    takes longer than their product saves. Raises ConfigError without torchao.
+    takes longer than their product saves. Raises what `float8_settings` raises.
     """
-    settings = float8_settings(device_type)
+    settings = float8_settings(device_type, recipe)
     for module in model.blocks.modules():
         if isinstance(module, Linear):
             narrow = module.out_features * FEW_OUTPUTS <= module.in_features

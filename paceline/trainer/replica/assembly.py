@@ -57,7 +57,7 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
             part.double()
         freeze(part)
         if config.training.dtype == "fp8":
-            use_float8(part, world.device.type)
+            use_float8(part, world.device.type, config.training.fp8_recipe)
         cut_parameters(part, mesh.tp, mesh.states["tp"] if sharded and mesh.states else None)
         if sharded:
             shard(part, mesh, reshard=layout.zero_stage == 3)
