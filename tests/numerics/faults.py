@@ -122,8 +122,8 @@ def drifting_rank(world: World) -> AbstractContextManager[Any]:
 
 def lonely_keys(world: World) -> AbstractContextManager[Any]:
     """Context-parallel ranks attend to their own tokens alone."""
-    alone = {"all-gather": lambda q, k, v, cp, dropout: causal_attention(q, k, v, dropout)}
-    return patch.dict(context.EXCHANGES, alone)
+    alone = lambda q, k, v, cp, dropout, window: causal_attention(q, k, v, dropout, window)  # noqa: E731
+    return patch.dict(context.EXCHANGES, {"all-gather": alone})
 
 
 def broken_rank(world: World) -> AbstractContextManager[Any]:
