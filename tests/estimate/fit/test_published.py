@@ -214,7 +214,7 @@ def test_shipped_coefficients_meet_what_they_were_fitted_to(reference_data: Path
     dense = [row for row in rows if row.kind == "dense"]
     x, measured = cases_of([row.case for row in dense]), np.array([row.measured_s for row in dense])
     error = np.abs(predict(x, shipped().fit().centre) / measured - 1)
-    assert len(dense) >= 700 and reasons == {NO_TIME}
+    assert len(dense) >= 700 and reasons == {NO_TIME, IMPOSSIBLE}
     assert error.mean() < 0.11 and np.median(error) < 0.09
 
 
