@@ -14,7 +14,12 @@ from paceline.files.yaml_file import read_document
 TABLE: dict[str, Any] = read_document(Path(__file__).parent / "recipe_sources.yaml")
 SOURCES: dict[str, str] = TABLE["sources"]
 WORKLOADS = [name for name in recipe_names() if f"{name}-tiny" in recipe_names()]
-OF_THIS_PROGRAM = {"training.matmul_precision", "training.compile", "data.source"}
+OF_THIS_PROGRAM = {
+    "training.matmul_precision",
+    "training.compile",
+    "training.fp8_recipe",
+    "data.source",
+}
 """How the native trainer computes, and what stands in for data: no settings of a training."""
 
 
