@@ -130,7 +130,10 @@ def cases_of_layouts(
     return varied(
         case,
         _columns(layouts) | _vocabularies(spec.model, layouts),
-        {"schedule": np.array([layout.schedule for layout in layouts])},
+        {
+            "schedule": np.array([layout.schedule for layout in layouts]),
+            "cp_exchange": np.array([layout.cp_exchange for layout in layouts]),
+        },
     )
 
 
@@ -146,7 +149,6 @@ def _columns(layouts: Sequence[Layout]) -> dict[str, Floats]:
     columns["full_recompute"] = [layout.recompute == "full" for layout in layouts]
     columns["selective_recompute"] = [layout.recompute == "selective" for layout in layouts]
     columns["dp_shard"] = [layout.dp_shard or 0 for layout in layouts]
-    columns["gathers_keys"] = [layout.cp_exchange == "all-gather" for layout in layouts]
     return {name: np.array(values, dtype=float) for name, values in columns.items()}
 
 
@@ -195,7 +197,7 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
         schedule=layout.schedule,
         dp_shard=float(layout.dp_shard or 0),
         compute_bytes=4.0 if spec.training.dtype == "fp32" else 2.0,
-        gathers_keys=layout.cp_exchange == "all-gather",
+        cp_exchange=layout.cp_exchange,
     )
     if lora is not None:
         trained = trainable_parameters(shape, lora) / num_parameters(shape)

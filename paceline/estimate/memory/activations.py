@@ -95,7 +95,8 @@ def _joined(x: Cases, f: Constants) -> Floats:
     The output once more, joined from parts, and the other ranks' keys and values where they are
     gathered.
     """
-    keys = np.where(x.gathers_keys > 0, 2 * (x.cp - 1) * x.kv_heads, 0.0)
+    gathers = x.has("cp_exchange", "all-gather") | x.has("cp_exchange", "any")
+    keys = np.where(gathers, 2 * (x.cp - 1) * x.kv_heads, 0.0)
     return np.where(x.cp > 1, f.joins_parts * (x.heads + keys) * x.head_dim, 0.0)
 
 

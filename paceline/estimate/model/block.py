@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.estimate.model.case import Cases, Floats
-from paceline.estimate.model.collectives import all_reduce_s, all_to_all_s, group_rate, start_s
+from paceline.estimate.model.collectives import all_reduce_s, all_to_all_s
+from paceline.estimate.model.context import context_s
 
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "amd", "tpu", "other", "cpu")
 STACKS = ("softmax", "fused", "torch")
@@ -116,7 +117,6 @@ def block_time(x: Cases, c: Mapping[str, float]) -> Block:
     linear, between_experts = _linear(x, c)
     attention = _attention(x, c)
     elementwise, cast = _elementwise(x, c)
-    tp, cp = _tp(x, c), _cp(x, c, attention)
     recomputed = x.full_recompute
     backward = np.where(x.frozen > 0, 1.0, 2.0)
     attention_back = np.where(x.flash > 0, FLASH_BACKWARD, SCORES_BACKWARD)
@@ -128,8 +128,8 @@ def block_time(x: Cases, c: Mapping[str, float]) -> Block:
         + cast * (CAST_PASSES + recomputed)
         + around * (3 + recomputed)
         + _summing(x, c),
-        tp=tp * (2 + recomputed),
-        cp=cp * (3 + recomputed),
+        tp=_tp(x, c) * (2 + recomputed),
+        cp=context_s(x, c, tokens(x), attention),
         ep=between_experts * (2 + recomputed),
         host=np.zeros(x.size),
     )
@@ -256,17 +256,6 @@ def _tp(x: Cases, c: Mapping[str, float]) -> Floats:
     starts = np.where(x.sequence_parallel > 0, 2.0, 1.0)
     sums = all_reduce_s(x, c, 2 * tokens(x) * x.hidden, x.tp, np.ones(x.size), starts)
     return 2 * exposed * sums
-
-
-def _cp(x: Cases, c: Mapping[str, float], attention: Floats) -> Floats:
-    """Keys and values of the other ranks, as far as attention does not hide them.
-
-    2 tensors of 2 bytes a number, t g d / tp numbers of each of cp - 1 ranks.
-    """
-    moved = (x.cp - 1) * 2 * 2 * tokens(x) * x.kv_heads * x.head_dim / x.tp
-    needed = moved / group_rate(x, c, x.tp * x.cp, x.tp) + start_s(x, c) * (x.cp - 1)
-    hidden = np.minimum(needed, attention)
-    return np.where(x.cp > 1, needed - hidden + c["cp_exposed"] * hidden, 0.0)
 
 
 def _host(x: Cases, c: Mapping[str, float]) -> Floats:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from paceline.core.layout import Schedule
 
 Floats = NDArray[np.float64]
+CpExchange = Literal["any", "all-gather", "all-to-all", "ring"]
 Generation = Literal["volta", "ampere", "hopper", "blackwell", "amd", "tpu", "other", "cpu"]
 Stack = Literal["softmax", "fused", "torch"]
 """How a framework computes a block: Megatron of 2020-22 with its softmax kernels, Transformer
@@ -113,8 +114,8 @@ class Case:
     """Dropout of the stream that the run states; other frameworks' masks are counted always."""
     drops_scores: bool = False
     """The same of attention's probabilities."""
-    gathers_keys: bool = True
-    """Context parallelism gives every rank all keys and values, not another share of the heads."""
+    cp_exchange: CpExchange = "any"
+    """How context-parallel ranks get at each other's keys; "any" where nobody says."""
     compute_bytes: float = 2
     """Of a number in which blocks compute."""
     moment_bytes: float = 4
@@ -139,7 +140,7 @@ class Case:
 
 
 Bools = NDArray[np.bool_]
-WORDS = ("generation", "stack", "schedule", "software", "family")
+WORDS = ("generation", "stack", "schedule", "software", "family", "cp_exchange")
 
 
 @dataclass(frozen=True)
