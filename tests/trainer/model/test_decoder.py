@@ -16,10 +16,9 @@ from paceline.trainer.model.decoder import (
     LayerSetting,
     Linear,
     ModelPart,
-    Norm,
-    rope_tables,
-    rotate,
 )
+from paceline.trainer.model.norm import Norm
+from paceline.trainer.model.rotary import rope_tables, rotate
 from paceline.trainer.model.weights import count_parameters, init_weights
 from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.parallel.mesh import Mesh
