@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
+from _plain_loop import fused_adamw
 from _turns import Turn, own_output
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -35,18 +36,10 @@ def main(path: str, block: int) -> None:
     torch.manual_seed(training["seed"])
     model = peers.build(content).train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(
-        trained,
-        lr=training["lr"],
-        betas=tuple(training["betas"]),
-        eps=training["eps"],
-        weight_decay=training["weight_decay"],
-        fused=True,
-    )
     bf16 = training["dtype"] == "bf16"
     engine, *_ = deepspeed.initialize(
         model=model,
-        optimizer=optimizer,
+        optimizer=fused_adamw(trained, training),
         config={
             "train_micro_batch_size_per_gpu": training["global_batch"],
             "zero_optimization": {"stage": 0},

@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
+from _plain_loop import fused_adamw
 from torch import Tensor, nn
 
 Loss = Callable[[], Tensor]
@@ -91,14 +92,7 @@ def steps(content: dict[str, Any], model: nn.Module, loss_of: Loss, device: str)
     """Training steps without end."""
     training = content["training"]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(
-        trained,
-        lr=training["lr"],
-        betas=tuple(training["betas"]),
-        eps=training["eps"],
-        weight_decay=training["weight_decay"],
-        fused=True,
-    )
+    optimizer = fused_adamw(trained, training)
     count = content["num_microbatches"]
     half = training["dtype"] in ("bf16", "fp8")
     gc.collect()

@@ -41,14 +41,7 @@ def plain_steps(
     torch.manual_seed(training["seed"])
     model = build(settings)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(
-        trained,
-        lr=training["lr"],
-        betas=tuple(training["betas"]),
-        eps=training["eps"],
-        weight_decay=training["weight_decay"],
-        fused=True,
-    )
+    optimizer = fused_adamw(trained, training)
     gc.collect()
     gc.disable()  # as the native trainer does between steps
     bf16 = training["dtype"] == "bf16"
@@ -63,6 +56,18 @@ def plain_steps(
         optimizer.zero_grad()
         loss.item()
         yield model
+
+
+def fused_adamw(trained: list[nn.Parameter], training: dict[str, Any]) -> torch.optim.AdamW:
+    """The optimizer of all plain loops, by the native trainer's settings."""
+    return torch.optim.AdamW(
+        trained,
+        lr=training["lr"],
+        betas=tuple(training["betas"]),
+        eps=training["eps"],
+        weight_decay=training["weight_decay"],
+        fused=True,
+    )
 
 
 def main(build: Build, loss_of: Loss, extra_tokens: int = 0) -> None:

@@ -82,7 +82,11 @@ class StartEvent(Value):
     dtype: str | None = None
     matmul_precision: str | None = None
     attention: str | None = None
-    """Which kernel computes attention: `blocked` is Paceline's own on a CPU, others PyTorch's."""
+    """Which kernel computes attention: `blocked` is Paceline's own on a CPU, others PyTorch's.
+
+    `windowed` is that of layers with a sliding window: alone where all have one that is shorter
+    than the sequence, else behind the kernel of the others, `blocked, windowed`.
+    """
     threads: NonNegativeInt | None = None
     cores: Annotated[str, Field(pattern=rf"^{CORES}(,{CORES})*$")] | None = None
     """Hardware threads that the rank may use, `0-3,8`; None where the system does not say."""

@@ -180,7 +180,13 @@ def attention_of(config: TrainerConfig, device: torch.device) -> str:
     if layout.cp > 1 and layout.cp_exchange == "ring":
         return "flash_attention"
     shape = AttentionShape(tokens, heads, kv_heads, model.head_dim, isinstance(model, ModelConfig))
-    return attention_kernel(shape, DTYPES[config.training.dtype], device)
+    kernel = attention_kernel(shape, DTYPES[config.training.dtype], device)
+    if not isinstance(model, ModelConfig):
+        return kernel
+    windows = [model.window(layer) or tokens for layer in range(model.num_layers)]
+    if min(windows) >= tokens:
+        return kernel
+    return "windowed" if max(windows) < tokens else f"{kernel}, windowed"
 
 
 def start_record(config: TrainerConfig, world: World, mesh: Mesh, corpus: Corpus) -> dict[str, Any]:

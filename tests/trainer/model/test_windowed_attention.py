@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from paceline.core.flops import attended_keys
+from paceline.trainer.config import parse_config
 from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.model.windowed_attention import band, load_kernels
+from paceline.trainer.train import attention_of
 from tests.core.shapes import TINY
+from tests.trainer.example import settings
 from tests.trainer.gpu import GPUS
 
 # Queries, keys, heads, key/value heads, window
@@ -80,6 +83,25 @@ def test_layers_without_a_window_count_whole_sequences() -> None:
     local = attended_keys(shape.model_copy(update={"sliding_window_pattern": None}), 64)
 
     assert attended_keys(shape, 64) == pytest.approx((10 * local + 2 * 64) / 12)
+
+
+@pytest.mark.parametrize(
+    ("window", "pattern", "kernels"),
+    [
+        (None, None, "blocked"),
+        (32, None, "blocked"),
+        (31, None, "windowed"),
+        (8, 2, "blocked, windowed"),
+        (8, 3, "windowed"),
+    ],
+)
+def test_the_start_line_says_whether_windows_bound_all_layers(
+    window: int | None, pattern: int | None, kernels: str
+) -> None:
+    changes = {"sliding_window": window, "sliding_window_pattern": pattern}
+    config = parse_config(settings(num_layers=2, seq_len=32, **changes))
+
+    assert attention_of(config, torch.device("cpu")) == kernels
 
 
 @pytest.mark.gpu
