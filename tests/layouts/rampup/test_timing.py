@@ -54,7 +54,9 @@ def test_the_fastest_is_the_fastest_of_those_that_fit():
     fastest, every = estimates.fastest(), estimates.followed()
     assert fastest is not None and len(fastest.layouts) == 1 and fastest.p_oom[0] <= 0.5
     fits = np.flatnonzero(every.p_oom <= 0.5)
-    assert fastest.step_s[0] == every.step_s[fits].min() > every.step_s.min()
+    # Sums over one layout and over many may differ in the last bit.
+    assert fastest.step_s[0] == pytest.approx(every.step_s[fits].min(), rel=1e-12)
+    assert fastest.step_s[0] > every.step_s.min()
 
 
 def test_none_is_fastest_where_none_fits():

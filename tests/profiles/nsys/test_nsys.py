@@ -17,14 +17,15 @@ from paceline.profiles.wrapping import wrapped
 
 WAITS, WAIT_MS = 7, 20
 PROGRAM = f"""
-import os, select, sys
+import os, select, sys, time
 poll = select.poll()
 for _ in range({WAITS}):
     poll.poll({WAIT_MS})
+time.sleep(0.3)
 sys.stdout.flush()
 os._exit(3)
 """
-"""As the trainer ends: without what a normal exit does."""
+"""As the trainer ends: without what a normal exit does. Of calls right before it, half are lost."""
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_what_a_chosen_rank_waits_for_is_told(tmp_path: Path, program: Path) -> 
     assert profile.ranks == (1,) and len(profile.files) == 1
     assert profile.files[0].startswith("profiles/wait-fp32_2g_local_0_1.")
     poll = next(hot for hot in profile.kernels if hot.name == "poll")
-    # What happens just before such an end may be lost.
+    # One call or two are lost all the same.
     assert WAITS - 2 <= poll.n <= WAITS and poll.seconds >= poll.n * WAIT_MS * 1e-3
     # Read again, the exported file is enough.
     assert tool.read(tmp_path).kernels == profile.kernels
