@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import torch
-from _plain_loop import fused_adamw
-from _turns import Turn, own_output
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from _plain_loop import fused_adamw
+from _turns import Turn, own_output
 
 from paceline.trainer.measure.machine import keep_freed_memory
 from tests.trainer import peers
