@@ -18,6 +18,7 @@ from paceline.core.value import NonNegativeInt, PositiveInt, Value
 Recompute = Literal["none", "selective", "full"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 Exchange = Literal["all-gather", "all-to-all", "ring"]
+GradientSync = Literal["every", "last"]
 
 
 class Layout(Value):
@@ -38,6 +39,9 @@ class Layout(Value):
     is hybrid sharding (HSDP)."""
     cp_exchange: Exchange = "all-gather"
     """How context-parallel ranks see each other's keys and values."""
+    gradient_sync: GradientSync | None = None
+    """The micro-batches of a step after which gradients are averaged; None is what the ZeRO stage
+    does by itself: 0 and 1 after the last one, 2 and 3 after every one."""
 
     @property
     def model_devices(self) -> int:
@@ -154,6 +158,25 @@ RULES: tuple[Rule, ...] = (
         "dp x cp: set layout.zero_stage, or leave layout.dp_shard out",
     ),
     refuse(
+        "sync-every",
+        "zero0",
+        why="gradient_sync every needs zero_stage 2 or 3, because ZeRO-0 holds whole gradients and "
+        "adds up micro-batches in them: use layout.gradient_sync=last, or set layout.zero_stage",
+    ),
+    refuse(
+        "sync-every",
+        "zero1",
+        why="gradient_sync every needs zero_stage 2 or 3, because ZeRO-1 holds whole gradients and "
+        "adds up micro-batches in them: use layout.gradient_sync=last, or set layout.zero_stage",
+    ),
+    refuse(
+        "sync-every",
+        "pp",
+        native=True,
+        why="gradient_sync every cannot run in a pipeline, because PyTorch's stages reduce "
+        "gradients behind the last micro-batch: use layout.gradient_sync=last",
+    ),
+    refuse(
         "ep",
         native=True,
         why="ep > 1 is not in the native trainer, because its models have no experts: models with "
@@ -256,6 +279,7 @@ def features(
         f"zero{layout.zero_stage}": True,
         "dp-shard": layout.dp_shard is not None,
         "hybrid": layout.dp_shard is not None and layout.dp_shard < data_ranks,
+        "sync-every": layout.gradient_sync == "every",
         schedule: axes["pp"] or schedule != "1f1b",
         exchange: axes["cp"] or exchange != "all-gather",
         layout.recompute: layout.recompute != "none",

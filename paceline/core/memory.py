@@ -224,13 +224,18 @@ def _memory(x: _Setting, stage: _Stage, context_bytes: float) -> Memory:
     optimizer = ADAM_BYTES + (MASTER_BYTES if x.optimizer_masters else 0)
     return Memory(
         weights_bytes=(weights * stage.trained + x.compute_bytes * stage.frozen) / shards,
-        gradients_bytes=gradients * stage.trained / shards,
+        gradients_bytes=gradients * stage.trained / (1 if _whole_gradients(x) else shards),
         optimizer_bytes=optimizer * stage.trained / (x.shards if zero >= 1 else 1),
         copies_bytes=_copies(x, stage),
         activations_bytes=_activations(x, stage),
         logits_bytes=min(2 * 4 * logits, LOGITS_BYTES),
         context_bytes=context_bytes,
     )
+
+
+def _whole_gradients(x: _Setting) -> bool:
+    """Whether they add up over micro-batches before ZeRO-2 or 3 spreads them."""
+    return x.layout.gradient_sync == "last" and x.num_microbatches > 1
 
 
 def _copies(x: _Setting, stage: _Stage) -> float:

@@ -291,8 +291,9 @@ def _data(x: RankPlace) -> Iterator[AxisTraffic]:
     # Embedding and head stay from the forward to the backward pass; stage 2 gathers once a step.
     gathered = m * (2 * blocks + root) if layout.zero_stage == 3 else blocks + root
     yield AxisTraffic(axis, "all_gather", gathered * x.compute_bytes, "weights")
-    yield AxisTraffic(axis, "reduce_scatter", m * (blocks + root) * w, "gradients")
+    times = 1 if layout.gradient_sync == "last" else m
+    yield AxisTraffic(axis, "reduce_scatter", times * (blocks + root) * w, "gradients")
     if shards < ranks:
         owned = (blocks + root) // shards * w
-        yield AxisTraffic("dp_replicate", "all_reduce", m * owned, "gradients")
+        yield AxisTraffic("dp_replicate", "all_reduce", times * owned, "gradients")
     yield AxisTraffic(axis, "all_reduce", w, "norm")

@@ -149,6 +149,7 @@ def _columns(layouts: Sequence[Layout]) -> dict[str, Floats]:
     columns["full_recompute"] = [layout.recompute == "full" for layout in layouts]
     columns["selective_recompute"] = [layout.recompute == "selective" for layout in layouts]
     columns["dp_shard"] = [layout.dp_shard or 0 for layout in layouts]
+    columns["gradients_once"] = [layout.gradient_sync == "last" for layout in layouts]
     return {name: np.array(values, dtype=float) for name, values in columns.items()}
 
 
@@ -196,6 +197,7 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
         case,
         schedule=layout.schedule,
         dp_shard=float(layout.dp_shard or 0),
+        gradients_once=layout.gradient_sync == "last",
         compute_bytes=4.0 if spec.training.dtype == "fp32" else 2.0,
         cp_exchange=layout.cp_exchange,
     )

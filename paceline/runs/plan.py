@@ -173,6 +173,7 @@ _ONE_DEVICE = {
     "dp_shard": None,
     "schedule": "1f1b",
     "cp_exchange": "all-gather",
+    "gradient_sync": None,
 }
 
 
@@ -260,19 +261,23 @@ def _no_such_dtype(spec: RunSpec) -> list[str]:
     return [f"{device.name} does not compute in {dtype}; it does in {can}"]
 
 
-def _own_recipe(spec: RunSpec) -> list[str]:
-    """That other engines take no recipe of torchao, where one is asked for."""
-    fp8_recipe = spec.training.fp8_recipe
-    if spec.engine in ("native", "command") or fp8_recipe == USUAL_FP8_RECIPE:
+def _own_settings(spec: RunSpec) -> list[str]:
+    """What is asked of the native trainer alone, of another engine: value and usual value."""
+    if spec.engine in ("native", "command"):
         return []
+    own: dict[str, tuple[str | None, str | None]] = {
+        "training.fp8_recipe": (spec.training.fp8_recipe, USUAL_FP8_RECIPE),
+        "layout.gradient_sync": (spec.layout.gradient_sync, None),
+    }
     return [
-        f"training.fp8_recipe {fp8_recipe} is the native trainer's, and engine {spec.engine} is "
-        "not told of it"
+        f"{name} {value} is the native trainer's, and engine {spec.engine} is not told of it"
+        for name, (value, usual) in own.items()
+        if value != usual
     ]
 
 
 def _check(spec: RunSpec, force: bool) -> None:
-    problems = [*engine(spec.engine).unsupported(spec), *_no_such_dtype(spec), *_own_recipe(spec)]
+    problems = [*engine(spec.engine).unsupported(spec), *_no_such_dtype(spec), *_own_settings(spec)]
     if problems:
         raise UserError(
             f"{spec.recipe} on {_describe(spec.cluster)}",

@@ -131,6 +131,7 @@ class LayoutConfig:
     sequence_parallel: bool
     dp_shard: int | None
     cp_exchange: str
+    gradient_sync: str | None
 
 
 @dataclass(frozen=True)

@@ -219,6 +219,7 @@ def layout_features(config: TrainerConfig) -> frozenset[str]:
         f"zero{layout.zero_stage}": True,
         "dp-shard": shard is not None,
         "hybrid": shard is not None and shard < config.dp * layout.cp,
+        "sync-every": layout.gradient_sync == "every",
         schedule: axes["pp"] or schedule != "1f1b",
         layout.cp_exchange: axes["cp"] or layout.cp_exchange != "all-gather",
         layout.recompute: layout.recompute != "none",

@@ -68,6 +68,18 @@ def test_hybrid_sharding_spreads_states_over_one_group_only():
     assert states(1, 2) == states(1, None)
 
 
+def test_gradients_reduced_once_a_step_are_whole_until_then():
+    def gradients(sync: Literal["every", "last"], num_microbatches: int) -> float:
+        layout = Layout(zero_stage=3, gradient_sync=sync)
+        memory = memory_per_device(
+            LLAMA_8B, layout, 8, 128, "bf16", num_microbatches=num_microbatches
+        )
+        return memory.gradients_bytes / num_parameters(LLAMA_8B)
+
+    assert gradients("every", 4) == gradients("last", 1) == pytest.approx(4 / 8)
+    assert gradients("last", 4) == pytest.approx(4)
+
+
 def test_sequence_parallelism_cuts_the_kept_inputs_as_well():
     def activations(sequence_parallel: bool, recompute: str) -> float:
         layout = Layout.model_validate(

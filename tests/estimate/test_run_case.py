@@ -71,6 +71,7 @@ def test_many_layouts_are_the_cases_of_their_runs():
     layouts = [
         Layout(tp=8, pp=2, sequence_parallel=True, zero_stage=1, micro_batch=4),
         Layout(cp=2, cp_exchange="ring", zero_stage=3, dp_shard=4, recompute="full"),
+        Layout(zero_stage=2, gradient_sync="last"),
         Layout(pp=4, schedule="zero-bubble", recompute="selective"),
         Layout(pp=4, vp=3),
     ]

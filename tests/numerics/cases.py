@@ -104,6 +104,8 @@ TABLE = """
 2  cp2 all-to-all compile                            gemma3
 2  tp2 selective                                     phi4
 4  pp2 cp2 all-to-all mb3                            gpt
+2  zero3 mb3 full last                               sft
+4  zero2 shard2 mb1 last                             llama
 """
 
 BY_INDUCTOR = """
@@ -122,6 +124,7 @@ ROUNDED = {3: ("zero3 mb4",), 4: ("tp2 sp zero2 mb3", "cp2 zero1 mb3")}
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 EXCHANGES = ("all-gather", "all-to-all", "ring")
+SYNCS = ("every", "last")
 DATA_WORDS = ("masked", "ramp", SHORT)
 """What makes it another training, whatever the layout."""
 SIZES = {"zero": "zero_stage", "shard": "dp_shard", "mb": "micro_batch"}
@@ -190,6 +193,8 @@ class Case:
                 fields["schedule"] = word
             elif word in EXCHANGES:
                 fields["cp_exchange"] = word
+            elif word in SYNCS:
+                fields["gradient_sync"] = word
             elif word in ("full", "selective"):
                 fields["recompute"] = word
             elif word == "sp":

@@ -100,6 +100,13 @@ def test_what_the_trainer_cannot_do_is_said_before_it_starts(
         make_plan(Request("tiny-llama", overrides=overrides, devices=2))
 
 
+def test_another_engine_is_not_given_what_the_native_trainer_alone_can_do():
+    said = r"layout.gradient_sync last is the native trainer's, and engine hf_trainer is not told"
+    asked = ("engine=hf_trainer", "layout.gradient_sync=last")
+    with pytest.raises(UserError, match=said):
+        make_plan(Request("tiny-llama", overrides=asked, devices=2))
+
+
 def test_a_gpu_that_is_not_there_is_refused():
     with pytest.raises(UserError, match="no NVIDIA GPU"):
         device_kind("cuda", {"gpus": [], "packages": {}})

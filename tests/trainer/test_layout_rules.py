@@ -38,6 +38,7 @@ layouts = st.builds(
     sequence_parallel=st.booleans(),
     dp_shard=st.none() | st.integers(1, 16),
     cp_exchange=st.sampled_from(["all-gather", "all-to-all", "ring"]),
+    gradient_sync=st.sampled_from([None, "every", "last"]),
 )
 
 
@@ -132,6 +133,7 @@ def mended(layout: Layout) -> Layout:
             "cp_exchange": layout.cp_exchange if layout.cp > 1 else "all-gather",
             "dp_shard": layout.dp_shard if layout.zero_stage > 1 else None,
             "recompute": "none" if zero_bubble else layout.recompute,
+            "gradient_sync": None,
         }
     )
 

@@ -4,7 +4,7 @@ Arrays over many cases; all results are bytes. With P parameters on a rank befor
 hold the same, and b bytes of each kind (framework.py), ZeRO leaves
 
     weights    b_w P, from stage 3 on b_w P / N     2 where 16-bit weights stand beside fp32 masters
-    gradients  b_g P, from stage 2 on b_g P / N
+    gradients  b_g P, from stage 2 on b_g P / N    unless they add up until the last micro-batch
     optimizer  b_o P, from stage 1 on b_o P / N     12: an fp32 master and Adam's two moments
 
 (Rajbhandari et al., arXiv:1910.02054). Experts lie on ep times fewer data ranks. Frozen
@@ -81,12 +81,18 @@ def states(x: Cases, f: Constants, s: Stage) -> States:
             weight * n.trained + c * frozen,
             weight * n.trained_experts + c * frozen_experts,
         ),
-        gradients=n.cut(zero >= 2, gradient * n.trained, gradient * n.trained_experts),
+        gradients=n.cut(
+            (zero >= 2) & ~_whole_gradients(x), gradient * n.trained, gradient * n.trained_experts
+        ),
         optimizer=moments * n.cut(zero >= 1, n.trained, n.trained_experts),
         gathered=_gathered(x, f, s, n),
         copies=_copies(x, f, s, n),
         buffers=_buffers(x, f, n),
     )
+
+
+def _whole_gradients(x: Cases) -> Bools:
+    return (x.gradients_once > 0) & (num_microbatches(x) > 1)
 
 
 def _counts(x: Cases, f: Constants, s: Stage) -> _Counts:

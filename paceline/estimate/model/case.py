@@ -96,6 +96,8 @@ class Case:
     """Order of a pipeline's micro-batches; what waits in memory follows from it."""
     dp_shard: float = 0
     """Ranks that share one copy of what ZeRO-2 and 3 shard, 0 for all (hybrid sharding)."""
+    gradients_once: bool = False
+    """ZeRO-2 and 3 reduce gradients after the last micro-batch, and hold them whole until then."""
     tied: bool = False
     """The head uses the embedding's weights."""
     more_weights: float = 0

@@ -88,8 +88,8 @@ def once(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
 
 
 def _scatters_once(x: Cases) -> Bools:
-    """PyTorch's pipelines reduce gradients behind the last micro-batch."""
-    return x.has("stack", "torch") & (x.pp > 1)
+    """PyTorch's pipelines reduce gradients behind the last micro-batch, as others may be told to."""
+    return (x.has("stack", "torch") & (x.pp > 1)) | (x.gradients_once > 0)
 
 
 def _exchanged(x: Cases, c: Mapping[str, float], common: Floats, experts: Floats) -> Exchanged:

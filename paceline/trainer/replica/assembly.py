@@ -70,7 +70,12 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
         runner = PipelineRunner(parts, mesh.pp, config, world.device)
         return PipelineReplica(parts, mesh, runner, sharded)
     if sharded:
-        return ShardedReplica(parts, mesh, keep_gathered=layout.zero_stage == 2)
+        return ShardedReplica(
+            parts,
+            mesh,
+            keep_gathered=layout.zero_stage == 2,
+            sync_once=layout.gradient_sync == "last",
+        )
     if mesh.data.size > 1:
         return DdpReplica(parts, mesh, world, steps)
     replica = Replica(parts, mesh)

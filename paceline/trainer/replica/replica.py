@@ -6,8 +6,9 @@ stage 2  FSDP2, kept gathered     gradients and optimizer state sharded; weights
 stage 3  FSDP2                    weights gathered block by block as well
 
 All stages average gradients over the data axis (dp x cp). Stages 2 and 3 reduce them after every
-micro-batch, so they are never held whole; stages 0 and 1 after the last one. In a pipeline all of
-them are exchanged after the last micro-batch, and stages 2 and 3 hold whole gradients until then.
+micro-batch, so they are never held whole; stages 0 and 1 after the last one. In a pipeline, and
+with `layout.gradient_sync: last`, all of them are exchanged after the last micro-batch, and stages
+2 and 3 hold whole gradients until then.
 """
 
 from __future__ import annotations
@@ -238,14 +239,21 @@ class ShardedReplica(Replica):
 
     sharded = True
 
-    def __init__(self, parts: list[Network], mesh: Mesh, keep_gathered: bool) -> None:
-        """`parts` were made by `shard`; `keep_gathered` gathers weights once a step (stage 2)."""
+    def __init__(
+        self, parts: list[Network], mesh: Mesh, keep_gathered: bool, sync_once: bool
+    ) -> None:
+        """`parts` were made by `shard`; `keep_gathered` gathers weights once a step (stage 2).
+
+        `sync_once` reduces gradients after the last micro-batch, and holds them whole until then.
+        """
         super().__init__(parts, mesh)
-        self.keep_gathered = keep_gathered
+        self.keep_gathered, self.sync_once = keep_gathered, sync_once
 
     def _train_one(self, arguments: tuple[Tensor, ...], last: bool) -> Tensor:
         """Stage 2 gathers the weights once a step."""
         assert isinstance(self.module, FSDPModule)
+        if self.sync_once:
+            self.module.set_requires_gradient_sync(last)
         if self.keep_gathered:
             self.module.set_reshard_after_backward(last)
         return super()._train_one(arguments, last)

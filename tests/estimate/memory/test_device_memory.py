@@ -104,6 +104,14 @@ def test_zero_3_holds_two_blocks_and_both_ends_gathered():
     assert part("gathered", zero_stage=1) == 0
 
 
+def test_gradients_reduced_once_a_step_are_whole_until_then():
+    each = part("gradients", zero_stage=3, global_batch=64)
+    once = part("gradients", zero_stage=3, global_batch=64, gradients_once=True)
+    alone = part("gradients", zero_stage=3, global_batch=8, gradients_once=True)
+    assert once == pytest.approx(8 * each)
+    assert alone == pytest.approx(each)
+
+
 def test_hybrid_sharding_keeps_one_copy_for_each_group():
     assert part("weights", zero_stage=3, dp_shard=2) == pytest.approx(LLAMA_PARAMETERS)
     assert part("optimizer", zero_stage=3, dp_shard=2) == pytest.approx(6 * LLAMA_PARAMETERS)

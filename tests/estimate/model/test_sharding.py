@@ -30,6 +30,15 @@ def processes(**changes: Any) -> StepTime:
     return step_time(cases_of([replace(CPU, **changes)]), ON_CPU)
 
 
+def test_gradients_reduced_once_cost_the_same_however_many_micro_batches_there_are():
+    def exchanged(global_batch: int, once: bool) -> float:
+        step = processes(zero_stage=2, global_batch=global_batch, gradients_once=once)
+        return float(step.zero[0])
+
+    assert exchanged(8, True) < exchanged(8, False)
+    assert exchanged(32, True) == pytest.approx(exchanged(16, True), rel=0.05)
+
+
 def test_on_a_processor_stage_2_costs_more_than_1_and_less_than_3():
     one, two, three = (float(processes(zero_stage=n).total[0]) for n in (1, 2, 3))
     assert 1.05 * one < two < 0.97 * three

@@ -25,6 +25,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "zero 1": ({"zero_stage": 1}, {}),
     "zero 2": ({"zero_stage": 2}, {}),
     "zero 3": ({"zero_stage": 3}, {}),
+    "zero 3 once": ({"zero_stage": 3, "gradient_sync": "last"}, {}),
 }
 
 

@@ -29,6 +29,7 @@ world = join_world("cpu")
 os.environ["PACELINE_COLLECTIVE_LIMIT_S"] = "1"
 layout = dict(tp=2, pp=1, cp=1, vp=1, ep=1, zero_stage=0, micro_batch=1, recompute="none")
 more = dict(schedule="1f1b", sequence_parallel=False, dp_shard=None, cp_exchange="all-gather")
+more["gradient_sync"] = None
 mesh = make_mesh(world, LayoutConfig(**layout, **more), 2)
 if world.rank == 0:
     try:
