@@ -144,7 +144,8 @@ def test_the_kernel_of_a_training_has_a_name(tokens: int, causal: bool, name: st
     assert attention_kernel(shape, torch.float32, torch.device("cpu")) == name
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's, of its own
+# Both are PyTorch's own; the second comes where other tests have imported distutils before.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*istutils:UserWarning")
 def test_inductor_takes_grouped_heads_for_no_pattern_of_its_own() -> None:
     """It would, in an evaluation, for attention whose heads share no keys, and then fail."""
     q, k, v = torch.randn(2, 32, 8, 4), torch.randn(2, 32, 2, 4), torch.randn(2, 32, 2, 4)
