@@ -13,11 +13,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from _peer_in_turns import build
 from _plain_loop import fused_adamw
 from _turns import Turn, own_output
 
 from paceline.trainer.measure.machine import keep_freed_memory
-from tests.trainer import peers
 
 
 def main(path: str, block: int) -> None:
@@ -35,7 +35,7 @@ def main(path: str, block: int) -> None:
     torch.set_num_threads(content["threads"])
     torch.set_float32_matmul_precision(training["matmul_precision"])
     torch.manual_seed(training["seed"])
-    model = peers.build(content).train()
+    model = build(content)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     bf16 = training["dtype"] == "bf16"
     engine, *_ = deepspeed.initialize(
