@@ -113,9 +113,12 @@ def links() -> tuple[Link, ...]:
     return _link_file().links
 
 
-def link(name: str) -> Link:
-    """The link class that `name` resolves to; raises UserError for an unknown one or for none."""
-    match = find_link(name).link
+def link(name: str, device: Device | None = None) -> Link:
+    """The link class that `name` resolves to, of `device` where it states no generation.
+
+    Raises UserError for an unknown one or for none.
+    """
+    match = find_link(name, device).link
     if match is None:
         raise UserError(f"link {name!r}", "means that no network is crossed")
     return match
@@ -188,8 +191,12 @@ def _checked(cluster: Site, document: Document, where: str) -> Site:
     names["inter_link"] = cluster.inter_link
     for field, written in names.items():
         try:
-            if written:
-                names[field] = (device if field == "device" else link)(written).name
+            if not written:
+                continue
+            if field == "device":
+                names[field] = device(written).name
+            else:
+                names[field] = link(written, device(cluster.device)).name
         except UserError as error:
             place, what = f"{where}:{line_of(document, (field,))}", f"{error.where} {error.what}"
             raise UserError(place, what, allowed=error.allowed, remedy=error.remedy) from error

@@ -200,6 +200,12 @@ def test_a_cluster_file_may_use_any_name_of_its_parts(tmp_path: Path):
         assert cluster.intra_link is None
 
 
+def test_a_cluster_files_nvlink_is_of_its_devices(tmp_path: Path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("name: mine\ndevice: A100\ndevices_per_node: 8\nintra_link: NVLink\n")
+    assert catalog.cluster(file).intra_link == "NVLink3"
+
+
 @pytest.mark.parametrize(
     "line, message",
     [

@@ -76,7 +76,7 @@ def stated_bytes_per_s(text: str, per_node: int) -> float | None:
 
 def intra_rate(name: str | None, device: Device, generation: Generation) -> Rate:
     """Inside a node; raises UserError for a name that is neither known nor states a rate."""
-    match = _match(name)
+    match = _match(name, device)
     if match and match.link and match.link.bytes_per_s and match.link.kind == "intra":
         return Rate(match.link.bytes_per_s)
     stated = stated_bytes_per_s(name, 1) if name else None
@@ -113,12 +113,12 @@ def _reading(name: str | None, bytes_per_s: float) -> str:
     return f"{name} is read as {bytes_per_s / 1e9:g} GB/s of one device in one direction"
 
 
-def _match(name: str | None) -> catalog.LinkMatch | None:
+def _match(name: str | None, device: Device | None = None) -> catalog.LinkMatch | None:
     """What the catalog knows of a name; None for one that states its own rate."""
     if not name:
         return None
     try:
-        return catalog.find_link(name)
+        return catalog.find_link(name, device)
     except UserError:
         if stated_bytes_per_s(name, 1) is None:
             raise

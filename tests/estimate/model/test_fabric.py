@@ -35,6 +35,11 @@ def test_an_unknown_fabric_with_a_rate_is_used_and_one_without_is_refused():
         machine("H100-SXM", None, "Wonderlink")
 
 
+def test_a_link_without_its_generation_is_the_devices():
+    rates = [machine(name, "NVLink").intra_bytes_per_s for name in ("A100-SXM-80GB", "H100-SXM")]
+    assert rates == [300e9, 450e9] and machine("B200-SXM", "NVLink").intra_bytes_per_s == 900e9
+
+
 def test_a_port_of_ethernet_is_the_nodes():
     port = catalog.link("Ethernet-100").bytes_per_s
     link_rate = inter_rate("Ethernet-100", "hopper", 8)
