@@ -88,7 +88,7 @@ def once(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
 
 
 def _scatters_once(x: Cases) -> Bools:
-    """PyTorch's pipelines reduce gradients behind the last micro-batch, as others may be told to."""
+    """Gradients are reduced behind the last micro-batch: in PyTorch's pipelines, or if asked."""
     return (x.has("stack", "torch") & (x.pp > 1)) | (x.gradients_once > 0)
 
 
