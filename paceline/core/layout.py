@@ -160,13 +160,13 @@ RULES: tuple[Rule, ...] = (
     refuse(
         "sync-every",
         "zero0",
-        why="gradient_sync every needs zero_stage 2 or 3, because ZeRO-0 holds whole gradients and "
+        why="gradient_sync every needs zero_stage 2 or 3, because ZeRO-0 keeps whole gradients and "
         "adds up micro-batches in them: use layout.gradient_sync=last, or set layout.zero_stage",
     ),
     refuse(
         "sync-every",
         "zero1",
-        why="gradient_sync every needs zero_stage 2 or 3, because ZeRO-1 holds whole gradients and "
+        why="gradient_sync every needs zero_stage 2 or 3, because ZeRO-1 keeps whole gradients and "
         "adds up micro-batches in them: use layout.gradient_sync=last, or set layout.zero_stage",
     ),
     refuse(

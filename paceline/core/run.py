@@ -86,6 +86,7 @@ NEWER_OF_DATA: dict[str, Any] = {
     "blend": [],
     "tokenizer": None,
 }
+NEWER_OF_LAYOUT = {"gradient_sync": None}
 NEWER_OF_EVALUATION = {"loss_mask": None, "mean": "targets"}
 """The same of the evaluation."""
 
@@ -338,6 +339,7 @@ class RunSpec(Value):
         for part, newer in (
             (content.get("model") or {}, NEWER_OF_MODEL),
             (content.get("lora") or {}, NEWER_OF_LORA),
+            (content.get("layout") or {}, NEWER_OF_LAYOUT),
             (training, NEWER_OF_TRAINING),
             (content.get("data") or {}, NEWER_OF_DATA),
             (evaluation, NEWER_OF_EVALUATION),

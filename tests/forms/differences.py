@@ -10,8 +10,9 @@ from typing import Any
 
 TOLERANCE = 1e-9
 """Relative, of floats: what another order of a sum, or another processor, may change."""
-UNROUNDED = re.compile(r"-?\d+\.\d{9,}(?:e[-+]?\d+)?|-?\d\.\d+e[-+]?\d+")
-"""Floats in text that nobody rounded, as in CSV."""
+FLOAT = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
+UNROUNDED_DIGITS = 12
+"""Of a float in text that nobody rounded, as in CSV, on one side at least."""
 
 
 class Absent:
@@ -46,7 +47,13 @@ def _same(old: Any, new: Any) -> bool:
 
 def _same_text(old: str, new: str) -> bool:
     """Whether two texts are equal but for the last digits of unrounded floats."""
-    pairs = list(zip(UNROUNDED.findall(old), UNROUNDED.findall(new), strict=False))
-    return UNROUNDED.sub("#", old) == UNROUNDED.sub("#", new) and all(
-        _same(float(before), float(after)) for before, after in pairs
+    pairs = zip(FLOAT.findall(old), FLOAT.findall(new), strict=False)
+    return FLOAT.sub("#", old) == FLOAT.sub("#", new) and all(
+        before == after or (_unrounded(before, after) and _same(float(before), float(after)))
+        for before, after in pairs
     )
+
+
+def _unrounded(*texts: str) -> bool:
+    digits = (sum(letter.isdigit() for letter in text.split("e")[0]) for text in texts)
+    return max(digits) >= UNROUNDED_DIGITS

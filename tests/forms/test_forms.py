@@ -63,6 +63,8 @@ def test_another_type_is_a_change():
 def test_the_last_digits_of_a_float_are_none():
     assert changed("step_time_s", 0.25 * (1 + 1e-12)) == []
     assert list(differences("a,0.1234567890123,ms", "a,0.1234567890124,ms")) == []
+    assert list(differences("a,637054.89638488", "a,637054.8963848798")) == []
+    assert list(differences("0.5 s", "0.50 s")) == ["$: '0.5 s' -> '0.50 s'"]
     assert list(differences("0.25 s", "0.26 s")) == ["$: '0.25 s' -> '0.26 s'"]
 
 
