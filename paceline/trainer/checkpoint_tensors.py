@@ -65,8 +65,8 @@ def placed(name: str, tensor: Tensor, mesh: Mesh) -> Tensor:
     """A tensor that knows which part of the whole one it is."""
     if isinstance(tensor, DTensor) or mesh.tp.size == 1:
         return tensor
-    assert mesh.states is not None
-    return DTensor.from_local(tensor, mesh.states["tp"], [placement(name)], run_check=False)
+    assert mesh.device_mesh is not None
+    return DTensor.from_local(tensor, mesh.device_mesh["tp"], [placement(name)], run_check=False)
 
 
 def piece_of(name: str, values: Tensor, local: tuple[int, ...], begin: int, tp: Axis) -> FlatPiece:

@@ -18,7 +18,7 @@ from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.data.corpus import Corpus
 from paceline.trainer.data.latents import TIMES, ValidationLatents
 from paceline.trainer.model.loss import IGNORE_INDEX
-from paceline.trainer.parallel.collectives import sum_over
+from paceline.trainer.parallel.collectives import all_reduce
 from paceline.trainer.parallel.mesh import ALONE, World
 from paceline.trainer.replica.replica import Replica
 
@@ -49,8 +49,8 @@ class Evaluator:
             total += self.replica.evaluate(batch.to(self.world.device), there)
             count += counted
         both = torch.stack([total, total.new_tensor(count)])
-        loss, count = sum_over(sum_over(both, mesh.shard), mesh.replicate).unbind()
-        mean = sum_over(loss.clone(), mesh.pp) / count
+        loss, count = all_reduce(all_reduce(both, mesh.shard), mesh.replicate).unbind()
+        mean = all_reduce(loss.clone(), mesh.pp) / count
         if self.world.size > 1:
             dist.broadcast(mean, src=0)
         return mean.item()

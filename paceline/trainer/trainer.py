@@ -23,7 +23,7 @@ from paceline.trainer.measure.memory import MemoryWatch
 from paceline.trainer.measure.outcome import NotFiniteError
 from paceline.trainer.measure.profiler import DATA, UPDATE, Profiler
 from paceline.trainer.optim import LossScaler, clip_factor, make_optimizer, scale_gradients
-from paceline.trainer.parallel.collectives import sum_over
+from paceline.trainer.parallel.collectives import all_reduce
 from paceline.trainer.parallel.mesh import World
 from paceline.trainer.quality import Quality, evaluation_plan
 from paceline.trainer.replica.replica import Replica
@@ -208,7 +208,7 @@ class Trainer:
         if mesh.data.size == 1:
             return max(float(batch.counted), 1.0)  # without asking the device, which would wait
         count = torch.tensor(batch.counted, dtype=torch.float64, device=self.world.device)
-        total = sum_over(sum_over(count, mesh.shard), mesh.replicate)
+        total = all_reduce(all_reduce(count, mesh.shard), mesh.replicate)
         return max(total.item(), 1.0) / mesh.data.size
 
     def _update(self, norm: Tensor, loss_scale: float) -> tuple[Tensor, bool]:

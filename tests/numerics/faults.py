@@ -46,7 +46,7 @@ def unreduced_inputs(world: World) -> AbstractContextManager[Any]:
 
 def unsummed_shares(world: World) -> AbstractContextManager[Any]:
     """With sequence parallel, gradients of norms and the like keep to their own tokens."""
-    return patch.object(replica, "sum_flat", lambda tensors, axis, factor=1.0: None)
+    return patch.object(replica, "all_reduce_coalesced", lambda tensors, axis, factor=1.0: None)
 
 
 def lonely_adapters(world: World) -> AbstractContextManager[Any]:
@@ -66,7 +66,7 @@ def lonely_streams(world: World) -> AbstractContextManager[Any]:
     def own(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad.chunk(ctx.axis.size, dim=1)[ctx.axis.index], None
 
-    return patch.object(collectives._Gather, "backward", staticmethod(own))
+    return patch.object(collectives._GatherSequence, "backward", staticmethod(own))
 
 
 def lonely_table(world: World) -> AbstractContextManager[Any]:
@@ -103,7 +103,7 @@ def lonely_norm(world: World) -> AbstractContextManager[Any]:
 
     def own(self: Replica, loss: Tensor) -> tuple[Tensor, Tensor]:
         norm = torch.nn.utils.get_total_norm(self._own_gradients())
-        return norm, collectives.sum_over(loss.clone(), self.mesh.pp)
+        return norm, collectives.all_reduce(loss.clone(), self.mesh.pp)
 
     return patch.object(Replica, "norm_and_loss", own)
 

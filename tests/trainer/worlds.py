@@ -147,7 +147,7 @@ def fault(name: str) -> Any:
 
     return {
         "order": replaced(context, "_in_order", lambda parts: parts.flatten(0, 1)),
-        "unsummed": replaced(context, "scatter_sum_into", own_part),
+        "unsummed": replaced(context, "reduce_scatter_into", own_part),
         "unmerged": replaced(ring, "merge", lambda out, lse, more, more_lse: out.add_(more)),
         "stray block": replaced(ring, "_needed", lambda *_: (slice(None), slice(None))),
     }[name]
@@ -211,7 +211,7 @@ def loss_cases(tp: Axis) -> dict[str, Any]:
         found[f"loss {name}"] = loss_errors(tp, getattr(torch, name))
     found["loss far"] = loss_errors(tp, torch.float32, stretch=100)
     found["loss tensor"] = loss_errors(tp, torch.float64, scale=torch.tensor(SCALE))
-    with replaced(loss, "gather_into", lambda out, x, group: out.copy_(x.repeat(tp.size, 1))):
+    with replaced(loss, "all_gather_into", lambda out, x, group: out.copy_(x.repeat(tp.size, 1))):
         found["loss fault no exchange"] = loss_errors(tp, torch.float64)
     sliced, wrong = loss._sliced, Axis(tp.size, tp.size - 1 - tp.index, tp.group, tp.ranks)
     with replaced(loss, "_sliced", lambda logits, targets, _: sliced(logits, targets, wrong)):

@@ -16,10 +16,10 @@ from torch import Tensor
 from paceline.trainer.model.attention import causal_attention, full_attention
 from paceline.trainer.model.ring_attention import RingAttention
 from paceline.trainer.parallel.collectives import (
+    all_gather_into,
     all_to_all_into,
-    gather,
-    gather_into,
-    scatter_sum_into,
+    gather_sequence,
+    reduce_scatter_into,
 )
 from paceline.trainer.parallel.mesh import Axis
 
@@ -76,7 +76,7 @@ def attend_all(q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
 def _with_all_keys_unmasked(
     q: Tensor, k: Tensor, v: Tensor, cp: Axis, _dropout: float, _window: int | None
 ) -> Tensor:
-    k, v = gather(torch.cat([k, v], dim=-1), cp).chunk(2, dim=-1)
+    k, v = gather_sequence(torch.cat([k, v], dim=-1), cp).chunk(2, dim=-1)
     return full_attention(q, k, v)
 
 
@@ -129,7 +129,7 @@ class _GatherKeys(torch.autograd.Function):
     def forward(ctx: Any, k: Tensor, v: Tensor, cp: Axis) -> Views:
         packed = torch.stack([k.transpose(0, 1), v.transpose(0, 1)], dim=1)
         parts = packed.new_empty(cp.size, *packed.shape)
-        gather_into(parts.flatten(0, 1), packed, cp.group)
+        all_gather_into(parts.flatten(0, 1), packed, cp.group)
         whole, chunk = _in_order(parts), k.shape[1] // 2
         ctx.cp, ctx.shape = cp, whole.shape
         early, late = (cp.index + 1) * chunk, (2 * cp.size - cp.index) * chunk
@@ -149,7 +149,7 @@ class _GatherKeys(torch.autograd.Function):
         whole[late:] = 0
         parts = _by_rank(whole, ctx.cp.size)
         local = torch.empty_like(parts[0])
-        scatter_sum_into(local, parts.flatten(0, 1), ctx.cp.group)
+        reduce_scatter_into(local, parts.flatten(0, 1), ctx.cp.group)
         grad_k, grad_v = local.transpose(0, 2).unbind(1)
         return grad_k, grad_v, None
 

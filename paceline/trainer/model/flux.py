@@ -25,7 +25,7 @@ from paceline.trainer.model.network import INIT_STD, Network
 from paceline.trainer.model.recompute import recomputed
 from paceline.trainer.model.rotary import rotate
 from paceline.trainer.model_config import FluxConfig
-from paceline.trainer.parallel.collectives import copy, join
+from paceline.trainer.parallel.collectives import copy_to, gather_features
 from paceline.trainer.parallel.mesh import Axis
 from paceline.trainer.parallel.tensor import Region, local
 
@@ -44,7 +44,7 @@ class Modulation(Linear):
 
     def forward(self, input: Tensor) -> Chunks:  # type: ignore[override]
         """(B, H) -> so many (B, 1, H)."""
-        out = join(super().forward(input), self.region.axis)
+        out = gather_features(super().forward(input), self.region.axis)
         return out.unsqueeze(1).chunk(self.chunks, dim=-1)
 
 
@@ -202,7 +202,7 @@ class MMDiT(Network):
         image, words = self.image_in(noisy.to(dtype)), self.text_in(text.to(dtype))
         vec = self.time_in(self._waves(time)) + self.pooled_in(pooled.to(dtype))
         # Every layer behind it is cut, so that all its gradients are shares of one sum.
-        vec = copy(functional.silu(vec), self.setting.region.axis)
+        vec = copy_to(functional.silu(vec), self.setting.region.axis)
         x: Tensor | None = None
         for block in self.blocks.values():
             if isinstance(block, DoubleBlock):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.trainer.parallel.collectives import gather_into
+from paceline.trainer.parallel.collectives import all_gather_into
 from paceline.trainer.parallel.mesh import ALONE, Axis
 from paceline.trainer.parallel.tensor import local
 
@@ -238,7 +238,7 @@ def _sliced(logits: Tensor, targets: Tensor, tp: Axis) -> tuple[Tensor, Tensor]:
     largest = logits.amax(dim=1, keepdim=True)
     grad = logits.sub_(largest).exp_()
     mine = torch.cat([largest, grad.sum(dim=1, keepdim=True), at_target], dim=1)
-    all_ranks = gather_into(mine.new_empty(tp.size, *mine.shape).flatten(0, 1), mine, tp.group)
+    all_ranks = all_gather_into(mine.new_empty(tp.size, *mine.shape).flatten(0, 1), mine, tp.group)
     largests, sums, at_targets = all_ranks.view(tp.size, *mine.shape).split(1, dim=2)
     log_sum = torch.logsumexp(largests + sums.log(), dim=0)
     losses = log_sum - at_targets.sum(dim=0)

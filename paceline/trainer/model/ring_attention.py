@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.model.attention import attend_part, merge, part_gradients
-from paceline.trainer.parallel.collectives import pass_on
+from paceline.trainer.parallel.collectives import send_recv_ring
 from paceline.trainer.parallel.mesh import Axis
 
 ALL = slice(None)
@@ -76,7 +76,7 @@ class _Passage:
 
     def __init__(self, leaving: Tensor, cp: Axis) -> None:
         self.leaving, self.arriving = leaving, torch.empty_like(leaving)
-        self.works = pass_on(self.arriving, leaving, cp.ranks, cp.index, cp.group)
+        self.works = send_recv_ring(self.arriving, leaving, cp.ranks, cp.index, cp.group)
 
     def wait(self) -> Tensor:
         """What has arrived."""

@@ -1,10 +1,10 @@
 """Sums and gathers over an axis that autograd sees, and flat sums of many tensors.
 
-A tensor-parallel region begins with `copy` or `gather` and ends with `reduce` or `scatter`; in the
-backward pass each is the other of its pair (Shoeybi et al., arXiv:1909.08053, section 3;
-Korthikanti et al., arXiv:2205.05198, section 4.2). To torch.compile every exchange is an
-operator, which does not end a graph. It is waited for at once: no tensor still on its way enters a
-compiled block, where its gradient would be lost without a word.
+A tensor-parallel region begins with `copy_to` or `gather_sequence` and ends with `reduce_from` or
+`reduce_scatter_sequence`; in the backward pass each is the other of its pair (Shoeybi et al.,
+arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2). To torch.compile
+every exchange is an operator, which does not end a graph. It is waited for at once: no tensor still
+on its way enters a compiled block, where its gradient would be lost without a word.
 """
 
 from __future__ import annotations
@@ -27,48 +27,48 @@ _scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 Group = dist.ProcessGroup | None
 
 
-def sum_over(x: Tensor, axis: Axis) -> Tensor:
+def all_reduce(x: Tensor, axis: Axis) -> Tensor:
     """The sum of a contiguous tensor over the axis, in place."""
     if axis.size > 1:
         _wait(dist.all_reduce(x, group=axis.group, async_op=True))
     return x
 
 
-def copy(x: Tensor, axis: Axis) -> Tensor:
+def copy_to(x: Tensor, axis: Axis) -> Tensor:
     """x itself; its gradient is summed over the axis."""
     return x if axis.size == 1 else _Copy.apply(x, axis)
 
 
-def reduce(x: Tensor, axis: Axis) -> Tensor:
+def reduce_from(x: Tensor, axis: Axis) -> Tensor:
     """The sum of x over the axis, written over x, which nobody else may need."""
     return x if axis.size == 1 else _Reduce.apply(x, axis)
 
 
-def gather(x: Tensor, axis: Axis) -> Tensor:
+def gather_sequence(x: Tensor, axis: Axis) -> Tensor:
     """(B, T, ...) of every rank -> (B, n T, ...) in axis order; gradients are summed and cut."""
-    return x if axis.size == 1 else _Gather.apply(x, axis)
+    return x if axis.size == 1 else _GatherSequence.apply(x, axis)
 
 
-def scatter(x: Tensor, axis: Axis) -> Tensor:
+def reduce_scatter_sequence(x: Tensor, axis: Axis) -> Tensor:
     """(B, n T, ...) -> this rank's (B, T, ...) of the sum over the axis."""
-    return x if axis.size == 1 else _Scatter.apply(x, axis)
+    return x if axis.size == 1 else _ReduceScatterSequence.apply(x, axis)
 
 
-def join(x: Tensor, axis: Axis) -> Tensor:
+def gather_features(x: Tensor, axis: Axis) -> Tensor:
     """(B, F) of every rank -> (B, n F) in the axis' order, for what all ranks then do alike.
 
     All of them have the same gradient, of which each takes its part.
     """
-    return x if axis.size == 1 else _Join.apply(x, axis)
+    return x if axis.size == 1 else _GatherFeatures.apply(x, axis)
 
 
-def sum_flat(tensors: Iterable[Tensor], axis: Axis, factor: float = 1.0) -> None:
+def all_reduce_coalesced(tensors: Iterable[Tensor], axis: Axis, factor: float = 1.0) -> None:
     """`factor` x the sum of many tensors over the axis, in place, in few large pieces."""
     if axis.size == 1:
         return
     for bucket in _buckets(tensors):
         flat = torch.cat([tensor.flatten() for tensor in bucket])
-        sum_over(flat, axis).mul_(factor)
+        all_reduce(flat, axis).mul_(factor)
         parts = flat.split([tensor.numel() for tensor in bucket])
         for tensor, part in zip(bucket, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
@@ -102,90 +102,90 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         # A copy, because autograd may hand the same tensor to another branch.
-        return summed(grad.clone(memory_format=torch.contiguous_format), ctx.axis), None
+        return all_reduced(grad.clone(memory_format=torch.contiguous_format), ctx.axis), None
 
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        return summed(x.contiguous(), axis).view_as(x)
+        return all_reduced(x.contiguous(), axis).view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return grad, None
 
 
-class _Gather(torch.autograd.Function):
+class _GatherSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis
-        return _gathered(x, axis)
+        return _all_gathered(x, axis)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _scattered(grad, ctx.axis), None
+        return _reduce_scattered(grad, ctx.axis), None
 
 
-class _Scatter(torch.autograd.Function):
+class _ReduceScatterSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis
-        return _scattered(x, axis)
+        return _reduce_scattered(x, axis)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _gathered(grad, ctx.axis), None
+        return _all_gathered(grad, ctx.axis), None
 
 
-class _Join(torch.autograd.Function):
+class _GatherFeatures(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis
-        return gathered(x, axis).unflatten(0, (axis.size, -1)).transpose(0, 1).flatten(1)
+        return all_gathered(x, axis).unflatten(0, (axis.size, -1)).transpose(0, 1).flatten(1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return grad.chunk(ctx.axis.size, dim=1)[ctx.axis.index].contiguous(), None
 
 
-def summed(x: Tensor, axis: Axis) -> Tensor:
+def all_reduced(x: Tensor, axis: Axis) -> Tensor:
     """The sum of a contiguous tensor over the axis; written over it, unless that is traced."""
     if not torch.compiler.is_compiling():
-        return sum_over(x, axis)
+        return all_reduce(x, axis)
     out = x.clone()
     operators.all_reduce_(out, axis.name)
     return out
 
 
-def gathered(x: Tensor, axis: Axis) -> Tensor:
+def all_gathered(x: Tensor, axis: Axis) -> Tensor:
     """(n, ...) of every rank -> (size x n, ...)."""
     if torch.compiler.is_compiling():
         return operators.all_gather(x, axis.size, axis.name)
-    return gather_into(_times(x, axis.size), x.contiguous(), axis.group)
+    return all_gather_into(_times(x, axis.size), x.contiguous(), axis.group)
 
 
-def scattered(x: Tensor, axis: Axis) -> Tensor:
+def reduce_scattered(x: Tensor, axis: Axis) -> Tensor:
     """(size x n, ...) -> this rank's (n, ...) of the sum over the axis."""
     if torch.compiler.is_compiling():
         return operators.reduce_scatter(x, axis.size, axis.name)
-    return scatter_sum_into(_share(x, axis.size), x.contiguous(), axis.group)
+    return reduce_scatter_into(_share(x, axis.size), x.contiguous(), axis.group)
 
 
-def _gathered(x: Tensor, axis: Axis) -> Tensor:
+def _all_gathered(x: Tensor, axis: Axis) -> Tensor:
     """Collectives join along the first dimension; the sequence is the second."""
-    return gathered(x, axis).unflatten(0, (axis.size, -1)).transpose(0, 1).flatten(1, 2)
+    return all_gathered(x, axis).unflatten(0, (axis.size, -1)).transpose(0, 1).flatten(1, 2)
 
 
-def _scattered(x: Tensor, axis: Axis) -> Tensor:
-    return scattered(x.unflatten(1, (axis.size, -1)).transpose(0, 1).flatten(0, 1), axis)
+def _reduce_scattered(x: Tensor, axis: Axis) -> Tensor:
+    return reduce_scattered(x.unflatten(1, (axis.size, -1)).transpose(0, 1).flatten(0, 1), axis)
 
 
-def gather_into(out: Tensor, x: Tensor, group: Group) -> Tensor:
+def all_gather_into(out: Tensor, x: Tensor, group: Group) -> Tensor:
     """`out` (size x n, ...) filled with every rank's `x` (n, ...)."""
     return _settle(_gather_single(out, x, group=group, async_op=True), out)
 
 
-def scatter_sum_into(out: Tensor, x: Tensor, group: Group) -> Tensor:
+def reduce_scatter_into(out: Tensor, x: Tensor, group: Group) -> Tensor:
     """`out` (n, ...) filled with this rank's part of the sum of all ranks' `x` (size x n, ...)."""
     return _settle(_scatter_single(out, x, group=group, async_op=True), out)
 
@@ -195,7 +195,9 @@ def all_to_all_into(out: Tensor, x: Tensor, group: Group) -> Tensor:
     return _settle(dist.all_to_all_single(out, x, group=group, async_op=True), out)
 
 
-def pass_on(out: Tensor, x: Tensor, ranks: tuple[int, ...], index: int, group: Group) -> list[Any]:
+def send_recv_ring(
+    out: Tensor, x: Tensor, ranks: tuple[int, ...], index: int, group: Group
+) -> list[Any]:
     """Begin to send `x` to the next rank of a ring and to receive `out`; works to wait for."""
     to_next = dist.P2POp(dist.isend, x, ranks[(index + 1) % len(ranks)], group)
     from_last = dist.P2POp(dist.irecv, out, ranks[index - 1], group)
@@ -229,10 +231,10 @@ def _operators() -> Any:
         _wait(dist.all_reduce(x, group=_group(group), async_op=True))
 
     def all_gather(x: Tensor, size: int, group: str) -> Tensor:
-        return gather_into(_times(x, size), x.contiguous(), _group(group))
+        return all_gather_into(_times(x, size), x.contiguous(), _group(group))
 
     def reduce_scatter(x: Tensor, size: int, group: str) -> Tensor:
-        return scatter_sum_into(_share(x, size), x.contiguous(), _group(group))
+        return reduce_scatter_into(_share(x, size), x.contiguous(), _group(group))
 
     kernels: dict[str, tuple[Any, Any]] = {
         "all_reduce_(Tensor(a!) x, str group) -> ()": (all_reduce_, lambda *_: None),

@@ -63,7 +63,7 @@ class Mesh:
     data: Axis = ALONE
     replicate: Axis = ALONE
     shard: Axis = ALONE
-    states: DeviceMesh | None = field(default=None, compare=False)
+    device_mesh: DeviceMesh | None = field(default=None, compare=False)
     """Axes pp, replicate, shard, tp: what parameters and optimizer state are spread over."""
 
     @property
@@ -136,19 +136,19 @@ def make_mesh(world: World, layout: LayoutConfig, dp: int) -> Mesh:
         return Mesh()
     kind, ranks_of_data = world.device.type, dp * layout.cp
     shard = (layout.dp_shard or ranks_of_data) if layout.zero_stage >= 2 else ranks_of_data
-    states = init_device_mesh(
+    device_mesh = init_device_mesh(
         kind,
         (layout.pp, ranks_of_data // shard, shard, layout.tp),
         mesh_dim_names=("pp", "replicate", "shard", "tp"),
     )
-    named = {name: _axis(states, name) for name in ("pp", "replicate", "shard", "tp")}
+    named = {name: _axis(device_mesh, name) for name in ("pp", "replicate", "shard", "tp")}
     data = _data_axis(world, named, layout)
     if layout.cp == 1:
-        return Mesh(**named, data=data, dp=data, states=states)
+        return Mesh(**named, data=data, dp=data, device_mesh=device_mesh)
     first = data.index % layout.cp
     dp_axis = Axis(dp, data.index // layout.cp, None, data.ranks[first :: layout.cp])
     cp = _context_axis(world, data, named["shard"], layout)
-    return Mesh(**named, data=data, dp=dp_axis, cp=cp, states=states)
+    return Mesh(**named, data=data, dp=dp_axis, cp=cp, device_mesh=device_mesh)
 
 
 def _context_axis(world: World, data: Axis, shard: Axis, layout: LayoutConfig) -> Axis:

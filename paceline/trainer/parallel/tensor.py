@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from paceline.trainer.parallel.collectives import copy, gather, reduce, scatter
+from paceline.trainer.parallel.collectives import (
+    copy_to,
+    gather_sequence,
+    reduce_from,
+    reduce_scatter_sequence,
+)
 from paceline.trainer.parallel.mesh import ALONE, Axis
 
 OUTPUTS = (
@@ -47,11 +52,11 @@ class Region:
 
     def enter(self, x: Tensor) -> Tensor:
         """The stream (B, t, H) -> the whole (B, T, H), which every rank reads."""
-        return gather(x, self.axis) if self.sequence else copy(x, self.axis)
+        return gather_sequence(x, self.axis) if self.sequence else copy_to(x, self.axis)
 
     def leave(self, x: Tensor) -> Tensor:
         """Partial sums (B, T, H) -> the stream (B, t, H)."""
-        return scatter(x, self.axis) if self.sequence else reduce(x, self.axis)
+        return reduce_scatter_sequence(x, self.axis) if self.sequence else reduce_from(x, self.axis)
 
     def part(self, rows: Tensor) -> Tensor:
         """This rank's part of a per-token (T, ...) table for the stream."""

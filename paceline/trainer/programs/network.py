@@ -183,9 +183,9 @@ class Payload:
             case "all_reduce":
                 dist.all_reduce(self.given)
             case "all_gather":
-                collectives.gather_into(self.taken, self.given, None)
+                collectives.all_gather_into(self.taken, self.given, None)
             case "reduce_scatter":
-                collectives.scatter_sum_into(self.taken, self.given, None)
+                collectives.reduce_scatter_into(self.taken, self.given, None)
             case "all_to_all":
                 collectives.all_to_all_into(self.taken, self.given, None)
             case "broadcast":
@@ -194,7 +194,7 @@ class Payload:
                 dist.reduce(self.given, 0)
             case "send_recv":
                 ring = tuple(range(size))
-                for work in collectives.pass_on(self.taken, self.given, ring, rank, None):
+                for work in collectives.send_recv_ring(self.taken, self.given, ring, rank, None):
                     work.wait()
             case _:
                 raise ValueError(f"unknown operation {self.operation}")

@@ -40,7 +40,7 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
     It is made without memory first: a wrong parameter count is found before anything is allocated.
     From here on, what a rank drops at random follows from the run's seed: tensor ranks drop alike.
     """
-    layout, setting = config.layout, setting_of(config, mesh)
+    layout, setting, states = config.layout, setting_of(config, mesh), mesh.device_mesh
     place = mesh.data.index * mesh.pp.size + mesh.pp.index
     torch.manual_seed(mixed_seed(config.training.seed, place))
     with torch.device("meta"):
@@ -58,7 +58,9 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
         freeze(part)
         if config.training.dtype == "fp8":
             use_float8(part, world.device.type, config.training.fp8_recipe)
-        cut_parameters(part, mesh.tp, mesh.states["tp"] if sharded and mesh.states else None)
+        cut_parameters(
+            part, mesh.tp, states["tp"] if sharded and states else None
+        )
         if sharded:
             shard(part, mesh, reshard=layout.zero_stage == 3)
         part.to_empty(device=world.device)

@@ -28,7 +28,7 @@ from paceline.trainer.model.attention import preferred_kernels
 from paceline.trainer.model.context_parallel import keep_from_compiler
 from paceline.trainer.model.dropout import keep_draws_from_compiler
 from paceline.trainer.model.network import Network
-from paceline.trainer.parallel.collectives import sum_flat, sum_over
+from paceline.trainer.parallel.collectives import all_reduce, all_reduce_coalesced
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.parallel.tensor import cut_dim, is_share, local
 from paceline.trainer.replica.compute_copies import ComputeCopies
@@ -129,10 +129,10 @@ class Replica:
         squares = torch.zeros_like(loss)
         if gradients:
             squares += torch.nn.utils.get_total_norm(gradients, foreach=True).square()
-        sum_over(squares, mesh.tp)
+        all_reduce(squares, mesh.tp)
         if self.sharded:
-            sum_over(squares, mesh.shard)
-        squares, loss = sum_over(torch.stack([squares, loss]), mesh.pp)
+            all_reduce(squares, mesh.shard)
+        squares, loss = all_reduce(torch.stack([squares, loss]), mesh.pp)
         return squares.sqrt(), loss
 
     def _refresh_copies(self) -> None:
@@ -173,7 +173,7 @@ class Replica:
         if self.mesh.tp.size > 1:
             sequence = self.parts[0].setting.region.sequence
             shares = (grad for name, grad in self._named_gradients() if is_share(name, sequence))
-            sum_flat(map(local, shares), self.mesh.tp)
+            all_reduce_coalesced(map(local, shares), self.mesh.tp)
         if self.mesh.pp.size > 1:
             self._exchange_tied()
 
@@ -270,7 +270,7 @@ class PipelineReplica(Replica):
     def _train(self, batch: LocalBatch) -> Tensor:
         loss = self.runner.step(batch.inputs, batch.targets)
         if not self.sharded:
-            sum_flat(self.gradients(), self.mesh.data, 1 / self.mesh.data.size)
+            all_reduce_coalesced(self.gradients(), self.mesh.data, 1 / self.mesh.data.size)
         return loss
 
     def _evaluate(self, batch: LocalBatch, weights: Tensor | None) -> Tensor:

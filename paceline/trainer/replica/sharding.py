@@ -19,7 +19,7 @@ def shard(part: Network, mesh: Mesh, reshard: bool) -> None:
     Embedding, every block, and last norm with head are units of their own, so that blocks run
     beside the gathering of the head and the reduction of its gradient. The root has what is left.
     """
-    assert mesh.states is not None
+    assert mesh.device_mesh is not None
     names = ("replicate", "shard") if mesh.replicate.size > 1 else "shard"
     dtype = part.setting.dtype
     mixed = dtype not in (torch.float32, torch.float64)
@@ -28,7 +28,7 @@ def shard(part: Network, mesh: Mesh, reshard: bool) -> None:
         reduce_dtype=torch.float32 if mixed else None,
         cast_forward_inputs=False,  # blocks get their dtype already, and targets keep theirs
     )
-    settings: dict[str, Any] = {"mesh": mesh.states[names], "mp_policy": policy}
+    settings: dict[str, Any] = {"mesh": mesh.device_mesh[names], "mp_policy": policy}
     for block in part.blocks.values():
         fully_shard(block, **settings, reshard_after_forward=reshard)
     # The head is needed again as soon as the forward pass ends.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from paceline.trainer.parallel.collectives import gather_into
+from paceline.trainer.parallel.collectives import all_gather_into
 from paceline.trainer.parallel.mesh import Axis
 
 BUCKET_BYTES = 64 * 2**20
@@ -84,7 +84,7 @@ class WeightSlices:
         works: list[dist.Work | None] = []
         for flat, mine, used in self._buckets:
             if flat.is_cuda:
-                gather_into(flat, mine, self.axis.group)
+                all_gather_into(flat, mine, self.axis.group)
                 continue
             # gloo gathers into a copy, which takes three times as long as this.
             for rank, part in zip(self.axis.ranks, flat[:used].split(len(mine)), strict=False):
