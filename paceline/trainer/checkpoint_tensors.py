@@ -44,7 +44,7 @@ def tensors(replica: Replica, optimizer: torch.optim.Optimizer, mine: bool) -> d
             continue
         falls_to_me = not mine or i % copies.size == copies.index
         if falls_to_me:
-            by_key[f"{WEIGHTS}{name}"] = placed(name, parameter.detach(), mesh)
+            by_key[f"{WEIGHTS}{name}"] = as_dtensor(name, parameter.detach(), mesh)
         if slices is not None and parameter in slices.pieces:
             piece = slices.pieces[parameter]
             state, shape = states[piece.weight], tuple(parameter.shape)
@@ -54,14 +54,14 @@ def tensors(replica: Replica, optimizer: torch.optim.Optimizer, mine: bool) -> d
         elif slices is None and parameter in states and falls_to_me:
             state = states[parameter]
             for moment in MOMENTS:
-                by_key[f"{moment}/{name}"] = placed(name, state[moment], mesh)
+                by_key[f"{moment}/{name}"] = as_dtensor(name, state[moment], mesh)
         else:
             continue
         by_key[f"step/{name}"] = state["step"]
     return by_key
 
 
-def placed(name: str, tensor: Tensor, mesh: Mesh) -> Tensor:
+def as_dtensor(name: str, tensor: Tensor, mesh: Mesh) -> Tensor:
     """A tensor that knows which part of the whole one it is."""
     if isinstance(tensor, DTensor) or mesh.tp.size == 1:
         return tensor

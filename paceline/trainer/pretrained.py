@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from paceline.trainer.checkpoint import cause, find_checkpoint
 from paceline.trainer.checkpoint_reader import CheckpointReader, UnsoundCheckpointError
-from paceline.trainer.checkpoint_tensors import WEIGHTS, placed
+from paceline.trainer.checkpoint_tensors import WEIGHTS, as_dtensor
 from paceline.trainer.config import ConfigError
 from paceline.trainer.hub.reader import HubReader, is_hub_folder
 from paceline.trainer.model_config import Model
@@ -31,7 +31,7 @@ def load_weights(replica: Replica, source: str, model: Model) -> None:
     Raises ConfigError when it is missing or broken, or lacks a weight of that shape.
     """
     weights = {
-        f"{WEIGHTS}{name}": placed(name, parameter.detach(), replica.mesh)
+        f"{WEIGHTS}{name}": as_dtensor(name, parameter.detach(), replica.mesh)
         for name, parameter in replica.named_parameters()
     }
     folder = Path(source) if is_hub_folder(Path(source)) else find_checkpoint(Path(source), FIELD)

@@ -33,7 +33,7 @@ from paceline.trainer.data.corpus import load_corpus, load_validation
 from paceline.trainer.evaluation import Evaluator
 from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
 from paceline.trainer.measure.event_log import EventLog
-from paceline.trainer.model.context_parallel import rows
+from paceline.trainer.model.context_parallel import local_positions
 from paceline.trainer.model.decoder import Decoder
 from paceline.trainer.model.flux import MMDiT
 from paceline.trainer.model.loss import IGNORE_INDEX
@@ -70,7 +70,7 @@ class MaskedLoader(Loader):
         seq_len = batch.targets.shape[-1] * self._cp.size
         sample = self._rank * batch.samples + torch.arange(batch.samples)
         prompt = sample * seq_len // (2 * self._sampler.sizes.batch(step))
-        hidden = rows(seq_len, self._cp) < prompt.view(*batch.targets.shape[:2], 1)
+        hidden = local_positions(seq_len, self._cp) < prompt.view(*batch.targets.shape[:2], 1)
         targets = batch.targets.masked_fill(hidden, IGNORE_INDEX)
         counted = int((targets != IGNORE_INDEX).sum())
         return replace(batch, targets=targets, counted=counted)

@@ -85,7 +85,7 @@ def context_errors(
         name: torch.randn(BATCH, TOKENS, n, WIDTH, dtype=torch.float64, generator=generator)
         for name, n in counts.items()
     }
-    mine = context.rows(TOKENS, cp)
+    mine = context.local_positions(TOKENS, cp)
     wanted = attended(whole, causal_attention)
     local = {name: x[:, mine].to(dtype) for name, x in whole.items()}
     found = attended(local, lambda q, k, v: context.attend(q, k, v, cp, exchange))
@@ -157,7 +157,7 @@ def work(cp: Axis) -> dict[str, list[int]]:
     """Operations of every rank's attention: with every exchange, of consecutive tokens, of all."""
     tokens, (heads, kv_heads) = 512, HEADS["GQA"]
     q, k, v = (torch.randn(1, tokens, n, WIDTH) for n in (heads, kv_heads, kv_heads))
-    mine = context.rows(tokens, cp)
+    mine = context.local_positions(tokens, cp)
     start, end = (tokens * i // cp.size for i in (cp.index, cp.index + 1))
     counts = {
         exchange: operations(context.attend, q[:, mine], k[:, mine], v[:, mine], cp, exchange)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.trainer.config import ConfigError, DataConfig, TrainerConfig
 from paceline.trainer.data.validation_split import too_little
-from paceline.trainer.model.context_parallel import rows
+from paceline.trainer.model.context_parallel import local_positions
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.model.weights import mixed_seed
 from paceline.trainer.parallel.mesh import Axis
@@ -228,7 +228,7 @@ def known(ids: Tensor, vocab_size: int | None, start: int) -> Tensor:
 def next_tokens(windows: list[Tensor], cp: Axis) -> tuple[Tensor, Tensor]:
     """(n, seq_len / cp) inputs and the tokens after them, from (seq_len + 1,) windows."""
     ids = torch.stack(windows)
-    positions = rows(ids.shape[1] - 1, cp)
+    positions = local_positions(ids.shape[1] - 1, cp)
     return ids[:, positions], ids[:, positions + 1]
 
 

@@ -96,21 +96,21 @@ class AllocatorStep:
             hook.remove()
         self._hooks.clear()
 
-    def at_peak(self, held: Any) -> dict[str, int]:
+    def at_peak(self, state: Any) -> dict[str, int]:
         """Bytes by part at the moment of the peak; they add up to it.
 
         Gathered weights, kernel workspaces and, in a pipeline, the whole gradients that FSDP has
         not reduced yet count as activations; `other` was there before the step and is no tensor of
         model or optimizer.
         """
-        lasting = held.weights + held.optimizer + held.buffers + held.buckets
-        gradients = held.buckets or min(self._gradients, self._peak - self._before)
-        during = gradients if not held.buckets else 0
+        lasting = state.weights + state.optimizer + state.buffers + state.buckets
+        gradients = state.buckets or min(self._gradients, self._peak - self._before)
+        during = gradients if not state.buckets else 0
         return {
-            "weights": held.weights,
+            "weights": state.weights,
             "gradients": gradients,
-            "optimizer": held.optimizer,
-            "buffers": held.buffers,
+            "optimizer": state.optimizer,
+            "buffers": state.buffers,
             "activations": self._peak - self._before - during,
             "other": self._before - lasting,
         }

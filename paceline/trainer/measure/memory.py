@@ -31,7 +31,7 @@ MOST_TRIES = 3
 
 
 @dataclass(frozen=True)
-class Held:
+class StateBytes:
     """Bytes of the tensors that a rank holds, by part; unknown gradients are None."""
 
     weights: int
@@ -54,7 +54,7 @@ class WatchedStep(Protocol):
 
     def __exit__(self, *error: object) -> Any: ...
 
-    def at_peak(self, held: Held) -> dict[str, int]:
+    def at_peak(self, state: StateBytes) -> dict[str, int]:
         """Bytes by part at the moment of the peak; they add up to it."""
         ...
 
@@ -113,7 +113,7 @@ class MemoryWatch:
         whole = gradients[0] if gradients else None
         if whole is not None:
             self._tries = 0
-        self._record = self._fields(held_bytes(modules, optimizers, whole), watched, resident)
+        self._record = self._fields(state_bytes(modules, optimizers, whole), watched, resident)
 
     def record(self) -> dict[str, Any]:
         """The memory event's fields, after a watched step."""
@@ -148,15 +148,15 @@ class MemoryWatch:
             return None
 
     def _fields(
-        self, held: Held, watched: WatchedStep | None, resident: ResidentSampler
+        self, state: StateBytes, watched: WatchedStep | None, resident: ResidentSampler
     ) -> dict[str, Any]:
-        at_peak = watched.at_peak(held) if watched is not None else None
+        at_peak = watched.at_peak(state) if watched is not None else None
         peak = sum(at_peak.values()) if at_peak is not None else None
         parts = {
-            "weights": held.weights,
-            "gradients": held.gradients,
-            "optimizer": held.optimizer,
-            "buffers": held.buffers,
+            "weights": state.weights,
+            "gradients": state.gradients,
+            "optimizer": state.optimizer,
+            "buffers": state.buffers,
             **{
                 part: at_peak.get(part) if at_peak else None
                 for part in ("gathered", "activations", "other")
@@ -239,14 +239,14 @@ def grown(before: int | None) -> int | None:
     return None if before is None or now is None else max(0, now - before)
 
 
-def held_bytes(
+def state_bytes(
     modules: Iterable[nn.Module],
     optimizers: Iterable[torch.optim.Optimizer],
     whole: Gradients | None,
-) -> Held:
+) -> StateBytes:
     """Bytes by part of what the rank holds after a step; `whole` are its gradients, if known."""
     modules = list(modules)
-    return Held(
+    return StateBytes(
         weights=tensor_bytes(parameters(modules)),
         gradients=whole.num_bytes if whole is not None else None,
         optimizer=tensor_bytes(t for o in optimizers for t in optimizer_tensors(o)),

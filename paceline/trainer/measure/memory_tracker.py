@@ -94,7 +94,7 @@ class TrackedStep:
         self._left = self._snapshot("current")
         self._tracker.__exit__(*error)
 
-    def at_peak(self, held: Any) -> dict[str, int]:
+    def at_peak(self, state: Any) -> dict[str, int]:
         """Bytes by part at the moment of the peak; they add up to it.
 
         Weights beyond those held are gathered ones. DDP's buckets come into being with an
@@ -102,10 +102,10 @@ class TrackedStep:
         """
         peak = self._snapshot("peak")
         made = peak[ACTIVATION] + peak[TEMPORARY]
-        buckets = min(self._left[ACTIVATION] + self._left[TEMPORARY], held.buckets, made)
-        weights = min(peak[PARAMETER], held.weights)
+        buckets = min(self._left[ACTIVATION] + self._left[TEMPORARY], state.buckets, made)
+        weights = min(peak[PARAMETER], state.weights)
         kept = peak[OTHER] + peak[BUFFER]
-        buffers = min(kept, held.buffers)
+        buffers = min(kept, state.buffers)
         return {
             "weights": weights,
             "gradients": peak[GRADIENT] + buckets,

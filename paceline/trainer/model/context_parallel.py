@@ -26,7 +26,7 @@ from paceline.trainer.parallel.mesh import Axis
 Views = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def rows(seq_len: int, cp: Axis) -> Tensor:
+def local_positions(seq_len: int, cp: Axis) -> Tensor:
     """Positions (t,) of this rank's tokens in a sequence that 2 x the axis' size divides."""
     return _by_rank(torch.arange(seq_len), cp.size)[cp.index]
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.trainer.config import LoraConfig
-from paceline.trainer.model.context_parallel import attend, rows
+from paceline.trainer.model.context_parallel import attend, local_positions
 from paceline.trainer.model.dropout import drop_apart, drop_stream
 from paceline.trainer.model.float8 import Float8Settings, float8_product, float8_settings
 from paceline.trainer.model.loss import head_loss
@@ -373,7 +373,7 @@ class Decoder(Network):
     def make_tables(self, device: torch.device) -> None:
         """Compute what belongs to this rank's positions; needed once before training."""
         load_kernels(device)
-        positions = rows(self.setting.seq_len, self.setting.cp)
+        positions = local_positions(self.setting.seq_len, self.setting.cp)
         if self.model.positions == "rope":
             place = device, self.setting.dtype
             self.rope = self.local_rope = rope_tables_on(*place, self.model, positions)

@@ -31,11 +31,11 @@ def init_weights(model: Network, shapes: dict[str, torch.Size], seed: int, mesh:
         generator = torch.Generator(whole.device)
         generator.manual_seed(mixed_seed(seed, zlib.crc32(name.encode())))
         model.fill(name, whole, generator)
-        target.copy_(part_of(name, whole, parameter, mesh))
+        target.copy_(local_shard(name, whole, parameter, mesh))
     model.make_tables(next(model.parameters()).device)
 
 
-def part_of(name: str, whole: Tensor, parameter: Tensor, mesh: Mesh) -> Tensor:
+def local_shard(name: str, whole: Tensor, parameter: Tensor, mesh: Mesh) -> Tensor:
     """What this rank holds of a whole parameter: its tensor cut, and FSDP's rows of that."""
     part = cut(name, whole, mesh.tp)
     if not isinstance(parameter, DTensor) or mesh.shard.size == 1:

@@ -58,9 +58,7 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
         freeze(part)
         if config.training.dtype == "fp8":
             use_float8(part, world.device.type, config.training.fp8_recipe)
-        cut_parameters(
-            part, mesh.tp, states["tp"] if sharded and states else None
-        )
+        cut_parameters(part, mesh.tp, states["tp"] if sharded and states else None)
         if sharded:
             shard(part, mesh, reshard=layout.zero_stage == 3)
         part.to_empty(device=world.device)

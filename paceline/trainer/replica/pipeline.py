@@ -37,7 +37,7 @@ from paceline.trainer.parallel.stages import stages_of
 
 
 @dataclass(frozen=True)
-class Traffic:
+class StageIO:
     """What travels: (B, T) tokens into the first stage, (B, t, H) between stages, a scalar loss."""
 
     tokens: tuple[int, int]
@@ -67,12 +67,12 @@ class Traffic:
         return torch.empty(self.hidden, dtype=self.dtype, device="meta", requires_grad=True)
 
 
-def traffic_of(config: TrainerConfig, dtype: torch.dtype) -> Traffic:
+def stage_io(config: TrainerConfig, dtype: torch.dtype) -> StageIO:
     """What travels between the stages of a training that computes in `dtype`."""
     layout = config.layout
     tokens = config.training.seq_len // layout.cp
     part = tokens // layout.tp if layout.sequence_parallel else tokens
-    return Traffic(
+    return StageIO(
         (layout.micro_batch, tokens), (layout.micro_batch, part, config.model.hidden_size), dtype
     )
 
@@ -90,10 +90,10 @@ class LocalStage(PipelineStage):
         index: int,
         num_stages: int,
         axis: Axis,
-        traffic: Traffic,
+        io: StageIO,
         device: torch.device,
     ) -> None:
-        self.traffic = traffic
+        self.io = io
         self.on_progress: Callable[[], None] = lambda: None
         """Called after every forward and backward pass of a micro-batch."""
         self.nothing = torch.empty(0, device=device)
@@ -102,8 +102,8 @@ class LocalStage(PipelineStage):
             index,
             num_stages,
             device,
-            input_args=traffic.input(index == 0),
-            output_args=traffic.output(index == num_stages - 1),
+            input_args=io.input(index == 0),
+            output_args=io.output(index == num_stages - 1),
             group=axis.group,
         )
 
@@ -156,7 +156,7 @@ class LocalStage(PipelineStage):
     def _allocate(self, infos: Iterable[Any], requires_grad: bool) -> None:
         for info in infos:
             info.buffer = torch.empty_like(
-                self.traffic.between(), device=self.device, requires_grad=requires_grad
+                self.io.between(), device=self.device, requires_grad=requires_grad
             )
 
     def _release(self, infos: Iterable[Any]) -> None:
@@ -177,17 +177,17 @@ class PipelineRunner:
         device: torch.device,
     ) -> None:
         """`parts` are this rank's stages in their order, wrapped by FSDP or not."""
-        traffic = traffic_of(config, parts[0].setting.dtype)
+        io = stage_io(config, parts[0].setting.dtype)
         num_stages = axis.size * len(parts)
         if config.layout.schedule == "zero-bubble":
             keep_gathered(parts)
         self.stages = [
-            LocalStage(part, index, num_stages, axis, traffic, device)
+            LocalStage(part, index, num_stages, axis, io, device)
             for part, index in zip(parts, stages_of(axis.index, axis.size, len(parts)), strict=True)
         ]
         self.axis = axis
         self.first, self.last = self.stages[0].is_first, self.stages[-1].is_last
-        self.no_loss = torch.zeros((), dtype=traffic.loss_dtype, device=device)
+        self.no_loss = torch.zeros((), dtype=io.loss_dtype, device=device)
         self.name = config.layout.schedule
         self.num_microbatches = config.num_microbatches
         self.schedule = make_schedule(self.name, self.stages, self.num_microbatches)
@@ -256,7 +256,7 @@ class PipelineRunner:
         return dist.isend(out, following, group=self.axis.group)
 
     def _received(self, stage: LocalStage) -> Tensor:
-        x = torch.empty_like(stage.traffic.between(), device=stage.device, requires_grad=False)
+        x = torch.empty_like(stage.io.between(), device=stage.device, requires_grad=False)
         before = self.axis.ranks[(self.axis.index - 1) % self.axis.size]
         work = dist.irecv(x, before, group=self.axis.group)
         assert work is not None, "the rank belongs to the pipeline"

@@ -91,7 +91,7 @@ class Replica:
         self._refresh_copies()
         with preferred_kernels(batch.inputs.device):
             loss = self._train(batch).to(self.wide)
-        self._finish()
+        self._finalize_gradients()
         return loss
 
     @torch.no_grad()
@@ -168,7 +168,7 @@ class Replica:
         loss.backward()
         return loss.detach()
 
-    def _finish(self) -> None:
+    def _finalize_gradients(self) -> None:
         """Sum what tensor ranks and tied stages each hold a share of."""
         if self.mesh.tp.size > 1:
             sequence = self.parts[0].setting.region.sequence

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from paceline.trainer.measure.allocator import WHOLE_GRADIENTS, AllocatorCounters, AllocatorStep
-from paceline.trainer.measure.memory import DEVICE_EVERY, Held, MemoryWatch
+from paceline.trainer.measure.memory import DEVICE_EVERY, MemoryWatch, StateBytes
 
 WEIGHT = 64
 """Bytes of one of the model's two weights."""
@@ -61,8 +61,8 @@ def play(memory: Allocator, parts: nn.Module, activations: int, later: int) -> A
     return step
 
 
-def held(buckets: int = 0) -> Held:
-    return Held(
+def state_bytes(buckets: int = 0) -> StateBytes:
+    return StateBytes(
         weights=2 * WEIGHT, gradients=2 * WEIGHT, optimizer=4 * WEIGHT, buffers=8, buckets=buckets
     )
 
@@ -70,7 +70,7 @@ def held(buckets: int = 0) -> Held:
 def test_gradients_that_were_there_at_the_peak_are_no_activations():
     before = 6 * WEIGHT + 8 + 100
     memory = Allocator(before)
-    told = play(memory, model(), activations=1000, later=500).at_peak(held())
+    told = play(memory, model(), activations=1000, later=500).at_peak(state_bytes())
 
     assert told == {
         "weights": 128,
@@ -85,7 +85,9 @@ def test_gradients_that_were_there_at_the_peak_are_no_activations():
 
 def test_buckets_that_outlive_the_step_are_gradients_held_before():
     before = 6 * WEIGHT + 8 + 2 * WEIGHT
-    told = play(Allocator(before), model(), activations=10, later=0).at_peak(held(2 * WEIGHT))
+    told = play(Allocator(before), model(), activations=10, later=0).at_peak(
+        state_bytes(2 * WEIGHT)
+    )
 
     assert told["gradients"] == 2 * WEIGHT and told["other"] == 0
     assert told["activations"] == 2 * WEIGHT, "what was allocated on top, whatever it is"

@@ -20,7 +20,7 @@ from paceline.trainer.measure.memory import (
     Gradients,
     MemoryWatch,
     ResidentSampler,
-    held_bytes,
+    state_bytes,
     tables,
     tensor_bytes,
 )
@@ -233,10 +233,10 @@ class Tied(nn.Module):
 def test_tied_weights_count_once_and_tables_count_as_buffers():
     model = Tied()
     model(torch.ones(1, 8)).sum().backward()
-    held = held_bytes([model], [], Gradients([model]))
+    state = state_bytes([model], [], Gradients([model]))
 
-    assert (held.weights, held.gradients, held.optimizer) == (256, 256, 0)
-    assert held.buffers == tensor_bytes(tables([model])) == 4 * (16 + 4 + 4)
+    assert (state.weights, state.gradients, state.optimizer) == (256, 256, 0)
+    assert state.buffers == tensor_bytes(tables([model])) == 4 * (16 + 4 + 4)
 
 
 def test_gradients_are_known_after_they_are_gone():

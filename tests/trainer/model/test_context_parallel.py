@@ -11,7 +11,7 @@ from paceline.core.layout import Layout
 from paceline.core.layout_sizes import native_problems
 from paceline.trainer.config import parse_config
 from paceline.trainer.config_checks import config_problems
-from paceline.trainer.model.context_parallel import attend, rows
+from paceline.trainer.model.context_parallel import attend, local_positions
 from paceline.trainer.parallel.mesh import Axis
 from tests.example import SHAPE
 from tests.trainer.example import settings
@@ -79,15 +79,15 @@ def test_every_rank_has_the_same_work_and_none_that_the_mask_throws_away(
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_every_token_has_one_rank(size: int) -> None:
-    held = [rows(48, axis(size, index)) for index in range(size)]
+    held = [local_positions(48, axis(size, index)) for index in range(size)]
 
     assert torch.equal(torch.cat(held).sort().values, torch.arange(48))
     assert {len(positions) for positions in held} == {48 // size}
 
 
 def test_a_rank_holds_a_chunk_from_each_end() -> None:
-    assert rows(16, axis(4, 1)).tolist() == [2, 3, 12, 13]
-    assert rows(16, axis(4, 3)).tolist() == [6, 7, 8, 9]
+    assert local_positions(16, axis(4, 1)).tolist() == [2, 3, 12, 13]
+    assert local_positions(16, axis(4, 3)).tolist() == [6, 7, 8, 9]
 
 
 def test_heads_that_ranks_cannot_share_are_refused() -> None:
