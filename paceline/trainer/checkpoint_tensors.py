@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.distributed.tensor import DTensor
 
 from paceline.trainer.parallel.mesh import Axis, Mesh
-from paceline.trainer.parallel.tensor import cut_dim, placement
+from paceline.trainer.parallel.tensor import ParamPlan
 from paceline.trainer.replica.replica import Replica
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -42,36 +42,39 @@ def tensors(replica: Replica, optimizer: torch.optim.Optimizer, mine: bool) -> d
     for i, (name, parameter) in enumerate(replica.named_parameters()):
         if name in tied:
             continue
+        plan = replica.tp_plan[name]
         falls_to_me = not mine or i % copies.size == copies.index
         if falls_to_me:
-            by_key[f"{WEIGHTS}{name}"] = as_dtensor(name, parameter.detach(), mesh)
+            by_key[f"{WEIGHTS}{name}"] = as_dtensor(plan, parameter.detach(), mesh)
         if slices is not None and parameter in slices.pieces:
             piece = slices.pieces[parameter]
             state, shape = states[piece.weight], tuple(parameter.shape)
             for moment in MOMENTS:
                 values = state[moment]
-                by_key[f"{moment}/{name}"] = piece_of(name, values, shape, piece.begin, mesh.tp)
+                by_key[f"{moment}/{name}"] = piece_of(plan, values, shape, piece.begin, mesh.tp)
         elif slices is None and parameter in states and falls_to_me:
             state = states[parameter]
             for moment in MOMENTS:
-                by_key[f"{moment}/{name}"] = as_dtensor(name, state[moment], mesh)
+                by_key[f"{moment}/{name}"] = as_dtensor(plan, state[moment], mesh)
         else:
             continue
         by_key[f"step/{name}"] = state["step"]
     return by_key
 
 
-def as_dtensor(name: str, tensor: Tensor, mesh: Mesh) -> Tensor:
+def as_dtensor(plan: ParamPlan, tensor: Tensor, mesh: Mesh) -> Tensor:
     """A tensor that knows which part of the whole one it is."""
     if isinstance(tensor, DTensor) or mesh.tp.size == 1:
         return tensor
     assert mesh.device_mesh is not None
-    return DTensor.from_local(tensor, mesh.device_mesh["tp"], [placement(name)], run_check=False)
+    return DTensor.from_local(tensor, mesh.device_mesh["tp"], [plan.placement], run_check=False)
 
 
-def piece_of(name: str, values: Tensor, local: tuple[int, ...], begin: int, tp: Axis) -> FlatPiece:
+def piece_of(
+    plan: ParamPlan, values: Tensor, local: tuple[int, ...], begin: int, tp: Axis
+) -> FlatPiece:
     """`values` (n,), which are elements `begin` on of this tensor rank's part of shape `local`."""
-    whole, origin, dim = list(local), [0] * len(local), cut_dim(name)
+    whole, origin, dim = list(local), [0] * len(local), plan.shard_dim
     if dim is not None:
         whole[dim] *= tp.size
         origin[dim] = tp.index * local[dim]

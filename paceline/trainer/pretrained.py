@@ -31,7 +31,7 @@ def load_weights(replica: Replica, source: str, model: Model) -> None:
     Raises ConfigError when it is missing or broken, or lacks a weight of that shape.
     """
     weights = {
-        f"{WEIGHTS}{name}": as_dtensor(name, parameter.detach(), replica.mesh)
+        f"{WEIGHTS}{name}": as_dtensor(replica.tp_plan[name], parameter.detach(), replica.mesh)
         for name, parameter in replica.named_parameters()
     }
     folder = Path(source) if is_hub_folder(Path(source)) else find_checkpoint(Path(source), FIELD)

@@ -39,7 +39,6 @@ from paceline.trainer.model.flux import MMDiT
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.model.network import Network
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
-from paceline.trainer.parallel.tensor import cut_dim
 from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.replica.replica import Replica
 from paceline.trainer.trainer import Trainer
@@ -107,9 +106,9 @@ def fill(self: Network, name: str, whole: Tensor, generator: torch.Generator) ->
 
 def pieces(replica: Replica, gradients: bool) -> dict[str, Piece | None]:
     """This rank's gradients or weights."""
-    tp = replica.mesh.tp
+    tp, plan = replica.mesh.tp, replica.tp_plan
     return {
-        name: Piece.of(p.grad if gradients else p, cut_dim(name), tp.index, tp.size)
+        name: Piece.of(p.grad if gradients else p, plan[name].shard_dim, tp.index, tp.size)
         for name, p in replica.named_parameters()
     }
 

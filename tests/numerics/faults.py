@@ -13,9 +13,11 @@ from torch import Tensor
 from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.model import context_parallel as context
 from paceline.trainer.model.attention import causal_attention
-from paceline.trainer.parallel import collectives, tensor
+from paceline.trainer.model.flux import HeadNorm
+from paceline.trainer.model.layers import ColumnParallelLinear
+from paceline.trainer.parallel import collectives
 from paceline.trainer.parallel.mesh import World
-from paceline.trainer.parallel.tensor import is_share
+from paceline.trainer.parallel.tensor import ParamPlan
 from paceline.trainer.replica import replica
 from paceline.trainer.replica.replica import Replica
 
@@ -51,13 +53,12 @@ def unsummed_shares(world: World) -> AbstractContextManager[Any]:
 
 def lonely_adapters(world: World) -> AbstractContextManager[Any]:
     """Tensor ranks do not sum their shares of an uncut adapter's gradient."""
-    share = lambda name, sequence: "lora" not in name and is_share(name, sequence)  # noqa: E731
-    return patch.object(replica, "is_share", share)
+    return patch.dict(ColumnParallelLinear.tp_plan, lora_a=ParamPlan())
 
 
 def lonely_heads(world: World) -> AbstractContextManager[Any]:
     """The norm of queries and keys learns from a rank's own heads alone."""
-    return patch.object(tensor, "OF_HEADS", ())
+    return patch.dict(HeadNorm.tp_plan, weight=ParamPlan())
 
 
 def lonely_streams(world: World) -> AbstractContextManager[Any]:

@@ -28,7 +28,6 @@ from paceline.trainer.evaluation import Evaluator
 from paceline.trainer.measure.clock import HostClock, StepClock, watch_waits
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.parallel.mesh import World, join_world, make_mesh
-from paceline.trainer.parallel.tensor import cut_dim
 from paceline.trainer.replica.assembly import make_replica
 from paceline.trainer.replica.replica import Replica
 from paceline.trainer.trainer import Trainer
@@ -50,7 +49,8 @@ def run(config: TrainerConfig, world: World) -> dict[str, Any]:
         loss = train(batch, scale)
         tp = mesh.tp
         for name, parameter in replica.named_parameters():
-            gradients[name] = Piece.of(parameter.grad, cut_dim(name), tp.index, tp.size)
+            dim = replica.tp_plan[name].shard_dim
+            gradients[name] = Piece.of(parameter.grad, dim, tp.index, tp.size)
         return loss
 
     replica.train = watched  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ from paceline.trainer.config_checks import config_problems
 from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.model.dropout import drop_stream
 from paceline.trainer.parallel.mesh import join_world
-from paceline.trainer.parallel.tensor import WHOLE
+from paceline.trainer.parallel.tensor import NO_TP
 from tests import forks
 from tests.trainer import example
 from tests.trainer.dropout_driver import run
@@ -160,7 +160,7 @@ def test_one_process_computes_again_what_it_dropped(recompute: str) -> None:
 def test_a_share_becomes_0_and_the_others_grow_by_it() -> None:
     x = torch.ones(200, 1000)
 
-    out = drop_stream(x, 0.1, WHOLE)
+    out = drop_stream(x, 0.1, NO_TP)
 
     assert out.unique().tolist() == pytest.approx([0.0, 1 / 0.9])
     assert (out == 0).float().mean().item() == pytest.approx(0.1, abs=0.004)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
@@ -17,9 +15,7 @@ from paceline.core.pipeline import stage_sizes
 from paceline.core.shape import DecoderShape
 from paceline.trainer.config import ConfigError, parse_config
 from paceline.trainer.config_checks import config_problems, layout_features
-from paceline.trainer.parallel.mesh import ALONE
 from paceline.trainer.parallel.stages import schedule_problems, stage_layers
-from paceline.trainer.parallel.tensor import cut
 from tests.core.refused import AROUND, CASES, layout_of
 from tests.core.shapes import FLUX, LLAMA_8B
 from tests.trainer.example import settings
@@ -234,10 +230,3 @@ def test_sizes_that_would_train_something_else_are_named(
     config = parse_config(raw(layout, **changes))
 
     assert any(p.startswith(sentence) for p in config_problems(config, layout.model_devices))
-
-
-def test_a_parameter_that_cannot_be_cut_evenly_is_refused() -> None:
-    whole = torch.zeros(65, 4)
-    with pytest.raises(ValueError, match=r"ffn\.up\.weight: tp 2 does not divide 65"):
-        cut("blocks.0.ffn.up.weight", whole, replace(ALONE, size=2))
-    assert cut("blocks.0.ffn.down.weight", whole, replace(ALONE, size=2)).shape == (65, 2)

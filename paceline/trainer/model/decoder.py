@@ -4,8 +4,8 @@ Shapes: B sequences of T tokens, t of them in this rank's part of the stream, H 
 V vocabulary. The residual stream runs in the compute dtype; parameters keep their own dtype and are
 cast where they are used, so the same code trains fp32 master weights and parameters that FSDP
 already gathers in the compute dtype. Everything is computed on plain local tensors: with tensor
-parallelism N, V and the ffn's width are this rank's share, and a Region says where to exchange.
-`gelu` is the exact one, `gelu_tanh` the form that GPT-2 was trained with.
+parallelism N, V and the ffn's width are this rank's share, and `TensorParallel` says what is
+exchanged. `gelu` is the exact one, `gelu_tanh` the form that GPT-2 was trained with.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +21,24 @@ from torch.nn import functional
 from paceline.trainer.config import LoraConfig
 from paceline.trainer.model.context_parallel import attend, local_positions
 from paceline.trainer.model.dropout import drop_apart, drop_stream
-from paceline.trainer.model.float8 import Float8Settings, float8_product, float8_settings
+from paceline.trainer.model.float8 import float8_settings
+from paceline.trainer.model.layers import (
+    ColumnParallelLinear,
+    Head,
+    Linear,
+    PositionEmbedding,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
 from paceline.trainer.model.loss import head_loss
 from paceline.trainer.model.network import Network
-from paceline.trainer.model.norm import Norm
+from paceline.trainer.model.norm import Norm, QKNorm
 from paceline.trainer.model.recompute import recomputed
 from paceline.trainer.model.rotary import rope_tables_on, rotate
 from paceline.trainer.model.windowed_attention import load_kernels
 from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.parallel.mesh import ALONE, Axis
-from paceline.trainer.parallel.tensor import WHOLE, Region, local
+from paceline.trainer.parallel.tensor import NO_TP, TensorParallel
 
 FEW_OUTPUTS = 4
 """A layer has few outputs when it has so many times more inputs."""
@@ -50,7 +57,7 @@ class LayerSetting:
     seq_len: int
     dtype: torch.dtype
     recompute: str = "none"
-    region: Region = WHOLE
+    tp: TensorParallel = NO_TP
     cp: Axis = ALONE
     cp_exchange: str = "all-gather"
     lora: LoraConfig | None = None
@@ -69,99 +76,6 @@ class ModelPart:
     last: bool = True
 
 
-class Linear(nn.Linear):
-    """A linear layer that computes in its input's dtype, with a low-rank adapter if it has one."""
-
-    def __init__(
-        self, in_features: int, out_features: int, bias: bool, lora: LoraConfig | None = None
-    ) -> None:
-        super().__init__(in_features, out_features, bias)
-        self.lora = lora
-        self.lora_a = nn.Parameter(torch.empty(lora.rank, in_features)) if lora else None
-        self.lora_b = nn.Parameter(torch.empty(out_features, lora.rank)) if lora else None
-        self.float8: Float8Settings | None = None
-        """How the layer's own product runs in float8, if it does; set by `use_float8`."""
-        self.compute_weight: Tensor | None = None
-        """The weight in the compute dtype, where `ComputeCopies` keeps one between steps."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """(..., in) -> (..., out)."""
-        bias = None if self.bias is None else local(self.bias).to(input.dtype)
-        return self.product(input, bias)
-
-    def product(self, input: Tensor, bias: Tensor | None = None) -> Tensor:
-        """input W^T + bias, and (alpha / rank) input A^T B^T (Hu et al., arXiv:2106.09685)."""
-        weight = self.compute_weight
-        weight = local(self.weight).to(input.dtype) if weight is None else weight
-        if self.float8 is not None:
-            out = float8_product(input, weight, self.float8)
-            out = out if bias is None else out + bias
-        else:
-            out = functional.linear(input, weight, bias)
-        if self.lora is None or self.lora_a is None or self.lora_b is None:
-            return out
-        drops = self.lora.dropout > 0 and self.training
-        inner = functional.dropout(input, self.lora.dropout) if drops else input
-        inner = functional.linear(inner, local(self.lora_a).to(input.dtype))
-        update = functional.linear(inner, local(self.lora_b).to(input.dtype))
-        return torch.add(out, update, alpha=self.lora.alpha / self.lora.rank)
-
-
-class SummedLinear(Linear):
-    """A linear layer whose input is cut over a region's ranks; the bias comes after the sum.
-
-    An adapter is linear as well, so its share goes into the same sum.
-    """
-
-    def __init__(
-        self,
-        region: Region,
-        in_features: int,
-        out_features: int,
-        bias: bool,
-        lora: LoraConfig | None = None,
-    ) -> None:
-        super().__init__(in_features, out_features, bias, lora)
-        self.region = region
-
-    def forward(self, input: Tensor) -> Tensor:
-        """(B, T, in) -> (B, t, out)."""
-        if self.region.axis.size == 1:
-            return super().forward(input)
-        out = self.region.leave(self.product(input))
-        return out if self.bias is None else out + local(self.bias).to(out.dtype)
-
-
-class Embedding(nn.Embedding):
-    """Token vectors in the compute dtype; a region's ranks share the vocabulary."""
-
-    def __init__(self, setting: LayerSetting, vocab: int, width: int) -> None:
-        super().__init__(vocab, width)
-        self.region, self.dtype = setting.region, setting.dtype
-        self.compute_weight: Tensor | None = None
-        """As a `Linear`'s, for a head that has this table."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """(B, T) tokens -> (B, t, E)."""
-        table = local(self.weight)
-        axis = self.region.axis
-        if axis.size == 1:
-            return functional.embedding(input, table).to(self.dtype)
-        index = input - axis.index * table.shape[0]
-        inside = (index >= 0) & (index < table.shape[0])
-        vectors = functional.embedding(index.clamp(0, table.shape[0] - 1), table)
-        # One rank alone has a token's row, so the sum is exact in any dtype.
-        return self.region.leave((vectors * inside.unsqueeze(-1)).to(self.dtype))
-
-
-class Head(Linear):
-    """The vocabulary's rows, of which a region's ranks hold parts, and the loss that they give."""
-
-    def forward(self, input: Tensor, **loss: Any) -> Tensor:
-        """(tokens, E) -> the scaled loss; see `head_loss`."""
-        return head_loss(self, input, **loss)
-
-
 class Attention(nn.Module):
     """Causal self-attention with grouped key/value heads, to a window of the past if it has one."""
 
@@ -174,16 +88,16 @@ class Attention(nn.Module):
         self.dropout = model.dropped_probabilities
         hidden, bias = model.hidden_size, model.bias
         heads_size, kv_size = model.num_heads * self.head_dim, model.kv_heads * self.head_dim
-        self.q = Linear(hidden, heads_size, bias, setting.adapter("q"))
-        self.k = Linear(hidden, kv_size, bias, setting.adapter("k"))
-        self.v = Linear(hidden, kv_size, bias, setting.adapter("v"))
-        self.o = SummedLinear(setting.region, heads_size, hidden, bias, setting.adapter("o"))
-        self.q_norm = Norm(model, self.head_dim) if model.qk_norm else None
-        self.k_norm = Norm(model, self.head_dim) if model.qk_norm else None
+        self.q = ColumnParallelLinear(hidden, heads_size, bias, setting.adapter("q"))
+        self.k = ColumnParallelLinear(hidden, kv_size, bias, setting.adapter("k"))
+        self.v = ColumnParallelLinear(hidden, kv_size, bias, setting.adapter("v"))
+        self.o = RowParallelLinear(setting.tp, heads_size, hidden, bias, setting.adapter("o"))
+        self.q_norm = QKNorm(model) if model.qk_norm else None
+        self.k_norm = QKNorm(model) if model.qk_norm else None
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
         """(B, t, H) -> (B, t, H)."""
-        x = self.setting.region.enter(x)
+        x = self.setting.tp.gather_input(x)
         q, k, v = (
             layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.q, self.k, self.v)
         )
@@ -206,7 +120,7 @@ class Attention(nn.Module):
         compute = partial(
             attend, cp=cp, exchange=exchange, dropout=self.dropout, window=self.window
         )
-        return drop_apart(self.setting.region.axis, compute, q, k, v)
+        return drop_apart(self.setting.tp.axis, compute, q, k, v)
 
 
 class FeedForward(nn.Module):
@@ -214,17 +128,20 @@ class FeedForward(nn.Module):
 
     def __init__(self, model: ModelConfig, setting: LayerSetting) -> None:
         super().__init__()
-        self.region = setting.region
+        self.tp = setting.tp
         self.activation = ACTIVATIONS[model.activation]
         hidden, ffn, bias = model.hidden_size, model.ffn_size, model.bias
-        gate = Linear(hidden, ffn, bias, setting.adapter("gate")) if model.gated_ffn else None
-        self.up = Linear(hidden, ffn, bias, setting.adapter("up"))
-        self.gate = gate
-        self.down = SummedLinear(self.region, ffn, hidden, bias, setting.adapter("down"))
+        self.up = ColumnParallelLinear(hidden, ffn, bias, setting.adapter("up"))
+        self.gate = (
+            ColumnParallelLinear(hidden, ffn, bias, setting.adapter("gate"))
+            if model.gated_ffn
+            else None
+        )
+        self.down = RowParallelLinear(self.tp, ffn, hidden, bias, setting.adapter("down"))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, t, H) -> (B, t, H)."""
-        x = self.region.enter(x)
+        x = self.tp.gather_input(x)
         if self.gate is None:
             return self.down(self.activation(self.up(x)))
         return self.down(self.activation(self.gate(x)) * self.up(x))
@@ -242,7 +159,7 @@ class DecoderBlock(nn.Module):
         super().__init__()
         self.pre = model.norm_position != "post"
         self.recompute = setting.recompute == "full"
-        self.dropout, self.region = model.dropout, setting.region
+        self.dropout, self.tp = model.dropout, setting.tp
         of_adapters = setting.lora.dropout if setting.lora else 0.0
         self.draws = max(of_adapters, model.dropout, model.dropped_probabilities) > 0
         self.attention_norm = Norm(model)
@@ -273,7 +190,7 @@ class DecoderBlock(nn.Module):
 
     def _drop(self, x: Tensor) -> Tensor:
         drops = self.dropout and self.training
-        return drop_stream(x, self.dropout, self.region) if drops else x
+        return drop_stream(x, self.dropout, self.tp) if drops else x
 
 
 class Decoder(Network):
@@ -291,12 +208,16 @@ class Decoder(Network):
         hidden, embed = model.hidden_size, model.embed_dim
         projected = embed != hidden
         holds_table = part.first or (part.last and model.tied_embeddings)
-        self.embedding = Embedding(setting, model.padded_vocab, embed) if holds_table else None
+        self.embedding = (
+            VocabParallelEmbedding(setting.tp, setting.dtype, model.padded_vocab, embed)
+            if holds_table
+            else None
+        )
         self.project_in = Linear(embed, hidden, bias=False) if projected and part.first else None
         self.embedding_norm = Norm(model) if model.embedding_norm and part.first else None
         places = model.max_positions + model.position_offset
         learned = model.positions == "learned" and part.first
-        self.positions = nn.Embedding(places, hidden) if learned else None
+        self.positions = PositionEmbedding(places, hidden) if learned else None
         self.blocks = nn.ModuleDict(
             {str(i): DecoderBlock(model, setting, model.window(i)) for i in part.layers}
         )
@@ -339,9 +260,9 @@ class Decoder(Network):
             x = self.embedding_norm(x)
         if self.positions is not None:
             assert self.places is not None, "make_tables comes first"
-            x = x + functional.embedding(self.places, local(self.positions.weight)).to(x.dtype)
+            x = x + self.positions(self.places).to(x.dtype)
         if self.model.dropout and self.training:
-            x = drop_stream(x, self.model.dropout, self.setting.region)
+            x = drop_stream(x, self.model.dropout, self.setting.tp)
         return x
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
@@ -350,15 +271,15 @@ class Decoder(Network):
             x = self.final_norm(x)
         if self.project_out is not None:
             x = self.project_out(x)
-        region, worth = self.setting.region, self.sample_weights
+        tp, worth = self.setting.tp, self.sample_weights
         counts = None if worth is None else worth.repeat_interleave(targets.shape[1])
         head = self.head or partial(head_loss, self.head_table)
-        x, targets = region.enter(x).flatten(0, 1), targets.flatten()
-        settings = {"scale": self.scale, "tp": region.axis, "compiled": self.compiled}
+        x, targets = tp.gather_input(x).flatten(0, 1), targets.flatten()
+        settings = {"scale": self.scale, "tp": tp.axis, "compiled": self.compiled}
         return head(x, targets=targets, counts=counts, **settings)
 
     @property
-    def head_table(self) -> Linear | Embedding:
+    def head_table(self) -> Linear | VocabParallelEmbedding:
         """What holds the head's weight, on the last stage."""
         table = self.head or self.embedding
         assert table is not None, "the last stage has a head"
@@ -380,7 +301,7 @@ class Decoder(Network):
             if self.model.rope_local_theta is not None:
                 self.local_rope = rope_tables_on(*place, self.model, positions, windowed=True)
         elif self.positions is not None:
-            places = self.setting.region.part(positions + self.model.position_offset)
+            places = self.setting.tp.split_sequence(positions + self.model.position_offset)
             self.places = places.to(device)
 
 

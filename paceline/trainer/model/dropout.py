@@ -15,15 +15,15 @@ from torch import Tensor, compiler
 from torch.nn import functional
 
 from paceline.trainer.parallel.mesh import ALONE, Axis
-from paceline.trainer.parallel.tensor import Region
+from paceline.trainer.parallel.tensor import TensorParallel
 from paceline.trainer.randomness import drawn_apart
 
 Compute = Callable[..., Tensor]
 
 
-def drop_stream(x: Tensor, share: float, region: Region) -> Tensor:
+def drop_stream(x: Tensor, share: float, tp: TensorParallel) -> Tensor:
     """(B, t, H) with a share of its elements 0, and the others 1 / (1 - share) times as large."""
-    axis = region.axis if region.sequence else ALONE
+    axis = tp.axis if tp.sequence_parallel else ALONE
     return drop_apart(axis, partial(functional.dropout, p=share), x)
 
 

@@ -1,7 +1,7 @@
 """Flux: a diffusion transformer over text and image tokens, trained by a rectified flow.
 
 Shapes: B samples of T = text + image tokens, t of them on this rank, H width, N heads of D, r the
-MLP's ratio. With tensor parallelism N is this rank's share, and a Region says where to exchange;
+MLP's ratio. With tensor parallelism N is this rank's share, and TensorParallel exchanges;
 with context parallelism a rank holds an equal part of the text and of the image.
 
 Two departures from the published weights' order, so that one cut serves every layer: the rows of
@@ -20,14 +20,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.trainer.model.context_parallel import attend_all
-from paceline.trainer.model.decoder import LayerSetting, Linear, SummedLinear
+from paceline.trainer.model.decoder import LayerSetting
+from paceline.trainer.model.layers import ColumnParallelLinear, Linear, RowParallelLinear
 from paceline.trainer.model.network import INIT_STD, Network
 from paceline.trainer.model.recompute import recomputed
 from paceline.trainer.model.rotary import rotate
 from paceline.trainer.model_config import FluxConfig
 from paceline.trainer.parallel.collectives import copy_to, gather_features
 from paceline.trainer.parallel.mesh import Axis
-from paceline.trainer.parallel.tensor import Region, local
+from paceline.trainer.parallel.tensor import PER_HEAD, TensorParallel, TpPlan, local
 
 EPS = 1e-6
 TIME_WIDTH, TIME_SCALE, TIME_PERIOD = 256, 1000.0, 10_000.0
@@ -35,21 +36,23 @@ Rope = tuple[Tensor, Tensor]
 Chunks = tuple[Tensor, ...]
 
 
-class Modulation(Linear):
+class Modulation(ColumnParallelLinear):
     """Vectors that shift, scale and gate a stream, from the vector of time and pooled text."""
 
-    def __init__(self, region: Region, hidden: int, chunks: int) -> None:
+    def __init__(self, tp: TensorParallel, hidden: int, chunks: int) -> None:
         super().__init__(hidden, chunks * hidden, bias=True)
-        self.region, self.chunks = region, chunks
+        self.tp, self.chunks = tp, chunks
 
     def forward(self, input: Tensor) -> Chunks:  # type: ignore[override]
         """(B, H) -> so many (B, 1, H)."""
-        out = gather_features(super().forward(input), self.region.axis)
+        out = gather_features(super().forward(input), self.tp.axis)
         return out.unsqueeze(1).chunk(self.chunks, dim=-1)
 
 
 class HeadNorm(nn.Module):
     """RMSNorm of every head, with one weight for all."""
+
+    tp_plan: TpPlan = PER_HEAD
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -79,18 +82,18 @@ class Stream(nn.Module):
 
     def __init__(self, model: FluxConfig, setting: LayerSetting) -> None:
         super().__init__()
-        self.region, self.head_dim = setting.region, model.head_dim
+        self.tp, self.head_dim = setting.tp, model.head_dim
         hidden, ffn = model.hidden_size, model.mlp_ratio * model.hidden_size
-        self.modulation = Modulation(self.region, hidden, 6)
-        self.qkv = Linear(hidden, 3 * hidden, bias=True)
+        self.modulation = Modulation(self.tp, hidden, 6)
+        self.qkv = ColumnParallelLinear(hidden, 3 * hidden, bias=True)
         self.q_norm, self.k_norm = HeadNorm(self.head_dim), HeadNorm(self.head_dim)
-        self.o = SummedLinear(self.region, hidden, hidden, bias=True)
-        self.up = Linear(hidden, ffn, bias=True)
-        self.down = SummedLinear(self.region, ffn, hidden, bias=True)
+        self.o = RowParallelLinear(self.tp, hidden, hidden, bias=True)
+        self.up = ColumnParallelLinear(hidden, ffn, bias=True)
+        self.down = RowParallelLinear(self.tp, ffn, hidden, bias=True)
 
     def heads(self, x: Tensor, chunks: Chunks) -> Chunks:
         """(B, t, H) -> (B, t, N, D) queries, keys and values."""
-        x = self.region.enter(modulated(x, *chunks[:2]))
+        x = self.tp.gather_input(modulated(x, *chunks[:2]))
         q, k, v = self.qkv(x).unflatten(-1, (-1, 3 * self.head_dim)).chunk(3, dim=-1)
         return self.q_norm(q), self.k_norm(k), v
 
@@ -98,7 +101,7 @@ class Stream(nn.Module):
         """(B, t, H) and (B, t, N, D) -> (B, t, H)."""
         gate, *shift_and_scale, ffn_gate = chunks[2:]
         x = torch.addcmul(x, gate, self.o(attention.flatten(2)))
-        inner = self.up(self.region.enter(modulated(x, *shift_and_scale)))
+        inner = self.up(self.tp.gather_input(modulated(x, *shift_and_scale)))
         out = self.down(functional.gelu(inner, approximate="tanh"))
         return torch.addcmul(x, ffn_gate, out)
 
@@ -137,10 +140,10 @@ class SingleBlock(nn.Module):
         self.setting, self.head_dim = setting, model.head_dim
         hidden, ffn = model.hidden_size, model.mlp_ratio * model.hidden_size
         self.parts = [*[model.head_dim] * 3, model.mlp_ratio * model.head_dim]
-        self.modulation = Modulation(setting.region, hidden, 3)
-        self.linear1 = Linear(hidden, 3 * hidden + ffn, bias=True)
+        self.modulation = Modulation(setting.tp, hidden, 3)
+        self.linear1 = ColumnParallelLinear(hidden, 3 * hidden + ffn, bias=True)
         self.q_norm, self.k_norm = HeadNorm(self.head_dim), HeadNorm(self.head_dim)
-        self.linear2 = SummedLinear(setting.region, hidden + ffn, hidden, bias=True)
+        self.linear2 = RowParallelLinear(setting.tp, hidden + ffn, hidden, bias=True)
 
     def forward(self, x: Tensor, vec: Tensor, rope: Rope) -> Tensor:
         """(B, t, H) and (B, H) -> (B, t, H)."""
@@ -150,7 +153,7 @@ class SingleBlock(nn.Module):
 
     def _layers(self, x: Tensor, vec: Tensor, rope: Rope) -> Tensor:
         shift, scale, gate = self.modulation(vec)
-        inner = self.linear1(self.setting.region.enter(modulated(x, shift, scale)))
+        inner = self.linear1(self.setting.tp.gather_input(modulated(x, shift, scale)))
         q, k, v, ffn = inner.unflatten(-1, (-1, sum(self.parts))).split(self.parts, dim=-1)
         q, k = rotate(self.q_norm(q), *rope), rotate(self.k_norm(k), *rope)
         out = attend_all(q, k, v, self.setting.cp)
@@ -171,7 +174,7 @@ class MMDiT(Network):
         self.pooled_in = Embedder(model.pooled_width, hidden)
         kinds = [DoubleBlock] * model.num_double_blocks + [SingleBlock] * model.num_single_blocks
         self.blocks = nn.ModuleDict({str(i): kind(model, setting) for i, kind in enumerate(kinds)})
-        self.modulation = Modulation(setting.region, hidden, 2)
+        self.modulation = Modulation(setting.tp, hidden, 2)
         self.out = Linear(hidden, model.in_channels, bias=True)
         # No buffers: DDP would send them around in every step, and a meta model has no memory.
         self.rope: Rope | None = None
@@ -202,7 +205,7 @@ class MMDiT(Network):
         image, words = self.image_in(noisy.to(dtype)), self.text_in(text.to(dtype))
         vec = self.time_in(self._waves(time)) + self.pooled_in(pooled.to(dtype))
         # Every layer behind it is cut, so that all its gradients are shares of one sum.
-        vec = copy_to(functional.silu(vec), self.setting.region.axis)
+        vec = copy_to(functional.silu(vec), self.setting.tp.axis)
         x: Tensor | None = None
         for block in self.blocks.values():
             if isinstance(block, DoubleBlock):

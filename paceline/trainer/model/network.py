@@ -13,8 +13,8 @@ INIT_STD = 0.02
 class Network(nn.Module):
     """A model, or a pipeline stage of it, that returns its scaled loss.
 
-    Parameters are named as in the whole model, and `tensor.cut_dim` knows by their names which of
-    them tensor ranks share. `blocks` are what is compiled, recomputed and gathered one by one.
+    Parameters are named as in the whole model, and the module that has them says in its `tp_plan`
+    how tensor ranks hold them. `blocks` are what is compiled, recomputed and gathered one by one.
     """
 
     model: Any

@@ -7,11 +7,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.trainer.model_config import ModelConfig
-from paceline.trainer.parallel.tensor import local
+from paceline.trainer.parallel.tensor import PER_HEAD, REPLICATED, TpPlan, local
 
 
 class Norm(nn.Module):
     """RMSNorm or LayerNorm over the last dimension, in its input's dtype."""
+
+    tp_plan: TpPlan = REPLICATED
 
     def __init__(self, model: ModelConfig, width: int | None = None) -> None:
         super().__init__()
@@ -32,3 +34,12 @@ class Norm(nn.Module):
             # 8,192 tokens, 70 % over 65,536 (PyTorch 2.13).
             return torch.addcmul(bias, functional.layer_norm(x, weight.shape, eps=self.eps), weight)
         return functional.layer_norm(x, weight.shape, weight, bias, self.eps)
+
+
+class QKNorm(Norm):
+    """The norm of every head's queries, or of its keys, with one weight for all heads."""
+
+    tp_plan: TpPlan = PER_HEAD
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__(model, model.head_dim)

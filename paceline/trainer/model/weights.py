@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.trainer.model.network import Network
 from paceline.trainer.parallel.mesh import Mesh
-from paceline.trainer.parallel.tensor import cut, local
+from paceline.trainer.parallel.tensor import ParamPlan, local, tp_plan_of
 
 
 def mixed_seed(seed: int, part: int) -> int:
@@ -25,19 +25,20 @@ def init_weights(model: Network, shapes: dict[str, torch.Size], seed: int, mesh:
     `shapes` are those of the whole parameters. A rank that holds a part takes it from the very
     matrix that a single process would hold, which is made whole for a moment.
     """
+    plans = tp_plan_of(model)
     for name, parameter in model.named_parameters():
         target = local(parameter)
         whole = torch.empty(shapes[name], device=target.device, dtype=target.dtype)
         generator = torch.Generator(whole.device)
         generator.manual_seed(mixed_seed(seed, zlib.crc32(name.encode())))
         model.fill(name, whole, generator)
-        target.copy_(local_shard(name, whole, parameter, mesh))
+        target.copy_(local_shard(whole, parameter, plans[name], mesh))
     model.make_tables(next(model.parameters()).device)
 
 
-def local_shard(name: str, whole: Tensor, parameter: Tensor, mesh: Mesh) -> Tensor:
-    """What this rank holds of a whole parameter: its tensor cut, and FSDP's rows of that."""
-    part = cut(name, whole, mesh.tp)
+def local_shard(whole: Tensor, parameter: Tensor, plan: ParamPlan, mesh: Mesh) -> Tensor:
+    """What this rank holds of a whole parameter: its tensor shard, and FSDP's rows of that."""
+    part = plan.shard(whole, mesh.tp)
     if not isinstance(parameter, DTensor) or mesh.shard.size == 1:
         return part
     rows = part.chunk(mesh.shard.size)

@@ -1,14 +1,12 @@
-"""Tensor parallelism: which parameter is cut along which dimension; the region between cuts.
+"""Tensor parallelism: how ranks hold each parameter, and what they exchange between the cuts.
 
-Column-cut layers (q, k, v, up, gate) and the vocabulary keep whole inputs and parts of the outputs;
-row-cut ones (o, down) take parts of the inputs, so their outputs must be summed. Norms, positions,
-projections and the biases behind a sum are on every rank. An adapter is cut where its layer is: of
-a column-cut layer the second matrix, of a row-cut one the first; its other matrix is on every rank,
-which sees but a part of what its gradient is summed from.
+Every module with parameters has a `tp_plan` that says, by their names in it, how tensor ranks hold
+them; its forward pass takes the local shards and exchanges through `TensorParallel`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,91 +22,109 @@ from paceline.trainer.parallel.collectives import (
 )
 from paceline.trainer.parallel.mesh import ALONE, Axis
 
-OUTPUTS = (
-    "q",
-    "k",
-    "v",
-    "up",
-    "gate",
-    "embedding",
-    "head",
-    "qkv",
-    "linear1",
-    "modulation",
-)
-"""Layers whose weight and bias are cut along the first dimension."""
-INPUTS = ("o", "down", "linear2")
-"""Layers whose weight is cut along the second dimension."""
-OF_HEADS = ("q_norm", "k_norm")
-"""Uncut layers that a rank applies to its own heads alone."""
+
+@dataclass(frozen=True)
+class ParamPlan:
+    """How tensor ranks hold a parameter: each its shard along `shard_dim`, or all of it on each.
+
+    `partial_grad`: a rank applies the whole parameter to its own shard of the activations, so its
+    gradient is one term of a sum over the ranks.
+    """
+
+    shard_dim: int | None = None
+    partial_grad: bool = False
+
+    @property
+    def placement(self) -> Placement:
+        """On the tensor axis of a device mesh."""
+        return Replicate() if self.shard_dim is None else Shard(self.shard_dim)
+
+    def sums_grad(self, sequence_parallel: bool) -> bool:
+        """Whether gradients are to be summed over the ranks.
+
+        With sequence parallelism each rank has applied a whole parameter to its own tokens alone.
+        """
+        return self.shard_dim is None and (self.partial_grad or sequence_parallel)
+
+    def shard(self, whole: Tensor, axis: Axis) -> Tensor:
+        """This rank's shard of a whole parameter; ValueError where the axis does not divide it."""
+        if self.shard_dim is None:
+            return whole
+        if whole.shape[self.shard_dim] % axis.size:
+            raise ValueError(f"tp {axis.size} does not divide {whole.shape[self.shard_dim]}")
+        return whole.chunk(axis.size, self.shard_dim)[axis.index]
+
+
+TpPlan = Mapping[str, ParamPlan]
+"""Of a module's own parameters, or of a whole model's, by name."""
+REPLICATED: TpPlan = {"weight": ParamPlan(), "bias": ParamPlan()}
+"""The same activations go through it on every rank."""
+PER_HEAD: TpPlan = {
+    "weight": ParamPlan(partial_grad=True),
+    "bias": ParamPlan(partial_grad=True),
+}
+"""One for all heads, of which every rank has its own."""
 
 
 @dataclass(frozen=True)
-class Region:
-    """Where a replica's tensor ranks hold parts; `sequence` cuts the stream outside as well."""
+class TensorParallel:
+    """What a replica's tensor ranks exchange around layers that hold shards.
+
+    The residual stream (B, t, H) is the same on all ranks, t = T, or with `sequence_parallel` each
+    rank has its T / n tokens of it.
+    """
 
     axis: Axis = ALONE
-    sequence: bool = False
+    sequence_parallel: bool = False
 
-    def enter(self, x: Tensor) -> Tensor:
-        """The stream (B, t, H) -> the whole (B, T, H), which every rank reads."""
-        return gather_sequence(x, self.axis) if self.sequence else copy_to(x, self.axis)
+    def gather_input(self, x: Tensor) -> Tensor:
+        """The stream (B, t, H) -> (B, T, H), which column-parallel layers read."""
+        return gather_sequence(x, self.axis) if self.sequence_parallel else copy_to(x, self.axis)
 
-    def leave(self, x: Tensor) -> Tensor:
-        """Partial sums (B, T, H) -> the stream (B, t, H)."""
-        return reduce_scatter_sequence(x, self.axis) if self.sequence else reduce_from(x, self.axis)
+    def reduce_output(self, x: Tensor) -> Tensor:
+        """Partial sums (B, T, H) of a row-parallel layer -> the stream (B, t, H)."""
+        if self.sequence_parallel:
+            return reduce_scatter_sequence(x, self.axis)
+        return reduce_from(x, self.axis)
 
-    def part(self, rows: Tensor) -> Tensor:
-        """This rank's part of a per-token (T, ...) table for the stream."""
-        return rows.chunk(self.axis.size)[self.axis.index] if self.sequence else rows
-
-
-WHOLE = Region()
-
-
-def cut_dim(name: str) -> int | None:
-    """The dimension along which tensor ranks share a parameter, None when each has all of it."""
-    *_, layer, kind = name.split(".")
-    if layer in OUTPUTS:
-        return None if kind == "lora_a" else 0
-    return 1 if layer in INPUTS and kind in ("weight", "lora_a") else None
+    def split_sequence(self, rows: Tensor) -> Tensor:
+        """(T, ...) by token -> (t, ...), the rows of this rank's stream."""
+        return rows.chunk(self.axis.size)[self.axis.index] if self.sequence_parallel else rows
 
 
-def is_share(name: str, sequence: bool) -> bool:
-    """Whether a rank's gradient of an uncut parameter is only its share of a sum over the axis.
+NO_TP = TensorParallel()
 
-    Where the stream is cut along the sequence, every rank has seen its own tokens only.
+
+def tp_plan_of(model: nn.Module) -> dict[str, ParamPlan]:
+    """The plan of every parameter, by its name in the model, as the module that has it says."""
+    plans: dict[str, ParamPlan] = {}
+    for path, module in model.named_modules():
+        plan: TpPlan = getattr(module, "tp_plan", {})
+        for key, _ in module.named_parameters(recurse=False):
+            name = f"{path}.{key}" if path else key
+            assert key in plan, f"{name}: {type(module).__name__}.tp_plan does not say who holds it"
+            plans[name] = plan[key]
+    return plans
+
+
+def shard_parameters(model: nn.Module, axis: Axis, mesh: DeviceMesh | None) -> None:
+    """Replace parameters (on meta) by this rank's shards: DTensors over `mesh`, or plain ones.
+
+    Raises ValueError with the name of a parameter that the axis does not divide.
     """
-    layer, kind = name.split(".")[-2:]
-    partial = sequence or kind in ("lora_a", "lora_b") or layer in OF_HEADS
-    return cut_dim(name) is None and partial
-
-
-def cut(name: str, whole: Tensor, axis: Axis) -> Tensor:
-    """This rank's part of a whole parameter; raises ValueError when parts would differ in size."""
-    dim = cut_dim(name)
-    if dim is not None and whole.shape[dim] % axis.size:
-        raise ValueError(f"{name}: tp {axis.size} does not divide {whole.shape[dim]}")
-    return whole if dim is None else whole.chunk(axis.size, dim)[axis.index]
-
-
-def placement(name: str) -> Placement:
-    """How a parameter lies on the tensor axis."""
-    dim = cut_dim(name)
-    return Replicate() if dim is None else Shard(dim)
-
-
-def cut_parameters(model: nn.Module, axis: Axis, mesh: DeviceMesh | None) -> None:
-    """Replace parameters (on meta) by this rank's parts: DTensors over `mesh`, or plain ones."""
     if axis.size == 1:
         return
-    for path, module in model.named_modules():
-        for key, parameter in list(module.named_parameters(recurse=False)):
-            name = f"{path}.{key}"
-            part = torch.empty_like(cut(name, parameter.detach(), axis))
-            if mesh is not None:
-                part = DTensor.from_local(part, mesh, [placement(name)], run_check=False)
-            setattr(module, key, nn.Parameter(part, parameter.requires_grad))
+    for name, plan in tp_plan_of(model).items():
+        path, _, key = name.rpartition(".")
+        module = model.get_submodule(path)
+        parameter = module.get_parameter(key)
+        try:
+            shard = torch.empty_like(plan.shard(parameter.detach(), axis))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        if mesh is not None:
+            shard = DTensor.from_local(shard, mesh, [plan.placement], run_check=False)
+        setattr(module, key, nn.Parameter(shard, parameter.requires_grad))
 
 
 def local(tensor: Tensor) -> Tensor:

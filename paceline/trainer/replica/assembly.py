@@ -13,7 +13,7 @@ from paceline.trainer.model.weights import count_parameters, freeze, init_weight
 from paceline.trainer.model_config import FluxConfig, Model
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.parallel.stages import stage_layers, stages_of
-from paceline.trainer.parallel.tensor import Region, cut_parameters
+from paceline.trainer.parallel.tensor import TensorParallel, shard_parameters
 from paceline.trainer.replica.compute_copies import ComputeCopies
 from paceline.trainer.replica.replica import (
     DdpReplica,
@@ -58,7 +58,7 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
         freeze(part)
         if config.training.dtype == "fp8":
             use_float8(part, world.device.type, config.training.fp8_recipe)
-        cut_parameters(part, mesh.tp, states["tp"] if sharded and states else None)
+        shard_parameters(part, mesh.tp, states["tp"] if sharded and states else None)
         if sharded:
             shard(part, mesh, reshard=layout.zero_stage == 3)
         part.to_empty(device=world.device)
@@ -108,7 +108,7 @@ def setting_of(config: TrainerConfig, mesh: Mesh) -> LayerSetting:
         seq_len=config.training.seq_len,
         dtype=DTYPES[config.training.dtype],
         recompute=layout.recompute,
-        region=Region(mesh.tp, layout.sequence_parallel),
+        tp=TensorParallel(mesh.tp, layout.sequence_parallel),
         cp=mesh.cp,
         cp_exchange=layout.cp_exchange,
         lora=config.lora,

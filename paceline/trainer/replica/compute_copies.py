@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from paceline.trainer.model.decoder import Decoder, Embedding, Linear
+from paceline.trainer.model.decoder import Decoder
+from paceline.trainer.model.layers import Linear, VocabParallelEmbedding
 from paceline.trainer.model.network import Network
+
+Layer = Linear | VocabParallelEmbedding
 
 
 class ComputeCopies:
@@ -28,7 +31,7 @@ class ComputeCopies:
                 if layer.weight.dtype != part.setting.dtype:
                     self._add(layer, part.setting.dtype)
 
-    def _add(self, layer: Linear | Embedding, dtype: torch.dtype) -> None:
+    def _add(self, layer: Layer, dtype: torch.dtype) -> None:
         weight = layer.weight
         copy = weight.detach().to(dtype).requires_grad_(weight.requires_grad)
         if weight.requires_grad:
@@ -44,10 +47,10 @@ class ComputeCopies:
             torch._foreach_copy_(self.copies, weights)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def layers_with_copies(part: Network) -> list[Linear | Embedding]:
+def layers_with_copies(part: Network) -> list[Layer]:
     """Linear layers, and the embedding where it is the head's table as well."""
-    layers: list[Linear | Embedding] = [m for m in part.modules() if isinstance(m, Linear)]
-    if isinstance(part, Decoder) and part.part.last and isinstance(part.head_table, Embedding):
+    layers: list[Layer] = [module for module in part.modules() if isinstance(module, Linear)]
+    if isinstance(part, Decoder) and part.part.last and part.head is None:
         layers.append(part.head_table)
     return layers
 

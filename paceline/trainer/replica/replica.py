@@ -30,7 +30,7 @@ from paceline.trainer.model.dropout import keep_draws_from_compiler
 from paceline.trainer.model.network import Network
 from paceline.trainer.parallel.collectives import all_reduce, all_reduce_coalesced
 from paceline.trainer.parallel.mesh import Mesh, World
-from paceline.trainer.parallel.tensor import cut_dim, is_share, local
+from paceline.trainer.parallel.tensor import local, tp_plan_of
 from paceline.trainer.replica.compute_copies import ComputeCopies
 from paceline.trainer.replica.sharding import reshard
 from paceline.trainer.replica.weight_slices import WeightSlices
@@ -60,6 +60,8 @@ class Replica:
 
     def __init__(self, parts: list[Network], mesh: Mesh) -> None:
         self.parts, self.mesh = parts, mesh
+        self.tp_plan = {n: plan for part in parts for n, plan in tp_plan_of(part).items()}
+        """How tensor ranks hold each parameter, by its name in the whole model."""
         self.stages: list[Any] = []
         """What runs the parts in a pipeline."""
         self.module: nn.Module = parts[0]
@@ -171,9 +173,13 @@ class Replica:
     def _finalize_gradients(self) -> None:
         """Sum what tensor ranks and tied stages each hold a share of."""
         if self.mesh.tp.size > 1:
-            sequence = self.parts[0].setting.region.sequence
-            shares = (grad for name, grad in self._named_gradients() if is_share(name, sequence))
-            all_reduce_coalesced(map(local, shares), self.mesh.tp)
+            sequence_parallel = self.parts[0].setting.tp.sequence_parallel
+            partial = (
+                grad
+                for name, grad in self._named_gradients()
+                if self.tp_plan[name].sums_grad(sequence_parallel)
+            )
+            all_reduce_coalesced(map(local, partial), self.mesh.tp)
         if self.mesh.pp.size > 1:
             self._exchange_tied()
 
@@ -199,11 +205,11 @@ class Replica:
 
     def _own_gradients(self) -> list[Tensor]:
         """Gradients that no other rank of the replica counts."""
-        copies = {part.tied_copy for part in self.parts}
+        copies, first = {part.tied_copy for part in self.parts}, self.mesh.tp.index == 0
         return [
             local(gradient)
             for name, gradient in self._named_gradients()
-            if name not in copies and (self.mesh.tp.index == 0 or cut_dim(name) is not None)
+            if name not in copies and (first or self.tp_plan[name].shard_dim is not None)
         ]
 
 

@@ -14,9 +14,9 @@ from paceline.trainer.config import parse_config
 from paceline.trainer.model.decoder import (
     Decoder,
     LayerSetting,
-    Linear,
     ModelPart,
 )
+from paceline.trainer.model.layers import Linear
 from paceline.trainer.model.norm import Norm
 from paceline.trainer.model.rotary import rope_tables, rotate
 from paceline.trainer.model.weights import count_parameters, init_weights

@@ -15,7 +15,7 @@ from paceline.trainer.config import ModelConfig, parse_config
 from paceline.trainer.model.decoder import Decoder, LayerSetting
 from paceline.trainer.model.flux import MMDiT
 from paceline.trainer.parallel.mesh import Axis
-from paceline.trainer.parallel.tensor import Region, cut_parameters
+from paceline.trainer.parallel.tensor import TensorParallel, shard_parameters
 from tests.numerics.cases import Case
 
 # PyTorch warns of what its own compiler does with an autograd.Function.
@@ -38,20 +38,20 @@ def graphs_of(case: Case, tp: Axis) -> tuple[int, dict[str, int]]:
     """Graphs that all blocks of a model run in, forward and backward; breaks by their reason."""
     config = parse_config(case.settings())
     layout = config.layout
-    region = Region(tp, layout.sequence_parallel)
+    cuts = TensorParallel(tp, layout.sequence_parallel)
     setting = LayerSetting(
-        config.training.seq_len, torch.float32, layout.recompute, region, lora=config.lora
+        config.training.seq_len, torch.float32, layout.recompute, cuts, lora=config.lora
     )
     model = config.model
     with torch.device("meta"):
         whole = Decoder(model, setting) if isinstance(model, ModelConfig) else MMDiT(model, setting)
-    cut_parameters(whole, tp, None)
+    shard_parameters(whole, tp, None)
     whole.to_empty(device="cpu").make_tables(torch.device("cpu"))
     counter = CompileCounterWithBackend("eager")
     for block in whole.blocks.values():
         block.compile(backend=counter)
     hidden = model.hidden_size
-    rows = config.training.seq_len // (tp.size if region.sequence else 1)
+    rows = config.training.seq_len // (tp.size if layout.sequence_parallel else 1)
     if isinstance(whole, Decoder):
         x = torch.randn(1, rows, hidden, requires_grad=True)
         for block in whole.blocks.values():

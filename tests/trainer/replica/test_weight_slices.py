@@ -13,8 +13,10 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from paceline.trainer.checkpoint_tensors import piece_of, rectangles
 from paceline.trainer.parallel.mesh import ALONE, Axis
+from paceline.trainer.parallel.tensor import ParamPlan
 from paceline.trainer.replica.weight_slices import ALIGNED, WeightSlices
 
+ROWS = ParamPlan(shard_dim=0)
 SHAPES = ((64, 24), (24,), (96, 24), (7,), (24, 96), (3, 5, 8))
 """Sizes that no number of ranks divides, and one tensor as large as many others together."""
 
@@ -71,7 +73,7 @@ def test_rectangles_hold_a_run_of_elements_in_order(
 def test_a_piece_tells_dcp_where_it_lies_in_the_whole_tensor() -> None:
     """Tensor rank 1 of 2 has rows 4 to 7 of 8; the piece is all but its first and last element."""
     tensor_rank = Axis(2, 1)
-    piece = piece_of("blocks.0.q.weight", torch.arange(1.0, 11.0), (4, 3), 1, tensor_rank)
+    piece = piece_of(ROWS, torch.arange(1.0, 11.0), (4, 3), 1, tensor_rank)
 
     chunks = piece.__create_chunk_list__()
 
@@ -81,5 +83,5 @@ def test_a_piece_tells_dcp_where_it_lies_in_the_whole_tensor() -> None:
     middle = piece.__get_tensor_shard__(MetadataIndex("", chunks[1].offsets))
     middle.fill_(0.0)
     assert piece.elements.tolist() == [1, 2, 0, 0, 0, 0, 0, 0, 9, 10]
-    alone = piece_of("blocks.0.q.weight", torch.arange(12.0), (4, 3), 0, ALONE)
+    alone = piece_of(ROWS, torch.arange(12.0), (4, 3), 0, ALONE)
     assert len(alone.__create_chunk_list__()) == 1
