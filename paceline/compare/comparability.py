@@ -29,7 +29,7 @@ KEYS: dict[str, str] = {
     "recompute": "what the backward pass computes again",
     "data": "kind of data",
     "packing": "whether samples are windows of one line of tokens or padded records; what their "
-    "loss counts",
+    "loss counts; whether attention keeps to documents",
     "profiled": "whether a profiler was attached, which slows a run",
 }
 """What must be equal before a verdict, in the order in which differences are told."""
@@ -217,7 +217,10 @@ def _setting(facts: Facts, key: str) -> Setting | None:
         case "packing":
             # Packed samples have no padding that a loss could leave out.
             padded = facts.packing == "padded"
-            return {"": "padded", "loss_on": facts.loss_on} if padded else _word(facts.packing)
+            if padded:
+                return {"": "padded", "loss_on": facts.loss_on}
+            by_document = {"document_mask": "yes"} if facts.document_mask else {}
+            return {"": facts.packing, **by_document} if facts.packing else None
         case "profiled":
             words = {True: "yes", False: "no", None: None}
             return _word(words[facts.profiled])

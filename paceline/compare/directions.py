@@ -43,7 +43,9 @@ COSTS = frozenset({"jitter_tax", "data_wait_fraction", "comm_wait_fraction"})
 OF_TELEMETRY = frozenset({"energy_per_token_j"})
 """Less is better; only runs whose devices tell their power have them."""
 
-NEUTRAL = frozenset({"real_token_fraction", "achievable_flops_per_s", "loss_last"})
+NEUTRAL = frozenset(
+    {"real_token_fraction", "attended_share", "achievable_flops_per_s", "loss_last"}
+)
 """Neither way is an improvement of the run."""
 
 

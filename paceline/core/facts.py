@@ -43,6 +43,8 @@ class Facts(Value):
     """Kind of data: `synthetic`, `stdlib`, `text`, ..."""
     packing: str | None = None
     """`packed` samples are windows of one line of tokens, `padded` ones records of their own."""
+    document_mask: bool | None = None
+    """Whether tokens of packed samples attend to their own document alone."""
     loss_on: str | None = None
     """Of padded or masked samples: `all` positions, or the `text` alone."""
     real_tokens_per_sample: PositiveFloat | None = None
@@ -101,6 +103,7 @@ def facts_of(spec: RunSpec) -> Facts:
         layout=spec.layout,
         data=spec.data.source,
         packing=spec.data.packing,
+        document_mask=spec.data.document_mask,
         loss_on=spec.data.loss_on,
         real_tokens_per_sample=spec.data.real_tokens_per_sample,
         flops_convention=spec.flops_convention,

@@ -9,7 +9,7 @@ mathematics once, whatever is recomputed; with `+recompute` behind it the name s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.core.layout import Recompute
 from paceline.core.shape import (
@@ -36,6 +36,13 @@ class FlopsInput:
     recompute: Recompute = "none"
     lora: LoraSpec | None = None
     nominal_parameters: float | None = None
+    attended_share: float = 1.0
+    """What document masking leaves of attention's pairs in a sequence: sum l^2 over documents of l
+    tokens / seq_len^2, with windows the mean over layers."""
+
+    def attending(self, share: float | None) -> FlopsInput:
+        """The same with a measured share, if one is known."""
+        return self if share is None else replace(self, attended_share=share)
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,7 @@ def _counted_parameters(x: FlopsInput) -> float:
 
 def _narayanan_again(x: FlopsInput) -> float:
     layers, h = x.shape.num_layers, x.shape.hidden_size
-    attention = 4.0 * layers * h * x.seq_len
+    attention = 4.0 * layers * h * x.seq_len * x.attended_share
     return attention + 24 * layers * h**2 if x.recompute == "full" else attention
 
 
@@ -158,7 +165,7 @@ def megatron_deepspeed(x: FlopsInput) -> float:
 
 def _narayanan(x: FlopsInput, coefficient: int, head: int) -> float:
     layers, h, vocab = x.shape.num_layers, x.shape.hidden_size, x.shape.padded_vocab()
-    bracket = 1 + x.seq_len / (6 * h) + vocab / (head * layers * h)
+    bracket = 1 + x.seq_len * x.attended_share / (6 * h) + vocab / (head * layers * h)
     return coefficient * layers * h**2 * bracket
 
 
@@ -190,9 +197,11 @@ def linear_per_token(x: FlopsInput) -> float:
 def attention_per_token(x: FlopsInput) -> float:
     """FLOPs per token of both attention products without a causal mask: 3 passes x 4 L (a d) k.
 
-    k is the number of keys that a query attends to: s, or less in layers with a window.
+    k is the number of keys that a query attends to: s, or less in layers with a window and where
+    packed documents are masked from each other.
     """
-    return 12.0 * x.shape.num_layers * x.shape.attention_size * attended_keys(x.shape, x.seq_len)
+    keys = attended_keys(x.shape, x.seq_len) * x.attended_share
+    return 12.0 * x.shape.num_layers * x.shape.attention_size * keys
 
 
 def attended_keys(shape: Shape, seq_len: int) -> float:

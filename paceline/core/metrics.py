@@ -120,6 +120,15 @@ def _real_token_fraction(run: TimedRun) -> Metric:
     return Metric(value=real / (batch * seq_len), unit="fraction", n=run.times.n)
 
 
+@_metric("attended_share", "What document masking leaves of attention's pairs in a sequence.")
+def _attended_share(run: TimedRun) -> Metric:
+    """Sum of l^2 over documents of l tokens / seq_len^2: what the FLOPs of this run count."""
+    share = run.attended_share
+    if share is None:
+        return Metric(value=None, unit="fraction", note="no document masking was told of")
+    return Metric(value=share, unit="fraction", n=run.times.n, statistic="mean")
+
+
 @_metric("samples_per_s", "Sequences per second at the median step, all devices.")
 def _samples_per_s(run: TimedRun) -> Metric:
     batch = run.global_batch

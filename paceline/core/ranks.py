@@ -38,6 +38,7 @@ def merge_ranks(ranks: Mapping[int, Steps]) -> Steps:
     each reports its share of them. The loss is weighted by samples: every rank relates what it sums
     to the mean count of targets, so ranks with the same samples count them once together, and
     padding that one rank has more of shifts nothing. Tokens stand in for samples that are unknown.
+    What documents leave of attention is weighted alike.
     """
     if not ranks:
         return Steps.of([])
@@ -51,7 +52,8 @@ def merge_ranks(ranks: Mapping[int, Steps]) -> Steps:
     columns["comm_wait_s"] = np.median(stacked["comm_wait_s"], axis=0)
     samples, tokens = stacked["samples"], stacked["tokens"]
     shares = np.where(np.isfinite(samples).all(axis=0), samples, tokens)
-    columns["loss"] = _weighted_mean(stacked["loss"], shares)
+    for name in ("loss", "attended_share"):
+        columns[name] = _weighted_mean(stacked[name], shares)
     skipped = np.any([s.skipped for s in aligned], axis=0)
     return Steps(first.index, first.averaged_over, skipped, columns)
 

@@ -85,6 +85,7 @@ NEWER_OF_DATA: dict[str, Any] = {
     "split_part": 0,
     "blend": [],
     "tokenizer": None,
+    "document_mask": False,
 }
 NEWER_OF_LAYOUT = {"gradient_sync": None}
 NEWER_OF_EVALUATION = {"loss_mask": None, "mean": "targets"}
@@ -191,6 +192,8 @@ class Data(Value):
     """Mean unpadded tokens of what synthetic samples stand for; counted where the data is real."""
     packing: Literal["packed", "padded"] = "packed"
     """`packed`: windows of one line of tokens; `padded`: a record a sample, cut or filled up."""
+    document_mask: bool = False
+    """Tokens of a packed window attend to their own document alone, at positions from its start."""
     loss_on: Literal["all", "text"] = "all"
     """What the loss of padded samples is taken over: every position, or no padding."""
     loss_mask: str | None = None

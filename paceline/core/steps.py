@@ -29,6 +29,8 @@ class Step:
     busy_time_s: float | None = None
     comm_wait_s: float | None = None
     data_wait_s: float | None = None
+    attended_share: float | None = None
+    """What document masking leaves of attention's pairs; None without document masking."""
     checkpoint_s: float | None = None
     """Part of the step in which it waited for its checkpoint."""
     flops_per_s_per_device: float | None = None

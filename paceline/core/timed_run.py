@@ -98,6 +98,17 @@ class TimedRun:
         return self._per_device(hardware_flops_per_token) if self.facts.layout else None
 
     @property
+    def attended_share(self) -> float | None:
+        """What document masking left of attention's pairs, mean over the window; None without."""
+        return mean_value(self.window["attended_share"])
+
+    @property
+    def flops_input(self) -> FlopsInput | None:
+        """What the FLOPs conventions look at, with the pairs that were attended to."""
+        x = self.facts.flops_input
+        return x and x.attending(self.attended_share)
+
+    @property
     def model_convention(self) -> str | None:
         """In which convention model FLOP/s are counted."""
         name = self.facts.flops_convention
@@ -112,7 +123,7 @@ class TimedRun:
 
     def _per_device(self, per_token: Callable[[str, FlopsInput], float]) -> float | None:
         facts, batch = self.facts, self.global_batch
-        x, convention = facts.flops_input, facts.flops_convention
+        x, convention = self.flops_input, facts.flops_convention
         num_devices, seq_len = facts.num_devices, facts.seq_len
         if not (x and convention and num_devices and seq_len and batch):
             return None

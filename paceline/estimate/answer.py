@@ -6,7 +6,7 @@ from math import isfinite
 
 from paceline.core.flops import FlopsInput, model_flops_per_token
 from paceline.core.rates import flops_per_s_per_device, mfu, tokens_per_s
-from paceline.core.run import USUAL_FP8_RECIPE, RunSpec, Training
+from paceline.core.run import USUAL_FP8_RECIPE, Data, RunSpec, Training
 from paceline.core.value import Value
 from paceline.core.waterfall import WaterfallLevel
 from paceline.estimate.costs import Bill, bill
@@ -136,7 +136,7 @@ def estimate_on(
         outlook=planned,
         waterfall=waterfall(estimates.x, coefficients, time, reached * seconds),
         evidence=basis_of(evidence, machine, *_links(question)),
-        notes=machine.notes + _recipe_notes(training),
+        notes=machine.notes + _recipe_notes(training) + _data_notes(spec.data),
     )
 
 
@@ -152,6 +152,16 @@ def _recipe_notes(training: Training) -> tuple[str, ...]:
     return (
         f"fp8_recipe {training.fp8_recipe} is timed as {USUAL_FP8_RECIPE}, for want of "
         f"measurements{wide}: likely too fast",
+    )
+
+
+def _data_notes(data: Data) -> tuple[str, ...]:
+    """What is not known of the data before a run."""
+    if not data.document_mask:
+        return ()
+    return (
+        "data.document_mask: time, FLOPs and MFU are of whole windows, because nothing is known of "
+        "the documents' lengths before a run: its attention does less, by metric attended_share",
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from paceline.core.flops import hardware_flops_per_token, model_flops_per_token
 from paceline.core.memory import memory_per_device
+from paceline.core.result import finite_value
 from paceline.explain.explanation import CauseEvidence, CauseName
 from paceline.explain.inquiry import Finding, Inquiry, setting
 from paceline.explain.observed import ObservedRun
@@ -166,6 +167,7 @@ def recomputed_share(run: ObservedRun) -> float:
     x, convention = run.facts.flops_input, run.facts.flops_convention
     if x is None or convention is None or x.recompute == "none":
         return 0.0
+    x = x.attending(finite_value(run.result.metrics.get("attended_share")))
     executed = hardware_flops_per_token(convention, x)
     return 1 - model_flops_per_token(convention, x) / executed
 

@@ -139,6 +139,9 @@ class StepEvent(Value):
     does not mark such waits."""
     comm_wait_s: NonNegativeFloat | None = None
     data_wait_s: NonNegativeFloat | None = None
+    attended_share: NonNegativeFloat | None = None
+    """What document masking leaves of the pairs of query and key in the rank's samples, 0-1; None
+    without document masking."""
     memory_bytes: MemoryPeaks = MemoryPeaks()
     cores: CoreSeconds = CoreSeconds()
     skipped: bool = False
@@ -354,6 +357,7 @@ def to_step(event: StepEvent) -> Step:
         busy_time_s=None if event.tracked else event.busy_time_s,
         comm_wait_s=None if event.tracked else event.comm_wait_s,
         data_wait_s=event.data_wait_s,
+        attended_share=event.attended_share,
         checkpoint_s=event.checkpoint_s,
         allocated_bytes=memory.allocated,
         reserved_bytes=memory.reserved,

@@ -17,6 +17,7 @@ LABELS: dict[str, str] = {
     "samples_per_s": "Samples",
     "samples_per_s_mean": "Samples, mean",
     "real_token_fraction": "Real tokens",
+    "attended_share": "Attended pairs",
     "energy_per_token_j": "Energy of a token",
     "step_time_s": "Step time, median",
     "step_time_mean_s": "Step time, mean",

@@ -34,6 +34,7 @@ _FACT_OF = {
     "data.source": "data",
     "data.packing": "packing",
     "data.loss_on": "loss_on",
+    "data.document_mask": "document_mask",
     "data.real_tokens_per_sample": "real_tokens_per_sample",
     "cluster.device": "device",
     "cluster.device_label": "device_label",

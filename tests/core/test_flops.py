@@ -246,3 +246,13 @@ def test_padding_the_vocabulary_costs_its_rows():
     exact = replace(GPT, shape=GPT_1B3)
     extra = flops_per_token("causal", padded) - flops_per_token("causal", exact)
     assert extra == 6 * (50304 - 50257) * 2048
+
+
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_documents_that_do_not_see_each_other_cost_what_short_sequences_do(name: str):
+    """Four of equal length leave a quarter of the pairs."""
+    for recompute in ("none", "selective", "full"):
+        packed = FlopsInput(LLAMA_8B, 8192, recompute, attended_share=0.25)
+        alone = FlopsInput(LLAMA_8B, 2048, recompute)
+        assert hardware_flops_per_token(name, packed) == hardware_flops_per_token(name, alone)
+        assert flops_per_token(name, packed) == flops_per_token(name, alone)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.core.facts import Facts, facts_of
@@ -115,6 +117,24 @@ def test_tokens_are_counted_where_the_data_is_real_and_stated_where_it_is_not(
     assert metrics["real_token_fraction"].value == pytest.approx(real / 32)
     assert metrics["tokens_per_s"].value == pytest.approx(8 * real / 0.5)
     assert metrics["padded_tokens_per_s"].value == pytest.approx(8 * 32 / 0.5)
+
+
+def test_flops_count_the_pairs_that_documents_leave():
+    spec = make_spec()
+    whole = measure(run(spec))
+    steps = make_steps([0.5] * 20, samples=[8.0] * 20, attended_share=[0.25, 0.75] * 10)
+    masked = measure(timed_run(facts_of(spec), steps, steps))
+    x = facts_of(spec).flops_input
+    assert x is not None
+    per_token = flops_per_token("causal", replace(x, attended_share=0.5))
+
+    assert whole["attended_share"].value is None
+    assert masked["attended_share"].value == pytest.approx(0.5)
+    ratio = per_token / flops_per_token("causal", x)
+    assert ratio < 1
+    for name in ("model_flops_per_s_per_device", "hardware_flops_per_s_per_device"):
+        before, after = whole[name].value, masked[name].value
+        assert before is not None and after == pytest.approx(ratio * before)
 
 
 def test_padding_that_nobody_counted_leaves_the_text_unknown():

@@ -19,7 +19,16 @@ Event = dict[str, Any]
 Columns = tuple[IntColumn, dict[str, FloatColumn]]
 """Step numbers, and figures by the names of Step."""
 
-COLUMNS = ("step_time_s", "loss", "grad_norm", "tokens", "samples", "global_batch", "seq_len")
+COLUMNS = (
+    "step_time_s",
+    "loss",
+    "grad_norm",
+    "tokens",
+    "samples",
+    "global_batch",
+    "seq_len",
+    "attended_share",
+)
 """What tells ranks apart (busy and waiting times) is left out: it would double the memory."""
 
 PEAKS = ("allocated", "reserved", "resident", "device_used")

@@ -81,7 +81,8 @@ def short_of(
     training = recipe.training.model_copy(
         update={"global_batch": batch, "batch_per_device": None, "ramp_up": None, "dtype": dtype}
     )
-    data = recipe.data.model_copy(update={"source": "synthetic", "path": None, "loss_mask": None})
+    synthetic = {"source": "synthetic", "path": None, "loss_mask": None, "document_mask": False}
+    data = recipe.data.model_copy(update=synthetic)
     changed = recipe.model_copy(
         update={"model": model, "training": training, "data": data, "layout": Layout(**axes)}
     )

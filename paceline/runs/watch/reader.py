@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from statistics import mean, median
+from statistics import fmean, mean, median
 from typing import TypedDict
 
 import numpy as np
@@ -232,6 +232,8 @@ def _rates(record: RunRecord, ranks: Sequence[_Rank], step_s: float | None) -> R
         rates["samples_per_s"] = batch / step_s
     if not (batch and x and convention and devices and facts.seq_len):
         return rates
+    shares = [step.attended_share for step in steps if step.attended_share is not None]
+    x = x.attending(fmean(shares) if shares else None)
     sample = model_flops_per_token(convention, x) * facts.seq_len
     reached = flops_per_s_per_device(sample, batch, step_s, devices)
     device = find_device(facts.device) if facts.device else None
