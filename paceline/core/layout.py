@@ -183,6 +183,22 @@ RULES: tuple[Rule, ...] = (
         "experts are estimated, and their logs parsed; use layout.ep=1",
     ),
     refuse(
+        "document-mask",
+        "cp",
+        native=True,
+        why="data.document_mask is not for cp > 1, because ranks with parts of a sequence "
+        "attend to all of it: use layout.cp=1, or leave data.document_mask out",
+    ),
+    refuse(
+        "document-mask",
+        "compile",
+        "full",
+        native=True,
+        why="data.document_mask with recompute full is not compiled, because torch.compile leaves "
+        "a whole recomputed block alone where it cannot trace its attention: use "
+        "layout.recompute=selective or none, or training.compile=none",
+    ),
+    refuse(
         "zero-bubble",
         "compile",
         native=True,
@@ -260,6 +276,7 @@ def features(
     device: str | None = None,
     compiled: bool = False,
     tied: bool = False,
+    document_mask: bool = False,
     kind: str = "decoder",
 ) -> frozenset[str]:
     """The names by which RULES speak of a run; `no-tp` and its like stand for an axis of size 1.
@@ -285,6 +302,7 @@ def features(
         layout.recompute: layout.recompute != "none",
         "compile": compiled,
         "tied": tied,
+        "document-mask": document_mask,
         "mmdit": kind == "mmdit",
         dtype or "": dtype is not None,
         device or "": device is not None,

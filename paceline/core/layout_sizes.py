@@ -296,6 +296,7 @@ def native_problems(
     dtype: str | None = None,
     device: str | None = None,
     compiled: bool = False,
+    document_mask: bool = False,
 ) -> list[str]:
     """Why the native trainer cannot run a layout without `layout_problems`, one sentence each."""
     present = features(
@@ -305,6 +306,7 @@ def native_problems(
         device=device,
         compiled=compiled,
         tied=shape.tied_embeddings,
+        document_mask=document_mask,
         kind=shape.kind,
     )
     broken = broken_rules(present, (rule for rule in RULES if rule.native))

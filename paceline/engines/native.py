@@ -27,6 +27,7 @@ EMULATED = ("fp16", "fp8")
 """What no CPU computes by itself."""
 TEXT_SOURCES = ("stdlib", "text", "jsonl")
 TOKEN_FILES = ("tokens", "indexed")
+DOCUMENT_SOURCES = (*TEXT_SOURCES, "indexed")
 LATENT_FILES = ("latents", "webdataset")
 LATENT_SOURCES = ("synthetic", *LATENT_FILES)
 BYTE_VOCAB = 257
@@ -56,7 +57,7 @@ def unsupported(spec: RunSpec) -> list[str]:
             "model.num_experts > 1 is not in this trainer: models with experts are estimated, "
             "and their logs parsed"
         )
-    problems += _evaluation_problems(spec)
+    problems += [*_evaluation_problems(spec), *_document_problems(spec)]
     return problems + (
         _latent_problems(spec) if spec.model.kind == "mmdit" else _text_problems(spec, spec.model)
     )
@@ -93,6 +94,22 @@ def _evaluation_problems(spec: RunSpec) -> list[str]:
     if spec.mlperf and spec.checkpoint.resume:
         problems.append("checkpoint.resume: a run that mlperf times is whole or it is none")
     return problems
+
+
+def _document_problems(spec: RunSpec) -> list[str]:
+    """Why documents cannot be masked from each other."""
+    data = spec.data
+    if not data.document_mask:
+        return []
+    if data.source not in DOCUMENT_SOURCES or spec.model.kind == "mmdit":
+        allowed = ", ".join(DOCUMENT_SOURCES)
+        return [
+            f"data.document_mask needs documents, and nothing says where those of source "
+            f"{data.source} end: use a decoder on {allowed}"
+        ]
+    if data.packing == "padded":
+        return ["data.document_mask is for packed samples: a padded one is one document"]
+    return []
 
 
 def _latent_problems(spec: RunSpec) -> list[str]:
@@ -139,6 +156,7 @@ def _layout_problems(spec: RunSpec) -> list[str]:
             dtype=spec.training.dtype,
             device=_device(spec),
             compiled=spec.training.compile != "none",
+            document_mask=spec.data.document_mask,
         )
         if problems and batch < spec.training.global_batch:
             return [f"while the batch ramps up: {problem}" for problem in problems]

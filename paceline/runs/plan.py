@@ -265,7 +265,8 @@ def _own_settings(spec: RunSpec) -> list[str]:
     """What is asked of the native trainer alone, of another engine: value and usual value."""
     if spec.engine in ("native", "command"):
         return []
-    own: dict[str, tuple[str | None, str | None]] = {
+    own: dict[str, tuple[str | bool | None, str | bool | None]] = {
+        "data.document_mask": (spec.data.document_mask, False),
         "training.fp8_recipe": (spec.training.fp8_recipe, USUAL_FP8_RECIPE),
         "layout.gradient_sync": (spec.layout.gradient_sync, None),
     }

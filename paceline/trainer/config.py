@@ -111,6 +111,8 @@ class DataConfig:
     split: tuple[float, ...] | None = None
     """Sizes of the source's parts, in proportion to each other."""
     split_part: int = 0
+    document_mask: bool = False
+    """Whether tokens of a packed window attend to their own document alone."""
     blend: tuple[tuple[str, float], ...] = ()
     """(path, weight) of indexed data sets that are mixed, in place of `path`."""
 

@@ -21,6 +21,7 @@ from paceline.trainer.config import (
 from paceline.trainer.model_config import FluxConfig, ModelConfig
 from paceline.trainer.parallel.stages import schedule_problems, stage_layers
 
+DOCUMENT_SOURCES = ("stdlib", "text", "jsonl", "indexed")
 TOKEN_FILES = ("tokens", "indexed")
 """Sources that a mask can go with."""
 
@@ -115,6 +116,9 @@ def data_problems(data: DataConfig, kind: str) -> list[str]:
         problems.append("data.packing padded: its samples are of one data set, so no data.blend")
     if data.packing == "padded" and data.source == "tokens":
         problems.append("data.packing padded: a token file has no records; use jsonl or text")
+    if data.document_mask and (data.source not in DOCUMENT_SOURCES or data.packing == "padded"):
+        allowed = ", ".join(DOCUMENT_SOURCES)
+        problems.append(f"data.document_mask: is for packed samples of {allowed}")
     return problems
 
 
@@ -225,6 +229,7 @@ def layout_features(config: TrainerConfig) -> frozenset[str]:
         layout.recompute: layout.recompute != "none",
         "compile": config.training.compile != "none",
         "tied": config.model.tied_embeddings,
+        "document-mask": config.data.document_mask,
         "mmdit": config.model.kind == "mmdit",
         config.training.dtype: True,
         config.device: True,

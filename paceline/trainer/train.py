@@ -28,6 +28,7 @@ from paceline.trainer.measure.outcome import CheckpointError, NotFiniteError
 from paceline.trainer.measure.profiler import closing
 from paceline.trainer.measure.traffic import watch_traffic
 from paceline.trainer.model.attention import AttentionShape, attention_kernel
+from paceline.trainer.model.document_attention import document_kernel
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
 from paceline.trainer.profilers import make_profiler
 from paceline.trainer.replica.assembly import DTYPES, make_replica
@@ -180,7 +181,11 @@ def attention_of(config: TrainerConfig, device: torch.device) -> str:
     if layout.cp > 1 and layout.cp_exchange == "ring":
         return "flash_attention"
     shape = AttentionShape(tokens, heads, kv_heads, model.head_dim, isinstance(model, ModelConfig))
-    kernel = attention_kernel(shape, DTYPES[config.training.dtype], device)
+    dtype = DTYPES[config.training.dtype]
+    if isinstance(model, ModelConfig) and config.data.document_mask:
+        how = document_kernel(device, dtype, model.dropped_probabilities)
+        return f"documents, {how}"
+    kernel = attention_kernel(shape, dtype, device)
     if not isinstance(model, ModelConfig):
         return kernel
     windows = [model.window(layer) or tokens for layer in range(model.num_layers)]

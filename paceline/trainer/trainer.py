@@ -48,6 +48,7 @@ class Pending:
     samples: int
     """Of this rank's replica, as its tokens are; its ranks report equal shares."""
     real_tokens: int
+    attended_share: float | None
     data_wait_s: float
     skipped: bool
     tracked: bool
@@ -142,6 +143,7 @@ class Trainer:
                     values,
                     batch.samples,
                     batch.real_tokens,
+                    batch.attended_share,
                     data_wait_s,
                     skipped,
                     tracked,
@@ -246,6 +248,7 @@ class Trainer:
             data_wait_s=done.data_wait_s,
             memory_bytes=self._memory_bytes(),
             cores=done.cores,
+            **({} if done.attended_share is None else {"attended_share": done.attended_share}),
             **({"skipped": True} if done.skipped else {}),
             **({"tracked": True} if done.tracked else {}),
             **({"profiled": True} if self.profiler.attached(done.step) else {}),

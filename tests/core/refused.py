@@ -20,6 +20,8 @@ EXAMPLES: tuple[dict[str, Any], ...] = (
     {"gradient_sync": "every", "zero_stage": 1},
     {"gradient_sync": "every", "zero_stage": 2, "pp": 2},
     {"ep": 2},
+    {"cp": 2, "document_mask": True},
+    {"recompute": "full", "compile": "blocks", "document_mask": True},
     {"pp": 2, "schedule": "zero-bubble", "compile": "blocks"},
     {"pp": 2, "schedule": "zero-bubble", "recompute": "full"},
     {"cp": 2, "cp_exchange": "ring", "dtype": "fp32", "device": "cuda"},
@@ -31,7 +33,7 @@ EXAMPLES: tuple[dict[str, Any], ...] = (
     {"kind": "mmdit", "dtype": "fp8"},
 )
 """Fields of the layout and, on two devices each, what is around it: `AROUND`."""
-AROUND = ("compile", "dtype", "device", "kind")
+AROUND = ("compile", "dtype", "device", "kind", "document_mask")
 
 
 def layout_of(fields: dict[str, Any]) -> Layout:
@@ -43,6 +45,7 @@ def features_of(fields: dict[str, Any]) -> dict[str, Any]:
     """What an example says besides, as `features` takes it."""
     return {
         "compiled": fields.get("compile", "none") != "none",
+        "document_mask": fields.get("document_mask", False),
         "dtype": fields.get("dtype"),
         "device": fields.get("device", "cpu"),
     }

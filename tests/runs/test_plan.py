@@ -100,9 +100,12 @@ def test_what_the_trainer_cannot_do_is_said_before_it_starts(
         make_plan(Request("tiny-llama", overrides=overrides, devices=2))
 
 
-def test_another_engine_is_not_given_what_the_native_trainer_alone_can_do():
-    said = r"layout.gradient_sync last is the native trainer's, and engine hf_trainer is not told"
-    asked = ("engine=hf_trainer", "layout.gradient_sync=last")
+@pytest.mark.parametrize(
+    "setting", ["layout.gradient_sync=last", "data.document_mask=true"], ids=["sync", "documents"]
+)
+def test_another_engine_is_not_given_what_the_native_trainer_alone_can_do(setting: str):
+    said = rf"{setting.partition('=')[0]} \w+ is the native trainer's, and engine hf_trainer is not"
+    asked = ("engine=hf_trainer", setting)
     with pytest.raises(UserError, match=said):
         make_plan(Request("tiny-llama", overrides=asked, devices=2))
 

@@ -47,17 +47,25 @@ def raw(layout: Layout, dp: int = 1, **changes: Any) -> dict[str, Any]:
     dp=sizes,
     compiled=st.booleans(),
     tied=st.booleans(),
+    by_document=st.booleans(),
     dtype=st.sampled_from(["fp32", "bf16", "fp16"]),
     device=st.sampled_from(["cpu", "cuda"]),
 )
 def test_the_trainer_derives_the_same_features(
-    layout: Layout, dp: int, compiled: bool, tied: bool, dtype: str, device: str
+    layout: Layout, dp: int, compiled: bool, tied: bool, by_document: bool, dtype: str, device: str
 ) -> None:
     changes = {"compile": "blocks" if compiled else "none", "tied_embeddings": tied}
+    changes["document_mask"] = by_document
     config = parse_config(raw(layout, dp, dtype=dtype, device=device, **changes))
 
     assert layout_features(config) == features(
-        layout, dp * layout.model_devices, dtype=dtype, device=device, compiled=compiled, tied=tied
+        layout,
+        dp * layout.model_devices,
+        dtype=dtype,
+        device=device,
+        compiled=compiled,
+        tied=tied,
+        document_mask=by_document,
     )
     assert config.world_size == dp * layout.model_devices
 

@@ -173,6 +173,7 @@ def problems(setting: Setting, layout: Layout, batch: int, nodes: int) -> list[s
         dtype=spec.training.dtype,
         device="cuda",
         compiled=compiled,
+        document_mask=spec.data.document_mask,
     )
 
 

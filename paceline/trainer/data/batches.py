@@ -6,20 +6,24 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from paceline.trainer.config import ConfigError, TrainerConfig
 from paceline.trainer.data.corpus import Corpus
+from paceline.trainer.data.document_bounds import attended_share
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.model.weights import mixed_seed
+from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.parallel.mesh import Mesh
 from paceline.trainer.schedule import BatchSizes
 
 AHEAD = 2
 """Steps that are prepared in advance."""
+PLAIN_FIELDS = 2
+"""Inputs and targets; what follows is the documents' bounds, or a diffusion model's."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class LocalBatch:
     """What else a model takes besides inputs and targets."""
     real_tokens: int = 0
     """Positions of the replica's samples that are no padding; what its ranks share out."""
+    attended_share: float | None = None
+    """What documents leave of the replica's pairs of query and key; None without document mask."""
 
     @property
     def samples(self) -> int:
@@ -45,12 +51,11 @@ class LocalBatch:
 
     def to(self, device: torch.device) -> LocalBatch:
         """The same batch on a device; the copy is queued when the memory is pinned."""
-        return LocalBatch(
-            self.inputs.to(device, non_blocking=True),
-            self.targets.to(device, non_blocking=True),
-            self.counted,
-            tuple(extra.to(device, non_blocking=True) for extra in self.extras),
-            self.real_tokens,
+        return replace(
+            self,
+            inputs=self.inputs.to(device, non_blocking=True),
+            targets=self.targets.to(device, non_blocking=True),
+            extras=tuple(extra.to(device, non_blocking=True) for extra in self.extras),
         )
 
     def microbatches(self) -> Iterator[tuple[Tensor, ...]]:
@@ -127,6 +132,7 @@ class Loader:
         self._rank, self._cp = mesh.dp.index, mesh.cp
         self._steps = range(first, config.training.steps)
         self._micro_batch = config.layout.micro_batch
+        self._model = config.model if config.data.document_mask else None
         self._ready: queue.Queue[LocalBatch | Exception] = queue.Queue(AHEAD)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._fill, name="loader", daemon=True)
@@ -149,17 +155,20 @@ class Loader:
     def batch(self, step: int) -> LocalBatch:
         """This rank's batch of a step (from 0)."""
         indices = self._sampler.windows(step, self._rank)
-        fields = [
-            field.unflatten(0, (-1, self._micro_batch))
-            for field in self._corpus.collate(indices, self._cp)
-        ]
+        fields = self._corpus.collate(indices, self._cp)
+        share = self._attended_share(fields)
+        fields = [field.unflatten(0, (-1, self._micro_batch)) for field in fields]
         if self._pin:
             fields = [field.pin_memory() for field in fields]
         inputs, targets, *extras = fields
         counted = int((targets != IGNORE_INDEX).sum())
-        return LocalBatch(
-            inputs, targets, counted, tuple(extras), self._corpus.real_tokens(indices)
-        )
+        real_tokens = self._corpus.real_tokens(indices)
+        return LocalBatch(inputs, targets, counted, tuple(extras), real_tokens, share)
+
+    def _attended_share(self, fields: tuple[Tensor, ...]) -> float | None:
+        if not isinstance(self._model, ModelConfig) or len(fields) == PLAIN_FIELDS:
+            return None
+        return attended_share(fields[PLAIN_FIELDS], self._model)
 
     def _fill(self) -> None:
         if self._device is not None:

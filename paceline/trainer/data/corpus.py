@@ -33,6 +33,7 @@ from paceline.trainer.data.texts import (
     MOST_TEXT_TOKENS,
     WHOLE_SOURCE,
     Extent,
+    document_ends,
     documents,
     map_mask,
     map_tokens,
@@ -61,6 +62,7 @@ def data_record(data: DataConfig, corpus: Corpus) -> dict[str, Any]:
         "packing": data.packing,
         "loss_on": data.loss_on,
         "loss_mask": data.loss_mask,
+        **({"document_mask": True} if data.document_mask else {}),
         **({"split": data.split, "split_part": data.split_part} if data.split else {}),
         "real_tokens_per_sample": corpus.real_tokens(samples) / max(1, len(samples)),
     }
@@ -165,7 +167,8 @@ def text_corpus(
         return pad(texts, seq_len, MOST_TEXT_TOKENS, data.loss_on == "text")
     usable = samples * seq_len + 1
     tokens = pack(documents(data, seed, usable, extent), min(usable, MOST_TEXT_TOKENS))
-    return TokenCorpus(tokens, seq_len, vocab)
+    ends = document_ends(tokens) if data.document_mask else None
+    return TokenCorpus(tokens, seq_len, vocab, ends=ends)
 
 
 def pad(texts: Iterable[bytes], seq_len: int, limit: int, masked: bool) -> PaddedCorpus:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.config import ConfigError, DataConfig, TrainerConfig
+from paceline.trainer.data.document_bounds import piece_bounds
 from paceline.trainer.data.indexed import IndexedFile, ShuffledFile, read_indexed, shuffled
 from paceline.trainer.data.samples import (
     Corpus,
@@ -51,6 +52,8 @@ class IndexedCorpus:
     vocab_size: int
     mask: Tensor | None = None
     """For each token of the only part, 0 where it counts for nothing as a target."""
+    document_mask: bool = False
+    """Whether attention keeps to documents, which are a file's sequences."""
     num_windows: None = field(default=None, init=False)
 
     @property
@@ -71,18 +74,22 @@ class IndexedCorpus:
         """Samples by their turn; raises ConfigError for an id that the model does not know."""
         windows: list[Tensor] = []
         counts: list[Tensor] = []
+        lengths: list[list[int]] = []
         for index in indices:
             turn = index % len(self.chosen)
             part = self.parts[self.chosen[turn]]
             pieces = part.pieces(int(self.numbers[turn]))
             ids = [known(part.file.tokens[p], self.vocab_size, p.start) for p in pieces]
             windows.append(torch.cat(ids))
+            lengths.append([len(piece) for piece in ids])
             if self.mask is not None:
                 counts.append(torch.cat([self.mask[p] for p in pieces]))
         inputs, targets = next_tokens(windows, cp)
         if counts:
             targets = targets.masked_fill(next_tokens(counts, cp)[1] == 0, IGNORE_INDEX)
-        return inputs, targets
+        if not self.document_mask:
+            return inputs, targets
+        return inputs, targets, piece_bounds(lengths, self.parts[0].seq_len)
 
 
 def load_indexed(config: TrainerConfig, vocab_size: int) -> Corpus:
@@ -102,7 +109,7 @@ def load_indexed(config: TrainerConfig, vocab_size: int) -> Corpus:
         blended(sum(part_sizes(samples, weights)), weights) if weights else alone(parts)
     )
     mask = None if data.loss_mask is None else mask_of(data.loss_mask, parts[0].file)
-    return IndexedCorpus(tuple(parts), chosen, numbers, vocab_size, mask)
+    return IndexedCorpus(tuple(parts), chosen, numbers, vocab_size, mask, data.document_mask)
 
 
 def load_validation_indexed(config: TrainerConfig, vocab_size: int) -> Corpus:
@@ -125,7 +132,14 @@ def load_validation_indexed(config: TrainerConfig, vocab_size: int) -> Corpus:
     first = trained_on(config, file).stop if held_out else sequences.start
     tokens = slice(int(file.starts[first]), int(file.starts[sequences.stop]))
     mask = None if masked is None else mask_of(masked, file)[tokens]
-    corpus = TokenCorpus(file.tokens[tokens], training.seq_len, vocab_size, mask)
+    ends = file.starts[first + 1 : sequences.stop + 1] - tokens.start
+    corpus = TokenCorpus(
+        file.tokens[tokens],
+        training.seq_len,
+        vocab_size,
+        mask,
+        ends if data.document_mask else None,
+    )
     return enough(corpus, evaluation.samples, path)
 
 

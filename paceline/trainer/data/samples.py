@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.config import ConfigError, DataConfig, TrainerConfig
+from paceline.trainer.data.document_bounds import window_bounds
 from paceline.trainer.data.validation_split import too_little
 from paceline.trainer.model.context_parallel import local_positions
 from paceline.trainer.model.loss import IGNORE_INDEX
@@ -35,6 +36,8 @@ class TokenCorpus:
     vocab_size: int
     mask: Tensor | None = None
     """For each token, 0 where it counts for nothing as a target."""
+    ends: Tensor | None = None
+    """Where documents end in `tokens`, in order, if attention keeps to them."""
 
     @property
     def masked(self) -> bool:
@@ -61,13 +64,15 @@ class TokenCorpus:
         return len(indices) * self.seq_len
 
     def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
-        """Windows as inputs and targets; raises ConfigError as `window` does."""
+        """Windows as inputs, targets and bounds; raises ConfigError as `window` does."""
         inputs, targets = next_tokens([self.window(i) for i in indices], cp)
+        starts = [index * self.seq_len for index in indices]
         if self.mask is not None:
-            starts = [index * self.seq_len for index in indices]
             counts = [self.mask[start : start + self.seq_len + 1] for start in starts]
             targets = targets.masked_fill(next_tokens(counts, cp)[1] == 0, IGNORE_INDEX)
-        return inputs, targets
+        if self.ends is None:
+            return inputs, targets
+        return inputs, targets, window_bounds(self.ends, starts, self.seq_len)
 
 
 @dataclass(frozen=True)

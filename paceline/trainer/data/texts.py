@@ -64,6 +64,11 @@ def pack(texts: Iterable[bytes], limit: int) -> Tensor:
     return torch.cat(pieces)[:limit]
 
 
+def document_ends(tokens: Tensor) -> Tensor:
+    """(documents,) where each ends in `tokens`: behind its end mark, which belongs to it."""
+    return (tokens == END_OF_DOCUMENT).nonzero().flatten() + 1
+
+
 def records(
     data: DataConfig, seed: int, limit: int, extent: Extent = WHOLE_SOURCE
 ) -> Iterator[bytes]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.model.attention import causal_attention, full_attention
+from paceline.trainer.model.document_attention import document_attention
 from paceline.trainer.model.ring_attention import RingAttention
 from paceline.trainer.parallel.collectives import (
     all_gather_into,
@@ -39,6 +40,7 @@ def attend(
     exchange: str,
     dropout: float = 0.0,
     window: int | None = None,
+    documents: Tensor | None = None,
 ) -> Tensor:
     """(B, t, N, D) queries, (B, t, K, D) keys and values -> (B, t, N, D) causal attention.
 
@@ -46,8 +48,12 @@ def attend(
     arXiv:2407.21783, section 3.3.2), "all-to-all" tokens against heads (Jacobs et al.,
     arXiv:2309.14509), "ring" the keys and values in a circle (Liu et al., arXiv:2310.01889).
     "all-to-all" needs as many query heads as a multiple of the axis' size; "ring" drops nothing and
-    has no `window`, which bounds the keys that a query sees.
+    has no `window`, which bounds the keys that a query sees. `documents`, as `document_attention`
+    takes them, are for whole sequences alone.
     """
+    if documents is not None:
+        assert cp.size == 1, "config_problems refuses it"
+        return document_attention(q, k, v, documents, dropout, window)
     if cp.size == 1:
         return causal_attention(q, k, v, dropout, window)
     return EXCHANGES[exchange](q, k, v, cp, dropout, window)

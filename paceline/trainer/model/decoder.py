@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from paceline.trainer.config import LoraConfig
 from paceline.trainer.model.context_parallel import attend, local_positions
+from paceline.trainer.model.document_attention import restarted
 from paceline.trainer.model.dropout import drop_apart, drop_stream
 from paceline.trainer.model.float8 import float8_settings
 from paceline.trainer.model.layers import (
@@ -34,7 +35,7 @@ from paceline.trainer.model.loss import head_loss
 from paceline.trainer.model.network import Network
 from paceline.trainer.model.norm import Norm, QKNorm
 from paceline.trainer.model.recompute import recomputed
-from paceline.trainer.model.rotary import rope_tables_on, rotate
+from paceline.trainer.model.rotary import Rope, rope_tables_on, rotate
 from paceline.trainer.model.windowed_attention import load_kernels
 from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.parallel.mesh import ALONE, Axis
@@ -95,8 +96,8 @@ class Attention(nn.Module):
         self.q_norm = QKNorm(model) if model.qk_norm else None
         self.k_norm = QKNorm(model) if model.qk_norm else None
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
-        """(B, t, H) -> (B, t, H)."""
+    def forward(self, x: Tensor, rope: Rope, documents: Tensor | None = None) -> Tensor:
+        """(B, t, H) -> (B, t, H); `documents` as in `document_attention`."""
         x = self.setting.tp.gather_input(x)
         q, k, v = (
             layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.q, self.k, self.v)
@@ -108,19 +109,16 @@ class Attention(nn.Module):
         if self.query_scale != 1:
             q = q * self.query_scale
         if self.setting.recompute == "selective":
-            out = recomputed(self._attend, q, k, v, draws=self.dropout > 0)
+            out = recomputed(self._attend, q, k, v, documents, draws=self.dropout > 0)
         else:
-            out = self._attend(q, k, v)
+            out = self._attend(q, k, v, documents)
         return self.o(out.flatten(2))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        cp, exchange = self.setting.cp, self.setting.cp_exchange
-        if not (self.dropout and self.training):
-            return attend(q, k, v, cp, exchange, window=self.window)
-        compute = partial(
-            attend, cp=cp, exchange=exchange, dropout=self.dropout, window=self.window
-        )
-        return drop_apart(self.setting.tp.axis, compute, q, k, v)
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
+        setting, drops = self.setting, self.dropout if self.training else 0.0
+        rest = {"dropout": drops, "window": self.window, "documents": documents}
+        compute = partial(attend, cp=setting.cp, exchange=setting.cp_exchange, **rest)
+        return drop_apart(setting.tp.axis, compute, q, k, v) if drops else compute(q, k, v)
 
 
 class FeedForward(nn.Module):
@@ -170,22 +168,22 @@ class DecoderBlock(nn.Module):
         self.attention_post_norm = Norm(model) if both else None
         self.ffn_post_norm = Norm(model) if both else None
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope, documents: Tensor | None = None) -> Tensor:
         """(B, t, H) -> (B, t, H)."""
         # Inside the block, so that FSDP's gathering happens once outside of it.
         if not self.recompute:
-            return self._layers(x, rope)
-        return recomputed(self._layers, x, rope, draws=self.draws)
+            return self._layers(x, rope, documents)
+        return recomputed(self._layers, x, rope, documents, draws=self.draws)
 
-    def _layers(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+    def _layers(self, x: Tensor, rope: Rope, documents: Tensor | None) -> Tensor:
         if self.attention_post_norm is not None and self.ffn_post_norm is not None:
-            attended = self.attention(self.attention_norm(x), rope)
+            attended = self.attention(self.attention_norm(x), rope, documents)
             x = x + self._drop(self.attention_post_norm(attended))
             return x + self._drop(self.ffn_post_norm(self.ffn(self.ffn_norm(x))))
         if self.pre:
-            x = x + self._drop(self.attention(self.attention_norm(x), rope))
+            x = x + self._drop(self.attention(self.attention_norm(x), rope, documents))
             return x + self._drop(self.ffn(self.ffn_norm(x)))
-        x = self.attention_norm(x + self._drop(self.attention(x, rope)))
+        x = self.attention_norm(x + self._drop(self.attention(x, rope, documents)))
         return self.ffn_norm(x + self._drop(self.ffn(x)))
 
     def _drop(self, x: Tensor) -> Tensor:
@@ -226,8 +224,8 @@ class Decoder(Network):
         headed = part.last and not model.tied_embeddings
         self.head = Head(embed, model.padded_vocab, bias=False) if headed else None
         # No buffers: DDP would send them around in every step, and a meta model has no memory.
-        self.rope: tuple[Tensor, Tensor] | None = None
-        self.local_rope: tuple[Tensor, Tensor] | None = None
+        self.rope: Rope = None
+        self.local_rope: Rope = None
         self.places: Tensor | None = None
 
     @property
@@ -236,19 +234,21 @@ class Decoder(Network):
         tied = self.model.tied_embeddings and self.part.last and not self.part.first
         return "embedding.weight" if tied else None
 
-    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, targets: Tensor | None = None, documents: Tensor | None = None
+    ) -> Tensor:
         """(B, T) tokens or (B, t, H) -> (B, t, H), or `scale` x the summed loss of the targets."""
         if self.part.first:
-            x = self.embed(x)
+            x = self.embed(x, documents)
         for layer, block in self.blocks.items():
             windowed = self.model.window(int(layer)) is not None
-            x = block(x, self.local_rope if windowed else self.rope)
+            x = block(x, self.local_rope if windowed else self.rope, documents)
         if not self.part.last:
             return x
         assert targets is not None, "the last stage needs targets"
         return self.loss(x, targets)
 
-    def embed(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """(B, T) tokens -> (B, t, H)."""
         assert self.embedding is not None
         x = self.embedding(tokens)
@@ -260,7 +260,8 @@ class Decoder(Network):
             x = self.embedding_norm(x)
         if self.positions is not None:
             assert self.places is not None, "make_tables comes first"
-            x = x + self.positions(self.places).to(x.dtype)
+            places = restarted(self.places, documents, self.model.position_offset)
+            x = x + self.positions(places).to(x.dtype)
         if self.model.dropout and self.training:
             x = drop_stream(x, self.model.dropout, self.setting.tp)
         return x

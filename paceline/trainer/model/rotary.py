@@ -7,6 +7,9 @@ from torch import Tensor
 
 from paceline.trainer.model_config import ModelConfig
 
+Rope = tuple[Tensor, Tensor] | None
+"""Tables of cos and signed sin, (T, 1, D) each; None where positions do not rotate."""
+
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """(B, T, N, D) turned by its positions; `sin` carries the sign of the half it belongs to.

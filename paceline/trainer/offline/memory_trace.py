@@ -37,6 +37,7 @@ ENOUGH = 2
 """Micro-batches of a step outside pipelines: each more needs what the second did."""
 ROUNDS = (2, 3)
 """Followed micro-batches of longer steps per pipeline rank: from there on memory grows evenly."""
+SYNTHETIC = {"source": "synthetic", "loss_mask": None, "document_mask": False}
 NO_CHECKPOINT = {"every": None, "resume": None, "asynchronous": False}
 
 
@@ -94,7 +95,7 @@ def settings(raw: dict[str, Any], count: int) -> TrainerConfig:
         {
             **raw,
             "training": {**raw["training"], **overrides},
-            "data": {**raw["data"], "source": "synthetic", "loss_mask": None},
+            "data": {**raw["data"], **SYNTHETIC},
             "num_microbatches": count,
             "checkpoint": NO_CHECKPOINT,
             "mlperf": None,

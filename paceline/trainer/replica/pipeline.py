@@ -192,10 +192,11 @@ class PipelineRunner:
         self.num_microbatches = config.num_microbatches
         self.schedule = make_schedule(self.name, self.stages, self.num_microbatches)
 
-    def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def step(self, inputs: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
         """The losses of (M, B, T) tokens' micro-batches summed, 0 where the last stage is not.
 
-        Gradients are added up and divided by nothing; FSDP reduces them once, at the end.
+        Gradients are added up and divided by nothing; FSDP reduces them once, at the end. Every
+        stage has the (M, B, n + 1) bounds of the documents from its own loader, if they matter.
         """
         if len(inputs) != self.num_microbatches:
             # While a batch ramps up. A schedule prepares the stages for its own number.
@@ -207,12 +208,19 @@ class PipelineRunner:
             *([inputs.flatten(0, 1)] if self.first else []),
             # The loss needs the targets, and PyTorch wants to see its own as well.
             **({"targets": labels, "target": labels} if self.last else {}),
+            **({} if documents is None else {"documents": documents.flatten(0, 1)}),
             losses=losses,
             return_outputs=False,
         )
         return torch.stack(losses).detach().sum() if losses else self.no_loss
 
-    def evaluate(self, inputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    def evaluate(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         """As `step` without gradients, of any number of micro-batches; (M, B) `weights` of samples.
 
         Every stage takes all micro-batches in turn. What goes back to the first rank, for its next
@@ -225,7 +233,11 @@ class PipelineRunner:
             for i, (x, labels) in enumerate(zip(self._inputs(stage, inputs), targets, strict=True)):
                 if stage.is_last and weights is not None:
                     stage.submod.sample_weights = weights[i]  # type: ignore[assignment]
-                out = stage.submod(x, **({"targets": labels} if stage.is_last else {}))
+                out = stage.submod(
+                    x,
+                    **({"targets": labels} if stage.is_last else {}),
+                    documents=None if documents is None else documents[i],
+                )
                 if stage.is_last:
                     losses += out
                     continue

@@ -26,6 +26,7 @@ from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.measure.clock import StepClock
 from paceline.trainer.model.attention import preferred_kernels
 from paceline.trainer.model.context_parallel import keep_from_compiler
+from paceline.trainer.model.document_attention import keep_documents_from_compiler
 from paceline.trainer.model.dropout import keep_draws_from_compiler
 from paceline.trainer.model.network import Network
 from paceline.trainer.parallel.collectives import all_reduce, all_reduce_coalesced
@@ -44,11 +45,17 @@ class Runner(Protocol):
     stages: list[Any]
     """This rank's stages; their `on_progress` is called after every pass of a micro-batch."""
 
-    def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def step(self, inputs: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
         """Summed scaled loss of (M, B, T) tokens, 0 without the last stage; gradients are added."""
         ...
 
-    def evaluate(self, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+    def evaluate(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         """As `step` without gradients, of any number of micro-batches; (M, B) `weights`."""
         ...
 
@@ -274,18 +281,19 @@ class PipelineReplica(Replica):
         self.stages = runner.stages
 
     def _train(self, batch: LocalBatch) -> Tensor:
-        loss = self.runner.step(batch.inputs, batch.targets)
+        loss = self.runner.step(batch.inputs, batch.targets, *batch.extras)
         if not self.sharded:
             all_reduce_coalesced(self.gradients(), self.mesh.data, 1 / self.mesh.data.size)
         return loss
 
     def _evaluate(self, batch: LocalBatch, weights: Tensor | None) -> Tensor:
-        return self.runner.evaluate(batch.inputs, batch.targets, weights)
+        return self.runner.evaluate(batch.inputs, batch.targets, weights, *batch.extras)
 
 
 def compile_blocks(parts: list[Network]) -> None:
     """torch.compile for every block; the first step pays for it."""
     keep_from_compiler()
+    keep_documents_from_compiler()
     keep_draws_from_compiler()
     # Blocks are compiled one by one: DDP's splitter would cut them again at its buckets' ends.
     torch._dynamo.config.optimize_ddp = False  # pyright: ignore[reportPrivateImportUsage]

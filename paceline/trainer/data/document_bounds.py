@@ -1,0 +1,61 @@
+"""Where documents begin and end in the windows of packed samples.
+
+Bounds of n samples are (n, D + 1) positions from 0 to seq_len, in order: document i of a sample is
+the inputs from bound i up to bound i + 1. Samples with fewer than D documents repeat their last
+bound, so that one tensor of whole numbers travels with a batch and no device is asked for sizes.
+A document that a window cuts is one of its own in either window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from paceline.trainer.model_config import ModelConfig
+
+
+def window_bounds(ends: Tensor, starts: Sequence[int], seq_len: int) -> Tensor:
+    """Bounds of the windows that begin at `starts`; documents end at (documents,) `ends`."""
+    inner: list[Tensor] = []
+    for start in starts:
+        span = torch.tensor([start, start + seq_len], dtype=ends.dtype)
+        first, last = torch.searchsorted(ends, span, right=True).tolist()
+        inner.append(ends[first:last] - start)
+    return _filled(inner, seq_len)
+
+
+def piece_bounds(lengths: Sequence[Sequence[int]], seq_len: int) -> Tensor:
+    """Bounds of samples that are joined from pieces of documents, so many tokens each."""
+    return _filled([torch.tensor([*accumulate(sample)]) for sample in lengths], seq_len)
+
+
+def _filled(inner: Sequence[Tensor], seq_len: int) -> Tensor:
+    ends = pad_sequence([*inner], batch_first=True, padding_value=seq_len).clamp(max=seq_len)
+    edge = ends.new_zeros(len(ends), 1)
+    return torch.cat([edge, ends, edge + seq_len], dim=1).to(torch.int32)
+
+
+def attended_share(bounds: Tensor, model: ModelConfig) -> float:
+    """What documents leave of the pairs of a query and a key, mean over samples and layers.
+
+    A document of l tokens has l^2 pairs without a causal mask; in a layer with a window of w < l
+    tokens l (2 w - 1) - w (w - 1), as the harness counts them (core/flops.py).
+    """
+    seq_len = bounds[:, -1:].double()
+    windows = [model.window(layer) for layer in range(model.num_layers)]
+    left, whole = (
+        sum(float(_pairs(lengths, window).sum()) for window in windows)
+        for lengths in (bounds.diff(dim=1).double(), seq_len)
+    )
+    return left / whole
+
+
+def _pairs(lengths: Tensor, window: int | None) -> Tensor:
+    if window is None:
+        return lengths.square()
+    w = lengths.clamp(max=window)
+    return lengths * (2 * w - 1) - w * (w - 1)

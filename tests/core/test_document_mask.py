@@ -1,0 +1,86 @@
+"""Document masking as a setting: its key, what refuses it, and how ranks' shares become one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.compare.comparability import likeness
+from paceline.core.facts import facts_of
+from paceline.core.ranks import merge_ranks
+from paceline.core.run import Data, RunSpec
+from paceline.engines import native
+from paceline.estimate.answer import estimate
+from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.question import Question
+from paceline.runs.plan import Request, make_plan
+from tests.core.shapes import FLUX
+from tests.engines.test_native import read, start, step
+from tests.example import make_spec, make_steps
+
+
+def masked(**changes: object) -> RunSpec:
+    """The example with documents masked from each other."""
+    fields = {"source": "stdlib", "document_mask": True, **changes}
+    return make_spec(data=Data.model_validate(fields))
+
+
+def test_runs_from_before_there_was_a_mask_keep_their_key() -> None:
+    older = make_spec().model_dump(mode="json")
+    older["data"].pop("document_mask")
+
+    assert RunSpec.model_validate(older).key == make_spec().key != masked().key
+    assert native.settings(masked())["data"]["document_mask"] is True
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (masked(source="synthetic"), "of source synthetic end: use a decoder on stdlib"),
+        (masked(source="tokens", path="a.bin"), "of source tokens end"),
+        (masked().model_copy(update={"model": FLUX}), "use a decoder"),
+        (masked(packing="padded"), "a padded one is one document"),
+    ],
+    ids=["synthetic", "tokens", "mmdit", "padded"],
+)
+def test_what_has_no_documents_to_mask_is_refused(spec: RunSpec, words: str) -> None:
+    assert words in " ".join(native.unsupported(spec))
+    assert native.unsupported(masked()) == []
+
+
+def test_shares_of_ranks_count_by_their_samples() -> None:
+    ranks = {
+        rank: make_steps([1.0], samples=[samples], attended_share=[share])
+        for rank, (samples, share) in enumerate([(3.0, 0.2), (1.0, 0.6)])
+    }
+
+    assert merge_ranks(ranks)["attended_share"].tolist() == pytest.approx([0.3])
+
+
+def test_a_log_that_is_read_again_knows_its_shares() -> None:
+    log = read(start(), *(step(number, attended_share=number / 8) for number in (1, 2, 3)))
+
+    assert log.steps()["attended_share"].tolist() == [0.125, 0.25, 0.375]
+
+
+def test_a_masked_run_is_not_held_against_another() -> None:
+    ours, theirs = facts_of(make_spec()), facts_of(masked())
+
+    (difference,) = likeness([ours], [theirs]).differences
+    assert difference.key == "packing" and "document_mask yes" in difference.candidate
+    assert not likeness([theirs], [theirs]).differences
+
+
+def test_an_estimate_says_that_it_knows_no_documents() -> None:
+    question = Question("tiny-llama", "H100-SXM", 8)
+    notes = estimate(replace(question, variant="documents"), shipped()).notes
+
+    assert "are of whole windows" in " ".join(notes)
+    assert "are of whole windows" not in " ".join(estimate(question, shipped()).notes)
+
+
+def test_the_recipe_that_masks_documents_can_run_as_it_is() -> None:
+    spec = make_plan(Request("tiny-llama", variant="documents", devices=1)).spec
+
+    assert spec.data.document_mask and native.unsupported(spec) == []
