@@ -41,6 +41,7 @@ SETTINGS = (
     "layout.zero_stage=1",
     "layout.micro_batch=1",
     "steps=100000",
+    "compile=none",
     f"checkpoint.every={EVERY}",
     "hang_limit_s=240",
 )

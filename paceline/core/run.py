@@ -116,8 +116,6 @@ class TrainingBase(Value):
     steps: PositiveInt
     matmul_precision: MatmulPrecision = "high"
     """torch.set_float32_matmul_precision for fp32 matrix products."""
-    compile: Compile = "none"
-    """`blocks`: torch.compile for every transformer block."""
     fp8_recipe: Fp8Recipe = USUAL_FP8_RECIPE
     """What shares a scale when dtype is fp8, by torchao's names."""
     lr: PositiveFloat = 3e-4
@@ -164,6 +162,8 @@ class Training(TrainingBase):
     global_batch: PositiveInt
     """Sequences per optimizer step over all devices, once a ramp-up is over."""
     dtype: Dtype
+    compile: Compile = "none"
+    """`blocks`: torch.compile for every transformer block."""
 
     @property
     def batches(self) -> list[int]:

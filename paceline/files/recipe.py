@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, cast, get_origin
 from pydantic import PositiveFloat, StringConstraints, field_validator, model_validator
 
 from paceline.core.assets import Asset, graph_problem
+from paceline.core.compilation import pays_off
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.flops import known_convention, without_recompute
 from paceline.core.hardware import Cluster, Dtype
@@ -21,6 +22,7 @@ from paceline.core.quality import MlperfLog
 from paceline.core.run import (
     USUAL_TIME_LIMIT_S,
     Checkpointing,
+    Compile,
     Data,
     EngineSettings,
     RunSpec,
@@ -54,6 +56,8 @@ class RecipeTraining(TrainingBase):
     """Sequences per optimizer step and device (weak scaling)."""
     dtype: Literal["auto", "fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"] = "bf16"
     """`auto`: bf16 where the device computes it natively, else fp32."""
+    compile: Literal["auto", Compile] = "auto"
+    """`blocks`: torch.compile for every transformer block; `auto`: where that pays in the run."""
 
     @field_validator("global_batch", mode="before")
     @classmethod
@@ -246,18 +250,22 @@ def full_key(key: str) -> str:
     )
 
 
-def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | None) -> RunSpec:
+def resolve(
+    recipe: Recipe,
+    cluster: Cluster,
+    native_bf16: bool,
+    variant: str | None,
+    has_compiler: bool = True,
+) -> RunSpec:
     """The RunSpec of `recipe` on `cluster`; raises UserError when the layout cannot run there."""
     options = recipe.training
     world_size = cluster.world_size
     global_batch = options.batch(world_size, cluster.nodes)
     automatic: Dtype = "bf16" if native_bf16 else "fp32"
     dtype = automatic if options.dtype == "auto" else options.dtype
-    fields = options.model_dump(exclude={"batch_per_device", "global_batch", "dtype"})
-    if dtype == "fp8" and recipe.engine == "native" and cluster.device != "cpu":
-        # Scaling and casting are passes of their own over every operand unless they are fused.
-        fields["compile"] = "blocks"
-    training = Training(**fields, global_batch=global_batch, dtype=dtype)
+    fields = options.model_dump(exclude={"batch_per_device", "global_batch", "dtype", "compile"})
+    compiled = _compile(recipe, dtype, cluster, has_compiler)
+    training = Training(**fields, global_batch=global_batch, dtype=dtype, compile=compiled)
     problems = _batch_problems(recipe, training, world_size)
     if problems:
         raise UserError(
@@ -286,6 +294,17 @@ def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | 
         mlperf=recipe.mlperf,
         references=recipe.references,
     )
+
+
+def _compile(recipe: Recipe, dtype: Dtype, cluster: Cluster, has_compiler: bool) -> Compile:
+    stated, native = recipe.training.compile, recipe.engine == "native"
+    if dtype == "fp8" and native and cluster.device != "cpu":
+        # Scaling and casting are passes of their own over every operand unless they are fused.
+        return "blocks"
+    if stated != "auto":
+        return stated
+    pays = native and has_compiler and pays_off(recipe.model, recipe.layout, recipe.training.steps)
+    return "blocks" if pays else "none"
 
 
 def _batch_problems(recipe: Recipe, training: Training, world_size: int) -> list[str]:

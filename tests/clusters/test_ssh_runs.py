@@ -21,6 +21,7 @@ from tests.clusters.bed.process import until
 from tests.runs.test_flow import SMALL, only_run, result_of
 
 STEPS = 5
+FOREVER = ("--set", "steps=1000000", "--set", "compile=none")
 
 
 class Run(NamedTuple):
@@ -77,7 +78,7 @@ def has_steps(runs: Path) -> bool:
 def disturb_one(bed: Bed, runs: Path, disturb: Callable[[], object], *arguments: str) -> Run:
     """A run on the first two hosts that is let be until `disturb` returns, and its end."""
     hosts = bed.names[:2]
-    process = train(bed, hosts, runs, "--set", "steps=1000000", *arguments)
+    process = train(bed, hosts, runs, *FOREVER, *arguments)
     try:
         until(lambda: has_steps(runs) or process.poll() is not None, "the first steps", 240)
         disturb()
@@ -94,7 +95,7 @@ def disturbed(ssh_hosts: Bed, tmp_path_factory: pytest.TempPathFactory) -> dict[
     names = ("crash", "kill", "interrupt", "hang")
     hosts = {name: ssh_hosts.names[2 * i : 2 * i + 2] for i, name in enumerate(names)}
     runs = {name: tmp_path_factory.mktemp(name) for name in names}
-    forever = ("--set", "steps=1000000", "--set", "hang_limit_s=8")
+    forever = (*FOREVER, "--set", "hang_limit_s=8")
     started = {name: train(ssh_hosts, hosts[name], runs[name], *forever) for name in names}
     try:
         until(lambda: all(map(has_steps, runs.values())), "the first steps of all runs", 300)

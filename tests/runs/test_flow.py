@@ -201,7 +201,7 @@ def test_a_corpus_is_found_from_the_current_folder(tmp_path: Path):
 
 
 def test_a_time_limit_ends_the_run_and_keeps_the_steps(tmp_path: Path):
-    process = start(tmp_path, "--timeout", "20", "--set", "steps=1000000")
+    process = start(tmp_path, "--timeout", "20", "--set", "steps=1000000", "--set", "compile=none")
     pids = wait_for_steps(tmp_path, 3)
     process.communicate(timeout=120)
     result = result_of(tmp_path)
@@ -212,7 +212,7 @@ def test_a_time_limit_ends_the_run_and_keeps_the_steps(tmp_path: Path):
 
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_every_process_and_is_recorded(tmp_path: Path, which: signal.Signals):
-    process = start(tmp_path, "--set", "steps=1000000", "--json")
+    process = start(tmp_path, "--set", "steps=1000000", "--set", "compile=none", "--json")
     pids = wait_for_steps(tmp_path, 10)
     checkpoints = only_run(tmp_path) / "checkpoints"
     for name in ("step-000004/state.json", ".step-000008/__0_0.distcp"):
@@ -244,7 +244,7 @@ def test_what_has_no_record_leaves_no_folder(
 
 
 def test_a_killed_controller_leaves_an_incomplete_run_and_no_orphans(tmp_path: Path):
-    process = start(tmp_path, "--set", "steps=1000000")
+    process = start(tmp_path, "--set", "steps=1000000", "--set", "compile=none")
     pids = wait_for_steps(tmp_path, 10)
     process.kill()
     process.communicate(timeout=60)
@@ -255,7 +255,7 @@ def test_a_killed_controller_leaves_an_incomplete_run_and_no_orphans(tmp_path: P
 
 
 def test_a_killed_rank_is_a_failed_run(tmp_path: Path):
-    process = start(tmp_path, "--set", "steps=1000000")
+    process = start(tmp_path, "--set", "steps=1000000", "--set", "compile=none")
     pids = wait_for_steps(tmp_path, 3)
     os.kill(pids[1], signal.SIGKILL)
     process.communicate(timeout=120)
@@ -269,7 +269,7 @@ def test_a_killed_rank_is_a_failed_run(tmp_path: Path):
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, float]]:
     """Runs of which one rank or both were stopped: (runs folder, seconds until they ended)."""
     runs = {name: tmp_path_factory.mktemp(name) for name in ("one", "both")}
-    settings = ("--set", "steps=1000000", "--set", "hang_limit_s=4")
+    settings = ("--set", "steps=1000000", "--set", "compile=none", "--set", "hang_limit_s=4")
     processes = {name: start(folder, *settings) for name, folder in runs.items()}
     pids = {name: wait_for_steps(folder, 5) for name, folder in runs.items()}
     began = time.monotonic()

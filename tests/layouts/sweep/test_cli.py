@@ -126,8 +126,9 @@ def test_nothing_that_can_run_is_bad_input(tmp_path: Path):
 
 def test_ctrl_c_keeps_what_has_ended(tmp_path: Path):
     environment = {**os.environ, "PACELINE_RUNS": str(tmp_path)}
+    endless = ("steps=100000", "--set", "compile=none")
     process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", *QUICK[:-1], "steps=100000", "--mbs", "1,2", "--json"],
+        [sys.executable, "-m", "paceline", *QUICK[:-1], *endless, "--mbs", "1,2", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
