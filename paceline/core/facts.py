@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, PositiveFloat
 
-from paceline.core.flops import FlopsInput, known_convention
+from paceline.core.flops import FlopsInput, flops_input, known_convention
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
@@ -71,8 +71,9 @@ class Facts(Value):
         """What the FLOPs conventions look at; None while model or sequence length is unknown."""
         if self.model is None or self.seq_len is None:
             return None
-        recompute = self.layout.recompute if self.layout else "none"
-        return FlopsInput(self.model, self.seq_len, recompute, self.lora, self.nominal_parameters)
+        return flops_input(
+            self.model, self.seq_len, self.layout, self.lora, self.nominal_parameters
+        )
 
     def unknown(self, *names: str) -> str | None:
         """`not known: model, device` for those of `names` that are None, or None."""

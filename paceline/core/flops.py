@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from paceline.core.layout import Recompute
+from paceline.core.layout import Layout, Recompute
+from paceline.core.recompute import Level, block_levels, flops_again
 from paceline.core.shape import (
+    DecoderShape,
     LoraSpec,
     Shape,
     linear_sizes,
@@ -39,6 +41,8 @@ class FlopsInput:
     attended_share: float = 1.0
     """What document masking leaves of attention's pairs in a sequence: sum l^2 over documents of l
     tokens / seq_len^2, with windows the mean over layers."""
+    levels: tuple[Level, ...] = ()
+    """What of each block is recomputed where `recompute` is budget."""
 
     def attending(self, share: float | None) -> FlopsInput:
         """The same with a measured share, if one is known."""
@@ -213,8 +217,21 @@ def attended_keys(shape: Shape, seq_len: int) -> float:
     """
     if shape.kind != "decoder" or shape.sliding_window is None:
         return seq_len
-    w, local = min(shape.sliding_window, seq_len), shape.num_local_layers / shape.num_layers
-    return (1 - local) * seq_len + local * (2 * w - 1 - w * (w - 1) / seq_len)
+    local = shape.num_local_layers / shape.num_layers
+    return (1 - local) * seq_len + local * _keys_in_window(shape.sliding_window, seq_len)
+
+
+def _keys_in_window(window: int, seq_len: int) -> float:
+    w = min(window, seq_len)
+    return 2 * w - 1 - w * (w - 1) / seq_len
+
+
+def _layer_keys(shape: DecoderShape, seq_len: int, layer: int) -> float:
+    """As `attended_keys`, of one layer, counted from 0."""
+    window, pattern = shape.sliding_window, shape.sliding_window_pattern
+    if window is None or (pattern and (layer + 1) % pattern == 0):
+        return seq_len
+    return _keys_in_window(window, seq_len)
 
 
 def without_recompute(name: str) -> str:
@@ -232,6 +249,21 @@ def known_convention(name: str) -> str:
 def with_recompute(name: str) -> str:
     """The name under which the convention of `name` counts recomputation as work."""
     return without_recompute(name) + RECOMPUTED
+
+
+def flops_input(
+    shape: Shape,
+    seq_len: int,
+    layout: Layout | None = None,
+    lora: LoraSpec | None = None,
+    nominal_parameters: float | None = None,
+) -> FlopsInput:
+    """What a run in a layout shows the conventions; without a layout nothing is recomputed."""
+    x = FlopsInput(shape, seq_len, lora=lora, nominal_parameters=nominal_parameters)
+    if layout is None:
+        return x
+    levels = block_levels(shape, layout) if layout.recompute == "budget" else ()
+    return replace(x, recompute=layout.recompute, levels=levels)
 
 
 def flops_per_token(convention: str, x: FlopsInput) -> float:
@@ -261,7 +293,24 @@ def hardware_flops_per_token(convention: str, x: FlopsInput) -> float:
 def _recomputed_per_token(convention: str, x: FlopsInput) -> float:
     if x.recompute == "none":
         return 0.0
-    return CONVENTIONS[without_recompute(convention)].recomputed(x)
+    kind = CONVENTIONS[without_recompute(convention)]
+    if x.recompute == "budget":
+        masked = 2 if kind.name == "causal" else 1
+        whole = kind.recomputed(replace(x, recompute="full"))
+        return whole * _share_again(x, attention_per_token(x) / 3 / masked)
+    return kind.recomputed(x)
+
+
+def _share_again(x: FlopsInput, attention: float) -> float:
+    """Share of a forward pass of all blocks, of `attention` FLOPs per token, that is done again."""
+    shape, whole = x.shape, attention + _block_forward_per_token(x)
+    full = [i for i, level in enumerate(x.levels) if level == "full"]
+    if shape.kind == "mmdit":
+        return len(full) / shape.num_layers
+    keys = sum(_layer_keys(shape, x.seq_len, i) for i in full)
+    attended = shape.num_layers * attended_keys(shape, x.seq_len)
+    linear = sum(flops_again(shape, level, x.lora) for level in x.levels)
+    return (attention * keys / attended + linear) / whole
 
 
 def _blocks_again(x: FlopsInput, attention: float) -> float:

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import lcm
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "full", "budget"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 Exchange = Literal["all-gather", "all-to-all", "ring"]
 GradientSync = Literal["every", "last"]
@@ -32,6 +34,9 @@ class Layout(Value):
     zero_stage: Literal[0, 1, 2, 3] = 0
     micro_batch: PositiveInt = 1
     recompute: Recompute = "none"
+    recompute_budget: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Of recompute=budget: the share that may be kept of the activations that lie between full
+    recomputation (0) and none (1)."""
     schedule: Schedule = "1f1b"
     sequence_parallel: bool = False
     dp_shard: PositiveInt | None = None
@@ -177,6 +182,16 @@ RULES: tuple[Rule, ...] = (
         "gradients behind the last micro-batch: use layout.gradient_sync=last",
     ),
     refuse(
+        "budget without share",
+        why="recompute budget needs its share of activations, because that decides what is kept: "
+        "set layout.recompute_budget to a number from 0 to 1",
+    ),
+    refuse(
+        "share without budget",
+        why="recompute_budget needs recompute budget, because the other kinds of recomputation "
+        "keep what they keep: set layout.recompute=budget, or leave layout.recompute_budget out",
+    ),
+    refuse(
         "ep",
         native=True,
         why="ep > 1 is not in the native trainer, because its models have no experts: models with "
@@ -189,14 +204,17 @@ RULES: tuple[Rule, ...] = (
         why="data.document_mask is not for cp > 1, because ranks with parts of a sequence "
         "attend to all of it: use layout.cp=1, or leave data.document_mask out",
     ),
-    refuse(
-        "document-mask",
-        "compile",
-        "full",
-        native=True,
-        why="data.document_mask with recompute full is not compiled, because torch.compile leaves "
-        "a whole recomputed block alone where it cannot trace its attention: use "
-        "layout.recompute=selective or none, or training.compile=none",
+    *(
+        refuse(
+            "document-mask",
+            "compile",
+            recompute,
+            native=True,
+            why=f"data.document_mask with recompute {recompute} is not compiled, because "
+            "torch.compile leaves a whole recomputed block alone where it cannot trace its "
+            "attention: use layout.recompute=selective or none, or training.compile=none",
+        )
+        for recompute in ("full", "budget")
     ),
     refuse(
         "zero-bubble",
@@ -211,6 +229,14 @@ RULES: tuple[Rule, ...] = (
         native=True,
         why="schedule zero-bubble cannot recompute whole blocks, because it takes weight "
         "gradients one by one and would compute a block anew for each of them: use "
+        "layout.recompute=selective or none, or another schedule",
+    ),
+    refuse(
+        "zero-bubble",
+        "budget",
+        native=True,
+        why="schedule zero-bubble cannot recompute by a budget, because it takes weight gradients "
+        "one by one and would compute parts of a block anew for each of them: use "
         "layout.recompute=selective or none, or another schedule",
     ),
     refuse(
@@ -259,6 +285,13 @@ RULES: tuple[Rule, ...] = (
     ),
     refuse(
         "mmdit",
+        "budget",
+        native=True,
+        why="recompute budget is not for an mmdit, because its blocks are computed anew as a whole "
+        "or not at all: use layout.recompute=full or none",
+    ),
+    refuse(
+        "mmdit",
         "fp8",
         native=True,
         why="fp8 is not for an mmdit, because its blocks are not converted to float8 products: "
@@ -287,6 +320,7 @@ def features(
     data_ranks = layout.dp(world_size) * layout.cp
     schedule, exchange = layout.effective_schedule, layout.cp_exchange
     axes = {axis: getattr(layout, axis) > 1 for axis in ("tp", "pp", "cp", "vp")}
+    by_budget, shared = layout.recompute == "budget", layout.recompute_budget is not None
     present = {
         **axes,
         **{f"no-{axis}": not used for axis, used in axes.items()},
@@ -300,6 +334,8 @@ def features(
         schedule: axes["pp"] or schedule != "1f1b",
         exchange: axes["cp"] or exchange != "all-gather",
         layout.recompute: layout.recompute != "none",
+        "budget without share": by_budget and not shared,
+        "share without budget": shared and not by_budget,
         "compile": compiled,
         "tied": tied,
         "document-mask": document_mask,

@@ -23,6 +23,7 @@ from dataclasses import astuple, dataclass
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.pipeline import kept_layers, stage_sizes
+from paceline.core.recompute import Level, block_levels, kept_per_token, kept_weights
 from paceline.core.shape import (
     LoraSpec,
     Shape,
@@ -96,6 +97,8 @@ class _Stage:
     """Layers of all chunks on the rank."""
     kept_layers: int
     """Layers times the micro-batches whose activations of them are alive at once."""
+    levels: tuple[Level, ...]
+    """What of its blocks is recomputed."""
     has_head: bool
 
 
@@ -162,23 +165,11 @@ def smallest_fit(
 
 
 def activation_bytes_per_token(shape: Shape, layout: Layout, compute_bytes: int) -> float:
-    """Bytes that one block saves for the backward pass, per token.
+    """Bytes that one block saves for the backward pass without recomputation, per token.
 
-    c (4 h + (2 a d + 2 g d + n f) / tp) with c bytes a number, h the hidden size, a query heads and
-    g key/value heads of width d, f the ffn's size: inputs and outputs of both norms, q, k, v and
-    attention's output, and n tensors of the ffn: 3 with a gate, 2 without, 1 with ReLU, whose
-    gradient needs only its output (an MMDiT's single blocks have one norm). Norms behind attention
-    and ffn keep 2 h more, norms of queries and keys a d + g d. Sequence parallelism divides the
-    stream's tensors as well. For GPT in 16 bit this is h (8 + 24/tp): Korthikanti et al., equation
-    2, without dropout masks and with attention that recomputes its scores.
+    Those of the numbers that `kept_per_token` counts, with c bytes each.
     """
-    stream = shape.saved_stream_tensors * shape.hidden_size
-    replicated = stream / (layout.tp if layout.sequence_parallel else 1)
-    ffn = shape.ffn_size
-    if shape.kind == "decoder":
-        ffn = ffn * shape.experts_per_token + shape.shared_ffn_size
-    widths = shape.saved_head_size + shape.saved_ffn_tensors * ffn
-    return compute_bytes * (replicated + widths / layout.tp)
+    return compute_bytes * kept_per_token(shape, layout)
 
 
 def _stage(x: _Setting, rank: int) -> _Stage:
@@ -186,6 +177,8 @@ def _stage(x: _Setting, rank: int) -> _Stage:
     first, last = rank == 0, rank == layout.pp - 1
     sizes = stage_sizes(x.shape.num_layers, layout.pp, layout.vp)
     layers = sum(sizes[rank :: layout.pp])
+    levels = block_levels(x.shape, layout)
+    chunks = [levels[sum(sizes[:i]) :][: sizes[i]] for i in range(rank, len(sizes), layout.pp)]
     experts = expert_weights(x.shape)
     block = parts["blocks"] / x.shape.num_layers - experts + experts / layout.ep
     block /= layout.tp
@@ -202,6 +195,7 @@ def _stage(x: _Setting, rank: int) -> _Stage:
         kept_layers=kept_layers(
             sizes, layout.pp, rank, layout.effective_schedule, x.num_microbatches
         ),
+        levels=tuple(level for chunk in chunks for level in chunk),
         has_head=last,
     )
 
@@ -241,7 +235,7 @@ def _whole_gradients(x: _Setting) -> bool:
 def _copies(x: _Setting, stage: _Stage) -> float:
     """Weights held only to compute: gathered ones with ZeRO-2 and 3, else 16-bit copies of masters.
 
-    Without recomputation the backward pass keeps the copies of all blocks, with it of one block.
+    The backward pass keeps the copies of what is not computed anew, and those of one whole block.
     """
     ends_trained = stage.ends if x.lora is None or x.lora.train_rest else 0.0
     zero = x.layout.zero_stage if x.shards > 1 else 0
@@ -253,15 +247,17 @@ def _copies(x: _Setting, stage: _Stage) -> float:
     if x.compute_bytes == MASTER_BYTES or x.optimizer_masters:
         return 0.0
     blocks = stage.trained - ends_trained
-    at_once = max(1, stage.layers) if x.layout.recompute == "full" else 1
-    return x.compute_bytes * blocks / at_once
+    kept = [kept_weights(x.shape, level) for level in stage.levels] or [1.0]
+    return x.compute_bytes * blocks * (sum(kept) + 1 - kept[-1]) / len(kept)
 
 
 def _activations(x: _Setting, stage: _Stage) -> float:
-    """Kept for the backward pass: whole blocks, or their inputs and one block if recomputed."""
-    block = x.tokens * activation_bytes_per_token(x.shape, x.layout, x.compute_bytes)
-    if x.layout.recompute != "full":
-        return stage.kept_layers * block
-    tp = x.layout.tp if x.layout.sequence_parallel else 1
-    inputs = x.tokens * x.shape.hidden_size * x.compute_bytes / tp
-    return stage.kept_layers * inputs + min(1, stage.layers) * block
+    """Kept for the backward pass: what blocks keep, and what the last one is computed anew to."""
+    if not stage.levels:
+        return 0.0
+    numbers = [kept_per_token(x.shape, x.layout, level) for level in stage.levels]
+    again = kept_per_token(x.shape, x.layout)
+    if stage.levels[-1] != "full":
+        again -= numbers[-1]
+    kept = stage.kept_layers * sum(numbers) / len(numbers) + again
+    return x.tokens * x.compute_bytes * kept

@@ -87,7 +87,7 @@ NEWER_OF_DATA: dict[str, Any] = {
     "tokenizer": None,
     "document_mask": False,
 }
-NEWER_OF_LAYOUT = {"gradient_sync": None}
+NEWER_OF_LAYOUT = {"gradient_sync": None, "recompute_budget": None}
 NEWER_OF_EVALUATION = {"loss_mask": None, "mean": "targets"}
 """The same of the evaluation."""
 

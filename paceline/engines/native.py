@@ -11,6 +11,7 @@ from paceline.core.hardware import with_secrets
 from paceline.core.job import Job
 from paceline.core.layout import RULES
 from paceline.core.layout_sizes import native_problems
+from paceline.core.recompute import block_levels
 from paceline.core.run import BLOCK_SCALED, NEWER_SIZES, USUAL_FP8_RECIPE, RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
 from paceline.engines.dialect import native_lines, native_log
@@ -219,6 +220,7 @@ def settings(spec: RunSpec) -> dict[str, Any]:
         "layout_rules": [
             {"features": sorted(rule.features), "reason": rule.reason} for rule in RULES
         ],
+        **_levels(spec),
         "dp": spec.dp,
         "num_microbatches": spec.layout.num_microbatches(
             spec.world_size, spec.training.global_batch
@@ -236,6 +238,12 @@ def settings(spec: RunSpec) -> dict[str, Any]:
         "logs": "logs",
         **({"profile": spec.profile.model_dump(mode="json")} if spec.profile else {}),
     }
+
+
+def _levels(spec: RunSpec) -> dict[str, Any]:
+    """What of each block a budget recomputes."""
+    by_budget = spec.layout.recompute == "budget"
+    return {"recompute_levels": block_levels(spec.model, spec.layout)} if by_budget else {}
 
 
 def _device(spec: RunSpec) -> str:

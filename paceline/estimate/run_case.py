@@ -11,6 +11,7 @@ import numpy as np
 from paceline.core.errors import UserError
 from paceline.core.flops import attended_keys
 from paceline.core.layout import Layout
+from paceline.core.recompute import Level, block_levels, level_shares
 from paceline.core.run import RunSpec
 from paceline.core.shape import (
     DecoderShape,
@@ -28,6 +29,12 @@ from paceline.estimate.model.weights import block_weights
 
 AXES = ("tp", "pp", "cp", "vp", "ep", "micro_batch", "zero_stage", "sequence_parallel")
 """Fields of a layout that a case has under the same name."""
+RECOMPUTED: dict[str, Level] = {
+    "full_recompute": "full",
+    "ffn_recompute": "ffn",
+    "activation_recompute": "activation",
+}
+"""Fields of a case and the level of the blocks whose share they are."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         devices=spec.world_size,
         global_batch=training.global_batch,
         frozen=spec.lora is not None,
-        full_recompute=layout.recompute == "full",
+        **_recomputed(spec.model, layout),
         selective_recompute=layout.recompute == "selective",
         stack=software.stack_on(machine),
         compiled=software.compiled,
@@ -129,7 +136,7 @@ def cases_of_layouts(
     case = case_of(spec, machine, software)
     return varied(
         case,
-        _columns(layouts) | _vocabularies(spec.model, layouts),
+        _columns(spec.model, layouts) | _vocabularies(spec.model, layouts),
         {
             "schedule": np.array([layout.schedule for layout in layouts]),
             "cp_exchange": np.array([layout.cp_exchange for layout in layouts]),
@@ -143,14 +150,21 @@ def _attended(shape: Shape, seq_len: int) -> float:
     return keys if keys < seq_len else 0.0
 
 
-def _columns(layouts: Sequence[Layout]) -> dict[str, Floats]:
+def _columns(shape: Shape, layouts: Sequence[Layout]) -> dict[str, Floats]:
     """The numbers of a case that a layout decides, one value a layout."""
     columns = {name: [getattr(layout, name) for layout in layouts] for name in AXES}
-    columns["full_recompute"] = [layout.recompute == "full" for layout in layouts]
+    shares = [_recomputed(shape, layout) for layout in layouts]
+    columns |= {name: [share[name] for share in shares] for name in RECOMPUTED}
     columns["selective_recompute"] = [layout.recompute == "selective" for layout in layouts]
     columns["dp_shard"] = [layout.dp_shard or 0 for layout in layouts]
     columns["gradients_once"] = [layout.gradient_sync == "last" for layout in layouts]
     return {name: np.array(values, dtype=float) for name, values in columns.items()}
+
+
+def _recomputed(shape: Shape, layout: Layout) -> dict[str, float]:
+    """Shares of the blocks that are computed anew, by how much of a block is."""
+    shares = level_shares(block_levels(shape, layout))
+    return {name: shares[level] for name, level in RECOMPUTED.items()}
 
 
 def _vocabularies(shape: Shape, layouts: Sequence[Layout]) -> dict[str, Floats]:

@@ -303,8 +303,9 @@ def _compile(recipe: Recipe, dtype: Dtype, cluster: Cluster, has_compiler: bool)
         return "blocks"
     if stated != "auto":
         return stated
-    pays = native and has_compiler and pays_off(recipe.model, recipe.layout, recipe.training.steps)
-    return "blocks" if pays else "none"
+    masked, steps = recipe.data.document_mask, recipe.training.steps
+    pays = pays_off(recipe.model, recipe.layout, steps, masked)
+    return "blocks" if native and has_compiler and pays else "none"
 
 
 def _batch_problems(recipe: Recipe, training: Training, world_size: int) -> list[str]:

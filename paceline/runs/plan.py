@@ -291,12 +291,17 @@ def _own_settings(spec: RunSpec) -> list[str]:
         "data.document_mask": (spec.data.document_mask, False),
         "training.fp8_recipe": (spec.training.fp8_recipe, USUAL_FP8_RECIPE),
         "layout.gradient_sync": (spec.layout.gradient_sync, None),
+        "layout.recompute": (_by_budget(spec.layout), None),
     }
     return [
         f"{name} {value} is the native trainer's, and engine {spec.engine} is not told of it"
         for name, (value, usual) in own.items()
         if value != usual
     ]
+
+
+def _by_budget(layout: Layout) -> str | None:
+    return layout.recompute if layout.recompute == "budget" else None
 
 
 def _check(spec: RunSpec, force: bool) -> None:

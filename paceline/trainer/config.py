@@ -14,7 +14,9 @@ from paceline.trainer.side_outputs import MlperfConfig, ProfileConfig
 SCHEMA = 1
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp64", "fp8")
 FP8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "full", "budget")
+LEVELS = ("full", "ffn", "activation", "none")
+"""What of a block is computed anew, from all of it to nothing."""
 DECAYS, UNITS = ("constant", "linear", "cosine"), ("steps", "samples")
 PACKINGS, LOSSES, MEANS = ("packed", "padded"), ("all", "text"), ("targets", "samples")
 LATENT_FILES = ("latents", "webdataset")
@@ -134,6 +136,7 @@ class LayoutConfig:
     dp_shard: int | None
     cp_exchange: str
     gradient_sync: str | None
+    recompute_budget: float | None = None
 
 
 @dataclass(frozen=True)
@@ -198,6 +201,8 @@ class TrainerConfig:
     expected_parameters: int
     """Parameters of the whole model, adapters included."""
     expected_trainable: int
+    recompute_levels: tuple[str, ...] = ()
+    """What of each block is computed anew where recompute is `budget`, the first layer's first."""
     mlperf: MlperfConfig | None = None
     profile: ProfileConfig | None = None
 

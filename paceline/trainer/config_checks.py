@@ -8,6 +8,7 @@ from paceline.trainer.config import (
     FP8_RECIPES,
     LATENT_FILES,
     LATENT_SOURCES,
+    LEVELS,
     LOSSES,
     MEANS,
     PACKINGS,
@@ -37,6 +38,7 @@ def config_problems(config: TrainerConfig, world_size: int) -> list[str]:
     return (
         world_problems(config, world_size)
         + [rule.reason for rule in config.layout_rules if rule.features <= present]
+        + level_problems(config)
         + batch_problems(config)
         + data_problems(config.data, model.kind)
         + evaluation_problems(config)
@@ -69,6 +71,19 @@ def world_problems(config: TrainerConfig, world_size: int) -> list[str]:
         )
     ranks = config.dp * layout.cp
     return problems + uneven([("dp x cp", ranks, "dp_shard", layout.dp_shard or 1)])
+
+
+def level_problems(config: TrainerConfig) -> list[str]:
+    """Why blocks do not know what to compute anew by a budget, one sentence each."""
+    levels, num_layers = config.recompute_levels, getattr(config.model, "num_layers", None)
+    if config.layout.recompute != "budget" or num_layers is None:
+        return []
+    problems = [
+        f"recompute_levels {level}: use {', '.join(LEVELS)}" for level in {*levels} - {*LEVELS}
+    ]
+    if len(levels) != num_layers:
+        problems.append(f"recompute_levels: {len(levels)} levels for {num_layers} layers")
+    return problems
 
 
 def batch_problems(config: TrainerConfig) -> list[str]:
@@ -214,6 +229,7 @@ def layout_features(config: TrainerConfig) -> frozenset[str]:
     chunked = layout.schedule == "1f1b" and axes["pp"] and axes["vp"]
     schedule = "interleaved" if chunked else layout.schedule
     shard = layout.dp_shard
+    by_budget, shared = layout.recompute == "budget", layout.recompute_budget is not None
     present = {
         **axes,
         **{f"no-{axis}": not used for axis, used in axes.items()},
@@ -227,6 +243,8 @@ def layout_features(config: TrainerConfig) -> frozenset[str]:
         schedule: axes["pp"] or schedule != "1f1b",
         layout.cp_exchange: axes["cp"] or layout.cp_exchange != "all-gather",
         layout.recompute: layout.recompute != "none",
+        "budget without share": by_budget and not shared,
+        "share without budget": shared and not by_budget,
         "compile": config.training.compile != "none",
         "tied": config.model.tied_embeddings,
         "document-mask": config.data.document_mask,

@@ -41,6 +41,9 @@ def test_what_is_stated_counts():
 def test_nothing_is_compiled_that_cannot_be():
     pipeline = ("layout.pp=2", "layout.schedule=zero-bubble", "layout.micro_batch=1")
     assert compiled("tiny-llama", LONG, *pipeline) == "none"
+    documents = ("data.document_mask=true", "layout.recompute=full")
+    assert compiled("tiny-llama", LONG, *documents) == "none"
+    assert compiled("tiny-llama", LONG, documents[0]) == "blocks"
     assert compiled("tiny-llama", LONG, has_compiler=False) == "none"
 
 

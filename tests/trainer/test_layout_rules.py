@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from paceline.core.layout import RULES, Layout, features
 from paceline.core.layout_sizes import Sizes, layout_problems, native_problems, whole_stages
 from paceline.core.pipeline import stage_sizes
+from paceline.core.recompute import block_levels
 from paceline.core.shape import DecoderShape
 from paceline.trainer.config import ConfigError, parse_config
 from paceline.trainer.config_checks import config_problems, layout_features
@@ -29,7 +30,8 @@ layouts = st.builds(
     vp=sizes,
     ep=st.integers(1, 2),
     zero_stage=st.sampled_from([0, 1, 2, 3]),
-    recompute=st.sampled_from(["none", "selective", "full"]),
+    recompute=st.sampled_from(["none", "selective", "full", "budget"]),
+    recompute_budget=st.none() | st.floats(0, 1),
     schedule=st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"]),
     sequence_parallel=st.booleans(),
     dp_shard=st.none() | st.integers(1, 16),
@@ -127,6 +129,7 @@ def test_stages_hold_the_layers_that_were_promised(layers: int, pp: int, vp: int
 def mended(layout: Layout) -> Layout:
     """The layout without what rules refuse, so that its sizes decide."""
     pp, zero_bubble = layout.pp > 1, layout.schedule == "zero-bubble"
+    by_budget = layout.recompute == "budget"
     alternating = layout.schedule == "interleaved" and layout.vp == 1
     return layout.model_copy(
         update={
@@ -137,6 +140,7 @@ def mended(layout: Layout) -> Layout:
             "cp_exchange": layout.cp_exchange if layout.cp > 1 else "all-gather",
             "dp_shard": layout.dp_shard if layout.zero_stage > 1 else None,
             "recompute": "none" if zero_bubble else layout.recompute,
+            "recompute_budget": 0.5 if by_budget and not zero_bubble else None,
             "gradient_sync": None,
         }
     )
@@ -201,6 +205,7 @@ def test_the_trainer_refuses_exactly_what_is_refused_before_it_starts(
         seq_len=seq_len,
         **shape.model_dump(exclude=EXPERTS),
     )
+    given_in["recompute_levels"] = block_levels(shape, layout)
     given_in["model"]["padded_vocab"] = shape.padded_vocab(layout.tp)
 
     assert bool(config_problems(parse_config(given_in), world)) == bool(before)

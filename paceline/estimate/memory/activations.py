@@ -22,8 +22,8 @@ import numpy as np
 
 from paceline.estimate.memory.framework import EVERYTHING, Constants
 from paceline.estimate.memory.stage import Stage
-from paceline.estimate.memory.states import NORMS, copies_kept, vocabulary_rows
-from paceline.estimate.model.block import tokens
+from paceline.estimate.memory.states import NORMS, copies_kept, of_last, vocabulary_rows
+from paceline.estimate.model.block import routed, tokens
 from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.weights import num_microbatches
 
@@ -50,7 +50,8 @@ def activations(x: Cases, f: Constants, s: Stage) -> Activations:
     """Activations and logits of a rank.
 
     With full recomputation only a block's input is kept, and one block is computed again while the
-    backward pass goes through it; selective recomputation leaves out the scores.
+    backward pass goes through it; selective recomputation leaves out the scores. By a budget blocks
+    keep different parts, and the last one, which keeps most, is the first to be computed again.
     """
     t, c = tokens(x), x.compute_bytes
     # Ranks that share the tensors of h features: sequence parallelism splits these too.
@@ -59,16 +60,38 @@ def activations(x: Cases, f: Constants, s: Stage) -> Activations:
     whole = t * (per_token + np.where(_stores_scores(x, f), _scores(x, f), row_sums))
     selective = t * (f.selective_share * per_token + row_sums)
     inputs = t * c * x.hidden / shared
-    recomputed = x.full_recompute > 0
-    block = np.where(x.selective_recompute > 0, selective, whole)
+    less, again = _recomputed(x, f, shared, whole, inputs)
+    block = np.where(x.selective_recompute > 0, selective, whole) - less
     gradients = f.backward * t * c * (x.hidden / shared + x.ffn / x.tp)
     return Activations(
-        kept=s.alive * np.where(recomputed, inputs, block)
+        kept=s.alive * block
         + _waiting(x, s)
         + _transfers(x, f, s, inputs),
-        working=np.where(s.layers > 0, np.where(recomputed, whole, 0.0) + gradients, 0.0),
+        working=np.where(s.layers > 0, again + gradients, 0.0),
         logits=np.where(s.last & (x.vocab > 0), _logits(x, f, s, shared), 0.0),
     )
+
+
+def _recomputed(
+    x: Cases, f: Constants, shared: Floats, whole: Floats, inputs: Floats
+) -> tuple[Floats, Floats]:
+    """Bytes that a block keeps less than the `whole`, on average, and those made again at the peak.
+
+    An ffn that is computed anew keeps none of its tensors and not the output of its norm, its
+    activation alone only what the first products gave.
+    """
+    t, c = tokens(x), x.compute_bytes
+    ffn = t * c * f.activation_scale * (x.ffn * routed(x) + x.shared_ffn) / x.tp
+    of_activation = ffn * (1 + x.gated * f.ffn_gated)
+    of_ffn = ffn * (2 + x.gated * (1 + f.ffn_gated)) + t * c * x.hidden / shared
+    less = (
+        x.full_recompute * (whole - inputs)
+        + x.ffn_recompute * of_ffn
+        + x.activation_recompute * of_activation
+    )
+    nothing = np.zeros(x.size)
+    at_last = of_last(x, full=whole, ffn=of_ffn, activation=of_activation, none=nothing)
+    return less, at_last
 
 
 def _waiting(x: Cases, s: Stage) -> Floats:

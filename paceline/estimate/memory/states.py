@@ -22,8 +22,15 @@ from paceline.core.memory import GATHERED_BLOCKS
 from paceline.estimate.memory.framework import Constants
 from paceline.estimate.memory.stage import Stage
 from paceline.estimate.model.case import Bools, Cases, Floats
-from paceline.estimate.model.weights import block_weights, num_microbatches, replicas
+from paceline.estimate.model.weights import (
+    block_weights,
+    ffn_weights,
+    num_microbatches,
+    replicas,
+)
 
+ROUNDING = 1e-9
+"""By which shares may miss 1 that add up to it."""
 NORMS = 2
 """Norms of a block: before attention and before the ffn."""
 
@@ -131,14 +138,31 @@ def _copies(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
     """16-bit copies of fp32 weights, kept for good or made anew in every micro-batch.
 
     Those live as long as their micro-batch is in flight; with full recomputation one block's are
-    there at a time.
+    there at a time, beside those of what is not computed anew.
     """
     sharded = (x.zero_stage >= f.shards_weights_at) & (n.ranks > 1)
     casts = (f.master == 0) & (x.compute_bytes < f.weight) & ~sharded
     share = np.where(x.frozen > 0, x.trained_share, 1.0)
-    blocks = np.where(x.full_recompute > 0, 1, s.alive) / np.maximum(s.layers, 1)
+    kept, last = _kept_copies(x)
+    blocks = (s.alive * kept + (1 - last)) / np.maximum(s.layers, 1)
     blocks = np.where(copies_kept(x, f), 1.0, blocks)
     return np.where(casts, x.compute_bytes * blocks * share * (n.blocks + n.experts), 0.0)
+
+
+def of_last(x: Cases, *, full: Floats, ffn: Floats, activation: Floats, none: Floats) -> Floats:
+    """Of the last block, which recomputes least of all: the value that belongs to its part."""
+    recomputed = x.full_recompute + x.ffn_recompute + x.activation_recompute
+    parts = [recomputed < 1 - ROUNDING, x.activation_recompute > 0, x.ffn_recompute > 0]
+    return np.select(parts, [none, activation, ffn], full)
+
+
+def _kept_copies(x: Cases) -> tuple[Floats, Floats]:
+    """Shares of a block's weights that are not computed with anew: on average, in the last block."""
+    ones = np.ones(x.size)
+    of_ffn = ffn_weights(x) / block_weights(x)
+    of_down = of_ffn / (2 + x.gated)
+    mean = ones - x.full_recompute - x.ffn_recompute * of_ffn - x.activation_recompute * of_down
+    return mean, of_last(x, full=0 * ones, ffn=1 - of_ffn, activation=1 - of_down, none=ones)
 
 
 def _buffers(x: Cases, f: Constants, n: _Counts) -> Floats:

@@ -112,29 +112,35 @@ def block_time(x: Cases, c: Mapping[str, float]) -> Block:
 
     A backward pass takes a product for the input's gradient and one for the weight's (the latter
     falls away with frozen weights); flash attention's takes 2.5 times its forward pass. Full
-    recomputation adds a forward pass, selective one the attention's.
+    recomputation adds a forward pass, selective one the attention's, that of the ffn its first
+    products, and a gather around a cut sequence.
     """
     linear, between_experts = _linear(x, c)
     attention = _attention(x, c)
     elementwise, cast = _elementwise(x, c)
-    recomputed = x.full_recompute
+    recomputed, again = x.full_recompute, passes_again(x)
+    of_norm, of_activation = _ffn_elementwise(x)
+    activations = (x.ffn_recompute + x.activation_recompute) * of_activation
     backward = np.where(x.frozen > 0, 1.0, 2.0)
     attention_back = np.where(x.flash > 0, FLASH_BACKWARD, SCORES_BACKWARD)
     adapters, around = _adapters(x, c)
     device = Block(
-        gemm=linear * (1 + backward + recomputed) + adapters * (3 + recomputed),
+        gemm=linear * (1 + backward + recomputed)
+        + x.ffn_recompute * _first_ffn(x, c)
+        + adapters * (3 + again),
         attention=attention * (1 + attention_back + np.maximum(recomputed, x.selective_recompute)),
         elementwise=elementwise * (ELEMENTWISE_PASSES + recomputed)
+        + elementwise * (activations + x.ffn_recompute * of_norm)
         + cast * (CAST_PASSES + recomputed)
-        + around * (3 + recomputed)
+        + around * (3 + again)
         + _summing(x, c),
-        tp=_tp(x, c) * (2 + recomputed),
+        tp=_tp(x, c) * (2 + recomputed + x.ffn_recompute * np.where(x.sequence_parallel > 0, 0.25, 0)),
         cp=context_s(x, c, tokens(x), attention),
         ep=between_experts * (2 + recomputed),
         host=np.zeros(x.size),
     )
     busy = device.total
-    host = _host(x, c) * (3 + recomputed) / 3
+    host = _host(x, c) * (3 + again) / 3
     # A CPU starts its operations itself.
     both = np.where(
         x.has("generation", "cpu"),
@@ -176,6 +182,30 @@ def _ffn(x: Cases, c: Mapping[str, float], rate: Floats, t: Floats, width: Float
     """Both products of an ffn, of which the first has the gate as well."""
     up = (1 + x.gated) * width / x.tp
     return product_s(x, c, rate, t, up, x.hidden) + product_s(x, c, rate, t, x.hidden, width / x.tp)
+
+
+def _first_ffn(x: Cases, c: Mapping[str, float]) -> Floats:
+    """Seconds of an ffn's first products, which its recomputation does again."""
+    up = (1 + x.gated) * (x.ffn * routed(x) + x.shared_ffn) / x.tp
+    return product_s(x, c, product_rate(x, c), tokens(x), up, x.hidden)
+
+
+def passes_again(x: Cases) -> Floats:
+    """Forward passes of a block that are done again, a part of one by its share of the weights."""
+    ffn = x.ffn * routed(x) + x.shared_ffn
+    attention = 2 * (x.heads + x.kv_heads) * x.head_dim
+    first = (1 + x.gated) * ffn / (attention + (2 + x.gated) * ffn)
+    return x.full_recompute + x.ffn_recompute * first
+
+
+def _ffn_elementwise(x: Cases) -> tuple[Floats, Floats]:
+    """Shares of `_elementwise` that are the ffn's norm and its activation."""
+    shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
+    activation = (4 + 2 * x.gated) * (x.ffn * routed(x) + x.shared_ffn) / x.tp
+    attention = 3 * (x.heads + 2 * x.kv_heads) * x.head_dim / x.tp
+    stream = 12 * x.hidden / shared
+    whole = stream + activation + attention
+    return 2 * x.hidden / shared / whole, activation / whole
 
 
 def routed(x: Cases) -> Floats:

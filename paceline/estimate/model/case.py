@@ -60,7 +60,12 @@ class Case:
     micro_batch: float = 1
     zero_stage: float = 0
     sequence_parallel: bool = False
-    full_recompute: bool = False
+    full_recompute: float = 0
+    """Share of the blocks that are computed anew from their input."""
+    ffn_recompute: float = 0
+    """Share of those of which the ffn alone is, with its norm."""
+    activation_recompute: float = 0
+    """Share of those of which only the ffn's activation is."""
     selective_recompute: bool = False
     flash: bool = True
     """Attention that stores no scores."""

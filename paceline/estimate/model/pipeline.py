@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.core.layout import Schedule
 from paceline.core.pipeline import stage_sizes
+from paceline.estimate.model.block import passes_again
 from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.model.schedule import pipeline_s
 from paceline.estimate.model.step import Pieces, StepTime, closed_bubble, pieces, step_of
@@ -51,7 +52,8 @@ def _pipeline_s(x: Cases, work: Pieces, row: int) -> float:
     seconds = np.array(_sizes(int(x.layers[row]), pp, vp)) * work.layer[row] + beside
     seconds[-1] += work.head[row]
     # Forward is one pass; backward two, or one where weights are frozen, and recomputes one more.
-    forward = seconds / (2 + (x.frozen[row] == 0) + x.full_recompute[row])
+    again = float(passes_again(x)[row])
+    forward = seconds / (2 + (x.frozen[row] == 0) + again)
     chosen = cast(Schedule, str(x.words["schedule"][row]))
     order: Schedule = "interleaved" if vp > 1 and chosen == "1f1b" else chosen
     try:

@@ -11,7 +11,7 @@ exchanged. `gelu` is the exact one, `gelu_tanh` the form that GPT-2 was trained 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -22,7 +22,6 @@ from paceline.trainer.config import LoraConfig
 from paceline.trainer.model.context_parallel import attend, local_positions
 from paceline.trainer.model.document_attention import restarted
 from paceline.trainer.model.dropout import drop_apart, drop_stream
-from paceline.trainer.model.float8 import float8_settings
 from paceline.trainer.model.layers import (
     ColumnParallelLinear,
     Head,
@@ -41,8 +40,6 @@ from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.parallel.mesh import ALONE, Axis
 from paceline.trainer.parallel.tensor import NO_TP, TensorParallel
 
-FEW_OUTPUTS = 4
-"""A layer has few outputs when it has so many times more inputs."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
@@ -62,6 +59,12 @@ class LayerSetting:
     cp: Axis = ALONE
     cp_exchange: str = "all-gather"
     lora: LoraConfig | None = None
+    levels: tuple[str, ...] = ()
+    """What each layer recomputes, where they do not all do the same."""
+
+    def of_layer(self, layer: int) -> LayerSetting:
+        """The setting of one layer's block."""
+        return replace(self, recompute=self.levels[layer]) if self.levels else self
 
     def adapter(self, layer: str) -> LoraConfig | None:
         """The adapter of a layer of a block, if it has one."""
@@ -108,10 +111,8 @@ class Attention(nn.Module):
             q, k = rotate(q, *rope), rotate(k, *rope)
         if self.query_scale != 1:
             q = q * self.query_scale
-        if self.setting.recompute == "selective":
-            out = recomputed(self._attend, q, k, v, documents, draws=self.dropout > 0)
-        else:
-            out = self._attend(q, k, v, documents)
+        selective = self.setting.recompute == "selective"
+        out = recomputed(self._attend, q, k, v, documents, draws=self.dropout > 0, when=selective)
         return self.o(out.flatten(2))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
@@ -136,13 +137,18 @@ class FeedForward(nn.Module):
             else None
         )
         self.down = RowParallelLinear(self.tp, ffn, hidden, bias, setting.adapter("down"))
+        self.recompute = setting.recompute == "activation"
+        self.draws = self.down.lora is not None and self.down.lora.dropout > 0
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, t, H) -> (B, t, H)."""
         x = self.tp.gather_input(x)
-        if self.gate is None:
-            return self.down(self.activation(self.up(x)))
-        return self.down(self.activation(self.gate(x)) * self.up(x))
+        inner = [layer(x) for layer in (self.gate, self.up) if layer is not None]
+        return recomputed(self._activated, *inner, draws=self.draws, when=self.recompute)
+
+    def _activated(self, x: Tensor, gated: Tensor | None = None) -> Tensor:
+        x = self.activation(x)
+        return self.down(x if gated is None else x * gated)
 
 
 class DecoderBlock(nn.Module):
@@ -156,7 +162,7 @@ class DecoderBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.pre = model.norm_position != "post"
-        self.recompute = setting.recompute == "full"
+        self.recompute = setting.recompute
         self.dropout, self.tp = model.dropout, setting.tp
         of_adapters = setting.lora.dropout if setting.lora else 0.0
         self.draws = max(of_adapters, model.dropout, model.dropped_probabilities) > 0
@@ -171,20 +177,26 @@ class DecoderBlock(nn.Module):
     def forward(self, x: Tensor, rope: Rope, documents: Tensor | None = None) -> Tensor:
         """(B, t, H) -> (B, t, H)."""
         # Inside the block, so that FSDP's gathering happens once outside of it.
-        if not self.recompute:
-            return self._layers(x, rope, documents)
-        return recomputed(self._layers, x, rope, documents, draws=self.draws)
+        full = self.recompute == "full"
+        return recomputed(self._layers, x, rope, documents, draws=self.draws, when=full)
 
     def _layers(self, x: Tensor, rope: Rope, documents: Tensor | None) -> Tensor:
         if self.attention_post_norm is not None and self.ffn_post_norm is not None:
             attended = self.attention(self.attention_norm(x), rope, documents)
             x = x + self._drop(self.attention_post_norm(attended))
-            return x + self._drop(self.ffn_post_norm(self.ffn(self.ffn_norm(x))))
+            return x + self._drop(self.ffn_post_norm(self._ffn(x)))
         if self.pre:
             x = x + self._drop(self.attention(self.attention_norm(x), rope, documents))
-            return x + self._drop(self.ffn(self.ffn_norm(x)))
+            return x + self._drop(self._ffn(x))
         x = self.attention_norm(x + self._drop(self.attention(x, rope, documents)))
-        return self.ffn_norm(x + self._drop(self.ffn(x)))
+        return self.ffn_norm(x + self._drop(self._ffn(x)))
+
+    def _ffn(self, x: Tensor) -> Tensor:
+        """The ffn, behind its norm where that comes first."""
+        return recomputed(self._normed_ffn, x, draws=self.draws, when=self.recompute == "ffn")
+
+    def _normed_ffn(self, x: Tensor) -> Tensor:
+        return self.ffn(self.ffn_norm(x) if self.pre else x)
 
     def _drop(self, x: Tensor) -> Tensor:
         drops = self.dropout and self.training
@@ -217,7 +229,10 @@ class Decoder(Network):
         learned = model.positions == "learned" and part.first
         self.positions = PositionEmbedding(places, hidden) if learned else None
         self.blocks = nn.ModuleDict(
-            {str(i): DecoderBlock(model, setting, model.window(i)) for i in part.layers}
+            {
+                str(i): DecoderBlock(model, setting.of_layer(i), model.window(i))
+                for i in part.layers
+            }
         )
         self.final_norm = Norm(model) if model.final_norm and part.last else None
         self.project_out = Linear(hidden, embed, bias=False) if projected and part.last else None
@@ -304,16 +319,3 @@ class Decoder(Network):
         elif self.positions is not None:
             places = self.setting.tp.split_sequence(positions + self.model.position_offset)
             self.places = places.to(device)
-
-
-def use_float8(model: Network, device_type: str, recipe: str) -> None:
-    """Have the linear layers of all blocks multiply in float8; head and adapters stay as they are.
-
-    On a GPU so do layers with few outputs, such as the keys of grouped heads: casting their input
-    takes longer than their product saves. Raises what `float8_settings` raises.
-    """
-    settings = float8_settings(device_type, recipe)
-    for module in model.blocks.modules():
-        if isinstance(module, Linear):
-            narrow = module.out_features * FEW_OUTPUTS <= module.in_features
-            module.float8 = None if narrow and device_type == "cuda" else settings

@@ -11,9 +11,14 @@ from torch.utils.checkpoint import checkpoint
 T = TypeVar("T", Tensor, tuple[Tensor, ...])
 
 
-def recomputed(compute: Callable[..., T], *inputs: Any, draws: bool = False) -> T:
+def recomputed(
+    compute: Callable[..., T], *inputs: Any, draws: bool = False, when: bool = True
+) -> T:
     """What `compute` returns, keeping only its inputs and computing the rest anew for the gradient.
 
-    `draws` says that it draws random numbers, which must then be the same ones.
+    `draws` says that it draws random numbers, which must then be the same ones; `when` is whether
+    to do so at all.
     """
+    if not when:
+        return compute(*inputs)
     return checkpoint(compute, *inputs, use_reentrant=False, preserve_rng_state=draws)

@@ -6,7 +6,8 @@ import torch
 
 from paceline.trainer.config import ConfigError, TrainerConfig
 from paceline.trainer.measure.clock import StepClock
-from paceline.trainer.model.decoder import Decoder, LayerSetting, ModelPart, use_float8
+from paceline.trainer.model.decoder import Decoder, LayerSetting, ModelPart
+from paceline.trainer.model.float8_layers import use_float8
 from paceline.trainer.model.flux import MMDiT
 from paceline.trainer.model.network import Network
 from paceline.trainer.model.weights import count_parameters, freeze, init_weights, mixed_seed
@@ -108,6 +109,7 @@ def setting_of(config: TrainerConfig, mesh: Mesh) -> LayerSetting:
         seq_len=config.training.seq_len,
         dtype=DTYPES[config.training.dtype],
         recompute=layout.recompute,
+        levels=config.recompute_levels if layout.recompute == "budget" else (),
         tp=TensorParallel(mesh.tp, layout.sequence_parallel),
         cp=mesh.cp,
         cp_exchange=layout.cp_exchange,

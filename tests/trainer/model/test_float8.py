@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.trainer.config import FP8_RECIPES, ConfigError, parse_config
-from paceline.trainer.model.decoder import Decoder, LayerSetting, use_float8
+from paceline.trainer.model.decoder import Decoder, LayerSetting
+from paceline.trainer.model.float8_layers import use_float8
 from paceline.trainer.model.layers import Linear
 from tests.trainer.example import settings, steps, train
 

@@ -6,19 +6,18 @@ full-attention convention counts, or for layers with a window over blocks, which
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.core.flops import (
-    FlopsInput,
     attended_keys,
+    flops_input,
     hardware_flops_per_token,
     model_flops_per_token,
 )
-from paceline.core.layout import Recompute
+from paceline.core.layout import Layout, Recompute
+from paceline.core.recompute import block_levels
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape, LoraSpec
 from paceline.engines import native
@@ -30,10 +29,11 @@ SAMPLES = 2
 DECODERS = [name for name in TINY if resolved(name).model.kind == "decoder"]
 
 
-def counted(spec: RunSpec, recompute: Recompute) -> int:
+def counted(spec: RunSpec, recompute: Recompute, budget: float | None = None) -> int:
     """FLOPs of a forward and a backward pass of SAMPLES samples."""
-    config = parse_config(native.settings(spec))
-    model = whole_model(replace(config, layout=replace(config.layout, recompute=recompute)))
+    layout = Layout(recompute=recompute, recompute_budget=budget)
+    config = parse_config(native.settings(spec.model_copy(update={"layout": layout})))
+    model = whole_model(config)
     model.make_tables(torch.device("meta"))
     tokens = torch.zeros(SAMPLES, spec.training.seq_len, dtype=torch.int64, device="meta")
     with FlopCounterMode(display=False) as counter:
@@ -41,9 +41,10 @@ def counted(spec: RunSpec, recompute: Recompute) -> int:
     return counter.get_total_flops()
 
 
-def promised(spec: RunSpec, recompute: Recompute) -> float:
+def promised(spec: RunSpec, recompute: Recompute, budget: float | None = None) -> float:
     """What the formulas say of the same, with every query attending to every key."""
-    x = FlopsInput(spec.model, spec.training.seq_len, recompute, spec.lora)
+    layout = Layout(recompute=recompute, recompute_budget=budget)
+    x = flops_input(spec.model, spec.training.seq_len, layout, spec.lora)
     per_token = model_flops_per_token if recompute == "none" else hardware_flops_per_token
     return SAMPLES * spec.training.seq_len * per_token("full-attention", x)
 
@@ -132,3 +133,34 @@ def test_recomputing_attention_is_counted_but_for_its_second_product(name: str) 
 
     wanted = promised(spec, "selective") - unneeded
     assert counted(spec, "selective") == pytest.approx(wanted, 1e-12)
+
+
+BUDGETS = (0.0, 0.2, 0.5, 0.7, 0.9, 1.0)
+
+
+def masked_again(shape: DecoderShape, seq_len: int, levels: tuple[str, ...]) -> float:
+    """FLOPs per token of pairs that no query sees, in the attention that is computed anew."""
+    extra = 0.0
+    for layer in [i for i, level in enumerate(levels) if level == "full"]:
+        alone = shape.model_copy(update={"num_layers": 1, "sliding_window_pattern": None})
+        pattern = shape.sliding_window_pattern
+        if not (pattern and (layer + 1) % pattern == 0):
+            extra += masked_away(alone, seq_len)
+    return extra
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_budget_is_counted_to_the_last_flop(name: str) -> None:
+    spec = resolved(name)
+    assert spec.model.kind == "decoder"
+    seq_len = spec.training.seq_len
+    unneeded = before_the_first_adapter(spec.model, spec.lora)
+    done: list[int] = []
+    for budget in BUDGETS:
+        levels = block_levels(spec.model, Layout(recompute="budget", recompute_budget=budget))
+        masked = 3 * masked_away(spec.model, seq_len) + masked_again(spec.model, seq_len, levels)
+        done.append(counted(spec, "budget", budget))
+        wanted = promised(spec, "budget", budget) + SAMPLES * seq_len * (masked - unneeded)
+        assert done[-1] == pytest.approx(wanted, 1e-12), budget
+    assert done == sorted(done, reverse=True)
+    assert (done[0], done[-1]) == (counted(spec, "full"), counted(spec, "none"))

@@ -1,0 +1,152 @@
+"""Recomputation by a memory budget: which part of which block is computed anew.
+
+A block is at one of four levels, each of which keeps more than the one before it and, for every
+byte of that, saves less work:
+
+    full         its input alone; everything is computed anew
+    ffn          attention with all around it; norm, products and activation of the ffn are anew
+    activation   also the outputs of the ffn's first products; only the activation is anew
+    none         everything
+
+The budget is the share, 0 to 1, that may be kept of what lies between full recomputation and none.
+It is filled level by level: first all blocks keep their attention, then the ffn's products, then
+the rest, until the next block would exceed it. Attention comes first because nothing else costs as
+many FLOPs a byte, so none is computed twice where all of it fits. The last blocks of a pipeline
+stage go first, because their backward pass begins while all else is still kept (as Megatron's
+`--recompute-method block` recomputes the first layers). The levels follow from shape and layout
+alone: memory, FLOPs and estimates count what the trainer, which gets them with its settings, does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from paceline.core.layout import Layout
+from paceline.core.pipeline import stage_sizes
+from paceline.core.shape import (
+    FFN,
+    DecoderShape,
+    LoraSpec,
+    LoraTarget,
+    Shape,
+    linear_sizes,
+    uses,
+    weights_beside_experts,
+)
+
+Level = Literal["full", "ffn", "activation", "none"]
+LEVELS: tuple[Level, ...] = ("full", "ffn", "activation", "none")
+"""In the order in which a budget is spent."""
+ROUNDING = 1e-9
+"""By which a sum of shares may miss a budget that it meets."""
+
+
+def kept_per_token(shape: Shape, layout: Layout, level: Level = "none") -> float:
+    """Numbers that one block saves for the backward pass on one rank, per token.
+
+    none        4 h + (2 a d + 2 g d + n f) / tp
+    activation  without n - m of the n f
+    ffn         without n f, and the h of a norm ahead of it
+    full        h
+
+    h is the hidden size, a query heads and g key/value heads have width d, f is the ffn's size:
+    inputs and outputs of both norms, q, k, v and attention's output, and n tensors of the ffn: 3
+    with a gate, 2 without, 1 with ReLU, whose gradient needs only its output; m of them are outputs
+    of products (an MMDiT's single blocks have one norm). Norms behind attention and ffn keep 2 h
+    more, norms of queries and keys a d + g d. Sequence parallelism divides the stream's tensors as
+    well. For GPT this is h (4 + 12/tp): Korthikanti et al., arXiv:2205.05198, equation 2 in 16 bit,
+    without dropout masks and with attention that recomputes its scores.
+    """
+    stream = shape.hidden_size / (layout.tp if layout.sequence_parallel else 1)
+    if level == "full":
+        return stream
+    tensors, inner = shape.saved_stream_tensors, float(shape.saved_ffn_tensors)
+    if level == "ffn":
+        tensors, inner = tensors - (shape.kind == "mmdit" or shape.norm_position != "post"), 0.0
+    elif level == "activation":
+        inner = min(inner, 2.0 if shape.kind == "decoder" and shape.gated_ffn else 1.0)
+    ffn = shape.ffn_size
+    if shape.kind == "decoder":
+        ffn = ffn * shape.experts_per_token + shape.shared_ffn_size
+    return tensors * stream + (shape.saved_head_size + inner * ffn) / layout.tp
+
+
+def block_levels(shape: Shape, layout: Layout) -> tuple[Level, ...]:
+    """The level of every block, the first layer's first; of other recomputation full or none.
+
+    Each pipeline stage fills the budget with its own layers; a layout that its stages do not split
+    counts as one stage.
+    """
+    if layout.recompute != "budget":
+        return ("full" if layout.recompute == "full" else "none",) * shape.num_layers
+    try:
+        sizes = stage_sizes(shape.num_layers, layout.pp, layout.vp)
+    except ValueError:
+        sizes = [shape.num_layers]
+    numbers = [kept_per_token(shape, layout, level) for level in LEVELS]
+    shares = [(number - numbers[0]) / (numbers[-1] - numbers[0]) for number in numbers]
+    budget = layout.recompute_budget or 0.0
+    return tuple(level for size in sizes for level in _stage_levels(size, budget, shares))
+
+
+def _stage_levels(size: int, budget: float, shares: list[float]) -> list[Level]:
+    """Of `size` blocks, of which the k-th level keeps `shares[k]` of what lies between."""
+    allowed = budget * size * (1 + ROUNDING) + ROUNDING
+    reached = 0
+    while reached < len(LEVELS) - 1 and size * shares[reached + 1] <= allowed:
+        reached += 1
+    if reached == len(LEVELS) - 1:
+        return [LEVELS[-1]] * size
+    step = shares[reached + 1] - shares[reached]
+    raised = int((allowed - size * shares[reached]) / step)
+    return [LEVELS[reached]] * (size - raised) + [LEVELS[reached + 1]] * raised
+
+
+def level_shares(levels: tuple[Level, ...]) -> dict[Level, float]:
+    """Share of the blocks that are at each level, 0-1."""
+    return {level: levels.count(level) / len(levels) for level in LEVELS}
+
+
+def anew(level: Level) -> frozenset[LoraTarget]:
+    """Layers in the part of a block that is computed anew."""
+    parts: dict[Level, Iterable[LoraTarget]] = {
+        "full": ("q", "k", "v", "o", *FFN),
+        "ffn": FFN,
+        "activation": ("down",),
+        "none": (),
+    }
+    return frozenset(parts[level])
+
+
+def flops_again(shape: DecoderShape, level: Level, lora: LoraSpec | None = None) -> float:
+    """FLOPs per token that one block's linear layers do again: 2 a weight that is used again.
+
+    The part ends with the last tensor that its gradient needs: the input of its last product, an
+    adapter's second one if it has one, unless a norm or dropout behind it needs the output.
+    """
+    sizes, rank = linear_sizes(shape), lora.rank if lora else 0
+    adapted = frozenset(lora.targets) if lora else frozenset[LoraTarget]()
+    layers = anew(level) & sizes.keys()
+    weights = 0.0
+    for name in layers:
+        rows, columns = sizes[name]
+        weights += uses(shape, name) * (rows * columns + (name in adapted) * rank * (rows + columns))
+    if level in ("full", "ffn"):
+        weights += weights_beside_experts(shape)
+    behind = level == "full" and (shape.norm_position != "pre" or shape.dropout > 0)
+    if layers and not behind:
+        rows, columns = sizes["down"]
+        weights -= uses(shape, "down") * columns * (rank if "down" in adapted else rows)
+    return 2.0 * weights
+
+
+def kept_weights(shape: Shape, level: Level) -> float:
+    """Share of a block's weights whose layers are not computed anew, 0-1."""
+    weights = {
+        name: rows * columns * uses(shape, name)
+        for name, (rows, columns) in linear_sizes(shape).items()
+    }
+    if not weights:
+        return float(level != "full")
+    return 1 - sum(weights[name] for name in anew(level) & weights.keys()) / sum(weights.values())
