@@ -29,7 +29,7 @@ from typing import Any
 from _gpu_cases import CASES, WARMUP, Case, spec_of
 from _result import FOLDER, Surroundings, keep, spread_of
 
-from paceline.core.flops import FlopsInput, hardware_flops_per_token, model_flops_per_token
+from paceline.core.flops import flops_input, hardware_flops_per_token, model_flops_per_token
 from paceline.core.memory import memory_per_device
 from paceline.core.run import RunSpec
 from paceline.core.units import GIB
@@ -124,7 +124,7 @@ def row(case: Case, spec: RunSpec, side: str, got: dict[str, Any], best: float) 
     timed = got["times_s"][warmup:]
     step_s = median(timed)
     tokens = spec.training.global_batch * spec.training.seq_len
-    x = FlopsInput(spec.model, spec.training.seq_len, spec.layout.recompute, spec.lora)
+    x = flops_input(spec.model, spec.training.seq_len, spec.layout, spec.lora)
     entry = find_device(spec.cluster.device)
     peak = entry.peak_flops_per_s("bf16") if entry else None
     figures: dict[str, Any] = {

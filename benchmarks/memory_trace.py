@@ -30,6 +30,11 @@ LLAMA = (
     "zero_stage=3",
     "zero_stage=3 recompute=full",
     "zero_stage=3 recompute=selective",
+    "zero_stage=3 recompute=budget recompute_budget=0.15",
+    "zero_stage=3 recompute=budget recompute_budget=0.5",
+    "zero_stage=3 recompute=budget recompute_budget=0.9",
+    "zero_stage=3 tp=4 sequence_parallel=true recompute=budget recompute_budget=0.5",
+    "zero_stage=1 pp=4 tp=2 recompute=budget recompute_budget=0.3",
     "zero_stage=3 micro_batch=2",
     "zero_stage=1 tp=2",
     "zero_stage=1 tp=4",
@@ -52,6 +57,8 @@ OTHERS = (
     ("gpt-1b3", "V100-SXM-32GB", 16, "zero_stage=1 tp=2 micro_batch=2"),
     ("gpt-1b3", "V100-SXM-32GB", 16, "zero_stage=1 pp=4 micro_batch=1"),
     ("llama2-70b-lora", "H100", 8, "zero_stage=3 recompute=full"),
+    ("llama2-70b-lora", "H100", 8, "zero_stage=3 recompute=budget recompute_budget=0.5"),
+    ("gpt-1b3", "V100-SXM-32GB", 16, "zero_stage=1 tp=2 recompute=budget recompute_budget=0.5"),
     ("opt-13b-sft", "H100", 8, "zero_stage=3 micro_batch=2"),
 )
 

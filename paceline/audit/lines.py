@@ -20,6 +20,7 @@ from paceline.core.flops import (
     without_recompute,
 )
 from paceline.core.printed import Interval, exactly, read_printed
+from paceline.core.recompute import block_levels
 from paceline.core.shape import LoraSpec, LoraTarget, Shape, linear_sizes, num_parameters, uses
 from paceline.core.units import count
 from paceline.files import catalog
@@ -58,7 +59,8 @@ def flops_input(row: Row) -> FlopsInput | None:
     stated = "recompute" in row.layout.model_fields_set
     counted = row.convention is not None and row.convention not in CONVENTIONS
     recompute = "full" if counted and not stated else row.layout.recompute
-    return FlopsInput(shape, row.seq_len, recompute, lora, row.nominal_parameters)
+    levels = block_levels(shape, row.layout)
+    return FlopsInput(shape, row.seq_len, recompute, lora, row.nominal_parameters, levels)
 
 
 def _line(row: Row, rows: Sequence[Row], by_id: Mapping[str, Row]) -> AuditLine:

@@ -15,8 +15,8 @@ from paceline.cli.options import Json
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
-from paceline.core.flops import FlopsInput
-from paceline.core.layout import Recompute
+from paceline.core.flops import FlopsInput, flops_input
+from paceline.core.layout import Layout, Recompute
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe
 
@@ -96,15 +96,16 @@ def _flops_input(
     model: str, seq_len: int | None, recompute: str | None, nominal: float | None
 ) -> FlopsInput:
     recipe = load_recipe(model)
-    choices: dict[str | None, Recompute] = {name: name for name in get_args(Recompute)}
-    choices[None] = recipe.layout.recompute
-    if recompute not in choices:
-        allowed = ", ".join(get_args(Recompute))
+    layouts: dict[str | None, Layout] = {
+        name: Layout(recompute=name) for name in get_args(Recompute) if name != "budget"
+    }
+    if recompute is not None and recompute not in layouts:
+        allowed = ", ".join(map(str, layouts))
         raise UserError(f"--recompute {recompute}", "is unknown", allowed=allowed)
-    return FlopsInput(
+    return flops_input(
         recipe.model,
         seq_len or recipe.training.seq_len,
-        choices[recompute],
+        layouts.get(recompute, recipe.layout),
         recipe.lora,
         nominal or recipe.nominal_parameters,
     )

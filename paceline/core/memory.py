@@ -23,7 +23,7 @@ from dataclasses import astuple, dataclass
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.pipeline import kept_layers, stage_sizes
-from paceline.core.recompute import Level, block_levels, kept_per_token, kept_weights
+from paceline.core.recompute import Level, kept_per_token, kept_weights, stage_levels
 from paceline.core.shape import (
     LoraSpec,
     Shape,
@@ -177,8 +177,6 @@ def _stage(x: _Setting, rank: int) -> _Stage:
     first, last = rank == 0, rank == layout.pp - 1
     sizes = stage_sizes(x.shape.num_layers, layout.pp, layout.vp)
     layers = sum(sizes[rank :: layout.pp])
-    levels = block_levels(x.shape, layout)
-    chunks = [levels[sum(sizes[:i]) :][: sizes[i]] for i in range(rank, len(sizes), layout.pp)]
     experts = expert_weights(x.shape)
     block = parts["blocks"] / x.shape.num_layers - experts + experts / layout.ep
     block /= layout.tp
@@ -195,7 +193,7 @@ def _stage(x: _Setting, rank: int) -> _Stage:
         kept_layers=kept_layers(
             sizes, layout.pp, rank, layout.effective_schedule, x.num_microbatches
         ),
-        levels=tuple(level for chunk in chunks for level in chunk),
+        levels=stage_levels(x.shape, layout, range(rank, len(sizes), layout.pp)),
         has_head=last,
     )
 

@@ -86,8 +86,17 @@ def block_levels(shape: Shape, layout: Layout) -> tuple[Level, ...]:
         sizes = [shape.num_layers]
     numbers = [kept_per_token(shape, layout, level) for level in LEVELS]
     shares = [(number - numbers[0]) / (numbers[-1] - numbers[0]) for number in numbers]
-    budget = layout.recompute_budget or 0.0
-    return tuple(level for size in sizes for level in _stage_levels(size, budget, shares))
+    levels: list[Level] = []
+    for size in sizes:
+        levels += _stage_levels(size, layout.recompute_budget or 0.0, shares)
+    return tuple(levels)
+
+
+def stage_levels(shape: Shape, layout: Layout, stages: Iterable[int]) -> tuple[Level, ...]:
+    """The levels of the blocks of some pipeline stages; raises what `stage_sizes` raises."""
+    sizes, levels = stage_sizes(shape.num_layers, layout.pp, layout.vp), block_levels(shape, layout)
+    starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
+    return tuple(level for stage in stages for level in levels[starts[stage] :][: sizes[stage]])
 
 
 def _stage_levels(size: int, budget: float, shares: list[float]) -> list[Level]:
@@ -131,7 +140,8 @@ def flops_again(shape: DecoderShape, level: Level, lora: LoraSpec | None = None)
     weights = 0.0
     for name in layers:
         rows, columns = sizes[name]
-        weights += uses(shape, name) * (rows * columns + (name in adapted) * rank * (rows + columns))
+        of_adapter = rank * (rows + columns) if name in adapted else 0
+        weights += uses(shape, name) * (rows * columns + of_adapter)
     if level in ("full", "ffn"):
         weights += weights_beside_experts(shape)
     behind = level == "full" and (shape.norm_position != "pre" or shape.dropout > 0)

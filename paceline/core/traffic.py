@@ -21,6 +21,7 @@ from typing import Literal
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.pipeline import stage_sizes
+from paceline.core.recompute import stage_levels
 from paceline.core.shape import DecoderShape, LoraSpec, Shape, linear_sizes, vectors_of_norm
 
 Collective = Literal[
@@ -201,21 +202,22 @@ def _tensor(x: RankPlace) -> Iterator[AxisTraffic]:
     if layout.tp == 1:
         return
     stream, embedded = x.tokens * shape.hidden_size * e, x.tokens * shape.embed_dim * e
-    again = layout.recompute == "full"
+    levels = stage_levels(shape, layout, x.stages)
+    full, entered_again = levels.count("full"), levels.count("full") * 2 + levels.count("ffn")
     # Recomputation ends with the last tensor that is needed: behind the second sum nothing is.
     needed = shape.norm_position != "pre" or shape.dropout > 0
-    left_again = (2 if needed else 1) if again else 0
+    left_again = (2 if needed else 1) * full
     ends = x.has_first + x.has_last
     m = x.num_microbatches
     if layout.sequence_parallel:
-        gathers = (4 + (2 if again else 0)) * x.layers * stream + ends * embedded
-        scatters = (4 + left_again) * x.layers * stream + ends * embedded
+        gathers = (4 * x.layers + entered_again) * stream + ends * embedded
+        scatters = (4 * x.layers + left_again) * stream + ends * embedded
         yield AxisTraffic("tp", "all_gather", m * gathers, "activations")
         yield AxisTraffic("tp", "reduce_scatter", m * scatters, "activations")
         shares = [*block_weights(x)] * x.layers + end_weights(x)
         yield AxisTraffic("tp", "all_reduce", w * sum(p.size for p in shares if p.whole), "shares")
     else:
-        sums = (4 + left_again) * x.layers * stream + ends * embedded
+        sums = (4 * x.layers + left_again) * stream + ends * embedded
         yield AxisTraffic("tp", "all_reduce", m * sums, "activations")
         if shape.qk_norm:
             of_heads = 2 * shape.head_dim * vectors_of_norm(shape)
@@ -231,7 +233,8 @@ def _context(x: RankPlace) -> Iterator[AxisTraffic]:
     layout, shape, n = x.layout, x.shape, x.layout.cp
     if n == 1:
         return
-    recomputed = layout.recompute != "none"
+    full = stage_levels(shape, layout, x.stages).count("full") / x.layers if x.layers else 0.0
+    recomputed = 1.0 if layout.recompute == "selective" else full
     times, head = x.num_microbatches * x.layers, x.tokens * shape.head_dim // layout.tp
     keys = 2 * head * shape.kv_heads
     if layout.cp_exchange == "all-gather":
@@ -243,7 +246,7 @@ def _context(x: RankPlace) -> Iterator[AxisTraffic]:
         copies = lcm(kv_heads, n) // kv_heads
         to_tokens, to_heads = head * shape.num_heads + keys * copies, head * shape.num_heads
         # Selective recomputation ends with attention itself.
-        again = to_tokens * recomputed + to_heads * (layout.recompute == "full")
+        again = to_tokens * recomputed + to_heads * full
         moved = (2 * (to_tokens + to_heads) + again) * x.compute_bytes * times
         yield AxisTraffic("cp", "all_to_all", moved, "heads")
     else:

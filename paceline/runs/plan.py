@@ -12,6 +12,7 @@ from paceline.core.compilation import PAYS_FROM_STEPS
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.job import Job
+from paceline.core.layout import Layout
 from paceline.core.memory import memory_per_device, smallest_fit
 from paceline.core.run import USUAL_FP8_RECIPE, MatmulPrecision, RunSpec
 from paceline.core.shape import num_parameters
@@ -178,6 +179,7 @@ _ONE_DEVICE = {
     "schedule": "1f1b",
     "cp_exchange": "all-gather",
     "gradient_sync": None,
+    "recompute_budget": None,
 }
 
 

@@ -35,7 +35,13 @@ ALL = os.environ.get("PACELINE_NUMERICS") == "all"
 TABLE = """
 1  mb4 full                                          llama gpt opt lora sft flux
 1  mb6 selective                                     llama gpt opt lora sft
+1  mb4 budget20                                      llama opt
 1  compile                                           llama sft               gpt
+1  compile budget50                                  gpt
+2  zero3 mb3 budget70                                lora
+2  tp2 sp mb4 budget30                               sft                     gpt
+2  cp2 ring budget20                                 gpt                     llama
+2  pp2 vp2 interleaved mb3 budget60                  llama                   gpt
 2  masked                                            llama gpt sft
 2  ramp mb3                                          gpt
 2  mb6                                               llama gpt opt lora sft flux
@@ -197,6 +203,9 @@ class Case:
                 fields["gradient_sync"] = word
             elif word in ("full", "selective"):
                 fields["recompute"] = word
+            elif word.startswith("budget"):
+                fields["recompute"] = "budget"
+                fields["recompute_budget"] = int(word.removeprefix("budget")) / 100
             elif word == "sp":
                 fields["sequence_parallel"] = True
             elif size := re.fullmatch(r"([a-z]+)(\d+)", word):
@@ -250,7 +259,10 @@ def dropping() -> list[tuple[Case, Case]]:
     """Layouts in which adapters drop inputs: keeping all activations, and recomputing them."""
     layouts = ((1, "dropped mb4"), (2, "dropped tp2 sp mb4"), (2, "dropped zero3 mb3"))
     kept = [Case(ranks, words, "lora", "fp64") for ranks, words in layouts]
-    return [(case, replace(case, words=f"{case.words} full")) for case in kept]
+    words = {case: ("full", "budget20") if case.ranks == 1 else ("full",) for case in kept}
+    return [
+        (case, replace(case, words=f"{case.words} {word}")) for case in kept for word in words[case]
+    ]
 
 
 def exact(case: Case) -> Case:

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.model import context_parallel as context
+from paceline.trainer.model import decoder
 from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.model.flux import HeadNorm
 from paceline.trainer.model.layers import ColumnParallelLinear
+from paceline.trainer.model.recompute import recomputed
 from paceline.trainer.parallel import collectives
 from paceline.trainer.parallel.mesh import World
 from paceline.trainer.parallel.tensor import ParamPlan
@@ -49,6 +51,22 @@ def unreduced_inputs(world: World) -> AbstractContextManager[Any]:
 def unsummed_shares(world: World) -> AbstractContextManager[Any]:
     """With sequence parallel, gradients of norms and the like keep to their own tokens."""
     return patch.object(replica, "all_reduce_coalesced", lambda tensors, axis, factor=1.0: None)
+
+
+def other_inputs(world: World) -> AbstractContextManager[Any]:
+    """What is computed anew sees inputs that are a thousandth larger than at first."""
+
+    def drifted(compute: Any, *inputs: Any, **settings: Any) -> Any:
+        calls: list[int] = []
+
+        def counted(*parts: Any) -> Any:
+            calls.append(1)
+            factor = 1.0 if len(calls) == 1 else 1.001
+            return compute(*(x * factor if isinstance(x, Tensor) else x for x in parts))
+
+        return recomputed(counted, *inputs, **settings)
+
+    return patch.object(decoder, "recomputed", drifted)
 
 
 def lonely_adapters(world: World) -> AbstractContextManager[Any]:
@@ -146,8 +164,8 @@ def _trained(world: World, train: Callable[..., Tensor]) -> AbstractContextManag
 FAULTS: dict[str, Fault] = {
     function.__name__.replace("_", " "): function
     for function in (
-        unreduced_gradients, unreduced_inputs, unsummed_shares, lonely_adapters, lonely_heads,
-        lonely_streams, lonely_table, wrong_weight, own_count, idle_stage, lonely_norm,
-        drifting_rank, lonely_keys, broken_rank,
+        unreduced_gradients, unreduced_inputs, unsummed_shares, other_inputs, lonely_adapters,
+        lonely_heads, lonely_streams, lonely_table, wrong_weight, own_count, idle_stage,
+        lonely_norm, drifting_rank, lonely_keys, broken_rank,
     )
 }  # fmt: skip

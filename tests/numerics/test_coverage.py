@@ -32,7 +32,9 @@ FEATURES = (
     "full",
 )
 """What occurs in pairs."""
-SINGLES = ("dp", "gpipe", "interleaved", "1f1b", "all-to-all", "ring", "selective", "compile")
+SINGLES = (
+    "dp", "gpipe", "interleaved", "1f1b", "all-to-all", "ring", "selective", "budget", "compile",
+)  # fmt: skip
 """What has to occur besides, whatever it is paired with."""
 EVERYTHING = {*FEATURES, *SINGLES}
 COMPILED = ("tp", "tp+sp", "pp", "cp", "zero1", "zero2", "zero3", "full", "selective")
@@ -60,6 +62,7 @@ AT_THE_ENDS = {
         "zero3",
         "full",
         "selective",
+        "budget",
         "gpipe",
         "interleaved",
         "1f1b",
@@ -93,7 +96,7 @@ def _combinations() -> Iterator[Layout]:
     tensor = ((1, False), (2, False), (2, True))
     stages = product((1, 2), (1, 2), ("gpipe", "1f1b", "zero-bubble"))
     contexts = ((1, "all-gather"), (2, "all-gather"), (2, "all-to-all"), (2, "ring"))
-    rest = product(range(4), (None, 2), ("none", "selective", "full"))
+    rest = product(range(4), (None, 2), ("none", "selective", "full", "budget"))
     for (tp, sp), (pp, vp, schedule), (cp, exchange), (stage, shard, recompute) in product(
         tensor, stages, contexts, rest
     ):
@@ -109,6 +112,7 @@ def _combinations() -> Iterator[Layout]:
                 "zero_stage": stage,
                 "dp_shard": shard,
                 "recompute": recompute,
+                "recompute_budget": 0.5 if recompute == "budget" else None,
             }
         )
 

@@ -64,9 +64,7 @@ def activations(x: Cases, f: Constants, s: Stage) -> Activations:
     block = np.where(x.selective_recompute > 0, selective, whole) - less
     gradients = f.backward * t * c * (x.hidden / shared + x.ffn / x.tp)
     return Activations(
-        kept=s.alive * block
-        + _waiting(x, s)
-        + _transfers(x, f, s, inputs),
+        kept=s.alive * block + _waiting(x, s) + _transfers(x, f, s, inputs),
         working=np.where(s.layers > 0, again + gradients, 0.0),
         logits=np.where(s.last & (x.vocab > 0), _logits(x, f, s, shared), 0.0),
     )
@@ -77,13 +75,14 @@ def _recomputed(
 ) -> tuple[Floats, Floats]:
     """Bytes that a block keeps less than the `whole`, on average, and those made again at the peak.
 
-    An ffn that is computed anew keeps none of its tensors and not the output of its norm, its
-    activation alone only what the first products gave.
+    An ffn that is computed anew keeps none of its tensors and not the output of its norm, gathered
+    or not; its activation alone only what the first products gave.
     """
     t, c = tokens(x), x.compute_bytes
     ffn = t * c * f.activation_scale * (x.ffn * routed(x) + x.shared_ffn) / x.tp
     of_activation = ffn * (1 + x.gated * f.ffn_gated)
-    of_ffn = ffn * (2 + x.gated * (1 + f.ffn_gated)) + t * c * x.hidden / shared
+    of_ffn = ffn * (2 + x.gated * (1 + f.ffn_gated))
+    of_ffn = of_ffn + t * c * x.hidden * np.where(f.gathers_inputs > 0, 1.0, 1 / shared)
     less = (
         x.full_recompute * (whole - inputs)
         + x.ffn_recompute * of_ffn

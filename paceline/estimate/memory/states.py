@@ -157,7 +157,7 @@ def of_last(x: Cases, *, full: Floats, ffn: Floats, activation: Floats, none: Fl
 
 
 def _kept_copies(x: Cases) -> tuple[Floats, Floats]:
-    """Shares of a block's weights that are not computed with anew: on average, in the last block."""
+    """Shares of a block's weights that are not computed with anew: the mean, the last block's."""
     ones = np.ones(x.size)
     of_ffn = ffn_weights(x) / block_weights(x)
     of_down = of_ffn / (2 + x.gated)

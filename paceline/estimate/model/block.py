@@ -120,6 +120,8 @@ def block_time(x: Cases, c: Mapping[str, float]) -> Block:
     elementwise, cast = _elementwise(x, c)
     recomputed, again = x.full_recompute, passes_again(x)
     of_norm, of_activation = _ffn_elementwise(x)
+    # One of the two gathers and two scatters of a forward pass.
+    gathered = x.ffn_recompute * np.where(x.sequence_parallel > 0, 0.25, 0.0)
     activations = (x.ffn_recompute + x.activation_recompute) * of_activation
     backward = np.where(x.frozen > 0, 1.0, 2.0)
     attention_back = np.where(x.flash > 0, FLASH_BACKWARD, SCORES_BACKWARD)
@@ -134,7 +136,7 @@ def block_time(x: Cases, c: Mapping[str, float]) -> Block:
         + cast * (CAST_PASSES + recomputed)
         + around * (3 + again)
         + _summing(x, c),
-        tp=_tp(x, c) * (2 + recomputed + x.ffn_recompute * np.where(x.sequence_parallel > 0, 0.25, 0)),
+        tp=_tp(x, c) * (2 + recomputed + gathered),
         cp=context_s(x, c, tokens(x), attention),
         ep=between_experts * (2 + recomputed),
         host=np.zeros(x.size),

@@ -24,7 +24,19 @@ def needs_as_much(layout: Layout, other: Layout) -> bool:
         and layout.cp <= other.cp
         and layout.zero_stage <= other.zero_stage
         and layout.micro_batch >= other.micro_batch
-        and LESS.index(layout.recompute) <= LESS.index(other.recompute)
+        and _keeps_as_much(layout, other)
         # Beside it even smaller tensor groups may keep less of the activations.
         and (not layout.sequence_parallel or other.sequence_parallel)
     )
+
+
+def _keeps_as_much(layout: Layout, other: Layout) -> bool:
+    """Whether `layout` recomputes no more; selective and a budget are not compared."""
+    if "selective" in (layout.recompute, other.recompute):
+        both = layout.recompute, other.recompute
+        return "budget" not in both and LESS.index(both[0]) <= LESS.index(both[1])
+    kept = {"none": 1.0, "full": 0.0}
+    share, others = (
+        kept.get(each.recompute, each.recompute_budget or 0.0) for each in (layout, other)
+    )
+    return share >= others

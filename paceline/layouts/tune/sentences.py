@@ -32,6 +32,7 @@ def label(layout: Layout, devices: int) -> str:
     """`dp 2 tp 2 mbs 4 full`."""
     parts = [layout.label(devices), f"mbs {layout.micro_batch}"]
     parts += [layout.recompute] if layout.recompute != "none" else []
+    parts += [f"{layout.recompute_budget:g}"] if layout.recompute_budget is not None else []
     parts += [layout.schedule] if layout.schedule != "1f1b" else []
     return " ".join(parts)
 

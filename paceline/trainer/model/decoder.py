@@ -229,10 +229,7 @@ class Decoder(Network):
         learned = model.positions == "learned" and part.first
         self.positions = PositionEmbedding(places, hidden) if learned else None
         self.blocks = nn.ModuleDict(
-            {
-                str(i): DecoderBlock(model, setting.of_layer(i), model.window(i))
-                for i in part.layers
-            }
+            {str(i): DecoderBlock(model, setting.of_layer(i), model.window(i)) for i in part.layers}
         )
         self.final_norm = Norm(model) if model.final_norm and part.last else None
         self.project_out = Linear(hidden, embed, bias=False) if projected and part.last else None

@@ -15,6 +15,8 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.core.layout import Layout
+from paceline.core.recompute import block_levels
 from paceline.core.shape import num_parameters
 from paceline.trainer.measure.memory import (
     Gradients,
@@ -39,6 +41,8 @@ ROPE = 2 * 32 * SHAPE.hidden_size // SHAPE.num_heads * FP32
 """cos and sin for 32 positions."""
 
 CPU = torch.device("cpu")
+BUDGETS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)
+DEEP = SHAPE.model_copy(update={"num_layers": 6})
 
 Told = dict[str, dict[str, Any]]
 
@@ -57,6 +61,14 @@ def case(ranks: int, **changes: Any) -> dict[str, Any]:
     return settings(ranks, 3, source="synthetic", **changes)
 
 
+def by_budget(share: float, **changes: Any) -> dict[str, Any]:
+    """A case that recomputes by a budget, told what each block does as the engine tells it."""
+    raw = case(1, recompute="budget", recompute_budget=share, **changes)
+    layout = Layout(recompute="budget", recompute_budget=share)
+    raw["recompute_levels"] = block_levels(DEEP, layout)
+    return raw
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """One process: plain, with full recomputation, with two micro-batches."""
@@ -66,6 +78,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Told:
         "deep": case(1, **deep),
         "recomputed": case(1, recompute="full", **deep),
         "accumulated": case(1, micro_batch=2),
+        **{f"budget {share}": by_budget(share, **deep) for share in BUDGETS},
     }
     return drive(tmp_path_factory.mktemp("alone"), 1, cases)[0]
 
@@ -134,6 +147,19 @@ def test_full_recomputation_lowers_the_activations(alone: Told):
     again = alone["recomputed"]["record"]["parts_bytes"]["activations"]
 
     assert again < kept / 2
+
+
+def test_a_larger_budget_needs_more_memory_between_full_recomputation_and_none(alone: Told):
+    kinds = ["recomputed", *(f"budget {share}" for share in BUDGETS), "deep"]
+    peaks = [alone[kind]["record"]["peak_bytes"]["tracked"] for kind in kinds]
+    kept = [alone[kind]["record"]["parts_bytes"]["activations"] for kind in kinds]
+
+    assert peaks == sorted(peaks) and kept == sorted(kept)
+    assert (peaks[1], peaks[-2]) == (peaks[0], peaks[-1])
+    # Each budget between 0 and 1 is a step of its own.
+    assert len(set(peaks[1:-1])) == len(BUDGETS)
+    for kind in kinds:
+        assert alone[kind]["losses"] == pytest.approx(alone["deep"]["losses"], rel=1e-6), kind
 
 
 def test_smaller_micro_batches_lower_the_activations_and_meet_the_whole_gradient(alone: Told):

@@ -18,6 +18,11 @@ from tests.trainer.example import log, train
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tp": ({"tp": 2, "recompute": "full"}, {}),
+    "sp budget": (
+        {"tp": 2, "sequence_parallel": True, "recompute": "budget", "recompute_budget": 0.2},
+        {},
+    ),
+    "cp budget": ({"cp": 2, "recompute": "budget", "recompute_budget": 0.2}, {}),
     "sp": ({"tp": 2, "sequence_parallel": True}, GPT),
     "pp": ({"pp": 2, "vp": 2}, {"num_layers": 4, "tied_embeddings": True}),
     "cp": ({"cp": 2}, {}),
