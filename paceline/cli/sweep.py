@@ -55,7 +55,7 @@ def sweep(
     vp: Annotated[str | None, _list("Chunks of layers a stage (interleaved).")] = None,
     zero: Annotated[str | None, _list("ZeRO stages, 0 to 3.")] = None,
     mbs: Annotated[str | None, _list("Micro-batches, in sequences.")] = None,
-    recompute: Annotated[str | None, _list("none, selective, full.")] = None,
+    recompute: Annotated[str | None, _list("none, selective, full, budget.")] = None,
     gbs: Annotated[str | None, _list("Global batches, in sequences.")] = None,
     variant: options.Variant = None,
     overrides: Annotated[

@@ -106,10 +106,11 @@ def _stage_levels(size: int, budget: float, shares: list[float]) -> list[Level]:
     while reached < len(LEVELS) - 1 and size * shares[reached + 1] <= allowed:
         reached += 1
     if reached == len(LEVELS) - 1:
-        return [LEVELS[-1]] * size
+        return ["none"] * size
     step = shares[reached + 1] - shares[reached]
     raised = int((allowed - size * shares[reached]) / step)
-    return [LEVELS[reached]] * (size - raised) + [LEVELS[reached + 1]] * raised
+    low, high = LEVELS[reached], LEVELS[reached + 1]
+    return [low if i < size - raised else high for i in range(size)]
 
 
 def level_shares(levels: tuple[Level, ...]) -> dict[Level, float]:

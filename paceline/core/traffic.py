@@ -233,27 +233,28 @@ def _context(x: RankPlace) -> Iterator[AxisTraffic]:
     layout, shape, n = x.layout, x.shape, x.layout.cp
     if n == 1:
         return
-    full = stage_levels(shape, layout, x.stages).count("full") / x.layers if x.layers else 0.0
-    recomputed = 1.0 if layout.recompute == "selective" else full
-    times, head = x.num_microbatches * x.layers, x.tokens * shape.head_dim // layout.tp
+    full = stage_levels(shape, layout, x.stages).count("full")
+    recomputed = x.layers if layout.recompute == "selective" else full
+    m, head = x.num_microbatches, x.tokens * shape.head_dim // layout.tp
     keys = 2 * head * shape.kv_heads
     if layout.cp_exchange == "all-gather":
-        gathered = n * keys * x.compute_bytes * times
-        yield AxisTraffic("cp", "all_gather", gathered * (1 + recomputed), "keys and values")
-        yield AxisTraffic("cp", "reduce_scatter", gathered, "keys and values")
+        gathered = m * n * keys * x.compute_bytes
+        again = gathered * (x.layers + recomputed)
+        yield AxisTraffic("cp", "all_gather", again, "keys and values")
+        yield AxisTraffic("cp", "reduce_scatter", gathered * x.layers, "keys and values")
     elif layout.cp_exchange == "all-to-all":
         kv_heads = shape.kv_heads // layout.tp
         copies = lcm(kv_heads, n) // kv_heads
         to_tokens, to_heads = head * shape.num_heads + keys * copies, head * shape.num_heads
         # Selective recomputation ends with attention itself.
         again = to_tokens * recomputed + to_heads * full
-        moved = (2 * (to_tokens + to_heads) + again) * x.compute_bytes * times
-        yield AxisTraffic("cp", "all_to_all", moved, "heads")
+        moved = 2 * (to_tokens + to_heads) * x.layers + again
+        yield AxisTraffic("cp", "all_to_all", m * moved * x.compute_bytes, "heads")
     else:
-        passed = keys * x.compute_bytes * (n - 1) * (2 + recomputed)
-        returned = keys * max(4, x.compute_bytes) * n
-        yield AxisTraffic("cp", "send", (passed + returned) * times, "keys and values")
-        yield AxisTraffic("cp", "recv", (passed + returned) * times, "keys and values")
+        passed = keys * x.compute_bytes * (n - 1) * (2 * x.layers + recomputed)
+        returned = keys * max(4, x.compute_bytes) * n * x.layers
+        yield AxisTraffic("cp", "send", m * (passed + returned), "keys and values")
+        yield AxisTraffic("cp", "recv", m * (passed + returned), "keys and values")
 
 
 def _pipeline(x: RankPlace) -> Iterator[AxisTraffic]:

@@ -28,7 +28,7 @@ def test_what_the_engine_writes_is_accepted() -> None:
         ({"tp": 2}, "dp 2 x tp 2 x pp 1 x cp 1: 2 processes were started; start 4"),
         ({"pp": 2}, "dp 2 x tp 1 x pp 2 x cp 1: 2 processes were started; start 4"),
         ({"ep": 2}, "ep > 1 is not in the native trainer"),
-        ({"recompute": "some"}, "layout.recompute some: use one of none, selective, full"),
+        ({"recompute": "some"}, "layout.recompute some: use one of none, selective, full, budget"),
         ({"zero_stage": 4}, "layout.zero_stage 4"),
         ({"dtype": "nvfp4"}, "training.dtype nvfp4: use one of"),
         ({"source": "web"}, "data.source web: use one of"),

@@ -61,7 +61,8 @@ def activations(x: Cases, f: Constants, s: Stage) -> Activations:
     selective = t * (f.selective_share * per_token + row_sums)
     inputs = t * c * x.hidden / shared
     less, again = _recomputed(x, f, shared, whole, inputs)
-    block = np.where(x.selective_recompute > 0, selective, whole) - less
+    alone = (x.selective_recompute > 0) & (x.full_recompute == 0)
+    block = np.where(alone, selective, whole) - less
     gradients = f.backward * t * c * (x.hidden / shared + x.ffn / x.tp)
     return Activations(
         kept=s.alive * block + _waiting(x, s) + _transfers(x, f, s, inputs),
