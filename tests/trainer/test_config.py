@@ -44,6 +44,19 @@ def test_a_problem_is_named_by_its_field(changes: dict[str, Any], problem: str) 
 
 
 @pytest.mark.parametrize(
+    ("levels", "problem"),
+    [
+        (["full"], "recompute_levels: 1 levels for 2 layers"),
+        (["full", "some"], "recompute_levels some: use full, ffn, activation, none"),
+    ],
+)
+def test_a_budget_needs_a_level_for_every_block(levels: list[str], problem: str) -> None:
+    raw = settings(ranks=2, recompute="budget", recompute_budget=0.5)
+
+    assert problem in config_problems(parse_config({**raw, "recompute_levels": levels}), 2)
+
+
+@pytest.mark.parametrize(
     "changes", [{"tp": 2}, {"cp": 2}, {"pp": 2}, {"recompute": "selective"}, {"zero_stage": 3}]
 )
 def test_every_axis_makes_a_world(changes: dict[str, Any]) -> None:

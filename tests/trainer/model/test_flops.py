@@ -29,11 +29,13 @@ SAMPLES = 2
 DECODERS = [name for name in TINY if resolved(name).model.kind == "decoder"]
 
 
-def counted(spec: RunSpec, recompute: Recompute, budget: float | None = None) -> int:
-    """FLOPs of a forward and a backward pass of SAMPLES samples."""
+def counted(
+    spec: RunSpec, recompute: Recompute, budget: float | None = None, **levels: tuple[str, ...]
+) -> int:
+    """FLOPs of a forward and a backward pass of SAMPLES samples; `levels` in those' place."""
     layout = Layout(recompute=recompute, recompute_budget=budget)
-    config = parse_config(native.settings(spec.model_copy(update={"layout": layout})))
-    model = whole_model(config)
+    raw = native.settings(spec.model_copy(update={"layout": layout}))
+    model = whole_model(parse_config({**raw, **levels}))
     model.make_tables(torch.device("meta"))
     tokens = torch.zeros(SAMPLES, spec.training.seq_len, dtype=torch.int64, device="meta")
     with FlopCounterMode(display=False) as counter:
@@ -164,3 +166,13 @@ def test_a_budget_is_counted_to_the_last_flop(name: str) -> None:
         assert done[-1] == pytest.approx(wanted, 1e-12), budget
     assert done == sorted(done, reverse=True)
     assert (done[0], done[-1]) == (counted(spec, "full"), counted(spec, "none"))
+
+
+def test_a_block_at_another_level_than_is_counted_is_found() -> None:
+    spec = resolved(DECODERS[0])
+    levels = block_levels(spec.model, Layout(recompute="budget", recompute_budget=0.5))
+    assert levels[-1] in ("ffn", "activation")
+
+    other = counted(spec, "budget", 0.5, recompute_levels=("full", *levels[1:]))
+
+    assert other > counted(spec, "budget", 0.5) * (1 + 1e-6)

@@ -18,8 +18,11 @@ from paceline.trainer.parallel.mesh import Axis
 from paceline.trainer.parallel.tensor import TensorParallel, shard_parameters
 from tests.numerics.cases import Case
 
-# PyTorch warns of what its own compiler does with an autograd.Function.
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+# PyTorch warns of what its own compiler does with an autograd.Function, and with a block's input.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 RANKS = 2
 WORDS = [f"tp2{sp}{recompute}" for sp in ("", " sp") for recompute in ("", " full", " selective")]
 
@@ -40,7 +43,12 @@ def graphs_of(case: Case, tp: Axis) -> tuple[int, dict[str, int]]:
     layout = config.layout
     cuts = TensorParallel(tp, layout.sequence_parallel)
     setting = LayerSetting(
-        config.training.seq_len, torch.float32, layout.recompute, cuts, lora=config.lora
+        config.training.seq_len,
+        torch.float32,
+        layout.recompute,
+        cuts,
+        lora=config.lora,
+        levels=config.recompute_levels,
     )
     model = config.model
     with torch.device("meta"):
@@ -67,6 +75,17 @@ def graphs_of(case: Case, tp: Axis) -> tuple[int, dict[str, int]]:
 @pytest.mark.parametrize("words", WORDS)
 def test_a_decoder_s_blocks_share_one_graph(words: str, tp: Axis) -> None:
     assert graphs_of(Case(RANKS, words, "llama", "fp32"), tp) == (1, {})
+
+
+@pytest.mark.parametrize("budget", [20, 50, 90])
+@pytest.mark.parametrize("tensor", ["tp2", "tp2 sp"])
+def test_blocks_at_one_level_of_a_budget_do_and_none_is_broken(
+    tensor: str, budget: int, tp: Axis
+) -> None:
+    case = Case(RANKS, f"{tensor} budget{budget}", "llama", "fp32")
+    levels = {*case.settings()["recompute_levels"]}
+
+    assert len(levels) == 2 and graphs_of(case, tp) == (2, {})
 
 
 def test_so_do_blocks_with_adapters_and_those_of_two_streams(tp: Axis) -> None:
