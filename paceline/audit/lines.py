@@ -60,7 +60,8 @@ def flops_input(row: Row) -> FlopsInput | None:
     counted = row.convention is not None and row.convention not in CONVENTIONS
     recompute = "full" if counted and not stated else row.layout.recompute
     levels = block_levels(shape, row.layout)
-    return FlopsInput(shape, row.seq_len, recompute, lora, row.nominal_parameters, levels)
+    nominal = row.nominal_parameters
+    return FlopsInput(shape, row.seq_len, recompute, lora, nominal, levels=levels)
 
 
 def _line(row: Row, rows: Sequence[Row], by_id: Mapping[str, Row]) -> AuditLine:

@@ -21,7 +21,8 @@ def pays_off(model: Shape, layout: Layout, steps: int, document_mask: bool = Fal
     adapters 1.17, Flux 1.2 to 1.4; GPT 1.01 to 1.04, and OPT 0.83 to 0.90, which stay as they are.
     """
     gains = model.kind == "mmdit" or model.gated_ffn
-    present = features(layout, layout.pp * layout.tp * layout.cp, compiled=True,
-                       document_mask=document_mask)
+    present = features(
+        layout, layout.pp * layout.tp * layout.cp, compiled=True, document_mask=document_mask
+    )
     refused = any("compile" in rule.features for rule in broken_rules(present))
     return gains and steps >= PAYS_FROM_STEPS and not refused

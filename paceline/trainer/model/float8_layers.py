@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.trainer.model.decoder import Linear
+from paceline.trainer.model.layers import Linear
 from paceline.trainer.model.float8 import float8_settings
 from paceline.trainer.model.network import Network
 
