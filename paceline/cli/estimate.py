@@ -32,6 +32,7 @@ from paceline.runs.outcome import evaluate
 
 _WITH_CLUSTER = {
     *("recipe", "cluster", "gpus", "layout", "variant", "overrides", "stack", "compiled", "tokens"),
+    *("cuda_graphs", "released"),
     *("measured_s", "evidence", "html", "trace", "sensitivity", "mlperf", "form", "as_json"),
 }
 """Parameters that a cluster's file leaves open."""
@@ -66,6 +67,8 @@ def estimate(
     inter: model.Inter = None,
     stack: model.AnyStack = None,
     compiled: Annotated[bool, typer.Option("--compiled", help="With torch.compile.")] = False,
+    cuda_graphs: model.CapturedParts = "none",
+    released: model.Released = None,
     tokens: offers.Tokens = None,
     price: offers.Price = None,
     spot_price: offers.SpotPrice = None,
@@ -140,7 +143,7 @@ def estimate(
       paceline estimate llama31-405b --cluster my-cluster.yaml --tokens 3.8e12
 
       paceline estimate llama31-8b --variant mlperf-trial-72 --device GB300 --gpus 72 --per-node 4
-      --set training.dtype=nvfp4 --mlperf 5.1.0
+      --set training.dtype=nvfp4 --cuda-graphs iteration --released 2025.7 --mlperf 5.1.0
 
       paceline estimate tiny-llama --measured last
 
@@ -158,6 +161,8 @@ def estimate(
     changes = (*_axes(layout), *(overrides or ()))
     if measured is not None:
         beside_it = {"--measured-s": measured_s, "--compare": compare, "--trace": trace}
+        captured = None if cuda_graphs == "none" else cuda_graphs
+        beside_it |= {"--cuda-graphs": captured, "--released": released}
         _alone("--measured", {**beside_it, "--sensitivity": sensitivity, "--mlperf": mlperf})
         options = {
             "recipe": recipe,
@@ -183,7 +188,14 @@ def estimate(
             intra=intra,
             inter=inter,
         )
-        question = replace(question, compiled=compiled, site=site, **whole)
+        question = replace(
+            question,
+            compiled=compiled,
+            cuda_graphs=cuda_graphs,
+            released=released,
+            site=site,
+            **whole,
+        )
         answer = _answer(question, compare or [], evidence, measured_s, trace, sensitivity, mlperf)
     emit(answer, TableFormat.json if as_json else form)
     if html:

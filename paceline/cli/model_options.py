@@ -11,6 +11,7 @@ import typer
 from paceline.estimate.calibrate.lookup import evidence_for
 from paceline.estimate.fit.evidence import Evidence, read_evidence, shipped
 from paceline.estimate.fit.origin import ANY, SOFTWARE
+from paceline.estimate.model.case import CudaGraphs
 from paceline.estimate.question import Question
 from paceline.files.recipe import load_recipe
 
@@ -67,6 +68,24 @@ RunStack = Annotated[
 ]
 StackName = Annotated[str, _STACK]
 AnyStack = Annotated[str | None, _STACK]
+CapturedParts = Annotated[
+    CudaGraphs,
+    typer.Option(
+        "--cuda-graphs",
+        help="What is captured in CUDA graphs, so that no host starts its kernels: none, blocks or "
+        "the whole iteration.",
+    ),
+]
+Released = Annotated[
+    float | None,
+    typer.Option(
+        min=2017,
+        max=2100,
+        metavar="YEAR",
+        help="When the software came out, in years: 2025.7 for NeMo 25.09; default the newest that "
+        "published steps are of.",
+    ),
+]
 EvidenceFile = Annotated[
     Path | None,
     typer.Option(

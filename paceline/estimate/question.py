@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from paceline.core.errors import UserError
@@ -13,6 +13,7 @@ from paceline.core.site import Site
 from paceline.estimate.calibrate.lookup import automatic_dtype, is_cpu, machine_for
 from paceline.estimate.costs import Failures, Prices
 from paceline.estimate.fit.origin import ANY
+from paceline.estimate.model.case import CudaGraphs
 from paceline.estimate.model.levels import with_fabric
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.run_case import Software, software_named
@@ -35,6 +36,10 @@ class Question:
     stack: str = ANY
     """Software of `fit/origin.py`, or how it computes: fused, torch or softmax."""
     compiled: bool = False
+    cuda_graphs: CudaGraphs = "none"
+    """What is captured in CUDA graphs, so that no host starts its kernels."""
+    released: float | None = None
+    """When the software came out, in years; None for the newest that was looked at."""
     tokens: float | None = None
     """Length of the whole training; None takes the recipe's."""
     prices: Prices = field(default_factory=Prices)
@@ -47,7 +52,8 @@ class Question:
     @property
     def software(self) -> Software:
         """What computes the training."""
-        return software_named(self.stack, self.compiled, self.native)
+        named = software_named(self.stack, self.compiled, self.native, self.cuda_graphs)
+        return replace(named, released=self.released) if self.released else named
 
 
 def spec_of(question: Question) -> RunSpec:

@@ -22,7 +22,7 @@ from paceline.core.shape import (
     uses,
 )
 from paceline.estimate.fit.origin import ANY, STACK_OF
-from paceline.estimate.model.case import Case, Cases, Floats, Stack, cases_of, varied
+from paceline.estimate.model.case import Case, Cases, CudaGraphs, Floats, Stack, cases_of, varied
 from paceline.estimate.model.collectives import LATENCIES
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.model.weights import block_weights
@@ -47,17 +47,23 @@ class Software:
     """Memory by the constants of the trainer that comes with Paceline, as on CPUs always."""
     name: str = ANY
     """What published steps know it by (`fit/origin.py`), which narrows the interval."""
+    cuda_graphs: CudaGraphs = "none"
+    """What is captured in CUDA graphs."""
+    released: float = Case.released
+    """When it came out, in years."""
 
     def stack_on(self, machine: Machine) -> Stack:
         """How blocks are computed there: on a processor by PyTorch's modules always."""
         return "torch" if machine.generation == "cpu" else self.stack
 
 
-def software_named(name: str, compiled: bool = False, native: bool = False) -> Software:
+def software_named(
+    name: str, compiled: bool = False, native: bool = False, cuda_graphs: CudaGraphs = "none"
+) -> Software:
     """Software by a name of `fit/origin.py`, or any that computes by a stack of that name."""
     if name in STACK_OF:
-        return Software(STACK_OF[name], compiled, native, name)
-    return Software(cast(Stack, name), compiled, native)
+        return Software(STACK_OF[name], compiled, native, name, cuda_graphs)
+    return Software(cast(Stack, name), compiled, native, cuda_graphs=cuda_graphs)
 
 
 def software_of(spec: RunSpec) -> Software:
@@ -92,6 +98,8 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         selective_recompute=layout.recompute == "selective",
         stack=software.stack_on(machine),
         compiled=software.compiled,
+        cuda_graphs=software.cuda_graphs,
+        released=software.released,
         flash=software.stack != "softmax",
         peak_16bit=machine.peak_wide(training.dtype),
         peak_narrow=machine.peak_narrow(training.dtype),

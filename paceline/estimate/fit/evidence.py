@@ -13,8 +13,8 @@ from pydantic import field_validator, model_validator
 from paceline.core.errors import UserError
 from paceline.core.value import Value
 from paceline.estimate.fit.interval import Levels
-from paceline.estimate.fit.posterior import Fit
-from paceline.estimate.model.coefficients import CENTRE, NAMES, WIDTH
+from paceline.estimate.fit.posterior import PRIOR, Fit
+from paceline.estimate.model.coefficients import NAMES
 from paceline.files.documents import parse_json, read_text
 
 SHIPPED = "coefficients.json"
@@ -90,18 +90,22 @@ class Evidence(Value):
         return Levels(stack, device, self.stacks, self.devices)
 
     def fit(self) -> Fit:
-        """The coefficients as vectors; one that the file does not have keeps its prior."""
-        centre = np.array(
-            [
-                np.log(self.medians[n]) if n in self.medians else c
-                for n, c in zip(NAMES, CENTRE, strict=True)
-            ]
-        )
-        covariance = np.diag(WIDTH**2)
+        """The coefficients as vectors; one that the file does not have keeps its prior.
+
+        But it follows those that it shares a prior with, as far as these moved: with known ones k,
+        m + C_mk C_kk^-1 (k - their prior).
+        """
+        known = np.array([name in self.medians for name in NAMES])
+        centre, covariance = PRIOR.centre.copy(), np.diag(np.diag(PRIOR.covariance))
         for i, name in enumerate(NAMES):
+            if name in self.medians:
+                centre[i] = np.log(self.medians[name])
             for j, other in enumerate(NAMES):
                 if name in self.covariance:
                     covariance[i, j] = self.covariance[name].get(other, 0.0)
+        among = PRIOR.covariance[np.ix_(known, known)]
+        follows = np.linalg.solve(among, PRIOR.covariance[np.ix_(known, ~known)]).T
+        centre[~known] += follows @ (centre[known] - PRIOR.centre[known])
         return Fit(centre, covariance)
 
 

@@ -63,7 +63,7 @@ class Block:
     cp: Floats
     ep: Floats
     host: Floats
-    """What the device waits for the host that starts its kernels."""
+    """What the device waits for the host that starts its kernels, or between those of a graph."""
 
     @property
     def total(self) -> Floats:
@@ -149,7 +149,10 @@ def block_time(x: Cases, c: Mapping[str, float]) -> Block:
         busy + host,
         (busy**SHARPNESS + host**SHARPNESS) ** (1 / SHARPNESS),
     )
-    return Block(**{**vars(device), "host": both - busy})
+    # A graph's kernels follow each other on the device: what lies between adds to what they take.
+    launches = launches_s(x, c) * _kernels(x, c) * (3 + recomputed) / 3
+    waits = np.where(x.has("cuda_graphs", "none"), both - busy, launches)
+    return Block(**{**vars(device), "host": waits})
 
 
 def _linear(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
@@ -295,10 +298,20 @@ def _host(x: Cases, c: Mapping[str, float]) -> Floats:
     whole = by_word(x, "stack", {name: c[f"host_{name}_s"] for name in STACKS})
     for generation in ("volta", "ampere"):
         whole = whole * np.where(x.has("generation", generation), c[f"host_{generation}"], 1.0)
-    whole = whole * np.where(x.experts > 1, c["host_experts"] * _immaturity(x, c), 1.0)
+    whole = whole * _kernels(x, c)
     tp = np.where(x.has("stack", "fused"), c["host_tp_fused"], c["host_tp"])
     whole = whole * np.where(x.compiled > 0, 0.5, 1.0) * np.where(x.tp > 1, 1 + tp, 1.0)
     return whole * x.crowding
+
+
+def launches_s(x: Cases, c: Mapping[str, float]) -> Floats:
+    """Seconds between a block's kernels in a CUDA graph; narrow products have twice as many."""
+    return c["graph_launches_s"] * np.where(x.peak_narrow > 0, 2.0, 1.0)
+
+
+def _kernels(x: Cases, c: Mapping[str, float]) -> Floats:
+    """Kernels of a block, over those of one without experts."""
+    return np.where(x.experts > 1, c["host_experts"] * _immaturity(x, c), 1.0)
 
 
 def by_word(x: Cases, word: str, values: Mapping[str, float]) -> Floats:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from paceline.core.layout import Schedule
 
 Floats = NDArray[np.float64]
+CudaGraphs = Literal["none", "blocks", "iteration"]
 CpExchange = Literal["any", "all-gather", "all-to-all", "ring"]
 Generation = Literal["volta", "ampere", "hopper", "blackwell", "amd", "tpu", "other", "cpu"]
 Stack = Literal["softmax", "fused", "torch"]
@@ -70,6 +71,8 @@ class Case:
     flash: bool = True
     """Attention that stores no scores."""
     compiled: bool = False
+    cuda_graphs: CudaGraphs = "none"
+    """What is captured, so that no host starts its kernels: each block, or whole iterations."""
     generation: Generation = "other"
     domain: float = 8
     """Devices that the fast links connect."""
@@ -147,7 +150,9 @@ class Case:
 
 
 Bools = NDArray[np.bool_]
-WORDS = ("generation", "stack", "schedule", "software", "family", "cp_exchange")
+WORDS = (
+    "generation", "stack", "schedule", "software", "family", "cp_exchange", "cuda_graphs"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,16 @@ PRIORS: tuple[Prior, ...] = (
     Prior("step_fused_s", 30e-3, 0.60, "the same with Transformer Engine"),
     Prior("step_torch_s", 20e-3, 0.60, "the same with PyTorch's modules"),
     Prior("step_compiled_s", 8e-3, 0.60, "the same with compiled blocks and a fused optimizer"),
+    # CUDA graphs. Some 60 kernels of a block, forward and backward, and as many again that round
+    # and transpose operands of narrow products, each with 2.5 us in which it fills and drains the
+    # device and the next one begins. A captured step keeps what one with compiled blocks and a
+    # fused optimizer does. Starts are a level's share of small all-reduces, which no host delays:
+    # 14 us on 8 H100 with multicast, 68 us on 32 devices of 4 nodes (nccl-tests in NVIDIA's
+    # dgxc-benchmarking and in ml-engineering).
+    Prior("graph_launches_s", 1.5e-4, 0.60, "time between a block's 16-bit kernels in a graph"),
+    Prior("step_graph_s", 8e-3, 0.70, "time of a captured step beside its micro-batches"),
+    Prior("intra_start_graph_s", 4.6e-6, 0.60, "start of a captured collective, fast domain"),
+    Prior("inter_start_graph_s", 13.6e-6, 0.60, "start of a captured collective between nodes"),
     Prior("intra", 0.75, 0.20, "reached rate inside the fast domain over the nominal one"),
     Prior("intra_start_s", 30e-6, 0.60, "start of a collective inside the fast domain"),
     Prior("inter", 0.75, 0.25, "reached rate between nodes over the nominal one"),

@@ -98,9 +98,19 @@ def latency_s(x: Cases, size: Floats, stride: Floats) -> Floats:
     return seconds + latency * np.log2(np.maximum(size, met) / met)
 
 
-def start_s(x: Cases, c: Mapping[str, float]) -> Floats:
-    """Seconds before a collective between nodes moves anything; hosts begin it."""
-    return c["inter_start_s"] * x.crowding
+def start_s(x: Cases, c: Mapping[str, float], span: Floats) -> Floats:
+    """Seconds before a collective that reaches over `span` devices moves anything.
+
+    Hosts begin it, as they do between nodes; in captured steps the device does.
+    """
+    graph = np.where(span <= x.domain, c["intra_start_graph_s"], c["inter_start_graph_s"])
+    return np.where(x.has("cuda_graphs", "none"), c["inter_start_s"] * x.crowding, graph)
+
+
+def _own_start_s(x: Cases, c: Mapping[str, float], span: Floats) -> Floats:
+    """The same where hosts, too, begin it faster inside the fast domain."""
+    by_host = (span <= x.domain) & x.has("cuda_graphs", "none")
+    return np.where(by_host, c["intra_start_s"] * x.crowding, start_s(x, c, span))
 
 
 def all_reduce_s(
@@ -116,7 +126,7 @@ def all_reduce_s(
     A gather and a scatter in its place move as much, with two starts.
     """
     span = size * stride
-    start = starts * np.where(span <= x.domain, c["intra_start_s"] * x.crowding, start_s(x, c))
+    start = starts * _own_start_s(x, c, span)
     moved = 2 * (size - 1) / size * num_bytes / group_rate(x, c, span, stride)
     begun = start * np.log2(np.maximum(size, 2)) + starts * latency_s(x, size, stride)
     return np.where(size > 1, moved + begun, 0.0)
@@ -147,5 +157,5 @@ def all_to_all_s(
         beyond = copies * (size - joined) / np.maximum(size - near, 1.0)
         crossing = num_bytes * beyond / (level.bytes_per_s * c["inter"])
         slowest = np.where(spread > level.unit, np.maximum(slowest, crossing), slowest)
-    start = np.where(domains > 1, c["inter_start_s"], c["intra_start_s"])
-    return slowest + start * x.crowding + one_way_s(x, size * stride)
+    start = _own_start_s(x, c, np.where(domains > 1, np.inf, 0.0))
+    return slowest + start + one_way_s(x, size * stride)

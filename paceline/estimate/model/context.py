@@ -39,7 +39,8 @@ def _passed_on(x: Cases, c: Mapping[str, float], tokens: Floats, attention: Floa
     2 tensors of t g d / tp numbers of each of cp - 1 ranks; as much twice again backward.
     """
     moved = (x.cp - 1) * 2 * BYTES * tokens * x.kv_heads * x.head_dim / x.tp
-    needed = moved / group_rate(x, c, x.tp * x.cp, x.tp) + start_s(x, c) * (x.cp - 1)
+    span = x.tp * x.cp
+    needed = moved / group_rate(x, c, span, x.tp) + start_s(x, c, span) * (x.cp - 1)
     hidden = np.minimum(needed, attention)
     return (needed - hidden + c["cp_exposed"] * hidden) * (3 + x.full_recompute)
 

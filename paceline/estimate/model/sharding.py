@@ -103,7 +103,7 @@ def _exchanged(x: Cases, c: Mapping[str, float], common: Floats, experts: Floats
     rate = group_rate(x, c, x.tp * ranks, x.tp)
     # A GPU's host runs ahead: there they are part of a block's host time.
     host = np.where(x.has("generation", "cpu"), c["host_sharded_s"] * x.crowding, 0.0)
-    start = np.where(ranks > 1, start_s(x, c) + host + latency_s(x, ranks, x.tp), 0.0)
+    start = np.where(ranks > 1, start_s(x, c, x.tp * ranks) + host + latency_s(x, ranks, x.tp), 0.0)
     reduced = np.where(x.has("stack", "torch"), 4.0, 2.0)
     owned = reduced * (common / ranks + experts / of_experts)
     among = all_reduce_s(x, c, owned, copies(x)[0] / ranks, x.tp * ranks)

