@@ -34,7 +34,9 @@ GlobalBatch = Annotated[
     int | None, _fact("--global-batch", min=1, help="Sequences a step over all devices.")
 ]
 SeqLen = Annotated[int | None, _fact("--seq-len", min=1, help="Tokens a sequence.")]
-DtypeName = Annotated[str | None, _fact("--dtype", help="fp32, fp16, bf16, fp8, mxfp8 or nvfp4.")]
+DtypeName = Annotated[
+    str | None, _fact("--dtype", help="fp32, fp16, bf16, fp8, mxfp8, mxfp4 or nvfp4.")
+]
 ConventionName = Annotated[
     str | None,
     _fact(

@@ -15,7 +15,7 @@ from paceline.core.secrets import REDACTED, is_secret
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 LauncherName = Literal["local", "ssh", "slurm"]
-Dtype = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]
+Dtype = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"]
 
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Names go into scripts unquoted, because a shell takes no others."""

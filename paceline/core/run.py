@@ -37,7 +37,7 @@ MatmulPrecision = Literal["highest", "high", "medium"]
 Compile = Literal["none", "blocks"]
 Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 USUAL_FP8_RECIPE: Fp8Recipe = "tensorwise"
-BLOCK_SCALED = ("blockwise", "mxfp8", "nvfp4")
+BLOCK_SCALED = ("blockwise", "mxfp8", "mxfp4", "nvfp4")
 """Recipes of torchao's prototypes, the last two for Blackwell, that are refused by name."""
 EngineSettings = dict[str, bool | int | float | str | None]
 

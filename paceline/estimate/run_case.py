@@ -24,7 +24,7 @@ from paceline.core.shape import (
 from paceline.estimate.fit.origin import ANY, STACK_OF
 from paceline.estimate.model.case import Case, Cases, CudaGraphs, Floats, Stack, cases_of, varied
 from paceline.estimate.model.collectives import LATENCIES
-from paceline.estimate.model.machine import Machine
+from paceline.estimate.model.machine import FOUR_BIT, Machine
 from paceline.estimate.model.weights import block_weights
 
 AXES = ("tp", "pp", "cp", "vp", "ep", "micro_batch", "zero_stage", "sequence_parallel")
@@ -118,8 +118,8 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         assumed_intra=machine.assumed.intra,
         assumed_inter=machine.assumed.inter,
         assumed_device=machine.assumed.device,
-        four_bit=training.dtype == "nvfp4",
-        block_scaled=training.dtype in ("mxfp8", "nvfp4"),
+        four_bit=training.dtype in FOUR_BIT,
+        block_scaled=training.dtype in ("mxfp8", *FOUR_BIT),
         **{name: getattr(layout, name) for name in AXES},
     )
     return with_memory(case, spec)

@@ -54,7 +54,7 @@ class RecipeTraining(TrainingBase):
     """Sequences per optimizer step over all devices: a number, or `16 per node`."""
     batch_per_device: PositiveInt | None = None
     """Sequences per optimizer step and device (weak scaling)."""
-    dtype: Literal["auto", "fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"] = "bf16"
+    dtype: Literal["auto", "fp32", "fp16", "bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"] = "bf16"
     """`auto`: bf16 where the device computes it natively, else fp32."""
     compile: Literal["auto", Compile] = "auto"
     """`blocks`: torch.compile for every transformer block; `auto`: where that pays in the run."""

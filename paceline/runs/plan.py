@@ -32,7 +32,7 @@ from paceline.runs.checkpoints import with_checkpoint
 from paceline.runs.command_plan import on_one_device, requested_recipe, with_command
 from paceline.runs.data_files import TokenFile, with_data_file, with_tokens
 
-NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "nvfp4")
+NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "mxfp4", "nvfp4")
 BUSY_LIMIT = 0.2
 """Share of the cores in use beyond which a run is told to be disturbed."""
 

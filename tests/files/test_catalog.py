@@ -24,7 +24,7 @@ def signs_of_sparsity(device: Device) -> list[str]:
     if half is None:
         return []
     ranges = {"fp16": (1, 1), "bf16": (1, 1), "fp8": (1.9, 2.1), "mxfp8": (1.9, 2.1)}
-    ranges |= {"nvfp4": (3.9, 6.1), "fp32": (0.02, 0.3)}
+    ranges |= {"nvfp4": (3.9, 6.1), "mxfp4": (3.9, 4.1), "fp32": (0.02, 0.3)}
     if device.name.startswith("RTX"):  # half the rate with FP32 accumulation, down to fp8
         ranges |= {"nvfp4": (7.9, 8.1), "fp32": (0.45, 0.55)}
     ratios = {dtype: value / half for dtype, value in rate.items()}
@@ -57,9 +57,10 @@ def test_the_peaks_of_a_device_are_all_dense(device: Device):
     assert signs_of_sparsity(device) == []
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp8", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"])
 def test_one_sparse_peak_among_dense_ones_would_be_seen(dtype: str):
-    assert signs_of_sparsity(with_doubled(DEVICES["B200"], dtype))
+    device = DEVICES["MI355X" if dtype == "mxfp4" else "B200"]
+    assert signs_of_sparsity(with_doubled(device, dtype))
 
 
 def test_other_sources_agree_with_the_peaks(reference_data: Path):

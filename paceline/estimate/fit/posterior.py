@@ -34,7 +34,7 @@ class Fit:
     covariance: Floats
 
 
-PRODUCTS = ("volta", "ampere", "hopper", "blackwell", "amd", "tpu", "other")
+PRODUCTS = ("volta", "ampere", "hopper", "blackwell", "amd", "cdna4", "tpu", "other")
 PRODUCTS_SD = 0.12
 """How far the products of all generations together lie from their priors: how much of the best
 published product is left in a training is one question, asked of each of them."""

@@ -25,7 +25,7 @@ from paceline.estimate.fit.families import (
 from paceline.estimate.fit.origin import ANY, STACK_OF, release_of, software_of, year_of
 from paceline.estimate.model.case import Case, Stack, cases_of
 from paceline.estimate.model.fabric import stated_bytes_per_s
-from paceline.estimate.model.machine import NARROW, machine
+from paceline.estimate.model.machine import FOUR_BIT, NARROW, machine
 from paceline.estimate.model.weights import block_weights
 from paceline.files import catalog
 
@@ -64,7 +64,7 @@ _FLASH = ("nemo", "maxtext", "primus", "torchtitan", "native")
 _STAGE = re.compile(r"(?:zero|stage)?[-_ ]*([0-3])(?![\d.])")
 _PREFIXES: dict[str, Dtype] = {
     "mxfp8": "mxfp8", "fp8-mx": "mxfp8", "fp8_mx": "mxfp8", "fp8": "fp8", "nvfp4": "nvfp4",
-    "fp4": "nvfp4", "fp32": "fp32", "fp16": "fp16",
+    "mxfp4": "mxfp4", "fp4": "nvfp4", "fp32": "fp32", "fp16": "fp16",
 }  # fmt: skip
 MOST = 1e12
 """No size in a table is larger; what is counts as a gap, as do numbers that are not positive."""
@@ -260,8 +260,8 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         generation=hardware.generation,
         domain=hardware.domain,
         power=hardware.power,
-        four_bit=dtype == "nvfp4",
-        block_scaled=dtype in ("mxfp8", "nvfp4"),
+        four_bit=dtype in FOUR_BIT,
+        block_scaled=dtype in ("mxfp8", *FOUR_BIT),
         stack=stack,
         mesh=hardware.mesh,
         assumed_intra=hardware.assumed.intra,

@@ -24,11 +24,11 @@ from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.model.collectives import all_reduce_s, all_to_all_s
 from paceline.estimate.model.context import context_s
 
-GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "amd", "tpu", "other", "cpu")
+GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "amd", "cdna4", "tpu", "other", "cpu")
 STACKS = ("softmax", "fused", "torch")
 LAUNCHED = {
     "volta": 2017.5, "ampere": 2020.4, "hopper": 2022.8, "blackwell": 2024.9, "amd": 2023.9,
-    "tpu": 2025.9, "other": 2000.0, "cpu": 2000.0,
+    "cdna4": 2025.5, "tpu": 2025.9, "other": 2000.0, "cpu": 2000.0,
 }  # fmt: skip
 """When the first devices of a generation could be had, in years."""
 HALVED = 1.0

@@ -15,7 +15,10 @@ from paceline.core.layout import Schedule
 Floats = NDArray[np.float64]
 CudaGraphs = Literal["none", "blocks", "iteration"]
 CpExchange = Literal["any", "all-gather", "all-to-all", "ring"]
-Generation = Literal["volta", "ampere", "hopper", "blackwell", "amd", "tpu", "other", "cpu"]
+Generation = Literal[
+    "volta", "ampere", "hopper", "blackwell", "amd", "cdna4", "tpu", "other", "cpu"
+]  # fmt: skip
+"""`amd` are MI300X and MI325X (CDNA 3)."""
 Stack = Literal["softmax", "fused", "torch"]
 """How a framework computes a block: Megatron of 2020-22 with its softmax kernels, Transformer
 Engine and Megatron core since, or PyTorch's own modules."""

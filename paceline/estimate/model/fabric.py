@@ -12,14 +12,16 @@ from paceline.files import catalog
 
 INTRA = {"volta": 150e9, "ampere": 300e9, "hopper": 450e9, "blackwell": 900e9}
 """NVLink 2 to 5, bytes/s of one device in one direction, where no link is named."""
-INTER = {"volta": 12.5e9, "ampere": 25e9, "hopper": 50e9, "blackwell": 50e9}
+INTER = {
+    "volta": 12.5e9, "ampere": 25e9, "hopper": 50e9, "blackwell": 50e9, "amd": 50e9, "cdna4": 50e9
+}  # fmt: skip
 """The usual network port of a device, 100 to 400 Gb/s, where none is named."""
 PCIE = {"volta": "PCIe-3", "ampere": "PCIe-4", "hopper": "PCIe-5"}
 """What cards have among each other; bridges between pairs do not count."""
-XGMI = ("MI300X", "MI325X")
+XGMI = ("MI300X", "MI325X", "MI350X", "MI355X")
 """Families that are linked one by one inside a node."""
 OF_FAMILY = {
-    **dict.fromkeys(XGMI, "xGMI-MI300"),
+    **dict.fromkeys(XGMI[:2], "xGMI-MI300"), **dict.fromkeys(XGMI[2:], "xGMI-MI350"),
     "H800": "NVLink4-H800",
     "TPU-v5e": "ICI-v5e", "TPU-v5p": "ICI-v5p", "TPU-v6e": "ICI-v6e", "TPU-v7": "ICI-v7",
     "T4": "PCIe-3", "A10": "PCIe-4", "L4": "PCIe-4", "L40S": "PCIe-4",

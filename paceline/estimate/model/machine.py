@@ -17,20 +17,25 @@ GENERATIONS: dict[str, Generation] = {
     "A100": "ampere", "A800": "ampere", "A40": "ampere", "A30": "ampere",
     "H100": "hopper", "H200": "hopper", "H800": "hopper", "H20": "hopper", "GH200": "hopper",
     "B200": "blackwell", "B300": "blackwell", "GB200": "blackwell", "GB300": "blackwell",
-    "MI300X": "amd", "MI325X": "amd", "MI350X": "amd", "MI355X": "amd",
+    "MI300X": "amd", "MI325X": "amd", "MI350X": "cdna4", "MI355X": "cdna4",
     "TPU-v5e": "tpu", "TPU-v5p": "tpu", "TPU-v6e": "tpu", "TPU-v7": "tpu",
     "cpu": "cpu",
 }  # fmt: skip
 """By family of the catalog; others are `other`, with a wider prior."""
 RACK = {"GB200": 72, "GB300": 72, "TPU-v5e": 256, "TPU-v5p": 8960, "TPU-v6e": 256, "TPU-v7": 9216}
 """Devices in one fast domain where it is larger than a node: NVL72, pods of TPUs."""
-WATTS_PER_TFLOPS = {"volta": 2.4, "ampere": 1.282, "hopper": 0.7074, "blackwell": 0.48}
-"""Of V100-SXM2, A100-SXM, H100-SXM and GB200, whose products the rates were fitted to: clocks under
-load follow from what power is there for the arithmetic."""
+WATTS_PER_TFLOPS = {
+    "volta": 2.4, "ampere": 1.282, "hopper": 0.7074, "blackwell": 0.48, "amd": 0.66, "cdna4": 0.556
+}  # fmt: skip
+"""Of V100-SXM2, A100-SXM, H100-SXM and GB200, whose products the rates were fitted to, and of those
+that priors are of, the middle of MI300X (0.574) and MI325X (0.765), and MI355X: clocks under load
+follow from what power is there for the arithmetic."""
 MOST_POWER = 1.25
 SMALL_BOARD = 4
 _POWER = re.compile(r"(\d{3,4})\s?W\b")
-NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "nvfp4")
+NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "mxfp4", "nvfp4")
+
+FOUR_BIT: tuple[Dtype, ...] = ("mxfp4", "nvfp4")
 
 
 class Assumed(NamedTuple):

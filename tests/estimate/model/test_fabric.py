@@ -83,14 +83,17 @@ def test_power_is_what_a_device_has_for_its_arithmetic():
     ("device", "rate"),
     [
         ("H800", 200e9), ("H800-PCIe", 63.015e9), ("TPU v6e", 400e9), ("L40S", 31.508e9),
-        ("T4", 15.754e9), ("RTX 5090", 63.015e9), ("MI300X", 448e9), ("H20", 450e9),
+        ("T4", 15.754e9), ("RTX 5090", 63.015e9), ("MI300X", 448e9), ("MI355X", 537.6e9),
+        ("H20", 450e9),
     ],
 )  # fmt: skip
 def test_a_family_with_links_of_its_own_is_not_given_its_generations(device: str, rate: float):
     assert machine(device).intra_bytes_per_s == rate
 
 
-@pytest.mark.parametrize(("device", "maker"), [("TPU v5p", "tpu"), ("MI350X", "amd")])
+@pytest.mark.parametrize(
+    ("device", "maker"), [("TPU v5p", "tpu"), ("MI325X", "amd"), ("MI350X", "cdna4")]
+)
 def test_other_makers_have_coefficients_of_their_own(device: str, maker: str):
     assert machine(device).generation == maker
 
@@ -98,3 +101,17 @@ def test_other_makers_have_coefficients_of_their_own(device: str, maker: str):
 @pytest.mark.parametrize("device", ["RTX 4090", "L4", "A10", "T4"])
 def test_a_family_that_nothing_was_fitted_to_has_the_wider_prior(device: str):
     assert machine(device).generation == "other"
+
+
+def test_the_same_peak_with_more_power_is_reached_more_of():
+    air, liquid = machine("MI300X"), machine("MI325X")
+    assert air.peak_16bit() == liquid.peak_16bit() and air.power < 1 < liquid.power
+
+
+def test_four_bit_numbers_with_shared_scales_are_each_makers_own():
+    amd, nvidia = machine("MI355X"), machine("B200")
+    assert amd.peak_narrow("mxfp4") == pytest.approx(2 * amd.peak_narrow("mxfp8"), rel=1e-4)
+    with pytest.raises(UserError, match="does not compute in mxfp4"):
+        nvidia.peak_narrow("mxfp4")
+    with pytest.raises(UserError, match="does not compute in nvfp4"):
+        amd.peak_narrow("nvfp4")
