@@ -33,6 +33,8 @@ from paceline.core.run import RunSpec
 from paceline.estimate.answer import Estimate, estimate_on
 from paceline.estimate.estimates import estimates_of_layouts
 from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.fit.origin import release_of
+from paceline.estimate.model.case import CudaGraphs
 from paceline.estimate.question import Question, machine_of, spec_of_any_layout
 from paceline.files import catalog
 from paceline.layouts.search.space import Space, feasible
@@ -45,10 +47,25 @@ RECIPES = {
     "llama31_8b": "llama31-8b",
     "llama2_70b_lora": "llama2-70b-lora",
     "flux1": "flux1-schnell",
+    "gpt_oss_20b": "gpt-oss-20b",
+    "deepseekv3_671b": "deepseek-v3",
+    "llama31_405b": "llama31-405b",
 }
-WIDTHS: tuple[Dtype, ...] = ("nvfp4", "mxfp8", "fp8", "bf16")
+FOUR_BIT = 2
+WIDTHS: tuple[Dtype, ...] = ("nvfp4", "mxfp4", "mxfp8", "fp8", "bf16")
+RELEASED = {"5.1.0": 2025.75, "6.0.0": 2026.25}
+"""Of software whose release a row does not name: when submissions of the round were due."""
 OF_LAMBDA = {"b200_n1": ("B200", 1, 8), "b200_n2": ("B200", 2, 8)}
 """Its runs on 72 GB300 are those of round 5.1 and counted there."""
+LAYOUTS = {
+    ("llama31_8b", 72): (1, 1, 2, 1), ("llama31_8b", 512): (2, 1, 4, 1),
+    ("llama2_70b_lora", 72): (1, 1, 8, 1), ("llama2_70b_lora", 512): (1, 1, 8, 1),
+    ("flux1", 512): (4, 1, 1, 1), ("flux1", 1152): (4, 1, 1, 1),
+}  # fmt: skip
+"""tp, pp, cp, ep of NVIDIA's racks in round 5.1, by benchmark and devices, as published configurations
+have them (mlcommons/training_results_v5.1, NVIDIA/benchmarks): one of GB200 or GB300 for both."""
+BESIDE_LAYERS = (0, 2, 3)
+"""What a pipeline counts as layers beside them: embedding and head, and DeepSeek's second head."""
 SPACE = Space(micro_batches=(1, 2, 4, 8), zero_stages=(1, 3), recompute=("none", "full"), most_cp=8)
 
 
@@ -65,13 +82,14 @@ class Row:
     per_node: int
     batch: int | None
     dtype: str | None = None
-    layout: tuple[int, int, int] | None = None
-    """tp, pp, cp."""
+    layout: tuple[int, int, int, int] | None = None
+    """tp, pp, cp, ep."""
     accumulated: int | None = None
     software: str = "any"
     minutes: float | None = None
     samples: float | None = None
     step_s: float | None = None
+    framework: str = ""
 
     @property
     def maker(self) -> str:
@@ -85,7 +103,8 @@ def rows_of_round_51() -> Iterator[Row]:
             yield Row(
                 "5.1.0", score.submitter, score.system, score.benchmark, score.accelerator or "",
                 score.nodes or 1, score.gpus_per_node or 8, score.global_batch_size,
-                software=_software(score.framework), minutes=score.olympic_mean_minutes,
+                software=_software(score.framework), framework=score.framework or "",
+                minutes=score.olympic_mean_minutes,
                 samples=score.mean_samples_to_target,
             )  # fmt: skip
 
@@ -95,13 +114,15 @@ def rows_of_open(path: Path) -> Iterator[Row]:
     for line in csv.DictReader(path.open(encoding="utf-8")):
         score, factor = _number(line["score_minutes"]), _number(line["rcp_scaling_factor"]) or 1.0
         minutes = _number(line["olympic_mean_minutes"]) or (score / factor if score else None)
-        axes = [_number(line[name]) for name in ("tp", "pp", "cp")]
+        axes = [_whole(line[name]) for name in ("tp", "pp", "cp", "ep")]
+        tp, *others = (size or 1 for size in axes)
         yield Row(
             "6.0.0", line["submitter"], line["system"], line["benchmark"], line["accelerator"],
             int(line["nodes"]), int(line["gpus_per_node"]), _whole(line["global_batch_size"]),
             dtype=line["dtype"] or None,
-            layout=(int(axes[0]), int(axes[1] or 1), int(axes[2] or 1)) if axes[0] else None,
+            layout=(tp, others[0], others[1], others[2]) if axes[0] else None,
             accumulated=_whole(line["grad_accum"]), software=_software(line["stack"]),
+            framework=line["framework"],
             minutes=minutes or _number(line["minutes_this_run"]),
             samples=_number(line["mean_samples_to_target"]) or _number(line["samples_this_run"]),
             step_s=_number(line["steady_step_time_s"]),
@@ -123,7 +144,7 @@ def rows_of_lambda(path: Path) -> Iterator[Row]:
         benchmark, _, width = name.partition("_fp")
         yield Row(
             "5.1.0", "Lambda (rerun)", system, benchmark, device, nodes, per_node, batch,
-            dtype={"4": "nvfp4", "8": "fp8"}.get(width), software="nemo",
+            dtype={"4": "nvfp4", "8": "fp8"}.get(width), software="nemo", framework=system,
             minutes=olympic_mean(minutes),
         )  # fmt: skip
 
@@ -134,10 +155,15 @@ def predicted(row: Row) -> dict[str, Any]:
         raise UserError(row.benchmark, "is a benchmark without a recipe")
     if row.batch is None:
         raise UserError("a row", "states no global batch")
-    unstated = (row.layout, row.accumulated) if row.layout else None
+    devices = row.nodes * row.per_node
+    layout = row.layout or (LAYOUTS.get((row.benchmark, devices)) if row.round == "5.1.0" else None)
+    stated = (layout, row.accumulated) if layout else None
     device = catalog.device(row.accelerator).name
-    place = (device, row.nodes * row.per_node, row.per_node, row.batch, _dtype(row, device))
-    spec, found = _estimated(row.benchmark, place, row.software, unstated)
+    place = (device, devices, row.per_node, row.batch, _dtype(row, device))
+    due = RELEASED[row.round]
+    released = min(due, release_of({"source": f"{row.system} {row.framework}"}) or due)
+    software = (row.software, _captured(row), released)
+    spec, found = _estimated(row.benchmark, place, software, stated)
     time = time_to_train(spec, found, row.round)
     return {
         "dtype": spec.training.dtype,
@@ -156,30 +182,29 @@ def predicted(row: Row) -> dict[str, Any]:
 def _estimated(
     benchmark: str,
     place: tuple[str, int, int, int, str],
-    software: str,
-    stated: tuple[tuple[int, int, int], int | None] | None,
+    software: tuple[str, CudaGraphs, float],
+    stated: tuple[tuple[int, int, int, int], int | None] | None,
 ) -> tuple[RunSpec, Estimate]:
     """The run and its estimate; `place`: device, devices, per node, batch, dtype.
 
-    `stated` are tp, pp, cp and how often gradients are accumulated.
+    `software` is its name, what CUDA graphs capture, and when it came out;
+    `stated` tp, pp, cp and how often gradients are accumulated.
     """
     device, devices, per_node, batch, dtype = place
     changes = (f"training.global_batch={batch}", f"training.dtype={dtype}")
+    stack, captured, released = software
     question = Question(
         *(RECIPES[benchmark], device, devices, "mlperf-trial", changes, min(per_node, devices)),
-        stack=software,
+        stack=stack,
+        cuda_graphs=captured,
+        released=released,
     )
     spec, machine = spec_of_any_layout(question), machine_of(question)
     if stated is None:
         sizes = (spec.world_size, batch, spec.training.seq_len)
         layouts, _ = feasible(spec.model, *sizes, SPACE)
     else:
-        (tp, pp, cp), accumulated = stated
-        micro = max(1, batch * tp * pp * cp // devices // (accumulated or 1))
-        sequence = tp > 1
-        layouts = [
-            Layout(tp=tp, pp=pp, cp=cp, micro_batch=micro, zero_stage=1, sequence_parallel=sequence)
-        ]
+        layouts = _stated_layouts(spec, *stated)
     if not layouts:
         raise UserError(f"{benchmark} on {devices} devices", "has no layout that divides")
     every = estimates_of_layouts(spec, machine, shipped(), layouts, question.software)
@@ -188,12 +213,41 @@ def _estimated(
     return spec, estimate_on(machine, spec, question, shipped())
 
 
+def _stated_layouts(
+    spec: RunSpec, axes: tuple[int, int, int, int], accumulated: int | None
+) -> list[Layout]:
+    """A pipeline of that many stages in every number of chunks that comes out even."""
+    (tp, pp, cp, ep), layers = axes, spec.model.num_layers
+    batch, devices = spec.training.global_batch, spec.world_size
+    each = batch * tp * pp * cp // devices
+    micro = 1 if pp > 1 else max(1, each // (accumulated or 1))
+    return [
+        Layout(
+            tp=tp, pp=pp, cp=cp, ep=ep, vp=vp, micro_batch=micro, zero_stage=1,
+            sequence_parallel=tp > 1,
+        )
+        for vp in range(1, 1 + layers // pp if pp > 1 else 2)
+        if pp == 1 or any((layers + more) % (pp * vp) == 0 for more in BESIDE_LAYERS)
+    ]  # fmt: skip
+
+
+def _captured(row: Row) -> CudaGraphs:
+    """What CUDA graphs hold by logs and configurations that submitters publish.
+
+    Whole iterations of language models in NVIDIA's NeMo, blocks of Flux.1 there, nothing of AMD's.
+    """
+    if row.maker == "AMD":
+        return "none"
+    return "blocks" if row.benchmark == "flux1" else "iteration"
+
+
 def _dtype(row: Row, device: str) -> str:
-    """As stated, MXFP4 as the narrowest that there is a peak of; else the rule of the docstring."""
+    """As stated; else the rule of the docstring, 4 bit of AMD from round 6.0 on, which says so."""
     peaks = catalog.device(device).peaks
     if row.dtype in peaks:
         return row.dtype
-    widths = WIDTHS[1:] if row.benchmark == "flux1" else WIDTHS
+    eight = row.benchmark == "flux1" or (row.maker == "AMD" and row.round == "5.1.0")
+    widths = WIDTHS[FOUR_BIT:] if eight else WIDTHS
     return next(width for width in widths if width in peaks)
 
 

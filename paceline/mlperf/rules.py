@@ -95,7 +95,7 @@ SCORED_ONLY = {
         Benchmark("qwen35_397b_grpo", 3, 0.69, more_is_better=True),
     )
 }
-"""Benchmarks whose logs are scored, and of whose models there is no recipe."""
+"""Benchmarks whose logs are scored and that are not run; recipes of three are estimated."""
 SIBLINGS = {
     small.name: small
     for small in (

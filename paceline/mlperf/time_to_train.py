@@ -54,7 +54,8 @@ def time_to_train(spec: RunSpec, estimate: Estimate, ruleset: str) -> TimeToTrai
         raise UserError(
             f"--mlperf {ruleset}",
             f"{spec.recipe} is no benchmark's training",
-            remedy="--variant mlperf-trial of llama31-8b, llama2-70b-lora or flux1-schnell",
+            remedy="--variant mlperf-trial of llama31-8b, llama2-70b-lora, flux1-schnell, "
+            "llama31-405b, gpt-oss-20b or deepseek-v3",
         )
     benchmark = benchmark_named(spec.mlperf.benchmark, f"--mlperf {ruleset}")
     reference = _reference(benchmark.name, ruleset, spec.training.global_batch, benchmark.num_runs)
