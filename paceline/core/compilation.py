@@ -1,28 +1,107 @@
-"""Whether the native trainer's steps win more by compiled blocks than compiling them takes."""
+"""Whether compiled blocks pay: what they save in all steps against what compiling costs."""
 
 from __future__ import annotations
 
-from paceline.core.layout import Layout, broken_rules, features
-from paceline.core.shape import Shape
+from dataclasses import dataclass
+from typing import Literal
 
-PAYS_FROM_STEPS = 1000
-"""Steps from which compiling pays where nothing of an earlier run lies in Inductor's cache.
+from paceline.core.flops import FlopsInput, model_flops_per_token
+from paceline.core.hardware import Dtype
+from paceline.core.shape import LoraSpec, Shape
 
-It takes 20 to 60 s on two cores, as on a GPU's host, and wins 0.04 to 0.1 s a step where a step is
-half a second (docs/speed.md).
+Compile = Literal["none", "blocks"]
+CompileOption = Literal["auto", "none", "blocks"]
+Kind = Literal["llama", "lora", "flux"]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What compiled blocks were measured to give and to cost; both belong to one kind of model."""
+
+    speedup: float
+    """Step time without over step time with them."""
+    reached: float
+    """What it reaches without: FLOP/s a core on CPUs, a share of the dense peak on GPUs."""
+    compile_s: float
+    """What the first step takes beyond one without; on CPUs processor time, with an empty cache."""
+
+
+CPU_GAINS: dict[tuple[Kind, Dtype], Gain] = {
+    ("llama", "fp32"): Gain(1.06, 67e9, 35.0),
+    ("llama", "bf16"): Gain(1.11, 108e9, 35.0),
+    ("lora", "fp32"): Gain(1.18, 30e9, 50.0),
+    ("lora", "bf16"): Gain(1.18, 41e9, 50.0),
+    ("flux", "fp32"): Gain(1.17, 41e9, 45.0),
+    ("flux", "bf16"): Gain(1.33, 57e9, 45.0),
+}
+"""benchmarks/results/peers.json (causal FLOPs, two cores) and compile_cache.json.
+
+GPT gains less than it scatters and OPT loses, so neither is here.
 """
+GPU_GAINS: dict[tuple[Kind, Dtype], Gain] = {("llama", "bf16"): Gain(1.126, 0.491, 8.0)}
+"""benchmarks/results/gpu_proof.json, the one training that was measured both ways there."""
 
 
-def pays_off(model: Shape, layout: Layout, steps: int, document_mask: bool = False) -> bool:
-    """Whether `training.compile: auto` compiles the blocks of a run of so many steps.
+@dataclass(frozen=True)
+class Saving:
+    """What compiled blocks are expected to save and to cost in one run, in seconds."""
 
-    It does where they gain by it and no rule of layouts is in the way.
-    Measured in tokens/s, compiled over not (docs/speed.md): gated decoders 1.06 to 1.13, with
-    adapters 1.17, Flux 1.2 to 1.4; GPT 1.01 to 1.04, and OPT 0.83 to 0.90, which stay as they are.
+    saved_s: float
+    compile_s: float
+    steps: int
+
+    @property
+    def pays(self) -> bool:
+        """Whether all steps together save more than compiling costs."""
+        return self.saved_s > self.compile_s
+
+    def __str__(self) -> str:
+        return (
+            f"{self.steps:,} steps save about {self.saved_s:,.0f} s, "
+            f"compiling takes about {self.compile_s:.0f} s"
+        )
+
+
+@dataclass(frozen=True)
+class Work:
+    """The part of a training that decides what a step of it takes."""
+
+    shape: Shape
+    lora: LoraSpec | None
+    dtype: Dtype
+    seq_len: int
+    sequences_per_device: float
+    """Of one optimizer step."""
+    steps: int
+
+    @property
+    def flops_per_step(self) -> float:
+        """Model FLOPs of one step on one device, each pair of positions attended once."""
+        x = FlopsInput(self.shape, self.seq_len, lora=self.lora)
+        convention = self.shape.conventions[0] if self.shape.conventions else "causal"
+        return self.sequences_per_device * self.seq_len * model_flops_per_token(convention, x)
+
+
+def saving(work: Work, *, threads: int | None = None, peak: float | None = None) -> Saving | None:
+    """What compiled blocks save; None where no measurement tells.
+
+    On a CPU `threads` of a device are given, on a GPU the dense `peak` (FLOP/s) of its dtype.
     """
-    gains = model.kind == "mmdit" or model.gated_ffn
-    present = features(
-        layout, layout.pp * layout.tp * layout.cp, compiled=True, document_mask=document_mask
-    )
-    refused = any("compile" in rule.features for rule in broken_rules(present))
-    return gains and steps >= PAYS_FROM_STEPS and not refused
+    gains = GPU_GAINS if threads is None else CPU_GAINS
+    kind, resource = _kind(work), peak if threads is None else threads
+    gain = gains.get((kind, work.dtype)) if kind else None
+    if gain is None or not resource:
+        return None
+    step_s = work.flops_per_step / (resource * gain.reached)
+    return Saving(work.steps * step_s * (1 - 1 / gain.speedup), gain.compile_s, work.steps)
+
+
+def _kind(work: Work) -> Kind | None:
+    """The measured kind of model that this one is of."""
+    shape = work.shape
+    if shape.kind == "mmdit":
+        return "flux"
+    of_llama = shape.gated_ffn and shape.norm == "rmsnorm" and shape.positions == "rope"
+    if not of_llama or shape.sliding_window is not None or shape.num_experts > 1:
+        return None
+    return "lora" if work.lora else "llama"

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from paceline.core.compilation import Compile
 from paceline.core.flops import known_convention
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
@@ -34,7 +35,6 @@ DataSource = Literal[
 ]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 MatmulPrecision = Literal["highest", "high", "medium"]
-Compile = Literal["none", "blocks"]
 Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 USUAL_FP8_RECIPE: Fp8Recipe = "tensorwise"
 BLOCK_SCALED = ("blockwise", "mxfp8", "mxfp4", "nvfp4")

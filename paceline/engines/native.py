@@ -17,6 +17,7 @@ from paceline.core.shape import DecoderShape, trainable_parameters
 from paceline.engines.dialect import native_lines, native_log
 from paceline.engines.dialect.log_content import Dialect
 from paceline.engines.launch.programs import unknown_settings
+from paceline.files.home import cache_folder
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 
 __all__ = ["DIALECT", "job", "missing", "settings", "unsupported"]
@@ -31,6 +32,8 @@ TOKEN_FILES = ("tokens", "indexed")
 DOCUMENT_SOURCES = (*TEXT_SOURCES, "indexed")
 LATENT_FILES = ("latents", "webdataset")
 LATENT_SOURCES = ("synthetic", *LATENT_FILES)
+COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""Graphs and machine code, for all ranks and runs; Inductor locks what it writes there."""
 BYTE_VOCAB = 257
 """One id for each byte and one that ends a document."""
 
@@ -255,6 +258,11 @@ def _environment(spec: RunSpec) -> dict[str, str]:
     if _device(spec) == "cuda":
         # Segments that grow leave no holes where sizes change.
         environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    if spec.training.compile != "none" and spec.cluster.launcher == "local":
+        # Inductor's own folder in /tmp is lost with the next start; on other hosts it is left
+        # as it is, because a home that many nodes share is slow at small files.
+        kept = os.environ.get(COMPILE_CACHE) or str(cache_folder() / "inductor")
+        environment[COMPILE_CACHE] = kept
     if spec.cluster.threads_per_device:
         environment["OMP_NUM_THREADS"] = str(spec.cluster.threads_per_device)
     return environment | with_secrets(spec.cluster.env, os.environ)

@@ -62,12 +62,17 @@ def spec_of(question: Question) -> RunSpec:
 
 
 def recipe_of(question: Question) -> Recipe:
-    """The recipe asked for; `auto` is the dtype that it is estimated in on that device."""
+    """The recipe asked for; `auto` is the dtype that it is estimated in on that device.
+
+    Where it leaves open whether blocks are compiled, the question says it.
+    """
     recipe = load_recipe(question.recipe, question.variant, question.overrides)
-    if recipe.training.dtype != "auto":
-        return recipe
-    dtype = automatic_dtype(question.device)
-    training = recipe.training.model_copy(update={"dtype": dtype})
+    changes: dict[str, str] = {}
+    if recipe.training.dtype == "auto":
+        changes["dtype"] = automatic_dtype(question.device)
+    if recipe.training.compile == "auto":
+        changes["compile"] = "blocks" if question.compiled else "none"
+    training = recipe.training.model_copy(update=changes)
     return recipe.model_copy(update={"training": training})
 
 

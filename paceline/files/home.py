@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from paceline.core.errors import UserError
@@ -20,3 +21,8 @@ def home_path(where: str, text: str) -> Path:
             "names a user without a home",
             remedy="give the folder's whole path",
         ) from error
+
+
+def cache_folder() -> Path:
+    """Where a user's caches lie, which anybody may delete: $XDG_CACHE_HOME, else ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"

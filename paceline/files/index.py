@@ -37,6 +37,7 @@ from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.core.result import FINAL, Metric, Result
 from paceline.core.units import LARGEST_INT
 from paceline.files.documents import read_value
+from paceline.files.home import cache_folder
 from paceline.files.run_folder import RESULT_FILE, RUN_FILE, RunRecord, read_record, run_folders
 
 Evaluate = Callable[[Path], Result]
@@ -312,7 +313,7 @@ def _is_damage(error: BaseException | None) -> bool:
 def _sqlite_file(root: Path) -> Path:
     digest = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
     try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
+        cache = cache_folder()
         cache.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         raise SystemFaultError("index database", str(error), remedy=_remedy(error)) from error

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, cast, get_origin
 from pydantic import PositiveFloat, StringConstraints, field_validator, model_validator
 
 from paceline.core.assets import Asset, graph_problem
-from paceline.core.compilation import pays_off
+from paceline.core.compilation import CompileOption
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.flops import known_convention, without_recompute
 from paceline.core.hardware import Cluster, Dtype
@@ -32,6 +32,7 @@ from paceline.core.run import (
 )
 from paceline.core.shape import LoraSpec, Shape
 from paceline.core.value import PositiveInt, Value
+from paceline.files.compile_choice import with_compile
 from paceline.files.yaml_file import (
     Document,
     models_in,
@@ -56,8 +57,8 @@ class RecipeTraining(TrainingBase):
     """Sequences per optimizer step and device (weak scaling)."""
     dtype: Literal["auto", "fp32", "fp16", "bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"] = "bf16"
     """`auto`: bf16 where the device computes it natively, else fp32."""
-    compile: Literal["auto", Compile] = "auto"
-    """`blocks`: torch.compile for every transformer block; `auto`: where that pays in the run."""
+    compile: CompileOption = "auto"
+    """`blocks`: torch.compile for every transformer block; `auto`: where it pays in the steps."""
 
     @field_validator("global_batch", mode="before")
     @classmethod
@@ -264,8 +265,7 @@ def resolve(
     automatic: Dtype = "bf16" if native_bf16 else "fp32"
     dtype = automatic if options.dtype == "auto" else options.dtype
     fields = options.model_dump(exclude={"batch_per_device", "global_batch", "dtype", "compile"})
-    compiled = _compile(recipe, dtype, cluster, has_compiler)
-    training = Training(**fields, global_batch=global_batch, dtype=dtype, compile=compiled)
+    training = Training(**fields, global_batch=global_batch, dtype=dtype)
     problems = _batch_problems(recipe, training, world_size)
     if problems:
         raise UserError(
@@ -273,7 +273,7 @@ def resolve(
             "; ".join(problems),
             remedy="change the layout or the batch with --set, or --devices",
         )
-    return RunSpec(
+    spec = RunSpec(
         recipe=recipe.name,
         variant=variant,
         engine=recipe.engine,
@@ -294,6 +294,7 @@ def resolve(
         mlperf=recipe.mlperf,
         references=recipe.references,
     )
+    return with_compile(spec, options.compile)
 
 
 def _compile(recipe: Recipe, dtype: Dtype, cluster: Cluster, has_compiler: bool) -> Compile:

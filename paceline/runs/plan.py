@@ -30,6 +30,7 @@ from paceline.machines.probe.inventory import inventory
 from paceline.machines.slurm import client, user_variables
 from paceline.runs.checkpoints import with_checkpoint
 from paceline.runs.command_plan import on_one_device, requested_recipe, with_command
+from paceline.runs.compilation import compiled_here
 from paceline.runs.data_files import TokenFile, with_data_file, with_tokens
 
 NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "mxfp4", "nvfp4")
@@ -84,6 +85,8 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
         recipe, cluster, _native_bf16(cluster, machine), request.variant, _has_compiler(cluster)
     )
     spec = with_command(spec, request)
+    spec, said = compiled_here(spec, recipe.training.compile)
+    notices += said
     if request.timeout_s is not None:
         spec = spec.model_copy(update={"time_limit_s": request.timeout_s})
     _check(spec, force)

@@ -19,6 +19,7 @@ from paceline.layouts.sweep.prediction import hopeless, predict
 from paceline.layouts.sweep.result import Prediction
 from paceline.machines.placement import Request, find_device
 from paceline.machines.probe.inventory import inventory
+from paceline.runs.compilation import COMPILE, equally_compiled
 from paceline.runs.plan import Plan, make_plan
 from paceline.runs.tasks.division import divide
 from paceline.runs.tasks.slot import JobSlot
@@ -103,9 +104,7 @@ def new_sweep(options: SweepOptions, evidence: Evidence | None) -> Sweep:
     place = divide(request, recipe, inventory(), options.nodes_per_trial, options.max_parallel)
     machine = place.inventory
     request = _on_equal_devices(place.request, options.dimensions, machine)
-    choices = _without_twins(
-        [_choice(request, settings, machine) for settings in combinations(options.dimensions)]
-    )
+    choices = _without_twins(_choices(request, options.dimensions, machine))
     plans = [choice.plan for choice in choices if choice.plan]
     notices += [*place.notices, *(notice for plan in plans for notice in plan.notices)]
     choices, unpredicted = _predicted(choices, evidence, options)
@@ -148,6 +147,18 @@ def _on_equal_devices(
     plans = [_choice(request, settings, machine).plan for settings in combinations(varied)]
     counts = {plan.spec.cluster.devices_per_node for plan in plans if plan}
     return replace(request, devices=max(counts)) if len(counts) > 1 else request
+
+
+def _choices(
+    request: Request, varied: Sequence[Dimension], machine: dict[str, Any]
+) -> list[Choice]:
+    """Every combination, all with blocks compiled or none, unless it was said what is."""
+    choices = [_choice(request, settings, machine) for settings in combinations(varied)]
+    if any(dimension.field == COMPILE for dimension in varied):
+        return choices
+    specs = [choice.plan.spec for choice in choices if choice.plan]
+    equal = equally_compiled(request, specs)
+    return _choices(equal, varied, machine) if equal else choices
 
 
 def _choice(request: Request, settings: dict[str, str], machine: dict[str, Any]) -> Choice:

@@ -19,12 +19,14 @@ from paceline.estimate.estimates import P_OOM_SURE, estimates_of_layouts
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.machine import Machine
+from paceline.files.compile_choice import with_compile
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.layouts.search.space import Space, feasible
 from paceline.layouts.sweep.plan import steady_batch
 from paceline.layouts.tune.processor_rates import probed_machine
 from paceline.machines.placement import Request, choose_cluster
 from paceline.machines.probe.inventory import inventory
+from paceline.runs.compilation import COMPILE, compiled_here
 from paceline.runs.plan import Plan, make_plan
 
 MOST = 4000
@@ -110,6 +112,7 @@ def candidates(request: Request, evidence: Evidence | None, space: Space) -> Can
             allowed=f"the warm-up and at least {MIN_STEADY} steady ones",
             remedy="--steps 20",
         )
+    request = _equally_compiled(request, recipe, local, space)
     spec, plan_notices, layouts, refused = _possible(request, recipe, local, space)
     runs_as_it_is = _runs(spec, recipe.layout)
     if runs_as_it_is and recipe.layout not in layouts:
@@ -144,6 +147,25 @@ def candidates(request: Request, evidence: Evidence | None, space: Space) -> Can
         num_beyond=beyond,
         notices=tuple(dict.fromkeys((*notices, *plan_notices, *notes))),
     )
+
+
+def _equally_compiled(
+    request: Request, recipe: Recipe, local: dict[str, Any], space: Space
+) -> Request:
+    """The request with blocks compiled in all layouts or in none, where the recipe leaves it open.
+
+    In none where that would take layouts away.
+    """
+    if recipe.training.compile != "auto":
+        return request
+    plain, compiled = (
+        replace(request, overrides=(*request.overrides, f"{COMPILE}={value}"))
+        for value in ("none", "blocks")
+    )
+    spec, _, layouts, _ = _possible(plain, recipe, local, space)
+    spec, _ = compiled_here(with_compile(spec, "auto"), "auto")
+    pays = spec.training.compile == "blocks" and all(_runs(spec, layout) for layout in layouts)
+    return compiled if pays else plain
 
 
 def _machine(spec: RunSpec, local: dict[str, Any]) -> tuple[Machine | None, list[str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from paceline.core.hardware import Dtype
 from paceline.core.run import MatmulPrecision
 from paceline.core.value import Value
 from paceline.files.documents import read_text, write_value
+from paceline.files.home import cache_folder
 from paceline.machines.probe.program import probe_lines
 
 SECONDS_PER_DTYPE = 1.0
@@ -184,6 +184,5 @@ def _machine_id() -> str | None:
 
 
 def _cache_file(key: dict[str, Any]) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return cache / f"gemm-{digest}.json"
+    return cache_folder() / f"gemm-{digest}.json"

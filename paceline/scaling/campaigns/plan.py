@@ -18,6 +18,7 @@ from paceline.files.run_folder import new_folder, run_folders
 from paceline.machines.host_lists import from_allocation
 from paceline.machines.placement import Request, choose_cluster
 from paceline.machines.probe.inventory import inventory
+from paceline.runs.compilation import equally_compiled
 from paceline.runs.plan import make_plan
 from paceline.runs.tasks.division import hosts_of, on_slurm
 from paceline.scaling.analysis.sizes import parse_sizes
@@ -74,7 +75,10 @@ def new_campaign(root: Path, options: CampaignRequest, command: Sequence[str]) -
     topology = read_topology(options.topology) if options.topology else {}
     remote_hosts = () if cluster.launcher == "local" else hosts
     where = replace(request.where, hosts=remote_hosts, launcher=cluster.launcher)
-    points, notices = _points(replace(request, where=where), recipe, kind, sizes, devices)
+    request = replace(request, where=where)
+    points, notices = _points(request, recipe, kind, sizes, devices)
+    if equal := equally_compiled(request, [point.spec for point in points]):
+        points, notices = _points(equal, recipe, kind, sizes, devices)
     campaign = Campaign(
         name=UNNAMED,
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),

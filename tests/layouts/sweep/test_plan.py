@@ -186,3 +186,19 @@ def test_a_sweep_of_the_same_recipe_has_the_same_name_and_groups_by_content():
 def test_a_name_that_is_no_folder_is_refused(name: str):
     with pytest.raises(UserError, match="cannot name a sweep"):
         planned(mbs="1,2", name=name)
+
+
+def test_layouts_are_all_compiled_or_none_unless_that_varies():
+    def compiled(schedules: str, *sets: str) -> set[str]:
+        sets = (
+            "training.steps=100000",
+            f"layout.schedule={schedules}",
+            "layout.micro_batch=2",
+            *sets,
+        )
+        sweep = planned("tiny-llama", place={"devices": 2}, sets=sets, pp="2")
+        return {choice.plan.spec.training.compile for choice in sweep.choices if choice.plan}
+
+    assert compiled("gpipe,1f1b") == {"blocks"}
+    assert compiled("1f1b,zero-bubble") == {"none"}
+    assert compiled("1f1b", "training.compile=none,blocks") == {"none", "blocks"}

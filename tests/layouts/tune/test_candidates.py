@@ -136,3 +136,13 @@ def test_the_devices_own_context_counts(monkeypatch: pytest.MonkeyPatch):
 def test_a_device_that_emulates_the_dtype_has_no_rates(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(candidates, "probed_machine", lambda *_: machine("V100-32GB"))
     assert planned("dtype=bf16").x is None and planned("dtype=fp32").x is not None
+
+
+def test_layouts_are_all_compiled_or_none_and_none_is_lost_by_it():
+    short, long = planned(), planned("training.steps=100000")
+    assert long.spec.training.compile == "none" and long.num_infeasible == short.num_infeasible
+    without = replace(SPACE, schedules=("gpipe", "1f1b"))
+    request = Request("tiny-llama", None, ("training.steps=100000",), 2, "cpu")
+    compiled = candidates.candidates(request, None, without)
+    assert compiled.spec.training.compile == "blocks"
+    assert compiled.plan(0).spec.training.compile == "blocks"
