@@ -15,7 +15,7 @@ Kind = Literal["llama", "lora", "flux"]
 
 
 @dataclass(frozen=True)
-class Gain:
+class CompileGain:
     """What compiled blocks were measured to give and to cost; both belong to one kind of model."""
 
     speedup: float
@@ -26,24 +26,26 @@ class Gain:
     """What the first step takes beyond one without; on CPUs processor time, with an empty cache."""
 
 
-CPU_GAINS: dict[tuple[Kind, Dtype], Gain] = {
-    ("llama", "fp32"): Gain(1.06, 67e9, 35.0),
-    ("llama", "bf16"): Gain(1.11, 108e9, 35.0),
-    ("lora", "fp32"): Gain(1.18, 30e9, 50.0),
-    ("lora", "bf16"): Gain(1.18, 41e9, 50.0),
-    ("flux", "fp32"): Gain(1.17, 41e9, 45.0),
-    ("flux", "bf16"): Gain(1.33, 57e9, 45.0),
+CPU_GAINS: dict[tuple[Kind, Dtype], CompileGain] = {
+    ("llama", "fp32"): CompileGain(1.06, 67e9, 40.0),
+    ("llama", "bf16"): CompileGain(1.11, 108e9, 40.0),
+    ("lora", "fp32"): CompileGain(1.18, 30e9, 55.0),
+    ("lora", "bf16"): CompileGain(1.18, 41e9, 55.0),
+    ("flux", "fp32"): CompileGain(1.17, 41e9, 55.0),
+    ("flux", "bf16"): CompileGain(1.33, 57e9, 55.0),
 }
 """benchmarks/results/peers.json (causal FLOPs, two cores) and compile_cache.json.
 
 GPT gains less than it scatters and OPT loses, so neither is here.
 """
-GPU_GAINS: dict[tuple[Kind, Dtype], Gain] = {("llama", "bf16"): Gain(1.126, 0.491, 8.0)}
+GPU_GAINS: dict[tuple[Kind, Dtype], CompileGain] = {
+    ("llama", "bf16"): CompileGain(1.126, 0.491, 8.0)
+}
 """benchmarks/results/gpu_proof.json, the one training that was measured both ways there."""
 
 
 @dataclass(frozen=True)
-class Saving:
+class CompileSaving:
     """What compiled blocks are expected to save and to cost in one run, in seconds."""
 
     saved_s: float
@@ -82,7 +84,9 @@ class Work:
         return self.sequences_per_device * self.seq_len * model_flops_per_token(convention, x)
 
 
-def saving(work: Work, *, threads: int | None = None, peak: float | None = None) -> Saving | None:
+def saving(
+    work: Work, *, threads: int | None = None, peak: float | None = None
+) -> CompileSaving | None:
     """What compiled blocks save; None where no measurement tells.
 
     On a CPU `threads` of a device are given, on a GPU the dense `peak` (FLOP/s) of its dtype.
@@ -93,7 +97,7 @@ def saving(work: Work, *, threads: int | None = None, peak: float | None = None)
     if gain is None or not resource:
         return None
     step_s = work.flops_per_step / (resource * gain.reached)
-    return Saving(work.steps * step_s * (1 - 1 / gain.speedup), gain.compile_s, work.steps)
+    return CompileSaving(work.steps * step_s * (1 - 1 / gain.speedup), gain.compile_s, work.steps)
 
 
 def _kind(work: Work) -> Kind | None:

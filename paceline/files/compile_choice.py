@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.core.compilation import Compile, CompileOption, Saving, Work, saving
+from paceline.core.compilation import Compile, CompileOption, CompileSaving, Work, saving
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout_sizes import native_problems
@@ -18,7 +18,7 @@ def with_compile(spec: RunSpec, asked: CompileOption) -> RunSpec:
     return spec.model_copy(update={"training": spec.training.model_copy(update={"compile": taken})})
 
 
-def expected_saving(spec: RunSpec) -> Saving | None:
+def expected_saving(spec: RunSpec) -> CompileSaving | None:
     """What compiled blocks save in all steps of a run; None where no measurement tells.
 
     While a batch ramps up, each step counts as one of the smallest batch.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.compilation import CPU_GAINS, GPU_GAINS, Gain, Kind, Work, saving
+from paceline.core.compilation import CPU_GAINS, GPU_GAINS, CompileGain, Kind, Work, saving
 from paceline.core.hardware import Dtype
 from paceline.files.recipe import load_recipe
 
@@ -36,13 +36,13 @@ def stored(name: str) -> Any:
 
 
 def test_gains_on_cpus_are_those_of_the_benchmark_and_gpt_and_opt_have_none():
-    gains: dict[tuple[str, str], Gain] = {}
+    gains: dict[tuple[str, str], CompileGain] = {}
     for row in stored("peers.json")["rows"]:
         plain = row["sides"]["native"]
         speedup = 1 / plain["ratio"]["median"]
         reached = plain["tokens_per_s"]["median"] * row["flops_per_token"] / CORES
         name = row["shape"].replace(",", "").split()[0]
-        gains[NAMED.get(name, name), row["dtype"]] = Gain(speedup, reached, 0.0)
+        gains[NAMED.get(name, name), row["dtype"]] = CompileGain(speedup, reached, 0.0)
     assert {kind for kind, _ in gains} == {"llama", "lora", "flux", "GPT", "OPT"}
     for key, gain in CPU_GAINS.items():
         assert gain.speedup == pytest.approx(gains[key].speedup, rel=0.01)
