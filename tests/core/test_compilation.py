@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from paceline.core.compilation import CPU_GAINS, GPU_GAINS, CompileGain, Kind, Work, saving
+from paceline.core.compilation import CPU_GAINS, GPU_GAINS, CompileGain, Work, saving
 from paceline.core.hardware import Dtype
 from paceline.files.recipe import load_recipe
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 CORES = 2
 """Of the machine that peers.json is from."""
-NAMED: dict[str, Kind] = {"Llama": "llama", "LoRA": "lora", "Flux": "flux"}
+NAMED: dict[str, str] = {"Llama": "llama", "LoRA": "lora", "Flux": "flux"}
 RECIPES = {
     "tiny-llama": "llama",
     "llama2-70b-lora-tiny": "lora",
@@ -41,7 +41,7 @@ def test_gains_on_cpus_are_those_of_the_benchmark_and_gpt_and_opt_have_none():
         plain = row["sides"]["native"]
         speedup = 1 / plain["ratio"]["median"]
         reached = plain["tokens_per_s"]["median"] * row["flops_per_token"] / CORES
-        name = row["shape"].replace(",", "").split()[0]
+        name: str = row["shape"].replace(",", "").split()[0]
         gains[NAMED.get(name, name), row["dtype"]] = CompileGain(speedup, reached, 0.0)
     assert {kind for kind, _ in gains} == {"llama", "lora", "flux", "GPT", "OPT"}
     for key, gain in CPU_GAINS.items():
