@@ -62,8 +62,9 @@ LAYOUTS = {
     ("llama2_70b_lora", 72): (1, 1, 8, 1), ("llama2_70b_lora", 512): (1, 1, 8, 1),
     ("flux1", 512): (4, 1, 1, 1), ("flux1", 1152): (4, 1, 1, 1),
 }  # fmt: skip
-"""tp, pp, cp, ep of NVIDIA's racks in round 5.1, by benchmark and devices, as published configurations
-have them (mlcommons/training_results_v5.1, NVIDIA/benchmarks): one of GB200 or GB300 for both."""
+"""tp, pp, cp, ep of NVIDIA's racks in round 5.1, by benchmark and devices, as published
+configurations have them (mlcommons/training_results_v5.1, NVIDIA/benchmarks): one of GB200 or GB300
+for both."""
 BESIDE_LAYERS = (0, 2, 3)
 """What a pipeline counts as layers beside them: embedding and head, and DeepSeek's second head."""
 SPACE = Space(micro_batches=(1, 2, 4, 8), zero_stages=(1, 3), recompute=("none", "full"), most_cp=8)

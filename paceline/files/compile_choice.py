@@ -61,6 +61,7 @@ def _can_be_compiled(spec: RunSpec) -> bool:
             dtype=spec.training.dtype,
             device="cpu" if spec.cluster.device == "cpu" else "cuda",
             compiled=compiled,
+            document_mask=spec.data.document_mask,
         )
         for compiled in (False, True)
     )

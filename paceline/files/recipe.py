@@ -22,7 +22,6 @@ from paceline.core.quality import MlperfLog
 from paceline.core.run import (
     USUAL_TIME_LIMIT_S,
     Checkpointing,
-    Compile,
     Data,
     EngineSettings,
     RunSpec,
@@ -251,13 +250,7 @@ def full_key(key: str) -> str:
     )
 
 
-def resolve(
-    recipe: Recipe,
-    cluster: Cluster,
-    native_bf16: bool,
-    variant: str | None,
-    has_compiler: bool = True,
-) -> RunSpec:
+def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | None) -> RunSpec:
     """The RunSpec of `recipe` on `cluster`; raises UserError when the layout cannot run there."""
     options = recipe.training
     world_size = cluster.world_size
@@ -295,18 +288,6 @@ def resolve(
         references=recipe.references,
     )
     return with_compile(spec, options.compile)
-
-
-def _compile(recipe: Recipe, dtype: Dtype, cluster: Cluster, has_compiler: bool) -> Compile:
-    stated, native = recipe.training.compile, recipe.engine == "native"
-    if dtype == "fp8" and native and cluster.device != "cpu":
-        # Scaling and casting are passes of their own over every operand unless they are fused.
-        return "blocks"
-    if stated != "auto":
-        return stated
-    masked, steps = recipe.data.document_mask, recipe.training.steps
-    pays = pays_off(recipe.model, recipe.layout, steps, masked)
-    return "blocks" if native and has_compiler and pays else "none"
 
 
 def _batch_problems(recipe: Recipe, training: Training, world_size: int) -> list[str]:

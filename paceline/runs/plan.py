@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.core.compilation import PAYS_FROM_STEPS
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.job import Job
@@ -81,16 +79,14 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     force = request.force or bool(request.command)
     if not force:
         refuse_what_cannot_fit(recipe, cluster)
-    spec = resolve(
-        recipe, cluster, _native_bf16(cluster, machine), request.variant, _has_compiler(cluster)
-    )
+    spec = resolve(recipe, cluster, _native_bf16(cluster, machine), request.variant)
     spec = with_command(spec, request)
     spec, said = compiled_here(spec, recipe.training.compile)
     notices += said
     if request.timeout_s is not None:
         spec = spec.model_copy(update={"time_limit_s": request.timeout_s})
     _check(spec, force)
-    notices += [*busy_notice(machine), *_compile_notice(recipe, spec)]
+    notices += busy_notice(machine)
     job = bound(engine(spec.engine).job(spec, spec.recipe))
     if cluster.launcher == "slurm" and cluster.slurm.allocation is None:
         notices += user_variables.remarks(job, os.environ)
@@ -259,24 +255,6 @@ def _native_bf16(cluster: Cluster, machine: dict[str, Any]) -> bool:
         return bool(machine["cpu"]["native_bf16"])
     device = find_device(cluster.device)
     return device is None or device.peak_flops_per_s("bf16") is not None
-
-
-def _has_compiler(cluster: Cluster) -> bool:
-    """Whether Inductor finds the C++ compiler that it takes; other machines are taken to have one.
-
-    It looks for $CXX, else for g++.
-    """
-    elsewhere = cluster.launcher != "local" or cluster.in_container
-    return elsewhere or shutil.which(os.environ.get("CXX", "g++")) is not None
-
-
-def _compile_notice(recipe: Recipe, spec: RunSpec) -> list[str]:
-    if recipe.training.compile != "auto" or spec.training.compile == "none":
-        return []
-    return [
-        f"blocks are compiled, which pays from {PAYS_FROM_STEPS:,} steps on: "
-        "training.compile=none leaves them as they are"
-    ]
 
 
 def _no_such_dtype(spec: RunSpec) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.trainer.model.layers import Linear
 from paceline.trainer.model.float8 import float8_settings
+from paceline.trainer.model.layers import Linear
 from paceline.trainer.model.network import Network
 
 FEW_OUTPUTS = 4
