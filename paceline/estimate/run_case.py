@@ -21,8 +21,23 @@ from paceline.core.shape import (
     trainable_parameters,
     uses,
 )
-from paceline.estimate.fit.origin import ANY, STACK_OF
-from paceline.estimate.model.case import Case, Cases, CudaGraphs, Floats, Stack, cases_of, varied
+from paceline.estimate.fit.origin import (
+    ANY,
+    STACK_OF,
+    WHOLE_EXPERTS,
+    captures_experts,
+    year_of_release,
+)
+from paceline.estimate.model.case import (
+    Case,
+    Cases,
+    CudaGraphs,
+    Dispatcher,
+    Floats,
+    Stack,
+    cases_of,
+    varied,
+)
 from paceline.estimate.model.collectives import LATENCIES
 from paceline.estimate.model.machine import FOUR_BIT, Machine
 from paceline.estimate.model.weights import block_weights
@@ -50,7 +65,9 @@ class Software:
     cuda_graphs: CudaGraphs = "none"
     """What is captured in CUDA graphs."""
     released: float = Case.released
-    """When it came out, in years."""
+    """When it came out, in years; the newest that published steps are of where nobody says."""
+    dispatcher: Dispatcher = "any"
+    """What brings tokens to their experts."""
 
     def stack_on(self, machine: Machine) -> Stack:
         """How blocks are computed there: on a processor by PyTorch's modules always."""
@@ -60,10 +77,15 @@ class Software:
 def software_named(
     name: str, compiled: bool = False, native: bool = False, cuda_graphs: CudaGraphs = "none"
 ) -> Software:
-    """Software by a name of `fit/origin.py`, or any that computes by a stack of that name."""
-    if name in STACK_OF:
-        return Software(STACK_OF[name], compiled, native, name, cuda_graphs)
-    return Software(cast(Stack, name), compiled, native, cuda_graphs=cuda_graphs)
+    """Software by a name of `fit/origin.py`, or any that computes by a stack of that name.
+
+    `nemo@26.02` is that of a release.
+    """
+    base, _, release = name.partition("@")
+    released = year_of_release(release) or Case.released
+    if base in STACK_OF:
+        return Software(STACK_OF[base], compiled, native, base, cuda_graphs, released)
+    return Software(cast(Stack, base), compiled, native, ANY, cuda_graphs, released)
 
 
 def software_of(spec: RunSpec) -> Software:
@@ -87,8 +109,10 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         )
     if device.memory_bytes_per_s is None:
         raise UserError(device.name, "has no memory rate in the catalog")
+    shape, release = _shape(spec.model), (software.name, software.released)
+    captured = shape.experts > 1 and captures_experts(*release, machine.generation, training.dtype)
     case = replace(
-        _shape(spec.model),
+        shape,
         seq_len=training.seq_len,
         document=_attended(spec.model, training.seq_len),
         devices=spec.world_size,
@@ -98,8 +122,7 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         selective_recompute=layout.recompute == "selective",
         stack=software.stack_on(machine),
         compiled=software.compiled,
-        cuda_graphs=software.cuda_graphs,
-        released=software.released,
+        cuda_graphs="iteration" if captured else software.cuda_graphs,
         flash=software.stack != "softmax",
         peak_16bit=machine.peak_wide(training.dtype),
         peak_narrow=machine.peak_narrow(training.dtype),
@@ -114,6 +137,10 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         scattered=machine.scattered,
         **_levels(machine),
         software=software.name,
+        released=software.released,
+        dispatcher=software.dispatcher,
+        whole_experts=software.name in WHOLE_EXPERTS,
+        proxied=machine.proxied,
         family=device.family,
         assumed_intra=machine.assumed.intra,
         assumed_inter=machine.assumed.inter,

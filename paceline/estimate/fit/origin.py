@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from paceline.estimate.model.case import Stack
+from paceline.core.hardware import Dtype
+from paceline.estimate.model.case import Generation, Stack
+from paceline.estimate.model.machine import NARROW
 
 ANY = "any"
 """Software that nobody names."""
@@ -44,6 +46,25 @@ _YEARS: tuple[tuple[str, int], ...] = (
 """Of sources that state neither a release nor a paper's number."""
 
 
+WHOLE_EXPERTS = ("nemo",)
+"""Software whose recipes give each tensor rank experts of its own (NeMo's performance scripts)."""
+CAPTURED_SINCE = 2026.4
+"""Since when NeMo captures steps with experts as one CUDA graph on Blackwell, in 8 and 4 bit
+(release notes of Megatron-Bridge 0.5, container 26.06)."""
+
+
+def captures_experts(software: str, released: float, generation: Generation, dtype: Dtype) -> bool:
+    """Whether a step with experts is one CUDA graph."""
+    able = software == "nemo" and generation == "blackwell" and dtype in NARROW
+    return able and released >= CAPTURED_SINCE
+
+
+def year_of_release(text: str) -> float | None:
+    """Years with months of a release such as 26.02; None for what is none."""
+    stated = _RELEASE.search(text)
+    return 2000 + int(stated[1]) + (int(stated[2]) - 1) / 12 if stated else None
+
+
 def software_of(row: Mapping[str, str]) -> str:
     """The software of SOFTWARE that a row names, by its column `stack` before its source."""
     for text in (row.get("stack", ""), row.get("model", ""), row.get("source", "")):
@@ -55,9 +76,9 @@ def software_of(row: Mapping[str, str]) -> str:
 
 def release_of(row: Mapping[str, str]) -> float | None:
     """When a row's software came out, in years with months; its year's middle where that is all."""
-    stated = _RELEASE.search(row.get("source", ""))
+    stated = year_of_release(row.get("release") or row.get("source", ""))
     if stated:
-        return 2000 + int(stated[1]) + (int(stated[2]) - 1) / 12
+        return stated
     dated = _DATED.search(row.get("notes", ""))
     if dated:
         return int(dated[1]) + (int(dated[2]) - 1) / 12

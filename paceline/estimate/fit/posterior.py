@@ -13,9 +13,9 @@ from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.model.coefficients import CENTRE, NAMES, OF_EXPERTS, WIDTH, named
 from paceline.estimate.model.step import step_time
 
-SCALE, EXPERTS_SCALE = 0.08, 0.25
+SCALE, EXPERTS_SCALE = 0.08, 0.15
 """What a good model still misses of a published step time, as a deviation of the logarithm; the
-same with experts, whose routing and dispatcher nobody states."""
+same with experts, whose kernels and dispatchers few state."""
 EVIDENCE_PER_SOURCE = 6.0
 """How many independent rows a source counts for: rows of one table share its conditions. Of k
 sources of one stack each counts for 1 / sqrt(k) of that: releases of one stack have much in common.

@@ -23,6 +23,7 @@ from paceline.estimate.fit.families import (
     score_width,
 )
 from paceline.estimate.fit.origin import ANY, STACK_OF, release_of, software_of, year_of
+from paceline.estimate.fit.stated import of_experts
 from paceline.estimate.model.case import Case, Stack, cases_of
 from paceline.estimate.model.fabric import stated_bytes_per_s
 from paceline.estimate.model.machine import FOUR_BIT, NARROW, machine
@@ -253,7 +254,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         zero_stage=3 if _SHARDED.search(row.get("notes", "")) else zero_stage(row.get("zero", "")),
         sequence_parallel=row.get("seq_parallel", "").strip().lower()
         in ("1", "1.0", "true", "yes"),
-        full_recompute=recompute.startswith("full"),
+        full_recompute=recompute.startswith(("full", "remat full")),
         selective_recompute=recompute.startswith("sel"),
         flash=_is_flash(attention, software),
         compiled="compile" in row.get("notes", ""),
@@ -272,10 +273,13 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         vp=_chunks(row, stack, layers, pp, axes),
         ep=axes["ep"],
         released=release_of(row) or Case.released,
+        proxied=hardware.proxied,
         software=software if row.get("stack") else ANY,
         family=hardware.device.family,
         document=DEFAULT_DOCUMENT if is_tuned(row) else 0.0,
     )
+    if kind == "moe":
+        case = replace(case, **of_experts(row, case, software, dtype))
     if case.frozen:
         case = replace(case, adapter_rank=ADAPTER_RANK, adapter_widths=_adapted(case))
     stated = bool(recompute.strip())

@@ -21,8 +21,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.estimate.model.case import Cases, Floats
-from paceline.estimate.model.collectives import all_reduce_s, all_to_all_s
+from paceline.estimate.model.collectives import all_reduce_s
 from paceline.estimate.model.context import context_s
+from paceline.estimate.model.experts import (
+    exchange_s,
+    grouped_rate,
+    host_s,
+    immaturity,
+    local_experts,
+    routed,
+    tokens_of_each,
+    traffic,
+)
+from paceline.estimate.model.weights import expert_shards
 
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "amd", "cdna4", "tpu", "other", "cpu")
 STACKS = ("softmax", "fused", "torch")
@@ -38,16 +49,24 @@ FLASH_2 = 2023.54
 A100_PEAK = 3.12e14
 TRAFFIC = 0.3
 """Of a product's memory traffic, what its arithmetic does not hide."""
-ALIGNMENT = 64
-"""Sizes that it divides fill the tiles of a product."""
+ALIGNMENT = dict.fromkeys(GENERATIONS, 64.0) | {"blackwell": 128.0, "tpu": 256.0}
+"""Sizes that it divides fill the tiles of a product: rows of a tensor core's largest instruction
+(64 of Hopper's wgmma, 128 of Blackwell's tcgen05), columns of a TPU's arrays."""
+EXPONENTIALS = dict.fromkeys(GENERATIONS, 0.0) | {
+    "hopper": 64.0,
+    "blackwell": 128.0,
+    "tpu": 1e4,
+}
+"""Width of a head at which a score's exponential takes as long as its products, where these
+outran it: half of 128 on Hopper (Shah et al., arXiv:2407.08608), 128 at 2.3 times its rate of
+products; on a TPU products of narrower heads leave columns idle."""
+USUAL_HEAD = 128
 SHARPNESS = 4
 """max(device, host) as (d^4 + h^4)^(1/4): where both are equal neither hides all of the other."""
 ELEMENTWISE_PASSES, CAST_PASSES = 2.6, 2.5
 """Traffic of a forward and a backward pass together, over that of a forward pass."""
 FLASH_BACKWARD, SCORES_BACKWARD = 2.5, 2.0
 """Attention's backward pass over its forward one: flash attention computes the scores again."""
-EXPERTS_YEAR = 2026.0
-"""Of the software to which experts' coefficients belong; it has changed from release to release."""
 USUAL_EFFICIENCY = 0.72
 """Of products where `flash` is stated over the peak; elsewhere flash follows the products."""
 
@@ -96,7 +115,7 @@ def product_s(
     x: Cases, c: Mapping[str, float], rate: Floats, m: Floats, n: Floats, k: Floats
 ) -> Floats:
     """Seconds of one (m x k) by (k x n) product: 2 m n k / rate + start + part of its traffic."""
-    odd = np.minimum(_power_of_two(n), _power_of_two(k)) < ALIGNMENT
+    odd = np.minimum(_power_of_two(n), _power_of_two(k)) < by_word(x, "generation", ALIGNMENT)
     start = _start(x, c)
     traffic = TRAFFIC * 2 * (m * k + k * n + m * n) / (x.memory_bytes_per_s * c["memory"])
     return 2 * m * n * k / (rate * np.where(odd, c["gemm_odd"], 1.0)) + start + traffic
@@ -115,7 +134,7 @@ def block_time(x: Cases, c: Mapping[str, float]) -> Block:
     recomputation adds a forward pass, selective one the attention's, that of the ffn its first
     products, and a gather around a cut sequence.
     """
-    linear, between_experts = _linear(x, c)
+    linear = _linear(x, c)
     attention = _attention(x, c)
     elementwise, cast = _elementwise(x, c)
     recomputed, again = x.full_recompute, passes_again(x)
@@ -138,10 +157,11 @@ def block_time(x: Cases, c: Mapping[str, float]) -> Block:
         + _summing(x, c),
         tp=_tp(x, c) * (2 + recomputed + gathered),
         cp=context_s(x, c, tokens(x), attention),
-        ep=between_experts * (2 + recomputed),
+        ep=exchange_s(x, c) * (2 + recomputed),
         host=np.zeros(x.size),
     )
-    busy = device.total
+    # Until tokens have come the host does not know what to start, so nothing hides the exchange.
+    busy = device.total - device.ep
     host = _host(x, c) * (3 + again) / 3
     # A CPU starts its operations itself.
     both = np.where(
@@ -150,43 +170,32 @@ def block_time(x: Cases, c: Mapping[str, float]) -> Block:
         (busy**SHARPNESS + host**SHARPNESS) ** (1 / SHARPNESS),
     )
     # A graph's kernels follow each other on the device: what lies between adds to what they take.
-    launches = launches_s(x, c) * _kernels(x, c) * (3 + recomputed) / 3
+    launches = launches_s(x, c) * (3 + recomputed) / 3
     waits = np.where(x.has("cuda_graphs", "none"), both - busy, launches)
     return Block(**{**vars(device), "host": waits})
 
 
-def _linear(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
-    """The four products of a block, and the exchange that experts need."""
-    t, rate = tokens(x), product_rate(x, c)
+def _linear(x: Cases, c: Mapping[str, float]) -> Floats:
+    """The four products of a block."""
+    t, rate, shards, local = tokens(x), product_rate(x, c), expert_shards(x), local_experts(x)
     heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
-    several, local = x.experts > 1, np.maximum(x.experts / x.ep, 1.0)
-    each = t * routed(x) / local
-    few = each / (each + c["grouped_tokens"])
-    grouped = rate * np.where(several, c["gemm_grouped"] * few, 1.0)
-    slower = np.where(several, c["imbalance"] * _immaturity(x, c), 1.0)
-    ffn = local * _ffn(x, c, grouped, each, x.ffn) * slower
+    grouped = grouped_rate(x, c, rate, product_rate(x, c, narrow=False))
+    several = x.experts > 1
+    slower = np.where(several, c["imbalance"] * immaturity(x, c), 1.0)
+    ffn = local * _ffn(x, c, grouped, tokens_of_each(x), x.ffn / shards) * slower
     # Experts' products start together, as one.
     ffn = ffn - np.where(several, 2 * (local - 1) * _start(x, c), 0.0)
-    ffn = ffn + np.where(x.shared_ffn > 0, _ffn(x, c, rate, t, x.shared_ffn), 0.0)
+    ffn = ffn + np.where(x.shared_ffn > 0, _ffn(x, c, rate, t, x.shared_ffn / x.tp), 0.0)
     rest = product_s(x, c, rate, t, (heads + 2 * kv) / x.tp, x.hidden) + product_s(
         x, c, rate, t, x.hidden, heads / x.tp
     )
-    # Tensor ranks share out a micro-batch's tokens to send them.
-    sent = 2 * t / x.tp * routed(x) * x.hidden
-    exposed = c["ep_exposed"] * _immaturity(x, c)
-    exchange = 2 * exposed * all_to_all_s(x, c, sent, x.ep, x.tp * x.cp, routed(x))
-    return rest + ffn, np.where(x.ep > 1, exchange, 0.0)
-
-
-def _immaturity(x: Cases, c: Mapping[str, float]) -> Floats:
-    """Time of what experts add over that of 2026's software: e to the pace x years before."""
-    return np.exp(c["experts_pace"] * (EXPERTS_YEAR - x.released))
+    return rest + ffn
 
 
 def _ffn(x: Cases, c: Mapping[str, float], rate: Floats, t: Floats, width: Floats) -> Floats:
-    """Both products of an ffn, of which the first has the gate as well."""
-    up = (1 + x.gated) * width / x.tp
-    return product_s(x, c, rate, t, up, x.hidden) + product_s(x, c, rate, t, x.hidden, width / x.tp)
+    """Both products of an ffn, of which the first has the gate as well; `width` is a rank's."""
+    up = (1 + x.gated) * width
+    return product_s(x, c, rate, t, up, x.hidden) + product_s(x, c, rate, t, x.hidden, width)
 
 
 def _first_ffn(x: Cases, c: Mapping[str, float]) -> Floats:
@@ -213,19 +222,14 @@ def _ffn_elementwise(x: Cases) -> tuple[Floats, Floats]:
     return 2 * x.hidden / shared / whole, activation / whole
 
 
-def routed(x: Cases) -> Floats:
-    """Experts that a token meets, 1 for an ffn without."""
-    return np.where(x.experts > 1, x.experts_per_token, 1.0)
-
-
 def _summing(x: Cases, c: Mapping[str, float]) -> Floats:
     """Adding a micro-batch's weight gradients to those in fp32: 4 bytes a weight, read and written.
 
     Newer products do it as they write, so that it counts like their other traffic.
     """
     heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
-    ffn = (2 + x.gated) * x.hidden * x.ffn * np.maximum(x.experts / x.ep, 1.0)
-    weights = (2 * x.hidden * (heads + kv) + ffn) / x.tp
+    ffn = (2 + x.gated) * x.hidden * x.ffn * local_experts(x) / expert_shards(x)
+    weights = 2 * x.hidden * (heads + kv) / x.tp + ffn
     share = by_word(x, "stack", {"softmax": 1.0, "fused": TRAFFIC, "torch": 0.0})
     once = 8 * weights / (x.memory_bytes_per_s * c["memory"])
     return np.where(x.frozen > 0, 0.0, share * once)
@@ -251,11 +255,21 @@ def _attention(x: Cases, c: Mapping[str, float]) -> Floats:
     new = x.has("generation", "hopper") | x.has("generation", "blackwell")
     torch = np.where(~x.has("stack", "fused") & new, c["flash_torch"], 1.0)
     torch = torch * np.where(x.released < FLASH_2, c["flash_early"], 1.0)
+    torch = torch * _of_narrow_heads(x, width)
     share = np.where(x.causal > 0, 0.5, 1.0)
     flash = share * full / (rate * c["flash"] / USUAL_EFFICIENCY * torch)
     scores = x.heads * _attended(x) * tokens(x) / x.tp
     moved = 4 * c["scores_passes"] * scores / (x.memory_bytes_per_s * c["memory"])
     return np.where(x.flash > 0, flash, full / (x.peak_16bit * c["scores"]) + moved)
+
+
+def _of_narrow_heads(x: Cases, width: Floats) -> Floats:
+    """Rate of attention with heads narrower than 128 over that of such ones: d / (d + e), e the
+    width at which exponentials take as long as products.
+    """
+    even = by_word(x, "generation", EXPONENTIALS)
+    narrow = width / (width + even) * (USUAL_HEAD + even) / USUAL_HEAD
+    return np.where(width < USUAL_HEAD, narrow, 1.0)
 
 
 def _attended(x: Cases) -> Floats:
@@ -273,13 +287,14 @@ def _elementwise(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
     shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
     eager = (x.has("stack", "torch")) & (x.compiled == 0)
     attention = (x.heads + 2 * x.kv_heads) * x.head_dim
-    ffn = x.ffn * routed(x) + x.shared_ffn
-    permuted = np.where(x.experts > 1, 4 * c["permuted"] * routed(x) * x.hidden, 0.0)
-    permuted = permuted * _immaturity(x, c)
+    own = routed(x) * traffic(x, c)
+    ffn = x.ffn * own + x.shared_ffn
+    permuted = np.where(x.experts > 1, 4 * c["permuted"] * own * x.hidden, 0.0)
+    permuted = permuted * immaturity(x, c)
     widths = 12 * x.hidden / shared + permuted
     widths = widths + ((4 + 2 * x.gated) * ffn + 3 * attention) / x.tp
     pass_s = 2 * tokens(x) * widths / rate * c["elementwise"]
-    inputs = (1 + routed(x)) * x.hidden / shared
+    inputs = (1 + own) * x.hidden / shared
     inputs = inputs + (x.heads * x.head_dim + ffn * (1 + x.gated)) / x.tp
     cast = np.where(x.peak_narrow > 0, 3 * c["cast_traffic"] * tokens(x) * inputs / rate, 0.0)
     return pass_s * np.where(eager, c["elementwise_eager"], 1.0), cast
@@ -298,20 +313,14 @@ def _host(x: Cases, c: Mapping[str, float]) -> Floats:
     whole = by_word(x, "stack", {name: c[f"host_{name}_s"] for name in STACKS})
     for generation in ("volta", "ampere"):
         whole = whole * np.where(x.has("generation", generation), c[f"host_{generation}"], 1.0)
-    whole = whole * _kernels(x, c)
     tp = np.where(x.has("stack", "fused"), c["host_tp_fused"], c["host_tp"])
-    whole = whole * np.where(x.compiled > 0, 0.5, 1.0) * np.where(x.tp > 1, 1 + tp, 1.0)
-    return whole * x.crowding
+    whole = whole * np.where(x.tp > 1, 1 + tp, 1.0) + host_s(x, c)
+    return whole * np.where(x.compiled > 0, 0.5, 1.0) * x.crowding
 
 
 def launches_s(x: Cases, c: Mapping[str, float]) -> Floats:
     """Seconds between a block's kernels in a CUDA graph; narrow products have twice as many."""
     return c["graph_launches_s"] * np.where(x.peak_narrow > 0, 2.0, 1.0)
-
-
-def _kernels(x: Cases, c: Mapping[str, float]) -> Floats:
-    """Kernels of a block, over those of one without experts."""
-    return np.where(x.experts > 1, c["host_experts"] * _immaturity(x, c), 1.0)
 
 
 def by_word(x: Cases, word: str, values: Mapping[str, float]) -> Floats:

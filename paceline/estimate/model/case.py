@@ -14,6 +14,8 @@ from paceline.core.layout import Schedule
 
 Floats = NDArray[np.float64]
 CudaGraphs = Literal["none", "blocks", "iteration"]
+Dispatcher = Literal["any", "alltoall", "deepep", "hybridep"]
+EpOverlap = Literal["any", "on", "off"]
 CpExchange = Literal["any", "all-gather", "all-to-all", "ring"]
 Generation = Literal[
     "volta", "ampere", "hopper", "blackwell", "amd", "cdna4", "tpu", "other", "cpu"
@@ -56,6 +58,16 @@ class Case:
     experts_per_token: float = 1
     shared_ffn: float = 0
     """Width of an ffn that all tokens pass beside their experts."""
+    whole_experts: bool = False
+    """Tensor ranks hold different experts, each a whole one (expert tensor parallelism of 1)."""
+    dispatcher: Dispatcher = "any"
+    """What brings tokens to their experts and back; "any" where nobody says."""
+    ep_overlap: EpOverlap = "any"
+    """Whether that runs beside the work of another micro-batch; "any" where nobody says."""
+    drops_tokens: bool = False
+    """Experts take tokens up to a capacity, so that all sizes are known beforehand."""
+    proxied: bool = False
+    """Host threads hand what devices send to ports that devices cannot drive themselves (EFA)."""
     tp: float = 1
     pp: float = 1
     cp: float = 1
@@ -154,8 +166,16 @@ class Case:
 
 Bools = NDArray[np.bool_]
 WORDS = (
-    "generation", "stack", "schedule", "software", "family", "cp_exchange", "cuda_graphs"
-)  # fmt: skip
+    "generation",
+    "stack",
+    "schedule",
+    "software",
+    "family",
+    "cp_exchange",
+    "cuda_graphs",
+    "dispatcher",
+    "ep_overlap",
+)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ PRIORS: tuple[Prior, ...] = (
     Prior("memory", 0.75, 0.15, "reached memory rate over the data sheet's"),
     Prior("elementwise", 1.0, 0.40, "traffic of norms, activations and residuals, over its count"),
     Prior("permuted", 1.5, 0.40, "traffic of sorting tokens by expert and back, over its count"),
+    Prior("experts_fused", 0.3, 0.50, "experts' own traffic beside kernels that fuse it, a share"),
     Prior("elementwise_eager", 1.5, 0.30, "the same where PyTorch runs every operation by itself"),
     Prior("logits", 1.0, 0.50, "memory traffic of logits and loss, over 20 bytes a logit"),
     Prior("host_softmax_s", 1.5e-3, 0.35, "host time of one block, forward and backward, Megatron"),
@@ -61,7 +62,8 @@ PRIORS: tuple[Prior, ...] = (
     Prior("host_torch_s", 1.5e-3, 0.45, "the same with PyTorch's modules"),
     Prior("host_tp", 0.30, 0.30, "host time that tensor parallelism adds, a share"),
     Prior("host_tp_fused", 1.0, 0.30, "the same with Transformer Engine"),
-    Prior("host_experts", 3.0, 0.50, "host time of a block with experts, over one without"),
+    Prior("host_experts_s", 5e-3, 0.50, "host time that experts add to a block"),
+    Prior("host_capacity", 0.3, 0.50, "the same where tokens beyond a capacity are dropped"),
     Prior("host_volta", 1.5, 0.50, "host time in the hosts of V100s, over later ones"),
     Prior("host_ampere", 1.25, 0.30, "the same in those of A100s"),
     Prior("host_sharded_s", 5e-4, 0.80, "what FSDP's hooks and copies add to an exchange on a CPU"),
@@ -88,6 +90,11 @@ PRIORS: tuple[Prior, ...] = (
     Prior("tp_exposed_fused", 0.40, 0.40, "the same where products overlap with them"),
     Prior("cp_exposed", 0.30, 0.60, "share of context parallelism's exchanges that nothing hides"),
     Prior("ep_exposed", 0.80, 0.40, "share of what experts exchange that nothing hides"),
+    Prior("ep_overlapped", 0.40, 0.40, "the same beside another micro-batch's work"),
+    # A point-to-point exchange for every pair, of whose ports none helps another. Host threads
+    # bring 9 to 43 GB/s from a device (UCCL-EP's README, EFA of 50 GB/s): a third of 100 GB/s.
+    Prior("all_to_all", 0.60, 0.40, "NCCL's all-to-all between nodes over the rate of a ring"),
+    Prior("ep_proxied", 0.35, 0.50, "other dispatchers' by host threads over the rate of a ring"),
     Prior("pp_exposed", 0.70, 0.40, "share of what passes between stages that nothing hides"),
     Prior("pp_exposed_fused", 0.20, 0.60, "the same with newer schedules"),
     Prior("dp_exposed", 0.35, 0.50, "share of the gradients' exchange that nothing hides"),
@@ -99,8 +106,8 @@ PRIORS: tuple[Prior, ...] = (
     Prior("jitter", 6e-3, 0.60, "growth of a step with every doubling of the nodes"),
 )  # fmt: skip
 OF_EXPERTS = (
-    "gemm_grouped", "grouped_tokens", "imbalance", "experts_pace", "permuted", "host_experts",
-    "ep_exposed",
+    "gemm_grouped", "grouped_tokens", "imbalance", "experts_pace", "permuted", "experts_fused",
+    "host_experts_s", "host_capacity", "ep_exposed", "ep_overlapped", "all_to_all", "ep_proxied",
 )  # fmt: skip
 """Coefficients that only models with experts look at."""
 NAMES = tuple(prior.name for prior in PRIORS)

@@ -145,17 +145,21 @@ def all_to_all_s(
     Every rank has bytes of its own for each other one, so what leaves a domain goes through its own
     port, unlike what a domain shares. `receivers` ranks get a copy of each piece, but a domain gets
     one for all of its own, so that (D - 1)(1 - (1 - 1/D)^receivers) copies leave one of D domains
-    on average.
+    on average. NCCL's all-to-all sends every copy by itself.
     """
     near = np.clip(x.domain / stride, 1.0, size)
     domains = size / near
     copies = (domains - 1) * (1 - (1 - 1 / domains) ** receivers) / receivers
+    plain = x.has("dispatcher", "alltoall")
+    copies = np.where(plain, (domains - 1) / domains, copies)
+    reached_share = np.where(plain, c["all_to_all"], np.where(x.proxied > 0, c["ep_proxied"], 1.0))
     inside = num_bytes * (near - 1) / size / (x.intra_bytes_per_s * c["intra"])
     slowest, spread = inside, reached(x, size * stride)
     for level in _levels(x):
         joined = np.clip(_together(x, level) / stride, near, size)
         beyond = copies * (size - joined) / np.maximum(size - near, 1.0)
-        crossing = num_bytes * beyond / (level.bytes_per_s * c["inter"])
+        rate = level.bytes_per_s * c["inter"] * reached_share
+        crossing = num_bytes * beyond / rate
         slowest = np.where(spread > level.unit, np.maximum(slowest, crossing), slowest)
     start = _own_start_s(x, c, np.where(domains > 1, np.inf, 0.0))
     return slowest + start + one_way_s(x, size * stride)

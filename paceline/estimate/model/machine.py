@@ -33,8 +33,9 @@ follow from what power is there for the arithmetic."""
 MOST_POWER = 1.25
 SMALL_BOARD = 4
 _POWER = re.compile(r"(\d{3,4})\s?W\b")
+_PROXIED = re.compile(r"\bEFA(v\d)?\b")
+"""Networks whose ports devices cannot drive themselves (Mao et al., arXiv:2512.19849)."""
 NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "mxfp4", "nvfp4")
-
 FOUR_BIT: tuple[Dtype, ...] = ("mxfp4", "nvfp4")
 
 
@@ -73,6 +74,8 @@ class Machine:
     power: float
     crowding: float = 1.0
     """Processes that share a core, 1 where each has its own."""
+    proxied: bool = False
+    """Host threads hand what devices send to the network's ports."""
     mesh: bool = False
     """Devices of a domain have links of their own to each of the others, and no switch."""
     assumed: Assumed = NOTHING_ASSUMED
@@ -133,6 +136,7 @@ def machine(
         intra_bytes_per_s=inside.bytes_per_s,
         inter_bytes_per_s=between.bytes_per_s,
         power=_power(entry, generation, power),
+        proxied=bool(_PROXIED.search(inter or "")),
         mesh=_meshed(entry, generation, devices_per_node),
         assumed=Assumed(inside.assumed, between.assumed, not match.exact),
         notes=tuple(note for note in (match.note, inside.note, between.note) if note),

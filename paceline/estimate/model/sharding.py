@@ -20,6 +20,7 @@ from paceline.estimate.model.weights import (
     copies,
     exchanges_in_blocks,
     expert_ranks,
+    expert_shards,
     ffn_weights,
     shards,
     table_weights,
@@ -53,7 +54,7 @@ class Exchanged:
 def block_exchange(x: Cases, c: Mapping[str, float]) -> Exchanged:
     """Of a block's weights."""
     common = (common_weights(x) + x.more_weights) / x.tp
-    return _exchanged(x, c, common, ffn_weights(x) / x.tp / expert_ranks(x))
+    return _exchanged(x, c, common, ffn_weights(x) / expert_shards(x) / expert_ranks(x))
 
 
 def root_exchange(x: Cases, c: Mapping[str, float]) -> Exchanged:

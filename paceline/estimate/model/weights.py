@@ -51,7 +51,7 @@ def copies(x: Cases) -> tuple[Floats, Floats]:
     Expert parallelism spreads the experts over the data ranks, so fewer of these hold the same.
     """
     ranks = replicas(x) * x.cp
-    return ranks, np.maximum(1.0, ranks / expert_ranks(x))
+    return ranks, np.maximum(1.0, ranks * _replaced(x) / expert_ranks(x))
 
 
 def shards(x: Cases) -> tuple[Floats, Floats]:
@@ -62,7 +62,17 @@ def shards(x: Cases) -> tuple[Floats, Floats]:
     ranks, _ = copies(x)
     hybrid = (x.dp_shard > 0) & (x.zero_stage >= 2)
     ranks = np.where(hybrid, np.minimum(x.dp_shard, ranks), ranks)
-    return ranks, np.maximum(1.0, ranks / expert_ranks(x))
+    return ranks, np.maximum(1.0, ranks * _replaced(x) / expert_ranks(x))
+
+
+def expert_shards(x: Cases) -> Floats:
+    """Tensor ranks that share each matrix of an ffn: all, or 1 where ranks hold whole experts."""
+    return np.where((x.experts > 1) & (x.whole_experts > 0), 1.0, x.tp)
+
+
+def _replaced(x: Cases) -> Floats:
+    """Tensor ranks that count as expert ranks."""
+    return x.tp / expert_shards(x)
 
 
 def expert_ranks(x: Cases) -> Floats:
@@ -84,9 +94,9 @@ def exchanges_in_blocks(x: Cases) -> NDArray[np.bool_]:
 def rank_weights(x: Cases) -> tuple[Floats, Floats]:
     """Parameters on one rank of the first stage before ZeRO: of all but the ffns, and of these."""
     most, _ = stage_layers(x)
-    layers = most / x.tp
-    rest = common_weights(x) + x.more_weights
-    return layers * rest + table_weights(x), layers * ffn_weights(x) / expert_ranks(x)
+    rest = (common_weights(x) + x.more_weights) / x.tp
+    ffns = ffn_weights(x) / expert_shards(x) / expert_ranks(x)
+    return most * rest + table_weights(x), most * ffns
 
 
 def table_weights(x: Cases) -> Floats:

@@ -1,0 +1,70 @@
+"""What a published row states of its experts: in columns of its own, else in its notes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TypedDict
+
+from paceline.core.hardware import Dtype
+from paceline.estimate.fit.origin import WHOLE_EXPERTS, captures_experts
+from paceline.estimate.model.case import Case, CudaGraphs, Dispatcher, EpOverlap
+
+_DISPATCHERS: tuple[tuple[Dispatcher, str], ...] = (
+    ("hybridep", r"hybrid-?ep"),
+    ("deepep", r"deep-?ep"),
+    ("alltoall", r"(dispatcher|^)\W*(nccl\W*)?all-?to-?all"),
+)
+_OVERLAP = re.compile(r"overlap_moe_expert_parallel_comm\s*=\s*(\w+)", re.IGNORECASE)
+_DROPPED = re.compile(r"token-?\s?drop", re.IGNORECASE)
+YES, NO = ("1", "1.0", "true", "yes", "on"), ("0", "0.0", "false", "no", "off")
+
+
+class Stated(TypedDict):
+    """Fields of a case."""
+
+    dispatcher: Dispatcher
+    ep_overlap: EpOverlap
+    whole_experts: bool
+    drops_tokens: bool
+    cuda_graphs: CudaGraphs
+
+
+def of_experts(row: Mapping[str, str], case: Case, software: str, dtype: Dtype) -> Stated:
+    """What a row with experts says of them; `case` is the row without it.
+
+    Columns `moe_dispatcher`, `ep_overlap` (on, off), `etp`, `token_drop` and `cuda_graphs` (1, 0)
+    count before the notes and the model's name. Tensor ranks hold whole experts where `etp` is 1
+    or the software's recipes say so; a step is one CUDA graph where its release does that.
+    """
+    notes, model = row.get("notes", ""), row.get("model", "")
+    drops, graph = flag(row, "token_drop"), flag(row, "cuda_graphs")
+    usual = captures_experts(software, case.released, case.generation, dtype)
+    etp = re.search(r"\bETP\s*=?\s*(\d+)", (row.get("etp") and f"ETP{row['etp']}") or notes)
+    return Stated(
+        dispatcher=_dispatcher(row.get("moe_dispatcher") or notes),
+        ep_overlap=_overlap(row, notes),
+        whole_experts=int(etp[1]) == 1 if etp else software in WHOLE_EXPERTS,
+        drops_tokens=bool(_DROPPED.search(model)) if drops is None else drops,
+        cuda_graphs="iteration" if (usual if graph is None else graph) else "none",
+    )
+
+
+def flag(row: Mapping[str, str], name: str) -> bool | None:
+    """A column that says yes or no; None where it says neither."""
+    word = (row.get(name) or "").strip().lower()
+    return True if word in YES else False if word in NO else None
+
+
+def _dispatcher(text: str) -> Dispatcher:
+    for name, word in _DISPATCHERS:
+        if re.search(word, text, re.IGNORECASE):
+            return name
+    return "any"
+
+
+def _overlap(row: Mapping[str, str], notes: str) -> EpOverlap:
+    column, noted = flag(row, "ep_overlap"), _OVERLAP.search(notes)
+    if column is None and noted:
+        column = flag({"noted": noted[1]}, "noted")
+    return "any" if column is None else "on" if column else "off"
