@@ -32,7 +32,7 @@ from paceline.runs.outcome import evaluate
 
 _WITH_CLUSTER = {
     *("recipe", "cluster", "gpus", "layout", "variant", "overrides", "stack", "compiled", "tokens"),
-    *("cuda_graphs", "released"),
+    *("cuda_graphs", "released", "dispatcher"),
     *("measured_s", "evidence", "html", "trace", "sensitivity", "mlperf", "form", "as_json"),
 }
 """Parameters that a cluster's file leaves open."""
@@ -66,6 +66,7 @@ def estimate(
     intra: model.Intra = None,
     inter: model.Inter = None,
     stack: model.AnyStack = None,
+    dispatcher: model.MoeDispatcher = "any",
     compiled: Annotated[bool, typer.Option("--compiled", help="With torch.compile.")] = False,
     cuda_graphs: model.CapturedParts = "none",
     released: model.Released = None,
@@ -163,6 +164,7 @@ def estimate(
         beside_it = {"--measured-s": measured_s, "--compare": compare, "--trace": trace}
         captured = None if cuda_graphs == "none" else cuda_graphs
         beside_it |= {"--cuda-graphs": captured, "--released": released}
+        beside_it["--dispatcher"] = dispatcher if dispatcher != "any" else None
         _alone("--measured", {**beside_it, "--sensitivity": sensitivity, "--mlperf": mlperf})
         options = {
             "recipe": recipe,
@@ -193,6 +195,7 @@ def estimate(
             compiled=compiled,
             cuda_graphs=cuda_graphs,
             released=released,
+            dispatcher=dispatcher,
             site=site,
             **whole,
         )

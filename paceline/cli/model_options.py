@@ -10,8 +10,8 @@ import typer
 
 from paceline.estimate.calibrate.lookup import evidence_for
 from paceline.estimate.fit.evidence import Evidence, read_evidence, shipped
-from paceline.estimate.fit.origin import ANY, SOFTWARE
-from paceline.estimate.model.case import CudaGraphs
+from paceline.estimate.fit.origin import ANY, SOFTWARE, year_of_release
+from paceline.estimate.model.case import CudaGraphs, Dispatcher
 from paceline.estimate.question import Question
 from paceline.files.recipe import load_recipe
 
@@ -22,8 +22,13 @@ DEVICES_PER_NODE = 8
 
 def _known_stack(stack: str | None) -> str | None:
     names = (ANY, *SOFTWARE, *STACKS)
-    if stack is not None and stack not in names:
+    name, at, release = (stack or ANY).partition("@")
+    if name not in names:
         raise typer.BadParameter(f"must be one of {', '.join(names)}", param_hint="--stack")
+    if at and year_of_release(release) is None:
+        raise typer.BadParameter(
+            f"{release!r} is no release; write year and month, {name}@26.02", param_hint="--stack"
+        )
     return stack
 
 
@@ -54,8 +59,8 @@ _STACK = typer.Option(
     "--stack",
     callback=_known_stack,
     help=f"Software: {', '.join(SOFTWARE)}, or any that is fused (Transformer Engine, Megatron "
-    "core), torch (PyTorch's modules, FSDP) or softmax (Megatron of 2020-22). A name that "
-    "published steps are of narrows the interval.",
+    "core), torch (PyTorch's modules, FSDP) or softmax (Megatron of 2020-22); of a release: "
+    "nemo@26.02. A name that published steps are of narrows the interval.",
 )
 RunStack = Annotated[
     str | None,
@@ -84,6 +89,13 @@ Released = Annotated[
         metavar="YEAR",
         help="When the software came out, in years: 2025.7 for NeMo 25.09; default the newest that "
         "published steps are of.",
+    ),
+]
+MoeDispatcher = Annotated[
+    Dispatcher,
+    typer.Option(
+        "--dispatcher",
+        help="What brings tokens to their experts: alltoall (NCCL), deepep or hybridep.",
     ),
 ]
 EvidenceFile = Annotated[

@@ -22,8 +22,8 @@ PANELS = {
     "--per --per-node --gpus-per-node --on --intra --inter --topology",
     "Budget": "--budget --repeat --trials --trial-limit --steps --timeout --extra-rounds --fast "
     "--quick --limit --wait",
-    "Time model": "--evidence --stack --compiled --cuda-graphs --released --trace --measured "
-    "--measured-s",
+    "Time model": "--evidence --stack --dispatcher --compiled --cuda-graphs --released --trace "
+    "--measured --measured-s",
     "Cost": "--price --spot-price --pue --carbon",
     "Failures": "--mtbf --restart --checkpoint --checkpoint-every",
     "Judgement": "--reference --history --against --check --fail-on-findings --drain-file",

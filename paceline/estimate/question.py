@@ -13,7 +13,7 @@ from paceline.core.site import Site
 from paceline.estimate.calibrate.lookup import automatic_dtype, is_cpu, machine_for
 from paceline.estimate.costs import Failures, Prices
 from paceline.estimate.fit.origin import ANY
-from paceline.estimate.model.case import CudaGraphs
+from paceline.estimate.model.case import CudaGraphs, Dispatcher
 from paceline.estimate.model.levels import with_fabric
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.run_case import Software, software_named
@@ -34,7 +34,10 @@ class Question:
     intra_link: str | None = None
     inter_link: str | None = None
     stack: str = ANY
-    """Software of `fit/origin.py`, or how it computes: fused, torch or softmax."""
+    """Software of `fit/origin.py`, or how it computes: fused, torch or softmax; of a release with
+    its year and month, nemo@26.02."""
+    dispatcher: Dispatcher = "any"
+    """What brings tokens to their experts."""
     compiled: bool = False
     cuda_graphs: CudaGraphs = "none"
     """What is captured in CUDA graphs, so that no host starts its kernels."""
@@ -53,7 +56,8 @@ class Question:
     def software(self) -> Software:
         """What computes the training."""
         named = software_named(self.stack, self.compiled, self.native, self.cuda_graphs)
-        return replace(named, released=self.released) if self.released else named
+        released = self.released or named.released
+        return replace(named, released=released, dispatcher=self.dispatcher)
 
 
 def spec_of(question: Question) -> RunSpec:

@@ -144,6 +144,32 @@ def test_an_optimizer_with_sharded_states_is_stage_1():
     assert [zero_stage(text) for text in ("0", "1", "2", "3", "")] == [0, 1, 2, 3, 0]
 
 
+MOE = {**ROW, "model": "Qwen3-235B-A22B", "source": "NVIDIA-NeMo/Megatron-Bridge 26.02", "ep": "8"}
+
+
+def test_notes_and_columns_say_how_experts_run():
+    notes = "dispatcher DeepEP+UCCL; overlap_moe_expert_parallel_comm=off; ETP1"
+    noted = read_row({**MOE, "notes": notes, "source": "lab"}).case
+    assert (noted.dispatcher, noted.ep_overlap, noted.whole_experts) == ("deepep", "off", True)
+    columns = {"moe_dispatcher": "alltoall", "ep_overlap": "on", "etp": "4", "token_drop": "1"}
+    stated = read_row({**MOE, "notes": notes, **columns}).case
+    assert (stated.dispatcher, stated.ep_overlap, stated.whole_experts) == ("alltoall", "on", False)
+    assert stated.drops_tokens
+    assert read_row({**MOE, "notes": "dispatcher NCCL alltoall"}).case.dispatcher == "alltoall"
+    silent = read_row(MOE).case
+    assert (silent.dispatcher, silent.ep_overlap, silent.drops_tokens) == ("any", "any", False)
+
+
+def test_a_release_says_whether_a_step_with_experts_is_one_graph():
+    blackwell = {**MOE, "gpu": "GB200", "dtype": "mxfp8"}
+    later = {"source": "NVIDIA-NeMo/Megatron-Bridge 26.06"}
+    assert read_row(blackwell).case.cuda_graphs == "none"
+    assert read_row({**blackwell, **later}).case.cuda_graphs == "iteration"
+    assert read_row({**blackwell, "release": "26.06"}).case.cuda_graphs == "iteration"
+    assert read_row({**blackwell, **later, "cuda_graphs": "0"}).case.cuda_graphs == "none"
+    assert read_row({**blackwell, **later, "dtype": "bf16"}).case.cuda_graphs == "none"
+
+
 def test_a_fit_finds_the_coefficients_that_made_the_times():
     rng = np.random.default_rng(5)
     truth = CENTRE + WIDTH * rng.normal(size=len(CENTRE)) * 0.7

@@ -1,0 +1,78 @@
+"""What experts add to a step, by who holds them, how tokens reach them and what software does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.model.case import Case, cases_of
+from paceline.estimate.model.coefficients import named
+from paceline.estimate.model.step import StepTime, step_time
+from paceline.estimate.model.weights import rank_weights
+
+C = named(shipped().fit().centre)
+QWEN = Case(
+    layers=94, hidden=4096, ffn=1536, heads=64, kv_heads=4, head_dim=128, vocab=151936,
+    seq_len=4096, gated=True, experts=128, experts_per_token=8, peak_16bit=2.5e15,
+    peak_narrow=5e15, block_scaled=True, memory_bytes_per_s=8e12, intra_bytes_per_s=900e9,
+    inter_bytes_per_s=100e9, devices=64, global_batch=256, micro_batch=4, tp=8, pp=2, ep=32,
+    zero_stage=1, sequence_parallel=True, generation="blackwell", released=2026.5,
+)  # fmt: skip
+
+
+def parts(**changes: object) -> StepTime:
+    """Seconds of one step by part."""
+    return step_time(cases_of([replace(QWEN, **changes)]), C)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_dispatcher_that_sends_a_copy_for_each_expert_takes_longer():
+    assert parts(dispatcher="alltoall").ep > parts(dispatcher="deepep").ep
+    assert parts(dispatcher="deepep", proxied=True).ep > parts(dispatcher="deepep").ep
+
+
+def test_an_exchange_beside_other_work_shows_less_than_one_that_nothing_hides():
+    assert parts(ep_overlap="on").ep < parts().ep < parts(ep_overlap="off").ep
+
+
+def test_a_captured_step_waits_for_no_host():
+    assert parts(cuda_graphs="iteration").host < parts(micro_batch=1).host
+    small, graph = parts(micro_batch=1), parts(micro_batch=1, cuda_graphs="iteration")
+    assert small.total > graph.total
+    assert small.gemm == graph.gemm
+
+
+def test_tokens_beyond_a_capacity_spare_the_host_a_wait():
+    assert parts(micro_batch=1, drops_tokens=True).host < parts(micro_batch=1).host
+
+
+def test_narrow_products_without_kernels_of_their_own_take_the_time_of_16_bit():
+    before, after = parts(released=2026.3), parts(released=2026.45)
+    assert before.gemm > 1.2 * after.gemm
+    wide = {"peak_narrow": 0.0, "block_scaled": False}
+    assert parts(released=2026.45, **wide).gemm == pytest.approx(
+        parts(released=2026.3, **wide).gemm, rel=0.05
+    )
+
+
+def test_dense_models_do_not_ask_when_experts_became_faster():
+    dense = {"experts": 1.0, "experts_per_token": 1.0, "ep": 1.0}
+    assert (
+        parts(released=2026.45, **dense).elementwise == parts(released=2026.3, **dense).elementwise
+    )
+
+
+def test_whole_experts_spread_as_many_weights_over_the_same_ranks():
+    whole, cut = (
+        rank_weights(cases_of([replace(QWEN, whole_experts=held, ep=ep)]))[1]
+        for held, ep in ((True, 32.0), (False, 4.0))
+    )
+    assert whole == pytest.approx(cut)
+
+
+def test_narrow_heads_pay_for_exponentials_where_products_outran_them():
+    heads = {"heads": 128.0, "head_dim": 64.0, "kv_heads": 8.0}
+    assert parts(**heads).attention == pytest.approx(1.5 * parts().attention)
+    old = {"generation": "ampere"}
+    assert parts(**heads, **old).attention == pytest.approx(parts(**old).attention)
