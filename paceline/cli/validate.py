@@ -65,9 +65,11 @@ def _tell(validation: Validation) -> None:
     echo(f"predicted by: {validation.evidence}", err=True)
     memory = validation.memory
     if memory.mape is not None and memory.median is not None and memory.within_10 is not None:
+        within_5 = _share(memory.within_5 or 0)
         echo(
             f"memory of {memory.n} rows that state it: MAPE {_share(memory.mape)}, median "
-            f"{_share(memory.median)}, within 10 % {_share(memory.within_10)}",
+            f"{_share(memory.median)}, within 5 % {within_5}, "
+            f"within 10 % {_share(memory.within_10)}",
             err=True,
         )
     reasons = Counter(row.reason for row in validation.unmodelled)

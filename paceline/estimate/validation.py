@@ -47,6 +47,7 @@ class MemoryAccuracy(Value):
     mape: float | None
     median: float | None
     """Of |predicted / stated - 1|."""
+    within_5: float | None
     within_10: float | None
 
 
@@ -141,12 +142,13 @@ def _memory_accuracy(lines: Sequence[dict[str, str]]) -> MemoryAccuracy:
             rows.append(read_memory_row(line))
     rows = [row for row in rows if row.stated_bytes and 0 < row.stated_bytes < inf]
     if not rows:
-        return MemoryAccuracy(n=0, mape=None, median=None, within_10=None)
+        return MemoryAccuracy(n=0, mape=None, median=None, within_5=None, within_10=None)
     missed = np.abs(as_stated(rows) / np.array([row.stated_bytes for row in rows]) - 1)
     return MemoryAccuracy(
         n=len(rows),
         mape=float(missed.mean()),
         median=float(np.median(missed)),
+        within_5=float((missed <= 0.05).mean()),
         within_10=float((missed <= 0.1).mean()),
     )
 

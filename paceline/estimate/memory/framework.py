@@ -113,9 +113,12 @@ SPREADS: Mapping[str, float] = {
 """Deviation of each prior's logarithm."""
 
 PRIORS: Mapping[str, Framework] = {
+    # DeepSpeed's pipeline keeps what a stage hands on until its gradient comes
+    # (microsoft/DeepSpeed: deepspeed/runtime/pipe/engine.py).
     # Buckets of 5e8 elements; fp32 gradients and Adam's temporaries of the shard a rank updates.
     "softmax": Framework(
-        weight=2, gradient=2, master=4, vocab_multiple=128, masks=2, fixed=1000 * MIB,
+        weight=2, gradient=2, master=4, vocab_multiple=128, masks=2, keeps_transfers=1,
+        fixed=1000 * MIB,
         per_parameter=1, per_shard=8, fragmentation=0.05, communicator=200 * MIB,
     ),
     # Workspaces of cuBLAS and Transformer Engine, which caches 8-bit weights and their transposes.
@@ -133,8 +136,8 @@ PRIORS: Mapping[str, Framework] = {
 }  # fmt: skip
 FRAMEWORKS: Mapping[str, Framework] = {
     "softmax": replace(
-        PRIORS["softmax"], activation_scale=0.983, logits=13.3, fixed=1503e6, per_parameter=1.10,
-        per_shard=7.70, fragmentation=0.0521, log_sd=0.132,
+        PRIORS["softmax"], activation_scale=0.984, logits=13.5, fixed=1737e6, per_parameter=1.04,
+        per_shard=6.03, fragmentation=0.0487, log_sd=0.132,
     ),
     "fused": replace(
         PRIORS["fused"], activation_scale=1.004, logits=6.37, fixed=86.1e6, log_sd=0.079,
