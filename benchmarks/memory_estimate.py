@@ -275,9 +275,8 @@ def print_tables(
     scores: dict[str, Any], rows: list[dict[str, Any]], runs: list[dict[str, Any]]
 ) -> None:
     """Sources, the rows that ran out, and native runs as markdown."""
-    print(
-        "| source | rows | median error | MAPE | within 5 % | within 10 % | the same without the own source |"
-    )
+    columns = ("source", "rows", "median error", "MAPE", "within 5 %", "within 10 %")
+    print(f"| {' | '.join(columns)} | the same without the own source |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name, both in scores.items():
         shipped, other = both["shipped"], both["without_own_source"]
