@@ -137,7 +137,7 @@ PRIORS: Mapping[str, Framework] = {
 FRAMEWORKS: Mapping[str, Framework] = {
     "softmax": replace(
         PRIORS["softmax"], activation_scale=0.984, logits=13.5, fixed=1737e6, per_parameter=1.04,
-        per_shard=6.03, fragmentation=0.0487, log_sd=0.132,
+        per_shard=6.03, fragmentation=0.0487, log_sd=0.114,
     ),
     "fused": replace(
         PRIORS["fused"], activation_scale=1.004, logits=6.37, fixed=86.1e6, log_sd=0.079,
