@@ -16,6 +16,10 @@ from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 LauncherName = Literal["local", "ssh", "slurm"]
 Dtype = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"]
+NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "mxfp4", "nvfp4")
+"""Narrower than 16 bits: for matrix products, and each with a peak of its own."""
+NATIVE_NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "nvfp4")
+"""Those of them that the native trainer multiplies in."""
 
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Names go into scripts unquoted, because a shell takes no others."""

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from paceline.core.hardware import NATIVE_NARROW
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 Recompute = Literal["none", "selective", "full", "budget"]
@@ -290,12 +291,15 @@ RULES: tuple[Rule, ...] = (
         why="recompute budget is not for an mmdit, because its blocks are computed anew as a whole "
         "or not at all: use layout.recompute=full or none",
     ),
-    refuse(
-        "mmdit",
-        "fp8",
-        native=True,
-        why="fp8 is not for an mmdit, because its blocks are not converted to float8 products: "
-        "use training.dtype=bf16",
+    *(
+        refuse(
+            "mmdit",
+            dtype,
+            native=True,
+            why=f"{dtype} is not for an mmdit, because its blocks are not converted to such "
+            "products: use training.dtype=bf16",
+        )
+        for dtype in NATIVE_NARROW
     ),
 )
 """What cannot be combined, in any engine or in the native trainer."""

@@ -22,6 +22,7 @@ class Sizes:
     """cpu or cuda; None leaves it open."""
     dtype: str | None = None
     """None leaves it open."""
+    fp8_recipe: str = "tensorwise"
 
     @property
     def num_microbatches(self) -> int:
@@ -226,19 +227,54 @@ def ring_without_window(x: Sizes) -> str | None:
     )
 
 
-def float8_widths(x: Sizes) -> str | None:
-    """With fp8 on a GPU, 16 divides a decoder's hidden size, and heads and `ffn_size` over tp."""
-    if x.shape.kind != "decoder" or x.dtype != "fp8" or x.device != "cuda":
+def low_precision_widths(x: Sizes) -> str | None:
+    """A low precision's block or tile divides hidden size, and heads and `ffn_size` over tp."""
+    block = low_precision_block(x)
+    if x.shape.kind != "decoder" or block == 1:
         return None
     tp, shape, head = x.layout.tp, x.shape, x.shape.head_dim
     parts = (shape.num_heads * head // tp, shape.kv_heads * head // tp, shape.ffn_size // tp)
-    odd = [width for width in (shape.hidden_size, *parts) if width % 16]
+    odd = [width for width in (shape.hidden_size, *parts) if width % block]
     if not odd:
         return None
+    smaller = f"a tp below {tp} or " if tp > 1 and shape.hidden_size % block == 0 else ""
     return (
-        f"matrices {odd[0]} wide cannot be multiplied in fp8 on a GPU, because its float8 units "
-        "take multiples of 16: use training.dtype=bf16"
+        f"matrices {odd[0]} wide cannot be multiplied in {_low_precision(x)}, because it takes "
+        f"multiples of {block}: use {smaller}training.dtype=bf16"
     )
+
+
+def low_precision_rows(x: Sizes) -> str | None:
+    """Blocks with one scale (mxfp8, nvfp4, blockwise) divide the tokens of a micro-batch / cp."""
+    block, tokens = low_precision_block(x), x.seq_len
+    if x.shape.kind != "decoder" or tokens is None or not _block_scaled(x):
+        return None
+    rows = x.layout.micro_batch * tokens // x.layout.cp
+    if rows % block == 0:
+        return None
+    return (
+        f"{rows} tokens of a micro-batch cannot be multiplied in {_low_precision(x)}, because the "
+        f"weights' gradients sum over blocks of {block}: use another layout.micro_batch or seq_len"
+    )
+
+
+def low_precision_block(x: Sizes) -> int:
+    """What must divide the sides of a matrix: a block with one scale, or a GPU's tile; else 1."""
+    if x.dtype == "fp8" and x.fp8_recipe == "blockwise":
+        return 128
+    on_gpu = x.device == "cuda"
+    blocks = {"fp8": 16 if on_gpu else 1, "mxfp8": 32, "nvfp4": 128 if on_gpu else 16}
+    return blocks.get(x.dtype or "", 1)
+
+
+def _block_scaled(x: Sizes) -> bool:
+    return x.dtype in ("mxfp8", "nvfp4") or (x.dtype == "fp8" and x.fp8_recipe == "blockwise")
+
+
+def _low_precision(x: Sizes) -> str:
+    """How messages name it."""
+    where = " on a GPU" if x.device == "cuda" else ""
+    return f"{x.fp8_recipe} {x.dtype}{where}" if x.dtype == "fp8" else f"{x.dtype}{where}"
 
 
 CONDITIONS: tuple[Condition, ...] = (
@@ -261,7 +297,8 @@ NATIVE_CONDITIONS: tuple[Condition, ...] = (
     ring_heads,
     ring_without_dropout,
     ring_without_window,
-    float8_widths,
+    low_precision_widths,
+    low_precision_rows,
 )
 """What they must satisfy in the native trainer besides."""
 
@@ -297,6 +334,8 @@ def native_problems(
     device: str | None = None,
     compiled: bool = False,
     document_mask: bool = False,
+    seq_len: int | None = None,
+    fp8_recipe: str = "tensorwise",
 ) -> list[str]:
     """Why the native trainer cannot run a layout without `layout_problems`, one sentence each."""
     present = features(
@@ -310,7 +349,9 @@ def native_problems(
         kind=shape.kind,
     )
     broken = broken_rules(present, (rule for rule in RULES if rule.native))
-    sizes = Sizes(layout, shape, world_size, global_batch, device=device, dtype=dtype)
+    sizes = Sizes(
+        layout, shape, world_size, global_batch, seq_len, device, dtype, fp8_recipe=fp8_recipe
+    )
     return [rule.reason for rule in broken] + _unmet(NATIVE_CONDITIONS, sizes)
 
 

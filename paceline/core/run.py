@@ -21,7 +21,7 @@ from pydantic import (
 
 from paceline.core.compilation import Compile
 from paceline.core.flops import known_convention
-from paceline.core.hardware import Cluster, Dtype
+from paceline.core.hardware import NARROW, Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.profiling import Profiling
 from paceline.core.quality import Evaluation, MlperfLog
@@ -35,10 +35,8 @@ DataSource = Literal[
 ]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 MatmulPrecision = Literal["highest", "high", "medium"]
-Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
+Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"]
 USUAL_FP8_RECIPE: Fp8Recipe = "tensorwise"
-BLOCK_SCALED = ("blockwise", "mxfp8", "mxfp4", "nvfp4")
-"""Recipes of torchao's prototypes, the last two for Blackwell, that are refused by name."""
 EngineSettings = dict[str, bool | int | float | str | None]
 
 
@@ -139,11 +137,12 @@ class TrainingBase(Value):
 
     @field_validator("fp8_recipe", mode="before")
     @classmethod
-    def _whole_rows(cls, value: object) -> object:
-        if value in BLOCK_SCALED:
+    def _of_fp8(cls, value: object) -> object:
+        if value in NARROW:
+            recipes = ", ".join(get_args(Fp8Recipe))
             raise ValueError(
-                f"{value} gives every block of a row its own scale, which is a prototype in "
-                f"torchao and not in this trainer: use {', '.join(get_args(Fp8Recipe))}"
+                f"{value} is a number format of its own: set training.dtype={value}, or use one "
+                f"of fp8's: {recipes}"
             )
         return value
 

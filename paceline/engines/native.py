@@ -7,12 +7,12 @@ import json
 import os
 from typing import Any
 
-from paceline.core.hardware import with_secrets
+from paceline.core.hardware import NATIVE_NARROW, with_secrets
 from paceline.core.job import Job
 from paceline.core.layout import RULES
 from paceline.core.layout_sizes import native_problems
 from paceline.core.recompute import block_levels
-from paceline.core.run import BLOCK_SCALED, NEWER_SIZES, USUAL_FP8_RECIPE, RunSpec
+from paceline.core.run import NEWER_SIZES, USUAL_FP8_RECIPE, RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
 from paceline.engines.dialect import native_lines, native_log
 from paceline.engines.dialect.log_content import Dialect
@@ -24,8 +24,8 @@ __all__ = ["DIALECT", "job", "missing", "settings", "unsupported"]
 
 IMPORTS = ("torch",)
 SETTINGS_FILE = "trainer.json"
-DTYPES = ("fp32", "bf16", "fp16", "fp8")
-EMULATED = ("fp16", "fp8")
+DTYPES = ("fp32", "bf16", "fp16", *NATIVE_NARROW)
+EMULATED = ("fp16", *NATIVE_NARROW)
 """What no CPU computes by itself."""
 TEXT_SOURCES = ("stdlib", "text", "jsonl")
 TOKEN_FILES = ("tokens", "indexed")
@@ -43,11 +43,7 @@ def unsupported(spec: RunSpec) -> list[str]:
     problems = [*unknown_settings(spec, ()), *_layout_problems(spec)]
     dtype, fp8_recipe = spec.training.dtype, spec.training.fp8_recipe
     if dtype not in DTYPES:
-        narrow = dtype in BLOCK_SCALED
-        instead = "; use training.dtype=fp8, where training.fp8_recipe says what shares a scale"
-        problems.append(
-            f"dtype {dtype} is not among {', '.join(DTYPES)}{instead if narrow else ''}"
-        )
+        problems.append(f"dtype {dtype} is not among {', '.join(DTYPES)}")
     if dtype != "fp8" and fp8_recipe != USUAL_FP8_RECIPE:
         problems.append(f"training.fp8_recipe {fp8_recipe} is for training.dtype=fp8, not {dtype}")
     if spec.memory_limit_bytes is not None and spec.cluster.device != "cpu":
@@ -161,6 +157,8 @@ def _layout_problems(spec: RunSpec) -> list[str]:
             device=_device(spec),
             compiled=spec.training.compile != "none",
             document_mask=spec.data.document_mask,
+            seq_len=spec.training.seq_len,
+            fp8_recipe=spec.training.fp8_recipe,
         )
         if problems and batch < spec.training.global_batch:
             return [f"while the batch ramps up: {problem}" for problem in problems]
@@ -175,7 +173,7 @@ def missing(spec: RunSpec) -> str | None:
         return None
     needed = (
         {"torch": "native", "torchao": "fp8"}
-        if spec.training.dtype == "fp8"
+        if spec.training.dtype in NATIVE_NARROW
         else {"torch": "native"}
     )
     for package, extra in needed.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.core.compilation import Compile, CompileOption, CompileSaving, Work, saving
 from paceline.core.errors import UserError
-from paceline.core.hardware import Cluster, Dtype
+from paceline.core.hardware import NARROW, Cluster, Dtype
 from paceline.core.layout_sizes import native_problems
 from paceline.core.run import RunSpec
 from paceline.files import catalog
@@ -39,7 +39,7 @@ def expected_saving(spec: RunSpec) -> CompileSaving | None:
 
 def _taken(spec: RunSpec, asked: CompileOption) -> Compile:
     native = spec.engine == "native"
-    if native and spec.training.dtype == "fp8" and spec.cluster.device != "cpu":
+    if native and spec.training.dtype in NARROW and spec.cluster.device != "cpu":
         # Scaling and casting are passes of their own over every operand unless they are fused.
         return "blocks"
     if asked != "auto":

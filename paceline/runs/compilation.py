@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from paceline.core.compilation import CompileOption
 from paceline.core.errors import UserError
-from paceline.core.hardware import Cluster
+from paceline.core.hardware import NARROW, Cluster
 from paceline.core.run import RunSpec
 from paceline.files.compile_choice import expected_saving, with_compile
 from paceline.machines.placement import Request
@@ -20,12 +20,12 @@ COMPILE = "training.compile"
 def compiled_here(spec: RunSpec, asked: CompileOption) -> tuple[RunSpec, list[str]]:
     """(the run, its blocks uncompiled where `auto` finds no compiler; what is to be told).
 
-    Raises UserError where compiled blocks were asked for, or fp8 needs them, without a compiler.
+    Raises UserError where compiled blocks were asked for, or low precision needs them, without a compiler.
     """
     local = spec.cluster.launcher == "local"
     if spec.engine != "native" or spec.training.compile == "none" or not local:
         return spec, []
-    by_itself = asked == "auto" and spec.training.dtype != "fp8"
+    by_itself = asked == "auto" and spec.training.dtype not in NARROW
     names = missing_compiler(spec.cluster)
     if names is None:
         return spec, [f"blocks are compiled: {expected_saving(spec)}"] if by_itself else []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.core.hardware import Cluster, Dtype
+from paceline.core.hardware import NARROW, Cluster, Dtype
 from paceline.core.job import Job
 from paceline.core.layout import Layout
 from paceline.core.memory import memory_per_device, smallest_fit
@@ -31,7 +31,6 @@ from paceline.runs.command_plan import on_one_device, requested_recipe, with_com
 from paceline.runs.compilation import compiled_here
 from paceline.runs.data_files import TokenFile, with_data_file, with_tokens
 
-NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "mxfp4", "nvfp4")
 BUSY_LIMIT = 0.2
 """Share of the cores in use beyond which a run is told to be disturbed."""
 

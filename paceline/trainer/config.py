@@ -12,8 +12,10 @@ from paceline.trainer.model_config import MODELS, Model, ModelConfig
 from paceline.trainer.side_outputs import MlperfConfig, ProfileConfig
 
 SCHEMA = 1
-COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp64", "fp8")
-FP8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+NARROW = ("fp8", "mxfp8", "nvfp4")
+"""What only matrix products are computed in."""
+COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp64", *NARROW)
+FP8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
 RECOMPUTE = ("none", "selective", "full", "budget")
 LEVELS = ("full", "ffn", "activation", "none")
 """What of a block is computed anew, from all of it to nothing."""
@@ -88,7 +90,14 @@ class TrainingConfig:
     initial_weights: str | None = None
     """A checkpoint that the model's weights are taken from."""
     fp8_recipe: str = "tensorwise"
-    """What shares a scale in fp8's products; see `float8_settings`."""
+    """What shares a scale in fp8's products; see `low_precision_product`."""
+
+    @property
+    def low_precision_recipe(self) -> str | None:
+        """What `low_precision_product` takes; None where no product is narrower than 16 bits."""
+        if self.dtype not in NARROW:
+            return None
+        return self.fp8_recipe if self.dtype == "fp8" else self.dtype
 
     @property
     def batches(self) -> list[int]:

@@ -23,6 +23,8 @@ from paceline.trainer.model_config import FluxConfig, ModelConfig
 from paceline.trainer.parallel.stages import schedule_problems, stage_layers
 
 DOCUMENT_SOURCES = ("stdlib", "text", "jsonl", "indexed")
+BLOCK_SCALED = ("blockwise", "mxfp8", "nvfp4")
+"""Recipes of low precision whose weight gradients sum over blocks of tokens."""
 TOKEN_FILES = ("tokens", "indexed")
 """Sources that a mask can go with."""
 
@@ -176,8 +178,7 @@ def decoder_size_problems(model: ModelConfig, config: TrainerConfig) -> list[str
         problems.append("model.attention_dropout: attention in a ring drops nothing")
     if exchange == "ring" and model.sliding_window is not None:
         problems.append("model.sliding_window: attention in a ring has no window")
-    if config.training.dtype == "fp8" and config.device == "cuda":
-        problems += float8_problems(model, tp)
+    problems += low_precision_problems(model, config)
     try:
         stage_layers(model.num_layers, layout.pp, layout.vp)
     except ValueError as error:
@@ -185,8 +186,12 @@ def decoder_size_problems(model: ModelConfig, config: TrainerConfig) -> list[str
     return problems
 
 
-def float8_problems(model: ModelConfig, tp: int) -> list[str]:
-    """Widths of a rank's matrices that the float8 units of a GPU do not multiply."""
+def low_precision_problems(model: ModelConfig, config: TrainerConfig) -> list[str]:
+    """Sides of a rank's matrices that blocks with one scale, or a GPU's tiles, do not divide."""
+    recipe, layout = config.training.low_precision_recipe, config.layout
+    if recipe is None:
+        return []
+    block, tp = block_of(recipe, config.device), layout.tp
     heads, kv_heads = model.num_heads * model.head_dim, model.kv_heads * model.head_dim
     widths = {
         "hidden_size": model.hidden_size,
@@ -194,11 +199,22 @@ def float8_problems(model: ModelConfig, tp: int) -> list[str]:
         "key/value heads": kv_heads // tp,
         "ffn_size": model.ffn_size // tp,
     }
-    return [
-        f"{what}: a rank's matrices are {width} wide, and float8 on a GPU takes multiples of 16"
+    rows = layout.micro_batch * config.training.seq_len // layout.cp
+    problems = [
+        f"{what}: a rank's matrices are {width} wide, and {recipe} takes multiples of {block}"
         for what, width in widths.items()
-        if width % 16
+        if width % block
     ]
+    if recipe in BLOCK_SCALED and rows % block:
+        problems.append(f"a micro-batch has {rows} tokens, and {recipe} takes multiples of {block}")
+    return problems
+
+
+def block_of(recipe: str, device: str) -> int:
+    """What must divide the sides of a matrix in a recipe of low precision, 1 where nothing must."""
+    on_gpu = device == "cuda"
+    blocks = {"blockwise": 128, "mxfp8": 32, "nvfp4": 128 if on_gpu else 16}
+    return blocks.get(recipe, 16 if on_gpu else 1)
 
 
 def flux_size_problems(model: FluxConfig, layout: LayoutConfig) -> list[str]:

@@ -41,6 +41,8 @@ EXAMPLES: tuple[dict[str, Any], ...] = (
     {"kind": "mmdit", "recompute": "selective"},
     {"kind": "mmdit", "recompute": "budget", "recompute_budget": 0.5},
     {"kind": "mmdit", "dtype": "fp8"},
+    {"kind": "mmdit", "dtype": "mxfp8"},
+    {"kind": "mmdit", "dtype": "nvfp4"},
 )
 """Fields of the layout and, on two devices each, what is around it: `AROUND`."""
 AROUND = ("compile", "dtype", "device", "kind", "document_mask")

@@ -79,11 +79,23 @@ def test_force_runs_what_the_bound_refuses():
     [
         (("dtype=fp16",), "fp16 on a CPU is emulated"),
         (("dtype=fp8",), "fp8 on a CPU is emulated"),
-        (("dtype=nvfp4",), "dtype nvfp4 is not among .*; use training.dtype=fp8"),
+        (("dtype=nvfp4",), "nvfp4 on a CPU is emulated"),
+        (
+            ("dtype=mxfp8", "layout.tp=2", "model.ffn_size=800"),
+            "matrices 400 wide .* mxfp8, because it takes multiples of 32: use a tp below 2 or",
+        ),
+        (
+            ("dtype=nvfp4", "layout.micro_batch=1", "seq_len=200"),
+            "200 tokens of a micro-batch .* nvfp4, .* blocks of 16: use another layout.micro_batch",
+        ),
+        (
+            ("dtype=fp8", "fp8_recipe=blockwise", "layout.tp=2"),
+            "matrices 64 wide cannot be multiplied in blockwise fp8, .* multiples of 128",
+        ),
         (("fp8_recipe=rowwise",), "fp8_recipe rowwise is for training.dtype=fp8, not"),
         (
             ("fp8_recipe=mxfp8",),
-            "mxfp8 gives every block .*: use tensorwise, rowwise, rowwise_with",
+            "mxfp8 is a number format of its own: set training.dtype=mxfp8",
         ),
         (("layout.ep=2",), "ep 2 spreads experts over ranks, and the model has none"),
         (("layout.ep=2", "model.num_experts=2"), "ep > 1 is not in the native trainer"),

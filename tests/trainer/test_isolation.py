@@ -42,7 +42,7 @@ def foreign_imports(source: str) -> set[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_a_file_imports_torch_alone(path: Path) -> None:
-    allowed = {"torch", "torchao"} if path.name == "float8.py" else {"torch"}
+    allowed = {"torch", "torchao"} if path.name == "low_precision.py" else {"torch"}
     assert foreign_imports(path.read_text()) <= allowed
 
 

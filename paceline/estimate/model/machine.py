@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paceline.core.errors import UserError
-from paceline.core.hardware import Device, Dtype
+from paceline.core.hardware import NARROW, Device, Dtype
 from paceline.estimate.model.case import Generation
 from paceline.estimate.model.fabric import XGMI, inter_rate, intra_rate
 from paceline.files import catalog
@@ -35,7 +35,6 @@ SMALL_BOARD = 4
 _POWER = re.compile(r"(\d{3,4})\s?W\b")
 _PROXIED = re.compile(r"\bEFA(v\d)?\b")
 """Networks whose ports devices cannot drive themselves (Mao et al., arXiv:2512.19849)."""
-NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "mxfp4", "nvfp4")
 FOUR_BIT: tuple[Dtype, ...] = ("mxfp4", "nvfp4")
 
 

@@ -174,6 +174,8 @@ def problems(setting: Setting, layout: Layout, batch: int, nodes: int) -> list[s
         device="cuda",
         compiled=compiled,
         document_mask=spec.data.document_mask,
+        seq_len=spec.training.seq_len,
+        fp8_recipe=spec.training.fp8_recipe,
     )
 
 

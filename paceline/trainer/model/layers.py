@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.trainer.config import LoraConfig
-from paceline.trainer.model.float8 import Float8Settings, float8_product
 from paceline.trainer.model.loss import head_loss
+from paceline.trainer.model.low_precision import Product
 from paceline.trainer.parallel.tensor import (
     REPLICATED,
     ParamPlan,
@@ -37,8 +37,8 @@ class Linear(nn.Linear):
         self.lora = lora
         self.lora_a = nn.Parameter(torch.empty(lora.rank, in_features)) if lora else None
         self.lora_b = nn.Parameter(torch.empty(out_features, lora.rank)) if lora else None
-        self.float8: Float8Settings | None = None
-        """How the layer's own product runs in float8, if it does; set by `use_float8`."""
+        self.low_precision: Product | None = None
+        """The layer's own product, where `use_low_precision` has set one."""
         self.compute_weight: Tensor | None = None
         """The weight in the compute dtype, where `ComputeCopies` keeps one between steps."""
 
@@ -51,8 +51,8 @@ class Linear(nn.Linear):
         """input W^T + bias, and (alpha / rank) input A^T B^T (Hu et al., arXiv:2106.09685)."""
         weight = self.compute_weight
         weight = local(self.weight).to(input.dtype) if weight is None else weight
-        if self.float8 is not None:
-            out = float8_product(input, weight, self.float8)
+        if self.low_precision is not None:
+            out = self.low_precision(input, weight)
             out = out if bias is None else out + bias
         else:
             out = functional.linear(input, weight, bias)

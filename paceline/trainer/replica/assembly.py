@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from paceline.trainer.config import ConfigError, TrainerConfig
+from paceline.trainer.config import NARROW, ConfigError, TrainerConfig
 from paceline.trainer.measure.clock import StepClock
 from paceline.trainer.model.decoder import Decoder, LayerSetting, ModelPart
-from paceline.trainer.model.float8_layers import use_float8
 from paceline.trainer.model.flux import MMDiT
+from paceline.trainer.model.low_precision_layers import use_low_precision
 from paceline.trainer.model.network import Network
 from paceline.trainer.model.weights import count_parameters, freeze, init_weights, mixed_seed
 from paceline.trainer.model_config import FluxConfig, Model
@@ -30,7 +30,7 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "fp64": torch.float64,
-    "fp8": torch.bfloat16,
+    **dict.fromkeys(NARROW, torch.bfloat16),
 }
 """What is computed in between matrix products."""
 
@@ -57,8 +57,8 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
         if setting.dtype == torch.float64:
             part.double()
         freeze(part)
-        if config.training.dtype == "fp8":
-            use_float8(part, world.device.type, config.training.fp8_recipe)
+        if recipe := config.training.low_precision_recipe:
+            use_low_precision(part, world.device.type, recipe)
         shard_parameters(part, mesh.tp, states["tp"] if sharded and states else None)
         if sharded:
             shard(part, mesh, reshard=layout.zero_stage == 3)
