@@ -1,0 +1,102 @@
+"""What is trained in low precision, by which recipe, and how far its loss goes from bf16's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from _gpu_cases import ALONE, WARMUP
+
+from paceline.core.hardware import Cluster
+from paceline.core.run import RunSpec
+from paceline.files.recipe import load_recipe, resolve
+
+STEPS = 50
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to train a shape."""
+
+    name: str
+    settings: tuple[str, ...]
+
+
+BASE = Side("bf16", ("dtype=bf16",))
+YARDSTICKS = (
+    Side("bf16 again", ("dtype=bf16",)),
+    Side("bf16, weights and order by another seed", ("dtype=bf16", "seed=4321")),
+)
+"""How far bf16 goes from itself."""
+RECIPES = (
+    *(
+        Side(recipe, ("dtype=fp8", f"fp8_recipe={recipe}"))
+        for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
+    ),
+    Side("mxfp8", ("dtype=mxfp8",)),
+    Side("nvfp4", ("dtype=nvfp4",)),
+)
+SIDES = (Side("fp32", ("dtype=fp32",)), *YARDSTICKS, *RECIPES)
+SHAPES: dict[str, tuple[str, ...]] = {
+    "tiny-llama": ("tiny-llama",),
+    "tiny-gpt": ("tiny-gpt",),
+}
+"""Recipe and its overrides."""
+LARGE = "Llama 3.1 8B's blocks at 8192, 4 layers"
+ON_A_GPU = {LARGE: ("llama31-8b", "model.num_layers=4", "layout.recompute=none")}
+"""Large enough for products to decide the speed."""
+
+
+def spec_of(shape: Sequence[str], side: Side, device: str, steps: int) -> RunSpec:
+    """The run of a shape by a side; on a GPU all sides compile their blocks."""
+    recipe, *overrides = shape
+    of_one = ALONE[1:] if recipe.startswith("tiny") else ALONE
+    batch = 8 if recipe.startswith("tiny") else 1
+    changes = (
+        *(*of_one, *overrides, *side.settings, f"steps={steps}"),
+        *(f"layout.micro_batch={batch}", f"global_batch={batch}"),
+        f"compile={'none' if device == 'cpu' else 'blocks'}",
+    )
+    threads = os.cpu_count() if device == "cpu" else None
+    cluster = Cluster(name="here", device=device, devices_per_node=1, threads_per_device=threads)
+    return resolve(load_recipe(recipe, None, changes), cluster, True, None)
+
+
+def figures(
+    side: Side, spec: RunSpec, trained: dict[str, Any], base: dict[str, Any]
+) -> dict[str, Any]:
+    """How far the loss of each step is from `base`'s, as a share of it, and the speeds' ratio."""
+    off = [
+        abs(loss - wanted) / wanted
+        for loss, wanted in zip(trained["loss"], base["loss"], strict=True)
+    ]
+    warmup = WARMUP["cpu" if spec.cluster.device == "cpu" else "cuda"]
+    step_s, base_s = (median(one["times_s"][warmup:]) for one in (trained, base))
+    return {
+        "side": side.name,
+        "steps": len(off),
+        "first_loss": trained["loss"][0],
+        "last_loss": trained["loss"][-1],
+        "max_off": max(off),
+        "mean_off": fmean(off),
+        "last_off": trained["loss"][-1] / base["loss"][-1] - 1,
+        "tokens_per_s": spec.training.global_batch * spec.training.seq_len / step_s,
+        "speed_of_bf16": base_s / step_s,
+        "emulated": spec.cluster.device == "cpu" and spec.training.dtype not in ("fp32", "bf16"),
+    }
+
+
+def table_row(shape: str, row: dict[str, Any]) -> str:
+    """A side in one line."""
+    speed = f"{row['speed_of_bf16']:.2f}{' (emulation)' if row['emulated'] else ''}"
+    offs = f"{row['max_off']:.2%} | {row['mean_off']:.2%} | {row['last_off']:+.2%}"
+    return f"| {shape} | {row['side']} | {row['last_loss']:.4f} | {offs} | {speed} |"
+
+
+HEADER = (
+    "| shape | side | last loss | max off | mean off | last off | speed / bf16 |\n"
+    "|---|---|---:|---:|---:|---:|---:|"
+)

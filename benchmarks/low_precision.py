@@ -1,0 +1,79 @@
+"""What each low precision does to the loss of 50 steps, beside its speed; bf16 is the measure.
+
+    python benchmarks/low_precision.py [--steps 50] [--shape tiny-llama ...] [--device cpu]
+
+All sides train the same shape on the same samples from the same weights, each in a process of its
+own. Off is |loss - bf16's| / bf16's of the same step: its largest, its mean over the steps, and the
+last step's with its sign. Yardsticks: bf16 once more, and bf16 from another seed, whose weights and
+order of samples differ. On a CPU low precision is emulated: its speed is the emulation's and says
+nothing of the format. What a device does not multiply is listed with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+from _low_precision import BASE, HEADER, ON_A_GPU, SHAPES, SIDES, STEPS, figures, spec_of, table_row
+from _result import Surroundings, keep
+from gpu_proof import Call, native_training
+
+from paceline.machines.probe.gpus import gpus
+
+LIMIT_S = 7200.0
+"""Of all trainings together."""
+
+
+def of_shape(name: str, call: Call, steps: int) -> list[dict[str, Any]]:
+    """The rows of all sides of a shape, the refused ones with their reason."""
+    shape = {**SHAPES, **ON_A_GPU}[name]
+    base = native_training(spec_of(shape, BASE, call.device_name, steps), call)
+    rows: list[dict[str, Any]] = []
+    for side in SIDES:
+        spec = spec_of(shape, side, call.device_name, steps)
+        try:
+            row = figures(side, spec, native_training(spec, call), base)
+            print(table_row(name, row), flush=True)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1]
+            row = {"side": side.name, "refused": reason}
+            print(f"| {name} | {side.name} | refused: {reason} |", flush=True)
+        rows.append({"shape": name, **row})
+    return rows
+
+
+def main() -> int:
+    """Train all sides of all shapes, print the table, and keep it."""
+    devices = gpus()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=STEPS)
+    kinds = ("cuda", "cpu")
+    parser.add_argument("--device", choices=kinds, default="cuda" if devices else "cpu")
+    parser.add_argument("--shape", nargs="+", default=[], choices=[*SHAPES, *ON_A_GPU])
+    parser.add_argument("--result", default="low_precision", help="name of the result's file")
+    chosen = parser.parse_args()
+    around = Surroundings()
+    on_gpu = chosen.device == "cuda"
+    deadline = time.monotonic() + LIMIT_S
+    call = Call(chosen.device, devices[0]["name"] if on_gpu else "cpu", deadline)
+    print(HEADER)
+    rows: list[dict[str, Any]] = []
+    for name in chosen.shape or [*SHAPES, *(ON_A_GPU if on_gpu else ())]:
+        rows += of_shape(name, call, chosen.steps)
+        keep(
+            chosen.result,
+            "shares of bf16's loss; ratios of tokens/s",
+            around,
+            device=call.device_name,
+            steps=chosen.steps,
+            rows=rows,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
