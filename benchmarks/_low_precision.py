@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -15,6 +15,8 @@ from paceline.core.run import RunSpec
 from paceline.files.recipe import load_recipe, resolve
 
 STEPS = 50
+REFUSALS = ("does not multiply so with", "needs torchao")
+"""What the trainer says where a device or torchao lacks a product."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ RECIPES = (
     Side("mxfp8", ("dtype=mxfp8",)),
     Side("nvfp4", ("dtype=nvfp4",)),
 )
-SIDES = (Side("fp32", ("dtype=fp32",)), *YARDSTICKS, *RECIPES)
+SIDES = (BASE, Side("fp32", ("dtype=fp32",)), *YARDSTICKS, *RECIPES)
 SHAPES: dict[str, tuple[str, ...]] = {
     "tiny-llama": ("tiny-llama",),
     "tiny-gpt": ("tiny-gpt",),
@@ -87,6 +89,37 @@ def figures(
         "speed_of_bf16": base_s / step_s,
         "emulated": spec.cluster.device == "cpu" and spec.training.dtype not in ("fp32", "bf16"),
     }
+
+
+class Deviations:
+    """Trains one shape by one side after the other, bf16 first, and keeps their rows."""
+
+    def __init__(
+        self,
+        shape: Sequence[str],
+        device: str,
+        steps: int,
+        train: Callable[[RunSpec], dict[str, Any]],
+    ) -> None:
+        self.shape, self.device, self.steps, self.train = shape, device, steps, train
+        self.base: dict[str, Any] | None = None
+        self.rows: list[dict[str, Any]] = []
+
+    def measure(self, side: Side) -> str:
+        """Add a side's row, or why it is refused; its line. Raises as `train`."""
+        spec = spec_of(self.shape, side, self.device, self.steps)
+        try:
+            trained = self.train(spec)
+        except RuntimeError as error:
+            reason = str(error).strip().rpartition("\n")[2]
+            if not any(words in reason for words in REFUSALS):
+                raise
+            self.rows.append({"side": side.name, "refused": reason})
+            return f"| {self.shape[0]} | {side.name} | refused: {reason} |"
+        if self.base is None:
+            self.base = trained
+        self.rows.append(figures(side, spec, trained, self.base))
+        return table_row(self.shape[0], self.rows[-1])
 
 
 def table_row(shape: str, row: dict[str, Any]) -> str:

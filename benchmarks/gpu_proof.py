@@ -27,6 +27,7 @@ from statistics import median
 from typing import Any
 
 from _gpu_cases import CASES, WARMUP, Case, spec_of
+from _low_precision import BASE, LARGE, ON_A_GPU, RECIPES, SHAPES, STEPS, Deviations, Side
 from _result import FOLDER, Surroundings, keep, spread_of
 
 from paceline.core.flops import flops_input, hardware_flops_per_token, model_flops_per_token
@@ -239,6 +240,13 @@ class Proof:
         self.parts: list[dict[str, Any]] = []
         self.content: dict[str, Any] = {}
         self.best: dict[str, float] = {}
+        on_gpu = call.device == "cuda"
+        self.narrow = Deviations(
+            ON_A_GPU[LARGE] if on_gpu else SHAPES["tiny-llama"],
+            call.device_name,
+            STEPS if on_gpu else WARMUP["cpu"] + 1,
+            lambda spec: native_training(spec, call),
+        )
 
     def part(self, name: str, work: Callable[[], None]) -> None:
         """Run a part unless it is not asked for or no time is left; a failure is only its own."""
@@ -291,6 +299,11 @@ class Proof:
         """One native training."""
         spec = spec_of(case, self.call.device_name, dtype, compile_)
         self.add(row(case, spec, "native", native_training(spec, self.call), self.product_rate))
+
+    def train_narrow(self, side: Side) -> None:
+        """Fifty steps in a low precision against bf16's, on a CPU a few of a tiny shape."""
+        print(self.narrow.measure(side), flush=True)
+        self.content["low_precision"] = self.narrow.rows
 
     def train_peer(self, case: Case) -> None:
         """The same training by the peer."""
@@ -370,6 +383,8 @@ def main() -> int:
             label = f"{case.name}: {dtype}, compile {compile_}"
             proof.part(label, lambda c=case, d=dtype, k=compile_: proof.train(c, d, k))
         proof.part(f"{case.name}: {case.peer}", lambda c=case: proof.train_peer(c))
+    for side in (BASE, *RECIPES):
+        proof.part(f"low precision: {side.name}", lambda s=side: proof.train_narrow(s))
     proof.part("paceline run", proof.run_package)
     if not chosen.no_tests and chosen.device == "cuda":
         proof.part("tests", proof.test)

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from _low_precision import BASE, HEADER, ON_A_GPU, SHAPES, SIDES, STEPS, figures, spec_of, table_row
+from _low_precision import HEADER, ON_A_GPU, SHAPES, SIDES, STEPS, Deviations
 from _result import Surroundings, keep
 from gpu_proof import Call, native_training
 
@@ -29,19 +29,10 @@ LIMIT_S = 7200.0
 def of_shape(name: str, call: Call, steps: int) -> list[dict[str, Any]]:
     """The rows of all sides of a shape, the refused ones with their reason."""
     shape = {**SHAPES, **ON_A_GPU}[name]
-    base = native_training(spec_of(shape, BASE, call.device_name, steps), call)
-    rows: list[dict[str, Any]] = []
+    sides = Deviations(shape, call.device_name, steps, lambda spec: native_training(spec, call))
     for side in SIDES:
-        spec = spec_of(shape, side, call.device_name, steps)
-        try:
-            row = figures(side, spec, native_training(spec, call), base)
-            print(table_row(name, row), flush=True)
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[-1]
-            row = {"side": side.name, "refused": reason}
-            print(f"| {name} | {side.name} | refused: {reason} |", flush=True)
-        rows.append({"shape": name, **row})
-    return rows
+        print(sides.measure(side), flush=True)
+    return [{"shape": name, **row} for row in sides.rows]
 
 
 def main() -> int:
