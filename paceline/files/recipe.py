@@ -14,7 +14,7 @@ from paceline.core.assets import Asset, graph_problem
 from paceline.core.compilation import CompileOption
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.flops import known_convention, without_recompute
-from paceline.core.hardware import NARROW, Cluster, Dtype
+from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems
 from paceline.core.node_groups import ScalingKind

@@ -20,7 +20,8 @@ COMPILE = "training.compile"
 def compiled_here(spec: RunSpec, asked: CompileOption) -> tuple[RunSpec, list[str]]:
     """(the run, its blocks uncompiled where `auto` finds no compiler; what is to be told).
 
-    Raises UserError where compiled blocks were asked for, or low precision needs them, without a compiler.
+    Raises UserError where compiled blocks were asked for, or low precision needs them, and there is
+    no compiler.
     """
     local = spec.cluster.launcher == "local"
     if spec.engine != "native" or spec.training.compile == "none" or not local:
