@@ -30,7 +30,7 @@ def test_what_the_engine_writes_is_accepted() -> None:
         ({"ep": 2}, "ep > 1 is not in the native trainer"),
         ({"recompute": "some"}, "layout.recompute some: use one of none, selective, full, budget"),
         ({"zero_stage": 4}, "layout.zero_stage 4"),
-        ({"dtype": "nvfp4"}, "training.dtype nvfp4: use one of"),
+        ({"dtype": "mxfp4"}, "training.dtype mxfp4: use one of"),
         ({"source": "web"}, "data.source web: use one of"),
         ({"dp": 3, "num_microbatches": 1}, "dp 3 x tp 1 x pp 1 x cp 1: 2 processes were started"),
         ({"num_microbatches": 5}, "dp 2 x micro_batch 4 x num_microbatches 5 is 40"),
