@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.layout import Layout
@@ -76,6 +76,7 @@ def test_parts_are_no_debts_and_add_up_to_what_the_device_uses(layout: dict[str,
     assert 0 < found.allocated[0] <= found.reserved[0] <= found.device_used[0]
 
 
+@settings(deadline=None)
 @given(st.lists(layouts, min_size=2, max_size=6))
 def test_many_cases_in_one_call_are_estimated_as_each_alone(many: list[dict[str, Any]]):
     cases = [replace(LLAMA_8B, **layout) for layout in many]
