@@ -26,9 +26,9 @@ from paceline.trainer.model.decoder import Decoder
 work_s = {WORK_S} * (1.1 if os.environ["RANK"] == "{SLOW}" else 1.0)
 compute = Decoder.embed
 
-def slowed(self, tokens):
+def slowed(self, *inputs):
     time.sleep(work_s)
-    return compute(self, tokens)
+    return compute(self, *inputs)
 
 Decoder.embed = slowed
 dist.init_process_group("gloo")
