@@ -17,6 +17,8 @@ from paceline.core.shape import (
     DecoderShape,
     LoraSpec,
     Shape,
+    dense_layers_surplus,
+    latent_weights,
     linear_sizes,
     lora_parameters,
     num_parameters,
@@ -178,7 +180,8 @@ def linear_per_token(x: FlopsInput) -> float:
 
     2 are the forward pass, 2 the input's gradient and 2 the weight's. A token passes as many
     matrices of an ffn as it has experts. With LoRA a frozen matrix has no weight gradient (4 for 6)
-    and its adapters of rank r add 6 r (in + out). Projections and a tied head count like others.
+    and its adapters of rank r add 6 r (in + out). Projections and a tied head count like others. A
+    layer that predicts one more token is a block, a product of 2 h x h and the head once more.
     """
     shape, lora = x.shape, x.lora
     if shape.kind == "mmdit":
@@ -191,21 +194,29 @@ def linear_per_token(x: FlopsInput) -> float:
         if adapted and lora is not None:
             per_block += 6 * lora.rank * (rows + columns) * uses(shape, name)
     head_factor = 4 if lora is not None and not lora.train_rest else 6
-    per_block += head_factor * weights_beside_experts(shape)
-    head = shape.padded_vocab() * shape.embed_dim
+    per_block += head_factor * (weights_beside_experts(shape) + latent_weights(shape))
+    head = (1 + shape.mtp_layers) * shape.padded_vocab() * shape.embed_dim
     if shape.embed_dim != shape.hidden_size:
         head += 2 * shape.embed_dim * shape.hidden_size
-    return shape.num_layers * per_block + head_factor * head
+    beside = dense_layers_surplus(shape, shape.experts_per_token)
+    beside += shape.mtp_layers * 2 * shape.hidden_size**2
+    return (shape.num_layers + shape.mtp_layers) * per_block + head_factor * (head + beside)
 
 
 def attention_per_token(x: FlopsInput) -> float:
     """FLOPs per token of both attention products without a causal mask: 3 passes x 4 L (a d) k.
 
+    d is the mean of both products' widths where they differ (latent attention).
+
     k is the number of keys that a query attends to: s, or less in layers with a window and where
     packed documents are masked from each other.
     """
     keys = attended_keys(x.shape, x.seq_len) * x.attended_share
-    return 12.0 * x.shape.num_layers * x.shape.attention_size * keys
+    if x.shape.kind == "mmdit":
+        return 12.0 * x.shape.num_layers * x.shape.attention_size * keys
+    latent, layers = x.shape.latent_attention, x.shape.num_layers + x.shape.mtp_layers
+    head_dim = x.shape.head_dim if latent is None else latent.mean_head_dim
+    return 12.0 * layers * x.shape.num_heads * head_dim * keys
 
 
 def attended_keys(shape: Shape, seq_len: int) -> float:
@@ -322,7 +333,9 @@ def _block_forward_per_token(x: FlopsInput) -> float:
     if x.shape.kind == "mmdit":
         return x.shape.block_forward_flops / x.seq_len
     shape, sizes = x.shape, linear_sizes(x.shape).items()
-    each = sum(i * o * uses(shape, name) for name, (i, o) in sizes) + weights_beside_experts(shape)
-    weights = shape.num_layers * each
+    each = sum(i * o * uses(shape, name) for name, (i, o) in sizes)
+    each += weights_beside_experts(shape) + latent_weights(shape)
+    weights = (shape.num_layers + shape.mtp_layers) * each
+    weights += dense_layers_surplus(shape, shape.experts_per_token)
     adapters = lora_parameters(x.shape, x.lora) if x.lora else 0
     return 2.0 * (weights + adapters)

@@ -177,13 +177,11 @@ def _stage(x: _Setting, rank: int) -> _Stage:
     first, last = rank == 0, rank == layout.pp - 1
     sizes = stage_sizes(x.shape.num_layers, layout.pp, layout.vp)
     layers = sum(sizes[rank :: layout.pp])
-    experts = expert_weights(x.shape)
-    block = parts["blocks"] / x.shape.num_layers - experts + experts / layout.ep
-    block /= layout.tp
+    block, more = _blocks_on_a_rank(x.shape, layout, parts)
     tied_copy = parts["embedding"] if layout.pp > 1 else 0
     embedding = (parts["embedding"] + parts["projections"] / 2) / layout.tp + parts["positions"]
     head = ((parts["head"] or tied_copy) + parts["projections"] / 2) / layout.tp + parts["norms"]
-    ends = embedding * first + head * last
+    ends = embedding * first + (head + more) * last
     frozen, trained = _frozen_and_trained(x, layers * block + ends, layers)
     return _Stage(
         frozen=frozen,
@@ -196,6 +194,16 @@ def _stage(x: _Setting, rank: int) -> _Stage:
         levels=stage_levels(x.shape, layout, range(rank, len(sizes), layout.pp)),
         has_head=last,
     )
+
+
+def _blocks_on_a_rank(shape: Shape, layout: Layout, parts: dict[str, int]) -> tuple[float, float]:
+    """Parameters of a block, the mean over layers, and of all layers that predict more tokens."""
+    blocks, spread = parts["blocks"] / shape.num_layers, 1 - 1 / layout.ep
+    if shape.kind == "mmdit":
+        return blocks / layout.tp, 0.0
+    experts, dense = expert_weights(shape), shape.first_dense_layers / shape.num_layers
+    block = blocks - (1 - dense) * experts * spread
+    return block / layout.tp, (parts["mtp"] - shape.mtp_layers * experts * spread) / layout.tp
 
 
 def _frozen_and_trained(x: _Setting, parameters: float, layers: int) -> tuple[float, float]:

@@ -30,6 +30,7 @@ from paceline.core.shape import (
     LoraSpec,
     LoraTarget,
     Shape,
+    latent_weights,
     linear_sizes,
     uses,
     weights_beside_experts,
@@ -54,7 +55,8 @@ def kept_per_token(shape: Shape, layout: Layout, level: Level = "none") -> float
     inputs and outputs of both norms, q, k, v and attention's output, and n tensors of the ffn: 3
     with a gate, 2 without, 1 with ReLU, whose gradient needs only its output; m of them are outputs
     of products (an MMDiT's single blocks have one norm). Norms behind attention and ffn keep 2 h
-    more, norms of queries and keys a d + g d. Sequence parallelism divides the stream's tensors as
+    more, norms of queries and keys a d + g d; latent attention keeps its narrow vectors too, and
+    the ffn's width is the mean over layers. Sequence parallelism divides the stream's tensors as
     well. For GPT this is h (4 + 12/tp): Korthikanti et al., arXiv:2205.05198, equation 2 in 16 bit,
     without dropout masks and with attention that recomputes its scores.
     """
@@ -68,7 +70,11 @@ def kept_per_token(shape: Shape, layout: Layout, level: Level = "none") -> float
         inner = min(inner, 2.0 if shape.kind == "decoder" and shape.gated_ffn else 1.0)
     ffn = shape.ffn_size
     if shape.kind == "decoder":
+        dense = shape.first_dense_layers / shape.num_layers
         ffn = ffn * shape.experts_per_token + shape.shared_ffn_size
+        ffn = (1 - dense) * ffn + dense * (shape.dense_ffn_size or 0)
+        if shape.latent_attention is not None:
+            tensors += shape.latent_attention.saved_latents / shape.hidden_size
     return tensors * stream + (shape.saved_head_size + inner * ffn) / layout.tp
 
 
@@ -145,6 +151,8 @@ def flops_again(shape: DecoderShape, level: Level, lora: LoraSpec | None = None)
         weights += uses(shape, name) * (rows * columns + of_adapter)
     if level in ("full", "ffn"):
         weights += weights_beside_experts(shape)
+    if level == "full":
+        weights += latent_weights(shape)
     behind = level == "full" and (shape.norm_position != "pre" or shape.dropout > 0)
     if layers and not behind:
         rows, columns = sizes["down"]
@@ -158,6 +166,6 @@ def kept_weights(shape: Shape, level: Level) -> float:
         name: rows * columns * uses(shape, name)
         for name, (rows, columns) in linear_sizes(shape).items()
     }
-    if not weights:
+    if level == "full" or not weights:
         return float(level != "full")
     return 1 - sum(weights[name] for name in anew(level) & weights.keys()) / sum(weights.values())

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, PositiveFloat, Tag, model_validator
 
+from paceline.core.latent_attention import LatentAttention
 from paceline.core.mmdit import MMDiTShape
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
@@ -73,6 +74,13 @@ class DecoderShape(Value):
     tied_embeddings: bool = True
     embedding_size: PositiveInt | None = None
     """Width of the token embedding if it differs from hidden_size (OPT-350M: 512)."""
+    latent_attention: LatentAttention | None = None
+    """Keys and values from one narrow vector a token (DeepSeek); None means a product for each."""
+    first_dense_layers: NonNegativeInt = 0
+    """Layers ahead of those with experts, each with one MLP of `dense_ffn_size`."""
+    dense_ffn_size: PositiveInt | None = None
+    mtp_layers: NonNegativeInt = 0
+    """Blocks behind the last that each predict one token more (arXiv:2412.19437, section 2.2)."""
     dropout: Share = 0.0
     """Share of what embedding, attention and MLP add to the stream that training drops."""
     attention_dropout: Share | None = None
@@ -95,6 +103,17 @@ class DecoderShape(Value):
             )
         if self.positions == "rope" and self.rotary_dim % 2:
             raise ValueError(f"rope needs an even head size, not {self.rotary_dim}")
+        return self
+
+    @model_validator(mode="after")
+    def _layers_agree(self) -> Self:
+        dense, most = self.first_dense_layers, self.num_layers if self.num_experts > 1 else 0
+        if dense > most:
+            raise ValueError(f"first_dense_layers {dense} is more than {most} layers with experts")
+        if bool(dense) != bool(self.dense_ffn_size):
+            raise ValueError("first_dense_layers and dense_ffn_size go together")
+        if self.latent_attention and (self.num_kv_heads or self.head_size or self.qk_norm):
+            raise ValueError("latent_attention goes without num_kv_heads, head_size and qk_norm")
         return self
 
     @model_validator(mode="after")
@@ -133,6 +152,8 @@ class DecoderShape(Value):
     @property
     def rotary_dim(self) -> int:
         """Features of a head that rotate."""
+        if self.latent_attention is not None:
+            return self.latent_attention.qk_rope_head_dim
         return int(self.head_dim * self.partial_rotary_factor)
 
     @property
@@ -185,6 +206,8 @@ class DecoderShape(Value):
     @property
     def saved_head_size(self) -> int:
         """Width of what attention keeps: queries, keys, values, output; those before qk_norm."""
+        if self.latent_attention is not None:
+            return round(4 * self.num_heads * self.latent_attention.mean_head_dim)
         before_norms = self.attention_size + self.kv_size if self.qk_norm else 0
         return 2 * self.attention_size + 2 * self.kv_size + before_norms
 
@@ -246,14 +269,11 @@ def linear_sizes(shape: Shape) -> dict[LoraTarget, tuple[int, int]]:
     if shape.kind == "mmdit":
         return {}
     h, a, kv, f = shape.hidden_size, shape.attention_size, shape.kv_size, shape.ffn_size
-    sizes: dict[LoraTarget, tuple[int, int]] = {
-        "q": (h, a),
-        "k": (h, kv),
-        "v": (h, kv),
-        "o": (a, h),
-        "up": (h, f),
-        "down": (f, h),
-    }
+    latent = shape.latent_attention
+    sizes: dict[LoraTarget, tuple[int, int]] = {"q": (h, a), "k": (h, kv), "v": (h, kv)}
+    if latent is not None:
+        sizes, a = {}, shape.num_heads * latent.v_head_dim
+    sizes |= {"o": (a, h), "up": (h, f), "down": (f, h)}
     if shape.gated_ffn:
         sizes["gate"] = (h, f)
     return sizes
@@ -276,8 +296,10 @@ def block_parameters(shape: DecoderShape) -> int:
     biases = sum(columns * copies(shape, name) for name, (_, columns) in sizes) if shape.bias else 0
     num_norms = 4 if shape.norm_position == "both" else 2
     of_heads = 2 * shape.head_dim * vectors_of_norm(shape) if shape.qk_norm else 0
-    norms = num_norms * norm_parameters(shape) + of_heads
-    return weights + biases + norms + weights_beside_experts(shape)
+    latent = shape.latent_attention
+    of_latents = latent.norm_weights if latent is not None else 0
+    norms = num_norms * norm_parameters(shape) + of_heads + of_latents
+    return weights + biases + norms + weights_beside_experts(shape) + latent_weights(shape)
 
 
 def copies(shape: Shape, name: LoraTarget) -> int:
@@ -290,11 +312,33 @@ def uses(shape: Shape, name: LoraTarget) -> int:
     return shape.experts_per_token if shape.kind == "decoder" and name in FFN else 1
 
 
-def expert_weights(shape: Shape) -> int:
+def expert_weights(shape: DecoderShape) -> int:
     """Weights of all experts of a block, 0 for an MLP without."""
-    if shape.kind != "decoder" or shape.num_experts == 1:
+    if shape.num_experts == 1:
         return 0
     return shape.num_experts * shape.num_ffn_matrices * shape.hidden_size * shape.ffn_size
+
+
+def latent_weights(shape: DecoderShape) -> int:
+    """Weights of latent attention's products but the last of a block; 0 without it."""
+    latent = shape.latent_attention
+    return latent.weights(shape.hidden_size, shape.num_heads) if latent is not None else 0
+
+
+def dense_layers_surplus(shape: DecoderShape, experts: int) -> int:
+    """Weights of the first dense layers beyond those of as many with that number of experts."""
+    of_width = shape.num_ffn_matrices * shape.hidden_size
+    wider = (shape.dense_ffn_size or 0) - experts * shape.ffn_size
+    return shape.first_dense_layers * (of_width * wider - weights_beside_experts(shape))
+
+
+def mtp_parameters(shape: DecoderShape) -> int:
+    """Parameters of the layers that predict more tokens: a block, a product and three norms each.
+
+    Embedding and head are the model's own.
+    """
+    joined = 2 * shape.hidden_size**2 + 3 * norm_parameters(shape)
+    return shape.mtp_layers * (block_parameters(shape) + joined)
 
 
 def weights_beside_experts(shape: DecoderShape) -> int:
@@ -304,7 +348,7 @@ def weights_beside_experts(shape: DecoderShape) -> int:
 
 
 def parameter_parts(shape: Shape, tp: int = 1) -> dict[str, int]:
-    """Parameters by part: embedding, positions, blocks, norms, projections, head; no adapters."""
+    """Parameters by part: embedding, positions, blocks, mtp, norms and others; no adapters."""
     if shape.kind == "mmdit":
         return shape.parameter_parts(tp)
     vocab = shape.padded_vocab(tp)
@@ -313,7 +357,9 @@ def parameter_parts(shape: Shape, tp: int = 1) -> dict[str, int]:
     return {
         "embedding": vocab * shape.embed_dim,
         "positions": position_rows * shape.hidden_size if shape.positions == "learned" else 0,
-        "blocks": shape.num_layers * block_parameters(shape),
+        "blocks": shape.num_layers * block_parameters(shape)
+        + dense_layers_surplus(shape, shape.num_experts),
+        "mtp": mtp_parameters(shape),
         "norms": norm_parameters(shape) * (shape.final_norm + shape.embedding_norm),
         "projections": 2 * shape.embed_dim * shape.hidden_size if projected else 0,
         "head": 0 if shape.tied_embeddings else vocab * shape.embed_dim,

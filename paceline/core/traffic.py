@@ -135,6 +135,8 @@ def unpredicted(shape: Shape, layout: Layout, dp: int, lora: LoraSpec | None) ->
     sharded = layout.zero_stage >= 2 and dp * layout.cp > 1
     if shape.kind != "decoder" or shape.num_experts > 1:
         return "what moves is known for decoders without experts alone"
+    if shape.latent_attention is not None or shape.mtp_layers:
+        return "what moves is not known for latent attention and layers that predict more tokens"
     if lora is not None:
         return "what moves is not known for adapters"
     if sharded and layout.pp > 1:

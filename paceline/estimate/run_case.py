@@ -18,6 +18,7 @@ from paceline.core.shape import (
     Shape,
     linear_sizes,
     num_parameters,
+    parameter_parts,
     trainable_parameters,
     uses,
 )
@@ -211,10 +212,14 @@ def _vocabularies(shape: Shape, layouts: Sequence[Layout]) -> dict[str, Floats]:
 
 
 def _shape(shape: Shape) -> Case:
-    """A case with the model's sizes alone; an mmdit counts as blocks of 12 h^2 without a head."""
+    """A case with the model's sizes alone; an mmdit counts as blocks of 12 h^2 without a head.
+
+    Layers that predict more tokens count as blocks, without their second pass through the head.
+    """
     decoder = isinstance(shape, DecoderShape)
+    latent = shape.latent_attention if decoder else None
     return Case(
-        layers=shape.num_layers,
+        layers=shape.num_layers + (shape.mtp_layers if decoder else 0),
         hidden=shape.hidden_size,
         ffn=shape.ffn_size,
         heads=shape.num_heads,
@@ -226,6 +231,9 @@ def _shape(shape: Shape) -> Case:
         experts=shape.num_experts if decoder else 1,
         experts_per_token=shape.experts_per_token if decoder else 1,
         shared_ffn=shape.shared_ffn_size if decoder else 0,
+        dense_share=shape.first_dense_layers / shape.num_layers if decoder else 0,
+        score_width=latent.mean_head_dim if latent else 0,
+        latents=latent.saved_latents if latent else 0,
         causal=shape.causal,
         peak_16bit=0,
         memory_bytes_per_s=0,
@@ -259,9 +267,10 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
         )
     if shape.kind == "mmdit":
         # The time model's blocks of 12 h^2 stand for its products; what is left counts as theirs.
-        of_products = float(block_weights(cases_of([case]))[0])
-        more = num_parameters(shape) / shape.num_layers - of_products
-        return replace(case, more_weights=max(0.0, more))
+        return _with_rest(case, num_parameters(shape))
+    if shape.latent_attention is not None or shape.first_dense_layers or shape.mtp_layers:
+        parts = parameter_parts(shape)
+        case = _with_rest(case, parts["blocks"] + parts["mtp"])
     learned = shape.positions == "learned"
     stated = spec.engine == "native"
     return replace(
@@ -273,3 +282,9 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
         tied=shape.tied_embeddings,
         positions=float(shape.max_positions + shape.position_offset) if learned else 0.0,
     )
+
+
+def _with_rest(case: Case, parameters: float) -> Case:
+    """The case whose blocks have as many parameters as are, beside those of its products."""
+    of_products = float(block_weights(cases_of([case]))[0])
+    return replace(case, more_weights=parameters / case.layers - of_products)

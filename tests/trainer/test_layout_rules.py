@@ -13,6 +13,7 @@ from paceline.core.layout import RULES, Layout, features
 from paceline.core.layout_sizes import Sizes, layout_problems, native_problems, whole_stages
 from paceline.core.pipeline import stage_sizes
 from paceline.core.recompute import block_levels
+from paceline.core.run import NEWER_SIZES
 from paceline.core.shape import DecoderShape
 from paceline.trainer.config import ConfigError, parse_config
 from paceline.trainer.config_checks import config_problems, layout_features
@@ -146,7 +147,7 @@ def mended(layout: Layout) -> Layout:
     )
 
 
-EXPERTS = {"num_experts", "experts_per_token", "shared_ffn_size"}
+EXPERTS = set(NEWER_SIZES)
 """Of a model, which the trainer does not read."""
 shapes = st.builds(
     lambda kv_heads, groups, **sizes: DecoderShape(

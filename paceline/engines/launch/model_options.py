@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.core.run import NEWER_OPTIONS
+from paceline.core.run import ESTIMATED_ALONE, NEWER_OPTIONS
 from paceline.core.shape import DecoderShape
 
 
@@ -19,4 +19,13 @@ def option_problems(shape: DecoderShape) -> list[str]:
             "model.norm_position both is not in this engine: use engine native, or "
             "model.norm_position=pre"
         )
-    return problems
+    return problems + estimated_alone(shape)
+
+
+def estimated_alone(shape: DecoderShape) -> list[str]:
+    """What the shape has that no engine trains, one sentence each."""
+    return [
+        f"model.{name} is in no engine: models with it are estimated, and their logs parsed"
+        for name, usual in ESTIMATED_ALONE.items()
+        if getattr(shape, name) != usual
+    ]

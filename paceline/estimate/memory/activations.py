@@ -129,7 +129,8 @@ def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
     c (4 h + (2 a d + 2 g d + n w) / tp), with n 3 with a gate and 2 without (core/memory.py), and
     what the framework adds: dropout masks, norms in fp32, gathered inputs, the ffn's unfused gate.
     With experts w is that of all that a token meets, and 2 h for each of these where tokens are
-    sorted by expert and back. Sequence parallelism divides the stream's tensors as well.
+    sorted by expert and back; latent attention keeps its narrow vectors too. Sequence parallelism
+    divides the stream's tensors as well.
     """
     c = x.compute_bytes
     inputs = np.where(f.gathers_inputs > 0, 2 * c * (1 - 1 / shared), 0.0)
@@ -138,7 +139,8 @@ def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
     routed = np.where(x.experts > 1, x.experts_per_token, 1.0)
     width = (2 + x.gated * (1 + f.ffn_gated)) * (x.ffn * routed + x.shared_ffn)
     permuted = np.where(x.experts > 1, 2 * routed * x.hidden, 0.0)
-    heads = 2 * (x.heads + x.kv_heads) * x.head_dim + _joined(x, f)
+    width_of_head = np.where(x.score_width > 0, x.score_width, x.head_dim)
+    heads = 2 * (x.heads + x.kv_heads) * width_of_head + x.latents + _joined(x, f)
     return f.activation_scale * (stream + c * (heads + width + permuted) / x.tp)
 
 

@@ -188,7 +188,7 @@ def _block(x: Cases) -> tuple[Floats, Floats]:
     """
     several = x.experts > 1
     matrices = block_weights(x)
-    experts = np.where(several, (2 + x.gated) * x.hidden * x.ffn * x.experts, 0.0)
+    experts = np.where(several, ffn_weights(x), 0.0)
     heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
     biases = np.where(x.gated > 0, 0.0, (heads + 2 * kv + x.ffn) / x.tp + 2 * x.hidden)
     norms = NORMS * x.hidden * np.where(x.gated > 0, 1, 2)

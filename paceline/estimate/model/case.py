@@ -58,6 +58,9 @@ class Case:
     experts_per_token: float = 1
     shared_ffn: float = 0
     """Width of an ffn that all tokens pass beside their experts."""
+    dense_share: float = 0
+    """Share of the blocks that have no experts; their ffn counts in `more_weights`, and takes the
+    time of a token's experts."""
     whole_experts: bool = False
     """Tensor ranks hold different experts, each a whole one (expert tensor parallelism of 1)."""
     dispatcher: Dispatcher = "any"
@@ -158,6 +161,8 @@ class Case:
     adapter_widths: float = 0
     """Inputs and outputs of all matrices of a block that carry an adapter, added up."""
     adapter_rank: float = 0
+    latents: float = 0
+    """Numbers a token that latent attention keeps beside queries, keys, values and output."""
     score_width: float = 0
     """Numbers of a head in attention's products where it is not `head_dim` (latent attention)."""
     trained_share: float = 0.02

@@ -35,8 +35,8 @@ def attention_weights(x: Cases) -> Floats:
 
 
 def ffn_weights(x: Cases) -> Floats:
-    """Parameters of a block's ffn, of all its experts together."""
-    return (2 + x.gated) * x.hidden * x.ffn * x.experts
+    """Parameters of a block's ffn, of all its experts together; the mean over blocks."""
+    return (2 + x.gated) * x.hidden * x.ffn * x.experts * (1 - x.dense_share)
 
 
 def common_weights(x: Cases) -> Floats:
