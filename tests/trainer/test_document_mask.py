@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
+from paceline.core.shape import DecoderShape, LoraSpec, lora_parameters
 from paceline.trainer.config import TrainerConfig, parse_config
 from paceline.trainer.config_checks import config_problems
 from paceline.trainer.data.batches import Loader, sampler_of
@@ -26,7 +27,7 @@ from paceline.trainer.model import context_parallel, decoder
 from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.model.decoder import Decoder, LayerSetting
 from paceline.trainer.model.document_attention import COMPUTED, keep_documents_from_compiler
-from paceline.trainer.model.weights import init_weights
+from paceline.trainer.model.weights import freeze, init_weights
 from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.offline import memory_trace
 from paceline.trainer.parallel.mesh import ALONE, Mesh, World
@@ -134,7 +135,9 @@ class OneByOne:
     def __init__(self, raw: dict[str, Any]) -> None:
         self.config: TrainerConfig = parse_config(raw)
         assert isinstance(self.config.model, ModelConfig)
-        self.model = Decoder(self.config.model, LayerSetting(SEQ_LEN, torch.float64)).double()
+        setting = LayerSetting(SEQ_LEN, torch.float64, lora=self.config.lora)
+        self.model = Decoder(self.config.model, setting).double()
+        freeze(self.model)
         shapes = {name: p.shape for name, p in self.model.named_parameters()}
         init_weights(self.model, shapes, self.config.training.seed, Mesh())
         self.model.make_tables(torch.device("cpu"))
@@ -168,7 +171,7 @@ def wanted(raw: dict[str, Any]) -> dict[str, Any]:
     first = sampler_of(plain.config, corpus.num_windows).windows(0, 0)
     loss = plain.summed(corpus.collate(first, ALONE)) / (BATCH * SEQ_LEN)
     loss.backward()
-    gradients = {name: p.grad for name, p in plain.model.named_parameters()}
+    gradients = {name: p.grad for name, p in plain.model.named_parameters() if p.requires_grad}
     with torch.no_grad():
         held_out = plain.summed(held.collate([*range(HELD_OUT)], ALONE)) / (HELD_OUT * SEQ_LEN)
     return {"loss": loss.item(), "gradients": gradients, "held out": held_out.item()}
@@ -206,6 +209,20 @@ def test_packed_documents_train_as_they_would_one_by_one(
     rotates = "sliding_window" in (ALONE_IN | LAYOUTS)[layout]
 
     assert distance(found[layout], references[rotates]) < TOLERANCE
+
+
+@pytest.mark.parametrize("changes", [{}, WINDOWED], ids=["learned", "rotary"])
+def test_adapters_train_as_they_would_one_by_one(texts: Path, changes: dict[str, Any]) -> None:
+    raw = content(texts, **changes)
+    lora = LoraSpec(rank=2, alpha=4, targets=("q", "v", "down"))
+    sizes = {name: value for name, value in raw["model"].items() if name != "padded_vocab"}
+    raw["lora"] = lora.model_dump(mode="json")
+    raw["expected_trainable"] = lora_parameters(DecoderShape(**sizes), lora)
+    raw["expected_parameters"] += raw["expected_trainable"]
+
+    result, reference = alone(raw), wanted(raw)
+
+    assert reference["gradients"] and distance(result, reference) < TOLERANCE
 
 
 def blind(
@@ -321,5 +338,23 @@ def test_a_whole_training_says_what_it_attended_to(texts: Path, tmp_path: Path) 
     start = lines(tmp_path)[0]
     assert start["data"]["document_mask"] is True
     assert start["attention"] == "documents, one by one"
+    assert end(tmp_path)["status"] == "ok"
+    assert all(0 < step["attended_share"] < 1 for step in steps(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"dtype": "bf16", "dropout": 0.2}, {"dtype": "fp8"}, {"dtype": "mxfp8"}, {"dtype": "nvfp4"}],
+    ids=lambda changes: " ".join(map(str, changes.values())),
+)
+def test_it_trains_with_dropout_and_in_low_precision(
+    texts: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    if changes["dtype"] != "bf16":
+        pytest.importorskip("torchao", reason="low precision needs torchao")
+    wide = {"hidden_size": 64, "ffn_size": 128, "num_layers": 2}
+
+    assert train(tmp_path, content(texts, steps=3, seq_len=32, **wide, **changes)) == 0
+
     assert end(tmp_path)["status"] == "ok"
     assert all(0 < step["attended_share"] < 1 for step in steps(tmp_path))
