@@ -171,7 +171,7 @@ def block_time(x: Cases, c: Mapping[str, float]) -> Block:
     )
     # A graph's kernels follow each other on the device: what lies between adds to what they take.
     launches = launches_s(x, c) * (3 + recomputed) / 3
-    waits = np.where(x.has("cuda_graphs", "none"), both - busy, launches)
+    waits = both - busy + np.where(x.has("cuda_graphs", "none"), 0.0, launches)
     return Block(**{**vars(device), "host": waits})
 
 
@@ -314,7 +314,11 @@ def _host(x: Cases, c: Mapping[str, float]) -> Floats:
     for generation in ("volta", "ampere"):
         whole = whole * np.where(x.has("generation", generation), c[f"host_{generation}"], 1.0)
     tp = np.where(x.has("stack", "fused"), c["host_tp_fused"], c["host_tp"])
-    whole = whole * np.where(x.tp > 1, 1 + tp, 1.0) + host_s(x, c)
+    whole = whole * np.where(x.tp > 1, 1 + tp, 1.0)
+    # How many tokens come decides the size of experts' products, so these lie outside of a block's
+    # graph; a captured iteration has room for as many as may come.
+    whole = np.where(x.has("cuda_graphs", "none"), whole, 0.0)
+    whole = whole + np.where(x.has("cuda_graphs", "iteration"), 0.0, host_s(x, c))
     return whole * np.where(x.compiled > 0, 0.5, 1.0) * x.crowding
 
 
