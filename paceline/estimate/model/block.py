@@ -25,6 +25,7 @@ from paceline.estimate.model.collectives import all_reduce_s
 from paceline.estimate.model.context import context_s
 from paceline.estimate.model.experts import (
     exchange_s,
+    fused,
     grouped_rate,
     host_s,
     immaturity,
@@ -255,7 +256,7 @@ def _attention(x: Cases, c: Mapping[str, float]) -> Floats:
     new = x.has("generation", "hopper") | x.has("generation", "blackwell")
     torch = np.where(~x.has("stack", "fused") & new, c["flash_torch"], 1.0)
     torch = torch * np.where(x.released < FLASH_2, c["flash_early"], 1.0)
-    torch = torch * _of_narrow_heads(x, width)
+    torch = torch * _of_narrow_heads(x, width) * _of_narrow_numbers(x, width)
     share = np.where(x.causal > 0, 0.5, 1.0)
     flash = share * full / (rate * c["flash"] / USUAL_EFFICIENCY * torch)
     scores = x.heads * _attended(x) * tokens(x) / x.tp
@@ -270,6 +271,15 @@ def _of_narrow_heads(x: Cases, width: Floats) -> Floats:
     even = by_word(x, "generation", EXPONENTIALS)
     narrow = width / (width + even) * (USUAL_HEAD + even) / USUAL_HEAD
     return np.where(width < USUAL_HEAD, narrow, 1.0)
+
+
+def _of_narrow_numbers(x: Cases, width: Floats) -> Floats:
+    """Rate of attention in 8 bit over that in 16: (d + e) / (d / 2 + e), as exponentials stay.
+
+    Recipes that have experts' own kernels compute it so, but in 4 bit.
+    """
+    even = by_word(x, "generation", EXPONENTIALS)
+    return np.where(fused(x) & (x.four_bit == 0), (width + even) / (width / 2 + even), 1.0)
 
 
 def _attended(x: Cases) -> Floats:
