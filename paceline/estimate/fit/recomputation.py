@@ -20,14 +20,17 @@ class Recomputed(TypedDict, total=False):
 def recomputed(row: Mapping[str, str], case: Case, memory: float | None) -> Recomputed:
     """By the column `recompute`; `case` is the row without it, `memory` a device's bytes.
 
-    "selective" is attention, or the modules that it names. Where nothing is stated and all
+    "selective" is attention, or the modules that it names. A custom policy of MaxText computes all
+    again that it does not keep: recipes of the Ironwood TPU keep a block's input alone where it has
+    experts, else also what attention takes or gives, never the ffn's first products
+    (AI-Hypercomputer/tpu-recipes, training/ironwood). Where nothing is stated and all
     activations do not fit into memory everything is computed again.
     """
     word = row.get("recompute", "").strip().lower()
     if word.startswith(("full", "remat full")):
         return {"full_recompute": 1.0}
     if word.startswith("remat custom"):
-        return _custom(case, memory)
+        return {"full_recompute": 1.0} if case.experts > 1 else {"ffn_recompute": 1.0}
     if word.startswith("sel"):
         named = word.partition(":")[2]
         attention, activation = not named or "core_attn" in named, "moe_act" in named
@@ -35,18 +38,6 @@ def recomputed(row: Mapping[str, str], case: Case, memory: float | None) -> Reco
     if not word and memory and saved_bytes(case) > memory:
         return {"full_recompute": 1.0}
     return {}
-
-
-def _custom(case: Case, memory: float | None) -> Recomputed:
-    """A custom policy of MaxText keeps what it names, and all else is computed again.
-
-    Recipes of the Ironwood TPU name a block's input alone where it has experts; else also what
-    attention takes and gives, where that fits (AI-Hypercomputer/tpu-recipes, training/ironwood).
-    """
-    width = 2 * (case.heads + case.kv_heads) * case.head_dim + case.hidden
-    kept = 2 * case.layers * case.micro_batch * case.seq_len / case.cp * width
-    fits = memory is None or kept <= memory
-    return {"ffn_recompute": 1.0} if case.experts <= 1 and fits else {"full_recompute": 1.0}
 
 
 def saved_bytes(case: Case) -> float:
