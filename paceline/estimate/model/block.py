@@ -256,6 +256,7 @@ def _attention(x: Cases, c: Mapping[str, float]) -> Floats:
     new = x.has("generation", "hopper") | x.has("generation", "blackwell")
     torch = np.where(~x.has("stack", "fused") & new, c["flash_torch"], 1.0)
     torch = torch * np.where(x.released < FLASH_2, c["flash_early"], 1.0)
+    torch = torch * np.where(x.has("generation", "tpu"), c["flash_tpu"], 1.0)
     torch = torch * _of_narrow_heads(x, width) * _of_narrow_numbers(x, width)
     share = np.where(x.causal > 0, 0.5, 1.0)
     flash = share * full / (rate * c["flash"] / USUAL_EFFICIENCY * torch)

@@ -48,6 +48,7 @@ PRIORS: tuple[Prior, ...] = (
     Prior("cast_traffic", 1.0, 0.50, "memory traffic of casts to narrow types, over one pass"),
     Prior("flash", 0.52, 0.25, "flash attention's forward products over the 16-bit peak"),
     Prior("flash_torch", 0.65, 0.25, "PyTorch's flash attention since Hopper, over the fused one"),
+    Prior("flash_tpu", 1.00, 0.25, "splash attention of TPUs over flash attention"),
     Prior("flash_early", 0.60, 0.25, "flash attention's first version over the second one"),
     Prior("scores", 0.30, 0.30, "products of attention that stores its scores, over the peak"),
     Prior("scores_passes", 3.3, 0.40, "times the scores go through memory in a forward pass"),
