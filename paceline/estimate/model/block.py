@@ -61,8 +61,6 @@ EXPONENTIALS = dict.fromkeys(GENERATIONS, 0.0) | {
 """Width of a head at which a score's exponential takes as long as its products, where these
 outran it: half of 128 on Hopper (Shah et al., arXiv:2407.08608), 128 at 2.3 times its rate of
 products; on a TPU products of narrower heads leave columns idle."""
-FAST_EXPONENTIALS = ("B300", "GB300")
-"""Families that compute twice as many exponentials as others of their generation (NVIDIA)."""
 USUAL_HEAD = 128
 SHARPNESS = 4
 """max(device, host) as (d^4 + h^4)^(1/4): where both are equal neither hides all of the other."""
@@ -259,7 +257,7 @@ def _attention(x: Cases, c: Mapping[str, float]) -> Floats:
     torch = np.where(~x.has("stack", "fused") & new, c["flash_torch"], 1.0)
     torch = torch * np.where(x.released < FLASH_2, c["flash_early"], 1.0)
     torch = torch * np.where(x.has("generation", "tpu"), c["flash_tpu"], 1.0)
-    torch = torch * _of_exponentials(x, width) * _of_narrow_numbers(x, width)
+    torch = torch * _of_narrow_heads(x, width) * _of_narrow_numbers(x, width)
     share = np.where(x.causal > 0, 0.5, 1.0)
     flash = share * full / (rate * c["flash"] / USUAL_EFFICIENCY * torch)
     scores = x.heads * _attended(x) * tokens(x) / x.tp
@@ -267,20 +265,13 @@ def _attention(x: Cases, c: Mapping[str, float]) -> Floats:
     return np.where(x.flash > 0, flash, full / (x.peak_16bit * c["scores"]) + moved)
 
 
-def _exponentials(x: Cases) -> Floats:
-    """The width at which exponentials of a case's device take as long as products."""
-    fast = np.logical_or.reduce([x.has("family", name) for name in FAST_EXPONENTIALS])
-    return by_word(x, "generation", EXPONENTIALS) * np.where(fast, 0.5, 1.0)
-
-
-def _of_exponentials(x: Cases, width: Floats) -> Floats:
-    """Rate of attention with heads of a width over that of a generation's first with 128 or more.
-
-    Products take d, exponentials e: the rate is as d / (d + e).
+def _of_narrow_heads(x: Cases, width: Floats) -> Floats:
+    """Rate of attention with heads narrower than 128 over that of such ones: d / (d + e), e the
+    width at which exponentials take as long as products.
     """
-    even, usual = _exponentials(x), np.maximum(width, USUAL_HEAD)
-    first = usual / (usual + by_word(x, "generation", EXPONENTIALS))
-    return width / (width + even) / first
+    even = by_word(x, "generation", EXPONENTIALS)
+    narrow = width / (width + even) * (USUAL_HEAD + even) / USUAL_HEAD
+    return np.where(width < USUAL_HEAD, narrow, 1.0)
 
 
 def _of_narrow_numbers(x: Cases, width: Floats) -> Floats:
@@ -288,7 +279,7 @@ def _of_narrow_numbers(x: Cases, width: Floats) -> Floats:
 
     Recipes that have experts' own kernels compute it so, but in 4 bit.
     """
-    even = _exponentials(x)
+    even = by_word(x, "generation", EXPONENTIALS)
     return np.where(fused(x) & (x.four_bit == 0), (width + even) / (width / 2 + even), 1.0)
 
 
