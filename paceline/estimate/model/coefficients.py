@@ -23,7 +23,7 @@ class Prior:
 PRIORS: tuple[Prior, ...] = (
     # Share of the dense peak that large 16-bit products reach: 0.85 of the best product published
     # (A100 0.87, H100 0.80, B200 and GB200 0.75, MI300X 0.51, MI325X 0.60, MI355X 0.62:
-    # ml-engineering, compute/accelerator; TPU v7 0.83: AI-Hypercomputer/accelerator-microbenchmarks).
+    # ml-engineering, compute/accelerator; TPU v7 0.83: accelerator-microbenchmarks, Ironwood).
     Prior("gemm_volta", 0.62, 0.07, "16-bit products of a V100 over its peak"),
     Prior("gemm_ampere", 0.74, 0.07, "16-bit products of an A100 over its peak"),
     Prior("gemm_hopper", 0.68, 0.07, "16-bit products of an H100 or H200 over its peak"),

@@ -160,14 +160,30 @@ def test_notes_and_columns_say_how_experts_run():
     assert (silent.dispatcher, silent.ep_overlap, silent.drops_tokens) == ("any", "any", False)
 
 
-def test_a_release_says_whether_a_step_with_experts_is_one_graph():
-    blackwell = {**MOE, "gpu": "GB200", "dtype": "mxfp8"}
+def test_a_release_says_what_of_a_step_with_experts_is_a_graph():
+    rack = {**MOE, "gpu": "GB200", "dtype": "mxfp8"}
     later = {"source": "NVIDIA-NeMo/Megatron-Bridge 26.06"}
-    assert read_row(blackwell).case.cuda_graphs == "none"
-    assert read_row({**blackwell, **later}).case.cuda_graphs == "iteration"
-    assert read_row({**blackwell, "release": "26.06"}).case.cuda_graphs == "iteration"
-    assert read_row({**blackwell, **later, "cuda_graphs": "0"}).case.cuda_graphs == "none"
-    assert read_row({**blackwell, **later, "dtype": "bf16"}).case.cuda_graphs == "none"
+    captured = read_row({**rack, **later}).case
+    assert (captured.cuda_graphs, captured.ep_overlap) == ("iteration", "on")
+    assert read_row({**rack, "release": "26.06"}).case.cuda_graphs == "iteration"
+    assert read_row({**rack, **later, "cuda_graphs": "0"}).case.cuda_graphs == "none"
+    assert read_row({**rack, **later, "ep_overlap": "off"}).case.ep_overlap == "off"
+    for before in ({}, {**later, "dtype": "bf16"}):
+        case = read_row({**rack, **before}).case
+        assert (case.cuda_graphs, case.ep_overlap) == ("blocks", "any")
+    assert read_row({**rack, "gpu": "B200"}).case.cuda_graphs == "none"
+    assert read_row({**rack, "release": "25.09"}).case.cuda_graphs == "none"
+
+
+def test_a_row_says_what_is_computed_again():
+    named = read_row({**MOE, "recompute": "selective: layernorm+moe_act"}).case
+    assert (named.selective_recompute, named.activation_recompute) == (False, 1)
+    assert read_row({**MOE, "recompute": "selective"}).case.selective_recompute
+    both = read_row({**MOE, "recompute": "selective: core_attn+moe_act"}).case
+    assert (both.selective_recompute, both.activation_recompute) == (True, 1)
+    assert read_row({**MOE, "recompute": "remat custom"}).case.full_recompute
+    dense = read_row({**ROW, "recompute": "remat custom"}).case
+    assert (dense.full_recompute, dense.ffn_recompute) == (0, 1)
 
 
 def test_a_fit_finds_the_coefficients_that_made_the_times():

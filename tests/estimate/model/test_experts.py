@@ -43,6 +43,28 @@ def test_a_captured_step_waits_for_no_host():
     assert small.gemm == graph.gemm
 
 
+def test_a_graph_of_blocks_leaves_experts_to_the_host():
+    none, blocks, whole = (
+        parts(micro_batch=1, cuda_graphs=captured).host
+        for captured in ("none", "blocks", "iteration")
+    )
+    assert none > blocks > whole
+
+
+def test_host_threads_begin_an_exchange_later_the_more_ranks_there_are():
+    handed = {"dispatcher": "deepep", "micro_batch": 1, "ep_overlap": "off"}
+    few, many = (
+        parts(**handed, ep=ep, proxied=True).ep - parts(**handed, ep=ep).ep for ep in (16, 32)
+    )
+    assert many > few > 0
+
+
+def test_attention_is_in_8_bit_where_experts_have_kernels_of_their_own():
+    before, after = parts(released=2026.3), parts(released=2026.45)
+    assert before.attention > 1.2 * after.attention
+    assert parts(released=2026.45, four_bit=True).attention == pytest.approx(before.attention)
+
+
 def test_tokens_beyond_a_capacity_spare_the_host_a_wait():
     assert parts(micro_batch=1, drops_tokens=True).host < parts(micro_batch=1).host
 
