@@ -111,7 +111,8 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         raise UserError(device.name, "has no memory rate in the catalog")
     shape, release = _shape(spec.model), (software.name, software.released)
     graphs = captured_experts(*release, machine.generation, machine.domain, training.dtype)
-    graphs = graphs if shape.experts > 1 and graphs != "none" else software.cuda_graphs
+    stated = software.cuda_graphs != "none" and graphs != "iteration"
+    graphs = software.cuda_graphs if stated or shape.experts <= 1 else graphs
     case = replace(
         shape,
         seq_len=training.seq_len,
@@ -140,6 +141,7 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         software=software.name,
         released=software.released,
         dispatcher=software.dispatcher,
+        ep_overlap="on" if shape.experts > 1 and graphs == "iteration" else "any",
         whole_experts=software.name in WHOLE_EXPERTS,
         proxied=machine.proxied,
         family=device.family,
