@@ -40,11 +40,12 @@ SIZES = ((8, "1-8 devices"), (64, "9-64 devices"), (512, "65-512 devices"))
 class Held:
     """Every row predicted without its own group."""
 
+    names: NDArray[np.str_]
+    """Of the rows' groups."""
     seconds: Floats
-    sd: Floats
-    """Of the logarithm, of a stack and a device that rows were of."""
+    slope: Floats
     known: Floats
-    """What of its square the coefficients' covariance makes up."""
+    """Variance of the logarithm that the coefficients' covariance makes up."""
     new_stack: NDArray[np.bool_]
     """Where no other row was of the row's stack, and so on."""
     new_device: NDArray[np.bool_]
@@ -55,35 +56,40 @@ class Held:
 
 
 def held_out(rows: Sequence[PublishedStep], x: Cases, what: str, start: Floats) -> Held:
-    """Predictions by fits that never saw a row's group, and how sure these are."""
+    """Predictions by fits that never saw a row's group, and what these leave open."""
     columns = {kind: np.array([of(row) for row in rows]) for kind, of in GROUPS.items()}
     measured_s = np.array([row.measured_s for row in rows])
-    seconds, sd, known = np.zeros(x.size), np.zeros(x.size), np.zeros(x.size)
+    seconds, known, slope = np.zeros(x.size), np.zeros(x.size), np.zeros((x.size, len(start)))
     new = {kind: np.zeros(x.size, dtype=bool) for kind in ("stack", "device")}
     for name in np.unique(columns[what]):
         inside = columns[what] == name
-        rest, rest_s = x.pick(~inside), measured_s[~inside]
         sources, stacks = (columns[kind][~inside].tolist() for kind in ("source", "stack"))
-        fitted = fit_with_experts(rest, rest_s, sources, stacks, start)
-        residual = residual_sd(rest, rest_s, sources, fitted.centre)
-        own, slope = x.pick(inside), slopes(x.pick(inside), fitted.centre)
+        fitted = fit_with_experts(x.pick(~inside), measured_s[~inside], sources, stacks, start)
+        own = x.pick(inside)
         seconds[inside] = predict(own, fitted.centre)
-        known[inside] = open_variance(slope, fitted)
-        sd[inside] = np.sqrt(known[inside] + own_variance(own, slope, residual))
+        slope[inside] = slopes(own, fitted.centre)
+        known[inside] = open_variance(slope[inside], fitted)
         for kind, where in new.items():
             where[inside] = ~np.isin(columns[kind][inside], columns[kind][~inside])
-    return Held(seconds, sd, known, new["stack"], new["device"])
+    return Held(columns[what], seconds, slope, known, new["stack"], new["device"])
 
 
 def intervals(
-    rows: Sequence[PublishedStep], held: Held, by: Mapping[str, Held]
+    rows: Sequence[PublishedStep], x: Cases, held: Held, by: Mapping[str, Held]
 ) -> tuple[Floats, Floats]:
-    """80 % intervals, wider for what is new by how far other stacks and devices lay from fits
-    without them: those of a row's own stack and device do not count.
+    """80 % intervals, by how far other sources lay from fits without them, and wider for what is
+    new by how far other stacks and devices did: those of a row's own group do not count.
     """
-    variance, dense = held.sd**2, np.array([row.case.experts <= 1 for row in rows])
+    variance, dense = held.known.copy(), np.array([row.case.experts <= 1 for row in rows])
+    sources, missed = np.array([GROUPS["source"](row) for row in rows]), by["source"].missed(rows)
+    for name in np.unique(held.names):
+        inside = held.names == name
+        others = dense & ~inside
+        known, names = by["source"].known[others], sources[others].tolist()
+        residual = residual_sd(x.pick(others), missed[others], known, names)
+        variance[inside] += own_variance(x.pick(inside), held.slope[inside], residual)
     for kind, new in (("stack", held.new_stack), ("device", held.new_device)):
-        names, missed = np.array([GROUPS[kind](row) for row in rows]), by[kind].missed(rows)
+        names, missed = by[kind].names, by[kind].missed(rows)
         for name in np.unique(names[new]):
             others = (names != name) & dense
             width = between_sd(missed[others], names[others].tolist(), by[kind].known[others])
@@ -119,7 +125,7 @@ def judged(
     rows with experts.
     """
     measured = np.array([row.measured_s for row in rows])
-    low, high = intervals(rows, held, by)
+    low, high = intervals(rows, x, held, by)
     inside = (low <= measured) & (measured <= high)
     whole = Judged(held.seconds, inside, measured, flat_rule_s(x))
     dense = x.experts <= 1

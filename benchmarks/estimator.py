@@ -36,6 +36,8 @@ from paceline.estimate.model.case import cases_of
 from paceline.files.documents import write_text
 
 TABLES = ("measured_open.csv", "measured_2026_open.csv")
+ALWAYS = ("stack", "device", "source")
+"""Groups that say how wide intervals are."""
 MOST_MAPE, MOST_MEDIAN, COVERAGE = 0.10, 0.075, (0.75, 0.85)
 
 
@@ -60,18 +62,18 @@ def read_tables(paths: Sequence[Path]) -> tuple[list[PublishedStep], Counter[str
 
 
 def write_evidence(rows: Sequence[PublishedStep], fitted: Fit, held: Mapping[str, Held]) -> None:
-    """Store the fit to all rows, with how far stacks and devices lay from fits without them."""
+    """Store the fit to all rows, with how far sources, stacks and devices lay from fits without
+    them, beyond what this fit leaves open.
+    """
     x, sources = cases_of([row.case for row in rows]), [row.source for row in rows]
-    measured = np.array([row.measured_s for row in rows])
-    residual = residual_sd(x, measured, sources, fitted.centre)
+    known, dense = open_variance(slopes(x, fitted.centre), fitted), x.experts <= 1
+    residual = residual_sd(x, held["source"].missed(rows), known, sources)
     title = f"{len(rows)} published step times from {len(set(sources))} sources"
     evidence = evidence_of_fit(title, fitted, residual, len(rows), len(set(sources)))
-    dense = x.experts <= 1
-    known = open_variance(slopes(x, fitted.centre), fitted)[dense]
     between = {
-        kind: between_sd(held[kind].missed(rows)[dense], names[dense].tolist(), known)
-        for kind in ("stack", "device")
-        for names in (np.array([GROUPS[kind](row) for row in rows]),)
+        kind: between_sd(out.missed(rows)[dense], out.names[dense].tolist(), known[dense])
+        for kind, out in held.items()
+        if kind in ("stack", "device")
     }
     whole = evidence.model_copy(
         update={
@@ -121,10 +123,10 @@ def main() -> int:
     fitted = fit_with_experts(x, measured, sources, [row.software for row in rows])
     held, results = dict[str, Held](), dict[str, Any]()
     for what in GROUPS:
-        if options.leave_out in (None, what) or what in ("stack", "device"):
+        if options.leave_out in (None, what) or what in ALWAYS:
             held[what] = held_out(rows, x, what, fitted.centre)
-        if options.write and what == "device":
-            write_evidence(rows, fitted, held)
+    if options.write:
+        write_evidence(rows, fitted, held)
     for what in held:
         results[what] = judged(rows, x, held[what], held)
         whole = {name: results[what][name] for name in ("overall", "experts")}

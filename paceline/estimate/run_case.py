@@ -26,7 +26,7 @@ from paceline.estimate.fit.origin import (
     ANY,
     STACK_OF,
     WHOLE_EXPERTS,
-    captures_experts,
+    captured_experts,
     year_of_release,
 )
 from paceline.estimate.model.case import (
@@ -111,7 +111,9 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
     if device.memory_bytes_per_s is None:
         raise UserError(device.name, "has no memory rate in the catalog")
     shape, release = _shape(spec.model), (software.name, software.released)
-    captured = shape.experts > 1 and captures_experts(*release, machine.generation, training.dtype)
+    graphs = captured_experts(*release, machine.generation, machine.domain, training.dtype)
+    stated = software.cuda_graphs != "none" and graphs != "iteration"
+    graphs = software.cuda_graphs if stated or shape.experts <= 1 else graphs
     case = replace(
         shape,
         seq_len=training.seq_len,
@@ -123,7 +125,7 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         selective_recompute=layout.recompute == "selective",
         stack=software.stack_on(machine),
         compiled=software.compiled,
-        cuda_graphs="iteration" if captured else software.cuda_graphs,
+        cuda_graphs=graphs,
         flash=software.stack != "softmax",
         peak_16bit=machine.peak_wide(training.dtype),
         peak_narrow=machine.peak_narrow(training.dtype),
@@ -140,6 +142,7 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         software=software.name,
         released=software.released,
         dispatcher=software.dispatcher,
+        ep_overlap="on" if shape.experts > 1 and graphs == "iteration" else "any",
         whole_experts=software.name in WHOLE_EXPERTS,
         proxied=machine.proxied,
         family=device.family,

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 
 from paceline.core.hardware import Dtype
-from paceline.estimate.model.case import Generation, Stack
+from paceline.estimate.model.case import CudaGraphs, Generation, Stack
 from paceline.estimate.model.machine import NARROW
+from paceline.estimate.model.step import NODE
 
 ANY = "any"
 """Software that nobody names."""
@@ -51,12 +52,19 @@ WHOLE_EXPERTS = ("nemo",)
 CAPTURED_SINCE = 2026.4
 """Since when NeMo captures steps with experts as one CUDA graph on Blackwell, in 8 and 4 bit
 (release notes of Megatron-Bridge 0.5, container 26.06)."""
+BLOCKS_SINCE = 2025.8
+"""Since when it captures blocks but for their experts in racks, whose hosts are slow (performance
+recipes of Megatron-Bridge, container 25.11: attention, router and what sizes the exchange)."""
 
 
-def captures_experts(software: str, released: float, generation: Generation, dtype: Dtype) -> bool:
-    """Whether a step with experts is one CUDA graph."""
-    able = software == "nemo" and generation == "blackwell" and dtype in NARROW
-    return able and released >= CAPTURED_SINCE
+def captured_experts(
+    software: str, released: float, generation: Generation, domain: float, dtype: Dtype
+) -> CudaGraphs:
+    """What of a step with experts is a CUDA graph."""
+    able = software == "nemo" and generation == "blackwell"
+    if able and dtype in NARROW and released >= CAPTURED_SINCE:
+        return "iteration"
+    return "blocks" if able and domain > NODE and released >= BLOCKS_SINCE else "none"
 
 
 def year_of_release(text: str) -> float | None:

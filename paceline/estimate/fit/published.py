@@ -23,6 +23,7 @@ from paceline.estimate.fit.families import (
     score_width,
 )
 from paceline.estimate.fit.origin import ANY, STACK_OF, release_of, software_of, year_of
+from paceline.estimate.fit.recomputation import recomputed
 from paceline.estimate.fit.stated import of_experts
 from paceline.estimate.model.case import Case, Stack, cases_of
 from paceline.estimate.model.fabric import stated_bytes_per_s
@@ -225,8 +226,8 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
     model, stack, ffn = row.get("model", ""), stack_of(row), experts.width
     kv_heads = _number(row, "kv_heads") or heads
     width = head_width(model) or hidden / heads
-    recompute, attention = row.get("recompute", ""), row.get("attention_impl", "").lower()
-    software, replicas = software_of(row), max(1.0, devices / (pp * axes["tp"] * axes["cp"]))
+    software, attention = software_of(row), row.get("attention_impl", "").lower()
+    replicas = max(1.0, devices / (pp * axes["tp"] * axes["cp"]))
     case = Case(
         layers=layers,
         hidden=hidden,
@@ -254,8 +255,6 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         zero_stage=3 if _SHARDED.search(row.get("notes", "")) else zero_stage(row.get("zero", "")),
         sequence_parallel=row.get("seq_parallel", "").strip().lower()
         in ("1", "1.0", "true", "yes"),
-        full_recompute=recompute.startswith(("full", "remat full")),
-        selective_recompute=recompute.startswith("sel"),
         flash=_is_flash(attention, software),
         compiled="compile" in row.get("notes", ""),
         generation=hardware.generation,
@@ -282,27 +281,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         case = replace(case, **of_experts(row, case, software, dtype))
     if case.frozen:
         case = replace(case, adapter_rank=ADAPTER_RANK, adapter_widths=_adapted(case))
-    stated = bool(recompute.strip())
-    memory = hardware.device.memory_bytes
-    if not stated and memory and saved_bytes(case) > memory:
-        return replace(case, full_recompute=True)
-    return case
-
-
-def saved_bytes(case: Case) -> float:
-    """Activations of one rank without recomputation, in 16 bit, with scores where they are kept.
-
-    Korthikanti et al., arXiv:2205.05198, equations 1 to 4, in bytes a layer and micro-batch:
-    T h (10 + 24/t), T h 34/t with sequence parallelism, and 5 a s T / t of scores, with T tokens, h
-    hidden size, a heads, s tokens of a sample, t tensor ranks. A pipeline's first rank keeps
-    min(p, m) micro-batches.
-    """
-    tokens = case.micro_batch * case.seq_len / case.cp
-    replicas = max(1.0, case.devices / (case.tp * case.pp * case.cp))
-    in_flight = min(case.pp, max(1.0, case.global_batch / (replicas * case.micro_batch)))
-    stream = 34 / case.tp if case.sequence_parallel else 10 + 24 / case.tp
-    scores = 0.0 if case.flash else 5 * case.heads * case.seq_len * tokens / case.tp
-    return case.layers / case.pp * in_flight * (tokens * case.hidden * stream + scores)
+    return replace(case, **recomputed(row, case, hardware.device.memory_bytes))
 
 
 def _is_flash(attention: str, software: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TypedDict
 
 from paceline.core.hardware import Dtype
-from paceline.estimate.fit.origin import WHOLE_EXPERTS, captures_experts
+from paceline.estimate.fit.origin import WHOLE_EXPERTS, captured_experts
 from paceline.estimate.model.case import Case, CudaGraphs, Dispatcher, EpOverlap
 
 _DISPATCHERS: tuple[tuple[Dispatcher, str], ...] = (
@@ -39,14 +39,15 @@ def of_experts(row: Mapping[str, str], case: Case, software: str, dtype: Dtype) 
     """
     notes, model = row.get("notes", ""), row.get("model", "")
     drops, graph = flag(row, "token_drop"), flag(row, "cuda_graphs")
-    usual = captures_experts(software, case.released, case.generation, dtype)
+    usual = captured_experts(software, case.released, case.generation, case.domain, dtype)
+    captured = usual if graph is None else "iteration" if graph else "none"
     etp = re.search(r"\bETP\s*=?\s*(\d+)", (row.get("etp") and f"ETP{row['etp']}") or notes)
     return Stated(
         dispatcher=_dispatcher(row.get("moe_dispatcher") or notes),
-        ep_overlap=_overlap(row, notes),
+        ep_overlap=_overlap(row, notes, "on" if captured == "iteration" else "any"),
         whole_experts=int(etp[1]) == 1 if etp else software in WHOLE_EXPERTS,
         drops_tokens=bool(_DROPPED.search(model)) if drops is None else drops,
-        cuda_graphs="iteration" if (usual if graph is None else graph) else "none",
+        cuda_graphs=captured,
     )
 
 
@@ -63,8 +64,8 @@ def _dispatcher(text: str) -> Dispatcher:
     return "any"
 
 
-def _overlap(row: Mapping[str, str], notes: str) -> EpOverlap:
+def _overlap(row: Mapping[str, str], notes: str, usual: EpOverlap) -> EpOverlap:
     column, noted = flag(row, "ep_overlap"), _OVERLAP.search(notes)
     if column is None and noted:
         column = flag({"noted": noted[1]}, "noted")
-    return "any" if column is None else "on" if column else "off"
+    return usual if column is None else "on" if column else "off"

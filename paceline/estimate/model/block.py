@@ -25,6 +25,7 @@ from paceline.estimate.model.collectives import all_reduce_s
 from paceline.estimate.model.context import context_s
 from paceline.estimate.model.experts import (
     exchange_s,
+    fused,
     grouped_rate,
     host_s,
     immaturity,
@@ -171,7 +172,7 @@ def block_time(x: Cases, c: Mapping[str, float]) -> Block:
     )
     # A graph's kernels follow each other on the device: what lies between adds to what they take.
     launches = launches_s(x, c) * (3 + recomputed) / 3
-    waits = np.where(x.has("cuda_graphs", "none"), both - busy, launches)
+    waits = both - busy + np.where(x.has("cuda_graphs", "none"), 0.0, launches)
     return Block(**{**vars(device), "host": waits})
 
 
@@ -255,7 +256,8 @@ def _attention(x: Cases, c: Mapping[str, float]) -> Floats:
     new = x.has("generation", "hopper") | x.has("generation", "blackwell")
     torch = np.where(~x.has("stack", "fused") & new, c["flash_torch"], 1.0)
     torch = torch * np.where(x.released < FLASH_2, c["flash_early"], 1.0)
-    torch = torch * _of_narrow_heads(x, width)
+    torch = torch * np.where(x.has("generation", "tpu"), c["flash_tpu"], 1.0)
+    torch = torch * _of_narrow_heads(x, width) * _of_narrow_numbers(x, width)
     share = np.where(x.causal > 0, 0.5, 1.0)
     flash = share * full / (rate * c["flash"] / USUAL_EFFICIENCY * torch)
     scores = x.heads * _attended(x) * tokens(x) / x.tp
@@ -270,6 +272,15 @@ def _of_narrow_heads(x: Cases, width: Floats) -> Floats:
     even = by_word(x, "generation", EXPONENTIALS)
     narrow = width / (width + even) * (USUAL_HEAD + even) / USUAL_HEAD
     return np.where(width < USUAL_HEAD, narrow, 1.0)
+
+
+def _of_narrow_numbers(x: Cases, width: Floats) -> Floats:
+    """Rate of attention in 8 bit over that in 16: (d + e) / (d / 2 + e), as exponentials stay.
+
+    Recipes that have experts' own kernels compute it so, but in 4 bit.
+    """
+    even = by_word(x, "generation", EXPONENTIALS)
+    return np.where(fused(x) & (x.four_bit == 0), (width + even) / (width / 2 + even), 1.0)
 
 
 def _attended(x: Cases) -> Floats:
@@ -314,7 +325,11 @@ def _host(x: Cases, c: Mapping[str, float]) -> Floats:
     for generation in ("volta", "ampere"):
         whole = whole * np.where(x.has("generation", generation), c[f"host_{generation}"], 1.0)
     tp = np.where(x.has("stack", "fused"), c["host_tp_fused"], c["host_tp"])
-    whole = whole * np.where(x.tp > 1, 1 + tp, 1.0) + host_s(x, c)
+    whole = whole * np.where(x.tp > 1, 1 + tp, 1.0)
+    # How many tokens come decides the size of experts' products, so these lie outside of a block's
+    # graph; a captured iteration has room for as many as may come.
+    whole = np.where(x.has("cuda_graphs", "none"), whole, 0.0)
+    whole = whole + np.where(x.has("cuda_graphs", "iteration"), 0.0, host_s(x, c))
     return whole * np.where(x.compiled > 0, 0.5, 1.0) * x.crowding
 
 

@@ -23,14 +23,14 @@ class Prior:
 PRIORS: tuple[Prior, ...] = (
     # Share of the dense peak that large 16-bit products reach: 0.85 of the best product published
     # (A100 0.87, H100 0.80, B200 and GB200 0.75, MI300X 0.51, MI325X 0.60, MI355X 0.62:
-    # ml-engineering, compute/accelerator). A TPU's systolic arrays reach more of theirs.
+    # ml-engineering, compute/accelerator; TPU v7 0.83: accelerator-microbenchmarks, Ironwood).
     Prior("gemm_volta", 0.62, 0.07, "16-bit products of a V100 over its peak"),
     Prior("gemm_ampere", 0.74, 0.07, "16-bit products of an A100 over its peak"),
     Prior("gemm_hopper", 0.68, 0.07, "16-bit products of an H100 or H200 over its peak"),
     Prior("gemm_blackwell", 0.64, 0.07, "16-bit products of a B200 or B300 over its peak"),
     Prior("gemm_amd", 0.48, 0.25, "16-bit products of an MI300X or MI325X over its peak"),
     Prior("gemm_cdna4", 0.53, 0.20, "16-bit products of an MI350X or MI355X over its peak"),
-    Prior("gemm_tpu", 0.66, 0.20, "16-bit products of a TPU over its peak"),
+    Prior("gemm_tpu", 0.70, 0.20, "16-bit products of a TPU over its peak"),
     Prior("gemm_other", 0.48, 0.30, "16-bit products of another device over its peak"),
     Prior("gemm_cpu", 0.70, 0.30, "products of a CPU over the rate that was probed"),
     Prior("gemm_8bit", 0.92, 0.10, "8-bit products' share of their peak, over that of 16-bit ones"),
@@ -48,6 +48,7 @@ PRIORS: tuple[Prior, ...] = (
     Prior("cast_traffic", 1.0, 0.50, "memory traffic of casts to narrow types, over one pass"),
     Prior("flash", 0.52, 0.25, "flash attention's forward products over the 16-bit peak"),
     Prior("flash_torch", 0.65, 0.25, "PyTorch's flash attention since Hopper, over the fused one"),
+    Prior("flash_tpu", 1.00, 0.25, "splash attention of TPUs over flash attention"),
     Prior("flash_early", 0.60, 0.25, "flash attention's first version over the second one"),
     Prior("scores", 0.30, 0.30, "products of attention that stores its scores, over the peak"),
     Prior("scores_passes", 3.3, 0.40, "times the scores go through memory in a forward pass"),
@@ -92,9 +93,11 @@ PRIORS: tuple[Prior, ...] = (
     Prior("ep_exposed", 0.80, 0.40, "share of what experts exchange that nothing hides"),
     Prior("ep_overlapped", 0.40, 0.40, "the same beside another micro-batch's work"),
     # A point-to-point exchange for every pair, of whose ports none helps another. Host threads
-    # bring 9 to 43 GB/s from a device (UCCL-EP's README, EFA of 50 GB/s): a third of 100 GB/s.
+    # bring 9 to 43 GB/s from a device (UCCL-EP's README, EFA of 50 GB/s): a third of 100 GB/s. They
+    # take 0.23 to 0.32 ms for 128 tokens among 16 ranks, 0.41 to 0.62 among 32 (the same, B200).
     Prior("all_to_all", 0.60, 0.40, "NCCL's all-to-all between nodes over the rate of a ring"),
     Prior("ep_proxied", 0.35, 0.50, "other dispatchers' by host threads over the rate of a ring"),
+    Prior("ep_proxied_start_s", 2.7e-4, 0.50, "start of one by host threads among 16 ranks"),
     Prior("pp_exposed", 0.70, 0.40, "share of what passes between stages that nothing hides"),
     Prior("pp_exposed_fused", 0.20, 0.60, "the same with newer schedules"),
     Prior("dp_exposed", 0.35, 0.50, "share of the gradients' exchange that nothing hides"),
@@ -108,6 +111,7 @@ PRIORS: tuple[Prior, ...] = (
 OF_EXPERTS = (
     "gemm_grouped", "grouped_tokens", "imbalance", "experts_pace", "permuted", "experts_fused",
     "host_experts_s", "host_capacity", "ep_exposed", "ep_overlapped", "all_to_all", "ep_proxied",
+    "ep_proxied_start_s",
 )  # fmt: skip
 """Coefficients that only models with experts look at."""
 NAMES = tuple(prior.name for prior in PRIORS)

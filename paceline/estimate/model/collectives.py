@@ -17,6 +17,8 @@ import numpy as np
 
 from paceline.estimate.model.case import Cases, Floats
 
+PROXIED = 16
+"""Ranks of an exchange by host threads to which `ep_proxied_start_s` belongs."""
 LATENCIES = ("intra_latency_s", "inter_latency_s", "leaf_latency_s", "pod_latency_s")
 
 
@@ -145,7 +147,8 @@ def all_to_all_s(
     Every rank has bytes of its own for each other one, so what leaves a domain goes through its own
     port, unlike what a domain shares. `receivers` ranks get a copy of each piece, but a domain gets
     one for all of its own, so that (D - 1)(1 - (1 - 1/D)^receivers) copies leave one of D domains
-    on average. NCCL's all-to-all sends every copy by itself.
+    on average. NCCL's all-to-all sends every copy by itself. Host threads that hand pieces to ports
+    begin one for each rank after the other.
     """
     near = np.clip(x.domain / stride, 1.0, size)
     domains = size / near
@@ -162,4 +165,6 @@ def all_to_all_s(
         crossing = num_bytes * beyond / rate
         slowest = np.where(spread > level.unit, np.maximum(slowest, crossing), slowest)
     start = _own_start_s(x, c, np.where(domains > 1, np.inf, 0.0))
+    handed = (domains > 1) & (x.proxied > 0) & ~plain
+    start = np.where(handed, c["ep_proxied_start_s"] * size / PROXIED, start)
     return slowest + start + one_way_s(x, size * stride)

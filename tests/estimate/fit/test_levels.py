@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.fit.interval import Levels, between_sd, log_sd
+from paceline.estimate.fit.interval import Levels, between_sd, log_sd, residual_sd
 from paceline.estimate.fit.origin import SOFTWARE, STACK_OF
 from paceline.estimate.fit.posterior import (
     PRIOR,
@@ -38,6 +38,19 @@ def test_the_width_between_groups_is_that_of_their_means():
     known = np.full(len(groups), expected**2 / 2)
     assert between_sd(missed, groups, known) == pytest.approx(expected / 2**0.5, rel=0.2)
     assert between_sd(missed[:2], groups[:2], known[:2]) == 0
+
+
+def test_what_formulas_miss_lies_beyond_what_fits_leave_open():
+    rng, case = np.random.default_rng(4), read_row(ROW).case
+    fused, torch = replace(case, stack="fused"), replace(case, stack="torch")
+    x, sources = cases_of([fused] * 900 + [torch] * 100), list("abcdefghi") * 100 + ["j"] * 100
+    known = np.full(1000, 0.03**2)
+    missed = np.hypot(0.03, np.where(x.has("stack", "torch"), 0.2, 0.05)) * rng.normal(size=1000)
+    residual = residual_sd(x, missed, known, sources)
+    assert residual["fused"] == pytest.approx(0.05, rel=0.15)
+    assert 0.06 < residual["torch"] < 0.15
+    assert 0.05 < residual["softmax"] < residual["torch"]
+    assert residual_sd(x, missed, np.ones(1000), sources)["fused"] == 0
 
 
 def test_a_stack_or_device_that_was_looked_at_narrows_the_interval():

@@ -43,6 +43,29 @@ def test_a_captured_step_waits_for_no_host():
     assert small.gemm == graph.gemm
 
 
+def test_a_graph_of_blocks_leaves_experts_to_the_host():
+    none, blocks, whole = (
+        parts(micro_batch=1, cuda_graphs=captured).host
+        for captured in ("none", "blocks", "iteration")
+    )
+    assert none > blocks > whole
+
+
+def test_host_threads_begin_an_exchange_later_the_more_ranks_there_are():
+    handed = {"dispatcher": "deepep", "micro_batch": 1, "ep_overlap": "off"}
+    few, many = (
+        parts(**handed, ep=ep, proxied=True).ep - parts(**handed, ep=ep).ep for ep in (16, 32)
+    )
+    assert many > few > 0
+
+
+def test_attention_is_in_8_bit_where_experts_have_kernels_of_their_own():
+    wide = parts(peak_narrow=0.0, block_scaled=False).attention
+    assert wide > 1.3 * parts().attention
+    assert parts(four_bit=True).attention == pytest.approx(wide)
+    assert parts(released=2026.3).attention > 1.3 * parts().attention
+
+
 def test_tokens_beyond_a_capacity_spare_the_host_a_wait():
     assert parts(micro_batch=1, drops_tokens=True).host < parts(micro_batch=1).host
 
@@ -72,7 +95,8 @@ def test_whole_experts_spread_as_many_weights_over_the_same_ranks():
 
 
 def test_narrow_heads_pay_for_exponentials_where_products_outran_them():
+    wide = {"peak_narrow": 0.0, "block_scaled": False}
     heads = {"heads": 128.0, "head_dim": 64.0, "kv_heads": 8.0}
-    assert parts(**heads).attention == pytest.approx(1.5 * parts().attention)
+    assert parts(**heads, **wide).attention == pytest.approx(1.5 * parts(**wide).attention)
     old = {"generation": "ampere"}
     assert parts(**heads, **old).attention == pytest.approx(parts(**old).attention)
