@@ -45,6 +45,14 @@ def test_notes_tell_of_running_out_and_of_other_optimizers():
     assert read(notes="bf16 optimizer w/ fp32 grad accum").case.summed_gradient_bytes == 4
 
 
+def test_a_test_of_megatron_has_what_its_configuration_sets_and_the_table_leaves_out():
+    large = read(table_or_path="gpt/gpt3_7b_tp4_pp1_memory_speed/golden.json").case
+    assert (large.vocab, large.tied) == (131073, False)
+    split = "gpt/gpt3_mcore_te_tp1_pp4_vp2_account_for_embedding_loss_in_pipeline_split/golden.json"
+    assert (read(table_or_path=split).case.vp, read(table_or_path=split).case.tied) == (2, False)
+    assert read(table_or_path="gpt/gpt3_mcore_te_tp1_pp1/golden.json").case.tied
+
+
 def test_a_variant_with_more_memory_than_the_catalogs_keeps_its_own():
     assert read(gpu="H100-SXM-96GB-HBM2e-500W").device_bytes == 96e9
 
