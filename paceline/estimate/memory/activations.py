@@ -184,7 +184,7 @@ def _logits(x: Cases, f: Constants, s: Stage, shared: Floats) -> Floats:
     entrance = t * x.hidden * (2 * x.compute_bytes + _norm(x, f)) / shared
     head = np.where(f.head_weight > 0, rows * x.hidden, 0.0)
     waiting = np.where((x.pp > 1) & x.has("schedule", "gpipe"), num_microbatches(x), 1 + s.deferred)
-    logits = f.logits * t * rows
+    logits = (f.logits + x.more_logit_bytes) * t * rows
     chunked = f.logits_at_once < EVERYTHING
     at_once = np.where(chunked, np.minimum(logits, f.logits_at_once), waiting * logits)
     # A gradient waits for each micro-batch; what it is made from, for the one at work alone.
