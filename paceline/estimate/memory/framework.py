@@ -140,7 +140,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         per_shard=6.03, fragmentation=0.0487, log_sd=0.114,
     ),
     "fused": replace(
-        PRIORS["fused"], activation_scale=1.004, logits=6.37, fixed=86.1e6, log_sd=0.079,
+        PRIORS["fused"], activation_scale=0.998, logits=6.12, fixed=94.8e6, log_sd=0.079,
     ),
     "torch": replace(
         PRIORS["torch"], activation_scale=0.953, logits=13.9, fixed=512e6, per_parameter=0.208,
