@@ -45,7 +45,7 @@ class Activations:
     logits: Floats
     """Of the head: its inputs, logits and their loss."""
     waiting: Floats
-    """What of them is left when gpipe's first backward pass is through: the other micro-batches'."""
+    """Of them, the other micro-batches' when gpipe's first backward pass is through."""
 
 
 def activations(x: Cases, f: Constants, s: Stage) -> Activations:
