@@ -2,8 +2,9 @@
 
     python benchmarks/memory_estimate.py measured_open.csv [--golden FILE] [--runs FOLDER ...]
 
-Rows are estimated with the constants that are shipped, with ones that were fitted without the row's
-source, and with ones without its stack. Rows that ran out of memory must be called so, rows that ran must not.
+Rows are estimated with the constants that are shipped, with ones that were fitted without the
+row's source, and with ones without its stack. Rows that ran out of memory must be called so, rows
+that ran must not.
 `--golden`: a table of Megatron's tests with the bytes that stay allocated between steps, which are
 the states alone. `--runs`: finished runs of the native trainer on CPUs, whose tracked peaks are
 compared as well. A missed target makes the exit code 1.
