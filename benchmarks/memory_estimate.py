@@ -2,8 +2,9 @@
 
     python benchmarks/memory_estimate.py measured_open.csv [--golden FILE] [--runs FOLDER ...]
 
-Rows are estimated twice: with the constants that are shipped, and with ones that were fitted
-without the row's source. Rows that ran out of memory must be called so, rows that ran must not.
+Rows are estimated with the constants that are shipped, with ones that were fitted without the
+row's source, and with ones without its stack. Rows that ran out of memory must be called so, rows
+that ran must not.
 `--golden`: a table of Megatron's tests with the bytes that stay allocated between steps, which are
 the states alone. `--runs`: finished runs of the native trainer on CPUs, whose tracked peaks are
 compared as well. A missed target makes the exit code 1.
@@ -30,7 +31,7 @@ from _result import Surroundings, keep
 from paceline.core.result import Result
 from paceline.estimate.fit.published import UnmodelledError
 from paceline.estimate.memory.device_memory import MemoryEstimate, memory, p_oom, rank_memory
-from paceline.estimate.memory.framework import FITTED, FRAMEWORKS, NATIVE_CPU, Framework
+from paceline.estimate.memory.framework import FITTED, FRAMEWORKS, NATIVE_CPU, PRIORS, Framework
 from paceline.estimate.memory.published import (
     GIB,
     LAST,
@@ -89,7 +90,7 @@ def probabilities(rows: list[PublishedMemory], frameworks: Mapping[str, Framewor
 def judged(rows: list[PublishedMemory]) -> list[dict[str, Any]]:
     """Every row with both estimates and both probabilities."""
     shipped, chance = as_stated(rows, FRAMEWORKS), probabilities(rows, FRAMEWORKS)
-    others = leave_one_source_out(rows)
+    others, prior = leave_one_source_out(rows), as_stated(rows, PRIORS)
     return [
         {
             "id": row.id,
@@ -98,6 +99,8 @@ def judged(rows: list[PublishedMemory]) -> list[dict[str, Any]]:
             "stated_gib": row.stated_bytes / GIB if row.stated_bytes else None,
             "shipped_gib": shipped[i] / GIB,
             "without_own_source_gib": float(as_stated([row], others[i])[0]) / GIB,
+            # A stack is fitted by its own rows alone: without them its prior is left.
+            "without_own_stack_gib": prior[i] / GIB,
             "p_oom": float(chance[i]),
             "p_oom_without_own_source": float(probabilities([row], others[i])[0]),
         }
@@ -128,6 +131,7 @@ def by_source(rows: list[dict[str, Any]]) -> dict[str, Any]:
         name: {
             "shipped": score(group, "shipped_gib"),
             "without_own_source": score(group, "without_own_source_gib"),
+            "without_own_stack": score(group, "without_own_stack_gib"),
         }
         for name, group in groups.items()
         if any(row["stated_gib"] for row in group)
@@ -286,6 +290,10 @@ def print_tables(
             f"| {other['median']:.1%}, {other['mape']:.1%}, {other['within_5']:.0%}, "
             f"{other['within_10']:.0%} |"
         )
+    stack = scores["all"]["without_own_stack"]
+    print(
+        f"\nwithout the own stack: median {stack['median']:.1%}, within 5 % {stack['within_5']:.0%}"
+    )
     print("\n| ran out | P(OOM) | without the own source |\n|---|---:|---:|")
     for row in rows:
         if row["stated_gib"] is None:

@@ -44,6 +44,8 @@ class Activations:
     """Of the one block that a backward pass goes through, beyond what was kept."""
     logits: Floats
     """Of the head: its inputs, logits and their loss."""
+    waiting: Floats
+    """Of them, the other micro-batches' when gpipe's first backward pass is through."""
 
 
 def activations(x: Cases, f: Constants, s: Stage) -> Activations:
@@ -64,10 +66,13 @@ def activations(x: Cases, f: Constants, s: Stage) -> Activations:
     alone = (x.selective_recompute > 0) & (x.full_recompute == 0)
     block = np.where(alone, selective, whole) - less
     gradients = f.backward * t * c * (x.hidden / shared + x.ffn / x.tp)
+    logits, waiting = _logits(x, f, s, shared)
+    head = s.last & (x.vocab > 0)
     return Activations(
         kept=s.alive * block + _waiting(x, s) + _transfers(x, f, s, inputs),
         working=np.where(s.layers > 0, again + gradients, 0.0),
-        logits=np.where(s.last & (x.vocab > 0), _logits(x, f, s, shared), 0.0),
+        logits=np.where(head, logits, 0.0),
+        waiting=np.where(head, waiting, 0.0),
     )
 
 
@@ -177,19 +182,28 @@ def _norm(x: Cases, f: Constants) -> Floats:
     return np.where(x.gated > 0, wide, np.where(c < 4, c * f.narrow_norm, 0.0))
 
 
-def _logits(x: Cases, f: Constants, s: Stage, shared: Floats) -> Floats:
+def all_forward_first(x: Cases) -> Bools:
+    """Where all forward passes of a step come before its backward passes."""
+    return (x.pp > 1) & x.has("schedule", "gpipe")
+
+
+def _logits(x: Cases, f: Constants, s: Stage, shared: Floats) -> tuple[Floats, Floats]:
     """The head's input with its norm, the logits and their loss; gpipe keeps a whole step's.
+
+    Then the same of the micro-batches that wait for gpipe's first one.
 
     A loss that goes through chunks of tokens has the logits of one chunk only.
     """
     t, rows = tokens(x), vocabulary_rows(x, f) / x.tp
     entrance = t * x.hidden * (2 * x.compute_bytes + _norm(x, f)) / shared
     head = np.where(f.head_weight > 0, rows * x.hidden, 0.0)
-    waiting = np.where((x.pp > 1) & x.has("schedule", "gpipe"), num_microbatches(x), 1 + s.deferred)
-    logits = f.logits * t * rows
+    waiting = np.where(all_forward_first(x), num_microbatches(x), 1 + s.deferred)
+    logits = (f.logits + x.more_logit_bytes) * t * rows
     chunked = f.logits_at_once < EVERYTHING
     at_once = np.where(chunked, np.minimum(logits, f.logits_at_once), waiting * logits)
     # A gradient waits for each micro-batch; what it is made from, for the one at work alone.
     once = waiting * f.gradient * head + (f.head_weight - f.gradient) * head
     copy = np.where(x.frozen > 0, 0.0, x.compute_bytes * head)
-    return at_once + waiting * entrance + np.where(copies_kept(x, f), copy, once)
+    each = entrance + f.gradient * head + np.where(chunked, 0.0, logits)
+    others = np.where(all_forward_first(x), waiting - 1, 0.0) * each
+    return at_once + waiting * entrance + np.where(copies_kept(x, f), copy, once), others

@@ -16,12 +16,12 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.estimate.memory.activations import activations
+from paceline.estimate.memory.activations import activations, all_forward_first
 from paceline.estimate.memory.framework import FRAMEWORKS, MIB, Constants, Framework, constants
 from paceline.estimate.memory.stage import stage
 from paceline.estimate.memory.states import states
 from paceline.estimate.model.case import Bools, Cases, Floats
-from paceline.estimate.model.weights import replicas
+from paceline.estimate.model.weights import num_microbatches, replicas
 
 CONTEXT_BYTES: Mapping[str, float] = {"volta": 1113 * MIB, "ampere": 1573 * MIB, "cpu": 0.0}
 """nvidia-smi with one tensor, by the 1.3B and 104B notes of BigScience (2021), CUDA 11."""
@@ -115,9 +115,15 @@ def rank_memory(
     # One block is worked on after the logits are gone, and freed gradients come as activations go.
     kept = new.kept + held.copies
     beside = np.maximum(new.working, new.logits)
-    most = np.where(
-        _frees_gradients(x, f),
-        np.maximum(kept + beside, held.gradients + new.working),
+    # gpipe's forward passes are over when the first backward pass makes gradients.
+    through = held.gradients + kept + new.working + new.waiting
+    apart = (f.keeps_gradients == 0) & all_forward_first(x) & (num_microbatches(x) > 1)
+    most = np.select(
+        [_frees_gradients(x, f), apart],
+        [
+            np.maximum(kept + beside, held.gradients + new.working),
+            np.maximum(kept + beside, through),
+        ],
         held.gradients + kept + beside,
     )
     live = held.weights + held.optimizer + held.gathered + held.buffers + most

@@ -140,7 +140,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         per_shard=6.03, fragmentation=0.0487, log_sd=0.114,
     ),
     "fused": replace(
-        PRIORS["fused"], activation_scale=1.004, logits=6.37, fixed=86.1e6, log_sd=0.079,
+        PRIORS["fused"], activation_scale=0.998, logits=6.12, fixed=94.8e6, log_sd=0.0554,
     ),
     "torch": replace(
         PRIORS["torch"], activation_scale=0.953, logits=13.9, fixed=512e6, per_parameter=0.208,
@@ -161,7 +161,7 @@ NATIVE_CPU = replace(
 (36 of 64, or 10 of 16 in short sequences), logits in chunks of 16 MiB of fp32."""
 NATIVE_CUDA = replace(
     _NATIVE, logits=6, logits_at_once=1536 * MIB, keeps_copies=1, fixed=64 * MIB,
-    fragmentation=0.05, communicator=300 * MIB, log_sd=0.161,
+    fragmentation=0.05, communicator=300 * MIB, log_sd=0.159,
 )  # fmt: skip
 """The same on GPUs: flash attention, fused norms, logits in chunks of 1 GiB of fp32."""
 

@@ -148,6 +148,8 @@ class Case:
     """Of a number in which blocks compute."""
     moment_bytes: float = 4
     """Of each of Adam's two moments."""
+    more_logit_bytes: float = 0.0
+    """Of a logit, beyond what its framework's usual loss holds."""
     summed_gradient_bytes: float = 0
     """Of a gradient that micro-batches are summed up in, where it stands beside the framework's."""
     document: float = 0

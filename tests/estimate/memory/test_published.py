@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -43,6 +45,23 @@ def test_notes_tell_of_running_out_and_of_other_optimizers():
     assert read(notes="--use-bnb-optimizer").case.moment_bytes == 1
     assert read(notes="baseline w/o bnb").case.moment_bytes == 4
     assert read(notes="bf16 optimizer w/ fp32 grad accum").case.summed_gradient_bytes == 4
+
+
+def test_a_test_of_megatron_has_what_its_configuration_sets_and_the_table_leaves_out():
+    large = read(table_or_path="gpt/gpt3_7b_tp4_pp1_memory_speed/golden.json").case
+    assert (large.vocab, large.tied) == (131073, False)
+    split = "gpt/gpt3_mcore_te_tp1_pp4_vp2_account_for_embedding_loss_in_pipeline_split/golden.json"
+    assert (read(table_or_path=split).case.vp, read(table_or_path=split).case.tied) == (2, False)
+    fused = read(table_or_path="gpt/gpt3_mcore_te_tp2_pp2_cross_entropy_loss_fusion/golden.json")
+    assert fused.case.more_logit_bytes == 4
+    assert read(table_or_path="gpt/gpt3_mcore_te_tp1_pp1/golden.json").case.tied
+
+
+def test_a_loss_that_holds_more_of_a_logit_needs_so_much_more():
+    row = read(heads="32", attention_impl="flash", recompute="full").case
+    more = replace(row, more_logit_bytes=4.0)
+    usual, grown = (rank_memory(cases_of([case]), -1).logits[0] for case in (row, more))
+    assert grown - usual == pytest.approx(4 * 2048 * row.vocab)
 
 
 def test_a_variant_with_more_memory_than_the_catalogs_keeps_its_own():
