@@ -100,7 +100,8 @@ def read_memory_row(row: Mapping[str, str]) -> PublishedMemory:
 
 
 def _settings(path: str) -> Mapping[str, Any]:
-    return next((settings for word, settings in SETTINGS.items() if word in path), {})
+    none: Mapping[str, float | bool] = {}
+    return next((settings for word, settings in SETTINGS.items() if word in path), none)
 
 
 def as_stated(
