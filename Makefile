@@ -17,10 +17,10 @@ CLUSTER_PACKAGES := openssh-server openssh-client iproute2 slurmctld slurmd slur
 BENCHMARKS = $(filter-out $(NIGHTLY),$(wildcard benchmarks/[a-z]*.py))
 NIGHTLY := benchmarks/slow_nodes.py benchmarks/many_ranks.py
 # Folders of tests with a target of their own, so that the default tests stay short.
-PARALLEL_SUITES := attacks engines estimate explain layouts mlperf profiles runs scaling staging trainer
+PARALLEL_SUITES := attacks engines estimate layouts mlperf profiles runs scaling staging trainer
 ENERGON := megatron-energon==7.4.1
 FRAMEWORKS := deepspeed_chat megatron torchtitan hf_trainer
-SUITES := browser clusters frameworks numerics $(PARALLEL_SUITES)
+SUITES := browser clusters explain frameworks numerics $(PARALLEL_SUITES)
 TWO_AT_ONCE := -n 2 --dist loadfile
 CLUSTER_TESTS = --durations=20 tests/clusters $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| [ $$? = 5 ])
 SHELL := bash
@@ -54,7 +54,6 @@ test: $(VENV)/.installed-tested ## run the tests, without the suites that have a
 test-attacks: ## hostile files, numbers, names, secrets and interrupts
 test-engines: ## how each framework is launched, and how its logs are read
 test-estimate: ## step time and memory before a run, calibration
-test-explain: ## causes of slow runs, seeded on real ones
 test-layouts: ## sweeps, searches and ramp-ups of layouts
 test-mlperf: ## trainings to a target, scores and checks of MLPerf logs
 test-profiles: ## traces, memory, NCCL's logs and Nsight Systems' reports (see deps-profiling)
@@ -67,7 +66,8 @@ $(PARALLEL_SUITES:%=test-%): test-%: $(VENV)/.installed-tested
 
 test-numerics: ## every layout against the single process
 test-browser: ## the HTML report in a real Chromium (see deps-browser)
-test-numerics test-browser: test-%: $(VENV)/.installed-tested
+test-explain: ## causes of slow runs, seeded on real ones, which other tests beside them would slow as well
+test-numerics test-browser test-explain: test-%: $(VENV)/.installed-tested
 	$(BIN)/python -m pytest --durations=20 tests/$* $(PYTEST_ARGS)
 
 .PHONY: frameworks

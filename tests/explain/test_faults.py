@@ -18,7 +18,7 @@ STEPS = {"data starvation": 12, "slow rank": 40}
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of this machine, a healthy one among them."""
     root = tmp_path_factory.mktemp("runs")
-    train(root, "usual", settings=(*SMALL, "steps=12"))
+    train(root, "usual", settings=(*SMALL, "steps=40"))
     return root
 
 
