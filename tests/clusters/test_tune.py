@@ -21,7 +21,7 @@ SMALL = [
     "--name",
     "fast",
     "--steps",
-    "14",
+    "24",
     "--json",
     "--most-tp",
     "1",
