@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveInt
-
-from paceline.core.value import Value
+from paceline.core.value import PositiveInt, Value
 
 
 class LatentAttention(Value):

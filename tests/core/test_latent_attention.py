@@ -106,6 +106,10 @@ def test_a_rank_holds_its_share_of_the_second_tokens_experts() -> None:
         ({"num_experts": 1, "experts_per_token": 1}, "first_dense_layers"),
         ({"num_kv_heads": 8}, "latent_attention goes without"),
         ({"latent_attention": {"kv_lora_rank": 512}}, "qk_nope_head_dim"),
+        (
+            {"latent_attention": {**LATENT.model_dump(), "kv_lora_rank": 2**60}},
+            "less than or equal",
+        ),
     ],
 )
 def test_sizes_that_do_not_agree_are_refused(changes: dict[str, Any], says: str) -> None:
