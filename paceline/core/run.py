@@ -52,8 +52,6 @@ UNLIKE_A_SETTING = (
     "stage",
 )
 """Fields of a cluster that say where something runs and how it gets there, not what runs."""
-NEWER = ("evaluation", "initial_weights")
-"""Fields of the training that older keys know nothing of: without a value they change no key."""
 ESTIMATED_ALONE: dict[str, Any] = {
     "latent_attention": None,
     "first_dense_layers": 0,
@@ -61,6 +59,8 @@ ESTIMATED_ALONE: dict[str, Any] = {
     "mtp_layers": 0,
 }
 """Sizes of a model that no engine here trains, and what a model without has."""
+NEWER = ("evaluation", "initial_weights")
+"""Fields of the training that older keys know nothing of: without a value they change no key."""
 NEWER_SIZES: dict[str, Any] = {
     "num_experts": 1,
     "experts_per_token": 1,

@@ -55,11 +55,11 @@ def unsupported(spec: RunSpec) -> list[str]:
         )
     if spec.model.kind == "decoder":
         problems += estimated_alone(spec.model)
-    if spec.model.kind == "decoder" and spec.model.num_experts > 1:
-        problems.append(
-            "model.num_experts > 1 is not in this trainer: models with experts are estimated, "
-            "and their logs parsed"
-        )
+        if spec.model.num_experts > 1:
+            problems.append(
+                "model.num_experts > 1 is not in this trainer: models with experts are estimated, "
+                "and their logs parsed"
+            )
     problems += [*_evaluation_problems(spec), *_document_problems(spec)]
     return problems + (
         _latent_problems(spec) if spec.model.kind == "mmdit" else _text_problems(spec, spec.model)
