@@ -50,7 +50,10 @@ Timeout = Annotated[
 Tag = Annotated[str | None, typer.Option(help="A name under which to find what is stored.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")]
 Force = Annotated[
-    bool, typer.Option("--force", help="Run although the memory bound says it cannot fit.")
+    bool,
+    typer.Option(
+        "--force", help="Run what the memory bound refuses, and dtypes that a CPU has to emulate."
+    ),
 ]
 RunsDir = Annotated[
     Path | None,

@@ -21,7 +21,7 @@ from paceline.engines.launch.programs import unknown_settings
 from paceline.files.home import cache_folder
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 
-__all__ = ["DIALECT", "job", "missing", "settings", "unsupported"]
+__all__ = ["DIALECT", "emulated", "job", "missing", "settings", "unsupported"]
 
 IMPORTS = ("torch",)
 SETTINGS_FILE = "trainer.json"
@@ -49,10 +49,6 @@ def unsupported(spec: RunSpec) -> list[str]:
         problems.append(f"training.fp8_recipe {fp8_recipe} is for training.dtype=fp8, not {dtype}")
     if spec.memory_limit_bytes is not None and spec.cluster.device != "cpu":
         problems.append("memory_limit_bytes is for processes on a CPU; a GPU has its own limit")
-    if spec.training.dtype in EMULATED and spec.cluster.device == "cpu":
-        problems.append(
-            f"{spec.training.dtype} on a CPU is emulated, many times slower than bf16 or fp32"
-        )
     if spec.model.kind == "decoder":
         problems += estimated_alone(spec.model)
         if spec.model.num_experts > 1:
@@ -64,6 +60,14 @@ def unsupported(spec: RunSpec) -> list[str]:
     return problems + (
         _latent_problems(spec) if spec.model.kind == "mmdit" else _text_problems(spec, spec.model)
     )
+
+
+def emulated(spec: RunSpec) -> list[str]:
+    """That this trainer trains `spec`, but many times slower than any other program would."""
+    dtype = spec.training.dtype
+    if spec.engine != "native" or spec.cluster.device != "cpu" or dtype not in EMULATED:
+        return []
+    return [f"{dtype} on a CPU is emulated, many times slower than bf16 or fp32"]
 
 
 def _evaluation_problems(spec: RunSpec) -> list[str]:

@@ -15,7 +15,7 @@ from paceline.core.memory import memory_per_device, smallest_fit
 from paceline.core.run import USUAL_FP8_RECIPE, MatmulPrecision, RunSpec
 from paceline.core.shape import num_parameters
 from paceline.core.units import gib, percent
-from paceline.engines import engine
+from paceline.engines import engine, native
 from paceline.files import catalog, references
 from paceline.files.recipe import Recipe, recipe_names, recipe_path, resolve
 from paceline.files.run_folder import runs_root
@@ -259,6 +259,8 @@ def _native_bf16(cluster: Cluster, machine: dict[str, Any]) -> bool:
 def _no_such_dtype(spec: RunSpec) -> list[str]:
     """That a narrow dtype is none of the device's, where the catalog knows the device."""
     device, dtype = find_device(spec.cluster.device), spec.training.dtype
+    if native.emulated(spec):
+        return []
     if device is None or dtype not in NARROW or device.peak_flops_per_s(dtype) is not None:
         return []
     can = ", ".join(device.peaks) or "none that the catalog knows"
@@ -294,8 +296,16 @@ def _check(spec: RunSpec, force: bool) -> None:
             "; ".join(problems),
             remedy="change it with --set",
         )
+    if force:
+        return
+    if slow := native.emulated(spec):
+        raise UserError(
+            f"{spec.recipe} on {_describe(spec.cluster)}",
+            "; ".join(slow),
+            remedy="change it with --set, or see what it does to the loss with --force",
+        )
     limit = _device_memory_bytes(spec.cluster)
-    if force or limit is None:
+    if limit is None:
         return
     device = find_device(spec.cluster.device)
     need = memory_per_device(

@@ -69,6 +69,12 @@ def test_a_layout_too_large_for_one_device_says_how_much_it_needs():
         )
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "fp8", "nvfp4"])
+def test_force_trains_in_what_a_cpu_emulates(dtype: str):
+    plan = make_plan(Request("tiny-llama", overrides=(f"dtype={dtype}",), devices=1, force=True))
+    assert plan.spec.training.dtype == dtype
+
+
 def test_force_runs_what_the_bound_refuses():
     overrides = ("layout.micro_batch=100000", "global_batch=200000")
     assert make_plan(Request("tiny-llama", overrides=overrides, devices=2, force=True)).script

@@ -92,7 +92,8 @@ def short_of(
         )
     except UserError:
         return None
-    return None if native.unsupported(spec) else ShortTraining(recipe.name, spec)
+    problems = native.unsupported(spec) + native.emulated(spec)
+    return None if problems else ShortTraining(recipe.name, spec)
 
 
 def _layouts(ranks: int) -> Iterator[tuple[int, Axes]]:
