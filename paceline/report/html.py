@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import quote
 
 import altair as alt
-import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -36,6 +35,7 @@ from paceline.report.page import (
 )
 from paceline.report.tables import interval_kinds, written_rows
 from paceline.report.theme import DARK, LIGHT, ON_PAGE, WHOSE, css_variables
+from paceline.report.vega import vega_bundle
 
 MOST_RANK_ROWS = 64
 FIGURE_START = "0123456789+-\N{MINUS SIGN}±<"
@@ -76,7 +76,7 @@ def render_page(
 ) -> str:
     """A page that loads nothing: the answer at its head, its template, its charts for the page."""
     figures = [_embedded_chart(name, chart) for name, chart in charts.items()]
-    bundle = _vega_bundle() if figures else ""
+    bundle = vega_bundle() if figures else ""
     script = _template_text("page.js")
     return (
         _environment()
@@ -269,14 +269,6 @@ def _policy(*scripts: str) -> str:
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-@cache
-def _vega_bundle() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script, in the version that the charts are made for."""
-    major_minor = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", major_minor)
-    return re.sub(r"<(?=/script|script|!--)", r"\\x3c", bundle, flags=re.IGNORECASE)
 
 
 @cache

@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 from tests.clusters.bed import Bed, Host, Plan
+from tests.surroundings import own_folders
 
 HOSTS = 8
 """From eight on the nodes judge each other."""
@@ -187,7 +188,7 @@ def control_steps(hosts: Sequence[Host]) -> dict[str, float]:
 
 def scale(runs: Path, *arguments: str) -> dict[str, Any]:
     """What `paceline scale` prints as JSON; raises AssertionError with its complaint."""
-    environment = {**os.environ, "PACELINE_RUNS": str(runs), "XDG_CACHE_HOME": str(runs / "cache")}
+    environment = {**os.environ, **own_folders(runs)}
     command = [sys.executable, "-m", "paceline", "scale", *arguments, "--json"]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False

@@ -13,6 +13,7 @@ import pytest
 from paceline.engines.launch.environments import installed
 from tests.clusters.bed import Bed
 from tests.clusters.test_scale import cluster_file
+from tests.surroundings import own_folders
 
 STEPS = 6
 SMALL = (
@@ -29,8 +30,7 @@ pytestmark = pytest.mark.skipif(
 def called(bed: Bed, runs: Path, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {
         **bed.env,
-        "PACELINE_RUNS": str(runs),
-        "XDG_CACHE_HOME": str(runs / "cache"),
+        **own_folders(runs),
         "PACELINE_ENGINES": os.environ["PACELINE_ENGINES"],
     }
     command = [sys.executable, "-m", "paceline", verb, *ARGUMENTS, *arguments]

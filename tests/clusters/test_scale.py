@@ -17,6 +17,7 @@ import pytest
 from paceline.scaling.campaigns.record import campaign_folders
 from tests.clusters.bed import Bed, BedError
 from tests.clusters.bed.process import until
+from tests.surroundings import own_folders
 
 HOSTS = 4
 SIZES = (1, 2, 4)
@@ -48,7 +49,7 @@ QUICK = [
 
 def scale(bed: Bed, runs: Path, *arguments: str) -> subprocess.Popen[str]:
     """`paceline scale` in the background."""
-    environment = {**bed.env, "PACELINE_RUNS": str(runs), "XDG_CACHE_HOME": str(runs / "cache")}
+    environment = {**bed.env, **own_folders(runs)}
     command = [sys.executable, "-m", "paceline", "scale", *arguments]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

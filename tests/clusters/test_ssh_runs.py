@@ -19,6 +19,7 @@ from tests.cli.test_errors import paceline
 from tests.clusters.bed import Bed, BedError
 from tests.clusters.bed.process import until
 from tests.runs.test_flow import SMALL, only_run, result_of
+from tests.surroundings import own_folders
 
 STEPS = 5
 FOREVER = ("--set", "steps=1000000", "--set", "compile=none")
@@ -51,7 +52,7 @@ def cluster_file(bed: Bed, hosts: Sequence[str], folder: Path) -> Path:
 
 def train(bed: Bed, hosts: Sequence[str], runs: Path, *arguments: str) -> subprocess.Popen[str]:
     """`paceline run` on two hosts, in the background."""
-    environment = {**os.environ, "PACELINE_RUNS": str(runs), "XDG_CACHE_HOME": str(runs / "cache")}
+    environment = {**os.environ, **own_folders(runs)}
     command = [
         sys.executable,
         "-m",

@@ -11,6 +11,7 @@ from typing import Any
 from tests.clusters.bed import Bed
 from tests.clusters.bed.process import until
 from tests.clusters.test_scale import all_overlap, cluster_file, records
+from tests.surroundings import own_folders
 
 TINY = [
     "tiny-gpt",
@@ -34,7 +35,7 @@ TINY = [
 
 def paceline(bed: Bed, runs: Path, verb: str, *arguments: str) -> subprocess.Popen[str]:
     """A verb on the tiny recipe, in the background."""
-    environment = {**bed.env, "PACELINE_RUNS": str(runs), "XDG_CACHE_HOME": str(runs / "cache")}
+    environment = {**bed.env, **own_folders(runs)}
     environment.pop("SLURM_JOB_ID", None)
     return subprocess.Popen(
         [sys.executable, "-m", "paceline", verb, *TINY, *arguments, "--json"],

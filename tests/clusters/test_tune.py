@@ -13,6 +13,7 @@ from tests.clusters.bed import Bed
 from tests.clusters.bed.process import until
 from tests.clusters.test_scale import records
 from tests.clusters.test_sweep_on_parts import allocated, answer, finished, hosts_of
+from tests.surroundings import own_folders
 
 SMALL = [
     "opt-350m-sft-tiny",
@@ -48,7 +49,7 @@ SMALL = [
 
 def started(bed: Bed, runs: Path, *words: str) -> subprocess.Popen[str]:
     """The command line in the background."""
-    environment = {**bed.env, "PACELINE_RUNS": str(runs), "XDG_CACHE_HOME": str(runs / "cache")}
+    environment = {**bed.env, **own_folders(runs)}
     environment.pop("SLURM_JOB_ID", None)
     return subprocess.Popen(
         [sys.executable, "-m", "paceline", *words],

@@ -20,6 +20,7 @@ from paceline.machines.placement import Request
 from paceline.runs import flow
 from paceline.runs.plan import make_plan
 from tests.cli.test_errors import paceline
+from tests.surroundings import own_folders
 
 SMALL_SETTINGS = (
     *("model.num_layers=1", "model.hidden_size=64", "model.ffn_size=128"),
@@ -30,7 +31,7 @@ SMALL = [word for setting in SMALL_SETTINGS for word in ("--set", setting)]
 
 def start(runs: Path, *arguments: str) -> subprocess.Popen[str]:
     """`paceline run tiny-llama` in the background."""
-    environment = {**os.environ, "PACELINE_RUNS": str(runs), "XDG_CACHE_HOME": str(runs / "cache")}
+    environment = {**os.environ, **own_folders(runs)}
     return subprocess.Popen(
         [sys.executable, "-m", "paceline", "run", "tiny-llama", "--no-probe", *SMALL, *arguments],
         stdout=subprocess.PIPE,

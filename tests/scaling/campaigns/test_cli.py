@@ -15,6 +15,7 @@ import pytest
 
 from paceline.scaling.campaigns.record import campaign_folders
 from tests.cli.test_errors import paceline
+from tests.surroundings import own_folders
 
 DRIVER = """
 import sys
@@ -29,7 +30,7 @@ FOUR = ("scale", "tiny-gpt", "--device", "cpu", "--hosts", "node-[1-4]", "--size
 
 def start(runs: Path, run_s: float, *arguments: str, down: str = "") -> subprocess.Popen[str]:
     """The command line in a process of its own, whose hosts run for so long each."""
-    environment = {**os.environ, "PACELINE_RUNS": str(runs), "XDG_CACHE_HOME": str(runs / "cache")}
+    environment = {**os.environ, **own_folders(runs)}
     environment.pop("SLURM_JOB_ID", None)
     return subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(run_s), down, *arguments],
