@@ -164,7 +164,7 @@ def test_the_first_dense_layers_have_the_weights_that_the_row_gives():
     )
     assert having == pytest.approx(without + 3 * (dense - experts))
     silent = read_row({**row, "ffn": "2048", "moe_ffn": ""}).case
-    assert silent.more_weights < case.more_weights
+    assert silent.more_weights == case.more_weights  # a token meets 9 x 2048
 
 
 def test_notes_and_columns_say_how_experts_run():
