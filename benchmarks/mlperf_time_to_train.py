@@ -15,7 +15,7 @@ import argparse
 import csv
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import exp, log
@@ -112,14 +112,15 @@ def rows_of_round_51() -> Iterator[Row]:
 
 def rows_of_open(path: Path) -> Iterator[Row]:
     """Of round 6.0; a row of one run has that run's minutes, where they were read."""
-    for line in csv.DictReader(path.open(encoding="utf-8")):
+    lines = list(csv.DictReader(path.open(encoding="utf-8")))
+    for line in lines:
         score, factor = _number(line["score_minutes"]), _number(line["rcp_scaling_factor"]) or 1.0
         minutes = _number(line["olympic_mean_minutes"]) or (score / factor if score else None)
         axes = [_whole(line[name]) for name in ("tp", "pp", "cp", "ep")]
         tp, *others = (size or 1 for size in axes)
         yield Row(
             "6.0.0", line["submitter"], line["system"], line["benchmark"], line["accelerator"],
-            int(line["nodes"]), int(line["gpus_per_node"]), _whole(line["global_batch_size"]),
+            int(line["nodes"]), int(line["gpus_per_node"]), _batch(line, lines),
             dtype=line["dtype"] or None,
             layout=(tp, others[0], others[1], others[2]) if axes[0] else None,
             accumulated=_whole(line["grad_accum"]), software=_software(line["stack"]),
@@ -128,6 +129,17 @@ def rows_of_open(path: Path) -> Iterator[Row]:
             samples=_number(line["mean_samples_to_target"]) or _number(line["samples_this_run"]),
             step_s=_number(line["steady_step_time_s"]),
         )  # fmt: skip
+
+
+def _batch(line: Mapping[str, str], lines: Sequence[Mapping[str, str]]) -> int | None:
+    """What a line states, else what its submitter's others of that benchmark all have.
+
+    On as many devices and with the same software, so that they differ by the device alone.
+    """
+    alike = ("submitter", "benchmark", "gpus", "stack")
+    others = [other for other in lines if all(other[name] == line[name] for name in alike)]
+    batches = {_whole(other["global_batch_size"]) for other in others} - {None}
+    return _whole(line["global_batch_size"]) or (batches.pop() if len(batches) == 1 else None)
 
 
 def rows_of_lambda(path: Path) -> Iterator[Row]:
@@ -159,7 +171,10 @@ def predicted(row: Row) -> dict[str, Any]:
     devices = row.nodes * row.per_node
     layout = row.layout or (LAYOUTS.get((row.benchmark, devices)) if row.round == "5.1.0" else None)
     stated = (layout, row.accumulated) if layout else None
-    device = catalog.device(row.accelerator).name
+    entry = catalog.device(row.accelerator)
+    if not entry.peaks:
+        raise UserError(entry.name, "has no peak in the catalog")
+    device = entry.name
     place = (device, devices, row.per_node, row.batch, _dtype(row, device))
     due = RELEASED[row.round]
     released = min(due, release_of({"source": f"{row.system} {row.framework}"}) or due)

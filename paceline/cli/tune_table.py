@@ -18,7 +18,7 @@ from paceline.layouts.sweep.result import SweepRow, label
 from paceline.layouts.sweep.runner import SweepTask
 from paceline.layouts.sweep.table import notes
 from paceline.layouts.sweep.trials import SweepTrial
-from paceline.layouts.tune.ranking import Ranking
+from paceline.layouts.tune.ranking import RankedLayout, Ranking
 from paceline.layouts.tune.result import TuneResult, TuneRow
 from paceline.runs.flow import Progress, Watcher
 from paceline.runs.plan import Plan
@@ -28,7 +28,7 @@ from paceline.runs.tasks.slot import JobSlot
 
 def print_ranking(ranking: Ranking, form: TableFormat) -> None:
     """All layouts by estimate; for people the counts below."""
-    rows = [_ranked(layout.model_dump(mode="json")) for layout in ranking.layouts]
+    rows = [_ranked(row) for row in ranking.layouts]
     emit_table(rows, _RANKED, form, document=ranking.model_dump(mode="json"))
     if form is not TableFormat.text:
         return
@@ -59,9 +59,13 @@ def print_tuning(result: TuneResult, form: TableFormat) -> None:
         echo(line if form is TableFormat.text else f"- {line}", err=form is TableFormat.csv)
 
 
-def _ranked(row: dict[str, Any]) -> dict[str, Any]:
-    layout = row.pop("layout")
-    return {**row, **{key: layout[key] for key in ("micro_batch", "recompute")}}
+def _ranked(row: RankedLayout) -> dict[str, Any]:
+    layout = row.layout
+    return {
+        **row.model_dump(exclude={"layout"}, mode="json"),
+        "micro_batch": layout.micro_batch,
+        "recompute": layout.recomputation,
+    }
 
 
 def _tried(row: TuneRow) -> dict[str, Any]:

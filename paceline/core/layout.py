@@ -65,6 +65,12 @@ class Layout(Value):
         chunked = self.schedule == "1f1b" and self.pp > 1 and self.vp > 1
         return "interleaved" if chunked else self.schedule
 
+    @property
+    def recomputation(self) -> str:
+        """What is recomputed, in words: `none`, `full`, `budget 0.5`."""
+        share = self.recompute_budget
+        return self.recompute if share is None else f"{self.recompute} {share:g}"
+
     def dp(self, world_size: NonNegativeInt) -> int:
         """Data-parallel replicas in a world of `world_size` devices."""
         return world_size // self.model_devices

@@ -92,10 +92,9 @@ def block_levels(shape: Shape, layout: Layout) -> tuple[Level, ...]:
         sizes = [shape.num_layers]
     numbers = [kept_per_token(shape, layout, level) for level in LEVELS]
     shares = [(number - numbers[0]) / (numbers[-1] - numbers[0]) for number in numbers]
-    levels: list[Level] = []
-    for size in sizes:
-        levels += _stage_levels(size, layout.recompute_budget or 0.0, shares)
-    return tuple(levels)
+    budget = layout.recompute_budget or 0.0
+    of_size = {size: _stage_levels(size, budget, shares) for size in set(sizes)}
+    return tuple(level for size in sizes for level in of_size[size])
 
 
 def stage_levels(shape: Shape, layout: Layout, stages: Iterable[int]) -> tuple[Level, ...]:

@@ -217,7 +217,7 @@ def _vocabularies(shape: Shape, layouts: Sequence[Layout]) -> dict[str, Floats]:
 def _shape(shape: Shape) -> Case:
     """A case with the model's sizes alone; an mmdit counts as blocks of 12 h^2 without a head.
 
-    Layers that predict more tokens count as blocks, without their second pass through the head.
+    Layers that predict more tokens count as blocks.
     """
     decoder = isinstance(shape, DecoderShape)
     latent = shape.latent_attention if decoder else None
@@ -235,6 +235,7 @@ def _shape(shape: Shape) -> Case:
         experts_per_token=shape.experts_per_token if decoder else 1,
         shared_ffn=shape.shared_ffn_size if decoder else 0,
         dense_share=shape.first_dense_layers / shape.num_layers if decoder else 0,
+        mtp_layers=shape.mtp_layers if decoder else 0,
         score_width=latent.mean_head_dim if latent else 0,
         latents=latent.saved_latents if latent else 0,
         causal=shape.causal,

@@ -24,7 +24,7 @@ from paceline.estimate.fit.families import (
 )
 from paceline.estimate.fit.origin import ANY, STACK_OF, release_of, software_of, year_of
 from paceline.estimate.fit.recomputation import recomputed
-from paceline.estimate.fit.stated import of_experts
+from paceline.estimate.fit.stated import of_dense_blocks, of_experts
 from paceline.estimate.model.case import Case, Stack, cases_of
 from paceline.estimate.model.fabric import stated_bytes_per_s
 from paceline.estimate.model.machine import FOUR_BIT, NARROW, machine
@@ -279,6 +279,9 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
     )
     if kind == "moe":
         case = replace(case, **of_experts(row, case, software, dtype))
+        if first := _number(row, "first_dense_layers"):
+            width = _number(row, "ffn") if _number(row, "moe_ffn") else None
+            case = replace(case, **of_dense_blocks(first, width, case))
     if case.frozen:
         case = replace(case, adapter_rank=ADAPTER_RANK, adapter_widths=_adapted(case))
     return replace(case, **recomputed(row, case, hardware.device.memory_bytes))

@@ -51,6 +51,27 @@ def of_experts(row: Mapping[str, str], case: Case, software: str, dtype: Dtype) 
     )
 
 
+class DenseBlocks(TypedDict):
+    """Fields of a case."""
+
+    dense_share: float
+    more_weights: float
+
+
+def of_dense_blocks(first: float, width: float | None, case: Case) -> DenseBlocks:
+    """The `first` blocks of a case with experts, which have an ffn of `width` instead of experts.
+
+    The mean over blocks of what that ffn has more parameters than router and shared experts, which
+    count in every block. Without a width it is that of a token's experts together.
+    """
+    share = min(1.0, first / case.layers)
+    width = width or case.ffn * case.experts_per_token + case.shared_ffn
+    matrices = (2 + case.gated) * case.hidden * (width - case.shared_ffn)
+    return DenseBlocks(
+        dense_share=share, more_weights=share * (matrices - case.hidden * case.experts)
+    )
+
+
 def flag(row: Mapping[str, str], name: str) -> bool | None:
     """A column that says yes or no; None where it says neither."""
     word = (row.get(name) or "").strip().lower()

@@ -8,7 +8,8 @@ s, the rank's stage (stage.py).
     block       t (c (4 h + (2 a d + 2 g d + n w) / tp) + the framework's own), n = 2, or 3 gated
     scores      5 a s t / tp in 16 bit with dropout, where attention stores them
     recomputed  t c h of a block's input instead of all that
-    logits      10 bytes t vocabulary / tp: 16 bit, fp32, and fp32 again in the loss
+    logits      10 bytes t vocabulary / tp: 16 bit, fp32, and fp32 again in the loss; of each token
+                that is predicted
 
 After Korthikanti et al., arXiv:2205.05198, section 4. Unlike core/memory.py, which counts what must
 be there at least, these count what frameworks really keep.
@@ -192,9 +193,10 @@ def _logits(x: Cases, f: Constants, s: Stage, shared: Floats) -> tuple[Floats, F
 
     Then the same of the micro-batches that wait for gpipe's first one.
 
-    A loss that goes through chunks of tokens has the logits of one chunk only.
+    A loss that goes through chunks of tokens has the logits of one chunk only. Each token that is
+    predicted has a loss of its own, whose logits are kept until the backward pass.
     """
-    t, rows = tokens(x), vocabulary_rows(x, f) / x.tp
+    t, rows = (1 + x.mtp_layers) * tokens(x), vocabulary_rows(x, f) / x.tp
     entrance = t * x.hidden * (2 * x.compute_bytes + _norm(x, f)) / shared
     head = np.where(f.head_weight > 0, rows * x.hidden, 0.0)
     waiting = np.where(all_forward_first(x), num_microbatches(x), 1 + s.deferred)

@@ -61,6 +61,9 @@ class Case:
     dense_share: float = 0
     """Share of the blocks that have no experts; their ffn counts in `more_weights`, and takes the
     time of a token's experts."""
+    mtp_layers: float = 0
+    """Layers among `layers` that each predict one token more: behind a product that joins two
+    streams, and with a pass through the shared head and a loss of their own."""
     whole_experts: bool = False
     """Tensor ranks hold different experts, each a whole one (expert tensor parallelism of 1)."""
     dispatcher: Dispatcher = "any"

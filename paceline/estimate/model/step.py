@@ -210,12 +210,17 @@ def closed_bubble(x: Cases, work: Pieces) -> Floats:
 def _head(x: Cases, c: Mapping[str, float]) -> Floats:
     """The output projection and the loss, forward and backward; a frozen one has no gradient.
 
-    Three products of t x h by h x vocabulary / tp, and the logits' way through memory.
+    Three products of t x h by h x vocabulary / tp, and the logits' way through memory. A layer
+    that predicts one token more passes through the same head and has a loss of its own, and three
+    products of t x 2 h by 2 h x h / tp join what comes in with the next token's embedding
+    (DeepSeek V3, arXiv:2412.19437, equations 21 to 24).
     """
     rate, t, rows = product_rate(x, c, narrow=False), tokens(x), x.vocab / x.tp
     moved = LOGIT_BYTES * c["logits"] * t * rows / (x.memory_bytes_per_s * c["memory"])
     products = np.where(x.frozen > 0, 2.0, 3.0)
-    return np.where(x.vocab > 0, products * product_s(x, c, rate, t, rows, x.hidden) + moved, 0.0)
+    once = products * product_s(x, c, rate, t, rows, x.hidden) + moved
+    joined = products * product_s(x, c, product_rate(x, c), t, x.hidden / x.tp, 2 * x.hidden)
+    return np.where(x.vocab > 0, (1 + x.mtp_layers) * once + x.mtp_layers * joined, 0.0)
 
 
 def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -15,12 +17,14 @@ from paceline.core.run import RunSpec
 from paceline.core.window import MIN_STEADY
 from paceline.engines import engine
 from paceline.estimate.calibrate.lookup import evidence_for, machine_for
-from paceline.estimate.estimates import P_OOM_SURE, estimates_of_layouts
+from paceline.estimate.estimates import P_OOM_EVEN, P_OOM_SURE, Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import Evidence
+from paceline.estimate.memory.device_memory import UNLIKELY
 from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.machine import Machine
 from paceline.files.compile_choice import with_compile
 from paceline.files.recipe import Recipe, load_recipe
+from paceline.layouts.search.budgets import between, largest_that_fit, that_take_budgets
 from paceline.layouts.search.space import Space, feasible
 from paceline.layouts.sweep.plan import steady_batch
 from paceline.layouts.tune.processor_rates import probed_machine
@@ -40,6 +44,7 @@ VARIED = (
     "micro_batch",
     "zero_stage",
     "recompute",
+    "recompute_budget",
     "schedule",
     "sequence_parallel",
     "dp_shard",
@@ -124,7 +129,9 @@ def candidates(request: Request, evidence: Evidence | None, space: Space) -> Can
     seconds = needed = np.ones(len(layouts))
     odds, limit, x = np.zeros(len(layouts)), np.full(len(layouts), inf), None
     if machine is not None:
-        estimates = estimates_of_layouts(spec, machine, evidence, layouts)
+        estimated = partial(estimates_of_layouts, spec, machine, evidence)
+        layouts += _budgets(spec, layouts, estimated)
+        estimates = estimated(layouts)
         x, seconds, odds = estimates.x, estimates.step_time_s, estimates.p_oom
         needed, limit = estimates.memory.device_used, estimates.limit_bytes
     recipe_row = layouts.index(recipe.layout) if runs_as_it_is else None
@@ -181,6 +188,22 @@ def _machine(spec: RunSpec, local: dict[str, Any]) -> tuple[Machine | None, list
     if machine and spec.training.dtype == "bf16" and machine.device.has_only_fp16:
         return None, notes  # it emulates bf16, at a rate that nobody states
     return machine, notes
+
+
+def _budgets(
+    spec: RunSpec, layouts: list[Layout], estimated: Callable[[list[Layout]], Estimates]
+) -> list[Layout]:
+    """Layouts that recompute by a budget, where memory may not suffice without and does with full.
+
+    Of each cut the largest that rather fits and, should memory run out all the same, the largest
+    that fits beyond doubt.
+    """
+    odds, found, known = estimated(layouts).p_oom, list[Layout](), set(layouts)
+    for bound in (P_OOM_EVEN, UNLIKELY):
+        full = (layouts[cut.full] for cut in between(layouts, odds, bound))
+        cuts = that_take_budgets(spec, full)
+        found += largest_that_fit(cuts, lambda some: estimated(some).p_oom, bound)
+    return [layout for layout in dict.fromkeys(found) if layout not in known]
 
 
 def _kept(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +13,14 @@ from numpy.typing import NDArray
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems
+from paceline.core.run import RunSpec
 from paceline.core.value import Value
 from paceline.estimate.estimates import P_OOM_EVEN, Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.memory.device_memory import Verdict, verdict
 from paceline.estimate.model.case import Stack
 from paceline.estimate.question import Question, machine_of, spec_of_any_layout
+from paceline.layouts.search.budgets import between, largest_that_fit, that_take_budgets
 from paceline.layouts.search.space import Space, feasible
 
 
@@ -43,7 +47,7 @@ class Ranking(Value):
     device: str
     devices: int
     n_layouts: int
-    """Layouts that were estimated."""
+    """Layouts that were estimated; of one cut's budgets of recomputation the largest that fits."""
     n_infeasible: int
     """Combinations that cannot run, because sizes do not divide or a rule forbids them."""
     n_pruned: int
@@ -59,7 +63,8 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
     """The `top` fastest layouts that fit; raises UserError when none divides the devices.
 
     All are ranked by the closed form of a step, and the first ones again by following their
-    pipelines. The recipe's own layout stands beside them where it can run on so many devices.
+    pipelines. Cuts of the model that fit only with recomputation get the largest budget of it that
+    fits. The recipe's own layout stands beside them where it can run on so many devices.
     """
     spec, machine = spec_of_any_layout(question), machine_of(question)
     if machine.device.memory_bytes is None:
@@ -69,22 +74,22 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
     layouts, refused = feasible(spec.model, *sizes, worth(space.around(spec.layout), stack))
     if not layouts:
         raise UserError(f"{spec.recipe} on {spec.world_size} devices", "has no layout that divides")
+    estimated = partial(estimates_of_layouts, spec, machine, evidence, software=question.software)
+    every = estimated(layouts)
+    budgets = _budgets(spec, layouts, every, estimated, top)
+    likely = [*(layouts[row] for row in _best_first(every)[:top]), *budgets]
+    likely = [likely[row] for row in _best_first(estimated(likely))[:top]]
     own = [] if layout_problems(spec.layout, spec.model, *sizes) else [spec.layout]
-    listed = [*layouts, *own]
-    every = estimates_of_layouts(spec, machine, evidence, listed, question.software)
-    ranked = np.arange(len(layouts))
-    first = _best_first(every.pick(ranked))[:top]
-    chosen = np.concatenate([first, np.arange(len(layouts), len(listed))])
-    best = every.pick(chosen).followed()
-    rows = _rows(best, [listed[row] for row in chosen])
-    again = _best_first(best.pick(np.arange(len(first))))
+    best = estimated([*likely, *own]).followed()
+    rows = _rows(best, [*likely, *own])
+    again = _best_first(best.pick(np.arange(len(likely))))
     return Ranking(
         recipe=spec.recipe,
         device=machine.device.name,
         devices=spec.world_size,
-        n_layouts=len(layouts),
+        n_layouts=len(layouts) + len(budgets),
         n_infeasible=refused,
-        n_pruned=int((~every.fits[ranked]).sum()),
+        n_pruned=int((~every.fits).sum()),
         bound=f"more than {P_OOM_EVEN:.0%} likely to exceed {every.device_bytes[0] / 1e9:.0f} GB",
         layouts=tuple(rows[row] for row in again),
         recipe_layout=rows[-1] if own else None,
@@ -97,6 +102,26 @@ def worth(space: Space, stack: Stack) -> Space:
     if stack != "fused":
         return space
     return replace(space, recompute=tuple(kind for kind in space.recompute if kind != "selective"))
+
+
+def _budgets(
+    spec: RunSpec,
+    layouts: Sequence[Layout],
+    every: Estimates,
+    estimated: Callable[[list[Layout]], Estimates],
+    top: int,
+) -> list[Layout]:
+    """Layouts that recompute by a budget and may be among the `top` fastest that fit.
+
+    None is faster than its cut without recomputation.
+    """
+    seconds = every.step_time_s
+    fitting = np.sort(seconds[every.fits])
+    bar = fitting[top - 1] if len(fitting) >= top else inf
+    cuts = between(layouts, every.p_oom, P_OOM_EVEN)
+    promising = [layouts[cut.full] for cut in cuts if seconds[cut.none] < bar]
+    cut = that_take_budgets(spec, promising)
+    return largest_that_fit(cut, lambda some: estimated(some).p_oom, P_OOM_EVEN)
 
 
 def _best_first(estimates: Estimates) -> NDArray[np.int64]:

@@ -20,19 +20,18 @@ from paceline.layouts.tune.result import Effect, Expected, TuneResult, TuneRow, 
 from paceline.layouts.tune.search import Search, TriedLayout
 from paceline.layouts.tune.trials import LayoutRunner
 
-AXES = ("tp", "pp", "cp", "vp", "micro_batch", "zero_stage", "recompute", "schedule")
-FOLLOWS = ("sequence_parallel",)
-"""Goes with tensor parallelism."""
+AXES = ("tp", "pp", "cp", "vp", "micro_batch", "zero_stage", "recomputation", "schedule")
+FOLLOWS = {"tp": ("sequence_parallel",), "recomputation": ("recompute", "recompute_budget")}
+"""Fields that go with an axis."""
 MOST_UNTRIED = 5
 MOST_EFFECTS = 6
-SHORT = {"micro_batch": "mbs", "zero_stage": "zero"}
+SHORT = {"micro_batch": "mbs", "zero_stage": "zero", "recomputation": "recompute"}
 
 
 def label(layout: Layout, devices: int) -> str:
     """`dp 2 tp 2 mbs 4 full`."""
     parts = [layout.label(devices), f"mbs {layout.micro_batch}"]
-    parts += [layout.recompute] if layout.recompute != "none" else []
-    parts += [f"{layout.recompute_budget:g}"] if layout.recompute_budget is not None else []
+    parts += [layout.recomputation] if layout.recompute != "none" else []
     parts += [layout.schedule] if layout.schedule != "1f1b" else []
     return " ".join(parts)
 
@@ -148,7 +147,7 @@ def effects(search: Search) -> tuple[Effect, ...]:
 def _changed(layout: Layout, other: Layout) -> list[str]:
     """The axes in which two layouts differ; two where something else does as well."""
     names = [name for name in AXES if getattr(layout, name) != getattr(other, name)]
-    ignored = {*AXES, *(FOLLOWS if "tp" in names else ())}
+    ignored = {*AXES, *(field for name in names for field in FOLLOWS.get(name, ()))}
     same = layout.model_dump(exclude=ignored) == other.model_dump(exclude=ignored)
     return names if same else [*names, "", ""]
 

@@ -30,6 +30,7 @@ from paceline.estimate.fit.published import (
 )
 from paceline.estimate.model.case import cases_of
 from paceline.estimate.model.coefficients import CENTRE, WIDTH
+from paceline.estimate.model.weights import block_weights
 
 ROW = {
     "id": "a-1", "source": "a", "model": "GPT 7.5B", "layers": "36", "hidden": "4096",
@@ -145,6 +146,25 @@ def test_an_optimizer_with_sharded_states_is_stage_1():
 
 
 MOE = {**ROW, "model": "Qwen3-235B-A22B", "source": "NVIDIA-NeMo/Megatron-Bridge 26.02", "ep": "8"}
+
+
+def test_the_first_dense_layers_have_the_weights_that_the_row_gives():
+    row = {
+        **ROW, "model": "DeepSeek-V3", "layers": "61", "hidden": "7168", "heads": "128",
+        "ffn": "18432", "n_experts": "256", "topk": "8", "moe_ffn": "2048", "n_shared_experts": "1",
+        "first_dense_layers": "3", "mlp_kind": "gated", "step_time_s": "36", "ep": "64",
+    }  # fmt: skip
+    alike, case = (read_row({**row, "first_dense_layers": n}).case for n in ("0", "3"))
+    assert (alike.dense_share, alike.more_weights, case.dense_share) == (0, 0, 3 / 61)
+    # Three layers have an ffn of 18,432 in place of 256 experts, a shared one and a router.
+    experts, dense = 3 * 7168 * 2048 * 257 + 7168 * 256, 3 * 7168 * 18432
+    without, having = (
+        each.layers * (float(block_weights(cases_of([each]))[0]) + each.more_weights)
+        for each in (alike, case)
+    )
+    assert having == pytest.approx(without + 3 * (dense - experts))
+    silent = read_row({**row, "ffn": "2048", "moe_ffn": ""}).case
+    assert silent.more_weights == case.more_weights  # a token meets 9 x 2048
 
 
 def test_notes_and_columns_say_how_experts_run():

@@ -27,8 +27,15 @@ def test_schedules_and_recomputation_are_told_apart():
         Layout(pp=2, vp=2),
         Layout(pp=2, recompute="full"),
         Layout(pp=2, recompute="selective"),
+        Layout(pp=2, recompute="budget", recompute_budget=0.3),
     ]
     assert len({tuple(row) for row in features(layouts).tolist()}) == len(layouts)
+
+
+def test_a_budget_lies_between_a_full_recomputation_and_none():
+    shares = (0.0, 0.3, 1.0)
+    rows = features([Layout(recompute="budget", recompute_budget=share) for share in shares])
+    assert rows[:, NAMES.index("full")].tolist() == [1.0, 0.7, 0.0]
 
 
 def test_no_layouts_are_no_rows():

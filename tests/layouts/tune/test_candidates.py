@@ -89,6 +89,20 @@ def test_what_will_not_fit_leaves_room_for_what_may(monkeypatch: pytest.MonkeyPa
     assert any(notice.startswith(f"{beyond} more layouts are left out") for notice in few.notices)
 
 
+def test_where_memory_lacks_without_recomputation_alone_budgets_are_candidates(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(candidates, "probed_machine", lambda *_: cpu_machine(calibration(), 2))
+    roomy = planned("dtype=fp32", recipe="gpt-1b3-tiny")
+    assert not any(layout.recompute == "budget" for layout in roomy.layouts)
+    tight = planned("memory_limit_bytes=80e6", "dtype=fp32", recipe="gpt-1b3-tiny")
+    rows = [row for row, layout in enumerate(tight.layouts) if layout.recompute == "budget"]
+    assert rows and (tight.p_oom[rows] <= 0.5).all()
+    assert not any(tight.layouts[row].schedule == "zero-bubble" for row in rows)
+    plan = tight.plan(rows[0])
+    assert plan.spec.layout == tight.layouts[rows[0]]
+
+
 def test_too_few_steps_for_any_figure_are_refused():
     with pytest.raises(UserError, match="4 steps: give no trial a figure"):
         planned("steps=4")
@@ -102,7 +116,14 @@ def test_layouts_are_compared_at_the_whole_batch():
 
 
 def test_settings_give_back_the_layout():
-    layout = Layout(tp=2, zero_stage=3, dp_shard=2, recompute="full", sequence_parallel=True)
+    layout = Layout(
+        tp=2,
+        zero_stage=3,
+        dp_shard=2,
+        recompute="budget",
+        recompute_budget=0.3,
+        sequence_parallel=True,
+    )
     request = candidates.with_layout(Request("tiny-llama"), layout)
     from paceline.files.recipe import load_recipe
 

@@ -263,6 +263,19 @@ def test_sentences_say_what_helps_and_what_was_never_tried(bench: Bench):
     assert all(layout.reason for layout in result.untried)
 
 
+def test_a_budget_of_recomputation_is_one_setting_and_is_written(bench: Bench):
+    by_budget = ("layout.recompute=budget", "layout.recompute_budget=0.3")
+    result, _ = bench.run(options(9, 1, *by_budget), by_micro_batch)
+    best = result.best
+    assert best is not None and best.own and best.label == "dp 1 mbs 8 budget 0.3"
+    assert any(
+        effect.setting == "recompute none" and effect.instead_of == "recompute budget 0.3"
+        for effect in result.effects
+    )
+    assert result.recipe_file and load_recipe(result.recipe_file).layout == best.layout
+    assert best.layout.recompute_budget == 0.3
+
+
 @pytest.mark.parametrize("name", ["../x", "last", "a b", ""])
 def test_a_name_that_cannot_be_a_folder_is_refused(bench: Bench, name: str):
     with pytest.raises(UserError):

@@ -1,0 +1,60 @@
+"""Layers that predict one token more: a block, a product that joins two streams, and the head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paceline.estimate.estimates import Estimates, estimates_of_cases
+from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.model.block import product_rate, product_s
+from paceline.estimate.model.case import Case, Cases, cases_of
+from paceline.estimate.model.coefficients import named
+from paceline.estimate.model.step import pieces
+from paceline.estimate.question import Question, machine_of, spec_of
+from paceline.estimate.run_case import case_of
+
+QUESTION = Question("deepseek-v3", "H100", 1024, overrides=("layout.tp=2",))
+NEXT = replace(QUESTION, overrides=(*QUESTION.overrides, "model.mtp_layers=0"))
+
+
+def case(question: Question) -> Case:
+    return case_of(spec_of(question), machine_of(question), question.software)
+
+
+def estimates(case: Case) -> Estimates:
+    return estimates_of_cases(cases_of([case]), shipped())
+
+
+def test_the_head_is_passed_once_more_behind_a_product_of_two_streams():
+    two, c = cases_of([case(QUESTION)]), named(shipped().fit().centre)
+    one = cases_of([replace(case(QUESTION), mtp_layers=0)])
+    joined = 3 * product_s(
+        two, c, product_rate(two, c), np.array([4096.0]), np.array([7168 / 2]), np.array([14336.0])
+    )
+    once = _head(one, c)
+    assert _head(two, c) == pytest.approx(2 * once + joined[0])
+    # 3 x 2 x 4096 tokens x 7168 x 129280 / 2 at no more than the peak, 989.5 TFLOP/s.
+    assert once > 3 * 2 * 4096 * 7168 * 129280 / 2 / 989.5e12
+
+
+def _head(x: Cases, c: Mapping[str, float]) -> float:
+    return float(pieces(x, c).head[0] - pieces(x, c).root[0])
+
+
+def test_logits_of_both_tokens_are_kept_on_the_last_stage():
+    both = estimates(case(QUESTION)).memory.logits[0]
+    one = estimates(replace(case(QUESTION), mtp_layers=0)).memory.logits[0]
+    # 6 bytes a logit in a fused loss, half of the vocabulary on each of two tensor ranks; beside
+    # them the head's input in 16 bit before and behind its norm, and what the norm keeps.
+    logits, stream = 6 * 4096 * 129280 / 2, 4096 * 7168
+    assert logits + 4 * stream < one < logits + 8 * stream and both == pytest.approx(2 * one)
+
+
+def test_a_model_without_such_layers_has_one_block_and_one_pass_less():
+    one, two = case(NEXT), case(QUESTION)
+    assert (one.mtp_layers, two.mtp_layers) == (0, 1) and two.layers == one.layers + 1
+    assert estimates(one).step_time_s[0] < estimates(two).step_time_s[0]
