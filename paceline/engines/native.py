@@ -16,7 +16,7 @@ from paceline.core.run import NEWER_SIZES, USUAL_FP8_RECIPE, RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
 from paceline.engines.dialect import native_lines, native_log
 from paceline.engines.dialect.log_content import Dialect
-from paceline.engines.launch.model_options import estimated_alone
+from paceline.engines.launch.model_options import deepseek_problems
 from paceline.engines.launch.programs import unknown_settings
 from paceline.files.home import cache_folder
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
@@ -54,7 +54,7 @@ def unsupported(spec: RunSpec) -> list[str]:
             f"{spec.training.dtype} on a CPU is emulated, many times slower than bf16 or fp32"
         )
     if spec.model.kind == "decoder":
-        problems += estimated_alone(spec.model)
+        problems += deepseek_problems(spec.model)
         if spec.model.num_experts > 1:
             problems.append(
                 "model.num_experts > 1 is not in this trainer: models with experts are estimated, "
