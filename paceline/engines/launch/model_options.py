@@ -30,9 +30,7 @@ def native_problems(shape: DecoderShape) -> list[str]:
 def deepseek_problems(shape: DecoderShape) -> list[str]:
     """What the shape has that Megatron-LM alone trains, in one sentence."""
     stated = [
-        f"model.{name}"
-        for name, usual in DEEPSEEK_SIZES.items()
-        if getattr(shape, name) != usual
+        f"model.{name}" for name, usual in DEEPSEEK_SIZES.items() if getattr(shape, name) != usual
     ]
     if not stated:
         return []
