@@ -52,20 +52,20 @@ UNLIKE_A_SETTING = (
     "stage",
 )
 """Fields of a cluster that say where something runs and how it gets there, not what runs."""
-ESTIMATED_ALONE: dict[str, Any] = {
+DEEPSEEK_SIZES: dict[str, Any] = {
     "latent_attention": None,
     "first_dense_layers": 0,
     "dense_ffn_size": None,
     "mtp_layers": 0,
 }
-"""Sizes of a model that no engine here trains, and what a model without has."""
+"""Sizes of a model that Megatron-LM alone trains, and what a model without has."""
 NEWER = ("evaluation", "initial_weights")
 """Fields of the training that older keys know nothing of: without a value they change no key."""
 NEWER_SIZES: dict[str, Any] = {
     "num_experts": 1,
     "experts_per_token": 1,
     "shared_ffn_size": 0,
-    **ESTIMATED_ALONE,
+    **DEEPSEEK_SIZES,
 }
 """The same of the model, in the native trainer not at all."""
 NEWER_OF_RUN: dict[str, Any] = {"engine_settings": {}, "command": [], "bare": False}

@@ -16,7 +16,7 @@ from paceline.core.run import NEWER_SIZES, USUAL_FP8_RECIPE, RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
 from paceline.engines.dialect import native_lines, native_log
 from paceline.engines.dialect.log_content import Dialect
-from paceline.engines.launch.model_options import estimated_alone
+from paceline.engines.launch.model_options import deepseek_problems
 from paceline.engines.launch.programs import unknown_settings
 from paceline.files.home import cache_folder
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
@@ -50,7 +50,7 @@ def unsupported(spec: RunSpec) -> list[str]:
     if spec.memory_limit_bytes is not None and spec.cluster.device != "cpu":
         problems.append("memory_limit_bytes is for processes on a CPU; a GPU has its own limit")
     if spec.model.kind == "decoder":
-        problems += estimated_alone(spec.model)
+        problems += deepseek_problems(spec.model)
         if spec.model.num_experts > 1:
             problems.append(
                 "model.num_experts > 1 is not in this trainer: models with experts are estimated, "

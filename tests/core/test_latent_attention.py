@@ -12,7 +12,7 @@ from paceline.core.layout import Layout
 from paceline.core.memory import memory_per_device
 from paceline.core.recompute import flops_again, kept_per_token
 from paceline.core.shape import DecoderShape, num_parameters, parameter_parts
-from paceline.engines.megatron.refusals import refused_everywhere
+from paceline.engines import engine
 from paceline.engines.native import settings, unsupported
 from paceline.estimate.question import Question, spec_of
 from paceline.files.recipe import load_recipe
@@ -117,14 +117,15 @@ def test_sizes_that_do_not_agree_are_refused(changes: dict[str, Any], says: str)
         changed(**changes)
 
 
-def test_no_engine_trains_it_and_old_keys_stay() -> None:
+def test_other_engines_name_the_one_that_trains_it_and_old_keys_stay() -> None:
     spec = spec_of(Question("tiny-llama", "H100-SXM", 1))
     latent = DecoderShape.model_validate(
         {**spec.model.model_dump(), "num_kv_heads": None, "latent_attention": LATENT}
     )
     other = spec.model_copy(update={"model": latent})
-    for refusals in (unsupported(other), refused_everywhere(other)):
-        assert any("latent_attention" in reason for reason in refusals)
+    for name in ("native", "megatron", "megatron_deepspeed", "torchtitan", "hf_trainer"):
+        refusals = engine(name).unsupported(other)
+        assert len([reason for reason in refusals if "only engine megatron" in reason]) == 1
     assert not any("latent" in reason for reason in unsupported(spec))
     assert "latent_attention" not in settings(spec)["model"]
     assert spec.key != other.key

@@ -37,6 +37,17 @@ def test_a_llama_has_its_own_shape(tmp_path: Path):
     assert "--sequence-parallel" in told and told["--tensor-model-parallel-size"] == ("2",)
 
 
+def test_deepseek_has_its_own_shape(tmp_path: Path):
+    told = started(study(tmp_path, "layout.ep=8", name="megatron", recipe="deepseek-v3"))
+    latent = {"q-lora-rank": 1536, "kv-lora-rank": 512, "qk-head-dim": 128, "v-head-dim": 128}
+    sizes = {**latent, "qk-pos-emb-head-dim": 64, "mtp-num-layers": 1, "num-experts": 256}
+    widths = {"ffn-hidden-size": 18432, "moe-ffn-hidden-size": 2048}
+    for name, value in {**sizes, **widths, "moe-shared-expert-intermediate-size": 2048}.items():
+        assert told[f"--{name}"] == (str(value),)
+    assert told["--moe-layer-freq"] == ("([0]*3+[1]*58)",) and told["--rope-type"] == ("rope",)
+    assert {"--multi-latent-attention", "--qk-layernorm", "--no-rope-fusion"} <= set(told)
+
+
 def test_the_null_tokenizer_adds_the_last_of_the_vocabulary(tmp_path: Path):
     told = started(lm(tmp_path))
     assert told["--tokenizer-type"] == ("NullTokenizer",) and told["--vocab-size"] == ("50256",)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from paceline.core.run import ESTIMATED_ALONE, NEWER_OPTIONS
+from paceline.core.run import DEEPSEEK_SIZES, NEWER_OPTIONS
 from paceline.core.shape import DecoderShape
 
 
 def option_problems(shape: DecoderShape) -> list[str]:
     """The options that the shape states, one sentence each, for an engine that has none of them."""
+    return native_problems(shape) + deepseek_problems(shape)
+
+
+def native_problems(shape: DecoderShape) -> list[str]:
+    """The same of the options that the native trainer has."""
     problems = [
         f"model.{name} {getattr(shape, name)} is not in this engine: use engine native, or "
         f"model.{name}={'null' if usual is None else str(usual).lower()}"
@@ -19,13 +24,17 @@ def option_problems(shape: DecoderShape) -> list[str]:
             "model.norm_position both is not in this engine: use engine native, or "
             "model.norm_position=pre"
         )
-    return problems + estimated_alone(shape)
+    return problems
 
 
-def estimated_alone(shape: DecoderShape) -> list[str]:
-    """What the shape has that no engine trains, one sentence each."""
+def deepseek_problems(shape: DecoderShape) -> list[str]:
+    """What the shape has that Megatron-LM alone trains, in one sentence."""
+    stated = [
+        f"model.{name}" for name, usual in DEEPSEEK_SIZES.items() if getattr(shape, name) != usual
+    ]
+    if not stated:
+        return []
     return [
-        f"model.{name} is in no engine: models with it are estimated, and their logs parsed"
-        for name, usual in ESTIMATED_ALONE.items()
-        if getattr(shape, name) != usual
+        f"{', '.join(stated)}: only engine megatron with engine_settings.checkout, Megatron-LM's "
+        "folder, trains such a model"
     ]

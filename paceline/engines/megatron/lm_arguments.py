@@ -112,15 +112,51 @@ def _shape(model: DecoderShape, seq_len: int) -> Arguments:
         "embed-layernorm": model.embedding_norm,
     }
     shape |= {name: [] for name, is_on in switches.items() if is_on}
-    if model.num_experts > 1:
-        shape |= {
-            "num-experts": [model.num_experts],
-            "moe-router-topk": [model.experts_per_token],
-            "moe-ffn-hidden-size": [model.ffn_size],
-        }
-        if model.shared_ffn_size:
-            shape["moe-shared-expert-intermediate-size"] = [model.shared_ffn_size]
-    return shape
+    return {**shape, **_experts(model), **_latents(model), **_further_tokens(model)}
+
+
+def _experts(model: DecoderShape) -> Arguments:
+    """Experts, a shared one, and layers without them ahead of the others."""
+    if model.num_experts == 1:
+        return {}
+    arguments: Arguments = {
+        "num-experts": [model.num_experts],
+        "moe-router-topk": [model.experts_per_token],
+        "moe-ffn-hidden-size": [model.ffn_size],
+    }
+    if model.shared_ffn_size:
+        arguments["moe-shared-expert-intermediate-size"] = [model.shared_ffn_size]
+    if dense := model.first_dense_layers:
+        arguments["moe-layer-freq"] = [f"([0]*{dense}+[1]*{model.num_layers - dense})"]
+        arguments["ffn-hidden-size"] = [model.dense_ffn_size]
+    return arguments
+
+
+def _latents(model: DecoderShape) -> Arguments:
+    """Latent attention with the norms of its narrow vectors; rotation as of other models.
+
+    Megatron's default there is YaRN, the one rotation that it fuses.
+    """
+    latent = model.latent_attention
+    if latent is None:
+        return {}
+    arguments: Arguments = {
+        "multi-latent-attention": [],
+        "kv-lora-rank": [latent.kv_lora_rank],
+        "qk-head-dim": [latent.qk_nope_head_dim],
+        "qk-pos-emb-head-dim": [latent.qk_rope_head_dim],
+        "v-head-dim": [latent.v_head_dim],
+        "qk-layernorm": [],
+        "rope-type": ["rope"],
+        "no-rope-fusion": [],
+    }
+    if latent.q_lora_rank is not None:
+        arguments["q-lora-rank"] = [latent.q_lora_rank]
+    return arguments
+
+
+def _further_tokens(model: DecoderShape) -> Arguments:
+    return {"mtp-num-layers": [model.mtp_layers]} if model.mtp_layers else {}
 
 
 def _precision(spec: RunSpec) -> Arguments:

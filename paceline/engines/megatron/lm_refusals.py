@@ -6,6 +6,7 @@ from pathlib import Path
 
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
+from paceline.engines.launch.model_options import deepseek_problems
 from paceline.engines.megatron.refusals import refused_data, refused_everywhere, refused_spelling
 from paceline.engines.samples import BYTE_VOCAB
 from paceline.files.documents import read_text
@@ -50,6 +51,10 @@ def _shape_rules(shape: DecoderShape) -> tuple[tuple[str, bool], ...]:
         (
             f"model.rope_theta {shape.rope_theta:g} must be a whole number",
             not float(shape.rope_theta).is_integer(),
+        ),
+        (
+            "model.latent_attention and mtp_layers need model.positions=rope in Megatron-LM",
+            shape.positions != "rope" and bool(shape.latent_attention or shape.mtp_layers),
         ),
     )
 
@@ -109,4 +114,5 @@ def _of_the_program(spec: RunSpec, shape: DecoderShape) -> list[str]:
         ),
     )
     problems += [sentence for sentence, applies in rules if applies]
+    problems += deepseek_problems(shape)
     return problems if data.source in PROGRAM_DATA else problems + refused_data(spec)

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
-from paceline.engines.launch.model_options import option_problems
+from paceline.engines.launch.model_options import native_problems
 from paceline.engines.megatron.arguments import by_samples, data_prefix
 
 PATHS = ("checkout", "vocab_file", "merge_file")
@@ -25,7 +25,7 @@ def refused_everywhere(spec: RunSpec) -> list[str]:
             *_shape_rules(spec.model),
         )
         if applies
-    ] + option_problems(spec.model)
+    ] + native_problems(spec.model)
 
 
 def refused_data(spec: RunSpec) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
+from paceline.engines.launch.model_options import deepseek_problems
 from paceline.engines.megatron.arguments import log2_of
 from paceline.engines.megatron.refusals import refused_data, refused_everywhere, refused_spelling
 
@@ -20,7 +21,7 @@ def refused(spec: RunSpec) -> list[str]:
             "data.source synthetic has no argument: name the prefix of an indexed data set, "
             "data.source=indexed and data.path=PREFIX"
         )
-    return problems + refused_data(spec)
+    return problems + deepseek_problems(spec.model) + refused_data(spec)
 
 
 def _layout_rules(spec: RunSpec) -> tuple[tuple[str, bool], ...]:
