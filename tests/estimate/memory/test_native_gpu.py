@@ -44,7 +44,12 @@ def numbers(**changes: Any) -> float:
     """That a block keeps of a token, over h."""
     few, many = (replace(BLOCK, layers=layers, **changes) for layers in (4, 8))
     kept = [memory(cases_of([c]), NATIVE_CUDA).activations[0] for c in (few, many)]
-    of_copies = 2 * (4 + 4 * (3 if changes.get("gated") else 2)) * 1024**2 * (0.0 if changes.get("frozen") else 1.0)
+    of_copies = (
+        2
+        * (4 + 4 * (3 if changes.get("gated") else 2))
+        * 1024**2
+        * (0.0 if changes.get("frozen") else 1.0)
+    )
     sums = 4 * 8 / 2 / 1024
     return (kept[1] - kept[0]) / 4 / 1024 / 2 / 1024 - of_copies / 1024 / 2 / 1024 - sums
 
