@@ -7,7 +7,8 @@ row's source, and with ones without its stack. Rows that ran out of memory must 
 that ran must not.
 `--golden`: a table of Megatron's tests with the bytes that stay allocated between steps, which are
 the states alone. `--runs`: finished runs of the native trainer on CPUs, whose tracked peaks are
-compared as well. A missed target makes the exit code 1.
+compared as well. What the native trainer had on one GPU is of gpu_proof.py's stored results. A
+missed target makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from _gpu_memory import native_on_a_gpu, print_gpu_table
 from _memory_fit import fit_memory, leave_one_source_out
 from _result import Surroundings, keep
 
@@ -323,8 +325,9 @@ def main() -> int:
     states = golden_states(options.golden) if options.golden else None
     memories, left_out = read_rows(options.table)
     rows, runs = judged(memories), [native(folder) for folder in options.runs]
-    scores = by_source(rows)
+    scores, on_gpu = by_source(rows), native_on_a_gpu()
     print_tables(scores, rows, runs)
+    print_gpu_table(on_gpu)
     if states:
         print(
             f"\nstates of {states['n']} golden rows: median error {states['median']:.1%}, "
@@ -345,6 +348,7 @@ def main() -> int:
         by_source=scores,
         rows=rows,
         native=runs,
+        native_on_a_gpu=on_gpu,
     )
     lacking = missed(scores, rows, runs)
     for what in lacking:

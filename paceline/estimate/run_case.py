@@ -11,10 +11,13 @@ import numpy as np
 from paceline.core.errors import UserError
 from paceline.core.flops import attended_keys
 from paceline.core.layout import Layout
+from paceline.core.mmdit import MMDiTShape
 from paceline.core.recompute import Level, block_levels, level_shares
 from paceline.core.run import RunSpec
 from paceline.core.shape import (
     DecoderShape,
+    LoraSpec,
+    LoraTarget,
     Shape,
     linear_sizes,
     num_parameters,
@@ -51,6 +54,8 @@ RECOMPUTED: dict[str, Level] = {
     "activation_recompute": "activation",
 }
 """Fields of a case and the level of the blocks whose share they are."""
+SHARED_INPUT: dict[LoraTarget, LoraTarget] = {"k": "q", "v": "q", "gate": "up"}
+"""Layers that have the same input as another one."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +242,7 @@ def _shape(shape: Shape) -> Case:
         dense_share=shape.first_dense_layers / shape.num_layers if decoder else 0,
         mtp_layers=shape.mtp_layers if decoder else 0,
         score_width=latent.mean_head_dim if latent else 0,
+        relu=decoder and shape.activation == "relu",
         latents=latent.saved_latents if latent else 0,
         causal=shape.causal,
         peak_16bit=0,
@@ -267,10 +273,16 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
         sizes = linear_sizes(shape)
         widths = sum(sum(sizes[name]) * uses(shape, name) for name in lora.targets if name in sizes)
         case = replace(
-            case, frozen=True, trained_share=trained, adapter_rank=lora.rank, adapter_widths=widths
+            case,
+            frozen=True,
+            trained_share=trained,
+            adapter_rank=lora.rank,
+            adapter_widths=widths,
+            **_adapter_inputs(shape, lora),
         )
     if shape.kind == "mmdit":
         # The time model's blocks of 12 h^2 stand for its products; what is left counts as theirs.
+        case = replace(case, latents=_beside_a_plain_block(shape, case.compiled))
         return _with_rest(case, num_parameters(shape))
     if shape.latent_attention is not None or shape.first_dense_layers or shape.mtp_layers:
         parts = parameter_parts(shape)
@@ -286,6 +298,36 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
         tied=shape.tied_embeddings,
         positions=float(shape.max_positions + shape.position_offset) if learned else 0.0,
     )
+
+
+def _adapter_inputs(shape: Shape, lora: LoraSpec) -> dict[str, float]:
+    """What adapters keep of their inputs: dropped ones each, others once where several share one.
+
+    What attention gives is kept by attention itself already.
+    """
+    sizes = linear_sizes(shape)
+    inputs = {name: sizes[name][0] * uses(shape, name) for name in lora.targets if name in sizes}
+    inner = sum(lora.rank * uses(shape, name) for name in inputs)
+    if lora.dropout > 0:
+        masks = sum(inputs.values())
+        return {"adapter_inputs": masks + inner, "adapter_masks": masks}
+    shared = {SHARED_INPUT.get(name, name): width for name, width in inputs.items() if name != "o"}
+    return {"adapter_inputs": sum(shared.values()) + inner}
+
+
+def _beside_a_plain_block(shape: MMDiTShape, compiled: bool) -> float:
+    """Numbers a token that an MMDiT's block keeps beyond the 16 h of a plain one, on average.
+
+    A double block: both norms' outputs ahead of modulation, queries, keys and values by stream,
+    attention's output by stream, and the outputs of both last products, which their gates meet:
+    8 h. A single block: the same of its one norm, queries and keys ahead of their norms,
+    attention's output joined with the MLP's, the product's output, and one norm and its modulated
+    output less than two: 3 h. Compilers make norms' outputs again.
+    """
+    again = 1 if compiled else 0
+    double, single = 8 - 2 * again, 3 - again
+    blocks = double * shape.num_double_blocks + single * shape.num_single_blocks
+    return shape.hidden_size * blocks / shape.num_layers
 
 
 def _with_rest(case: Case, parameters: float) -> Case:

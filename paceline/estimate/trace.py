@@ -54,8 +54,8 @@ def trace(question: Question, python: str = sys.executable) -> Tracing:
 
 
 def trace_spec(spec: RunSpec, case: Case, python: str = sys.executable) -> Tracing:
-    """Follow a resolved run whose estimate is `case`'s."""
-    pp, x = spec.layout.pp, cases_of([case])
+    """Follow a resolved run whose estimate is `case`'s, both uncompiled."""
+    pp, x = spec.layout.pp, cases_of([replace(case, compiled=False)])
     stages = sorted({0, min(1, pp - 1), pp - 1})
     per_stage = spec.world_size // pp
     traces = trace_ranks(

@@ -23,10 +23,16 @@ import numpy as np
 
 from paceline.estimate.memory.framework import EVERYTHING, Constants
 from paceline.estimate.memory.stage import Stage
-from paceline.estimate.memory.states import NORMS, copies_kept, of_last, vocabulary_rows
+from paceline.estimate.memory.states import (
+    NORMS,
+    copies_kept,
+    of_last,
+    shards_weights,
+    vocabulary_rows,
+)
 from paceline.estimate.model.block import routed, tokens
 from paceline.estimate.model.case import Bools, Cases, Floats
-from paceline.estimate.model.weights import num_microbatches
+from paceline.estimate.model.weights import num_microbatches, replicas
 
 DROPPED = 2
 """Tensors of the stream that a block drops from: the outputs of attention and of the ffn."""
@@ -87,9 +93,10 @@ def _recomputed(
     """
     t, c = tokens(x), x.compute_bytes
     ffn = t * c * f.activation_scale * (x.ffn * routed(x) + x.shared_ffn) / x.tp
-    of_activation = ffn * (1 + x.gated * f.ffn_gated)
-    of_ffn = ffn * (2 + x.gated * (1 + f.ffn_gated))
-    of_ffn = of_ffn + t * c * x.hidden * np.where(f.gathers_inputs > 0, 1.0, 1 / shared)
+    first, then = _ffn_tensors(x, f)
+    of_activation = ffn * then
+    of_norm = np.where(f.gathers_inputs > 0, 1.0, 1 / shared) * _norm_outputs(x, f) / NORMS
+    of_ffn = ffn * (first + then) + t * c * x.hidden * of_norm
     less = (
         x.full_recompute * (whole - inputs)
         + x.ffn_recompute * of_ffn
@@ -129,6 +136,31 @@ def _joined(x: Cases, f: Constants) -> Floats:
     return np.where(x.cp > 1, f.joins_parts * (x.heads + keys) * x.head_dim, 0.0)
 
 
+def _ffn_tensors(x: Cases, f: Constants) -> tuple[Floats, Floats]:
+    """Tensors of its width that an ffn keeps: of its first products, and what is made of them.
+
+    A gate keeps its activation's output too where nothing joins the two. A ReLU needs its output
+    alone, or compiled a byte a number that says where it is 0. A frozen last
+    product keeps no input.
+    """
+    trained, plain = np.where(x.frozen > 0, 0.0, 1.0), 1 - x.gated
+    signs = np.where(x.compiled > 0, 1 / x.compute_bytes, 1 - trained)
+    relu = plain * x.relu
+    first = np.where(relu > 0, signs, 1 + x.gated)
+    return first, trained + x.gated * f.ffn_gated * (1 - x.compiled)
+
+
+def _norm_outputs(x: Cases, f: Constants) -> Floats:
+    """Outputs of norms that a block keeps: none where frozen products follow them."""
+    again = f.drops_norms * (x.compiled > 0) * (x.peak_narrow > 0)
+    return np.where(x.frozen > 0, 0.0, NORMS * (1 - again))
+
+
+def _adapters(x: Cases) -> Floats:
+    """Bytes a token that adapters keep: their inputs, and a byte where a number may be dropped."""
+    return np.where(x.frozen > 0, x.compute_bytes * x.adapter_inputs + x.adapter_masks, 0.0)
+
+
 def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
     """Bytes that a block keeps per token, scores aside.
 
@@ -141,13 +173,16 @@ def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
     c = x.compute_bytes
     inputs = np.where(f.gathers_inputs > 0, 2 * c * (1 - 1 / shared), 0.0)
     masks = np.where(x.drops_stream > 0, DROPPED * np.where(f.noise > 0, c, 1.0), f.masks)
-    stream = ((4 * c + masks + NORMS * _norm(x, f)) / shared + inputs) * x.hidden
+    outputs = _norm_outputs(x, f)
+    of_norms = (NORMS + outputs) * c + NORMS * _norm(x, f)
+    stream = ((of_norms + masks) / shared + inputs * outputs / NORMS) * x.hidden
     routed = np.where(x.experts > 1, x.experts_per_token, 1.0)
-    width = (2 + x.gated * (1 + f.ffn_gated)) * (x.ffn * routed + x.shared_ffn)
+    width = sum(_ffn_tensors(x, f)) * (x.ffn * routed + x.shared_ffn)
     permuted = np.where(x.experts > 1, 2 * routed * x.hidden, 0.0)
     width_of_head = np.where(x.score_width > 0, x.score_width, x.head_dim)
     heads = 2 * (x.heads + x.kv_heads) * width_of_head + x.latents + _joined(x, f)
-    return f.activation_scale * (stream + c * (heads + width + permuted) / x.tp)
+    of_parts = c * (heads + width + permuted) + _adapters(x)
+    return f.activation_scale * (stream + of_parts / x.tp)
 
 
 def _stores_scores(x: Cases, f: Constants) -> Bools:
@@ -198,14 +233,32 @@ def _logits(x: Cases, f: Constants, s: Stage, shared: Floats) -> tuple[Floats, F
     """
     t, rows = (1 + x.mtp_layers) * tokens(x), vocabulary_rows(x, f) / x.tp
     entrance = t * x.hidden * (2 * x.compute_bytes + _norm(x, f)) / shared
-    head = np.where(f.head_weight > 0, rows * x.hidden, 0.0)
+    head = np.where(f.head_gradient > 0, rows * x.hidden, 0.0)
     waiting = np.where(all_forward_first(x), num_microbatches(x), 1 + s.deferred)
     logits = (f.logits + x.more_logit_bytes) * t * rows
-    chunked = f.logits_at_once < EVERYTHING
-    at_once = np.where(chunked, np.minimum(logits, f.logits_at_once), waiting * logits)
-    # A gradient waits for each micro-batch; what it is made from, for the one at work alone.
-    once = waiting * f.gradient * head + (f.head_weight - f.gradient) * head
-    copy = np.where(x.frozen > 0, 0.0, x.compute_bytes * head)
-    each = entrance + f.gradient * head + np.where(chunked, 0.0, logits)
+    chunked = f.chunk < EVERYTHING
+    at_once = np.where(chunked, _chunk(x, f, t, rows), waiting * logits)
+    # A gradient waits for each micro-batch; the 16-bit head it is made by, for the one at work.
+    copy = np.where((x.frozen > 0) | (x.compute_bytes >= f.weight), 0.0, x.compute_bytes * head)
+    gathered = shards_weights(x, f) & (replicas(x) * x.cp > 1)
+    gradient = np.where(x.frozen > 0, 0.0, f.head_gradient * head)
+    once = waiting * gradient + np.where(gathered, 0.0, copy)
+    each = entrance + gradient + np.where(chunked, 0.0, logits)
     others = np.where(all_forward_first(x), waiting - 1, 0.0) * each
     return at_once + waiting * entrance + np.where(copies_kept(x, f), copy, once), others
+
+
+def _chunk(x: Cases, f: Constants, t: Floats, rows: Floats) -> Floats:
+    """Bytes of the logits of a chunk of tokens: chunks are as even as can be.
+
+    Of a logit of c bytes: itself, which its gradient takes the place of, and the gradient of the
+    chunk before; an fp32 one to work on; for a whole vocabulary another, which the softmax reads,
+    or compiled no fp32 at all and a gradient of its own.
+    """
+    c = x.compute_bytes
+    at_once = np.maximum(1, np.floor(f.chunk / (4 * np.maximum(1, rows))))
+    chunks = np.ceil(t / at_once)
+    before = np.where(chunks > 1, 1.0, 0.0)
+    whole = np.where(x.compiled > 0, 2 * c, np.where(c < 4, c + 8, 8.0))
+    of_logit = np.where(x.tp <= 1, whole, np.where(c < 4, c + 4, 4.0)) + before * c
+    return of_logit * np.ceil(t / chunks) * rows

@@ -123,10 +123,15 @@ def _gathered(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
 
     Under stage 3 two blocks, the one at work and the next, and the ends; under stage 2 all.
     """
-    sharded = (x.zero_stage >= f.shards_weights_at) & (n.ranks > 1)
+    sharded = shards_weights(x, f) & (n.ranks > 1)
     share = np.minimum(GATHERED_BLOCKS / np.maximum(s.layers, 1), 1)
     blocks = np.where(x.zero_stage >= 3, share, 1.0) * (n.blocks + n.experts)
     return np.where(sharded, x.compute_bytes * (blocks + n.ends), 0.0)
+
+
+def shards_weights(x: Cases, f: Constants) -> Bools:
+    """Where ZeRO cuts weights, if there is more than one rank to cut them for."""
+    return x.zero_stage >= f.shards_weights_at
 
 
 def copies_kept(x: Cases, f: Constants) -> Bools:
@@ -140,7 +145,7 @@ def _copies(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
     Those live as long as their micro-batch is in flight; with full recomputation one block's are
     there at a time, beside those of what is not computed anew.
     """
-    sharded = (x.zero_stage >= f.shards_weights_at) & (n.ranks > 1)
+    sharded = shards_weights(x, f) & (n.ranks > 1)
     casts = (f.master == 0) & (x.compute_bytes < f.weight) & ~sharded
     share = np.where(x.frozen > 0, x.trained_share, 1.0)
     kept, last = _kept_copies(x)

@@ -166,8 +166,15 @@ class Case:
     adapter_widths: float = 0
     """Inputs and outputs of all matrices of a block that carry an adapter, added up."""
     adapter_rank: float = 0
+    relu: bool = False
+    """The ffn's activation is a ReLU, whose gradient needs its output alone."""
+    adapter_inputs: float = 0
+    """Numbers a token that adapters keep of their own inputs, in a block."""
+    adapter_masks: float = 0
+    """Inputs of adapters that drop of them, in a block: a mask has one for each."""
     latents: float = 0
-    """Numbers a token that latent attention keeps beside queries, keys, values and output."""
+    """Numbers a token that a block keeps beside those of a plain one: latent attention's narrow
+    vectors, or what an MMDiT modulates, joins and normalizes by head."""
     score_width: float = 0
     """Numbers of a head in attention's products where it is not `head_dim` (latent attention)."""
     trained_share: float = 0.02

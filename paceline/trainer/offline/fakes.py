@@ -84,6 +84,24 @@ class FusedNorm(torch.autograd.Function):
         return torch.empty_like(x), torch.empty_like(weight)
 
 
+class FusedDropout(torch.autograd.Function):
+    """Dropout in one kernel: keeps a byte for each number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(torch.empty_like(x, dtype=torch.bool))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return torch.empty_like(grad)
+
+
+def dropout(x: Tensor, p: float = 0.5, *_: Any) -> Tensor:
+    """dropout of a share of x."""
+    return FusedDropout.apply(x)  # type: ignore[no-any-return]
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
     """scaled_dot_product_attention."""
     return FusedAttention.apply(q, k, v)  # type: ignore[no-any-return]
@@ -144,11 +162,15 @@ def substitutes(as_cuda: bool) -> Iterator[None]:
 @contextmanager
 def _kernels_of_cuda() -> Iterator[None]:
     from paceline.trainer.model import attention as model_attention
-    from paceline.trainer.model import loss
+    from paceline.trainer.model import loss, norm
+    from paceline.trainer.replica import assembly
 
     with (
+        patch.object(assembly, "COPIED_ON", ("cpu",)),
         patch.object(functional, "scaled_dot_product_attention", attention),
         patch.object(functional, "rms_norm", rms_norm),
+        patch.object(functional, "dropout", dropout),
+        patch.object(norm, "SUMMED_NARROW", ()),
         patch.object(model_attention, "LONGEST_BLOCKED", 0),
         patch.object(model_attention, "LONGEST_PLAIN", 0),
         patch.object(model_attention, "LateAttention", _Late),

@@ -33,6 +33,8 @@ DTYPES = {
     **dict.fromkeys(NARROW, torch.bfloat16),
 }
 """What is computed in between matrix products."""
+COPIED_ON = ("cuda",)
+"""Devices on which a replica alone keeps copies of its weights to compute with."""
 
 
 def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClock) -> Replica:
@@ -80,7 +82,7 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
     if mesh.data.size > 1:
         return DdpReplica(parts, mesh, world, steps)
     replica = Replica(parts, mesh)
-    if world.device.type == "cuda":
+    if world.device.type in COPIED_ON:
         replica.copies = ComputeCopies(parts)
     return replica
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks._memory_fit import fit_memory, held_out_sd, leave_one_source_out
 from paceline.estimate.memory.device_memory import memory
-from paceline.estimate.memory.framework import FITTED, FRAMEWORKS, NATIVE_CUDA, PRIORS, Framework
+from paceline.estimate.memory.framework import FITTED, FRAMEWORKS, PRIORS, Framework
 from paceline.estimate.memory.published import GIB, PublishedMemory, as_stated
 from paceline.estimate.model.case import cases_of
 from tests.estimate.memory.test_device_memory import LLAMA_8B
@@ -70,8 +70,8 @@ def test_shipped_constants_are_the_fit_to_the_open_rows(rows: list[PublishedMemo
         assert shipped == pytest.approx(expected, rel=0.03), stack
 
 
-BLIND = {"fused": 0.079}
-"""Of stacks whose rows were looked up where they missed: what they missed before."""
+BLIND = {"fused": 0.079, "torch": 0.290}
+"""Of stacks whose formulas were mended with their rows in sight: what they missed before."""
 
 
 def test_what_is_missed_is_what_sources_are_missed_by_that_the_fit_never_saw(
@@ -81,7 +81,6 @@ def test_what_is_missed_is_what_sources_are_missed_by_that_the_fit_never_saw(
         of_stack = [row for row in rows if row.case.stack == stack]
         missed = max(held_out_sd(of_stack), BLIND.get(stack, 0.0))
         assert framework.log_sd == pytest.approx(missed, rel=0.03), stack
-    assert NATIVE_CUDA.log_sd == pytest.approx(held_out_sd(rows), rel=0.03)
 
 
 def test_memories_of_a_source_that_the_fit_never_saw_are_met_within_ten_percent(
