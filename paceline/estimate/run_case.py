@@ -306,12 +306,18 @@ def _adapter_inputs(shape: Shape, lora: LoraSpec) -> dict[str, float]:
     What attention gives is kept by attention itself already.
     """
     sizes = linear_sizes(shape)
-    inputs = {name: sizes[name][0] * uses(shape, name) for name in lora.targets if name in sizes}
+    inputs: dict[LoraTarget, int] = {
+        name: width * uses(shape, name)
+        for name, (width, _) in sizes.items()
+        if name in lora.targets
+    }
     inner = sum(lora.rank * uses(shape, name) for name in inputs)
     if lora.dropout > 0:
         masks = sum(inputs.values())
         return {"adapter_inputs": masks + inner, "adapter_masks": masks}
-    shared = {SHARED_INPUT.get(name, name): width for name, width in inputs.items() if name != "o"}
+    shared: dict[LoraTarget, int] = {
+        SHARED_INPUT.get(name, name): width for name, width in inputs.items() if name != "o"
+    }
     return {"adapter_inputs": sum(shared.values()) + inner}
 
 
