@@ -160,7 +160,8 @@ def test_the_row_of_the_study_that_barely_ran_is_no_longer_lost(tmp_path: Path):
     of = {"place": {"cluster": str(path)}, "pp": "1,2,4,8", "mbs": "1,4"}
     own, megatron = planned("gpt-1b3", **of), planned("gpt-1b3", **of, stack="softmax")
     rows = [next(c for c in labelled(sweep) if c[0] == "1 1")[1] for sweep in (own, megatron)]
-    assert all(row.runs for row in rows)
+    # The native trainer keeps fp32 weights and gradients: 20 GiB of the 15.8 that there are.
+    assert rows[1].runs and (rows[0].pruned or "").startswith("out of memory")
     expected = rows[1].prediction
     assert expected and expected.memory == "borderline" and 20 < expected.step_time_s < 38
     strict = planned("gpt-1b3", **of, prune_above=0.5)
