@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests import forks
-from tests.surroundings import bundle, own_folders
+from tests.surroundings import bundle
 
 LIMIT_S = 900
 LIBRARIES = ("numpy", "scipy.stats", "altair", "jinja2", "sqlalchemy", "ruamel.yaml", "rich.table")
@@ -38,7 +38,7 @@ def paceline(
     environment = {**os.environ, **PLAIN}
     environment.pop("PACELINE_DB", None)
     if runs:
-        environment |= own_folders(runs)
+        environment |= {"PACELINE_RUNS": str(runs), "XDG_CACHE_HOME": str(runs / "cache")}
     environment |= env or {}
     words = ["paceline", *map(str, arguments)]
     with tempfile.TemporaryDirectory() as name:
