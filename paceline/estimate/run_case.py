@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TypedDict, cast
 
 import numpy as np
 
@@ -56,6 +56,8 @@ RECOMPUTED: dict[str, Level] = {
 """Fields of a case and the level of the blocks whose share they are."""
 SHARED_INPUT: dict[LoraTarget, LoraTarget] = {"k": "q", "v": "q", "gate": "up"}
 """Layers that have the same input as another one."""
+INPUT_PARTS: tuple[LoraTarget, ...] = ("o", "down")
+"""Layers whose input tensor-parallel ranks have a part of each."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +280,7 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
             trained_share=trained,
             adapter_rank=lora.rank,
             adapter_widths=widths,
-            **_adapter_inputs(shape, lora),
+            **_adapters(shape, lora),
         )
     if shape.kind == "mmdit":
         # The time model's blocks of 12 h^2 stand for its products; what is left counts as theirs.
@@ -300,25 +302,33 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
     )
 
 
-def _adapter_inputs(shape: Shape, lora: LoraSpec) -> dict[str, float]:
-    """What adapters keep of their inputs: dropped ones each, others once where several share one.
+class Adapters(TypedDict):
+    """Fields of a case."""
+
+    adapter_inputs: float
+    adapter_parts: float
+    adapter_inner: float
+    adapter_drops: bool
+
+
+def _adapters(shape: Shape, lora: LoraSpec) -> Adapters:
+    """What adapters keep: dropped inputs each, others once where several share one.
 
     What attention gives is kept by attention itself already.
     """
-    sizes = linear_sizes(shape)
-    inputs: dict[LoraTarget, int] = {
-        name: width * uses(shape, name)
-        for name, (width, _) in sizes.items()
-        if name in lora.targets
-    }
-    inner = sum(lora.rank * uses(shape, name) for name in inputs)
-    if lora.dropout > 0:
-        masks = sum(inputs.values())
-        return {"adapter_inputs": masks + inner, "adapter_masks": masks}
-    shared: dict[LoraTarget, int] = {
-        SHARED_INPUT.get(name, name): width for name, width in inputs.items() if name != "o"
-    }
-    return {"adapter_inputs": sum(shared.values()) + inner}
+    drops, inputs, sizes = lora.dropout > 0, dict[LoraTarget, int](), linear_sizes(shape)
+    adapted: list[LoraTarget] = [name for name in sizes if name in lora.targets]
+    for name in adapted:
+        if drops or name != "o":
+            kept = name if drops else SHARED_INPUT.get(name, name)
+            inputs[kept] = sizes[name][0] * uses(shape, name)
+    parts = sum(width for name, width in inputs.items() if name in INPUT_PARTS)
+    return Adapters(
+        adapter_inputs=sum(inputs.values()) - parts,
+        adapter_parts=parts,
+        adapter_inner=lora.rank * sum(uses(shape, name) for name in adapted),
+        adapter_drops=drops,
+    )
 
 
 def _beside_a_plain_block(shape: MMDiTShape, compiled: bool) -> float:

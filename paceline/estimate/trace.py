@@ -49,13 +49,14 @@ def trace(question: Question, python: str = sys.executable) -> Tracing:
     Raises UserError for what cannot run, SystemFaultError where PyTorch cannot follow it.
     """
     spec = spec_of(question)
-    case = case_of(spec, machine_of(question), question.software)
+    # What follows a step sees no compiled block.
+    case = case_of(spec, machine_of(question), replace(question.software, compiled=False))
     return trace_spec(spec, case, python)
 
 
 def trace_spec(spec: RunSpec, case: Case, python: str = sys.executable) -> Tracing:
-    """Follow a resolved run whose estimate is `case`'s, both uncompiled."""
-    pp, x = spec.layout.pp, cases_of([replace(case, compiled=False)])
+    """Follow a resolved run whose estimate is `case`'s."""
+    pp, x = spec.layout.pp, cases_of([case])
     stages = sorted({0, min(1, pp - 1), pp - 1})
     per_stage = spec.world_size // pp
     traces = trace_ranks(

@@ -258,9 +258,9 @@ def _native_bf16(cluster: Cluster, machine: dict[str, Any]) -> bool:
 
 def _no_such_dtype(spec: RunSpec) -> list[str]:
     """That a narrow dtype is none of the device's, where the catalog knows the device."""
-    device, dtype = find_device(spec.cluster.device), spec.training.dtype
     if native.emulated(spec):
         return []
+    device, dtype = find_device(spec.cluster.device), spec.training.dtype
     if device is None or dtype not in NARROW or device.peak_flops_per_s(dtype) is not None:
         return []
     can = ", ".join(device.peaks) or "none that the catalog knows"

@@ -140,8 +140,8 @@ def _ffn_tensors(x: Cases, f: Constants) -> tuple[Floats, Floats]:
     """Tensors of its width that an ffn keeps: of its first products, and what is made of them.
 
     A gate keeps its activation's output too where nothing joins the two. A ReLU needs its output
-    alone, or compiled a byte a number that says where it is 0. A frozen last
-    product keeps no input.
+    alone, or compiled a byte a number that says where it is 0. A frozen last product keeps no
+    input.
     """
     trained, plain = np.where(x.frozen > 0, 0.0, 1.0), 1 - x.gated
     signs = np.where(x.compiled > 0, 1 / x.compute_bytes, 1 - trained)
@@ -156,9 +156,15 @@ def _norm_outputs(x: Cases, f: Constants) -> Floats:
     return np.where(x.frozen > 0, 0.0, NORMS * (1 - again))
 
 
-def _adapters(x: Cases) -> Floats:
-    """Bytes a token that adapters keep: their inputs, and a byte where a number may be dropped."""
-    return np.where(x.frozen > 0, x.compute_bytes * x.adapter_inputs + x.adapter_masks, 0.0)
+def _adapters(x: Cases, f: Constants, shared: Floats) -> Floats:
+    """Bytes a token that adapters keep: their inputs, and a byte where a number may be dropped.
+
+    A tensor rank has the whole input of products whose outputs are cut, unless under sequence
+    parallelism it keeps its part of the tokens alone.
+    """
+    whole = x.adapter_inputs * np.where(f.gathers_inputs > 0, 1.0, 1 / shared)
+    inputs = (x.compute_bytes + x.adapter_drops) * (whole + x.adapter_parts / x.tp)
+    return np.where(x.frozen > 0, inputs + x.compute_bytes * x.adapter_inner, 0.0)
 
 
 def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
@@ -181,8 +187,8 @@ def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
     permuted = np.where(x.experts > 1, 2 * routed * x.hidden, 0.0)
     width_of_head = np.where(x.score_width > 0, x.score_width, x.head_dim)
     heads = 2 * (x.heads + x.kv_heads) * width_of_head + x.latents + _joined(x, f)
-    of_parts = c * (heads + width + permuted) + _adapters(x)
-    return f.activation_scale * (stream + of_parts / x.tp)
+    of_parts = c * (heads + width + permuted) / x.tp
+    return f.activation_scale * (stream + of_parts + _adapters(x, f, shared))
 
 
 def _stores_scores(x: Cases, f: Constants) -> Bools:

@@ -169,9 +169,13 @@ class Case:
     relu: bool = False
     """The ffn's activation is a ReLU, whose gradient needs its output alone."""
     adapter_inputs: float = 0
-    """Numbers a token that adapters keep of their own inputs, in a block."""
-    adapter_masks: float = 0
-    """Inputs of adapters that drop of them, in a block: a mask has one for each."""
+    """Numbers a token that adapters keep of their own inputs, in a block, as every tensor rank."""
+    adapter_parts: float = 0
+    """The same of inputs that tensor ranks have a part of each."""
+    adapter_inner: float = 0
+    """Numbers a token between the two products of all adapters of a block."""
+    adapter_drops: bool = False
+    """A mask is kept beside each input of an adapter."""
     latents: float = 0
     """Numbers a token that a block keeps beside those of a plain one: latent attention's narrow
     vectors, or what an MMDiT modulates, joins and normalizes by head."""

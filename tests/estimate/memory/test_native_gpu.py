@@ -40,6 +40,12 @@ BLOCK = Case(
 )  # fmt: skip
 
 
+ADAPTED = {
+    **{"frozen": True, "trained_share": 0.0, "devices": 2},
+    **{"adapter_inputs": 3072, "adapter_parts": 1024, "adapter_drops": True},
+}
+
+
 def numbers(**changes: Any) -> float:
     """That a block keeps of a token, over h."""
     few, many = (replace(BLOCK, layers=layers, **changes) for layers in (4, 8))
@@ -50,7 +56,7 @@ def numbers(**changes: Any) -> float:
         * 1024**2
         * (0.0 if changes.get("frozen") else 1.0)
     )
-    sums = 4 * 8 / 2 / 1024
+    sums = 4 * 8 / 2 / 1024 / changes.get("tp", 1)
     return (kept[1] - kept[0]) / 4 / 1024 / 2 / 1024 - of_copies / 1024 / 2 / 1024 - sums
 
 
@@ -66,9 +72,12 @@ def numbers(**changes: Any) -> float:
         ({"frozen": True, "trained_share": 0.0}, 2 + 4 + 4),
         ({"frozen": True, "trained_share": 0.0, "gated": True, "compiled": True}, 2 + 4 + 2 * 4),
         (
-            {"frozen": True, "trained_share": 0.0, "adapter_inputs": 4096, "adapter_masks": 4096},
+            {"frozen": True, "trained_share": 0.0, "adapter_inputs": 4096, "adapter_drops": True},
             2 + 4 + 4 + 4 + 2,
         ),
+        # Each of two tensor ranks has the inputs of q, k and v whole, and half of o's.
+        (ADAPTED | {"tp": 2}, 2 + 4 / 2 + 4 / 2 + (3 + 1 / 2) * 1.5),
+        (ADAPTED | {"tp": 2, "sequence_parallel": True}, 2 / 2 + 4 / 2 + 4 / 2 + 3.5 * 1.5),
     ],
 )
 def test_a_block_keeps_what_its_backward_pass_needs(changes: dict[str, Any], h: float) -> None:
