@@ -151,8 +151,9 @@ def join(config: TrainerConfig) -> tuple[World, Mesh]:
     check_device(config.device)
     if config.device == "cpu":
         keep_freed_memory()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    # Also where nothing is asked for: PyTorch gives a thread without a number that of the last
+    # call, which will be the loader's.
+    torch.set_num_threads(config.threads or torch.get_num_threads())
     torch.set_float32_matmul_precision(config.training.matmul_precision)
     world = join_world(config.device)
     return world, make_mesh(world, config.layout, config.dp)

@@ -171,6 +171,9 @@ class Loader:
         return attended_share(fields[PLAIN_FIELDS], self._model)
 
     def _fill(self) -> None:
+        # With a team of OpenMP's threads for this one too there were more of them than cores, and
+        # GNU's then sleep where they would spin: Flux on two threads took up to twice as long.
+        torch.set_num_threads(1)
         if self._device is not None:
             # A thread begins on device 0, where pinning would leave a context of every rank.
             torch.cuda.set_device(self._device)

@@ -14,6 +14,7 @@ import torch
 from paceline.trainer.config import ConfigError, parse_config
 from paceline.trainer.data.batches import AHEAD, Loader, Sampler, sampler_of
 from paceline.trainer.data.corpus import load_corpus
+from paceline.trainer.data.samples import TokenCorpus
 from paceline.trainer.parallel.mesh import Axis, Mesh
 from tests.trainer.example import settings
 
@@ -191,6 +192,27 @@ def test_batches_are_made_ahead_but_not_without_bound() -> None:
     assert loader._ready.qsize() <= AHEAD
     loader.close()
     assert not loader._thread.is_alive()
+
+
+def test_batches_are_made_on_one_thread_and_leave_the_step_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, counts = torch.get_num_threads(), list[int]()
+    torch.set_num_threads(2)
+    collate = TokenCorpus.collate
+
+    def noted(self: TokenCorpus, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        counts.append(torch.get_num_threads())
+        return collate(self, *arguments)
+
+    monkeypatch.setattr(TokenCorpus, "collate", noted)
+    loader = make_loader(source="stdlib", steps=1)
+    loader.next()
+    loader.close()
+
+    assert counts == [1]
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
 
 
 def test_a_short_text_is_gone_over_again(tmp_path: Path) -> None:
