@@ -27,15 +27,12 @@ from paceline.core.errors import (
 from paceline.estimate.estimates import P_OOM_SURE
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import runs_root
-from paceline.layouts.sweep.charts import front_chart
 from paceline.layouts.sweep.dimensions import dimensions
-from paceline.layouts.sweep.page import sweep_html
 from paceline.layouts.sweep.plan import Sweep, SweepOptions, new_sweep
 from paceline.layouts.sweep.result import SweepResult
 from paceline.layouts.sweep.runner import run_sweep
 from paceline.layouts.sweep.trials import SweepTrial, sweep_result, trials_of
 from paceline.machines.placement import Request
-from paceline.report.charts import save_chart
 from paceline.report.theme import EXPORT
 from paceline.runs.flow import command_line
 
@@ -234,6 +231,11 @@ def _announce(planned: Sweep, trials: list[SweepTrial]) -> None:
 
 def _keep(result: SweepResult, folder: Path) -> None:
     """Write the table, the JSON, the page and the chart into the sweep's folder."""
+    # Altair is slow to import, and a sweep that is only shown draws nothing.
+    from paceline.layouts.sweep.charts import front_chart
+    from paceline.layouts.sweep.page import sweep_html
+    from paceline.report.charts import save_chart
+
     table = StringIO()
     with redirect_stdout(table):
         print_sweep(result, TableFormat.csv)

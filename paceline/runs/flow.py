@@ -26,7 +26,6 @@ from paceline.core.steps import FLOATS, Step, Steps
 from paceline.core.units import si
 from paceline.engines import engine, last_step
 from paceline.files.documents import write_text, write_value
-from paceline.files.index import Index
 from paceline.files.run_folder import (
     REPORT_FILE,
     RESULT_FILE,
@@ -165,6 +164,9 @@ def finish(folder: Path, root: Path) -> RunReport:
 
 def _indexed(report: RunReport, folder: Path, root: Path) -> RunReport:
     """The report of an indexed run; an index that cannot be written only adds a warning."""
+    # Brings SQLAlchemy along, a quarter of what this file would take to import.
+    from paceline.files.index import Index
+
     try:
         Index.open(root).add(folder, report.result)
     except SystemFaultError as fault:

@@ -97,12 +97,14 @@ class Evidence(Value):
         """
         known = np.array([name in self.medians for name in NAMES])
         centre, covariance = PRIOR.centre.copy(), np.diag(np.diag(PRIOR.covariance))
-        for i, name in enumerate(NAMES):
-            if name in self.medians:
-                centre[i] = np.log(self.medians[name])
-            for j, other in enumerate(NAMES):
-                if name in self.covariance:
-                    covariance[i, j] = self.covariance[name].get(other, 0.0)
+        rows = {name: row for row, name in enumerate(NAMES)}
+        for name in rows.keys() & self.medians.keys():
+            centre[rows[name]] = np.log(self.medians[name])
+        for name in rows.keys() & self.covariance.keys():
+            covariance[rows[name]] = 0.0
+            for other, value in self.covariance[name].items():
+                if other in rows:
+                    covariance[rows[name], rows[other]] = value
         among = PRIOR.covariance[np.ix_(known, known)]
         follows = np.linalg.solve(among, PRIOR.covariance[np.ix_(known, ~known)]).T
         centre[~known] += follows @ (centre[known] - PRIOR.centre[known])

@@ -57,7 +57,9 @@ def predict_each(x: Cases, centres: Floats) -> Floats:
 
     Several at once: a few thousand numbers take hardly longer than a few hundred.
     """
-    count = min(len(centres), max(1, AT_ONCE // x.size))
+    count = min(len(centres), AT_ONCE // max(1, x.size))
+    if count <= 1:
+        return np.array([predict(x, centre) for centre in centres])
     many, parts = x.pick(np.tile(np.arange(x.size), count)), list[Floats]()
     for first in range(0, len(centres), count):
         chosen = centres[np.minimum(np.arange(first, first + count), len(centres) - 1)]

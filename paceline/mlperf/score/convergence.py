@@ -13,8 +13,6 @@ from math import sqrt
 from statistics import fmean, pstdev
 from typing import Literal
 
-from scipy.special import stdtrit
-
 from paceline.core.value import Value
 from paceline.files.references import ConvergencePoint, source
 from paceline.mlperf.rules import SCORED_ONLY, SIBLINGS
@@ -66,6 +64,9 @@ class ConvergenceReference:
         reference's runs, m those of the submission without its fastest and slowest; both are taken
         to have the reference's deviation.
         """
+        # Slow to import, and what estimates a training to a target has no use for it.
+        from scipy.special import stdtrit
+
         n, m = self.num_runs, num_submitted - 2
         quantile = float(stdtrit(n + m - 2, 1 - SIGNIFICANCE))
         return self.mean - quantile * self.stdev * sqrt(1 / n + 1 / m) - self.allowed_samples
