@@ -23,6 +23,8 @@ FRAMEWORKS := deepspeed_chat megatron torchtitan hf_trainer
 SUITES := browser clusters explain frameworks numerics $(PARALLEL_SUITES)
 TWO_AT_ONCE := -n 2 --dist loadfile
 CLUSTER_TESTS = --durations=20 tests/clusters $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| [ $$? = 5 ])
+# Where it is set every command that a test starts compiles the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help

@@ -134,26 +134,27 @@ def moved(
 
     Minimises sum(weight x soft_l1(log(predicted / measured) / scale)) plus the squared distance
     from the prior's medians in units of its covariance, and the squares of what `also` says of
-    coefficients' logarithms. The covariance of the result is Laplace's: the inverse of J^T J with
-    the Jacobian J of all residuals at the minimum. soft_l1(e) = 2 (sqrt(1 + e^2) - 1), which is e^2
-    for small errors and 2 |e| for large ones; `soft` is its root with the error's sign.
+    vectors of coefficients' logarithms, a row each. The covariance of the result is Laplace's: the
+    inverse of J^T J with the Jacobian J of all residuals at the minimum. soft_l1(e) = 2 (sqrt(1 +
+    e^2) - 1), which is e^2 for small errors and 2 |e| for large ones; `soft` is its root with the
+    error's sign.
     """
     weight = np.sqrt(weights)
     whitened = _whitening(prior.covariance)
 
     def errors(seconds: Floats, logs: Floats) -> Floats:
+        """(vectors, residuals), of (vectors, cases) and (vectors, coefficients)."""
         error = np.log(seconds / measured_s) / scale
         soft = np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
         rest = [also(logs)] if also else []
-        return np.concatenate([soft * weight, whitened @ (logs - prior.centre), *rest])
+        return np.hstack([soft * weight, (logs - prior.centre) @ whitened.T, *rest])
 
     def residuals(logs: Floats) -> Floats:
-        return errors(predict(x, logs), logs)
+        return errors(predict(x, logs)[None], logs[None])[0]
 
     def slopes(logs: Floats) -> Floats:
-        base, nudged = residuals(logs), logs + STEP * np.eye(len(logs))
-        pairs = zip(predict_each(x, nudged), nudged, strict=True)
-        return np.array([(errors(seconds, near) - base) / STEP for seconds, near in pairs]).T
+        nudged = logs + STEP * np.eye(len(logs))
+        return ((errors(predict_each(x, nudged), nudged) - residuals(logs)) / STEP).T
 
     begin, tolerance = (prior.centre, 1e-8) if start is None else (start, NEAR)
     solution = _least_squares()(

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.estimate.model.block import block_time, product_rate, product_s
 from paceline.estimate.model.case import Case, Cases, Floats, cases_of, varied
-from paceline.estimate.model.coefficients import named
+from paceline.estimate.model.coefficients import NAMES
 from paceline.estimate.model.collectives import all_reduce_s
 
 LEAST_NOISE = 0.10
@@ -55,7 +55,8 @@ class Probes:
 
 
 Errors = Callable[[Floats], Floats]
-"""From logarithms of coefficients to deviations in units of their noise."""
+"""From vectors of coefficients' logarithms to deviations in units of their noise: (vectors,
+coefficients) to (vectors, observations)."""
 
 
 def errors(probes: Sequence[Probes]) -> Errors:
@@ -63,15 +64,16 @@ def errors(probes: Sequence[Probes]) -> Errors:
     parts = [part for placed in probes for part in _parts(placed)]
 
     def all_of_them(logs: Floats) -> Floats:
-        c = named(logs)
-        error = np.concatenate([part(c) for part in parts]) if parts else np.zeros(0)
+        c = dict(zip(NAMES, np.exp(logs).T[:, :, None], strict=True))
+        error = np.concatenate([np.zeros((len(logs), 0)), *(part(c) for part in parts)], axis=1)
         return np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
 
     return all_of_them
 
 
 Part = Callable[[Mapping[str, float]], Floats]
-"""From coefficients by name to errors of one kind of probe: ln(predicted / measured) / noise."""
+"""From coefficients by name, a column of vectors each, to errors of one kind of probe:
+ln(predicted / measured) / noise."""
 
 
 def _parts(probes: Probes) -> list[Part]:
@@ -88,10 +90,10 @@ def _parts(probes: Probes) -> list[Part]:
         parts.append(_exchanges(probes))
     if probes.latency_s:
         block_s = OPERATIONS * probes.latency_s
-        parts.append(lambda c: np.array([np.log(c["host_torch_s"] / block_s) / LATENCY_NOISE]))
+        parts.append(lambda c: np.log(c["host_torch_s"] / block_s) / LATENCY_NOISE)
     if probes.exposed is not None:
         exposed = TWICE * max(LEAST_EXPOSED, probes.exposed)
-        parts.append(lambda c: np.array([np.log(c["dp_exposed"] / exposed) / OVERLAP_NOISE]))
+        parts.append(lambda c: np.log(c["dp_exposed"] / exposed) / OVERLAP_NOISE)
     return parts
 
 

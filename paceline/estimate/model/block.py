@@ -340,6 +340,10 @@ def launches_s(x: Cases, c: Mapping[str, float]) -> Floats:
 
 def by_word(x: Cases, word: str, values: Mapping[str, float]) -> Floats:
     """The value that belongs to each case's word."""
+    # Most cases are of one kind of device and software, and few words are looked at.
+    there = [name for name in values if x.has(word, name).any()]
+    if len(there) == 1 and x.has(word, there[0]).all():
+        return np.zeros(x.size) + values[there[0]]
     chosen = np.select([x.has(word, name) for name in values], list(values.values()))
     return np.asarray(chosen, dtype=np.float64)
 

@@ -211,10 +211,12 @@ class Cases:
     )
     """What `has` has found so far."""
 
+    def __post_init__(self) -> None:
+        # Formulas ask for a number a hundred times a case: these are found without a call.
+        vars(self).update(self.numbers)
+
     def __getattr__(self, name: str) -> Floats:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self.numbers[name]
+        raise AttributeError(name)
 
     def changed(self, **numbers: float) -> Cases:
         """The cases with some of their numbers the same for all."""

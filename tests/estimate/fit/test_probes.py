@@ -50,7 +50,16 @@ def moved(prior: Evidence, truth: dict[str, float]) -> Evidence:
 def test_there_is_no_error_where_the_formulas_say_what_was_measured():
     probes = probes_of(dict(named(CENTRE)))
     assert probes.size == 10
-    assert np.abs(errors([probes])(CENTRE)).max() < 1e-6
+    assert np.abs(errors([probes])(CENTRE[None])).max() < 1e-6
+
+
+def test_many_vectors_of_coefficients_are_judged_as_each_alone():
+    probes = replace(probes_of(dict(named(CENTRE))), latency_s=2e-6, exposed=0.4)
+    vectors = np.array([CENTRE - 0.2, CENTRE, CENTRE + 0.3])
+    together = errors([probes])(vectors)
+    assert together.shape == (3, probes.size)
+    for vector, row in zip(vectors, together, strict=True):
+        assert errors([probes])(vector[None])[0] == pytest.approx(row, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -73,13 +82,13 @@ def test_steps_of_a_processor_are_met_after_probes_and_steps():
 
 def test_latency_and_overlap_are_observations_too():
     probes = Probes(CPU, latency_s=2e-6, exposed=0.5)
-    assert probes.size == 2 and len(errors([probes])(CENTRE)) == 2
-    slower = errors([replace(probes, latency_s=4e-6)])(CENTRE)
-    assert slower[0] < errors([probes])(CENTRE)[0]
+    (seen,) = errors([probes])(CENTRE[None])
+    (slower,) = errors([replace(probes, latency_s=4e-6)])(CENTRE[None])
+    assert probes.size == len(seen) == 2 and slower[0] < seen[0]
 
 
 def test_no_probes_say_nothing():
-    assert len(errors([])(CENTRE)) == 0
+    assert errors([])(np.array([CENTRE, CENTRE])).shape == (2, 0)
 
 
 def test_a_processor_computes_what_its_host_starts_one_after_the_other():
