@@ -153,6 +153,8 @@ class Case:
     """Of each of Adam's two moments."""
     more_logit_bytes: float = 0.0
     """Of a logit, beyond what its framework's usual loss holds."""
+    blocking_launches: bool = False
+    """The host waits for each kernel that it starts (CUDA_LAUNCH_BLOCKING)."""
     summed_gradient_bytes: float = 0
     """Of a gradient that micro-batches are summed up in, where it stands beside the framework's."""
     document: float = 0
