@@ -272,7 +272,7 @@ def _logits(x: Cases, f: Constants, s: Stage, shared: Floats) -> tuple[Floats, F
     # A gradient waits for each micro-batch; the 16-bit head it is made by, for the one at work.
     copy = np.where((x.frozen > 0) | (x.compute_bytes >= f.weight), 0.0, x.compute_bytes * head)
     gathered = shards_weights(x, f) & (replicas(x) * x.cp > 1)
-    gradient = np.where(x.frozen > 0, 0.0, f.head_gradient * head)
+    gradient = np.where((x.frozen > 0) & (x.trains_head == 0), 0.0, f.head_gradient * head)
     once = waiting * gradient + np.where(gathered, 0.0, copy)
     each = entrance + gradient + np.where(chunked, 0.0, logits)
     others = np.where(all_forward_first(x), waiting - 1, 0.0) * each
@@ -283,13 +283,14 @@ def _chunk(x: Cases, f: Constants, t: Floats, rows: Floats) -> Floats:
     """Bytes of the logits of a chunk of tokens: chunks are as even as can be.
 
     Of a logit of c bytes: itself, which its gradient takes the place of, and the gradient of the
-    chunk before; an fp32 one to work on; for a whole vocabulary another, which the softmax reads,
-    or compiled no fp32 at all and a gradient of its own.
+    chunk before; an fp32 one to work on; for a whole vocabulary another, which the softmax reads
+    (PyTorch's reads fp16 itself, not bf16), or compiled no fp32 at all and a gradient of its own.
     """
     c = x.compute_bytes
     at_once = np.maximum(1, np.floor(f.chunk / (4 * np.maximum(1, rows))))
     chunks = np.ceil(t / at_once)
     before = np.where(chunks > 1, 1.0, 0.0)
-    whole = np.where(x.compiled > 0, 2 * c, np.where(c < 4, c + 8, 8.0))
+    read = np.where(x.half * (f.noise == 0) > 0, 0.0, 4.0)
+    whole = np.where(x.compiled > 0, 2 * c, np.where(c < 4, c + 4 + read, 8.0))
     of_logit = np.where(x.tp <= 1, whole, np.where(c < 4, c + 4, 4.0)) + before * c
     return of_logit * np.ceil(t / chunks) * rows
