@@ -76,16 +76,17 @@ def _fit_stack(rows: list[PublishedMemory], prior: Framework) -> Framework:
     )
     limit = np.array([row.device_bytes for row in rows])
     ran = np.isfinite(stated)
-    centre = np.log([getattr(prior, name) for name in FITTED])
-    width = np.array([SPREADS[name] for name in FITTED])
+    names = [name for name in FITTED if getattr(prior, name) > 0]
+    centre = np.log([getattr(prior, name) for name in names])
+    width = np.array([SPREADS[name] for name in names])
     log_ndtr: Any = import_module("scipy.special").log_ndtr
 
     def errors(framework: Framework) -> Floats:
         return np.where(ran, np.log(as_stated(rows, framework) / np.where(ran, stated, 1)), 0.0)
 
     def residuals(logs: Floats) -> Floats:
-        framework = _moved(prior, logs)
-        over = np.log(memory(x, framework).device_used / limit) / SCALE
+        framework = _moved(prior, names, logs)
+        over = np.log(memory(x, framework).needed / limit) / SCALE
         witness = np.sqrt(-2 * log_ndtr(np.where(ran, -over, over)))
         misfit = np.concatenate(
             [_soft(errors(framework) / SCALE) * weight, _soft(witness) * weight]
@@ -93,12 +94,13 @@ def _fit_stack(rows: list[PublishedMemory], prior: Framework) -> Framework:
         return np.concatenate([misfit, (logs - centre) / width])
 
     least_squares: Any = import_module("scipy.optimize").least_squares
-    return _moved(prior, np.asarray(least_squares(residuals, centre).x, dtype=float))
+    moved = np.asarray(least_squares(residuals, centre).x, dtype=float)
+    return _moved(prior, names, moved)
 
 
 def _soft(error: Floats) -> Floats:
     return np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
 
 
-def _moved(prior: Framework, logs: Floats) -> Framework:
-    return replace(prior, **dict(zip(FITTED, np.exp(logs).tolist(), strict=True)))
+def _moved(prior: Framework, names: Sequence[str], logs: Floats) -> Framework:
+    return replace(prior, **dict(zip(names, np.exp(logs).tolist(), strict=True)))

@@ -259,7 +259,8 @@ def _shape(shape: Shape) -> Case:
 def with_memory(case: Case, spec: RunSpec) -> Case:
     """The case with its schedule, embeddings, bytes of a number and adapters.
 
-    Adapters that train beside embeddings and norms count as adapters alone, as the time model does.
+    Adapters that train beside embeddings and norms count as adapters alone, as the time model does,
+    but for the gradient that a loss makes of the head.
     """
     shape, layout, lora = spec.model, spec.layout, spec.lora
     case = replace(
@@ -268,6 +269,7 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
         dp_shard=float(layout.dp_shard or 0),
         gradients_once=layout.gradient_sync == "last",
         compute_bytes=4.0 if spec.training.dtype == "fp32" else 2.0,
+        half=spec.training.dtype == "fp16",
         cp_exchange=layout.cp_exchange,
     )
     if lora is not None:
@@ -278,6 +280,7 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
             case,
             frozen=True,
             trained_share=trained,
+            trains_head=lora.train_rest,
             adapter_rank=lora.rank,
             adapter_widths=widths,
             **_adapters(shape, lora),

@@ -51,8 +51,10 @@ class Activations:
     """Of the one block that a backward pass goes through, beyond what was kept."""
     logits: Floats
     """Of the head: its inputs, logits and their loss."""
+    num_logits: Floats
+    """Of one micro-batch."""
     waiting: Floats
-    """Of them, the other micro-batches' when gpipe's first backward pass is through."""
+    """Of `logits`, the other micro-batches' when gpipe's first backward pass is through."""
 
 
 def activations(x: Cases, f: Constants, s: Stage) -> Activations:
@@ -67,7 +69,8 @@ def activations(x: Cases, f: Constants, s: Stage) -> Activations:
     shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
     per_token, row_sums = _block_per_token(x, f, shared), LSE_BYTES * x.heads / x.tp
     whole = t * (per_token + np.where(_stores_scores(x, f), _scores(x, f), row_sums))
-    selective = t * (f.selective_share * per_token + row_sums)
+    products = f.activation_scale * c * _every_second_product(x)
+    selective = t * (np.where(f.saves_products > 0, products, per_token) + row_sums)
     inputs = t * c * x.hidden / shared
     less, again = _recomputed(x, f, shared, whole, inputs)
     alone = (x.selective_recompute > 0) & (x.full_recompute == 0)
@@ -76,9 +79,13 @@ def activations(x: Cases, f: Constants, s: Stage) -> Activations:
     logits, waiting = _logits(x, f, s, shared)
     head = s.last & (x.vocab > 0)
     return Activations(
-        kept=s.alive * block + _waiting(x, s) + _transfers(x, f, s, inputs),
+        kept=s.alive * block
+        + _waiting(x, s)
+        + _transfers(x, f, s, inputs)
+        + np.where(s.first, f.embedding_kept * t * x.hidden * _in_flight(s), 0.0),
         working=np.where(s.layers > 0, again + gradients, 0.0),
         logits=np.where(head, logits, 0.0),
+        num_logits=np.where(head, t * vocabulary_rows(x, f) / x.tp, 0.0),
         waiting=np.where(head, waiting, 0.0),
     )
 
@@ -121,8 +128,14 @@ def _waiting(x: Cases, s: Stage) -> Floats:
 
 def _transfers(x: Cases, f: Constants, s: Stage, inputs: Floats) -> Floats:
     """The outputs of the micro-batches in flight, which a stage keeps after it has sent them."""
-    sent = s.kept * x.vp / np.maximum(s.layers, 1)
+    ranks = np.where(f.splits_transfers > 0, x.tp, 1.0)
+    sent = x.vp * _in_flight(s) / ranks
     return np.where(x.pp > 1, f.keeps_transfers * sent * inputs, 0.0)
+
+
+def _in_flight(s: Stage) -> Floats:
+    """Micro-batches whose activations of a rank's layers are alive at once, on average."""
+    return s.kept / np.maximum(s.layers, 1)
 
 
 def _joined(x: Cases, f: Constants) -> Floats:
@@ -154,6 +167,18 @@ def _norm_outputs(x: Cases, f: Constants) -> Floats:
     """Outputs of norms that a block keeps: none where frozen products follow them."""
     again = f.drops_norms * (x.compiled > 0) * (x.peak_narrow > 0)
     return np.where(x.frozen > 0, 0.0, NORMS * (1 - again))
+
+
+def _every_second_product(x: Cases) -> Floats:
+    """Numbers a token of a block's input, attention's output, and what products 1, 3, 5, 7 give.
+
+    Of queries, keys, values, output, gate (or the only first product), up and down: these are
+    queries, values, the gate and, if there is one, down. pytorch/torchtitan, the policy of
+    `selective_ac_option = "op"`.
+    """
+    queries, values = x.heads * x.head_dim, x.kv_heads * x.head_dim
+    width = x.ffn * routed(x) + x.shared_ffn
+    return (1 + x.gated) * x.hidden + (2 * queries + values + width) / x.tp
 
 
 def _adapters(x: Cases, f: Constants, shared: Floats) -> Floats:
@@ -247,7 +272,7 @@ def _logits(x: Cases, f: Constants, s: Stage, shared: Floats) -> tuple[Floats, F
     # A gradient waits for each micro-batch; the 16-bit head it is made by, for the one at work.
     copy = np.where((x.frozen > 0) | (x.compute_bytes >= f.weight), 0.0, x.compute_bytes * head)
     gathered = shards_weights(x, f) & (replicas(x) * x.cp > 1)
-    gradient = np.where(x.frozen > 0, 0.0, f.head_gradient * head)
+    gradient = np.where((x.frozen > 0) & (x.trains_head == 0), 0.0, f.head_gradient * head)
     once = waiting * gradient + np.where(gathered, 0.0, copy)
     each = entrance + gradient + np.where(chunked, 0.0, logits)
     others = np.where(all_forward_first(x), waiting - 1, 0.0) * each
@@ -258,13 +283,14 @@ def _chunk(x: Cases, f: Constants, t: Floats, rows: Floats) -> Floats:
     """Bytes of the logits of a chunk of tokens: chunks are as even as can be.
 
     Of a logit of c bytes: itself, which its gradient takes the place of, and the gradient of the
-    chunk before; an fp32 one to work on; for a whole vocabulary another, which the softmax reads,
-    or compiled no fp32 at all and a gradient of its own.
+    chunk before; an fp32 one to work on; for a whole vocabulary another, which the softmax reads
+    (PyTorch's reads fp16 itself, not bf16), or compiled no fp32 at all and a gradient of its own.
     """
     c = x.compute_bytes
     at_once = np.maximum(1, np.floor(f.chunk / (4 * np.maximum(1, rows))))
     chunks = np.ceil(t / at_once)
     before = np.where(chunks > 1, 1.0, 0.0)
-    whole = np.where(x.compiled > 0, 2 * c, np.where(c < 4, c + 8, 8.0))
+    read = np.where(x.half * (f.noise == 0) > 0, 0.0, 4.0)
+    whole = np.where(x.compiled > 0, 2 * c, np.where(c < 4, c + 4 + read, 8.0))
     of_logit = np.where(x.tp <= 1, whole, np.where(c < 4, c + 4, 4.0)) + before * c
     return of_logit * np.ceil(t / chunks) * rows

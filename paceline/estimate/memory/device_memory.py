@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from paceline.estimate.memory.activations import activations, all_forward_first
+from paceline.estimate.memory.buckets import beyond_logits
 from paceline.estimate.memory.framework import FRAMEWORKS, MIB, Constants, Framework, constants
 from paceline.estimate.memory.stage import stage
 from paceline.estimate.memory.states import states
@@ -50,6 +51,10 @@ class MemoryEstimate:
     not_at_once: Floats
     """What of the parts above is gone when the others are largest; to be subtracted."""
     fragmentation: Floats
+    """What the allocator holds beyond the peak of live tensors."""
+    given_back: Floats
+    """Of fragmentation, what it gives back before the device runs out: a step's buffers where the
+    passes do not need their memory, and the passes' tensors where the step does not."""
     context: Floats
     """The driver's context, and the collectives' buffers."""
     log_sd: Floats
@@ -79,10 +84,15 @@ class MemoryEstimate:
         """What the device has in use."""
         return self.reserved + self.context
 
+    @property
+    def needed(self) -> Floats:
+        """What the device must have, however the allocator holds it."""
+        return self.device_used - self.given_back
+
     def at(self, row: int) -> dict[str, float]:
         """The parts of one case; they add up to device_used."""
         parts = {f.name: float(getattr(self, f.name)[row]) for f in fields(self)}
-        parts.pop("log_sd")
+        del parts["log_sd"], parts["given_back"]
         return {**parts, "not_at_once": -parts["not_at_once"]}
 
 
@@ -127,6 +137,8 @@ def rank_memory(
         held.gradients + kept + beside,
     )
     live = held.weights + held.optimizer + held.gathered + held.buffers + most
+    of_step = beyond_logits(held.of_step, held.trained, new.num_logits)
+    of_passes = (1 + f.fragmentation) * (kept + beside)
     return MemoryEstimate(
         weights=held.weights,
         gradients=held.gradients,
@@ -136,18 +148,19 @@ def rank_memory(
         logits=new.logits,
         buffers=held.buffers,
         not_at_once=np.maximum(0, held.gradients + saved + new.logits - most),
-        fragmentation=on_gpu * f.fragmentation * live,
+        fragmentation=on_gpu * (f.fragmentation * live + of_step),
+        given_back=np.where(on_gpu, np.minimum(of_step, of_passes), 0.0),
         context=_context(x, context_bytes) + on_gpu * f.communicator * _groups(x),
         log_sd=f.log_sd,
     )
 
 
 def p_oom(estimate: MemoryEstimate, limit_bytes: float | Floats) -> Floats:
-    """Probability, 0-1, that a device of `limit_bytes` runs out: log-normal around device_used.
+    """Probability, 0-1, that a device of `limit_bytes` runs out: log-normal around what is needed.
 
-    Phi(z) with z = ln(device_used / limit) / sd, Phi the standard normal distribution.
+    Phi(z) with z = ln(needed / limit) / sd, Phi the standard normal distribution.
     """
-    deviations = np.log(estimate.device_used / limit_bytes) / estimate.log_sd
+    deviations = np.log(estimate.needed / limit_bytes) / estimate.log_sd
     return np.array([0.5 * (1 + erf(z / 2**0.5)) for z in deviations])
 
 

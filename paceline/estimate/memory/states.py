@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.core.memory import GATHERED_BLOCKS
+from paceline.estimate.memory.buckets import step_buffers
 from paceline.estimate.memory.framework import Constants
 from paceline.estimate.memory.stage import Stage
 from paceline.estimate.model.case import Bools, Cases, Floats
@@ -48,6 +49,10 @@ class States:
     """16-bit copies that operations make of fp32 weights, and keep for the backward pass."""
     buffers: Floats
     """DDP's buckets beside the gradients, narrow copies of weights, what grows with parameters."""
+    of_step: Floats
+    """What the end of a step makes anew, and the allocator keeps (buckets.py)."""
+    trained: Floats
+    """Parameters that are trained, before ZeRO."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,8 @@ def states(x: Cases, f: Constants, s: Stage) -> States:
         gathered=_gathered(x, f, s, n),
         copies=_copies(x, f, s, n),
         buffers=_buffers(x, f, n),
+        of_step=_of_step(x, f, s, n),
+        trained=n.trained + n.trained_experts,
     )
 
 
@@ -178,6 +185,14 @@ def _buffers(x: Cases, f: Constants, n: _Counts) -> Floats:
     updated = n.cut(x.zero_stage >= 1, n.trained, n.trained_experts)
     grown = f.per_parameter * local + f.per_shard * updated
     return f.fixed + buckets + np.where(x.peak_narrow > 0, narrow, 0.0) + grown
+
+
+def _of_step(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
+    at_ends, matrix = s.first | s.last, x.hidden * x.ffn / x.tp
+    largest = np.where(at_ends, vocabulary_rows(x, f) * _table_width(x) / x.tp, matrix)
+    share = n.cut(x.zero_stage >= 1, n.trained, n.trained_experts)
+    made = step_buffers(x, n.trained + n.trained_experts, share, largest)
+    return np.where(f.makes_buckets > 0, made, 0.0)
 
 
 def _two_gradients(x: Cases, f: Constants) -> Bools:

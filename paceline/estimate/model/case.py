@@ -149,10 +149,14 @@ class Case:
     """How context-parallel ranks get at each other's keys; "any" where nobody says."""
     compute_bytes: float = 2
     """Of a number in which blocks compute."""
+    half: bool = False
+    """These 2 bytes are fp16, not bf16."""
     moment_bytes: float = 4
     """Of each of Adam's two moments."""
     more_logit_bytes: float = 0.0
     """Of a logit, beyond what its framework's usual loss holds."""
+    blocking_launches: bool = False
+    """The host waits for each kernel that it starts (CUDA_LAUNCH_BLOCKING)."""
     summed_gradient_bytes: float = 0
     """Of a gradient that micro-batches are summed up in, where it stands beside the framework's."""
     document: float = 0
@@ -176,6 +180,8 @@ class Case:
     """Numbers a token between the two products of all adapters of a block."""
     adapter_drops: bool = False
     """A mask is kept beside each input of an adapter."""
+    trains_head: bool = False
+    """Beside adapters the head is trained."""
     latents: float = 0
     """Numbers a token that a block keeps beside those of a plain one: latent attention's narrow
     vectors, or what an MMDiT modulates, joins and normalizes by head."""

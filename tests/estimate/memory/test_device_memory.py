@@ -166,6 +166,14 @@ def test_selective_recomputation_drops_the_scores_and_full_one_all_but_the_input
     assert part("activations", full_recompute=True) == pytest.approx(32 * inputs + block)
 
 
+def test_torchtitans_selective_recomputation_keeps_every_second_product():
+    keeps = replace(PLAIN, saves_products=1.0)
+    # A block's input, queries, values, attention's output, the gate and down, of bf16; and the lse.
+    numbers = 4096 + 4096 + 1024 + 4096 + 14336 + 4096
+    found = part("activations", keeps, selective_recompute=True)
+    assert found == pytest.approx(32 * T * (2 * numbers + 4 * 32))
+
+
 def test_recomputed_blocks_and_logits_do_not_exist_at_once():
     found = needed(full_recompute=True)
     block = part("activations") / 32

@@ -39,10 +39,10 @@ def synthetic(truth: Framework) -> list[PublishedMemory]:
 
 
 def test_constants_that_made_the_rows_are_found_again():
-    truth = replace(PRIORS["fused"], activation_scale=1.12, logits=10.0)
+    truth = replace(PRIORS["fused"], activation_scale=1.12, logits=7.0)
     fitted = fit_memory(synthetic(truth))["fused"]
     assert fitted.activation_scale == pytest.approx(1.12, rel=0.02)
-    assert fitted.logits == pytest.approx(10.0, rel=0.1)
+    assert fitted.logits == pytest.approx(7.0, rel=0.1)
     assert fitted.per_shard == pytest.approx(PRIORS["fused"].per_shard, rel=0.2)
 
 
@@ -70,7 +70,7 @@ def test_shipped_constants_are_the_fit_to_the_open_rows(rows: list[PublishedMemo
         assert shipped == pytest.approx(expected, rel=0.03), stack
 
 
-BLIND = {"fused": 0.079, "torch": 0.290}
+BLIND = {"softmax": 0.114, "fused": 0.079, "torch": 0.132}
 """Of stacks whose formulas were mended with their rows in sight: what they missed before."""
 
 

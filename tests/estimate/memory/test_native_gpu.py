@@ -82,3 +82,29 @@ def numbers(**changes: Any) -> float:
 )
 def test_a_block_keeps_what_its_backward_pass_needs(changes: dict[str, Any], h: float) -> None:
     assert numbers(**changes) == pytest.approx(h, rel=0.002)
+
+
+def test_a_softmax_reads_fp16_logits_itself_and_bf16_ones_in_fp32():
+    case = Case(
+        layers=2, hidden=64, ffn=256, heads=4, kv_heads=4, head_dim=16, vocab=1000, seq_len=128,
+        gated=False, peak_16bit=1, memory_bytes_per_s=1, intra_bytes_per_s=1, inter_bytes_per_s=1,
+        devices=1, global_batch=1, generation="volta",
+    )  # fmt: skip
+    bf16, fp16 = (
+        memory(cases_of([replace(case, half=half)]), NATIVE_CUDA).logits[0]
+        for half in (False, True)
+    )
+    assert bf16 - fp16 == pytest.approx(4 * 128 * 1000)
+
+
+def test_a_head_that_trains_beside_adapters_has_its_gradient_in_the_loss():
+    case = Case(
+        layers=2, hidden=64, ffn=256, heads=4, kv_heads=4, head_dim=16, vocab=1000, seq_len=128,
+        gated=False, peak_16bit=1, memory_bytes_per_s=1, intra_bytes_per_s=1, inter_bytes_per_s=1,
+        devices=8, global_batch=8, zero_stage=3, generation="hopper", frozen=True,
+    )  # fmt: skip
+    adapters, rest = (
+        memory(cases_of([replace(case, trains_head=trains)]), NATIVE_CUDA).logits[0]
+        for trains in (False, True)
+    )
+    assert rest - adapters == pytest.approx(4 * 64 * 1000)

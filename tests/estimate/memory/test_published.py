@@ -64,6 +64,23 @@ def test_a_loss_that_holds_more_of_a_logit_needs_so_much_more():
     assert grown - usual == pytest.approx(4 * 2048 * row.vocab)
 
 
+def test_torchtitan_compiles_its_loss_from_2025_on():
+    path = "benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md"
+    assert read(table_or_path=path).case.more_logit_bytes == -10
+    assert read(table_or_path="benchmarks/llama3_h100_202412.md").case.more_logit_bytes == 0
+
+
+def test_the_176b_runs_waited_for_each_kernel():
+    assert read(source="bigscience train/tr11-176B-ml/chronicles-prequel.md").case.blocking_launches
+    assert not read(source="bigscience experiments/tr3m-1B3.md").case.blocking_launches
+
+
+def test_no_more_is_stated_than_a_device_has():
+    row = read(pp="1", mbs="64")
+    assert memory(cases_of([row.case])).device_used[0] > row.device_bytes
+    assert as_stated([row])[0] == row.device_bytes
+
+
 def test_a_variant_with_more_memory_than_the_catalogs_keeps_its_own():
     assert read(gpu="H100-SXM-96GB-HBM2e-500W").device_bytes == 96e9
 
