@@ -73,6 +73,9 @@ PRIORS: tuple[Prior, ...] = (
     Prior("step_fused_s", 30e-3, 0.60, "the same with Transformer Engine"),
     Prior("step_torch_s", 20e-3, 0.60, "the same with PyTorch's modules"),
     Prior("step_compiled_s", 8e-3, 0.60, "the same with compiled blocks and a fused optimizer"),
+    # DeepSpeed's FP16_Optimizer (runtime/fp16/fused_optimizer.py): some eight operations of 10 us
+    # and one wait for the device a tensor.
+    Prior("host_tensor_s", 9e-5, 0.40, "host time of a trained tensor that is visited by itself"),
     # CUDA graphs. Some 60 kernels of a block, forward and backward, and as many again that round
     # and transpose operands of narrow products, each with 2.5 us in which it fills and drains the
     # device and the next one begins. A captured step keeps what one with compiled blocks and a
