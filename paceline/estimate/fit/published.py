@@ -158,7 +158,7 @@ def kind_of(row: Mapping[str, str]) -> Kind:
     A step right after a start is a kind of its own: it also sets up communicators and caches.
     """
     model, notes = row.get("model", ""), row.get("notes", "")
-    if "lora" in model.lower() or "task=lora" in notes.lower() or has_adapters(row):
+    if "lora" in model.lower() or "task=lora" in notes.lower():
         return "lora"
     several = (_number(row, "ep") or 1) > 1 or (_count(row) or 1) > 1
     if several or _EXPERTS.search(model):
@@ -258,7 +258,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         devices=devices,
         global_batch=batch,
         gated=experts.number > 1 or _is_gated(row, layers, hidden, ffn, kv_heads / heads),
-        frozen=kind == "lora",
+        frozen=kind == "lora" or has_adapters(row),
         experts=experts.number,
         experts_per_token=experts.per_token,
         shared_ffn=experts.shared * experts.width,
