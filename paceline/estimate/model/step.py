@@ -37,6 +37,8 @@ from paceline.estimate.model.stages import stage_layers
 from paceline.estimate.model.weights import (
     copies,
     exchanges_in_blocks,
+    expert_ranks,
+    expert_shards,
     num_microbatches,
     rank_weights,
     replicas,
@@ -251,16 +253,18 @@ def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
     (b + 2) P (n - 1) / n bytes through each of n ranks, with P the parameters that one rank has of
     its stage and gradients of b bytes: 4, as they are summed, or 2 in Megatron of 2020 to 2022 and
     in DeepSpeed without ZeRO. The last backward pass hides a part, but nothing does in these. Stage
-    2 gathers weights alone: gradients are scattered in every block.
+    2 gathers weights alone: gradients are scattered in every block. Copies of experts lie as far
+    apart as all expert ranks reach, so that few of a domain share what leaves it.
     """
-    ranks, expert_copies = copies(x)
-    rest, ffns = rank_weights(x)
-    moved = rest * (ranks - 1) / ranks + ffns * (expert_copies - 1) / expert_copies
-    span = x.tp * ranks
-    start = start_s(x, c, span) * np.log2(np.maximum(ranks, 2)) + latency_s(x, ranks, x.tp)
+    (ranks, expert_copies), weights = copies(x), rank_weights(x)
     early, behind = x.has("stack", "softmax"), visited(x) > 0
     gradient = np.where((early & (x.summed_gradient_bytes == 0)) | behind, 2.0, 4.0)
-    needed = (gradient + 2) * _trained(x) * moved / group_rate(x, c, span, x.tp) + start
+    span = x.tp * ranks
+    strides = (x.tp, expert_shards(x) * expert_ranks(x))
+    needed = start_s(x, c, span) * np.log2(np.maximum(ranks, 2)) + latency_s(x, ranks, x.tp)
+    for held, same, stride in zip(weights, (ranks, expert_copies), strides, strict=True):
+        moved = (gradient + 2) * _trained(x) * held * (same - 1) / same
+        needed = needed + moved / group_rate(x, c, span, stride)
     last_backward = BACKWARD_SHARE * slowest / np.where(x.pp > 1, x.vp, 1.0)
     share = {name: c[f"dp_exposed_{name}"] for name in ("softmax", "fused")}
     shown = by_word(x, "stack", {**share, "torch": c["dp_exposed"]})
