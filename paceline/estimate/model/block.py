@@ -317,7 +317,8 @@ def _elementwise(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
 
 def _tp(x: Cases, c: Mapping[str, float]) -> Floats:
     """Two all-reduces of t h numbers a forward pass, or the gathers and scatters in their place."""
-    exposed = np.where(x.has("stack", "fused"), c["tp_exposed_fused"], c["tp_exposed"])
+    overlapped = x.has("stack", "fused") & (x.sequence_parallel > 0)
+    exposed = np.where(overlapped, c["tp_exposed_fused"], c["tp_exposed"])
     starts = np.where(x.sequence_parallel > 0, 2.0, 1.0)
     sums = all_reduce_s(x, c, 2 * tokens(x) * x.hidden, x.tp, np.ones(x.size), starts)
     return 2 * exposed * sums
