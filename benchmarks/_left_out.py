@@ -142,6 +142,14 @@ def judged(
     groups = {f"by_{what}": [[of(row)] for row in rows] for what, of in GROUPS.items()}
     groups["by_kind"] = [kinds_of(row) for row in rows]
     result: dict[str, Any] = {"overall": _figures(whole, dense)}
+    # Of half an interval: a group whose rows share their error is all inside or all outside.
+    missed = np.log(held.seconds / measured) / np.log(high / held.seconds)
+    left_out = [(held.names == name) & dense for name in np.unique(held.names[dense])]
+    result["groups"] = {
+        "n": len(left_out),
+        "coverage_80": float(np.mean([inside[group].mean() for group in left_out])),
+        "mean_inside": float(np.mean([abs(missed[group].mean()) <= 1 for group in left_out])),
+    }
     for name, chosen in (("experts", x.experts > 1), ("adapters", of_kind(rows, "lora"))):
         if chosen.any():
             result[name] = _figures(whole, chosen)

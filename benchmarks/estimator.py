@@ -137,6 +137,11 @@ def main() -> int:
         results[what] = judged(rows, x, held[what], held)
         whole = {name: results[what][name] for name in ("overall", "experts", "adapters")}
         print_table(f"{what} left out", whole)
+        groups = results[what]["groups"]
+        print(
+            f"\n{groups['n']} groups of equal weight: {groups['coverage_80']:.0%} in 80 %, "
+            f"the mean of {groups['mean_inside']:.0%}"
+        )
         print_table(what, results[what][f"by_{what}"])
         print_table(f"kind, {what} left out", results[what]["by_kind"])
     failed = [line for what, result in results.items() for line in missed(what, result)]
