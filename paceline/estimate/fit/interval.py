@@ -23,8 +23,8 @@ UNSEEN = {"adapters": 0.08, "experts": 0.12, "images": 0.15}
 by 6 %, those with experts, where their source or device is left out, by 14 %: dispatchers and
 balance are rarely stated."""
 CAPTURED = 0.06
-"""More for steps without experts that are one CUDA graph: no fitted row is of one, and with it 13 of
-MLPerf 6.0's 17 steps lie in the interval."""
+"""More for steps without experts that are one CUDA graph: no fitted row is of one. With it 13 of 17
+such steps of MLPerf 6.0 lie in the interval."""
 STACK_SOURCES = 4
 """Sources that all stacks together count for beside those of one: few tell little of its width."""
 ASSUMED_LINK = 0.5
