@@ -21,7 +21,7 @@ from paceline.estimate.fit.interval import (
     slopes,
 )
 from paceline.estimate.fit.posterior import fit_with_experts, predict
-from paceline.estimate.fit.published import PublishedStep
+from paceline.estimate.fit.published import Kind, PublishedStep
 from paceline.estimate.model.case import Cases, Floats
 
 MANY_ROWS = 10
@@ -56,21 +56,26 @@ class Held:
 
 
 def held_out(rows: Sequence[PublishedStep], x: Cases, what: str, start: Floats) -> Held:
-    """Predictions by fits that never saw a row's group, and what these leave open."""
+    """Predictions by fits that never saw a row's group, and what these leave open.
+
+    Rows with adapters are predicted, and never fitted.
+    """
     columns = {kind: np.array([of(row) for row in rows]) for kind, of in GROUPS.items()}
     measured_s = np.array([row.measured_s for row in rows])
+    fitted_rows = ~of_kind(rows, "lora")
     seconds, known, slope = np.zeros(x.size), np.zeros(x.size), np.zeros((x.size, len(start)))
     new = {kind: np.zeros(x.size, dtype=bool) for kind in ("stack", "device")}
     for name in np.unique(columns[what]):
         inside = columns[what] == name
-        sources, stacks = (columns[kind][~inside].tolist() for kind in ("source", "stack"))
-        fitted = fit_with_experts(x.pick(~inside), measured_s[~inside], sources, stacks, start)
+        others = ~inside & fitted_rows
+        sources, stacks = (columns[kind][others].tolist() for kind in ("source", "stack"))
+        fitted = fit_with_experts(x.pick(others), measured_s[others], sources, stacks, start)
         own = x.pick(inside)
         seconds[inside] = predict(own, fitted.centre)
         slope[inside] = slopes(own, fitted.centre)
         known[inside] = open_variance(slope[inside], fitted)
         for kind, where in new.items():
-            where[inside] = ~np.isin(columns[kind][inside], columns[kind][~inside])
+            where[inside] = ~np.isin(columns[kind][inside], columns[kind][others])
     return Held(columns[what], seconds, slope, known, new["stack"], new["device"])
 
 
@@ -80,7 +85,7 @@ def intervals(
     """80 % intervals, by how far other sources lay from fits without them, and wider for what is
     new by how far other stacks and devices did: those of a row's own group do not count.
     """
-    variance, dense = held.known.copy(), np.array([row.case.experts <= 1 for row in rows])
+    variance, dense = held.known.copy(), of_kind(rows, "dense")
     sources, missed = np.array([GROUPS["source"](row) for row in rows]), by["source"].missed(rows)
     for name in np.unique(held.names):
         inside = held.names == name
@@ -95,6 +100,11 @@ def intervals(
             width = between_sd(missed[others], names[others].tolist(), by[kind].known[others])
             variance = variance + width**2 * (new & (names == name))
     return bounds(held.seconds, np.sqrt(variance))
+
+
+def of_kind(rows: Sequence[PublishedStep], kind: Kind) -> NDArray[np.bool_]:
+    """Where rows are of a kind."""
+    return np.array([row.kind == kind for row in rows])
 
 
 def kinds_of(row: PublishedStep) -> list[str]:
@@ -122,24 +132,33 @@ def judged(
     rows: Sequence[PublishedStep], x: Cases, held: Held, by: Mapping[str, Held]
 ) -> dict[str, Any]:
     """The figures of all dense rows, of each source, stack, device, year and kind, and of the
-    rows with experts.
+    rows with experts and with adapters.
     """
     measured = np.array([row.measured_s for row in rows])
     low, high = intervals(rows, x, held, by)
     inside = (low <= measured) & (measured <= high)
     whole = Judged(held.seconds, inside, measured, flat_rule_s(x))
-    dense = x.experts <= 1
+    dense = of_kind(rows, "dense")
     groups = {f"by_{what}": [[of(row)] for row in rows] for what, of in GROUPS.items()}
     groups["by_kind"] = [kinds_of(row) for row in rows]
     result: dict[str, Any] = {"overall": _figures(whole, dense)}
-    if not dense.all():
-        result["experts"] = _figures(whole, ~dense)
+    # Of half an interval: a group whose rows share their error is all inside or all outside.
+    missed = np.log(held.seconds / measured) / np.log(high / held.seconds)
+    left_out = [(held.names == name) & dense for name in np.unique(held.names[dense])]
+    result["groups"] = {
+        "n": len(left_out),
+        "coverage_80": float(np.mean([inside[group].mean() for group in left_out])),
+        "mean_inside": float(np.mean([abs(missed[group].mean()) <= 1 for group in left_out])),
+    }
+    for name, chosen in (("experts", x.experts > 1), ("adapters", of_kind(rows, "lora"))):
+        if chosen.any():
+            result[name] = _figures(whole, chosen)
     for what, names in groups.items():
         counts = Counter(name for of_row in names for name in of_row).most_common()
         result[what] = {
             name: _figures(whole, np.array([name in own for own in names]) & chosen)
             for name, _ in counts
-            for chosen in (dense if what != "by_kind" or name != "experts" else ~dense,)
+            for chosen in (x.experts > 1 if what == "by_kind" and name == "experts" else dense,)
             if (np.array([name in own for own in names]) & chosen).any()
         }
     return result

@@ -25,7 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from _left_out import GROUPS, Held, held_out, judged, print_table
+from _left_out import GROUPS, Held, held_out, judged, of_kind, print_table
 from _result import Surroundings, keep
 
 from paceline.estimate.fit.evidence import SHIPPED, evidence_of_fit
@@ -65,11 +65,15 @@ def write_evidence(rows: Sequence[PublishedStep], fitted: Fit, held: Mapping[str
     """Store the fit to all rows, with how far sources, stacks and devices lay from fits without
     them, beyond what this fit leaves open.
     """
-    x, sources = cases_of([row.case for row in rows]), [row.source for row in rows]
-    known, dense = open_variance(slopes(x, fitted.centre), fitted), x.experts <= 1
-    residual = residual_sd(x, held["source"].missed(rows), known, sources)
-    title = f"{len(rows)} published step times from {len(set(sources))} sources"
-    evidence = evidence_of_fit(title, fitted, residual, len(rows), len(set(sources)))
+    x = cases_of([row.case for row in rows])
+    known, dense = open_variance(slopes(x, fitted.centre), fitted), of_kind(rows, "dense")
+    sources = np.array([row.source for row in rows])[dense].tolist()
+    missed = held["source"].missed(rows)[dense]
+    residual = residual_sd(x.pick(dense), missed, known[dense], sources)
+    counted = [row for row in rows if row.kind != "lora"]
+    publications = len({row.source for row in counted})
+    title = f"{len(counted)} published step times from {publications} sources"
+    evidence = evidence_of_fit(title, fitted, residual, len(counted), publications)
     between = {
         kind: between_sd(out.missed(rows)[dense], out.names[dense].tolist(), known[dense])
         for kind, out in held.items()
@@ -78,8 +82,8 @@ def write_evidence(rows: Sequence[PublishedStep], fitted: Fit, held: Mapping[str
     whole = evidence.model_copy(
         update={
             "between": {kind: round(width, 4) for kind, width in between.items()},
-            "stacks": tuple(sorted({row.software for row in rows})),
-            "devices": tuple(sorted({row.device for row in rows})),
+            "stacks": tuple(sorted({row.software for row in counted})),
+            "devices": tuple(sorted({row.device for row in counted})),
         }
     )
     folder = Path(__file__).parents[1] / "paceline/estimate/fit"
@@ -121,6 +125,8 @@ def main() -> int:
     x, sources = cases_of([row.case for row in rows]), [row.source for row in rows]
     measured = np.array([row.measured_s for row in rows])
     fitted = fit_with_experts(x, measured, sources, [row.software for row in rows])
+    rows += [row for row in every if row.kind == "lora"]
+    x = cases_of([row.case for row in rows])
     held, results = dict[str, Held](), dict[str, Any]()
     for what in GROUPS:
         if options.leave_out in (None, what) or what in ALWAYS:
@@ -129,8 +135,13 @@ def main() -> int:
         write_evidence(rows, fitted, held)
     for what in held:
         results[what] = judged(rows, x, held[what], held)
-        whole = {name: results[what][name] for name in ("overall", "experts")}
+        whole = {name: results[what][name] for name in ("overall", "experts", "adapters")}
         print_table(f"{what} left out", whole)
+        groups = results[what]["groups"]
+        print(
+            f"\n{groups['n']} groups of equal weight: {groups['coverage_80']:.0%} in 80 %, "
+            f"the mean of {groups['mean_inside']:.0%}"
+        )
         print_table(what, results[what][f"by_{what}"])
         print_table(f"kind, {what} left out", results[what]["by_kind"])
     failed = [line for what, result in results.items() for line in missed(what, result)]

@@ -237,7 +237,7 @@ def _stated_layouts(
     return [
         Layout(
             tp=tp, pp=pp, cp=cp, ep=ep, vp=vp, micro_batch=micro, zero_stage=1,
-            sequence_parallel=tp > 1,
+            sequence_parallel=tp > 1 and spec.model.kind == "decoder",
         )
         for vp in range(1, 1 + layers // pp if pp > 1 else 2)
         if pp == 1 or any((layers + more) % (pp * vp) == 0 for more in BESIDE_LAYERS)

@@ -30,6 +30,8 @@ from paceline.estimate.fit.origin import (
     STACK_OF,
     WHOLE_EXPERTS,
     captured_experts,
+    stores_scores,
+    visits_tensors,
     year_of_release,
 )
 from paceline.estimate.model.case import (
@@ -44,7 +46,7 @@ from paceline.estimate.model.case import (
 )
 from paceline.estimate.model.collectives import LATENCIES
 from paceline.estimate.model.machine import FOUR_BIT, Machine
-from paceline.estimate.model.weights import block_weights
+from paceline.estimate.model.weights import block_weights, trained_tensors
 
 AXES = ("tp", "pp", "cp", "vp", "ep", "micro_batch", "zero_stage", "sequence_parallel")
 """Fields of a layout that a case has under the same name."""
@@ -54,6 +56,8 @@ RECOMPUTED: dict[str, Level] = {
     "activation_recompute": "activation",
 }
 """Fields of a case and the level of the blocks whose share they are."""
+SOFTWARE_OF_ENGINE = {"deepspeed_chat": "deepspeed", "hf_trainer": "hf"}
+"""Engines whose software published steps know, and which compute by PyTorch's modules."""
 SHARED_INPUT: dict[LoraTarget, LoraTarget] = {"k": "q", "v": "q", "gate": "up"}
 """Layers that have the same input as another one."""
 INPUT_PARTS: tuple[LoraTarget, ...] = ("o", "down")
@@ -98,8 +102,10 @@ def software_named(
 
 def software_of(spec: RunSpec) -> Software:
     """What a run's engine computes by: the native trainer by PyTorch's modules, others fused."""
-    native = spec.engine == "native"
-    return Software("torch" if native else "fused", spec.training.compile != "none", native)
+    native, compiled = spec.engine == "native", spec.training.compile != "none"
+    if spec.engine in SOFTWARE_OF_ENGINE:
+        return software_named(SOFTWARE_OF_ENGINE[spec.engine], compiled)
+    return Software("torch" if native else "fused", compiled, native)
 
 
 def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
@@ -133,7 +139,7 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         stack=software.stack_on(machine),
         compiled=software.compiled,
         cuda_graphs=graphs,
-        flash=software.stack != "softmax",
+        flash=software.stack != "softmax" and not stores_scores(*release),
         peak_16bit=machine.peak_wide(training.dtype),
         peak_narrow=machine.peak_narrow(training.dtype),
         memory_bytes_per_s=device.memory_bytes_per_s,
@@ -160,6 +166,10 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         block_scaled=training.dtype in ("mxfp8", *FOUR_BIT),
         **{name: getattr(layout, name) for name in AXES},
     )
+    if visits_tensors(software.name, training.dtype):
+        adapted = len(spec.lora.targets) if spec.lora else 0
+        tensors = trained_tensors(case.layers, case.gated, adapted)
+        case = replace(case, visited_tensors=tensors)
     return with_memory(case, spec)
 
 

@@ -56,6 +56,8 @@ class _Unstated(Value):
     names: tuple[str, ...]
     means: str | None
     by_family: dict[str, str] = {}
+    memory_bytes_per_s: float | None = None
+    """Of a device, where its source states it."""
     note: str
 
 
@@ -93,7 +95,9 @@ def find_device(name: str) -> DeviceMatch:
         return DeviceMatch(same, exact=True)
     entry = _unstated(name, _device_file().unstated)
     if entry and entry.means:
-        return DeviceMatch(device(entry.means), False, f"{name}: {entry.note}")
+        own = {"memory_bytes_per_s": entry.memory_bytes_per_s} if entry.memory_bytes_per_s else {}
+        taken = device(entry.means).model_copy(update=own)
+        return DeviceMatch(taken, False, f"{name}: {entry.note}")
     words = _words(name) - {"memory", "size", "not", "stated"}
     family = [d for d in devices() if d.family.lower() in words]
     vocabulary = {word for d in family for word in _vocabulary(d)}

@@ -91,6 +91,11 @@ def test_an_unstated_variant_is_taken_as_the_family_default_and_noted(
     assert match.note and match.note.startswith(written) and open_point in match.note
 
 
+def test_an_unstated_variant_has_the_memory_rate_that_its_source_states():
+    assert catalog.find_device("H100-SXM-96GB-HBM2e-500W").device.memory_bytes_per_s == 2.4e12
+    assert catalog.device("H100-SXM").memory_bytes_per_s == 3.35e12
+
+
 def test_a_bare_family_is_its_first_device():
     first = {device.family: device for device in reversed(catalog.devices())}
     for family, device in first.items():

@@ -39,8 +39,8 @@ _RELEASE = re.compile(r"(?<![\d.])v?(2\d)\.(0\d|1[0-2])(?![\d])")
 _DATED = re.compile(r"\b(20\d\d)-(0\d|1[0-2])-\d\d\b")
 _YEARS: tuple[tuple[str, int], ...] = (
     (r"chronicles\.md|reshaping-log", 2022), (r"bigscience", 2021),
-    (r"llm-foundry|deepspeed-chat|neox|llama-1", 2023),
-    (r"nemo-framework-launcher|nemo@|vtrain|megascale|torchtitan", 2024),
+    (r"llm-foundry|neox|llama-1", 2023),
+    (r"nemo-framework-launcher|nemo@|vtrain|megascale|torchtitan|deepspeed-chat", 2024),
     (r"nemo docs|functional_tests|simumax", 2025),
     (r"verification card|awsome-distributed|tpu-recipes|primus", 2026),
 )  # fmt: skip
@@ -55,6 +55,24 @@ CAPTURED_SINCE = 2026.4
 BLOCKS_SINCE = 2025.8
 """Since when it captures blocks but for their experts in racks, whose hosts are slow (performance
 recipes of Megatron-Bridge, container 25.11: attention, router and what sizes the exchange)."""
+
+_MODULES_OF_HF = ("deepspeed", "hf")
+"""Software that trains the modules of Hugging Face's transformers."""
+FUSED_SINCE = 2024.8
+"""Since when all of these have attention that stores no scores: transformers 4.46 (its pull
+request 33298), which gave it to OPT, the last one of the models with recipes here."""
+
+
+def stores_scores(software: str, released: float) -> bool:
+    """Whether attention stores its scores in software of today's kind that was released then."""
+    return software in _MODULES_OF_HF and released < FUSED_SINCE
+
+
+def visits_tensors(software: str, dtype: Dtype) -> bool:
+    """Whether, without ZeRO, the optimizer visits each tensor by itself: DeepSpeed's for fp16
+    (deepspeed/runtime/fp16/fused_optimizer.py).
+    """
+    return software == "deepspeed" and dtype == "fp16"
 
 
 def captured_experts(

@@ -22,13 +22,22 @@ from paceline.estimate.fit.families import (
     is_gated,
     score_width,
 )
-from paceline.estimate.fit.origin import ANY, STACK_OF, release_of, software_of, year_of
+from paceline.estimate.fit.origin import (
+    ANY,
+    STACK_OF,
+    release_of,
+    software_of,
+    stores_scores,
+    visits_tensors,
+    year_of,
+)
 from paceline.estimate.fit.recomputation import recomputed
+from paceline.estimate.fit.scripts import adapters_of_chat, has_adapters
 from paceline.estimate.fit.stated import of_dense_blocks, of_experts
 from paceline.estimate.model.case import Case, Stack, cases_of
 from paceline.estimate.model.fabric import stated_bytes_per_s
 from paceline.estimate.model.machine import FOUR_BIT, NARROW, machine
-from paceline.estimate.model.weights import block_weights
+from paceline.estimate.model.weights import block_weights, trained_tensors
 from paceline.files import catalog
 
 Kind = Literal["dense", "moe", "lora", "first step"]
@@ -44,6 +53,8 @@ DEFAULT_SEQ_LEN = 512
 """Of fine-tuning scripts that state none (DeepSpeed-Chat's default)."""
 DEFAULT_VOCAB = 50_304
 ADAPTER_RANK = 16
+ADAPTED = 6
+"""Matrices of a block with adapters in DeepSpeed-Chat."""
 PADDED = 128
 """Megatron makes the embedding's rows a multiple of this x tp."""
 DEEP, FEW_A_STAGE, LEAST_LAYERS = 8, 3, 1.9
@@ -62,7 +73,7 @@ _FIRST_STEP = re.compile(r"\b(1st|first)( step| iteration)? after (re)?start", r
 _FUSED = re.compile(r"\bte\b")
 _CHANGED = (ANY, "megatron", "megatron-deepspeed")
 """Software whose name alone does not tell how it computes: that changed over the years."""
-_FLASH = ("nemo", "maxtext", "primus", "torchtitan", "native")
+_FLASH = ("nemo", "maxtext", "primus", "torchtitan", "native", "deepspeed", "hf")
 _STAGE = re.compile(r"(?:zero|stage)?[-_ ]*([0-3])(?![\d.])")
 _PREFIXES: dict[str, Dtype] = {
     "mxfp8": "mxfp8", "fp8-mx": "mxfp8", "fp8_mx": "mxfp8", "fp8": "fp8", "nvfp4": "nvfp4",
@@ -228,6 +239,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
     width = head_width(model) or hidden / heads
     software, attention = software_of(row), row.get("attention_impl", "").lower()
     replicas = max(1.0, devices / (pp * axes["tp"] * axes["cp"]))
+    released = release_of(row) or Case.released
     case = Case(
         layers=layers,
         hidden=hidden,
@@ -246,7 +258,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         devices=devices,
         global_batch=batch,
         gated=experts.number > 1 or _is_gated(row, layers, hidden, ffn, kv_heads / heads),
-        frozen=kind == "lora",
+        frozen=kind == "lora" or has_adapters(row),
         experts=experts.number,
         experts_per_token=experts.per_token,
         shared_ffn=experts.shared * experts.width,
@@ -255,7 +267,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         zero_stage=3 if _SHARDED.search(row.get("notes", "")) else zero_stage(row.get("zero", "")),
         sequence_parallel=row.get("seq_parallel", "").strip().lower()
         in ("1", "1.0", "true", "yes"),
-        flash=_is_flash(attention, software),
+        flash=_is_flash(attention, software, released),
         compiled="compile" in row.get("notes", ""),
         generation=hardware.generation,
         domain=hardware.domain,
@@ -271,7 +283,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         cp=axes["cp"],
         vp=_chunks(row, stack, layers, pp, axes),
         ep=axes["ep"],
-        released=release_of(row) or Case.released,
+        released=released,
         proxied=hardware.proxied,
         software=software if row.get("stack") else ANY,
         family=hardware.device.family,
@@ -283,14 +295,18 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
             width = _number(row, "ffn") if _number(row, "moe_ffn") else None
             case = replace(case, **of_dense_blocks(first, width, case))
     if case.frozen:
-        case = replace(case, adapter_rank=ADAPTER_RANK, adapter_widths=_adapted(case))
+        usual = replace(case, adapter_rank=ADAPTER_RANK, adapter_widths=_adapted(case))
+        case = adapters_of_chat(case) if has_adapters(row) else usual
+    if visits_tensors(software, dtype):
+        adapted = ADAPTED if case.frozen else 0
+        case = replace(case, visited_tensors=trained_tensors(layers, case.gated, adapted))
     return replace(case, **recomputed(row, case, hardware.device.memory_bytes))
 
 
-def _is_flash(attention: str, software: str) -> bool:
+def _is_flash(attention: str, software: str, released: float) -> bool:
     """Whether attention stores no scores; software of today's has it where a row does not say."""
     if not attention:
-        return software in _FLASH
+        return software in _FLASH and not stores_scores(software, released)
     return attention not in ("unfused", "local") and "softmax" not in attention
 
 

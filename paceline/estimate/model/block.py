@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.estimate.model.case import Cases, Floats
+from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.collectives import all_reduce_s
 from paceline.estimate.model.context import context_s
 from paceline.estimate.model.experts import (
@@ -68,6 +68,10 @@ ELEMENTWISE_PASSES, CAST_PASSES = 2.6, 2.5
 """Traffic of a forward and a backward pass together, over that of a forward pass."""
 FLASH_BACKWARD, SCORES_BACKWARD = 2.5, 2.0
 """Attention's backward pass over its forward one: flash attention computes the scores again."""
+EAGER_SCORES = 1.75
+"""Traffic of stored scores where PyTorch runs every operation by itself, over a fused softmax's: 24
+bytes forward (product, mask, lower bound, softmax into fp32, cast, product) and 46 backward, over
+13 and 26 (huggingface/transformers 4.31, OPTAttention in fp16)."""
 USUAL_EFFICIENCY = 0.72
 """Of products where `flash` is stated over the peak; elsewhere flash follows the products."""
 
@@ -241,7 +245,7 @@ def _adapters(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
     t, widths = tokens(x), x.adapter_widths / x.tp
     products = 2 * t * x.adapter_rank * widths / product_rate(x, c, narrow=False)
     moved = 2 * t * 2 * widths / (x.memory_bytes_per_s * c["memory"]) * c["elementwise"]
-    return products, moved
+    return products, moved * np.where(_is_eager(x), c["elementwise_eager"], 1.0)
 
 
 def _attention(x: Cases, c: Mapping[str, float]) -> Floats:
@@ -262,6 +266,7 @@ def _attention(x: Cases, c: Mapping[str, float]) -> Floats:
     flash = share * full / (rate * c["flash"] / USUAL_EFFICIENCY * torch)
     scores = x.heads * _attended(x) * tokens(x) / x.tp
     moved = 4 * c["scores_passes"] * scores / (x.memory_bytes_per_s * c["memory"])
+    moved = moved * np.where(_is_eager(x), EAGER_SCORES, 1.0)
     return np.where(x.flash > 0, flash, full / (x.peak_16bit * c["scores"]) + moved)
 
 
@@ -296,7 +301,6 @@ def _elementwise(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
     """
     rate = x.memory_bytes_per_s * c["memory"]
     shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
-    eager = (x.has("stack", "torch")) & (x.compiled == 0)
     attention = (x.heads + 2 * x.kv_heads) * x.head_dim
     own = routed(x) * traffic(x, c)
     ffn = x.ffn * own + x.shared_ffn
@@ -308,12 +312,13 @@ def _elementwise(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
     inputs = (1 + own) * x.hidden / shared
     inputs = inputs + (x.heads * x.head_dim + ffn * (1 + x.gated)) / x.tp
     cast = np.where(x.peak_narrow > 0, 3 * c["cast_traffic"] * tokens(x) * inputs / rate, 0.0)
-    return pass_s * np.where(eager, c["elementwise_eager"], 1.0), cast
+    return pass_s * np.where(_is_eager(x), c["elementwise_eager"], 1.0), cast
 
 
 def _tp(x: Cases, c: Mapping[str, float]) -> Floats:
     """Two all-reduces of t h numbers a forward pass, or the gathers and scatters in their place."""
-    exposed = np.where(x.has("stack", "fused"), c["tp_exposed_fused"], c["tp_exposed"])
+    overlapped = x.has("stack", "fused") & (x.sequence_parallel > 0)
+    exposed = np.where(overlapped, c["tp_exposed_fused"], c["tp_exposed"])
     starts = np.where(x.sequence_parallel > 0, 2.0, 1.0)
     sums = all_reduce_s(x, c, 2 * tokens(x) * x.hidden, x.tp, np.ones(x.size), starts)
     return 2 * exposed * sums
@@ -346,6 +351,11 @@ def by_word(x: Cases, word: str, values: Mapping[str, float]) -> Floats:
         return np.zeros(x.size) + values[there[0]]
     chosen = np.select([x.has(word, name) for name in values], list(values.values()))
     return np.asarray(chosen, dtype=np.float64)
+
+
+def _is_eager(x: Cases) -> Bools:
+    """Where PyTorch runs every operation by itself."""
+    return x.has("stack", "torch") & (x.compiled == 0)
 
 
 def _power_of_two(size: Floats) -> Floats:

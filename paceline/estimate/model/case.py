@@ -92,6 +92,9 @@ class Case:
     flash: bool = True
     """Attention that stores no scores."""
     compiled: bool = False
+    visited_tensors: float = 0
+    """Trained tensors that the optimizer, without ZeRO, visits one after the other, behind an
+    exchange of 16-bit gradients that nothing hides: DeepSpeed's in fp16."""
     cuda_graphs: CudaGraphs = "none"
     """What is captured, so that no host starts its kernels: each block, or whole iterations."""
     generation: Generation = "other"

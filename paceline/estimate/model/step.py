@@ -37,10 +37,13 @@ from paceline.estimate.model.stages import stage_layers
 from paceline.estimate.model.weights import (
     copies,
     exchanges_in_blocks,
+    expert_ranks,
+    expert_shards,
     num_microbatches,
     rank_weights,
     replicas,
     shards,
+    visited,
 )
 
 NODE = 8
@@ -50,6 +53,10 @@ BACKWARD_SHARE = 0.66
 OPTIMIZER_BYTES = 26
 """A parameter: a 16-bit gradient read, fp32 master and two moments read and written. Frameworks
 that move more show in the coefficient `optimizer`."""
+VISITED_BYTES = 82
+"""The same where each tensor is visited by itself, in 16 bit: gradients flattened, scaled and
+copied back around their exchange (12), looked through for overflows in fp32 (10), cast (6),
+flattened (8), their norm (4), unscaled (8), Adam (28), weights copied to 16 bit (6)."""
 LOGIT_BYTES = 20
 """A logit: what its loss reads and writes forward and backward, in 16 bit and fp32."""
 
@@ -174,6 +181,7 @@ def step_of(x: Cases, c: Mapping[str, float], work: Pieces, bubble: Floats) -> S
     compiled = x.has("stack", "torch") & (x.compiled > 0) & ~x.has("generation", "cpu")
     fixed = np.where(compiled, c["step_compiled_s"], fixed) * x.crowding
     fixed = np.where(x.has("cuda_graphs", "iteration"), c["step_graph_s"], fixed)
+    fixed = fixed + c["host_tensor_s"] * visited(x)
     busy = m * (work.slowest + work.passed) + bubble + dp + optimizer + fixed
     nodes = np.maximum(1.0, x.devices / NODE)
     parts = {name: m * layers * part for name, part in vars(work.block).items() if name != "host"}
@@ -243,23 +251,25 @@ def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
     """Gradients and weights (2 bytes a parameter) among the data-parallel ranks, once a step.
 
     (b + 2) P (n - 1) / n bytes through each of n ranks, with P the parameters that one rank has of
-    its stage and gradients of b bytes: 4, as they are summed, or 2 in Megatron of 2020 to 2022. The
-    last backward pass hides a part, but nothing does in the latter. Stage 2 gathers weights alone:
-    gradients are scattered in every block.
+    its stage and gradients of b bytes: 4, as they are summed, or 2 in Megatron of 2020 to 2022 and
+    in DeepSpeed without ZeRO. The last backward pass hides a part, but nothing does in these. Stage
+    2 gathers weights alone: gradients are scattered in every block. Copies of experts lie as far
+    apart as all expert ranks reach, so that few of a domain share what leaves it.
     """
-    ranks, expert_copies = copies(x)
-    rest, ffns = rank_weights(x)
-    moved = rest * (ranks - 1) / ranks + ffns * (expert_copies - 1) / expert_copies
+    (ranks, expert_copies), weights = copies(x), rank_weights(x)
+    early, behind = x.has("stack", "softmax"), visited(x) > 0
+    gradient = np.where((early & (x.summed_gradient_bytes == 0)) | behind, 2.0, 4.0)
     span = x.tp * ranks
-    start = start_s(x, c, span) * np.log2(np.maximum(ranks, 2)) + latency_s(x, ranks, x.tp)
-    early = x.has("stack", "softmax")
-    gradient = np.where(early & (x.summed_gradient_bytes == 0), 2.0, 4.0)
-    needed = (gradient + 2) * _trained(x) * moved / group_rate(x, c, span, x.tp) + start
+    strides = (x.tp, expert_shards(x) * expert_ranks(x))
+    needed = start_s(x, c, span) * np.log2(np.maximum(ranks, 2)) + latency_s(x, ranks, x.tp)
+    for held, same, stride in zip(weights, (ranks, expert_copies), strides, strict=True):
+        moved = (gradient + 2) * _trained(x) * held * (same - 1) / same
+        needed = needed + moved / group_rate(x, c, span, stride)
     last_backward = BACKWARD_SHARE * slowest / np.where(x.pp > 1, x.vp, 1.0)
     share = {name: c[f"dp_exposed_{name}"] for name in ("softmax", "fused")}
     shown = by_word(x, "stack", {**share, "torch": c["dp_exposed"]})
     exposed = np.maximum(needed - last_backward, shown * needed)
-    unsharded = np.where(ranks > 1, exposed, 0.0)
+    unsharded = np.where(ranks > 1, np.where(behind, needed, exposed), 0.0)
     return np.where(exchanges_in_blocks(x), once(x, c, slowest), unsharded)
 
 
@@ -271,9 +281,8 @@ def _optimizer(x: Cases, c: Mapping[str, float]) -> Floats:
         part / np.where(sharded, same, 1.0)
         for part, same in zip((rest, ffns), shards(x), strict=True)
     )
-    return (
-        c["optimizer"] * OPTIMIZER_BYTES * _trained(x) * held / (x.memory_bytes_per_s * c["memory"])
-    )
+    moved = np.where(visited(x) > 0, VISITED_BYTES, OPTIMIZER_BYTES) * _trained(x) * held
+    return c["optimizer"] * moved / (x.memory_bytes_per_s * c["memory"])
 
 
 def _trained(x: Cases) -> Floats:

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.model.stages import stage_layers
 
+TENSORS, GATED_TENSORS = 16, 9
+"""Of a block: six matrices and two norms with a bias each, or seven and two without."""
+
 
 def num_microbatches(x: Cases) -> Floats:
     """Micro-batches of one replica in a step."""
@@ -97,6 +100,19 @@ def rank_weights(x: Cases) -> tuple[Floats, Floats]:
     rest = (common_weights(x) + x.more_weights) / x.tp
     ffns = ffn_weights(x) / expert_shards(x) / expert_ranks(x)
     return most * rest + table_weights(x), most * ffns
+
+
+def trained_tensors(layers: float, gated: bool, adapted: float = 0) -> float:
+    """Tensors of all blocks that train: matrices and norms, with a bias each without a gate.
+
+    `adapted` matrices of a block have two tensors of an adapter in their place.
+    """
+    return layers * ((GATED_TENSORS if gated else TENSORS) + adapted)
+
+
+def visited(x: Cases) -> Floats:
+    """Trained tensors that the optimizer visits one after the other."""
+    return np.where(x.zero_stage == 0, x.visited_tensors, 0.0)
 
 
 def table_weights(x: Cases) -> Floats:

@@ -17,6 +17,7 @@ from paceline.estimate.fit.origin import software_of, year_of
         ({"source": "seed 4 (bigscience experiments/tr3m.md)"}, "megatron-deepspeed", 2021),
         ({"source": "bigscience train/tr11-176B-ml/chronicles.md"}, "megatron-deepspeed", 2022),
         ({"source": "mosaicml/llm-foundry"}, "composer", 2023),
+        ({"source": "seed 1 (Lambda 1CC DeepSpeed-Chat)"}, "deepspeed", 2024),
         ({"source": "a paper", "stack": "megatron-bridge"}, "nemo", None),
         ({"source": "a table of mine"}, "any", None),
     ],

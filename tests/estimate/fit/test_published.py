@@ -12,7 +12,16 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.estimate.fit.evidence import Evidence, evidence_of_fit, read_evidence, shipped
 from paceline.estimate.fit.families import is_gated
-from paceline.estimate.fit.interval import UNSEEN, bounds, log_sd, residual_sd, undetermined
+from paceline.estimate.fit.interval import (
+    CAPTURED,
+    UNSEEN,
+    bounds,
+    log_sd,
+    own_variance,
+    residual_sd,
+    slopes,
+    undetermined,
+)
 from paceline.estimate.fit.posterior import PRIOR, fit, predict
 from paceline.estimate.fit.published import (
     IMPOSSIBLE,
@@ -245,6 +254,10 @@ def test_intervals_widen_where_nothing_was_measured():
     )
     sd = [log_sd(one, evidence.fit(), evidence.residual_sd)[0] for one in (plain, adapted)]
     assert sd[1] ** 2 - sd[0] ** 2 == pytest.approx(UNSEEN["adapters"] ** 2, rel=0.05)
+    graph = cases_of([replace(read_row(ROW).case, cuda_graphs="iteration")])
+    own = own_variance(graph, slopes(graph, evidence.fit().centre), evidence.residual_sd)
+    plain_own = own_variance(plain, slopes(plain, evidence.fit().centre), evidence.residual_sd)
+    assert own[0] - plain_own[0] == pytest.approx(CAPTURED**2)
     low, high = bounds(np.array([2.0]), np.array([0.1]))
     assert low[0] < 2 < high[0] and low[0] * high[0] == pytest.approx(4)
 
