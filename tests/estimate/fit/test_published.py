@@ -257,7 +257,7 @@ def test_intervals_widen_where_nothing_was_measured():
     graph = cases_of([replace(read_row(ROW).case, cuda_graphs="iteration")])
     own = own_variance(graph, slopes(graph, evidence.fit().centre), evidence.residual_sd)
     plain_own = own_variance(plain, slopes(plain, evidence.fit().centre), evidence.residual_sd)
-    assert own[0] - plain_own[0] == pytest.approx(CAPTURED**2)
+    assert own[0] - plain_own[0] == pytest.approx(CAPTURED**2, rel=0.01)
     low, high = bounds(np.array([2.0]), np.array([0.1]))
     assert low[0] < 2 < high[0] and low[0] * high[0] == pytest.approx(4)
 

@@ -235,7 +235,7 @@ def test_sequence_parallelism_starts_two_collectives_for_each_sum():
     more = [
         float((step_time(x, slow).tp - step_time(x, C).tp)[0])
         for sequence in (False, True)
-        for x in [cases_of([replace(LLAMA_70B, sequence_parallel=sequence)])]
+        for x in [cases_of([replace(LLAMA_70B, stack="torch", sequence_parallel=sequence)])]
     ]
     assert more[1] == pytest.approx(2 * more[0]) and more[0] > 0
 
