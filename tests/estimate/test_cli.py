@@ -92,8 +92,8 @@ def test_bad_input_is_one_error_with_exit_code_1(arguments: tuple[str, ...], mes
 
 def test_without_a_run_the_devices_must_be_said():
     for options, missing in (
-        (("--gpus", "8"), "needs --device"),
-        (("--device", "H100"), "needs --gpus"),
+        (("--gpus", "8"), "needs --device; allowed: a name that `paceline devices` lists"),
+        (("--device", "H100"), "needs --gpus; allowed: a number"),
     ):
         done = paceline("estimate", "llama31-8b", *options)
         assert done.returncode == 1 and missing in done.stderr and not done.stdout
