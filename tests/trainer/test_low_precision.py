@@ -83,4 +83,5 @@ def test_a_layout_that_cuts_a_block_is_refused_with_its_reason(tmp_path: Path) -
     assert train(tmp_path, raw) == 1
 
     words = "query heads: a rank's matrices are 64 wide, and blockwise takes multiples of 128"
-    assert words in log(tmp_path)
+    # The first rank that fails ends the others, whichever it is.
+    assert any(words in log(tmp_path, rank) for rank in range(4))
