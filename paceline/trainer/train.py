@@ -151,12 +151,18 @@ def join(config: TrainerConfig) -> tuple[World, Mesh]:
     check_device(config.device)
     if config.device == "cpu":
         keep_freed_memory()
-    # Also where nothing is asked for: PyTorch gives a thread without a number that of the last
-    # call, which will be the loader's.
-    torch.set_num_threads(config.threads or torch.get_num_threads())
+    use_threads(config.threads)
     torch.set_float32_matmul_precision(config.training.matmul_precision)
     world = join_world(config.device)
     return world, make_mesh(world, config.layout, config.dp)
+
+
+def use_threads(count: int | None) -> None:
+    """So many threads compute what this one asks for; None for as many as PyTorch would take."""
+    # Asked first: until then PyTorch would give this thread what any other one sets last, as the
+    # loader will.
+    usual = torch.get_num_threads()
+    torch.set_num_threads(count or usual)
 
 
 def untracked(config: TrainerConfig) -> str | None:

@@ -16,6 +16,7 @@ from paceline.trainer.data.batches import AHEAD, Loader, Sampler, sampler_of
 from paceline.trainer.data.corpus import load_corpus
 from paceline.trainer.data.samples import TokenCorpus
 from paceline.trainer.parallel.mesh import Axis, Mesh
+from paceline.trainer.train import use_threads
 from tests.trainer.example import settings
 
 
@@ -198,7 +199,7 @@ def test_batches_are_made_on_one_thread_and_leave_the_step_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before, counts = torch.get_num_threads(), list[int]()
-    torch.set_num_threads(2)
+    use_threads(2)
     collate = TokenCorpus.collate
 
     def noted(self: TokenCorpus, *arguments: Any) -> tuple[torch.Tensor, ...]:
@@ -206,13 +207,15 @@ def test_batches_are_made_on_one_thread_and_leave_the_step_its_own(
         return collate(self, *arguments)
 
     monkeypatch.setattr(TokenCorpus, "collate", noted)
-    loader = make_loader(source="stdlib", steps=1)
-    loader.next()
-    loader.close()
+    try:
+        loader = make_loader(source="stdlib", steps=1)
+        loader.next()
+        loader.close()
+        own = torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
 
-    assert counts == [1]
-    assert torch.get_num_threads() == 2
-    torch.set_num_threads(before)
+    assert counts == [1] and own == 2
 
 
 def test_a_short_text_is_gone_over_again(tmp_path: Path) -> None:
