@@ -95,7 +95,7 @@ def question_of(run: MeasuredRun, claims: RunClaims | None = None) -> Question:
         devices_per_node=cluster.devices_per_node,
         intra_link=cluster.intra_link or claims.intra,
         inter_link=cluster.inter_link or claims.inter,
-        stack=software.stack if software.native else claims.stack or software.stack,
+        stack=software.stack if software.native else claims.stack or software.known_as,
         compiled=software.compiled or claims.compiled,
         native=software.native,
     )

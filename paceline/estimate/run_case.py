@@ -81,6 +81,11 @@ class Software:
     dispatcher: Dispatcher = "any"
     """What brings tokens to their experts."""
 
+    @property
+    def known_as(self) -> str:
+        """What `software_named` makes it of, its release aside: its name, else its stack."""
+        return self.stack if self.name == ANY else self.name
+
     def stack_on(self, machine: Machine) -> Stack:
         """How blocks are computed there: on a processor by PyTorch's modules always."""
         return "torch" if machine.generation == "cpu" else self.stack
@@ -101,7 +106,7 @@ def software_named(
 
 
 def software_of(spec: RunSpec) -> Software:
-    """What a run's engine computes by: the native trainer by PyTorch's modules, others fused."""
+    """What a run's engine computes by: PyTorch's modules, or fused ones where it is not known."""
     native, compiled = spec.engine == "native", spec.training.compile != "none"
     if spec.engine in SOFTWARE_OF_ENGINE:
         return software_named(SOFTWARE_OF_ENGINE[spec.engine], compiled)
@@ -169,6 +174,8 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
     if visits_tensors(software.name, training.dtype):
         adapted = len(spec.lora.targets) if spec.lora else 0
         tensors = trained_tensors(case.layers, case.gated, adapted)
+        if spec.lora and not spec.lora.train_rest:
+            tensors = case.layers * 2 * adapted
         case = replace(case, visited_tensors=tensors)
     return with_memory(case, spec)
 

@@ -27,6 +27,7 @@ from paceline.estimate.explanation import (
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.processors import cpu_prior
 from paceline.estimate.question import Question, spec_of
+from paceline.estimate.run_case import software_of
 from paceline.files.documents import write_value
 from paceline.files.run_folder import RUN_FILE
 from paceline.runs.outcome import evaluate
@@ -112,6 +113,13 @@ def test_another_engine_computes_as_it_is_said_to():
     assert question_of(run).stack == "fused" and not question_of(run).native
     softmax = question_of(run, RunClaims(stack="softmax", compiled=True))
     assert softmax.stack == "softmax" and softmax.compiled
+
+
+def test_an_engine_of_known_software_is_estimated_by_it():
+    run = gpu_run(engine="deepspeed_chat")
+    asked = question_of(run)
+    assert asked.stack == "deepspeed"
+    assert asked.software == software_of(run.spec)
 
 
 def test_links_are_the_runs_own_or_those_that_are_given():

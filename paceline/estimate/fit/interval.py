@@ -163,7 +163,7 @@ def slopes(x: Cases, centre: Floats, among: Sequence[int] | None = None) -> Floa
 
     `among` are the columns that are not known to be 0, all without it.
     """
-    columns = np.arange(len(centre)) if among is None else np.array(among)
+    columns = np.arange(len(centre)) if among is None else np.array(among, dtype=int)
     nudges = NUDGE * np.eye(len(centre))[columns]
     up, down = np.split(predict_each(x, np.concatenate([centre + nudges, centre - nudges])), 2)
     slope = np.zeros((x.size, len(centre)))

@@ -69,7 +69,7 @@ def activations(x: Cases, f: Constants, s: Stage) -> Activations:
     shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
     per_token, row_sums = _block_per_token(x, f, shared), LSE_BYTES * x.heads / x.tp
     whole = t * (per_token + np.where(_stores_scores(x, f), _scores(x, f), row_sums))
-    products = f.activation_scale * c * _every_second_product(x)
+    products = f.activation_scale * c * _every_second_product(x, shared)
     selective = t * (np.where(f.saves_products > 0, products, per_token) + row_sums)
     inputs = t * c * x.hidden / shared
     less, again = _recomputed(x, f, shared, whole, inputs)
@@ -169,16 +169,17 @@ def _norm_outputs(x: Cases, f: Constants) -> Floats:
     return np.where(x.frozen > 0, 0.0, NORMS * (1 - again))
 
 
-def _every_second_product(x: Cases) -> Floats:
+def _every_second_product(x: Cases, shared: Floats) -> Floats:
     """Numbers a token of a block's input, attention's output, and what products 1, 3, 5, 7 give.
 
     Of queries, keys, values, output, gate (or the only first product), up and down: these are
     queries, values, the gate and, if there is one, down. pytorch/torchtitan, the policy of
-    `selective_ac_option = "op"`.
+    `selective_ac_option = "op"`. What down gives is kept before tensor ranks sum it up: whole.
     """
     queries, values = x.heads * x.head_dim, x.kv_heads * x.head_dim
     width = x.ffn * routed(x) + x.shared_ffn
-    return (1 + x.gated) * x.hidden + (2 * queries + values + width) / x.tp
+    whole = x.hidden / shared + x.gated * x.hidden
+    return whole + (2 * queries + values + width) / x.tp
 
 
 def _adapters(x: Cases, f: Constants, shared: Floats) -> Floats:

@@ -172,13 +172,16 @@ def verdict(probability: float) -> Verdict:
 
 
 def _largest(ranks: list[MemoryEstimate]) -> MemoryEstimate:
-    used = np.stack([rank.device_used for rank in ranks])
+    used, needed = (
+        np.stack([getattr(r, name) for r in ranks]) for name in ("device_used", "needed")
+    )
     most, rows = used.argmax(axis=0), list(range(used.shape[1]))
     parts = {
         f.name: np.stack([getattr(rank, f.name) for rank in ranks])[most, rows]
         for f in fields(MemoryEstimate)
     }
-    return MemoryEstimate(**parts)
+    # Another rank may need more than the one that has most in use and can give back part of it.
+    return MemoryEstimate(**{**parts, "given_back": used.max(axis=0) - needed.max(axis=0)})
 
 
 def _frees_gradients(x: Cases, f: Constants) -> Bools:

@@ -182,6 +182,20 @@ NATIVE_CUDA = replace(
 )  # fmt: skip
 """The same on GPUs: flash attention, fused norms, logits in chunks of 1 GiB of fp32."""
 
+DEEPSPEED = replace(
+    PRIORS["torch"],
+    weight=2,
+    gradient=2,
+    master=4,
+    keeps_gradients=1,
+    saves_products=0,
+    log_sd=0.29,
+)
+"""DeepSpeed around PyTorch's modules: its 16-bit weights and gradients, and masters in fp32. No
+published memory is of it; `log_sd` is what FSDP's prior missed by."""
+BY_SOFTWARE = ("deepspeed",)
+"""Frameworks that cases have by the name of their software, whatever their stack."""
+
 
 def frameworks_of(generation: str, native: bool) -> Mapping[str, Framework] | Framework:
     """The constants on a generation of devices: the native trainer's on CPUs, each stack's on GPUs.
@@ -190,7 +204,8 @@ def frameworks_of(generation: str, native: bool) -> Mapping[str, Framework] | Fr
     """
     if generation == "cpu":
         return NATIVE_CPU
-    return {**FRAMEWORKS, "torch": NATIVE_CUDA} if native else FRAMEWORKS
+    known = {"deepspeed": DEEPSPEED, **FRAMEWORKS}
+    return {**known, "torch": NATIVE_CUDA} if native else known
 
 
 class Constants:
@@ -217,7 +232,7 @@ def constants(x: Cases, frameworks: Mapping[str, Framework] | Framework) -> Cons
     missing = set(np.unique(x.words["stack"]).tolist()) - set(frameworks)
     if missing:
         raise ValueError(f"no constants for the stack {', '.join(sorted(missing))}")
-    stacks = [x.has("stack", name) for name in frameworks]
+    stacks = [x.has("software" if n in BY_SOFTWARE else "stack", n) for n in frameworks]
     return Constants(
         {
             f.name: np.select(

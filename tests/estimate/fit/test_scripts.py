@@ -89,3 +89,12 @@ def test_engines_of_pytorch_modules_are_estimated_as_what_they_run():
     spec = spec_of(Question("opt-350m-sft", "H100-SXM", 8))
     found = software_of(spec.model_copy(update={"engine": "deepspeed_chat"}))
     assert (found.stack, found.name) == ("torch", "deepspeed")
+
+
+def test_adapters_alone_are_visited_where_nothing_else_trains():
+    asked = Question("llama2-70b-lora", "H100-SXM", 8, overrides=("dtype=fp16",))
+    spec, machine = spec_of(asked), machine_of(asked)
+    spec = spec.model_copy(update={"engine": "deepspeed_chat"})
+    assert spec.lora and not spec.lora.train_rest
+    found = case_of(spec, machine, software_of(spec))
+    assert found.visited_tensors == 80 * 2 * len(spec.lora.targets)

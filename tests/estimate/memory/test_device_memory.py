@@ -21,6 +21,7 @@ from paceline.estimate.memory.device_memory import (
     verdict,
 )
 from paceline.estimate.memory.framework import (
+    DEEPSPEED,
     FRAMEWORKS,
     NATIVE_CPU,
     NATIVE_CUDA,
@@ -74,6 +75,29 @@ def test_parts_are_no_debts_and_add_up_to_what_the_device_uses(layout: dict[str,
     assert parts["not_at_once"] <= 0
     assert sum(parts.values()) == pytest.approx(found.device_used[0])
     assert 0 < found.allocated[0] <= found.reserved[0] <= found.device_used[0]
+
+
+@given(layouts)
+def test_no_rank_needs_more_than_what_is_needed(layout: dict[str, Any]):
+    x = cases_of([replace(LLAMA_8B, **layout)])
+    ranks = [float(rank_memory(x, rank, FRAMEWORKS).needed[0]) for rank in (0, 1, -1)]
+    assert float(memory(x, FRAMEWORKS).needed[0]) == pytest.approx(max(ranks))
+
+
+def test_deepspeed_holds_16_bit_weights_and_gradients_and_shares_masters():
+    layout = {"stack": "torch", "software": "deepspeed", "zero_stage": 1}
+    known = frameworks_of("hopper", False)
+    assert part("weights", known, **layout) == pytest.approx(2 * LLAMA_PARAMETERS, rel=1e-3)
+    assert part("gradients", known, **layout) == pytest.approx(2 * LLAMA_PARAMETERS, rel=1e-3)
+    assert part("optimizer", known, **layout) == pytest.approx(12 * LLAMA_PARAMETERS / 8, rel=1e-3)
+    fsdp = {**layout, "software": "torchtitan"}
+    assert part("weights", known, **fsdp) == pytest.approx(4 * LLAMA_PARAMETERS, rel=1e-3)
+
+
+def test_recomputing_selectively_never_keeps_more():
+    cut = {"stack": "torch", "tp": 8, "sequence_parallel": True}
+    less = part("activations", FRAMEWORKS, **cut, selective_recompute=True)
+    assert less < part("activations", FRAMEWORKS, **cut)
 
 
 @settings(deadline=None)
@@ -322,5 +346,6 @@ def test_thousands_of_layouts_are_one_call():
 
 def test_a_cpu_runs_the_native_trainer_and_a_gpu_what_the_engine_says():
     assert frameworks_of("cpu", native=False) is NATIVE_CPU
-    assert frameworks_of("hopper", native=False) is FRAMEWORKS
-    assert frameworks_of("hopper", native=True) == {**FRAMEWORKS, "torch": NATIVE_CUDA}
+    by_name = {"deepspeed": DEEPSPEED, **FRAMEWORKS}
+    assert frameworks_of("hopper", native=False) == by_name
+    assert frameworks_of("hopper", native=True) == {**by_name, "torch": NATIVE_CUDA}
