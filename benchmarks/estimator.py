@@ -135,7 +135,11 @@ def main() -> int:
         write_evidence(rows, fitted, held)
     for what in held:
         results[what] = judged(rows, x, held[what], held)
-        whole = {name: results[what][name] for name in ("overall", "experts", "adapters")}
+        whole = {
+            name: results[what][name]
+            for name in ("overall", "experts", "adapters")
+            if name in results[what]
+        }
         print_table(f"{what} left out", whole)
         groups = results[what]["groups"]
         print(

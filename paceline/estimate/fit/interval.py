@@ -20,7 +20,7 @@ FAR = 16_384
 PER_DOUBLING = 0.03
 UNSEEN = {"adapters": 0.08, "experts": 0.12, "images": 0.15}
 """More for kinds of models. Seventeen published rows of adapters, which are not fitted, are missed
-by 6 %, those with experts, where their source or device is left out, by 14 %: dispatchers and
+by 7 %, those with experts, where their source or device is left out, by 12 %: dispatchers and
 balance are rarely stated."""
 CAPTURED = 0.06
 """More for steps without experts that are one CUDA graph: no fitted row is of one. With it 13 of 17

@@ -8,8 +8,7 @@ s, the rank's stage (stage.py).
     block       t (c (4 h + (2 a d + 2 g d + n w) / tp) + the framework's own), n = 2, or 3 gated
     scores      5 a s t / tp in 16 bit with dropout, where attention stores them
     recomputed  t c h of a block's input instead of all that
-    logits      10 bytes t vocabulary / tp: 16 bit, fp32, and fp32 again in the loss; of each token
-                that is predicted
+    logits      the framework's bytes (4 to 15) t vocabulary / tp, of each token that is predicted
 
 After Korthikanti et al., arXiv:2205.05198, section 4. Unlike core/memory.py, which counts what must
 be there at least, these count what frameworks really keep.
@@ -52,7 +51,7 @@ class Activations:
     logits: Floats
     """Of the head: its inputs, logits and their loss."""
     num_logits: Floats
-    """Of one micro-batch."""
+    """Logits of one micro-batch: a count, no bytes."""
     waiting: Floats
     """Of `logits`, the other micro-batches' when gpipe's first backward pass is through."""
 

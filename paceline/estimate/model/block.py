@@ -71,7 +71,7 @@ FLASH_BACKWARD, SCORES_BACKWARD = 2.5, 2.0
 EAGER_SCORES = 1.75
 """Traffic of stored scores where PyTorch runs every operation by itself, over a fused softmax's: 24
 bytes forward (product, mask, lower bound, softmax into fp32, cast, product) and 46 backward, over
-13 and 26 (huggingface/transformers 4.31, OPTAttention in fp16)."""
+about 40 (13 and 26) (huggingface/transformers 4.31, OPTAttention in fp16)."""
 USUAL_EFFICIENCY = 0.72
 """Of products where `flash` is stated over the peak; elsewhere flash follows the products."""
 
