@@ -189,7 +189,8 @@ def _buffers(x: Cases, f: Constants, n: _Counts) -> Floats:
 
 def _of_step(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
     at_ends, matrix = s.first | s.last, x.hidden * x.ffn / x.tp
-    largest = np.where(at_ends, vocabulary_rows(x, f) * _table_width(x) / x.tp, matrix)
+    table = vocabulary_rows(x, f) * _table_width(x) / x.tp
+    largest = np.where(at_ends, np.maximum(table, matrix), matrix)
     share = n.cut(x.zero_stage >= 1, n.trained, n.trained_experts)
     made = step_buffers(x, n.trained + n.trained_experts, share, largest)
     return np.where(f.makes_buckets > 0, made, 0.0)
