@@ -71,19 +71,22 @@ def test_shipped_constants_are_the_fit_to_the_open_rows(rows: list[PublishedMemo
 
 
 BLIND = {"softmax": 0.114, "fused": 0.079, "torch": 0.132}
-"""Of stacks whose formulas were mended with their rows in sight: what they missed before."""
+"""What the formulas missed before their rows' misses were looked into: all were, so it stays."""
+NOW = {"softmax": 0.053, "fused": 0.016, "torch": 0.028}
+"""What they miss, as `FRAMEWORKS` says."""
 
 
-def test_what_is_missed_is_what_sources_are_missed_by_that_the_fit_never_saw(
+def test_what_is_missed_is_no_more_than_what_is_promised_of_sources_that_the_fit_never_saw(
     rows: list[PublishedMemory],
 ):
-    for stack, framework in FRAMEWORKS.items():
-        of_stack = [row for row in rows if row.case.stack == stack]
-        missed = max(held_out_sd(of_stack), BLIND.get(stack, 0.0))
-        assert framework.log_sd == pytest.approx(missed, rel=0.03), stack
+    missed = {
+        stack: held_out_sd([row for row in rows if row.case.stack == stack]) for stack in FRAMEWORKS
+    }
+    assert missed == pytest.approx(NOW, abs=0.002)
+    assert {stack: f.log_sd for stack, f in FRAMEWORKS.items()} == BLIND
 
 
-def test_memories_of_a_source_that_the_fit_never_saw_are_met_within_ten_percent(
+def test_half_the_memories_of_a_source_that_the_fit_never_saw_are_met_within_three_percent(
     rows: list[PublishedMemory],
 ):
     others = leave_one_source_out(rows)
@@ -93,4 +96,4 @@ def test_memories_of_a_source_that_the_fit_never_saw_are_met_within_ten_percent(
         if row.stated_bytes
     ]
     assert len(errors) >= 100
-    assert np.median(np.abs(errors)) <= 0.10
+    assert np.median(np.abs(errors)) <= 0.03
