@@ -15,6 +15,8 @@ from paceline.files import catalog
 DEVICES = {device.name: device for device in catalog.devices()}
 LINKS = {link.name: link for link in catalog.links()}
 TERA = 1e12
+HALVED = ("RTX3090", "RTX4090", "RTX5090", "L40")
+"""Families with half the rate where products are summed in fp32, down to fp8."""
 
 
 def signs_of_sparsity(device: Device) -> list[str]:
@@ -25,7 +27,7 @@ def signs_of_sparsity(device: Device) -> list[str]:
         return []
     ranges = {"fp16": (1, 1), "bf16": (1, 1), "fp8": (1.9, 2.1), "mxfp8": (1.9, 2.1)}
     ranges |= {"nvfp4": (3.9, 6.1), "mxfp4": (3.9, 4.1), "fp32": (0.02, 0.3)}
-    if device.name.startswith("RTX"):  # half the rate with FP32 accumulation, down to fp8
+    if device.family in HALVED:
         ranges |= {"nvfp4": (7.9, 8.1), "fp32": (0.45, 0.55)}
     ratios = {dtype: value / half for dtype, value in rate.items()}
     return [d for d, ratio in ratios.items() if not ranges[d][0] <= ratio <= ranges[d][1]]
@@ -88,8 +90,16 @@ def test_every_figure_of_a_device_has_a_source(device: Device):
 PRINTED = [
     ("RTX-4090", "Ada", {"fp32": 82.6, "fp16": 165.2, "bf16": 165.2, "fp8": 660.6 / 2}, 1008, 450),
     ("RTX-5090", "Blackwell", {"fp32": 104.8, "bf16": 209.5, "fp8": 419, "nvfp4": 1676}, 1792, 575),
+    ("RTX-3090", "GA102", {"fp32": 35.6, "fp16": 142 / 2, "bf16": 142 / 2}, 936, 350),
+    ("RTX-A6000", "GA102", {"fp32": 38.7, "fp16": 154.8, "bf16": 309.6 / 2}, 768, 300),
+    ("RTX-6000-Ada", "Ada", {"fp32": 91.1, "bf16": 1457 / 4, "fp8": 1457 / 2}, 960, 300),
+    ("RTX-PRO-6000", "Server", {"fp32": 120, "bf16": 4 * 120, "nvfp4": 16 * 120}, 1597, 600),
+    ("RTX-PRO-6000-Workstation", "Workstation", {"fp32": 126, "bf16": 503.8}, 1792, 600),
     ("L4", "L4", {"fp32": 30.3, "bf16": 242 / 2, "fp8": 485 / 2}, 300, 72),
     ("L40S", "L40S", {"fp32": 91.6, "bf16": 362.05, "fp8": 1466 / 2}, 864, 350),
+    ("L40", "L40", {"fp32": 90.5, "bf16": 362.1 / 2, "fp8": 724 / 2}, 864, 300),
+    ("A30", "A30", {"fp32": 10.3, "bf16": 330 / 2}, 933, 165),
+    ("A40", "A40", {"fp32": 37.4, "bf16": 299.4 / 2}, 696, 300),
     ("A10", "A10", {"fp32": 31.2, "fp16": 125, "bf16": 250 / 2}, 600, 150),
     ("T4", "T4", {"fp32": 8.1, "fp16": 65}, 300, 70),
     ("H20", "aiconfigurator", {"fp16": 148, "bf16": 148}, 4000, 500),
@@ -115,7 +125,10 @@ def test_a_device_has_the_figures_of_its_own_sheet(
     assert (device.memory_bytes_per_s, device.power_w) == (gbs * 1e9, watts)
 
 
-@pytest.mark.parametrize("name", ["RTX-4090", "RTX-5090", "L4", "L40S", "A10", "T4"])
+@pytest.mark.parametrize(
+    "name",
+    ["RTX-3090", "RTX-4090", "RTX-5090", "RTX-PRO-6000", "L4", "L40", "L40S", "A10", "A40", "T4"],
+)
 def test_figures_at_the_boost_clock_are_marked(name: str):
     assert "boost" in (DEVICES[name].note or "").lower()
 

@@ -24,8 +24,10 @@ OF_FAMILY = {
     **dict.fromkeys(XGMI[:2], "xGMI-MI300"), **dict.fromkeys(XGMI[2:], "xGMI-MI350"),
     "H800": "NVLink4-H800",
     "TPU-v5e": "ICI-v5e", "TPU-v5p": "ICI-v5p", "TPU-v6e": "ICI-v6e", "TPU-v7": "ICI-v7",
-    "T4": "PCIe-3", "A10": "PCIe-4", "L4": "PCIe-4", "L40S": "PCIe-4",
-    "RTX4090": "PCIe-4", "RTX5090": "PCIe-5",
+    "T4": "PCIe-3",
+    **dict.fromkeys(("A10", "A30", "A40", "L4", "L40", "L40S"), "PCIe-4"),
+    **dict.fromkeys(("RTX3090", "RTX4090", "RTXA6000", "RTX6000ADA"), "PCIe-4"),
+    **dict.fromkeys(("RTX5090", "RTXPRO6000"), "PCIe-5"),
 }  # fmt: skip
 """What devices of a family have inside a node, where their generation does not tell it."""
 FALLBACK_LINK = 25e9

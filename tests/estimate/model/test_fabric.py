@@ -84,7 +84,7 @@ def test_power_is_what_a_device_has_for_its_arithmetic():
     [
         ("H800", 200e9), ("H800-PCIe", 63.015e9), ("TPU v6e", 400e9), ("L40S", 31.508e9),
         ("T4", 15.754e9), ("RTX 5090", 63.015e9), ("MI300X", 448e9), ("MI355X", 537.6e9),
-        ("H20", 450e9),
+        ("H20", 450e9), ("A40", 31.508e9), ("RTX PRO 6000", 63.015e9),
     ],
 )  # fmt: skip
 def test_a_family_with_links_of_its_own_is_not_given_its_generations(device: str, rate: float):
