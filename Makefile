@@ -90,9 +90,10 @@ $(VENV)/energon/.installed: $(VENV)/.installed-tested
 	touch $@
 
 # Many tests wait for limits of Slurm and ssh: two files run at once, each with beds of its own.
-# What measures hosts follows alone. Arguments may leave one of the two without a test: code 5.
+# Which file comes first is said by the tests, not by how many each has. What measures hosts follows
+# alone. Arguments may leave one of the two without a test: code 5.
 test-clusters: $(VENV)/.installed-tested ## real Slurm and real SSH on this machine (see deps-clusters)
-	$(BIN)/python -m pytest $(TWO_AT_ONCE) -m 'not alone' $(CLUSTER_TESTS)
+	$(BIN)/python -m pytest $(TWO_AT_ONCE) --no-loadscope-reorder -m 'not alone' $(CLUSTER_TESTS)
 	$(BIN)/python -m pytest -m alone $(CLUSTER_TESTS)
 
 .PHONY: test-busy

@@ -11,6 +11,19 @@ from tests.clusters.bed import Bed, Plan
 from tests.clusters.bed.needs import need
 
 SHARED = ("ssh_hosts", "slurm_cluster", "slurm_without_accounting")
+LONGEST = (
+    "test_tune.py", "test_slurm.py", "test_sweep_on_parts.py", "test_scale.py", "test_ssh_runs.py",
+    "test_ssh.py", "test_deepspeed.py", "test_check.py",
+)  # fmt: skip
+"""Files that take more than a minute each, the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, so that neither of two workers is left with one alone."""
+    last = len(LONGEST)
+    items.sort(
+        key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else last
+    )
 
 
 def started(name: str, plan: Plan) -> Iterator[Bed]:
