@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from paceline.core.layout import RULES, Layout, broken_rules, features
+from paceline.core.pipeline import stage_sizes
 from paceline.core.shape import Shape
 
 
@@ -141,16 +142,21 @@ def whole_sequence_parts(x: Sizes) -> str | None:
 
 
 def whole_stages(x: Sizes) -> str | None:
-    """pp x vp divides a decoder's layers, or them with embedding and head counted as one each."""
-    # Megatron may count them: 126 + 2 for Llama 3.1 405B.
-    stages, layers = x.layout.pp * x.layout.vp, x.shape.num_layers
-    decoder = x.shape.kind == "decoder"
-    if not decoder or layers % stages == 0 or (layers + 2) % stages == 0:
+    """pp x vp divides a decoder's layers, or these + 2 for both ends + those for further tokens."""
+    if x.shape.kind != "decoder":
         return None
+    layers, further = x.shape.num_layers, x.shape.mtp_layers
+    try:
+        stage_sizes(layers, x.layout.pp, x.layout.vp, further)
+    except ValueError:
+        pass
+    else:
+        return None
+    added = f", or {layers + further + 2} with those for further tokens too" if further else ""
     return (
-        f"{layers} layers (or {layers + 2} with embedding and head) cannot be split over pp "
-        f"{x.layout.pp} x vp {x.layout.vp} = {stages} stages, because a pipeline is as slow as its "
-        "longest one: use a pp x vp that divides either"
+        f"{layers} layers (or {layers + 2} with embedding and head{added}) cannot be split over pp "
+        f"{x.layout.pp} x vp {x.layout.vp} = {x.layout.pp * x.layout.vp} stages, because a "
+        "pipeline is as slow as its longest one: use a pp x vp that divides one of these"
     )
 
 

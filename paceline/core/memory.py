@@ -175,7 +175,8 @@ def activation_bytes_per_token(shape: Shape, layout: Layout, compute_bytes: int)
 def _stage(x: _Setting, rank: int) -> _Stage:
     parts, layout = parameter_parts(x.shape, x.layout.tp), x.layout
     first, last = rank == 0, rank == layout.pp - 1
-    sizes = stage_sizes(x.shape.num_layers, layout.pp, layout.vp)
+    further = x.shape.mtp_layers if x.shape.kind == "decoder" else 0
+    sizes = stage_sizes(x.shape.num_layers, layout.pp, layout.vp, further)
     layers = sum(sizes[rank :: layout.pp])
     block, more = _blocks_on_a_rank(x.shape, layout, parts)
     tied_copy = parts["embedding"] if layout.pp > 1 else 0

@@ -20,19 +20,29 @@ IDLE_PASSES: dict[Schedule, int] = {"gpipe": 3, "1f1b": 3, "interleaved": 3, "ze
 """What each stage after the first adds to the bubble: F + B + W, or F + B - W with zero-bubble."""
 
 
-def stage_sizes(num_layers: int, pp: int, vp: int) -> list[int]:
+def counts_to_divide(num_layers: int, mtp_layers: int = 0) -> list[int]:
+    """What stages may share equally: the layers, these with embedding and head counted as one each,
+    and these with the layers that predict further tokens, which lie before the head.
+
+    Megatron counts 126 + 2 for Llama 3.1 405B, 61 + 1 + 2 for DeepSeek V3.
+    """
+    return sorted({num_layers, num_layers + 2, num_layers + mtp_layers + 2})
+
+
+def stage_sizes(num_layers: int, pp: int, vp: int, mtp_layers: int = 0) -> list[int]:
     """Layers of each of the pp x vp stages, the first stage's first; stage i lies on rank i mod pp.
 
-    All equal, or, where that does not come out even, with embedding and head counted as a layer
-    each, so that the first and the last stage hold one less. Raises ValueError when neither does.
+    All equal, or the ends hold less, by the first of `counts_to_divide` that comes out even; layers
+    for further tokens are not among the result. Raises ValueError when none does.
     """
     stages = pp * vp
     if num_layers % stages == 0:
         return [num_layers // stages] * stages
-    if (num_layers + 2) % stages:
-        raise ValueError(f"{num_layers} layers cannot be split into {stages} stages")
-    size = (num_layers + 2) // stages
-    return [size - 1, *[size] * (stages - 2), size - 1]
+    for further in dict.fromkeys((0, mtp_layers)):
+        size, rest = divmod(num_layers + further + 2, stages)
+        if rest == 0 and size > further:
+            return [size - 1, *[size] * (stages - 2), size - 1 - further]
+    raise ValueError(f"{num_layers} layers cannot be split into {stages} stages")
 
 
 def kept_layers(

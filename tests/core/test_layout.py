@@ -10,6 +10,8 @@ from pydantic import ValidationError
 
 from paceline.core.layout import RULES, Layout, Rule, broken_rules, features, refuse
 from paceline.core.layout_sizes import layout_problems, native_problems
+from paceline.core.pipeline import stage_sizes
+from paceline.files.recipe import load_recipe
 from tests.core.refused import CASES, features_of, layout_of, named
 from tests.core.shapes import FLUX, GPT_1B3, GPT_1B3_PADDED, LLAMA_8B, LLAMA_70B, LLAMA_405B
 
@@ -257,3 +259,20 @@ def test_both_streams_of_an_mmdit_are_split_over_context_ranks(cp: int, fits: bo
 @pytest.mark.parametrize(("tp", "fits"), [(2, True), (8, True), (16, False)])
 def test_an_mmdit_is_cut_by_whole_heads(tp: int, fits: bool):
     assert (layout_problems(Layout(tp=tp), FLUX, tp, 1, FLUX.seq_len) == []) is fits
+
+
+def test_a_layer_for_a_further_token_is_counted_before_the_head():
+    assert stage_sizes(61, 8, 4, mtp_layers=1) == [1, *[2] * 30, 0]
+    assert stage_sizes(61, 4, 1, mtp_layers=1) == [15, 16, 16, 14]
+    assert stage_sizes(61, 7, 1, mtp_layers=1) == [8, *[9] * 5, 8], "61 + 2 come first"
+    for layers, stages in ((0, 4), (1, 64), (1, 5)):
+        with pytest.raises(ValueError, match="cannot be split"):
+            stage_sizes(61, stages, 1, mtp_layers=layers)
+
+
+def test_stages_of_deepseek_are_those_of_64_slots():
+    model = load_recipe("deepseek-v3").model
+    cut = Layout(tp=2, pp=8, vp=4, ep=64, zero_stage=1, sequence_parallel=True)
+    assert layout_problems(cut, model, 1024, 16384, 4096) == []
+    (problem,) = layout_problems(cut.model_copy(update={"vp": 3}), model, 1024, 16384, 4096)
+    assert "63 with embedding and head, or 64 with those for further tokens too" in problem

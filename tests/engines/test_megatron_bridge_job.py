@@ -74,6 +74,18 @@ def test_other_precisions_variants_and_models_are_named() -> None:
     assert {"qwen", "qwen3_30b_a3b", "fp8_sc"} <= set(told)
 
 
+def test_deepseek_is_known_and_each_part_of_its_pipeline_is_recomputed_whole() -> None:
+    rack = site(128, 8, "H100-SXM")
+    pairs = list(pairwise(words(bridge("deepseek-v3", cluster=rack))))
+    assert ("--model_family_name", "deepseek") in pairs
+    assert ("--model_recipe_name", "deepseek_v3") in pairs
+    assert ("--expert_model_parallel_size", "64") in pairs
+    assert ("--recompute_num_layers", "61") in pairs
+    cut = ("layout.pp=8", "layout.vp=4", "global_batch=16384")
+    pairs = list(pairwise(words(bridge("deepseek-v3", *cut, cluster=rack))))
+    assert ("--recompute_num_layers", "2") in pairs, "61 layers in 32 parts"
+
+
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
@@ -84,7 +96,10 @@ def test_other_precisions_variants_and_models_are_named() -> None:
         (bridge(precision="fp8_mx"), "dtype bf16 with precision fp8_mx is none of bf16, fp8_cs"),
         (bridge("tiny-opt"), "tiny-opt is none of the models whose recipe is known (llama3_8b"),
         (bridge(cluster=site(8, 8, "A100-SXM-80GB")), "device A100-SXM-80GB has no performance"),
-        (bridge("llama31-8b", "layout.recompute=full"), "recompute full has no argument"),
+        (
+            bridge("llama31-8b", "layout.recompute=selective"),
+            "recompute selective has no argument: use full",
+        ),
         (bridge("llama31-8b", "layout.zero_stage=2"), "layout.zero_stage 2 has no argument"),
         (bridge("llama31-8b", "data.source=stdlib"), "data.source stdlib is not handed on"),
         (bridge("flux1-schnell"), "no diffusion, no adapters"),

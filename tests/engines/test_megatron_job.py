@@ -48,6 +48,24 @@ def test_deepseek_has_its_own_shape(tmp_path: Path):
     assert {"--multi-latent-attention", "--qk-layernorm", "--no-rope-fusion"} <= set(told)
 
 
+def test_stages_are_cut_as_the_layout_counts_them(tmp_path: Path):
+    per_chunk = "--num-layers-per-virtual-pipeline-stage"
+    ends = {"--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"}
+    even = started(llama(tmp_path, "layout.pp=4", "layout.vp=2"))
+    assert even[per_chunk] == ("4",) and not ends & set(even)
+    large = {"name": "megatron", "recipe": "llama31-405b"}
+    told = started(study(tmp_path, "layout={pp: 8, vp: 8, zero_stage: 1}", **large))
+    assert told[per_chunk] == ("2",) and ends <= set(told), "126 layers as 128"
+    deepseek = {"name": "megatron", "recipe": "deepseek-v3"}
+    cut = "layout={pp: 8, vp: 4, zero_stage: 1}"
+    told = started(study(tmp_path, cut, "global_batch=512", **deepseek))
+    assert told["--pipeline-model-parallel-layout"] == ("Et|(t*2|)*30mL",)
+    assert per_chunk not in told and not ends & set(told)
+    cut = "layout={pp: 4, ep: 2, zero_stage: 1}"
+    told = started(study(tmp_path, cut, "global_batch=512", **deepseek))
+    assert told["--pipeline-model-parallel-layout"] == ("Et*15|(t*16|)*2t*14mL",)
+
+
 def test_the_null_tokenizer_adds_the_last_of_the_vocabulary(tmp_path: Path):
     told = started(lm(tmp_path))
     assert told["--tokenizer-type"] == ("NullTokenizer",) and told["--vocab-size"] == ("50256",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from paceline.core.pipeline import stage_sizes
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.megatron.arguments import (
@@ -65,9 +66,8 @@ def environment(spec: RunSpec) -> dict[str, str]:
 def _layout(spec: RunSpec, model: DecoderShape) -> Arguments:
     layout, overlapped = spec.layout, bool(spec.engine_settings.get("overlap"))
     arguments: Arguments = {}
-    if layout.vp > 1:
-        per_stage = model.num_layers // (layout.pp * layout.vp)
-        arguments["num-layers-per-virtual-pipeline-stage"] = [per_stage]
+    if layout.pp > 1:
+        arguments |= _stages(model, layout.pp, layout.vp)
     if layout.cp > 1:
         arguments |= {
             "context-parallel-size": [layout.cp],
@@ -91,6 +91,27 @@ def _layout(spec: RunSpec, model: DecoderShape) -> Arguments:
         if layout.zero_stage:
             arguments["overlap-param-gather"] = []
     return arguments
+
+
+def _stages(model: DecoderShape, pp: int, vp: int) -> Arguments:
+    """How layers are cut: evenly, unless Megatron-LM is told to count more than them."""
+    first, *between, last = stage_sizes(model.num_layers, pp, vp, model.mtp_layers)
+    if first != last:
+        middle = f"({_layers(between[0])}|)*{len(between)}" if between else ""
+        parts = f"E{_layers(first)}|{middle}{_layers(last)}{'m' * model.mtp_layers}L"
+        return {"pipeline-model-parallel-layout": [parts]}
+    told: Arguments = {"num-layers-per-virtual-pipeline-stage": [first]} if vp > 1 else {}
+    if model.num_layers % (pp * vp) == 0:
+        return told
+    if vp > 1:
+        told["num-layers-per-virtual-pipeline-stage"] = [first + 1]
+    ends = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
+    return {**told, **{name: [] for name in ends}}
+
+
+def _layers(number: int) -> str:
+    """So many of Megatron's `t` in a layout."""
+    return f"t*{number}" if number > 1 else "t" * number
 
 
 def _shape(model: DecoderShape, seq_len: int) -> Arguments:

@@ -17,8 +17,9 @@ RECIPES = {
     (32, 4096, 14336): ("llama", "llama3_8b"),
     (80, 8192, 28672): ("llama", "llama3_70b"),
     (126, 16384, 53248): ("llama", "llama31_405b"),
+    (61, 7168, 2048): ("deepseek", "deepseek_v3"),
 }
-"""Family and recipe by layers, width and width of the feed-forward network."""
+"""Family and recipe by layers, width and width of the feed-forward network, or of an expert."""
 GPUS = ("h100", "b200", "b300", "gb200", "gb300")
 PRECISIONS = {
     "bf16": ("bf16",),
@@ -116,8 +117,11 @@ def _layout(spec: RunSpec) -> Iterator[str]:
         yield f"layout.schedule {layout.schedule} has no argument: its pipelines run 1f1b"
     if layout.sequence_parallel != (layout.tp > 1):
         yield "layout.sequence_parallel has no argument: recipes have it with tp > 1, and only then"
-    if layout.recompute != "none":
-        yield f"layout.recompute {layout.recompute} has no argument: the recipe's own is taken"
+    if layout.recompute not in ("none", "full"):
+        yield (
+            f"layout.recompute {layout.recompute} has no argument: use full, or none for what the "
+            "recipe recomputes of its own"
+        )
     if spec.training.compile != "none":
         yield f"training.compile {spec.training.compile} has no argument: use none"
 

@@ -1,16 +1,19 @@
 """How a performance recipe of Megatron-Bridge is started: once a device, without its launcher.
 
-The recipe decides what has no argument (learning rate, overlap, CUDA graphs, recomputation).
+The recipe decides what has no argument (learning rate, overlap, CUDA graphs, what it recomputes of
+a layer).
 Arguments: NVIDIA-NeMo/Megatron-Bridge, scripts/performance, README.md and argument_parser.py.
 """
 
 from __future__ import annotations
 
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
+from paceline.core.shape import DecoderShape
 from paceline.engines.launch.environments import interpreter
 from paceline.engines.launch.programs import launch
 from paceline.engines.megatron_bridge.refusals import (
@@ -86,4 +89,13 @@ def _arguments(spec: RunSpec) -> dict[str, str]:
         "virtual_pipeline_model_parallel_size": str(layout.vp) if layout.vp > 1 else "None",
         "expert_model_parallel_size": str(layout.ep),
         "use_megatron_fsdp": str(layout.zero_stage == 3).lower(),
+        **_recomputed(spec),
     }
+
+
+def _recomputed(spec: RunSpec) -> dict[str, str]:
+    """All layers of each part of a pipeline, where all are recomputed."""
+    layout, model = spec.layout, spec.model
+    if layout.recompute != "full" or not isinstance(model, DecoderShape):
+        return {}
+    return {"recompute_num_layers": str(ceil(model.num_layers / (layout.pp * layout.vp)))}

@@ -9,6 +9,7 @@ from typing import Literal
 
 from paceline.core.layout import Layout, Recompute, Schedule
 from paceline.core.layout_sizes import layout_problems
+from paceline.core.pipeline import counts_to_divide
 from paceline.core.shape import Shape
 
 Zero = Literal[0, 1, 2, 3]
@@ -41,8 +42,7 @@ class Space:
 def replica_layouts(shape: Shape, devices: int, space: Space) -> Iterator[Layout]:
     """Every way to cut a model whose replicas fill the devices, valid or not, all else plain.
 
-    Stages are those into which the layers, or the layers with embedding and head, can be cut;
-    sequence parallelism goes with tensor parallelism.
+    Stages are those of `counts_to_divide`; sequence parallelism goes with tensor parallelism.
     """
     experts = shape.num_experts if shape.kind == "decoder" else 1
     axes = product(
@@ -100,10 +100,10 @@ def _powers(most: int) -> list[int]:
 
 
 def _stages(shape: Shape, devices: int) -> list[tuple[int, int]]:
-    """(pp, vp): the cuts of the layers, and of the layers with embedding and head."""
+    """(pp, vp): the cuts of the layers, and of the layers with what lies beside them."""
     if shape.kind != "decoder":
         return [(1, 1)]
-    whole = {shape.num_layers, shape.num_layers + 2}
+    whole = counts_to_divide(shape.num_layers, shape.mtp_layers)
     cuts = {stages for layers in whole for stages in range(1, layers + 1) if layers % stages == 0}
     pairs = {
         (pp, stages // pp) for stages in cuts for pp in range(1, stages + 1) if stages % pp == 0
