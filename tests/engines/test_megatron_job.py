@@ -66,6 +66,15 @@ def test_stages_are_cut_as_the_layout_counts_them(tmp_path: Path):
     assert told["--pipeline-model-parallel-layout"] == ("Et*15|(t*16|)*2t*14mL",)
 
 
+@pytest.mark.parametrize("kind", ["cosine", "constant"])
+def test_a_training_that_ends_within_its_warm_up_decays_behind_it(tmp_path: Path, kind: str):
+    schedule = f"training.lr_schedule={{kind: {kind}, warmup: 100}}"
+    told = started(llama(tmp_path, schedule, "steps=50"))
+    assert told["--lr-warmup-iters"] == ("100",) and told["--lr-decay-iters"] == ("101",)
+    told = started(llama(tmp_path, schedule, "steps=200"))
+    assert told.get("--lr-decay-iters") == (("200",) if kind == "cosine" else None)
+
+
 def test_the_null_tokenizer_adds_the_last_of_the_vocabulary(tmp_path: Path):
     told = started(lm(tmp_path))
     assert told["--tokenizer-type"] == ("NullTokenizer",) and told["--vocab-size"] == ("50256",)

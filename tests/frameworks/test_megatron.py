@@ -73,6 +73,21 @@ def test_tensor_ranks_share_it_and_the_log_tells_of_both(run: Callable[..., RunR
     assert tuple(report.steps["global_batch"]) == RAMP_UP
 
 
+def test_embedding_and_head_count_as_layers_where_stages_come_out_even_by_them(
+    run: Callable[..., RunReport],
+):
+    report = run(3, "layout={pp: 3}", "model.num_layers=4", "steps=8")
+    sizes = [
+        int(size)
+        for rank in range(3)
+        for size in re.findall(r"model parallel rank \(0, \d\): (\d+)", log_of(report, rank))
+    ]
+    layer, table = 12 * 64**2 + 13 * 64, 512 * 64
+    first, middle, last = sizes
+    assert middle == 2 * layer, "two of the four"
+    assert table < first - layer < layer and table < last - layer < layer
+
+
 def test_a_batch_grows_as_megatrons_own_calculator_has_it():
     environment = installed("megatron")
     assert environment is not None

@@ -122,8 +122,10 @@ def optimizer_arguments(training: Training) -> Arguments:
         "min-lr": [schedule.min_lr],
         "lr-decay-style": [schedule.kind],
     }
-    if schedule.kind != "constant":
-        arguments[f"lr-decay-{unit}"] = [schedule.decay or end]
+    # It ends where a warm-up is not over before the decay is, as in a training cut short.
+    decayed = max(schedule.decay or end, schedule.warmup + 1)
+    if schedule.kind != "constant" or decayed > end:
+        arguments[f"lr-decay-{unit}"] = [decayed]
     if schedule.warmup:
         arguments[f"lr-warmup-{unit}"] = [schedule.warmup]
     return {

@@ -50,6 +50,7 @@ SWITCHES = (
     "group-query-attention", "swiglu", "untie-embeddings-and-output-weights", "disable-bias-linear",
     "fp16", "bf16", "sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce",
     "overlap-param-gather", "mock-data", "embed-layernorm", "log-throughput",
+    "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
 )  # fmt: skip
 CHOICES = {
     "position-embedding-type": (("learned_absolute", "rope"), "learned_absolute"),

@@ -40,6 +40,8 @@ def transformer_config(args) -> TransformerConfig:
         init_method_std=args.init_method_std,
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+        account_for_embedding_in_pipeline_split=args.account_for_embedding_in_pipeline_split,
+        account_for_loss_in_pipeline_split=args.account_for_loss_in_pipeline_split,
         context_parallel_size=args.context_parallel_size,
         sequence_parallel=args.sequence_parallel,
         pipeline_dtype=dtype,
