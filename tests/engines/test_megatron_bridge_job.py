@@ -86,12 +86,22 @@ def test_deepseek_is_known_and_each_part_of_its_pipeline_is_recomputed_whole() -
     assert ("--recompute_num_layers", "2") in pairs, "61 layers in 32 parts"
 
 
+def test_a_model_without_a_performance_recipe_is_one_of_the_library() -> None:
+    named = {"family": "gpt_oss", "recipe": "gpt_oss_20b", "library": True}
+    told = words(bridge("gpt-oss-20b", cluster=site(1, 8, "B200"), **named))
+    asked = told[told.index("--model_recipe_name") :]
+    assert asked[:4] == ["--model_recipe_name", "gpt_oss_20b", "--use_recipes", "--task"]
+
+
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
         (bridge(checkout=None), "engine_settings.checkout must be the whole path"),
         (bridge(checkout="code"), "engine_settings.checkout must be the whole path"),
         (bridge(family="qwen"), "family and recipe are of one performance recipe"),
+        (bridge(library="yes"), "engine_settings.library yes is neither true nor false"),
+        (bridge(library=True, variant="v1"), "library is started by bootstrap.py, and has no"),
+        (bridge("llama31-8b", "dtype=fp8", library=True), "dtype fp8 is no library recipe's"),
         (bridge(entry="train.py"), "entry train.py is neither bootstrap.py nor run_script.py"),
         (bridge(precision="fp8_mx"), "dtype bf16 with precision fp8_mx is none of bf16, fp8_cs"),
         (bridge("tiny-opt"), "tiny-opt is none of the models whose recipe is known (llama3_8b"),

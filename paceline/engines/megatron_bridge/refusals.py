@@ -12,7 +12,7 @@ from paceline.engines.samples import training_problems
 
 ENTRIES = ("bootstrap.py", "run_script.py")
 """What each rank runs: since 26.08 the first, in the images before the second."""
-KNOWN = ("checkout", "family", "recipe", "variant", "precision", "entry")
+KNOWN = ("checkout", "family", "recipe", "library", "variant", "precision", "entry")
 RECIPES = {
     (32, 4096, 14336): ("llama", "llama3_8b"),
     (80, 8192, 28672): ("llama", "llama3_70b"),
@@ -83,6 +83,12 @@ def _settings(spec: RunSpec) -> Iterator[str]:
         )
     if bool(own.get("family")) != bool(own.get("recipe")):
         yield "engine_settings.family and recipe are of one performance recipe: name both, or none"
+    if (library := own.get("library")) not in (None, True, False):
+        yield f"engine_settings.library {library} is neither true nor false"
+    elif library and (own.get("entry", ENTRIES[0]) != ENTRIES[0] or own.get("variant")):
+        yield f"engine_settings.library is started by {ENTRIES[0]}, and has no variants"
+    elif library and spec.training.dtype != "bf16":
+        yield f"dtype {spec.training.dtype} is no library recipe's: it trains in bf16"
     if (entry := own.get("entry")) and entry not in ENTRIES:
         yield f"engine_settings.entry {entry} is neither {' nor '.join(ENTRIES)}"
     if gpu_of(spec) is None:

@@ -48,7 +48,8 @@ def settings(spec: RunSpec) -> dict[str, Any]:
 
 def job(spec: RunSpec, name: str) -> Job:
     """One process a device, in the folder of the checkout."""
-    words = [word for option, value in _arguments(spec).items() for word in (f"--{option}", value)]
+    options = _arguments(spec).items()
+    words = [word for name, value in options for word in (f"--{name}", value) if word]
     return launch(
         spec,
         name,
@@ -72,6 +73,7 @@ def _arguments(spec: RunSpec) -> dict[str, str]:
     return {
         "model_family_name": family,
         "model_recipe_name": recipe,
+        **({"use_recipes": ""} if spec.engine_settings.get("library") else {}),
         "task": "pretrain",
         "num_gpus": str(spec.world_size),
         "gpus_per_node": str(spec.cluster.devices_per_node),
