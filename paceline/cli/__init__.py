@@ -10,7 +10,7 @@ import sys
 import typer
 
 from paceline.cli.terminal import check_folder, echo, prepare_streams
-from paceline.cli.verbs import VERBS, UnreadOutputError, VerbGroup, add_verbs
+from paceline.cli.verbs import VERBS, VerbGroup, add_verbs
 from paceline.core.errors import EXIT_BAD_INPUT, EXIT_SYSTEM_FAULT, PacelineError
 
 EPILOG = (
@@ -20,7 +20,7 @@ EPILOG = (
 )
 
 EXIT_UNREAD = 128 + signal.SIGPIPE
-"""As a shell says of a program that SIGPIPE ends."""
+"""As a shell says of a program that SIGPIPE ends: nobody reads on, as behind `| head -1`."""
 
 app = typer.Typer(
     name="paceline",
@@ -48,7 +48,10 @@ def main() -> None:
             app()
         finally:
             sys.stdout.flush()  # What is still buffered may find no reader, or no room.
-    except (UnreadOutputError, BrokenPipeError):
+    except (BrokenPipeError, SystemExit) as end:
+        # typer and rich exit with 1, which is bad input here, where nobody reads any more.
+        if isinstance(end, SystemExit) and not isinstance(end.__context__, BrokenPipeError):
+            raise
         _drop_output()
         sys.exit(EXIT_UNREAD)
     except PacelineError as error:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
 import typer
 
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, unreadable
 from paceline.core.hardware import INTERFACE_NAME, LauncherName
 from paceline.core.hosts import Host, expand, first_repeated, parse_hostfile
 from paceline.machines.placement import Where
+
+_FILE_NAME = re.compile(r".*/.*|hosts|hostfile|.+\.(?:txt|csv|lst|list|hosts)", re.DOTALL)
+"""A hostfile that is not there, which is no host that cannot be reached."""
 
 Hosts = Annotated[
     str | None,
@@ -114,11 +118,11 @@ def read_hosts(text: str | None) -> tuple[Host, ...]:
     path = Path(text)
     if path.is_file():
         try:
-            return parse_hostfile(path.read_text(encoding="utf-8"), str(path))
+            return parse_hostfile(path.read_text(encoding="utf-8-sig"), str(path))
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(str(path), f"cannot be read: {error}") from error
-    if "/" in text:
-        raise UserError(text, "is not a file")
+            raise UserError(str(path), unreadable(error)) from error
+    if _FILE_NAME.fullmatch(text):
+        raise UserError(text, "is not a file", allowed="a hostfile, or names: node[001-004],gpu-a")
     names = expand(text, "--hosts")
     repeated = first_repeated(names)
     if repeated or not names:

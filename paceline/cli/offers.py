@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import isfinite
 from typing import Annotated, Any, TypedDict
 
 import typer
 
 from paceline.core.errors import UserError
+from paceline.core.units import LARGEST_INT
 from paceline.estimate.costs import Failures, Prices
 from paceline.estimate.question import Question
 
@@ -105,7 +105,7 @@ def _change(text: str, part: str) -> tuple[str, Any]:
     key, _, word = (piece.strip() for piece in part.partition("="))
     try:
         value = KINDS[key](word)
-        if key in LEAST and not (isfinite(value) and value >= LEAST[key]):
+        if key in LEAST and not LEAST[key] <= value <= LARGEST_INT:
             raise ValueError
     except (KeyError, ValueError) as error:
         raise UserError(

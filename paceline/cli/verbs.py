@@ -368,19 +368,8 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
 """Verbs of verbs."""
 
 
-class UnreadOutputError(Exception):
-    """Nobody reads standard output any more, as behind `| head -1`."""
-
-
 class VerbGroup(TyperGroup):
     """Lists verbs without their modules; the callback of each brings the command that is called."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError as error:
-            # The command-line library would exit with 1, which is bad input here.
-            raise UnreadOutputError from error
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)

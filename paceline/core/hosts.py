@@ -103,7 +103,8 @@ def parse_hostfile(text: str, where: str = "hostfile") -> tuple[Host, ...]:
     """
     line_of: dict[str, int] = {}
     hosts: list[Host] = []
-    for number, line in enumerate(text.rstrip("\n").split("\n"), start=1):
+    lines = text.rstrip("\n").split("\n") if text.strip() else []
+    for number, line in enumerate(lines, start=1):
         place = f"{where}:{number}"
         words = line.partition("#")[0].strip()
         if not words:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from paceline.core.value import PositiveInt, Value
+from paceline.core.value import BlockCount, PositiveInt, Value
 
 TIME_WIDTH = 256
 """Sines and cosines that the time becomes before its first layer."""
@@ -25,8 +25,8 @@ class MMDiTShape(Value):
     kind: Literal["mmdit"]
     hidden_size: PositiveInt
     num_heads: PositiveInt
-    num_double_blocks: PositiveInt
-    num_single_blocks: PositiveInt
+    num_double_blocks: BlockCount
+    num_single_blocks: BlockCount
     mlp_ratio: PositiveInt = 4
     latent_channels: PositiveInt = 16
     """Channels of the autoencoder's latents."""

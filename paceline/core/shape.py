@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, PositiveFloat, Tag, model_validator
 
 from paceline.core.latent_attention import LatentAttention
 from paceline.core.mmdit import MMDiTShape
-from paceline.core.value import NonNegativeInt, PositiveInt, Value
+from paceline.core.value import BlockCount, NonNegativeInt, PositiveInt, Value
 
 LoraTarget = Literal["q", "k", "v", "o", "up", "gate", "down"]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -19,7 +19,7 @@ class DecoderShape(Value):
     """A decoder-only transformer: GPT-2/Megatron, OPT and Llama are settings of it."""
 
     kind: Literal["decoder"] = "decoder"
-    num_layers: PositiveInt
+    num_layers: BlockCount
     hidden_size: PositiveInt
     num_heads: PositiveInt
     num_kv_heads: PositiveInt | None = None

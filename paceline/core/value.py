@@ -10,6 +10,8 @@ from paceline.core.units import LARGEST_INT
 
 PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_INT)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]
+BlockCount = Annotated[int, Field(gt=0, le=10_000)]
+"""Blocks of a model, which layouts, memory and time are counted through one by one."""
 
 
 class Value(BaseModel):

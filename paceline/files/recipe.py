@@ -30,6 +30,7 @@ from paceline.core.run import (
     log_problem,
 )
 from paceline.core.shape import LoraSpec, Shape
+from paceline.core.units import LARGEST_INT
 from paceline.core.value import PositiveInt, Value
 from paceline.files.compile_choice import with_compile
 from paceline.files.yaml_file import (
@@ -254,7 +255,12 @@ def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | 
     """The RunSpec of `recipe` on `cluster`; raises UserError when the layout cannot run there."""
     options = recipe.training
     world_size = cluster.world_size
+    where = f"{recipe.name} on {world_size} x {cluster.device}"
     global_batch = options.batch(world_size, cluster.nodes)
+    if global_batch > LARGEST_INT:
+        raise UserError(
+            where, f"asks for a batch of {global_batch:,}", allowed=f"at most {LARGEST_INT:,}"
+        )
     automatic: Dtype = "bf16" if native_bf16 else "fp32"
     dtype = automatic if options.dtype == "auto" else options.dtype
     fields = options.model_dump(exclude={"batch_per_device", "global_batch", "dtype", "compile"})
@@ -262,7 +268,7 @@ def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | 
     problems = _batch_problems(recipe, training, world_size)
     if problems:
         raise UserError(
-            f"{recipe.name} on {world_size} x {cluster.device}",
+            where,
             "; ".join(problems),
             remedy="change the layout or the batch with --set, or --devices",
         )

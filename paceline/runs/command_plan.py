@@ -27,7 +27,7 @@ def requested_recipe(request: Request) -> Recipe:
 
     Raises UserError for a field that only a recipe has.
     """
-    if request.recipe:
+    if request.recipe or not request.command:
         recipe = load_recipe(request.recipe, request.variant, request.overrides)
         return recipe.model_copy(update={"engine": ENGINE}) if request.command else recipe
     return _bare_recipe(request)

@@ -144,7 +144,8 @@ def test_hostfiles_of_deepspeed_mpi_and_the_plain_kind(
         ("a slots=8 slots=4", "hosts:1: names its slots twice"),
         ("a gpus=8", "hosts:1: 'gpus=8' is unknown"),
         ("a;rm -rf /", "hosts:1"),
-        ("", "hosts"),
+        ("", "hosts: names no host"),
+        (" \n\n", "hosts: names no host"),
         ("# nobody", "names no host"),
     ],
 )

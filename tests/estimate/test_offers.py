@@ -7,6 +7,8 @@ from math import log
 
 import pytest
 
+from paceline.cli.offers import offer
+from paceline.core.errors import UserError
 from paceline.estimate.answer import estimate
 from paceline.estimate.costs import Prices
 from paceline.estimate.fit.evidence import shipped
@@ -87,3 +89,9 @@ def test_money_is_compared_where_both_have_a_price(priced: str):
     offers = [estimate(each, shipped()) for each in questions]
     ratio = step_time_ratio(questions[0], questions[1], shipped())
     assert against(offers[0], offers[1], ratio).cost is None
+
+
+@pytest.mark.parametrize("part", ["gpus=0", "gpus=99999999999999999999", "price=inf", "price=nan"])
+def test_an_offer_of_no_number_of_devices_or_price_is_refused(part: str):
+    with pytest.raises(UserError, match=f"'{part}' cannot be read"):
+        offer(LLAMA_70B, f"device=B200,{part}")

@@ -179,6 +179,15 @@ def test_a_layout_that_does_not_fit_the_devices_is_refused_with_reasons():
         resolve(recipe, CPU, True, None)
 
 
+def test_numbers_beyond_all_counting_are_refused_like_any_other():
+    recipe = load_recipe("tiny-llama", None, ["training.batch_per_device=9e15"])
+    with pytest.raises(UserError, match=r"asks for a batch of 18,\d+.*; allowed: at most 9,007"):
+        resolve(recipe, CPU, True, None)
+    for name, field in (("tiny-llama", "num_layers"), ("flux1-schnell", "num_single_blocks")):
+        with pytest.raises(UserError, match=f"{field}: input should be less than or equal to 1"):
+            load_recipe(name, None, [f"{field}=1e10"])
+
+
 def test_a_layout_is_set_by_the_names_of_its_axes():
     layout = load_recipe("tiny-llama", None, ["tp=2", "pp=2", "schedule=zero-bubble"]).layout
     assert (layout.tp, layout.pp, layout.schedule) == (2, 2, "zero-bubble")

@@ -31,6 +31,22 @@ def test_a_range_becomes_a_hostfile():
     assert len(parse_hostfile(result.stdout)) == 3
 
 
+@pytest.mark.parametrize("name", ["hosts.txt", "hostfile", "hosts", "lab/nodes", "lab.csv"])
+def test_a_hostfile_that_is_not_there_is_no_host(name: str):
+    with pytest.raises(UserError, match=f"{name}: is not a file; allowed: a hostfile, or names"):
+        run(name)
+    assert run("hosts-1,txt").stdout == "hosts-1\ntxt\n"
+
+
+def test_a_hostfile_of_another_editor_is_read_or_refused_in_plain_words(tmp_path: Path):
+    file = tmp_path / "my hösts.txt"
+    file.write_bytes(b"\xef\xbb\xbfa slots=2\r\n")
+    assert run(str(file)).stdout == "a slots=2\n"
+    file.write_bytes("nöde".encode("latin-1"))
+    with pytest.raises(UserError, match=r"my hösts\.txt: cannot be read: not UTF-8 text$"):
+        run(str(file))
+
+
 def test_a_file_keeps_its_slots_and_its_order(tmp_path: Path):
     file = tmp_path / "hosts"
     file.write_text("b slots=4\na:2\n")

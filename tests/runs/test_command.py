@@ -164,6 +164,11 @@ def test_a_program_that_is_not_there_is_refused_before_anything_starts(tmp_path:
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_empty_recipe_without_a_program_is_an_unknown_recipe() -> None:
+    with pytest.raises(UserError, match="recipe '': is unknown"):
+        make_plan(Request("", device="cpu"))
+
+
 def test_secrets_reach_the_program_and_no_file(start: Runner) -> None:
     words = ("loop.py", "--api-key", "Zx81-qLm4-77fy")
     report = start(*words, per="device", devices=1)

@@ -319,10 +319,13 @@ def test_hybrid_shards_are_not_taken_for_more_memory():
         make_plan(request)
 
 
-def test_a_busy_machine_is_told_and_a_quiet_one_is_not():
-    assert busy_notice({"cpu_busy_fraction": 0.05}) == []
-    (notice,) = busy_notice({"cpu_busy_fraction": 0.8})
+def test_a_busy_machine_is_told_where_it_trains_itself_and_a_quiet_one_is_not():
+    here = make_spec().cluster
+    assert busy_notice({"cpu_busy_fraction": 0.05}, here) == []
+    (notice,) = busy_notice({"cpu_busy_fraction": 0.8}, here)
     assert "80 %" in notice
+    elsewhere = here.model_copy(update={"launcher": "ssh"})
+    assert busy_notice({"cpu_busy_fraction": 0.8}, elsewhere) == []
 
 
 def test_a_run_that_fits_as_it_stands_is_told_no_changes():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -95,12 +95,13 @@ def split_list(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _check(varied: Iterable[Dimension]) -> None:
+def _check(varied: Collection[Dimension]) -> None:
     sizes = [len(dimension.values) for dimension in varied]
     if not sizes or max(sizes) < 2:
+        given = ", ".join(f"{dimension.short} {dimension.values[0]}" for dimension in varied)
         raise UserError(
             "paceline sweep",
-            "is told nothing to vary",
+            "is told nothing to vary" + (f": {given} is one value each" if given else ""),
             allowed=f"lists for {', '.join(f'--{name}' for name in SHORT)} or --set",
             remedy="for example --tp 1,2 --mbs 1,2,4",
         )

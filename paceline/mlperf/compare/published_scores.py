@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat, ValidationError
 
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, unreadable
 from paceline.core.value import PositiveInt, Value
 from paceline.files.catalog import find_device
 from paceline.files.references import source
@@ -79,7 +79,7 @@ def published_scores(table: Path | None = None) -> tuple[PublishedScore, ...]:
     try:
         text = table.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(str(table), f"cannot be read: {error}") from error
+        raise UserError(str(table), unreadable(error)) from error
     scores = scores_of_csv(text, str(table))
     if not scores:
         raise UserError(

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from paceline.core.errors import UserError
 from paceline.core.host_split import Split, split_rounds
@@ -66,7 +67,8 @@ def new_campaign(root: Path, options: CampaignRequest, command: Sequence[str]) -
     request = on_slurm(options.request, options.sizes != "1")
     if options.devices_per_node and request.cluster:
         request = replace(request, devices_per_node=max(options.devices_per_node))
-    cluster, _ = choose_cluster(request, recipe, inventory())
+    machine = inventory()
+    cluster, _ = choose_cluster(request, recipe, machine)
     hosts = hosts_of(request, cluster)
     devices = tuple(sorted({*options.devices_per_node})) or (cluster.devices_per_node,)
     names = [host.name for host in hosts]
@@ -76,9 +78,9 @@ def new_campaign(root: Path, options: CampaignRequest, command: Sequence[str]) -
     remote_hosts = () if cluster.launcher == "local" else hosts
     where = replace(request.where, hosts=remote_hosts, launcher=cluster.launcher)
     request = replace(request, where=where)
-    points, notices = _points(request, recipe, kind, sizes, devices)
+    points, notices = _points(request, recipe, kind, sizes, devices, machine)
     if equal := equally_compiled(request, [point.spec for point in points]):
-        points, notices = _points(equal, recipe, kind, sizes, devices)
+        points, notices = _points(equal, recipe, kind, sizes, devices, machine)
     campaign = Campaign(
         name=UNNAMED,
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -165,6 +167,7 @@ def _points(
     kind: ScalingKind,
     sizes: Sequence[int],
     devices: Sequence[int],
+    machine: dict[str, Any],
 ) -> tuple[tuple[CampaignPoint, ...], tuple[str, ...]]:
     """What runs at each size, points below one node first, and what is to be told about it."""
     below = [(1, count) for count in devices[:-1]]
@@ -172,7 +175,7 @@ def _points(
     notices: dict[str, None] = {}
     for nodes, count in [*below, *((size, devices[-1]) for size in sizes)]:
         batch = batch_on(recipe, kind, nodes, count, devices[-1])
-        plan = make_plan(_request_on(request, nodes, count, batch))
+        plan = make_plan(_request_on(request, nodes, count, batch), machine)
         notices |= dict.fromkeys(plan.notices)
         points.append(CampaignPoint(nodes=nodes, devices_per_node=count, spec=plan.spec))
     return tuple(points), tuple(notices)

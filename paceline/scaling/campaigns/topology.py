@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, unreadable
 from paceline.core.hosts import expand
 
 _SLURM = re.compile(r"SwitchName=(\S+)\s.*?\bNodes=(\S+)")
@@ -20,7 +20,7 @@ def read_topology(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(str(path), f"cannot be read: {error}") from error
+        raise UserError(str(path), unreadable(error)) from error
     switches: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         place = f"{path}:{number}"

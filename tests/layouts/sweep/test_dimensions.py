@@ -56,8 +56,8 @@ def test_a_value_given_twice_runs_once():
 @pytest.mark.parametrize(
     ("named", "overrides", "words"),
     [
-        ({}, [], "nothing to vary"),
-        ({"tp": "2"}, ["steps=8"], "nothing to vary"),
+        ({}, [], "nothing to vary; allowed"),
+        ({"tp": "1..4"}, ["steps=8"], r"nothing to vary: tp 1\.\.4 is one value each"),
         ({"tp": "1,"}, [], "empty value"),
         ({"tp": "1,2"}, ["layout.tp=3,4"], "given twice"),
         ({}, ["stpes=1,2"], "did you mean 'steps'"),

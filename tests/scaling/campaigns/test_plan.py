@@ -185,6 +185,19 @@ def test_this_machine_alone_has_points_below_one_node():
     assert campaign.spec(campaign.hosts, 2).cluster.hosts == ()
 
 
+def test_what_else_runs_here_is_told_once_and_only_where_this_machine_trains(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    shares = iter(range(90, 99))
+    monkeypatch.setattr(inventory.psutil, "cpu_percent", lambda interval: next(shares))
+    remote = planned(campaign_request("node-[1-4]", "1,2,4"))
+    assert not any("other programs" in notice for notice in remote.notices)
+    here = campaign_request("a", "1", devices_per_node=(1, 2))
+    where = replace(here.request.where, hosts=(), launcher="local")
+    local = planned(replace(here, request=replace(here.request, where=where)))
+    assert sum("other programs" in notice for notice in local.notices) == 1
+
+
 @pytest.mark.parametrize(
     "text",
     [
