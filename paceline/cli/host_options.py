@@ -7,7 +7,7 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, unreadable
 from paceline.core.hardware import INTERFACE_NAME, LauncherName
 from paceline.core.hosts import Host, expand, first_repeated, parse_hostfile
 from paceline.machines.placement import Where
@@ -116,7 +116,7 @@ def read_hosts(text: str | None) -> tuple[Host, ...]:
         try:
             return parse_hostfile(path.read_text(encoding="utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(str(path), f"cannot be read: {error}") from error
+            raise unreadable(str(path), error) from error
     if "/" in text:
         raise UserError(text, "is not a file")
     names = expand(text, "--hosts")

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from paceline.core.errors import UserError, did_you_mean
+from paceline.core.errors import UserError, did_you_mean, unreadable
 from paceline.core.secrets import has_secret
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -37,7 +37,7 @@ def read_document(path: Path) -> Document:
             content = file.read(LARGEST_BYTES + 1)
         text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(str(path), f"cannot be read: {error}") from error
+        raise unreadable(str(path), error) from error
     if len(content) > LARGEST_BYTES:
         raise UserError(str(path), f"is larger than {LARGEST_BYTES:,} bytes, so no recipe")
     _refuse_depth(text, str(path))
