@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -49,8 +50,12 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # What is still buffered may find no reader, or no room.
     except (UnreadOutputError, BrokenPipeError):
-        _drop_output()
-        sys.exit(EXIT_UNREAD)
+        _end_unread()
+    except SystemExit as ending:
+        # Rich, which prints help and reports, turns a broken pipe into an exit with 1.
+        if isinstance(ending.__context__, BrokenPipeError):
+            _end_unread()
+        raise
     except PacelineError as error:
         _end(str(error), error.exit_code)
     except OSError as error:
@@ -62,6 +67,11 @@ def main() -> None:
 def _end(sentence: str, code: int) -> None:
     echo(f"error: {sentence}", err=True)
     sys.exit(code)
+
+
+def _end_unread() -> NoReturn:
+    _drop_output()
+    sys.exit(EXIT_UNREAD)
 
 
 def _give_up_output(error: OSError) -> None:

@@ -94,7 +94,9 @@ def test_completion_can_be_shown():
     assert "complete" in done.stdout.lower()
 
 
-@pytest.mark.parametrize("words", [["devices"], ["recipes", "--format", "json"], ["version"]])
+@pytest.mark.parametrize(
+    "words", [["devices"], ["recipes", "--format", "json"], ["version"], ["--help"], ["list", "-h"]]
+)
 def test_a_reader_that_stops_early_ends_a_verb_quietly(words: list[str]):
     reading, writing = os.pipe()
     os.close(reading)
