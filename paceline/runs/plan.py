@@ -85,9 +85,9 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     if request.timeout_s is not None:
         spec = spec.model_copy(update={"time_limit_s": request.timeout_s})
     _check(spec, force)
-    notices += busy_notice(machine)
+    notices += busy_notice(machine, cluster)
     job = bound(engine(spec.engine).job(spec, spec.recipe))
-    if cluster.launcher == "slurm" and cluster.slurm.allocation is None:
+    if _waits_in_a_queue(cluster):
         notices += user_variables.remarks(job, os.environ)
     return Plan(spec, job, machine, tuple(notices), token_files)
 
@@ -110,14 +110,15 @@ def plan_again(spec: RunSpec) -> Plan:
     _check(spec, force=True)
     spec, notices = _in_what_runs(spec)
     job = bound(engine(spec.engine).job(spec, spec.recipe))
-    return Plan(spec, job, machine, (*notices, *busy_notice(machine)))
+    return Plan(spec, job, machine, (*notices, *busy_notice(machine, spec.cluster)))
 
 
 def as_of_now(plan: Plan, beside_others: bool = False) -> Plan:
     """The plan with what the machine is and does at this moment; runs beside it are no notice."""
-    now = inventory()
-    lasting = [notice for notice in plan.notices if notice not in busy_notice(plan.inventory)]
-    busy = [] if beside_others else busy_notice(now)
+    now, cluster = inventory(), plan.spec.cluster
+    before = busy_notice(plan.inventory, cluster)
+    lasting = [notice for notice in plan.notices if notice not in before]
+    busy = [] if beside_others else busy_notice(now, cluster)
     return replace(plan, inventory=now, notices=(*lasting, *busy))
 
 
@@ -330,12 +331,19 @@ def _check(spec: RunSpec, force: bool) -> None:
         )
 
 
-def busy_notice(machine: dict[str, Any]) -> list[str]:
-    """What should be told when other programs use the cores before the run begins."""
+def busy_notice(machine: dict[str, Any], cluster: Cluster) -> list[str]:
+    """What should be told when other programs use the cores before the run begins.
+
+    A job of its own begins later and on other nodes, of which this machine says nothing.
+    """
     busy = machine["cpu_busy_fraction"]
-    if busy <= BUSY_LIMIT:
+    if busy <= BUSY_LIMIT or _waits_in_a_queue(cluster):
         return []
     return [f"other programs use {percent(busy, 0)} of the cores: expect a wider spread"]
+
+
+def _waits_in_a_queue(cluster: Cluster) -> bool:
+    return cluster.launcher == "slurm" and cluster.slurm.allocation is None
 
 
 def _device_memory_bytes(cluster: Cluster) -> float | None:

@@ -320,9 +320,19 @@ def test_hybrid_shards_are_not_taken_for_more_memory():
 
 
 def test_a_busy_machine_is_told_and_a_quiet_one_is_not():
-    assert busy_notice({"cpu_busy_fraction": 0.05}) == []
-    (notice,) = busy_notice({"cpu_busy_fraction": 0.8})
+    here = make_spec().cluster
+    assert busy_notice({"cpu_busy_fraction": 0.05}, here) == []
+    (notice,) = busy_notice({"cpu_busy_fraction": 0.8}, here)
     assert "80 %" in notice
+
+
+@pytest.mark.parametrize(("allocation", "told"), [(None, 0), ("7", 1)])
+def test_a_job_that_waits_in_a_queue_is_not_told_how_busy_this_machine_is(
+    allocation: str | None, told: int
+):
+    slurm = SlurmSettings(allocation=allocation)
+    cluster = make_spec().cluster.model_copy(update={"launcher": "slurm", "slurm": slurm})
+    assert len(busy_notice({"cpu_busy_fraction": 0.8}, cluster)) == told
 
 
 def test_a_run_that_fits_as_it_stands_is_told_no_changes():
