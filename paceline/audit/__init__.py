@@ -13,6 +13,7 @@ from paceline.audit.samples import samples_notes
 from paceline.core.errors import UserError
 from paceline.files import references
 from paceline.files.csv_table import Declared, read_csv
+from paceline.files.recipe import load_recipe
 from paceline.files.references import Row
 
 __all__ = ["Audit", "AuditFinding", "Declared", "audit", "audit_rows", "together"]
@@ -49,6 +50,8 @@ def _of_file(path: Path, declared: Declared) -> Audited:
     if path.suffix.lower() in (".yaml", ".yml"):
         rows = references.read_source(path).rows
         return Audited(audit_rows(rows), tuple(samples_notes(rows)))
+    if declared.model is not None:
+        load_recipe(declared.model.lower())
     table = read_csv(path, declared)
     rows, assumptions = assume(table.rows, table.gated_is_open)
     notes = (

@@ -120,7 +120,7 @@ def read_hosts(text: str | None) -> tuple[Host, ...]:
         try:
             return parse_hostfile(path.read_text(encoding="utf-8-sig"), str(path))
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(str(path), unreadable(error)) from error
+            raise unreadable(str(path), error) from error
     if _FILE_NAME.fullmatch(text):
         raise UserError(text, "is not a file", allowed="a hostfile, or names: node[001-004],gpu-a")
     names = expand(text, "--hosts")

@@ -115,7 +115,8 @@ def check(
 
     A folder with systems/ and results/ is a submission: its descriptions, the number of runs, seeds
     and convergence are checked as well. The checkers run on copies in processes of their own;
-    nothing of yours is written or deleted. They are mlperf-logging: pip install 'paceline[mlperf]'.
+    nothing of yours is written or deleted. They are mlperf-logging:
+    pip install 'paceline\\[mlperf]'.
 
     Examples:
 

@@ -13,9 +13,14 @@ from paceline.estimate.costs import Failures, Prices
 from paceline.estimate.question import Question
 
 Tokens = Annotated[
-    float | None, typer.Option(min=1, help="Tokens of the whole training, e.g. 15e12.")
+    float | None,
+    typer.Option(
+        min=1,
+        help="Tokens of the whole training, e.g. 15e12, for days and money; default the recipe's, "
+        "1e12 where it names none.",
+    ),
 ]
-Price = Annotated[float | None, typer.Option(min=0, help="Of a device hour.")]
+Price = Annotated[float | None, typer.Option(min=0, help="Of a device hour, in any currency.")]
 SpotPrice = Annotated[
     float | None,
     typer.Option(min=0, help="Of an interruptible device hour."),

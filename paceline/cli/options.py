@@ -95,6 +95,6 @@ def refuse_unused(context: typer.Context, mode: str, used: Container[str]) -> No
         name = parameter.name or ""
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE" and name not in used:
-            raise UserError(
-                parameter.opts[0], f"changes nothing beside {mode}", remedy="leave it out"
-            )
+            is_argument = parameter.param_type_name == "argument"
+            shown = str(parameter.metavar or name.upper()) if is_argument else parameter.opts[0]
+            raise UserError(shown, f"changes nothing beside {mode}", remedy="leave it out")

@@ -125,7 +125,7 @@ def stage(
     form = TableFormat.json if as_json else form
     if dry_run and check:
         raise UserError("--dry-run", "changes nothing beside --verify", remedy="leave it out")
-    if engine is not None and engine not in engine_names() + _declared_engines(recipe):
+    if engine is not None and engine not in engine_names():
         raise UserError(
             f"--engine {engine}", "is unknown", allowed=", ".join(sorted(engine_names()))
         )
@@ -133,7 +133,8 @@ def stage(
     target = node_target(local, cluster, where)
     outline = make_outline(load_recipe(recipe), engine, stage_root(to), asset or ())
     if not outline.assets:
-        echo(f"note: {outline.recipe.name} declares no assets: it needs nothing", err=True)
+        of_engine = f" for engine {engine}" if engine and outline.recipe.assets else ""
+        echo(f"note: {outline.recipe.name} declares no assets{of_engine}", err=True)
     if check and target is None:
         raise typer.Exit(_verify(outline, form, jobs))
     if check and target:
@@ -147,11 +148,6 @@ def stage(
     _print_outline(outline, form, rate)
     if target:
         echo(f"note: it is then copied to {target}", err=True)
-
-
-def _declared_engines(recipe: str) -> list[str]:
-    """Engines that the recipe's assets name, also where their logs alone can be read."""
-    return [name for asset in load_recipe(recipe).assets for name in asset.engines]
 
 
 def _stage(

@@ -52,13 +52,14 @@ class IncompleteError(PacelineError):
     exit_code = EXIT_INCOMPLETE
 
 
+def unreadable(where: str, error: OSError | UnicodeDecodeError) -> UserError:
+    """The refusal of a file that cannot be read, or that holds no text."""
+    if isinstance(error, UnicodeDecodeError):
+        return UserError(where, "is not UTF-8 text", remedy="save it as UTF-8")
+    return UserError(where, f"cannot be read: {error.strerror or error}")
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """`did you mean 'x'?` for the closest of `choices`, or an empty string."""
     close = difflib.get_close_matches(word.lower(), list(choices), n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else ""
-
-
-def unreadable(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file that somebody named cannot be read, without its name."""
-    decoding = isinstance(error, UnicodeDecodeError)
-    return f"cannot be read: {'not UTF-8 text' if decoding else error.strerror or error}"

@@ -37,7 +37,7 @@ def read_document(path: Path) -> Document:
             content = file.read(LARGEST_BYTES + 1)
         text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(str(path), unreadable(error)) from error
+        raise unreadable(str(path), error) from error
     if len(content) > LARGEST_BYTES:
         raise UserError(str(path), f"is larger than {LARGEST_BYTES:,} bytes, so no recipe")
     _refuse_depth(text, str(path))

@@ -75,8 +75,15 @@ def read(folder: Path) -> Profile:
 
 
 def read_file(path: Path) -> Profile:
-    """One such file."""
-    record = read_value(path, MemoryRecord)
+    """One such file; raises UserError for any other."""
+    try:
+        record = read_value(path, MemoryRecord)
+    except UserError as error:
+        raise UserError(
+            str(path),
+            f"cannot be read as a curve of memory: {error.what}",
+            allowed=f"{PROFILES_FOLDER}/{OF_RUN} of a run",
+        ) from error
     return _profile([record], [_curve(record, None)], [str(path)])
 
 

@@ -126,7 +126,8 @@ def _head(profile: Profile) -> Iterator[str]:
             f"(rank {ranks}; steps {steps}){spread}"
         )
     else:
-        yield f"{profile.tool}: rank {ranks}" + (f"; steps {steps}" if steps else "")
+        of_ranks = f"rank {ranks}" if ranks else "no rank is told"
+        yield f"{profile.tool}: {of_ranks}" + (f"; steps {steps}" if steps else "")
     if profile.overhead is not None:
         yield overhead_text(profile.overhead)
     yield "A profiled run is no measure of speed: compare and history leave it out."

@@ -197,6 +197,8 @@ def _figures(log: ParsedLog) -> Iterator[str]:
     missing = flops.note if flops is not None and flops.value is None else None
     if missing:
         yield f"no FLOP/s: {missing}"
+    elif mfu is not None and mfu.value is None and mfu.note:
+        yield f"no MFU: {mfu.note}"
     if log.reported:
         yield f"the log itself: {', '.join(_reported(log.reported))}"
 

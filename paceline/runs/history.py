@@ -93,7 +93,8 @@ def recipe_history(
         raise UserError(
             f"--metric {metric}",
             "is no metric",
-            remedy=did_you_mean(metric, METRICS) or "docs/metrics.md lists them",
+            allowed=", ".join(METRICS),
+            remedy=did_you_mean(metric, METRICS) or None,
         )
     left_out: dict[str, list[str]] = {}
     units: set[str] = set()

@@ -87,7 +87,7 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     _check(spec, force)
     notices += busy_notice(machine, cluster)
     job = bound(engine(spec.engine).job(spec, spec.recipe))
-    if cluster.launcher == "slurm" and cluster.slurm.allocation is None:
+    if _waits_in_a_queue(cluster):
         notices += user_variables.remarks(job, os.environ)
     return Plan(spec, job, machine, tuple(notices), token_files)
 
@@ -332,11 +332,24 @@ def _check(spec: RunSpec, force: bool) -> None:
 
 
 def busy_notice(machine: dict[str, Any], cluster: Cluster) -> list[str]:
-    """What should be told when other programs use the cores of this machine, and it trains."""
+    """What should be told when other programs use the cores of this machine, and it trains.
+
+    A job of its own begins later and on other nodes, of which this machine says nothing.
+    """
     busy = machine["cpu_busy_fraction"]
-    if busy <= BUSY_LIMIT or cluster.launcher != "local":
+    if busy <= BUSY_LIMIT or not _trains_here(cluster):
         return []
     return [f"other programs use {percent(busy, 0)} of the cores: expect a wider spread"]
+
+
+def _waits_in_a_queue(cluster: Cluster) -> bool:
+    return cluster.launcher == "slurm" and cluster.slurm.allocation is None
+
+
+def _trains_here(cluster: Cluster) -> bool:
+    return cluster.launcher == "local" or (
+        cluster.launcher == "slurm" and not _waits_in_a_queue(cluster)
+    )
 
 
 def _device_memory_bytes(cluster: Cluster) -> float | None:

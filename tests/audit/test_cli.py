@@ -153,6 +153,7 @@ def test_a_yaml_file_in_the_form_of_the_references_is_audited(tmp_path: Path):
         (["--convention", "causal"], "declares itself"),
         (["x.csv", "--peak", "fast"], "--peak fast"),
         (["x.csv", "--convention", "casual"], "cannot be read"),
+        (["x.csv", "--model", "llama31-7b"], "did you mean 'llama31-70b'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_1(arguments: list[str], complaint: str):

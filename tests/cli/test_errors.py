@@ -21,7 +21,8 @@ from tests.command import paceline
         (["run", "tiny-gpt", "--variant", "x"], 1, "this recipe has none"),
         (["run", "tiny-llama", "--device", "tpu"], 1, "not one of 'auto', 'cpu', 'cuda'"),
         (["run", "tiny-llama", "--device", "cuda"], 1, "no NVIDIA GPU"),
-        (["run", "/no/such/file.yaml"], 1, "cannot be read"),
+        (["run", "/no/such/file.yaml"], 1, "yaml: cannot be read: No such file or directory\n"),
+        (["profile", "tiny-llama", "--from", "x"], 1, "RECIPE|RUN: changes nothing beside"),
         (["run", "llama31-70b", "--device", "cpu"], 1, "cannot fit"),
         (["run", "tiny-llama", "--devices", "0"], 1, "devices"),
         (["run"], 1, "Missing argument"),
@@ -52,6 +53,13 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, arguments: list[str], code
     assert "Traceback" not in done.stderr
     if code:
         assert done.stdout == ""
+
+
+def test_a_recipe_that_is_no_text_is_told_so(tmp_path: Path):
+    (path := tmp_path / "recipe.yaml").write_bytes(b"\xff\xfe")
+    done = paceline("run", path, runs=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == f"error: {path}: is not UTF-8 text; save it as UTF-8\n"
 
 
 def test_a_place_that_cannot_be_written_is_a_system_fault(tmp_path: Path):
@@ -87,7 +95,7 @@ def test_completion_can_be_shown():
 
 
 @pytest.mark.parametrize(
-    "words", [["devices"], ["recipes", "--format", "json"], ["version"], ["--help"]]
+    "words", [["devices"], ["recipes", "--format", "json"], ["version"], ["--help"], ["list", "-h"]]
 )
 def test_a_reader_that_stops_early_ends_a_verb_quietly(words: list[str]):
     reading, writing = os.pipe()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 
@@ -21,6 +22,12 @@ def listed() -> list[Verb]:
     """Every verb that has a function."""
     tables = [*VERBS.values(), *GROUPS.values()]
     return [verb for table in tables for verb in table if verb.source != "group"]
+
+
+def verb_path(verb: Verb) -> list[str]:
+    """The words that name it on the command line."""
+    group = next((name for name, verbs in GROUPS.items() if verb in verbs), None)
+    return [group, verb.name] if group else [verb.name]
 
 
 def modules_after(*arguments: str) -> set[str]:
@@ -68,6 +75,16 @@ def test_the_line_of_a_verb_is_the_first_sentence_of_its_docstring(verb: Verb):
     first, *_ = (inspect.getdoc(verb.function()) or "").split("\n\n")
 
     assert verb.line == " ".join(first.split())
+
+
+@pytest.mark.parametrize("verb", listed(), ids=lambda verb: verb.source)
+def test_help_shows_every_word_in_brackets(verb: Verb):
+    told = [getattr(option, "help", None) or "" for option in verb.command().params]
+    source = "\n".join([inspect.getdoc(verb.function()) or "", *told])
+    words = re.findall(r"\\?(\[[a-z#/@][^\[\]]*\])", source)
+
+    page = CliRunner().invoke(app, [*verb_path(verb), "--help"], terminal_width=200).output
+    assert [word for word in words if word not in page] == []
 
 
 @pytest.mark.parametrize("verb", listed(), ids=lambda verb: verb.source)

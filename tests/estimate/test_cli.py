@@ -43,6 +43,13 @@ def test_text_tells_time_interval_cost_and_what_it_rests_on():
         assert words in text
 
 
+def test_help_says_how_long_a_training_is_taken_to_be():
+    text = " ".join(paceline("estimate", "--help").stdout.replace("│", " ").split())
+    days = json.loads(paceline(*H100, "--json").stdout)["bill"]
+    assert days["total_tokens"] == 1e12
+    assert "default the recipe's, 1e12 where it names none" in text
+
+
 def test_offers_stand_side_by_side():
     offer = "device=B200,gpus=32,price=4"
     output = json.loads(paceline(*H100, "--price", "2.5", "--compare", offer, "--json").stdout)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.verbs import VERBS
+from paceline.compare.comparability import KEYS, OF_FIGURES
 from paceline.core.flops import CONVENTIONS
 from paceline.core.layout import RULES
 from paceline.core.metrics import METRICS
@@ -171,6 +172,10 @@ def with_config(arguments: list[str], folder: Path) -> list[str]:
 def test_the_first_screen_names_both_set_up_commands():
     first_screen = "\n".join(README.splitlines()[:40])
     assert "make quickstart" in first_screen and "make test" in first_screen
+
+
+def test_the_manual_names_all_that_a_comparison_can_allow():
+    assert f"`{' '.join([*KEYS, *OF_FIGURES])}`" in " ".join(read("usage.md").split())
 
 
 def test_every_recipe_is_in_the_readme():

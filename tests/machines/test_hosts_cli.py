@@ -43,7 +43,7 @@ def test_a_hostfile_of_another_editor_is_read_or_refused_in_plain_words(tmp_path
     file.write_bytes(b"\xef\xbb\xbfa slots=2\r\n")
     assert run(str(file)).stdout == "a slots=2\n"
     file.write_bytes("nöde".encode("latin-1"))
-    with pytest.raises(UserError, match=r"my hösts\.txt: cannot be read: not UTF-8 text$"):
+    with pytest.raises(UserError, match=r"my hösts\.txt: is not UTF-8 text; save it as UTF-8$"):
         run(str(file))
 
 

@@ -129,3 +129,13 @@ def test_a_round_that_lacks_the_benchmark_is_refused(tmp_path: Path):
     done = paceline("score", runs, "--ruleset", "4.1.0")
 
     assert done.returncode == 1 and "--ruleset 4.1.0: has no flux1; allowed: 5.1.0" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [("nemoo", "engine 'nemoo': is unknown; allowed: "), ("nemo", "allowed: native, mlperf\n")],
+)
+def test_an_engine_that_makes_no_trials_is_named_before_any_layout(engine: str, told: str):
+    cluster = ("--cluster", "lambda-gb300-nvl72")
+    done = paceline("run", "llama31-8b", "--engine", engine, *cluster, "--dry-run")
+    assert done.returncode == 1 and told in done.stderr

@@ -47,6 +47,15 @@ def test_what_cannot_be_told_says_what_is_missing(tmp_path: Path):
     assert "no FLOP/s: not known: model" in text and "MFU" not in text
 
 
+def test_flops_without_an_mfu_say_what_that_takes(tmp_path: Path):
+    (path := tmp_path / "a.log").write_text(maxtext_log(noisy(30, 2.0)))
+    settings = UserSettings(
+        model="llama31-8b", device="B200", num_devices=8, global_batch=8, seq_len=8192
+    )
+    text = "\n".join(log_lines(parse_log(path, settings).document))
+    assert "TFLOP/s a device" in text and "no MFU: not known: dtype" in text
+
+
 def test_a_row_and_the_row_of_nothing_have_the_same_columns(document):
     assert list(log_row(document)) == list(log_row(None))
     assert log_row(document)["tflops_per_device"] == pytest.approx(

@@ -328,6 +328,15 @@ def test_a_busy_machine_is_told_where_it_trains_itself_and_a_quiet_one_is_not():
     assert busy_notice({"cpu_busy_fraction": 0.8}, elsewhere) == []
 
 
+@pytest.mark.parametrize(("allocation", "told"), [(None, 0), ("7", 1)])
+def test_a_job_that_waits_in_a_queue_is_not_told_how_busy_this_machine_is(
+    allocation: str | None, told: int
+):
+    slurm = SlurmSettings(allocation=allocation)
+    cluster = make_spec().cluster.model_copy(update={"launcher": "slurm", "slurm": slurm})
+    assert len(busy_notice({"cpu_busy_fraction": 0.8}, cluster)) == told
+
+
 def test_a_run_that_fits_as_it_stands_is_told_no_changes():
     phrase = would_fit(load_recipe("llama2-70b-lora"))
     assert "1 x B200, by the static memory bound" in phrase

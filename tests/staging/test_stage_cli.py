@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.engines import engine_names
 from paceline.files.recipe import load_recipe, recipe_names
 from paceline.staging.makers import MAKERS
 from paceline.staging.outline import make_outline
@@ -28,6 +29,28 @@ def test_a_full_recipe_names_the_sources_of_all_that_it_needs(name: str, tmp_pat
     assert outline.bytes_needed == sum(asset.bytes or 0 for asset in sized)
     fetched = sum(asset.bytes or 0 for asset in sized if asset.kind != "made")
     assert outline.bytes_fetched == fetched
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_assets_are_for_engines_that_can_be_asked_for(name: str):
+    named = {engine for asset in load_recipe(name).assets for engine in asset.engines}
+    assert named <= set(engine_names())
+
+
+@pytest.mark.parametrize("name", ["llama31-8b", "llama31-70b", "llama31-405b"])
+def test_the_engine_nemo_needs_what_the_published_procedure_fetches(name: str, tmp_path: Path):
+    outline = make_outline(load_recipe(name), "nemo", tmp_path)
+    fetched = {part.asset.name for part in outline.assets}
+    assert {"llama3-tokenizer", "pile-2-shards", "nemo-container", "dgxc-recipes"} <= fetched
+
+
+def test_that_an_engine_needs_nothing_is_no_word_on_the_recipe(tmp_path: Path):
+    told = [
+        paceline("stage", "llama31-8b", *engine, "--dry-run", "--to", tmp_path).stderr
+        for engine in (["--engine", "torchtitan"], [])
+    ]
+    assert "note: llama31-8b declares no assets for engine torchtitan\n" in told[0]
+    assert "declares no assets" not in told[1]
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -44,7 +44,7 @@ def read_schedule(path: Path, layout: Layout) -> list[ScheduleLine]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(str(path), unreadable(error)) from error
+        raise unreadable(str(path), error) from error
     schedule = [_line(where, row, layout) for where, row in _rows(str(path), lines)]
     if not schedule:
         raise UserError(str(path), "holds no line of a schedule", allowed="nodes,batch,micro_batch")

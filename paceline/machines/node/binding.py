@@ -53,7 +53,7 @@ def _entries(path: Path, ranks: int) -> list[dict[str, str | None]]:
     try:
         text = home_path("--bind", str(path)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--bind {path}", unreadable(error)) from error
+        raise unreadable(f"--bind {path}", error) from error
     entries = parse_bind_file(text, str(path))
     if len(entries) < ranks:
         raise UserError(str(path), f"has cores for {len(entries)} local ranks of {ranks}")

@@ -79,7 +79,7 @@ def published_scores(table: Path | None = None) -> tuple[PublishedScore, ...]:
     try:
         text = table.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(str(table), unreadable(error)) from error
+        raise unreadable(str(table), error) from error
     scores = scores_of_csv(text, str(table))
     if not scores:
         raise UserError(

@@ -55,6 +55,8 @@ NEEDS = {
     "flux1-schnell --asset energon` makes them, or an index in JSON and bf16 files",
 }
 """What each benchmark trains on."""
+ENGINES = (NATIVE, "mlperf")
+"""What trials can be made by."""
 NO_DATA = Prepared((), None)
 """Of an engine that has its own."""
 MASK = "loss_mask="
@@ -165,6 +167,11 @@ def _of_engine(request: SeriesRequest, benchmark: Benchmark) -> tuple[SeriesRequ
     recipe = load_recipe(benchmark.recipe, TRIAL_VARIANT, request.run.overrides)
     if recipe.engine == NATIVE:
         return request, False
+    engine(recipe.engine)
+    if recipe.engine not in ENGINES:
+        raise UserError(
+            f"--engine {recipe.engine}", "writes no MLPerf log", allowed=", ".join(ENGINES)
+        )
     if recipe.engine_settings.get("nexp", 1) != 1:
         raise UserError(
             "engine_settings.nexp", "every trial is a job of its own", remedy="use --trials"

@@ -40,11 +40,12 @@ def trial_variant(request: Request) -> TrialVariant:
 
 def _other(request: Request, refusal: UserError) -> TrialVariant:
     names = load_recipe(request.recipe).variants
-    others = [name for name in names if name.startswith(f"{TRIAL_VARIANT}-")]
-    for name in others:
+    refused: dict[str, UserError] = {}
+    for name in (name for name in names if name.startswith(f"{TRIAL_VARIANT}-")):
         try:
             plan = make_plan(replace(request, variant=name))
-        except UserError:
+        except UserError as error:
+            refused[name] = error
             continue
         layout, batch = plan.spec.layout, plan.spec.training.global_batch
         sizes = f"tp {layout.tp} pp {layout.pp} cp {layout.cp} dp {plan.spec.dp}"
@@ -53,10 +54,17 @@ def _other(request: Request, refusal: UserError) -> TrialVariant:
             f"step), because {TRIAL_VARIANT} cannot run there: {refusal.what}"
         )
         return TrialVariant(name, plan, notice)
-    tried = f"nor can {', '.join(others)}; " if others else ""
+    if all(str(other) == str(refusal) for other in refused.values()):
+        raise refusal
+    tried = ", ".join(f"{name}{_why(other, refusal)}" for name, other in refused.items())
     raise UserError(
         refusal.where,
         refusal.what,
         allowed=refusal.allowed,
-        remedy=f"{tried}{refusal.remedy or ''}".removesuffix("; ") or None,
+        remedy="; ".join(filter(None, (f"nor can {tried}", refusal.remedy))),
     ) from refusal
+
+
+def _why(other: UserError, plain: UserError) -> str:
+    """What another variant is refused for, in brackets; nothing where that is said already."""
+    return "" if other.what == plain.what else f" ({other.what})"

@@ -20,7 +20,7 @@ def read_topology(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(str(path), unreadable(error)) from error
+        raise unreadable(str(path), error) from error
     switches: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         place = f"{path}:{number}"

@@ -82,7 +82,25 @@ def test_a_layout_of_the_users_own_is_never_exchanged():
         trial_variant(request("llama31-8b", "lambda-gb300-nvl72", None, "layout.zero_stage=2"))
 
 
-def test_where_none_runs_the_refusal_says_what_was_tried():
-    message = "not a multiple of dp 56 .* nor can mlperf-trial-72, mlperf-trial-80gb"
+def test_where_none_runs_the_refusal_says_what_was_tried_and_why_that_cannot():
+    message = (
+        r"not a multiple of dp 56 .* nor can mlperf-trial-72 \(global_batch 36 is not .*\), "
+        r"mlperf-trial-80gb \(global_batch 32 is not a multiple of dp 28 .*\); change the layout"
+    )
     with pytest.raises(UserError, match=message):
         trial_variant(request("llama31-8b", "dgx-h100", 7))
+
+
+def test_a_config_that_is_missing_is_told_where_the_layout_would_fit(tmp_path: Path):
+    settings = {"config": tmp_path / "config_x.sh", "container": "x.sqsh", "data": "/data"}
+    overrides = [f"engine_settings.{name}={value}" for name, value in settings.items()]
+    with pytest.raises(UserError, match=r"nor can mlperf-trial-72 \(.*config_x.sh is not a file"):
+        trial_variant(
+            request("llama31-8b", "lambda-gb300-nvl72", None, "engine=mlperf", *overrides)
+        )
+
+
+def test_what_no_variant_could_mend_is_told_without_them():
+    with pytest.raises(UserError, match="cluster 'nowhere': is not in the catalog") as refused:
+        trial_variant(request("llama31-8b", "nowhere"))
+    assert "nor can" not in str(refused.value)
