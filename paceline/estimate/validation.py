@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, unreadable
 from paceline.core.value import Value
 from paceline.estimate.estimates import estimates_of_cases
 from paceline.estimate.fit.baseline import flat_rule_s
@@ -105,7 +105,9 @@ def read_table(path: Path) -> list[dict[str, str]]:
                     allowed="the columns of docs/estimate.md",
                 )
             return [{k: v for k, v in row.items() if k and isinstance(v, str)} for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(str(path), error) from error
+    except csv.Error as error:
         raise UserError(str(path), f"cannot be read as CSV: {error}") from error
 
 

@@ -139,3 +139,16 @@ def test_an_engine_that_makes_no_trials_is_named_before_any_layout(engine: str, 
     cluster = ("--cluster", "lambda-gb300-nvl72")
     done = paceline("run", "llama31-8b", "--engine", engine, *cluster, "--dry-run")
     assert done.returncode == 1 and told in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--tiny", "--name", "../series"], "--name ../series: cannot name a series; allowed: "),
+        (["--tiny", "--heldout", "x"], "--heldout: is for the whole benchmark"),
+        (["--tiny", "--synthetic", "--data", "x"], "--data: changes nothing beside --synthetic"),
+    ],
+)
+def test_what_a_series_has_no_use_for_is_refused_by_its_name(words: list[str], told: str):
+    done = paceline("run", "llama31-8b", *words, "--dry-run")
+    assert (done.returncode, done.stdout) == (1, "") and told in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -59,6 +60,7 @@ ENGINES = (NATIVE, "mlperf")
 """What trials can be made by."""
 NO_DATA = Prepared((), None)
 """Of an engine that has its own."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 MASK = "loss_mask="
 """In an override that says which tokens count."""
 
@@ -103,6 +105,12 @@ def plan_trials(request: SeriesRequest, show: Showing) -> Trials:
     run here, when data is missing, or when its folder holds another series.
     """
     benchmark = benchmark_of(request)
+    if request.name is not None and not _NAME.fullmatch(request.name):
+        raise UserError(
+            f"--name {request.name}",
+            "cannot name a series",
+            allowed="letters, digits, . _ and -",
+        )
     if request.drop_caches:
         mlperf_trials.check_cache_drop()
     request, foreign = _of_engine(request, benchmark)
@@ -213,12 +221,16 @@ def _variant(request: SeriesRequest, benchmark: Benchmark) -> TrialVariant:
 
 
 def _data(request: SeriesRequest, benchmark: Benchmark, batch: int, show: Showing) -> Prepared:
+    options = {"--data": request.data, "--heldout": request.heldout}
+    given = [name for name, value in options.items() if value]
     if request.synthetic:
+        if given:
+            raise UserError(given[0], "changes nothing beside --synthetic", remedy="leave it out")
         short = _short(benchmark, batch)
         return Prepared(("data.source=synthetic", "data.path=null", *short), None)
     if benchmark.sibling_of is not None:
-        if request.data or request.heldout:
-            raise UserError("--data", "is for the whole benchmark: --tiny makes its own")
+        if given:
+            raise UserError(given[0], "is for the whole benchmark: --tiny makes its own")
         return prepared(benchmark, request.run.device, show)
     named = any(text.startswith("data.path=") for text in request.run.overrides)
     if request.data is None and not named:

@@ -71,5 +71,5 @@ def test_a_missing_or_unreadable_file_is_told(tmp_path: Path):
     with pytest.raises(UserError, match="cannot be read"):
         read_schedule(tmp_path / "none.csv", Layout())
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="is not UTF-8 text"):
         read_schedule(tmp_path / "binary", Layout())
