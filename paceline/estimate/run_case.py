@@ -56,8 +56,13 @@ RECOMPUTED: dict[str, Level] = {
     "activation_recompute": "activation",
 }
 """Fields of a case and the level of the blocks whose share they are."""
-SOFTWARE_OF_ENGINE = {"deepspeed_chat": "deepspeed", "hf_trainer": "hf"}
-"""Engines whose software published steps know, and which compute by PyTorch's modules."""
+SOFTWARE_OF_ENGINE = {
+    "deepspeed_chat": "deepspeed",
+    "hf_trainer": "hf",
+    "megatron_deepspeed": "megatron-deepspeed",
+    "torchtitan": "torchtitan",
+}
+"""Engines whose software published steps know, and whose blocks are not computed fused."""
 SHARED_INPUT: dict[LoraTarget, LoraTarget] = {"k": "q", "v": "q", "gate": "up"}
 """Layers that have the same input as another one."""
 INPUT_PARTS: tuple[LoraTarget, ...] = ("o", "down")
@@ -106,7 +111,7 @@ def software_named(
 
 
 def software_of(spec: RunSpec) -> Software:
-    """What a run's engine computes by: PyTorch's modules, or fused ones where it is not known."""
+    """What a run's engine computes by: its own stack, or fused blocks where none is known."""
     native, compiled = spec.engine == "native", spec.training.compile != "none"
     if spec.engine in SOFTWARE_OF_ENGINE:
         return software_named(SOFTWARE_OF_ENGINE[spec.engine], compiled)

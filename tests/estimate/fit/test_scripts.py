@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.estimate.estimates import estimates_of_runs
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.published import PublishedStep, read_row
 from paceline.estimate.model.case import Case, cases_of
@@ -85,10 +86,34 @@ def test_the_published_step_lies_in_the_estimate_of_its_recipe(recipe: str, meas
     assert case_of(spec_of(newest), machine_of(newest), newest.software).flash
 
 
-def test_engines_of_pytorch_modules_are_estimated_as_what_they_run():
+@pytest.mark.parametrize(
+    ("engine", "stack", "name"),
+    [
+        ("deepspeed_chat", "torch", "deepspeed"),
+        ("hf_trainer", "torch", "hf"),
+        ("torchtitan", "torch", "torchtitan"),
+        ("megatron_deepspeed", "softmax", "megatron-deepspeed"),
+        ("megatron", "fused", "any"),
+    ],
+)
+def test_engines_are_estimated_as_what_they_run(engine: str, stack: str, name: str):
     spec = spec_of(Question("opt-350m-sft", "H100-SXM", 8))
-    found = software_of(spec.model_copy(update={"engine": "deepspeed_chat"}))
-    assert (found.stack, found.name) == ("torch", "deepspeed")
+    found = software_of(spec.model_copy(update={"engine": engine}))
+    assert (found.stack, found.name) == (stack, name)
+
+
+@pytest.mark.parametrize(
+    ("layout", "published_s", "published_gib"),
+    [("micro_batch=1", 29, 16), ("micro_batch=8", 28, 25), ("pp=2", 30, 10), ("pp=4", 32, 9)],
+)
+def test_bigsciences_engine_is_expected_as_bigscience_measured_it(
+    layout: str, published_s: float, published_gib: float
+):
+    overrides = ("engine=megatron_deepspeed", f"layout.{layout}")
+    question = Question("gpt-1b3", "V100-SXM2-32GB", 8, devices_per_node=4, overrides=overrides)
+    found = estimates_of_runs([spec_of(question)], [machine_of(question)], shipped())
+    assert found.step_time_s[0] == pytest.approx(published_s, rel=0.1)
+    assert found.memory.device_used[0] / 2**30 == pytest.approx(published_gib, rel=0.2)
 
 
 def test_adapters_alone_are_visited_where_nothing_else_trains():
