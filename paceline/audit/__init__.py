@@ -10,10 +10,10 @@ from pathlib import Path
 from paceline.audit.convention import assume
 from paceline.audit.findings import Audit, AuditFinding, audit_rows, together
 from paceline.audit.samples import samples_notes
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, did_you_mean
 from paceline.files import references
 from paceline.files.csv_table import Declared, read_csv
-from paceline.files.recipe import load_recipe
+from paceline.files.recipe import recipe_names
 from paceline.files.references import Row
 
 __all__ = ["Audit", "AuditFinding", "Declared", "audit", "audit_rows", "together"]
@@ -50,8 +50,11 @@ def _of_file(path: Path, declared: Declared) -> Audited:
     if path.suffix.lower() in (".yaml", ".yml"):
         rows = references.read_source(path).rows
         return Audited(audit_rows(rows), tuple(samples_notes(rows)))
-    if declared.model is not None:
-        load_recipe(declared.model.lower())
+    if declared.model is not None and declared.model.lower() not in (names := recipe_names()):
+        hint = did_you_mean(declared.model, names) or "`paceline recipes` lists them"
+        raise UserError(
+            f"recipe {declared.model!r}", "is unknown", allowed=", ".join(names), remedy=hint
+        )
     table = read_csv(path, declared)
     rows, assumptions = assume(table.rows, table.gated_is_open)
     notes = (

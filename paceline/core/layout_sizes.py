@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from paceline.core.layout import RULES, Layout, broken_rules, features
-from paceline.core.pipeline import stage_sizes
+from paceline.core.pipeline import stages_of
 from paceline.core.shape import Shape
 
 
@@ -142,21 +142,26 @@ def whole_sequence_parts(x: Sizes) -> str | None:
 
 
 def whole_stages(x: Sizes) -> str | None:
-    """pp x vp divides a decoder's layers, or these + 2 for both ends + those for further tokens."""
+    """pp x vp divides a decoder's layers, or these + 2, or these + 2 + those for further tokens."""
     if x.shape.kind != "decoder":
         return None
-    layers, further = x.shape.num_layers, x.shape.mtp_layers
     try:
-        stage_sizes(layers, x.layout.pp, x.layout.vp, further)
+        stages_of(x.shape, x.layout)
     except ValueError:
         pass
     else:
         return None
-    added = f", or {layers + further + 2} with those for further tokens too" if further else ""
+    layers, further, stages = x.shape.num_layers, x.shape.mtp_layers, x.layout.pp * x.layout.vp
+    whole = layers + further + 2
+    added = f", or {whole} with those for further tokens too" if further else ""
+    reason = (
+        "its last one would not hold even those for further tokens: use fewer"
+        if further and whole % stages == 0
+        else "a pipeline is as slow as its longest one: use a pp x vp that divides one of these"
+    )
     return (
         f"{layers} layers (or {layers + 2} with embedding and head{added}) cannot be split over pp "
-        f"{x.layout.pp} x vp {x.layout.vp} = {x.layout.pp * x.layout.vp} stages, because a "
-        "pipeline is as slow as its longest one: use a pp x vp that divides one of these"
+        f"{x.layout.pp} x vp {x.layout.vp} = {stages} stages, because {reason}"
     )
 
 

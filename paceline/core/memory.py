@@ -22,7 +22,7 @@ from dataclasses import astuple, dataclass
 
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
-from paceline.core.pipeline import kept_layers, stage_sizes
+from paceline.core.pipeline import kept_layers, stages_of
 from paceline.core.recompute import Level, kept_per_token, kept_weights, stage_levels
 from paceline.core.shape import (
     LoraSpec,
@@ -175,8 +175,7 @@ def activation_bytes_per_token(shape: Shape, layout: Layout, compute_bytes: int)
 def _stage(x: _Setting, rank: int) -> _Stage:
     parts, layout = parameter_parts(x.shape, x.layout.tp), x.layout
     first, last = rank == 0, rank == layout.pp - 1
-    further = x.shape.mtp_layers if x.shape.kind == "decoder" else 0
-    sizes = stage_sizes(x.shape.num_layers, layout.pp, layout.vp, further)
+    sizes = stages_of(x.shape, layout)
     layers = sum(sizes[rank :: layout.pp])
     block, more = _blocks_on_a_rank(x.shape, layout, parts)
     tied_copy = parts["embedding"] if layout.pp > 1 else 0

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.core.layout import Schedule
+from paceline.core.layout import Layout, Schedule
+from paceline.core.shape import Shape
 
 PASSES = 3
 """F, B and W of one micro-batch, each as long as the others."""
@@ -29,11 +30,18 @@ def counts_to_divide(num_layers: int, mtp_layers: int = 0) -> list[int]:
     return sorted({num_layers, num_layers + 2, num_layers + mtp_layers + 2})
 
 
+def stages_of(shape: Shape, layout: Layout) -> list[int]:
+    """`stage_sizes` of a model in a layout."""
+    further = shape.mtp_layers if shape.kind == "decoder" else 0
+    return stage_sizes(shape.num_layers, layout.pp, layout.vp, further)
+
+
 def stage_sizes(num_layers: int, pp: int, vp: int, mtp_layers: int = 0) -> list[int]:
     """Layers of each of the pp x vp stages, the first stage's first; stage i lies on rank i mod pp.
 
     All equal, or the ends hold less, by the first of `counts_to_divide` that comes out even; layers
-    for further tokens are not among the result. Raises ValueError when none does.
+    for further tokens, all of the last stage, are not among the result. Raises ValueError when none
+    does, or the last stage has no room for them.
     """
     stages = pp * vp
     if num_layers % stages == 0:

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from paceline.core.layout import Layout
-from paceline.core.pipeline import stage_sizes
+from paceline.core.pipeline import stages_of
 from paceline.core.shape import (
     FFN,
     DecoderShape,
@@ -87,7 +87,7 @@ def block_levels(shape: Shape, layout: Layout) -> tuple[Level, ...]:
     if layout.recompute != "budget":
         return ("full" if layout.recompute == "full" else "none",) * shape.num_layers
     try:
-        sizes = stage_sizes(shape.num_layers, layout.pp, layout.vp)
+        sizes = stages_of(shape, layout)
     except ValueError:
         sizes = [shape.num_layers]
     numbers = [kept_per_token(shape, layout, level) for level in LEVELS]
@@ -98,8 +98,8 @@ def block_levels(shape: Shape, layout: Layout) -> tuple[Level, ...]:
 
 
 def stage_levels(shape: Shape, layout: Layout, stages: Iterable[int]) -> tuple[Level, ...]:
-    """The levels of the blocks of some pipeline stages; raises what `stage_sizes` raises."""
-    sizes, levels = stage_sizes(shape.num_layers, layout.pp, layout.vp), block_levels(shape, layout)
+    """The levels of the blocks of some pipeline stages; raises what `stages_of` raises."""
+    sizes, levels = stages_of(shape, layout), block_levels(shape, layout)
     starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
     return tuple(level for stage in stages for level in levels[starts[stage] :][: sizes[stage]])
 

@@ -58,7 +58,7 @@ DEEPSEEK_SIZES: dict[str, Any] = {
     "dense_ffn_size": None,
     "mtp_layers": 0,
 }
-"""Sizes of a model that Megatron-LM alone trains, and what a model without has."""
+"""Sizes of a model that Megatron alone trains, and what a model without has."""
 NEWER = ("evaluation", "initial_weights")
 """Fields of the training that older keys know nothing of: without a value they change no key."""
 NEWER_SIZES: dict[str, Any] = {

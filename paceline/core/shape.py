@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, PositiveFloat, Tag, model_validator
 
 from paceline.core.latent_attention import LatentAttention
 from paceline.core.mmdit import MMDiTShape
-from paceline.core.value import BlockCount, NonNegativeInt, PositiveInt, Value
+from paceline.core.value import BlockCount, MoreBlocks, NonNegativeInt, PositiveInt, Value
 
 LoraTarget = Literal["q", "k", "v", "o", "up", "gate", "down"]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -79,7 +79,7 @@ class DecoderShape(Value):
     first_dense_layers: NonNegativeInt = 0
     """Layers ahead of those with experts, each with one MLP of `dense_ffn_size`."""
     dense_ffn_size: PositiveInt | None = None
-    mtp_layers: NonNegativeInt = 0
+    mtp_layers: MoreBlocks = 0
     """Blocks behind the last that each predict one token more (arXiv:2412.19437, section 2.2)."""
     dropout: Share = 0.0
     """Share of what embedding, attention and MLP add to the stream that training drops."""

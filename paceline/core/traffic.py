@@ -20,7 +20,7 @@ from typing import Literal
 
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
-from paceline.core.pipeline import stage_sizes
+from paceline.core.pipeline import stages_of
 from paceline.core.recompute import stage_levels
 from paceline.core.shape import DecoderShape, LoraSpec, Shape, linear_sizes, vectors_of_norm
 
@@ -98,7 +98,7 @@ class RankPlace:
     @property
     def layers(self) -> int:
         """L."""
-        sizes = stage_sizes(self.shape.num_layers, self.layout.pp, self.layout.vp)
+        sizes = stages_of(self.shape, self.layout)
         return sum(sizes[stage] for stage in self.stages)
 
     @property

@@ -12,6 +12,8 @@ PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_INT)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]
 BlockCount = Annotated[int, Field(gt=0, le=10_000)]
 """Blocks of a model, which layouts, memory and time are counted through one by one."""
+MoreBlocks = Annotated[int, Field(ge=0, le=10_000)]
+"""Blocks beside these, none among them."""
 
 
 class Value(BaseModel):

@@ -95,8 +95,9 @@ def find_device(name: str) -> DeviceMatch:
         return DeviceMatch(same, exact=True)
     entry = _unstated(name, _device_file().unstated)
     if entry and entry.means:
-        own = {"memory_bytes_per_s": entry.memory_bytes_per_s} if entry.memory_bytes_per_s else {}
-        taken = device(entry.means).model_copy(update=own)
+        taken = device(entry.means)
+        if entry.memory_bytes_per_s:
+            taken = taken.model_copy(update={"memory_bytes_per_s": entry.memory_bytes_per_s})
         return DeviceMatch(taken, False, f"{name}: {entry.note}")
     words = _words(name) - {"memory", "size", "not", "stated"}
     family = [d for d in devices() if d.family.lower() in words]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,10 +21,9 @@ LONGEST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, so that neither of two workers is left with one alone."""
-    last = len(LONGEST)
-    items.sort(
-        key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else last
-    )
+    here = Path(__file__).parent
+    ranks = {here / name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 def started(name: str, plan: Plan) -> Iterator[Bed]:

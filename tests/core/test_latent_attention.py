@@ -125,7 +125,8 @@ def test_other_engines_name_the_one_that_trains_it_and_old_keys_stay() -> None:
     other = spec.model_copy(update={"model": latent})
     for name in ("native", "megatron", "megatron_deepspeed", "torchtitan", "hf_trainer"):
         refusals = engine(name).unsupported(other)
-        assert len([reason for reason in refusals if "only engine megatron" in reason]) == 1
+        told = [reason for reason in refusals if "only engine megatron" in reason]
+        assert len(told) == 1 and "engine megatron_bridge" in told[0]
     assert not any("latent" in reason for reason in unsupported(spec))
     assert "latent_attention" not in settings(spec)["model"]
     assert spec.key != other.key

@@ -276,3 +276,5 @@ def test_stages_of_deepseek_are_those_of_64_slots():
     assert layout_problems(cut, model, 1024, 16384, 4096) == []
     (problem,) = layout_problems(cut.model_copy(update={"vp": 3}), model, 1024, 16384, 4096)
     assert "63 with embedding and head, or 64 with those for further tokens too" in problem
+    (problem,) = layout_problems(cut.model_copy(update={"vp": 8}), model, 1024, 16384, 4096)
+    assert "its last one would not hold even those for further tokens" in problem

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.hardware import Dtype
-from paceline.core.layout import Layout
+from paceline.core.layout import Layout, Recompute
 from paceline.core.memory import (
     MAX_DEVICES,
     activation_bytes_per_token,
@@ -17,6 +17,7 @@ from paceline.core.memory import (
 from paceline.core.pipeline import stage_sizes
 from paceline.core.shape import DecoderShape, num_parameters, parameter_parts, trainable_parameters
 from paceline.core.units import GIB, MIB
+from paceline.files.recipe import load_recipe
 from tests.core.shapes import (
     GPT_1B3,
     GPT_1B3_PADDED,
@@ -319,3 +320,14 @@ def test_a_padded_vocabulary_is_counted():
         return memory_per_device(shape, Layout(), 1, 128, "fp16").states_bytes
 
     assert states(GPT_1B3_PADDED) - states(GPT_1B3) == pytest.approx(16 * (47 + 2) * 2048)
+
+
+@pytest.mark.parametrize(("pp", "vp"), [(2, 1), (4, 1), (8, 4), (7, 1), (63, 1)])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_each_cut_of_deepseek_has_a_memory_that_is_less_than_the_whole(
+    pp: int, vp: int, recompute: Recompute
+):
+    model = load_recipe("deepseek-v3").model
+    cut = Layout(pp=pp, vp=vp, ep=8, zero_stage=1, recompute=recompute)
+    whole = memory_per_device(model, Layout(ep=8, zero_stage=1), 64, 4096, "bf16")
+    assert 0 < memory_per_device(model, cut, 64, 4096, "bf16").states_bytes < whole.states_bytes

@@ -93,7 +93,7 @@ PRINTED = [
     ("RTX-3090", "GA102", {"fp32": 35.6, "fp16": 142 / 2, "bf16": 142 / 2}, 936, 350),
     ("RTX-A6000", "GA102", {"fp32": 38.7, "fp16": 154.8, "bf16": 309.6 / 2}, 768, 300),
     ("RTX-6000-Ada", "Ada", {"fp32": 91.1, "bf16": 1457 / 4, "fp8": 1457 / 2}, 960, 300),
-    ("RTX-PRO-6000", "Server", {"fp32": 120, "bf16": 4 * 120, "nvfp4": 16 * 120}, 1597, 600),
+    ("RTX-PRO-6000-Server", "Server", {"fp32": 120, "bf16": 4 * 120, "nvfp4": 16 * 120}, 1597, 600),
     ("RTX-PRO-6000-Workstation", "Workstation", {"fp32": 126, "bf16": 503.8}, 1792, 600),
     ("L4", "L4", {"fp32": 30.3, "bf16": 242 / 2, "fp8": 485 / 2}, 300, 72),
     ("L40S", "L40S", {"fp32": 91.6, "bf16": 362.05, "fp8": 1466 / 2}, 864, 350),
@@ -127,7 +127,22 @@ def test_a_device_has_the_figures_of_its_own_sheet(
 
 @pytest.mark.parametrize(
     "name",
-    ["RTX-3090", "RTX-4090", "RTX-5090", "RTX-PRO-6000", "L4", "L40", "L40S", "A10", "A40", "T4"],
+    [
+        "RTX-3090",
+        "RTX-4090",
+        "RTX-5090",
+        "RTX-A6000",
+        "RTX-6000-Ada",
+        "RTX-PRO-6000-Server",
+        "RTX-PRO-6000-Workstation",
+        "L4",
+        "L40",
+        "L40S",
+        "A10",
+        "A30",
+        "A40",
+        "T4",
+    ],
 )
 def test_figures_at_the_boost_clock_are_marked(name: str):
     assert "boost" in (DEVICES[name].note or "").lower()

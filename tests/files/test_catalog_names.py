@@ -50,7 +50,7 @@ def column(folder: Path, file: str, name: str) -> list[str]:
         ("NVIDIA GeForce RTX 3090", "RTX-3090"),
         ("NVIDIA RTX A6000", "RTX-A6000"),
         ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000-Server"),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX-PRO-6000-Workstation"),
         ("NVIDIA L40S", "L40S"),
         ("NVIDIA L40", "L40"),
@@ -84,6 +84,7 @@ def test_case_and_punctuation_do_not_matter(device: Device):
     [
         ("H100", "H100-SXM", "could be any of H100-SXM, H100-PCIe, H100-NVL"),
         ("h200", "H200-SXM", "H200-NVL"),
+        ("RTX PRO 6000", "RTX-PRO-6000-Server", "RTX-PRO-6000-Workstation"),
         ("A100-SXM (memory size not stated)", "A100-SXM-80GB", "A100-SXM-40GB"),
         ("NVIDIA A100 PCIe", "A100-PCIe-80GB", "A100-PCIe-40GB"),
         ("V100-16GB", "V100-SXM2-16GB", "V100-PCIe-16GB"),

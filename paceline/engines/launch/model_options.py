@@ -28,7 +28,7 @@ def native_problems(shape: DecoderShape) -> list[str]:
 
 
 def deepseek_problems(shape: DecoderShape) -> list[str]:
-    """What the shape has that Megatron-LM alone trains, in one sentence."""
+    """What the shape has that Megatron alone trains, in one sentence."""
     stated = [
         f"model.{name}" for name, usual in DEEPSEEK_SIZES.items() if getattr(shape, name) != usual
     ]
@@ -36,5 +36,5 @@ def deepseek_problems(shape: DecoderShape) -> list[str]:
         return []
     return [
         f"{', '.join(stated)}: only engine megatron with engine_settings.checkout, Megatron-LM's "
-        "folder, trains such a model"
+        "folder, and engine megatron_bridge train such a model"
     ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.core.pipeline import stage_sizes
+from paceline.core.layout import Layout
+from paceline.core.pipeline import stages_of
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.megatron.arguments import (
@@ -67,7 +68,7 @@ def _layout(spec: RunSpec, model: DecoderShape) -> Arguments:
     layout, overlapped = spec.layout, bool(spec.engine_settings.get("overlap"))
     arguments: Arguments = {}
     if layout.pp > 1:
-        arguments |= _stages(model, layout.pp, layout.vp)
+        arguments |= _stages(model, layout)
     if layout.cp > 1:
         arguments |= {
             "context-parallel-size": [layout.cp],
@@ -93,17 +94,17 @@ def _layout(spec: RunSpec, model: DecoderShape) -> Arguments:
     return arguments
 
 
-def _stages(model: DecoderShape, pp: int, vp: int) -> Arguments:
+def _stages(model: DecoderShape, layout: Layout) -> Arguments:
     """How layers are cut: evenly, unless Megatron-LM is told to count more than them."""
-    first, *between, last = stage_sizes(model.num_layers, pp, vp, model.mtp_layers)
+    first, *between, last = stages_of(model, layout)
     if first != last:
         middle = f"({_layers(between[0])}|)*{len(between)}" if between else ""
         parts = f"E{_layers(first)}|{middle}{_layers(last)}{'m' * model.mtp_layers}L"
         return {"pipeline-model-parallel-layout": [parts]}
-    told: Arguments = {"num-layers-per-virtual-pipeline-stage": [first]} if vp > 1 else {}
-    if model.num_layers % (pp * vp) == 0:
+    told: Arguments = {"num-layers-per-virtual-pipeline-stage": [first]} if layout.vp > 1 else {}
+    if model.num_layers % (layout.pp * layout.vp) == 0:
         return told
-    if vp > 1:
+    if layout.vp > 1:
         told["num-layers-per-virtual-pipeline-stage"] = [first + 1]
     ends = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
     return {**told, **{name: [] for name in ends}}

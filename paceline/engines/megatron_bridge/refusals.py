@@ -85,7 +85,7 @@ def _settings(spec: RunSpec) -> Iterator[str]:
         yield "engine_settings.family and recipe are of one performance recipe: name both, or none"
     if (library := own.get("library")) not in (None, True, False):
         yield f"engine_settings.library {library} is neither true nor false"
-    elif library and (own.get("entry", ENTRIES[0]) != ENTRIES[0] or own.get("variant")):
+    elif library and ((own.get("entry") or ENTRIES[0]) != ENTRIES[0] or own.get("variant")):
         yield f"engine_settings.library is started by {ENTRIES[0]}, and has no variants"
     elif library and spec.training.dtype != "bf16":
         yield f"dtype {spec.training.dtype} is no library recipe's: it trains in bf16"

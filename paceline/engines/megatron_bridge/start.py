@@ -7,11 +7,11 @@ Arguments: NVIDIA-NeMo/Megatron-Bridge, scripts/performance, README.md and argum
 
 from __future__ import annotations
 
-from math import ceil
 from pathlib import Path
 from typing import Any
 
 from paceline.core.job import Job
+from paceline.core.pipeline import stages_of
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.launch.environments import interpreter
@@ -100,4 +100,4 @@ def _recomputed(spec: RunSpec) -> dict[str, str]:
     layout, model = spec.layout, spec.model
     if layout.recompute != "full" or not isinstance(model, DecoderShape):
         return {}
-    return {"recompute_num_layers": str(ceil(model.num_layers / (layout.pp * layout.vp)))}
+    return {"recompute_num_layers": str(max(stages_of(model, layout)))}

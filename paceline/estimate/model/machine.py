@@ -14,7 +14,7 @@ from paceline.files import catalog
 
 GENERATIONS: dict[str, Generation] = {
     "V100": "volta",
-    "A100": "ampere", "A800": "ampere", "A40": "ampere", "A30": "ampere",
+    "A100": "ampere", "A800": "ampere",
     "H100": "hopper", "H200": "hopper", "H800": "hopper", "H20": "hopper", "GH200": "hopper",
     "B200": "blackwell", "B300": "blackwell", "GB200": "blackwell", "GB300": "blackwell",
     "MI300X": "amd", "MI325X": "amd", "MI350X": "cdna4", "MI355X": "cdna4",

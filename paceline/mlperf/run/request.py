@@ -109,7 +109,7 @@ def plan_trials(request: SeriesRequest, show: Showing) -> Trials:
         raise UserError(
             f"--name {request.name}",
             "cannot name a series",
-            allowed="letters, digits, . _ and -",
+            allowed="letters, digits, . _ and -, a letter or digit first",
         )
     if request.drop_caches:
         mlperf_trials.check_cache_drop()

@@ -91,6 +91,12 @@ def test_a_family_with_links_of_its_own_is_not_given_its_generations(device: str
     assert machine(device).intra_bytes_per_s == rate
 
 
+def test_cards_of_one_chip_are_alike_whatever_their_generation_is_called():
+    one, other = machine("A40", devices_per_node=4), machine("RTX A6000", devices_per_node=4)
+    assert (one.generation, one.mesh, one.power) == (other.generation, other.mesh, other.power)
+    assert not one.mesh
+
+
 @pytest.mark.parametrize(
     ("device", "maker"), [("TPU v5p", "tpu"), ("MI325X", "amd"), ("MI350X", "cdna4")]
 )
