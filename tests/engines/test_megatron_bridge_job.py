@@ -108,7 +108,7 @@ def test_a_model_without_a_performance_recipe_is_one_of_the_library() -> None:
         (bridge(cluster=site(8, 8, "A100-SXM-80GB")), "device A100-SXM-80GB has no performance"),
         (
             bridge("llama31-8b", "layout.recompute=selective"),
-            "recompute selective has no argument: use full",
+            "recompute selective has no argument: use none or full",
         ),
         (bridge("llama31-8b", "layout.zero_stage=2"), "layout.zero_stage 2 has no argument"),
         (bridge("llama31-8b", "data.source=stdlib"), "data.source stdlib is not handed on"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
+from paceline.core.layout import Recompute
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.launch.programs import unknown_settings
@@ -36,13 +37,13 @@ def refused(spec: RunSpec) -> list[str]:
         *unknown_settings(spec, KNOWN),
         *_settings(spec),
         *_model(spec),
-        *not_told(spec),
+        *not_told(spec, ("none", "full")),
     ]
 
 
-def not_told(spec: RunSpec) -> list[str]:
-    """What a performance recipe has no argument for, one sentence each."""
-    return [*training_problems(spec), *_layout(spec), *_data(spec)]
+def not_told(spec: RunSpec, recompute: Sequence[Recompute] = ("none",)) -> list[str]:
+    """What a performance recipe has no argument for, one sentence each; with `recompute` it has."""
+    return [*training_problems(spec), *_layout(spec, recompute), *_data(spec)]
 
 
 def checkout_of(spec: RunSpec) -> str | None:
@@ -110,7 +111,7 @@ def _model(spec: RunSpec) -> Iterator[str]:
         )
 
 
-def _layout(spec: RunSpec) -> Iterator[str]:
+def _layout(spec: RunSpec, recompute: Sequence[Recompute]) -> Iterator[str]:
     layout = spec.layout
     if layout.zero_stage not in (1, 3):
         yield (
@@ -123,10 +124,10 @@ def _layout(spec: RunSpec) -> Iterator[str]:
         yield f"layout.schedule {layout.schedule} has no argument: its pipelines run 1f1b"
     if layout.sequence_parallel != (layout.tp > 1):
         yield "layout.sequence_parallel has no argument: recipes have it with tp > 1, and only then"
-    if layout.recompute not in ("none", "full"):
+    if layout.recompute not in recompute:
         yield (
-            f"layout.recompute {layout.recompute} has no argument: use full, or none for what the "
-            "recipe recomputes of its own"
+            f"layout.recompute {layout.recompute} has no argument: use {' or '.join(recompute)}; "
+            "with none the recipe recomputes what it does of its own"
         )
     if spec.training.compile != "none":
         yield f"training.compile {spec.training.compile} has no argument: use none"
