@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,8 +87,14 @@ def disturb_one(bed: Bed, runs: Path, disturb: Callable[[], object], *arguments:
         errors = process.communicate(timeout=120)[1]
     finally:
         process.kill()
-    left = {pid: line for name in hosts for pid, line in bed.hosts[name].leftovers().items()}
-    return Run(runs, process.returncode, errors, left)
+
+    def left() -> dict[int, str]:
+        return {pid: line for name in hosts for pid, line in bed.hosts[name].leftovers().items()}
+
+    # What ends a job's processes pauses between its looks, and may do so once more.
+    with suppress(BedError):
+        until(lambda: not left(), "the end of all processes", 2)
+    return Run(runs, process.returncode, errors, left())
 
 
 @pytest.fixture(scope="module")
