@@ -14,7 +14,8 @@ import torch
 from paceline.trainer.config import parse_config
 from paceline.trainer.config_checks import config_problems
 from paceline.trainer.model.attention import causal_attention
-from paceline.trainer.model.dropout import drop_stream
+from paceline.trainer.model.dropout import drop, drop_stream, hashed
+from paceline.trainer.model.recompute import recomputed
 from paceline.trainer.parallel.mesh import join_world
 from paceline.trainer.parallel.tensor import NO_TP
 from tests import forks
@@ -165,6 +166,41 @@ def test_a_share_becomes_0_and_the_others_grow_by_it() -> None:
     assert out.unique().tolist() == pytest.approx([0.0, 1 / 0.9])
     assert (out == 0).float().mean().item() == pytest.approx(0.1, abs=0.004)
     assert out.mean().item() == pytest.approx(1.0, abs=0.004)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*istutils:UserWarning")
+@pytest.mark.parametrize("again", [False, True])
+def test_compiled_it_drops_the_same_of_a_gradient_and_other_elements_each_time(again: bool) -> None:
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return recomputed(lambda y: drop(y, 0.1).sin(), x, draws=True, when=again)
+
+    compiled, x = torch.compile(block, fullgraph=True), torch.ones(500, 400, requires_grad=True)
+    torch.manual_seed(5)
+    first, second = compiled(x), compiled(x)
+    (gradient,) = torch.autograd.grad(second.sum(), x)
+    torch.manual_seed(5)
+
+    assert torch.equal(compiled(x), first)
+    assert torch.equal(gradient == 0, second == 0)
+    kept = torch.tensor(1 / 0.9)
+    assert torch.allclose(second[second != 0], kept.sin())
+    assert torch.allclose(gradient[gradient != 0], kept.cos() / 0.9)
+    for dropped in (first == 0, second == 0, (first == 0) == (second == 0)):
+        share = dropped.float().mean().item()
+        assert share == pytest.approx(0.82 if share > 0.5 else 0.1, abs=0.004)
+
+
+def test_hashed_numbers_are_random_in_every_bit() -> None:
+    """Also beside the next number's, the next row's, and those of a neighbouring seed."""
+    n, seeds = 2**18, torch.tensor([7, -3], dtype=torch.int32)
+    index = torch.arange(n, dtype=torch.int32)
+    rows = [hashed(index, seeds), *(hashed(index, seeds + torch.eye(2)[i].int()) for i in (0, 1))]
+    bits = [(row.unsqueeze(1) >> torch.arange(32)) & 1 for row in rows]
+    pairs = [(bits[0][:-step], bits[0][step:]) for step in (1, 2, 256, 1024)]
+
+    assert all((b.float().mean(0) - 0.5).abs().max() < 6 * 0.5 / n**0.5 for b in bits)
+    for a, b in [*pairs, (bits[0], bits[1]), (bits[0], bits[2]), (bits[1], bits[2])]:
+        assert ((a == b).float().mean(0) - 0.5).abs().max() < 6 * 0.5 / len(a) ** 0.5
 
 
 @pytest.mark.parametrize(("queries", "kv_heads"), [(48, 4), (48, 2), (24, 2)])

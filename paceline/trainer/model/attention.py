@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, compiler
 from torch.nn import functional
 
 from paceline.trainer.model.windowed_attention import windowed_attention
@@ -133,12 +133,8 @@ class BlockedAttention(torch.autograd.Function):
         kept: list[Tensor] = []
         for part, end in _blocks(seq_len, k.shape[1]):
             scores = torch.bmm(rows[:, :, part].flatten(1, 2), keys[:, :end].transpose(1, 2))
-            size = part.stop - part.start
-            future = torch.ones(size, size, dtype=torch.bool).triu_(1)
-            # Not added: Inductor (2.13) would take that for a model's whose heads share no keys.
-            scores.view(-1, groups, size, end)[..., end - size :].masked_fill_(future, -torch.inf)
-            kept.append(torch.softmax(scores, dim=-1))
-            out[:, :, part] = torch.bmm(kept[-1], values[:, :end]).unflatten(1, (groups, size))
+            kept.append(_causal_softmax(scores, groups))
+            out[:, :, part] = torch.bmm(kept[-1], values[:, :end]).unflatten(1, (groups, -1))
         ctx.save_for_backward(rows, keys, values, *kept)
         ctx.shape = q.shape
         return _by_token(out, q.shape)
@@ -266,6 +262,36 @@ def _for_kernel(q: Tensor, x: Tensor) -> Tensor:
         # On CUDA only the half-precision kernel takes grouped heads without a slow fallback.
         return x
     return x.repeat_interleave(groups, dim=2)
+
+
+def _causal_softmax(scores: Tensor, groups: int) -> Tensor:
+    """(B K, G rows, keys), which it may overwrite, -> probabilities; the last row sees all keys."""
+    keys = scores.shape[-1]
+    by_row = scores.unflatten(1, (groups, -1))
+    rows = by_row.shape[2]
+    if compiler.is_compiling():
+        # A mask would be computed anew for every element, by its index.
+        by_row = by_row + future_bias(rows, keys, scores.device)
+        return torch.softmax(by_row, dim=-1).flatten(1, 2).to(scores.dtype)
+    future = torch.ones(rows, rows, dtype=torch.bool).triu_(1)
+    by_row[..., keys - rows :].masked_fill_(future, -torch.inf)
+    return torch.softmax(scores, dim=-1)
+
+
+@torch.library.custom_op("paceline::future_bias", mutates_args=())
+def future_bias(rows: int, keys: int, device: torch.device) -> Tensor:
+    """(rows, keys) of fp32: -inf for keys behind a row's own, of which the last row's is the last.
+
+    An operator, because the compiler leaves what it gives in memory.
+    """
+    bias = torch.zeros(rows, keys, device=device)
+    bias[:, keys - rows :] = torch.full((rows, rows), -torch.inf, device=device).triu_(1)
+    return bias
+
+
+@future_bias.register_fake
+def _(rows: int, keys: int, device: torch.device) -> Tensor:
+    return torch.empty(rows, keys, device=device)
 
 
 def _blocks(queries: int, keys: int) -> list[tuple[slice, int]]:

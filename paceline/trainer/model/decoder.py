@@ -10,15 +10,14 @@ exchanged. `gelu` is the exact one, `gelu_tanh` the form that GPT-2 was trained 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from paceline.trainer.config import LoraConfig
+from paceline.trainer.model.activations import ACTIVATIONS
 from paceline.trainer.model.context_parallel import attend, local_positions
 from paceline.trainer.model.document_attention import restarted
 from paceline.trainer.model.dropout import drop_apart, drop_stream
@@ -39,13 +38,6 @@ from paceline.trainer.model.windowed_attention import load_kernels
 from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.parallel.mesh import ALONE, Axis
 from paceline.trainer.parallel.tensor import NO_TP, TensorParallel
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-    "relu": functional.relu,
-}
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paceline.trainer.model.activations import gelu_tanh
 from paceline.trainer.model.context_parallel import attend_all
 from paceline.trainer.model.decoder import LayerSetting
 from paceline.trainer.model.layers import ColumnParallelLinear, Linear, RowParallelLinear
@@ -102,7 +103,7 @@ class Stream(nn.Module):
         gate, *shift_and_scale, ffn_gate = chunks[2:]
         x = torch.addcmul(x, gate, self.o(attention.flatten(2)))
         inner = self.up(self.tp.gather_input(modulated(x, *shift_and_scale)))
-        out = self.down(functional.gelu(inner, approximate="tanh"))
+        out = self.down(gelu_tanh(inner))
         return torch.addcmul(x, ffn_gate, out)
 
 
@@ -157,7 +158,7 @@ class SingleBlock(nn.Module):
         q, k, v, ffn = inner.unflatten(-1, (-1, sum(self.parts))).split(self.parts, dim=-1)
         q, k = rotate(self.q_norm(q), *rope), rotate(self.k_norm(k), *rope)
         out = attend_all(q, k, v, self.setting.cp)
-        both = torch.cat([out, functional.gelu(ffn, approximate="tanh")], dim=-1)
+        both = torch.cat([out, gelu_tanh(ffn)], dim=-1)
         return torch.addcmul(x, gate, self.linear2(both.flatten(2)))
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.trainer.config import LoraConfig
+from paceline.trainer.model.dropout import drop
 from paceline.trainer.model.loss import head_loss
 from paceline.trainer.model.low_precision import Product
 from paceline.trainer.parallel.tensor import (
@@ -59,7 +60,7 @@ class Linear(nn.Linear):
         if self.lora is None or self.lora_a is None or self.lora_b is None:
             return out
         drops = self.lora.dropout > 0 and self.training
-        inner = functional.dropout(input, self.lora.dropout) if drops else input
+        inner = drop(input, self.lora.dropout) if drops else input
         inner = functional.linear(inner, local(self.lora_a).to(input.dtype))
         update = functional.linear(inner, local(self.lora_b).to(input.dtype))
         return torch.add(out, update, alpha=self.lora.alpha / self.lora.rank)

@@ -154,3 +154,22 @@ def test_inductor_takes_grouped_heads_for_no_pattern_of_its_own() -> None:
         compiled = torch.compile(causal_attention)(q, k, v)
 
         torch.testing.assert_close(compiled, causal_attention(q, k, v))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*istutils:UserWarning")
+@pytest.mark.parametrize(("queries", "keys", "kv_heads"), [(130, 130, 4), (100, 130, 2)])
+def test_compiled_blocks_give_what_they_give_uncompiled(
+    queries: int, keys: int, kv_heads: int
+) -> None:
+    """Several blocks of queries, of which the last one is shorter."""
+    q, k, v = (
+        torch.randn(2, n, heads, 8, requires_grad=True)
+        for n, heads in ((queries, 4), (keys, kv_heads), (keys, kv_heads))
+    )
+    above = torch.randn(q.shape)
+    ways = torch.compile(BlockedAttention.apply, fullgraph=True), BlockedAttention.apply
+    compiled, plain = (
+        [out := way(q, k, v), *torch.autograd.grad(out, (q, k, v), above)] for way in ways
+    )
+
+    torch.testing.assert_close(compiled, plain)
