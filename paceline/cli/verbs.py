@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli.panels import group_options
 from paceline.core import interrupts
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, plain
 from paceline.core.secrets import redact
 from paceline.core.units import LARGEST_INT
 
@@ -32,7 +32,11 @@ class VerbCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         args, command = _before_command(args) if self._takes_command() else (args, ())
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = plain(error.message)
+            raise
         if self._takes_command():
             if ctx.params[COMMAND]:
                 ctx.fail(f"Got unexpected extra argument ({ctx.params[COMMAND][0]})")

@@ -19,7 +19,7 @@ from tests.command import paceline
         (["run", "tiny-lama"], 1, "did you mean 'tiny-llama'"),
         (["run", "tiny-llama", "--set", "stpes=3"], 1, "did you mean 'steps'"),
         (["run", "tiny-gpt", "--variant", "x"], 1, "this recipe has none"),
-        (["run", "tiny-llama", "--device", "tpu"], 1, "not one of 'auto', 'cpu', 'cuda'"),
+        (["run", "tiny-llama", "--device", "tpu"], 1, "'--device': 'tpu' is not one of 'auto'"),
         (["run", "tiny-llama", "--device", "cuda"], 1, "no NVIDIA GPU"),
         (["run", "/no/such/file.yaml"], 1, "yaml: cannot be read: No such file or directory\n"),
         (["profile", "tiny-llama", "--from", "x"], 1, "RECIPE|RUN: changes nothing beside"),
