@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli.panels import group_options
 from paceline.core import interrupts
-from paceline.core.errors import UserError, plain
+from paceline.core.errors import UserError, plain_message
 from paceline.core.secrets import redact
 from paceline.core.units import LARGEST_INT
 
@@ -35,7 +35,7 @@ class VerbCommand(TyperCommand):
         try:
             rest = super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            error.message = plain(error.message)
+            error.message = plain_message(error.message)
             raise
         if self._takes_command():
             if ctx.params[COMMAND]:

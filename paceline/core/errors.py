@@ -59,7 +59,7 @@ def unreadable(where: str, error: OSError | UnicodeDecodeError) -> UserError:
     return UserError(where, f"cannot be read: {error.strerror or error}")
 
 
-def plain(message: str) -> str:
+def plain_message(message: str) -> str:
     """What a check of pydantic says, without the name of the exception before it."""
     return message.removeprefix("Value error, ")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from paceline.core.errors import UserError, did_you_mean, plain
+from paceline.core.errors import UserError, did_you_mean, plain_message
 from paceline.core.flops import CONVENTIONS, RECOMPUTED, without_recompute
 from paceline.core.layout import Layout
 from paceline.core.printed import read_printed
@@ -278,7 +278,7 @@ def _shape(where: str, counts: Mapping[str, int], gated: str) -> DecoderShape | 
     try:
         return DecoderShape(**fields, gated_ffn=flag)
     except ValidationError as error:
-        raise UserError(where, plain(error.errors()[0]["msg"])) from error
+        raise UserError(where, plain_message(error.errors()[0]["msg"])) from error
 
 
 def _layout(counts: Mapping[str, int], recompute: str) -> Layout:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from paceline.core.errors import SystemFaultError, UserError, plain
+from paceline.core.errors import SystemFaultError, UserError, plain_message
 from paceline.core.secrets import redact
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -101,7 +101,9 @@ def read_value(path: Path, model: type[ModelT]) -> ModelT:
 def first_problem(error: ValidationError) -> str:
     """`field: what is wrong with it`, for the first field that is."""
     first = error.errors()[0]
-    return ": ".join([*filter(None, [".".join(map(str, first["loc"]))]), plain(first["msg"])])
+    return ": ".join(
+        [*filter(None, [".".join(map(str, first["loc"]))]), plain_message(first["msg"])]
+    )
 
 
 def write_text(path: Path, text: str | Iterable[str]) -> None:

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from paceline.core.errors import UserError, did_you_mean, plain, unreadable
+from paceline.core.errors import UserError, did_you_mean, plain_message, unreadable
 from paceline.core.secrets import has_secret
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -226,7 +226,7 @@ def _sentence(
     if error["type"] == "literal_error":
         expected = str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ")
         return f"{error['input']!r} is not one of the choices", expected
-    message = plain(error["msg"])
+    message = plain_message(error["msg"])
     value = error["input"]
     suffix = "" if isinstance(value, dict | list) or "env" in loc else f", not {value!r}"
     return f"{message[:1].lower()}{message[1:]}{suffix}"[:300], None

@@ -18,6 +18,7 @@ from tests.command import paceline
     [
         (["run", "tiny-lama"], 1, "did you mean 'tiny-llama'"),
         (["run", "tiny-llama", "--set", "stpes=3"], 1, "did you mean 'steps'"),
+        (["run", "tiny-llama", "--set", "model.num_heads=3"], 1, "=3: model: hidden_size 256 is"),
         (["run", "tiny-gpt", "--variant", "x"], 1, "this recipe has none"),
         (["run", "tiny-llama", "--device", "tpu"], 1, "'--device': 'tpu' is not one of 'auto'"),
         (["run", "tiny-llama", "--device", "cuda"], 1, "no NVIDIA GPU"),

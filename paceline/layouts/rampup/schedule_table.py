@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from paceline.core.errors import UserError, plain, unreadable
+from paceline.core.errors import UserError, plain_message, unreadable
 from paceline.core.layout import Layout
 
 NAMES = {
@@ -103,6 +103,6 @@ def _line(where: str, row: Mapping[str, str], layout: Layout) -> ScheduleLine:
         return ScheduleLine(nodes, batch, Layout.model_validate({**layout.model_dump(), **axes}))
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(where, f"{first['loc'][0]}: {plain(first['msg'])}") from error
+        raise UserError(where, f"{first['loc'][0]}: {plain_message(first['msg'])}") from error
     except ValueError as error:
         raise UserError(where, "holds something else than numbers from 1 on") from error

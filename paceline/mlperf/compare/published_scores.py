@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat, ValidationError
 
-from paceline.core.errors import UserError, plain, unreadable
+from paceline.core.errors import UserError, plain_message, unreadable
 from paceline.core.value import PositiveInt, Value
 from paceline.files.catalog import find_device
 from paceline.files.references import source
@@ -65,7 +65,9 @@ def scores_of_csv(text: str, where: str) -> tuple[PublishedScore, ...]:
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(map(str, first["loc"]))
-            raise UserError(f"{where}:{number}", f"{field}: {plain(first['msg'])}") from error
+            raise UserError(
+                f"{where}:{number}", f"{field}: {plain_message(first['msg'])}"
+            ) from error
     return tuple(scores)
 
 

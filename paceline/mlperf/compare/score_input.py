@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from paceline.core.errors import UserError, plain
+from paceline.core.errors import UserError, plain_message
 from paceline.engines.dialect.mllog import records
 from paceline.files.log_file import LogFile
 from paceline.mlperf.eligibility import NOT_A_RESULT, RefusedError, is_tiny, not_a_result
@@ -56,6 +56,6 @@ def _printed_score(path: Path) -> Score:
     except ValidationError as error:
         raise UserError(
             str(path),
-            f"is no score: {plain(error.errors()[0]['msg'])}",
+            f"is no score: {plain_message(error.errors()[0]['msg'])}",
             allowed="what `paceline mlperf score DIR --json` prints",
         ) from error
