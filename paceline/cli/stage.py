@@ -86,7 +86,9 @@ def stage(
     ] = False,
     rate: Annotated[
         float | None,
-        typer.Option(min=0.001, metavar="MB/S", help="Say also how long it takes at this rate."),
+        typer.Option(
+            min=0.001, metavar="MB/S", help="With --dry-run: say how long it takes at this rate."
+        ),
     ] = None,
     ask: Annotated[
         bool,
@@ -125,29 +127,41 @@ def stage(
     form = TableFormat.json if as_json else form
     if dry_run and check:
         raise UserError("--dry-run", "changes nothing beside --verify", remedy="leave it out")
+    for option, given in (("--ask", ask), ("--rate", rate is not None)):
+        if given and not dry_run:
+            raise UserError(option, "changes nothing without --dry-run", remedy="give both")
     if engine is not None and engine not in engine_names():
         raise UserError(
             f"--engine {engine}", "is unknown", allowed=", ".join(sorted(engine_names()))
         )
     where = place.where(hosts, nodes, launcher, allocation, None, None, ssh_config)
     target = node_target(local, cluster, where)
-    outline = make_outline(load_recipe(recipe), engine, stage_root(to), asset or ())
+    outline = make_outline(load_recipe(recipe), engine, _folder(to), asset or ())
     if not outline.assets:
         of_engine = f" for engine {engine}" if engine and outline.recipe.assets else ""
         echo(f"note: {outline.recipe.name} declares no assets{of_engine}", err=True)
     if check and target is None:
         raise typer.Exit(_verify(outline, form, jobs))
     if check and target:
-        raise typer.Exit(_on_nodes(outline, target, form, None, verify=True))
+        raise typer.Exit(_on_nodes(outline, target, form, verify=True))
     if not dry_run:
         outline = _stage(outline, jobs, runtime, asset or ())
     elif ask:
         outline = Stager(jobs=jobs).sized(outline)
     if target and not dry_run:
-        raise typer.Exit(_on_nodes(outline, target, form, rate))
+        raise typer.Exit(_on_nodes(outline, target, form))
     _print_outline(outline, form, rate)
     if target:
         echo(f"note: it is then copied to {target}", err=True)
+
+
+def _folder(to: Path | None) -> Path:
+    """Where assets are staged; raises UserError where a file is in the way."""
+    root = stage_root(to)
+    there = next(path for path in (root, *root.parents) if path.exists())
+    if not there.is_dir():
+        raise UserError(str(there), "is not a folder", remedy="give another place with --to")
+    return root
 
 
 def _stage(
@@ -164,17 +178,13 @@ def _stage(
 
 
 def _on_nodes(
-    outline: StageOutline,
-    target: NodeTarget,
-    form: TableFormat,
-    rate: float | None,
-    verify: bool = False,
+    outline: StageOutline, target: NodeTarget, form: TableFormat, verify: bool = False
 ) -> int:
     """Copy to all nodes, or read again there; print what became of it; the exit code."""
     outcomes = copy_to_nodes(outline, target, verify)
     rows = node_rows(outline, outcomes)
     if form is TableFormat.json:
-        document = _document(outline, stage_room(outline.root), rate)
+        document = _document(outline, stage_room(outline.root), None)
         emit_json({**document, "local": target.local, "nodes": rows})
     else:
         print_nodes(rows, target, form)

@@ -148,7 +148,9 @@ def _raise_faults(answers: dict[str, Future[None]] | dict[str, Future[SourceList
             raise error
     if causes:
         kinds = {type(error) for error in causes}
-        sentences = "\n  ".join(str(error) for error in causes)
+        # A full disk, say, stops all of them with the same words.
+        sentences = list(dict.fromkeys(str(error) for error in causes))
+        told = sentences[0] if len(sentences) == 1 else "\n  ".join(["", *sentences])
         kind = kinds.pop() if len(kinds) == 1 else SystemFaultError
         assert issubclass(kind, PacelineError)
-        raise kind(f"{len(causes)} assets are not staged", f"\n  {sentences}")
+        raise kind(f"{len(causes)} assets are not staged", told)

@@ -130,6 +130,9 @@ def test_what_is_made_is_staged_verified_used_and_mended(tmp_path: Path):
         (["tiny-llama", "--asset", "corpse"], "did you mean 'corpus'"),
         (["tiny-llama", "--engine", "nothing"], "is unknown"),
         (["tiny-llama", "--dry-run", "--verify"], "leave it out"),
+        (["tiny-llama", "--ask"], "--ask: changes nothing without --dry-run"),
+        (["tiny-llama", "--rate", "500"], "--rate: changes nothing without --dry-run"),
+        (["tiny-llama", "--verify", "--rate", "500"], "--rate: changes nothing without"),
         (["tiny-llama", "--local", "/local"], "none are named"),
         (["tiny-llama", "--hosts", "node-001"], "are named, and no folder on them"),
         (["tiny-llama", "--hosts", "node-001", "--local", "here"], "must be an absolute path"),
@@ -139,3 +142,19 @@ def test_what_is_made_is_staged_verified_used_and_mended(tmp_path: Path):
 def test_what_cannot_be_meant_is_refused(words: list[str], told: str, tmp_path: Path):
     done = paceline("stage", *words, "--to", tmp_path)
     assert done.returncode == 1 and told in done.stderr
+
+
+@pytest.mark.parametrize("mode", [[], ["--dry-run"], ["--verify"]])
+@pytest.mark.parametrize("below", ["", "stage"])
+def test_a_file_where_assets_are_to_lie_is_told_once(below: str, mode: list[str], tmp_path: Path):
+    (file := tmp_path / "file").write_text("")
+    done = paceline("stage", "opt-350m-sft-tiny", *mode, "--to", file / below)
+    assert done.stderr == f"error: {file}: is not a folder; give another place with --to\n"
+    assert done.returncode == 1 and not done.stdout
+
+
+def test_what_stops_all_assets_is_told_once():
+    done = paceline("stage", "opt-350m-sft-tiny", "--to", "/proc/nothing")
+    assert done.returncode == 2
+    assert "error: 3 assets are not staged: /proc/nothing: cannot be written: " in done.stderr
+    assert done.stderr.count("cannot be written") == 1
