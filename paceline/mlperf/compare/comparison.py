@@ -26,7 +26,7 @@ from paceline.mlperf.compare.strong_scaling import (
     scaling_steps,
 )
 from paceline.mlperf.rules import UNOFFICIAL
-from paceline.mlperf.score.score import Score
+from paceline.mlperf.score.score import Score, with_model_flops
 
 OFFICIAL = "published by MLCommons Association; its score computed from the published logs"
 
@@ -164,7 +164,7 @@ def _published_itself(place: Path, published: Sequence[PublishedScore]) -> Publi
 def _completed(score: Score, itself: PublishedScore | None) -> Score:
     """The score with its published number of accelerators, where the logs have none."""
     if score.num_devices is None and itself:
-        return score.model_copy(update={"num_devices": itself.gpus})
+        return with_model_flops(score.model_copy(update={"num_devices": itself.gpus}))
     return score
 
 

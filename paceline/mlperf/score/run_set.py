@@ -30,7 +30,7 @@ from paceline.mlperf.score.counted_runs import (
     with_parts,
 )
 from paceline.mlperf.score.energy import energy_of, mean_energy_j
-from paceline.mlperf.score.score import COUNTED, Score, ScoredRun
+from paceline.mlperf.score.score import COUNTED, Score, ScoredRun, with_model_flops
 from paceline.mlperf.score.stated_scaling import stated_scaling
 
 NamedTrials = list[tuple[str, LoggedTrial]]
@@ -61,7 +61,7 @@ def score(place: Path, ruleset: str | None = None, num_devices: int | None = Non
         **_system_and_model(place, trials, logs, num_devices, benchmark),
         warnings=(*rules.warnings, *_warnings(trials, logs, runs)),
     )
-    scored = _scored(bare, benchmark, _gaps(logs))
+    scored = with_model_flops(_scored(bare, benchmark, _gaps(logs)))
     doubts = (
         stated_scaling(place, scored.scaling_factor, scored.olympic_mean_minutes),
         peak_doubt(scored.model_flops_per_s_per_device, scored.device, None),
@@ -236,7 +236,7 @@ def _means(inside: Sequence[ScoredRun], score: Score) -> dict[str, Any]:
     overall = (
         sum(run.samples_to_target or 0 for run in counted) / (60 * minutes) if minutes else None
     )
-    means: dict[str, Any] = {
+    return {
         "olympic_mean_minutes": chosen.olympic_mean_minutes,
         "mean_samples_to_target": fmean(samples) if samples else None,
         "median_samples_per_s": median(rates) if rates else None,
@@ -244,10 +244,6 @@ def _means(inside: Sequence[ScoredRun], score: Score) -> dict[str, Any]:
         "overall_samples_per_s": overall,
         "mean_energy_j": mean_energy_j(inside),
     }
-    if overall and score.num_devices and score.flops_per_sample:
-        flops_per_s = overall * score.flops_per_sample / score.num_devices
-        means["model_flops_per_s_per_device"] = flops_per_s
-    return means
 
 
 def _system_and_model(

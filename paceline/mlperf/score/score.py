@@ -74,6 +74,8 @@ class Score(Value):
     num_devices: int | None = None
     device: str | None = None
     model_flops_per_s_per_device: float | None = None
+    model_flops_reason: str | None = None
+    """Why they are not known."""
     flops_per_sample: float | None = None
     convention: str | None = None
     mean_energy_j: float | None = None
@@ -85,3 +87,19 @@ class Score(Value):
         """The global batch of the counted runs, None where they have no one batch."""
         batches = {run.global_batch for run in self.runs if run.part == "counted"}
         return batches.pop() if len(batches) == 1 else None
+
+
+def with_model_flops(score: Score) -> Score:
+    """The score with the model FLOP/s of a device, evaluations included, or why there are none."""
+    samples_per_s, flops = score.overall_samples_per_s, score.flops_per_sample
+    if samples_per_s and flops and score.num_devices:
+        rate, reason = samples_per_s * flops / score.num_devices, None
+    elif not flops:
+        rate, reason = None, f"the FLOPs of a sample of {score.benchmark} are not counted here"
+    elif not score.num_devices:
+        rate, reason = None, "nothing says how many accelerators it had; --gpus does"
+    else:
+        rate, reason = None, "no counted run has a rate"
+    return score.model_copy(
+        update={"model_flops_per_s_per_device": rate, "model_flops_reason": reason}
+    )

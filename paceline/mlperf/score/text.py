@@ -77,6 +77,8 @@ def _parts(score: Score) -> Iterator[str]:
             f"model        {written(score.model_flops_per_s_per_device, 'FLOP/s', 4)} a device on "
             f"{score.num_devices}, {score.convention}, with evaluations; {NOT_A_METRIC}"
         )
+    elif score.overall_samples_per_s is not None:
+        yield f"model        unknown: {score.model_flops_reason}"
     if energy := _energy(score):
         yield f"energy       {energy}"
     if score.mean_initialisation_minutes is not None:

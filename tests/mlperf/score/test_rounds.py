@@ -32,6 +32,7 @@ def test_a_benchmark_of_one_round_brings_its_ruleset(tmp_path: Path):
     assert (scored.ruleset, scored.ruleset_from, scored.status) == ("6.1.0", "benchmark", "ok")
     assert scored.score_minutes == pytest.approx(10.1875)
     assert scored.flops_per_sample is None and scored.model_flops_per_s_per_device is None
+    assert scored.model_flops_reason == "the FLOPs of a sample of gpt_oss_20b are not counted here"
     assert (checked := check(folder)).ruleset == "6.1.0" and checked.ruleset_from == "benchmark"
 
 

@@ -14,6 +14,7 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.mlperf.score.run_set import score
 from paceline.mlperf.score.score import Score
+from paceline.mlperf.score.text import score_lines
 from tests.mlperf.samples import TEN, line, submission, trial
 
 
@@ -104,6 +105,19 @@ def test_rates_are_of_the_counted_runs_and_flops_of_the_recipe(tmp_path: Path):
     assert scored.median_samples_per_s == 4.0
     assert scored.flops_per_sample == pytest.approx(2517.7e12, rel=1e-3)
     assert scored.model_flops_per_s_per_device == pytest.approx(6 * 2517.7e12 / 4, rel=1e-3)
+    assert scored.model_flops_reason is None
+
+
+def test_model_flops_that_are_not_known_have_a_reason(tmp_path: Path):
+    flux = submission(tmp_path, TEN, benchmark="flux1", batch=1024, samples=8_650_752)
+    for path in flux.iterdir():
+        path.write_text(path.read_text().replace(":::DLPAL", "DLPAL"))
+    bare, known = score(flux), score(flux, num_devices=16)
+    assert bare.model_flops_per_s_per_device is None
+    assert "model        unknown: nothing says how many accelerators it had; --gpus does" in (
+        line.strip() for line in score_lines(bare)
+    )
+    assert known.model_flops_per_s_per_device and known.model_flops_reason is None
 
 
 def test_devices_come_from_the_logs_or_from_the_system_description(tmp_path: Path):
