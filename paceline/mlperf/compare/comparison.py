@@ -13,6 +13,8 @@ from paceline.mlperf.compare.published_scores import (
     RESULTS,
     PublishedScore,
     accelerator_kind,
+    accelerator_kinds,
+    in_catalog,
     on_same_accelerators,
     published_scores,
     scores_of_round,
@@ -112,7 +114,7 @@ def compare(
 
     `num_devices` are those of the places in their order where the logs do not say. Raises
     RefusedError for what is no result, UserError for scores of different benchmarks, rounds or
-    divisions.
+    divisions, and for an accelerator that nobody knows.
     """
     if len(num_devices) not in (0, len(places)):
         raise UserError("--gpus", f"is given {len(num_devices)} times for {len(places)} folders")
@@ -121,7 +123,9 @@ def compare(
     benchmark = _only("benchmarks", [score.benchmark for score in scores])
     rules = _only("rulesets", [score.ruleset for score in scores])
     division = _only("divisions", [score.division or "closed" for score in scores])
-    published = scores_of_round(published_scores(table), benchmark, rules, division)
+    known = published_scores(table)
+    _refuse_unknown(accelerator, known)
+    published = scores_of_round(known, benchmark, rules, division)
     compared, points = [], []
     for place, read in zip(places, scores, strict=True):
         itself = _published_itself(place, published)
@@ -142,6 +146,18 @@ def compare(
         scaling=tuple(scaling_steps([point for point in points if point])),
         published_scaling=tuple(_published_scaling(published, kinds)),
         notes=tuple(_notes(compared, published, points)),
+    )
+
+
+def _refuse_unknown(accelerator: str | None, known: Sequence[PublishedScore]) -> None:
+    """Raise UserError for what neither a published result nor the catalog has."""
+    kinds = accelerator_kinds(known)
+    if accelerator is None or accelerator_kind(accelerator) in kinds or in_catalog(accelerator):
+        return
+    raise UserError(
+        f"--accelerator {accelerator}",
+        "no published result has it, nor does the catalog",
+        allowed=f"{', '.join(kinds)}, or a name that `paceline devices` lists",
     )
 
 
@@ -254,12 +270,11 @@ def _notes(
             notes.append(f"{name}: nothing says which accelerator it had; --accelerator does")
         elif not score.beside:
             sizes = sorted({p.gpus for p in published if accelerator_kind(p.accelerator) == kind})
-            listed = (
-                f"known for it: {', '.join(map(str, sizes))}" if sizes else "none on it is known"
-            )
+            others = ", ".join(accelerator_kinds(published)) or "none of the round"
+            listed = f"for it: {', '.join(map(str, sizes))}" if sizes else f"on others: {others}"
             notes.append(
                 f"{name}: no published result on {score.num_devices} x {kind} is known here "
-                f"({listed})"
+                f"(known {listed})"
             )
     if len(scores) > 1 and len({p.num_devices for p in points if p}) < 2:
         notes.append("scaling needs two sets of runs on different numbers of accelerators")

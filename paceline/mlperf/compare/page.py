@@ -20,6 +20,8 @@ from paceline.report.step_charts import WHOLE_LABELS, finish
 from paceline.report.theme import ON_PAGE, Look
 
 HEIGHT = 320
+UNSCALED = "minutes are mean run times, before the convergence test scales them"
+"""Of what the efficiency of strong scaling is of; the table above it has scores."""
 
 BESIDE_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "system": lambda row: one_line(row["system"]),
@@ -88,10 +90,10 @@ def compared_lines(comparison: ScoreComparison) -> Iterator[str]:
             rate = written(score.model_flops_per_s_per_device, "FLOP/s", 4)
             yield one_line(f"{score.name}: {rate} a device, {score.convention}; {NOT_A_METRIC}")
     if comparison.scaling:
-        yield "strong scaling, against the fewest accelerators:"
+        yield f"strong scaling, against the fewest accelerators; {UNSCALED}:"
         yield from (f"  {line}" for line in map(_scaling_line, comparison.scaling))
     for group in comparison.published_scaling:
-        yield f"published by {group.submitter} on {group.accelerator}:"
+        yield f"published by {group.submitter} on {group.accelerator}; {UNSCALED}:"
         yield from (f"  {line}" for line in map(_scaling_line, group.steps))
     yield from (one_line(f"note: {note}") for note in comparison.notes)
     yield f"ratio: own minutes / published minutes. Published: {comparison.source}, {OFFICIAL}."
@@ -176,6 +178,7 @@ def compared_html(comparison: ScoreComparison) -> str:
         notes=[*map(one_line, comparison.notes), *_rates(comparison.own)],
         official=OFFICIAL,
         label=comparison.label,
+        unscaled=UNSCALED,
     )
 
 

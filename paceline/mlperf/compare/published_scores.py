@@ -100,6 +100,19 @@ def accelerator_kind(accelerator: str | None) -> str | None:
         return " ".join(accelerator.split())
 
 
+def accelerator_kinds(scores: Iterable[PublishedScore]) -> list[str]:
+    """The kinds of accelerators that published results were reached on."""
+    return sorted({kind for score in scores if (kind := accelerator_kind(score.accelerator))})
+
+
+def in_catalog(accelerator: str) -> bool:
+    """Whether the catalog knows the accelerator."""
+    try:
+        return bool(find_device(accelerator))
+    except UserError:
+        return False
+
+
 def scores_of_round(
     scores: Iterable[PublishedScore], benchmark: str, ruleset: str, division: str
 ) -> list[PublishedScore]:

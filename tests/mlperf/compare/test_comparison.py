@@ -68,13 +68,21 @@ def test_what_is_missing_for_a_comparison_is_said(runs: Path, tmp_path: Path):
     assert "--accelerator does" in compare([runs], num_devices=[8]).notes[0]
     alone = compare([runs], num_devices=[7], accelerator="GB300").notes[0]
     assert "no published result on 7 x GB300 is known here (known for it: 8, 72, 512)" in alone
-    unknown = compare([runs], num_devices=[8], accelerator="Wafer 9")
-    assert unknown.own[0].accelerator == "Wafer 9" and "none on it is known" in unknown.notes[0]
+    other = compare([runs], num_devices=[8], accelerator="H100")
+    assert other.own[0].accelerator == "H100-SXM"
+    assert "8 x H100-SXM is known here (known on others: B200, B300" in other.notes[0]
     two = compare([runs, runs], num_devices=[8, 8], accelerator="H200")
     assert two.scaling == () and "scaling needs two sets" in two.notes[0]
 
     few = submission(tmp_path / "few", TEN[:3])
     assert "no score, incomplete: 3 of the 10 runs" in compare([few]).notes[0]
+
+
+def test_an_accelerator_that_nobody_knows_is_refused(runs: Path):
+    with pytest.raises(
+        UserError, match="Wafer 9: no published result has it, nor .*; allowed: .*GB200, "
+    ):
+        compare([runs], num_devices=[8], accelerator="Wafer 9")
 
 
 def test_the_description_of_a_submission_names_the_accelerators(tmp_path: Path):

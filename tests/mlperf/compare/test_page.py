@@ -38,7 +38,7 @@ def test_lines_split_the_efficiency_and_name_the_label(comparison: ScoreComparis
     assert (
         "64 accelerators, batch 16: 10.1875 minutes, efficiency 12.5 % = samples 81.8 % x" in text
     )
-    assert "published by NVIDIA on GB200:" in text
+    assert "published by NVIDIA on GB200; minutes are mean run times, before the conv" in text
     assert "not an official MLPerf metric" in text and text.endswith(f"Own scores: {UNOFFICIAL}.")
 
 
@@ -60,6 +60,7 @@ def test_the_page_escapes_names_and_loads_nothing(comparison: ScoreComparison):
 
     assert "small &lt;b&gt;" in page and "small <b>" not in page
     assert UNOFFICIAL in page and "default-src" in page
+    assert "Here minutes are mean run times, before the convergence test scales them." in page
     assert "src=" not in page.partition("<script>")[0]
 
 
