@@ -12,7 +12,14 @@ from paceline.core.units import count, gib, percent, si
 from paceline.estimate.answer import Estimate, MeasuredStep
 from paceline.estimate.costs import Bill, Saving
 from paceline.estimate.elasticity import Elasticity
-from paceline.estimate.headline import OFFER_HEADS, beside_line, headline, offer_table
+from paceline.estimate.headline import (
+    beside_line,
+    headline,
+    offer_heads,
+    offer_table,
+    rates,
+    speed_unit,
+)
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against
 from paceline.estimate.outlook_text import outlook_lines
@@ -20,9 +27,6 @@ from paceline.estimate.trace import Tracing
 from paceline.mlperf.time_to_train import TimeToTrain
 
 LEAST_ELASTICITY = 0.005
-OFFER_COLUMNS = [
-    OutputColumn(head, head, justify="left" if head == "offer" else "right") for head in OFFER_HEADS
-]
 
 
 class Answer(NamedTuple):
@@ -33,6 +37,13 @@ class Answer(NamedTuple):
     tracings: list[Tracing] = []
     elasticities: list[tuple[Elasticity, ...]] = []
     times: list[TimeToTrain] = []
+
+
+def _offer_columns(first: Estimate) -> list[OutputColumn]:
+    return [
+        OutputColumn(head, head, justify="left" if head == "offer" else "right")
+        for head in offer_heads(first)
+    ]
 
 
 def flat(estimate: Estimate) -> dict[str, Any]:
@@ -71,7 +82,7 @@ def text(estimate: Estimate) -> str:
         f"{estimate.layout} · {estimate.stack}",
         f"  {headline(estimate)}",
         *([f"  {_measured_line(estimate.measured)}"] if estimate.measured else []),
-        f"  {estimate.tokens_per_s:,.0f} tokens/s · {estimate.samples_per_s:.4g} samples/s · "
+        f"  {' · '.join(rates(estimate))} · "
         f"{si(estimate.flops_per_s_per_device, 'FLOP/s')} a device · {share} "
         f"({estimate.convention})",
         f"  of the step: {shares}",
@@ -138,14 +149,14 @@ def time_line(time: TimeToTrain) -> str:
     )
 
 
-def elasticity_line(elasticities: Sequence[Elasticity]) -> str:
+def elasticity_line(elasticities: Sequence[Elasticity], unit: str) -> str:
     """What would help most, without what hardly does."""
     shown = [
         f"{each.figure} {each.elasticity:.2f} ({each.low:.2f} to {each.high:.2f})"
         for each in elasticities
         if each.elasticity >= LEAST_ELASTICITY
     ]
-    return f"1 % faster brings so many % more tokens/s (80 %): {', '.join(shown)}"
+    return f"1 % faster brings so many % more {unit} (80 %): {', '.join(shown)}"
 
 
 def _bill_lines(costs: Bill | None) -> list[str]:
@@ -198,12 +209,13 @@ def emit(answer: Answer, form: TableFormat) -> None:
     if beside:
         for estimate, offer in zip(estimates[1:], beside, strict=True):
             echo(beside_line(estimates[0], estimate, offer))
-        emit_table(offer_table(estimates, beside), OFFER_COLUMNS, form)
+        emit_table(offer_table(estimates, beside), _offer_columns(estimates[0]), form)
         echo("")
     for at, estimate in enumerate(estimates):
         echo(text(estimate))
         lines = [*map(time_line, answer.times[at : at + 1])]
-        lines += map(elasticity_line, answer.elasticities[at : at + 1])
+        unit = speed_unit(estimate)
+        lines += [elasticity_line(each, unit) for each in answer.elasticities[at : at + 1]]
         lines += [line for tracing in answer.tracings[at : at + 1] for line in trace_lines(tracing)]
         echo("\n".join(f"  {line}" for line in lines))
 

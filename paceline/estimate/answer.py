@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import isfinite
+from typing import Literal
 
 from paceline.core.flops import FlopsInput, model_flops_per_token
 from paceline.core.rates import flops_per_s_per_device, mfu, tokens_per_s
@@ -62,6 +63,8 @@ class Estimate(Value):
     """Seconds of the step, by part."""
     tokens_per_s: float
     samples_per_s: float
+    headline: Literal["tokens_per_s", "samples_per_s"] = "tokens_per_s"
+    """Which of the two states the speed, as of a run: samples/s of captioned images."""
     flops_per_s_per_device: float
     mfu: float | None
     convention: str
@@ -121,6 +124,7 @@ def estimate_on(
         parts=time.at(0),
         tokens_per_s=rate,
         samples_per_s=training.global_batch / seconds,
+        headline="samples_per_s" if spec.model.kind == "mmdit" else "tokens_per_s",
         flops_per_s_per_device=reached,
         mfu=mfu(reached, peak),
         convention=spec.flops_convention,

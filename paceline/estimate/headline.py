@@ -10,10 +10,31 @@ from paceline.estimate.answer import Estimate
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against, Ratio
 
-OFFER_HEADS = (
-    *("offer", "step", "80 % interval", "tokens/s", "of the first", "training", "cost"),
-    *("memory", "P(out of memory)"),
-)
+
+def offer_heads(first: Estimate) -> tuple[str, ...]:
+    """Of the table of offers."""
+    return (
+        *("offer", "step", "80 % interval", speed_unit(first), "of the first", "training", "cost"),
+        *("memory", "P(out of memory)"),
+    )
+
+
+def speed_unit(estimate: Estimate) -> str:
+    """Unit of the rate that the estimate is known by."""
+    return "samples/s" if estimate.headline == "samples_per_s" else "tokens/s"
+
+
+def rates(estimate: Estimate) -> tuple[str, str]:
+    """Tokens and samples a second, the one that the estimate is known by first."""
+    both = f"{estimate.tokens_per_s:,.0f} tokens/s", f"{estimate.samples_per_s:,.4g} samples/s"
+    return both if estimate.headline == "tokens_per_s" else (both[1], both[0])
+
+
+def speed(estimate: Estimate, step_time_s: float | None = None) -> str:
+    """That rate without its unit, at the estimated step time or another one."""
+    rate: float = getattr(estimate, estimate.headline)
+    rate *= estimate.step_time_s / (step_time_s or estimate.step_time_s)
+    return f"{rate:,.0f}" if estimate.headline == "tokens_per_s" else f"{rate:,.4g}"
 
 
 def place(estimate: Estimate) -> str:
@@ -22,11 +43,11 @@ def place(estimate: Estimate) -> str:
 
 
 def headline(estimate: Estimate) -> str:
-    """Step time with its interval, tokens/s, days and money of the whole training, memory."""
+    """Step time with its interval, the rate, days and money of the whole training, memory."""
     parts = [
         f"step {estimate.step_time_s:.4g} s   "
         f"80 % interval {estimate.low_s:.4g}-{estimate.high_s:.4g} s",
-        f"{estimate.tokens_per_s:,.0f} tokens/s",
+        rates(estimate)[0],
     ]
     if estimate.bill is not None:
         parts.append(f"{days(estimate)} for {count(estimate.bill.total_tokens)} tokens")
@@ -53,7 +74,7 @@ def of_interval(estimate: Estimate, value: float, digits: str = ",.0f") -> str:
 
 
 def offer_rows(estimates: Sequence[Estimate], beside: Sequence[Against]) -> Iterator[list[str]]:
-    """A row an offer under OFFER_HEADS, the first one first."""
+    """A row an offer under `offer_heads`, the first one first."""
     ratios = ["1", *(ratio_text(offer.tokens_per_s) for offer in beside)]
     for estimate, ratio in zip(estimates, ratios, strict=True):
         cost = estimate.bill.cost if estimate.bill else None
@@ -61,7 +82,7 @@ def offer_rows(estimates: Sequence[Estimate], beside: Sequence[Against]) -> Iter
             place(estimate),
             f"{estimate.step_time_s:.4g} s",
             f"{estimate.low_s:.4g} to {estimate.high_s:.4g} s",
-            f"{estimate.tokens_per_s:,.0f}",
+            speed(estimate),
             ratio,
             days(estimate),
             "not known" if cost is None else f"{cost:,.0f}",
@@ -72,7 +93,8 @@ def offer_rows(estimates: Sequence[Estimate], beside: Sequence[Against]) -> Iter
 
 def offer_table(estimates: Sequence[Estimate], beside: Sequence[Against]) -> list[dict[str, Any]]:
     """The same rows by head."""
-    return [dict(zip(OFFER_HEADS, row, strict=True)) for row in offer_rows(estimates, beside)]
+    heads = offer_heads(estimates[0])
+    return [dict(zip(heads, row, strict=True)) for row in offer_rows(estimates, beside)]
 
 
 def beside_line(first: Estimate, second: Estimate, offer: Against) -> str:
@@ -81,7 +103,7 @@ def beside_line(first: Estimate, second: Estimate, offer: Against) -> str:
     money = f", money {ratio_text(offer.cost)}" if offer.cost else ""
     return (
         f"{second.devices} x {second.device} against {first.devices} x {first.device}: "
-        f"tokens/s {ratio_text(offer.tokens_per_s)}, "
+        f"{speed_unit(first)} {ratio_text(offer.tokens_per_s)}, "
         f"step time {ratio_text(offer.step_time)}{other}{money}"
     )
 

@@ -11,12 +11,15 @@ from paceline.core.waterfall import WaterfallLevel
 from paceline.estimate.answer import Estimate
 from paceline.estimate.elasticity import Elasticity
 from paceline.estimate.headline import (
-    OFFER_HEADS,
     beside_line,
     fit_words,
     of_interval,
+    offer_heads,
     offer_rows,
     place,
+    rates,
+    speed,
+    speed_unit,
 )
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against
@@ -59,7 +62,8 @@ def estimate_html(
         "estimate.html.j2",
         _head(estimates, beside),
         charts,
-        offer_heads=OFFER_HEADS,
+        offer_heads=offer_heads(estimates[0]),
+        speed_unit=speed_unit(estimates[0]),
         offer_rows=list(offer_rows(estimates, beside)) if beside else [],
         level_heads=LEVEL_HEADS,
         levels=[
@@ -140,7 +144,8 @@ def _answer(estimate: Estimate) -> tuple[str, ...]:
 def estimate_cards(estimate: Estimate) -> tuple[Card, ...]:
     """Step time, throughput, the whole training with its money, and memory."""
     samples = estimate.samples_per_s * estimate.step_time_s
-    rates = (estimate.tokens_per_s * estimate.step_time_s / s for s in _ends(estimate))
+    ends = (speed(estimate, step_time_s) for step_time_s in _ends(estimate))
+    main, other = rates(estimate)
     share = "no data-sheet peak" if estimate.mfu is None else f"MFU {percent(estimate.mfu, 1)}"
     slowest = max(estimate.parts.items(), key=lambda part: part[1])
     return (
@@ -155,10 +160,10 @@ def estimate_cards(estimate: Estimate) -> tuple[Card, ...]:
         ),
         card(
             "Throughput",
-            f"{estimate.tokens_per_s:,.0f} tokens/s",
-            " to ".join(f"{rate:,.0f}" for rate in rates) + " (80 %)",
+            main,
+            " to ".join(ends) + " (80 %)",
             [
-                f"{estimate.samples_per_s:.4g} samples/s",
+                other,
                 f"{si(estimate.flops_per_s_per_device, 'FLOP/s')} a device",
                 f"{share} ({estimate.convention})",
             ],

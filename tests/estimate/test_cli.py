@@ -269,6 +269,19 @@ def test_what_would_help_most_is_told_in_every_form(tmp_path: Path):
     assert run.returncode == 1 and "--sensitivity is not" in run.stderr
 
 
+def test_images_are_counted_in_samples(tmp_path: Path):
+    page = tmp_path / "offers.html"
+    flux = ("estimate", "flux1-schnell", "--gpus", "8", "--device", "B200")
+    done = paceline(*flux, "--compare", "device=H100", "--sensitivity", "--html", str(page))
+    assert "H100-SXM against 8 x B200: samples/s 0." in done.stdout
+    assert "more samples/s (80 %)" in done.stdout
+    step, both = done.stdout.partition("flux1-schnell · 8 x B200")[2].splitlines()[1:3]
+    assert "samples/s" in step and "tokens/s" not in step
+    assert both.index("samples/s") < both.index("tokens/s")
+    assert "Of the first: samples/s over" in page.read_text()
+    assert json.loads(paceline(*flux, "--json").stdout)["headline"] == "samples_per_s"
+
+
 def test_a_page_shows_the_way_from_the_peak(tmp_path: Path):
     page = tmp_path / "offers.html"
     done = paceline(
