@@ -168,9 +168,15 @@ def write_page(path: Path, page: str) -> None:
 
 
 def write_charts(folder: Path, charts: Mapping[str, LayerChart]) -> None:
-    """Write charts as SVG and say where; raises SystemFaultError if that cannot be."""
+    """Write charts as SVG and say where, or that there is none to write.
+
+    Raises SystemFaultError if that cannot be.
+    """
     from paceline.report.charts import save_all  # Local as in _csv.
 
+    if not charts:
+        echo(f"note: {folder}: no chart is written: nothing of this is drawn", err=True)
+        return
     for path in save_all(charts, folder, ["svg"]):
         echo(f"chart: {path}", err=True)
 

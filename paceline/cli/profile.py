@@ -272,7 +272,8 @@ def _plan(context: typer.Context, request: Request) -> Plan:
         record = read_record(find_run(runs_root(request.runs_dir), name))
     except UserError as error:
         hint = did_you_mean(name, names)
-        raise UserError(name, f"is no recipe, and {error}", remedy=hint or None) from error
+        what = f"is no recipe, and {error}"
+        raise UserError(f"RECIPE|RUN {name!r}", what, remedy=hint or None) from error
     if record.spec is None or record.spec.bare:
         raise UserError(record.name, "was not started from a recipe, so it cannot be run again")
     used = {"name", "tool_name", "ranks", "steps", "dry_run", "tag", "probe"}

@@ -24,6 +24,7 @@ from tests.command import paceline
         (["run", "tiny-llama", "--device", "cuda"], 1, "no NVIDIA GPU"),
         (["run", "/no/such/file.yaml"], 1, "yaml: cannot be read: No such file or directory\n"),
         (["profile", "tiny-llama", "--from", "x"], 1, "RECIPE|RUN: changes nothing beside"),
+        (["profile", ""], 1, "error: RECIPE|RUN '': is no recipe, and"),
         (["run", "llama31-70b", "--device", "cpu"], 1, "cannot fit"),
         (["run", "tiny-llama", "--devices", "0"], 1, "devices"),
         (["run"], 1, "Missing argument"),

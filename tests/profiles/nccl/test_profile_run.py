@@ -33,6 +33,9 @@ def test_a_log_from_elsewhere_is_read_as_text_and_as_a_table(tmp_path: Path) -> 
     told = paceline("profile", "--tool", "nccl", "--from", str(log))
     assert told.returncode == 0 and "connections: 1 P2P/CUMEM, 1 NET/IB GDRDMA" in told.stdout
 
+    charts = paceline("profile", "--tool", "nccl", "--from", log, "--charts", tmp_path / "charts")
+    assert "charts: no chart is written: nothing of this is drawn" in charts.stderr
+    assert not (tmp_path / "charts").exists()
     table = paceline("profile", "--tool", "nccl", "--from", str(log), "--format", "csv")
     head, *rows = table.stdout.splitlines()
     assert head.startswith("axis,ranks,stride") and len(rows) == 4
