@@ -21,6 +21,8 @@ SUSPECT_Z = -3.0
 MOST_SUSPECTED = 0.1
 """Nodes below the bound in a healthy cluster, on average: of many nodes some are slow by chance."""
 LEAST_LOSS = 0.01
+FLOAT_ERROR = 1e-12
+"""Of a loss: 1 - 99 / 100 is a little more than 0.01 in floating point."""
 FEWEST_JUDGED = 8
 """With fewer nodes their median and spread say too little of any of them."""
 FEWEST_EARLIER = 3
@@ -183,10 +185,10 @@ def _judged(
     if measure.by == "the other nodes" or (measure.by != "nothing" and measure.spread + error > 0):
         scale = max(measure.spread, error, ROUNDING * resolution / measure.value, LEAST_SCALE)
     z = None if scale is None else -loss / scale
-    flagged = z is not None and z < -least_z(measure.degrees) and loss > LEAST_LOSS
+    flagged = z is not None and z < -least_z(measure.degrees) and is_loss(loss)
     # A single value against a reference without a spread: the margin alone raises a suspicion.
     near = z is None or (z < suspect_z(len(speeds.hosts)) and measure.by == "the other nodes")
-    suspected = near and measure.by != "nothing" and loss > LEAST_LOSS and not flagged
+    suspected = near and measure.by != "nothing" and is_loss(loss) and not flagged
     again = 1 - float(speeds.next_slowest[at]) / measure.value
     judged = Judged(
         host=speeds.hosts[at],
@@ -197,9 +199,14 @@ def _judged(
         by=measure.by,
         repeats=int(speeds.repeats[at]),
         suspected=suspected,
-        repeated=flagged and again > max(LEAST_LOSS, loss / 2),
+        repeated=flagged and is_loss(again) and again > loss / 2,
     )
     return judged, scale
+
+
+def is_loss(loss: float) -> bool:
+    """Whether a node loses more than the margin; one at it does not."""
+    return loss > LEAST_LOSS + FLOAT_ERROR
 
 
 def suspect_z(num_nodes: int) -> float:

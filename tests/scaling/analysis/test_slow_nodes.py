@@ -75,6 +75,15 @@ def test_both_significance_and_size_are_asked_for():
     assert hosts_of(judge_nodes(speeds_of([*quiet, 98.5]))) == ["n21"]
 
 
+@pytest.mark.parametrize("median", [1.0, 3.0, 7.0, 100.0, 123.4])
+def test_a_node_at_the_margin_is_neither_flagged_nor_suspected(median: float):
+    single = judge_nodes(speeds_of([median * 0.99]), reference=HealthySpeed(median))
+    assert not single.flagged and not single.suspected
+    quiet = [median * (1 + 1e-5 * at) for at in range(-10, 11)]
+    assert not judge_nodes(speeds_of([*quiet, median * 1.5, median * 0.99])).flagged
+    assert hosts_of(judge_nodes(speeds_of([*quiet, median * 1.5, median * 0.9899]))) == ["n23"]
+
+
 def test_a_coarse_print_is_no_evidence():
     values = [9.0] * 30 + [8.0]
     assert hosts_of(judge_nodes(speeds_of(values), resolution=1.0)) == []
