@@ -221,7 +221,7 @@ def scale(
             nodes,
             fault or [],
             seed,
-            parse_sizes(sizes, nodes),
+            parse_sizes(sizes, nodes, "make more with --nodes"),
             split.value,
             rounds,
             _judging(scaling, reference, history),

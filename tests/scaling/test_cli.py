@@ -103,6 +103,10 @@ def test_few_nodes_are_judged_by_a_reference_or_a_history(tmp_path: Path):
         (("--from", "missing.csv"), "missing.csv: cannot be read"),
         ((*QUICK, "--fault", "dead=3:5%"), "cannot be read; allowed: slow=NODE:5%"),
         (("--simulate", "--nodes", "5000"), "5000 nodes: cannot be simulated"),
+        (
+            ("--simulate", "--nodes", "16", "--sizes", "1,32"),
+            "--sizes 1,32: there are 16 hosts; make more with --nodes",
+        ),
         ((*QUICK, "--reference", "-4"), "--reference -4.0: is no speed"),
     ],
 )

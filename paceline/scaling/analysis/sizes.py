@@ -7,12 +7,14 @@ from paceline.core.errors import UserError
 FORM = "numbers, `...` for those between, N for all hosts"
 
 
-def parse_sizes(text: str | None, num_hosts: int) -> tuple[int, ...]:
+def parse_sizes(
+    text: str | None, num_hosts: int, remedy: str = "name more with --hosts"
+) -> tuple[int, ...]:
     """The sizes that `text` names on so many hosts, rising; 1, 2, 4, ... and all for None.
 
     `...` goes on as the two numbers before it did: by their ratio where that is whole, else by
     their difference; beside it numbers beyond the hosts are left out. `N` is all hosts. Raises
-    UserError for anything else and for more nodes than hosts.
+    UserError for anything else, and with `remedy` for more nodes than hosts.
     """
     text = "1,2,4,...,N" if text is None else text
     words = [word.strip() for word in text.split(",") if word.strip()]
@@ -29,7 +31,7 @@ def parse_sizes(text: str | None, num_hosts: int) -> tuple[int, ...]:
         sizes = [size for size in sizes if size <= num_hosts] or sizes
     if max(sizes) > num_hosts:
         hosts = "there is 1 host" if num_hosts == 1 else f"there are {num_hosts} hosts"
-        raise UserError(f"--sizes {text}", hosts, remedy="name more with --hosts")
+        raise UserError(f"--sizes {text}", hosts, remedy=remedy)
     return tuple(sorted(set(sizes)))
 
 
