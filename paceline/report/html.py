@@ -25,7 +25,7 @@ from paceline.report.charts import run_charts
 from paceline.report.figures import half_width, label, plus_minus, throughput, written
 from paceline.report.head import PageHead, Tone
 from paceline.report.page import (
-    STATUS_ADVICE,
+    advice,
     chip_label,
     describe_rule,
     describe_setup,
@@ -121,7 +121,7 @@ def _outcome(report: RunReport) -> dict[str, Any]:
         "sentence": result.verdict.sentence,
         "failed": result.status != "ok",
         "reason": result.reason or "",
-        "advice": STATUS_ADVICE.get(result.status, ""),
+        "advice": advice(report),
         "progress": progress(result),
         "log_tail": "\n".join(result.log_tail),
         "warnings": result.warnings,

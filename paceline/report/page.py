@@ -27,6 +27,16 @@ STATUS_ADVICE: dict[str, str] = {
     "running": "It is still running; the figures are preliminary.",
     "queued": "It has not started yet.",
 }
+PROGRAM_ADVICE: dict[str, str] = {
+    "oom": "Give the program smaller micro-batches, shorter sequences or more devices.",
+    "nan": "Lower its learning rate, train in bf16 or fp32, and look at the last losses before the "
+    "NaN.",
+    "timeout": "Raise time_limit_s or let the program take fewer steps; the log's end shows what "
+    "it waited for.",
+    "incomplete": "Let the program take more steps if it came to its end; where its log tells "
+    "none, `paceline.steplog` in its loop does. What it has is shown.",
+}
+"""Of a program of the user's own, which no field of a recipe changes."""
 
 VERDICT_LABELS: dict[str, str] = {
     "pass": "✓ as fast as the reference",
@@ -36,6 +46,13 @@ VERDICT_LABELS: dict[str, str] = {
     "invalid": "✕ no valid figure",
     "none": "measured, no reference",
 }
+
+
+def advice(report: RunReport) -> str:
+    """What to do after a run of this status; empty after a good one."""
+    status = report.result.status
+    own = PROGRAM_ADVICE if report.facts.engine == "command" else {}
+    return own.get(status) or STATUS_ADVICE.get(status, "")
 
 
 def stack_names(report: RunReport, most: int) -> str:

@@ -24,7 +24,7 @@ from paceline.report.figures import (
 )
 from paceline.report.memory import memory_sentence
 from paceline.report.page import (
-    STATUS_ADVICE,
+    advice,
     chip_label,
     describe_setup,
     describe_window,
@@ -48,7 +48,7 @@ def render_text(report: RunReport, console: Console, *, header: bool = True) -> 
         _print(console, (" · ".join(describe_setup(report)), "bold"))
         console.print()
     if result.status != "ok":
-        for line in _outcome(result):
+        for line in _outcome(report):
             _print(console, line)
         if report.stacks:
             stacks = stack_names(report, MOST_STACKS)
@@ -66,14 +66,15 @@ def _print(console: Console, line: Line) -> None:
     console.print(Text(printable(line[0]), style=line[1]), soft_wrap=True, highlight=False)
 
 
-def _outcome(result: Result) -> Iterable[Line]:
+def _outcome(report: RunReport) -> Iterable[Line]:
     """What happened, why, the log's end and what to do."""
+    result = report.result
     yield f"  {chip_label(result)}: {progress(result)}", "bold red"
     if result.reason:
         yield f"  {result.reason}", ""
     for line in result.log_tail[-LOG_LINES:]:
         yield f"  | {line}", "dim"
-    yield f"  what to do: {STATUS_ADVICE.get(result.status, 'read the log.')}", ""
+    yield f"  what to do: {advice(report)}", ""
 
 
 def _figures(result: Result, facts: Facts) -> Iterable[Line]:
