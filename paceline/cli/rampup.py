@@ -205,9 +205,8 @@ def _tell(plan: RampPlan, judged: CheckedSchedule | None) -> None:
     """Totals, and what the plan rests on, beside the tables."""
     for name, schedule in (("plan", plan), ("checked schedule", judged)):
         if schedule and schedule.days is not None and schedule.device_hours is not None:
-            hours = schedule.device_hours
-            shown = f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
-            echo(f"{name}: {shown} device hours, {schedule.days:.3g} days", err=True)
+            hours, days = _amount(schedule.device_hours), _amount(schedule.days)
+            echo(f"{name}: {hours} device hours, {days} days", err=True)
     for note in plan.notes:
         echo(f"note: {note}", err=True)
     echo(f"rests on: {plan.evidence}", err=True)
@@ -236,6 +235,11 @@ def _seconds(value: float) -> str:
     return f"{value:.3g}"
 
 
+def _amount(value: float) -> str:
+    """Three digits, all of them from 100 on: `0.151`, `12,330`."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _share(value: float) -> str:
     return f"{value:.0%}"
 
@@ -256,8 +260,8 @@ _COLUMNS = [
     OutputColumn("p_oom", "P(OOM)", _share, "right"),
     OutputColumn("efficiency", "efficiency", _share, "right"),
     OutputColumn("samples", "samples", lambda value: f"{value:,}", "right"),
-    OutputColumn("device_hours", "device hours", lambda value: f"{value:,.4g}", "right"),
-    OutputColumn("days", "days", _seconds, "right"),
+    OutputColumn("device_hours", "device hours", _amount, "right"),
+    OutputColumn("days", "days", _amount, "right"),
 ]
 _CHECKED = [
     OutputColumn("batch", "batch", justify="right"),

@@ -22,6 +22,8 @@ def test_a_plan_as_text_has_a_line_a_stage_and_its_totals():
     assert [line.split()[0] for line in lines] == ["32", "128", "512"]
     for title in ("layout", "micro-batch", "bubble", "memory GB", "device hours", "days"):
         assert title in head
+    hours = [float(line.split()[-2].replace(",", "")) for line in lines]
+    assert max(hours) > 1e4 and "e+" not in done.stdout
     assert "plan: " in done.stderr and "device hours" in done.stderr and "rests on" in done.stderr
 
 
