@@ -53,8 +53,8 @@ def print_sweep(result: SweepResult, form: TableFormat) -> None:
     )
     if form is TableFormat.json:
         return
-    note = table_note(result)
-    echo(f"\n{note if form is TableFormat.text else f'- {note}'}")
+    if note := table_note(result):
+        echo(f"\n{note if form is TableFormat.text else f'- {note}'}")
 
 
 def columns_of(result: SweepResult) -> list[OutputColumn]:

@@ -112,7 +112,8 @@ class SweepResult(Value):
     dimensions: dict[str, tuple[str, ...]]
     repeats: PositiveInt = 1
     """Runs that were asked for of each."""
-    flops_convention: str
+    flops_convention: str | None
+    """None where every combination was refused."""
     stack: str | None = None
     """Software whose times and memory were expected; None is that of the recipe's engine."""
     rows: tuple[SweepRow, ...]

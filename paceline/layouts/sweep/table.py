@@ -119,7 +119,12 @@ def notes(row: SweepRow) -> str:
 
 
 def table_note(result: SweepResult) -> str:
-    """What stands below the table: how FLOPs are counted, and of what the memory is."""
+    """What stands below the table: how FLOPs are counted, and of what the memory is.
+
+    Empty where every combination was refused.
+    """
+    if result.flops_convention is None:
+        return ""
     flops_note = (
         f"TFLOP/s of a device, recomputation counted ({with_recompute(result.flops_convention)}); "
         "layouts are ranked by tokens/s."

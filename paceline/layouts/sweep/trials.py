@@ -97,7 +97,7 @@ def sweep_result(
         variant=sweep.variant,
         dimensions={dimension.field: dimension.values for dimension in sweep.dimensions},
         repeats=sweep.repeats,
-        flops_convention=plans[0].spec.flops_convention if plans else "unknown",
+        flops_convention=plans[0].spec.flops_convention if plans else None,
         stack=sweep.stack,
         rows=rows,
         interrupted=interrupted,

@@ -184,6 +184,14 @@ def test_the_exit_code_says_whether_there_is_an_answer(result: SweepResult, code
     assert exit_code(result) == code
 
 
+def test_where_nothing_ran_no_convention_of_flops_is_named(capsys: pytest.CaptureFixture[str]):
+    refused = outcome("refused").model_copy(update={"flops_convention": None})
+    print_sweep(refused, TableFormat.text)
+    assert "TFLOP/s of a device" not in capsys.readouterr().out
+    print_sweep(outcome("oom"), TableFormat.text)
+    assert "recomputation counted (six-n+recompute)" in capsys.readouterr().out
+
+
 def test_failed_runs_have_an_x_for_people_and_nothing_in_csv(capsys: pytest.CaptureFixture[str]):
     print_sweep(outcome("oom", "refused"), TableFormat.md)
     lines = capsys.readouterr().out.splitlines()
