@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import isfinite
 from typing import Literal
 
+from pydantic import Field
+
 from paceline.core.flops import FlopsInput, model_flops_per_token
 from paceline.core.rates import flops_per_s_per_device, mfu, tokens_per_s
 from paceline.core.run import USUAL_FP8_RECIPE, Data, RunSpec, Training
@@ -63,7 +65,7 @@ class Estimate(Value):
     """Seconds of the step, by part."""
     tokens_per_s: float
     samples_per_s: float
-    headline: Literal["tokens_per_s", "samples_per_s"] = "tokens_per_s"
+    headline: Literal["tokens_per_s", "samples_per_s"] = Field("tokens_per_s", exclude=True)
     """Which of the two states the speed, as of a run: samples/s of captioned images."""
     flops_per_s_per_device: float
     mfu: float | None
