@@ -10,6 +10,7 @@ from typing import Any
 from paceline.audit.cells.derivation import judge, relation, speed_of
 from paceline.audit.lines import cells_of, flops_input, inputs_of
 from paceline.core.flops import CONVENTIONS, flops_per_sample, with_recompute
+from paceline.core.units import counted
 from paceline.files import catalog
 from paceline.files.references import Row
 
@@ -31,7 +32,7 @@ class Assumption:
     def __str__(self) -> str:
         return (
             f"{self.table}: {self.model} counts as {self.words}: not all declared; it gives "
-            f"{self.num_given} of {self.num_rows} rows"
+            f"{self.num_given} of {counted(self.num_rows, 'row')}"
         )
 
 

@@ -12,6 +12,7 @@ from paceline.audit.cells.derivation import Cell
 from paceline.audit.cells.rank_list import left_out, read_ranks
 from paceline.audit.lines import lines_of
 from paceline.core.printed import like
+from paceline.core.units import counted
 from paceline.files.references import Row
 
 NO_FIGURE = "no figure is printed"
@@ -137,7 +138,7 @@ def _layouts(rows: Sequence[Row]) -> Iterator[AuditFinding]:
     for (table, printed), members in seen.items():
         row, devices = members[0], members[0].layout.model_devices
         counts = sorted({row.num_devices or 0 for row in members})
-        cause = f"a replica of {devices} devices does not fit {_either(counts)} devices"
+        cause = f"a replica of {counted(devices, 'device')} does not fit {_either(counts)} devices"
         if row.shape and row.layout.pp > row.shape.num_layers:
             cause += f", and {row.shape.num_layers} layers have no {row.layout.pp} stages"
         replicas = counts[0] / devices

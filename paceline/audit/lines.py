@@ -22,7 +22,7 @@ from paceline.core.flops import (
 from paceline.core.printed import Interval, exactly, read_printed
 from paceline.core.recompute import block_levels
 from paceline.core.shape import LoraSpec, LoraTarget, Shape, linear_sizes, num_parameters, uses
-from paceline.core.units import count
+from paceline.core.units import count, counted
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe
 from paceline.files.references import UNIT_SIZES, Row
@@ -190,7 +190,10 @@ def _other_bases(row: Row, rows: Sequence[Row], inputs: Inputs) -> Iterator[tupl
     for num in sorted({r.num_devices for r in rows if r.num_devices}):
         base = _base(row, rows, num)
         if base and num not in (row.base_num_devices, row.num_devices):
-            words = f"is true against {base.id}, {num} devices, not against {row.base_num_devices}"
+            words = (
+                f"is true against {base.id}, "
+                f"{counted(num, 'device')}, not against {row.base_num_devices}"
+            )
             yield words, _with_base(replace(inputs, settings=settings), base)
 
 

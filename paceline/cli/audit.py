@@ -21,6 +21,7 @@ from paceline.cli.output import (
 )
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED
+from paceline.core.units import counted
 
 KEYS = ("table", "row", "column", "printed", "recomputed", "difference", "cause")
 
@@ -147,19 +148,15 @@ def _closing(audit: Audit) -> list[str]:
     failing = states.get("fails", 0)
     minor = f" ({num_minor} of them only cut, or only alone: --all)" if num_minor else ""
     layouts = len(audit.findings) - failing
-    more = f"; {_of(layouts, 'layout')} cannot be" if layouts > 0 else ""
+    more = f"; {counted(layouts, 'layout')} cannot be" if layouts > 0 else ""
     lines = [
-        f"{_of(audit.num_rows, 'row')}, {_of(audit.num_checked, 'cell')} checked: "
+        f"{counted(audit.num_rows, 'row')}, {counted(audit.num_checked, 'cell')} checked: "
         f"{audit.num_following:,} follow{minor}, {failing:,} do not{more}.",
-        f"They follow from {_of(states.get('speed', 0), 'printed speed')}.",
+        f"They follow from {counted(states.get('speed', 0), 'printed speed')}.",
     ]
     if audit.unchecked:
         total = sum(audit.unchecked.values())
         reasons = sorted(audit.unchecked.items(), key=lambda item: -item[1])
         unchecked = "; ".join(f"{reason} ({count:,})" for reason, count in reasons)
-        lines.append(f"{_of(total, 'cell')} could not be checked: {unchecked}.")
+        lines.append(f"{counted(total, 'cell')} could not be checked: {unchecked}.")
     return lines
-
-
-def _of(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

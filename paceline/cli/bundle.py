@@ -11,7 +11,7 @@ from paceline.cli.options import Json, RunName, RunsDir
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED
-from paceline.core.units import si
+from paceline.core.units import counted, si
 from paceline.files.run_folder import find_run, runs_root
 from paceline.runs.bundles.verification import BundleCheck, check_bundle
 from paceline.runs.bundles.writing import write_bundle
@@ -45,7 +45,7 @@ def bundle(
         return
     size = si(sum(file.bytes for file in written.files), "B")
     echo(str(path))
-    echo(f"{len(written.files)} files, {size}, sha256 {written.sha256}", err=True)
+    echo(f"{counted(len(written.files), 'file')}, {size}, sha256 {written.sha256}", err=True)
 
 
 def verify(
@@ -81,7 +81,7 @@ def verify(
 
 def _sentence(check: BundleCheck) -> str:
     size = si(check.bytes, "B")
-    files = f"{check.run}: {check.n_files} files, {size}, sha256 {check.sha256}"
+    files = f"{check.run}: {counted(check.n_files, 'file')}, {size}, sha256 {check.sha256}"
     if check.faults:
         return f"{files}; {len(check.faults)} are not as the bundle says, so no figure counts"
     if not check.n_figures:
@@ -93,4 +93,7 @@ def _sentence(check: BundleCheck) -> str:
         if check.measured_by == check.checked_by
         else f" (measured by Paceline {check.measured_by}, checked by {check.checked_by})"
     )
-    return f"{files}; {len(check.figures)} of {check.n_figures} figures do not follow{versions}"
+    return (
+        f"{files}; {len(check.figures)} of "
+        f"{counted(check.n_figures, 'figure')} do not follow{versions}"
+    )

@@ -12,7 +12,7 @@ from paceline.cli.options import Device, DeviceKind, Json
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.core.units import percent, si
+from paceline.core.units import counted, percent, si
 from paceline.estimate.calibrate.calibration import Calibration, file_of
 from paceline.estimate.calibrate.measurement import calibrate as measure
 from paceline.files.documents import write_value
@@ -120,7 +120,7 @@ def _columns() -> list[OutputColumn]:
 
 def _sentences(calibration: Calibration) -> list[str]:
     lines = [
-        f"{placement.ranks} x {placement.threads} threads: "
+        f"{placement.ranks} x {counted(placement.threads, 'thread')}: "
         f"products {si(placement.flops_per_s, 'FLOP/s')}, "
         f"copies {si(placement.memory_bytes_per_s, 'B/s')}"
         + (

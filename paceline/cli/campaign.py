@@ -19,6 +19,7 @@ from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK, SystemFaultError
 from paceline.core.hosts import compress
 from paceline.core.node_groups import GroupThroughput
+from paceline.core.units import counted
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import runs_root
 from paceline.machines import slurm
@@ -204,7 +205,7 @@ def print_result(result: CampaignResult, form: TableFormat) -> None:
     print_sentences((*result.sentences, table_note(result)), form)
     emit_table(_rows(result), columns, form, document=result.model_dump(mode="json"))
     if form in (TableFormat.text, TableFormat.md) and result.resume:
-        echo(f"{result.missing} sub-clusters are missing: {result.resume}", err=True)
+        echo(f"missing: {counted(result.missing, 'sub-cluster')}; {result.resume}", err=True)
 
 
 def _rows(result: CampaignResult) -> list[dict[str, object]]:
@@ -235,7 +236,8 @@ def _announce(campaign: Campaign) -> None:
     sizes = ", ".join(map(str, campaign.sizes))
     echo(
         f"{campaign.scaling} scaling · hosts {compress(campaign.hosts)} · "
-        f"sizes {sizes} · {trials} sub-clusters in {len(campaign.plan)} rounds",
+        f"sizes {sizes} · {counted(trials, 'sub-cluster')} in "
+        f"{counted(len(campaign.plan), 'round')}",
         err=True,
     )
     for notice in campaign.notices:

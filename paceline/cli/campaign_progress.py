@@ -10,7 +10,7 @@ from threading import Lock
 
 from paceline.cli.terminal import echo
 from paceline.core.hosts import compress
-from paceline.core.units import percent, significant
+from paceline.core.units import counted, percent, significant
 from paceline.runs.flow import Progress, Watcher
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.slot import JobSlot
@@ -88,7 +88,7 @@ class CampaignDisplay:
 
 def left_text(left: Remaining) -> str:
     """`12 left in 5 rounds, about 3 min`."""
-    rounds = "1 round" if left.rounds == 1 else f"{left.rounds} rounds"
+    rounds = counted(left.rounds, "round")
     if not left.trials:
         return "none left"
     return f"{left.trials} left in {rounds}{_about(left.seconds)}"
@@ -105,4 +105,4 @@ def _about(seconds: float | None) -> str:
 
 
 def _nodes(n: int) -> str:
-    return "1 node" if n == 1 else f"{n} nodes"
+    return counted(n, "node")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from paceline.cli.output import OutputColumn, TableFormat, emit_table, write_page
 from paceline.cli.terminal import echo
-from paceline.core.units import count, gib, percent, si
+from paceline.core.units import count, counted, gib, percent, si
 from paceline.estimate.answer import Estimate, MeasuredStep
 from paceline.estimate.costs import Bill, Saving
 from paceline.estimate.elasticity import Elasticity
@@ -100,7 +100,7 @@ def text(estimate: Estimate) -> str:
 
 def _measured_line(measured: MeasuredStep) -> str:
     """What was measured, of what, and how far the estimate is off."""
-    of = "" if measured.n is None else f", median of {measured.n:,} steps"
+    of = "" if measured.n is None else f", median of {counted(measured.n, 'step')}"
     spread = "" if measured.spread is None else f", spread {percent(measured.spread, 1)}"
     where = "in" if measured.in_interval else "outside"
     return (
@@ -145,7 +145,7 @@ def time_line(time: TimeToTrain) -> str:
         f"{time.benchmark} of round {time.ruleset} to its target: {time.minutes:.3g} minutes "
         f"({time.low_minutes:.3g} to {time.high_minutes:.3g}, 80 % of single runs), "
         f"{time.samples:,.0f} samples (reference runs scatter by {time.samples_stdev:,.0f}), "
-        f"{time.num_evaluations} evaluations of {time.evaluation_s:.3g} s; {time.label}"
+        f"{counted(time.num_evaluations, 'evaluation')} of {time.evaluation_s:.3g} s; {time.label}"
     )
 
 

@@ -22,6 +22,7 @@ from paceline.cli.runs import computed_result
 from paceline.cli.terminal import echo
 from paceline.compare.over_time.timeline import History
 from paceline.core.errors import UserError
+from paceline.core.units import counted
 from paceline.files.index import COLUMNS, listing
 from paceline.files.run_folder import runs_root
 from paceline.runs.comparison import parse_margin
@@ -97,7 +98,7 @@ def _folders(
     if not rows:
         raise UserError(
             f"recipe {name!r}",
-            f"none of its {len(of_recipe)} runs is selected",
+            f"none of its {counted(len(of_recipe), 'run')} is selected",
             remedy="widen --where or --since",
         )
     return name, [root / row["run"] for row in rows]

@@ -18,6 +18,7 @@ from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.hardware import SshSettings
 from paceline.core.hosts import Host, compress, hostfile_text
+from paceline.core.units import counted, there_are
 from paceline.files.documents import write_text
 from paceline.files.run_folder import runs_root
 from paceline.machines import host_lists
@@ -192,7 +193,7 @@ def _selected(
         raise UserError("--first, --take", "are asked for together", remedy="name one")
     number = 1 if first else take
     if number is not None and number > len(hosts):
-        raise UserError(f"--take {number}", f"there are {len(hosts)} hosts")
+        raise UserError(f"--take {number}", there_are(len(hosts), "host"))
     chosen = hosts[:number]
     return tuple(host.model_copy(update={"slots": slots}) for host in chosen) if slots else chosen
 
@@ -203,7 +204,7 @@ def _show(hosts: Sequence[Host], output: Path | None, form: TableFormat) -> None
         if output.exists():
             raise UserError(str(output), "exists already", remedy="name a new file")
         write_text(output, text)
-        echo(f"{len(hosts)} hosts in {output}", err=True)
+        echo(f"{counted(len(hosts), 'host')} in {output}", err=True)
     elif form is TableFormat.text:
         echo(text, nl=False)
     if form is not TableFormat.text:
@@ -291,6 +292,6 @@ def _show_check(
     ]
     emit_table(rows, columns, form)
     faulty = sum(check.fault is not None for check in checks)
-    echo(f"{len(checks) - faulty} of {len(checks)} hosts can be run on", err=True)
+    echo(f"{len(checks) - faulty} of {counted(len(checks), 'host')} can be run on", err=True)
     if fail and faulty:
         raise typer.Exit(3)

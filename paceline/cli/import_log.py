@@ -13,6 +13,7 @@ from paceline.cli.output import OutputColumn, TableFormat, emit_table
 from paceline.cli.printing import print_report
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
+from paceline.core.units import counted
 from paceline.files.archive import is_archive
 from paceline.files.run_folder import runs_root
 from paceline.logs.facts import UserSettings
@@ -91,7 +92,7 @@ def _print_taken(taken: ImportedArchive, form: options.ReportFormat) -> None:
     for reason in taken.left_out:
         echo(f"left out: {reason}", err=True)
     if taken.passed_over:
-        echo(f"{taken.passed_over} files are no training logs", err=True)
+        echo(f"no training log: {counted(taken.passed_over, 'file')}", err=True)
     results = [report.result for report in taken.reports]
     document = {
         "runs": [result.model_dump(mode="json") for result in results],

@@ -18,7 +18,7 @@ from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_INCOMPLETE, UserError
 from paceline.core.hardware import Cluster
 from paceline.core.result import finite_value
-from paceline.core.units import binary, percent, si
+from paceline.core.units import binary, counted, percent, si
 from paceline.estimate.answer import estimate
 from paceline.estimate.calibrate.lookup import evidence_for, is_cpu
 from paceline.estimate.question import Question, recipe_of, spec_of, spec_of_any_layout
@@ -174,8 +174,8 @@ def _measured(folder: Path) -> StorageDemand:
     metric = report.result.metrics.get("samples_per_s")
     rate = finite_value(metric)
     notes = () if rate else ((metric.note if metric else None) or "it has no samples/s",)
-    source = f"run {folder.name}, median of {metric.n} steps" if metric else f"run {folder.name}"
-    return demand_of(spec, source, rate, notes=notes)
+    of = f", median of {counted(metric.n, 'step')}" if metric and metric.n else ""
+    return demand_of(spec, f"run {folder.name}{of}", rate, notes=notes)
 
 
 def estimated_demand(recipe: str, on: str | None, cluster: Cluster) -> StorageDemand:
@@ -207,7 +207,7 @@ def _devices_per_node(what: str, total: int, cluster: Cluster) -> int:
     if cluster.nodes == 1:
         whole, hosts = min(total, DEVICES_PER_NODE), f"{DEVICES_PER_NODE} devices a host"
     else:
-        whole, hosts = cluster.nodes, f"the {cluster.nodes} hosts"
+        whole, hosts = cluster.nodes, f"the {counted(cluster.nodes, 'host')}"
     if total % whole:
         raise UserError(what, f"is no multiple of {hosts}", allowed=f"{total + -total % whole}")
     return whole if cluster.nodes == 1 else total // cluster.nodes

@@ -17,7 +17,7 @@ from paceline.cli.terminal import echo
 from paceline.compare.over_time.repeats import SeriesResult
 from paceline.core.errors import UserError
 from paceline.core.result import Result
-from paceline.core.units import significant
+from paceline.core.units import counted, significant
 from paceline.files.run_folder import runs_root
 from paceline.machines.placement import Request, Where
 from paceline.runs.flow import Watcher, command_line
@@ -145,7 +145,7 @@ def announce(series: Series) -> None:
         echo(f"{letter}{run_headline(side.plan.spec)}{apart}", err=True)
         have = series.num_repeats - len(side.missing)
         already = f", of which it has {have}" if have else ""
-        repeats = "1 repeat" if series.num_repeats == 1 else f"{series.num_repeats} repeats"
+        repeats = counted(series.num_repeats, "repeat")
         echo(f"{letter}group {side.group}: {repeats}{already}", err=True)
     for notice in series.notices:
         echo(f"note: {notice}", err=True)

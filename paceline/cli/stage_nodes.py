@@ -14,7 +14,7 @@ from paceline.cli.stage_progress import stage_display
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_SYSTEM_FAULT, UserError
 from paceline.core.hardware import Cluster
-from paceline.core.units import seconds, si
+from paceline.core.units import counted, seconds, si
 from paceline.files import catalog
 from paceline.files.staged import unstaged
 from paceline.machines.placement import Where, placed
@@ -40,7 +40,7 @@ class NodeTarget:
     local: str
 
     def __str__(self) -> str:
-        return f"{self.local} on {len(self.shells)} nodes"
+        return f"{self.local} on {counted(len(self.shells), 'node')}"
 
 
 def node_target(local: str | None, cluster: str | None, where: Where) -> NodeTarget | None:
@@ -122,7 +122,7 @@ def print_nodes(rows: Sequence[dict[str, Any]], target: NodeTarget, form: TableF
         for fault in row["faults"]:
             echo(f"{row['host']}: {fault['asset']}: {fault['path']} is {fault['fault']}")
     whole = sum(row["state"] == "staged" for row in rows)
-    echo(f"in {target.local}: everything is staged on {whole} of {len(rows)} nodes")
+    echo(f"in {target.local}: everything is staged on {whole} of {counted(len(rows), 'node')}")
 
 
 def nodes_exit(outcomes: Sequence[NodeOutcome]) -> int:

@@ -24,6 +24,7 @@ from paceline.core.errors import (
     EXIT_SYSTEM_FAULT,
     UserError,
 )
+from paceline.core.units import counted
 from paceline.estimate.estimates import P_OOM_SURE
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import runs_root
@@ -221,7 +222,7 @@ def _announce(planned: Sweep, trials: list[SweepTrial]) -> None:
     todo = sum(trial.missing(planned.repeats) for trial in trials)
     have = sum(bool(trial.results) for trial in trials)
     refused = sum(not choice.runs for choice in planned.choices)
-    parts = [f"{len(trials)} combinations", f"{todo} runs to do"]
+    parts = [counted(len(trials), "combination"), f"{counted(todo, 'run')} to do"]
     parts += [f"{have} measured before"] if have else []
     parts += [f"{refused} refused or pruned"] if refused else []
     echo(f"sweep {planned.name}: {', '.join(parts)}", err=True)

@@ -22,6 +22,7 @@ from paceline.core.errors import (
     EXIT_SYSTEM_FAULT,
     UserError,
 )
+from paceline.core.units import counted
 from paceline.files import catalog
 from paceline.files.run_folder import runs_root
 from paceline.layouts.search.space import Space
@@ -208,7 +209,7 @@ def _of_cluster(name: str, gpus: int | None, where: Where) -> None:
     if gpus not in (None, has):
         raise UserError(
             f"--gpus {gpus}",
-            f"{name} has {has} devices here",
+            f"{name} has {counted(has, 'device')} here",
             remedy="leave --gpus out, or name its --nodes",
         )
 
@@ -217,7 +218,7 @@ def _per_host(gpus: int, where: Where) -> int:
     """Devices of every host."""
     nodes = where.nodes or len(where.hosts) or 1
     if gpus % nodes:
-        raise UserError(f"--gpus {gpus}", f"is no multiple of the {nodes} hosts")
+        raise UserError(f"--gpus {gpus}", f"is no multiple of the {counted(nodes, 'host')}")
     return gpus // nodes
 
 

@@ -12,6 +12,7 @@ from paceline.cli import model_options as model
 from paceline.cli.options import Json
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, Where, emit_table, select_rows
 from paceline.cli.terminal import echo
+from paceline.core.units import counted
 from paceline.estimate.validation import StepAccuracy, Validation, read_table, validate_rows
 
 
@@ -67,14 +68,15 @@ def _tell(validation: Validation) -> None:
     if memory.mape is not None and memory.median is not None and memory.within_10 is not None:
         within_5 = _share(memory.within_5 or 0)
         echo(
-            f"memory of {memory.n} rows that state it: MAPE {_share(memory.mape)}, median "
+            f"memory of {counted(memory.n, 'row')} that state it: MAPE {_share(memory.mape)}, "
+            "median "
             f"{_share(memory.median)}, within 5 % {within_5}, "
             f"within 10 % {_share(memory.within_10)}",
             err=True,
         )
     reasons = Counter(row.reason for row in validation.unmodelled)
     for reason, count in reasons.most_common():
-        echo(f"not modelled: {count} rows: {reason}", err=True)
+        echo(f"not modelled: {counted(count, 'row')}: {reason}", err=True)
 
 
 def _share(value: float) -> str:

@@ -18,6 +18,7 @@ from paceline.core.result import (
     WindowRecord,
     finite_value,
 )
+from paceline.core.units import counted
 
 LAST_STEPS = (LAST_STEP, "last step")
 """How a run and a published table say that the last step alone is their figure."""
@@ -115,7 +116,8 @@ class Side:
             return f"{self.name} has no valid figure ({'; '.join(left_out[:3]) or 'no runs'})"
         if left_out and len(used) < MIN_REPEATS:
             return (
-                f"{len(left_out)} of {len(self.members)} runs of {self.name} are not valid "
+                f"{len(left_out)} of {counted(len(self.members), 'run')} of {self.name} are not "
+                "valid "
                 f"({'; '.join(left_out[:3])}); {MIN_REPEATS} good ones would be enough"
             )
         return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from paceline.core.layout import RULES, Layout, broken_rules, features
 from paceline.core.pipeline import stages_of
 from paceline.core.shape import Shape
+from paceline.core.units import counted
 
 
 @dataclass(frozen=True)
@@ -328,7 +329,8 @@ def layout_problems(
     if world_size % layout.model_devices:
         return [
             f"tp {layout.tp} x pp {layout.pp} x cp {layout.cp} = {layout.model_devices} "
-            f"does not divide {world_size} devices: use a multiple of {layout.model_devices}"
+            f"does not divide {counted(world_size, 'device')}: use a multiple of "
+            f"{layout.model_devices}"
         ]
     broken = broken_rules(features(layout, world_size), (r for r in RULES if not r.native))
     sizes = Sizes(layout, shape, world_size, global_batch, seq_len)

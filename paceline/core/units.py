@@ -34,6 +34,17 @@ def count(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}"
 
 
+def counted(number: int, thing: str) -> str:
+    """A number with its noun: `1 node`, `2,048 nodes`."""
+    ending = "es" if thing.endswith("ss") else "s"
+    return f"{number:,} {thing}{'' if number == 1 else ending}"
+
+
+def there_are(number: int, thing: str) -> str:
+    """The same as a sentence: `there is 1 host`, `there are 2 hosts`."""
+    return f"there {'is' if number == 1 else 'are'} {counted(number, thing)}"
+
+
 def significant(value: float, digits: int = 3) -> str:
     """`value` with at least `digits` significant digits, never in exponent form."""
     if value == 0:

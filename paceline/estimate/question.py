@@ -10,6 +10,7 @@ from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
 from paceline.core.site import Site
+from paceline.core.units import counted
 from paceline.estimate.calibrate.lookup import automatic_dtype, is_cpu, machine_for
 from paceline.estimate.costs import Failures, Prices
 from paceline.estimate.fit.origin import ANY
@@ -137,10 +138,14 @@ def _part_of(site: Site, devices: int) -> Cluster:
             remedy="devices_per_node in the cluster's file",
         )
     if devices > site.training_devices:
-        spares = f", {site.spare_nodes} nodes of it kept as spares" if site.spare_nodes else ""
+        spares = (
+            f", {counted(site.spare_nodes, 'node')} of it kept as spares"
+            if site.spare_nodes
+            else ""
+        )
         raise UserError(
             f"--gpus {devices}",
-            f"{site.name} has {site.world_size:,} devices{spares}",
+            f"{site.name} has {counted(site.world_size, 'device')}{spares}",
             allowed=f"up to {site.training_devices}",
         )
     return site.as_cluster.model_copy(update={"nodes": nodes, "launcher": "local", "hosts": ()})

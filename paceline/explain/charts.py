@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from paceline.core.text import one_line
-from paceline.core.units import percent, significant
+from paceline.core.units import counted, percent, significant
 from paceline.explain.explanation import Explanation
 from paceline.report.step_charts import finish
 from paceline.report.theme import Look
@@ -101,7 +101,7 @@ def parts_chart(answer: Explanation, look: Look) -> alt.LayerChart:
             ],
         )
     )
-    note = f"Mean of {answer.n} steps; every second belongs to one part."
+    note = f"Mean of {counted(answer.n, 'step')}; every second belongs to one part."
     title = "Where the mean step's seconds go"
     return finish([bars], look, title, [note], 60 + BAR_HEIGHT * len(sides), answer.run)
 

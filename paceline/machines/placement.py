@@ -12,6 +12,7 @@ from typing import Any
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster, Device, LauncherName
 from paceline.core.hosts import Host
+from paceline.core.units import counted, there_are
 from paceline.files import catalog
 from paceline.files.recipe import Recipe
 from paceline.machines.probe.inventory import local_cluster
@@ -118,7 +119,7 @@ def choose_cluster(
             raise UserError(
                 "hosts",
                 f"have {slots[0]} slots, and a node of cluster {cluster.name} "
-                f"{cluster.devices_per_node} devices",
+                f"{counted(cluster.devices_per_node, 'device')}",
                 remedy="correct the slots; a part of each node is measured by "
                 f"`paceline scale --gpus-per-node {slots[0]}`",
             )
@@ -157,7 +158,7 @@ def placed(cluster: Cluster, where: Where) -> Cluster:
     hosts = tuple(host.name for host in where.hosts) or cluster.hosts
     nodes = where.nodes or (len(hosts) if hosts else cluster.nodes)
     if hosts and nodes > len(hosts):
-        raise UserError(f"--nodes {nodes}", f"there are {len(hosts)} hosts")
+        raise UserError(f"--nodes {nodes}", there_are(len(hosts), "host"))
     if kind == "ssh" and not hosts:
         raise UserError("launcher ssh", "has no hosts to go to", remedy="--hosts FILE or a list")
     if kind == "local" and where.hosts:
@@ -168,7 +169,7 @@ def placed(cluster: Cluster, where: Where) -> Cluster:
         )
     if kind == "local" and nodes > 1:
         raise UserError(
-            f"{nodes} nodes",
+            counted(nodes, "node"),
             "launcher local runs on this machine alone",
             allowed="launcher ssh with --hosts, launcher slurm",
         )
@@ -190,7 +191,7 @@ def _part_of_nodes(cluster: Cluster, count: int) -> Cluster:
     if count > cluster.devices_per_node:
         raise UserError(
             f"--gpus-per-node {count}",
-            f"a node of cluster {cluster.name} has {cluster.devices_per_node} devices",
+            f"a node of cluster {cluster.name} has {counted(cluster.devices_per_node, 'device')}",
         )
     return cluster.model_copy(update={"devices_per_node": count})
 
@@ -206,7 +207,7 @@ def _this_machine(
             min(recipe.devices or 2, 2, cores), recipe.layout.smallest_world
         )
         if count > cores:
-            notices.append(f"{count} processes share {cores} cores")
+            notices.append(f"{count} processes share {counted(cores, 'core')}")
         return local_cluster(inventory, "cpu", None, count), notices
     return _gpus(request, recipe, inventory, notices)
 
@@ -227,11 +228,13 @@ def _gpus(
     count = max(min(recipe.devices or available, available), needed)
     count = request.devices or count - count % needed
     if count > available:
-        where = f"--devices {count}" if request.devices else f"a layout of {count} devices"
+        where = (
+            f"--devices {count}" if request.devices else f"a layout of {counted(count, 'device')}"
+        )
         raise UserError(where, f"this machine has {available} GPUs")
     if request.devices is None and recipe.devices and recipe.devices > count:
         notices.append(
-            f"the recipe names {recipe.devices} devices; this run takes the {count} here"
+            f"the recipe names {counted(recipe.devices, 'device')}; this run takes the {count} here"
         )
     first = inventory["gpus"][0]
     name = first["name"]

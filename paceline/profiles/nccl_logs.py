@@ -9,6 +9,7 @@ from paceline.core.errors import UserError
 from paceline.core.job import Job
 from paceline.core.profiling import PROFILES_FOLDER
 from paceline.core.run import RunSpec
+from paceline.core.units import counted
 from paceline.files.log_file import LogFile
 from paceline.files.run_folder import read_record
 from paceline.profiles.nccl import inspector
@@ -159,6 +160,6 @@ def _damage(table: Communication) -> Iterator[str]:
     if not table.rows:
         yield "no call was logged: NCCL_DEBUG_SUBSYS has to name COLL"
     if table.torn_lines:
-        yield f"{table.torn_lines:,} calls are missing, for their lines are torn or unknown"
+        yield f"missing: {counted(table.torn_lines, 'call')} on torn or unknown lines"
     if table.broken_off:
         yield f"a file could not be read to its end: {table.broken_off}"

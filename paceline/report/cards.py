@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from paceline.core.result import Metric, Result, finite_value
 from paceline.core.run_report import RunReport
 from paceline.core.text import printable
-from paceline.core.units import percent
+from paceline.core.units import counted, percent
 from paceline.report.figures import (
     interval_name,
     memory_by_kind,
@@ -39,7 +39,8 @@ def _interval_text(metric: Metric | None) -> str:
     interval = plus_minus(metric)
     if interval:
         return f"{interval} {interval_name(metric)}"
-    return f"spread {percent(metric.spread)} over {metric.n} steps" if metric.spread else ""
+    over = f" over {counted(metric.n, 'step')}" if metric.n else ""
+    return f"spread {percent(metric.spread)}{over}" if metric.spread else ""
 
 
 def _named(result: Result, name: str, pattern: str) -> str | None:

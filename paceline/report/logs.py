@@ -12,7 +12,7 @@ from paceline.core.facts import Facts
 from paceline.core.result import Metric, WindowRecord
 from paceline.core.steps import FLOATS, Steps
 from paceline.core.text import one_line
-from paceline.core.units import TERA, count, gib, percent, significant
+from paceline.core.units import TERA, count, counted, gib, percent, significant
 from paceline.logs.parsed_log import Disagreement, ParsedLog
 from paceline.report.figures import interval_name, plus_minus, value_text, written
 from paceline.report.page import window_words
@@ -144,7 +144,7 @@ def _setup(facts: Facts, window: WindowRecord | None) -> Iterator[str]:
     if facts.device:
         yield f"{n or 'unknown number of'} x {facts.device}"
     elif n:
-        yield f"{n} devices"
+        yield counted(n, "device")
     if facts.dtype:
         yield facts.dtype
     if facts.layout and n:

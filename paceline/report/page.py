@@ -11,7 +11,7 @@ from paceline.core.facts import Facts
 from paceline.core.result import Result, WindowRecord
 from paceline.core.run_report import RunReport
 from paceline.core.shape import trainable_parameters
-from paceline.core.units import count
+from paceline.core.units import count, counted
 
 STATUS_ADVICE: dict[str, str] = {
     "oom": "Use a smaller layout.micro_batch or training.seq_len, a higher layout.zero_stage, "
@@ -82,7 +82,7 @@ def describe_setup(report: RunReport) -> list[str]:
         f"{facts.engine} log" if facts.origin == "imported" else facts.engine,
         f"{n or 'unknown number'} x {facts.device}{label}"
         if facts.device
-        else n and f"{n} devices",
+        else n and counted(n, "device"),
         facts.dtype,
         facts.layout.label(n) if facts.layout and n else None,
         f"seq {facts.seq_len:,} tokens" if facts.seq_len else None,
@@ -151,11 +151,13 @@ def describe_time(created: str | None) -> str:
 
 def progress(result: Result) -> str:
     """How many steps were done of those asked for."""
-    of_all = f" of {result.steps_asked:,}" if result.steps_asked else ""
+    done = result.resumed_after + result.steps_done
     behind = (
         f", the first {result.resumed_after:,} by an earlier run" if result.resumed_after else ""
     )
-    return f"{result.resumed_after + result.steps_done:,}{of_all} steps done{behind}"
+    if result.steps_asked:
+        return f"{done:,} of {counted(result.steps_asked, 'step')} done{behind}"
+    return f"{counted(done, 'step')} done{behind}"
 
 
 def chip_label(result: Result) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from paceline.core.run_report import RunReport
 from paceline.core.steps import FloatColumn, IntColumn
 from paceline.core.text import one_line
+from paceline.core.units import counted
 from paceline.core.window import MIN_STEADY
 from paceline.report.chart_steps import ChartSteps, band_s, chart_steps, thinned_rows
 from paceline.report.figures import written
@@ -199,7 +200,7 @@ def _ground(report: RunReport, drawn: ChartSteps, look: Look) -> list[alt.Chart]
     if start < first:
         low, high = _domain(drawn)
         area = {"step": start, "step2": first, "y": low, "y2": high}
-        description = f"Warm-up: {round(first - start)} steps before the window"
+        description = f"Warm-up: {counted(round(first - start), 'step')} before the window"
         layers.append(_rectangle("warmup", area, drawn, look.palette.shade, description))
     band = band_s(report)
     if band:
@@ -263,7 +264,7 @@ def _window_name(report: RunReport) -> str:
 def _window_sentence(report: RunReport, drawn: ChartSteps) -> str:
     band = band_s(report)
     if not drawn.in_window.any():
-        return f"{drawn.num_timed:,} steps, {describe_window(report.result)}"
+        return f"{counted(drawn.num_timed, 'step')}, {describe_window(report.result)}"
     width = f", band ± {100 * band / drawn.centre_s:.1f} %" if band else ""
     return (
         f"Dashed: median {written(drawn.centre_s, 's')} of {describe_window(report.result)}{width}"

@@ -9,7 +9,7 @@ import altair as alt
 from paceline.compare.judgement import Comparison, MetricComparison, SideFigure, SideSummary
 from paceline.compare.phrases import signed
 from paceline.core.text import one_line
-from paceline.core.units import percent
+from paceline.core.units import counted, percent
 from paceline.report.figures import written
 from paceline.report.head import Card, PageHead, Tone, card, unknown_card
 from paceline.report.html import render_page
@@ -100,7 +100,7 @@ def _change_card(comparison: Comparison, lead: MetricComparison | None) -> Card:
 def _side_card(
     label: str, side: SideSummary, figure: SideFigure | None, lead: MetricComparison | None
 ) -> Card:
-    runs = f"{len(side.runs)} run{'' if len(side.runs) == 1 else 's'}"
+    runs = counted(len(side.runs), "run")
     name = _name(side)
     who = f"published: {side.source}" if side.kind == "reference" else runs
     left_out = f"{len(side.left_out)} left out" if side.left_out else None
@@ -112,7 +112,7 @@ def _side_card(
 
 
 def _confidence_card(comparison: Comparison) -> Card:
-    lines = [f"{comparison.n_a} and {comparison.n_b} runs", *comparison.why_low]
+    lines = [f"{comparison.n_a} and {counted(comparison.n_b, 'run')}", *comparison.why_low]
     if comparison.repeats_needed:
         lines.append(repeats_text(comparison))
     if comparison.differences:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paceline.compare.judgement import Comparison, MetricComparison, SideSummary
 from paceline.compare.phrases import signed
 from paceline.core.text import printable
-from paceline.core.units import percent, significant
+from paceline.core.units import counted, percent, significant
 from paceline.report.figures import written
 from paceline.report.tables import md_text
 
@@ -146,7 +146,7 @@ def comparison_md(comparison: Comparison) -> str:
 def _side(side: SideSummary) -> str:
     if side.kind == "reference":
         return f"{side.name} (published: {side.source})"
-    runs = "1 run" if len(side.runs) == 1 else f"{len(side.runs)} runs"
+    runs = counted(len(side.runs), "run")
     return f"{side.name} ({runs})"
 
 

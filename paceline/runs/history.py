@@ -32,7 +32,7 @@ from paceline.core.facts import Facts
 from paceline.core.metrics import METRICS
 from paceline.core.result import Result, finite_value
 from paceline.core.stats import printed_step_s
-from paceline.core.units import percent
+from paceline.core.units import counted, percent
 from paceline.files.documents import read_value
 from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import RESULT_FILE, RunRecord, read_record
@@ -290,7 +290,7 @@ def _occasions(runs: Sequence[_SeriesRun]) -> tuple[list[list[_SeriesRun]], list
     if len(occasions) >= FEWEST_OCCASIONS:
         note = f"{len(occasions)} values: the runs of one day are one, their median"
         return list(occasions.values()), [note]
-    days = f"{len(occasions)} day{'' if len(occasions) == 1 else 's'}"
+    days = counted(len(occasions), "day")
     why = f"the {len(runs)} runs come from {days}, too few to know how the machine varies between "
     return each, [why + "days; a step from one to the next may be that alone"]
 

@@ -8,7 +8,7 @@ import altair as alt
 
 from paceline.compare.over_time.timeline import History, LevelChange, RunSeries
 from paceline.core.text import one_line
-from paceline.core.units import percent
+from paceline.core.units import counted, percent
 from paceline.report.figures import written
 from paceline.report.head import Card, PageHead, Tone, card, unknown_card
 from paceline.report.html import render_page
@@ -20,7 +20,6 @@ from paceline.runs.history_text import (
     history_verdict,
     interval_text,
     newest,
-    number,
     size,
 )
 
@@ -68,7 +67,7 @@ def _head(history: History) -> PageHead:
         title=f"History of {one_line(history.recipe)}",
         chip=history_verdict(history) if history.series else "no run has a figure",
         tone=tone,
-        setup=(history.metric, number(runs, "run"), f"margin {percent(history.margin, 2)}"),
+        setup=(history.metric, counted(runs, "run"), f"margin {percent(history.margin, 2)}"),
         sentences=tuple(sentences),
         cards=history_cards(history),
     )
@@ -77,7 +76,7 @@ def _head(history: History) -> PageHead:
 def history_cards(history: History) -> tuple[Card, ...]:
     """Where the newest series stands, its last change, its scatter, and how many runs there are."""
     series = newest(history)
-    left_out = [f"{number(len(runs), 'run')} {why}" for why, runs in history.left_out.items()]
+    left_out = [f"{counted(len(runs), 'run')} {why}" for why, runs in history.left_out.items()]
     if series is None:
         why = "no run has a figure"
         labels = ("Now", "Last change", "Scatter")
@@ -120,7 +119,7 @@ def _change_card(series: RunSeries, history: History) -> Card:
             f"{interval_text(change)} (95 %)",
             [
                 f"on {change.date[:10]}",
-                f"{number(change.n_before, 'run')} before, {change.n_after} after",
+                f"{counted(change.n_before, 'run')} before, {change.n_after} after",
                 cause or change.environment_note,
             ],
         )

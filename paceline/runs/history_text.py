@@ -8,7 +8,7 @@ from typing import Any
 from paceline.compare.directions import is_speed
 from paceline.compare.over_time.timeline import History, LevelChange, RunSeries, SlowDrift
 from paceline.core.text import printable
-from paceline.core.units import percent
+from paceline.core.units import counted, percent
 from paceline.report.figures import written
 from paceline.report.tables import md_text
 
@@ -44,7 +44,7 @@ def sparkline(levels: Sequence[Sequence[float]], widest: int = WIDEST) -> str:
 def history_lines(history: History) -> Iterator[str]:
     """The history as text, series by series."""
     count = len(history.series)
-    runs = number(sum(series.n_runs for series in history.series), "run")
+    runs = counted(sum(series.n_runs for series in history.series), "run")
     kinds = f" in {count} series that cannot be held against each other" if count > 1 else ""
     scope = f"{runs}{kinds}" if count else "no run has a figure"
     yield f"{printable(history.recipe)} · {history.metric} · {scope}"
@@ -132,11 +132,6 @@ def size(change: LevelChange | SlowDrift, metric: str) -> str:
     return f"{percent(abs(ratio - 1))} {words[0] if worse else words[1]}"
 
 
-def number(count: int, thing: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
-
-
 def newest(history: History) -> RunSeries | None:
     """The series with the last run, None where there is none."""
     return max(history.series, key=lambda series: series.points[-1].date, default=None)
@@ -163,7 +158,7 @@ def _series_lines(series: RunSeries, history: History) -> Iterator[str]:
     reach = low if min(values) == max(values) else f"{low} to {high}"
     days = dict.fromkeys((_day(series.points[0].date), _day(series.points[-1].date)))
     yield f"  {sparkline(list(_levels(series)))}"
-    yield f"  {reach} · {number(series.n_runs, 'run')}, {' to '.join(days)}"
+    yield f"  {reach} · {counted(series.n_runs, 'run')}, {' to '.join(days)}"
     for change in series.changes:
         yield from _change_lines(change, history)
     for note in (_drift(series, history), _nothing(series), _power(series), *series.notes):
@@ -172,7 +167,7 @@ def _series_lines(series: RunSeries, history: History) -> Iterator[str]:
 
 
 def _change_lines(change: LevelChange, history: History) -> Iterator[str]:
-    runs = f"{number(change.n_before, 'run')} before, {change.n_after} after"
+    runs = f"{counted(change.n_before, 'run')} before, {change.n_after} after"
     yield (
         f"  {_day(change.date)}  {size(change, history.metric)} ({interval_text(change)}, 95 %): "
         f"{_figure(change.old_level, history)} -> {_figure(change.new_level, history)} · {runs}"
@@ -214,7 +209,7 @@ def _drift(series: RunSeries, history: History) -> str | None:
 
 def _left_out(history: History) -> str:
     reasons = [
-        f"{number(len(names), 'run')} {reason}" for reason, names in history.left_out.items()
+        f"{counted(len(names), 'run')} {reason}" for reason, names in history.left_out.items()
     ]
     return "; ".join(reasons)
 
@@ -251,8 +246,8 @@ def history_verdict(history: History) -> str:
     """How many steps and drifts there are: `2 changes, 1 slow drift`."""
     changes = sum(len(series.changes) for series in history.series)
     drifts = sum(series.drift is not None for series in history.series)
-    drifting = f", {number(drifts, 'slow drift')}" if drifts else ""
-    return f"{number(changes, 'change') if changes else 'no step'}{drifting}"
+    drifting = f", {counted(drifts, 'slow drift')}" if drifts else ""
+    return f"{counted(changes, 'change') if changes else 'no step'}{drifting}"
 
 
 def interval_text(change: LevelChange) -> str:

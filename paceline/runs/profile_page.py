@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from paceline.core.text import one_line, printable
-from paceline.core.units import percent, seconds, si
+from paceline.core.units import counted, percent, seconds, si
 from paceline.profiles.breakdown import CATEGORIES, MeanBreakdown
 from paceline.profiles.profile import Hot, Profile
 from paceline.profiles.text import TITLES, overhead_text, part_rows
@@ -121,15 +121,11 @@ def _head(profile: Profile, name: str) -> PageHead:
         name=one_line(name),
         chip=profile.tool,
         tone="plain",
-        setup=(_counted(len(profile.ranks), "rank"), _counted(len(profile.steps), "step")),
+        setup=(counted(len(profile.ranks), "rank"), counted(len(profile.steps), "step")),
         sentences=tuple(_answer(profile)),
         cards=tuple(_cards(profile)),
         title=one_line(name),
     )
-
-
-def _counted(number: int, name: str) -> str:
-    return f"{number:,} {name}{'s' * (number != 1)}"
 
 
 def _answer(profile: Profile) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.compare.over_time.repeats import GroupResult, SeriesResult, has_figure
 from paceline.core.result import Result, finite_value
 from paceline.core.text import printable
-from paceline.core.units import percent
+from paceline.core.units import counted, percent
 from paceline.report.figures import plus_minus, split_unit, value_text, written
 from paceline.runs.comparison_text import headline
 
@@ -36,7 +36,7 @@ def series_lines(series: SeriesResult) -> Iterator[str]:
 def group_lines(group: GroupResult) -> Iterator[str]:
     """One group: its figures with their spread from run to run, and each run's value."""
     failed = f", {group.failed} without a figure" if group.failed else ""
-    yield f"{group.group}: {group.ok} of {group.wanted} repeats{failed}"
+    yield f"{group.group}: {group.ok} of {counted(group.wanted, 'repeat')}{failed}"
     if group.changes:
         yield f"  {configuration(group.changes)}"
     figures = group.figures
@@ -117,7 +117,7 @@ def _count(run: Result, name: str) -> int | None:
 
 
 def _runs(number: int) -> str:
-    return "1 run" if number == 1 else f"{number} runs"
+    return counted(number, "run")
 
 
 def _each(group: GroupResult) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from paceline.core.result import Metric, Verdict
 from paceline.core.steps import Steps
 from paceline.core.telemetry import GpuSample, Telemetry, energy_between, read_telemetry
+from paceline.core.units import counted
 from paceline.files.documents import read_lines
 from paceline.machines.probe.telemetry import FOLDER
 
@@ -71,7 +72,8 @@ def energy_metrics(
     parts = " and ".join(sorted(energy.parts_j))
     window = (
         f"{1e6 * value / WH_J:,.3g} Wh a million tokens; {energy.energy_j:,.4g} J of {parts} in "
-        f"{energy.window_s:,.1f} s, from ready to the last rank's end, {energy.n} samples"
+        f"{energy.window_s:,.1f} s, from ready to the last rank's end, "
+        f"{counted(energy.n, 'sample')}"
     )
     return {
         ENERGY_PER_TOKEN: Metric(
@@ -113,7 +115,8 @@ def _throttled(looks: Sequence[tuple[str, GpuSample]]) -> Iterator[str]:
         devices = sum(share >= THROTTLED_SHARE for share in shares.values())
         if devices:
             yield (
-                f"{THROTTLED}: {reason} held the clocks of {devices} of {len(asked)} devices down, "
+                f"{THROTTLED}: {reason} held the clocks of {devices} of "
+                f"{counted(len(asked), 'device')} down, "
                 f"in {shares[longest]:.0%} of the samples on {longest}: the figures are those of "
                 "lower clocks"
             )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paceline.compare.phrases import signed
 from paceline.compare.sequential.judgement import SequentialComparison, SequentialLook
 from paceline.core.text import printable
-from paceline.core.units import percent
+from paceline.core.units import counted, percent
 from paceline.runs.comparison_text import MARKS
 
 WHY_ENDED = {
@@ -49,7 +49,7 @@ def look_text(look: SequentialLook) -> str:
 
 
 def _pairs(number: int) -> str:
-    return "1 pair" if number == 1 else f"{number} pairs"
+    return counted(number, "pair")
 
 
 def _line(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.core.node_groups import GroupThroughput
 from paceline.core.text import printable
-from paceline.core.units import percent
+from paceline.core.units import counted, percent
 from paceline.report.head import Card, PageHead, card, unknown_card
 from paceline.report.html import render_page
 from paceline.report.theme import ON_PAGE
@@ -82,7 +82,7 @@ def _head(
         title=f"Scaling of {printable(name)}",
         chip=chip if judged else "too few to judge",
         tone="alert" if flagged else "good" if judged and not suspects else "plain",
-        setup=(table_note(result), f"{len(measured)} sub-clusters measured"),
+        setup=(table_note(result), f"{counted(len(measured), 'sub-cluster')} measured"),
         sentences=leading(result),
         cards=scaling_cards(result),
     )
@@ -151,11 +151,6 @@ def interval(low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return "no interval: too few values"
     return f"{100 * low:.2f} to {percent(high, 2)} (95 %)"
-
-
-def counted(number: int, thing: str) -> str:
-    """`1 node`, `2 nodes`."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def _size_cells(size: SizeResult) -> list[str]:

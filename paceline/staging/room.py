@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import SystemFaultError
-from paceline.core.units import si
+from paceline.core.units import counted, si
 from paceline.staging.outline import StageOutline
 from paceline.staging.quotas.limits import QuotaAmount, QuotaAnswer, QuotaLimit
 from paceline.staging.quotas.reading import read_quotas
@@ -139,4 +139,4 @@ def _allowed(amount: QuotaAmount, unit: str) -> str:
 def _so_much(amount: int, unit: str) -> str:
     if unit == "B":
         return si(amount, "B")
-    return "1 file" if amount == 1 else f"{amount:,} files"
+    return counted(amount, "file")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.units import count, gib, percent, seconds, si, significant
+from paceline.core.units import count, counted, gib, percent, seconds, si, significant, there_are
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,15 @@ def test_si_prefixes(value: float, text: str):
 )
 def test_counts(value: float, text: str):
     assert count(value) == text
+
+
+def test_a_noun_agrees_with_its_number():
+    counts = [counted(n, "node") for n in (0, 1, 2, 2048)]
+    assert counts == ["0 nodes", "1 node", "2 nodes", "2,048 nodes"]
+    assert (counted(1, "process"), counted(2, "process")) == ("1 process", "2 processes")
+    assert there_are(1, "host") == "there is 1 host" and there_are(2, "host").startswith(
+        "there are"
+    )
 
 
 @pytest.mark.parametrize(

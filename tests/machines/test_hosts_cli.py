@@ -88,7 +88,7 @@ def test_a_name_that_could_be_a_command_is_refused(name: str):
         ((), "come from one place"),
         (("a", "--idle"), "come from one place"),
         (("--allocation", "1;2"), "is not the number of a Slurm job"),
-        (("a", "--take", "2"), "there are 1 hosts"),
+        (("a", "--take", "2"), "there is 1 host"),
         (("a", "--split", "2"), "size 2: is no sub-cluster"),
         (("a,a",), "names a twice"),
         (("a", "--write-known-hosts", "x"), "add --keyscan"),

@@ -82,7 +82,7 @@ def test_a_throttled_run_and_memory_errors_are_warned_of(tmp_path: Path):
     warnings = " ".join(throttled.warnings)
     assert "throttled" not in healthy.verdict.sentence
     assert "The run was throttled: thermal held" in throttled.verdict.sentence
-    assert "throttled: thermal held the clocks of 1 of 1 devices down, in 69% of" in warnings
+    assert "throttled: thermal held the clocks of 1 of 1 device down, in 69% of" in warnings
     assert "n1 device 0: 1 memory errors that could not be corrected" in warnings
 
 

@@ -25,7 +25,7 @@ from paceline.compare.sequential.look import (
     looks_along,
 )
 from paceline.compare.sides import Pair
-from paceline.core.units import percent
+from paceline.core.units import counted, percent
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 Ended = Literal[
@@ -141,7 +141,7 @@ def judge_pairs(
         text = f"Undecided: {NOT_IN_TURNS}."
         return blank.model_copy(update={"ended": "not in turns", "sentence": text})
     if num_pairs < FEWEST_PAIRS:
-        made = "1 pair" if num_pairs == 1 else f"{num_pairs} pairs"
+        made = counted(num_pairs, "pair")
         text = f"Undecided: {made} so far, and the first look is after {FEWEST_PAIRS}."
         return blank.model_copy(update={"sentence": text})
     return _looked_at(blank, sides, design, comparison)
@@ -221,7 +221,7 @@ def _sentence(sides: Pair, metric: str, verdict: Word, look: PairsLook, design: 
     base, cand = sides.baseline.name, sides.candidate.name
     figures = (
         f"{metric} {signed(look.ratio)} ({signed(look.low)} to {signed(look.high)}, 95 % over all "
-        f"looks) after {look.num_pairs} pairs"
+        f"looks) after {counted(look.num_pairs, 'pair')}"
     )
     within = percent(design.margin + design.resolution, 2 if design.resolution else 1)
     possible = f"a difference of up to {percent(look.largest, 1)} is still possible"
@@ -236,6 +236,6 @@ def _sentence(sides: Pair, metric: str, verdict: Word, look: PairsLook, design: 
                 f"{possible}."
             )
         case "undecided":
-            return f"Undecided after all {look.num_pairs} pairs: {figures}; {possible}."
+            return f"Undecided after all {counted(look.num_pairs, 'pair')}: {figures}; {possible}."
         case _:
             return f"{cand} is {verdict} than {base}: {figures}."

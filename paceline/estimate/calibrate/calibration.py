@@ -11,6 +11,7 @@ from typing import Literal
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Dtype, Peak
+from paceline.core.units import counted
 from paceline.core.value import Value
 from paceline.estimate.fit.evidence import Evidence, Provenance
 from paceline.estimate.model.machine import Machine
@@ -167,9 +168,12 @@ def cpu_machine(calibration: Calibration, ranks: int) -> Machine:
         }
     )
     cores = calibration.cores
-    notes = [f"{ranks} x {rates.threads} threads on {cores} cores of {calibration.device}"]
+    notes = [
+        f"{ranks} x {counted(rates.threads, 'thread')} on {counted(cores, 'core')} of "
+        f"{calibration.device}"
+    ]
     if ranks > cores:
-        notes.append(f"oversubscribed: {ranks} processes share {cores} cores")
+        notes.append(f"oversubscribed: {ranks} processes share {counted(cores, 'core')}")
     link = rates.link_bytes_per_s or rates.memory_bytes_per_s
     return Machine(
         device=device,

@@ -6,6 +6,7 @@ from typing import Literal
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster, Dtype
+from paceline.core.units import counted
 from paceline.estimate.calibrate.calibration import Calibration, cpu_machine, find
 from paceline.estimate.fit.evidence import Evidence, shipped
 from paceline.estimate.model.machine import Machine, machine
@@ -73,6 +74,7 @@ def machine_for(
     if cluster.threads_per_device not in (None, threads):
         raise UserError(
             "this processor",
-            f"is calibrated with {threads} threads a process, not {cluster.threads_per_device}",
+            f"is calibrated with {counted(threads, 'thread')} a process, not "
+            f"{cluster.threads_per_device}",
         )
     return cpu_machine(calibration, cluster.world_size)

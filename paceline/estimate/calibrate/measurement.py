@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Dtype
+from paceline.core.units import counted
 from paceline.estimate.calibrate import programs
 from paceline.estimate.calibrate.calibration import About, Calibration
 from paceline.estimate.calibrate.cases import recipes_of, shorts
@@ -67,12 +68,12 @@ def measure(
     for count, of_count in trainings.items():
         threads = local_cluster(machine, entry, None, count).threads_per_device
         tell(
-            f"probes on {count} x {threads or 1} threads"
+            f"probes on {count} x {counted(threads or 1, 'thread')}"
             if kind == "cpu"
             else f"probes on {count} GPUs"
         )
         rates.append(programs.rates(sys.executable, kind, dtype, count, threads, recipes))
-        tell(f"{len(of_count)} short trainings of {programs.STEPS} steps each")
+        tell(f"{counted(len(of_count), 'short training')} of {programs.STEPS} steps each")
         timed += programs.steps(sys.executable, of_count, count, threads)
     about = About(
         device=label,

@@ -9,7 +9,7 @@ from math import isfinite
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.rates import tokens_per_s
-from paceline.core.units import SECONDS_PER_DAY
+from paceline.core.units import SECONDS_PER_DAY, counted
 from paceline.core.value import Value
 from paceline.layouts.rampup.stages import RampStage, doublings, given_stages, stages_of_ramp_up
 from paceline.layouts.rampup.timing import Setting, StageEstimates, runnable, timed
@@ -173,7 +173,8 @@ def fastest_by_nodes(
     if not plans:
         raise UserError(
             f"a stage of {stage.batch}",
-            f"has no layout that fits on up to {options.most_nodes} nodes of {setting.per_node} x "
+            f"has no layout that fits on up to {counted(options.most_nodes, 'node')} of "
+            f"{setting.per_node} x "
             f"{setting.machine.device.name}",
             remedy="--max-nodes, or another --set layout.zero_stage",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import altair as alt
 
-from paceline.core.units import GIB
+from paceline.core.units import GIB, counted
 from paceline.layouts.sweep.result import SweepResult
 from paceline.layouts.sweep.table import memory_note
 from paceline.report.step_charts import finish
@@ -122,4 +122,8 @@ def agreement_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
 def whose(result: SweepResult) -> str:
     """Of which recipe on how many devices the charts are."""
     devices = {row.devices for row in result.rows if row.ok and row.devices}
-    return f"{result.recipe} on {devices.pop():,} devices" if len(devices) == 1 else result.recipe
+    return (
+        f"{result.recipe} on {counted(devices.pop(), 'device')}"
+        if len(devices) == 1
+        else result.recipe
+    )

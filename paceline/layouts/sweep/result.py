@@ -12,6 +12,7 @@ from pydantic import PositiveFloat
 from paceline.compare.fastest import LEAST_CHANCE, Standing, standings
 from paceline.core.layout import Layout
 from paceline.core.result import Metric, Status
+from paceline.core.units import counted
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.estimate.memory.device_memory import Verdict
 
@@ -183,12 +184,12 @@ def sentences(rows: Sequence[SweepRow]) -> Iterator[str]:
         good = [row for row in rows if row.ok]
         if len(good) > 1 and all(len(row.run_step_times_s) == 1 for row in good):
             yield SINGLE_RUNS
-    yield counted(rows)
+    yield tally(rows)
     errors = [abs(log(1 + e)) for row in rows if (e := row.prediction_error) is not None]
     if errors:
         yield (
             f"predicted against measured: median error {100 * median(errors):.1f} %, "
-            f"largest {100 * max(errors):.1f} %, {len(errors)} layouts"
+            f"largest {100 * max(errors):.1f} %, {counted(len(errors), 'layout')}"
         )
 
 
@@ -201,14 +202,14 @@ def certainty(chance: float) -> str:
     )
 
 
-def counted(rows: Sequence[SweepRow]) -> str:
+def tally(rows: Sequence[SweepRow]) -> str:
     """`12 combinations: 8 ok, 2 oom, 2 refused`."""
     statuses = [row.status for row in rows]
     parts = [
         f"{statuses.count(status)} {status}"
         for status in dict.fromkeys(sorted(statuses, key=_rank))
     ]
-    return f"{len(rows)} combinations: {', '.join(parts)}"
+    return f"{counted(len(rows), 'combination')}: {', '.join(parts)}"
 
 
 def figure_fields(figures: dict[str, Metric]) -> dict[str, float | int | str | None]:

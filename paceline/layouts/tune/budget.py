@@ -8,6 +8,7 @@ from math import floor
 from statistics import median
 
 from paceline.core.errors import UserError
+from paceline.core.units import counted
 
 _TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -36,7 +37,7 @@ class Budget:
         return max(0, floor(rest / max(median(whole_s or took_s), 1e-3)))
 
     def __str__(self) -> str:
-        return f"{self.runs} trials" if self.runs is not None else f"{self.seconds:g} s"
+        return counted(self.runs, "trial") if self.runs is not None else f"{self.seconds:g} s"
 
 
 def read_budget(text: str) -> Budget:

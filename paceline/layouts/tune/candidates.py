@@ -14,6 +14,7 @@ from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems
 from paceline.core.run import RunSpec
+from paceline.core.units import counted
 from paceline.core.window import MIN_STEADY
 from paceline.engines import engine
 from paceline.estimate.calibrate.lookup import evidence_for, machine_for
@@ -112,7 +113,7 @@ def candidates(request: Request, evidence: Evidence | None, space: Space) -> Can
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
     if recipe.training.steps < MIN_STEADY:
         raise UserError(
-            f"{recipe.name}: {recipe.training.steps} steps",
+            f"{recipe.name}: {counted(recipe.training.steps, 'step')}",
             "give no trial a figure",
             allowed=f"the warm-up and at least {MIN_STEADY} steady ones",
             remedy="--steps 20",

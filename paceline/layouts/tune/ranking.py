@@ -14,6 +14,7 @@ from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems
 from paceline.core.run import RunSpec
+from paceline.core.units import counted
 from paceline.core.value import Value
 from paceline.estimate.estimates import P_OOM_EVEN, Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import Evidence
@@ -73,7 +74,9 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
     stack = question.software.stack_on(machine)
     layouts, refused = feasible(spec.model, *sizes, worth(space.around(spec.layout), stack))
     if not layouts:
-        raise UserError(f"{spec.recipe} on {spec.world_size} devices", "has no layout that divides")
+        raise UserError(
+            f"{spec.recipe} on {counted(spec.world_size, 'device')}", "has no layout that divides"
+        )
     estimated = partial(estimates_of_layouts, spec, machine, evidence, software=question.software)
     every = estimated(layouts)
     budgets = _budgets(spec, layouts, every, estimated, top)

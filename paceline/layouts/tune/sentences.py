@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.compare.fastest import LEAST_CHANCE, Standing, standings
 from paceline.core.layout import Layout
-from paceline.core.units import percent, significant
+from paceline.core.units import counted, percent, significant
 from paceline.estimate.fit.interval import Z80
 from paceline.estimate.memory.device_memory import verdict
 from paceline.layouts.search.decision import close_to, seconds_of
@@ -191,7 +191,11 @@ def sentences(result: TuneResult, noise_sd: float) -> Iterator[str]:
         yield from _of_the_best(result, best)
         yield from _of_the_axes(result)
     yield from _of_the_predictions(result.rows, noise_sd)
-    yield _WHY[result.stop].format(n=result.n_hopeful, runs=result.num_runs, budget=result.budget)
+    yield _WHY[result.stop].format(
+        layouts=counted(result.n_hopeful, "layout"),
+        runs=counted(result.num_runs, "run"),
+        budget=result.budget,
+    )
     yield _never_tried(result)
 
 
@@ -201,14 +205,13 @@ _LEFT = {
     "not begun": "may be the fastest",
 }
 _WHY = {
-    "not begun": "nothing was started; {runs} runs are known from before, {n} layouts may be "
-    "worth a try",
-    "bound": "stopped after {runs} runs: of no other layout is even the optimistic bound (95 %) "
+    "not begun": "nothing was started; {runs} known from before, {layouts} may be worth a try",
+    "bound": "stopped after {runs}: of no other layout is even the optimistic bound (95 %) "
     "faster than the best",
-    "budget": "stopped because the budget of {budget} was spent ({runs} runs); {n} layouts may "
+    "budget": "stopped because the budget of {budget} was spent ({runs}); {layouts} may "
     "still be faster, a larger --budget goes on",
-    "exhausted": "stopped after {runs} runs: every layout that can be tried was tried",
-    "interrupted": "broken off after {runs} runs; {n} layouts may still be faster",
+    "exhausted": "stopped after {runs}: every layout that can be tried was tried",
+    "interrupted": "broken off after {runs}; {layouts} may still be faster",
 }
 
 
@@ -217,7 +220,7 @@ def _of_the_best(result: TuneResult, best: TuneRow) -> Iterator[str]:
     yield (
         f"best: {best.label}, {significant(best.step_time_s or 0.0, 4)} s a step, "
         f"{best.tokens_per_s:,.0f} tokens/s "
-        f"({best.num_runs} {'runs' if best.num_runs > 1 else 'run'})"
+        f"({counted(best.num_runs, 'run')})"
         + (f", the fastest with {certainty(best.p_best)}" if best.p_best is not None else "")
         + (f"; not told apart from it: {', '.join(level)}" if level else "")
     )
@@ -249,7 +252,8 @@ def _of_the_predictions(rows: Sequence[TuneRow], noise_sd: float) -> Iterator[st
         for name in ("before", "expected")
     )
     yield (
-        f"expected against measured, {len(good)} layouts: median error {percent(first, 1)} before "
+        f"expected against measured, {counted(len(good), 'layout')}: median error "
+        f"{percent(first, 1)} before "
         f"any run, {percent(then, 1)} just before each layout's own; runs of one layout scatter by "
         f"{percent(noise_sd, 1)}"
     )
@@ -269,5 +273,6 @@ def _never_tried(result: TuneResult) -> str:
     ]
     counts = [f"{n:,} {why}" for n, why in parts if n > 0]
     return (
-        f"{tried} of {result.n_layouts:,} layouts tried; never tried: {'; '.join(counts) or 'none'}"
+        f"{tried} of {counted(result.n_layouts, 'layout')} tried; "
+        f"never tried: {'; '.join(counts) or 'none'}"
     )

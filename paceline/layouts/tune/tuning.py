@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
+from paceline.core.units import counted
 from paceline.estimate.fit.evidence import Evidence
 from paceline.files.documents import write_value
 from paceline.files.recipe import load_recipe
@@ -132,7 +133,7 @@ class Tuning:
         path = self.options.write or self.folder / f"{recipe.name}.yaml"
         head = (
             f"{best.label}: {best.step_time_s:.4g} s a step on {result.devices} x {result.device}, "
-            f"the fastest of {len(result.rows)} layouts tried"
+            f"the fastest of {counted(len(result.rows), 'layout')} tried"
         )
         write_recipe(recipe, path, head)
         more = [f"the recipe has no ramp-up: {left_out}"] if left_out else []
@@ -162,11 +163,14 @@ def new_tuning(
 def headline(tuning: Tuning) -> str:
     """What is known before the first run, in one line."""
     layouts, recipe_row = tuning.search.candidates, tuning.search.candidates.recipe_row
-    parts = [f"{len(layouts.layouts):,} layouts can run", f"{layouts.num_infeasible:,} cannot"]
+    parts = [
+        f"{counted(len(layouts.layouts), 'layout')} can run",
+        f"{layouts.num_infeasible:,} cannot",
+    ]
     if beyond := int((~layouts.likely_to_fit).sum()):
         parts.append(f"{beyond:,} would run out of memory")
     if before := len(tuning.search.took_s):
-        parts.append(f"{before} runs of before")
+        parts.append(f"{counted(before, 'run')} of before")
     if recipe_row is not None:
         name = label(layouts.layouts[recipe_row], layouts.spec.world_size)
         parts.append(f"the recipe's own is {name}")
@@ -187,7 +191,8 @@ def _oversubscribed(options: TuneOptions) -> bool:
     if not options.oversubscribe:
         raise UserError(
             f"--gpus {cluster.devices_per_node}",
-            f"is more than the {cores} physical cores here, so processes would wait for each other",
+            f"is more than {counted(cores, 'physical core')} here can take; processes would wait for each "
+            "other",
             remedy="--oversubscribe tunes all the same",
         )
     return True

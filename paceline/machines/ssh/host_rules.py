@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.core.errors import SystemFaultError
 from paceline.core.hosts import compress
-from paceline.core.units import si
+from paceline.core.units import counted, si
 from paceline.core.value import Value
 
 MAX_SKEW_S = 1.0
@@ -199,7 +199,7 @@ def raise_for_faults(checks: Sequence[HostCheck]) -> None:
     whats = [f"{compress(hosts)} {what}" for (what, _), hosts in faults.items()]
     alone = len(faults) == 1
     raise SystemFaultError(
-        compress(at_fault) if alone else f"{len(at_fault)} of {len(checks)} hosts",
+        compress(at_fault) if alone else f"{len(at_fault)} of {counted(len(checks), 'host')}",
         next(iter(faults))[0] if alone else ", ".join(whats),
         remedy="; ".join(remedies) or None,
         hosts=at_fault,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.core.text import one_line
-from paceline.core.units import percent, significant
+from paceline.core.units import counted, percent, significant
 from paceline.mlperf.compare.comparison import ComparedScore, PublishedPeer, ScoreComparison
 from paceline.mlperf.rules import NOT_A_METRIC
 from paceline.report.figures import written
@@ -110,7 +110,7 @@ def _scaling_card(comparison: ScoreComparison) -> Card:
     return card(
         LABELS[3],
         percent(last.efficiency, 1),
-        f"on {last.num_devices:,} against {fewest:,} accelerators",
+        f"on {last.num_devices:,} against {counted(fewest, 'accelerator')}",
         [
             f"{percent(last.samples_factor, 1)} by samples",
             f"{percent(last.throughput_factor, 1)} by throughput",

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from paceline.core.text import one_line, printable
-from paceline.core.units import percent
+from paceline.core.units import counted, percent
 from paceline.mlperf.compare.comparison import OFFICIAL, ComparedScore, ScoreComparison
 from paceline.mlperf.compare.head import compared_head
 from paceline.mlperf.compare.published_scores import accelerator_kind
@@ -225,7 +225,8 @@ def _scaling_line(step: ScalingStep) -> str:
     batch = f", batch {step.global_batch:,}" if step.global_batch else ""
     official = "official" if step.official else "unofficial"
     return one_line(
-        f"{step.num_devices:,} accelerators{batch}: {step.minutes:.4f} minutes, efficiency "
+        f"{counted(step.num_devices, 'accelerator')}{batch}: {step.minutes:.4f} minutes, "
+        "efficiency "
         f"{percent(step.efficiency, 1)} = {samples} x {throughput} ({official}, {step.name})"
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.core.text import one_line
-from paceline.core.units import significant
+from paceline.core.units import counted, significant
 from paceline.mlperf.run.series import SeriesAnswer, TrialSeries, TrialState
 from paceline.mlperf.score.expected_time import ExpectedTime
 from paceline.mlperf.score.text import score_lines
@@ -42,7 +42,10 @@ def answer_lines(answer: SeriesAnswer) -> Iterator[str]:
     series = answer.series
     done = len(series.trials) - len(series.missing)
     yield one_line(f"{series.benchmark} · {series.label}")
-    yield f"  series       {answer.status}: {done} of {len(series.trials)} trials have ended"
+    yield (
+        f"  series       {answer.status}: {done} of "
+        f"{counted(len(series.trials), 'trial')} have ended"
+    )
     yield one_line(f"  logs         {answer.folder}")
     if answer.expected is not None:
         yield from _expected(answer.expected)
@@ -63,6 +66,7 @@ def _expected(time: ExpectedTime) -> Iterator[str]:
     )
     yield (
         f"  from         {time.samples:,.0f} samples (references at batch {batches}) at "
-        f"{significant(speed.samples_per_s, 4)} samples/s, median of {speed.num_steps} steps, and "
-        f"{time.num_evaluations} evaluations of {significant(speed.evaluation_s, 3)} s"
+        f"{significant(speed.samples_per_s, 4)} samples/s, median of "
+        f"{counted(speed.num_steps, 'step')}, and "
+        f"{counted(time.num_evaluations, 'evaluation')} of {significant(speed.evaluation_s, 3)} s"
     )

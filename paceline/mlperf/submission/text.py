@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.core.text import one_line
+from paceline.core.units import counted
 from paceline.mlperf.check.text import check_lines
 from paceline.mlperf.submission.description_fields import Description
 from paceline.mlperf.submission.package import Package
@@ -67,7 +68,8 @@ def package_lines(package: Package) -> Iterator[str]:
         minutes = "no score" if runs.score_minutes is None else f"{runs.score_minutes:.4f} minutes"
         scaled = f", scaled by {runs.scaling_factor:.6f}" if (runs.scaling_factor or 1) > 1 else ""
         yield one_line(
-            f"  {runs.benchmark}: {len(runs.files)} runs of {runs.source}, {minutes}{scaled}"
+            f"  {runs.benchmark}: {counted(len(runs.files), 'run')} of {runs.source}, "
+            f"{minutes}{scaled}"
         )
     yield from (one_line(f"  warning: {warning}") for warning in package.warnings)
     for file in package.check.files:

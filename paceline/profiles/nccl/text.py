@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.core.text import printable
+from paceline.core.units import counted
 from paceline.profiles.nccl.communication import Communication, ExchangeRow, SizeBin
 from paceline.profiles.nccl.contrast import TrafficContrast
 
@@ -53,7 +54,7 @@ def communication_lines(
 ) -> Iterator[str]:
     """The table, what of it the layout asks for, algorithms and connections."""
     per = "a step" if table.steps else "in all of the log"
-    yield f"\nExchanged by a rank {per} ({table.source}, {table.ranks} ranks)"
+    yield f"\nExchanged by a rank {per} ({table.source}, {counted(table.ranks, 'rank')})"
     ratios = {(row.axis, row.collective): row for row in traffic}
     yield f"  {'axis':7}{'ranks':>6} {'collective':15}{'calls':>9}{'bytes':>14}{'layout':>9}  sizes"
     for row in table.rows:
@@ -105,7 +106,7 @@ def _choices(table: Communication) -> Iterator[str]:
         )
         yield (
             f"  {row.collective}: {row.algorithm} by {row.protocol}{channels}, "
-            f"{row.calls:,} calls of {row.num_bytes:,} bytes"
+            f"{counted(row.calls, 'call')} of {row.num_bytes:,} bytes"
         )
 
 

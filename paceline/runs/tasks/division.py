@@ -11,6 +11,7 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.hosts import Host, compress
 from paceline.core.run import RunSpec
+from paceline.core.units import counted, there_are
 from paceline.files.recipe import Recipe
 from paceline.machines.host_lists import cut, from_allocation, from_partition
 from paceline.machines.node.bind import even_shares, whole_cores
@@ -80,7 +81,9 @@ def slots_for(spec: RunSpec, where: Where, max_parallel: int | None) -> tuple[Jo
     if not named:
         return numbered_slots(at_once)
     if len(named) < cluster.nodes:
-        raise UserError(spec.recipe, f"needs {cluster.nodes} nodes; there are {len(named)}")
+        raise UserError(
+            spec.recipe, f"needs {counted(cluster.nodes, 'node')}; {there_are(len(named), 'host')}"
+        )
     return _slots_on(cut(named, cluster.nodes).groups[:at_once])
 
 
@@ -119,7 +122,7 @@ def _of_hosts(
     hosts = hosts_of(request, cluster)
     size = nodes_per_trial or max(1, len(hosts) // (max_parallel or 1))
     if size > len(hosts):
-        raise UserError(f"--nodes-per-trial {size}", f"there are {len(hosts)} hosts")
+        raise UserError(f"--nodes-per-trial {size}", there_are(len(hosts), "host"))
     groups = cut(hosts, size).groups[: max_parallel or MOST_SLOTS]
     slots = _slots_on(groups)
     where = replace(

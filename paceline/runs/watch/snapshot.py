@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from paceline.core.units import percent, seconds, significant
+from paceline.core.units import counted, percent, seconds, significant
 from paceline.report.head import Card, PageHead, Tone, card, unknown_card
 from paceline.report.html import render_page
 from paceline.report.step_charts import finish
@@ -66,7 +66,7 @@ def snapshot_charts(state: WatchState, look: Look) -> dict[str, alt.LayerChart]:
             ],
         )
     )
-    notes = [f"Medians of the last {state.n} steps, each part by itself."]
+    notes = [f"Medians of the last {counted(state.n, 'step')}, each part by itself."]
     if len(ranks) < len(state.ranks):
         notes.append(f"The {len(ranks)} busiest of {len(state.ranks):,} ranks.")
     height = 60 + BAR_HEIGHT * len(ranks)

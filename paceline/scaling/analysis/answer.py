@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from paceline.core.units import counted
 from paceline.scaling.analysis.analysis import Analysis
 from paceline.scaling.analysis.factors import SizeFactors
 from paceline.scaling.analysis.result import (
@@ -26,7 +27,7 @@ def scale_result(analysis: Analysis, notes: Sequence[str] = ()) -> ScaleResult:
         base=Base(
             nodes=analysis.base_nodes,
             value=analysis.base * analysis.base_nodes,
-            statistic=f"median of {n} {'node' if alone else 'group'}{'' if n == 1 else 's'}",
+            statistic=f"median of {counted(n, 'node' if alone else 'group')}",
         ),
         scaling=analysis.judging.scaling,
         sizes=tuple(_size(size) for size in analysis.sizes),

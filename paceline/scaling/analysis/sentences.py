@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from paceline.core.hosts import compress
-from paceline.core.units import percent
+from paceline.core.units import counted, percent
 from paceline.scaling.analysis.analysis import Analysis
 from paceline.scaling.analysis.bisection import Bisection, Group
 from paceline.scaling.analysis.factors import Factor
@@ -222,7 +222,7 @@ def _findable(analysis: Analysis) -> Iterator[str]:
 def _left_out(analysis: Analysis) -> Iterator[str]:
     if analysis.failed:
         failed = sorted({h for m in analysis.measured if m.samples_per_s is None for h in m.hosts})
-        share = f"{analysis.failed} of {len(analysis.measured)} sub-clusters"
+        share = f"{analysis.failed} of {counted(len(analysis.measured), 'sub-cluster')}"
         yield f"{share} have no value: {_names(failed)}."
     if analysis.apart:
         series = sorted({group.series for group in analysis.apart})
@@ -295,7 +295,7 @@ def _signed(value: float) -> str:
 
 
 def _nodes(n: int) -> str:
-    return f"{n} node{'' if n == 1 else 's'}"
+    return counted(n, "node")
 
 
 def _names(hosts: Sequence[str]) -> str:

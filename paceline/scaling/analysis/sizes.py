@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.core.errors import UserError
+from paceline.core.units import there_are
 
 FORM = "numbers, `...` for those between, N for all hosts"
 
@@ -30,8 +31,7 @@ def parse_sizes(
     if "..." in words:
         sizes = [size for size in sizes if size <= num_hosts] or sizes
     if max(sizes) > num_hosts:
-        hosts = "there is 1 host" if num_hosts == 1 else f"there are {num_hosts} hosts"
-        raise UserError(f"--sizes {text}", hosts, remedy=remedy)
+        raise UserError(f"--sizes {text}", there_are(num_hosts, "host"), remedy=remedy)
     return tuple(sorted(set(sizes)))
 
 

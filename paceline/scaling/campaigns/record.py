@@ -18,6 +18,7 @@ from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.host_split import Split
 from paceline.core.node_groups import Purpose, ScalingKind
 from paceline.core.run import RunSpec
+from paceline.core.units import counted
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.files.documents import read_value, write_value
 from paceline.runs.tasks.slot import on_hosts
@@ -107,7 +108,7 @@ class Campaign(Value):
         if not points:
             raise UserError(
                 f"campaign {self.name}",
-                f"measures nothing on {devices} devices a node",
+                f"measures nothing on {counted(devices, 'device')} a node",
                 allowed=", ".join(map(str, self.devices_per_node)),
             )
         point = next((p for p in points if p.nodes == len(hosts)), points[-1])

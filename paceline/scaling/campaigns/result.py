@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.core.host_split import Round
 from paceline.core.hosts import compress
+from paceline.core.units import counted
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
 from paceline.scaling.analysis.answer import scale_result
@@ -207,5 +208,5 @@ def _lost(lost: Mapping[str, str], unplaced: Mapping[int, Group]) -> Iterator[st
     rounds = [number for number, hosts in sorted(unplaced.items()) if hosts]
     if rounds:
         hosts = sorted({host for number in rounds for host in unplaced[number]})
-        where = "1 round" if len(rounds) == 1 else f"{len(rounds)} rounds"
+        where = counted(len(rounds), "round")
         yield f"Without partners in {where} because of that: {compress(hosts)}."

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from paceline.core.hosts import compress
 from paceline.core.node_groups import GroupThroughput
-from paceline.core.units import percent, si
+from paceline.core.units import counted, percent, si
 from paceline.core.value import Value
 from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
 from paceline.scaling.analysis.slow_nodes import (
@@ -231,7 +231,11 @@ def _odd_ones(readings: Sequence[Reading]) -> dict[str, list[str]]:
         clear = 2 * number > len(values)
         for host, value in values.items():
             if not clear or value != usual:
-                others = f"{usual} on {number} of {len(values)} hosts" if clear else "others differ"
+                others = (
+                    f"{usual} on {number} of {counted(len(values), 'host')}"
+                    if clear
+                    else "others differ"
+                )
                 odd.setdefault(host, []).append(f"{name} {value} here, {others}")
     return odd
 
@@ -246,7 +250,7 @@ def _lost_gpus(readings: Sequence[Reading]) -> dict[str, list[str]]:
     usual, times = Counter(numbers.values()).most_common(1)[0]
     if 2 * times <= len(numbers):
         return {}
-    usual_count = f"{usual} on {times} of {len(numbers)} hosts"
+    usual_count = f"{usual} on {times} of {counted(len(numbers), 'host')}"
     return {host: [f"{n} GPUs here, {usual_count}"] for host, n in numbers.items() if n < usual}
 
 

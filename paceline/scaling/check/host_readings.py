@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.hardware import Cluster
+from paceline.core.units import counted
 from paceline.machines import JobEnd
 from paceline.machines.probe import health
 from paceline.scaling.check.fitness import Reading
@@ -71,7 +72,9 @@ def _reading(
     faults, remarks = health.faults(facts, state), health.remarks(state)
     ended = sum(line["event"] == "end" for line in lines)
     if ended < cluster.devices_per_node:
-        what = f"{cluster.devices_per_node - ended} of {cluster.devices_per_node} processes"
+        what = (
+            f"{cluster.devices_per_node - ended} of {counted(cluster.devices_per_node, 'process')}"
+        )
         why = f"{what} did not finish the check{f': {verdict.reason}' if verdict else ''}"
         # The end of one host ends what the launcher has on the others: that is no fault of theirs.
         by_another = verdict is not None and verdict.hosts and name not in verdict.hosts

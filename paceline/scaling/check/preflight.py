@@ -15,6 +15,7 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.host_split import split_rounds
 from paceline.core.job import Job
+from paceline.core.units import counted
 from paceline.files.documents import read_text, read_value, write_value
 from paceline.files.run_folder import new_folder
 from paceline.machines import JobEnd
@@ -78,14 +79,14 @@ def check(request: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
     folder = new_folder(root / CHECKS_FOLDER, f"{created:%Y-%m-%d}-{cluster.nodes}x{cluster.name}")
     folder = folder.resolve()
     if cluster.launcher == "ssh":
-        watch(f"logging in to {cluster.nodes} hosts")
+        watch(f"logging in to {counted(cluster.nodes, 'host')}")
     unfit = _unfit(cluster, folder)
     named = cluster.hosts
     cluster = _without(cluster, unfit)
     lines: list[dict[str, Any]] = []
     verdict: JobEnd | None = None
     if cluster is not None:
-        watch(f"measuring {cluster.nodes} host{'s' if cluster.nodes > 1 else ''}")
+        watch(f"measuring {counted(cluster.nodes, 'host')}")
         verdict = run_job(_job(cluster, request), folder, request.wait_s, "check")
         lines = read_lines(folder)
     readings = [

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from paceline.core.text import printable
-from paceline.core.units import binary, percent, si
+from paceline.core.units import binary, counted, percent, si
 from paceline.report.head import Card, PageHead, card, unknown_card
 from paceline.report.html import render_page
 from paceline.report.step_charts import finish
@@ -92,7 +92,8 @@ def _over_payload(
         tooltip=["operation:N", "bytes:Q", alt.Tooltip("value:Q", title=unit, format=".4~g")],
     )
     note = (
-        f"{report.collectives[0].ranks} ranks; the mean of all ranks' medians. Bus rate: payload / "
+        f"{counted(report.collectives[0].ranks, 'rank')}; the mean of all ranks' medians. Bus "
+        "rate: payload / "
         "time x 2 (n - 1) / n for all-reduce, (n - 1) / n for gather, scatter and all-to-all."
     )
     lines = base.properties(name=f"{field}_lines").mark_line(strokeWidth=1.5)
@@ -134,7 +135,10 @@ def _map(
     )
     left_out = f" The {MOST_HOSTS} slowest hosts." if len(report.hosts) > MOST_HOSTS else ""
     if field == "bytes_per_s":
-        note = f"All {report.pairs[0].devices} devices of a host at once, one direction at a time."
+        note = (
+            f"All {counted(report.pairs[0].devices, 'device')} of a host at once, "
+            "one direction at a time."
+        )
     else:
         note = "Half of a small message's way there and back, of the slowest device."
     return finish([chart], look, title, [note + left_out], HEIGHT)
@@ -169,7 +173,8 @@ def _cards(report: NetworkReport) -> Iterator[Card]:
         yield card(
             label,
             si(best.bus_bytes_per_s, "B/s"),
-            f"spread {percent(best.spread)}, {best.n} blocks of {best.ranks} ranks",
+            f"spread {percent(best.spread)}, {counted(best.n, 'block')} of "
+            f"{counted(best.ranks, 'rank')}",
             [f"payload {binary(best.bytes)}"],
         )
     if not report.pairs:
@@ -179,7 +184,7 @@ def _cards(report: NetworkReport) -> Iterator[Card]:
     yield card(
         "Slowest direction",
         si(slowest.bytes_per_s, "B/s"),
-        f"{slowest.n} messages of each of {slowest.devices} devices",
+        f"{counted(slowest.n, 'message')} of each of {counted(slowest.devices, 'device')}",
         [f"{printable(slowest.source)} to {printable(slowest.target)}"],
     )
 

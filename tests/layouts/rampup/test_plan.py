@@ -139,7 +139,7 @@ def test_a_model_that_fits_nowhere_is_refused():
     fp16 = ("training.dtype=fp16",)
     question = Question("llama31-405b", "V100-16GB", 4, overrides=fp16, devices_per_node=4)
     huge = setting_of(question, shipped())
-    with pytest.raises(UserError, match="no layout that fits on up to 1 nodes"):
+    with pytest.raises(UserError, match="no layout that fits on up to 1 node "):
         plan_ramp_up(huge, RampOptions((32,), most_nodes=1, samples=(100,)))
 
 

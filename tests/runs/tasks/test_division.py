@@ -147,7 +147,7 @@ def test_further_runs_go_to_other_hosts_or_as_many_slots_as_asked_for():
     assert [slot.hosts for slot in slots_for(spec, Where(), None)] == [("a1", "a2")]
     four = slots_for(spec, on("b[1-4]"), 2)
     assert [slot.hosts for slot in four] == [("b1", "b2"), ("b3", "b4")]
-    with pytest.raises(UserError, match="needs 2 nodes; there are 1"):
+    with pytest.raises(UserError, match="needs 2 nodes; there is 1 host"):
         slots_for(spec, on("b1"), None)
 
 

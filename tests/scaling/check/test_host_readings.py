@@ -75,7 +75,7 @@ def test_slurm_orders_its_hosts_itself():
 @pytest.mark.parametrize(
     ("verdict", "why"),
     [
-        (None, "1 of 1 processes did not finish the check"),
+        (None, "1 of 1 process did not finish the check"),
         (
             JobEnd("failed", "the link is cut", ("n1",)),
             "did not finish the check: the link is cut",
