@@ -191,8 +191,8 @@ def _oversubscribed(options: TuneOptions) -> bool:
     if not options.oversubscribe:
         raise UserError(
             f"--gpus {cluster.devices_per_node}",
-            f"is more than {counted(cores, 'physical core')} here can take; processes would wait for each "
-            "other",
+            f"is more than {counted(cores, 'physical core')} here can take; "
+            "processes would wait for each other",
             remedy="--oversubscribe tunes all the same",
         )
     return True

@@ -245,7 +245,7 @@ def test_wrong_input_ends_the_tuning(bench: Bench, more: str, what: str):
 
 
 def test_more_processes_than_physical_cores_must_be_asked_for(bench: Bench):
-    with pytest.raises(UserError, match="physical cores"):
+    with pytest.raises(UserError, match="physical core"):
         new_tuning(options(2, 64, "global_batch=64"), None, bench.root, ["x"])
     changed = options(2, 64, "global_batch=64", oversubscribe=True)
     tuning = new_tuning(changed, None, bench.root, ["x"])
