@@ -21,7 +21,13 @@ from _result import Surroundings, keep, spread_of, spread_text
 
 from paceline.engines.native import COMPILE_CACHE
 
-RECIPES = ("tiny-llama", "llama2-70b-lora-tiny", "flux1-schnell-tiny")
+RECIPES = (
+    "tiny-llama",
+    "tiny-gpt",
+    "opt-350m-sft-tiny",
+    "llama2-70b-lora-tiny",
+    "flux1-schnell-tiny",
+)
 STEPS = 6
 
 

@@ -11,7 +11,7 @@ from paceline.core.shape import LoraSpec, Shape
 
 Compile = Literal["none", "blocks"]
 CompileOption = Literal["auto", "none", "blocks"]
-Kind = Literal["llama", "lora", "flux"]
+Kind = Literal["llama", "lora", "gpt", "opt", "flux"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,11 @@ def _kind(work: Work) -> Kind | None:
     shape = work.shape
     if shape.kind == "mmdit":
         return "flux"
-    of_llama = shape.gated_ffn and shape.norm == "rmsnorm" and shape.positions == "rope"
-    if not of_llama or shape.sliding_window is not None or shape.num_experts > 1:
+    if shape.sliding_window is not None or shape.num_experts > 1:
         return None
-    return "lora" if work.lora else "llama"
+    if shape.gated_ffn and shape.norm == "rmsnorm" and shape.positions == "rope":
+        return "lora" if work.lora else "llama"
+    of_gpt = not shape.gated_ffn and shape.norm == "layernorm" and shape.positions == "learned"
+    if not of_gpt or work.lora:
+        return None
+    return "opt" if shape.activation == "relu" else "gpt"

@@ -26,7 +26,8 @@ class Relu(torch.autograd.Function):
     """max(x, 0), whose gradient is found by the output, which the next product keeps anyway.
 
     Compiled from PyTorch's own, a block keeps a byte for each element as well, and on a CPU those
-    bytes are written one by one (PyTorch 2.13).
+    bytes are written one by one (PyTorch 2.13). It would keep them of a comparison here as well, so
+    the gradient is a product: where the output is 0, one that has overflowed becomes NaN, not 0.
     """
 
     @staticmethod

@@ -59,7 +59,7 @@ class SeededDropout(torch.autograd.Function):
 
 def _dropped(x: Tensor, seeds: Tensor, share: float) -> Tensor:
     bits = hashed(torch.arange(x.numel(), dtype=torch.int32, device=x.device), seeds)
-    kept = bits.view(x.shape) >= LOWEST + round(share * 2**32)
+    kept = bits.view(x.shape) >= min(LOWEST + round(share * 2**32), -LOWEST - 1)
     return torch.where(kept, x * (1 / (1 - share)), 0)
 
 
