@@ -6,10 +6,8 @@ An interpreter of its own takes a rank longer than most of the cases that it tra
 from __future__ import annotations
 
 import importlib
-import os
 from pathlib import Path
 
-from tests import forks
 from tests.trainer import example
 
 MODULES = (
@@ -25,16 +23,10 @@ MODULES = (
 def run_ranks(
     ranks: int, driver: Path, *arguments: str, folder: Path, limit_s: int
 ) -> tuple[int, str]:
-    """Run a driver in `folder`, once a rank; the exit code and what all ranks printed.
-
-    When one fails the others are terminated.
-    """
-    log = folder / f"{driver.stem}-{ranks}.log"
-    log.unlink(missing_ok=True)
-    envs = [{**os.environ, **place} for place in example.places(ranks)]
-    words, streams = [str(driver), *arguments], [os.devnull, str(log), str(log)]
-    code = forks.run(__name__, words, envs, folder, streams, limit_s)
-    return code, log.read_text()
+    """Run a driver in `folder`, once a rank; the exit code and what all ranks printed."""
+    return example.run_ranks(
+        ranks, driver, *arguments, folder=folder, limit_s=limit_s, prepared=__name__
+    )
 
 
 def prepare() -> None:

@@ -98,6 +98,27 @@ def train(folder: Path, raw: dict[str, Any]) -> int:
     return forks.run(__name__, words, envs, folder, [os.devnull] * 3, LIMIT_S)
 
 
+def run_ranks(
+    ranks: int,
+    driver: Path,
+    *arguments: str,
+    folder: Path,
+    limit_s: int = LIMIT_S,
+    prepared: str = __name__,
+) -> tuple[int, str]:
+    """Run a driver in `folder`, once a rank; the exit code and what all ranks printed.
+
+    Ranks are forks of a process that has imported what `prepared` says. When one fails the others
+    are terminated.
+    """
+    log = folder / f"{driver.stem}-{ranks}.log"
+    log.unlink(missing_ok=True)
+    envs = [{**os.environ, **place} for place in places(ranks)]
+    words, streams = [str(driver), *arguments], [os.devnull, str(log), str(log)]
+    code = forks.run(prepared, words, envs, folder, streams, limit_s)
+    return code, log.read_text()
+
+
 def places(ranks: int) -> list[dict[str, str]]:
     """What a launcher tells each rank; nothing where there is one."""
     if ranks == 1:

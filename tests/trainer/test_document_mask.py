@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 from contextlib import chdir
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +31,7 @@ from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.offline import memory_trace
 from paceline.trainer.parallel.mesh import ALONE, Mesh, World
 from tests.trainer import mask_driver
-from tests.trainer.example import command, end, lines, settings, steps, train
+from tests.trainer.example import end, lines, run_ranks, settings, steps, train
 
 SEQ_LEN, BATCH, HELD_OUT = 24, 4, 3
 DRIVER = Path(mask_driver.__file__)
@@ -117,14 +116,9 @@ def found(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, di
     folder = tmp_path_factory.mktemp("found")
     cases = {name: content(texts, **changes) for name, changes in LAYOUTS.items()}
     (folder / "cases.json").write_text(json.dumps(cases))
-    done = subprocess.run(
-        command(2, str(DRIVER), "cases.json", "found.pt"),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert (folder / "found.pt").exists(), done.stderr[-4000:]
+    words = ("cases.json", "found.pt")
+    code, output = run_ranks(2, DRIVER, *words, folder=folder, limit_s=LIMIT_S)
+    assert code == 0, output[-4000:]
     results = {name: alone(content(texts, **changes)) for name, changes in ALONE_IN.items()}
     return results | torch.load(folder / "found.pt")
 

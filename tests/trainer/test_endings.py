@@ -19,11 +19,12 @@ from tests.trainer.example import (
     lines,
     log,
     program,
+    run_ranks,
     settings,
     start,
     steps,
     train,
-    train_alone,
+    world_size,
 )
 
 ENDLESS = 10**6
@@ -77,6 +78,14 @@ def test_a_learning_rate_that_destroys_the_weights_ends_as_nan(tmp_path: Path, r
         assert all(row["loss"] is not None for row in steps(tmp_path, rank))
 
 
+def train_by(folder: Path, raw: dict[str, Any], text: str) -> tuple[int, str]:
+    """The exit code and the output of a training by a program with this text."""
+    program = folder / "program.py"
+    program.write_text(text)
+    (folder / "trainer.json").write_text(json.dumps(raw))
+    return run_ranks(world_size(raw), program, "trainer.json", folder=folder)
+
+
 SLOW_TO_END = """
 import os, sys, time
 from paceline.trainer import main
@@ -89,11 +98,11 @@ os._exit(main.main(sys.argv[1]))
 
 def test_a_rank_that_is_slow_to_end_still_says_why(tmp_path: Path) -> None:
     """Launchers end the other ranks as soon as one has failed."""
-    slow = tmp_path / "slow.py"
-    slow.write_text(SLOW_TO_END)
     raw = settings(2, 50, source="stdlib", lr=1e20, positions="learned", norm="layernorm")
 
-    assert train_alone(tmp_path, raw, slow) == 1
+    code, output = train_by(tmp_path, raw, SLOW_TO_END)
+
+    assert code == 1, output
     assert [end(tmp_path, rank)["status"] for rank in (0, 1)] == ["nan", "nan"]
 
 
@@ -114,11 +123,11 @@ os._exit(main.main(sys.argv[1]))
 
 
 def test_a_profiler_that_cannot_be_closed_hides_no_other_failure(tmp_path: Path) -> None:
-    script = tmp_path / "broken.py"
-    script.write_text(BROKEN_PROFILER)
     raw = settings(1, 50, source="stdlib", lr=1e20, positions="learned", norm="layernorm")
 
-    assert train_alone(tmp_path, raw, script) == 1
+    code, output = train_by(tmp_path, raw, BROKEN_PROFILER)
+
+    assert code == 1, output
     assert end(tmp_path)["status"] == "nan"
     assert "the loader is closed" in log(tmp_path)
 
@@ -145,8 +154,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_settings_that_cannot_be_read_are_said_on_standard_error(tmp_path: Path) -> None:
-    process = start(tmp_path, settings())
-    process.communicate(timeout=LIMIT_S)
     (tmp_path / "trainer.json").write_text("{")
 
     process = Popen(

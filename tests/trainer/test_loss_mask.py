@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import subprocess
 import sys
 import textwrap
 from dataclasses import replace
@@ -31,7 +30,7 @@ from paceline.trainer.model.weights import init_weights
 from paceline.trainer.offline import memory_trace
 from paceline.trainer.parallel.mesh import ALONE, Axis, Mesh
 from tests.trainer import peers
-from tests.trainer.example import command, end, lines, settings, steps, train
+from tests.trainer.example import end, lines, run_ranks, settings, steps, train
 from tests.trainer.model.test_peers import GPT, copy_weights
 
 SEQ_LEN, BATCH, HELD_OUT, TRAINED, VOCAB = 16, 4, 5, 8, 96
@@ -100,14 +99,9 @@ def found(
         cases = {name: content(data, **changes) for name, changes in layouts.items()}
         (folder / "cases.json").write_text(json.dumps(cases))
         file = folder / f"{ranks}.pt"
-        done = subprocess.run(
-            command(ranks, str(DRIVER), "cases.json", str(file)),
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
-        assert file.exists(), done.stderr[-4000:]
+        words = ("cases.json", str(file))
+        code, output = run_ranks(ranks, DRIVER, *words, folder=folder, limit_s=LIMIT_S)
+        assert code == 0, output[-4000:]
         results |= torch.load(file)
     return results
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -31,7 +30,7 @@ from paceline.trainer.model import ring_attention as ring
 from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.model.loss import IGNORE_INDEX, chunked_cross_entropy
 from paceline.trainer.parallel.mesh import Axis
-from tests.trainer.example import command
+from tests.trainer.example import run_ranks
 
 LIMIT_S = 240
 EXCHANGES = ("all-gather", "all-to-all", "ring")
@@ -58,13 +57,9 @@ def _outcome(ranks: int) -> tuple[dict[str, Any] | None, str]:
     """What a world wrote, and what it complained of; a world that fails is not started again."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "outcome.json"
-        process = subprocess.run(
-            ["timeout", str(LIMIT_S), *command(ranks, __file__, str(file))],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-        )
-        return (json.loads(file.read_text()) if file.exists() else None), process.stderr
+        driver = Path(__file__)
+        _, output = run_ranks(ranks, driver, str(file), folder=Path(folder), limit_s=LIMIT_S)
+        return (json.loads(file.read_text()) if file.exists() else None), output
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
@@ -229,7 +224,7 @@ def pairs(rank: int) -> Axis:
 
 
 def main(file: Path) -> None:
-    """Compute everything in the world that torchrun started."""
+    """Compute everything in the world that was started."""
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

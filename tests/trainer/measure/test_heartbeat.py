@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.trainer.measure.heartbeat import start_limit_s
+from tests.trainer.example import run_ranks
 
 LIMIT_S = 1.0
 PROGRAM = f"""
@@ -53,8 +54,11 @@ def finish(process: subprocess.Popen[str]) -> int:
 
 
 def after(folder: Path, then: str) -> int:
-    """Exit code of a process that did `then`."""
-    return finish(begin(folder, then))
+    """Exit code of a process that did `then`, forked from one that has torch."""
+    (folder / "watched.py").write_text(PROGRAM + then)
+    code, output = run_ranks(1, folder / "watched.py", folder=folder, limit_s=60)
+    assert "Traceback" not in output, output
+    return code
 
 
 def ends(folder: Path) -> list[dict[str, Any]]:

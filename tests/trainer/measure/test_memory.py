@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -28,7 +27,7 @@ from paceline.trainer.measure.memory import (
 )
 from paceline.trainer.replica.weight_slices import ALIGNED
 from tests.example import SHAPE
-from tests.trainer.example import command, lines, log, settings, steps, train_alone
+from tests.trainer.example import lines, log, run_ranks, settings, steps, train, train_alone
 
 DRIVER = Path(__file__).parents[1] / "memory_driver.py"
 LIMIT_S = 240
@@ -51,9 +50,9 @@ def drive(folder: Path, ranks: int, cases: dict[str, dict[str, Any]]) -> list[To
     """What each rank told of every case, all in one start."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cases.json").write_text(json.dumps(cases))
-    call = command(ranks, str(DRIVER), str(folder / "cases.json"), str(folder))
-    done = subprocess.run(call, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr[-3000:]
+    words = ("cases.json", str(folder))
+    code, output = run_ranks(ranks, DRIVER, *words, folder=folder, limit_s=LIMIT_S)
+    assert code == 0, output[-3000:]
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
 
 
@@ -235,7 +234,7 @@ def test_resident_and_tracked_peaks_are_told_apart(trained: Path):
 
 
 def test_it_can_be_switched_off(tmp_path: Path):
-    assert train_alone(tmp_path, settings(1, 3, source="synthetic", memory_parts=False)) == 0
+    assert train(tmp_path, settings(1, 3, source="synthetic", memory_parts=False)) == 0
 
     assert [line["event"] for line in lines(tmp_path)] == ["start", "step", "step", "step", "end"]
     assert not any(line.get("tracked") for line in steps(tmp_path))

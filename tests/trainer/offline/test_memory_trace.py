@@ -14,8 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
+from paceline.trainer.offline import memory_trace
 from paceline.trainer.offline.fakes import attention, rms_norm
-from tests.trainer.example import command, program, settings
+from tests.trainer.example import program, run_ranks, settings
 
 DRIVER = Path(__file__).parents[1] / "memory_driver.py"
 LIMIT_S, RANKS = 240, 2
@@ -51,28 +52,30 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What both ranks of real trainings told, by rank and layout."""
     folder = tmp_path_factory.mktemp("real")
     (folder / "cases.json").write_text(json.dumps({name: config(name) for name in LAYOUTS}))
-    call = command(RANKS, str(DRIVER), str(folder / "cases.json"), str(folder))
-    done = subprocess.run(call, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr[-3000:]
+    words = ("cases.json", str(folder))
+    code, output = run_ranks(RANKS, DRIVER, *words, folder=folder, limit_s=LIMIT_S)
+    assert code == 0, output[-3000:]
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
 
 
-def follow(raw: dict[str, Any], ranks: list[int]) -> subprocess.CompletedProcess[str]:
-    question = json.dumps({"trainer": raw, "size": RANKS, "ranks": ranks})
-    return subprocess.run(
-        [sys.executable, str(program("offline.memory_trace")), question],
-        capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
+def question(raw: dict[str, Any], ranks: list[int]) -> str:
+    return json.dumps({"trainer": raw, "size": RANKS, "ranks": ranks})
+
+
+def follow(folder: Path, raw: dict[str, Any], ranks: list[int]) -> tuple[list[Any], str]:
+    """What the program answers, a value a rank, and all that it printed."""
+    file = Path(memory_trace.__file__)
+    _, output = run_ranks(1, file, question(raw, ranks), folder=folder, limit_s=LIMIT_S)
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")], output
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_peak_and_its_parts_are_those_of_a_real_step(
-    real: list[dict[str, Any]], name: str
+    real: list[dict[str, Any]], tmp_path: Path, name: str
 ) -> None:
-    done = follow(config(name), list(range(RANKS)))
+    lines, output = follow(tmp_path, config(name), list(range(RANKS)))
 
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [line["rank"] for line in lines] == list(range(RANKS)), done.stderr[-3000:]
+    assert [line["rank"] for line in lines] == list(range(RANKS)), output[-3000:]
     for line, told in zip(lines, real, strict=True):
         record, close = told[name]["record"], CLOSE.get(name, 0.005)
         share = record["peak_bytes"]["tracked"] / line["peak_bytes"]
@@ -82,18 +85,24 @@ def test_the_peak_and_its_parts_are_those_of_a_real_step(
             assert line["parts_bytes"][part] == record["parts_bytes"][part], part
 
 
-def test_a_gpus_kernels_keep_less_than_a_cpus() -> None:
+def test_a_gpus_kernels_keep_less_than_a_cpus(tmp_path: Path) -> None:
     raw = config("fsdp")
-    on_cpu, on_gpu = (
-        json.loads(follow({**raw, "device": device}, [0]).stdout) for device in ("cpu", "cuda")
+    (on_cpu,), (on_gpu,) = (
+        follow(tmp_path, {**raw, "device": device}, [0])[0] for device in ("cpu", "cuda")
     )
+
     assert (on_cpu["kernels"], on_gpu["kernels"]) == ("cpu", "cuda")
     assert on_gpu["at_peak_bytes"]["activations"] < on_cpu["at_peak_bytes"]["activations"]
     assert on_gpu["parts_bytes"]["weights"] == on_cpu["parts_bytes"]["weights"]
 
 
 def test_what_the_trainer_refuses_is_refused_here_too() -> None:
-    done = follow({**config("tensor"), "dp": 3}, [0])
+    asked = question({**config("tensor"), "dp": 3}, [0])
+    done = subprocess.run(
+        [sys.executable, str(program("offline.memory_trace")), asked],
+        capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+
     assert done.returncode == 1
     assert "ConfigError" in done.stderr
 

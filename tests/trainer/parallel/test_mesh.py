@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from paceline.trainer.config import ConfigError, parse_config
 from paceline.trainer.parallel.mesh import World, collective_limit, join_world, make_mesh
 from tests.numerics.cases import Case
-from tests.trainer.example import LIMIT_S, command
+from tests.trainer.example import run_ranks
 
 WAITS_ALONE = """
 import os, time
@@ -96,8 +95,6 @@ def groups_of(rank: int) -> list[dist.ProcessGroup]:
 def test_the_groups_of_a_mesh_keep_to_the_limit_too(tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text(WAITS_ALONE)
 
-    done = subprocess.run(
-        command(4, "waits.py"), cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    _, output = run_ranks(4, tmp_path / "waits.py", folder=tmp_path)
 
-    assert "gave up:" in done.stdout and "Timed out waiting 1000ms" in done.stdout, done.stderr
+    assert "gave up:" in output and "Timed out waiting 1000ms" in output, output
