@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from statistics import median
 
@@ -11,7 +12,7 @@ import pytest
 from paceline.core.ranks import find_straggler
 from paceline.core.steps import Steps
 from paceline.files.events import read_rank
-from tests.trainer.example import settings, steps, train_alone
+from tests.trainer.example import run_ranks, settings, steps
 
 RANKS, SLOW, STEPS = 4, 2, 74
 STAGES = (0, 1, 2, 3)
@@ -22,6 +23,7 @@ import json, os, sys, time
 import torch.distributed as dist
 from paceline.trainer import main
 from paceline.trainer.model.decoder import Decoder
+from paceline.trainer.parallel.mesh import join_world
 
 work_s = {WORK_S} * (1.1 if os.environ["RANK"] == "{SLOW}" else 1.0)
 compute = Decoder.embed
@@ -31,7 +33,8 @@ def slowed(self, *inputs):
     return compute(self, *inputs)
 
 Decoder.embed = slowed
-dist.init_process_group("gloo")
+join_world("cpu")
+os.environ.pop("PACELINE_STORE", None)
 dist.init_process_group = lambda *args, **kwargs: None
 with open(sys.argv[1]) as file:
     raw = json.load(file)
@@ -55,11 +58,14 @@ not arithmetic but a wait of fixed length, as on a host whose device computes.
 def slowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What that world left behind."""
     folder = tmp_path_factory.mktemp("straggler")
-    (folder / "slowed.py").write_text(PROGRAM)
+    program = folder / "slowed.py"
+    program.write_text(PROGRAM)
     raw = settings(
         RANKS, STEPS, source="synthetic", micro_batch=1, global_batch=RANKS, num_layers=1
     )
-    assert train_alone(folder, raw, folder / "slowed.py") == 0
+    (folder / "trainer.json").write_text(json.dumps(raw))
+    code, output = run_ranks(RANKS, program, "trainer.json", folder=folder)
+    assert code == 0, output
     return folder
 
 
