@@ -1,4 +1,7 @@
-"""Real trials of the small siblings: they train to their targets, and say what they are."""
+"""Real trials of the small siblings: they train to their targets, and say what they are.
+
+That with adapters is in test_tiny_adapters.py, so that two workers train at once.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from paceline.mlperf.rules import SIBLINGS
 from tests import command
 
 pytest.importorskip("torch")
+WHOLE = ("llama31-8b", "flux1")
 SMALL = {
     "llama31-8b": "llama31_8b_tiny",
     "llama2-70b-lora": "llama2_70b_lora_tiny",
@@ -35,7 +39,7 @@ DEVIATING = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where runs and the small siblings' data lie; the base model is trained once for all tests."""
+    """Where runs and the small siblings' data lie."""
     return tmp_path_factory.mktemp("tiny")
 
 
@@ -55,8 +59,8 @@ def evaluations(answer: dict[str, Any]) -> list[float]:
     return [loss for _, loss in read_log(Path(answer["folder"]) / file).trials[0].evaluations]
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_a_trial_trains_to_its_target_and_says_that_it_is_no_result(home: Path, name: str):
+def assert_reaches_its_target(home: Path, name: str) -> None:
+    """A trial succeeds, says that it is no result, and is not trained again."""
     answer = trained(home, name)
     small, (trial,) = SIBLINGS[SMALL[name]], answer["series"]["trials"]
 
@@ -93,8 +97,8 @@ def test_a_trial_trains_to_its_target_and_says_that_it_is_no_result(home: Path, 
     )
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_a_frozen_model_does_not_reach_the_target(home: Path, name: str):
+def assert_misses_its_target_frozen(home: Path, name: str) -> None:
+    """A model that does not learn gets nowhere."""
     changes = [word for text in FROZEN for word in ("--set", text)]
     answer = trained(home, name, *changes)
     (trial,) = answer["series"]["trials"]
@@ -103,6 +107,16 @@ def test_a_frozen_model_does_not_reach_the_target(home: Path, name: str):
     losses = evaluations(answer)
     assert len(losses) == 2 and losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert losses[0] > 1.03 * SIBLINGS[SMALL[name]].target
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_trial_trains_to_its_target_and_says_that_it_is_no_result(home: Path, name: str):
+    assert_reaches_its_target(home, name)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_frozen_model_does_not_reach_the_target(home: Path, name: str):
+    assert_misses_its_target_frozen(home, name)
 
 
 def test_a_trial_beyond_its_limit_ends_and_the_series_goes_on(home: Path):
