@@ -12,7 +12,7 @@ from paceline.files.log_file import LogFile
 from paceline.mlperf.eligibility import NOT_A_RESULT, RefusedError, is_tiny, not_a_result
 from paceline.mlperf.result_logs import run_logs
 from paceline.mlperf.score.run_set import score
-from paceline.mlperf.score.score import Score
+from paceline.mlperf.score.score import Score, with_model_flops
 
 LARGEST_SCORE_BYTES = 16 * 2**20
 ELSEWHERE = "compare it with runs of the same kind: paceline compare"
@@ -34,7 +34,8 @@ def read_score(place: Path, ruleset: str | None, num_devices: int | None) -> Sco
             raise RefusedError(
                 str(place), f"is {NOT_A_RESULT}: a small sibling of the benchmark", remedy=ELSEWHERE
             )
-        return printed.model_copy(update={"num_devices": num_devices or printed.num_devices})
+        counted = {"num_devices": num_devices or printed.num_devices}
+        return with_model_flops(printed.model_copy(update=counted))
     for log in run_logs(place):
         reason = None if log.unreadable else not_a_result(records(LogFile(log.path)))
         if reason:

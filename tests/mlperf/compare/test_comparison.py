@@ -8,6 +8,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.mlperf.compare.comparison import compare
+from paceline.mlperf.compare.score_input import read_score
 from paceline.mlperf.score.run_set import score
 from paceline.mlperf.submission.package import RefusedError
 from tests.mlperf.samples import TEN, line, submission
@@ -50,6 +51,18 @@ def test_a_score_that_was_printed_as_json_compares_alike(runs: Path, tmp_path: P
         compare([path])
     with pytest.raises(UserError, match="cannot be read"):
         compare([tmp_path / "no.json"])
+
+
+def test_a_printed_score_has_the_flops_of_the_devices_that_are_given(runs: Path, tmp_path: Path):
+    path = tmp_path / "score.json"
+    rates = {"overall_samples_per_s": 2.0, "flops_per_sample": 4e15}
+    path.write_text(score(runs).model_copy(update=rates).model_dump_json())
+    for count in (4, 8):
+        scored = read_score(path, None, count)
+        assert scored.model_flops_per_s_per_device == pytest.approx(8e15 / count)
+        assert scored.model_flops_reason is None
+    (compared,) = compare([path], num_devices=[4]).own
+    assert compared.model_flops_per_s_per_device == pytest.approx(2e15)
 
 
 def test_two_sizes_give_the_efficiency_and_its_parts(runs: Path, tmp_path: Path):
