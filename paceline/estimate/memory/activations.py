@@ -152,11 +152,12 @@ def _ffn_tensors(x: Cases, f: Constants) -> tuple[Floats, Floats]:
     """Tensors of its width that an ffn keeps: of its first products, and what is made of them.
 
     A gate keeps its activation's output too where nothing joins the two. A ReLU needs its output
-    alone, or compiled a byte a number that says where it is 0. A frozen last product keeps no
-    input.
+    alone, or compiled for a GPU a byte a number that says where it is 0. A frozen last product
+    keeps no input.
     """
     trained, plain = np.where(x.frozen > 0, 0.0, 1.0), 1 - x.gated
-    signs = np.where(x.compiled > 0, 1 / x.compute_bytes, 1 - trained)
+    bytewise = (x.compiled > 0) & ~_compiled_for_a_cpu(x)
+    signs = np.where(bytewise, 1 / x.compute_bytes, 1 - trained)
     relu = plain * x.relu
     first = np.where(relu > 0, signs, 1 + x.gated)
     return first, trained + x.gated * f.ffn_gated * (1 - x.compiled)
@@ -185,10 +186,11 @@ def _adapters(x: Cases, f: Constants, shared: Floats) -> Floats:
     """Bytes a token that adapters keep: their inputs, and a byte where a number may be dropped.
 
     A tensor rank has the whole input of products whose outputs are cut, unless under sequence
-    parallelism it keeps its part of the tokens alone.
+    parallelism it keeps its part of the tokens alone. Compiled for a CPU, dropout keeps no bytes.
     """
+    masks = np.where(_compiled_for_a_cpu(x), 0.0, x.adapter_drops)
     whole = x.adapter_inputs * np.where(f.gathers_inputs > 0, 1.0, 1 / shared)
-    inputs = (x.compute_bytes + x.adapter_drops) * (whole + x.adapter_parts / x.tp)
+    inputs = (x.compute_bytes + masks) * (whole + x.adapter_parts / x.tp)
     return np.where(x.frozen > 0, inputs + x.compute_bytes * x.adapter_inner, 0.0)
 
 
@@ -203,7 +205,7 @@ def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
     """
     c = x.compute_bytes
     inputs = np.where(f.gathers_inputs > 0, 2 * c * (1 - 1 / shared), 0.0)
-    masks = np.where(x.drops_stream > 0, DROPPED * np.where(f.noise > 0, c, 1.0), f.masks)
+    masks = np.where(x.drops_stream > 0, _stream_masks(x, f), f.masks)
     outputs = _norm_outputs(x, f)
     of_norms = (NORMS + outputs) * c + NORMS * _norm(x, f)
     stream = ((of_norms + masks) / shared + inputs * outputs / NORMS) * x.hidden
@@ -214,6 +216,21 @@ def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
     heads = 2 * (x.heads + x.kv_heads) * width_of_head + x.latents + _joined(x, f)
     of_parts = c * (heads + width + permuted) / x.tp
     return f.activation_scale * (stream + of_parts + _adapters(x, f, shared))
+
+
+def _compiled_for_a_cpu(x: Cases) -> Bools:
+    """Where dropout keeps two seeds instead of a mask, and a ReLU its output alone."""
+    return (x.compiled > 0) & x.has("generation", "cpu")
+
+
+def _stream_masks(x: Cases, f: Constants) -> Floats:
+    """Bytes that the native trainer's dropout keeps per token and feature of a block's stream.
+
+    Where tensor ranks draw apart, for parts of the tokens each, it is not compiled.
+    """
+    apart = (x.sequence_parallel > 0) & (x.tp > 1)
+    mask = np.where(f.noise > 0, x.compute_bytes, 1.0)
+    return np.where(_compiled_for_a_cpu(x) & ~apart, 0.0, DROPPED * mask)
 
 
 def _stores_scores(x: Cases, f: Constants) -> Bools:

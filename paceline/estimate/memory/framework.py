@@ -48,7 +48,8 @@ class Framework:
     """Of dropout masks, per token and hidden feature of a block."""
     noise: float = 0
     """1 where a mask that drops is as wide as what it drops, and scores that are dropped from are
-    stored, as by PyTorch's CPU operators; else it takes a byte, and attention draws it again."""
+    stored, as by PyTorch's CPU operators; else it takes a byte, and attention draws it again.
+    Compiled for a CPU the stream's dropout has none (activations.py)."""
     wide_norm: float = 0
     """fp32 tensors that an RMSNorm keeps instead of its input where no kernel fuses it."""
     narrow_norm: float = 0

@@ -320,6 +320,39 @@ def test_the_native_trainer_frees_gradients_where_ddp_does_not_hold_them():
     assert part("not_at_once", NATIVE_CPU, **both) < part("gradients", NATIVE_CPU, **both)
 
 
+@pytest.mark.parametrize(
+    ("changes", "without", "kept"),
+    [
+        # A byte a number that says where a ReLU is 0.
+        ({"gated": False, "relu": True}, {}, 14336.0),
+        # Masks of the outputs of attention and ffn.
+        ({"drops_stream": True}, {"drops_stream": False}, 2 * 4096.0),
+        (
+            {"frozen": True, "adapter_inputs": 4096.0, "adapter_drops": True},
+            {"adapter_drops": False},
+            4096.0,
+        ),
+    ],
+)
+def test_blocks_compiled_for_a_cpu_keep_seeds_and_no_masks(
+    changes: dict[str, Any], without: dict[str, Any], kept: float
+):
+    cpu = {"generation": "cpu", **changes, "compiled": True}
+    bare = {**cpu, **without, "compiled": not changes.get("relu")}
+    assert part("activations", NATIVE_CPU, **cpu) == part("activations", NATIVE_CPU, **bare)
+    gpu = {"generation": "hopper"}
+    more = part("activations", NATIVE_CUDA, **cpu | gpu)
+    assert more - part("activations", NATIVE_CUDA, **bare | gpu) == pytest.approx(32 * T * kept)
+
+
+def test_dropout_of_tensor_ranks_that_draw_apart_is_not_compiled():
+    apart = {"generation": "cpu", "tp": 2, "sequence_parallel": True, "compiled": True}
+    dropped, whole = (
+        part("activations", NATIVE_CPU, **apart, drops_stream=drops) for drops in (True, False)
+    )
+    assert dropped - whole == pytest.approx(32 * T * 2 * 2 * 4096 / 2)
+
+
 def test_running_out_is_even_odds_at_the_limit_and_surer_beyond():
     found = needed(FRAMEWORKS)
     used = float(found.device_used[0])
