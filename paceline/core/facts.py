@@ -17,6 +17,8 @@ PROFILERS = ("profile", "nccl_trace")
 """Engine settings that attach a profiler or a trace, which slows a run."""
 OF_ALL_DEVICES = ("{world_size}", "{devices_per_node}")
 """Placeholders of a command that takes all devices that there are."""
+Headline = Literal["tokens_per_s", "samples_per_s"]
+"""The metric that states a speed."""
 
 
 class Facts(Value):
@@ -56,7 +58,7 @@ class Facts(Value):
     origin: Literal["measured", "imported"] = "measured"
 
     @property
-    def headline(self) -> str:
+    def headline(self) -> Headline:
         """The metric that states the speed: samples/s of padded records and of captioned images."""
         images = self.model is not None and self.model.kind == "mmdit"
         return "samples_per_s" if images or self.packing == "padded" else "tokens_per_s"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import Literal
 
 from pydantic import Field
 
+from paceline.core.facts import Headline, facts_of
 from paceline.core.flops import FlopsInput, model_flops_per_token
 from paceline.core.rates import flops_per_s_per_device, mfu, tokens_per_s
 from paceline.core.run import USUAL_FP8_RECIPE, Data, RunSpec, Training
@@ -65,8 +65,8 @@ class Estimate(Value):
     """Seconds of the step, by part."""
     tokens_per_s: float
     samples_per_s: float
-    headline: Literal["tokens_per_s", "samples_per_s"] = Field("tokens_per_s", exclude=True)
-    """Which of the two states the speed, as of a run: samples/s of captioned images."""
+    headline: Headline = Field("tokens_per_s", exclude=True)
+    """Which of the two states the speed, as of a run (core/facts.py)."""
     flops_per_s_per_device: float
     mfu: float | None
     convention: str
@@ -126,7 +126,7 @@ def estimate_on(
         parts=time.at(0),
         tokens_per_s=rate,
         samples_per_s=training.global_batch / seconds,
-        headline="samples_per_s" if spec.model.kind == "mmdit" else "tokens_per_s",
+        headline=facts_of(spec).headline,
         flops_per_s_per_device=reached,
         mfu=mfu(reached, peak),
         convention=spec.flops_convention,

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import UserError
+from paceline.core.facts import facts_of
 from paceline.estimate.answer import estimate
 from paceline.estimate.costs import Failures, Prices
 from paceline.estimate.fit.evidence import shipped
@@ -41,6 +42,19 @@ def test_every_kind_of_model_can_be_estimated(recipe: str, devices: int):
     found = estimate(Question(recipe, "H100", devices), shipped())
     assert 0 < found.low_s < found.step_time_s < found.high_s
     assert found.mfu is not None and 0.05 < found.mfu < 0.75
+
+
+@pytest.mark.parametrize(
+    ("recipe", "headline"),
+    [
+        ("opt-350m-sft-tiny", "samples_per_s"), ("flux1-schnell", "samples_per_s"),
+        ("tiny-llama", "tokens_per_s"),
+    ],
+)  # fmt: skip
+def test_an_estimate_is_led_by_the_rate_that_a_run_is_led_by(recipe: str, headline: str):
+    question = Question(recipe, "H100", 8)
+    found = estimate(question, shipped())
+    assert found.headline == headline == facts_of(spec_of(question)).headline
 
 
 def test_adapters_train_faster_than_the_whole_model():
