@@ -125,9 +125,9 @@ def stage(
     are taken from the environment (HF_TOKEN), from `hf auth login` and from ~/.netrc.
     """
     form = TableFormat.json if as_json else form
-    if dry_run and check:
-        raise UserError("--dry-run", "changes nothing beside --verify", remedy="leave it out")
-    for option, given in (("--ask", ask), ("--rate", rate is not None)):
+    for option, given in (("--dry-run", dry_run), ("--ask", ask), ("--rate", rate is not None)):
+        if given and check:
+            raise UserError(option, "changes nothing beside --verify", remedy="leave it out")
         if given and not dry_run:
             raise UserError(option, "changes nothing without --dry-run", remedy="give both")
     if engine is not None and engine not in engine_names():

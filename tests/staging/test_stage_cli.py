@@ -132,7 +132,10 @@ def test_what_is_made_is_staged_verified_used_and_mended(tmp_path: Path):
         (["tiny-llama", "--dry-run", "--verify"], "leave it out"),
         (["tiny-llama", "--ask"], "--ask: changes nothing without --dry-run"),
         (["tiny-llama", "--rate", "500"], "--rate: changes nothing without --dry-run"),
-        (["tiny-llama", "--verify", "--rate", "500"], "--rate: changes nothing without"),
+        (
+            ["tiny-llama", "--verify", "--rate", "500"],
+            "--rate: changes nothing beside --verify; leave it out",
+        ),
         (["tiny-llama", "--local", "/local"], "none are named"),
         (["tiny-llama", "--hosts", "node-001"], "are named, and no folder on them"),
         (["tiny-llama", "--hosts", "node-001", "--local", "here"], "must be an absolute path"),
