@@ -83,17 +83,18 @@ def _sentence(check: BundleCheck) -> str:
     size = si(check.bytes, "B")
     files = f"{check.run}: {counted(check.n_files, 'file')}, {size}, sha256 {check.sha256}"
     if check.faults:
-        return f"{files}; {len(check.faults)} are not as the bundle says, so no figure counts"
+        others = counted(len(check.faults), "file")
+        return f"{files}; {others} not as the bundle says, so no figure counts"
     if not check.n_figures:
         return f"{files}; all whole; the run left no figures"
     if not check.figures:
-        return f"{files}; all whole, and {check.n_figures} figures follow from them"
+        return f"{files}; all whole, and {counted(check.n_figures, 'figure')} confirmed from them"
     versions = (
         ""
         if check.measured_by == check.checked_by
         else f" (measured by Paceline {check.measured_by}, checked by {check.checked_by})"
     )
     return (
-        f"{files}; {len(check.figures)} of "
-        f"{counted(check.n_figures, 'figure')} do not follow{versions}"
+        f"{files}; {len(check.figures):,} of "
+        f"{counted(check.n_figures, 'figure')} not as recomputed{versions}"
     )

@@ -19,7 +19,7 @@ from paceline.cli.output import (
 )
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
-from paceline.core.units import percent, seconds, significant
+from paceline.core.units import counted, percent, seconds, significant
 from paceline.files.run_folder import RUN_FILE, find_runs, runs_root
 from paceline.runs.goodput.attempt import Attempt, attempts_of_log, attempts_of_run
 from paceline.runs.goodput.ledger import ACCOUNTS, GoodputLedger, ledger_of
@@ -118,11 +118,11 @@ def _attempts(path: Path) -> list[Attempt]:
 
 
 def _sentences(ledger: GoodputLedger) -> list[str]:
-    count = f"{len(ledger.attempts)} attempt{'s' * (len(ledger.attempts) != 1)}"
+    count = counted(len(ledger.attempts), "attempt")
     redone = sum(entry.redone for entry in ledger.attempts)
     lines = [
         f"goodput {percent(ledger.goodput)} of {seconds(ledger.wall_s)} over {count}: "
-        f"{ledger.steps_kept:,} steps kept, {redone:,} done again; "
+        f"{counted(ledger.steps_kept, 'step')} kept, {redone:,} done again; "
         f"{significant(ledger.usual_step_s)} s a usual step (n = {ledger.n})"
     ]
     if ledger.days_left is not None and ledger.days_left_at_best is not None:

@@ -28,7 +28,7 @@ from paceline.cli.stage_nodes import (
 from paceline.cli.stage_progress import stage_display
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, SystemFaultError, UserError
-from paceline.core.units import seconds, si
+from paceline.core.units import counted, seconds, si
 from paceline.engines import engine_names
 from paceline.files.recipe import load_recipe
 from paceline.files.staged import CONTENT_FOLDER, STAGE_VARIABLE, stage_root
@@ -231,7 +231,8 @@ def _sentence(outline: StageOutline, room: StageRoom, rate: float | None) -> str
     parts = [f"{si(need, 'B')} to come"] if need else []
     if unknown:
         asked = "" if need else " (--ask asks the sources)"
-        parts.append(f"{unknown} of {len(outline.assets)} assets have no stated size{asked}")
+        assets = counted(len(outline.assets), "asset")
+        parts.append(f"{unknown:,} of {assets} without a stated size{asked}")
     if rate and (fetched := outline.bytes_fetched):
         least = "at least " if unknown else ""
         parts.append(f"{least}{seconds(fetched / (rate * MEGA))} at {rate:g} MB/s")

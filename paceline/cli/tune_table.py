@@ -14,6 +14,7 @@ from rich.live import Live
 from paceline.cli.output import OutputColumn, TableFormat, emit_table
 from paceline.cli.sweep_table import LINE_EVERY_S, LiveTable
 from paceline.cli.terminal import echo
+from paceline.core.units import counted
 from paceline.layouts.sweep.result import SweepRow, label
 from paceline.layouts.sweep.runner import SweepTask
 from paceline.layouts.sweep.table import notes
@@ -33,7 +34,7 @@ def print_ranking(ranking: Ranking, form: TableFormat) -> None:
     if form is not TableFormat.text:
         return
     echo(
-        f"{ranking.n_layouts:,} layouts estimated, {ranking.n_infeasible:,} cannot run, "
+        f"{counted(ranking.n_layouts, 'layout')} estimated, {ranking.n_infeasible:,} cannot run, "
         f"{ranking.n_pruned:,} {ranking.bound}",
         err=True,
     )

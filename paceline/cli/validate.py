@@ -68,9 +68,8 @@ def _tell(validation: Validation) -> None:
     if memory.mape is not None and memory.median is not None and memory.within_10 is not None:
         within_5 = _share(memory.within_5 or 0)
         echo(
-            f"memory of {counted(memory.n, 'row')} that state it: MAPE {_share(memory.mape)}, "
-            "median "
-            f"{_share(memory.median)}, within 5 % {within_5}, "
+            f"memory stated by {counted(memory.n, 'row')}: MAPE {_share(memory.mape)}, "
+            f"median {_share(memory.median)}, within 5 % {within_5}, "
             f"within 10 % {_share(memory.within_10)}",
             err=True,
         )

@@ -116,9 +116,9 @@ class Side:
             return f"{self.name} has no valid figure ({'; '.join(left_out[:3]) or 'no runs'})"
         if left_out and len(used) < MIN_REPEATS:
             return (
-                f"{len(left_out)} of {counted(len(self.members), 'run')} of {self.name} are not "
-                "valid "
-                f"({'; '.join(left_out[:3])}); {MIN_REPEATS} good ones would be enough"
+                f"{self.name} has no valid figure from {len(left_out):,} of "
+                f"{counted(len(self.members), 'run')} ({'; '.join(left_out[:3])}); "
+                f"{MIN_REPEATS} good ones would be enough"
             )
         return None
 

@@ -118,7 +118,7 @@ def choose_cluster(
         if slots and slots[0] < cluster.devices_per_node:
             raise UserError(
                 "hosts",
-                f"have {slots[0]} slots, and a node of cluster {cluster.name} "
+                f"have {counted(slots[0], 'slot')}, and a node of cluster {cluster.name} "
                 f"{counted(cluster.devices_per_node, 'device')}",
                 remedy="correct the slots; a part of each node is measured by "
                 f"`paceline scale --gpus-per-node {slots[0]}`",
@@ -207,7 +207,7 @@ def _this_machine(
             min(recipe.devices or 2, 2, cores), recipe.layout.smallest_world
         )
         if count > cores:
-            notices.append(f"{count} processes share {counted(cores, 'core')}")
+            notices.append(f"{counted(count, 'process')} share {counted(cores, 'core')}")
         return local_cluster(inventory, "cpu", None, count), notices
     return _gpus(request, recipe, inventory, notices)
 
@@ -231,7 +231,7 @@ def _gpus(
         where = (
             f"--devices {count}" if request.devices else f"a layout of {counted(count, 'device')}"
         )
-        raise UserError(where, f"this machine has {available} GPUs")
+        raise UserError(where, f"this machine has {counted(available, 'GPU')}")
     if request.devices is None and recipe.devices and recipe.devices > count:
         notices.append(
             f"the recipe names {counted(recipe.devices, 'device')}; this run takes the {count} here"

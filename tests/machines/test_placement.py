@@ -121,9 +121,11 @@ def test_unequal_slots_are_refused():
 
 
 def test_hosts_with_fewer_slots_than_the_cluster_has_devices_are_refused():
-    hosts = (Host(name="a", slots=8), Host(name="b", slots=4))
-    with pytest.raises(UserError, match="have 4 slots, and a node of cluster dgx-h100 8 devices"):
-        make_plan(Request("tiny-llama", cluster="dgx-h100", where=Where(hosts)))
+    for slots, words in ((4, "4 slots"), (1, "1 slot")):
+        hosts = (Host(name="a", slots=8), Host(name="b", slots=slots))
+        told = f"have {words}, and a node of cluster dgx-h100 8 devices"
+        with pytest.raises(UserError, match=told):
+            make_plan(Request("tiny-llama", cluster="dgx-h100", where=Where(hosts)))
 
 
 def test_a_run_on_this_machine_bears_no_other_hosts_name():

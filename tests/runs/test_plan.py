@@ -298,6 +298,9 @@ def test_a_layout_for_more_gpus_than_there_are_is_refused():
     recipe = load_recipe("tiny-llama", None, ["tp=4", "pp=2"])
     with pytest.raises(UserError, match="a layout of 8 devices: this machine has 4 GPUs"):
         choose_cluster(Request("tiny-llama"), recipe, FOUND_GPUS)
+    one = {**FOUND_GPUS, "gpus": FOUND_GPUS["gpus"][:1]}
+    with pytest.raises(UserError, match=r"this machine has 1 GPU$"):
+        choose_cluster(Request("tiny-llama"), recipe, one)
     wider = load_recipe("tiny-llama", None, ["tp=4", "devices=2"])
     assert choose_cluster(Request("tiny-llama"), wider, FOUND_GPUS)[0].world_size == 4
 

@@ -173,7 +173,8 @@ def cpu_machine(calibration: Calibration, ranks: int) -> Machine:
         f"{calibration.device}"
     ]
     if ranks > cores:
-        notes.append(f"oversubscribed: {ranks} processes share {counted(cores, 'core')}")
+        processes = counted(ranks, "process")
+        notes.append(f"oversubscribed: {processes} share {counted(cores, 'core')}")
     link = rates.link_bytes_per_s or rates.memory_bytes_per_s
     return Machine(
         device=device,

@@ -70,7 +70,7 @@ def measure(
         tell(
             f"probes on {count} x {counted(threads or 1, 'thread')}"
             if kind == "cpu"
-            else f"probes on {count} GPUs"
+            else f"probes on {counted(count, 'GPU')}"
         )
         rates.append(programs.rates(sys.executable, kind, dtype, count, threads, recipes))
         tell(f"{counted(len(of_count), 'short training')} of {programs.STEPS} steps each")

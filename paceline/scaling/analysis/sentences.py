@@ -222,8 +222,8 @@ def _findable(analysis: Analysis) -> Iterator[str]:
 def _left_out(analysis: Analysis) -> Iterator[str]:
     if analysis.failed:
         failed = sorted({h for m in analysis.measured if m.samples_per_s is None for h in m.hosts})
-        share = f"{analysis.failed} of {counted(len(analysis.measured), 'sub-cluster')}"
-        yield f"{share} have no value: {_names(failed)}."
+        share = f"{analysis.failed:,} of {counted(len(analysis.measured), 'sub-cluster')}"
+        yield f"{share} without a value: {_names(failed)}."
     if analysis.apart:
         series = sorted({group.series for group in analysis.apart})
         n = len(analysis.apart)

@@ -251,7 +251,11 @@ def _lost_gpus(readings: Sequence[Reading]) -> dict[str, list[str]]:
     if 2 * times <= len(numbers):
         return {}
     usual_count = f"{usual} on {times} of {counted(len(numbers), 'host')}"
-    return {host: [f"{n} GPUs here, {usual_count}"] for host, n in numbers.items() if n < usual}
+    return {
+        host: [f"{counted(n, 'GPU')} here, {usual_count}"]
+        for host, n in numbers.items()
+        if n < usual
+    }
 
 
 def _fact(facts: Mapping[str, Any], name: str) -> str:

@@ -102,7 +102,7 @@ def test_one_value_a_node_can_only_suspect_and_the_smallest_fault_says_so():
 
 def test_failures_are_told_by_host():
     words = sentences_on([*alone([100.0 + at for at in range(8)]), group("n9", None)])
-    assert "1 of 9 sub-clusters have no value: n9." in words
+    assert "1 of 9 sub-clusters without a value: n9." in words
 
 
 def test_many_flagged_nodes_are_not_all_listed():
