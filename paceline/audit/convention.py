@@ -32,7 +32,7 @@ class Assumption:
     def __str__(self) -> str:
         return (
             f"{self.table}: {self.model} counts as {self.words}: not all declared; it gives "
-            f"{self.num_given} of {counted(self.num_rows, 'row')}"
+            f"{self.num_given:,} of {counted(self.num_rows, 'row')}"
         )
 
 

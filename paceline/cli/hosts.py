@@ -292,6 +292,6 @@ def _show_check(
     ]
     emit_table(rows, columns, form)
     faulty = sum(check.fault is not None for check in checks)
-    echo(f"{len(checks) - faulty} of {counted(len(checks), 'host')} can be run on", err=True)
+    echo(f"{len(checks) - faulty:,} of {counted(len(checks), 'host')} can be run on", err=True)
     if fail and faulty:
         raise typer.Exit(3)

@@ -122,7 +122,7 @@ def print_nodes(rows: Sequence[dict[str, Any]], target: NodeTarget, form: TableF
         for fault in row["faults"]:
             echo(f"{row['host']}: {fault['asset']}: {fault['path']} is {fault['fault']}")
     whole = sum(row["state"] == "staged" for row in rows)
-    echo(f"in {target.local}: everything is staged on {whole} of {counted(len(rows), 'node')}")
+    echo(f"in {target.local}: everything is staged on {whole:,} of {counted(len(rows), 'node')}")
 
 
 def nodes_exit(outcomes: Sequence[NodeOutcome]) -> int:

@@ -146,6 +146,6 @@ def _part_of(site: Site, devices: int) -> Cluster:
         raise UserError(
             f"--gpus {devices}",
             f"{site.name} has {counted(site.world_size, 'device')}{spares}",
-            allowed=f"up to {site.training_devices}",
+            allowed=f"up to {site.training_devices:,}",
         )
     return site.as_cluster.model_copy(update={"nodes": nodes, "launcher": "local", "hosts": ()})

@@ -210,7 +210,7 @@ def _of_ranks(evidence: EndEvidence, spec: RunSpec) -> Ending:
 def _early_end(folder: Path, said: _Said, asked: int) -> Ending:
     """A program that ended by itself, and well as it says, before its steps were done."""
     error = last_error(log_tail(folder))
-    what = f"the program ended after {said.num_steps} of {counted(asked, 'step')}"
+    what = f"the program ended after {said.num_steps:,} of {counted(asked, 'step')}"
     return Ending("failed", f"{what}: {error}" if error else what)
 
 
@@ -226,7 +226,7 @@ def _said(parsing: Parsing | None, spec: RunSpec) -> _Said:
     early = ""
     # Of a single line nobody knows for how many steps it stands.
     if asked is not None and next_line <= asked and len(steps) > 1 and not ends_at_target(spec):
-        early = f"the program came to its end after {last} of {counted(asked, 'step')}"
+        early = f"the program came to its end after {last:,} of {counted(asked, 'step')}"
     return _Said(document.status, last, whole, document.reason, early)
 
 

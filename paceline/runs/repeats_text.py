@@ -36,7 +36,7 @@ def series_lines(series: SeriesResult) -> Iterator[str]:
 def group_lines(group: GroupResult) -> Iterator[str]:
     """One group: its figures with their spread from run to run, and each run's value."""
     failed = f", {group.failed} without a figure" if group.failed else ""
-    yield f"{group.group}: {group.ok} of {counted(group.wanted, 'repeat')}{failed}"
+    yield f"{group.group}: {group.ok:,} of {counted(group.wanted, 'repeat')}{failed}"
     if group.changes:
         yield f"  {configuration(group.changes)}"
     figures = group.figures
@@ -60,7 +60,7 @@ def group_lines(group: GroupResult) -> Iterator[str]:
             yield f"  run {number} {run.status}: {reason} ({run.run})"
     warned = [run for run in group.runs if run.warnings]
     if warned:
-        count = f"{len(warned)} of {_runs(len(group.runs))} with warnings"
+        count = f"{len(warned):,} of {_runs(len(group.runs))} with warnings"
         yield f"  {count}, the last: {printable(warned[-1].warnings[0])}"
     for fault in group.faults:
         yield f"  no run: {printable(fault)}"

@@ -115,7 +115,7 @@ def _throttled(looks: Sequence[tuple[str, GpuSample]]) -> Iterator[str]:
         devices = sum(share >= THROTTLED_SHARE for share in shares.values())
         if devices:
             yield (
-                f"{THROTTLED}: {reason} held the clocks of {devices} of "
+                f"{THROTTLED}: {reason} held the clocks of {devices:,} of "
                 f"{counted(len(asked), 'device')} down, "
                 f"in {shares[longest]:.0%} of the samples on {longest}: the figures are those of "
                 "lower clocks"

@@ -273,6 +273,6 @@ def _never_tried(result: TuneResult) -> str:
     ]
     counts = [f"{n:,} {why}" for n, why in parts if n > 0]
     return (
-        f"{tried} of {counted(result.n_layouts, 'layout')} tried; "
+        f"{tried:,} of {counted(result.n_layouts, 'layout')} tried; "
         f"never tried: {'; '.join(counts) or 'none'}"
     )

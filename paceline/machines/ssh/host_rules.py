@@ -199,7 +199,7 @@ def raise_for_faults(checks: Sequence[HostCheck]) -> None:
     whats = [f"{compress(hosts)} {what}" for (what, _), hosts in faults.items()]
     alone = len(faults) == 1
     raise SystemFaultError(
-        compress(at_fault) if alone else f"{len(at_fault)} of {counted(len(checks), 'host')}",
+        compress(at_fault) if alone else f"{len(at_fault):,} of {counted(len(checks), 'host')}",
         next(iter(faults))[0] if alone else ", ".join(whats),
         remedy="; ".join(remedies) or None,
         hosts=at_fault,

@@ -43,7 +43,7 @@ def answer_lines(answer: SeriesAnswer) -> Iterator[str]:
     done = len(series.trials) - len(series.missing)
     yield one_line(f"{series.benchmark} · {series.label}")
     yield (
-        f"  series       {answer.status}: {done} of "
+        f"  series       {answer.status}: {done:,} of "
         f"{counted(len(series.trials), 'trial')} have ended"
     )
     yield one_line(f"  logs         {answer.folder}")

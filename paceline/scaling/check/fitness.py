@@ -232,7 +232,7 @@ def _odd_ones(readings: Sequence[Reading]) -> dict[str, list[str]]:
         for host, value in values.items():
             if not clear or value != usual:
                 others = (
-                    f"{usual} on {number} of {counted(len(values), 'host')}"
+                    f"{usual} on {number:,} of {counted(len(values), 'host')}"
                     if clear
                     else "others differ"
                 )
@@ -250,7 +250,7 @@ def _lost_gpus(readings: Sequence[Reading]) -> dict[str, list[str]]:
     usual, times = Counter(numbers.values()).most_common(1)[0]
     if 2 * times <= len(numbers):
         return {}
-    usual_count = f"{usual} on {times} of {counted(len(numbers), 'host')}"
+    usual_count = f"{usual} on {times:,} of {counted(len(numbers), 'host')}"
     return {
         host: [f"{counted(n, 'GPU')} here, {usual_count}"]
         for host, n in numbers.items()

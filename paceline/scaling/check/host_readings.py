@@ -70,11 +70,9 @@ def _reading(
         (line["gpus"] for line in lines if line["event"] == "health"), facts.get("gpus", [])
     )
     faults, remarks = health.faults(facts, state), health.remarks(state)
-    ended = sum(line["event"] == "end" for line in lines)
-    if ended < cluster.devices_per_node:
-        what = (
-            f"{cluster.devices_per_node - ended} of {counted(cluster.devices_per_node, 'process')}"
-        )
+    ended, started = sum(line["event"] == "end" for line in lines), cluster.devices_per_node
+    if ended < started:
+        what = f"{started - ended:,} of {counted(started, 'process')}"
         why = f"{what} did not finish the check{f': {verdict.reason}' if verdict else ''}"
         # The end of one host ends what the launcher has on the others: that is no fault of theirs.
         by_another = verdict is not None and verdict.hosts and name not in verdict.hosts
