@@ -41,7 +41,7 @@ class CampaignDisplay:
         why = "" if round.purpose == "plan" else f" ({round.purpose})"
         with self._lock:
             self._steps = dict.fromkeys(groups, (0, 0))
-            size = f"{len(groups)} x {_nodes(round.nodes)} x {round.devices_per_node}"
+            size = f"{len(groups)} x {counted(round.nodes, 'node')} x {round.devices_per_node}"
             head = f"round {round.number} of {self.rounds}{why}: {size}"
             echo(f"{head} · {left_text(left)}", err=True)
             echo(f"  on {'  '.join([*names, *more])}", err=True)
@@ -102,7 +102,3 @@ def _about(seconds: float | None) -> str:
     return (
         f", about {seconds / 60:.0f} min" if seconds < 5400 else f", about {seconds / 3600:.1f} h"
     )
-
-
-def _nodes(n: int) -> str:
-    return counted(n, "node")

@@ -46,7 +46,7 @@ def group_lines(group: GroupResult) -> Iterator[str]:
         sure = plus_minus(lead)
         interval = f"  {sure}" if sure else ""
         kind = "run-to-run 95 %" if sure else "no interval: it takes 3 runs"
-        yield f"  {value_text(lead)}{interval}      median of {_runs(lead.n or 0)}; {kind}"
+        yield f"  {value_text(lead)}{interval}      median of {counted(lead.n or 0, 'run')}; {kind}"
     step = figures.get("step_time_s")
     if step is not None and finite_value(step) is not None:
         spread = (
@@ -60,7 +60,7 @@ def group_lines(group: GroupResult) -> Iterator[str]:
             yield f"  run {number} {run.status}: {reason} ({run.run})"
     warned = [run for run in group.runs if run.warnings]
     if warned:
-        count = f"{len(warned):,} of {_runs(len(group.runs))} with warnings"
+        count = f"{len(warned):,} of {counted(len(group.runs), 'run')} with warnings"
         yield f"  {count}, the last: {printable(warned[-1].warnings[0])}"
     for fault in group.faults:
         yield f"  no run: {printable(fault)}"
@@ -116,14 +116,10 @@ def _count(run: Result, name: str) -> int | None:
     return metric.n if metric else None
 
 
-def _runs(number: int) -> str:
-    return counted(number, "run")
-
-
 def _each(group: GroupResult) -> str:
     """`0.2301 0.2310 0.2322 s`: every run's step time, in the order in which they ran."""
-    counted = [run.metrics["step_time_s"] for run in group.runs if has_figure(run)]
-    times = [time for metric in counted if (time := finite_value(metric)) is not None]
+    steps = [run.metrics["step_time_s"] for run in group.runs if has_figure(run)]
+    times = [time for metric in steps if (time := finite_value(metric)) is not None]
     parts = [split_unit(written(time, "s")) for time in times]
     units = {unit for _, unit in parts}
     if len(units) != 1:

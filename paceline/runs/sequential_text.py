@@ -20,7 +20,7 @@ def sequential_lines(answer: SequentialComparison) -> Iterator[str]:
     """The verdict, every look, what to know beside them, and how to go on."""
     yield _line(f"{MARKS[answer.verdict]} {answer.verdict.upper()}  {answer.sentence}")
     yield (
-        f"  {_pairs(answer.pairs)} of at most {answer.most_pairs}, margin "
+        f"  {counted(answer.pairs, 'pair')} of at most {answer.most_pairs}, margin "
         f"{percent(answer.margin, 2)}; over all looks false alarms in at most "
         f"{percent(answer.error, 0)}"
     )
@@ -43,13 +43,9 @@ def sequential_lines(answer: SequentialComparison) -> Iterator[str]:
 def look_text(look: SequentialLook) -> str:
     """`after 5 pairs +2.01 % (+0.90 % to +3.13 %): slower`."""
     return (
-        f"after {_pairs(look.pairs)} {signed(look.ratio)} ({signed(look.low)} to "
+        f"after {counted(look.pairs, 'pair')} {signed(look.ratio)} ({signed(look.low)} to "
         f"{signed(look.high)}): {look.verdict}"
     )
-
-
-def _pairs(number: int) -> str:
-    return counted(number, "pair")
 
 
 def _line(text: str) -> str:

@@ -38,13 +38,13 @@ def sentences(analysis: Analysis) -> tuple[str, ...]:
 def _scaling(analysis: Analysis) -> Iterator[str]:
     largest = analysis.largest
     if largest.nodes == analysis.base_nodes:
-        alone = _nodes(largest.nodes)
+        alone = counted(largest.nodes, "node")
         yield f"Only groups of {alone} were measured: scaling takes larger ones too."
         return
     efficiency = f"{_with_interval(largest.efficiency)} of {_ideal(analysis)}"
     yield (
-        f"{_nodes(largest.nodes)} reach {efficiency} ({analysis.judging.scaling} scaling, base: "
-        f"{_base(analysis)})."
+        f"{counted(largest.nodes, 'node')} reach {efficiency} "
+        f"({analysis.judging.scaling} scaling, base: {_base(analysis)})."
     )
     if largest.straggler and largest.communication:
         yield (
@@ -66,8 +66,8 @@ def _flagged(analysis: Analysis) -> Iterator[str]:
     judged = [node for node in blame.nodes if node.by != "nothing"]
     if not judged:
         yield (
-            f"Too few to judge: {_nodes(len(blame.nodes))} measured alone, {FEWEST_JUDGED} are "
-            "needed, or a reference, or the nodes' own history."
+            f"Too few to judge: {counted(len(blame.nodes), 'node')} measured alone, "
+            f"{FEWEST_JUDGED} are needed, or a reference, or the nodes' own history."
         )
         return
     rule = f"z below {WORST_Z:.0f} and more than {percent(LEAST_LOSS, 0)} slower"
@@ -274,8 +274,8 @@ def _suspicion(analysis: Analysis, node: Judged) -> str:
 
 def _base(analysis: Analysis) -> str:
     if analysis.speeds is None:
-        return f"median group of {_nodes(analysis.base_nodes)}"
-    return f"median of {_nodes(len(analysis.speeds.hosts))}, {analysis.base:.6g} samples/s"
+        return f"median group of {counted(analysis.base_nodes, 'node')}"
+    return f"median of {counted(len(analysis.speeds.hosts), 'node')}, {analysis.base:.6g} samples/s"
 
 
 def _ideal(analysis: Analysis) -> str:
@@ -292,10 +292,6 @@ def _with_interval(factor: Factor) -> str:
 
 def _signed(value: float) -> str:
     return f"{100 * value:+.2f} %"
-
-
-def _nodes(n: int) -> str:
-    return counted(n, "node")
 
 
 def _names(hosts: Sequence[str]) -> str:
