@@ -114,7 +114,7 @@ def estimate(
         bool,
         typer.Option(
             "--sensitivity",
-            help="Also what would help most: how tokens/s follow each hardware figure.",
+            help="Also what would help most: how throughput follows each hardware figure.",
         ),
     ] = False,
     mlperf: Annotated[

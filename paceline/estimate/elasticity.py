@@ -29,14 +29,14 @@ NUDGE = 1.02
 
 
 class Elasticity(Value):
-    """One figure's: 0.3 says that 1 % faster brings 0.3 % more tokens/s."""
+    """One figure's: 0.3 says that 1 % faster brings 0.3 % more throughput."""
 
     figure: str
     value: float | None
     """What the estimate takes it for; None for what no data sheet states."""
     unit: str | None
     elasticity: float
-    """d ln(tokens/s) / d ln(rate), at the estimate; of a latency or a host time the rate is its
+    """d ln(throughput) / d ln(rate), at the estimate; of a latency or a host time the rate is its
     inverse."""
     low: float
     high: float
