@@ -118,7 +118,7 @@ def test_a_failing_side_is_told_and_the_other_measured(tmp_path: Path):
         *QUICK, "--interleave", "", "lr=1e30,grad_clip=0,steps=60", "--repeat", "1", runs=tmp_path
     )
     assert done.returncode == 4, done.stderr
-    assert "1 of 1 repeat" in done.stdout and "0 of 1 repeat, 1 without a figure" in done.stdout
+    assert "1 of 1 repeat\n" in done.stdout and "0 of 1 repeat, 1 without a figure" in done.stdout
     assert (
         "run 1 nan" in done.stdout and "add what is missing: paceline run --resume" in done.stdout
     )

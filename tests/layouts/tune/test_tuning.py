@@ -244,8 +244,14 @@ def test_wrong_input_ends_the_tuning(bench: Bench, more: str, what: str):
         bench.run(options(2, 1, more), by_micro_batch)
 
 
-def test_more_processes_than_physical_cores_must_be_asked_for(bench: Bench):
-    with pytest.raises(UserError, match="physical core"):
+@pytest.mark.parametrize(("cores", "words"), [(1, "1 physical core"), (2, "2 physical cores")])
+def test_more_processes_than_physical_cores_must_be_asked_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, cores: int, words: str
+):
+    here = inventory.inventory()
+    cpu = {**here["cpu"], "physical_cores": cores, "usable_cores": cores}
+    monkeypatch.setattr("paceline.layouts.tune.tuning.inventory", lambda: {**here, "cpu": cpu})
+    with pytest.raises(UserError, match=f"is more than {words} here can take"):
         new_tuning(options(2, 64, "global_batch=64"), None, bench.root, ["x"])
     changed = options(2, 64, "global_batch=64", oversubscribe=True)
     tuning = new_tuning(changed, None, bench.root, ["x"])

@@ -148,4 +148,4 @@ def test_an_archive_without_a_log_is_bad_input(tmp_path: Path):
 
     done = paceline("import", path, runs=tmp_path / "mine")
 
-    assert done.returncode == 1 and "holds no training log among 1 file" in done.stderr
+    assert done.returncode == 1 and "holds no training log among 1 file\n" in done.stderr
