@@ -215,7 +215,7 @@ def test_with_a_calibration_the_report_of_a_cpu_has_its_way_too(
     assert ideal_s(answer) + sum(one.lost_s for one in done.waterfall) == pytest.approx(seconds)
     threads = make_spec().cluster.model_copy(update={"threads_per_device": 4})
     other = report_of(tmp_path / "b", make_spec(cluster=threads.model_dump()))
-    assert "1 threads a process, not 4" in explained(other).expected
+    assert "1 thread a process, not 4" in explained(other).expected
 
 
 def test_a_device_that_nobody_knows_leaves_the_report_as_it_was(tmp_path: Path):
