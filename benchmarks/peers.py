@@ -7,7 +7,8 @@ C B A), with equal shape, dtype, batch, threads, fp32 matrix-product setting, al
 collection. Megatron-Core, torchtitan and transformers' Trainer run as engines of `paceline run`, in
 the environments of `make frameworks`; a side that cannot train the shape is left out, with the
 reason. One more side multiplies matrices: the share is the model's FLOPs (causal attention) over
-that rate, of the same rounds. What a side needs to start and compile is told apart.
+that rate, of the same rounds. What a side needs to start and compile is told apart. A call for some
+shapes or dtypes leaves the result of the others in the file, marked as an earlier call's.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from _products_in_turns import STEP_FLOPS
-from _result import Surroundings, keep, spread_of, spread_text
+from _result import FOLDER, Surroundings, keep, spread_of, spread_text
 from _turns import Cost, Training, in_turn
 
 from paceline.core.flops import FlopsInput, model_flops_per_token
@@ -264,6 +265,15 @@ def best_peer(row: Row) -> tuple[str, float]:
     return peer, max(ratios[side] for side in OURS) / ratios[peer]
 
 
+def earlier(rows: list[Row]) -> list[Row]:
+    """What is kept of an earlier call, of shapes and dtypes that this one has not measured."""
+    path = FOLDER / "peers.json"
+    stored = json.loads(path.read_text())["rows"] if path.exists() else []
+    measured = {(row["shape"], row["dtype"]) for row in rows}
+    others = [row for row in stored if (row["shape"], row["dtype"]) not in measured]
+    return [{**row, "earlier_call": True} for row in others]
+
+
 def main() -> int:
     """Run every shape in fp32 and bf16, print a table, keep the result; 1 when a peer is faster."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -292,9 +302,10 @@ def main() -> int:
             peer, times = best_peer(row)
             rows.append({**row, "best_peer": peer, "times_the_best_peer": times})
             print("\n".join(table(row)), f"\n  {times:.2f} x {peer}", flush=True)
-            if not chosen.only and not chosen.quick:
+            if not chosen.quick:
                 # After each, so that one that is interrupted leaves what it measured.
-                keep("peers", "s a step; ratio of native compiled to side", around, rows=rows)
+                unit = "s a step; ratio of native compiled to side"
+                keep("peers", unit, around, rows=[*rows, *earlier(rows)])
     return int(any(row["times_the_best_peer"] < 1 for row in rows))
 
 
