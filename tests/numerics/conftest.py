@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.numerics.cases import by_inductor, dropping, exact, reference, rounded, table
+from tests.numerics.cases import Case, by_inductor, dropping, exact, reference, rounded, table
+from tests.numerics.models import MODELS
 from tests.numerics.pool import Results, run_all
 from tests.numerics.test_faults import BROKEN, BROKEN_RANK
 
@@ -16,7 +17,8 @@ from tests.numerics.test_faults import BROKEN, BROKEN_RANK
 def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
     """Every case's result; PACELINE_CASE_TIMES=1 prints how long each took."""
     cases = [*table(), *by_inductor(), *rounded(), BROKEN_RANK, *BROKEN]
-    references = [reference(case) for case in cases]
+    plain = [Case(1, "", model, "fp64") for model in MODELS]
+    references = [*plain, *(reference(case) for case in cases)]
     dropped = [case for pair in dropping() for case in pair]
     exact_ones = [exact(case) for case in references if case.dtype == "bf16"]
     found = run_all(

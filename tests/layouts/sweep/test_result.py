@@ -11,11 +11,11 @@ from paceline.core.result import Metric
 from paceline.layouts.sweep.result import (
     Prediction,
     SweepRow,
-    counted,
     figure_fields,
     label,
     marked,
     sentences,
+    tally,
 )
 
 
@@ -136,7 +136,7 @@ def test_statuses_are_counted_with_answers_first():
         row("d", status="waiting"),
         row("e"),
     ]
-    assert counted(rows) == "5 combinations: 1 ok, 2 oom, 1 waiting, 1 refused"
+    assert tally(rows) == "5 combinations: 1 ok, 2 oom, 1 waiting, 1 refused"
 
 
 def test_memory_is_that_of_the_device_where_it_is_known_and_says_its_kind():
