@@ -72,6 +72,7 @@ ENGINE_SIDES = {
     "transformers' Trainer": ("hf_trainer", []),
 }
 OURS = ("native, compiled", "native")
+OF_A_CALL = ("machine", "versions", "environment", "machine_was_idle")
 Row = dict[str, Any]
 
 
@@ -266,12 +267,18 @@ def best_peer(row: Row) -> tuple[str, float]:
 
 
 def earlier(rows: list[Row]) -> list[Row]:
-    """What is kept of an earlier call, of shapes and dtypes that this one has not measured."""
+    """What is kept of an earlier call, of shapes and dtypes that this one has not measured.
+
+    Each row has its own call's machine and versions with it.
+    """
     path = FOLDER / "peers.json"
-    stored = json.loads(path.read_text())["rows"] if path.exists() else []
+    if not path.exists():
+        return []
+    stored = json.loads(path.read_text())
+    call = {key: stored[key] for key in OF_A_CALL}
     measured = {(row["shape"], row["dtype"]) for row in rows}
-    others = [row for row in stored if (row["shape"], row["dtype"]) not in measured]
-    return [{**row, "earlier_call": True} for row in others]
+    others = [row for row in stored["rows"] if (row["shape"], row["dtype"]) not in measured]
+    return [{"earlier_call": call, **row} for row in others]
 
 
 def main() -> int:
