@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.core.errors import UserError
+from paceline.core.units import counted
 from paceline.core.value import Value
 from paceline.logs.parser import as_text
 from paceline.mlperf.compare.published_scores import (
@@ -117,7 +118,8 @@ def compare(
     divisions, and for an accelerator that nobody knows.
     """
     if len(num_devices) not in (0, len(places)):
-        raise UserError("--gpus", f"is given {len(num_devices)} times for {len(places)} folders")
+        given, folders = counted(len(num_devices), "time"), counted(len(places), "folder")
+        raise UserError("--gpus", f"is given {given} for {folders}")
     counts = [*num_devices] or [None] * len(places)
     scores = [read_score(place, ruleset, n) for place, n in zip(places, counts, strict=True)]
     benchmark = _only("benchmarks", [score.benchmark for score in scores])

@@ -34,8 +34,8 @@ def read_score(place: Path, ruleset: str | None, num_devices: int | None) -> Sco
             raise RefusedError(
                 str(place), f"is {NOT_A_RESULT}: a small sibling of the benchmark", remedy=ELSEWHERE
             )
-        counted = {"num_devices": num_devices or printed.num_devices}
-        return with_model_flops(printed.model_copy(update=counted))
+        devices = {"num_devices": num_devices or printed.num_devices}
+        return with_model_flops(printed.model_copy(update=devices))
     for log in run_logs(place):
         reason = None if log.unreadable else not_a_result(records(LogFile(log.path)))
         if reason:

@@ -139,7 +139,7 @@ def test_scores_of_two_benchmarks_or_too_few_counts_are_refused(runs: Path, tmp_
 
     with pytest.raises(UserError, match="these are benchmarks that cannot be compared: llama2_70b"):
         compare([runs, other])
-    with pytest.raises(UserError, match="--gpus: is given 1 times for 2 folders"):
+    with pytest.raises(UserError, match="--gpus: is given 1 time for 2 folders"):
         compare([runs, runs], num_devices=[8])
 
 
