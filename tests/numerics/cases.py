@@ -20,89 +20,87 @@ RAMP_UP = RampUp(start=6, increment=6, samples=6)
 """One step of half the batch, then whole ones."""
 STEPS = {"fp64": 3, "fp32": 20, "bf16": 3}
 """fp64 takes AdamW steps, the others plain SGD steps: Adam would amplify their rounding."""
-SHORT, SHORT_STEPS = "short", 5
-"""A word of fp32 on several ranks, but for each model's first on two: the others have twenty steps
-for ALL, which take as long as fp64's."""
+SHORT, SHORT_STEPS, SHORT_FROM_RANKS = "short", 5, 3
+"""A word of fp32 on three ranks and more: its twenty steps, for ALL, take as long as fp64's."""
 
 DATA_STEPS = max(STEPS.values())
 
 ALL = os.environ.get("PACELINE_NUMERICS") == "all"
-"""Whether every model is trained with every pair of features, as `make nightly` does."""
+"""Whether what covers no pair of features of its own is trained as well, as `make nightly` does."""
 
-# Ranks, layout, models; for ALL those in parentheses as well. Without them every pair of features
-# occurs with some model of a kind, and every model with each of its features.
+# Ranks, layout, models; behind them models whose pairs of features other rows have, for ALL.
 # `mb` is the micro-batch; without it a replica takes its whole share of the batch at once.
 # `compile` stops where gradients are decided, at the graphs that autograd makes; `inductor`, which
 # takes half a minute a row, makes code of them at night.
 TABLE = """
-1  mb4 full                                          (llama) (gpt) opt (lora) (sft) (flux)
-1  mb6 selective                                     (llama) (gpt) opt lora (sft)
-1  mb4 budget20                                      (llama) opt
-1  compile                                           llama sft (gpt)
+1  mb4 full                                          llama gpt opt lora sft flux
+1  mb6 selective                                     llama gpt opt lora sft
+1  mb4 budget20                                      llama opt
+1  compile                                           llama sft               gpt
 1  compile budget50                                  gpt
 2  zero3 mb3 budget70                                lora
-2  tp2 sp mb4 budget30                               sft (gpt)
-2  cp2 ring budget20                                 gpt (llama)
-2  pp2 vp2 interleaved mb3 budget60                  llama (gpt)
-2  masked                                            llama (gpt) (sft)
+2  tp2 sp mb4 budget30                               sft                     gpt
+2  cp2 ring budget20                                 gpt                     llama
+2  pp2 vp2 interleaved mb3 budget60                  llama                   gpt
+2  masked                                            llama gpt sft
 2  ramp mb3                                          gpt
-2  mb6                                               llama (gpt) (opt) (lora) (sft) (flux)
-2  zero1 mb3 full                                    (llama) (gpt) opt (sft) flux
+2  mb6                                               llama gpt opt lora sft flux
+2  zero1 mb3 full                                    llama gpt opt sft flux
 2  zero1 mb3 full compile                            lora
-2  zero2 mb3 full                                    llama opt (lora) (sft) (flux)
+2  zero2 mb3 full                                    llama opt lora sft flux
 2  zero2 mb3 full compile                            gpt
-2  zero3 mb6                                         (llama) (gpt) opt (lora) (sft) (flux)
-2  zero3 mb3 full                                    (llama) (gpt) (opt) (lora) (sft) flux
-2  tp2                                               (llama) (gpt) opt (lora) (sft) (flux)
-2  tp2 mb4 full                                      (lora) (sft) flux
-2  tp2 sp                                            (llama) (gpt) opt (lora) (sft)
-2  tp2 sp mb4 selective                              llama (lora)
+2  zero3 mb6                                         llama gpt opt lora sft flux
+2  zero3 mb3 full                                    llama gpt opt lora sft flux
+2  tp2                                               llama gpt opt lora sft flux
+2  tp2 mb4 full                                      lora sft flux
+2  tp2 sp                                            llama gpt opt lora sft
+2  tp2 sp mb4 selective                              llama lora
 2  tp2 sp mb4 selective compile                      gpt
-2  tp2 compile                                       lora (llama) (gpt)
+2  tp2 compile                                       lora                    llama gpt
 2  pp2 gpipe mb3                                     llama gpt opt lora sft
-2  pp2 mb3                                           llama opt (lora) (sft)
+2  pp2 mb3                                           llama opt lora sft
 2  pp2 mb3 compile                                   gpt
 2  pp2                                               gpt
-2  pp2 vp2 interleaved mb3                           (llama) (ends) (gpt) opt (lora) sft
-2  pp2 zero-bubble mb3                               (llama) gpt opt lora (sft)
+2  pp2 vp2 interleaved mb3                           llama ends gpt opt lora sft
+2  pp2 zero-bubble mb3                               llama gpt opt lora sft
 2  pp2 ramp mb3                                      gpt
-2  cp2                                               (gpt) opt (lora) (sft) (flux)
-2  cp2 all-to-all                                    llama (gpt) (lora) sft
-2  cp2 ring                                          (llama) (gpt) lora sft
-2  cp2 masked                                        (llama) gpt (sft)
+2  cp2                                               gpt opt lora sft flux
+2  cp2 all-to-all                                    llama gpt lora sft
+2  cp2 ring                                          llama gpt lora sft
+2  cp2 masked                                        llama gpt sft
 3  mb2 full                                          opt
 3  zero1 mb4                                         llama
-3  zero2 mb2 full                                    lora (opt)
-3  zero3 mb4                                         flux (llama)
-3  pp3 mb2                                           gpt (llama)
+3  zero2 mb2 full                                    lora                    opt
+3  zero3 mb4                                         flux                    llama
+3  pp3 mb2                                           gpt                     llama
 4  tp4                                               flux
-4  tp4 sp                                            sft (gpt)
-4  tp2 sp zero1                                      sft (llama) (gpt) (lora)
-4  tp2 sp zero2 mb3                                  llama (gpt) (sft)
+4  tp4 sp                                            sft                     gpt
+4  tp2 sp zero1                                      sft                     llama gpt lora
+4  tp2 sp zero2 mb3                                  llama gpt sft
 4  tp2 sp zero2 mb3 compile                          lora
-4  tp2 sp zero3 compile                              gpt (llama)
+4  tp2 sp zero3 compile                              gpt                     llama
 2  cp2 compile                                       llama flux
 4  tp2 zero1 mb3                                     flux
 4  tp2 zero2 mb3                                     flux
-4  tp2 zero3 mb3 full                                flux (lora) (sft)
-4  pp2 zero1 mb1                                     sft (llama) (gpt) (lora)
+4  tp2 zero3 mb3 full                                flux                    lora sft
+4  pp2 zero1 mb1                                     sft                     llama gpt lora
 4  pp2 zero1 ramp mb1                                gpt
-4  pp4 mb2                                           lora (llama) (opt)
-4  cp4                                               flux (llama)
+4  pp4 mb2                                           lora                    llama opt
+4  cp4                                               flux                    llama
 4  cp4 all-to-all                                    gpt
-4  cp4 ring masked                                   gpt (llama)
-4  cp2 zero1 mb3                                     (llama) gpt (lora) (sft) flux
-4  cp2 zero3 mb3                                     flux (llama) (gpt) (lora) (sft)
-4  cp2 all-to-all tp2 sp                             lora (gpt)
-4  pp2 cp2 mb3 selective compile                     sft (llama) (gpt)
-4  zero3 shard2                                      flux (llama) (gpt) (lora) (sft)
-4  pp2 zero3 mb3 masked                              sft (llama) (gpt)
-8  tp2 sp pp2 zero3 mb3                              sft (llama) (gpt) (lora)
-8  tp2 sp pp2 vp2 zero-bubble zero3 mb3              llama (gpt) (lora) (sft)
-8  tp2 sp pp2 cp2 vp2 interleaved mb3 full masked    (llama) ends (gpt) lora (sft)
-8  tp2 sp pp2 vp2 zero-bubble zero1 mb3 selective    llama (gpt) (lora) (sft)
-8  tp2 sp cp2 zero3 shard2 full                      (llama) gpt lora (sft)
-8  pp2 vp2 zero-bubble cp2 zero2 shard2 mb3          (llama) (gpt) (lora) sft
+4  cp4 ring masked                                   gpt                     llama
+4  cp2 zero1 mb3                                     llama gpt lora sft flux
+4  cp2 zero3 mb3                                     flux                    llama gpt lora sft
+4  cp2 all-to-all tp2 sp                             lora                    gpt
+4  pp2 cp2 mb3 selective compile                     sft                     llama gpt
+4  zero3 shard2                                      flux                    llama gpt lora sft
+4  pp2 zero3 mb3 masked                              sft                     llama gpt
+8  tp2 sp pp2 zero3 mb3                              sft                     llama gpt lora
+8  tp2 sp pp2 vp2 zero-bubble zero3 mb3              llama gpt lora sft
+8  tp2 sp pp2 cp2 vp2 interleaved mb3 full masked    llama ends gpt lora sft
+8  tp2 sp pp2 vp2 zero-bubble zero1 mb3 selective    llama gpt lora sft
+8  tp2 sp cp2 zero3 shard2 full                      llama gpt lora sft
+8  pp2 vp2 zero-bubble cp2 zero2 shard2 mb3          llama gpt lora sft
 8  tp2 cp2 zero2 shard2 full                         flux
 2  pp2 vp3 interleaved mb3                           gpt
 2  zero3 shard1 mb6                                  llama
@@ -277,7 +275,7 @@ def table(everything: bool = ALL) -> list[Case]:
     return [
         Case(row.ranks, row.words, model, "fp64")
         for row in rows()
-        for model in (row.models if everything else row.always)
+        for model in (*row.models, *(row.further if everything else ()))
     ]
 
 
@@ -286,7 +284,8 @@ def rounded(everything: bool = ALL) -> list[Case]:
     chosen: list[Case] = []
     had: Counter[tuple[str, str]] = Counter()
     for row in rows():
-        each = {model: [(model, word) for word in row.words.split()] for model in row.models}
+        models = (*row.models, *row.further)
+        each = {model: [(model, word) for word in row.words.split()] for model in models}
         model = min(
             each, key=lambda model: sorted((had[pair] for pair in each[model]), reverse=True)
         )
@@ -297,9 +296,7 @@ def rounded(everything: bool = ALL) -> list[Case]:
                 chosen.append(case)
     in_bf16 = [replace(case, dtype="bf16") for case in chosen]
     if not everything:
-        first = {case.model: case for case in reversed(chosen) if case.ranks == 2}
-        whole = [case for case in chosen if case.ranks == 1 or case == first.get(case.model)]
-        chosen = [case if case in whole else _shortened(case) for case in chosen]
+        chosen = [_shortened(case) if case.ranks >= SHORT_FROM_RANKS else case for case in chosen]
     return [*chosen, *in_bf16]
 
 
@@ -313,8 +310,8 @@ class Row(NamedTuple):
     ranks: int
     words: str
     models: tuple[str, ...]
-    always: tuple[str, ...]
-    """Models that are trained without ALL."""
+    further: tuple[str, ...]
+    """Models that are trained for ALL alone."""
 
 
 def by_inductor(everything: bool = ALL) -> list[Case]:
@@ -331,10 +328,8 @@ def by_inductor(everything: bool = ALL) -> list[Case]:
 
 def rows(table: str = TABLE) -> list[Row]:
     """The table, or another of its form."""
-    found: list[Row] = []
-    for line in table.strip().splitlines():
-        ranks, words, cell = re.split(r"\s{2,}", line)
-        models = {model.strip("()"): model for model in cell.split()}
-        always = tuple(name for name, model in models.items() if name == model)
-        found.append(Row(int(ranks), words, tuple(models), always))
-    return found
+    cells = [re.split(r"\s{2,}", line) for line in table.strip().splitlines()]
+    return [
+        Row(int(ranks), words, tuple(models.split()), tuple(" ".join(further).split()))
+        for ranks, words, models, *further in cells
+    ]

@@ -1,7 +1,4 @@
-"""The table of layouts leaves out no workload and no pair of features that its structure allows.
-
-At night each model is trained with each pair; otherwise each pair with some model of its kind.
-"""
+"""The table of layouts leaves out no workload and no pair of features that its structure allows."""
 
 from __future__ import annotations
 
@@ -78,11 +75,7 @@ AT_THE_ENDS = {
 OTHER_DATA = {"masked": {"llama", "ends", "gpt", "lora", "sft"}, "ramp": {"gpt"}}
 TINY = [name for name in recipe_names() if name.endswith("-tiny")]
 RANKS = 16
-CASES = table(everything=False)
-KINDS = {
-    kind: [name for name in IN_PAIRS if MODELS[name].shape.kind == kind]
-    for kind in ("decoder", "mmdit")
-}
+CASES = table()
 
 Pair = tuple[str, str]
 Shape = DecoderShape | MMDiTShape
@@ -165,21 +158,9 @@ def occurring(model: str, cases: list[Case]) -> list[frozenset[str]]:
     return [present(c.layout, c.ranks, c.compiled, kind) for c in cases if c.model == model]
 
 
-def occurring_pairs(model: str, cases: list[Case]) -> set[Pair]:
-    """The pairs of FEATURES in the model's layouts."""
-    return {pair for names in occurring(model, cases) for pair in pairs(names)}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_allowed_pair_of_features_occurs(kind: str) -> None:
-    found = {pair for model in KINDS[kind] for pair in occurring_pairs(model, CASES)}
-
-    assert sorted(allowed(kind) - found) == []
-
-
 @pytest.mark.parametrize("model", IN_PAIRS)
-def test_every_allowed_pair_of_features_occurs_with_every_model_at_night(model: str) -> None:
-    found = occurring_pairs(model, table(everything=True))
+def test_every_allowed_pair_of_features_occurs(model: str) -> None:
+    found = {pair for names in occurring(model, CASES) for pair in pairs(names)}
 
     assert sorted(allowed(MODELS[model].shape.kind) - found) == []
 
@@ -217,9 +198,9 @@ def test_these_axes_are_all_that_the_structure_allows(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_is_trained_at_night_alone_has_no_feature_and_no_layout_of_its_own(model: str) -> None:
+def test_what_is_trained_at_night_alone_has_no_pair_and_no_layout_of_its_own(model: str) -> None:
     always, night = (
-        {name for names in occurring(model, table(everything)) for name in names & EVERYTHING}
+        {pair for names in occurring(model, table(everything)) for pair in pairs(names)}
         for everything in (False, True)
     )
 
@@ -233,7 +214,8 @@ def test_every_pair_of_features_that_is_rounded_at_night_always_is(dtype: str) -
         {
             pair
             for model in MODELS
-            for pair in occurring_pairs(model, [c for c in rounded(everything) if c.dtype == dtype])
+            for names in occurring(model, [c for c in rounded(everything) if c.dtype == dtype])
+            for pair in pairs(names)
         }
         for everything in (False, True)
     )
@@ -317,7 +299,7 @@ def test_the_only_pairs_that_a_decoder_refuses_are_these() -> None:
     assert set(reasons) | allowed("decoder") == set(combinations(FEATURES, 2))
 
 
-@pytest.mark.parametrize("case", [*table(True), *by_inductor(True)], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *by_inductor(True)], ids=lambda case: case.name)
 def test_no_layout_of_the_table_is_one_that_a_user_would_be_refused(case: Case) -> None:
     model = MODELS[case.model]
     for batch in (GLOBAL_BATCH, RAMP_UP.start) if case.grows else (GLOBAL_BATCH,):
