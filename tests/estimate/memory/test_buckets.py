@@ -39,7 +39,11 @@ def test_one_buffer_at_a_time_is_new_only_if_it_is_larger_than_those_before():
 
 def test_gradients_summed_in_fp32_need_neither_buckets_nor_a_shard():
     summed = replace(GPT, summed_gradient_bytes=4.0)
-    assert made(2.3 * GB, 0.5 * GB, 0.5 * GB, summed) == pytest.approx(2.0 * GB)
+    # 2.0 for a tensor in fp32, and all weights, which are gathered at once up to 5e9 of them.
+    assert made(2.3 * GB, 0.5 * GB, 0.5 * GB, summed) == pytest.approx((2.0 + 4.6) * GB)
+    assert made(10.0 * GB, 0.5 * GB, 3.0 * GB, summed) == pytest.approx(12.0 * GB)
+    whole = replace(summed, zero_stage=0.0)
+    assert made(2.3 * GB, 2.3 * GB, 0.5 * GB, whole) == pytest.approx(2.0 * GB)
 
 
 def test_logits_leave_room_for_whole_buckets():

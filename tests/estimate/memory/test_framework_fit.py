@@ -72,7 +72,7 @@ def test_shipped_constants_are_the_fit_to_the_open_rows(rows: list[PublishedMemo
 
 BLIND = {"softmax": 0.114, "fused": 0.079, "torch": 0.132}
 """What the formulas missed before their rows' misses were looked into: all were, so it stays."""
-NOW = {"softmax": 0.053, "fused": 0.016, "torch": 0.028}
+NOW = {"softmax": 0.050, "fused": 0.016, "torch": 0.028}
 """What they miss, as `FRAMEWORKS` says."""
 
 
