@@ -7,8 +7,10 @@ C B A), with equal shape, dtype, batch, threads, fp32 matrix-product setting, al
 collection. Megatron-Core, torchtitan and transformers' Trainer run as engines of `paceline run`, in
 the environments of `make frameworks`; a side that cannot train the shape is left out, with the
 reason. One more side multiplies matrices: the share is the model's FLOPs (causal attention) over
-that rate, of the same rounds. What a side needs to start and compile is told apart. A call for some
-shapes or dtypes leaves the result of the others in the file, marked as an earlier call's.
+that rate, of the same rounds. Another does the products of the native step and nothing else: what
+no trainer gets below that leaves them to PyTorch, so it bounds how far ahead of a peer one can be.
+What a side needs to start and compile is told apart. A call for some shapes or dtypes leaves the
+result of the others in the file, marked as an earlier call's.
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ ENGINE_SIDES = {
     "transformers' Trainer": ("hf_trainer", []),
 }
 OURS = ("native, compiled", "native")
+PRODUCTS = "the step's products alone"
 OF_A_CALL = ("machine", "versions", "environment", "machine_was_idle")
 Row = dict[str, Any]
 
@@ -114,6 +117,9 @@ class Case:
             reason = self._engine_side(name, engine, more, root, sides)
             if reason:
                 left_out[name] = reason
+        sides[PRODUCTS] = self._own(
+            "_step_products_in_turns.py", root, "training.compile=none", "steps=3"
+        )
         sides["products"] = self._own("_products_in_turns.py", root)
         return sides, left_out
 
@@ -212,7 +218,7 @@ def start_up(sides: dict[str, Training], left_out: dict[str, str]) -> dict[str, 
         try:
             seconds[name] = side.work()[0]
         except RuntimeError as error:
-            if name in (*OURS, "products"):
+            if name in (*OURS, PRODUCTS, "products"):
                 raise
             left_out[name] = str(error).strip().splitlines()[-1][:200]
             del sides[name]
@@ -256,14 +262,19 @@ def table(row: Row) -> Iterator[str]:
         yield f"  {side} left out: {reason}"
 
 
-def best_peer(row: Row) -> tuple[str, float]:
-    """The fastest side that is not ours, and how many times as fast our faster one is.
+def best_peer(row: Row) -> Row:
+    """The fastest side that is not ours, how many times as fast our faster one is, and at most.
 
     By the ratios of equal rounds, which a machine that slows down for a while leaves as they are.
     """
     ratios = {side: figures["ratio"]["median"] for side, figures in row["sides"].items()}
+    bound = ratios.pop(PRODUCTS)
     peer = max((side for side in ratios if side not in OURS), key=lambda side: ratios[side])
-    return peer, max(ratios[side] for side in OURS) / ratios[peer]
+    return {
+        "best_peer": peer,
+        "times_the_best_peer": max(ratios[side] for side in OURS) / ratios[peer],
+        "at_most_times_the_best_peer": bound / ratios[peer],
+    }
 
 
 def earlier(rows: list[Row]) -> list[Row]:
@@ -305,10 +316,14 @@ def main() -> int:
     for shape, (recipe, changes) in SHAPES.items():
         for dtype in chosen.dtype if chosen.only in shape else ():
             row = compare(Case(recipe, [*changes, f"dtype={dtype}"], chosen), chosen.rounds)
-            row = {"shape": shape, "dtype": dtype, **row}
-            peer, times = best_peer(row)
-            rows.append({**row, "best_peer": peer, "times_the_best_peer": times})
-            print("\n".join(table(row)), f"\n  {times:.2f} x {peer}", flush=True)
+            row = {"shape": shape, "dtype": dtype, **row, **best_peer(row)}
+            rows.append(row)
+            print("\n".join(table(row)))
+            print(
+                f"  {row['times_the_best_peer']:.2f} x {row['best_peer']}, with nothing but "
+                f"products {row['at_most_times_the_best_peer']:.2f}",
+                flush=True,
+            )
             if not chosen.quick:
                 # After each, so that one that is interrupted leaves what it measured.
                 unit = "s a step; ratio of native compiled to side"
