@@ -92,3 +92,13 @@ def test_only_what_a_machine_or_a_day_decides_is_neutral():
     assert neutral.value({"/tmp/x": ["/tmp/x/a", 1.5]}) == {"<work>": ["<work>/a", 1.5]}
     assert neutral.lines("note: other programs use 7 % of the cores\n1.5 s") == ["1.5 s"]
     assert kinds({"torch": "2.13.0", "n": {"a": None}}) == {"torch": "str", "n": {"a": "NoneType"}}
+
+
+def test_a_process_that_may_use_one_core_shows_the_plans_of_two():
+    program = (
+        "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]);"
+        "from tests.forms.invoking import show_two_cores; show_two_cores();"
+        "from paceline.machines.probe.inventory import usable_cores; print(usable_cores())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "2\n", done.stderr
