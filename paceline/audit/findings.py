@@ -138,7 +138,7 @@ def _layouts(rows: Sequence[Row]) -> Iterator[AuditFinding]:
     for (table, printed), members in seen.items():
         row, devices = members[0], members[0].layout.model_devices
         counts = sorted({row.num_devices or 0 for row in members})
-        cause = f"a replica of {counted(devices, 'device')} does not fit {_either(counts)} devices"
+        cause = f"a replica of {counted(devices, 'device')} does not fit {_either(counts)}"
         if row.shape and row.layout.pp > row.shape.num_layers:
             cause += f", and {row.shape.num_layers} layers have no {row.layout.pp} stages"
         replicas = counts[0] / devices
@@ -147,8 +147,8 @@ def _layouts(rows: Sequence[Row]) -> Iterator[AuditFinding]:
 
 
 def _either(counts: Sequence[int]) -> str:
-    words = [str(count) for count in counts]
-    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    words = [f"{count:,}" for count in counts[:-1]]
+    return " or ".join(filter(None, (", ".join(words), counted(counts[-1], "device"))))
 
 
 def _rank_lists(rows: Sequence[Row]) -> Iterator[AuditFinding | None]:
@@ -175,4 +175,4 @@ def _nodes(row: Row, num_ranks: int) -> str:
     per_node = row.devices_per_node
     if per_node is None or num_ranks % per_node:
         return ""
-    return f", the ranks of {num_ranks // per_node} whole nodes"
+    return f", the ranks of {counted(num_ranks // per_node, 'whole node')}"

@@ -132,7 +132,8 @@ def _sentences(calibration: Calibration) -> list[str]:
         for placement in calibration.placements
     ]
     lines.append(
-        f"{len(calibration.steps)} short trainings and {calibration.probes} probes of "
+        f"{counted(len(calibration.steps), 'short training')} and "
+        f"{counted(calibration.probes, 'probe')} of "
         f"{calibration.device} in {calibration.dtype}"
     )
     if calibration.alike:

@@ -268,7 +268,10 @@ def _show_keys(
     )
     if known_hosts is not None:
         number = write_known_hosts(keys, known_hosts)
-        echo(f"{number} keys in {known_hosts}; ssh reads it with UserKnownHostsFile", err=True)
+        echo(
+            f"{counted(number, 'key')} in {known_hosts}; ssh reads it with UserKnownHostsFile",
+            err=True,
+        )
 
 
 def _show_check(

@@ -22,6 +22,7 @@ from paceline.cli.output import (
 )
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, UserError
+from paceline.core.units import counted
 from paceline.files.documents import write_text
 from paceline.machines.placement import Request
 from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
@@ -213,7 +214,7 @@ def scale(
         )
         raise typer.Exit(run_campaign(campaign_request, how))
     nodes = nodes or 64
-    title = source.name if source else f"{nodes} simulated nodes"
+    title = source.name if source else counted(nodes, "simulated node")
     if source:
         analysis, notes = _from_table(source, where, scaling, reference, history)
     else:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paceline.core.units import counted
 from paceline.core.value import NonNegativeInt, Value
 
 FEWEST_OCCASIONS = 5
@@ -33,8 +34,8 @@ class RunScatter(Value):
     def words(self) -> str:
         """The scatter and where it is from, for people."""
         return (
-            f"{100 * self.single:.2g} % from run to run, by {self.n_runs} runs of "
-            f"{self.n_occasions} days in this machine's history"
+            f"{100 * self.single:.2g} % from run to run, by {counted(self.n_runs, 'run')} of "
+            f"{counted(self.n_occasions, 'day')} in this machine's history"
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from paceline.core.errors import UserError
 from paceline.core.hosts import compress
+from paceline.core.units import counted
 
 CORE_RANGE = re.compile(r"\d{1,5}(-\d{1,5})?")
 DEVICE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,31}")
@@ -81,9 +82,8 @@ def binding_warnings(places: Sequence[Place]) -> list[str]:
     failed = [place for place in places if place.requested and place.bound_by is None]
     if failed:
         ranks = ", ".join(str(place.rank) for place in failed[:8])
-        warnings.append(
-            f"ranks {ranks} were not bound although asked: {failed[0].why or 'unknown why'}"
-        )
+        who = f"rank {ranks} was" if len(failed) == 1 else f"ranks {ranks} were"
+        warnings.append(f"{who} not bound although asked: {failed[0].why or 'unknown why'}")
     faults = [
         (_doubly_used, "cores are used by several bound ranks"),
         (_crowded, "have more threads than cores; the ranks disturb each other"),
@@ -113,7 +113,7 @@ def overcommitted(places: Sequence[Place]) -> str | None:
         if shared := _doubly_used(ranks):
             return f"{host}: bound ranks share {shared}"
         if crowded := _crowded(ranks):
-            return f"{host}: {crowded} cores"
+            return f"{host}: {crowded}"
     return None
 
 
@@ -132,7 +132,9 @@ def _crowded(ranks: Iterable[Place]) -> str | None:
     placed = list(ranks)
     threads = sum(place.threads or 1 for place in placed)
     cores = set[int]().union(*(core_numbers(place.cores or "") for place in placed))
-    return f"{threads} threads on {len(cores)}" if threads > len(cores) else None
+    if threads <= len(cores):
+        return None
+    return f"{counted(threads, 'thread')} on {counted(len(cores), 'core')}"
 
 
 def _loose(ranks: Iterable[Place]) -> str | None:

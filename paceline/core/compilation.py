@@ -8,6 +8,7 @@ from typing import Literal
 from paceline.core.flops import FlopsInput, model_flops_per_token
 from paceline.core.hardware import Dtype
 from paceline.core.shape import LoraSpec, Shape
+from paceline.core.units import counted
 
 Compile = Literal["none", "blocks"]
 CompileOption = Literal["auto", "none", "blocks"]
@@ -61,7 +62,8 @@ class CompileSaving:
 
     def __str__(self) -> str:
         return (
-            f"{self.steps:,} steps save about {self.saved_s:,.0f} s, "
+            f"{counted(self.steps, 'step', 'save')} about "
+            f"{self.saved_s:,.0f} s, "
             f"compiling takes about {self.compile_s:.0f} s"
         )
 

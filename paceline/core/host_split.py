@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from paceline.core.errors import UserError
+from paceline.core.units import counted
 
 Split = Literal["contiguous", "pairs", "random", "topology"]
 Group = tuple[str, ...]
@@ -63,7 +64,9 @@ def _check(
     if how not in get_args(Split):
         raise UserError(f"split {how}", "is unknown", allowed=", ".join(get_args(Split)))
     if not 1 <= size <= len(hosts):
-        raise UserError(f"size {size}", "is no sub-cluster", allowed=f"1 to {len(hosts)} nodes")
+        raise UserError(
+            f"size {size}", "is no sub-cluster", allowed=f"1 to {counted(len(hosts), 'node')}"
+        )
     if num_rounds < 1:
         raise UserError(f"{num_rounds} rounds", "is too few", allowed="1 and more")
     if len(set(hosts)) != len(hosts):

@@ -76,7 +76,7 @@ def whole_heads_in_all_to_all(x: Sizes) -> str | None:
     if not used or x.shape.num_heads % ranks == 0:
         return None
     return (
-        f"{x.shape.num_heads} query heads cannot be split over tp {x.layout.tp} x "
+        f"{counted(x.shape.num_heads, 'query head')} cannot be split over tp {x.layout.tp} x "
         f"cp {x.layout.cp} = {ranks}, because all-to-all gives each rank whole heads: use "
         "layout.cp_exchange=all-gather"
     )
@@ -102,8 +102,9 @@ def whole_experts(x: Sizes) -> str | None:
     if experts == 1:
         return f"ep {ep} spreads experts over ranks, and the model has none: use layout.ep=1"
     return (
-        f"{experts} experts on dp x cp = {ranks} ranks cannot be split over ep {ep}, because "
-        "expert ranks are data ranks that hold equally many experts: use an ep that divides both"
+        f"{experts} experts on dp x cp = {counted(ranks, 'rank')} cannot be split over ep {ep}, "
+        "because expert ranks are data ranks that hold equally many experts: use an ep that "
+        "divides both"
     )
 
 
@@ -161,8 +162,8 @@ def whole_stages(x: Sizes) -> str | None:
         else "a pipeline is as slow as its longest one: use a pp x vp that divides one of these"
     )
     return (
-        f"{layers} layers (or {layers + 2} with embedding and head{added}) cannot be split over pp "
-        f"{x.layout.pp} x vp {x.layout.vp} = {stages} stages, because {reason}"
+        f"{counted(layers, 'layer')} (or {layers + 2} with embedding and head{added}) cannot be "
+        f"split over pp {x.layout.pp} x vp {x.layout.vp} = {stages} stages, because {reason}"
     )
 
 
@@ -172,7 +173,8 @@ def whole_shards(x: Sizes) -> str | None:
     if not x.layout.dp_shard or ranks % x.layout.dp_shard == 0:
         return None
     return (
-        f"dp x cp = {ranks} ranks cannot be split into groups of dp_shard {x.layout.dp_shard}, "
+        f"dp x cp = {counted(ranks, 'rank')} cannot be split into groups of dp_shard "
+        f"{x.layout.dp_shard}, "
         "because each group holds one copy of the states: use a dp_shard that divides them"
     )
 

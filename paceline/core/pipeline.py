@@ -14,6 +14,7 @@ from typing import Literal
 
 from paceline.core.layout import Layout, Schedule
 from paceline.core.shape import Shape
+from paceline.core.units import counted
 
 PASSES = 3
 """F, B and W of one micro-batch, each as long as the others."""
@@ -50,7 +51,7 @@ def stage_sizes(num_layers: int, pp: int, vp: int, mtp_layers: int = 0) -> list[
         size, rest = divmod(num_layers + further + 2, stages)
         if rest == 0 and size > further:
             return [size - 1, *[size] * (stages - 2), size - 1 - further]
-    raise ValueError(f"{num_layers} layers cannot be split into {stages} stages")
+    raise ValueError(f"{counted(num_layers, 'layer')} cannot be split into {stages} stages")
 
 
 def kept_layers(

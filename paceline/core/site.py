@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from paceline.core.hardware import Cluster
+from paceline.core.units import counted
 from paceline.core.value import PositiveInt, Value
 
 MOST_LEVELS = 4
@@ -153,7 +154,9 @@ class Site(Cluster):
     @model_validator(mode="after")
     def _leaves_nodes(self) -> Site:
         if self.failures and self.failures.spare_nodes >= self.nodes:
-            raise ValueError(f"failures.spare_nodes: leaves none of {self.nodes} nodes to train on")
+            raise ValueError(
+                f"failures.spare_nodes: leaves none of {counted(self.nodes, 'node')} to train on"
+            )
         return self
 
     @property

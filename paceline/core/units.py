@@ -15,6 +15,7 @@ SECONDS_PER_DAY = 86_400
 LARGEST_INT = 2**53
 """JSON's readers keep larger whole numbers inexactly, and databases not at all."""
 
+_OF_ONE = {"are": "is", "were": "was", "go": "goes"}
 _SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -34,15 +35,22 @@ def count(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}"
 
 
-def counted(number: int, thing: str) -> str:
-    """A number with its noun: `1 node`, `2,048 nodes`."""
+def counted(number: int, thing: str, verb: str = "") -> str:
+    """A number with its noun: `1 node`, `2,048 nodes`; and with a verb, `1 node is`, by `are`."""
+    if number == 1:
+        return f"1 {thing} {_OF_ONE.get(verb, f'{verb}s')}" if verb else f"1 {thing}"
     ending = "es" if thing.endswith("ss") else "s"
-    return f"{number:,} {thing}{'' if number == 1 else ending}"
+    return f"{number:,} {thing}{ending} {verb}".rstrip()
 
 
 def there_are(number: int, thing: str) -> str:
     """The same as a sentence: `there is 1 host`, `there are 2 hosts`."""
-    return f"there {'is' if number == 1 else 'are'} {counted(number, thing)}"
+    return f"there {_OF_ONE['are'] if number == 1 else 'are'} {counted(number, thing)}"
+
+
+def all_done(number: int) -> str:
+    """That every one of so many steps is done: `all 60 steps are done`, `the only step is done`."""
+    return "the only step is done" if number == 1 else f"all {number:,} steps are done"
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -57,6 +65,12 @@ def significant(value: float, digits: int = 3) -> str:
         )
         decimals = digits + leading_zeros
     return f"{value:,.{decimals}f}"
+
+
+def trimmed(value: float, digits: int = 4) -> str:
+    """`value` with at most so many significant digits: as `.4g`, and never in exponent form."""
+    text = significant(value, digits)
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def binary(num_bytes: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paceline.core.units import count, gib, percent, significant
+from paceline.core.units import count, gib, percent, trimmed
 from paceline.estimate.answer import Estimate
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against, Ratio
@@ -26,7 +26,7 @@ def speed_unit(estimate: Estimate) -> str:
 
 def rates(estimate: Estimate) -> tuple[str, str]:
     """Tokens and samples a second, the one that the estimate is known by first."""
-    samples = f"{significant(estimate.samples_per_s, 4)} samples/s"
+    samples = f"{trimmed(estimate.samples_per_s)} samples/s"
     both = f"{estimate.tokens_per_s:,.0f} tokens/s", samples
     return both if estimate.headline == "tokens_per_s" else (both[1], both[0])
 
@@ -35,7 +35,7 @@ def speed(estimate: Estimate, step_time_s: float | None = None) -> str:
     """That rate without its unit, at the estimated step time or another one."""
     rate: float = getattr(estimate, estimate.headline)
     rate *= estimate.step_time_s / (step_time_s or estimate.step_time_s)
-    return f"{rate:,.0f}" if estimate.headline == "tokens_per_s" else significant(rate, 4)
+    return f"{rate:,.0f}" if estimate.headline == "tokens_per_s" else trimmed(rate)
 
 
 def place(estimate: Estimate) -> str:
@@ -103,7 +103,7 @@ def beside_line(first: Estimate, second: Estimate, offer: Against) -> str:
     other = f" with {offer.batch:.3g} of the batch" if offer.batch != 1 else ""
     money = f", money {ratio_text(offer.cost)}" if offer.cost else ""
     return (
-        f"{second.devices} x {second.device} against {first.devices} x {first.device}: "
+        f"{place(second)} against {place(first)}: "
         f"{speed_unit(first)} {ratio_text(offer.tokens_per_s)}, "
         f"step time {ratio_text(offer.step_time)}{other}{money}"
     )

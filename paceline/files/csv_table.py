@@ -17,7 +17,7 @@ from paceline.core.flops import CONVENTIONS, RECOMPUTED, without_recompute
 from paceline.core.layout import Layout
 from paceline.core.printed import read_printed
 from paceline.core.shape import DecoderShape
-from paceline.core.units import LARGEST_INT
+from paceline.core.units import LARGEST_INT, counted
 from paceline.files import catalog
 from paceline.files.recipe import recipe_names
 from paceline.files.references import Row
@@ -165,7 +165,9 @@ def _header(path: Path, lines: Sequence[tuple[int, list[str]]]) -> list[str]:
         )
     for number, values in lines[1:]:
         if len(values) != len(names):
-            raise UserError(f"{path}:{number}", f"has {len(values)} cells, the header {len(names)}")
+            raise UserError(
+                f"{path}:{number}", f"has {counted(len(values), 'cell')}, the header {len(names)}"
+            )
     if len(lines) == 1:
         raise UserError(str(path), "has a header and no rows")
     return names

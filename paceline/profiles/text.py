@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.core.text import printable
-from paceline.core.units import GIB, MIB, gib, percent, seconds
+from paceline.core.units import GIB, MIB, counted, gib, percent, seconds
 from paceline.profiles.breakdown import CATEGORIES, OVERLAPPED
 from paceline.profiles.memory import RankCurve
 from paceline.profiles.nccl.text import communication_lines
@@ -139,8 +139,9 @@ def overhead_text(overhead: Overhead) -> str:
         return f"Overhead of profiling: not known, {overhead.why}."
     profiled, plain = seconds(overhead.profiled_s or 0), seconds(overhead.plain_s or 0)
     return (
-        f"Overhead of profiling: {overhead.fraction:+.1%} (median of {overhead.n_profiled} "
-        f"profiled steps {profiled}, of {overhead.n_plain} others of the run {plain})."
+        f"Overhead of profiling: {overhead.fraction:+.1%} (median of "
+        f"{counted(overhead.n_profiled, 'profiled step')} {profiled}, of "
+        f"{counted(overhead.n_plain, 'other')} of the run {plain})."
     )
 
 

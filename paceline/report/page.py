@@ -132,7 +132,7 @@ def describe_rule(result: Result) -> str:
     window = result.window
     if window is None:
         return "no window"
-    parts = [f"rule {window.rule}", f"{window.n_warmup} warm-up steps left out"]
+    parts = [f"rule {window.rule}", f"{counted(window.n_warmup, 'warm-up step')} left out"]
     if window.global_batch is not None and window.seq_len is not None:
         parts.append(f"global batch {window.global_batch:,} x {window.seq_len:,} tokens throughout")
     if window.drift is not None:

@@ -116,7 +116,7 @@ def _confidence_card(comparison: Comparison) -> Card:
     if comparison.repeats_needed:
         lines.append(repeats_text(comparison))
     if comparison.differences:
-        lines.append(f"{len(comparison.differences)} settings differ")
+        lines.append(counted(len(comparison.differences), "setting", "differ"))
     return card("Confidence", comparison.confidence, "", lines)
 
 

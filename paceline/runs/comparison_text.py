@@ -67,7 +67,8 @@ def finding_lines(comparison: Comparison) -> Iterator[str]:
     for cause in comparison.causes[:MOST_CAUSES]:
         yield _line(f"possible cause: {cause}")
     if len(comparison.causes) > MOST_CAUSES:
-        yield f"{len(comparison.causes) - MOST_CAUSES} further changes of surroundings in the JSON"
+        further = counted(len(comparison.causes) - MOST_CAUSES, "further change")
+        yield f"{further} of surroundings in the JSON"
 
 
 def ratio_text(comparison: Comparison) -> str:

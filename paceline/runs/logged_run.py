@@ -19,7 +19,7 @@ from paceline.core.result import Result, Status
 from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
-from paceline.core.units import counted
+from paceline.core.units import all_done, counted
 from paceline.engines import dialects, ends_at_target, last_step
 from paceline.engines.dialect.records import out_of_memory_line
 from paceline.files.documents import read_json
@@ -156,7 +156,7 @@ def ending_of(
     said = _said(parsed(folder, record), spec)
     ended_badly = bool(code) or oom_killed or job_end is not None
     if said.whole and said.status not in BAD and not (said.early and ended_badly):
-        late = f"all {said.num_steps} steps are done, yet the program ended with code {code}"
+        late = f"{all_done(said.num_steps)}, yet the program ended with code {code}"
         warning = said.early or (late if code else "")
         return Ending("ok", None, (warning,) if warning else ())
     if said.status == "oom" or said.status == "nan":

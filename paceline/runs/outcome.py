@@ -32,6 +32,7 @@ from paceline.core.result import (
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
 from paceline.core.timed_run import TimedRun, timed_run
+from paceline.core.units import counted
 from paceline.core.window import MIN_STEADY, Window, steady_window
 from paceline.files.documents import read_json
 from paceline.files.events import RankLog, StartEvent
@@ -132,7 +133,8 @@ def full_disk(folder: Path) -> str:
 def _final(status: Status, reason: str | None, window: Window | None) -> tuple[Status, str | None]:
     if status == "ok" and (window is None or window.record.n < MIN_STEADY):
         num_steady = window.record.n if window else 0
-        return "incomplete", f"{num_steady} steady steps; a figure needs at least {MIN_STEADY}"
+        steady = counted(num_steady, "steady step")
+        return "incomplete", f"{steady}; a figure needs at least {MIN_STEADY}"
     return status, reason
 
 
@@ -374,7 +376,7 @@ def _warnings(
     padded = record.spec is not None and record.spec.data.packing == "padded"
     if padded and window and window.n < LEAST_TIMED:
         warnings.append(
-            f"{window.n} timed steps: samples/s of fine-tuning is taken from at least "
+            f"{counted(window.n, 'timed step')}: samples/s of fine-tuning is taken from at least "
             f"{LEAST_TIMED}; training.steps asks for more, and the data is gone over again"
         )
     jitter, step = metrics.get("jitter_tax"), metrics.get("step_time_s")

@@ -130,4 +130,5 @@ def _errors(looks: Sequence[tuple[str, GpuSample]]) -> Iterator[str]:
             counts.setdefault(device, []).append(gpu.ecc_uncorrected)
     for device, row in counts.items():
         if row[-1] > row[0]:
-            yield f"{device}: {row[-1] - row[0]:.0f} memory errors that could not be corrected"
+            errors = counted(round(row[-1] - row[0]), "memory error")
+            yield f"{device}: {errors} that could not be corrected"

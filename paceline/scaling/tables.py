@@ -12,6 +12,7 @@ from paceline.core.errors import UserError, did_you_mean
 from paceline.core.host_split import Split
 from paceline.core.hosts import expand
 from paceline.core.node_groups import GroupThroughput, Purpose, ScalingKind
+from paceline.core.units import counted
 from paceline.files.csv_table import csv_lines
 from paceline.scaling.analysis.analysis import Analysis, Judging
 from paceline.scaling.analysis.procedure import simulate
@@ -87,7 +88,9 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         raise UserError(f"{path}:{number}", f"two columns are called {twice!r}")
     for line, cells in rest:
         if len(cells) != len(names):
-            raise UserError(f"{path}:{line}", f"has {len(cells)} cells, the header {len(names)}")
+            raise UserError(
+                f"{path}:{line}", f"has {counted(len(cells), 'cell')}, the header {len(names)}"
+            )
     if not rest:
         raise UserError(str(path), "has a header and no rows")
     return [{LINE: str(line), **dict(zip(names, cells, strict=True))} for line, cells in rest]
@@ -180,7 +183,9 @@ def _measured(row: Row, named: Mapping[str, str], where: str) -> GroupThroughput
         raise UserError(where, f"{twice} is named twice")
     nodes = row.get(named.get("nodes", ""), "")
     if nodes and nodes != str(len(hosts)):
-        raise UserError(where, f"{named['nodes']} is {nodes}, but {len(hosts)} hosts are named")
+        raise UserError(
+            where, f"{named['nodes']} is {nodes}, but {counted(len(hosts), 'host', 'are')} named"
+        )
     series = row.get(named.get("series", ""), "")
     return GroupThroughput(tuple(hosts), _samples_per_s(row, named, where), series, _purpose(row))
 

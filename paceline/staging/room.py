@@ -49,7 +49,9 @@ def refuse_without_room(
         problem = f"{si(need, 'B')} are to come and {si(room.bytes_free, 'B')} are free"
         raise SystemFaultError(where, problem, remedy=REMEDY)
     if room.files_free is not None and files > room.files_free:
-        problem = f"{files:,} files are to come and {room.files_free:,} are free (inodes)"
+        problem = (
+            f"{counted(files, 'file', 'are')} to come and {room.files_free:,} are free (inodes)"
+        )
         raise SystemFaultError(where, problem, remedy=REMEDY)
     for limit in room.quotas.limits:
         for amount, more, unit in _amounts(outline, limit):

@@ -61,7 +61,8 @@ def test_one_host_says_nothing_about_another():
     [
         ([place(0, "0-2"), place(1, "2-3")], "used by several bound ranks (n1: 1 of them, core 2"),
         ([place(0, "0,2"), place(1, "3")], "no bound rank uses (n1: 1 of 4)"),
-        ([place(r, "0-3", by=None, threads=4) for r in (0, 1)], "(n1: 8 threads on 4)"),
+        ([place(r, "0-3", by=None, threads=4) for r in (0, 1)], "(n1: 8 threads on 4 cores)"),
+        ([place(r, "3", by=None, threads=1) for r in (0, 1)], "(n1: 2 threads on 1 core)"),
         ([place(r, "0-3", by=None, numa=2) for r in (0, 1)], "--bind auto"),
     ],
 )
@@ -79,4 +80,4 @@ def test_hosts_with_the_same_trouble_share_a_sentence():
 def test_a_binding_that_failed_is_told_with_its_reason():
     failed = Place(3, "n1", "0-1", 1, None, requested=True, why="the cores cannot be chosen: no")
     (sentence,) = binding_warnings([failed])
-    assert sentence.startswith("ranks 3 were not bound") and sentence.endswith("chosen: no")
+    assert sentence.startswith("rank 3 was not bound") and sentence.endswith("chosen: no")

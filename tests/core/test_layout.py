@@ -96,8 +96,14 @@ def test_nvidias_layout_has_64_micro_batches_at_every_scale():
             8,
             "dp x cp = 8 ranks cannot be split into groups of dp_shard 3",
         ),
+        (
+            {"dp_shard": 2, "zero_stage": 3},
+            1,
+            1,
+            "dp x cp = 1 rank cannot be split into groups of dp_shard 2",
+        ),
     ],
-    ids=["world", "batch", "heads", "all-to-all", "chunks", "layers", "shards"],
+    ids=["world", "batch", "heads", "all-to-all", "chunks", "layers", "shards", "one rank"],
 )
 def test_each_condition_is_one_sentence_with_its_numbers(
     fields: dict[str, Any], world: int, batch: int, words: str

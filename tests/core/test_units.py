@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.units import count, counted, gib, percent, seconds, si, significant, there_are
+from paceline.core.units import (
+    all_done,
+    count,
+    counted,
+    gib,
+    percent,
+    seconds,
+    si,
+    significant,
+    there_are,
+    trimmed,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +39,9 @@ def test_a_noun_agrees_with_its_number():
     counts = [counted(n, "node") for n in (0, 1, 2, 2048)]
     assert counts == ["0 nodes", "1 node", "2 nodes", "2,048 nodes"]
     assert (counted(1, "process"), counted(2, "process")) == ("1 process", "2 processes")
+    assert [counted(n, "log", "are") for n in (1, 2)] == ["1 log is", "2 logs are"]
+    assert [counted(n, "step", "save") for n in (1, 2)] == ["1 step saves", "2 steps save"]
+    assert [all_done(n) for n in (1, 2000)] == ["the only step is done", "all 2,000 steps are done"]
     assert there_are(1, "host") == "there is 1 host" and there_are(2, "host").startswith(
         "there are"
     )
@@ -52,3 +66,9 @@ def test_percent_takes_a_fraction():
 @given(st.floats(1e-9, 1e12))
 def test_significant_digits_keep_the_value(value: float):
     assert float(significant(value, 4).replace(",", "")) == pytest.approx(value, rel=1e-3)
+
+
+def test_a_trimmed_value_ends_in_no_zeros_behind_the_point():
+    values = (0.5, 0.04567891, 43.2, 10.0, 1200.0, 123_456.7, 1e-5, 0.0)
+    shown = ["0.5", "0.04568", "43.2", "10", "1,200", "123,457", "0.00001", "0"]
+    assert [trimmed(value) for value in values] == shown

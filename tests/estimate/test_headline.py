@@ -6,14 +6,24 @@ import pytest
 
 from paceline.estimate.answer import estimate
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.headline import rates, speed
+from paceline.estimate.headline import beside_line, rates, speed
+from paceline.estimate.offers import Ratio, against
 from paceline.estimate.question import Question
 
 
 @pytest.mark.parametrize(
-    ("rate", "text"), [(12_345.6, "12,346"), (1_234.5, "1,234"), (43.219, "43.22"), (0.5, "0.5000")]
+    ("rate", "text"),
+    [(12_345.6, "12,346"), (1_234.5, "1,234"), (43.219, "43.22"), (0.5, "0.5"), (1e-5, "0.00001")],
 )
 def test_samples_a_second_are_never_in_exponent_form(rate: float, text: str):
     found = estimate(Question("flux1-schnell", "H100", 8), shipped())
     fast = found.model_copy(update={"samples_per_s": rate})
     assert speed(fast) == text and rates(fast)[0] == f"{text} samples/s"
+
+
+def test_offers_beside_each_other_have_their_devices_with_separators():
+    first, second = (
+        estimate(Question("llama31-70b", device, 2048), shipped()) for device in ("H100", "B200")
+    )
+    line = beside_line(first, second, against(first, second, Ratio(0.5, 0.4, 0.6)))
+    assert line.startswith("2,048 x B200 against 2,048 x H100-SXM: tokens/s 2.00 (1.67-2.50), ")

@@ -84,6 +84,11 @@ def test_the_rule_states_warm_up_batch_and_drift() -> None:
     )
 
 
+def test_one_step_of_warm_up_is_said_in_the_singular() -> None:
+    text = page.describe_rule(report(window=window(n_warmup=1)).result)
+    assert text.startswith("rule auto, 1 warm-up step left out")
+
+
 def test_times_are_written_in_utc_and_anything_else_as_it_is() -> None:
     assert page.describe_time("2026-11-20T14:03:12Z") == "2026-11-20 14:03:12 UTC"
     assert page.describe_time("2026-11-20T16:03:12+02:00") == "2026-11-20 14:03:12 UTC"

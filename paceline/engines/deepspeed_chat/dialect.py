@@ -133,7 +133,8 @@ class _Timer:
             log.peak(kind, value)
         skipped, step = self._skipped
         if skipped:
-            log.remark(f"{skipped:,} of the first {step:,} steps were skipped (fp16 overflow)")
+            were = "was" if skipped == 1 else "were"
+            log.remark(f"{skipped:,} of the first {step:,} steps {were} skipped (fp16 overflow)")
 
     def _add(self, matches: list[tuple[bytes, ...]], cumulative: bool) -> None:
         index, average, current, _, peak = zip(*matches, strict=True)

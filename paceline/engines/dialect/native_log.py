@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.core.ranks import merge_ranks
 from paceline.core.steps import Steps
+from paceline.core.units import counted
 from paceline.engines.dialect.log_content import LAYOUT_FACTS, LogContent
 from paceline.engines.dialect.native_lines import (
     Columns,
@@ -141,7 +142,8 @@ class _Run:
                 f"{SCHEMA}: what is new in them is not read; update Paceline"
             )
         if self._skipped:
-            log.remark(f"{self._skipped:,} step lines tell of a skipped step (fp16 overflow)")
+            lines = counted(self._skipped, "step line", "tell")
+            log.remark(f"{lines} of a skipped step (fp16 overflow)")
 
     def _take_steps(self, events: list[Event]) -> None:
         sound = [event for event in events if is_count(event.get("step"))]

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.steps import FloatColumn, IntColumn
+from paceline.core.units import counted
 
 Rows = npt.NDArray[np.bool_] | npt.NDArray[np.int32]
 
@@ -31,7 +32,8 @@ def swapped(index: IntColumn, times: FloatColumn) -> Change | None:
         return None
     rows = np.arange(len(index), dtype=np.int32)
     rows[at], rows[at + 1] = at + 1, at
-    return rows, f"{len(at):,} step lines stand before the line of the step before: swapped"
+    lines = counted(len(at), "step line", "stand")
+    return rows, f"{lines} before the line of the step before: swapped"
 
 
 def repeated(index: IntColumn, times: FloatColumn) -> Change | None:
@@ -41,7 +43,8 @@ def repeated(index: IntColumn, times: FloatColumn) -> Change | None:
     if not again.any():
         return None
     kept = np.append(~again, True)
-    return kept, f"{int(again.sum()):,} step lines repeat the one before: left out"
+    lines = counted(int(again.sum()), "step line", "repeat")
+    return kept, f"{lines} the one before: left out"
 
 
 def interleaved(index: IntColumn, times: FloatColumn) -> Change | None:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from paceline.core.errors import UserError, plain_message, unreadable
 from paceline.core.layout import Layout
+from paceline.core.units import counted
 
 NAMES = {
     "nnodes": "nodes",
@@ -76,7 +77,9 @@ def _rows(path: str, lines: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
                 )
             continue
         if len(cells) != len(names):
-            raise UserError(where, f"has {len(cells)} cells under {len(names)} columns")
+            raise UserError(
+                where, f"has {counted(len(cells), 'cell')} under {counted(len(names), 'column')}"
+            )
         yield where, dict(zip(names, cells, strict=True))
 
 

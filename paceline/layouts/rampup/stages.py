@@ -8,6 +8,7 @@ from itertools import pairwise
 from math import ceil
 
 from paceline.core.schedules import RampUp
+from paceline.core.units import counted
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def given_stages(
     if len(ramp) == len(batches) - 1:
         ramp.append(_rest(total_samples, sum(ramp)) if total_samples is not None else -1)
     if len(ramp) != len(batches):
-        raise ValueError(f"{len(samples)} numbers of samples for {len(batches)} stages")
+        raise ValueError(f"{len(samples)} numbers of samples for {counted(len(batches), 'stage')}")
     return [
         RampStage((Stretch(batch, ceil(count / batch) if count >= 0 else None),))
         for batch, count in zip(batches, ramp, strict=True)

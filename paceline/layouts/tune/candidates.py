@@ -138,7 +138,9 @@ def candidates(request: Request, evidence: Evidence | None, space: Space) -> Can
     recipe_row = layouts.index(recipe.layout) if runs_as_it_is else None
     kept = _kept(seconds, odds, recipe_row)
     beyond = len(layouts) - len(kept)
-    notes += [f"{beyond:,} more layouts are left out, by the estimate"] if beyond else []
+    notes += (
+        [f"{counted(beyond, 'more layout', 'are')} left out, by the estimate"] if beyond else []
+    )
     return Candidates(
         request=request,
         recipe=recipe,

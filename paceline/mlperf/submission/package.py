@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.units import counted
 from paceline.core.value import Value
 from paceline.engines.dialect.mllog import records
 from paceline.files.documents import parse_json, read_text
@@ -271,6 +272,6 @@ def _doubts(scored: Score, request: PackageRequest) -> Iterable[str]:
     described = int(nodes) * int(per_node)
     if scored.num_devices and described and scored.num_devices != described:
         yield (
-            f"{scored.benchmark}: the logs speak of {scored.num_devices} accelerators, the "
-            f"description of {described}"
+            f"{scored.benchmark}: the logs speak of "
+            f"{counted(scored.num_devices, 'accelerator')}, the description of {described:,}"
         )

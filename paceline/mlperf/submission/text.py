@@ -29,7 +29,8 @@ def description_lines(description: Description) -> Iterator[str]:
     checker = description.checker or "official checker not asked"
     yield f"{description.status} by {description.ruleset}, {checker}"
     if description.unknown:
-        yield f"  {len(description.unknown)} fields are open; fill them in with --set FIELD=VALUE:"
+        fields = counted(len(description.unknown), "field", "are")
+        yield f"  {fields} open; fill in with --set FIELD=VALUE:"
         yield from (f"    {field.field}: {field.what}" for field in description.unknown)
     yield from (one_line(f"  wrong: {finding.message}") for finding in description.findings)
     yield from (one_line(f"  note: {note}") for note in description.notes)

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from paceline.core.units import counted
+
 UNEXPECTED = ("docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "wl", "usb", "tun")
 """Begins of interfaces that lead to no other host, or slowly."""
 SOCKET, INFINIBAND = "Socket", "IB"
@@ -52,7 +54,7 @@ def network_doubts(facts: LogFacts) -> Iterator[str]:
     for text in list(facts.complaints)[:TOLD]:
         yield f"NCCL warns: {text}"
     if len(facts.complaints) > TOLD:
-        yield f"NCCL warns of {len(facts.complaints) - TOLD} further kinds: see the log"
+        yield f"NCCL warns of {counted(len(facts.complaints) - TOLD, 'further kind')}: see the log"
 
 
 def _sockets(facts: LogFacts) -> Iterator[str]:
@@ -121,7 +123,8 @@ def _slow_hops(facts: LogFacts) -> Iterator[str]:
     beside = any("P2P" in kinds for kinds in by_host.values())
     rest = "while others go directly" if beside else "and none directly"
     yield (
-        f"{count} connections inside hosts go through host memory {rest}, so a ring over them is "
-        f"as slow (ranks {begin} and {end} on {host}): see `nvidia-smi topo -m`, and whether "
+        f"inside hosts, {counted(count, 'connection', 'go')} through host memory {rest}, so a ring "
+        f"over {'it' if count == 1 else 'them'} is as slow (ranks {begin} and {end} on {host}): "
+        "see `nvidia-smi topo -m`, and whether "
         "NCCL_P2P_DISABLE or the container's isolation forbids peer access"
     )

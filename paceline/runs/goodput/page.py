@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from paceline.core.text import one_line
-from paceline.core.units import percent, seconds, significant
+from paceline.core.units import all_done, percent, seconds, significant
 from paceline.report.head import Card, PageHead, card, unknown_card
 from paceline.report.html import render_page
 from paceline.report.step_charts import finish
@@ -138,7 +138,7 @@ def _cards(ledger: GoodputLedger) -> Iterator[Card]:
         yield unknown_card("To the end", "nobody said how many steps are asked: --steps N")
         return
     if not ledger.days_left:
-        yield card("To the end", "0 days", "", [f"all {ledger.steps_asked:,} steps are done"])
+        yield card("To the end", "0 days", "", [all_done(ledger.steps_asked or 0)])
         return
     best = f"{significant(ledger.days_left_at_best)} days if nothing were lost"
     end = f"to step {ledger.steps_asked:,}"

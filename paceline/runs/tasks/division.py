@@ -199,7 +199,7 @@ def _shares_as_before(spec: RunSpec, at_once: int) -> tuple[JobSlot, ...]:
     if slots[0].cores and threads != spec.cluster.threads_per_device:
         raise UserError(
             f"--max-parallel {at_once}",
-            f"leaves a process {threads} threads; the runs so far had "
+            f"leaves a process {counted(threads, 'thread')}; the runs so far had "
             f"{spec.cluster.threads_per_device}",
         )
     return slots

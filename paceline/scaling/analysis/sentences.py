@@ -79,7 +79,7 @@ def _flagged(analysis: Analysis) -> Iterator[str]:
         yield f"{_judged(node, 'is')}{_confirmed(analysis, node)}."
     if len(analysis.flagged) > MOST_NAMED:
         rest = [node.host for node in analysis.flagged[MOST_NAMED:]]
-        yield f"{len(rest)} more nodes are flagged: {_names(rest)}."
+        yield f"{counted(len(rest), 'more node', 'are')} flagged: {_names(rest)}."
     for cleared in (e for e in analysis.evidence if e.standing == "refuted"):
         where = "beside proven nodes it is" if cleared.by == "its pairs" else "its groups are"
         yield f"{_judged(cleared.node, 'was')}, but {where} not slow: not flagged."
@@ -87,7 +87,8 @@ def _flagged(analysis: Analysis) -> Iterator[str]:
         yield f"{_judged(node, 'was')}: suspected, {_suspicion(analysis, node)}."
     if len(analysis.suspected) > MOST_NAMED:
         rest = [node.host for node in analysis.suspected[MOST_NAMED:]]
-        yield f"{len(rest)} more nodes were suspected and not confirmed: {_names(rest)}."
+        more = counted(len(rest), "more node", "were")
+        yield f"{more} suspected and not confirmed: {_names(rest)}."
 
 
 def _common_change(analysis: Analysis) -> Iterator[str]:
@@ -170,7 +171,8 @@ def _searches(analysis: Analysis) -> Iterator[str]:
     named = {search.group.hosts for search in analysis.searches}
     rest = [group for group in analysis.slow if group.hosts not in named]
     if rest:
-        yield f"{len(rest)} more groups are slower than their nodes and their number explain."
+        more = counted(len(rest), "more group", "are")
+        yield f"{more} slower than their nodes and their number explain."
 
 
 def _place(search: Bisection, failed: Collection[Group]) -> str:

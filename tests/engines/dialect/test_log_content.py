@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.core.units import counted
 from paceline.engines.dialect.log_content import (
     MOST_CHARACTERS,
     MOST_REMARKS,
@@ -123,6 +124,14 @@ def test_swapped_neighbours_are_said():
     assert log.remarks == ["2 step lines stand before the line of the step before: swapped"]
 
 
+def test_a_single_line_is_said_in_the_singular():
+    again, exchanged = log_of(1, 2, 2, 3, step_time_s=[1, 2, 2, 3]), log_of(1, 3, 2, 4)
+    again.steps(), exchanged.steps()
+
+    assert again.remarks == ["1 step line repeats the one before: left out"]
+    assert exchanged.remarks == ["1 step line stands before the line of the step before: swapped"]
+
+
 @given(st.lists(st.integers(0, 9)))
 def test_whatever_the_order_each_row_keeps_its_own_values(printed):
     steps = log_of(*printed, loss=np.arange(len(printed), dtype=float).tolist()).steps()
@@ -158,9 +167,9 @@ def test_millions_of_lines_that_come_again_take_little_memory():
 def test_a_remark_is_kept_once_and_no_more_than_a_screen_of_them():
     log = LogContent()
     for number in [1, 1, 2, *range(1000)]:
-        log.remark(f"{number} lines were torn")
+        log.remark(f"{counted(number, 'line', 'were')} torn")
 
-    assert log.remarks[:2] == ["1 lines were torn", "2 lines were torn"]
+    assert log.remarks[:2] == ["1 line was torn", "2 lines were torn"]
     assert len(log.remarks) == MOST_REMARKS
 
 

@@ -52,7 +52,7 @@ def test_axes_may_stand_in_the_table_in_any_order_of_lines(tmp_path: Path):
         ("", "holds no line"),
         ("nodes,batch\n", "holds no line"),
         ("BS,MBS\n32,1\n", "has no column nodes"),
-        ("nodes,batch\n1\n", "schedule:2: has 1 cells under 2 columns"),
+        ("nodes,batch\n1\n", "schedule:2: has 1 cell under 2 columns"),
         ("nodes,batch\nmany,32\n", "schedule:2: holds something else"),
         ("nodes,batch\n0,32\n", "numbers from 1 on"),
         ("nodes,batch,tp\n1,32,1.5\n", "numbers from 1 on"),

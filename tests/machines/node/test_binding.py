@@ -49,7 +49,7 @@ def test_a_files_content_travels_with_the_job(tmp_path: Path):
 def test_a_file_that_misses_ranks_or_is_none_is_refused(tmp_path: Path):
     file = tmp_path / "cores"
     file.write_text("0 0-3\n")
-    with pytest.raises(UserError, match="has cores for 1 local ranks of 2"):
+    with pytest.raises(UserError, match="has cores for 1 local rank of 2"):
         bound(job(str(file)))
     with pytest.raises(UserError, match="cannot be read"):
         bound(job(str(tmp_path / "nothing")))

@@ -100,7 +100,7 @@ def test_packed_logs_are_checked_and_the_packing_is_said(submission: Path):
     checked = check(submission)
 
     assert checked.status == "passed"
-    assert "1 logs are packed (.gz)" in of(checked, RUNS).warnings[0].message
+    assert "1 log is packed (.gz)" in of(checked, RUNS).warnings[0].message
 
 
 @pytest.mark.parametrize(
