@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli.panels import group_options
 from paceline.core import interrupts
-from paceline.core.errors import UserError, plain_message
+from paceline.core.errors import UserError
 from paceline.core.secrets import redact
 from paceline.core.units import LARGEST_INT
 
@@ -35,7 +35,7 @@ class VerbCommand(TyperCommand):
         try:
             rest = super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            error.message = plain_message(error.message)
+            error.message = _own_words(error)
             raise
         if self._takes_command():
             if ctx.params[COMMAND]:
@@ -68,6 +68,19 @@ def _before_command(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
     if at == len(words) - 1:
         raise UserError("--", "is followed by no program", remedy="-- PROGRAM [ARGUMENT ...]")
     return words[:at], tuple(words[at + 1 :])
+
+
+def _own_words(error: typer.BadParameter) -> str:
+    """What is wrong with an option's value, said as of a recipe's field."""
+    # Here alone: most calls need neither pydantic nor the time that loading it takes.
+    from pydantic import ValidationError
+
+    from paceline.core.problem import problem_of
+
+    cause = error.__cause__
+    return (
+        str(problem_of(cause.errors()[0])) if isinstance(cause, ValidationError) else error.message
+    )
 
 
 def _problem(value: object) -> str | None:

@@ -59,11 +59,6 @@ def unreadable(where: str, error: OSError | UnicodeDecodeError) -> UserError:
     return UserError(where, f"cannot be read: {error.strerror or error}")
 
 
-def plain_message(message: str) -> str:
-    """What a check of pydantic says, without the name of the exception before it."""
-    return message.removeprefix("Value error, ")
-
-
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """`did you mean 'x'?` for the closest of `choices`, or an empty string."""
     close = difflib.get_close_matches(word.lower(), list(choices), n=1, cutoff=0.6)

@@ -12,10 +12,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from paceline.core.errors import UserError, did_you_mean, plain_message
+from paceline.core.errors import UserError, did_you_mean
 from paceline.core.flops import CONVENTIONS, RECOMPUTED, without_recompute
 from paceline.core.layout import Layout
 from paceline.core.printed import read_printed
+from paceline.core.problem import refusal
 from paceline.core.shape import DecoderShape
 from paceline.core.units import LARGEST_INT, counted
 from paceline.files import catalog
@@ -280,7 +281,7 @@ def _shape(where: str, counts: Mapping[str, int], gated: str) -> DecoderShape | 
     try:
         return DecoderShape(**fields, gated_ffn=flag)
     except ValidationError as error:
-        raise UserError(where, plain_message(error.errors()[0]["msg"])) from error
+        raise refusal(where, error) from error
 
 
 def _layout(counts: Mapping[str, int], recompute: str) -> Layout:

@@ -19,7 +19,8 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from paceline.core.errors import SystemFaultError, UserError, plain_message
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.problem import refusal
 from paceline.core.secrets import redact
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -92,18 +93,10 @@ def read_value(path: Path, model: type[ModelT]) -> ModelT:
     except FileNotFoundError as error:
         raise UserError(str(path), "is missing") from error
     except ValidationError as error:
-        raise UserError(str(path), first_problem(error)) from error
+        raise refusal(str(path), error) from error
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise SystemFaultError(str(path), f"cannot be read: {why}") from error
-
-
-def first_problem(error: ValidationError) -> str:
-    """`field: what is wrong with it`, for the first field that is."""
-    first = error.errors()[0]
-    return ": ".join(
-        [*filter(None, [".".join(map(str, first["loc"]))]), plain_message(first["msg"])]
-    )
 
 
 def write_text(path: Path, text: str | Iterable[str]) -> None:

@@ -63,10 +63,11 @@ class RecipeTraining(TrainingBase):
     @field_validator("global_batch", mode="before")
     @classmethod
     def _readable_batch(cls, value: Any) -> Any:
-        words = isinstance(value, str) and not _BATCH.fullmatch(value)
-        if words or (isinstance(value, int | float) and value < 1):
-            raise ValueError("must be a number above 0, or as in `16 per node`")
-        return value
+        words = isinstance(value, str) and _BATCH.fullmatch(value)
+        number = isinstance(value, int | float) and value >= 1 and value % 1 == 0
+        if words or number or value is None:
+            return value
+        raise ValueError("must be a whole number above 0, or as in `16 per node`")
 
     @model_validator(mode="after")
     def _one_batch(self) -> Self:

@@ -13,7 +13,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from paceline.core.errors import UserError, did_you_mean, plain_message, unreadable
+from paceline.core.errors import UserError, did_you_mean, unreadable
+from paceline.core.problem import problem_of_union
 from paceline.core.secrets import has_secret
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -25,6 +26,8 @@ MOST_NODES = 100_000
 """Of a document with all its aliases written out."""
 
 _BRACKET = re.compile(r"[\[\]{}]")
+_TAG = re.compile(r"bool|int|float|str|constrained-\w+")
+"""What a union puts behind a field for a member that is no model."""
 
 
 def read_document(path: Path) -> Document:
@@ -44,7 +47,8 @@ def read_document(path: Path) -> Document:
     try:
         document = YAML(typ="rt").load(text)
     except DuplicateKeyError as error:
-        raise UserError(_at(path, error), f"duplicate key: {error.problem}") from error
+        key = str(error.problem).partition(" with value ")[0].removeprefix("found ")
+        raise UserError(_at(path, error), key, remedy="keep one of the two") from error
     except MarkedYAMLError as error:
         raise UserError(_at(path, error), f"is not YAML: {error.problem}") from error
     except (YAMLError, ValueError) as error:
@@ -197,39 +201,46 @@ def _explain(
 ) -> UserError:
     # A mistyped name also leaves its field missing; the typing error is the one to show.
     first = min(errors, key=lambda error: error["type"] != "extra_forbidden")
+    members = _members(first, errors)
+    whole = first["loc"][:-1] if len(members) > 1 else first["loc"]
     # A union adds its member's type to the path ("literal['a','b']"), which is no field; the name
     # of an unknown field is the user's, brackets included.
-    own = first["loc"][-1:] if first["type"] == "extra_forbidden" else ()
-    inside = first["loc"][: len(first["loc"]) - len(own)]
+    own = whole[-1:] if first["type"] == "extra_forbidden" else ()
+    inside = whole[: len(whole) - len(own)]
     tagged = (*(part for part in inside if "[" not in str(part)), *own)
     loc = _without_tags(model, tagged)
     line = line_of(document, loc)
     place = f"{where}:{line}" if line else where
     field = ".".join(str(part) for part in loc) or "(the whole file)"
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    what, allowed = _sentence(first, model, tagged)
-    remedy = None
+    others = len(errors) - len(members)
+    problem = problem_of_union(members, hidden="env" in loc)
+    allowed, remedy = _choices(first, model, tagged) or problem.allowed, None
     if first["type"] == "extra_forbidden":
-        remedy = did_you_mean(str(loc[-1]), _fields_at(model, tagged[:-1])) or None
+        remedy = did_you_mean(str(loc[-1]), (allowed or "").split(", "))
     elif first["type"] == "literal_error":
         remedy = did_you_mean(str(first["input"]), (allowed or "").replace("'", "").split(", "))
-    return UserError(place, f"{field}: {what}{more}", allowed=allowed, remedy=remedy or None)
+    more = f" (and {others} more)" if others else ""
+    return UserError(
+        place, f"{field}: {problem.what}{more}", allowed=allowed, remedy=remedy or None
+    )
 
 
-def _sentence(
-    error: ErrorDetails, model: type[BaseModel], loc: tuple[int | str, ...]
-) -> tuple[str, str | None]:
+def _members(first: ErrorDetails, errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """The errors of a union's members, where the first one is of such, or that one alone."""
+    *whole, tag = first["loc"] or ("",)
+    if not _TAG.fullmatch(str(tag)):
+        return [first]
+    of_one = [e for e in errors if [*e["loc"][:-1]] == whole and _TAG.fullmatch(str(e["loc"][-1]))]
+    return of_one if len(of_one) > 1 else [first]
+
+
+def _choices(error: ErrorDetails, model: type[BaseModel], loc: tuple[int | str, ...]) -> str | None:
+    """The fields that there are, where an unknown one stands or something else than fields."""
     if error["type"] == "extra_forbidden":
-        return "is not a known field", ", ".join(_fields_at(model, loc[:-1])) or None
-    if error["type"] == "missing":
-        return "is required but missing", None
-    if error["type"] == "literal_error":
-        expected = str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ")
-        return f"{error['input']!r} is not one of the choices", expected
-    message = plain_message(error["msg"])
-    value = error["input"]
-    suffix = "" if isinstance(value, dict | list) or "env" in loc else f", not {value!r}"
-    return f"{message[:1].lower()}{message[1:]}{suffix}"[:300], None
+        return ", ".join(_fields_at(model, loc[:-1])) or None
+    if error["type"] == "model_type":
+        return f"fields: {', '.join(_fields_at(model, loc))}"
+    return None
 
 
 def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:

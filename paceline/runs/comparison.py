@@ -18,9 +18,10 @@ from paceline.compare.published import nearest_row, published_side, timed
 from paceline.compare.scatter import RunScatter
 from paceline.compare.sides import Member, Pair, Side
 from paceline.compare.significance import MARGIN
-from paceline.core.errors import UserError, did_you_mean, plain_message
+from paceline.core.errors import UserError, did_you_mean
 from paceline.core.facts import Facts
 from paceline.core.metrics import METRICS
+from paceline.core.problem import problem_of
 from paceline.core.result import Result
 from paceline.core.run_report import RunReport
 from paceline.core.stats import printed_step_s
@@ -173,7 +174,7 @@ def _members_in(path: Path) -> list[Member]:
         field = ".".join(str(part) for part in first["loc"])
         raise UserError(
             str(path),
-            f"is no result of a run: {field}: {plain_message(first['msg'])}",
+            f"is no result of a run: {field}: {problem_of(first).what}",
             allowed="result.json, or the output of `paceline parse --json`",
         ) from error
 

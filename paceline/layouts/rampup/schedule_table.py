@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from paceline.core.errors import UserError, plain_message, unreadable
+from paceline.core.errors import UserError, unreadable
 from paceline.core.layout import Layout
+from paceline.core.problem import refusal
 from paceline.core.units import counted
 
 NAMES = {
@@ -105,7 +106,6 @@ def _line(where: str, row: Mapping[str, str], layout: Layout) -> ScheduleLine:
         axes = {k: v if k == "recompute" else int(v) for k, v in changes.items()}
         return ScheduleLine(nodes, batch, Layout.model_validate({**layout.model_dump(), **axes}))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(where, f"{first['loc'][0]}: {plain_message(first['msg'])}") from error
+        raise refusal(where, error) from error
     except ValueError as error:
         raise UserError(where, "holds something else than numbers from 1 on") from error

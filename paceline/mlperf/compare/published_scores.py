@@ -10,7 +10,8 @@ from typing import Literal
 
 from pydantic import PositiveFloat, ValidationError
 
-from paceline.core.errors import UserError, plain_message, unreadable
+from paceline.core.errors import UserError, unreadable
+from paceline.core.problem import refusal
 from paceline.core.value import PositiveInt, Value
 from paceline.files.catalog import find_device
 from paceline.files.references import source
@@ -63,11 +64,7 @@ def scores_of_csv(text: str, where: str) -> tuple[PublishedScore, ...]:
         try:
             scores.append(PublishedScore.model_validate(filled))
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"]))
-            raise UserError(
-                f"{where}:{number}", f"{field}: {plain_message(first['msg'])}"
-            ) from error
+            raise refusal(f"{where}:{number}", error) from error
     return tuple(scores)
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from paceline.core.errors import UserError, plain_message
+from paceline.core.errors import UserError
+from paceline.core.problem import problem_of
 from paceline.engines.dialect.mllog import records
 from paceline.files.log_file import LogFile
 from paceline.mlperf.eligibility import NOT_A_RESULT, RefusedError, is_tiny, not_a_result
@@ -57,6 +58,6 @@ def _printed_score(path: Path) -> Score:
     except ValidationError as error:
         raise UserError(
             str(path),
-            f"is no score: {plain_message(error.errors()[0]['msg'])}",
+            f"is no score: {problem_of(error.errors()[0]).what}",
             allowed="what `paceline mlperf score DIR --json` prints",
         ) from error

@@ -9,10 +9,10 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from paceline.core.errors import UserError
+from paceline.core.problem import refusal
 from paceline.core.traffic import Collective
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
-from paceline.files.documents import first_problem, read_lines
+from paceline.files.documents import read_lines
 from paceline.profiles.nccl.communication import Communication
 from paceline.profiles.nccl.tally import Membership, Tally
 
@@ -66,7 +66,7 @@ def read_counters(
                     continue
                 step = TrafficStep.model_validate(json.loads(line))
             except ValidationError as error:
-                raise UserError(f"{path}:{number}", first_problem(error)) from error
+                raise refusal(f"{path}:{number}", error) from error
             except ValueError:
                 torn += 1
                 continue

@@ -1,0 +1,119 @@
+"""What a check finds stands in words of ours: what is wrong, and what is allowed."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field, StringConstraints, ValidationError, field_validator
+
+from paceline.core.problem import problem_of, problem_of_union, refusal
+from paceline.core.value import PositiveInt, Value
+
+TEXT = "text, in quotes where it reads as something else"
+
+
+class Inner(Value):
+    """A group of fields inside Example."""
+
+    x: int = 0
+
+
+class Example(Value):
+    """A field of every kind that a file may have."""
+
+    whole: int = 1
+    positive: PositiveInt = 1
+    real: float = 0.0
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    switch: bool = False
+    words: str = ""
+    code: Annotated[str, StringConstraints(pattern="^[a-z]+$")] = "a"
+    label: Annotated[str, Field(min_length=1, max_length=3)] = "a"
+    day: date | None = None
+    names: tuple[str, ...] = ()
+    few: Annotated[tuple[int, ...], Field(min_length=1, max_length=2)] = (1,)
+    settings: dict[str, int] = {}
+    inner: Inner = Inner()
+    choice: Literal["a", "b"] = "a"
+    either: int | tuple[int, ...] = 1
+
+    @field_validator("words")
+    @classmethod
+    def _calm(cls, words: str) -> str:
+        if words == "oh":
+            raise ValueError("Must be calm")
+        return words
+
+
+def found(field: str, value: Any) -> ValidationError:
+    """The error of one wrong field."""
+    with pytest.raises(ValidationError) as caught:
+        Example.model_validate({field: value})
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("whole", "abc", "'abc' is no whole number; allowed: a whole number"),
+        ("whole", 1.5, "1.5 is no whole number; allowed: a whole number"),
+        ("whole", None, "is empty; allowed: a whole number"),
+        ("whole", [1], "a list is no whole number; allowed: a whole number"),
+        ("whole", {"a": 1}, "a group of fields is no whole number; allowed: a whole number"),
+        ("whole", "9" * 5000, "is too large; allowed: 9,007,199,254,740,992 or less"),
+        ("positive", 0, "0 is too small; allowed: a number above 0"),
+        ("positive", "0", "0 is too small; allowed: a number above 0"),
+        ("positive", 2**60, f"{2**60} is too large; allowed: 9,007,199,254,740,992 or less"),
+        ("real", "abc", "'abc' is no number; allowed: a number"),
+        ("real", float("nan"), "nan is no finite number; allowed: a finite number"),
+        ("share", -0.5, "-0.5 is too small; allowed: 0 or more"),
+        ("share", 1.0, "1.0 is too large; allowed: a number below 1"),
+        ("switch", "maybe", "'maybe' is neither true nor false; allowed: true or false"),
+        ("words", 5, "5 is no text; allowed: text, in quotes where it reads as something else"),
+        (
+            "words",
+            True,
+            "true is no text; allowed: text, in quotes where it reads as something else",
+        ),
+        ("words", "oh", "must be calm, not 'oh'"),
+        ("code", "A1", "'A1' has another form; allowed: text that matches ^[a-z]+$"),
+        ("label", "", "'' is too short; allowed: 1 character or more"),
+        ("label", "long", "'long' is too long; allowed: 3 characters or less"),
+        ("day", "soon", "'soon' is no date; allowed: a date, as 2026-11-30"),
+        ("names", "a", "'a' is no list; allowed: a list, as [a, b]"),
+        ("few", [], "a list is too short; allowed: 1 value or more"),
+        ("few", [1, 2, 3], "a list is too long; allowed: 2 values or less"),
+        ("settings", 5, "5 is no group of fields; allowed: fields, as {name: value}"),
+        ("inner", "a", "'a' is no group of fields; allowed: fields, as {name: value}"),
+        ("choice", "c", "'c' is not one of the choices; allowed: 'a', 'b'"),
+        ("unknown", 1, "is not a known field"),
+    ],
+)
+def test_an_error_is_a_sentence_with_what_is_allowed(field: str, value: Any, sentence: str):
+    assert str(problem_of(found(field, value).errors()[0])) == sentence
+
+
+def test_a_value_of_none_of_several_kinds_is_told_all_of_them():
+    problem = problem_of_union(found("either", "a").errors())
+    assert str(problem) == "'a' does not fit; allowed: a whole number, or a list, as [a, b]"
+
+
+def test_a_hidden_value_is_not_repeated():
+    for field, value in (("whole", "s3cret"), ("words", "oh"), ("choice", "s3cret")):
+        sentence = str(problem_of(found(field, value).errors()[0], hidden=True))
+        assert "s3cret" not in sentence and "'oh'" not in sentence
+
+
+def test_a_long_value_is_shortened():
+    sentence = problem_of(found("whole", "x" * 1000).errors()[0]).what
+    assert sentence == f"'{'x' * 55} ... is no whole number"
+
+
+def test_a_refusal_names_place_and_field():
+    error = refusal("file.json", found("inner", {"x": "y"}))
+    assert str(error) == "file.json: inner.x: 'y' is no whole number; allowed: a whole number"
+    with pytest.raises(ValidationError) as caught:
+        Example.model_validate_json("{")
+    assert str(refusal("file.json", caught.value)).startswith("file.json: is no JSON: EOF")
