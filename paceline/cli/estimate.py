@@ -26,6 +26,7 @@ from paceline.estimate.offers import against, step_time_ratio
 from paceline.estimate.question import Question, spec_of
 from paceline.estimate.trace import Tracing, trace
 from paceline.files import catalog
+from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import find_run, runs_root
 from paceline.mlperf.time_to_train import time_to_train
 from paceline.runs.outcome import evaluate
@@ -180,6 +181,7 @@ def estimate(
         }
         answer = Answer([_of_run(measured, runs_dir, options, whole, evidence)])
     else:
+        load_recipe(recipe, variant, changes)  # What is wrong comes before what is missing.
         question = model.question(
             recipe,
             *_devices(device, gpus, site),

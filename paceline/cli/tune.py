@@ -24,6 +24,7 @@ from paceline.core.errors import (
 )
 from paceline.core.units import counted
 from paceline.files import catalog
+from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import runs_root
 from paceline.layouts.search.space import Space
 from paceline.layouts.tune.budget import ALLOWED, read_budget
@@ -36,6 +37,11 @@ from paceline.runs.flow import command_line
 T = TypeVar("T")
 
 
+_NEEDED = {
+    "--device": "a name that `paceline devices` lists, as H100",
+    "--gpus": "a number of devices",
+}
+"""What is allowed there, of options that not every call needs."""
 _OF_BOTH = {
     *("recipe", "gpus", "device", "estimate_only", "dry_run", "variant", "overrides", "engine"),
     *("most_tp", "most_cp", "evidence", "form", "as_json"),
@@ -135,6 +141,8 @@ def tune(
     that would run out of memory with more than even odds are pruned.
     """
     form = TableFormat.json if as_json else form
+    changes = options.with_engine(overrides, engine)
+    load_recipe(recipe, variant, changes)  # What is wrong comes before what is missing.
     if estimate_only:
         used = _OF_BOTH | _OF_ESTIMATES | {"cluster"}
         options.refuse_unused(context, "--estimate-only", used)
@@ -147,7 +155,7 @@ def tune(
             gpus or site.training_devices if site else _given(gpus, "--gpus"),
             stack,
             variant=variant,
-            overrides=options.with_engine(overrides, engine),
+            overrides=changes,
             per_node=per_node,
             intra=intra,
             inter=inter,
@@ -181,7 +189,7 @@ def tune(
     request = Request(
         recipe,
         variant,
-        options.with_engine(overrides, engine),
+        changes,
         devices,
         device or "auto",
         cluster,
@@ -198,8 +206,9 @@ def tune(
 
 
 def _given(value: T | None, option: str) -> T:
+    """The value of an option that the others ask for; raises UserError where it is missing."""
     if value is None:
-        raise typer.BadParameter("is needed", param_hint=option)
+        raise UserError("paceline tune", f"needs {option}", allowed=_NEEDED[option])
     return value
 
 

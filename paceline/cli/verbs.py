@@ -78,9 +78,11 @@ def _own_words(error: typer.BadParameter) -> str:
     from paceline.core.problem import problem_of
 
     cause = error.__cause__
-    return (
-        str(problem_of(cause.errors()[0])) if isinstance(cause, ValidationError) else error.message
-    )
+    if not isinstance(cause, ValidationError):
+        return error.message
+    first = cause.errors()[0]
+    # A check of the option itself names the value where it matters.
+    return str(problem_of(first, hidden=first["type"] == "value_error"))
 
 
 def _problem(value: object) -> str | None:
