@@ -21,7 +21,7 @@ from paceline.compare.significance import MARGIN
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.facts import Facts
 from paceline.core.metrics import METRICS
-from paceline.core.problem import problem_of
+from paceline.core.problem import refusal
 from paceline.core.result import Result
 from paceline.core.run_report import RunReport
 from paceline.core.stats import printed_step_s
@@ -170,11 +170,9 @@ def _members_in(path: Path) -> list[Member]:
     try:
         return [_member_in(entry) for entry in entries]
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
         raise UserError(
             str(path),
-            f"is no result of a run: {field}: {problem_of(first).what}",
+            f"is no result of a run: {refusal(str(path), error).what}",
             allowed="result.json, or the output of `paceline parse --json`",
         ) from error
 

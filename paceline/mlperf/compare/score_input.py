@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from paceline.core.errors import UserError
-from paceline.core.problem import problem_of
+from paceline.core.problem import refusal
 from paceline.engines.dialect.mllog import records
 from paceline.files.log_file import LogFile
 from paceline.mlperf.eligibility import NOT_A_RESULT, RefusedError, is_tiny, not_a_result
@@ -58,6 +58,6 @@ def _printed_score(path: Path) -> Score:
     except ValidationError as error:
         raise UserError(
             str(path),
-            f"is no score: {problem_of(error.errors()[0]).what}",
+            f"is no score: {refusal(str(path), error).what}",
             allowed="what `paceline mlperf score DIR --json` prints",
         ) from error
