@@ -35,7 +35,10 @@ class VerbCommand(TyperCommand):
         try:
             rest = super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            error.message = _own_words(error)
+            # Here alone: most calls need not load what this does.
+            from paceline.cli.wrong_option import own_words
+
+            error.message = own_words(error)
             raise
         if self._takes_command():
             if ctx.params[COMMAND]:
@@ -68,21 +71,6 @@ def _before_command(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
     if at == len(words) - 1:
         raise UserError("--", "is followed by no program", remedy="-- PROGRAM [ARGUMENT ...]")
     return words[:at], tuple(words[at + 1 :])
-
-
-def _own_words(error: typer.BadParameter) -> str:
-    """What is wrong with an option's value, said as of a recipe's field."""
-    # Here alone: most calls need neither pydantic nor the time that loading it takes.
-    from pydantic import ValidationError
-
-    from paceline.core.problem import problem_of
-
-    cause = error.__cause__
-    if not isinstance(cause, ValidationError):
-        return error.message
-    first = cause.errors()[0]
-    # A check of the option itself names the value where it matters.
-    return str(problem_of(first, hidden=first["type"] == "value_error"))
 
 
 def _problem(value: object) -> str | None:

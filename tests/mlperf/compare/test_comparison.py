@@ -47,9 +47,7 @@ def test_a_score_that_was_printed_as_json_compares_alike(runs: Path, tmp_path: P
 
     assert printed.own[0].beside == read.own[0].beside
     path.write_text("{}")
-    with pytest.raises(
-        UserError, match=r"is no score: \w+: is required but missing; allowed"
-    ):
+    with pytest.raises(UserError, match=r"is no score: \w+: is required but missing; allowed"):
         compare([path])
     with pytest.raises(UserError, match="cannot be read"):
         compare([tmp_path / "no.json"])
