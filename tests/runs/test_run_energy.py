@@ -73,7 +73,7 @@ def test_the_counter_of_energy_goes_before_sampled_power(tmp_path: Path):
 
 def test_a_throttled_run_and_memory_errors_are_warned_of(tmp_path: Path):
     healthy = result(tmp_path / "healthy")
-    assert not any("throttled" in text or "memory errors" in text for text in healthy.warnings)
+    assert not any("throttled" in text or "memory error" in text for text in healthy.warnings)
     hot: dict[str, dict[str, Any]] = {
         f"at_{second}": {"throttle": ["thermal"]} for second in range(4, 13)
     }
@@ -83,7 +83,7 @@ def test_a_throttled_run_and_memory_errors_are_warned_of(tmp_path: Path):
     assert "throttled" not in healthy.verdict.sentence
     assert "The run was throttled: thermal held" in throttled.verdict.sentence
     assert "throttled: thermal held the clocks of 1 of 1 device down, in 69% of" in warnings
-    assert "n1 device 0: 1 memory errors that could not be corrected" in warnings
+    assert "n1 device 0: 1 memory error that could not be corrected" in warnings
 
 
 def test_energy_of_other_devices_than_those_that_train_is_no_energy_of_a_token(tmp_path: Path):

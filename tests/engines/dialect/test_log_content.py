@@ -126,7 +126,8 @@ def test_swapped_neighbours_are_said():
 
 def test_a_single_line_is_said_in_the_singular():
     again, exchanged = log_of(1, 2, 2, 3, step_time_s=[1, 2, 2, 3]), log_of(1, 3, 2, 4)
-    again.steps(), exchanged.steps()
+    for log in (again, exchanged):
+        log.steps()
 
     assert again.remarks == ["1 step line repeats the one before: left out"]
     assert exchanged.remarks == ["1 step line stands before the line of the step before: swapped"]
