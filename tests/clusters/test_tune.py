@@ -83,9 +83,9 @@ def run_best(bed: Bed, runs: Path, result: dict[str, Any]) -> dict[str, Any]:
 def test_the_best_layout_of_two_ssh_hosts_runs_on_them_again(
     ssh_hosts: Bed, tmp_path: Path
 ) -> None:
-    result, _ = answer(tune(ssh_hosts, tmp_path, 3, *over_ssh(ssh_hosts, "node-[001-002]")))
-    assert result["num_runs"] == 3 and {row["status"] for row in result["rows"]} == {"ok"}
-    assert len({row["label"] for row in result["rows"]}) >= 2
+    result, _ = answer(tune(ssh_hosts, tmp_path, 2, *over_ssh(ssh_hosts, "node-[001-002]")))
+    assert result["num_runs"] == 2 and {row["status"] for row in result["rows"]} == {"ok"}
+    assert len({row["label"] for row in result["rows"]}) == 2
     assert all(hosts_of(run) == ["node-001", "node-002"] for run in finished(tmp_path))
     (best,) = [row for row in result["rows"] if row["best"]]
     again = run_best(ssh_hosts, tmp_path, result)
@@ -98,7 +98,7 @@ def test_the_best_layout_of_two_ssh_hosts_runs_on_them_again(
 def test_a_host_that_dies_ends_it_and_the_same_command_goes_on_also_elsewhere(
     ssh_hosts: Bed, tmp_path: Path
 ) -> None:
-    going = tune(ssh_hosts, tmp_path, 4, *over_ssh(ssh_hosts, "node-[001-002]"))
+    going = tune(ssh_hosts, tmp_path, 3, *over_ssh(ssh_hosts, "node-[001-002]"))
     until(lambda: finished(tmp_path) or going.poll() is not None, "a finished run", 120)
     until(lambda: len(records(tmp_path)) > 1 or going.poll() is not None, "the next run", 60)
     ssh_hosts.hosts["node-002"].crash()
@@ -117,8 +117,10 @@ def test_a_host_that_dies_ends_it_and_the_same_command_goes_on_also_elsewhere(
     until(lambda: not ssh_hosts.hosts["node-001"].leftovers(), "the end of all ranks", 30)
 
     elsewhere = over_ssh(ssh_hosts, "node-001,node-003")
-    whole, _ = answer(tune(ssh_hosts, tmp_path, 4, *elsewhere))
-    assert kept < runs_of(whole) and whole["num_runs"] == 4 and whole["stop"] != "interrupted"
+    whole, _ = answer(tune(ssh_hosts, tmp_path, 3, *elsewhere))
+    # On busy cores the first two may differ so much that no third is worth its time.
+    assert kept < runs_of(whole) and whole["num_runs"] in (2, 3)
+    assert whole["stop"] != "interrupted"
     assert {tuple(hosts_of(run)) for run in finished(tmp_path) if run["name"] not in kept} == {
         ("node-001", "node-003")
     }
