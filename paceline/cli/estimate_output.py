@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from paceline.cli.output import OutputColumn, TableFormat, emit_table, write_page
 from paceline.cli.terminal import echo
-from paceline.core.units import count, counted, gib, percent, si
+from paceline.core.units import count, counted, days, gib, percent, si
 from paceline.estimate.answer import Estimate, MeasuredStep
 from paceline.estimate.costs import Bill, Saving
 from paceline.estimate.elasticity import Elasticity
@@ -18,6 +18,7 @@ from paceline.estimate.headline import (
     offer_heads,
     offer_table,
     rates,
+    setup,
     speed_unit,
 )
 from paceline.estimate.memory.device_memory import verdict
@@ -78,8 +79,7 @@ def text(estimate: Estimate) -> str:
     last = estimate.waterfall[-1].name
     share = "MFU unknown" if estimate.mfu is None else f"MFU {percent(estimate.mfu, 1)}"
     lines = [
-        f"{estimate.recipe} · {estimate.devices} x {estimate.device} · {estimate.dtype} · "
-        f"{estimate.layout} · {estimate.stack}",
+        setup(estimate),
         f"  {headline(estimate)}",
         *([f"  {_measured_line(estimate.measured)}"] if estimate.measured else []),
         f"  {' · '.join(rates(estimate))} · "
@@ -162,7 +162,7 @@ def elasticity_line(elasticities: Sequence[Elasticity], unit: str) -> str:
 def _bill_lines(costs: Bill | None) -> list[str]:
     if costs is None:
         return []
-    parts = [f"{costs.days:,.1f} days", f"{costs.device_hours:,.0f} device hours"]
+    parts = [days(costs.days), f"{costs.device_hours:,.0f} device hours"]
     if costs.goodput is not None:
         parts.append(f"goodput {percent(costs.goodput, 1)}")
     if costs.cost is not None:

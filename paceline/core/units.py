@@ -95,6 +95,16 @@ def seconds(value_s: float) -> str:
     return f"{value_s:.4f} s" if value_s < 10 else f"{value_s:.1f} s"
 
 
+def days(value: float) -> str:
+    """A long time in days, below one of them with two significant digits: `0.071 days`."""
+    return f"{day_count(value)} days"
+
+
+def day_count(value: float) -> str:
+    """The same without its unit."""
+    return f"{value:,.1f}" if value >= 1 else significant(value, 2)
+
+
 def percent(fraction: float, digits: int = 1) -> str:
     """A fraction as per cent: `percent(0.361)` = `36.1 %`."""
     return f"{100 * fraction:.{digits}f} %"

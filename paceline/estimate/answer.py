@@ -57,6 +57,9 @@ class Estimate(Value):
     devices: int
     layout: str
     dtype: str
+    global_batch: int
+    """Of a step; a recipe's may grow with its devices."""
+    seq_len: int
     stack: str
     step_time_s: float
     low_s: float
@@ -119,6 +122,8 @@ def estimate_on(
         devices=spec.world_size,
         layout=spec.layout.label(spec.world_size),
         dtype=training.dtype,
+        global_batch=training.global_batch,
+        seq_len=training.seq_len,
         stack=question.software.stack_on(machine),
         step_time_s=seconds,
         low_s=float(low[0]),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from paceline.core.units import count, gib, percent, trimmed
+from paceline.core.units import count, days, gib, percent, significant, trimmed
 from paceline.estimate.answer import Estimate
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against, Ratio
@@ -43,16 +43,26 @@ def place(estimate: Estimate) -> str:
     return f"{estimate.devices:,} x {estimate.device}"
 
 
+def setup(estimate: Estimate) -> str:
+    """What is trained and on what, in a line; the batch, because a step is of it."""
+    of = "samples" if estimate.headline == "samples_per_s" else "sequences"
+    return (
+        f"{estimate.recipe} · {estimate.devices} x {estimate.device} · {estimate.dtype} · "
+        f"{estimate.layout} · seq {estimate.seq_len} · global batch {estimate.global_batch} {of} · "
+        f"{estimate.stack}"
+    )
+
+
 def headline(estimate: Estimate) -> str:
     """Step time with its interval, the rate, days and money of the whole training, memory."""
     parts = [
-        f"step {estimate.step_time_s:.4g} s   "
-        f"80 % interval {estimate.low_s:.4g}-{estimate.high_s:.4g} s",
+        f"step {significant(estimate.step_time_s, 4)} s   80 % interval "
+        f"{significant(estimate.low_s, 4)}-{significant(estimate.high_s, 4)} s",
         rates(estimate)[0],
     ]
     if estimate.bill is not None:
-        parts.append(f"{days(estimate)} for {count(estimate.bill.total_tokens)} tokens")
-        parts += [f"cost {estimate.bill.cost:,.0f}"] if estimate.bill.cost is not None else []
+        parts.append(f"{training_time(estimate)} for {count(estimate.bill.total_tokens)} tokens")
+        parts += [f"cost {money(estimate)}"] if estimate.bill.cost is not None else []
     return " · ".join([*parts, fit_words(estimate)])
 
 
@@ -63,30 +73,40 @@ def fit_words(estimate: Estimate) -> str:
     return {"borderline": "memory borderline"}.get(verdict(estimate.p_oom), verdict(estimate.p_oom))
 
 
-def days(estimate: Estimate) -> str:
+def training_time(estimate: Estimate) -> str:
     """Days of the whole training, or that they are not known."""
-    return "not known" if estimate.bill is None else f"{estimate.bill.days:,.1f} days"
+    return "not known" if estimate.bill is None else days(estimate.bill.days)
 
 
-def of_interval(estimate: Estimate, value: float, digits: str = ",.0f") -> str:
+def money(estimate: Estimate) -> str:
+    """What the whole training costs, in the currency that a cluster's file names."""
+    cost = estimate.bill.cost if estimate.bill else None
+    if cost is None:
+        return "not known"
+    currency = estimate.outlook.currency if estimate.outlook else None
+    return f"{cost:,.0f} {currency}" if currency else f"{cost:,.0f}"
+
+
+def of_interval(
+    estimate: Estimate, value: float, written: Callable[[float], str] = "{:,.0f}".format
+) -> str:
     """Both ends of the 80 % interval of what grows with the step time and is `value` at it."""
     low, high = (value * s / estimate.step_time_s for s in (estimate.low_s, estimate.high_s))
-    return f"{low:{digits}} to {high:{digits}}"
+    return f"{written(low)} to {written(high)}"
 
 
 def offer_rows(estimates: Sequence[Estimate], beside: Sequence[Against]) -> Iterator[list[str]]:
     """A row an offer under `offer_heads`, the first one first."""
     ratios = ["1", *(ratio_text(offer.tokens_per_s) for offer in beside)]
     for estimate, ratio in zip(estimates, ratios, strict=True):
-        cost = estimate.bill.cost if estimate.bill else None
         yield [
             place(estimate),
-            f"{estimate.step_time_s:.4g} s",
-            f"{estimate.low_s:.4g} to {estimate.high_s:.4g} s",
+            f"{significant(estimate.step_time_s, 4)} s",
+            f"{significant(estimate.low_s, 4)} to {significant(estimate.high_s, 4)} s",
             speed(estimate),
             ratio,
-            days(estimate),
-            "not known" if cost is None else f"{cost:,.0f}",
+            training_time(estimate),
+            money(estimate),
             gib(estimate.memory_bytes.device_used),
             "not known" if estimate.p_oom is None else percent(estimate.p_oom, 0),
         ]

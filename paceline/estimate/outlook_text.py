@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from paceline.core.units import count, si
+from paceline.core.units import count, day_count, si
 from paceline.estimate.costs import Bill
 from paceline.estimate.outlook import Outlook, Span
 
@@ -41,21 +41,22 @@ def outlook_lines(outlook: Outlook, bill: Bill | None) -> Iterator[str]:
 def outlook_rows(outlook: Outlook) -> list[tuple[str, str, str]]:
     """(figure, expected, ends of 80 %) of what is known."""
     unit = f" {outlook.currency}" if outlook.currency else ""
-    figures: tuple[tuple[str, Span | None, str, float, str], ...] = (
-        ("days", outlook.days, ",.1f", 1, ""),
-        ("goodput", outlook.goodput, ".1f", 100, " %"),
-        ("failures", outlook.failures, ",.0f", 1, ""),
-        ("money", outlook.money, ",.0f", 1, unit),
-        ("energy", outlook.energy_kwh, ",.0f", 1, " kWh"),
-        ("CO2", outlook.carbon_kg, ",.0f", 1, " kg"),
+    whole = "{:,.0f}".format
+    figures: tuple[tuple[str, Span | None, Callable[[float], str], float, str], ...] = (
+        ("days", outlook.days, day_count, 1, ""),
+        ("goodput", outlook.goodput, "{:.1f}".format, 100, " %"),
+        ("failures", outlook.failures, whole, 1, ""),
+        ("money", outlook.money, whole, 1, unit),
+        ("energy", outlook.energy_kwh, whole, 1, " kWh"),
+        ("CO2", outlook.carbon_kg, whole, 1, " kg"),
     )
     return [
         (
             name,
-            f"{span.value * scale:{digits}}{unit}",
-            f"{span.low * scale:{digits}} to {span.high * scale:{digits}}",
+            f"{written(span.value * scale)}{unit}",
+            f"{written(span.low * scale)} to {written(span.high * scale)}",
         )
-        for name, span, digits, scale, unit in figures
+        for name, span, written, scale, unit in figures
         if span is not None
     ]
 
@@ -76,7 +77,7 @@ def period_rows(outlook: Outlook) -> list[tuple[str, ...]]:
             str(each.since or "the start"),
             each.terms,
             f"{each.per_device_hour:g}{unit}",
-            f"{each.days:,.1f}",
+            day_count(each.days),
             f"{each.money:,.0f}{unit}",
         )
         for each in outlook.periods

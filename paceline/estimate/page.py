@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from paceline.core.text import one_line, printable
-from paceline.core.units import count, gib, percent, si
+from paceline.core.units import count, day_count, days, gib, percent, si, significant
 from paceline.core.waterfall import WaterfallLevel
 from paceline.estimate.answer import Estimate
 from paceline.estimate.elasticity import Elasticity
@@ -151,8 +151,8 @@ def estimate_cards(estimate: Estimate) -> tuple[Card, ...]:
     return (
         card(
             "Step time",
-            f"{estimate.step_time_s:.4g} s",
-            f"{estimate.low_s:.4g} to {estimate.high_s:.4g} s (80 %)",
+            f"{significant(estimate.step_time_s, 4)} s",
+            f"{significant(estimate.low_s, 4)} to {significant(estimate.high_s, 4)} s (80 %)",
             [
                 f"global batch {samples:,.0f}",
                 f"largest part: {slowest[0]}, {percent(slowest[1] / estimate.step_time_s)}",
@@ -189,8 +189,8 @@ def _training_card(estimate: Estimate) -> Card:
         money = f"cost {bill.cost:,.0f}, {of_interval(estimate, bill.cost)} (80 %)"
     return card(
         label,
-        f"{bill.days:,.1f} days",
-        f"{of_interval(estimate, bill.days, ',.1f')} days (80 %)",
+        days(bill.days),
+        f"{of_interval(estimate, bill.days, day_count)} days (80 %)",
         [
             money,
             None if bill.spot_cost is None else f"spot {bill.spot_cost:,.0f}",
@@ -201,10 +201,10 @@ def _training_card(estimate: Estimate) -> Card:
     )
 
 
-def _outlook_card(days: Span, rows: Sequence[tuple[str, str, str]], label: str) -> Card:
-    ends = f"{days.low:,.1f} to {days.high:,.1f} days (80 %)"
+def _outlook_card(span: Span, rows: Sequence[tuple[str, str, str]], label: str) -> Card:
+    ends = f"{day_count(span.low)} to {day_count(span.high)} days (80 %)"
     others = [f"{name} {value} ({ends})" for name, value, ends in rows if name != "days"]
-    return card(label, f"{days.value:,.1f} days", ends, others)
+    return card(label, days(span.value), ends, others)
 
 
 def _memory_card(estimate: Estimate) -> Card:

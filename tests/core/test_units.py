@@ -10,6 +10,7 @@ from paceline.core.units import (
     all_done,
     count,
     counted,
+    days,
     gib,
     percent,
     seconds,
@@ -33,6 +34,14 @@ def test_si_prefixes(value: float, text: str):
 )
 def test_counts(value: float, text: str):
     assert count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1234.56, "1,234.6 days"), (1.0, "1.0 days"), (0.0714, "0.071 days"), (0.0, "0 days")],
+)
+def test_a_part_of_a_day_is_not_none(value: float, text: str):
+    assert days(value) == text
 
 
 def test_a_noun_agrees_with_its_number():

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.estimate.answer import estimate
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.headline import beside_line, rates, speed
+from paceline.estimate.headline import beside_line, headline, rates, setup, speed
 from paceline.estimate.offers import Ratio, against
 from paceline.estimate.question import Question
 
@@ -27,3 +27,21 @@ def test_offers_beside_each_other_have_their_devices_with_separators():
     )
     line = beside_line(first, second, against(first, second, Ratio(0.5, 0.4, 0.6)))
     assert line.startswith("2,048 x B200 against 2,048 x H100-SXM: tokens/s 2.00 (1.67-2.50), ")
+
+
+def test_a_step_is_told_with_its_batch():
+    """Recipes whose batch grows with the devices would otherwise seem to do the same step."""
+    for devices, batch in ((8, 128), (64, 1024)):
+        found = estimate(Question("llama31-8b", "H100-SXM", devices), shipped())
+        assert f"seq 8192 · global batch {batch} sequences" in setup(found)
+        assert (found.global_batch, found.seq_len) == (batch, 8192)
+        assert found.global_batch / found.step_time_s == pytest.approx(found.samples_per_s)
+    images = estimate(Question("flux1-schnell", "H100-SXM", 8), shipped())
+    assert setup(images).split(" · ")[-2].endswith(" samples")
+
+
+def test_seconds_keep_their_digits_and_short_trainings_are_not_of_no_days():
+    found = estimate(Question("llama31-8b", "H100-SXM", 16_384), shipped())
+    line = headline(found.model_copy(update={"step_time_s": 12.4, "low_s": 11.0, "high_s": 13.81}))
+    assert "step 12.40 s   80 % interval 11.00-13.81 s" in line
+    assert "0.071 days for 1.00T tokens" in line
