@@ -61,5 +61,6 @@ def unreadable(where: str, error: OSError | UnicodeDecodeError) -> UserError:
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """`did you mean 'x'?` for the closest of `choices`, or an empty string."""
-    close = difflib.get_close_matches(word.lower(), list(choices), n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else ""
+    spelled = {choice.lower(): choice for choice in choices}
+    close = difflib.get_close_matches(word.lower(), spelled, n=1, cutoff=0.6)
+    return f"did you mean {spelled[close[0]]!r}?" if close else ""

@@ -249,7 +249,7 @@ def _vocabulary(device: Device) -> set[str]:
 
 
 def _unknown(kind: str, name: str, groups: Sequence[tuple[str, ...]]) -> UserError:
-    nearest = did_you_mean(name, (alias.lower() for group in groups for alias in group))
+    nearest = did_you_mean(name, (alias for group in groups for alias in group))
     allowed = ", ".join(group[0] for group in groups)
     return UserError(
         f"{kind} {name!r}", "is not in the catalog", allowed=allowed, remedy=nearest or None

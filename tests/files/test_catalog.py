@@ -238,10 +238,13 @@ def test_a_cluster_files_nvlink_is_of_its_devices(tmp_path: Path):
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("device: h1000", r"mine.yaml:2: device 'h1000' is not in the catalog; allowed: .*h100"),
+        (
+            "device: h1000",
+            r"mine.yaml:2: device 'h1000' is not in the catalog; allowed: .*mean 'H100'",
+        ),
         (
             "device: H100\nintra_link: nvlnk4",
-            r"mine.yaml:3: link 'nvlnk4' .* did you mean 'nvlink4'",
+            r"mine.yaml:3: link 'nvlnk4' .* did you mean 'NVLink4'",
         ),
         (
             "device: H100\nnode: 4",

@@ -142,7 +142,7 @@ def test_a_refusal_names_what_there_is_and_what_is_near():
     with pytest.raises(UserError) as refused:
         catalog.device("h10O")
     assert refused.value.allowed and "H100-NVL" in refused.value.allowed
-    assert refused.value.remedy == "did you mean 'h100'?"
+    assert refused.value.remedy == "did you mean 'H100'?"
 
 
 def test_no_name_belongs_to_two_entries():
