@@ -21,12 +21,12 @@ from paceline.estimate.answer import Estimate
 from paceline.estimate.answer import estimate as estimated
 from paceline.estimate.elasticity import elasticities
 from paceline.estimate.explanation import RunClaims, beside, explain, measured_run, question_of
-from paceline.estimate.fit.evidence import read_evidence
+from paceline.estimate.fit.evidence import Evidence, read_evidence
 from paceline.estimate.offers import against, step_time_ratio
 from paceline.estimate.question import Question, spec_of
 from paceline.estimate.trace import Tracing, trace
 from paceline.files import catalog
-from paceline.files.recipe import load_recipe
+from paceline.files.recipe import MisfitError, load_recipe
 from paceline.files.run_folder import find_run, runs_root
 from paceline.mlperf.time_to_train import time_to_train
 from paceline.runs.outcome import evaluate
@@ -255,7 +255,7 @@ def _answer(
     """The estimates of a question and of the offers beside it."""
     questions = [question, *(offer(question, text) for text in compare)]
     evidences = [model.chosen_evidence(evidence, each) for each in questions]
-    estimates = [estimated(*pair) for pair in zip(questions, evidences, strict=True)]
+    estimates = [_estimated(*pair) for pair in zip(questions, evidences, strict=True)]
     if measured_s is not None:
         estimates[0] = beside(estimates[0], measured_s, "as stated")
     offers = [
@@ -276,6 +276,19 @@ def _answer(
         if mlperf
         else [],
     )
+
+
+def _estimated(question: Question, evidence: Evidence) -> Estimate:
+    """The estimate; raises UserError that names this verb's options where a layout does not fit."""
+    try:
+        return estimated(question, evidence)
+    except MisfitError as error:
+        raise UserError(
+            error.where,
+            error.what,
+            remedy="change --gpus, --layout, or the batch with --set; "
+            f"`paceline tune {question.recipe} --estimate-only` finds the layouts of these devices",
+        ) from error
 
 
 def _of_run(

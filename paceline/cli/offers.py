@@ -94,6 +94,14 @@ FIELDS = {
 }
 """Of a question, where they are called otherwise."""
 LEAST = {"gpus": 1, "per_node": 1, "price": 0}
+ALLOWED = {
+    "device": "a name that `paceline devices` lists",
+    "gpus": "whole numbers from 1 to 2^53",
+    "price": "numbers from 0 to 2^53",
+    "per_node": "whole numbers from 1 to 2^53",
+    "intra": "a link, or a rate: 450 GB/s",
+    "inter": "a network, or a rate: 8x400 Gb/s",
+}
 
 
 def offer(first: Question, text: str) -> Question:
@@ -108,12 +116,13 @@ def offer(first: Question, text: str) -> Question:
 def _change(text: str, part: str) -> tuple[str, Any]:
     """One `key=value` of an offer."""
     key, _, word = (piece.strip() for piece in part.partition("="))
+    where = f"--compare {text}"
+    if key not in KINDS:
+        raise UserError(where, f"{part!r} is no KEY=VALUE of an offer", allowed=", ".join(KINDS))
     try:
         value = KINDS[key](word)
-        if key in LEAST and not LEAST[key] <= value <= LARGEST_INT:
+        if not word or (key in LEAST and not LEAST[key] <= value <= LARGEST_INT):
             raise ValueError
-    except (KeyError, ValueError) as error:
-        raise UserError(
-            f"--compare {text}", f"{part!r} cannot be read", allowed=", ".join(KINDS)
-        ) from error
+    except ValueError as error:
+        raise UserError(where, f"{key} is {word!r}", allowed=ALLOWED[key]) from error
     return key, value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil
 
@@ -122,10 +123,31 @@ def cluster_of(question: Question) -> Cluster:
 
 
 def machine_of(question: Question) -> Machine:
-    """The devices asked for with their links; raises UserError as `machine_for` does."""
+    """The devices asked for with their links.
+
+    Raises UserError as `machine_for` does, and for a link in the place of another kind.
+    """
+    _check_links(question)
     dtype = recipe_of(question).training.dtype
     machine = machine_for(cluster_of(question), dtype, question.device)
     return with_fabric(machine, question.site) if question.site else machine
+
+
+def _check_links(question: Question) -> None:
+    """Raise UserError for a network inside a node, or for a node's link between nodes."""
+    links = (("--intra", question.intra_link, "inter"), ("--inter", question.inter_link, "intra"))
+    words = {"inter": "a network between nodes", "intra": "a link inside a node"}
+    for option, name, other in links:
+        found = None
+        with suppress(UserError):  # what is in no catalog may state its rate
+            found = catalog.find_link(name).link if name else None
+        if found is not None and found.kind == other:
+            raise UserError(
+                f"{option} {name}",
+                f"is {words[other]}",
+                allowed="a link of that kind that `paceline devices --links` lists, or a rate",
+                remedy=f"--{other} {name} says it",
+            )
 
 
 def _part_of(site: Site, devices: int) -> Cluster:

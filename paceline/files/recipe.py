@@ -89,6 +89,10 @@ class RecipeTraining(TrainingBase):
         return (self.batch_per_node or 1) * num_nodes
 
 
+class MisfitError(UserError):
+    """A layout or a batch that does not fit the devices."""
+
+
 class Recipe(Value):
     """One workload: model, training, data, layout, and the published rows it is held against."""
 
@@ -253,7 +257,7 @@ def full_key(key: str) -> str:
 
 
 def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | None) -> RunSpec:
-    """The RunSpec of `recipe` on `cluster`; raises UserError when the layout cannot run there."""
+    """The RunSpec of `recipe` on `cluster`; raises MisfitError when the layout cannot run there."""
     options = recipe.training
     world_size = cluster.world_size
     where = f"{recipe.name} on {world_size} x {cluster.device}"
@@ -268,7 +272,7 @@ def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | 
     training = Training(**fields, global_batch=global_batch, dtype=dtype)
     problems = _batch_problems(recipe, training, world_size)
     if problems:
-        raise UserError(
+        raise MisfitError(
             where,
             "; ".join(problems),
             remedy="change the layout or the batch with --set, or --devices",

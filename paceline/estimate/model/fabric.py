@@ -123,7 +123,8 @@ def _match(name: str | None, device: Device | None = None) -> catalog.LinkMatch 
         return None
     try:
         return catalog.find_link(name, device)
-    except UserError:
+    except UserError as error:
         if stated_bytes_per_s(name, 1) is None:
-            raise
+            allowed = f"{error.allowed}, or a rate above 0: 450 GB/s, 8x400 Gb/s"
+            raise UserError(error.where, error.what, allowed=allowed, remedy=error.remedy) from None
         return None
