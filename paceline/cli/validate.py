@@ -15,6 +15,9 @@ from paceline.cli.terminal import echo
 from paceline.core.units import counted
 from paceline.estimate.validation import StepAccuracy, Validation, read_table, validate_rows
 
+LISTED = 10
+"""Rows that a reason for leaving them out names."""
+
 
 def validate(
     table: Annotated[
@@ -52,7 +55,8 @@ def validate(
 def _scores(validation: Validation) -> list[dict[str, Any]]:
     rows = [_row("all", validation.overall)]
     rows += [_row(f"kind {name}", score) for name, score in validation.by_kind.items()]
-    return rows + [_row(name, score) for name, score in validation.by_source.items()]
+    sources = validation.by_source.items()
+    return rows + [_row(name or "source not stated", score) for name, score in sources]
 
 
 def _row(name: str, score: StepAccuracy) -> dict[str, Any]:
@@ -75,7 +79,10 @@ def _tell(validation: Validation) -> None:
         )
     reasons = Counter(row.reason for row in validation.unmodelled)
     for reason, count in reasons.most_common():
-        echo(f"not modelled: {counted(count, 'row')}: {reason}", err=True)
+        named = [row.id for row in validation.unmodelled if row.reason == reason]
+        more = f" and {count - LISTED:,} more (--json has all)" if count > LISTED else ""
+        which = f"{', '.join(named[:LISTED])}{more}"
+        echo(f"not modelled: {counted(count, 'row')}: {reason}: {which}", err=True)
 
 
 def _share(value: float) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from math import inf, log
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,7 +89,8 @@ class Validation(Value):
 def read_table(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file; raises UserError when it is no table or lacks a column of NEEDED.
 
-    An open quote, which would swallow rows, and a column that is there twice are refused too.
+    An open quote, which would swallow rows, a column that is there twice and a row of more cells
+    than columns are refused too.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
@@ -104,23 +106,38 @@ def read_table(path: Path) -> list[dict[str, str]]:
                     f"has no column {', '.join(missing)}",
                     allowed="the columns of docs/estimate.md",
                 )
-            return [{k: v for k, v in row.items() if k and isinstance(v, str)} for row in reader]
+            return [_cells(row, path, reader.line_num) for row in reader]
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(str(path), error) from error
     except csv.Error as error:
         raise UserError(str(path), f"cannot be read as CSV: {error}") from error
 
 
+def _cells(row: dict[str | Any, str | Any], path: Path, line: int) -> dict[str, str]:
+    """The cells of a row that has an id, else its line stands for it; gaps are left out.
+
+    Raises UserError for more cells than columns: behind a comma too many all of them are shifted.
+    """
+    beyond = [cell for cell in row.get(None) or () if cell.strip()]
+    if beyond:
+        raise UserError(
+            f"{path}:{line}",
+            f"has more cells than columns: {', '.join(beyond)}",
+            remedy="put text with a comma in quotes",
+        )
+    cells = {name: cell for name, cell in row.items() if name and isinstance(cell, str)}
+    return {**cells, "id": cells.get("id", "").strip() or f"line {line}"}
+
+
 def validate_rows(table: str, lines: Sequence[dict[str, str]], evidence: Evidence) -> Validation:
     """Every row that can be modelled with its prediction, the others with their reason."""
     rows: list[PublishedStep] = []
     unmodelled: list[Unmodelled] = []
-    for number, line in enumerate(lines, start=2):
+    for line in lines:
         try:
             rows.append(read_row(line))
         except UnmodelledError as reason:
-            name = line.get("id") or f"line {number}"
-            unmodelled.append(Unmodelled(id=name, reason=str(reason)))
+            unmodelled.append(Unmodelled(id=line.get("id", ""), reason=str(reason)))
     validated, flat = _predicted(rows, evidence) if rows else ([], np.zeros(0))
     sources = np.array([row.source for row in rows])
     kinds = np.array([row.kind for row in rows])

@@ -19,7 +19,7 @@ ROWS = [
     {**ROW, "id": "a-2", "mbs": "8"},
     {**ROW, "id": "b-1", "source": "b", "model": "Llama LoRA"},
     {**ROW, "id": "b-2", "source": "b", "gpu": "Wonder-9000"},
-    {**ROW, "id": "", "source": "b", "step_time_s": ""},
+    {**ROW, "id": "line 6", "source": "b", "step_time_s": ""},
 ]
 
 
@@ -83,6 +83,22 @@ def test_a_table_that_would_lose_rows_or_figures_is_refused(tmp_path: Path):
         read_table(path)
     path.write_text(f"{header},layers\n{row},99\n")
     with pytest.raises(UserError, match="has more than one column layers"):
+        read_table(path)
+
+
+def test_a_row_without_an_id_is_known_by_its_line(tmp_path: Path):
+    path, header = tmp_path / "t.csv", ",".join([*NEEDED, "notes"])
+    row = ",".join(ROW[name] for name in NEEDED)
+    path.write_text(f'{header}\n{row},"two\nlines"\n{row}\n\n{row},\n')
+    assert [line["id"] for line in read_table(path)] == ["line 3", "line 4", "line 6"]
+    assert [row.id for row in validate_rows("t", read_table(path), shipped()).rows][-1] == "line 6"
+
+
+def test_a_row_that_a_comma_shifts_is_refused(tmp_path: Path):
+    path, header = tmp_path / "t.csv", ",".join(NEEDED)
+    row = ",".join(ROW[name] for name in NEEDED)
+    path.write_text(f"{header}\n{row},,\n{row},5\n")
+    with pytest.raises(UserError, match=r"t\.csv:3: has more cells than columns: 5; put text"):
         read_table(path)
 
 
