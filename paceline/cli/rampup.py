@@ -14,6 +14,7 @@ from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
+from paceline.core.units import GIB
 from paceline.files import catalog
 from paceline.files.documents import write_text
 from paceline.layouts.rampup.check import CheckedSchedule, check_schedule
@@ -256,7 +257,7 @@ _COLUMNS = [
     OutputColumn("high_s", "high", _seconds, "right"),
     OutputColumn("bubble", "bubble", _share, "right"),
     OutputColumn("exchange", "exchange", _share, "right"),
-    OutputColumn("memory_bytes", "memory GB", lambda value: f"{value / 1e9:.1f}", "right"),
+    OutputColumn("memory_bytes", "memory GiB", lambda value: f"{value / GIB:.1f}", "right"),
     OutputColumn("p_oom", "P(OOM)", _share, "right"),
     OutputColumn("efficiency", "efficiency", _share, "right"),
     OutputColumn("samples", "samples", lambda value: f"{value:,}", "right"),

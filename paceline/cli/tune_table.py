@@ -14,7 +14,7 @@ from rich.live import Live
 from paceline.cli.output import OutputColumn, TableFormat, emit_table
 from paceline.cli.sweep_table import LINE_EVERY_S, LiveTable
 from paceline.cli.terminal import echo
-from paceline.core.units import counted
+from paceline.core.units import GIB, counted, gib
 from paceline.layouts.sweep.result import SweepRow, label
 from paceline.layouts.sweep.runner import SweepTask
 from paceline.layouts.sweep.table import notes
@@ -38,9 +38,15 @@ def print_ranking(ranking: Ranking, form: TableFormat) -> None:
         f"{ranking.n_pruned:,} {ranking.bound}",
         err=True,
     )
+    if ranking.n_pruned == ranking.n_layouts:
+        echo(
+            f"no layout fits: the smallest needs {gib(ranking.least_memory_bytes)} a device; take "
+            "more or larger devices",
+            err=True,
+        )
     recipe_layout = ranking.recipe_layout
     words = (
-        f"{recipe_layout.label}: {recipe_layout.step_time_s:.4g} s"
+        f"{recipe_layout.label}: {recipe_layout.step_time_s:.4g} s, memory: {recipe_layout.memory}"
         if recipe_layout
         else "does not divide the devices"
     )
@@ -148,7 +154,7 @@ _RANKED = [
     OutputColumn("step_time_s", "step s", _seconds, "right"),
     OutputColumn("low_s", "low", _seconds, "right"),
     OutputColumn("high_s", "high", _seconds, "right"),
-    OutputColumn("memory_bytes", "memory GB", lambda value: f"{value / 1e9:.1f}", "right"),
+    OutputColumn("memory_bytes", "memory GiB", lambda value: f"{value / GIB:.1f}", "right"),
     OutputColumn("p_oom", "P(OOM)", lambda value: f"{value:.0%}", "right"),
     OutputColumn("fits", "fits", lambda value: "yes" if value else "no"),
     OutputColumn("memory", "memory"),

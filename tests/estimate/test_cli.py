@@ -257,8 +257,18 @@ def test_tune_ranks_and_says_what_it_left_out():
     assert all(row["memory"] in ("fits", "borderline") for row in output["layouts"])
     text = paceline(*arguments, "--estimate-only")
     assert "P(OOM)" in text.stdout and "layouts estimated" in text.stderr
+    own = output["recipe_layout"]
+    told = f"{own['label']}: {own['step_time_s']:.4g} s, memory: {own['memory']}"
+    assert f"the recipe's own layout: {told}" in text.stderr
     refused = paceline(*arguments[:-2])
     assert refused.returncode == 1 and "--estimate-only" in refused.stderr
+
+
+def test_a_ranking_says_when_no_layout_fits():
+    arguments = ("tune", "llama31-70b", "--device", "H100-SXM", "--gpus", "8", "--top", "2")
+    done = paceline(*arguments, "--estimate-only")
+    assert done.returncode == 0 and "memory GiB" in done.stdout
+    assert "no layout fits: the smallest needs " in done.stderr and "a device; take" in done.stderr
 
 
 def test_what_would_help_most_is_told_in_every_form(tmp_path: Path):

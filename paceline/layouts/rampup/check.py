@@ -8,6 +8,7 @@ from typing import Literal
 
 from paceline.core.errors import UserError
 from paceline.core.layout_sizes import layout_problems
+from paceline.core.units import gib
 from paceline.core.value import Value
 from paceline.estimate.estimates import P_OOM_EVEN
 from paceline.layouts.rampup.plan import (
@@ -146,7 +147,7 @@ def _reasons(plan: StagePlan) -> list[str]:
     num, pp = plan.micro_batches, plan.layout.pp
     reasons: list[str] = []
     if plan.p_oom > P_OOM_EVEN:
-        reasons.append(f"needs {plan.memory_bytes / 1e9:.1f} GB a device")
+        reasons.append(f"needs {gib(plan.memory_bytes)} a device")
     each = "one micro-batch" if num == 1 else f"{num} micro-batches"
     if plan.bubble >= WORTH_TELLING:
         reasons.append(f"{each} for {pp} pipeline stages: {plan.bubble:.0%} of the step is bubble")

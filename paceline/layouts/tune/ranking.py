@@ -14,7 +14,7 @@ from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.layout_sizes import layout_problems
 from paceline.core.run import RunSpec
-from paceline.core.units import counted
+from paceline.core.units import counted, gib
 from paceline.core.value import Value
 from paceline.estimate.estimates import P_OOM_EVEN, Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import Evidence
@@ -54,6 +54,8 @@ class Ranking(Value):
     n_pruned: int
     """Estimated ones that run out of memory with more than even odds, the bound of pruning."""
     bound: str
+    least_memory_bytes: float
+    """Of the layout that needs least, listed or not."""
     layouts: tuple[RankedLayout, ...]
     recipe_layout: RankedLayout | None
     """The recipe's own layout, for comparison; None where it does not divide the devices."""
@@ -93,7 +95,8 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
         n_layouts=len(layouts) + len(budgets),
         n_infeasible=refused,
         n_pruned=int((~every.fits).sum()),
-        bound=f"more than {P_OOM_EVEN:.0%} likely to exceed {every.device_bytes[0] / 1e9:.0f} GB",
+        bound=f"more than {P_OOM_EVEN:.0%} likely to exceed {gib(every.device_bytes[0])}",
+        least_memory_bytes=float(every.memory.device_used.min()),
         layouts=tuple(rows[row] for row in again),
         recipe_layout=rows[-1] if own else None,
         evidence=evidence.title,

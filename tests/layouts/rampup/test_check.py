@@ -86,7 +86,7 @@ def test_a_layout_whose_sizes_do_not_divide_cannot_run():
 def test_a_layout_that_does_not_fit_is_out_of_memory():
     checked = judged(ScheduleLine(2, 512, FULL.model_copy(update={"micro_batch": 64})), "V100-16GB")
     assert checked.verdict == "out of memory" and checked.plan and checked.plan.p_oom > 0.5
-    assert "GB a device" in checked.reasons[0]
+    assert "GiB a device" in checked.reasons[0]
 
 
 @pytest.mark.parametrize("engine", ["native", "megatron"])

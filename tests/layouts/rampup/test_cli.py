@@ -20,7 +20,7 @@ def test_a_plan_as_text_has_a_line_a_stage_and_its_totals():
     assert done.returncode == 0
     head, *lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["32", "128", "512"]
-    for title in ("layout", "micro-batch", "bubble", "memory GB", "device hours", "days"):
+    for title in ("layout", "micro-batch", "bubble", "memory GiB", "device hours", "days"):
         assert title in head
     hours = [float(line.split()[-2].replace(",", "")) for line in lines]
     assert max(hours) > 1e4 and "e+" not in done.stdout

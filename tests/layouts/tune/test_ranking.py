@@ -134,3 +134,11 @@ def test_65536_devices_take_one_estimate_a_layout_and_few_that_are_followed(
     assert counted["memory"] <= 2 * found.n_layouts + 50
     combinations = found.n_layouts + found.n_infeasible
     assert counted["checked"] < 0.55 * combinations
+
+
+def test_the_smallest_layout_is_told_where_none_fits():
+    space = Space(micro_batches=(1, 2), recompute=("none", "full"))
+    few = rank(replace(QUESTION, devices=8), shipped(), space, top=3)
+    assert few.n_pruned == few.n_layouts and not any(row.fits for row in few.layouts)
+    assert 80 * 2**30 < few.least_memory_bytes <= min(row.memory_bytes for row in few.layouts)
+    assert few.bound.endswith("exceed 79.65 GiB")
