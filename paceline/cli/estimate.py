@@ -77,8 +77,8 @@ def estimate(
     pue: offers.Pue = 1.0,
     carbon: offers.Carbon = None,
     mtbf: offers.Mtbf = None,
-    restart: offers.Restart = 600.0,
-    checkpoint: offers.Checkpoint = 30.0,
+    restart: offers.Restart = offers.RESTART_S,
+    checkpoint: offers.Checkpoint = offers.CHECKPOINT_S,
     checkpoint_every: offers.CheckpointEvery = None,
     measured: Annotated[
         str | None,
@@ -221,6 +221,9 @@ def _alone(option: str, others: dict[str, object]) -> None:
 def _axes(layout: str | None) -> list[str]:
     """The layout's axes as recipe fields; raises UserError for what is none."""
     axes = [f"layout.{axis.strip()}" for axis in (layout or "").split(",") if axis.strip()]
+    names = [axis.partition("=")[0] for axis in axes]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"--layout {layout}", f"says {twice[0].removeprefix('layout.')} twice")
     if any("=" not in axis for axis in axes):
         raise UserError(f"--layout {layout}", "is not AXIS=N,...", allowed="tp=4,pp=4,zero_stage=1")
     return axes

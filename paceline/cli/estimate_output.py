@@ -23,7 +23,7 @@ from paceline.estimate.headline import (
 )
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against
-from paceline.estimate.outlook_text import outlook_lines
+from paceline.estimate.outlook_text import NO_LENGTH, outlook_lines
 from paceline.estimate.trace import Tracing
 from paceline.mlperf.time_to_train import TimeToTrain
 
@@ -90,7 +90,8 @@ def text(estimate: Estimate) -> str:
         f"  {_memory_line(estimate)}",
     ]
     plan, bill = estimate.outlook, estimate.bill
-    lines += [f"  {line}" for line in (outlook_lines(plan, bill) if plan else _bill_lines(bill))]
+    whole = outlook_lines(plan, bill) if plan else _bill_lines(bill, estimate.device)
+    lines += [f"  {line}" for line in whole]
     lines += [f"  note: {note}" for note in estimate.notes]
     basis = estimate.evidence.model_dump()
     lines.append(f"  rests on: {basis.pop('title')}")
@@ -159,9 +160,9 @@ def elasticity_line(elasticities: Sequence[Elasticity], unit: str) -> str:
     return f"1 % faster brings so many % more {unit} (80 %): {', '.join(shown)}"
 
 
-def _bill_lines(costs: Bill | None) -> list[str]:
+def _bill_lines(costs: Bill | None, device: str) -> list[str]:
     if costs is None:
-        return []
+        return [NO_LENGTH]
     parts = [days(costs.days), f"{costs.device_hours:,.0f} device hours"]
     if costs.goodput is not None:
         parts.append(f"goodput {percent(costs.goodput, 1)}")
@@ -169,7 +170,9 @@ def _bill_lines(costs: Bill | None) -> list[str]:
         parts.append(f"cost {costs.cost:,.0f}")
     if costs.spot_cost is not None:
         parts.append(f"spot {costs.spot_cost:,.0f}")
-    if costs.energy_kwh is not None:
+    if costs.energy_kwh is None:
+        parts.append(f"energy not known: no data sheet states the power of {device}")
+    else:
         parts.append(f"at most {costs.energy_kwh:,.0f} kWh")
     if costs.carbon_kg is not None:
         parts.append(f"{costs.carbon_kg:,.0f} kg CO2")

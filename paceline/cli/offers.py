@@ -17,7 +17,7 @@ Tokens = Annotated[
     typer.Option(
         min=1,
         help="Tokens of the whole training, e.g. 15e12, for days and money; default the recipe's, "
-        "1e12 where it names none.",
+        "1e12 where it names none; a recipe may say null, as fine-tuning does.",
     ),
 ]
 Price = Annotated[float | None, typer.Option(min=0, help="Of a device hour, in any currency.")]
@@ -55,6 +55,10 @@ CheckpointEvery = Annotated[
 ]
 
 
+RESTART_S, CHECKPOINT_S = 600.0, 30.0
+"""Of failures, where nobody says more."""
+
+
 class Costs(TypedDict):
     """What is asked about the whole training, as a question has it."""
 
@@ -75,10 +79,15 @@ def prices(
 def failures(
     mtbf: float | None, restart: float, checkpoint: float, every: float | None
 ) -> Failures | None:
-    """Failures as far as they are known; raises UserError for an interval without them."""
+    """Failures as far as they are known; raises UserError for what counts with them, without."""
     if mtbf is None:
-        if every is not None:
-            raise UserError("--checkpoint-every", "counts with failures alone", remedy="add --mtbf")
+        given = {
+            "--checkpoint-every": every is not None,
+            "--checkpoint": checkpoint != CHECKPOINT_S,
+            "--restart": restart != RESTART_S,
+        }
+        for option in (name for name, is_given in given.items() if is_given):
+            raise UserError(option, "counts with failures alone", remedy="add --mtbf")
         return None
     return Failures(
         device_mtbf_h=mtbf, restart_s=restart, checkpoint_s=checkpoint, interval_s=every

@@ -45,12 +45,16 @@ def place(estimate: Estimate) -> str:
 
 def setup(estimate: Estimate) -> str:
     """What is trained and on what, in a line; the batch, because a step is of it."""
-    of = "samples" if estimate.headline == "samples_per_s" else "sequences"
     return (
         f"{estimate.recipe} · {estimate.devices} x {estimate.device} · {estimate.dtype} · "
-        f"{estimate.layout} · seq {estimate.seq_len} · global batch {estimate.global_batch} {of} · "
-        f"{estimate.stack}"
+        f"{estimate.layout} · seq {estimate.seq_len} · {batch(estimate)} · {estimate.stack}"
     )
+
+
+def batch(estimate: Estimate) -> str:
+    """Of a step: `global batch 512 sequences`."""
+    of = "samples" if estimate.headline == "samples_per_s" else "sequences"
+    return f"global batch {estimate.global_batch} {of}"
 
 
 def headline(estimate: Estimate) -> str:

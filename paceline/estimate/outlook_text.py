@@ -10,6 +10,7 @@ from paceline.estimate.outlook import Outlook, Span
 
 OUTLOOK_HEADS = ("figure", "expected", "80 %")
 REACH_HEADS = ("exchange", "ranks", "crosses", "reached by a rank")
+NO_LENGTH = "not known: how long the training is; --tokens says it"
 PERIOD_HEADS = ("from", "terms", "device hour", "days", "money")
 
 
@@ -34,7 +35,7 @@ def outlook_lines(outlook: Outlook, bill: Bill | None) -> Iterator[str]:
     if spans:
         yield f"exchanges: {'; '.join(spans)}"
     if bill is None:
-        yield "not known: how long the training is; --tokens says it"
+        yield NO_LENGTH
     yield from (f"not known: {words}" for words in outlook.unknown)
 
 

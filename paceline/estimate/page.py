@@ -11,6 +11,7 @@ from paceline.core.waterfall import WaterfallLevel
 from paceline.estimate.answer import Estimate
 from paceline.estimate.elasticity import Elasticity
 from paceline.estimate.headline import (
+    batch,
     beside_line,
     fit_words,
     of_interval,
@@ -143,7 +144,6 @@ def _answer(estimate: Estimate) -> tuple[str, ...]:
 
 def estimate_cards(estimate: Estimate) -> tuple[Card, ...]:
     """Step time, throughput, the whole training with its money, and memory."""
-    samples = estimate.samples_per_s * estimate.step_time_s
     ends = (speed(estimate, step_time_s) for step_time_s in _ends(estimate))
     main, other = rates(estimate)
     share = "no data-sheet peak" if estimate.mfu is None else f"MFU {percent(estimate.mfu, 1)}"
@@ -154,7 +154,7 @@ def estimate_cards(estimate: Estimate) -> tuple[Card, ...]:
             f"{significant(estimate.step_time_s, 4)} s",
             f"{significant(estimate.low_s, 4)} to {significant(estimate.high_s, 4)} s (80 %)",
             [
-                f"global batch {samples:,.0f}",
+                batch(estimate),
                 f"largest part: {slowest[0]}, {percent(slowest[1] / estimate.step_time_s)}",
             ],
         ),

@@ -50,6 +50,17 @@ def test_help_says_how_long_a_training_is_taken_to_be():
     assert "default the recipe's, 1e12 where it names none" in text
 
 
+def test_what_the_whole_training_lacks_is_said():
+    """A price without a length of the training would else change nothing, and say nothing."""
+    priced = ("--device", "H100-SXM", "--gpus", "8", "--price", "2")
+    assert (
+        "not known: how long the training is; --tokens"
+        in paceline("estimate", "mistral-7b", *priced).stdout
+    )
+    powerless = paceline("estimate", "llama31-8b", "--device", "TPU-v7", "--gpus", "8").stdout
+    assert "energy not known: no data sheet states the power of TPU-v7" in powerless
+
+
 def test_offers_stand_side_by_side():
     offer = "device=B200,gpus=32,price=4"
     output = json.loads(paceline(*H100, "--price", "2.5", "--compare", offer, "--json").stdout)
@@ -89,6 +100,9 @@ def test_offers_stand_side_by_side():
         (("--measured-s", "inf"), "must be a finite number"),
         (("--measured-s", "0"), "measured-s"),
         (("--checkpoint-every", "600"), "counts with failures alone; add --mtbf"),
+        (("--checkpoint", "60"), "--checkpoint: counts with failures alone; add --mtbf"),
+        (("--restart", "60"), "--restart: counts with failures alone; add --mtbf"),
+        (("--layout", "tp=2,pp=2,tp=4"), "--layout tp=2,pp=2,tp=4: says tp twice"),
         (("--mtbf", "9", "--checkpoint-every", "inf"), "must be a finite number"),
         (("--measured", "no-such-run"), "holds no run"),
         (("--measured", "last", "--measured-s", "1"), "--measured-s is not; leave one"),
