@@ -21,7 +21,7 @@ from paceline.estimate.answer import Estimate
 from paceline.estimate.answer import estimate as estimated
 from paceline.estimate.elasticity import elasticities
 from paceline.estimate.explanation import RunClaims, beside, explain, measured_run, question_of
-from paceline.estimate.fit.evidence import Evidence, read_evidence
+from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.offers import against, step_time_ratio
 from paceline.estimate.question import Question, spec_of
 from paceline.estimate.trace import Tracing, trace
@@ -199,6 +199,7 @@ def estimate(
             released=released,
             dispatcher=dispatcher,
             site=site,
+            calibration=model.calibration_in(evidence),
             **whole,
         )
         answer = _answer(question, compare or [], evidence, measured_s, trace, sensitivity, mlperf)
@@ -303,8 +304,9 @@ def _of_run(
 ) -> Estimate:
     """The estimate of a run as it was, and its measured step."""
     run = measured_run(evaluate(find_run(runs_root(runs_dir), name)))
-    question = replace(question_of(run, RunClaims(**options)), **whole)
-    return explain(run, question, read_evidence(evidence) if evidence else None)
+    question = question_of(run, RunClaims(**options))
+    question = replace(question, calibration=model.calibration_in(evidence), **whole)
+    return explain(run, question, model.chosen_evidence(evidence) if evidence else None)
 
 
 def _traced(question: Question) -> Tracing:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paceline.estimate.calibrate.lookup import evidence_for
+from paceline.core.errors import UserError
+from paceline.estimate.calibrate.calibration import Calibration, read_calibration
+from paceline.estimate.calibrate.lookup import evidence_for, is_cpu
 from paceline.estimate.fit.evidence import Evidence, read_evidence, shipped
 from paceline.estimate.fit.origin import ANY, SOFTWARE, year_of_release
 from paceline.estimate.model.case import CudaGraphs, Dispatcher
@@ -135,10 +138,27 @@ def question(
 def chosen_evidence(path: Path | None, question: Question | None = None) -> Evidence:
     """The coefficients of a file, of the question's device if calibrated, or the shipped ones.
 
-    Raises UserError for a file without any.
+    Raises UserError for a file without any, and for a processor's where a GPU is asked about.
     """
-
-    if path or question is None:
-        return read_evidence(path) if path else shipped()
+    if path is not None:
+        calibration = calibration_in(path)
+        if calibration is None:
+            return read_evidence(path)
+        if question and (calibration.kind == "cpu") != is_cpu(question.device):
+            raise UserError(
+                f"--evidence {path}",
+                f"is of {calibration.device}, by which {question.device} cannot be estimated",
+                allowed="a calibration of the same kind of device",
+            )
+        return calibration.labelled_evidence()
+    if question is None:
+        return shipped()
     recipe = load_recipe(question.recipe, question.variant, question.overrides)
     return evidence_for(question.device, recipe.training.dtype)
+
+
+def calibration_in(path: Path | None) -> Calibration | None:
+    """The calibration that a file of coefficients is; None where it holds them alone."""
+    with suppress(UserError):
+        return read_calibration(path) if path else None
+    return None

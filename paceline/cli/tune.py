@@ -160,7 +160,7 @@ def tune(
             intra=intra,
             inter=inter,
         )
-        question = replace(question, site=site)
+        question = replace(question, site=site, calibration=model.calibration_in(evidence))
         space = Space(most_tp=most_tp, most_cp=most_cp, most_ep=most_ep)
         print_ranking(rank(question, model.chosen_evidence(evidence, question), space, top), form)
         return

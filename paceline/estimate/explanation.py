@@ -157,7 +157,7 @@ def explain(run: MeasuredRun, question: Question, evidence: Evidence | None = No
     cluster = spec.cluster.model_copy(update=links)
     spec = spec.model_copy(update={"cluster": cluster})
     dtype = spec.training.dtype
-    machine = machine_for(cluster, dtype)
+    machine = machine_for(cluster, dtype, given=question.calibration)
     evidence = evidence or evidence_for(cluster.device, dtype, cluster.device_label)
     estimate = estimate_on(machine, spec, question, evidence)
     return beside(estimate, run.step_time_s, f"run {run.name}", run.n, run.spread)

@@ -12,6 +12,7 @@ from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
 from paceline.core.site import Site
 from paceline.core.units import counted
+from paceline.estimate.calibrate.calibration import Calibration
 from paceline.estimate.calibrate.lookup import automatic_dtype, is_cpu, machine_for
 from paceline.estimate.costs import Failures, Prices
 from paceline.estimate.fit.origin import ANY
@@ -51,6 +52,8 @@ class Question:
     failures: Failures | None = None
     site: Site | None = None
     """A cluster's file, which then says all of devices, links, failures, power and prices."""
+    calibration: Calibration | None = None
+    """Of a processor, from a file; None for the user's own."""
     native: bool = False
     """Memory by the constants of the trainer that comes with Paceline, as on CPUs always."""
 
@@ -129,7 +132,7 @@ def machine_of(question: Question) -> Machine:
     """
     _check_links(question)
     dtype = recipe_of(question).training.dtype
-    machine = machine_for(cluster_of(question), dtype, question.device)
+    machine = machine_for(cluster_of(question), dtype, question.device, question.calibration)
     return with_fabric(machine, question.site) if question.site else machine
 
 

@@ -197,6 +197,14 @@ def test_a_run_is_estimated_as_it_was_and_its_page_shows_the_same(
     assert paceline("run", recipe, "--devices", "2", *axes, runs=runs).returncode == 0
     without = paceline("estimate", recipe, "--measured", "last", runs=runs)
     assert without.returncode == 1 and "`paceline calibrate` measures it" in without.stderr
+    (own,) = calibrations()
+    write_value(tmp_path / "own.json", own)
+    file = ("--evidence", str(tmp_path / "own.json"))
+    by_file = paceline("estimate", recipe, "--measured", "last", *file, "--json", runs=runs)
+    wrong = paceline(*H100, *file)
+    assert wrong.returncode == 1 and "by which H100 cannot be estimated" in wrong.stderr
+    ranked = paceline("tune", recipe, "--device", "cpu", "--gpus", "2", "--estimate-only", *file)
+    assert ranked.returncode == 0 and "layouts estimated" in ranked.stderr
     plain = paceline("show", "last", "--format", "html", runs=runs)
     assert "No expected step time: this processor is not calibrated in fp32" in plain.stdout
     for kept in calibrations():
@@ -206,6 +214,8 @@ def test_a_run_is_estimated_as_it_was_and_its_page_shows_the_same(
     )
     shown = json.loads(paceline("show", "last", "--json", runs=runs).stdout)
     assert output["measured"]["step_time_s"] == shown["metrics"]["step_time_s"]["value"]
+    same = ("step_time_s", "evidence", "waterfall")
+    assert [json.loads(by_file.stdout)[key] for key in same] == [output[key] for key in same]
     assert (output["devices"], output["layout"], output["stack"]) == (2, "dp 2", "torch")
     assert output["waterfall"][-1]["name"] == "measured"
     refused = paceline(

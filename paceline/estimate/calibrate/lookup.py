@@ -49,12 +49,16 @@ def evidence_for(device: str, dtype: Dtype | Literal["auto"], label: str | None 
 
 
 def machine_for(
-    cluster: Cluster, dtype: Dtype | Literal["auto"], device: str | None = None
+    cluster: Cluster,
+    dtype: Dtype | Literal["auto"],
+    device: str | None = None,
+    given: Calibration | None = None,
 ) -> Machine:
     """The devices of a cluster with their links: a processor by its calibration, others by catalog.
 
-    `device` is a name that says more than the cluster's, such as a power limit. Raises UserError
-    for a device or link in no catalog, and for a processor that is not calibrated for such a run.
+    `device` is a name that says more than the cluster's, such as a power limit; `given` a
+    processor's calibration in that dtype, where it is not the user's own. Raises UserError for a
+    device or link in no catalog, and for a processor that is not calibrated for such a run.
     """
     if not is_cpu(cluster.device):
         return machine(
@@ -63,7 +67,8 @@ def machine_for(
             cluster.inter_link,
             cluster.devices_per_node,
         )
-    calibration = calibration_for(cluster.device, dtype, cluster.device_label)
+    calibration = given if given and (given.kind, given.dtype) == ("cpu", dtype) else None
+    calibration = calibration or calibration_for(cluster.device, dtype, cluster.device_label)
     if calibration is None:
         raise UserError(
             "this processor", f"is not calibrated in {dtype} (`paceline calibrate` measures it)"
