@@ -64,7 +64,7 @@ class RecipeTraining(TrainingBase):
     @classmethod
     def _readable_batch(cls, value: Any) -> Any:
         words = isinstance(value, str) and _BATCH.fullmatch(value)
-        number = isinstance(value, int | float) and value >= 1 and value % 1 == 0
+        number = isinstance(value, int | float) and 1 <= value <= LARGEST_INT and value % 1 == 0
         if words or number or value is None:
             return value
         raise ValueError("must be a whole number above 0, or as in `16 per node`")

@@ -127,6 +127,14 @@ def test_a_short_name_stays_the_trainings_where_another_part_has_it_too(
     assert parse_override("lr=1e-3")[0] == "training.lr"
 
 
+@pytest.mark.parametrize("batch", ["0", "-4", "1.5", "1e30", ".nan", "abc", "16 per rack"])
+def test_a_batch_of_no_whole_number_is_told_in_words(batch: str):
+    with pytest.raises(UserError) as refused:
+        load_recipe("tiny-llama", None, [f"training.global_batch={batch}"])
+    said = "training.global_batch: must be a whole number above 0, or as in `16 per node`"
+    assert said in str(refused.value) and "more)" not in str(refused.value)
+
+
 def test_giving_a_global_batch_replaces_the_batch_per_device():
     recipe = load_recipe("tiny-llama", None, ["global_batch=32"])
     assert (recipe.training.global_batch, recipe.training.batch_per_device) == (32, None)
