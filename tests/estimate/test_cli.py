@@ -293,6 +293,10 @@ def test_a_ranking_says_when_no_layout_fits():
     done = paceline(*arguments, "--estimate-only")
     assert done.returncode == 0 and "memory GiB" in done.stdout
     assert "no layout fits: the smallest needs " in done.stderr and "a device; take" in done.stderr
+    assert "own layout: cannot run: its sizes do not divide these devices" in done.stderr
+    nowhere = paceline(*arguments[:2], "--estimate-only", "--gpus", "8")
+    assert nowhere.returncode == 1
+    assert "error: paceline tune: needs --device; or --cluster FILE" in nowhere.stderr
 
 
 def test_what_would_help_most_is_told_in_every_form(tmp_path: Path):

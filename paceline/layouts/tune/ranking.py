@@ -58,7 +58,7 @@ class Ranking(Value):
     """Of the layout that needs least, listed or not."""
     layouts: tuple[RankedLayout, ...]
     recipe_layout: RankedLayout | None
-    """The recipe's own layout, for comparison; None where it does not divide the devices."""
+    """The recipe's own layout, for comparison; None where it cannot run on them."""
     evidence: str
 
 
