@@ -35,7 +35,7 @@ from tests.command import paceline
         (["run"], 1, "Missing argument"),
         (["run", "tiny-llama", "--no-such-option"], 1, "No such option"),
         (["no-such-verb"], 1, "No such command"),
-        (["devices", "H10"], 1, "did you mean 'h100'"),
+        (["devices", "H10"], 1, "did you mean 'H100'"),
         (["estimate", "tiny-lama"], 1, "did you mean 'tiny-llama'"),
         (["estimate", "tiny-llama", "--set", "lr=x", "--device", "H100"], 1, "'x' is no number"),
         (["estimate", "tiny-llama", "--device", "H100"], 1, "needs --gpus; allowed: a number"),

@@ -120,10 +120,11 @@ def test_the_automatic_dtype_is_the_one_that_a_run_takes():
 
 
 def test_a_link_counts_as_stated_only_where_it_can_be():
-    swapped = replace(LLAMA_70B, intra_link="InfiniBand-NDR", inter_link="NVLink4")
-    found = estimate(swapped, shipped())
-    assert found.evidence.links != "stated" and found.evidence.network != "stated"
-    assert any("links inside a node are taken as" in note for note in found.notes)
+    for swapped in ({"intra_link": "InfiniBand-NDR"}, {"inter_link": "NVLink4"}):
+        with pytest.raises(UserError, match=r"is a (network between nodes|link inside a node)"):
+            estimate(replace(LLAMA_70B, **swapped), shipped())  # type: ignore[arg-type]
+    usual = estimate(replace(LLAMA_70B, intra_link=None, inter_link=None), shipped())
+    assert usual.evidence.links != "stated" and usual.evidence.network != "stated"
     rates = estimate(replace(LLAMA_70B, intra_link="450 GB/s", inter_link="8x400 Gb/s"), shipped())
     assert (rates.evidence.links, rates.evidence.network) == ("stated", "stated")
 
