@@ -2,7 +2,8 @@
 
 The second step of a training without compilation says which products there are, with their shapes,
 strides and dtypes. They are done again in that order, into the same memory for equal ones, which is
-less to move than in a training. No trainer that leaves products to PyTorch takes less time a step.
+less to move than in a training. A trainer that does them one by one by PyTorch's kernels takes no
+less time a step; one that joins some of them may, by a few per cent.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if name in PRODUCTS:
-            key = (name, str([_form(value) for value in args]), str(kwargs and kwargs.keys()))
+            key = (name, str([_form(value) for value in args]), str(kwargs))
             if key not in self._equal:
                 self._equal[key] = _again(name.rstrip("_"), args, kwargs or {}, out)
             self.calls.append(self._equal[key])

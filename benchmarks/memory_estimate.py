@@ -229,8 +229,13 @@ def estimated_parts(estimate: MemoryEstimate) -> dict[str, float]:
 
 
 def _earlier_runs() -> list[dict[str, Any]]:
+    """The stored runs, each with the call that it is of."""
     path = FOLDER / "memory_estimate.json"
-    return json.loads(path.read_text())["native"] if path.exists() else []
+    if not path.exists():
+        return []
+    stored = json.loads(path.read_text())
+    call = {key: stored[key] for key in ("machine", "versions")}
+    return [{"earlier_call": call, **run} for run in stored["native"]]
 
 
 def native_case(spec: Any) -> Case:

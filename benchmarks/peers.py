@@ -7,10 +7,10 @@ C B A), with equal shape, dtype, batch, threads, fp32 matrix-product setting, al
 collection. Megatron-Core, torchtitan and transformers' Trainer run as engines of `paceline run`, in
 the environments of `make frameworks`; a side that cannot train the shape is left out, with the
 reason. One more side multiplies matrices: the share is the model's FLOPs (causal attention) over
-that rate, of the same rounds. Another does the products of the native step and nothing else: what
-no trainer gets below that leaves them to PyTorch, so it bounds how far ahead of a peer one can be.
-What a side needs to start and compile is told apart. A call for some shapes or dtypes leaves the
-result of the others in the file, marked as an earlier call's.
+that rate, of the same rounds. Another does the products of the native step and nothing else: how
+far ahead of a peer a trainer would be that did no other work beside the same products. What a side
+needs to start and compile is told apart. A call for some shapes or dtypes leaves the result of the
+others in the file, marked as an earlier call's.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def table(row: Row) -> Iterator[str]:
 
 
 def best_peer(row: Row) -> Row:
-    """The fastest side that is not ours, how many times as fast our faster one is, and at most.
+    """The fastest side that is not ours, how many times as fast ours is, and products alone are.
 
     By the ratios of equal rounds, which a machine that slows down for a while leaves as they are.
     """
@@ -273,7 +273,7 @@ def best_peer(row: Row) -> Row:
     return {
         "best_peer": peer,
         "times_the_best_peer": max(ratios[side] for side in OURS) / ratios[peer],
-        "at_most_times_the_best_peer": bound / ratios[peer],
+        "products_times_the_best_peer": bound / ratios[peer],
     }
 
 
@@ -321,7 +321,7 @@ def main() -> int:
             print("\n".join(table(row)))
             print(
                 f"  {row['times_the_best_peer']:.2f} x {row['best_peer']}, with nothing but "
-                f"products {row['at_most_times_the_best_peer']:.2f}",
+                f"products {row['products_times_the_best_peer']:.2f}",
                 flush=True,
             )
             if not chosen.quick:
