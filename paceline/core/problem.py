@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from paceline.core.errors import UserError
+from paceline.core.secrets import redact
 from paceline.core.units import LARGEST_INT, counted
 
 LONGEST_SHOWN = 60
@@ -83,9 +85,12 @@ def problem_of_union(errors: Sequence[ErrorDetails], hidden: bool = False) -> Pr
 
 
 def refusal(where: str, error: ValidationError) -> UserError:
-    """The refusal of a document or row by the first field that is wrong."""
+    """The refusal of a document or row by the first field that is wrong.
+
+    What stands under `env` is not repeated: it may be any secret.
+    """
     first = error.errors()[0]
-    problem = problem_of(first)
+    problem = problem_of(first, hidden="env" in first["loc"])
     field = ".".join(map(str, first["loc"]))
     return UserError(
         where, f"{field}: {problem.what}" if field else problem.what, allowed=problem.allowed
@@ -106,17 +111,22 @@ def _size_problem(kind: str, shown: str, facts: dict[str, Any]) -> Problem | Non
 
 def _told(error: ErrorDetails, hidden: bool) -> str:
     """What a check of ours says, with the value where it is a single one."""
-    message = error["msg"].removeprefix("Value error, ")
+    message = redact(error["msg"], os.environ).removeprefix("Value error, ")
     message = message.replace("Invalid JSON: ", "is no JSON: ")
     single = not hidden and not isinstance(error["input"], dict | list | tuple)
-    ending = f", not {error['input']!r}" if single and error["type"] == "value_error" else ""
+    ending = f", not {_shown(error['input'])}" if single and error["type"] == "value_error" else ""
     return f"{message[:1].lower()}{message[1:]}{ending}"[:300]
 
 
 def _shown(value: object) -> str:
+    """The beginning of a value; a secret is taken out while it is whole."""
     if isinstance(value, dict):
         return "a group of fields"
     if isinstance(value, list | tuple):
         return "a list"
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    if isinstance(value, str):
+        # Escapes would hide where it begins and ends.
+        text = repr(redact(value, os.environ))
+    else:
+        text = str(value).lower() if isinstance(value, bool) else redact(repr(value), os.environ)
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 4]} ..."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from datetime import date
 from typing import Annotated, Any, Literal
 
@@ -12,6 +14,8 @@ from paceline.core.problem import problem_of, problem_of_union, refusal
 from paceline.core.value import PositiveInt, Value
 
 TEXT = "text, in quotes where it reads as something else"
+SECRET = f"Zq7{'x1Y' * 20}w"
+JWT = f"eyJhbGciOiJIUzI1NiJ9.{'a1B2' * 20}.{'c3D4' * 11}"
 
 
 class Inner(Value):
@@ -44,6 +48,8 @@ class Example(Value):
     def _calm(cls, words: str) -> str:
         if words == "oh":
             raise ValueError("Must be calm")
+        if words.startswith("oh "):
+            raise ValueError(f"Must {'really ' * 38}be calm {words}")
         return words
 
 
@@ -117,3 +123,39 @@ def test_a_refusal_names_place_and_field():
     with pytest.raises(ValidationError) as caught:
         Example.model_validate_json("{")
     assert str(refusal("file.json", caught.value)).startswith("file.json: is no JSON: EOF")
+
+
+@pytest.mark.parametrize("secret", [SECRET, JWT])
+def test_a_long_secret_is_taken_out_before_a_value_is_cut(
+    secret: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MY_TOKEN", SECRET)
+    (row,) = csv.DictReader(["whole", secret])
+    with pytest.raises(ValidationError) as of_json:
+        Example.model_validate_json(json.dumps({"whole": secret}))
+    with pytest.raises(ValidationError) as of_csv:
+        Example.model_validate(row)
+    for error in (of_json.value, of_csv.value, found("choice", secret), found("either", secret)):
+        assert ": '(redacted)' is no" in (told := str(refusal("file", error))), told
+
+
+@pytest.mark.parametrize("secret", [SECRET, JWT])
+def test_a_long_secret_in_what_a_check_says_is_taken_out(
+    secret: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MY_TOKEN", SECRET)
+    told = str(refusal("file", found("words", f"oh {secret}")))
+    assert "be calm oh (redacted)" in told and secret[:4] not in told
+
+
+def test_what_stands_under_env_is_not_repeated():
+    class Place(Value):
+        """Something with variables."""
+
+        env: dict[str, int] = {}
+
+    with pytest.raises(ValidationError) as caught:
+        Place.model_validate({"env": {"MY_TOKEN": "hush"}})
+    assert str(refusal("file", caught.value)) == (
+        "file: env.MY_TOKEN: is no whole number; allowed: a whole number"
+    )
