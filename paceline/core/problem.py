@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import sys
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import NamedTuple
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from paceline.core.errors import UserError
@@ -15,6 +17,8 @@ from paceline.core.units import LARGEST_INT, counted
 
 LONGEST_SHOWN = 60
 """Characters of a value in a sentence about it."""
+LONGEST_MESSAGE = 300
+"""Characters of what a check says."""
 _KINDS = {
     "int": ("no whole number", "a whole number"),
     "float": ("no number", "a number"),
@@ -53,35 +57,32 @@ class Problem(NamedTuple):
 def problem_of(error: ErrorDetails, hidden: bool = False) -> Problem:
     """One error in a sentence; the value is not repeated where it is to stay `hidden`."""
     kind, value, facts = error["type"], error["input"], error.get("ctx", {})
-    shown = "" if hidden else f"{_shown(value)} "
     first, _, rest = kind.partition("_")
     if kind in _SENTENCES:
         return Problem(_SENTENCES[kind])
     if kind in ("literal_error", "enum"):
         choices = str(facts.get("expected", "")).replace(" or ", ", ")
-        return Problem(f"{shown}is not one of the choices", choices)
+        return Problem(_of(value, "is not one of the choices", hidden), choices)
     if kind in _BOUNDS:
         what, key, allowed = _BOUNDS[kind]
-        bound = facts[key]
-        text = f"{int(bound):,}" if bound == int(bound) else str(bound)
         # What an option was given is still a text.
-        shown = "" if hidden else f"{value} "
-        return Problem(f"{shown}{what}", allowed.format(text))
+        shown = "" if hidden else f"{_shown(value, str)} "
+        return Problem(f"{shown}{what}", allowed.format(_bound(facts[key])))
     if kind == "int_parsing_size":
         return Problem("is too large", f"{LARGEST_INT:,} or less")
     if first in _KINDS and rest.endswith(_WRONG_KIND):
         noun, allowed = _KINDS[first]
-        return Problem("is empty" if value is None else f"{shown}is {noun}", allowed)
-    return _size_problem(kind, shown, facts) or Problem(_told(error, hidden))
+        return Problem(_of(value, f"is {noun}", hidden), allowed)
+    return _size_problem(error, hidden) or Problem(_told(error, hidden))
 
 
 def problem_of_union(errors: Sequence[ErrorDetails], hidden: bool = False) -> Problem:
     """Of a value that is none of several kinds, one error each: all that is allowed."""
     if len(errors) == 1:
         return problem_of(errors[0], hidden)
-    shown = "" if hidden else f"{_shown(errors[0]['input'])} "
     allowed = filter(None, (problem_of(error).allowed for error in errors))
-    return Problem(f"{shown}does not fit", ", or ".join(dict.fromkeys(allowed)) or None)
+    what = _of(errors[0]["input"], "does not fit", hidden)
+    return Problem(what, ", or ".join(dict.fromkeys(allowed)) or None)
 
 
 def refusal(where: str, error: ValidationError) -> UserError:
@@ -97,36 +98,77 @@ def refusal(where: str, error: ValidationError) -> UserError:
     )
 
 
-def _size_problem(kind: str, shown: str, facts: dict[str, Any]) -> Problem | None:
+def _of(value: object, what: str, hidden: bool) -> str:
+    """What is wrong, behind the value that it is said of."""
+    if value is None:
+        return "is empty"
+    return what if hidden else f"{_shown(value)} {what}"
+
+
+def _bound(bound: float) -> str:
+    """A bound in full, a year without a comma."""
+    number = Decimal(str(bound)).normalize()
+    return f"{number:,f}" if abs(number) >= 10_000 else f"{number:f}"
+
+
+def _size_problem(error: ErrorDetails, hidden: bool) -> Problem | None:
     """Of texts and lists that are too short, too long or of another form."""
+    kind, value, facts = error["type"], error["input"], error.get("ctx", {})
     if kind == "string_pattern_mismatch":
-        return Problem(f"{shown}has another form", f"text that matches {facts['pattern']}")
+        form = f"text that matches {facts['pattern']}"
+        return Problem(_of(value, "has another form", hidden), form)
     thing = "character" if kind.startswith("string") else "value"
     if kind.endswith("too_short"):
-        return Problem(f"{shown}is too short", f"{counted(facts['min_length'], thing)} or more")
+        least = counted(facts["min_length"], thing)
+        return Problem(_of(value, "is too short", hidden), f"{least} or more")
     if kind.endswith("too_long"):
-        return Problem(f"{shown}is too long", f"{counted(facts['max_length'], thing)} or less")
+        most = counted(facts["max_length"], thing)
+        return Problem(_of(value, "is too long", hidden), f"{most} or fewer")
     return None
 
 
 def _told(error: ErrorDetails, hidden: bool) -> str:
-    """What a check of ours says, with the value where it is a single one."""
-    message = redact(error["msg"], os.environ).removeprefix("Value error, ")
-    message = message.replace("Invalid JSON: ", "is no JSON: ")
-    single = not hidden and not isinstance(error["input"], dict | list | tuple)
-    ending = f", not {_shown(error['input'])}" if single and error["type"] == "value_error" else ""
-    return f"{message[:1].lower()}{message[1:]}{ending}"[:300]
+    """What another check says, with the value where it is a single one."""
+    message = redact(error["msg"], os.environ)
+    message = message.removeprefix("Value error, ").replace("Invalid JSON: ", "is no JSON: ")
+    message = _shortened(f"{message[:1].lower()}{message[1:]}")
+    if hidden or not _is_single(error):
+        return message
+    value = error["input"]
+    return f"{message}, but is empty" if value is None else f"{message}, not {_shown(value)}"
 
 
-def _shown(value: object) -> str:
-    """The beginning of a value; a secret is taken out while it is whole."""
+def _is_single(error: ErrorDetails) -> bool:
+    """Whether an error is about one value; of what is no JSON it has the whole text."""
+    several = isinstance(error["input"], dict | list | tuple | BaseModel)
+    return not several and error["type"] != "json_invalid"
+
+
+def _shortened(message: str) -> str:
+    """The first words of a long message."""
+    if len(message) <= LONGEST_MESSAGE:
+        return message
+    return f"{message[: LONGEST_MESSAGE - 4].rsplit(' ', 1)[0]} ..."
+
+
+def _shown(value: object, form: Callable[[object], str] = repr) -> str:
+    """The beginning of a value, as `form` writes it; a secret is taken out while it is whole."""
     if isinstance(value, dict):
         return "a group of fields"
     if isinstance(value, list | tuple):
         return "a list"
     if isinstance(value, str):
         # Escapes would hide where it begins and ends.
-        text = repr(redact(value, os.environ))
+        text = form(redact(value, os.environ))
     else:
-        text = str(value).lower() if isinstance(value, bool) else redact(repr(value), os.environ)
+        text = redact(_written(value, form), os.environ)
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 4]} ..."
+
+
+def _written(value: object, form: Callable[[object], str]) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    try:
+        return form(value)
+    except ValueError:  # Python writes out no larger ones.
+        return f"a number of more than {sys.get_int_max_str_digits():,} digits"

@@ -31,6 +31,9 @@ class Example(Value):
     positive: PositiveInt = 1
     real: float = 0.0
     share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    year: Annotated[int, Field(ge=2017)] = 2017
+    pause: Annotated[float, Field(ge=1e-6, le=10_000)] = 1.0
+    even: Annotated[int, Field(multiple_of=2)] = 2
     switch: bool = False
     words: str = ""
     code: Annotated[str, StringConstraints(pattern="^[a-z]+$")] = "a"
@@ -72,6 +75,10 @@ def found(field: str, value: Any) -> ValidationError:
         ("positive", 0, "0 is too small; allowed: a number above 0"),
         ("positive", "0", "0 is too small; allowed: a number above 0"),
         ("positive", 2**60, f"{2**60} is too large; allowed: 9,007,199,254,740,992 or less"),
+        ("year", 2010, "2010 is too small; allowed: 2017 or more"),
+        ("pause", 0.0, "0.0 is too small; allowed: 0.000001 or more"),
+        ("pause", 1e5, "100000.0 is too large; allowed: 10,000 or less"),
+        ("even", 3, "input should be a multiple of 2, not 3"),
         ("real", "abc", "'abc' is no number; allowed: a number"),
         ("real", float("nan"), "nan is no finite number; allowed: a finite number"),
         ("share", -0.5, "-0.5 is too small; allowed: 0 or more"),
@@ -86,14 +93,21 @@ def found(field: str, value: Any) -> ValidationError:
         ("words", "oh", "must be calm, not 'oh'"),
         ("code", "A1", "'A1' has another form; allowed: text that matches ^[a-z]+$"),
         ("label", "", "'' is too short; allowed: 1 character or more"),
-        ("label", "long", "'long' is too long; allowed: 3 characters or less"),
+        ("label", "long", "'long' is too long; allowed: 3 characters or fewer"),
         ("day", "soon", "'soon' is no date; allowed: a date, as 2026-11-30"),
         ("names", "a", "'a' is no list; allowed: a list, as [a, b]"),
         ("few", [], "a list is too short; allowed: 1 value or more"),
-        ("few", [1, 2, 3], "a list is too long; allowed: 2 values or less"),
+        ("few", [1, 2, 3], "a list is too long; allowed: 2 values or fewer"),
         ("settings", 5, "5 is no group of fields; allowed: fields, as {name: value}"),
         ("inner", "a", "'a' is no group of fields; allowed: fields, as {name: value}"),
         ("choice", "c", "'c' is not one of the choices; allowed: 'a', 'b'"),
+        ("choice", None, "is empty; allowed: 'a', 'b'"),
+        ("words", "oh no", f"must {'really ' * 38}be calm oh no, not 'oh no'"),
+        (
+            "words",
+            f"oh {'never ' * 6}",
+            f"must {'really ' * 38}be calm oh never never ..., not 'oh {'never ' * 6}'",
+        ),
         ("unknown", 1, "is not a known field"),
     ],
 )
@@ -104,6 +118,8 @@ def test_an_error_is_a_sentence_with_what_is_allowed(field: str, value: Any, sen
 def test_a_value_of_none_of_several_kinds_is_told_all_of_them():
     problem = problem_of_union(found("either", "a").errors())
     assert str(problem) == "'a' does not fit; allowed: a whole number, or a list, as [a, b]"
+    problem = problem_of_union(found("either", None).errors())
+    assert str(problem) == "is empty; allowed: a whole number, or a list, as [a, b]"
 
 
 def test_a_hidden_value_is_not_repeated():
@@ -115,6 +131,16 @@ def test_a_hidden_value_is_not_repeated():
 def test_a_long_value_is_shortened():
     sentence = problem_of(found("whole", "x" * 1000).errors()[0]).what
     assert sentence == f"'{'x' * 55} ... is no whole number"
+
+
+def test_a_number_of_many_digits_is_shortened_however_many_they_are():
+    allowed = "is too large; allowed: 9,007,199,254,740,992 or less"
+    for number, shown in (
+        (10**1000, f"1{'0' * 55} ..."),
+        ("9" * 90, f"{'9' * 56} ..."),
+        (16**5000, "a number of more than 4,300 digits"),
+    ):
+        assert str(problem_of(found("positive", number).errors()[0])) == f"{shown} {allowed}"
 
 
 def test_a_refusal_names_place_and_field():

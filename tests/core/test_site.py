@@ -39,7 +39,7 @@ def test_one_file_serves_runs_and_plans():
         ("fabric: [{name: a, color: red}]", "is not a known field"),
         (
             f"fabric: [{', '.join(f'{{name: l{n}, devices: {8 << n}}}' for n in range(6))}]",
-            "a list is too long; allowed: 4 values or less",
+            "a list is too long; allowed: 4 values or fewer",
         ),
         ("inter_link: NVLink4\nfabric: [{name: a}]", "so no intra_link or inter_link"),
         ("failures: {restart_s: 9}", "needs device_mtbf_h or node_mtbf_h"),
