@@ -60,7 +60,14 @@ def unreadable(where: str, error: OSError | UnicodeDecodeError) -> UserError:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """`did you mean 'x'?` for the closest of `choices`, or an empty string."""
-    spelled = {choice.lower(): choice for choice in choices}
+    """`did you mean 'x'?` for the closest of `choices`, or an empty string.
+
+    Of several that differ in capitals alone it is the first, which is the usual one.
+    """
+    spelled: dict[str, str] = {}
+    for choice in choices:
+        if choice == word:
+            return f"did you mean {word!r}?"
+        spelled.setdefault(choice.lower(), choice)
     close = difflib.get_close_matches(word.lower(), spelled, n=1, cutoff=0.6)
     return f"did you mean {spelled[close[0]]!r}?" if close else ""
