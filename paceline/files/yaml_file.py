@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -27,7 +28,7 @@ MOST_NODES = 100_000
 
 _BRACKET = re.compile(r"[\[\]{}]")
 _TAG = re.compile(r"bool|int|float|str|constrained-\w+")
-"""What a union puts behind a field for a member that is no model."""
+"""How a union calls a member that is no model, in an error's path; a key may be called so, too."""
 
 
 def read_document(path: Path) -> Document:
@@ -47,8 +48,8 @@ def read_document(path: Path) -> Document:
     try:
         document = YAML(typ="rt").load(text)
     except DuplicateKeyError as error:
-        key = str(error.problem).partition(" with value ")[0].removeprefix("found ")
-        raise UserError(_at(path, error), key, remedy="keep one of the two") from error
+        key, quote, _ = str(error.problem).removeprefix("found ").partition('" with value "')
+        raise UserError(_at(path, error), key + quote[:1], remedy="keep one of the two") from error
     except MarkedYAMLError as error:
         raise UserError(_at(path, error), f"is not YAML: {error.problem}") from error
     except (YAMLError, ValueError) as error:
@@ -74,7 +75,7 @@ def validate(model: type[ModelT], document: Document, where: str) -> ModelT:
     try:
         value = model.model_validate(content)
     except ValidationError as error:
-        raise _explain(error.errors(), model, document, where) from error
+        raise _explain(error.errors(), content, model, document, where) from error
     for path in _counted_words(content, value):
         line = line_of(document, path)
         raise UserError(
@@ -197,11 +198,15 @@ def _at(path: Path, error: MarkedYAMLError) -> str:
 
 
 def _explain(
-    errors: list[ErrorDetails], model: type[BaseModel], document: Document, where: str
+    errors: list[ErrorDetails],
+    content: Any,
+    model: type[BaseModel],
+    document: Document,
+    where: str,
 ) -> UserError:
     # A mistyped name also leaves its field missing; the typing error is the one to show.
     first = min(errors, key=lambda error: error["type"] != "extra_forbidden")
-    members = _members(first, errors)
+    members = _members(first, errors, content)
     whole = first["loc"][:-1] if len(members) > 1 else first["loc"]
     # A union adds its member's type to the path ("literal['a','b']"), which is no field; the name
     # of an unknown field is the user's, brackets included.
@@ -217,21 +222,32 @@ def _explain(
     allowed, remedy = _choices(first, model, tagged) or problem.allowed, None
     if first["type"] == "extra_forbidden":
         remedy = did_you_mean(str(loc[-1]), (allowed or "").split(", "))
-    elif first["type"] == "literal_error":
-        remedy = did_you_mean(str(first["input"]), (allowed or "").replace("'", "").split(", "))
+    elif first["type"] == "literal_error" and isinstance(first["input"], str):
+        remedy = did_you_mean(first["input"], (allowed or "").replace("'", "").split(", "))
     more = f" (and {others} more)" if others else ""
     return UserError(
         place, f"{field}: {problem.what}{more}", allowed=allowed, remedy=remedy or None
     )
 
 
-def _members(first: ErrorDetails, errors: list[ErrorDetails]) -> list[ErrorDetails]:
+def _members(first: ErrorDetails, errors: list[ErrorDetails], content: Any) -> list[ErrorDetails]:
     """The errors of a union's members, where the first one is of such, or that one alone."""
-    *whole, tag = first["loc"] or ("",)
-    if not _TAG.fullmatch(str(tag)):
+    if not _is_of_member(first, content):
         return [first]
-    of_one = [e for e in errors if [*e["loc"][:-1]] == whole and _TAG.fullmatch(str(e["loc"][-1]))]
+    whole = first["loc"][:-1]
+    of_one = [e for e in errors if e["loc"][:-1] == whole and _is_of_member(e, content)]
     return of_one if len(of_one) > 1 else [first]
+
+
+def _is_of_member(error: ErrorDetails, content: Any) -> bool:
+    """Whether an error's path ends with a tag: what it is about stands before that already."""
+    *whole, tag = error["loc"] or ("",)
+    node = content
+    for part in whole:
+        # A tag on the way leads no further.
+        with suppress(LookupError, TypeError):
+            node = node[part]
+    return node is error["input"] and bool(_TAG.fullmatch(str(tag)))
 
 
 def _choices(error: ErrorDetails, model: type[BaseModel], loc: tuple[int | str, ...]) -> str | None:
