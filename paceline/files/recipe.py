@@ -67,7 +67,9 @@ class RecipeTraining(TrainingBase):
         number = isinstance(value, int | float) and 1 <= value <= LARGEST_INT and value % 1 == 0
         if words or number or value is None:
             return value
-        raise ValueError("must be a whole number above 0, or as in `16 per node`")
+        raise ValueError(
+            f"must be a whole number from 1 to {LARGEST_INT:,}, or as in `16 per node`"
+        )
 
     @model_validator(mode="after")
     def _one_batch(self) -> Self:
@@ -275,7 +277,7 @@ def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | 
         raise MisfitError(
             where,
             "; ".join(problems),
-            remedy="change the layout or the batch with --set, or --devices",
+            remedy="change the layout or the batch with --set, or the number of devices",
         )
     spec = RunSpec(
         recipe=recipe.name,

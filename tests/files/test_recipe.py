@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.run import RunSpec
+from paceline.core.secrets import redact
 from paceline.engines import native
 from paceline.files.recipe import (
     load_recipe,
@@ -127,11 +129,16 @@ def test_a_short_name_stays_the_trainings_where_another_part_has_it_too(
     assert parse_override("lr=1e-3")[0] == "training.lr"
 
 
-@pytest.mark.parametrize("batch", ["0", "-4", "1.5", "1e30", ".nan", "abc", "16 per rack"])
+@pytest.mark.parametrize(
+    "batch", ["0", "-4", "1.5", "1e30", "1152921504606846976", ".nan", "abc", "16 per rack"]
+)
 def test_a_batch_of_no_whole_number_is_told_in_words(batch: str):
     with pytest.raises(UserError) as refused:
         load_recipe("tiny-llama", None, [f"training.global_batch={batch}"])
-    said = "training.global_batch: must be a whole number above 0, or as in `16 per node`"
+    said = (
+        "training.global_batch: must be a whole number from 1 to 9,007,199,254,740,992, "
+        "or as in `16 per node`"
+    )
     assert said in str(refused.value) and "more)" not in str(refused.value)
 
 
@@ -157,8 +164,8 @@ def test_every_field_can_be_named_by_an_override(key: str):
         ("layout.tp=two", "layout.tp: 'two' is no whole number; allowed: a whole number"),
         ("lora=abc", "lora: 'abc' is no group of fields; allowed: fields: alpha, dropout, lr, "),
         ("engine_settings.x=[1]", "engine_settings.x: a list does not fit; allowed: true or false"),
-        ("global_batch=1.5", "training.global_batch: must be a whole number above 0, or as in"),
-        ("global_batch=[1]", "training.global_batch: must be a whole number above 0, or as in"),
+        ("global_batch=1.5", "training.global_batch: must be a whole number from 1 to 9,007"),
+        ("global_batch=[1]", "training.global_batch: must be a whole number from 1 to 9,007"),
         ("steps=2020-13-45", "the value is not YAML"),
         ("betas=[0.9,1.5]", "training.betas.1: 1.5 is too large; allowed: a number below 1"),
     ],
@@ -167,6 +174,18 @@ def test_a_wrong_override_is_answered(text: str, words: str):
     with pytest.raises(UserError) as caught:
         load_recipe("tiny-llama", None, [text])
     assert f"--set {text.partition('=')[0]}" in str(caught.value) and words in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["steps", "dtype", "global_batch"])
+def test_no_part_of_a_secret_that_was_given_for_a_value_is_repeated(
+    field: str, monkeypatch: pytest.MonkeyPatch
+):
+    secret = f"Zq7{'x1Y' * 20}w"
+    monkeypatch.setenv("MY_TOKEN", secret)
+    for value in (secret, f"eyJhbGciOiJIUzI1NiJ9.{'a1B2' * 20}.{'c3D4' * 11}"):
+        with pytest.raises(UserError) as caught:
+            load_recipe("tiny-llama", None, [f"{field}={value}"])
+        assert value[:5] not in redact(str(caught.value), os.environ)
 
 
 def test_yaml_numbers_in_exponent_form_are_numbers():
@@ -188,8 +207,10 @@ def test_float8_on_a_gpu_compiles_the_blocks():
 
 def test_a_layout_that_does_not_fit_the_devices_is_refused_with_reasons():
     recipe = load_recipe("tiny-llama", None, ["layout.tp=3"])
-    with pytest.raises(UserError, match="does not divide 2 devices"):
+    with pytest.raises(UserError, match="does not divide 2 devices") as caught:
         resolve(recipe, CPU, True, None)
+    # Each verb has its own option for them.
+    assert "--set, or the number of devices" in str(caught.value)
 
 
 def test_numbers_beyond_all_counting_are_refused_like_any_other():
