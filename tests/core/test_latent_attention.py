@@ -102,7 +102,10 @@ def test_a_rank_holds_its_share_of_the_second_tokens_experts() -> None:
     ("changes", "says"),
     [
         ({"dense_ffn_size": None}, "first_dense_layers"),
-        ({"first_dense_layers": 62}, "first_dense_layers"),
+        (
+            {"first_dense_layers": 62},
+            "62 is more than the number of layers that may have experts, 61",
+        ),
         ({"num_experts": 1, "experts_per_token": 1}, "first_dense_layers"),
         ({"num_kv_heads": 8}, "latent_attention goes without"),
         ({"latent_attention": {"kv_lora_rank": 512}}, "qk_nope_head_dim"),

@@ -29,8 +29,10 @@ def description_lines(description: Description) -> Iterator[str]:
     checker = description.checker or "official checker not asked"
     yield f"{description.status} by {description.ruleset}, {checker}"
     if description.unknown:
-        fields = counted(len(description.unknown), "field", "are")
-        yield f"  {fields} open; fill in with --set FIELD=VALUE:"
+        number = len(description.unknown)
+        them = "it" if number == 1 else "them"
+        fields = counted(number, "field", "are")
+        yield f"  {fields} open; fill {them} in with --set FIELD=VALUE:"
         yield from (f"    {field.field}: {field.what}" for field in description.unknown)
     yield from (one_line(f"  wrong: {finding.message}") for finding in description.findings)
     yield from (one_line(f"  note: {note}") for note in description.notes)

@@ -108,8 +108,11 @@ def test_a_job_runs_on_every_host_and_its_secrets_reach_it_alone(tmp_path: Path,
 
 def test_as_many_hosts_as_nodes_are_needed(tmp_path: Path):
     job = make_job(["a", "b"])
-    for wrong in (replace(job, nodes=3), replace(job, cluster=None)):
-        with pytest.raises(UserError, match="--hosts"):
+    for wrong, told in (
+        (replace(job, nodes=3), "hosts: there are 2 hosts for 3 nodes; name one for every node"),
+        (replace(job, cluster=None), "hosts: there are 0 hosts for 2 nodes; .* with --hosts"),
+    ):
+        with pytest.raises(UserError, match=told):
             ssh.prepare(wrong, tmp_path)
 
 
