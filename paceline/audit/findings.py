@@ -140,7 +140,8 @@ def _layouts(rows: Sequence[Row]) -> Iterator[AuditFinding]:
         counts = sorted({row.num_devices or 0 for row in members})
         cause = f"a replica of {counted(devices, 'device')} does not fit {_either(counts)}"
         if row.shape and row.layout.pp > row.shape.num_layers:
-            cause += f", and {row.shape.num_layers} layers have no {row.layout.pp} stages"
+            layers = counted(row.shape.num_layers, "layer", "have")
+            cause += f", and {layers} no {counted(row.layout.pp, 'stage')}"
         replicas = counts[0] / devices
         shown = f"{replicas:.3g} replicas"
         yield AuditFinding(table, row.id, "layout", printed, replicas, None, cause, shown)

@@ -197,7 +197,7 @@ def whole_rounds(x: Sizes) -> str | None:
     if x.layout.pp == 1 or schedule not in ("interleaved", "zero-bubble") or num % rounds == 0:
         return None
     return (
-        f"{num} micro-batches a step cannot be split into {rounds} equal rounds, because "
+        f"{counted(num, 'micro-batch')} a step cannot be split into {rounds} equal rounds, because "
         f"{schedule} repeats one round of at least pp {x.layout.pp}: use a multiple of "
         f"{x.layout.pp}"
     )

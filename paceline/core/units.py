@@ -15,7 +15,7 @@ SECONDS_PER_DAY = 86_400
 LARGEST_INT = 2**53
 """JSON's readers keep larger whole numbers inexactly, and databases not at all."""
 
-_OF_ONE = {"are": "is", "were": "was", "go": "goes"}
+_OF_ONE = {"are": "is", "were": "was", "have": "has", "do": "does", "go": "goes"}
 _SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -38,14 +38,19 @@ def count(value: float, digits: int = 3) -> str:
 def counted(number: int, thing: str, verb: str = "") -> str:
     """A number with its noun: `1 node`, `2,048 nodes`; and with a verb, `1 node is`, by `are`."""
     if number == 1:
-        return f"1 {thing} {_OF_ONE.get(verb, f'{verb}s')}" if verb else f"1 {thing}"
-    ending = "es" if thing.endswith("ss") else "s"
+        return f"1 {thing} {agreeing(1, verb)}" if verb else f"1 {thing}"
+    ending = "es" if thing.endswith(("ss", "ch")) else "s"
     return f"{number:,} {thing}{ending} {verb}".rstrip()
+
+
+def agreeing(number: int, verb: str) -> str:
+    """The verb of so many things: `is` and `takes` of one, `are` and `take` of others."""
+    return _OF_ONE.get(verb, f"{verb}s") if number == 1 else verb
 
 
 def there_are(number: int, thing: str) -> str:
     """The same as a sentence: `there is 1 host`, `there are 2 hosts`."""
-    return f"there {_OF_ONE['are'] if number == 1 else 'are'} {counted(number, thing)}"
+    return f"there {agreeing(number, 'are')} {counted(number, thing)}"
 
 
 def all_done(number: int) -> str:

@@ -113,7 +113,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
         raise UserError(str(path), f"cannot be read as CSV: {error}") from error
 
 
-def _cells(row: dict[str | Any, str | Any], path: Path, line: int) -> dict[str, str]:
+def _cells(row: dict[str | None, Any], path: Path, line: int) -> dict[str, str]:
     """The cells of a row that has an id, else its line stands for it; gaps are left out.
 
     Raises UserError for more cells than columns: behind a comma too many all of them are shifted.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import altair as alt
 
-from paceline.core.units import MIB, percent
+from paceline.core.units import MIB, counted, percent
 from paceline.profiles.memory import RankCurve
 from paceline.profiles.profile import Profile
 from paceline.profiles.text import memory_rows, size_text
@@ -44,7 +44,7 @@ def memory_chart(curves: Sequence[RankCurve], name: str, look: Look) -> alt.Laye
     )
     notes = [f"What is {shown[0].kind}, in the step with the peak of each rank."]
     if len(curves) > len(shown):
-        notes.append(f"The {MOST_CURVES} highest of {len(curves)} ranks.")
+        notes.append(f"The {MOST_CURVES} highest of {counted(len(curves), 'rank')}.")
     return finish([lines], look, "Memory over a step", notes, HEIGHT, name)
 
 

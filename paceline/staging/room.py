@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import SystemFaultError
-from paceline.core.units import counted, si
+from paceline.core.units import agreeing, counted, si
 from paceline.staging.outline import StageOutline
 from paceline.staging.quotas.limits import QuotaAmount, QuotaAnswer, QuotaLimit
 from paceline.staging.quotas.reading import read_quotas
@@ -50,7 +50,8 @@ def refuse_without_room(
         raise SystemFaultError(where, problem, remedy=REMEDY)
     if room.files_free is not None and files > room.files_free:
         problem = (
-            f"{counted(files, 'file', 'are')} to come and {room.files_free:,} are free (inodes)"
+            f"{counted(files, 'file', 'are')} to come and {room.files_free:,} "
+            f"{agreeing(room.files_free, 'are')} free (inodes)"
         )
         raise SystemFaultError(where, problem, remedy=REMEDY)
     for limit in room.quotas.limits:

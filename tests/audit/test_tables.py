@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.audit import Audit, AuditFinding, audit
+from paceline.audit import Audit, AuditFinding, audit, audit_rows
 from paceline.core.errors import UserError
 from paceline.files import references
 
@@ -149,6 +149,14 @@ def test_impossible_axes_are_found_once_a_table():
     layouts = [f for f in audited("nvidia-dgxc").findings if f.column == "layout"]
     assert [(f.row, f.printed) for f in layouts] == [("nvx-043", "tp 1 pp 41 cp 1")]
     assert "does not fit 8, 16 or 32 devices" in layouts[0].cause
+
+
+def test_the_layers_of_impossible_stages_are_counted_in_words():
+    row = next(row for row in references.source("nvidia-dgxc").rows if row.id == "nvx-043")
+    assert row.shape is not None
+    single = row.model_copy(update={"shape": row.shape.model_copy(update={"num_layers": 1})})
+    layouts = [f for f in audit_rows([single]).findings if f.column == "layout"]
+    assert layouts[0].cause.endswith("and 1 layer has no 41 stages")
 
 
 def test_all_tables_together_count_what_was_checked_and_what_not():

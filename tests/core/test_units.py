@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.units import (
+    agreeing,
     all_done,
     count,
     counted,
@@ -50,6 +51,10 @@ def test_a_noun_agrees_with_its_number():
     assert (counted(1, "process"), counted(2, "process")) == ("1 process", "2 processes")
     assert [counted(n, "log", "are") for n in (1, 2)] == ["1 log is", "2 logs are"]
     assert [counted(n, "step", "save") for n in (1, 2)] == ["1 step saves", "2 steps save"]
+    assert [counted(n, "layer", "have") for n in (1, 2)] == ["1 layer has", "2 layers have"]
+    assert [counted(n, "row", "do") for n in (1, 2)] == ["1 row does", "2 rows do"]
+    assert [agreeing(n, "were") for n in (0, 1, 2)] == ["were", "was", "were"]
+    assert counted(2, "micro-batch") == "2 micro-batches"
     assert [all_done(n) for n in (1, 2000)] == ["the only step is done", "all 2,000 steps are done"]
     assert there_are(1, "host") == "there is 1 host" and there_are(2, "host").startswith(
         "there are"

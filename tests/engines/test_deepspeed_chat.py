@@ -265,6 +265,8 @@ def test_skipped_steps_are_told_once():
     log = check_read(DIALECT, line % (10, 7) + line % (20, 9) + line % (30, 9) + timer(30, "9.5"))
 
     assert log.remarks == ["9 of the first 30 steps were skipped (fp16 overflow)"]
+    log = check_read(DIALECT, line % (10, 1) + timer(10, "9.5"))
+    assert log.remarks == ["1 of the first 10 steps was skipped (fp16 overflow)"]
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_what_is_not_what_the_manifest_says_is_never_staged(
     ("disk", "told"),
     [
         ("size=512k", "1.0 MB are to come and 0.5 MB are free"),
-        ("nr_inodes=6", "3 files are to come and 1 are free (inodes)"),
+        ("nr_inodes=6", "3 files are to come and 1 is free (inodes)"),
     ],
 )
 def test_a_disk_of_a_node_that_has_no_room_is_told_before_anything_is_sent(

@@ -234,6 +234,7 @@ def answers(bytes_: QuotaAmount = UNLIMITED, files: QuotaAmount = UNLIMITED) -> 
             "9 files are to come and the quota of user alice",
         ),
         (StageRoom(1 << 40, 8, QuotaAnswer()), "9 files are to come and 8 are free (inodes)"),
+        (StageRoom(1 << 40, 1, QuotaAnswer()), "9 files are to come and 1 is free (inodes)"),
     ],
 )
 def test_what_a_quota_leaves_no_room_for_is_refused_before_anything_is_fetched(

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from paceline.core.steps import IntColumn
-from paceline.core.units import GIB, TERA
+from paceline.core.units import GIB, TERA, agreeing
 from paceline.engines.dialect.deepspeed_settings import DeepSpeedSettings
 from paceline.engines.dialect.log_content import (
     Dialect,
@@ -133,7 +133,7 @@ class _Timer:
             log.peak(kind, value)
         skipped, step = self._skipped
         if skipped:
-            were = "was" if skipped == 1 else "were"
+            were = agreeing(skipped, "were")
             log.remark(f"{skipped:,} of the first {step:,} steps {were} skipped (fp16 overflow)")
 
     def _add(self, matches: list[tuple[bytes, ...]], cumulative: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from paceline.core.units import counted
 from paceline.mlperf.check.findings import CheckFinding, finding_without_line
 from paceline.mlperf.submission.official_package_checker import CheckerMessage
 
@@ -46,7 +47,8 @@ def _words(text: str) -> Iterator[str]:
     if text.startswith(_SEEDS):
         yield from map(_seed_words, text.removeprefix(_SEEDS).strip().splitlines())
     elif match := _COUNT.match(text):
-        yield f"{match[1]} files are called result_<number>.txt, the rules want exactly {match[2]}"
+        files = counted(int(match[1]), "file", "are")
+        yield f"{files} called result_<number>.txt, the rules want exactly {match[2]}"
     elif match := _BREAKING.match(text):
         yield (
             f"{match[1]} logs break the rules, and only 1 may: it counts as the run that is dropped"

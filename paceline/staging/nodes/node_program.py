@@ -202,7 +202,9 @@ class CopiedAsset:
             what = f"{needed / 1e6:.1f} MB are to come and {free / 1e6:.1f} MB are free"
             raise FaultError(f"{self.folder}: {what}", MAKE_ROOM)
         if disk.f_files and len(lacking) > disk.f_favail:
-            what = f"{len(lacking):,} files are to come and {disk.f_favail:,} are free (inodes)"
+            files = "1 file is" if len(lacking) == 1 else f"{len(lacking):,} files are"
+            free = "1 is" if disk.f_favail == 1 else f"{disk.f_favail:,} are"
+            what = f"{files} to come and {free} free (inodes)"
             raise FaultError(f"{self.folder}: {what}", MAKE_ROOM)
 
     def _underway(self, file: dict[str, Any]) -> Path:

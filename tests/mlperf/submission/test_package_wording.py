@@ -29,6 +29,11 @@ def words(text: str) -> list[str]:
             "9 files are called result_<number>.txt, the rules want exactly 10",
         ),
         (
+            "Incorrect number of files in dir, or wrong file names in directory x, found 1, "
+            "expected 10",
+            "1 file is called result_<number>.txt, the rules want exactly 10",
+        ),
+        (
             "2 files do not comply, directory cannot be accepted",
             "2 logs break the rules, and only 1 may: it counts as the run that is dropped",
         ),
