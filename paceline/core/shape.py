@@ -109,10 +109,8 @@ class DecoderShape(Value):
     def _layers_agree(self) -> Self:
         dense, most = self.first_dense_layers, self.num_layers if self.num_experts > 1 else 0
         if dense > most:
-            raise ValueError(
-                f"first_dense_layers {dense} is more than the number of layers that may have "
-                f"experts, {most}"
-            )
+            limit = f"the number of layers that may have experts, {most}"
+            raise ValueError(f"first_dense_layers {dense} is more than {limit}")
         if bool(dense) != bool(self.dense_ffn_size):
             raise ValueError("first_dense_layers and dense_ffn_size go together")
         if self.latent_attention and (self.num_kv_heads or self.head_size or self.qk_norm):
