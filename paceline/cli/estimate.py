@@ -235,13 +235,11 @@ def _devices(device: str | None, gpus: int | None, site: Site | None) -> tuple[s
     if site is not None:
         return site.device, gpus or site.training_devices
     if device is None or gpus is None:
-        missing, allowed = "--gpus", "a number of devices"
-        if device is None:
-            missing, allowed = "--device", "a name that `paceline devices` lists, as H100"
+        missing = "--device" if device is None else "--gpus"
         raise UserError(
             "paceline estimate",
             f"needs {missing}",
-            allowed=allowed,
+            allowed=model.NEEDED[missing],
             remedy="or --measured RUN, --cluster FILE",
         )
     return device, gpus

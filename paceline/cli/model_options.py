@@ -21,6 +21,11 @@ from paceline.files.recipe import load_recipe
 STACKS = ("fused", "torch", "softmax")
 """How software computes, whatever it is."""
 DEVICES_PER_NODE = 8
+NEEDED = {
+    "--device": "a name that `paceline devices` lists, as H100",
+    "--gpus": "a number of devices",
+}
+"""What is allowed there, of options that not every call needs."""
 
 
 def _known_stack(stack: str | None) -> str | None:

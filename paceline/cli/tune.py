@@ -37,20 +37,15 @@ from paceline.runs.flow import command_line
 T = TypeVar("T")
 
 
-_NEEDED = {
-    "--device": "a name that `paceline devices` lists, as H100",
-    "--gpus": "a number of devices",
-}
-"""What is allowed there, of options that not every call needs."""
 _OF_BOTH = {
     *("recipe", "gpus", "device", "estimate_only", "dry_run", "variant", "overrides", "engine"),
     *("most_tp", "most_cp", "evidence", "form", "as_json"),
 }
 _OF_ESTIMATES = {"top", "most_ep", "per_node", "intra", "inter", "stack"}
-_IN_A_CLUSTER = {"device", "per_node", "intra", "inter"}
-"""What a cluster's file says."""
 """Parameters that a ranking by estimate alone has a use for: trials run on what is there, by the
 native trainer, which has no experts."""
+_IN_A_CLUSTER = {"device", "per_node", "intra", "inter"}
+"""What a cluster's file says."""
 
 
 def tune(
@@ -151,8 +146,10 @@ def tune(
             options.refuse_unused(context, "--cluster", used - _IN_A_CLUSTER)
         question = model.question(
             recipe,
-            site.device if site else _given(device, "--device"),
-            gpus or site.training_devices if site else _given(gpus, "--gpus"),
+            site.device if site else _given(device, "--device", "or --cluster FILE"),
+            gpus or site.training_devices
+            if site
+            else _given(gpus, "--gpus", "or --cluster FILE"),
             stack,
             variant=variant,
             overrides=changes,
@@ -205,10 +202,12 @@ def tune(
     raise typer.Exit(_tune(tune_request, runs_root(runs_dir), form, evidence, dry_run))
 
 
-def _given(value: T | None, option: str) -> T:
+def _given(value: T | None, option: str, remedy: str | None = None) -> T:
     """The value of an option that the others ask for; raises UserError where it is missing."""
     if value is None:
-        raise UserError("paceline tune", f"needs {option}", allowed=_NEEDED[option])
+        raise UserError(
+            "paceline tune", f"needs {option}", allowed=model.NEEDED[option], remedy=remedy
+        )
     return value
 
 

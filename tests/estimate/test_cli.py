@@ -296,7 +296,8 @@ def test_a_ranking_says_when_no_layout_fits():
     assert "own layout: cannot run: its sizes do not divide these devices" in done.stderr
     nowhere = paceline(*arguments[:2], "--estimate-only", "--gpus", "8")
     assert nowhere.returncode == 1
-    assert "error: paceline tune: needs --device; or --cluster FILE" in nowhere.stderr
+    needed = "needs --device; allowed: a name that `paceline devices` lists, as H100"
+    assert f"error: paceline tune: {needed}; or --cluster FILE\n" in nowhere.stderr
 
 
 def test_what_would_help_most_is_told_in_every_form(tmp_path: Path):
