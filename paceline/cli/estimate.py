@@ -19,6 +19,7 @@ from paceline.core.errors import UserError
 from paceline.core.site import Site
 from paceline.estimate.answer import Estimate
 from paceline.estimate.answer import estimate as estimated
+from paceline.estimate.calibrate.evidence_file import GivenEvidence
 from paceline.estimate.elasticity import elasticities
 from paceline.estimate.explanation import RunClaims, beside, explain, measured_run, question_of
 from paceline.estimate.fit.evidence import Evidence
@@ -161,6 +162,7 @@ def estimate(
         "failures": offers.failures(mtbf, restart, checkpoint, checkpoint_every),
     }
     changes = (*_axes(layout), *(overrides or ()))
+    given = model.given_evidence(evidence)
     if measured is not None:
         beside_it = {"--measured-s": measured_s, "--compare": compare, "--trace": trace}
         captured = None if cuda_graphs == "none" else cuda_graphs
@@ -179,7 +181,7 @@ def estimate(
             "stack": stack,
             "compiled": compiled,
         }
-        answer = Answer([_of_run(measured, runs_dir, options, whole, evidence)])
+        answer = Answer([_of_run(measured, runs_dir, options, whole, given)])
     else:
         load_recipe(recipe, variant, changes)  # What is wrong comes before what is missing.
         question = model.question(
@@ -191,6 +193,7 @@ def estimate(
             per_node=per_node,
             intra=intra,
             inter=inter,
+            evidence=given,
         )
         question = replace(
             question,
@@ -199,10 +202,9 @@ def estimate(
             released=released,
             dispatcher=dispatcher,
             site=site,
-            calibration=model.calibration_in(evidence),
             **whole,
         )
-        answer = _answer(question, compare or [], evidence, measured_s, trace, sensitivity, mlperf)
+        answer = _answer(question, compare or [], given, measured_s, trace, sensitivity, mlperf)
     emit(answer, TableFormat.json if as_json else form)
     if html:
         write_estimate_page(answer, html)
@@ -248,7 +250,7 @@ def _devices(device: str | None, gpus: int | None, site: Site | None) -> tuple[s
 def _answer(
     question: Question,
     compare: list[str],
-    evidence: Path | None,
+    given: GivenEvidence | None,
     measured_s: float | None,
     trace: bool,
     sensitivity: bool,
@@ -256,7 +258,7 @@ def _answer(
 ) -> Answer:
     """The estimates of a question and of the offers beside it."""
     questions = [question, *(offer(question, text) for text in compare)]
-    evidences = [model.chosen_evidence(evidence, each) for each in questions]
+    evidences = [model.chosen_evidence(given, each) for each in questions]
     estimates = [_estimated(*pair) for pair in zip(questions, evidences, strict=True)]
     if measured_s is not None:
         estimates[0] = beside(estimates[0], measured_s, "as stated")
@@ -298,13 +300,14 @@ def _of_run(
     runs_dir: Path | None,
     options: dict[str, Any],
     whole: offers.Costs,
-    evidence: Path | None,
+    given: GivenEvidence | None,
 ) -> Estimate:
     """The estimate of a run as it was, and its measured step."""
     run = measured_run(evaluate(find_run(runs_root(runs_dir), name)))
     question = question_of(run, RunClaims(**options))
-    question = replace(question, calibration=model.calibration_in(evidence), **whole)
-    return explain(run, question, model.chosen_evidence(evidence) if evidence else None)
+    evidence = given.of(question.device, run.spec.training.dtype) if given else None
+    calibration = given.calibration if given else None
+    return explain(run, replace(question, calibration=calibration, **whole), evidence)
 
 
 def _traced(question: Question) -> Tracing:

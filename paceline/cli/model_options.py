@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paceline.core.errors import UserError
-from paceline.estimate.calibrate.calibration import Calibration, read_calibration
-from paceline.estimate.calibrate.lookup import evidence_for, is_cpu
-from paceline.estimate.fit.evidence import Evidence, read_evidence, shipped
+from paceline.estimate.calibrate.evidence_file import GivenEvidence, given_or_own, read_evidence
+from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.fit.origin import ANY, SOFTWARE, year_of_release
 from paceline.estimate.model.case import CudaGraphs, Dispatcher
 from paceline.estimate.question import Question
@@ -109,7 +106,9 @@ MoeDispatcher = Annotated[
 EvidenceFile = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Coefficients of a calibrated machine, not the shipped ones."
+        metavar="FILE",
+        help="What `paceline calibrate --out` wrote, instead of what is stored for the device or "
+        "shipped: its coefficients, and of a processor its rates.",
     ),
 ]
 
@@ -125,8 +124,12 @@ def question(
     per_node: int | None = None,
     intra: str | None = None,
     inter: str | None = None,
+    evidence: GivenEvidence | None = None,
 ) -> Question:
-    """What the options ask; a node has eight devices unless they say otherwise."""
+    """What the options ask; a node has eight devices unless they say otherwise.
+
+    Rates of a calibrated processor are those of the file of `evidence`, as its coefficients are.
+    """
     return Question(
         recipe,
         device,
@@ -137,33 +140,20 @@ def question(
         intra,
         inter,
         stack,
+        calibration=evidence.calibration if evidence else None,
     )
 
 
-def chosen_evidence(path: Path | None, question: Question | None = None) -> Evidence:
+def given_evidence(path: Path | None) -> GivenEvidence | None:
+    """What the file of --evidence holds, read once; None without one."""
+    return read_evidence(path) if path else None
+
+
+def chosen_evidence(given: GivenEvidence | None, question: Question) -> Evidence:
     """The coefficients of a file, of the question's device if calibrated, or the shipped ones.
 
-    Raises UserError for a file without any, and for a processor's where a GPU is asked about.
+    Raises UserError for a calibration of another kind of device, or of a processor in another
+    dtype.
     """
-    if path is not None:
-        calibration = calibration_in(path)
-        if calibration is None:
-            return read_evidence(path)
-        if question and (calibration.kind == "cpu") != is_cpu(question.device):
-            raise UserError(
-                f"--evidence {path}",
-                f"is of {calibration.device}, by which {question.device} cannot be estimated",
-                allowed="a calibration of the same kind of device",
-            )
-        return calibration.labelled_evidence()
-    if question is None:
-        return shipped()
     recipe = load_recipe(question.recipe, question.variant, question.overrides)
-    return evidence_for(question.device, recipe.training.dtype)
-
-
-def calibration_in(path: Path | None) -> Calibration | None:
-    """The calibration that a file of coefficients is; None where it holds them alone."""
-    with suppress(UserError):
-        return read_calibration(path) if path else None
-    return None
+    return given_or_own(given, question.device, recipe.training.dtype)

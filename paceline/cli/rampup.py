@@ -122,12 +122,14 @@ def rampup(
         )
     site = _site(cluster, device, per_node)
     where = _devices(site, device, per_node)
+    given = model.given_evidence(evidence)
     question = model.question(
         recipe, where.device, where.per_node, stack,
         variant=variant, overrides=with_engine(overrides, engine),
         per_node=where.per_node, intra=intra or where.intra, inter=inter or where.inter,
+        evidence=given,
     )  # fmt: skip
-    setting = setting_of(question, model.chosen_evidence(evidence, question))
+    setting = setting_of(question, model.chosen_evidence(given, question))
     batches = tuple(int(n) for n in _numbers("--stages", stages, whole=True))
     each = _numbers("--samples", samples)
     options = RampOptions(batches, max_nodes, least_efficiency, each, tokens, every_batch, most_tp)

@@ -181,7 +181,7 @@ class _How:
 def _sweep(request: SweepOptions, how: _How) -> int:
 
     root = runs_root(how.runs_dir)
-    planned = new_sweep(request, model.chosen_evidence(how.evidence) if how.evidence else None)
+    planned = new_sweep(request, model.given_evidence(how.evidence))
     trials = trials_of(planned, root)
     _announce(planned, trials)
     if how.dry_run:

@@ -23,6 +23,7 @@ from paceline.core.errors import (
     UserError,
 )
 from paceline.core.units import counted
+from paceline.estimate.calibrate.evidence_file import GivenEvidence
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import runs_root
@@ -138,6 +139,7 @@ def tune(
     form = TableFormat.json if as_json else form
     changes = options.with_engine(overrides, engine)
     load_recipe(recipe, variant, changes)  # What is wrong comes before what is missing.
+    given = model.given_evidence(evidence)
     if estimate_only:
         used = _OF_BOTH | _OF_ESTIMATES | {"cluster"}
         options.refuse_unused(context, "--estimate-only", used)
@@ -156,10 +158,11 @@ def tune(
             per_node=per_node,
             intra=intra,
             inter=inter,
+            evidence=given,
         )
-        question = replace(question, site=site, calibration=model.calibration_in(evidence))
+        question = replace(question, site=site)
         space = Space(most_tp=most_tp, most_cp=most_cp, most_ep=most_ep)
-        print_ranking(rank(question, model.chosen_evidence(evidence, question), space, top), form)
+        print_ranking(rank(question, model.chosen_evidence(given, question), space, top), form)
         return
     if budget is None:
         raise UserError(
@@ -199,7 +202,7 @@ def tune(
     tune_request = TuneOptions(
         request, read_budget(budget), space, steps, name, write, oversubscribe, tag
     )
-    raise typer.Exit(_tune(tune_request, runs_root(runs_dir), form, evidence, dry_run))
+    raise typer.Exit(_tune(tune_request, runs_root(runs_dir), form, given, dry_run))
 
 
 def _given(value: T | None, option: str, remedy: str | None = None) -> T:
@@ -234,11 +237,10 @@ def _tune(
     request: TuneOptions,
     root: Path,
     form: TableFormat,
-    evidence: Path | None,
+    given: GivenEvidence | None,
     dry_run: bool,
 ) -> int:
-    coefficients = model.chosen_evidence(evidence) if evidence else None
-    tuning = new_tuning(request, coefficients, root, command_line())
+    tuning = new_tuning(request, given, root, command_line())
     _announce(tuning, headline(tuning))
     if dry_run:
         print_tuning(tuning.result(), form)

@@ -13,6 +13,7 @@ from paceline.cli.options import Json
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, Where, emit_table, select_rows
 from paceline.cli.terminal import echo
 from paceline.core.units import counted
+from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.validation import StepAccuracy, Validation, read_table, validate_rows
 
 LISTED = 10
@@ -41,7 +42,8 @@ def validate(
     """
     lines = read_table(table)
     chosen = [dict(row) for row in select_rows(lines, where, list(lines[0]) if lines else ())]
-    validation = validate_rows(table.name, chosen, model.chosen_evidence(evidence))
+    given = model.given_evidence(evidence)
+    validation = validate_rows(table.name, chosen, given.of_gpus() if given else shipped())
     form = TableFormat.json if as_json else form
     if form is TableFormat.csv:
         rows = [row.model_dump(mode="json") for row in validation.rows]

@@ -203,6 +203,13 @@ def test_a_run_is_estimated_as_it_was_and_its_page_shows_the_same(
     by_file = paceline("estimate", recipe, "--measured", "last", *file, "--json", runs=runs)
     wrong = paceline(*H100, *file)
     assert wrong.returncode == 1 and "by which H100 cannot be estimated" in wrong.stderr
+    card = own.model_copy(update={"kind": "cuda", "device": "a card"})
+    narrow = own.model_copy(update={"dtype": "bf16"})
+    for other, words in ((card, "is of a card, by which cpu cannot"), (narrow, "is in bf16, and")):
+        write_value(tmp_path / "other.json", other)
+        measured = ("estimate", recipe, "--measured", "last")
+        done = paceline(*measured, "--evidence", str(tmp_path / "other.json"), runs=runs)
+        assert done.returncode == 1 and f"other.json: {words}" in done.stderr
     ranked = paceline("tune", recipe, "--device", "cpu", "--gpus", "2", "--estimate-only", *file)
     assert ranked.returncode == 0 and "layouts estimated" in ranked.stderr
     plain = paceline("show", "last", "--format", "html", runs=runs)
@@ -262,6 +269,9 @@ def test_validate_lists_scores_and_what_it_left_out(tmp_path: Path):
         "error",
     }
     assert len(output["rows"]) + len(output["unmodelled"]) == len(ROWS)
+    write_value(tmp_path / "own.json", calibrated(2, 1))
+    wrong = paceline("validate", str(path), "--evidence", str(tmp_path / "own.json"))
+    assert wrong.returncode == 1 and "by which a GPU cannot be estimated" in wrong.stderr
     text = paceline("validate", str(path), "--where", "source=a")
     assert "median |ln|" in text.stdout and "predicted by" in text.stderr
     rows = list(

@@ -17,6 +17,7 @@ from paceline.layouts.rampup.timing import setting_of, timed
 from paceline.layouts.search.space import Space
 from paceline.layouts.sweep.prediction import predict
 from paceline.layouts.tune.ranking import rank
+from tests.estimate.given import SHIPPED
 
 NATIVE = Question("llama31-8b", "H100-SXM", 64, stack="torch", native=True)
 UNEVEN = replace(NATIVE, recipe="llama31-405b", devices=128)
@@ -48,7 +49,7 @@ def test_estimate_tune_sweep_and_ramp_up_say_the_same(question: Question):
         alone.p_oom,
     )
 
-    (sweep,) = predict([spec], shipped())
+    (sweep,) = predict([spec], SHIPPED)
     figures = tuple(sweep.model_dump(exclude={"memory"}).values())
     assert figures == pytest.approx(expected, rel=1e-12)
 

@@ -123,11 +123,22 @@ def file_of(device: str, dtype: Dtype) -> Path:
 def read_calibration(path: Path) -> Calibration:
     """A calibration from a file; raises UserError when it holds none."""
     try:
-        return Calibration.model_validate_json(read_text(path))
+        text = read_text(path)
     except (OSError, ValueError) as error:
-        raise UserError(
-            str(path), "holds no calibration", remedy="`paceline calibrate` writes one"
-        ) from error
+        raise _no_calibration(path) from error
+    return parse_calibration(text, path)
+
+
+def parse_calibration(text: str, path: Path) -> Calibration:
+    """The calibration that a file's text is; raises UserError when it is none."""
+    try:
+        return Calibration.model_validate_json(text)
+    except ValueError as error:
+        raise _no_calibration(path) from error
+
+
+def _no_calibration(path: Path) -> UserError:
+    return UserError(str(path), "holds no calibration", remedy="`paceline calibrate` writes one")
 
 
 def find(device: str, dtype: Dtype) -> Calibration | None:

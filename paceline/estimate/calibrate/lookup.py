@@ -42,6 +42,15 @@ def calibration_for(
     return next((calibration for calibration in calibrations if calibration), None)
 
 
+def of_other_dtype(where: str, found: Calibration, dtype: Dtype) -> UserError:
+    """That a processor's rates and coefficients are of another dtype than the training."""
+    return UserError(
+        where,
+        f"is in {found.dtype}, and the training in {dtype}",
+        allowed=f"a calibration in {dtype}",
+    )
+
+
 def evidence_for(device: str, dtype: Dtype | Literal["auto"], label: str | None = None) -> Evidence:
     """The device's own coefficients where it is calibrated in that dtype, else those shipped."""
     calibration = calibration_for(device, dtype, label)
@@ -57,8 +66,8 @@ def machine_for(
     """The devices of a cluster with their links: a processor by its calibration, others by catalog.
 
     `device` is a name that says more than the cluster's, such as a power limit; `given` a
-    processor's calibration in that dtype, where it is not the user's own. Raises UserError for a
-    device or link in no catalog, and for a processor that is not calibrated for such a run.
+    processor's calibration, where it is not the user's own. Raises UserError for a device or link
+    in no catalog, and for a processor that is not calibrated for such a run.
     """
     if not is_cpu(cluster.device):
         return machine(
@@ -67,7 +76,10 @@ def machine_for(
             cluster.inter_link,
             cluster.devices_per_node,
         )
-    calibration = given if given and (given.kind, given.dtype) == ("cpu", dtype) else None
+    dtype = automatic_dtype(cluster.device) if dtype == "auto" else dtype
+    calibration = given if given and given.kind == "cpu" else None
+    if calibration and calibration.dtype != dtype:
+        raise of_other_dtype("this calibration", calibration, dtype)
     calibration = calibration or calibration_for(cluster.device, dtype, cluster.device_label)
     if calibration is None:
         raise UserError(

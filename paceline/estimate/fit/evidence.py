@@ -15,7 +15,6 @@ from paceline.core.value import Value
 from paceline.estimate.fit.interval import Levels
 from paceline.estimate.fit.posterior import PRIOR, Fit
 from paceline.estimate.model.coefficients import NAMES
-from paceline.files.documents import parse_json, read_text
 
 SHIPPED = "coefficients.json"
 
@@ -141,15 +140,18 @@ def shipped() -> Evidence:
     return Evidence.model_validate_json(text)
 
 
-def read_evidence(path: Path) -> Evidence:
-    """Coefficients from a file; raises UserError when it holds none."""
+def parse_evidence(text: str, path: Path) -> Evidence:
+    """The coefficients that a file's text is; raises UserError when it is none."""
     try:
-        content: Any = parse_json(read_text(path))
-        # A calibration has its coefficients beside what was measured.
-        return Evidence.model_validate(content.get("evidence", content))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(
-            str(path),
-            "holds no coefficients of the time model",
-            remedy="`paceline calibrate` writes them",
-        ) from error
+        return Evidence.model_validate_json(text)
+    except ValueError as error:
+        raise no_evidence(path) from error
+
+
+def no_evidence(path: Path) -> UserError:
+    """That a file holds no coefficients."""
+    return UserError(
+        str(path),
+        "holds no coefficients of the time model",
+        remedy="`paceline calibrate` writes them",
+    )

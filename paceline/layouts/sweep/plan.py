@@ -11,8 +11,8 @@ from typing import Any
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
+from paceline.estimate.calibrate.evidence_file import GivenEvidence
 from paceline.estimate.estimates import P_OOM_EVEN, P_OOM_SURE
-from paceline.estimate.fit.evidence import Evidence
 from paceline.files.recipe import full_key, load_recipe
 from paceline.layouts.sweep.dimensions import Dimension, combinations
 from paceline.layouts.sweep.prediction import hopeless, predict
@@ -88,8 +88,8 @@ class Sweep:
         return f"{self.name}-{plan.spec.key}"
 
 
-def new_sweep(options: SweepOptions, evidence: Evidence | None) -> Sweep:
-    """The sweep that was asked for; nothing is run or written. `evidence` as in `predict`.
+def new_sweep(options: SweepOptions, given: GivenEvidence | None) -> Sweep:
+    """The sweep that was asked for; nothing is run or written. `given` as in `predict`.
 
     Raises UserError when a value is none that its field takes; a combination that cannot run is a
     choice with its reason.
@@ -107,7 +107,7 @@ def new_sweep(options: SweepOptions, evidence: Evidence | None) -> Sweep:
     choices = _without_twins(_choices(request, options.dimensions, machine))
     plans = [choice.plan for choice in choices if choice.plan]
     notices += [*place.notices, *(notice for plan in plans for notice in plan.notices)]
-    choices, unpredicted = _predicted(choices, evidence, options)
+    choices, unpredicted = _predicted(choices, given, options)
     notices += unpredicted
     return Sweep(
         name=_name(options, recipe.name),
@@ -185,15 +185,17 @@ def _without_twins(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def _predicted(
-    choices: Sequence[Choice], evidence: Evidence | None, options: SweepOptions
+    choices: Sequence[Choice], given: GivenEvidence | None, options: SweepOptions
 ) -> tuple[list[Choice], list[str]]:
     """(the choices with their predictions, hopeless ones marked; why there are none)."""
     planned = [choice for choice in choices if choice.plan]
     specs = [choice.plan.spec for choice in planned if choice.plan]
     if not specs:
         return list(choices), []
+    if given:
+        given.of(specs[0].cluster.device, specs[0].training.dtype)
     try:
-        predictions = predict(specs, evidence, options.stack)
+        predictions = predict(specs, given, options.stack)
     except UserError as error:
         if options.stack:
             raise

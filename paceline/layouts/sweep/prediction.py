@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.core.units import gib
-from paceline.estimate.calibrate.lookup import evidence_for, machine_for
+from paceline.estimate.calibrate.evidence_file import GivenEvidence, given_or_own
+from paceline.estimate.calibrate.lookup import machine_for
 from paceline.estimate.estimates import P_OOM_EVEN, P_OOM_SURE, estimates_of_runs
-from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.run_case import Software, software_named
 from paceline.layouts.sweep.result import Prediction
@@ -19,9 +19,9 @@ HOPELESS = 2.0
 
 
 def predict(
-    specs: Sequence[RunSpec], evidence: Evidence | None, stack: str | None = None
+    specs: Sequence[RunSpec], given: GivenEvidence | None, stack: str | None = None
 ) -> list[Prediction]:
-    """The expectation of each run; `evidence` None is what the device has.
+    """The expectation of each run; `given` None is what the device has.
 
     `stack` is the software that is expected to run them, None each run's engine.
 
@@ -35,10 +35,11 @@ def predict(
     cluster, dtype = specs[0].cluster, specs[0].training.dtype
     if cluster.device == "cpu" and len(dtypes) > 1:
         raise UserError("a processor's calibration", "is of one dtype, and these runs have several")
+    rates = given.calibration if given else None
     estimates = estimates_of_runs(
         specs,
-        [machine_for(spec.cluster, dtype) for spec in specs],
-        evidence or evidence_for(cluster.device, dtype, cluster.device_label),
+        [machine_for(spec.cluster, dtype, given=rates) for spec in specs],
+        given_or_own(given, cluster.device, dtype, cluster.device_label),
         software,
     )
     columns = (

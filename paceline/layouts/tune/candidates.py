@@ -17,7 +17,9 @@ from paceline.core.run import RunSpec
 from paceline.core.units import counted
 from paceline.core.window import MIN_STEADY
 from paceline.engines import engine
-from paceline.estimate.calibrate.lookup import evidence_for, machine_for
+from paceline.estimate.calibrate.calibration import Calibration
+from paceline.estimate.calibrate.evidence_file import GivenEvidence, given_or_own
+from paceline.estimate.calibrate.lookup import machine_for
 from paceline.estimate.estimates import P_OOM_EVEN, P_OOM_SURE, Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.memory.device_memory import UNLIKELY
@@ -103,10 +105,10 @@ def settings(layout: Layout) -> list[str]:
     return [f"layout.{name}={_yaml(values[name])}" for name in VARIED]
 
 
-def candidates(request: Request, evidence: Evidence | None, space: Space) -> Candidates:
+def candidates(request: Request, given: GivenEvidence | None, space: Space) -> Candidates:
     """Every layout of the space that the engine can run; raises UserError when there is none.
 
-    `evidence` None is the device's calibration where there is one, else what comes with Paceline.
+    `given` None is the device's calibration where there is one, else what comes with Paceline.
     """
     request, notices = steady_batch(request)
     local = inventory()
@@ -123,10 +125,9 @@ def candidates(request: Request, evidence: Evidence | None, space: Space) -> Can
     runs_as_it_is = _runs(spec, recipe.layout)
     if runs_as_it_is and recipe.layout not in layouts:
         layouts = [recipe.layout, *layouts]
-    evidence = evidence or evidence_for(
-        spec.cluster.device, spec.training.dtype, spec.cluster.device_label
-    )
-    machine, notes = _machine(spec, local)
+    cluster, rates = spec.cluster, given.calibration if given else None
+    evidence = given_or_own(given, cluster.device, spec.training.dtype, cluster.device_label)
+    machine, notes = _machine(spec, local, rates)
     seconds = needed = np.ones(len(layouts))
     odds, limit, x = np.zeros(len(layouts)), np.full(len(layouts), inf), None
     if machine is not None:
@@ -178,11 +179,13 @@ def _equally_compiled(
     return compiled if pays else plain
 
 
-def _machine(spec: RunSpec, local: dict[str, Any]) -> tuple[Machine | None, list[str]]:
+def _machine(
+    spec: RunSpec, local: dict[str, Any], rates: Calibration | None
+) -> tuple[Machine | None, list[str]]:
     """(the devices of the run, None where they have no rates; what is to be said of these)."""
     notes: list[str] = []
     try:
-        machine = machine_for(spec.cluster, spec.training.dtype)
+        machine = machine_for(spec.cluster, spec.training.dtype, given=rates)
     except UserError:
         if spec.cluster.device != "cpu":
             raise

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.core.errors import UserError
 from paceline.core.units import counted
-from paceline.estimate.fit.evidence import Evidence
+from paceline.estimate.calibrate.evidence_file import GivenEvidence
 from paceline.files.documents import write_value
 from paceline.files.recipe import load_recipe
 from paceline.layouts.search.space import Space
@@ -143,7 +143,7 @@ class Tuning:
 
 
 def new_tuning(
-    options: TuneOptions, evidence: Evidence | None, root: Path, command: list[str]
+    options: TuneOptions, given: GivenEvidence | None, root: Path, command: list[str]
 ) -> Tuning:
     """A tuning with the runs that it has already; nothing is run or written.
 
@@ -153,7 +153,7 @@ def new_tuning(
     if options.write:
         check_place(options.write, options.request.recipe)
     oversubscribed = _oversubscribed(options)
-    layouts = candidates(options.trial_request, evidence, options.space)
+    layouts = candidates(options.trial_request, given, options.space)
     runs = LayoutRunner(layouts, name, root, command, options.tag)
     search = begin(layouts, Learner(layouts), runs.recall())
     runs.expect = lambda row: prediction(search, row)

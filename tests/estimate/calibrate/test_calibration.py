@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import UserError
+from paceline.core.hardware import Cluster
 from paceline.estimate.calibrate.calibration import (
     Calibration,
     Placement,
@@ -18,8 +19,9 @@ from paceline.estimate.calibrate.calibration import (
     folder,
     read_calibration,
 )
-from paceline.estimate.calibrate.lookup import calibration_for, evidence_for
-from paceline.estimate.fit.evidence import Evidence, read_evidence, shipped
+from paceline.estimate.calibrate.evidence_file import read_evidence
+from paceline.estimate.calibrate.lookup import calibration_for, evidence_for, machine_for
+from paceline.estimate.fit.evidence import Evidence, shipped
 from paceline.estimate.fit.processors import cpu_prior
 from paceline.estimate.provenance import basis_of
 from paceline.files.documents import write_value
@@ -132,11 +134,52 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path):
 
 
 def test_its_coefficients_can_be_named_as_evidence(tmp_path: Path):
-    assert read_evidence(kept(calibration())) == cpu_prior("fp32")
+    given = read_evidence(kept(calibration()))
+    assert given.evidence == calibration().labelled_evidence()
+    assert given.calibration == calibration() and given.of("cpu", "fp32") == given.evidence
     wrong = tmp_path / "list.json"
-    wrong.write_text("[1]")
-    with pytest.raises(UserError, match="holds no coefficients"):
-        read_evidence(wrong)
+    for text in ("[1]", "1", "{}"):
+        wrong.write_text(text)
+        with pytest.raises(UserError, match="holds no coefficients"):
+            read_evidence(wrong)
+
+
+def test_coefficients_alone_are_of_any_device(tmp_path: Path):
+    path = tmp_path / "own.json"
+    path.write_text(shipped().model_dump_json())
+    given = read_evidence(path)
+    assert given.calibration is None and given.of_gpus() == shipped()
+    assert given.of("cpu", "bf16") == given.of("H100", "auto") == shipped()
+
+
+@pytest.mark.parametrize("change", [{"schema_version": 2}, {"placements": 1}, {"cores": None}])
+def test_a_calibration_that_cannot_be_read_is_no_file_of_coefficients_alone(
+    tmp_path: Path, change: dict[str, object]
+):
+    """Else a processor would be estimated by its coefficients and by rates of another file."""
+    path = tmp_path / "newer.json"
+    path.write_text(json.dumps({**calibration().model_dump(mode="json"), **change}))
+    with pytest.raises(UserError, match="holds no calibration; `paceline calibrate` writes one"):
+        read_evidence(path)
+
+
+def test_a_calibration_is_of_its_kind_of_device_and_a_processors_of_its_dtype():
+    own = read_evidence(kept(calibration()))
+    for of_gpu in (lambda: own.of("H100", "auto"), own.of_gpus):
+        with pytest.raises(UserError, match="is of Some CPU @ 2 GHz, by which .* cannot be"):
+            of_gpu()
+    words = "fp32.json: is in fp32, and the training in bf16; allowed: a calibration in bf16"
+    with pytest.raises(UserError, match=words):
+        own.of("cpu", "bf16")
+    cluster = Cluster(name="c", device="cpu", devices_per_node=2)
+    assert machine_for(cluster, "fp32", given=calibration()).domain == 2
+    with pytest.raises(UserError, match="this calibration: is in fp32, and the training in bf16"):
+        machine_for(cluster, "bf16", given=calibration())
+    card = calibration(device="a card", kind="cuda", catalog_device="H100-SXM", dtype="bf16")
+    given = read_evidence(kept(card))
+    assert given.of("H100", "fp8") == given.of_gpus() == given.evidence
+    with pytest.raises(UserError, match="is of a card, by which cpu cannot be estimated"):
+        given.of("cpu", "bf16")
 
 
 @pytest.mark.parametrize(

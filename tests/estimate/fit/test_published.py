@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.estimate.fit.evidence import Evidence, evidence_of_fit, read_evidence, shipped
+from paceline.estimate.calibrate.evidence_file import read_evidence
+from paceline.estimate.fit.evidence import Evidence, evidence_of_fit, shipped
 from paceline.estimate.fit.families import is_gated
 from paceline.estimate.fit.interval import (
     CAPTURED,
@@ -271,7 +272,7 @@ def test_coefficients_survive_their_file(tmp_path: Path):
     stored = evidence_of_fit("three rows", fitted, residual, 3, 1)
     path = tmp_path / "coefficients.json"
     path.write_text(stored.model_dump_json())
-    again = read_evidence(path)
+    again = read_evidence(path).evidence
     assert isinstance(again, Evidence) and again == stored
     assert again.fit().centre == pytest.approx(fitted.centre, abs=1e-4)
     path.write_text("{}")

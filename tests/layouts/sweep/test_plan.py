@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import UserError
+from paceline.estimate.calibrate.evidence_file import GivenEvidence
 from paceline.estimate.estimates import P_OOM_SURE
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.case import Stack
@@ -15,6 +16,8 @@ from paceline.layouts.sweep.dimensions import dimensions
 from paceline.layouts.sweep.plan import Choice, Sweep, SweepOptions, new_sweep
 from paceline.machines.placement import Request
 from paceline.machines.probe import inventory
+from tests.estimate.given import SHIPPED
+from tests.layouts.sweep.test_prediction import calibrated
 
 V100 = """
 name: study
@@ -46,7 +49,7 @@ def planned(
     options = SweepOptions(
         request, varied, name=name, prune=prune, prune_above=prune_above, stack=stack
     )
-    return new_sweep(options, shipped())
+    return new_sweep(options, SHIPPED)
 
 
 def labels(choices: list[Choice]) -> list[str]:
@@ -203,3 +206,11 @@ def test_layouts_are_all_compiled_or_none_unless_that_varies():
     assert compiled("gpipe,1f1b") == {"blocks"}
     assert compiled("1f1b,zero-bubble") == {"none"}
     assert compiled("1f1b", "training.compile=none,blocks") == {"none", "blocks"}
+
+
+def test_a_calibration_of_another_kind_of_device_is_refused():
+    card = calibrated(2, 1).model_copy(update={"kind": "cuda", "device": "a card"})
+    given = GivenEvidence(Path("card.json"), shipped(), card)
+    options = SweepOptions(Request("tiny-gpt", devices=2, device="cpu"), ())
+    with pytest.raises(UserError, match="card.json: is of a card, by which cpu cannot be"):
+        new_sweep(options, given)

@@ -20,6 +20,7 @@ from paceline.files.documents import write_value
 from paceline.layouts.sweep import prediction
 from paceline.layouts.sweep.prediction import hopeless, predict
 from paceline.layouts.sweep.result import Prediction
+from tests.estimate.given import SHIPPED
 from tests.example import make_spec
 
 
@@ -42,7 +43,7 @@ def expected(
 
 
 def test_a_prediction_is_the_estimate_of_the_stack_that_the_native_trainer_is():
-    (predicted,) = predict([spec(micro_batch=1)], shipped())
+    (predicted,) = predict([spec(micro_batch=1)], SHIPPED)
     question = Question(
         "llama31-8b",
         "H100-SXM",
@@ -63,7 +64,7 @@ def test_a_prediction_is_the_estimate_of_the_stack_that_the_native_trainer_is():
 
 
 def test_recomputation_is_expected_to_cost_time_and_to_save_memory():
-    none, full = predict([spec(recompute="none"), spec(recompute="full")], shipped())
+    none, full = predict([spec(recompute="none"), spec(recompute="full")], SHIPPED)
     assert full.step_time_s > none.step_time_s and full.memory_bytes < none.memory_bytes
 
 
@@ -136,8 +137,8 @@ def test_each_run_is_held_against_its_own_share_of_the_memory():
     large = spec(micro_batch=1)
     little = large.cluster.model_copy(update={"device_memory_bytes": 20e9})
     small = large.model_copy(update={"cluster": little})
-    together = predict([large, small], shipped())
-    apart = [predict([run], shipped())[0] for run in (large, small)]
+    together = predict([large, small], SHIPPED)
+    apart = [predict([run], SHIPPED)[0] for run in (large, small)]
     assert together[0].p_oom < together[1].p_oom
     for beside, alone in zip(together, apart, strict=True):
         numbers = [each.model_dump(exclude={"memory"}) for each in (beside, alone)]
@@ -149,18 +150,18 @@ def test_a_recipes_own_limit_counts_where_the_device_has_more():
     roomy = large.cluster.model_copy(update={"device_memory_bytes": 400e9})
     free = large.model_copy(update={"cluster": roomy})
     held = free.model_copy(update={"memory_limit_bytes": 40e9})
-    first, second = predict([free, held], shipped())
+    first, second = predict([free, held], SHIPPED)
     assert first.p_oom < 0.01 and second.p_oom > 0.99
     assert first.memory_bytes == second.memory_bytes
 
 
 def test_the_devices_own_context_counts(monkeypatch: pytest.MonkeyPatch):
-    small = predict([spec(micro_batch=1)], shipped())[0].memory_bytes
+    small = predict([spec(micro_batch=1)], SHIPPED)[0].memory_bytes
     h100 = machine("H100")
     large = replace(h100, device=h100.device.model_copy(update={"context_bytes": 5e9}))
     monkeypatch.setattr(prediction, "machine_for", lambda *_: large)
     usual = USUAL_CONTEXT_BYTES
-    assert predict([spec(micro_batch=1)], shipped())[0].memory_bytes - small == 5e9 - usual
+    assert predict([spec(micro_batch=1)], SHIPPED)[0].memory_bytes - small == 5e9 - usual
 
 
 def test_what_surely_runs_out_of_memory_is_hopeless_with_its_need():
@@ -182,7 +183,7 @@ def test_the_bound_of_pruning_is_the_one_that_was_asked_for():
 
 def test_another_stack_has_its_own_times_and_memory():
     runs = [spec(micro_batch=1, zero_stage=1)]
-    (own,), (megatron,) = predict(runs, shipped()), predict(runs, shipped(), "softmax")
+    (own,), (megatron,) = predict(runs, SHIPPED), predict(runs, SHIPPED, "softmax")
     alone = estimate(
         Question(
             "llama31-8b",
@@ -196,7 +197,7 @@ def test_another_stack_has_its_own_times_and_memory():
     assert megatron.step_time_s == pytest.approx(alone.step_time_s)
     assert megatron.memory_bytes == alone.memory_bytes.device_used != own.memory_bytes
     with pytest.raises(UserError, match="is of GPUs"):
-        predict([make_spec()], shipped(), "softmax")
+        predict([make_spec()], SHIPPED, "softmax")
 
 
 def test_what_is_slower_at_its_best_than_twice_the_fastest_at_its_worst_is_hopeless():

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.estimate.fit.evidence import shipped
 from paceline.files.run_folder import this_controller
 from paceline.layouts.sweep.dimensions import dimensions
 from paceline.layouts.sweep.plan import Sweep, SweepOptions, new_sweep
@@ -24,6 +23,7 @@ from paceline.runs import flow
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.slot import JobSlot
+from tests.estimate.given import SHIPPED
 from tests.files.test_events import STEP
 from tests.runs.series_example import make_finished
 
@@ -88,7 +88,7 @@ class Silent:
 def a_sweep(mbs: str = "1,2,4", repeats: int = 1, timeout_s: float | None = None) -> Sweep:
     varied, fixed = dimensions({"mbs": mbs}, ["steps=20"])
     request = Request("tiny-gpt", overrides=fixed, devices=1, device="cpu", timeout_s=timeout_s)
-    return new_sweep(SweepOptions(request, varied, repeats), shipped())
+    return new_sweep(SweepOptions(request, varied, repeats), SHIPPED)
 
 
 @dataclass

@@ -12,6 +12,8 @@ from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.engines import engine
 from paceline.estimate.calibrate.calibration import cpu_machine
+from paceline.estimate.calibrate.evidence_file import GivenEvidence
+from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.memory.device_memory import memory
 from paceline.estimate.memory.framework import NATIVE_CPU
 from paceline.estimate.model.machine import machine
@@ -21,6 +23,7 @@ from paceline.layouts.tune.tuning import SCHEDULES
 from paceline.machines.placement import Request
 from paceline.machines.probe import inventory
 from tests.estimate.calibrate.test_calibration import calibration
+from tests.layouts.sweep.test_prediction import calibrated
 
 SPACE = Space(micro_batches=(1, 2), recompute=("none", "full"), schedules=SCHEDULES)
 
@@ -133,6 +136,20 @@ def test_settings_give_back_the_layout():
 def test_without_rates_every_layout_is_alike():
     tiny = planned()
     assert tiny.x is None and np.unique(tiny.seconds).tolist() == [1.0] and not tiny.p_oom.any()
+
+
+def test_a_file_of_a_processor_brings_its_rates_and_one_of_a_card_is_refused():
+    request = Request("tiny-llama", None, ("dtype=fp32",), 2, "cpu")
+    own = calibrated(2, max(1, inventory.cpu()["usable_cores"] // 2))
+    card = own.model_copy(update={"kind": "cuda", "device": "a card"})
+    other = own.model_copy(update={"dtype": "bf16"})
+    by_file, by_card, in_bf16 = (GivenEvidence(Path("f"), shipped(), f) for f in (own, card, other))
+    assert candidates.candidates(request, None, SPACE).x is None
+    assert candidates.candidates(request, by_file, SPACE).x is not None
+    with pytest.raises(UserError, match="f: is of a card, by which cpu cannot be estimated"):
+        candidates.candidates(request, by_card, SPACE)
+    with pytest.raises(UserError, match="is in bf16, and the training in fp32; allowed"):
+        candidates.candidates(request, in_bf16, SPACE)
 
 
 def test_the_memory_is_that_of_the_trainer_on_cpus(monkeypatch: pytest.MonkeyPatch):
