@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +28,7 @@ from paceline.estimate.offers import against, step_time_ratio
 from paceline.estimate.question import Question, spec_of
 from paceline.estimate.trace import Tracing, trace
 from paceline.files import catalog
-from paceline.files.recipe import MisfitError, load_recipe
+from paceline.files.recipe import MisfitError, full_key, load_recipe
 from paceline.files.run_folder import find_run, runs_root
 from paceline.mlperf.time_to_train import time_to_train
 from paceline.runs.outcome import evaluate
@@ -204,7 +205,8 @@ def estimate(
             site=site,
             **whole,
         )
-        answer = _answer(question, compare or [], given, measured_s, trace, sensitivity, mlperf)
+        besides = (measured_s, trace, sensitivity, mlperf, cluster)
+        answer = _answer(question, compare or [], given, *besides)
     emit(answer, TableFormat.json if as_json else form)
     if html:
         write_estimate_page(answer, html)
@@ -255,11 +257,13 @@ def _answer(
     trace: bool,
     sensitivity: bool,
     mlperf: str | None,
+    cluster: str | None,
 ) -> Answer:
     """The estimates of a question and of the offers beside it."""
     questions = [question, *(offer(question, text) for text in compare)]
     evidences = [model.chosen_evidence(given, each) for each in questions]
-    estimates = [_estimated(*pair) for pair in zip(questions, evidences, strict=True)]
+    same = (given.path if given else None, cluster)
+    estimates = [_estimated(*pair, *same) for pair in zip(questions, evidences, strict=True)]
     if measured_s is not None:
         estimates[0] = beside(estimates[0], measured_s, "as stated")
     offers = [
@@ -282,7 +286,9 @@ def _answer(
     )
 
 
-def _estimated(question: Question, evidence: Evidence) -> Estimate:
+def _estimated(
+    question: Question, evidence: Evidence, file: Path | None, cluster: str | None
+) -> Estimate:
     """The estimate; raises UserError that names this verb's options where a layout does not fit."""
     try:
         return estimated(question, evidence)
@@ -291,8 +297,34 @@ def _estimated(question: Question, evidence: Evidence) -> Estimate:
             error.where,
             error.what,
             remedy="change --gpus, --layout, or the batch with --set; "
-            f"`paceline tune {question.recipe} --estimate-only` finds the layouts of these devices",
+            f"`{_tune_command(question, file, cluster)}` finds the layouts of these devices",
         ) from error
+
+
+def _tune_command(question: Question, file: Path | None, cluster: str | None) -> str:
+    """What ranks all layouts of the same training on the same devices, as it can be pasted."""
+    usual = question.devices_per_node == model.DEVICES_PER_NODE
+    options = {
+        "--device": None if cluster else question.device,
+        "--cluster": cluster,
+        "--gpus": question.devices,
+        "--per-node": None if usual else question.devices_per_node,
+        "--intra": question.intra_link,
+        "--inter": question.inter_link,
+        "--stack": None if question.stack == "any" else question.stack,
+        "--variant": question.variant,
+        "--evidence": file,
+    }
+    given = {name: str(value) for name, value in options.items() if value is not None}
+    kept = [change for change in question.overrides if not _key(change).startswith("layout")]
+    pairs = [*given.items(), *(("--set", change) for change in kept)]
+    words = [word for pair in pairs for word in pair]
+    return shlex.join(["paceline", "tune", question.recipe, "--estimate-only", *words])
+
+
+def _key(change: str) -> str:
+    """The field of a recipe that a `--set` is of."""
+    return full_key(change.partition("=")[0].strip())
 
 
 def _of_run(

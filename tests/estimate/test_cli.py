@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import platform
+import shlex
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,19 @@ def test_without_a_run_the_devices_must_be_said():
     ):
         done = paceline("estimate", "llama31-8b", *options)
         assert done.returncode == 1 and missing in done.stderr and not done.stdout
+
+
+def test_the_command_that_finds_layouts_is_whole():
+    example = str(Path(__file__).parents[2] / "docs/examples/h100-pods.yaml")
+    misfit = ("estimate", "llama31-8b", "--layout", "tp=8", "--set", "steps=30")
+    here = ("--device", "H100", "--gpus", "12", "--per-node", "4", "--inter", "8x400 Gb/s RoCE")
+    clustered = ("--cluster", example, "--gpus", "64", "--set", "layout.pp=5")
+    for place, whole in ((here, here), (clustered, clustered[:4])):
+        done = paceline(*misfit, *place)
+        command = shlex.split(done.stderr.partition("`")[2].partition("` finds the layouts")[0])
+        kept = (*whole, "--set", "steps=30")
+        assert command == ["paceline", "tune", "llama31-8b", "--estimate-only", *kept]
+        assert paceline(*command[1:], "--top", "1").returncode == 0
 
 
 def test_a_clusters_file_gives_days_and_money_with_intervals(tmp_path: Path):
