@@ -344,5 +344,5 @@ def _of_run(
 
 def _traced(question: Question) -> Tracing:
     """The memory of one offer, followed; says so, because it takes a while."""
-    echo(f"following a step on {question.devices} x {question.device}", err=True)
+    echo(f"following a step on {question.devices:,} x {question.device}", err=True)
     return trace(question)

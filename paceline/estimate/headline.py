@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from paceline.core.units import count, days, gib, percent, significant, trimmed
+from paceline.core.units import count, counted, days, gib, percent, significant, trimmed
 from paceline.estimate.answer import Estimate
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against, Ratio
@@ -46,15 +46,15 @@ def place(estimate: Estimate) -> str:
 def setup(estimate: Estimate) -> str:
     """What is trained and on what, in a line; the batch, because a step is of it."""
     return (
-        f"{estimate.recipe} · {estimate.devices} x {estimate.device} · {estimate.dtype} · "
-        f"{estimate.layout} · seq {estimate.seq_len} · {batch(estimate)} · {estimate.stack}"
+        f"{estimate.recipe} · {place(estimate)} · {estimate.dtype} · {estimate.layout} · "
+        f"seq {estimate.seq_len:,} · {batch(estimate)} · {estimate.stack}"
     )
 
 
 def batch(estimate: Estimate) -> str:
     """Of a step: `global batch 512 sequences`."""
-    of = "samples" if estimate.headline == "samples_per_s" else "sequences"
-    return f"global batch {estimate.global_batch} {of}"
+    of = "sample" if estimate.headline == "samples_per_s" else "sequence"
+    return f"global batch {counted(estimate.global_batch, of)}"
 
 
 def headline(estimate: Estimate) -> str:

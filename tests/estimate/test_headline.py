@@ -8,6 +8,7 @@ from paceline.estimate.answer import estimate
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.headline import beside_line, headline, rates, setup, speed
 from paceline.estimate.offers import Ratio, against
+from paceline.estimate.page import estimate_cards
 from paceline.estimate.question import Question
 
 
@@ -31,11 +32,14 @@ def test_offers_beside_each_other_have_their_devices_with_separators():
 
 def test_a_step_is_told_with_its_batch():
     """Recipes whose batch grows with the devices would otherwise seem to do the same step."""
-    for devices, batch in ((8, 128), (64, 1024)):
+    for devices, batch in ((8, "128"), (64, "1,024")):
         found = estimate(Question("llama31-8b", "H100-SXM", devices), shipped())
-        assert f"seq 8192 · global batch {batch} sequences" in setup(found)
-        assert (found.global_batch, found.seq_len) == (batch, 8192)
+        assert f"seq 8,192 · global batch {batch} sequences" in setup(found)
+        assert (f"{found.global_batch:,}", found.seq_len) == (batch, 8192)
         assert found.global_batch / found.step_time_s == pytest.approx(found.samples_per_s)
+    one = found.model_copy(update={"global_batch": 1, "devices": 1024})
+    assert "1,024 x H100-SXM" in setup(one) and "global batch 1 sequence · " in setup(one)
+    assert estimate_cards(one)[0].lines[0] == "global batch 1 sequence"
     images = estimate(Question("flux1-schnell", "H100-SXM", 8), shipped())
     assert setup(images).split(" · ")[-2].endswith(" samples")
 
