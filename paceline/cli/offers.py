@@ -11,6 +11,7 @@ from paceline.core.errors import UserError
 from paceline.core.units import LARGEST_INT
 from paceline.estimate.costs import Failures, Prices
 from paceline.estimate.question import Question
+from paceline.files import catalog
 
 Tokens = Annotated[
     float | None,
@@ -116,10 +117,24 @@ ALLOWED = {
 def offer(first: Question, text: str) -> Question:
     """The question with an offer's changes; raises UserError for what is no offer."""
     changes = dict(_change(text, part) for part in text.split(","))
+    _check_links(text, changes)
     price = changes.pop("price", None)
     if price is not None:
         changes["prices"] = first.prices.model_copy(update={"per_device_hour": price})
     return replace(first, **{FIELDS.get(key, key): value for key, value in changes.items()})
+
+
+def _check_links(text: str, changes: dict[str, Any]) -> None:
+    """Raises UserError for a link in the place of another kind, by the offer's own words."""
+    for place, other in catalog.OTHER_PLACE.items():
+        name = changes.get(place)
+        if words := catalog.misplaced(name, place):
+            raise UserError(
+                f"--compare {text}",
+                f"{place} {name} is {words}",
+                allowed=f"{catalog.LINK_ALLOWED}, or a rate",
+                remedy=f"{other}={name} says it",
+            )
 
 
 def _change(text: str, part: str) -> tuple[str, Any]:

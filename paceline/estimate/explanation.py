@@ -13,7 +13,7 @@ from paceline.estimate.answer import Estimate, MeasuredStep, estimate_on
 from paceline.estimate.calibrate.lookup import evidence_for, machine_for
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.model.waterfall import to_measured
-from paceline.estimate.question import Question
+from paceline.estimate.question import Question, check_link
 from paceline.estimate.run_case import software_of
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe, parse_override
@@ -76,7 +76,8 @@ def measured_run(report: RunReport) -> MeasuredRun:
 def question_of(run: MeasuredRun, claims: RunClaims | None = None) -> Question:
     """The question that the run answers; links are those claimed where the run has none.
 
-    Raises UserError where a claim differs from the run.
+    Raises UserError where a claim differs from the run, and for a link in the place of another
+    kind.
     """
     claims = claims or RunClaims()
     wrong = [
@@ -86,6 +87,8 @@ def question_of(run: MeasuredRun, claims: RunClaims | None = None) -> Question:
         raise UserError(
             f"run {run.name}", "; ".join(wrong), remedy="what is left out is as in the run"
         )
+    check_link("intra", claims.intra)
+    check_link("inter", claims.inter)
     spec, cluster, software = run.spec, run.spec.cluster, software_of(run.spec)
     return Question(
         spec.recipe,

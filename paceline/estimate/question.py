@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import shlex
 from dataclasses import dataclass, field, replace
 from math import ceil
 
@@ -138,19 +138,19 @@ def machine_of(question: Question) -> Machine:
 
 def _check_links(question: Question) -> None:
     """Raise UserError for a network inside a node, or for a node's link between nodes."""
-    links = (("--intra", question.intra_link, "inter"), ("--inter", question.inter_link, "intra"))
-    words = {"inter": "a network between nodes", "intra": "a link inside a node"}
-    for option, name, other in links:
-        found = None
-        with suppress(UserError):  # what is in no catalog may state its rate
-            found = catalog.find_link(name).link if name else None
-        if found is not None and found.kind == other:
-            raise UserError(
-                f"{option} {name}",
-                f"is {words[other]}",
-                allowed="a link of that kind that `paceline devices --links` lists, or a rate",
-                remedy=f"--{other} {name} says it",
-            )
+    check_link("intra", question.intra_link)
+    check_link("inter", question.inter_link)
+
+
+def check_link(place: catalog.LinkPlace, name: str | None) -> None:
+    """Raise UserError where the option of that place names a link of the other one."""
+    if name and (words := catalog.misplaced(name, place)):
+        raise UserError(
+            f"--{place} {name}",
+            f"is {words}",
+            allowed=f"{catalog.LINK_ALLOWED}, or a rate",
+            remedy=f"--{catalog.OTHER_PLACE[place]} {shlex.quote(name)} says it",
+        )
 
 
 def _part_of(site: Site, devices: int) -> Cluster:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.hardware import Cluster, Device, Dtype, Link
@@ -25,6 +25,11 @@ from paceline.files.yaml_file import Document, line_of, read_document, validate
 _DESCRIBES_DEVICE = re.compile(r"\d+(gb|gib|g|w)|hbm\d?e?|sxm\d?|pcie|nvl\d*")
 # Words that say how much of a link there is, not which link it is.
 _DESCRIBES_LINK = re.compile(r"\d+(x\d+)?x?(gb|gbps|gbit|tb)?|s|uni|per|node|gpu|nic|port|connectx")
+
+LinkPlace = Literal["intra", "inter"]
+OTHER_PLACE: dict[LinkPlace, LinkPlace] = {"intra": "inter", "inter": "intra"}
+LINK_ALLOWED = "a link of that kind that `paceline devices --links` lists"
+_PLACES = {"intra": "a link inside a node", "inter": "a network between nodes"}
 
 FileT = TypeVar("FileT", bound=Value)
 NamedT = TypeVar("NamedT", Device, Link)
@@ -147,6 +152,18 @@ def find_link(name: str, device: Device | None = None) -> LinkMatch:
     return LinkMatch(match, exact=True, node_bytes_per_s=node_bytes_per_s)
 
 
+def misplaced(name: str | None, place: LinkPlace) -> str | None:
+    """What a link of the catalog is that does not belong in that place; None for one that does.
+
+    What is in no catalog may state its rate.
+    """
+    try:
+        found = find_link(name).link if name else None
+    except UserError:
+        return None
+    return None if found is None or found.kind == place else _PLACES[found.kind]
+
+
 def dtype(name: str) -> Dtype:
     """The dtype that `name` means; raises UserError for one that no peak is kept for."""
     names = _device_file().dtypes
@@ -202,10 +219,23 @@ def _checked(cluster: Site, document: Document, where: str) -> Site:
                 names[field] = device(written).name
             else:
                 names[field] = link(written, device(cluster.device)).name
+                _check_place(field, written)
         except UserError as error:
             place, what = f"{where}:{line_of(document, (field,))}", f"{error.where} {error.what}"
             raise UserError(place, what, allowed=error.allowed, remedy=error.remedy) from error
     return cluster.model_copy(update=names)
+
+
+def _check_place(field: str, name: str) -> None:
+    """Raises UserError for a network inside a node, or for a node's link between nodes."""
+    place: LinkPlace = "intra" if field == "intra_link" else "inter"
+    if words := misplaced(name, place):
+        raise UserError(
+            f"{field} {name}",
+            f"is {words}",
+            allowed=LINK_ALLOWED,
+            remedy=f"{OTHER_PLACE[place]}_link: {name} says it",
+        )
 
 
 def _same_name(name: str, entries: Sequence[NamedT]) -> NamedT | None:

@@ -120,8 +120,11 @@ def test_the_automatic_dtype_is_the_one_that_a_run_takes():
 
 
 def test_a_link_counts_as_stated_only_where_it_can_be():
-    for swapped in ({"intra_link": "InfiniBand-NDR"}, {"inter_link": "NVLink4"}):
-        with pytest.raises(UserError, match=r"is a (network between nodes|link inside a node)"):
+    for swapped, words in (
+        ({"intra_link": "InfiniBand-NDR"}, "--intra InfiniBand-NDR: is a network between nodes"),
+        ({"inter_link": "NVLink4"}, "--inter NVLink4: is a link inside a node"),
+    ):
+        with pytest.raises(UserError, match=words):
             estimate(replace(LLAMA_70B, **swapped), shipped())  # type: ignore[arg-type]
     usual = estimate(replace(LLAMA_70B, intra_link=None, inter_link=None), shipped())
     assert usual.evidence.links != "stated" and usual.evidence.network != "stated"

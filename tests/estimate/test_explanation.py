@@ -132,6 +132,8 @@ def test_links_are_the_runs_own_or_those_that_are_given():
     assert question_of(run).intra_link == "NVLink4"
     with pytest.raises(UserError, match="link inside a node is NVLink4, not NVLink2"):
         question_of(run, RunClaims(intra="NVLink2"))
+    with pytest.raises(UserError, match="--inter NVLink4: is a link inside a node"):
+        question_of(bare, RunClaims(inter="NVLink4"))
 
 
 @pytest.mark.parametrize(

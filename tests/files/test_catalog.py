@@ -265,3 +265,15 @@ def test_an_unknown_cluster_or_missing_file_is_refused():
     assert refused.value.remedy == "did you mean 'dgx-h100'?"
     with pytest.raises(UserError, match="cannot be read"):
         catalog.cluster("nowhere/mine.yaml")
+
+
+def test_a_link_in_the_place_of_the_other_kind_is_refused_with_its_line(tmp_path: Path):
+    file = tmp_path / "mine.yaml"
+    start = "name: mine\ndevice: H100\ndevices_per_node: 8\n"
+    for line, words in (
+        ("inter_link: NVLink4", "inter_link NVLink4 is a link inside a node"),
+        ("intra_link: ib ndr", "intra_link ib ndr is a network between nodes"),
+    ):
+        file.write_text(f"{start}{line}\n")
+        with pytest.raises(UserError, match=f"{file}:4: {words}; allowed: a link of that kind"):
+            catalog.cluster(file)
