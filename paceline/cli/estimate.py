@@ -79,8 +79,8 @@ def estimate(
     pue: offers.Pue = 1.0,
     carbon: offers.Carbon = None,
     mtbf: offers.Mtbf = None,
-    restart: offers.Restart = offers.RESTART_S,
-    checkpoint: offers.Checkpoint = offers.CHECKPOINT_S,
+    restart: offers.Restart = None,
+    checkpoint: offers.Checkpoint = None,
     checkpoint_every: offers.CheckpointEvery = None,
     measured: Annotated[
         str | None,

@@ -39,12 +39,12 @@ Mtbf = Annotated[
     typer.Option(min=1, metavar="HOURS", help="Between failures of one device."),
 ]
 Restart = Annotated[
-    float,
-    typer.Option(min=0, metavar="SECONDS", help="After a failure."),
+    float | None,
+    typer.Option(min=0, metavar="SECONDS", help="After a failure; default 600."),
 ]
 Checkpoint = Annotated[
-    float,
-    typer.Option(min=0, metavar="SECONDS", help="A checkpoint keeps waiting."),
+    float | None,
+    typer.Option(min=0, metavar="SECONDS", help="A checkpoint keeps waiting; default 30."),
 ]
 CheckpointEvery = Annotated[
     float | None,
@@ -78,20 +78,19 @@ def prices(
 
 
 def failures(
-    mtbf: float | None, restart: float, checkpoint: float, every: float | None
+    mtbf: float | None, restart: float | None, checkpoint: float | None, every: float | None
 ) -> Failures | None:
     """Failures as far as they are known; raises UserError for what counts with them, without."""
     if mtbf is None:
-        given = {
-            "--checkpoint-every": every is not None,
-            "--checkpoint": checkpoint != CHECKPOINT_S,
-            "--restart": restart != RESTART_S,
-        }
-        for option in (name for name, is_given in given.items() if is_given):
+        given = {"--checkpoint-every": every, "--checkpoint": checkpoint, "--restart": restart}
+        for option in (name for name, value in given.items() if value is not None):
             raise UserError(option, "counts with failures alone", remedy="add --mtbf")
         return None
     return Failures(
-        device_mtbf_h=mtbf, restart_s=restart, checkpoint_s=checkpoint, interval_s=every
+        device_mtbf_h=mtbf,
+        restart_s=RESTART_S if restart is None else restart,
+        checkpoint_s=CHECKPOINT_S if checkpoint is None else checkpoint,
+        interval_s=every,
     )
 
 

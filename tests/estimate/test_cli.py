@@ -105,6 +105,8 @@ def test_offers_stand_side_by_side():
         (("--checkpoint-every", "600"), "counts with failures alone; add --mtbf"),
         (("--checkpoint", "60"), "--checkpoint: counts with failures alone; add --mtbf"),
         (("--restart", "60"), "--restart: counts with failures alone; add --mtbf"),
+        (("--checkpoint", "30"), "--checkpoint: counts with failures alone; add --mtbf"),
+        (("--restart", "600"), "--restart: counts with failures alone; add --mtbf"),
         (("--layout", "tp=2,pp=2,tp=4"), "--layout tp=2,pp=2,tp=4: says tp twice"),
         (("--mtbf", "9", "--checkpoint-every", "inf"), "must be a finite number"),
         (("--measured", "no-such-run"), "holds no run"),
