@@ -48,7 +48,7 @@ def print_ranking(ranking: Ranking, form: TableFormat) -> None:
     words = (
         f"{recipe_layout.label}: {recipe_layout.step_time_s:.4g} s, memory: {recipe_layout.memory}"
         if recipe_layout
-        else "cannot run: its sizes do not divide these devices or the batch"
+        else f"cannot run: {ranking.recipe_problem}"
     )
     echo(f"the recipe's own layout: {words}", err=True)
 

@@ -321,7 +321,7 @@ def test_a_ranking_says_when_no_layout_fits():
     done = paceline(*arguments, "--estimate-only")
     assert done.returncode == 0 and "memory GiB" in done.stdout
     assert "no layout fits: the smallest needs " in done.stderr and "a device; take" in done.stderr
-    assert "own layout: cannot run: its sizes do not divide these devices" in done.stderr
+    assert "own layout: cannot run: tp 4 x pp 4 x cp 2 = 32 does not divide 8 devices" in done.stderr
     nowhere = paceline(*arguments[:2], "--estimate-only", "--gpus", "8")
     assert nowhere.returncode == 1
     needed = "needs --device; allowed: a name that `paceline devices` lists, as H100"

@@ -59,6 +59,8 @@ class Ranking(Value):
     layouts: tuple[RankedLayout, ...]
     recipe_layout: RankedLayout | None
     """The recipe's own layout, for comparison; None where it cannot run on them."""
+    recipe_problem: str | None = None
+    """Why it cannot run: a size that does not divide, or the rule that it breaks."""
     evidence: str
 
 
@@ -84,7 +86,8 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
     budgets = _budgets(spec, layouts, every, estimated, top)
     likely = [*(layouts[row] for row in _best_first(every)[:top]), *budgets]
     likely = [likely[row] for row in _best_first(estimated(likely))[:top]]
-    own = [] if layout_problems(spec.layout, spec.model, *sizes) else [spec.layout]
+    problems = layout_problems(spec.layout, spec.model, *sizes)
+    own = [] if problems else [spec.layout]
     best = estimated([*likely, *own]).followed()
     rows = _rows(best, [*likely, *own])
     again = _best_first(best.pick(np.arange(len(likely))))
@@ -99,6 +102,7 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
         least_memory_bytes=float(every.memory.device_used.min()),
         layouts=tuple(rows[row] for row in again),
         recipe_layout=rows[-1] if own else None,
+        recipe_problem=problems[0] if problems else None,
         evidence=evidence.title,
     )
 

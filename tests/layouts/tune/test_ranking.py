@@ -79,7 +79,7 @@ def test_what_fits_by_a_budget_alone_is_listed_with_the_largest_that_fits():
 
 def test_the_published_layout_is_close_to_the_best(ranking: Ranking):
     published = ranking.recipe_layout
-    assert published is not None and published.fits
+    assert published is not None and published.fits and ranking.recipe_problem is None
     assert published.step_time_s < 1.15 * ranking.layouts[0].step_time_s
 
 
@@ -97,7 +97,15 @@ def test_a_device_of_unknown_size_is_refused():
 def test_devices_that_the_recipes_own_layout_does_not_divide(recipe: str, devices: int):
     ranked = rank(Question(recipe, "B200", devices), shipped(), SPACE, top=3)
     assert ranked.recipe_layout is None and ranked.layouts[0].step_time_s > 0
+    assert ranked.recipe_problem
     assert ranked.devices == devices
+
+
+def test_a_layout_that_a_rule_refuses_is_told_by_that_rule():
+    changes = ("layout.tp=1", "layout.cp=1", "layout.sequence_parallel=true")
+    ranked = rank(replace(QUESTION, overrides=changes), shipped(), SPACE, top=1)
+    assert ranked.recipe_layout is None and ranked.recipe_problem
+    assert ranked.recipe_problem.startswith("sequence_parallel needs tp > 1, because")
 
 
 def test_zero_3_over_context_ranks_alone_is_not_free():
