@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from paceline.cli.output import OutputColumn, TableFormat, emit_table, write_page
 from paceline.cli.terminal import echo
-from paceline.core.units import count, counted, days, gib, percent, si
+from paceline.core.units import count, counted, days, gib, percent, si, step_seconds
 from paceline.estimate.answer import Estimate, MeasuredStep
 from paceline.estimate.costs import Bill, Saving
 from paceline.estimate.elasticity import Elasticity
@@ -105,7 +105,7 @@ def _measured_line(measured: MeasuredStep) -> str:
     spread = "" if measured.spread is None else f", spread {percent(measured.spread, 1)}"
     where = "in" if measured.in_interval else "outside"
     return (
-        f"measured {measured.step_time_s:.4g} s ({measured.source}{of}{spread}): "
+        f"measured {step_seconds(measured.step_time_s)} s ({measured.source}{of}{spread}): "
         f"{measured.ratio:.3f} of the estimate, {where} the 80 % interval"
     )
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from paceline.cli.output import OutputColumn, TableFormat, emit_table
 from paceline.cli.sweep_table import LINE_EVERY_S, LiveTable
 from paceline.cli.terminal import echo
-from paceline.core.units import GIB, counted, gib
+from paceline.core.units import GIB, counted, gib, step_seconds
 from paceline.layouts.sweep.result import SweepRow, label
 from paceline.layouts.sweep.runner import SweepTask
 from paceline.layouts.sweep.table import notes
@@ -44,10 +44,10 @@ def print_ranking(ranking: Ranking, form: TableFormat) -> None:
             "more or larger devices",
             err=True,
         )
-    recipe_layout = ranking.recipe_layout
+    own = ranking.recipe_layout
     words = (
-        f"{recipe_layout.label}: {recipe_layout.step_time_s:.4g} s, memory: {recipe_layout.memory}"
-        if recipe_layout
+        f"{own.label}: {step_seconds(own.step_time_s)} s, memory: {own.memory}"
+        if own
         else f"cannot run: {ranking.recipe_problem}"
     )
     echo(f"the recipe's own layout: {words}", err=True)
@@ -107,8 +107,8 @@ class TuneLines:
         again = f", run {repeat}" if repeat > 1 else ""
         hoped = trial.choice.prediction
         expected = (
-            f": {_seconds(hoped.step_time_s)} s expected ({_seconds(hoped.low_s)} to "
-            f"{_seconds(hoped.high_s)})"
+            f": {step_seconds(hoped.step_time_s)} s expected ({step_seconds(hoped.low_s)} to "
+            f"{step_seconds(hoped.high_s)})"
             if hoped and repeat == 1
             else ""
         )
@@ -124,7 +124,8 @@ class TuneLines:
     def ended(self, task: SweepTask, kept: SweepRow) -> None:
         """How the layout stands now."""
 
-        speed = f"{_seconds(kept.step_time_s or 0.0)} s, {kept.tokens_per_s or 0.0:,.0f} tokens/s"
+        step_s, rate = step_seconds(kept.step_time_s or 0.0), kept.tokens_per_s or 0.0
+        speed = f"{step_s} s, {rate:,.0f} tokens/s"
         echo(f"  {speed if kept.ok else notes(kept)}", err=True)
 
     def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
@@ -143,17 +144,13 @@ def tune_display(order: list[SweepTrial]) -> Iterator[TuneLines | LiveTable]:
         yield LiveTable(order, live, console.height)
 
 
-def _seconds(value: float) -> str:
-    return f"{value:.4g}"
-
-
 _RANKED = [
     OutputColumn("label", "layout"),
     OutputColumn("micro_batch", "micro-batch", justify="right"),
     OutputColumn("recompute", "recompute"),
-    OutputColumn("step_time_s", "step s", _seconds, "right"),
-    OutputColumn("low_s", "low", _seconds, "right"),
-    OutputColumn("high_s", "high", _seconds, "right"),
+    OutputColumn("step_time_s", "step s", step_seconds, "right"),
+    OutputColumn("low_s", "low", step_seconds, "right"),
+    OutputColumn("high_s", "high", step_seconds, "right"),
     OutputColumn("memory_bytes", "memory GiB", lambda value: f"{value / GIB:.1f}", "right"),
     OutputColumn("p_oom", "P(OOM)", lambda value: f"{value:.0%}", "right"),
     OutputColumn("fits", "fits", lambda value: "yes" if value else "no"),
@@ -162,11 +159,11 @@ _RANKED = [
 _TRIED = [
     OutputColumn("number", "", justify="right"),
     OutputColumn("label", "layout"),
-    OutputColumn("step_time_s", "s/iteration", _seconds, "right"),
+    OutputColumn("step_time_s", "s/iteration", step_seconds, "right"),
     OutputColumn("num_runs", "runs", justify="right"),
     OutputColumn("tokens_per_s", "tokens/s", lambda value: f"{value:,.0f}", "right"),
-    OutputColumn("before_s", "expected at first", _seconds, "right"),
-    OutputColumn("expected_s", "before its run", _seconds, "right"),
-    OutputColumn("after_s", "at the end", _seconds, "right"),
+    OutputColumn("before_s", "expected at first", step_seconds, "right"),
+    OutputColumn("expected_s", "before its run", step_seconds, "right"),
+    OutputColumn("after_s", "at the end", step_seconds, "right"),
     OutputColumn("notes", "notes", wraps=True),
 ]

@@ -78,6 +78,11 @@ def trimmed(value: float, digits: int = 4) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def step_seconds(value: float) -> str:
+    """Seconds of a step without their unit, four digits or all whole ones: `12.40`, `12,340`."""
+    return significant(value, 4)
+
+
 def binary(num_bytes: float) -> str:
     """A size that is a power of two times something: 16 MiB."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):

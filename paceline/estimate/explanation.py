@@ -9,6 +9,7 @@ from typing import Any, cast
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
+from paceline.core.units import step_seconds
 from paceline.estimate.answer import Estimate, MeasuredStep, estimate_on
 from paceline.estimate.calibrate.lookup import evidence_for, machine_for
 from paceline.estimate.fit.evidence import Evidence
@@ -191,10 +192,11 @@ def sentence(estimate: Estimate) -> str:
     measured = estimate.measured
     if measured is None:
         raise ValueError("nothing was measured")
+    low, high = step_seconds(estimate.low_s), step_seconds(estimate.high_s)
     where = "in" if measured.in_interval else "outside"
     return (
-        f"Expected {estimate.step_time_s:.4g} s a step (80 % interval {estimate.low_s:.4g}-"
-        f"{estimate.high_s:.4g} s); the measured {measured.step_time_s:.4g} s are "
+        f"Expected {step_seconds(estimate.step_time_s)} s a step (80 % interval {low}-{high} s); "
+        f"the measured {step_seconds(measured.step_time_s)} s are "
         f"{measured.ratio:.2f} times that, {where} the interval. "
         f"The estimate rests on: {estimate.evidence.title}."
     )

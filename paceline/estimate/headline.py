@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from paceline.core.units import count, counted, days, gib, percent, significant, trimmed
+from paceline.core.units import count, counted, days, gib, percent, step_seconds, trimmed
 from paceline.estimate.answer import Estimate
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against, Ratio
@@ -60,8 +60,8 @@ def batch(estimate: Estimate) -> str:
 def headline(estimate: Estimate) -> str:
     """Step time with its interval, the rate, days and money of the whole training, memory."""
     parts = [
-        f"step {significant(estimate.step_time_s, 4)} s   80 % interval "
-        f"{significant(estimate.low_s, 4)}-{significant(estimate.high_s, 4)} s",
+        f"step {step_seconds(estimate.step_time_s)} s   80 % interval "
+        f"{step_seconds(estimate.low_s)}-{step_seconds(estimate.high_s)} s",
         rates(estimate)[0],
     ]
     if estimate.bill is not None:
@@ -105,8 +105,8 @@ def offer_rows(estimates: Sequence[Estimate], beside: Sequence[Against]) -> Iter
     for estimate, ratio in zip(estimates, ratios, strict=True):
         yield [
             place(estimate),
-            f"{significant(estimate.step_time_s, 4)} s",
-            f"{significant(estimate.low_s, 4)} to {significant(estimate.high_s, 4)} s",
+            f"{step_seconds(estimate.step_time_s)} s",
+            f"{step_seconds(estimate.low_s)} to {step_seconds(estimate.high_s)} s",
             speed(estimate),
             ratio,
             training_time(estimate),

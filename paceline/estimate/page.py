@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from paceline.core.text import one_line, printable
-from paceline.core.units import count, day_count, days, gib, percent, si, significant
+from paceline.core.units import count, day_count, days, gib, percent, si, step_seconds
 from paceline.core.waterfall import WaterfallLevel
 from paceline.estimate.answer import Estimate
 from paceline.estimate.elasticity import Elasticity
@@ -135,9 +135,10 @@ def _answer(estimate: Estimate) -> tuple[str, ...]:
     measured = estimate.measured
     if measured is None:
         return ()
+    step_s = step_seconds(measured.step_time_s)
     where = "in" if measured.in_interval else "outside"
     return (
-        f"Measured were {measured.step_time_s:.4g} s a step ({one_line(measured.source)}): "
+        f"Measured were {step_s} s a step ({one_line(measured.source)}): "
         f"{measured.ratio:.3f} of the estimate, {where} its 80 % interval.",
     )
 
@@ -151,8 +152,8 @@ def estimate_cards(estimate: Estimate) -> tuple[Card, ...]:
     return (
         card(
             "Step time",
-            f"{significant(estimate.step_time_s, 4)} s",
-            f"{significant(estimate.low_s, 4)} to {significant(estimate.high_s, 4)} s (80 %)",
+            f"{step_seconds(estimate.step_time_s)} s",
+            f"{step_seconds(estimate.low_s)} to {step_seconds(estimate.high_s)} s (80 %)",
             [
                 batch(estimate),
                 f"largest part: {slowest[0]}, {percent(slowest[1] / estimate.step_time_s)}",
@@ -225,7 +226,7 @@ def _memory_card(estimate: Estimate) -> Card:
 
 
 def _cells(level: WaterfallLevel) -> list[str]:
-    seconds = f"{level.lost_s:.4g}" if level.lost_s else ""
+    seconds = step_seconds(level.lost_s) if level.lost_s else ""
     return [
         printable(level.name),
         percent(level.share, 1),
@@ -241,5 +242,5 @@ def _elasticity_cells(each: Elasticity, estimate: Estimate) -> tuple[str, ...]:
         "not stated" if each.value is None or each.unit is None else si(each.value, each.unit),
         f"{each.elasticity:.3f}",
         f"{each.low:.3f} to {each.high:.3f}",
-        f"{each.doubled_s:.4g} s ({percent(less, 1)} less)",
+        f"{step_seconds(each.doubled_s)} s ({percent(less, 1)} less)",
     )

@@ -17,6 +17,7 @@ from paceline.core.units import (
     seconds,
     si,
     significant,
+    step_seconds,
     there_are,
     trimmed,
 )
@@ -80,6 +81,11 @@ def test_percent_takes_a_fraction():
 @given(st.floats(1e-9, 1e12))
 def test_significant_digits_keep_the_value(value: float):
     assert float(significant(value, 4).replace(",", "")) == pytest.approx(value, rel=1e-3)
+
+
+def test_seconds_of_a_step_keep_four_digits_and_are_never_in_exponent_form():
+    shown = ["12,340", "123.4", "12.40", "0.01234", "0.00001234", "0"]
+    assert [step_seconds(value) for value in (12_340.4, 123.4, 12.4, 0.01234, 1.234e-5, 0)] == shown
 
 
 def test_a_trimmed_value_ends_in_no_zeros_behind_the_point():

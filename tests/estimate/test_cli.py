@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.units import step_seconds
 from paceline.estimate.calibrate.calibration import Calibration, file_of
 from paceline.estimate.fit.processors import cpu_prior
 from paceline.files.documents import write_value
@@ -201,7 +202,7 @@ def test_a_stated_step_leads_the_waterfall_on_to_what_was_measured(tmp_path: Pat
     assert other["measured"] is None and other["waterfall"][-1]["name"] == "estimated"
     assert "not explained" in page.read_text()
     text = paceline(*H100, "--measured-s", "18").stdout
-    assert "measured 18 s (as stated): 1.2" in text and "outside the 80 % interval" in text
+    assert "measured 18.00 s (as stated): 1.2" in text and "outside the 80 % interval" in text
     assert "peak to measured: peak 100.0 %" in text and "not explained" in text
 
 
@@ -310,7 +311,8 @@ def test_tune_ranks_and_says_what_it_left_out():
     text = paceline(*arguments, "--estimate-only")
     assert "P(OOM)" in text.stdout and "layouts estimated" in text.stderr
     own = output["recipe_layout"]
-    told = f"{own['label']}: {own['step_time_s']:.4g} s, memory: {own['memory']}"
+    step_s = step_seconds(own["step_time_s"])
+    told = f"{own['label']}: {step_s} s, memory: {own['memory']}"
     assert f"the recipe's own layout: {told}" in text.stderr
     refused = paceline(*arguments[:-2])
     assert refused.returncode == 1 and "--estimate-only" in refused.stderr
@@ -321,7 +323,8 @@ def test_a_ranking_says_when_no_layout_fits():
     done = paceline(*arguments, "--estimate-only")
     assert done.returncode == 0 and "memory GiB" in done.stdout
     assert "no layout fits: the smallest needs " in done.stderr and "a device; take" in done.stderr
-    assert "own layout: cannot run: tp 4 x pp 4 x cp 2 = 32 does not divide 8 devices" in done.stderr
+    own = "tp 4 x pp 4 x cp 2 = 32 does not divide 8 devices"
+    assert f"own layout: cannot run: {own}" in done.stderr
     nowhere = paceline(*arguments[:2], "--estimate-only", "--gpus", "8")
     assert nowhere.returncode == 1
     needed = "needs --device; allowed: a name that `paceline devices` lists, as H100"

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.cli.estimate_output import text
 from paceline.estimate.answer import estimate
+from paceline.estimate.explanation import beside, sentence
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.headline import beside_line, headline, rates, setup, speed
 from paceline.estimate.offers import Ratio, against
-from paceline.estimate.page import estimate_cards
+from paceline.estimate.page import estimate_cards, estimate_html
 from paceline.estimate.question import Question
 
 
 @pytest.mark.parametrize(
-    ("rate", "text"),
+    ("rate", "shown"),
     [(12_345.6, "12,346"), (1_234.5, "1,234"), (43.219, "43.22"), (0.5, "0.5"), (1e-5, "0.00001")],
 )
-def test_samples_a_second_are_never_in_exponent_form(rate: float, text: str):
+def test_samples_a_second_are_never_in_exponent_form(rate: float, shown: str):
     found = estimate(Question("flux1-schnell", "H100", 8), shipped())
     fast = found.model_copy(update={"samples_per_s": rate})
-    assert speed(fast) == text and rates(fast)[0] == f"{text} samples/s"
+    assert speed(fast) == shown and rates(fast)[0] == f"{shown} samples/s"
 
 
 def test_offers_beside_each_other_have_their_devices_with_separators():
@@ -49,3 +51,14 @@ def test_seconds_keep_their_digits_and_short_trainings_are_not_of_no_days():
     line = headline(found.model_copy(update={"step_time_s": 12.4, "low_s": 11.0, "high_s": 13.81}))
     assert "step 12.40 s   80 % interval 11.00-13.81 s" in line
     assert "0.071 days for 1.00T tokens" in line
+
+
+def test_steps_of_hours_are_told_in_whole_seconds_everywhere():
+    found = estimate(Question("llama31-8b", "H100-SXM", 8), shipped())
+    hours = {"step_time_s": 12_340.0, "low_s": 11_000.0, "high_s": 13_810.0}
+    long = beside(found.model_copy(update=hours), 12_345.0, "as stated")
+    told = text(long)
+    assert "step 12,340 s   80 % interval 11,000-13,810 s" in told
+    assert "measured 12,345 s (as stated)" in told and "e+04" not in told
+    assert "Measured were 12,345 s a step" in estimate_html([long], [], [told])
+    assert "Expected 12,340 s a step (80 % interval 11,000-13,810 s)" in sentence(long)

@@ -81,5 +81,5 @@ def given_or_own(
     dtype: Dtype | Literal["auto"],
     label: str | None = None,
 ) -> Evidence:
-    """The coefficients of a file, else as `evidence_for`; raises UserError as `GivenEvidence.of`."""
+    """A file's coefficients, else as `evidence_for`; raises UserError as `GivenEvidence.of`."""
     return given.of(device, dtype) if given else evidence_for(device, dtype, label)

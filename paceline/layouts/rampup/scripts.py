@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.job import Job
+from paceline.core.units import step_seconds
 from paceline.estimate.question import Question
 from paceline.files.home import home_path
 from paceline.files.recipe import recipe_path
@@ -79,8 +80,8 @@ def _stage_script(chain: Chain, number: int) -> str:
         "#!/usr/bin/env bash",
         *(f"#SBATCH {option}" for option in batch_options(job)),
         "set -euo pipefail",
-        f"# {stage.label}: {stage.step_time_s:.4g} s a step expected ({stage.low_s:.4g} to "
-        f"{stage.high_s:.4g})",
+        f"# {stage.label}: {step_seconds(stage.step_time_s)} s a step expected "
+        f"({step_seconds(stage.low_s)} to {step_seconds(stage.high_s)})",
         f"exec {shlex.join(_command(chain, number, steps, limit_s))}",
     ]
     return "\n".join(lines) + "\n"

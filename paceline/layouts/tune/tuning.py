@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
-from paceline.core.units import counted
+from paceline.core.units import counted, step_seconds
 from paceline.estimate.calibrate.evidence_file import GivenEvidence
 from paceline.files.documents import write_value
 from paceline.files.recipe import load_recipe
@@ -132,8 +132,8 @@ class Tuning:
         recipe, left_out = tuned_recipe(self.options.request, self.search.candidates, best.layout)
         path = self.options.write or self.folder / f"{recipe.name}.yaml"
         head = (
-            f"{best.label}: {best.step_time_s:.4g} s a step on {result.devices} x {result.device}, "
-            f"the fastest of {counted(len(result.rows), 'layout')} tried"
+            f"{best.label}: {step_seconds(best.step_time_s)} s a step on {result.devices} x "
+            f"{result.device}, the fastest of {counted(len(result.rows), 'layout')} tried"
         )
         write_recipe(recipe, path, head)
         more = [f"the recipe has no ramp-up: {left_out}"] if left_out else []
