@@ -228,7 +228,12 @@ def _axes(layout: str | None) -> list[str]:
     axes = [f"layout.{axis.strip()}" for axis in (layout or "").split(",") if axis.strip()]
     names = [axis.partition("=")[0] for axis in axes]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"--layout {layout}", f"says {twice[0].removeprefix('layout.')} twice")
+        raise UserError(
+            f"--layout {layout}",
+            f"says {twice[0].removeprefix('layout.')} twice",
+            allowed="each axis once",
+            remedy="leave one out",
+        )
     if any("=" not in axis for axis in axes):
         raise UserError(f"--layout {layout}", "is not AXIS=N,...", allowed="tp=4,pp=4,zero_stage=1")
     return axes

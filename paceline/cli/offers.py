@@ -105,9 +105,9 @@ FIELDS = {
 LEAST = {"gpus": 1, "per_node": 1, "price": 0}
 ALLOWED = {
     "device": "a name that `paceline devices` lists",
-    "gpus": "whole numbers from 1 to 2^53",
-    "price": "numbers from 0 to 2^53",
-    "per_node": "whole numbers from 1 to 2^53",
+    "gpus": f"whole numbers from 1 to {LARGEST_INT:,}",
+    "price": f"numbers from 0 to {LARGEST_INT:,}",
+    "per_node": f"whole numbers from 1 to {LARGEST_INT:,}",
     "intra": "a link, or a rate: 450 GB/s",
     "inter": "a network, or a rate: 8x400 Gb/s",
 }
