@@ -19,7 +19,7 @@ from paceline.cli.output import (
 )
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
-from paceline.core.units import counted, percent, seconds, significant
+from paceline.core.units import counted, days, percent, seconds, significant
 from paceline.files.run_folder import RUN_FILE, find_runs, runs_root
 from paceline.runs.goodput.attempt import Attempt, attempts_of_log, attempts_of_run
 from paceline.runs.goodput.ledger import ACCOUNTS, GoodputLedger, ledger_of
@@ -77,7 +77,7 @@ def _print(ledger: GoodputLedger, form: TableFormat) -> None:
     if form is TableFormat.json:
         echo(ledger.model_dump_json(indent=2))
         return
-    print_sentences(_sentences(ledger), form)
+    print_sentences(sentences(ledger), form)
     rows = [
         {
             "account": account,
@@ -117,7 +117,8 @@ def _attempts(path: Path) -> list[Attempt]:
     return attempts_of_log(path) if path.is_file() else attempts_of_run(path)
 
 
-def _sentences(ledger: GoodputLedger) -> list[str]:
+def sentences(ledger: GoodputLedger) -> list[str]:
+    """The answer for people: goodput, what is left, and notes."""
     count = counted(len(ledger.attempts), "attempt")
     redone = sum(entry.redone for entry in ledger.attempts)
     lines = [
@@ -127,7 +128,7 @@ def _sentences(ledger: GoodputLedger) -> list[str]:
     ]
     if ledger.days_left is not None and ledger.days_left_at_best is not None:
         lines.append(
-            f"to step {ledger.steps_asked:,}: {significant(ledger.days_left)} days at the rate so "
-            f"far, {significant(ledger.days_left_at_best)} days if nothing were lost"
+            f"to step {ledger.steps_asked:,}: {days(ledger.days_left)} at the rate so far, "
+            f"{days(ledger.days_left_at_best)} if nothing were lost"
         )
     return [*lines, *(f"note: {note}" for note in ledger.notes)]

@@ -14,7 +14,7 @@ from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
-from paceline.core.units import GIB
+from paceline.core.units import GIB, day_count, days, step_seconds, trimmed
 from paceline.files import catalog
 from paceline.files.documents import write_text
 from paceline.layouts.rampup.check import CheckedSchedule, check_schedule
@@ -208,8 +208,8 @@ def _tell(plan: RampPlan, judged: CheckedSchedule | None) -> None:
     """Totals, and what the plan rests on, beside the tables."""
     for name, schedule in (("plan", plan), ("checked schedule", judged)):
         if schedule and schedule.days is not None and schedule.device_hours is not None:
-            hours, days = _amount(schedule.device_hours), _amount(schedule.days)
-            echo(f"{name}: {hours} device hours, {days} days", err=True)
+            hours = _hours(schedule.device_hours)
+            echo(f"{name}: {hours} device hours, {days(schedule.days)}", err=True)
     for note in plan.notes:
         echo(f"note: {note}", err=True)
     echo(f"rests on: {plan.evidence}", err=True)
@@ -234,13 +234,8 @@ def _write(folder: Path, chain: Chain) -> None:
     echo(f"scripts: {folder}; `bash {submit}` submits them in turn", err=True)
 
 
-def _seconds(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def _amount(value: float) -> str:
-    """Three digits, all of them from 100 on: `0.151`, `12,330`."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+def _hours(value: float) -> str:
+    return trimmed(value, 3)
 
 
 def _share(value: float) -> str:
@@ -254,17 +249,17 @@ _COLUMNS = [
     OutputColumn("micro_batch", "micro-batch", justify="right"),
     OutputColumn("recompute", "recompute"),
     OutputColumn("micro_batches", "a replica", justify="right"),
-    OutputColumn("step_time_s", "step s", _seconds, "right"),
-    OutputColumn("low_s", "low", _seconds, "right"),
-    OutputColumn("high_s", "high", _seconds, "right"),
+    OutputColumn("step_time_s", "step s", step_seconds, "right"),
+    OutputColumn("low_s", "low", step_seconds, "right"),
+    OutputColumn("high_s", "high", step_seconds, "right"),
     OutputColumn("bubble", "bubble", _share, "right"),
     OutputColumn("exchange", "exchange", _share, "right"),
     OutputColumn("memory_bytes", "memory GiB", lambda value: f"{value / GIB:.1f}", "right"),
     OutputColumn("p_oom", "P(OOM)", _share, "right"),
     OutputColumn("efficiency", "efficiency", _share, "right"),
     OutputColumn("samples", "samples", lambda value: f"{value:,}", "right"),
-    OutputColumn("device_hours", "device hours", _amount, "right"),
-    OutputColumn("days", "days", _amount, "right"),
+    OutputColumn("device_hours", "device hours", _hours, "right"),
+    OutputColumn("days", "days", day_count, "right"),
 ]
 _CHECKED = [
     OutputColumn("batch", "batch", justify="right"),
@@ -272,7 +267,7 @@ _CHECKED = [
     OutputColumn("label", "layout"),
     OutputColumn("micro_batch", "micro-batch", justify="right"),
     OutputColumn("micro_batches", "a replica", justify="right"),
-    OutputColumn("step_time_s", "step s", _seconds, "right"),
+    OutputColumn("step_time_s", "step s", step_seconds, "right"),
     OutputColumn("slower", "of the best", lambda value: f"{value:.2f}", "right"),
     OutputColumn("bubble", "bubble", _share, "right"),
     OutputColumn("exchange", "exchange", _share, "right"),

@@ -125,11 +125,11 @@ def offer_table(estimates: Sequence[Estimate], beside: Sequence[Against]) -> lis
 def beside_line(first: Estimate, second: Estimate, offer: Against) -> str:
     """The ratios in a sentence; says so where a step is of another batch."""
     other = f" with {offer.batch:.3g} of the batch" if offer.batch != 1 else ""
-    money = f", money {ratio_text(offer.cost)}" if offer.cost else ""
+    cost = f", money {ratio_text(offer.cost)}" if offer.cost else ""
     return (
         f"{place(second)} against {place(first)}: "
         f"{speed_unit(first)} {ratio_text(offer.tokens_per_s)}, "
-        f"step time {ratio_text(offer.step_time)}{other}{money}"
+        f"step time {ratio_text(offer.step_time)}{other}{cost}"
     )
 
 

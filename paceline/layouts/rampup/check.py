@@ -8,7 +8,7 @@ from typing import Literal
 
 from paceline.core.errors import UserError
 from paceline.core.layout_sizes import layout_problems
-from paceline.core.units import gib
+from paceline.core.units import gib, step_seconds
 from paceline.core.value import Value
 from paceline.estimate.estimates import P_OOM_EVEN
 from paceline.layouts.rampup.plan import (
@@ -104,7 +104,7 @@ def _checked(
     if best and slower and slower > SLOW:
         reasons.append(
             f"{best.label}, micro-batch {best.layout.micro_batch}, "
-            f"recompute {best.layout.recompute} takes {best.step_time_s:.3g} s on the same nodes"
+            f"recompute {best.layout.recompute} takes {step_seconds(best.step_time_s)} s on the same nodes"
         )
     return CheckedStage(
         batch=line.batch,

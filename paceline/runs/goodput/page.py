@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from paceline.core.text import one_line
-from paceline.core.units import all_done, percent, seconds, significant
+from paceline.core.units import all_done, days, percent, seconds
 from paceline.report.head import Card, PageHead, card, unknown_card
 from paceline.report.html import render_page
 from paceline.report.step_charts import finish
@@ -140,9 +140,9 @@ def _cards(ledger: GoodputLedger) -> Iterator[Card]:
     if not ledger.days_left:
         yield card("To the end", "0 days", "", [all_done(ledger.steps_asked or 0)])
         return
-    best = f"{significant(ledger.days_left_at_best)} days if nothing were lost"
+    best = f"{days(ledger.days_left_at_best)} if nothing were lost"
     end = f"to step {ledger.steps_asked:,}"
-    yield card("To the end", f"{significant(ledger.days_left)} days", "at this rate", [end, best])
+    yield card("To the end", days(ledger.days_left), "at this rate", [end, best])
 
 
 def _tables(ledger: GoodputLedger) -> Iterator[Table]:

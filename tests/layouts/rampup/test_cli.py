@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ def test_a_plan_as_text_has_a_line_a_stage_and_its_totals():
         assert title in head
     hours = [float(line.split()[-2].replace(",", "")) for line in lines]
     assert max(hours) > 1e4 and "e+" not in done.stdout
+    assert re.search(r"plan: [\d,]+ device hours, [\d,]+\.\d days , done.stderr, re.MULTILINE)
     assert "plan: " in done.stderr and "device hours" in done.stderr and "rests on" in done.stderr
 
 

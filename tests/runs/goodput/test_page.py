@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli.goodput import sentences
 from paceline.report.theme import EXPORT
 from paceline.runs.goodput.attempt import attempts_of_run
 from paceline.runs.goodput.ledger import GoodputLedger, ledger_of
@@ -47,6 +48,13 @@ def test_the_page_has_every_account_and_attempt(ledger: GoodputLedger):
         assert (f">{account.replace('_', ' ')}</th>" in page) is (spent > 0)
     assert "60 are kept, 7 were done again" in page
     assert "1-37" in page and "31-60" in page and "days if nothing were lost" in page
+
+
+def test_days_to_the_end_are_told_as_of_an_estimate(ledger: GoodputLedger):
+    left = ledger.model_copy(update={"days_left": 12.341, "days_left_at_best": 0.04321})
+    page = goodput_html(left).replace("\N{NO-BREAK SPACE}", " ")
+    assert ">12.3<" in page and "0.043 days if nothing were lost" in page
+    assert ": 12.3 days at the rate so far, 0.043 days if nothing were lost" in sentences(left)[1]
 
 
 def test_of_logs_the_page_says_that_it_is_a_bound(ledger: GoodputLedger):
