@@ -10,11 +10,13 @@ from paceline.cli.output import OutputColumn, TableFormat, emit_table, write_pag
 from paceline.cli.terminal import echo
 from paceline.core.units import count, counted, days, gib, percent, si, step_seconds
 from paceline.estimate.answer import Estimate, MeasuredStep
-from paceline.estimate.costs import Bill, Saving
+from paceline.estimate.costs import Saving
 from paceline.estimate.elasticity import Elasticity
 from paceline.estimate.headline import (
     beside_line,
+    energy,
     headline,
+    money,
     offer_heads,
     offer_table,
     rates,
@@ -90,7 +92,7 @@ def text(estimate: Estimate) -> str:
         f"  {_memory_line(estimate)}",
     ]
     plan, bill = estimate.outlook, estimate.bill
-    whole = outlook_lines(plan, bill) if plan else _bill_lines(bill, estimate.device)
+    whole = outlook_lines(plan, bill) if plan else _bill_lines(estimate)
     lines += [f"  {line}" for line in whole]
     lines += [f"  note: {note}" for note in estimate.notes]
     basis = estimate.evidence.model_dump()
@@ -160,20 +162,18 @@ def elasticity_line(elasticities: Sequence[Elasticity], unit: str) -> str:
     return f"1 % faster brings so many % more {unit} (80 %): {', '.join(shown)}"
 
 
-def _bill_lines(costs: Bill | None, device: str) -> list[str]:
+def _bill_lines(estimate: Estimate) -> list[str]:
+    costs = estimate.bill
     if costs is None:
         return [NO_LENGTH]
     parts = [days(costs.days), f"{costs.device_hours:,.0f} device hours"]
     if costs.goodput is not None:
         parts.append(f"goodput {percent(costs.goodput, 1)}")
     if costs.cost is not None:
-        parts.append(f"cost {costs.cost:,.0f}")
+        parts.append(f"cost {money(estimate)}")
     if costs.spot_cost is not None:
         parts.append(f"spot {costs.spot_cost:,.0f}")
-    if costs.energy_kwh is None:
-        parts.append(f"energy not known: no data sheet states the power of {device}")
-    else:
-        parts.append(f"at most {costs.energy_kwh:,.0f} kWh")
+    parts.append(energy(estimate))
     if costs.carbon_kg is not None:
         parts.append(f"{costs.carbon_kg:,.0f} kg CO2")
     lines = [f"{count(costs.total_tokens)} tokens: {', '.join(parts)}"]

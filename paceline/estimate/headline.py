@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.core.units import count, counted, days, gib, percent, step_seconds, trimmed
 from paceline.estimate.answer import Estimate
+from paceline.estimate.calibrate.lookup import is_cpu
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against, Ratio
 
@@ -89,6 +90,16 @@ def money(estimate: Estimate) -> str:
         return "not known"
     currency = estimate.outlook.currency if estimate.outlook else None
     return f"{cost:,.0f} {currency}" if currency else f"{cost:,.0f}"
+
+
+def energy(estimate: Estimate) -> str:
+    """What the whole training takes at most, or why that is not known."""
+    if estimate.bill is None:
+        return "not known"
+    if estimate.bill.energy_kwh is not None:
+        return f"at most {estimate.bill.energy_kwh:,.0f} kWh"
+    device = "this processor" if is_cpu(estimate.device) else estimate.device
+    return f"energy not known: no data sheet states the power of {device}"
 
 
 def of_interval(

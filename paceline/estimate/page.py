@@ -13,7 +13,9 @@ from paceline.estimate.elasticity import Elasticity
 from paceline.estimate.headline import (
     batch,
     beside_line,
+    energy,
     fit_words,
+    money,
     of_interval,
     offer_heads,
     offer_rows,
@@ -185,19 +187,19 @@ def _training_card(estimate: Estimate) -> Card:
         return unknown_card(label, "the recipe states no number of tokens; --tokens does")
     if estimate.outlook is not None and estimate.outlook.days is not None:
         return _outlook_card(estimate.outlook.days, outlook_rows(estimate.outlook), label)
-    money = "cost not known: no price; --price states one"
+    cost = "cost not known: no price; --price states one"
     if bill.cost is not None:
-        money = f"cost {bill.cost:,.0f}, {of_interval(estimate, bill.cost)} (80 %)"
+        cost = f"cost {money(estimate)}, {of_interval(estimate, bill.cost)} (80 %)"
     return card(
         label,
         days(bill.days),
         f"{of_interval(estimate, bill.days, day_count)} days (80 %)",
         [
-            money,
+            cost,
             None if bill.spot_cost is None else f"spot {bill.spot_cost:,.0f}",
             f"{count(bill.total_tokens)} tokens, {bill.device_hours:,.0f} device hours",
             None if bill.goodput is None else f"goodput {percent(bill.goodput, 1)}",
-            None if bill.energy_kwh is None else f"at most {bill.energy_kwh:,.0f} kWh",
+            energy(estimate),
         ],
     )
 

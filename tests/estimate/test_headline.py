@@ -6,10 +6,12 @@ import pytest
 
 from paceline.cli.estimate_output import text
 from paceline.estimate.answer import estimate
+from paceline.estimate.costs import Prices
 from paceline.estimate.explanation import beside, sentence
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.headline import beside_line, headline, rates, setup, speed
 from paceline.estimate.offers import Ratio, against
+from paceline.estimate.outlook import Outlook
 from paceline.estimate.page import estimate_cards, estimate_html
 from paceline.estimate.question import Question
 
@@ -62,3 +64,26 @@ def test_steps_of_hours_are_told_in_whole_seconds_everywhere():
     assert "measured 12,345 s (as stated)" in told and "e+04" not in told
     assert "Measured were 12,345 s a step" in estimate_html([long], [], [told])
     assert "Expected 12,340 s a step (80 % interval 11,000-13,810 s)" in sentence(long)
+
+
+@pytest.mark.parametrize(("device", "whose"), [("TPU-v7", "TPU-v7"), ("cpu", "this processor")])
+def test_page_and_text_say_why_energy_is_not_known(device: str, whose: str):
+    found = estimate(Question("llama31-8b", "H100-SXM", 8), shipped())
+    assert found.bill
+    most = f"at most {found.bill.energy_kwh:,.0f} kWh"
+    assert most in estimate_cards(found)[2].lines and most in text(found)
+    bill = found.bill.model_copy(update={"energy_kwh": None})
+    blind = found.model_copy(update={"bill": bill, "device": device})
+    words = f"energy not known: no data sheet states the power of {whose}"
+    assert words in estimate_cards(blind)[2].lines and words in text(blind)
+
+
+def test_the_money_of_a_card_has_its_currency():
+    found = estimate(
+        Question("llama31-8b", "H100-SXM", 8, prices=Prices(per_device_hour=2.0)), shipped()
+    )
+    without_days = Outlook.model_construct(days=None, currency="EUR")
+    priced = found.model_copy(update={"outlook": without_days})
+    assert found.bill and found.bill.cost
+    first = estimate_cards(priced)[2].lines[0]
+    assert first.startswith(f"cost {found.bill.cost:,.0f} EUR, ")
