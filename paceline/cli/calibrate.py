@@ -12,7 +12,7 @@ from paceline.cli.options import Device, DeviceKind, Json
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.core.units import counted, percent, si
+from paceline.core.units import counted, percent, si, step_seconds
 from paceline.estimate.calibrate.calibration import Calibration, file_of
 from paceline.estimate.calibrate.measurement import calibrate as measure
 from paceline.files.documents import write_value
@@ -110,10 +110,10 @@ def _columns() -> list[OutputColumn]:
         OutputColumn("layout", "layout"),
         OutputColumn("ranks", "ranks", str, "right"),
         OutputColumn("threads", "threads", str, "right"),
-        OutputColumn("measured_s", "step", lambda v: f"{v:.4g} s", "right"),
+        OutputColumn("measured_s", "step", lambda v: f"{step_seconds(v)} s", "right"),
         OutputColumn("n", "n", str, "right"),
         OutputColumn("spread", "spread", percent, "right"),
-        OutputColumn("predicted_s", "by the model", lambda v: f"{v:.4g} s", "right"),
+        OutputColumn("predicted_s", "by the model", lambda v: f"{step_seconds(v)} s", "right"),
         OutputColumn("ratio", "ratio", lambda v: f"{v:.2f}", "right"),
     ]
 

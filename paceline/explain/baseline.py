@@ -9,6 +9,7 @@ from paceline.compare.comparability import likeness
 from paceline.compare.directions import better
 from paceline.compare.over_time.environment import environment_changes
 from paceline.core.errors import UserError
+from paceline.core.units import step_seconds
 from paceline.estimate.answer import Estimate
 from paceline.estimate.explanation import explain as estimated
 from paceline.estimate.explanation import measured_run, question_of
@@ -118,7 +119,7 @@ def _published(run: ObservedRun) -> Baseline:
 def _estimate(run: ObservedRun) -> Baseline:
     measured = measured_run(run.report)
     answer = estimated(measured, question_of(measured))
-    interval = f"80 % interval {answer.low_s:.4g}-{answer.high_s:.4g} s"
+    interval = f"80 % interval {step_seconds(answer.low_s)}-{step_seconds(answer.high_s)} s"
     # 80 % of a normal distribution lie within 1.28 standard errors on both sides.
     error_s = (answer.high_s - answer.low_s) / (2 * 1.28)
     title = f"the estimate, {interval}; it rests on: {answer.evidence.title}"

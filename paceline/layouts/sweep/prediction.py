@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
-from paceline.core.units import gib
+from paceline.core.units import gib, step_seconds
 from paceline.estimate.calibrate.evidence_file import GivenEvidence, given_or_own
 from paceline.estimate.calibrate.lookup import machine_for
 from paceline.estimate.estimates import P_OOM_EVEN, P_OOM_SURE, estimates_of_runs
@@ -117,6 +117,6 @@ def _why(
     if fastest is not None and optimistic > HOPELESS * fastest:
         return (
             f"at best {optimistic / fastest:.1f} times as slow as the fastest at worst "
-            f"({prediction.step_time_s:.4g} s a step expected)"
+            f"({step_seconds(prediction.step_time_s)} s a step expected)"
         )
     return None

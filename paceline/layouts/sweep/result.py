@@ -12,7 +12,7 @@ from pydantic import PositiveFloat
 from paceline.compare.fastest import LEAST_CHANCE, Standing, standings
 from paceline.core.layout import Layout
 from paceline.core.result import Metric, Status
-from paceline.core.units import counted
+from paceline.core.units import counted, step_seconds
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.estimate.memory.device_memory import Verdict
 
@@ -177,7 +177,7 @@ def sentences(rows: Sequence[SweepRow]) -> Iterator[str]:
         level = [row.label for row in rows if row.level]
         yield (
             f"best: {best.label}, {best.tokens_per_s:,.0f} tokens/s, "
-            f"{best.step_time_s:.4g} s a step"
+            f"{step_seconds(best.step_time_s)} s a step"
             + (f", the fastest with {certainty(best.p_best)}" if best.p_best is not None else "")
             + (f"; not told apart from it: {', '.join(level)}" if level else "")
         )

@@ -104,7 +104,7 @@ def test_sentences_name_the_best_and_count_the_others():
     lines = list(
         sentences(marked([row("1", 100), row("2", 99.9), row("4"), row("8", status="refused")]))
     )
-    assert lines[0] == "best: tp 1, 100 tokens/s, 10 s a step; not told apart from it: tp 2"
+    assert lines[0] == "best: tp 1, 100 tokens/s, 10.00 s a step; not told apart from it: tp 2"
     assert lines[1] == "4 combinations: 2 ok, 1 oom, 1 refused"
 
 
