@@ -104,8 +104,8 @@ def _checked(
     if best and slower and slower > SLOW:
         reasons.append(
             f"{best.label}, micro-batch {best.layout.micro_batch}, "
-            f"recompute {best.layout.recompute} takes {step_seconds(best.step_time_s)} s on the same "
-            "nodes"
+            f"recompute {best.layout.recompute} takes {step_seconds(best.step_time_s)} s on the "
+            "same nodes"
         )
     return CheckedStage(
         batch=line.batch,

@@ -166,7 +166,7 @@ def test_a_calibration_that_cannot_be_read_is_no_file_of_coefficients_alone(
 def test_a_calibration_is_of_its_kind_of_device_and_a_processors_of_its_dtype():
     own = read_evidence(kept(calibration()))
     for of_gpu in (lambda: own.of("H100", "auto"), own.of_gpus):
-        with pytest.raises(UserError, match="is of Some CPU @ 2 GHz, by which .* cannot be"):
+        with pytest.raises(UserError, match="is of Some CPU @ 2 GHz, by which"):
             of_gpu()
     words = "fp32.json: is in fp32, and the training in bf16; allowed: a calibration in bf16"
     with pytest.raises(UserError, match=words):

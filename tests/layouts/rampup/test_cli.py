@@ -25,7 +25,7 @@ def test_a_plan_as_text_has_a_line_a_stage_and_its_totals():
         assert title in head
     hours = [float(line.split()[-2].replace(",", "")) for line in lines]
     assert max(hours) > 1e4 and "e+" not in done.stdout
-    assert re.search(r"plan: [\d,]+ device hours, [\d,]+\.\d days , done.stderr, re.MULTILINE)
+    assert re.search(r"plan: [\d,]+ device hours, [\d,]+\.\d days\b", done.stderr)
     assert "plan: " in done.stderr and "device hours" in done.stderr and "rests on" in done.stderr
 
 

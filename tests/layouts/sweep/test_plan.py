@@ -212,5 +212,5 @@ def test_a_calibration_of_another_kind_of_device_is_refused():
     card = calibrated(2, 1).model_copy(update={"kind": "cuda", "device": "a card"})
     given = GivenEvidence(Path("card.json"), shipped(), card)
     options = SweepOptions(Request("tiny-gpt", devices=2, device="cpu"), ())
-    with pytest.raises(UserError, match="card.json: is of a card, by which cpu cannot be"):
+    with pytest.raises(UserError, match=r"card\.json: is of a card, by which cpu cannot be"):
         new_sweep(options, given)
