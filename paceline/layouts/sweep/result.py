@@ -177,7 +177,7 @@ def sentences(rows: Sequence[SweepRow]) -> Iterator[str]:
         level = [row.label for row in rows if row.level]
         yield (
             f"best: {best.label}, {best.tokens_per_s:,.0f} tokens/s, "
-            f"{step_seconds(best.step_time_s)} s a step"
+            f"{step_seconds(best.step_time_s or 0.0)} s a step"
             + (f", the fastest with {certainty(best.p_best)}" if best.p_best is not None else "")
             + (f"; not told apart from it: {', '.join(level)}" if level else "")
         )

@@ -132,7 +132,7 @@ class Tuning:
         recipe, left_out = tuned_recipe(self.options.request, self.search.candidates, best.layout)
         path = self.options.write or self.folder / f"{recipe.name}.yaml"
         head = (
-            f"{best.label}: {step_seconds(best.step_time_s)} s a step on {result.devices} x "
+            f"{best.label}: {step_seconds(best.step_time_s or 0.0)} s a step on {result.devices} x "
             f"{result.device}, the fastest of {counted(len(result.rows), 'layout')} tried"
         )
         write_recipe(recipe, path, head)

@@ -159,7 +159,7 @@ def test_the_devices_own_context_counts(monkeypatch: pytest.MonkeyPatch):
     small = predict([spec(micro_batch=1)], SHIPPED)[0].memory_bytes
     h100 = machine("H100")
     large = replace(h100, device=h100.device.model_copy(update={"context_bytes": 5e9}))
-    monkeypatch.setattr(prediction, "machine_for", lambda *_: large)
+    monkeypatch.setattr(prediction, "machine_for", lambda *_, **__: large)
     usual = USUAL_CONTEXT_BYTES
     assert predict([spec(micro_batch=1)], SHIPPED)[0].memory_bytes - small == 5e9 - usual
 
