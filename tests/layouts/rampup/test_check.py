@@ -36,7 +36,7 @@ def test_the_schedule_for_16_gb_nodes_is_feasible_but_half_of_it_is_bubble(tmp_p
         assert stage.verdict == "slow" and stage.plan and stage.plan.micro_batches == 1
         assert 0.35 < stage.plan.bubble <= 0.5 and stage.slower and stage.slower > 1.5
         assert "one micro-batch for 2 pipeline stages" in stage.reasons[0]
-        assert stage.best and stage.best.nodes == stage.nodes and stage.best.bubble < 0.1
+        assert stage.best and stage.best.nodes == stage.nodes and stage.best.bubble < 0.12
         assert any("on the same nodes" in reason for reason in stage.reasons)
         assert not any("trainer refuses" in reason for reason in stage.reasons)
     plan = planned(OPTIONS, "V100-16GB")
