@@ -119,8 +119,8 @@ def test_a_host_that_dies_ends_it_and_the_same_command_goes_on_also_elsewhere(
     elsewhere = over_ssh(ssh_hosts, "node-001,node-003")
     whole, _ = answer(tune(ssh_hosts, tmp_path, 3, *elsewhere))
     # On busy cores the first two may differ so much that no third is worth its time.
-    assert kept < runs_of(whole) and whole["num_runs"] in (2, 3)
-    assert whole["stop"] != "interrupted"
+    assert kept < runs_of(whole) and whole["stop"] != "interrupted"
+    assert whole["num_runs"] == 3 or (whole["num_runs"], whole["stop"]) == (2, "bound")
     assert {tuple(hosts_of(run)) for run in finished(tmp_path) if run["name"] not in kept} == {
         ("node-001", "node-003")
     }
