@@ -55,7 +55,7 @@ class Ranking(Value):
     """Estimated ones that run out of memory with more than even odds, the bound of pruning."""
     bound: str
     least_memory_bytes: float
-    """Of the layout that needs least, listed or not."""
+    """What a device must have for the layout that needs least, listed or not."""
     layouts: tuple[RankedLayout, ...]
     recipe_layout: RankedLayout | None
     """The recipe's own layout, for comparison; None where it cannot run on them."""
@@ -99,7 +99,7 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
         n_infeasible=refused,
         n_pruned=int((~every.fits).sum()),
         bound=f"more than {P_OOM_EVEN:.0%} likely to exceed {gib(every.device_bytes[0])}",
-        least_memory_bytes=float(every.memory.device_used.min()),
+        least_memory_bytes=float(every.memory.needed.min()),
         layouts=tuple(rows[row] for row in again),
         recipe_layout=rows[-1] if own else None,
         recipe_problem=problems[0] if problems else None,
