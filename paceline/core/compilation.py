@@ -63,8 +63,7 @@ class CompileSaving:
 
     def __str__(self) -> str:
         return (
-            f"{counted(self.steps, 'step', 'save')} about "
-            f"{self.saved_s:,.0f} s, "
+            f"{counted(self.steps, 'step', 'save')} about {self.saved_s:,.0f} s, "
             f"compiling takes about {self.compile_s:.0f} s"
         )
 

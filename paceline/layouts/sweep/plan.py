@@ -192,7 +192,7 @@ def _predicted(
     specs = [choice.plan.spec for choice in planned if choice.plan]
     if not specs:
         return list(choices), []
-    if given:
+    if given:  # A file that does not fit is refused, where rates that are missing are a notice.
         given.of(specs[0].cluster.device, specs[0].training.dtype)
     try:
         predictions = predict(specs, given, options.stack)
