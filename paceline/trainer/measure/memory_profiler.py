@@ -83,6 +83,7 @@ class ResidentCurve:
     def __init__(self) -> None:
         self._highest = HighestPoints(2 * MOST_POINTS)
         self._stop = threading.Event()
+        self._look()  # now: the thread's first turn may come when the step has begun to allocate
         self._thread = threading.Thread(target=self._run, name="memory-curve", daemon=True)
         self._thread.start()
 
@@ -94,7 +95,6 @@ class ResidentCurve:
         return self._highest.points
 
     def _run(self) -> None:
-        self._look()
         while not self._stop.wait(SAMPLE_S):
             self._look()
 
