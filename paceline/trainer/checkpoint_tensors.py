@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -39,6 +39,11 @@ def tensors(replica: Replica, optimizer: torch.optim.Optimizer, mine: bool) -> d
     copies = mesh.replicate if replica.sharded else mesh.data
     tied = {part.tied_copy for part in replica.parts} if mine else set[str | None]()
     by_key: dict[str, Tensor] = {}
+
+    def updated(parameter: nn.Parameter) -> nn.Parameter:
+        """What the optimizer has of it."""
+        return replica.shards.weights.get(parameter, parameter) if replica.shards else parameter
+
     for i, (name, parameter) in enumerate(replica.named_parameters()):
         if name in tied:
             continue
@@ -52,14 +57,24 @@ def tensors(replica: Replica, optimizer: torch.optim.Optimizer, mine: bool) -> d
             for moment in MOMENTS:
                 values = state[moment]
                 by_key[f"{moment}/{name}"] = piece_of(plan, values, shape, piece.begin, mesh.tp)
-        elif slices is None and parameter in states and falls_to_me:
-            state = states[parameter]
+        elif slices is None and updated(parameter) in states and falls_to_me:
+            state = states[updated(parameter)]
             for moment in MOMENTS:
-                by_key[f"{moment}/{name}"] = as_dtensor(plan, state[moment], mesh)
+                values = spread_like(parameter, state[moment])
+                by_key[f"{moment}/{name}"] = as_dtensor(plan, values, mesh)
         else:
             continue
         by_key[f"step/{name}"] = state["step"]
     return by_key
+
+
+def spread_like(parameter: nn.Parameter, values: Tensor) -> Tensor:
+    """`values` of this rank's shard, as a part of the whole that the parameter is spread over."""
+    if not isinstance(parameter, DTensor):
+        return values
+    whole = parameter.device_mesh, parameter.placements
+    size = {"shape": parameter.shape, "stride": parameter.stride()}
+    return DTensor.from_local(values, *whole, run_check=False, **size)
 
 
 def as_dtensor(plan: ParamPlan, tensor: Tensor, mesh: Mesh) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.trainer.config import LossScaleConfig, TrainingConfig, is_adapter
 from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.replica.local_shards import LocalShards
 from paceline.trainer.replica.replica import Replica
 from paceline.trainer.replica.weight_slices import WeightSlices
 from paceline.trainer.schedule import RATE_TIMES
@@ -38,6 +39,10 @@ def make_optimizer(
         pieces = replica.slices.pieces
         for group in groups:
             group["params"] = [pieces[p].weight for p in group["params"] if p in pieces]
+    elif replica.sharded:
+        replica.shards = LocalShards(p for _, p in trained)
+        for group in groups:
+            group["params"] = [replica.shards.weights[p] for p in group["params"]]
     settings: dict[str, Any] = {
         "lr": training.lr,
         "betas": tuple(training.betas),
@@ -45,8 +50,9 @@ def make_optimizer(
         "fused": True,
     }
     optimizer = torch.optim.AdamW(groups, **settings)
-    if replica.slices is not None:
-        replica.slices.attach(optimizer)
+    for updated in (replica.slices, replica.shards):
+        if updated is not None:
+            updated.attach(optimizer)
     return optimizer
 
 

@@ -33,6 +33,7 @@ from paceline.trainer.parallel.collectives import all_reduce, all_reduce_coalesc
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.parallel.tensor import local, tp_plan_of
 from paceline.trainer.replica.compute_copies import ComputeCopies
+from paceline.trainer.replica.local_shards import LocalShards
 from paceline.trainer.replica.sharding import reshard
 from paceline.trainer.replica.weight_slices import WeightSlices
 
@@ -79,6 +80,8 @@ class Replica:
         """Weights in the compute dtype, where they are kept between steps."""
         self.slices: WeightSlices | None = None
         """What this rank updates of the weights, where ranks share that (ZeRO 1)."""
+        self.shards: LocalShards | None = None
+        """What this rank has of the weights, where they are spread (ZeRO 2 and 3)."""
 
     def zero(self) -> Tensor:
         """A double 0 on the model's device."""
@@ -123,6 +126,7 @@ class Replica:
                 part.sample_weights = None
                 reshard(part)
 
+    @torch.no_grad()
     def gradients(self) -> list[Tensor]:
         """This rank's gradients, as plain tensors."""
         return [local(gradient) for _, gradient in self._named_gradients()]
@@ -132,6 +136,7 @@ class Replica:
         for part in self.parts:
             part.zero_grad()
 
+    @torch.no_grad()
     def norm_and_loss(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         """(L2 norm over the whole model's gradients, the loss that the last stage found)."""
         mesh, gradients = self.mesh, self._own_gradients()
