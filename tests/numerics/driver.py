@@ -106,9 +106,9 @@ def fill(self: Network, name: str, whole: Tensor, generator: torch.Generator) ->
 
 def pieces(replica: Replica, gradients: bool) -> dict[str, Piece | None]:
     """This rank's gradients or weights."""
-    tp, plan = replica.mesh.tp, replica.tp_plan
+    mesh, plan = replica.mesh, replica.tp_plan
     return {
-        name: Piece.of(p.grad if gradients else p, plan[name].shard_dim, tp.index, tp.size)
+        name: Piece.of(p.grad if gradients else p, plan[name].shard_dim, mesh.tp, mesh.shard)
         for name, p in replica.named_parameters()
     }
 

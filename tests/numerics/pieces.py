@@ -10,25 +10,36 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from paceline.trainer.parallel.mesh import Axis
+
 
 @dataclass(frozen=True)
 class Piece:
-    """What one rank holds of a tensor: piece `index` of `count` along `dim`."""
+    """What one rank holds of a tensor: piece `index` of `count` along `dim`, or rows of it."""
 
     tensor: Tensor
     dim: int = 0
     index: int = 0
     count: int = 1
+    begin: int = 0
+    rows: int | None = None
+    """How many the piece has, `begin` being the first of them here; None where all are."""
 
     @staticmethod
-    def of(tensor: Tensor | None, dim: int | None, index: int, count: int) -> Piece | None:
-        """A copy of what this rank holds; a DTensor's shards are gathered by all its ranks."""
+    def of(tensor: Tensor | None, dim: int | None, tp: Axis, shard: Axis) -> Piece | None:
+        """A copy of what this rank holds.
+
+        FSDP cuts a tensor rank's piece by rows, as evenly as `torch.chunk`: its own gathering of
+        the whole, a tensor at a time, would take most of a small training's time.
+        """
         if tensor is None:
             return None
-        if isinstance(tensor, DTensor):
-            return Piece(tensor.full_tensor().detach().clone())
-        copy = tensor.detach().clone()
-        return Piece(copy) if dim is None else Piece(copy, dim, index, count)
+        where = {"dim": 0} if dim is None else {"dim": dim, "index": tp.index, "count": tp.size}
+        if not isinstance(tensor, DTensor):
+            return Piece(tensor.detach().clone(), **where)
+        rows = tensor.shape[0] // (tp.size if dim == 0 else 1)
+        begin = min(shard.index * -(-rows // shard.size), rows)
+        return Piece(tensor.to_local().detach().clone(), **where, begin=begin, rows=rows)
 
 
 @dataclass
@@ -50,15 +61,19 @@ def join(ranks: Iterable[dict[str, Piece | None]]) -> Joined:
 
 
 def _put(joined: Joined, name: str, piece: Piece) -> None:
-    size = piece.tensor.shape[piece.dim] if piece.tensor.ndim else 1
+    shape = list(piece.tensor.shape)
+    if piece.rows is not None:
+        shape[0] = piece.rows
+    size = shape[piece.dim] if shape else 1
     if name not in joined.tensors:
-        shape = list(piece.tensor.shape)
-        if piece.tensor.ndim:
+        if shape:
             shape[piece.dim] *= piece.count
         joined.tensors[name] = piece.tensor.new_full(shape, math.nan)
         joined.apart[name] = 0.0
-    whole = joined.tensors[name]
-    place = whole.narrow(piece.dim, piece.index * size, size) if whole.ndim else whole
+    place = joined.tensors[name]
+    if place.ndim:
+        place = place.narrow(piece.dim, piece.index * size, size)
+        place = place.narrow(0, piece.begin, len(piece.tensor))
     if place.isnan().all():
         place.copy_(piece.tensor)
         return

@@ -27,6 +27,18 @@ def test_pieces_are_put_where_they_belong(dim: int) -> None:
     assert joined.apart == {"w": 0.0}
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_rows_of_a_piece_are_put_into_it(dim: int) -> None:
+    ranks: list[dict[str, Piece | None]] = [
+        {"w": Piece(rows, dim, half.index, 2, begin, len(half.tensor))}
+        for half in halves(dim)
+        for begin, rows in ((1, half.tensor[1:]), (0, half.tensor[:1]), (2, half.tensor[2:2]))
+    ]
+
+    assert torch.equal(join(ranks).tensors["w"], WHOLE)
+    assert difference(join(ranks[1:]).tensors["w"], WHOLE) == math.inf
+
+
 def test_a_piece_that_no_rank_holds_makes_the_difference_infinite() -> None:
     joined = join([{"w": halves(0)[0]}, {"w": None}])
 

@@ -47,10 +47,9 @@ def run(config: TrainerConfig, world: World) -> dict[str, Any]:
 
     def watched(batch: LocalBatch, scale: float) -> Tensor:
         loss = train(batch, scale)
-        tp = mesh.tp
         for name, parameter in replica.named_parameters():
             dim = replica.tp_plan[name].shard_dim
-            gradients[name] = Piece.of(parameter.grad, dim, tp.index, tp.size)
+            gradients[name] = Piece.of(parameter.grad, dim, mesh.tp, mesh.shard)
         return loss
 
     replica.train = watched  # type: ignore[method-assign]
