@@ -157,6 +157,9 @@ class Heartbeat:
         # Out of memory there may be no new thread; the stacks of a held lock are lost then.
         with suppress(RuntimeError):
             faulthandler.dump_traceback_later(after_s, exit=True, file=self._timer_file)
+        # A pause or the end may have come since it was asked for, and cancelled no timer yet.
+        if self._paused or self._stopped.is_set():
+            faulthandler.cancel_dump_traceback_later()
 
     def _give_up(self, limit_s: float) -> None:
         """Write the stacks and the end line, let the other ranks do so too, and end the process."""
