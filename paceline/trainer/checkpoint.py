@@ -286,8 +286,11 @@ class Writer(FileSystemWriter):
         sync(self.folder)
         written = [file.parent for file in self.folder.glob(f"step-*/{STATE}")]
         written.sort(key=lambda path: (path / STATE).stat().st_mtime_ns)
-        for old in [*self.folder.glob(".step-*"), *written[:-KEPT]]:
-            shutil.rmtree(old)
+        for old in written[:-KEPT]:
+            # Under its own name, half of it would be left by a kill, and taken for a checkpoint.
+            old.rename(self.folder / f".{old.name}.old")
+        for left in self.folder.glob(".step-*"):
+            shutil.rmtree(left)
 
 
 def make_group() -> dist.ProcessGroup:
