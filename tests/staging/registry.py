@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.staging.staged import noise
 
 PROGRAMS = ("docker-registry", "skopeo")
@@ -37,7 +38,7 @@ auth: {{htpasswd: {{realm: test, path: "{folder}/htpasswd"}}}}
 LAYER_BYTES = (200_000, 1_500_000)
 REPOSITORY, TAG = "some/image", "1.0"
 OCI = "application/vnd.oci.image"
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 
 
 @dataclass
@@ -103,7 +104,7 @@ def need_registry() -> None:
 @contextmanager
 def serving_registry(folder: Path) -> Iterator[Registry]:
     """A registry with one image of nothing but noise, for those who log in."""
-    port = _free_port()
+    port = free_port()
     (folder / "htpasswd").write_text(HTPASSWD)
     (folder / "settings.yml").write_text(SETTINGS.format(folder=folder, port=port))
     registry = Registry(folder)
@@ -189,11 +190,6 @@ def _pour(source: socket.socket, target: socket.socket) -> None:
         while data := source.recv(1 << 14):
             target.sendall(data)
         target.shutdown(socket.SHUT_WR)
-
-
-def _free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as door:
-        return door.getsockname()[1]
 
 
 def _until_open(port: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from functools import cache
@@ -18,6 +17,7 @@ from paceline.engines import native
 from paceline.files.trainer_program import write_program
 from tests import forks
 from tests.example import make_spec
+from tests.ports import free_port
 
 LIMIT_S = 120
 _COPIES = TemporaryDirectory(prefix="paceline-tests-")
@@ -123,8 +123,7 @@ def places(ranks: int) -> list[dict[str, str]]:
     """What a launcher tells each rank; nothing where there is one."""
     if ranks == 1:
         return [{}]
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     return [
         {
             "RANK": str(rank),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,14 +15,10 @@ import pytest
 from paceline.trainer.measure.clock import HostClock
 from paceline.trainer.programs import node_facts
 from paceline.trainer.programs.bandwidth import BLOCKS, median, sustained
+from tests.ports import free_port
 from tests.trainer.example import LIMIT_S, program
 
 QUESTION = {"device": "cpu", "dtype": "fp32", "seconds": 0.1, "at_once": 1, "rounds": [[[0, 1]]]}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def start(
@@ -99,7 +94,7 @@ def test_a_node_that_sits_out_a_round_is_found_in_the_next(tmp_path: Path) -> No
             rounds,
             WORLD_SIZE="3",
             MASTER_PORT=port,
-            PACELINE_COLLECTIVE_LIMIT_S="20",
+            PACELINE_COLLECTIVE_LIMIT_S="60",
         )
         for rank in range(3)
     ]
@@ -211,15 +206,15 @@ DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
 
 @pytest.mark.parametrize(
-    ("trouble", "reason"),
+    ("trouble", "limit_s", "reason"),
     [
-        (HANGS, "the device did not answer within 1 s"),
-        (DIES, f"the process of the device was ended by signal {signal.SIGSEGV:d}"),
-        ("raise RuntimeError('no such device')", "no such device"),
+        (HANGS, 1.0, "the device did not answer within 1 s"),
+        (DIES, LIMIT_S, f"the process of the device was ended by signal {signal.SIGSEGV:d}"),
+        ("raise RuntimeError('no such device')", LIMIT_S, "no such device"),
     ],
 )
 def test_a_device_that_hangs_or_kills_its_process_is_a_line(
-    tmp_path: Path, trouble: str, reason: str
+    tmp_path: Path, trouble: str, limit_s: float, reason: str
 ) -> None:
     text = f"""
 import sys
@@ -227,7 +222,7 @@ from paceline.trainer.programs import node_check
 node_check.NodeCheck.open_device = lambda self: exec({trouble!r})
 sys.exit(node_check.main("question.json"))
 """
-    (tmp_path / "question.json").write_text(json.dumps(QUESTION | {"alone_s": 1.0}))
+    (tmp_path / "question.json").write_text(json.dumps(QUESTION | {"alone_s": limit_s}))
     subprocess.run([sys.executable, "-c", text], cwd=tmp_path, check=True, timeout=LIMIT_S)
     facts, fault, health, end = lines(tmp_path, 0)
     assert (facts["event"], health["event"], end["event"]) == ("facts", "health", "end")
