@@ -15,7 +15,8 @@ from torch import Tensor
 from paceline.trainer.parallel.mesh import Axis
 from paceline.trainer.replica.pipeline import PipelineRunner
 
-LIMIT_S = 4.0
+LIMIT_S = 30.0
+"""For what never comes."""
 
 
 class Device(threading.Thread):
