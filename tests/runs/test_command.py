@@ -33,9 +33,9 @@ rank = int(os.environ["RANK"])
 print("argv", sys.argv[1:], "env", os.environ.get("API_KEY"))
 for number in range(60):
     with steplog.step(tokens=1000, samples=4, loss=3.0) as step:
-        time.sleep(0.006 if rank else 0.002)
+        time.sleep(0.03 if rank else 0.01)
         with steplog.waiting_for_ranks():
-            time.sleep(0.0 if rank else 0.004)
+            time.sleep(0.0 if rank else 0.02)
     if "killed" in sys.argv and number == 20:
         os.kill(os.getpid(), signal.SIGKILL) if rank else time.sleep(60)
     if "nan" in sys.argv and number == 20:
