@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from paceline.machines.slurm import steps
 from paceline.machines.slurm.steps import StepRun, cancelled
 
 FAILED = """\
@@ -39,14 +41,20 @@ def test_only_what_nobody_failed_before_counts_as_cancelled(
     assert bool(match and match[1]) == limit
 
 
-def test_a_time_limit_begins_with_the_step_not_while_it_waits_for_nodes_in_use(tmp_path: Path):
+def test_a_time_limit_begins_with_the_step_not_while_it_waits_for_nodes_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    now_s = [1000.0]
+    monkeypatch.setattr(
+        steps, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=time.sleep)
+    )
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
-        run = StepRun(process, None, folder=tmp_path, allocation="7", limit_s=0.1)
-        time.sleep(0.2)
+        run = StepRun(process, None, folder=tmp_path, allocation="7", limit_s=60)
+        now_s[0] += 61
         assert run.waiting and not run.timed_out and run.phase == "waits for nodes of allocation 7"
         (tmp_path / "logs").mkdir()
         (tmp_path / "logs" / "host-a.log").touch()
         assert not run.waiting and not run.timed_out and "runs" in run.phase
-        time.sleep(0.2)
+        now_s[0] += 61
         assert run.timed_out
         run.stop()
