@@ -63,6 +63,8 @@ class Fleet:
     broken: str | None = None
     """What every run ends with."""
     run_s: float = 0.0
+    at_least: int = 1
+    """Runs on fewer hosts end at once instead."""
     communication: float = 0.01
     noise: float = 0.0005
     runs: list[tuple[str, ...]] = field(default_factory=list[tuple[str, ...]])
@@ -90,7 +92,8 @@ class Fleet:
         verdict = (
             JobEnd("failed", f"the connection to {lost[0]} was lost", tuple(lost)) if lost else None
         )
-        handle = FleetRun(time.monotonic() + self.run_s, 1 if lost or self.broken else 0, verdict)
+        run_s = self.run_s if len(hosts) >= self.at_least else 0.0
+        handle = FleetRun(time.monotonic() + run_s, 1 if lost or self.broken else 0, verdict)
         self.handles.append(handle)
         return handle
 

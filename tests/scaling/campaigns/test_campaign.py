@@ -15,6 +15,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.hosts import Host, expand
+from paceline.core.job import Job
 from paceline.files.run_folder import groups, read_record, run_folders
 from paceline.machines.placement import Request, Where
 from paceline.machines.probe import inventory
@@ -39,7 +40,7 @@ from paceline.scaling.campaigns.rounds import (
     SubClusterEnd,
 )
 from paceline.scaling.campaigns.sub_cluster import TrialResult, known_trials
-from tests.scaling.fleet import STEP_S, Fleet
+from tests.scaling.fleet import STEP_S, Fleet, FleetRun
 
 BATCH = 8
 
@@ -124,6 +125,18 @@ def test_sub_clusters_of_a_round_run_at_the_same_time_as_many_as_allowed(
     tmp_path: Path, fleet: Fleet
 ):
     fleet.run_s = 0.6
+    start = fleet.submit
+
+    def in_pairs(job: Job, folder: Path) -> FleetRun:
+        """A run that ends when its partner has begun, however late that is."""
+        handle = start(job, folder)
+        at = [other is handle for other in fleet.handles].index(True)
+        with_partner = at // 2 * 2 + 2
+        poll = handle.poll
+        handle.poll = lambda: poll() if len(fleet.handles) >= with_partner else None
+        return handle
+
+    fleet.submit = in_pairs
     campaign = made(tmp_path, campaign_request("node-[1-4]", "1"))
     going = run(tmp_path, campaign, Limits(max_parallel=2))
     spans = sorted((t.started_unix or 0, t.ended_unix or 0) for t in going.trials.values())

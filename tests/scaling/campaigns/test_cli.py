@@ -21,7 +21,7 @@ DRIVER = """
 import sys
 from tests.scaling.fleet import Fleet
 run_s, down = float(sys.argv.pop(1)), set(sys.argv.pop(1).split())
-sys.modules["paceline.machines.ssh"] = Fleet(run_s=run_s, down=down)
+sys.modules["paceline.machines.ssh"] = Fleet(run_s=run_s, at_least=2, down=down)
 from paceline.__main__ import main
 main()
 """
@@ -29,7 +29,7 @@ FOUR = ("scale", "tiny-gpt", "--device", "cpu", "--hosts", "node-[1-4]", "--size
 
 
 def start(runs: Path, run_s: float, *arguments: str, down: str = "") -> subprocess.Popen[str]:
-    """The command line in a process of its own, whose hosts run for so long each."""
+    """The command line in a process of its own, whose pairs of hosts run for so long each."""
     environment = {**os.environ, **own_folders(runs)}
     environment.pop("SLURM_JOB_ID", None)
     return subprocess.Popen(
@@ -115,7 +115,7 @@ def test_the_results_can_be_analysed_as_if_they_came_from_elsewhere(
 
 
 def test_interrupts_end_everything_and_what_was_finished_stays(tmp_path: Path):
-    process = start(tmp_path, 3.0, *FOUR, "--json")
+    process = start(tmp_path, 300.0, *FOUR, "--json")
     until_running(tmp_path, 2, size=2)
     for _ in range(3):
         process.send_signal(signal.SIGINT)
