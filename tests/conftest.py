@@ -7,8 +7,16 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.processes import ended_on_failure
+
+# How long an example takes says how busy the machine is. The rest stays as it was: where hypothesis
+# sees that it runs in CI it draws the same examples each time.
+settings.register_profile(
+    "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("patient")
 
 BESIDE_THE_REPOSITORY = Path(__file__).parents[2] / "shared" / "data"
 

@@ -101,7 +101,7 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         seen.page.on("dialog", dismiss)
         seen.page.goto(file.as_uri())
         if scripts:
-            seen.page.wait_for_selector(DRAWN, state="attached", timeout=20_000)
+            seen.page.wait_for_selector(DRAWN, state="attached", timeout=120_000)
         return seen
 
     yield opened
