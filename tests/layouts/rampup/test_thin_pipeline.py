@@ -15,7 +15,7 @@ RAMP_UP = (
     "micro_batch=4",
     "recompute=none",
     "model.num_layers=2",
-    "steps=24",
+    "steps=60",
 )
 
 
@@ -30,7 +30,7 @@ def test_a_ramp_up_that_begins_with_one_micro_batch_runs_and_is_judged(tmp_path:
     file = min(tmp_path.glob("*/steps/rank-*.jsonl"))
     steps = map(json.loads, file.read_text().splitlines())
     batches = [step["global_batch"] for step in steps if step.get("event") == "step"]
-    assert batches[:5] == [4, 4, 4, 4, 8] and len(batches) == 24
+    assert batches[:5] == [4, 4, 4, 4, 8] and len(batches) == 60
 
 
 def test_a_sweep_has_it_as_a_row_that_can_run(tmp_path: Path):

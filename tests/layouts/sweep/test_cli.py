@@ -23,7 +23,7 @@ from paceline.layouts.sweep.result import SweepResult, SweepRow
 from tests.cli.test_errors import paceline
 from tests.runs.test_flow import SMALL
 
-QUICK = ["sweep", "tiny-llama", "--devices", "2", *SMALL, "--set", "steps=30"]
+QUICK = ["sweep", "tiny-llama", "--devices", "2", *SMALL, "--set", "steps=60"]
 LISTS = ["--tp", "1,2", "--mbs", "2,3", "--recompute", "none"]
 
 

@@ -20,7 +20,7 @@ from tests.cli.test_errors import paceline
 from tests.runs.test_flow import SMALL
 
 QUICK = ["tune", "tiny-llama", "--gpus", "2", *SMALL, "--set", "layout.micro_batch=4"]
-TRIALS = ["--steps", "15", "--most-cp", "1"]
+TRIALS = ["--steps", "30", "--most-cp", "1"]
 
 
 @pytest.fixture(scope="module")
