@@ -14,12 +14,13 @@ from paceline.machines.ssh.run import SshRun
 from tests.clusters.bed import Bed
 from tests.clusters.bed.process import until
 
-RANK = """
+SLEEP = "time.sleep(float(sys.argv[1]))"
+RANK = f"""
 import os, socket, sys, time
 rank, port = os.environ["RANK"], os.environ["MASTER_PORT"]
 print(socket.gethostname(), rank, port, os.environ.get("MY_TOKEN"))
 sys.stdout.flush()
-time.sleep(float(sys.argv[1]))
+{SLEEP}
 sys.exit(int(sys.argv[2]) if rank == "1" else 0)
 """
 

@@ -38,7 +38,7 @@ def test_each_host_has_a_name_an_address_and_processes_of_its_own(ssh_hosts: Bed
 def test_names_that_nobody_knows_are_refused_at_once(ssh_hosts: Bed) -> None:
     began = time.monotonic()
     assert ssh_hosts.hosts["node-001"].run("getent", "hosts", "nobody.example").returncode
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 4  # a question of a name server has 5
 
 
 def test_hosts_train_together(ssh_hosts: Bed) -> None:

@@ -16,7 +16,7 @@ import sys, time
 import steplog
 
 print(sys.argv[1:])
-for _ in range(20):
+for _ in range(60):
     with steplog.step(tokens=100):
         time.sleep(0.005)
 """
@@ -34,7 +34,7 @@ def test_a_command_is_started_once_on_every_host(ssh_hosts: Bed, tmp_path: Path)
 
     assert done.returncode == 0, done.stderr
     result = result_of(tmp_path)
-    assert (result["status"], result["steps_done"]) == ("ok", 20)
+    assert (result["status"], result["steps_done"]) == ("ok", 60)
     assert [rank["host"] for rank in result["ranks"]] == [*hosts]
     logs = [path.read_text() for path in sorted(tmp_path.glob("*/logs/rank-*.log"))]
     assert logs == [f"{['--node', f'{node} of 2', *arguments[2:]]}\n" for node in (0, 1)]

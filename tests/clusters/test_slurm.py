@@ -61,7 +61,7 @@ SMALL = [
     "--set",
     "dtype=fp32",
     "--set",
-    "steps=24",
+    "steps=48",
     "--set",
     "global_batch=16",
     "--set",
@@ -107,7 +107,7 @@ def test_the_tiny_opt_trains_on_four_nodes(bed: Bed, tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["status"] == "ok" and result["steps_done"] == 24
+    assert result["status"] == "ok" and result["steps_done"] == 48
     assert [rank["host"] for rank in result["ranks"]] == list(bed.names)
     assert "is running on node-[001-004]" in done.stderr
 
@@ -151,7 +151,7 @@ def test_a_rank_that_fails_ends_the_others_and_is_named(bed: Bed, tmp_path: Path
 
 
 def test_the_time_limit_counts_from_the_start_and_keeps_the_steps(bed: Bed, tmp_path: Path) -> None:
-    result = train(tmp_path, make_job(**LONG, timeout_s=4)).result
+    result = train(tmp_path, make_job(**LONG, timeout_s=10)).result
     assert (result.status, result.steps_done > 0) == ("timeout", True)
     assert not bed.slurm.jobs()
 
@@ -295,7 +295,7 @@ def test_many_runs_ask_slurm_once(bed: Bed, tmp_path: Path) -> None:
     while time.monotonic() - began < 1.5:
         polls += len([run.poll() for run in runs])
         time.sleep(0.02)
-    assert QUEUE.questions - questions < polls / 4
+    assert QUEUE.questions - questions < polls / 2
     assert [wait(run) for run in runs] == [0] * 4
 
 
@@ -357,7 +357,7 @@ train(Path(folder), make_job(steps=int(steps), step_s=0.1, allocation=allocation
 
 
 def test_a_job_outlives_its_killed_controller_and_is_found_again(bed: Bed, tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", CONTROLLER, str(tmp_path), "60", ""]
+    argv = [sys.executable, "-c", CONTROLLER, str(tmp_path), "150", ""]
     controller = subprocess.Popen(argv, env=bed.env)
     until_ranks_run(tmp_path)
     controller.send_signal(signal.SIGKILL)
@@ -367,8 +367,8 @@ def test_a_job_outlives_its_killed_controller_and_is_found_again(bed: Bed, tmp_p
     assert alone.status == "incomplete" and f"Slurm job {job_number(bed)} may go on" in str(
         alone.reason
     )
-    until(lambda: outcome.evaluate(folder).result.status == "ok", "the end of the job", 60)
-    assert outcome.evaluate(folder).result.steps_done == 60
+    until(lambda: outcome.evaluate(folder).result.status == "ok", "the end of the job", 120)
+    assert outcome.evaluate(folder).result.steps_done == 150
     assert slurm.abandon(folder) is None
 
 

@@ -22,6 +22,8 @@ from paceline.machines.ssh.host_rules import Questions
 from tests.clusters.bed import Bed
 from tests.clusters.bed.process import until
 from tests.clusters.ssh_jobs import (
+    RANK,
+    SLEEP,
     follow,
     follow_until,
     log_of,
@@ -39,7 +41,11 @@ exec python3 -c 'import time; print(time.time() - 90)'
 
 def test_ranks_run_on_every_host_and_secrets_show_nowhere(ssh_hosts: Bed, tmp_path: Path) -> None:
     hosts = ssh_hosts.names[:3]
-    job = make_job(ssh_hosts, hosts, 1.5, env={"MY_TOKEN": "s3 $cr'et", "OPEN": "a; b"})
+    held = RANK.replace(SLEEP, "while not os.path.exists('go'):\n    time.sleep(0.05)")
+    assert held != RANK
+    job = make_job(
+        ssh_hosts, hosts, files={"rank.py": held}, env={"MY_TOKEN": "s3 $cr'et", "OPEN": "a; b"}
+    )
     run = start(job, tmp_path)
     follow_until(run, running(run, tmp_path))
     lines = [line for name in hosts for line in ssh_hosts.hosts[name].processes().values()]
@@ -48,6 +54,7 @@ def test_ranks_run_on_every_host_and_secrets_show_nowhere(ssh_hosts: Bed, tmp_pa
         for h in run.hosts
         if h.session.process
     ]
+    (tmp_path / "go").touch()
     assert follow([run]) == [0]
     for rank, name in enumerate(hosts):
         assert log_of(tmp_path, name).startswith(f"{name} {rank} ")
@@ -133,7 +140,7 @@ def test_neighbouring_jobs_meet_at_different_ports_and_a_taken_one_is_left_alone
     ssh_hosts: Bed, tmp_path: Path
 ) -> None:
     taken = rendezvous_port("first")
-    listen = f"s = socket.create_server(('', {taken})); print('up', flush=True); time.sleep(60)"
+    listen = f"s = socket.create_server(('', {taken})); print('up', flush=True); time.sleep(600)"
     listener = ssh_hosts.hosts["node-001"].argv(
         [sys.executable, "-c", f"import socket, time; {listen}"]
     )
@@ -177,7 +184,7 @@ def test_a_time_limit_ends_ranks_that_hang_and_nothing_that_is_not_the_jobs(
     ssh_hosts: Bed, tmp_path: Path
 ) -> None:
     stranger = ssh_hosts.hosts["node-001"].argv(
-        [sys.executable, "-c", "import time; time.sleep(60)", "rank.py"]
+        [sys.executable, "-c", "import time; time.sleep(600)", "rank.py"]
     )
     with subprocess.Popen(stranger) as other:
         run = start(make_job(ssh_hosts, ssh_hosts.names[:2], timeout_s=0.1), tmp_path)

@@ -98,7 +98,7 @@ def test_no_sampler_is_left_on_a_host(bed: Bed, tmp_path: Path, how: str) -> Non
     else:
         bed.hosts[hosts[1]].crash()
         ssh_jobs.follow([run])
-    until(lambda: not samplers(bed), "the end of the samplers", 15)
+    until(lambda: not samplers(bed), "the end of the samplers", 60)
     if how == "crash":
         bed.boot(hosts[1])
 
@@ -119,7 +119,7 @@ def test_nodes_of_a_slurm_job_are_sampled_until_it_ends(
     else:
         (folder / "go").touch()
         assert slurm_jobs.wait(run) == 0
-    until(lambda: not samplers(bed), "the end of the samplers", 15)
+    until(lambda: not samplers(bed), "the end of the samplers", 60)
     assert sorted(path.name[:6] for path in (folder / "telemetry").iterdir()) == [
         "00000-",
         "00001-",

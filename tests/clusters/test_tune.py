@@ -22,7 +22,7 @@ SMALL = [
     "--name",
     "fast",
     "--steps",
-    "24",
+    "48",
     "--json",
     "--most-tp",
     "1",
@@ -40,7 +40,7 @@ SMALL = [
             "dtype=fp32",
             "memory_parts=false",
             "hang_limit_s=120",
-            "steps=20",
+            "steps=40",
         )
         for word in ("--set", change)
     ),
@@ -89,7 +89,7 @@ def test_the_best_layout_of_two_ssh_hosts_runs_on_them_again(
     assert all(hosts_of(run) == ["node-001", "node-002"] for run in finished(tmp_path))
     (best,) = [row for row in result["rows"] if row["best"]]
     again = run_best(ssh_hosts, tmp_path, result)
-    assert again["status"] == "ok" and again["steps_done"] == 20
+    assert again["status"] == "ok" and again["steps_done"] == 40
     (record,) = [run for run in records(tmp_path) if run["name"] == again["run"]]
     assert hosts_of(record) == ["node-001", "node-002"]
     assert record["spec"]["layout"] == best["layout"]
