@@ -30,10 +30,11 @@ SMALL = [word for setting in SMALL_SETTINGS for word in ("--set", setting)]
 
 
 def start(runs: Path, *arguments: str) -> subprocess.Popen[str]:
-    """`paceline run tiny-llama` in the background."""
+    """`paceline run tiny-llama` by two ranks in the background, also where there is one core."""
     environment = {**os.environ, **own_folders(runs)}
+    words = ["run", "tiny-llama", "--no-probe", "--devices", "2", *SMALL, *arguments]
     return subprocess.Popen(
-        [sys.executable, "-m", "paceline", "run", "tiny-llama", "--no-probe", *SMALL, *arguments],
+        [sys.executable, "-m", "paceline", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -186,7 +187,7 @@ def test_a_corpus_is_found_from_the_current_folder(tmp_path: Path):
     (tmp_path / "corpus.txt").write_text("to be or not to be " * 5000)
     environment = {**os.environ, "PACELINE_RUNS": "here", "XDG_CACHE_HOME": str(tmp_path)}
     options = [
-        *("--no-probe", "--json", "--set", "steps=30"),
+        *("--no-probe", "--json", "--set", "steps=60"),
         *("--set", "data.source=text", "--set", "data.path=corpus.txt"),
     ]
     done = subprocess.run(
@@ -202,13 +203,17 @@ def test_a_corpus_is_found_from_the_current_folder(tmp_path: Path):
 
 
 def test_a_time_limit_ends_the_run_and_keeps_the_steps(tmp_path: Path):
-    process = start(tmp_path, "--timeout", "20", "--set", "steps=1000000", "--set", "compile=none")
-    pids = wait_for_steps(tmp_path, 3)
-    process.communicate(timeout=120)
-    result = result_of(tmp_path)
-    assert process.returncode == 2 and result["status"] == "timeout"
+    settings = ("--set", "steps=1000000", "--set", "compile=none")
+    for limit_s in (20, 60, 180):  # a busy machine may need the first for the start alone
+        runs = tmp_path / str(limit_s)
+        process = start(runs, "--timeout", str(limit_s), *settings)
+        process.communicate(timeout=300)
+        result = result_of(runs)
+        assert process.returncode == 2 and result["status"] == "timeout"
+        if result["steps_done"] >= 3:
+            break
     assert result["steps_done"] >= 3
-    assert_gone(pids)
+    assert_gone(wait_for_steps(runs, 2))
 
 
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
@@ -332,7 +337,7 @@ def test_an_index_that_cannot_be_written_costs_a_warning_and_not_the_run(tmp_pat
     blocked = tmp_path / "blocked"
     blocked.write_text("")
     environment = {**os.environ, "PACELINE_RUNS": str(tmp_path), "XDG_CACHE_HOME": str(blocked)}
-    options = ["--set", "steps=30", "--json"]
+    options = ["--set", "steps=60", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "paceline", "run", "tiny-llama", *SMALL, *options],
         capture_output=True,

@@ -24,7 +24,7 @@ from paceline.runs.watch.state import WatchState
 from tests.command import paceline
 from tests.explain.example import STEPS, write_parts
 
-QUICK = ("steps=2000", "compile=none", "seq_len=32", "model.num_layers=1", "batch_per_device=1",
+QUICK = ("steps=1000000", "compile=none", "seq_len=32", "model.num_layers=1", "batch_per_device=1",
          "layout.micro_batch=1", "memory_parts=false")  # fmt: skip
 LIMIT_S = 120.0
 
