@@ -127,7 +127,7 @@ class Heartbeat:
         """Look now and then; time in which the process itself was stopped counts as one look."""
         pause_s = min(limit_s / LOOKS_PER_LIMIT, LONGEST_PAUSE_S)
         seen, silent_s, looked = self._progress(), 0.0, time.monotonic()
-        sign_at, shown_s, first = looked, 0.0, 0
+        sign_at, first = looked, 0
         start_s = start_limit_s(int(os.environ.get("WORLD_SIZE", "1")))
         while not self._stopped.wait(pause_s):
             now = time.monotonic()
@@ -140,16 +140,17 @@ class Heartbeat:
             allowed_s = limit_s if step > first else max(limit_s, start_s)
             if silent_s >= allowed_s:
                 self._give_up(allowed_s)
-            if now >= sign_at or allowed_s != shown_s:
-                self._show_life(allowed_s)
-                sign_at, shown_s = now + limit_s / SIGNS_PER_LIMIT, allowed_s
+            if now >= sign_at:
+                os.utime(self._file.fileno())
+                sign_at = now + limit_s / SIGNS_PER_LIMIT
+            self._set_timer(allowed_s)
 
     def _progress(self) -> tuple[int, ...]:
         steps = self.steps
         return (self._beats, steps.step, steps.done) if steps else (self._beats,)
 
-    def _show_life(self, limit_s: float) -> None:
-        os.utime(self._file.fileno())
+    def _set_timer(self, limit_s: float) -> None:
+        """Anew at each look: ranks that wait for this one give up before it rings, and say so."""
         if self._paused:
             faulthandler.cancel_dump_traceback_later()
             return
