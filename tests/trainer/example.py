@@ -19,7 +19,7 @@ from tests import forks
 from tests.example import make_spec
 from tests.ports import free_port
 
-LIMIT_S = 120
+LIMIT_S = 240
 _COPIES = TemporaryDirectory(prefix="paceline-tests-")
 
 

@@ -15,7 +15,7 @@ def test_the_checkpoint_group_connects_ranks_that_exchange_something_alone(tmp_p
     ranks = 8
     envs = [{**os.environ, **place} for place in places(ranks)]
     words = ["tests.trainer.group_driver", str(tmp_path)]
-    code = forks.run("tests.trainer.example", words, envs, tmp_path, [os.devnull] * 3, 60)
+    code = forks.run("tests.trainer.example", words, envs, tmp_path, [os.devnull] * 3, 240)
 
     assert code == 0
     counts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
