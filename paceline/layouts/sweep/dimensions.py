@@ -32,6 +32,12 @@ class Dimension:
 
     field: str
     values: tuple[str, ...]
+    option: str | None = None
+    """The option of its own that its values were given by; None is `--set`."""
+
+    def typed(self, value: str) -> str:
+        """One of its values as it was asked for: `--tp 4`, `--set layout.vp=2`."""
+        return f"{self.option} {value}" if self.option else f"--set {self.field}={value}"
 
     @property
     def short(self) -> str:
@@ -49,7 +55,11 @@ def dimensions(
     stands in brackets, braces or quotes is one of them. Raises UserError for no list at all, a
     field given twice, an empty value, or too many combinations.
     """
-    lists = [(f"--{name}", SHORT[name], text) for name, text in named.items() if text is not None]
+    lists: list[tuple[str, str, str, str | None]] = [
+        (f"--{name}", SHORT[name], text, f"--{name}")
+        for name, text in named.items()
+        if text is not None
+    ]
     varied: dict[str, Dimension] = {}
     fixed: list[str] = []
     for text in overrides:
@@ -57,14 +67,14 @@ def dimensions(
         if not equals or len(split_list(value)) < 2:
             fixed.append(text)
         else:
-            lists.append((f"--set {text}", full_key(key.strip()), value))
-    for where, field, text in lists:
+            lists.append((f"--set {text}", full_key(key.strip()), value, None))
+    for where, field, text, option in lists:
         if field in varied:
             raise UserError(where, f"{field} is given twice", remedy="put its values in one list")
         values = tuple(dict.fromkeys(split_list(text)))
         if "" in values:
             raise UserError(where, "has an empty value", allowed="values separated by commas")
-        varied[field] = Dimension(field, values)
+        varied[field] = Dimension(field, values, option)
     _check(varied.values())
     return tuple(varied.values()), tuple(fixed)
 

@@ -97,10 +97,7 @@ def new_sweep(options: SweepOptions, given: GivenEvidence | None) -> Sweep:
     request, notices = steady_batch(options.request)
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
     for dimension in options.dimensions:
-        for value in dimension.values:
-            load_recipe(
-                request.recipe, request.variant, (*request.overrides, f"{dimension.field}={value}")
-            )
+        _check_values(request, dimension)
     place = divide(request, recipe, inventory(), options.nodes_per_trial, options.max_parallel)
     machine = place.inventory
     request = _on_equal_devices(place.request, options.dimensions, machine)
@@ -122,6 +119,19 @@ def new_sweep(options: SweepOptions, given: GivenEvidence | None) -> Sweep:
         at_once=options.max_parallel,
         stack=options.stack,
     )
+
+
+def _check_values(request: Request, dimension: Dimension) -> None:
+    """Raises UserError, which names the option that was typed, for a value that no field takes."""
+    for value in dimension.values:
+        changes = (*request.overrides, f"{dimension.field}={value}")
+        try:
+            load_recipe(request.recipe, request.variant, changes)
+        except UserError as error:
+            what = error.what.removeprefix(f"{dimension.field}: ")
+            raise UserError(
+                dimension.typed(value), what, allowed=error.allowed, remedy=error.remedy
+            ) from error
 
 
 def steady_batch(request: Request) -> tuple[Request, list[str]]:

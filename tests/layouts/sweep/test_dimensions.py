@@ -35,8 +35,8 @@ def test_named_options_and_lists_of_set_vary_and_single_values_do_not():
         {"tp": "1,2", "mbs": "4", "pp": None}, ["steps=8", "layout.vp=1,2", "betas=[0.9, 0.95]"]
     )
     assert varied == (
-        Dimension("layout.tp", ("1", "2")),
-        Dimension("layout.micro_batch", ("4",)),
+        Dimension("layout.tp", ("1", "2"), "--tp"),
+        Dimension("layout.micro_batch", ("4",), "--mbs"),
         Dimension("layout.vp", ("1", "2")),
     )
     assert fixed == ("steps=8", "betas=[0.9, 0.95]")

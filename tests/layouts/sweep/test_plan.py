@@ -101,10 +101,19 @@ def test_what_cannot_run_is_listed_last_with_the_reason():
 
 
 def test_a_value_that_its_field_does_not_take_is_bad_input_and_no_row():
-    with pytest.raises(UserError, match="recompute=some"):
+    with pytest.raises(UserError, match="--recompute some: 'some' is not one of"):
         planned(recompute="none,some")
     with pytest.raises(UserError, match="recipe 'tiny-gtp'"):
         planned("tiny-gtp", tp="1,2")
+
+
+def test_a_wrong_value_is_told_of_the_option_that_was_typed():
+    with pytest.raises(UserError) as wrong:
+        planned(tp="0,1", sets=("steps=8",))
+    assert str(wrong.value) == "--tp 0: 0 is too small; allowed: a number above 0"
+    with pytest.raises(UserError) as wrong:
+        planned(sets=("tp=0,1", "steps=8"))
+    assert str(wrong.value) == "--set layout.tp=0: 0 is too small; allowed: a number above 0"
 
 
 def test_all_run_on_as_many_devices_as_the_largest_layout_takes():
