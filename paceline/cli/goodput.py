@@ -19,10 +19,11 @@ from paceline.cli.output import (
 )
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
-from paceline.core.units import counted, days, percent, seconds, significant
+from paceline.core.units import all_done, counted, days, percent, seconds, significant
 from paceline.files.run_folder import RUN_FILE, find_runs, runs_root
 from paceline.runs.goodput.attempt import Attempt, attempts_of_log, attempts_of_run
 from paceline.runs.goodput.ledger import ACCOUNTS, GoodputLedger, ledger_of
+from paceline.runs.goodput.training import one_training
 
 
 def goodput(
@@ -57,7 +58,7 @@ def goodput(
       paceline goodput pretrain.log --steps 500000 --json
     """
     root = runs_root(runs_dir)
-    attempts = [attempt for path in _places(root, names) for attempt in _attempts(path)]
+    attempts = one_training([_attempts(path) for path in _places(root, names)])
     ledger = ledger_of(attempts, steps)
     form = TableFormat.json if as_json else form
     _print(ledger, form)
@@ -126,7 +127,9 @@ def sentences(ledger: GoodputLedger) -> list[str]:
         f"{counted(ledger.steps_kept, 'step')} kept, {redone:,} done again; "
         f"{significant(ledger.usual_step_s)} s a usual step (n = {ledger.n})"
     ]
-    if ledger.days_left is not None and ledger.days_left_at_best is not None:
+    if ledger.steps_asked and ledger.days_left == 0:
+        lines.append(all_done(ledger.steps_asked))
+    elif ledger.days_left is not None and ledger.days_left_at_best is not None:
         lines.append(
             f"to step {ledger.steps_asked:,}: {days(ledger.days_left)} at the rate so far, "
             f"{days(ledger.days_left_at_best)} if nothing were lost"

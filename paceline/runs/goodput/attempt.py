@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.core.errors import UserError
+from paceline.core.facts import Facts
 from paceline.core.ranks import merge_ranks
 from paceline.core.steps import FloatColumn, IntColumn, Steps
 from paceline.files.events import RankLog
@@ -48,11 +49,18 @@ class Attempt:
     """Whether a queue lies between the launch and the start."""
     steps_asked: int | None = None
     status: str | None = None
+    facts: Facts = field(default_factory=Facts)
+    """What is known of the training that it belongs to."""
 
     @property
     def clocked(self) -> bool:
         """Whether its whole wall time is known, which a log does not tell."""
         return self.asked_unix is not None and self.ended_unix is not None
+
+
+def begun_order(attempt: Attempt) -> tuple[bool, float]:
+    """What attempts are sorted by: when each was asked for; logs, first, stay as they are."""
+    return attempt.asked_unix is not None, attempt.asked_unix or 0.0
 
 
 def attempts_of_run(folder: Path) -> list[Attempt]:
@@ -124,6 +132,7 @@ def _attempt(
         ended_unix=ended or _last_sign_unix(ranks, steps),
         queues=True,
         steps_asked=record.spec.steps_asked if record.spec else None,
+        facts=record.known,
     )
 
 
@@ -153,6 +162,7 @@ def attempts_of_log(path: Path) -> list[Attempt]:
         seconds=np.zeros(0),
         checkpoint_s=np.zeros(0),
         steps_asked=int(asked) if isinstance(asked, int | float) else None,
+        facts=parsing.document.facts,
     )
     return _logged(empty, steps)
 

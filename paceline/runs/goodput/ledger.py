@@ -12,7 +12,7 @@ import numpy.typing as npt
 from paceline.core.errors import UserError
 from paceline.core.units import SECONDS_PER_DAY
 from paceline.core.value import NonNegativeInt, Value
-from paceline.runs.goodput.attempt import Attempt
+from paceline.runs.goodput.attempt import Attempt, begun_order
 
 Account = Literal[
     "productive",
@@ -77,7 +77,7 @@ def ledger_of(attempts: Sequence[Attempt], steps_asked: int | None = None) -> Go
     of an attempt's first step compilation. Steps that a later attempt did again are lost whole.
     Raises UserError where no step was timed.
     """
-    entries = sorted(attempts, key=lambda a: (a.asked_unix is not None, a.asked_unix or 0.0))
+    entries = sorted(attempts, key=begun_order)
     kept = [_kept(entry, entries[at + 1 :]) for at, entry in enumerate(entries)]
     times = [
         ((entry.seconds - entry.checkpoint_s) / entry.steps)[keep][1:]
@@ -182,4 +182,9 @@ def _notes(entries: Sequence[Attempt]) -> tuple[str, ...]:
         )
     if any(entry.queues for entry in entries):
         notes.append("of jobs in a queue, waiting and starting up are one figure, `queue`")
+    known = [e.facts for e in entries if e.facts.num_devices and e.facts.device]
+    places = list(dict.fromkeys(f"{each.num_devices:,} x {each.device}" for each in known))
+    if len(places) > 1:
+        where = ", then ".join(places)
+        notes.append(f"its attempts ran on {where}: one usual step stands for all of them")
     return tuple(notes)
