@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from paceline.cli.output import OutputColumn, TableFormat, emit_table, write_pag
 from paceline.cli.terminal import echo
 from paceline.core.units import count, counted, days, gib, percent, si, step_seconds
 from paceline.estimate.answer import Estimate, MeasuredStep
-from paceline.estimate.costs import Saving
+from paceline.estimate.costs import Bill, Saving
 from paceline.estimate.elasticity import Elasticity
 from paceline.estimate.headline import (
     beside_line,
@@ -25,7 +25,7 @@ from paceline.estimate.headline import (
 )
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against
-from paceline.estimate.outlook_text import NO_LENGTH, outlook_lines
+from paceline.estimate.outlook_text import NO_LENGTH, TO_TARGET, outlook_lines
 from paceline.estimate.trace import Tracing
 from paceline.mlperf.time_to_train import TimeToTrain
 
@@ -70,8 +70,8 @@ def flat(estimate: Estimate) -> dict[str, Any]:
     return {**content, **{f"{name}_s": value for name, value in parts.items()}, **costs, **saving}
 
 
-def text(estimate: Estimate) -> str:
-    """All that is known of one offer, a line a subject."""
+def text(estimate: Estimate, timed: bool = False) -> str:
+    """All that is known of one offer, a line a subject; `timed` where its time to train follows."""
     shown = sorted(estimate.parts.items(), key=lambda item: -item[1])
     shares = ", ".join(
         f"{name} {percent(value / estimate.step_time_s, 1)}"
@@ -91,9 +91,7 @@ def text(estimate: Estimate) -> str:
         f"  peak to {last.replace('estimated', 'estimate')}: {_levels(estimate)}",
         f"  {_memory_line(estimate)}",
     ]
-    plan, bill = estimate.outlook, estimate.bill
-    whole = outlook_lines(plan, bill) if plan else _bill_lines(estimate)
-    lines += [f"  {line}" for line in whole]
+    lines += [f"  {line}" for line in _whole_lines(estimate, timed)]
     lines += [f"  note: {note}" for note in estimate.notes]
     basis = estimate.evidence.model_dump()
     lines.append(f"  rests on: {basis.pop('title')}")
@@ -162,10 +160,15 @@ def elasticity_line(elasticities: Sequence[Elasticity], unit: str) -> str:
     return f"1 % faster brings so many % more {unit} (80 %): {', '.join(shown)}"
 
 
-def _bill_lines(estimate: Estimate) -> list[str]:
-    costs = estimate.bill
-    if costs is None:
-        return [NO_LENGTH]
+def _whole_lines(estimate: Estimate, timed: bool) -> Iterable[str]:
+    """What the whole training takes, and how to say its length where nobody does."""
+    without = () if timed else (TO_TARGET if estimate.to_target else NO_LENGTH,)
+    if estimate.outlook is not None:
+        return outlook_lines(estimate.outlook, estimate.bill, without)
+    return without if estimate.bill is None else _bill_lines(estimate, estimate.bill)
+
+
+def _bill_lines(estimate: Estimate, costs: Bill) -> list[str]:
     parts = [days(costs.days), f"{costs.device_hours:,.0f} device hours"]
     if costs.goodput is not None:
         parts.append(f"goodput {percent(costs.goodput, 1)}")
@@ -215,7 +218,7 @@ def emit(answer: Answer, form: TableFormat) -> None:
         emit_table(offer_table(estimates, beside), _offer_columns(estimates[0]), form)
         echo("")
     for at, estimate in enumerate(estimates):
-        echo(text(estimate))
+        echo(text(estimate, timed=bool(answer.times)))
         lines = [*map(time_line, answer.times[at : at + 1])]
         unit = speed_unit(estimate)
         lines += [elasticity_line(each, unit) for each in answer.elasticities[at : at + 1]]
@@ -245,7 +248,7 @@ def write_estimate_page(answer: Answer, path: Path) -> None:
     # Altair below it takes as long to import as the rest of the verb.
     from paceline.estimate.page import estimate_html
 
-    texts = [text(each) for each in answer.found]
+    texts = [text(each, timed=bool(answer.times)) for each in answer.found]
     for at, time in enumerate(answer.times):
         texts[at] += f"\n{time_line(time)}"
     write_page(path, estimate_html(answer.found, answer.beside, texts, answer.elasticities))

@@ -111,7 +111,7 @@ def facts_of(spec: RunSpec) -> Facts:
         real_tokens_per_sample=spec.data.real_tokens_per_sample,
         flops_convention=spec.flops_convention,
         nominal_parameters=spec.nominal_parameters,
-        total_tokens=training.total_tokens,
+        total_tokens=training.whole_tokens,
         profiled=spec.profile is not None
         or any(spec.engine_settings.get(name) for name in PROFILERS),
     )

@@ -102,6 +102,8 @@ NEWER_OF_EVALUATION = {"loss_mask": None, "mean": "targets"}
 """The same of the evaluation."""
 
 
+USUAL_TOKENS = 1e12
+"""Of a whole training, where nobody says how long it is."""
 USUAL_TIME_LIMIT_S = 3600.0
 """Of a run whose recipe states none."""
 NOTHING_STATED: dict[str, Any] = {
@@ -138,7 +140,7 @@ class TrainingBase(Value):
     grad_clip: NonNegativeFloat = 1.0
     """Largest gradient norm; 0 switches clipping off."""
     seed: NonNegativeInt = 1234
-    total_tokens: PositiveFloat | None = 1e12
+    total_tokens: PositiveFloat | None = USUAL_TOKENS
     """Length of the whole training for which days are computed."""
     ramp_up: RampUp | None = None
     """A smaller batch at first; None trains all steps with the whole one."""
@@ -146,6 +148,17 @@ class TrainingBase(Value):
     """None trains all steps and looks at nothing else."""
     initial_weights: str | None = None
     """A checkpoint, or a run (its latest one is meant), of which only the weights are taken."""
+
+    @property
+    def to_target(self) -> bool:
+        """Whether a quality ends the training, as a benchmark's."""
+        return self.evaluation is not None and self.evaluation.target is not None
+
+    @property
+    def whole_tokens(self) -> float | None:
+        """Length of the whole training; None where a target ends it and no length was stated."""
+        usual = self.to_target and self.total_tokens == USUAL_TOKENS
+        return None if usual else self.total_tokens
 
     @field_validator("fp8_recipe", mode="before")
     @classmethod

@@ -70,6 +70,8 @@ class Estimate(Value):
     samples_per_s: float
     headline: Headline = Field("tokens_per_s", exclude=True)
     """Which of the two states the speed, as of a run (core/facts.py)."""
+    to_target: bool = Field(False, exclude=True)
+    """Whether a quality ends the training, so that no number of tokens is its length."""
     flops_per_s_per_device: float
     mfu: float | None
     convention: str
@@ -107,7 +109,7 @@ def estimate_on(
     flops_input = FlopsInput(spec.model, training.seq_len, lora=spec.lora)
     per_sample = training.seq_len * model_flops_per_token(spec.flops_convention, flops_input)
     reached = flops_per_s_per_device(per_sample, training.global_batch, seconds, spec.world_size)
-    tokens, site = question.tokens or training.total_tokens, question.site
+    tokens, site = question.tokens or training.whole_tokens, question.site
     planned = None
     if site is not None:
         planned = outlook(site, machine, estimates.x, coefficients, spec.world_size)
@@ -132,6 +134,7 @@ def estimate_on(
         tokens_per_s=rate,
         samples_per_s=training.global_batch / seconds,
         headline=facts_of(spec).headline,
+        to_target=training.to_target,
         flops_per_s_per_device=reached,
         mfu=mfu(reached, peak),
         convention=spec.flops_convention,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from paceline.core.units import count, day_count, si
 from paceline.estimate.costs import Bill
@@ -11,11 +11,12 @@ from paceline.estimate.outlook import Outlook, Span
 OUTLOOK_HEADS = ("figure", "expected", "80 %")
 REACH_HEADS = ("exchange", "ranks", "crosses", "reached by a rank")
 NO_LENGTH = "not known: how long the training is; --tokens says it"
+TO_TARGET = "it trains to a target: --mlperf ROUND says how long, --tokens states another length"
 PERIOD_HEADS = ("from", "terms", "device hour", "days", "money")
 
 
-def outlook_lines(outlook: Outlook, bill: Bill | None) -> Iterator[str]:
-    """All of it, a line a subject; what is not known last."""
+def outlook_lines(outlook: Outlook, bill: Bill | None, without: Iterable[str]) -> Iterator[str]:
+    """All of it, a line a subject, `without` for a bill; what is not known last."""
     rows = outlook_rows(outlook)
     if rows and bill:
         shown = ", ".join(f"{name} {value} ({ends})" for name, value, ends in rows)
@@ -35,7 +36,7 @@ def outlook_lines(outlook: Outlook, bill: Bill | None) -> Iterator[str]:
     if spans:
         yield f"exchanges: {'; '.join(spans)}"
     if bill is None:
-        yield NO_LENGTH
+        yield from without
     yield from (f"not known: {words}" for words in outlook.unknown)
 
 

@@ -31,6 +31,7 @@ from paceline.estimate.outlook_text import (
     OUTLOOK_HEADS,
     PERIOD_HEADS,
     REACH_HEADS,
+    TO_TARGET,
     outlook_rows,
     period_rows,
     reach_rows,
@@ -184,7 +185,8 @@ def _ends(estimate: Estimate) -> tuple[float, float]:
 def _training_card(estimate: Estimate) -> Card:
     bill, label = estimate.bill, "Whole training"
     if bill is None:
-        return unknown_card(label, "the recipe states no number of tokens; --tokens does")
+        no_length = "the recipe states no number of tokens; --tokens does"
+        return unknown_card(label, TO_TARGET if estimate.to_target else no_length)
     if estimate.outlook is not None and estimate.outlook.days is not None:
         return _outlook_card(estimate.outlook.days, outlook_rows(estimate.outlook), label)
     cost = "cost not known: no price; --price states one"

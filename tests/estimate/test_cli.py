@@ -63,6 +63,17 @@ def test_what_the_whole_training_lacks_is_said():
     assert "energy not known: no data sheet states the power of TPU-v7" in powerless
 
 
+def test_a_training_to_a_target_has_no_days_for_a_number_of_tokens(tmp_path: Path):
+    trial = ("estimate", "llama31-8b", "--variant", "mlperf-trial", "--device", "H100")
+    trial = (*trial, "--gpus", "32")
+    text = paceline(*trial, "--html", str(tmp_path / "page.html")).stdout
+    assert "days" not in text and "it trains to a target: --mlperf ROUND says how long" in text
+    assert "it trains to a target" in (tmp_path / "page.html").read_text()
+    timed = paceline(*trial, "--mlperf", "5.1.0").stdout
+    assert "minutes" in timed and "trains to a target:" not in timed and "not known" not in timed
+    assert "days for 2.00T tokens" in paceline(*trial, "--tokens", "2e12").stdout
+
+
 def test_offers_stand_side_by_side():
     offer = "device=B200,gpus=32,price=4"
     output = json.loads(paceline(*H100, "--price", "2.5", "--compare", offer, "--json").stdout)
