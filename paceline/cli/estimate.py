@@ -184,11 +184,12 @@ def estimate(
         }
         answer = Answer([_of_run(measured, runs_dir, options, whole, given)])
     else:
-        load_recipe(recipe, variant, changes)  # What is wrong comes before what is missing.
+        # What is wrong comes before what is missing.
+        model.check_dispatcher(dispatcher, load_recipe(recipe, variant, changes))
         question = model.question(
             recipe,
             *_devices(device, gpus, site),
-            stack or "any",
+            "any" if stack is None else stack,
             variant=variant,
             overrides=changes,
             per_node=per_node,

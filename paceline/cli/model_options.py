@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
+from paceline.core.errors import UserError
 from paceline.estimate.calibrate.evidence_file import GivenEvidence, given_or_own, read_evidence
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.fit.origin import ANY, SOFTWARE, year_of_release
 from paceline.estimate.model.case import CudaGraphs, Dispatcher
 from paceline.estimate.question import Question
+from paceline.files.recipe import Recipe as TrainedRecipe
 from paceline.files.recipe import load_recipe
 
 STACKS = ("fused", "torch", "softmax")
@@ -27,7 +29,7 @@ NEEDED = {
 
 def _known_stack(stack: str | None) -> str | None:
     names = (ANY, *SOFTWARE, *STACKS)
-    name, at, release = (stack or ANY).partition("@")
+    name, at, release = (ANY if stack is None else stack).partition("@")
     if name not in names:
         raise typer.BadParameter(f"must be one of {', '.join(names)}", param_hint="--stack")
     if at and year_of_release(release) is None:
@@ -142,6 +144,18 @@ def question(
         stack,
         calibration=evidence.calibration if evidence else None,
     )
+
+
+def check_dispatcher(dispatcher: Dispatcher, recipe: TrainedRecipe) -> None:
+    """Raises UserError for a dispatcher of tokens where no token is sent to an expert."""
+    model = recipe.model
+    if dispatcher != "any" and (model.kind == "mmdit" or model.num_experts == 1):
+        raise UserError(
+            f"--dispatcher {dispatcher}",
+            f"changes nothing: the model of {recipe.name} has no experts",
+            allowed="models with experts",
+            remedy="leave it out",
+        )
 
 
 def given_evidence(path: Path | None) -> GivenEvidence | None:

@@ -126,6 +126,8 @@ def test_offers_stand_side_by_side():
         (("--measured", "last", "--compare", "gpus=8"), "--compare is not; leave one"),
         (("--mtbf", "inf"), "must be a finite number"),
         (("--stack", "jax"), "must be one of any, "),
+        (("--stack", ""), "must be one of any, "),
+        (("--dispatcher", "deepep"), "changes nothing: the model of llama31-70b has no experts"),
         (("--evidence", "/none.json"), "holds no coefficients"),
     ],
 )
