@@ -15,7 +15,7 @@ from rich.progress import Progress as Bar
 from paceline.cli.terminal import echo
 from paceline.core.facts import facts_of
 from paceline.core.run import RunSpec
-from paceline.core.units import significant
+from paceline.core.units import counted, seconds, significant, trimmed
 from paceline.runs.flow import Progress, Watcher
 
 LINE_EVERY_S = 5.0
@@ -49,9 +49,9 @@ def run_headline(spec: RunSpec) -> str:
         return place
     return (
         f"{place} · "
-        f"{spec.training.dtype} · {spec.layout.label(spec.world_size)} · "
-        f"seq {spec.training.seq_len} · global batch {spec.training.global_batch} "
-        f"{facts_of(spec).batch_of}"
+        f"{spec.training.dtype} · {spec.layout.full_label(spec.world_size)} · "
+        f"seq {spec.training.seq_len:,} · global batch "
+        f"{counted(spec.training.global_batch, facts_of(spec).batch_of)}"
     )
 
 
@@ -108,9 +108,9 @@ def _step_text(progress: Progress, recent: list[float], in_samples: bool) -> str
     assert step is not None
     typical = median(recent[-RECENT_STEPS:]) if recent else None
     total = progress.total_steps
-    parts = [f"{step.index}/{total}" if total else f"step {step.index}"]
+    parts = [f"{step.index:,}/{total:,}" if total else f"step {step.index:,}"]
     if typical:
-        parts.append(f"{typical:.4g} s")
+        parts.append(f"{trimmed(typical)} s")
     if typical and in_samples and step.global_batch:
         parts.append(f"{significant(step.global_batch / typical, 4)} samples/s")
     elif typical and progress.tokens_per_step:
@@ -118,5 +118,10 @@ def _step_text(progress: Progress, recent: list[float], in_samples: bool) -> str
     if step.loss is not None:
         parts.append(f"loss {step.loss:.3f}")
     if total and typical:
-        parts.append(f"{typical * (total - step.index):.0f} s left")
+        parts.append(f"{_left(typical * (total - step.index))} left")
     return " · ".join(parts)
+
+
+def _left(value_s: float) -> str:
+    """Time to come: whole seconds, and from two minutes on as any other time."""
+    return seconds(value_s) if value_s >= 120 else f"{value_s:.0f} s"

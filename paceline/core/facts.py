@@ -65,8 +65,8 @@ class Facts(Value):
 
     @property
     def batch_of(self) -> str:
-        """What a batch is counted in, in words."""
-        return "samples" if self.headline == "samples_per_s" else "sequences"
+        """What a batch is counted in: one of them."""
+        return "sample" if self.headline == "samples_per_s" else "sequence"
 
     @property
     def flops_input(self) -> FlopsInput | None:

@@ -97,6 +97,16 @@ class Layout(Value):
         floor = {"zero": 0}
         return " ".join(f"{k} {v}" for k, v in sizes.items() if k == "dp" or v > floor.get(k, 1))
 
+    def full_label(self, world_size: int) -> str:
+        """The same with what a step is made of: `dp 4 tp 2 micro-batch 2 recompute full`."""
+        return beside_axes(self.label(world_size), self.micro_batch, self.recomputation)
+
+
+def beside_axes(axes: str, micro_batch: int, recomputation: str) -> str:
+    """The axes of a layout, its micro-batch, and what it recomputes if anything."""
+    recomputed = "" if recomputation == "none" else f" recompute {recomputation}"
+    return f"{axes} micro-batch {micro_batch}{recomputed}"
+
 
 @dataclass(frozen=True)
 class Rule:

@@ -56,11 +56,18 @@ class Estimate(Value):
     device: str
     devices: int
     layout: str
+    """Its axes that are larger than one."""
+    micro_batch: int
+    recompute: str
+    """none, selective, full, or budget and its share."""
     dtype: str
     global_batch: int
     """Of a step; a recipe's may grow with its devices."""
     seq_len: int
+    software: str
+    """As it was asked for: a name of published steps, of a release or not, or `any`."""
     stack: str
+    """How it computes there."""
     step_time_s: float
     low_s: float
     high_s: float
@@ -123,9 +130,12 @@ def estimate_on(
         device=machine.device.name,
         devices=spec.world_size,
         layout=spec.layout.label(spec.world_size),
+        micro_batch=spec.layout.micro_batch,
+        recompute=spec.layout.recomputation,
         dtype=training.dtype,
         global_batch=training.global_batch,
         seq_len=training.seq_len,
+        software="native" if question.native else question.stack,
         stack=question.software.stack_on(machine),
         step_time_s=seconds,
         low_s=float(low[0]),

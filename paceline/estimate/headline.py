@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from paceline.core.layout import beside_axes
 from paceline.core.units import count, counted, days, gib, percent, step_seconds, trimmed
 from paceline.estimate.answer import Estimate
 from paceline.estimate.calibrate.lookup import is_cpu
+from paceline.estimate.fit.origin import ANY
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against, Ratio
 
@@ -47,9 +49,20 @@ def place(estimate: Estimate) -> str:
 def setup(estimate: Estimate) -> str:
     """What is trained and on what, in a line; the batch, because a step is of it."""
     return (
-        f"{estimate.recipe} · {place(estimate)} · {estimate.dtype} · {estimate.layout} · "
-        f"seq {estimate.seq_len:,} · {batch(estimate)} · {estimate.stack}"
+        f"{estimate.recipe} · {place(estimate)} · {estimate.dtype} · {layout(estimate)} · "
+        f"seq {estimate.seq_len:,} · {batch(estimate)} · {software(estimate)}"
     )
+
+
+def layout(estimate: Estimate) -> str:
+    """Axes, micro-batch and recomputation: `dp 4 tp 2 micro-batch 1 recompute full`."""
+    return beside_axes(estimate.layout, estimate.micro_batch, estimate.recompute)
+
+
+def software(estimate: Estimate) -> str:
+    """What was asked for and how it computes there: `nemo@26.02 (fused)`, or that alone."""
+    named = estimate.software not in (ANY, estimate.stack)
+    return f"{estimate.software} ({estimate.stack})" if named else estimate.stack
 
 
 def batch(estimate: Estimate) -> str:

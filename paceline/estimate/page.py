@@ -15,12 +15,14 @@ from paceline.estimate.headline import (
     beside_line,
     energy,
     fit_words,
+    layout,
     money,
     of_interval,
     offer_heads,
     offer_rows,
     place,
     rates,
+    software,
     speed,
     speed_unit,
 )
@@ -122,7 +124,7 @@ def _head(estimates: Sequence[Estimate], beside: Sequence[Against]) -> PageHead:
         name=one_line(f"{first.recipe} on {place(first)}"),
         chip=fit_words(first),
         tone=TONES.get(fits or "", "plain"),
-        setup=(first.dtype, one_line(first.layout), f"stack {one_line(first.stack)}"),
+        setup=(first.dtype, one_line(layout(first)), f"stack {one_line(software(first))}"),
         sentences=(
             *_answer(first),
             *(

@@ -153,7 +153,7 @@ def _setup(facts: Facts, window: WindowRecord | None) -> Iterator[str]:
         yield f"seq {facts.seq_len:,}"
     batch = facts.global_batch or (window.global_batch if window else None)
     if batch:
-        yield f"global batch {batch:,} sequences"
+        yield f"global batch {counted(batch, 'sequence')}"
 
 
 def _from_path(log: ParsedLog) -> Iterator[str]:

@@ -84,12 +84,22 @@ def describe_setup(report: RunReport) -> list[str]:
         if facts.device
         else n and counted(n, "device"),
         facts.dtype,
-        facts.layout.label(n) if facts.layout and n else None,
+        _layout(facts),
         f"seq {facts.seq_len:,} tokens" if facts.seq_len else None,
-        f"global batch {facts.global_batch:,} {facts.batch_of}" if facts.global_batch else None,
+        f"global batch {counted(facts.global_batch, facts.batch_of)}"
+        if facts.global_batch
+        else None,
         _parameters(result, facts),
     ]
     return [part for part in parts if part]
+
+
+def _layout(facts: Facts) -> str | None:
+    """The layout in words; of a log its axes, because few logs state the rest."""
+    layout, n = facts.layout, facts.num_devices
+    if layout is None or not n:
+        return None
+    return layout.label(n) if facts.origin == "imported" else layout.full_label(n)
 
 
 def _parameters(result: Result, facts: Facts) -> str | None:

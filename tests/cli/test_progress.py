@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cli.progress import progress_display
+from paceline.cli.progress import progress_display, run_headline
+from paceline.core.layout import Layout
+from paceline.core.run import Training
 from paceline.core.steps import Step
 from paceline.runs.flow import Progress
 from tests.example import make_spec
@@ -14,6 +16,7 @@ from tests.example import make_spec
     ("step", "line"),
     [
         (Step(4, 0.5, 3.0), "  4/20 · 0.5 s · 512 tokens/s · loss 3.000 · 8 s left"),
+        (Step(4, 12345.6, 3.0), "  4/20 · 12,346 s · 0 tokens/s · loss 3.000 · 54 h 52 min left"),
         (Step(4, None, 3.0), "  4/20 · loss 3.000"),
         (Step(4), "  4/20"),
     ],
@@ -24,3 +27,11 @@ def test_no_time_is_said_that_nobody_knows(
     with progress_display(make_spec()) as watch:
         watch(Progress("training", step, 20, 256))
     assert capsys.readouterr().err.splitlines()[-1] == line
+
+
+def test_the_headline_names_layout_and_batch() -> None:
+    training = Training(seq_len=4096, global_batch=1, steps=2, dtype="fp32")
+    alone = make_spec(ranks=1, training=training, layout=Layout(recompute="full"))
+    assert run_headline(alone).endswith(
+        "dp 1 micro-batch 1 recompute full · seq 4,096 · global batch 1 sequence"
+    )

@@ -191,6 +191,12 @@ def test_a_label_names_dp_and_whatever_is_larger_than_one():
     assert Layout().label(8) == "dp 8"
 
 
+def test_a_full_label_names_micro_batch_and_recomputation_too():
+    assert Layout(tp=2, micro_batch=4).full_label(8) == "dp 4 tp 2 micro-batch 4"
+    kept = Layout(recompute="budget", recompute_budget=0.5)
+    assert kept.full_label(2) == "dp 2 micro-batch 1 recompute budget 0.5"
+
+
 @pytest.mark.parametrize("fields", [{"tp": 0}, {"zero_stage": 4}, {"micro_batch": -1}, {"dp": 2}])
 def test_senseless_sizes_are_refused(fields: dict[str, Any]):
     with pytest.raises(ValidationError):

@@ -150,10 +150,10 @@ def test_padding_that_nobody_counted_leaves_the_text_unknown():
 @pytest.mark.parametrize(
     ("facts", "headline", "batch_of"),
     [
-        (Facts(), "tokens_per_s", "sequences"),
-        (Facts(packing="packed", model=LLAMA_8B), "tokens_per_s", "sequences"),
-        (Facts(packing="padded", model=OPT_350M), "samples_per_s", "samples"),
-        (Facts(packing="packed", model=FLUX), "samples_per_s", "samples"),
+        (Facts(), "tokens_per_s", "sequence"),
+        (Facts(packing="packed", model=LLAMA_8B), "tokens_per_s", "sequence"),
+        (Facts(packing="padded", model=OPT_350M), "samples_per_s", "sample"),
+        (Facts(packing="packed", model=FLUX), "samples_per_s", "sample"),
     ],
 )
 def test_the_workload_says_what_its_speed_is_stated_in(facts: Facts, headline: str, batch_of: str):

@@ -44,8 +44,18 @@ def test_a_step_is_told_with_its_batch():
     one = found.model_copy(update={"global_batch": 1, "devices": 1024})
     assert "1,024 x H100-SXM" in setup(one) and "global batch 1 sequence · " in setup(one)
     assert estimate_cards(one)[0].lines[0] == "global batch 1 sequence"
+    full = one.model_copy(update={"micro_batch": 2, "recompute": "full"})
+    assert "zero 1 micro-batch 2 recompute full · seq" in setup(full)
     images = estimate(Question("flux1-schnell", "H100-SXM", 8), shipped())
     assert setup(images).split(" · ")[-2].endswith(" samples")
+
+
+def test_the_software_that_was_asked_for_is_told():
+    found = estimate(Question("llama31-8b", "H100-SXM", 8, stack="nemo@26.02"), shipped())
+    assert setup(found).endswith(" · nemo@26.02 (fused)") and found.software == "nemo@26.02"
+    assert "stack nemo@26.02 (fused)" in estimate_html([found], [], [""]).replace("\xa0", " ")
+    unnamed = estimate(Question("llama31-8b", "H100-SXM", 8, stack="torch"), shipped())
+    assert setup(unnamed).endswith(" sequences · torch")
 
 
 def test_seconds_keep_their_digits_and_short_trainings_are_not_of_no_days():

@@ -63,7 +63,7 @@ def test_the_setup_names_devices_dtype_layout_and_batch() -> None:
         "native",
         "2 x cpu (Epyc 9654)",
         "bf16",
-        "dp 2",
+        "dp 2 micro-batch 8",
         "seq 256 tokens",
         "global batch 16 sequences",
         "3.54M parameters",
