@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.core.steps import FloatColumn
+from paceline.core.units import trimmed
 
 FEWEST_STEPS = 20
 """Below these, chance makes two levels of one."""
@@ -56,13 +57,14 @@ def two_levels(times: FloatColumn, resolution_s: float = 0.0) -> TwoLevels | Non
 
 def uneven_warning(times: FloatColumn) -> str:
     """What is to be said of figures from step times (seconds) of an uneven window."""
-    mean = f"the figures are those of the mean step, {np.mean(times):.4g} s"
+    mean = f"the figures are those of the mean step, {trimmed(float(np.mean(times)))} s"
     levels = two_levels(times)
     if levels is None:
         return f"uneven-steps: no five steps in a row keep to one level; {mean}"
+    low, high = (f"about {trimmed(level_s)} s" for level_s in (levels.low_s, levels.high_s))
     return (
-        f"bimodal-steps: {1 - levels.high_share:.0%} of the steps take about {levels.low_s:.4g} s "
-        f"and {levels.high_share:.0%} about {levels.high_s:.4g} s; {mean}"
+        f"bimodal-steps: {1 - levels.high_share:.0%} of the steps take {low} "
+        f"and {levels.high_share:.0%} {high}; {mean}"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from paceline.core.text import one_line, printable
-from paceline.core.units import counted, percent, seconds, si
+from paceline.core.units import counted, percent, seconds, si, trimmed
 from paceline.profiles.breakdown import CATEGORIES, MeanBreakdown
 from paceline.profiles.profile import Hot, Profile
 from paceline.profiles.text import TITLES, overhead_text, part_rows
@@ -183,7 +183,7 @@ def _tables(profile: Profile) -> Iterator[Table]:
                 level.name,
                 percent(level.share),
                 si(level.flops_per_s, "FLOP/s"),
-                f"{level.lost_s:.4g}",
+                trimmed(level.lost_s),
             ]
             for level in profile.waterfall
         ]

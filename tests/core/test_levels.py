@@ -35,6 +35,10 @@ def test_the_two_levels_are_told():
     assert (levels.low_s, levels.high_s, levels.high_share) == pytest.approx((1.0, 2.0, 0.4))
     warning = uneven_warning(np.array(IN_TURNS))
     assert warning.startswith("bimodal-steps: 60% of the steps take about 1 s and 40% about 2 s")
+    slow = uneven_warning(20_000 * np.array(IN_TURNS))
+    assert (
+        "about 20,000 s and 40% about 40,000 s; the figures are those of the mean step, 28" in slow
+    )
 
 
 def test_a_period_is_not_lost_in_a_long_run():

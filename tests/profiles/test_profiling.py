@@ -110,6 +110,9 @@ def test_text_and_page_say_where_the_time_goes(tmp_path: Path) -> None:
     page = profile_html(read, "tiny <llama>")
     assert "nvjet_&lt;b&gt;" in page and "<b>bold" not in page and "tiny <llama>" not in page
     assert list(COLOURS) == list(CATEGORIES)
+    long = WaterfallLevel(name="other", flops_per_s=1e12, share=0.5, lost_s=123_456.7)
+    page = profile_html(read.model_copy(update={"waterfall": (long,)}), "long steps")
+    assert ">123,457<" in page and "e+05" not in page
 
 
 def test_every_tool_has_a_module_and_is_offered() -> None:
