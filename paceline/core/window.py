@@ -72,7 +72,11 @@ def choose_window(steps: Steps, rule: str = "auto", resolution_s: float = 0.0) -
     n_timed = len(rows)
     rows = _last_of_each(steps.index, rows[_asked_for(steps.index[rows], rule)])
     if len(rows) == 0:
-        raise NoStepError(f"picks none of the {n_timed:,} timed steps")
+        raise NoStepError(
+            "does not pick the only timed step"
+            if n_timed == 1
+            else f"picks none of the {n_timed:,} timed steps"
+        )
     skipped = int(timed[: rows[0]].sum())
     state = "steady" if len(rows) >= MIN_STEADY else "short"
     if two_levels(steps["step_time_s"][rows], resolution_s):

@@ -21,6 +21,7 @@ from paceline.trainer.config import (
 )
 from paceline.trainer.model_config import FluxConfig, ModelConfig
 from paceline.trainer.parallel.stages import schedule_problems, stage_layers
+from paceline.trainer.wording import counted
 
 DOCUMENT_SOURCES = ("stdlib", "text", "jsonl", "indexed")
 BLOCK_SCALED = ("blockwise", "mxfp8", "nvfp4")
@@ -84,7 +85,8 @@ def level_problems(config: TrainerConfig) -> list[str]:
         f"recompute_levels {level}: use {', '.join(LEVELS)}" for level in {*levels} - {*LEVELS}
     ]
     if len(levels) != num_layers:
-        problems.append(f"recompute_levels: {len(levels)} levels for {num_layers} layers")
+        stated, needed = counted(len(levels), "level"), counted(num_layers, "layer")
+        problems.append(f"recompute_levels: {stated} for {needed}")
     return problems
 
 
@@ -128,7 +130,8 @@ def data_problems(data: DataConfig, kind: str) -> list[str]:
     if data.split is not None and data.source in LATENT_FILES:
         problems.append("data.split: latents are not split; use a text or token source")
     if data.split is not None and not 0 <= data.split_part < len(data.split):
-        problems.append(f"data.split_part {data.split_part}: split has {len(data.split)} parts")
+        parts = counted(len(data.split), "part")
+        problems.append(f"data.split_part {data.split_part}: split has {parts}")
     if data.packing == "padded" and data.blend:
         problems.append("data.packing padded: its samples are of one data set, so no data.blend")
     if data.packing == "padded" and data.source == "tokens":
@@ -206,7 +209,8 @@ def low_precision_problems(model: ModelConfig, config: TrainerConfig) -> list[st
         if width % block
     ]
     if recipe in BLOCK_SCALED and rows % block:
-        problems.append(f"a micro-batch has {rows} tokens, and {recipe} takes multiples of {block}")
+        has = counted(rows, "token")
+        problems.append(f"a micro-batch has {has}, and {recipe} takes multiples of {block}")
     return problems
 
 

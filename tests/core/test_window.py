@@ -141,6 +141,8 @@ def test_a_rule_that_picks_nothing_is_told_from_what_is_no_rule():
     with pytest.raises(ValueError, match="no rule") as refused:
         choose_window(steps, "35")
     assert not isinstance(refused.value, NoStepError)
+    with pytest.raises(NoStepError, match="does not pick the only timed step"):
+        choose_window(make_steps([0.2]), "35:44")
 
 
 def test_a_watched_step_is_in_no_window_wherever_that_begins():

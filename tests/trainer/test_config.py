@@ -46,7 +46,7 @@ def test_a_problem_is_named_by_its_field(changes: dict[str, Any], problem: str) 
 @pytest.mark.parametrize(
     ("levels", "problem"),
     [
-        (["full"], "recompute_levels: 1 levels for 2 layers"),
+        (["full"], "recompute_levels: 1 level for 2 layers"),
         (["full", "some"], "recompute_levels some: use full, ffn, activation, none"),
     ],
 )

@@ -134,7 +134,8 @@ class _Timer:
         skipped, step = self._skipped
         if skipped:
             were = agreeing(skipped, "were")
-            log.remark(f"{skipped:,} of the first {step:,} steps {were} skipped (fp16 overflow)")
+            of = "the only step" if step == 1 else f"{skipped:,} of the first {step:,} steps"
+            log.remark(f"{of} {were} skipped (fp16 overflow)")
 
     def _add(self, matches: list[tuple[bytes, ...]], cumulative: bool) -> None:
         index, average, current, _, peak = zip(*matches, strict=True)

@@ -53,7 +53,8 @@ def interleaved(index: IntColumn, times: FloatColumn) -> Change | None:
         return None
     kept = _final(index)
     dropped = len(kept) - int(kept.sum())
-    return kept, f"several ranks print each step: {dropped:,} lines are followed by a later one"
+    lines = counted(dropped, "line", "are")
+    return kept, f"several ranks print each step: {lines} followed by a later one"
 
 
 REPAIRS = (swapped, repeated, interleaved)

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from paceline.core.text import one_line
-from paceline.core.units import significant
+from paceline.core.units import counted, significant
 from paceline.mlperf.rules import NOT_A_METRIC, RULESET_ORIGINS
 from paceline.mlperf.score.convergence import Convergence
 from paceline.mlperf.score.score import Score, ScoredRun
@@ -101,7 +101,8 @@ def _energy(score: Score) -> str | None:
     power = fmean(energy.power_w for energy in energies if energy.power_w is not None)
     return (
         f"{significant(score.mean_energy_j / JOULES_A_WH, 4)} Wh to the target, mean of "
-        f"{len(energies)} runs, run_start to run_stop, at {significant(power, 4)} W; of {parts} "
+        f"{counted(len(energies), 'run')}, run_start to run_stop, "
+        f"at {significant(power, 4)} W; of {parts} "
         f"({', '.join(sources)})"
     )
 

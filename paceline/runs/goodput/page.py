@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from paceline.core.text import one_line
-from paceline.core.units import all_done, days, percent, seconds
+from paceline.core.units import all_done, counted, days, percent, seconds
 from paceline.report.head import Card, PageHead, card, unknown_card
 from paceline.report.html import render_page
 from paceline.report.step_charts import finish
@@ -184,8 +184,7 @@ def _label(number: int, entry: AttemptEntry) -> str:
 
 
 def _attempts(ledger: GoodputLedger) -> str:
-    count = len(ledger.attempts)
-    return f"{count} attempt{'s' * (count != 1)}"
+    return counted(len(ledger.attempts), "attempt")
 
 
 def _wall(ledger: GoodputLedger) -> str:

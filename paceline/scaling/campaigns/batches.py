@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from paceline.core.errors import UserError
 from paceline.core.node_groups import ScalingKind
+from paceline.core.units import counted
 from paceline.files.recipe import Recipe
 
 
@@ -48,7 +49,7 @@ def batch_on(
     batch = share * world
     if batch.denominator != 1:
         raise UserError(
-            f"{kind} scaling of {recipe.name} on {world} devices",
+            f"{kind} scaling of {recipe.name} on {counted(world, 'device')}",
             f"{float(batch):g} sequences are no batch",
             remedy="--set batch_per_device=N",
         )

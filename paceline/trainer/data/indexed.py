@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.config import ConfigError
+from paceline.trainer.wording import counted
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEAD = struct.Struct("<9sQBQQ")
@@ -178,7 +179,8 @@ def shuffled(
     windows = _joined(parts, generator)
     if not len(windows):
         raise ConfigError(
-            f"data: there is not one sample: {tokens} tokens are less than seq_len + 1"
+            f"data: there is not one sample: {counted(tokens, 'token')} in all, and one takes "
+            "seq_len + 1"
         )
     return ShuffledFile(file, seq_len, order, ends, windows)
 

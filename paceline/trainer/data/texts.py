@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.config import ConfigError, DataConfig
+from paceline.trainer.wording import counted
 
 END_OF_DOCUMENT = 256
 BYTE_VOCAB = 257
@@ -123,7 +124,8 @@ def map_bytes(path: str, num_tokens: int, of: str) -> Tensor:
     size = Path(path).stat().st_size
     if size != num_tokens:
         raise ConfigError(
-            f"loss_mask: {path} has {size} bytes, and {of} {num_tokens} tokens: it takes one each"
+            f"loss_mask: {path} has {counted(size, 'byte')}, and {of} "
+            f"{counted(num_tokens, 'token')}: it takes one each"
         )
     return torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
 

@@ -5,6 +5,8 @@ The pp x vp stages follow each other around the pipeline's ranks: stage i lies o
 
 from __future__ import annotations
 
+from paceline.trainer.wording import counted
+
 
 def stage_layers(num_layers: int, pp: int, vp: int) -> list[range]:
     """The layers of each of the pp x vp stages, the first stage's first.
@@ -22,7 +24,7 @@ def stage_layers(num_layers: int, pp: int, vp: int) -> list[range]:
         sizes[-1] -= 1
     else:
         raise ValueError(
-            f"pp {pp} x vp {vp} divides neither {num_layers} layers "
+            f"pp {pp} x vp {vp} divides neither {counted(num_layers, 'layer')} "
             f"nor {num_layers + 2} with embedding and head"
         )
     ends = [sum(sizes[: stage + 1]) for stage in range(stages)]
@@ -44,7 +46,8 @@ def schedule_problems(schedule: str, pp: int, vp: int, num_microbatches: int) ->
     rounds = max(1, num_microbatches // pp)
     if num_microbatches % rounds == 0:
         return []
+    batches, times = counted(num_microbatches, "micro-batch", "es"), counted(rounds, "round")
     return [
-        f"{schedule} over pp {pp} runs {num_microbatches} micro-batches in {rounds} rounds, which "
-        f"does not come out even; a multiple of {pp} always does"
+        f"{schedule} over pp {pp} runs {batches} in {times}, which does not come out even; "
+        f"a multiple of {pp} always does"
     ]
