@@ -17,6 +17,7 @@ from paceline.core.facts import facts_of
 from paceline.core.layout import Layout
 from paceline.core.profiling import Profiling, ToolName
 from paceline.core.result import Status
+from paceline.core.waterfall import WaterfallLevel
 from paceline.engines.native import settings
 from paceline.files.run_folder import folder_name
 from paceline.profiles.breakdown import CATEGORIES
