@@ -116,14 +116,18 @@ class Site(Cluster):
         stated = [size for size in sizes if size is not None]
         for inner, outer in pairwise(stated):
             if outer <= inner or outer % inner:
-                raise ValueError(f"fabric: a level of {outer} does not hold levels of {inner}")
+                raise ValueError(
+                    f"fabric: a level of {outer} does not hold levels of {inner}; allowed: more of "
+                    f"them, as {2 * inner}"
+                )
         if stated and max(stated[0], self.devices_per_node) % min(stated[0], self.devices_per_node):
-            raise ValueError(f"fabric: {stated[0]} devices are no whole nodes")
+            raise ValueError(f"fabric: {stated[0]} devices are {self._no_nodes}")
         if stated[1:] and stated[1] % self.devices_per_node:
-            raise ValueError(f"fabric: {stated[1]} devices are no whole nodes")
+            raise ValueError(f"fabric: {stated[1]} devices are {self._no_nodes}")
         if len(stated) == len(sizes) > 0 and stated[-1] < self.world_size:
             raise ValueError(
-                f"fabric: the last level joins {stated[-1]} of {self.world_size} devices"
+                f"fabric: the last level joins {stated[-1]} of {self.world_size} devices; "
+                "without a number it joins all"
             )
         if self.fabric and self.fabric[0].oversubscription != 1:
             raise ValueError("fabric: the first level has nothing below it to be oversubscribed by")
@@ -158,6 +162,10 @@ class Site(Cluster):
                 f"failures.spare_nodes: leaves none of {counted(self.nodes, 'node')} to train on"
             )
         return self
+
+    @property
+    def _no_nodes(self) -> str:
+        return f"no whole nodes; allowed: a multiple of {self.devices_per_node}"
 
     @property
     def spare_nodes(self) -> int:

@@ -29,6 +29,8 @@ _DESCRIBES_LINK = re.compile(r"\d+(x\d+)?x?(gb|gbps|gbit|tb)?|s|uni|per|node|gpu
 LinkPlace = Literal["intra", "inter"]
 OTHER_PLACE: dict[LinkPlace, LinkPlace] = {"intra": "inter", "inter": "intra"}
 LINK_ALLOWED = "a link of that kind that `paceline devices --links` lists"
+_RATE = re.compile(r"[1-9][\d.,]*\s*[GTM]i?[Bb]")
+"""What states a rate of its own begins so."""
 _PLACES = {"intra": "a link inside a node", "inter": "a network between nodes"}
 
 FileT = TypeVar("FileT", bound=Value)
@@ -221,9 +223,42 @@ def _checked(cluster: Site, document: Document, where: str) -> Site:
                 names[field] = link(written, device(cluster.device)).name
                 _check_place(field, written)
         except UserError as error:
-            place, what = f"{where}:{line_of(document, (field,))}", f"{error.where} {error.what}"
-            raise UserError(place, what, allowed=error.allowed, remedy=error.remedy) from error
+            raise _at_line(error, where, document, (field,)) from error
+    for level, stated in enumerate(cluster.fabric):
+        try:
+            _check_level(level, stated.link, cluster.device)
+        except UserError as error:
+            raise _at_line(error, where, document, ("fabric", level, "link")) from error
     return cluster.model_copy(update=names)
+
+
+def _at_line(
+    error: UserError, where: str, document: Document, field: tuple[int | str, ...]
+) -> UserError:
+    """The refusal of a field of a cluster's file, with its line."""
+    place, what = f"{where}:{line_of(document, field)}", f"{error.where} {error.what}"
+    return UserError(place, what, allowed=error.allowed, remedy=error.remedy)
+
+
+def _check_level(level: int, name: str | None, device_name: str) -> None:
+    """Raises UserError for a fabric's link that is unknown and no rate, or of the other kind."""
+    if name is None:
+        return
+    try:
+        find_link(name, device(device_name))
+    except UserError as error:
+        if _RATE.search(name):
+            return
+        allowed = f"{error.allowed}, or a rate above 0: 450 GB/s, 8x400 Gb/s"
+        where = f"fabric.{level}.link {name!r}"
+        raise UserError(where, error.what, allowed=allowed, remedy=error.remedy) from error
+    if words := misplaced(name, "inter" if level else "intra"):
+        raise UserError(
+            f"fabric.{level}.link {name}",
+            f"is {words}",
+            allowed=LINK_ALLOWED,
+            remedy="the first level is the fast domain, those behind it are networks",
+        )
 
 
 def _check_place(field: str, name: str) -> None:

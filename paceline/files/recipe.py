@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast, get_origin
 
@@ -35,6 +37,7 @@ from paceline.core.value import PositiveInt, Value
 from paceline.files.compile_choice import with_compile
 from paceline.files.yaml_file import (
     Document,
+    line_of,
     models_in,
     parse_value,
     plain,
@@ -182,10 +185,8 @@ class Recipe(Value):
 
 def recipe_names() -> list[str]:
     """Names of the recipes that come with Paceline."""
-    folder = resources.files("paceline.files") / "recipes"
-    return sorted(
-        f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
-    )
+    names = (file.name for file in _shipped().iterdir())
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
 def recipe_path(name: str) -> Path:
@@ -197,7 +198,7 @@ def recipe_path(name: str) -> Path:
     if name not in names:
         hint = did_you_mean(name, names) or "`paceline recipes` lists them"
         raise UserError(f"recipe {name!r}", "is unknown", allowed=", ".join(names), remedy=hint)
-    return Path(str(resources.files("paceline.files") / "recipes" / f"{name}.yaml"))
+    return Path(str(_shipped() / f"{name}.yaml"))
 
 
 def load_recipe(name: str, variant: str | None = None, overrides: Iterable[str] = ()) -> Recipe:
@@ -208,6 +209,8 @@ def load_recipe(name: str, variant: str | None = None, overrides: Iterable[str] 
     path = recipe_path(name)
     document = read_document(path)
     recipe = validate(Recipe, document, str(path))
+    if str(path.parent) != str(_shipped()):
+        _check_variants(path, path.stat().st_mtime_ns)
     if variant is None and not overrides:
         return recipe
     content = cast(Document, plain(document))
@@ -327,6 +330,35 @@ def _variant(recipe: Recipe, variant: str, path: Path) -> dict[str, Any]:
             remedy=did_you_mean(variant, recipe.variants) or None,
         )
     return {full_key(key): value for key, value in recipe.variants[variant].items()}
+
+
+@cache
+def _check_variants(path: Path, _changed_ns: int) -> None:
+    """Raises UserError, with its line, for a change of a variant that could never be used.
+
+    Those of the recipes that come with Paceline are tested.
+    """
+    document = read_document(path)
+    for variant, changes in validate(Recipe, document, str(path)).variants.items():
+        content = cast(Document, plain(document))
+        for written, value in changes.items():
+            try:
+                key = full_key(written)
+                content = _checked(_with(content, key, value), key)
+            except UserError as error:
+                line = line_of(document, ("variants", variant, written))
+                what = error.what.removeprefix(f"{written}: ")
+                raise UserError(
+                    f"{path}:{line}",
+                    f"variants.{variant}.{written}: {what}",
+                    allowed=error.allowed,
+                    remedy=error.remedy,
+                ) from error
+
+
+def _shipped() -> Traversable:
+    """The folder of the recipes that come with Paceline."""
+    return resources.files("paceline.files") / "recipes"
 
 
 def _groups(key: str) -> list[str]:

@@ -213,12 +213,14 @@ def _explain(
     own = whole[-1:] if first["type"] == "extra_forbidden" else ()
     inside = whole[: len(whole) - len(own)]
     tagged = (*(part for part in inside if "[" not in str(part)), *own)
-    loc = _without_tags(model, tagged)
+    loc = _without_tags(model, tagged) or _named_field(first, model)
     line = line_of(document, loc)
     place = f"{where}:{line}" if line else where
     field = ".".join(str(part) for part in loc) or "(the whole file)"
     others = len(errors) - len(members)
     problem = problem_of_union(members, hidden="env" in loc)
+    if not first["loc"]:
+        problem = problem._replace(what=problem.what.removeprefix(f"{field}: "))
     allowed, remedy = _choices(first, model, tagged) or problem.allowed, None
     if first["type"] == "extra_forbidden":
         remedy = did_you_mean(str(loc[-1]), (allowed or "").split(", "))
@@ -228,6 +230,13 @@ def _explain(
     return UserError(
         place, f"{field}: {problem.what}{more}", allowed=allowed, remedy=remedy or None
     )
+
+
+def _named_field(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, ...]:
+    """The field that a check of the whole begins its words with: `fabric: ...`."""
+    name, colon, _ = error["msg"].removeprefix("Value error, ").partition(": ")
+    path = tuple(name.split("."))
+    return path if colon and not error["loc"] and path[0] in model.model_fields else ()
 
 
 def _members(first: ErrorDetails, errors: list[ErrorDetails], content: Any) -> list[ErrorDetails]:

@@ -247,6 +247,19 @@ def test_a_cluster_files_nvlink_is_of_its_devices(tmp_path: Path):
             r"mine.yaml:3: link 'nvlnk4' .* did you mean 'NVLink4'",
         ),
         (
+            "device: H100\nfabric:\n  - {name: a, devices: 8, link: NVLink9}\n  - name: b",
+            r"mine.yaml:4: fabric.0.link 'NVLink9' is not in the catalog; allowed: .*, or a rate "
+            r"above 0: .* did you mean 'NVLink5'",
+        ),
+        (
+            "device: H100\nfabric:\n  - {name: a, devices: 8}\n  - {name: b, link: NVLink4}",
+            r"mine.yaml:5: fabric.1.link NVLink4 is a link inside a node; allowed: .*; the first",
+        ),
+        (
+            "device: H100\nfabric: [{name: a, devices: 8}, {name: b, devices: 12}]",
+            r"mine.yaml:3: fabric: a level of 12 does not hold levels of 8; allowed: .* 16",
+        ),
+        (
             "device: H100\nnode: 4",
             r"mine.yaml:3: node: is not a known field; .*did you mean 'nodes'",
         ),

@@ -50,6 +50,25 @@ def test_every_shipped_recipe_resolves_on_the_devices_it_names(name: str):
     assert spec.layout.num_microbatches(spec.world_size, spec.training.global_batch) >= 1
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("layout.mikro_batch: 1", "layout.mikro_batch: is not a field .* 'layout.micro_batch'"),
+        ("layout: {micro_bach: 1}", "layout: layout.micro_bach: is not a known field; allowed: cp"),
+        ("layout.tp: 0", "layout.tp: 0 is too small; allowed: a number above 0"),
+    ],
+)
+def test_a_wrong_variant_is_refused_with_its_line_before_it_is_used(
+    tmp_path: Path, change: str, words: str
+):
+    path = tmp_path / "mine.yaml"
+    text = recipe_path("tiny-gpt").read_text()
+    path.write_text(f"{text}variants:\n  good: {{training.steps: 3}}\n  bad:\n    {change}\n")
+    line = path.read_text().count("\n")
+    with pytest.raises(UserError, match=f"mine.yaml:{line}: variants.bad.{words}"):
+        load_recipe(str(path))
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_variant_applies(name: str):
     for variant in load_recipe(name).variants:
