@@ -88,7 +88,8 @@ def text(estimate: Estimate, timed: bool = False) -> str:
         f"{si(estimate.flops_per_s_per_device, 'FLOP/s')} a device · {share} "
         f"({estimate.convention})",
         f"  of the step: {shares}",
-        f"  peak to {last.replace('estimated', 'estimate')}: {_levels(estimate)}",
+        f"  peak to {last.replace('estimated', 'estimate')} ({estimate.convention}): "
+        f"{_levels(estimate)}",
         f"  {_memory_line(estimate)}",
     ]
     lines += [f"  {line}" for line in _whole_lines(estimate, timed)]

@@ -17,7 +17,7 @@ from paceline.estimate.estimates import estimates_of_runs
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.machine import Machine
-from paceline.estimate.model.waterfall import waterfall
+from paceline.estimate.model.waterfall import rise_notes, waterfall
 from paceline.estimate.outlook import Outlook, bill_of, outlook, with_training
 from paceline.estimate.provenance import Basis, basis_of
 from paceline.estimate.question import Question, machine_of, spec_of
@@ -123,6 +123,7 @@ def estimate_on(
         if tokens:
             ends = (float(low[0]), float(high[0]))
             planned = with_training(planned, site, machine, tokens / rate, ends)
+    levels = waterfall(estimates.x, coefficients, time, reached * seconds)
     # A measured peak is no data sheet's.
     peak = None if machine.generation == "cpu" else machine.device.peak_flops_per_s(training.dtype)
     return Estimate(
@@ -158,9 +159,14 @@ def estimate_on(
         p_oom=float(estimates.p_oom[0]) if isfinite(estimates.limit_bytes[0]) else None,
         bill=_bill(question, planned, tokens, rate, machine, spec.world_size),
         outlook=planned,
-        waterfall=waterfall(estimates.x, coefficients, time, reached * seconds),
+        waterfall=levels,
         evidence=basis_of(evidence, machine, *_links(question)),
-        notes=machine.notes + _recipe_notes(training) + _data_notes(spec.data),
+        notes=(
+            *machine.notes,
+            *_recipe_notes(training),
+            *_data_notes(spec.data),
+            *rise_notes(levels, spec.flops_convention),
+        ),
     )
 
 

@@ -61,7 +61,9 @@ def estimate_html(
     """
     names = offer_names(estimates)
     charts = {
-        f"waterfall-{number}": waterfall_chart(estimate.waterfall, ON_PAGE, name)
+        f"waterfall-{number}": waterfall_chart(
+            estimate.waterfall, ON_PAGE, name, convention=estimate.convention
+        )
         for number, (estimate, name) in enumerate(zip(estimates, names, strict=True), start=1)
     }
     return render_page(

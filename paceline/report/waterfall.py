@@ -43,9 +43,16 @@ def bars(levels: Sequence[WaterfallLevel]) -> list[dict[str, Any]]:
 
 
 def waterfall_chart(
-    levels: Sequence[WaterfallLevel], look: Look, whose: str = "", peak: str = "the dense peak"
+    levels: Sequence[WaterfallLevel],
+    look: Look,
+    whose: str = "",
+    peak: str = "the dense peak",
+    convention: str | None = None,
 ) -> alt.LayerChart:
-    """Shares of the peak, one bar below the other; `whose` as in `finish`, `peak` in words."""
+    """Shares of the peak, one bar below the other; `whose` as in `finish`, `peak` in words.
+
+    `convention` is the one by which all FLOPs are counted, where it is known.
+    """
     rows, palette = bars(levels), look.palette
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y(
@@ -74,7 +81,10 @@ def waterfall_chart(
     )
     text = text.transform_calculate(right="max(datum.start, datum.end)")
     measured = levels[-1].name == "measured"
-    notes = [f"Share of {peak} that is left after each cause and those above it."]
+    by = f", FLOPs by {convention}" if convention else ""
+    notes = [f"Share of {peak} that is left after each cause and those above it{by}."]
+    if any(row["kind"] == "gained" for row in rows if row["name"] == "products and attention"):
+        notes.append("Products and attention gain what is counted and not computed.")
     if any(level.name == "not explained" for level in levels):
         notes.append(
             "“Not explained” is what the measured step takes more, or less, than the estimated one."
@@ -87,4 +97,5 @@ def run_waterfall(report: RunReport, look: Look) -> alt.LayerChart | None:
     """The run's way from the peak to its measured step; None where it was not estimated."""
     if not report.waterfall:
         return None
-    return waterfall_chart(report.waterfall, look, report.result.recipe)
+    name, convention = report.result.recipe, report.facts.flops_convention
+    return waterfall_chart(report.waterfall, look, name, convention=convention)

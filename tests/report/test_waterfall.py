@@ -43,6 +43,20 @@ def test_a_bar_hangs_from_the_one_before():
     assert "peak" in str(chart) and "bubble" in str(chart)
 
 
+def test_where_a_convention_counts_what_is_not_computed_that_is_said():
+    long = ("training.seq_len=131072", "training.batch_per_device=1", "layout.cp=8")
+    for convention, rises in (("full-attention", True), ("causal", False)):
+        asked = (*long, f"flops_convention={convention}")
+        found = estimate(Question("llama31-8b", "H100-SXM", 64, overrides=asked), shipped())
+        shares = {level.name: level.share for level in found.waterfall}
+        assert (shares["products and attention"] > shares["large products"]) is rises
+        words = f"by {convention}, which counts attention that a causal mask leaves out"
+        assert any(words in note for note in found.notes) is rises
+        chart = waterfall_chart(found.waterfall, EXPORT, convention=convention).to_dict()
+        assert f"FLOPs by {convention}" in str(chart)
+        assert ("gain what is counted and not computed" in str(chart)) is rises
+
+
 def test_the_page_escapes_names():
     hostile = FOUND.model_copy(
         update={"recipe": "<script>x</script>", "stack": "a & b", "notes": ("1 < 2",)}

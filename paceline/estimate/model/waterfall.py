@@ -9,8 +9,9 @@ from paceline.estimate.model.block import product_rate
 from paceline.estimate.model.case import Cases
 from paceline.estimate.model.step import StepTime
 
+COMPUTED = "products and attention"
 CAUSES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("products and attention", ("gemm", "head", "attention")),
+    (COMPUTED, ("gemm", "head", "attention")),
     ("memory-bound work", ("elementwise", "optimizer")),
     ("host and fixed time", ("host", "fixed")),
     ("tensor parallelism", ("tp",)),
@@ -30,9 +31,9 @@ def waterfall(
 ) -> tuple[WaterfallLevel, ...]:
     """Levels of one case from the dense peak down to the estimated rate.
 
-    `flops_per_device` are those of a step in a convention. The second level is what large products
-    reach; the third adds real sizes, recomputation, and attention, which may take less than a
-    convention counts for it. Causes without any time are left out.
+    `flops_per_device` are those of a step in a convention, and all levels are of it. The second
+    level is what large products reach; the third adds real sizes, recomputation, and attention,
+    which may take less than a convention counts for it. Causes without any time are left out.
     """
     peak = float(x.peak_narrow[0] or x.peak_16bit[0])
     parts, spent = time.at(0), flops_per_device / peak
@@ -50,6 +51,17 @@ def waterfall(
             WaterfallLevel(name=name, flops_per_s=rate, share=rate / peak, lost_s=seconds)
         )
     return (*levels, levels[-1].model_copy(update={"name": "estimated", "lost_s": 0.0}))
+
+
+def rise_notes(levels: Sequence[WaterfallLevel], convention: str) -> tuple[str, ...]:
+    """Why real products and attention are above large products, where they are."""
+    if not any(level.name == COMPUTED and level.lost_s < 0 for level in levels):
+        return ()
+    whose = "attention that a causal mask leaves out" if convention == "full-attention" else "work"
+    return (
+        f"from the peak on all FLOP/s are by {convention}, which counts {whose} that is not "
+        f"computed: {COMPUTED} are above large products",
+    )
 
 
 def to_measured(
