@@ -75,10 +75,12 @@ class TrialSeries(Value):
         return self.model_copy(update={"trials": changed})
 
     def up_to(self, num_trials: int) -> TrialSeries:
-        """The series with so many trials, each with its own seed; never fewer than it has."""
-        more = range(len(self.trials), num_trials)
-        new = [TrialState(number=n, seed=self.first_seed + n) for n in more]
-        return self.model_copy(update={"trials": (*self.trials, *new), "wanted": num_trials})
+        """The series with so many trials, each with its own seed; none that has begun is lost."""
+        begun = [trial.number + 1 for trial in self.trials if trial.status != "waiting"]
+        wanted = max(num_trials, *begun, 1)
+        kept = self.trials[:wanted]
+        new = [TrialState(number=n, seed=self.first_seed + n) for n in range(len(kept), wanted)]
+        return self.model_copy(update={"trials": (*kept, *new), "wanted": wanted})
 
 
 class SeriesAnswer(Value):

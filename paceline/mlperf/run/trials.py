@@ -76,7 +76,7 @@ def opened(folder: Path, new: TrialSeries) -> TrialSeries:
             str(folder), f"{process} is at work on it", remedy="wait until it has ended"
         )
     changed = {name: getattr(new, name) for name in ("trial_limit_s", "drop_caches", "overrides")}
-    return series.model_copy(update=changed).up_to(max(new.wanted, len(series.trials)))
+    return series.model_copy(update=changed).up_to(new.wanted)
 
 
 class UnplannedTrialError(PacelineError):

@@ -36,6 +36,13 @@ def test_more_trials_go_on_where_the_seeds_ended_and_fewer_lose_none():
     assert len(begun.up_to(1).trials) == 2
 
 
+def test_fewer_trials_leave_out_what_has_not_begun_and_keep_what_has():
+    assert len(series("success", "cancelled", "waiting", "waiting").up_to(1).trials) == 2
+    assert len(series("success", "waiting", "waiting", "waiting").up_to(2).trials) == 2
+    fewer = series("success", "cancelled", "waiting").up_to(1)
+    assert (fewer.wanted, [trial.status for trial in fewer.trials]) == (2, ["success", "cancelled"])
+
+
 def test_what_has_ended_is_not_missing():
     begun = series("success", "cancelled", "failed", "running", "missed", "waiting", "timeout")
 
