@@ -287,7 +287,10 @@ def run_until_decided(
 def _failed(
     question: PairsQuestion, names: Names, made: SeriesResult
 ) -> SequentialComparison | None:
-    """The answer where a side has no figure at all."""
+    """The answer where a side has no figure at all.
+
+    Nothing is invalid of one that was broken off before its first figure: it is undecided.
+    """
     lacking = [group for group in made.groups if not group.ok]
     if not lacking:
         return None
@@ -297,8 +300,9 @@ def _failed(
         g.group: SideSummary(name=g.group, kind="runs", runs=tuple(run.run for run in g.runs))
         for g in made.groups
     }
+    stopped = made.interrupted and all(run.status == "cancelled" for run in lacking[0].runs)
     return SequentialComparison(
-        verdict="invalid",
+        verdict="undecided" if stopped else "invalid",
         ended="goes on",
         confidence="low",
         sentence=f"Not judged: {lacking[0].group} has no figure ({why}).",

@@ -115,6 +115,16 @@ def test_ctrl_c_keeps_what_was_measured_and_the_command_goes_on(
     assert len(good) == 2 * answer.pairs + 2  # the run broken off, and the first of its pair again
 
 
+def test_ctrl_c_before_the_first_figure_is_undecided_and_no_failed_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    broken = TwoSpeeds(0.04, lambda number, slow: "cancelled")
+    answer, _ = decide(monkeypatch, tmp_path, broken, group="g")
+    assert (answer.verdict, answer.ended, answer.pairs) == ("undecided", "interrupted", 0)
+    assert answer.sentence.startswith("Not judged: g-a has no figure")
+    assert answer.go_on == "paceline compare g-a g-b --until-decided"
+
+
 def test_the_other_way_round_the_ratio_is_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     decide(monkeypatch, tmp_path, TwoSpeeds(0.04), group="g")
     answer = judged_so_far(PairsQuestion(tmp_path, "g-b", "g-a", Gate()))
