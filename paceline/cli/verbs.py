@@ -20,7 +20,6 @@ from paceline.core.units import LARGEST_INT
 
 LARGEST_NUMBER = 1e100
 """Of an option; no quantity comes near it, and its square is still a number."""
-
 COMMAND = "command"
 """The argument of a verb that takes a program behind `--`."""
 NAMES = frozenset({"tag", "group"})
@@ -32,6 +31,7 @@ class VerbCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         args, command = _before_command(args) if self._takes_command() else (args, ())
+        has_empty = any(not word or (word[:2] == "--" and word[-1] == "=") for word in args)
         try:
             rest = super().parse_args(ctx, args)
         except typer.BadParameter as error:
@@ -44,6 +44,10 @@ class VerbCommand(TyperCommand):
             if ctx.params[COMMAND]:
                 ctx.fail(f"Got unexpected extra argument ({ctx.params[COMMAND][0]})")
             ctx.params[COMMAND] = command
+        if has_empty:
+            from paceline.cli.wrong_option import refuse_empty_paths
+
+            refuse_empty_paths(self.params, ctx.params)
         for param in cast(list[Any], self.params):
             value = ctx.params.get(param.name or "")
             for item in value if isinstance(value, list | tuple) else [value]:

@@ -1,10 +1,15 @@
-"""What is wrong with an option's value, said as of a recipe's field."""
+"""What is wrong with an option's value, said as of a recipe's field, or with an empty path."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
 
 import typer
 from pydantic import ValidationError
 
+from paceline.core.errors import UserError
 from paceline.core.problem import problem_of
 
 
@@ -17,3 +22,22 @@ def own_words(error: typer.BadParameter) -> str:
         return error.message
     first = error.__cause__.errors()[0]
     return str(problem_of(first, hidden=first["type"] == "value_error"))
+
+
+def refuse_empty_paths(params: Sequence[Any], values: Mapping[str, Any]) -> None:
+    """Raise UserError for a path of no characters, which would mean the working folder.
+
+    `params` are a verb's options and arguments, `values` theirs by name, where some word is empty.
+    """
+    for param in params:
+        value = values.get(param.name or "")
+        if PurePath() in (value if isinstance(value, list | tuple) else [value]):
+            is_option = param.param_type_name == "option"
+            raise UserError(
+                max(param.opts, key=len)
+                if is_option
+                else (param.metavar or str(param.name)).upper(),
+                "is empty",
+                allowed="a path, `.` for this folder",
+                remedy="look whether a variable of the shell is unset",
+            )
