@@ -13,7 +13,13 @@ from threading import Event
 
 from paceline.cli.campaign_options import refuse_beside_resume
 from paceline.cli.campaign_progress import CampaignDisplay
-from paceline.cli.output import OutputColumn, TableFormat, emit_table, print_sentences
+from paceline.cli.output import (
+    OutputColumn,
+    TableFormat,
+    emit_table,
+    print_sentences,
+    write_charts,
+)
 from paceline.cli.progress import run_headline
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK, SystemFaultError
@@ -23,7 +29,6 @@ from paceline.core.units import counted
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import runs_root
 from paceline.machines import slurm
-from paceline.report.charts import save_all
 from paceline.report.theme import EXPORT
 from paceline.runs.flow import command_line
 from paceline.scaling.analysis.analysis import Judging
@@ -220,8 +225,8 @@ def _rows(result: CampaignResult) -> list[dict[str, object]]:
 def save_charts(
     result: ScaleResult, measured: Sequence[GroupThroughput], folder: Path, reference: float | None
 ) -> None:
-    """Write every chart of a scaling as SVG."""
-    save_all(scaling_charts(result, measured, EXPORT, reference), folder, ["svg"])
+    """Write every chart of a scaling as SVG, and say where."""
+    write_charts(folder, scaling_charts(result, measured, EXPORT, reference))
 
 
 def _resume_command(campaign: Campaign, how: Conduct) -> str:

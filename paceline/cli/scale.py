@@ -19,11 +19,11 @@ from paceline.cli.output import (
     emit_table,
     print_sentences,
     select_rows,
+    write_page,
 )
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, UserError
 from paceline.core.units import counted
-from paceline.files.documents import write_text
 from paceline.machines.placement import Request
 from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
 from paceline.scaling.analysis.answer import scale_result
@@ -251,7 +251,7 @@ def show_analysis(
     healthy = reference.samples_per_s if reference else None
     _print(result, form)
     if html:
-        write_text(html, scaling_html(result, analysis.measured, name, healthy))
+        write_page(html, scaling_html(result, analysis.measured, name, healthy))
     if charts:
         save_charts(result, analysis.measured, charts, healthy)
 

@@ -75,6 +75,7 @@ def test_page_and_charts_are_written(tmp_path: Path):
     done = paceline("scale", *QUICK, "--html", str(page), "--charts", str(folder))
     assert done.returncode == 0, done.stderr
     assert "16 simulated nodes" in page.read_text()
+    assert f"page: {page}\n" in done.stderr and f"chart: {folder / 'nodes.svg'}" in done.stderr
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["efficiency.svg", "nodes.svg", "throughput.svg"]
     assert all(ET.parse(folder / name).getroot().tag.endswith("svg") for name in names)
