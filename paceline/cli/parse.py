@@ -112,6 +112,8 @@ def parse(
     else:
         documents = list(map(attrgetter("document"), parsings))
         _emit(documents, form, single, where)
+    if not documents:
+        echo(f"note: {', '.join(map(str, paths))}: holds no file", err=True)
     if single and any(d.status == "unreadable" for d in documents):
         raise typer.Exit(1)
     if fail_on_findings and any(d.status != "ok" or d.disagreements for d in documents):
