@@ -33,6 +33,8 @@ def headline(answer: Explanation) -> str:
     step = f"{significant(answer.step_s)} s a step (n = {answer.n})"
     if answer.baseline_s is None:
         lost = f"{percent(answer.lost_s / answer.step_s, 0)} of it without work"
+    elif not answer.lost_s:
+        lost = f"as long as {answer.baseline}"
     else:
         lost = (
             f"{significant(abs(answer.lost_s))} s {'more' if answer.lost_s > 0 else 'less'} than "
