@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.mlperf.check.findings import CheckFinding, finding_without_line
 from paceline.mlperf.check.result_lines import ResultLines
+from paceline.mlperf.rules import SIBLINGS
 
 FIELDS = ("time_ms", "key", "value", "metadata")
 
@@ -150,10 +151,15 @@ def _of_no_line(message: str, _lines: ResultLines) -> WordedMessage | None:
     if message.startswith("No log lines detected"):
         return None, None, "the log holds no result line", None
     if match := _NO_RULES.search(message):
-        return None, None, f"the ruleset has no rules for {match['name']!r}", None
+        return None, None, _no_rules(match["name"]), None
     if match := _TEST.match(message):
         return None, None, f"at its end the log {in_words(match['test'])}", match["test"].strip()
     return None
+
+
+def _no_rules(benchmark: str) -> str:
+    there = "; --ruleset tiny has some" if benchmark in SIBLINGS else ""
+    return f"the ruleset has no rules for {benchmark!r}{there}"
 
 
 def _value_words(rule: str | None, record: dict[str, Any]) -> str:

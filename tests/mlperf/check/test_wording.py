@@ -88,6 +88,12 @@ def test_a_check_that_broke_off_names_its_line():
             "the ruleset has no rules for 'bert'",
         ),
         (
+            "Could not find config file: /x/training_5.1.0/closed_llama31_8b_tiny.yaml",
+            None,
+            None,
+            "the ruleset has no rules for 'llama31_8b_tiny'; --ruleset tiny has some",
+        ),
+        (
             "failed test: s['run_stopped']\ncurrent context[s]={}",
             None,
             None,
