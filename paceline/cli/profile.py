@@ -42,7 +42,10 @@ from paceline.profiles.text import (
 from paceline.profiles.tools import tool
 from paceline.runs import flow
 from paceline.runs.plan import Plan, make_plan, plan_again
-from paceline.runs.profiling import with_profile, write_profile
+from paceline.runs.profiling import length_text, with_profile, write_profile
+
+STEPS_FIELDS = ("steps", "training.steps")
+"""How `--set` names the length of a training."""
 
 
 class ToolChoice(StrEnum):
@@ -152,7 +155,11 @@ def profile(
         _save(read, source.name, html, charts)
         return
     if name is None:
-        raise typer.BadParameter("Missing argument 'RECIPE|RUN'.", param_hint="RECIPE|RUN")
+        raise UserError(
+            "paceline profile",
+            "needs something to profile",
+            allowed="one of RECIPE, RUN and --from FILE",
+        )
     request = Request(
         name,
         variant,
@@ -174,6 +181,8 @@ def profile(
     chosen = None if ranks is None else parse_ranks(ranks, plan.spec.world_size)
     plan = with_profile(plan, tool_name.value, chosen, first, last, **flags)
     tell_notices(plan)
+    if any(text.partition("=")[0] in STEPS_FIELDS for text in overrides or ()):
+        echo(f"note: {length_text(plan.spec)}", err=True)
     _refuse_unwritable(html, charts)
     if dry_run:
         print_plan(plan, ReportFormat.json if form is TableFormat.json else ReportFormat.text)
@@ -207,7 +216,8 @@ def print_profile(
     except UserError as error:
         if not status:
             raise
-        echo(error, err=True)
+        if report.result.status != "cancelled":
+            echo(error, err=True)
         return status
     _print(read, form)
     echo(f"page: {Path(report.folder) / PROFILE_PAGE}", err=True)

@@ -138,17 +138,23 @@ def overhead_text(overhead: Overhead) -> str:
     if overhead.fraction is None:
         return f"Overhead of profiling: not known, {overhead.why}."
     profiled, plain = seconds(overhead.profiled_s or 0), seconds(overhead.plain_s or 0)
-    return (
-        f"Overhead of profiling: {overhead.fraction:+.1%} (median of "
-        f"{counted(overhead.n_profiled, 'profiled step')} {profiled}, of "
-        f"{counted(overhead.n_plain, 'other')} of the run {plain})."
+    medians = (
+        f"median of {counted(overhead.n_profiled, 'profiled step')} {profiled}, of "
+        f"{counted(overhead.n_plain, 'other')} of the run {plain}"
     )
+    if overhead.fraction < 0:
+        return (
+            f"Overhead of profiling: not seen, the profiled steps are the faster ones by "
+            f"{percent(-overhead.fraction)}: what else slowed the others is larger ({medians})."
+        )
+    return f"Overhead of profiling: +{percent(overhead.fraction)} ({medians})."
 
 
 def _hot_line(hot: Hot) -> str:
     name = printable(hot.name)
     name = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
-    return f"  {percent(hot.share):>7}{seconds(hot.seconds):>12}{hot.n:>7}x  {hot.label}: {name}"
+    label = TITLES.get(hot.label, hot.label)
+    return f"  {percent(hot.share):>7}{seconds(hot.seconds):>12}{hot.n:>7}x  {label}: {name}"
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:

@@ -15,6 +15,7 @@ from paceline.core.result import Metric, finite_value
 from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
+from paceline.core.units import counted
 from paceline.engines import engine
 from paceline.files.documents import write_text, write_value
 from paceline.machines.node.binding import bound
@@ -56,6 +57,16 @@ def with_profile(
         raise UserError(f"--tool {name}", problem)
     job = bound(engine(spec.engine).job(spec, spec.recipe))
     return replace(plan, spec=spec, job=attached.attached(job, spec))
+
+
+def length_text(spec: RunSpec) -> str:
+    """How long a profile run is and why, whatever its recipe or the user asked for."""
+    assert spec.profile is not None, "it is a profile run"
+    return (
+        f"{counted(spec.training.steps, 'step')} are trained, whatever --set steps says: those "
+        f"up to the last profiled one, {spec.profile.last_step}, and {STEPS_AFTER} to hold them "
+        "against; --steps A-B moves them"
+    )
 
 
 def default_ranks(spec: RunSpec) -> tuple[int, ...]:

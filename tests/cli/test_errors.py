@@ -28,6 +28,7 @@ from tests.command import paceline
         (["run", "tiny-llama", "--device", "cuda"], 1, "no NVIDIA GPU"),
         (["run", "/no/such/file.yaml"], 1, "yaml: cannot be read: No such file or directory\n"),
         (["profile", "tiny-llama", "--from", "x"], 1, "RECIPE|RUN: changes nothing beside"),
+        (["profile"], 1, "paceline profile: needs something to profile; allowed: one of RECIPE,"),
         (["profile", ""], 1, "error: RECIPE|RUN '': is no recipe, and"),
         (["run", "llama31-70b", "--device", "cpu"], 1, "cannot fit"),
         (["run", "tiny-llama", "--devices", "0"], 1, "'--devices': 0 is too small; allowed: 1 or"),
@@ -68,6 +69,23 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, arguments: list[str], code
     assert "Traceback" not in done.stderr
     if code:
         assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["parse", ""], "PATHS"),
+        (["scale", "--from="], "--from"),
+        (["stage", "tiny-llama", "--to", ""], "--to"),
+    ],
+)
+def test_an_empty_path_is_not_the_working_folder(tmp_path: Path, words: list[str], name: str):
+    done = paceline(*words, cwd=tmp_path)
+    assert done.returncode == 1 and not list(tmp_path.iterdir())
+    assert done.stderr == (
+        f"error: {name}: is empty; allowed: a path, `.` for this folder; look whether a variable "
+        "of the shell is unset\n"
+    )
 
 
 def test_a_recipe_that_is_no_text_is_told_so(tmp_path: Path):

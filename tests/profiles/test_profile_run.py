@@ -33,11 +33,12 @@ PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 def test_a_profiled_step_is_taken_apart(
     tmp_path: Path, devices: int, more: tuple[str, ...], axis: str | None
 ) -> None:
-    changes = [word for change in (*SMALL, *more) for word in ("--set", change)]
+    changes = [word for change in (*SMALL, "steps=9", *more) for word in ("--set", change)]
     asked = ["--device", "cpu", "--devices", str(devices), "--ranks", "all", "--steps", "7-8"]
     form = ["--no-probe", "--json"]
     answer = paceline("profile", "tiny-llama", *changes, *asked, *form, runs=tmp_path, env=PATIENT)
     assert answer.returncode == 0, answer.stderr
+    assert "18 steps are trained, whatever --set steps says" in answer.stderr
     profile = json.loads(answer.stdout)
     assert (profile["ranks"], profile["steps"]) == ([*range(devices)], [7, 8])
     parts = profile["parts"]

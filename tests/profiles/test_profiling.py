@@ -22,8 +22,8 @@ from paceline.engines.native import settings
 from paceline.files.run_folder import folder_name
 from paceline.profiles.breakdown import CATEGORIES
 from paceline.profiles.intervals import intersect, intervals, length_s, subtract, union
-from paceline.profiles.profile import Profile
-from paceline.profiles.text import profile_lines
+from paceline.profiles.profile import Overhead, Profile
+from paceline.profiles.text import overhead_text, profile_lines
 from paceline.profiles.tools import TOOLS, tool
 from paceline.profiles.torch_traces import read_file
 from paceline.profiles.waterfall import waterfall
@@ -73,6 +73,14 @@ def test_overhead_holds_profiled_steps_against_others_of_the_run() -> None:
     assert (cost.n_profiled, cost.n_plain) == (2, 6)
     early = Profiling(tool="torch", ranks=(0,), first_step=1, last_step=14)
     assert "no other steps" in str(overhead(make_steps(times[:14]), early).why)
+    assert overhead_text(cost).startswith("Overhead of profiling: +20.0 % (median of 2 profiled")
+
+
+def test_a_profiler_that_seems_to_speed_a_run_up_is_no_overhead() -> None:
+    faster = Overhead(fraction=-0.214, profiled_s=0.44, plain_s=0.56, n_profiled=11, n_plain=22)
+    text = overhead_text(faster)
+    assert "not seen, the profiled steps are the faster ones by 21.4 %" in text
+    assert "-" not in text and "0.4400 s, of 22 others of the run 0.5600 s" in text
 
 
 @pytest.mark.parametrize(("status", "code"), [("failed", 2), ("cancelled", 4)])
@@ -84,7 +92,9 @@ def test_a_broken_run_without_a_profile_exits_as_the_run_does(
     broken = report.result.model_copy(update={"status": status, "reason": "for a reason"})
     assert print_profile(replace(report, result=broken), TableFormat.text) == code
     said = capsys.readouterr().err
-    assert f"the run is {status}: for a reason" in said and "holds no curve of memory" in said
+    assert f"the run is {status}: for a reason" in said
+    # Why there is none needs no guess where the user broke it off.
+    assert ("holds no curve of memory" in said) is (status == "failed")
     good = report.result.model_copy(update={"status": "ok"})
     with pytest.raises(UserError, match="holds no curve of memory"):
         print_profile(replace(report, result=good), TableFormat.text)
@@ -107,6 +117,7 @@ def test_text_and_page_say_where_the_time_goes(tmp_path: Path) -> None:
     read = profile(tmp_path)
     text = "\n".join(profile_lines(read))
     assert "0.0010 s a step under torch, mean of 2 (rank 0, 1; steps 20)" in text
+    assert "x  matrix products: nvjet" in text and "gemm" not in text
     assert "matrix products" in text and "40.0 %" in text and "no measure of speed" in text
     page = profile_html(read, "tiny <llama>")
     assert "nvjet_&lt;b&gt;" in page and "<b>bold" not in page and "tiny <llama>" not in page
