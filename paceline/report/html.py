@@ -184,7 +184,7 @@ def _interval_text(report: RunReport) -> str:
     result = report.result
     if result.window is None or result.window.n == 0:
         return ""
-    basis = f"{describe_window(result).capitalize()}: {describe_rule(result)}."
+    basis = f"{describe_window(result).capitalize()}: {describe_rule(report)}."
     headline = throughput(result)
     if headline is None or half_width(headline[1]) is None:
         return f"{basis} Too few steps for an interval."

@@ -137,18 +137,29 @@ def step_range(window: WindowRecord) -> str:
     return f"{first:,}" if first == last else f"{first:,}-{last:,}"
 
 
-def describe_rule(result: Result) -> str:
+def describe_rule(report: RunReport) -> str:
     """By which rule the window was chosen and what was left out."""
-    window = result.window
+    window = report.result.window
     if window is None:
         return "no window"
     parts = [f"rule {window.rule}", f"{counted(window.n_warmup, 'warm-up step')} left out"]
+    if untimed := _untimed(report, window):
+        parts.append(f"{counted(untimed, 'step')} inside not timed (one is watched for its memory)")
     if window.global_batch is not None and window.seq_len is not None:
         parts.append(f"global batch {window.global_batch:,} x {window.seq_len:,} tokens throughout")
     if window.drift is not None:
         # Adding 0.0 turns a rounded minus zero into zero.
         parts.append(f"drift {round(100 * window.drift, 1) + 0.0:+.1f} % over the window")
     return ", ".join(parts)
+
+
+def _untimed(report: RunReport, window: WindowRecord) -> int:
+    """How many of a native run's steps within the window have no time of their own."""
+    if report.facts.engine != "native" or window.first_step is None or window.last_step is None:
+        return 0
+    index, times = report.steps.index, report.steps["step_time_s"]
+    inside = (index >= window.first_step) & (index <= window.last_step)
+    return int((inside & ~np.isfinite(times)).sum())
 
 
 def describe_time(created: str | None) -> str:

@@ -75,9 +75,7 @@ def test_the_setup_of_foreign_logs_is_the_recipe_alone() -> None:
 
 
 def test_the_rule_states_warm_up_batch_and_drift() -> None:
-    text = page.describe_rule(
-        report(window=window(drift=-0.0004, global_batch=16, seq_len=256)).result
-    )
+    text = page.describe_rule(report(window=window(drift=-0.0004, global_batch=16, seq_len=256)))
     assert text == (
         "rule auto, 8 warm-up steps left out, global batch 16 x 256 tokens throughout, "
         "drift +0.0 % over the window"
@@ -85,8 +83,17 @@ def test_the_rule_states_warm_up_batch_and_drift() -> None:
 
 
 def test_one_step_of_warm_up_is_said_in_the_singular() -> None:
-    text = page.describe_rule(report(window=window(n_warmup=1)).result)
+    text = page.describe_rule(report(window=window(n_warmup=1)))
     assert text.startswith("rule auto, 1 warm-up step left out")
+
+
+def test_a_step_of_the_window_that_was_not_timed_is_told() -> None:
+    # `51 steady steps (9-60)` does not add up otherwise.
+    full = report(window=window(n=51))
+    times = np.where(full.steps.index == 20, np.nan, full.steps["step_time_s"])
+    steps = replace(full.steps, columns={**full.steps.columns, "step_time_s": times})
+    text = page.describe_rule(replace(full, steps=steps))
+    assert ", 1 step inside not timed (one is watched for its memory)" in text
 
 
 def test_times_are_written_in_utc_and_anything_else_as_it_is() -> None:
