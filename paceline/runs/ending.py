@@ -36,6 +36,10 @@ _STACK_LINE = re.compile(
     r"\s*(\[rank\d+\]:\s*)?(Traceback \(most recent|  File \"|    |\s*\^+\s*$)|\s*$"
 )
 """Stack frames and empty lines, which a reason is told without; the whole log keeps them."""
+_OWN_SIGNAL = re.compile(
+    r".*(Received \d+ death signal, shutting down|closing signal SIG|SignalException: Process \d)"
+)
+"""What torchrun prints of the signal that ends it: no news where it was sent on request."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +138,9 @@ def judge(evidence: EndEvidence) -> Ending:
     return _unexplained(evidence)
 
 
-def log_tail(folder: Path, rank: int | None = None) -> list[str]:
-    """The last lines of the logs, without stack frames.
+def log_tail(folder: Path, rank: int | None = None, on_request: bool = False) -> list[str]:
+    """The last lines of the logs, without stack frames, and of a run that was ended `on_request`
+    without what its launcher says of that.
 
     Of `rank` if it printed anything, else of the first rank that tells an error, else of the
     launcher, at last of the script that Slurm ran, which ended before it started any.
@@ -144,7 +149,10 @@ def log_tail(folder: Path, rank: int | None = None) -> list[str]:
     if rank in files and (tail := _tail(files[rank])):
         return tail
     launcher = folder / LOGS_FOLDER / LAUNCHER_LOG
-    tails = [tail for tail in map(_tail, [*files.values(), launcher]) if tail]
+    tails = [_tail(path) for path in [*files.values(), launcher]]
+    if on_request:
+        tails = [[line for line in tail if not _OWN_SIGNAL.match(line)] for tail in tails]
+    tails = [tail for tail in tails if tail]
     with_error = [tail for tail in tails if last_error(tail)]
     batch = sorted(folder.glob("slurm-*.log"), key=lambda path: path.stat().st_mtime)
     return (with_error or tails[-1:] or [_tail(path) for path in batch[-1:]] or [[]])[0]

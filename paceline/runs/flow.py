@@ -308,7 +308,8 @@ def _progress(spec: RunSpec, step: Step) -> Progress:
 
 
 def _ended(record: RunRecord, ending: Ending, code: int | None, folder: Path) -> RunRecord:
-    tail = () if ending.status == "ok" else tuple(log_tail(folder, ending.rank))
+    on_request = ending.status == "cancelled"
+    tail = () if ending.status == "ok" else tuple(log_tail(folder, ending.rank, on_request))
     return record.model_copy(
         update={
             "status": ending.status,

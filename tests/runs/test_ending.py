@@ -218,6 +218,21 @@ def test_the_tail_prefers_the_rank_that_failed(tmp_path: Path):
     assert log_tail(folder, 0) == ["all well"]
 
 
+def test_the_launchers_words_on_the_signal_that_was_asked_for_are_no_news(tmp_path: Path):
+    torchrun = (
+        "W1128 00:33:00.847000 25596 torch/distributed/elastic/agent/server/api.py:753] "
+        "Received 15 death signal, shutting down workers\n"
+        "W1128 00:33:00.848000 25596 torch/distributed/elastic/multiprocessing/api.py:1028] "
+        "Sending process 25601 closing signal SIGTERM\n"
+        "Traceback (most recent call last):\n"
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 25596 got signal: "
+        "15\n"
+    )
+    folder = folder_with(tmp_path, rank_00000_log="slow link\n", launcher_log=torchrun)
+    assert log_tail(folder, on_request=True) == ["slow link"]
+    assert len(log_tail(folder)) == 3
+
+
 def test_what_slurms_script_said_counts_where_nothing_was_started(tmp_path: Path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "slurm-8.log").write_text("error: node-1 has no address on ib0\n")
