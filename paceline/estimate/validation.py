@@ -100,6 +100,8 @@ def read_table(path: Path) -> list[dict[str, str]]:
             twice = sorted({name for name in columns if columns.count(name) > 1})
             if twice:
                 raise UserError(str(path), f"has more than one column {', '.join(twice)}")
+            if not columns:
+                raise UserError(str(path), "is empty", allowed="a header line and rows")
             if missing:
                 raise UserError(
                     str(path),

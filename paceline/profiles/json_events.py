@@ -96,6 +96,8 @@ class TraceFile:
                 self._at = at + 1
                 return text[at]
             if not self._more():
+                if not self._text:
+                    raise UserError(str(self.path), "is empty", allowed="a trace in JSON")
                 raise self._torn("it ends in the middle")
 
     def _value(self) -> Any:

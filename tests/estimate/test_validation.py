@@ -68,6 +68,9 @@ def test_a_table_is_read_with_its_columns_or_refused(tmp_path: Path):
     path.write_text("a,b\n1,2\n")
     with pytest.raises(UserError, match="has no column layers"):
         read_table(path)
+    path.write_text("")
+    with pytest.raises(UserError, match="is empty; allowed: a header line and rows"):
+        read_table(path)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError):
         read_table(path)

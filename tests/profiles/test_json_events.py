@@ -48,7 +48,8 @@ def test_a_trace_that_ends_in_the_middle_says_where(tmp_path: Path, name: str) -
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (b"", "ends in the middle"),
+        (b"", "is empty"),
+        (b"[", "ends in the middle"),
         (b"step 1 loss 2", "holds no JSON object or list"),
         (b'{"traceEvents": 3}', "are no list"),
         (b'{"traceEvents": []}', "marks no steps"),
