@@ -99,7 +99,11 @@ def _counts(text: str | None) -> tuple[int, ...]:
         return ()
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and 1 <= int(part) <= 1024 for part in parts):
-        raise UserError(f"--ranks {text}", "is no list of numbers", allowed="1,2")
+        raise UserError(
+            f"--ranks {text}",
+            "is no list of numbers of processes",
+            allowed="1,2: each from 1 to 1024",
+        )
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 
