@@ -32,7 +32,7 @@ def trial_text(trial: TrialState) -> str:
     if trial.last_loss is not None:
         parts.append(f"last loss {trial.last_loss:.4f}")
     if trial.samples_per_s is not None:
-        parts.append(f"{significant(trial.samples_per_s, 4)} samples/s")
+        parts.append(f"{significant(trial.samples_per_s, 4)} samples/s in the steady window")
     line = " · ".join(parts)
     return one_line(f"{line}: {trial.reason}" if trial.reason else line)
 

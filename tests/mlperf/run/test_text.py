@@ -40,7 +40,7 @@ def test_a_trial_is_told_in_one_line():
 
     assert trial_text(trial) == (
         "trial 0, seed 7: success · 1,408 samples to the target · 0.2500 minutes · "
-        "last loss 0.6900 · 41.20 samples/s"
+        "last loss 0.6900 · 41.20 samples/s in the steady window"
     )
 
 
