@@ -10,13 +10,13 @@ from contextlib import suppress
 
 LOWEST, HIGHEST = 30_000, 32_767
 """Below those that Linux gives to connections by itself, above those of Paceline's own runs."""
-WORKERS = 4
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 """Of pytest-xdist, each with ports of its own."""
 
 
 def _own_ports() -> list[int]:
     """This process's ports, from a random one on: other runs of the tests may be under way."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     ports = [*range(LOWEST + worker, HIGHEST + 1, WORKERS)]
     first = random.SystemRandom().randrange(len(ports))
     return ports[first:] + ports[:first]

@@ -57,7 +57,13 @@ def run(
         ),
     ] = False,
     trials: Annotated[
-        int, typer.Option(min=1, max=1000, help="Trials, each with a seed of its own.")
+        int,
+        typer.Option(
+            min=1,
+            max=1000,
+            help="Trials, each with a seed of its own. Fewer than a begun series has leave out "
+            "those that have not begun.",
+        ),
     ] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first trial.")] = 1,
     trial_limit: Annotated[

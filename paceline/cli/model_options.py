@@ -102,7 +102,8 @@ MoeDispatcher = Annotated[
     Dispatcher,
     typer.Option(
         "--dispatcher",
-        help="What brings tokens to their experts: alltoall (NCCL), deepep or hybridep.",
+        help="What brings tokens to their experts, in a model with experts: alltoall (NCCL), "
+        "deepep or hybridep.",
     ),
 ]
 EvidenceFile = Annotated[

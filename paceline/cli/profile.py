@@ -181,7 +181,7 @@ def profile(
     chosen = None if ranks is None else parse_ranks(ranks, plan.spec.world_size)
     plan = with_profile(plan, tool_name.value, chosen, first, last, **flags)
     tell_notices(plan)
-    if any(text.partition("=")[0] in STEPS_FIELDS for text in overrides or ()):
+    if any(text.partition("=")[0].strip() in STEPS_FIELDS for text in overrides or ()):
         echo(f"note: {length_text(plan.spec)}", err=True)
     _refuse_unwritable(html, charts)
     if dry_run:

@@ -31,7 +31,7 @@ class VerbCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         args, command = _before_command(args) if self._takes_command() else (args, ())
-        has_empty = any(not word or (word[:2] == "--" and word[-1] == "=") for word in args)
+        words = tuple(args)
         try:
             rest = super().parse_args(ctx, args)
         except typer.BadParameter as error:
@@ -44,10 +44,10 @@ class VerbCommand(TyperCommand):
             if ctx.params[COMMAND]:
                 ctx.fail(f"Got unexpected extra argument ({ctx.params[COMMAND][0]})")
             ctx.params[COMMAND] = command
-        if has_empty:
+        if any(not word or word[-1] == "=" for word in words):
             from paceline.cli.wrong_option import refuse_empty_paths
 
-            refuse_empty_paths(self.params, ctx.params)
+            refuse_empty_paths(self.params, ctx.params, words)
         for param in cast(list[Any], self.params):
             value = ctx.params.get(param.name or "")
             for item in value if isinstance(value, list | tuple) else [value]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
@@ -24,15 +25,25 @@ def own_words(error: typer.BadParameter) -> str:
     return str(problem_of(first, hidden=first["type"] == "value_error"))
 
 
-def refuse_empty_paths(params: Sequence[Any], values: Mapping[str, Any]) -> None:
+def refuse_empty_paths(
+    params: Sequence[Any], values: Mapping[str, Any], words: Sequence[str]
+) -> None:
     """Raise UserError for a path of no characters, which would mean the working folder.
 
-    `params` are a verb's options and arguments, `values` theirs by name, where some word is empty.
+    `params` are a verb's options and arguments, `values` theirs by name, `words` what was typed: by
+    its value a path of no characters is `.`.
     """
+    options = {name for param in params if _takes_a_value(param) for name in param.opts}
+    empty = {word[:-1] for word in words if word[-1:] == "="}
+    empty |= {
+        before if before in options else "" for before, word in pairwise(("", *words)) if not word
+    }
     for param in params:
         value = values.get(param.name or "")
+        is_option = param.param_type_name == "option"
+        if empty.isdisjoint(param.opts if is_option else [""]):
+            continue
         if PurePath() in (value if isinstance(value, list | tuple) else [value]):
-            is_option = param.param_type_name == "option"
             raise UserError(
                 max(param.opts, key=len)
                 if is_option
@@ -41,3 +52,7 @@ def refuse_empty_paths(params: Sequence[Any], values: Mapping[str, Any]) -> None
                 allowed="a path, `.` for this folder",
                 remedy="look whether a variable of the shell is unset",
             )
+
+
+def _takes_a_value(param: Any) -> bool:
+    return param.param_type_name == "option" and not param.is_flag

@@ -121,7 +121,9 @@ class Site(Cluster):
                     f"them, as {2 * inner}"
                 )
         if stated and max(stated[0], self.devices_per_node) % min(stated[0], self.devices_per_node):
-            raise ValueError(f"fabric: {stated[0]} devices are {self._no_nodes}")
+            raise ValueError(
+                f"fabric: {stated[0]} devices are {self._no_nodes}, or what divides it"
+            )
         if stated[1:] and stated[1] % self.devices_per_node:
             raise ValueError(f"fabric: {stated[1]} devices are {self._no_nodes}")
         if len(stated) == len(sizes) > 0 and stated[-1] < self.world_size:

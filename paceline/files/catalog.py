@@ -30,7 +30,7 @@ LinkPlace = Literal["intra", "inter"]
 OTHER_PLACE: dict[LinkPlace, LinkPlace] = {"intra": "inter", "inter": "intra"}
 LINK_ALLOWED = "a link of that kind that `paceline devices --links` lists"
 _RATE = re.compile(r"[1-9][\d.,]*\s*[GTM]i?[Bb]")
-"""What states a rate of its own begins so."""
+"""What states a rate of its own begins so; whether a link can be as fast is judged in its use."""
 _PLACES = {"intra": "a link inside a node", "inter": "a network between nodes"}
 
 FileT = TypeVar("FileT", bound=Value)
@@ -252,6 +252,8 @@ def _check_level(level: int, name: str | None, device_name: str) -> None:
         allowed = f"{error.allowed}, or a rate above 0: 450 GB/s, 8x400 Gb/s"
         where = f"fabric.{level}.link {name!r}"
         raise UserError(where, error.what, allowed=allowed, remedy=error.remedy) from error
+    if level and _RATE.search(name):
+        return  # NVLink over racks, say
     if words := misplaced(name, "inter" if level else "intra"):
         raise UserError(
             f"fabric.{level}.link {name}",

@@ -308,7 +308,7 @@ def _progress(spec: RunSpec, step: Step) -> Progress:
 
 
 def _ended(record: RunRecord, ending: Ending, code: int | None, folder: Path) -> RunRecord:
-    on_request = ending.status == "cancelled"
+    on_request = ending.status in ("cancelled", "timeout")
     tail = () if ending.status == "ok" else tuple(log_tail(folder, ending.rank, on_request))
     return record.model_copy(
         update={

@@ -88,6 +88,12 @@ def test_an_empty_path_is_not_the_working_folder(tmp_path: Path, words: list[str
     )
 
 
+def test_this_folder_is_not_empty_beside_another_empty_word(tmp_path: Path):
+    for words in (["--set=total_tokens="], ["--tag", ""]):
+        done = paceline("run", "tiny-llama", "--dry-run", "--runs-dir", ".", *words, cwd=tmp_path)
+        assert "is empty; allowed: a path" not in done.stderr
+
+
 def test_a_recipe_that_is_no_text_is_told_so(tmp_path: Path):
     (path := tmp_path / "recipe.yaml").write_bytes(b"\xff\xfe")
     done = paceline("run", path, runs=tmp_path)

@@ -28,7 +28,10 @@ def test_one_file_serves_runs_and_plans():
         ("fabric: [{name: a}, {name: b}]", "only the last level may leave out devices"),
         ("fabric: [{name: a, devices: 8}, {name: b, devices: 12}]", "does not hold levels of 8"),
         ("fabric: [{name: a, devices: 8}, {name: b, devices: 8}]", "does not hold levels of 8"),
-        ("fabric: [{name: a, devices: 3}]", "no whole nodes"),
+        (
+            "fabric: [{name: a, devices: 3}]",
+            "no whole nodes; allowed: a multiple of 8, or what divides",
+        ),
         ("fabric: [{name: a, devices: 4}, {name: b, devices: 4}]", "does not hold levels"),
         ("fabric: [{name: a, devices: 8}]", "joins 8 of 512 devices"),
         ("fabric: [{name: a, oversubscription: 2}]", "nothing below it"),

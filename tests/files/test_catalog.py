@@ -272,6 +272,15 @@ def test_a_wrong_cluster_file_is_refused_with_its_line(tmp_path: Path, line: str
         catalog.cluster(file)
 
 
+def test_a_link_between_racks_may_be_a_nodes_own_that_states_its_rate(tmp_path: Path):
+    file, levels = (
+        tmp_path / "mine.yaml",
+        "[{name: node, devices: 4}, {name: rack, link: NVLink5 900 GB/s}]",
+    )
+    file.write_text(f"name: mine\ndevice: GB200\nfabric: {levels}\ndevices_per_node: 4\n")
+    assert catalog.site(file).fabric[1].link == "NVLink5 900 GB/s"
+
+
 def test_an_unknown_cluster_or_missing_file_is_refused():
     with pytest.raises(UserError, match=r"a path that ends in \.yaml") as refused:
         catalog.cluster("dgx-h10")

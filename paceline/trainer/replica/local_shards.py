@@ -32,7 +32,7 @@ class LocalShards:
     def _take_gradients(self) -> None:
         for parameter, weight in self.weights.items():
             assert parameter.grad is not None, "a missing gradient has been told already"
-            # The first forward pass moves those that have to be filled up to an equal length.
+            # FSDP moves a shard to fill it up to an equal length: taken as it is now.
             weight.data = local(parameter)
             weight.grad = local(parameter.grad)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -128,12 +129,14 @@ def test_sub_clusters_of_a_round_run_at_the_same_time_as_many_as_allowed(
     start = fleet.submit
 
     def in_pairs(job: Job, folder: Path) -> FleetRun:
-        """A run that ends when its partner has begun, however late that is."""
+        """A run that ends when its partner has begun, or has not in a minute."""
         handle = start(job, folder)
         at = [other is handle for other in fleet.handles].index(True)
         with_partner = at // 2 * 2 + 2
-        poll = handle.poll
-        handle.poll = lambda: poll() if len(fleet.handles) >= with_partner else None
+        poll, latest = handle.poll, time.monotonic() + 60
+        handle.poll = lambda: (
+            poll() if len(fleet.handles) >= with_partner or time.monotonic() > latest else None
+        )
         return handle
 
     fleet.submit = in_pairs
