@@ -13,6 +13,7 @@ from paceline.core.errors import UserError
 from paceline.core.units import SECONDS_PER_DAY
 from paceline.core.value import NonNegativeInt, Value
 from paceline.runs.goodput.attempt import Attempt, begun_order
+from paceline.runs.goodput.training import begun_again
 
 Account = Literal[
     "productive",
@@ -182,6 +183,7 @@ def _notes(entries: Sequence[Attempt]) -> tuple[str, ...]:
         )
     if any(entry.queues for entry in entries):
         notes.append("of jobs in a queue, waiting and starting up are one figure, `queue`")
+    notes += begun_again(entries)
     known = [e.facts for e in entries if e.facts.num_devices and e.facts.device]
     places = list(dict.fromkeys(f"{each.num_devices:,} x {each.device}" for each in known))
     if len(places) > 1:

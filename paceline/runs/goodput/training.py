@@ -3,54 +3,101 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from paceline.core.errors import UserError
 from paceline.core.facts import Facts
-from paceline.core.units import all_done
+from paceline.core.units import all_done, counted
+from paceline.core.value import Value
 from paceline.runs.goodput.attempt import Attempt, begun_order
 
-OF_A_TRAINING = ("recipe", "model", "lora", "seq_len")
+OF_A_TRAINING = ("model", "lora", "seq_len")
 """What stays the same from a training's first attempt to its last."""
 OF_A_START = ("global_batch", "device", "num_devices")
 """What may be another one where an attempt goes on from a checkpoint, on other machines."""
+TELLING = ("model", "seq_len", "global_batch")
+"""What, known and the same, makes it one training that was begun again with other devices."""
+OF_THE_LAYOUT = frozenset({"vocab_multiple"})
+"""Fields of a shape that go with tp: what pads the vocabulary to the same rows."""
+OF_THE_LAYOUT_IN_LOGS = OF_THE_LAYOUT | {"vocab_size"}
+"""Those where a log is one of the two, which may tell the padded vocabulary alone."""
 REMEDY = "name the attempts of one training alone"
+IN_ORDER = "name logs in the order in which they were written"
 
 
 def one_training(places: Sequence[Sequence[Attempt]]) -> list[Attempt]:
     """The attempts of all runs and logs, each of which may hold several of them.
 
-    Raises UserError where two of these are no attempts of one training: another model, recipe or
-    sequence length; other devices or another batch without a checkpoint to go on from; or the first
-    step once more after a training that was finished.
+    Raises UserError where two of these are no attempts of one training: another model or sequence
+    length; another recipe, batch or device without a checkpoint to go on from; or the first step
+    once more after a training that was finished.
     """
     ordered = sorted((place for place in places if place), key=lambda each: begun_order(each[0]))
     for earlier, later in combinations(ordered, 2):
-        _check(earlier[-1], later[0])
+        _check(earlier, later)
     return [attempt for place in ordered for attempt in place]
 
 
-def _check(earlier: Attempt, later: Attempt) -> None:
-    where = f"goodput {later.name}"
-    if other := _other(earlier.facts, later.facts, OF_A_TRAINING):
-        raise UserError(
-            where, f"is of another training than {earlier.name}: {other}", remedy=REMEDY
+def begun_again(attempts: Sequence[Attempt]) -> list[str]:
+    """Notes on the attempts that began at step 1 once more, on another number of devices."""
+    notes: list[str] = []
+    for earlier, later in pairwise([each for each in attempts if len(each.index)]):
+        first, second = earlier.facts.num_devices, later.facts.num_devices
+        if later.resumed_after or not first or not second or first == second:
+            continue
+        note = (
+            f"{later.name} was begun again on {counted(second, 'device')} instead of {first:,}; "
+            "the steps before count as lost"
         )
-    if later.resumed_after:
-        return
-    if other := _other(earlier.facts, later.facts, OF_A_START):
+        notes.append(
+            f"{note}; where that is not so, {IN_ORDER}" if later.asked_unix is None else note
+        )
+    return notes
+
+
+def _check(before: Sequence[Attempt], after: Sequence[Attempt]) -> None:
+    """Raises UserError where the attempts of two places are not of one training."""
+    # One that died before its first step does not tell where it went on from.
+    trained = [each for each in before if len(each.index)]
+    later = next((each for each in after if len(each.index)), None)
+    begins = later is not None and not later.resumed_after
+    names = ("recipe", *OF_A_TRAINING) if begins else OF_A_TRAINING
+    if other := _other(before[-1].facts, after[0].facts, names):
+        raise UserError(
+            f"goodput {after[0].name}",
+            f"is of another training than {before[-1].name}: {other}",
+            remedy=REMEDY,
+        )
+    if trained and later and begins:
+        _check_start(trained[-1], later)
+
+
+def _check_start(earlier: Attempt, later: Attempt) -> None:
+    """Raises UserError where what begins at step 1 is no other try of what was done before."""
+    where = f"goodput {later.name}"
+    remedy = f"{REMEDY}, and {IN_ORDER}" if later.asked_unix is None else REMEDY
+    names = _of_a_start(earlier.facts, later.facts)
+    if other := _other(earlier.facts, later.facts, names):
         raise UserError(
             where,
             f"goes on from no checkpoint of {earlier.name}, which had another {other}",
-            remedy=REMEDY,
+            remedy=remedy,
         )
     asked = earlier.steps_asked
-    if asked and len(earlier.index) and earlier.index[-1] >= asked:
+    if asked and earlier.index[-1] >= asked:
         raise UserError(
             where,
             f"begins at step 1 once more, and {earlier.name} was finished: {all_done(asked)}",
-            remedy=REMEDY,
+            remedy=remedy,
         )
+
+
+def _of_a_start(earlier: Facts, later: Facts) -> Sequence[str]:
+    """What is to be the same without a checkpoint; of the number of devices a note tells enough
+    where all that tells a training is known.
+    """
+    known = all(getattr(each, name) is not None for each in (earlier, later) for name in TELLING)
+    return OF_A_START[:-1] if known else OF_A_START
 
 
 def _other(earlier: Facts, later: Facts, names: Sequence[str]) -> str | None:
@@ -59,12 +106,35 @@ def _other(earlier: Facts, later: Facts, names: Sequence[str]) -> str | None:
     The name of a program that nobody has described says nothing: a later one may be spelled
     otherwise.
     """
+    imported = "imported" in (earlier.origin, later.origin)
     for name in names:
         first, second = getattr(earlier, name), getattr(later, name)
         described = name != "recipe" or (earlier.model and later.model)
-        if not described or first is None or second is None or first == second:
+        if not described or first is None or second is None:
             continue
-        words = name.replace("num_", "number of ").replace("_", " ").replace("seq len", "seq_len")
-        plain = isinstance(first, int | str)
-        return f"{words} {second} instead of {first}" if plain else words
+        if isinstance(first, Value) and isinstance(second, Value):
+            leave = OF_THE_LAYOUT_IN_LOGS if imported else OF_THE_LAYOUT
+            if field := _other_field(name, first.model_dump(), second.model_dump(), leave):
+                return field
+        elif first != second:
+            words = name.replace("num_", "number of ").replace("global_", "global ")
+            return f"{words} {second} instead of {first}"
     return None
+
+
+def _other_field(
+    path: str, first: dict[str, object], second: dict[str, object], leave: frozenset[str]
+) -> str | None:
+    """The first field that two values have otherwise, as `model.num_layers 8 instead of 4`."""
+    for name in [key for key in first if key not in leave]:
+        old, new = first[name], second.get(name)
+        if old != new:
+            plain = all(isinstance(each, int | float | str | None) for each in (old, new))
+            told = f" {_told(new)} instead of {_told(old)}" if plain else ""
+            return f"{path}.{name}{told}"
+    return None
+
+
+def _told(value: object) -> str:
+    """A setting as the user wrote it; `unset` where it is the default of another."""
+    return "unset" if value is None else str(value)

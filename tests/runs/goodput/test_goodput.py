@@ -15,7 +15,7 @@ from paceline.files.run_folder import RUN_FILE
 from paceline.runs.goodput.attempt import attempts_of_log, attempts_of_run
 from paceline.runs.goodput.ledger import ledger_of
 from tests.command import paceline
-from tests.example import SHAPE, make_spec
+from tests.example import make_spec
 from tests.files.test_events import END, START, STEP, lines
 from tests.files.test_run_folder import make_record
 
@@ -172,39 +172,6 @@ def test_an_attempt_that_is_named_twice_is_refused(tmp_path: Path):
     for names in (["a", str(tmp_path / "a")], ["training", "b"]):
         with pytest.raises(UserError, match="a second time"):
             goodput(names, runs_dir=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"recipe": "other"}, "b: is of another training than a: recipe other instead of example"),
-        ({"model": SHAPE.model_copy(update={"num_layers": 4})}, "than a: model; name the attempts"),
-        ({"ranks": 2}, "no checkpoint of a, which had another global batch 8 instead of 4"),
-    ],
-)
-def test_runs_of_other_trainings_are_refused(
-    tmp_path: Path, settings: dict[str, object], words: str
-):
-    ended = write_attempt(tmp_path, "a", 0, 1, 20, killed=True)
-    write_attempt(tmp_path, "b", ended, 1, 40, **settings)
-    with pytest.raises(UserError, match=words):
-        goodput(["b", "a"], runs_dir=tmp_path)
-
-
-def test_a_second_run_of_what_was_finished_is_no_restart(tmp_path: Path):
-    ended = write_attempt(tmp_path, "a", 0, 1, 40, steps_asked=40)
-    write_attempt(tmp_path, "b", ended, 1, 40, steps_asked=40)
-    with pytest.raises(
-        UserError, match="b: begins at step 1 once more, and a was finished: all 40"
-    ):
-        goodput(["a", "b"], runs_dir=tmp_path)
-
-
-def test_a_training_may_go_on_elsewhere_and_longer(tmp_path: Path):
-    ended = write_attempt(tmp_path, "a", 0, 1, 40, steps_asked=40)
-    write_attempt(tmp_path, "b", ended, 41, 60, ranks=2)
-    told = json.loads(paceline("goodput", "a", "b", "--json", runs=tmp_path).stdout)
-    assert told["steps_kept"] == 60 and "ran on 1 x cpu, then 2 x cpu" in told["notes"][-1]
 
 
 def test_of_a_finished_training_no_days_are_told(tmp_path: Path):
