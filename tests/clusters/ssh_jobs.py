@@ -12,7 +12,7 @@ from paceline.core.job import Job
 from paceline.machines import ssh
 from paceline.machines.ssh.run import SshRun
 from tests.clusters.bed import Bed
-from tests.clusters.bed.process import until
+from tests.waiting import wait_until
 
 SLEEP = "time.sleep(float(sys.argv[1]))"
 RANK = f"""
@@ -69,7 +69,7 @@ def follow(runs: Sequence[SshRun], within_s: float = 60) -> list[int]:
                 codes[number] = code
         return len(codes) == len(runs)
 
-    until(ended, "the end of the jobs", within_s)
+    wait_until(ended, "the end of the jobs", within_s)
     return [codes[number] for number in range(len(runs))]
 
 

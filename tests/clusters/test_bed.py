@@ -14,8 +14,9 @@ import pytest
 
 from tests.clusters.bed import Bed, BedError, Plan
 from tests.clusters.bed.needs import need
-from tests.clusters.bed.process import Process, until
+from tests.clusters.bed.process import Process
 from tests.clusters.bed.site import BEDS
+from tests.waiting import wait_until
 
 SUM = """
 import torch, torch.distributed as dist
@@ -139,7 +140,7 @@ def test_slurm_runs_jobs_on_its_nodes_and_accounts_for_them(slurm_cluster: Bed) 
     wrap = ["--wrap", "srun hostname; echo $CUDA_VISIBLE_DEVICES"]
     slurm.ask("sbatch", "--wait", "-N2", "--gres=gpu:2", f"--output={out}", *wrap)
     assert sorted(out.read_text().split()) == ["0,1", "node-001", "node-002"]
-    until(lambda: "COMPLETED" in slurm.ask("sacct", "-nXP", "-o", "State"), "a row of sacct")
+    wait_until(lambda: "COMPLETED" in slurm.ask("sacct", "-nXP", "-o", "State"), "a row of sacct")
 
 
 def test_slurm_takes_the_options_of_containers_where_it_has_the_plugin(
@@ -185,7 +186,7 @@ def test_a_bed_ends_with_the_process_that_it_is_tied_to() -> None:
         with pytest.raises(BedError, match="is up already"):
             Bed.up(name, Plan(hosts=1))
         parent.send_signal(signal.SIGKILL)
-    until(lambda: not Process.of(ordinary), "the end of a host")
+    wait_until(lambda: not Process.of(ordinary), "the end of a host")
     # A frozen process cannot end; the next bed that starts clears up after the dead one.
     Bed.up(f"{name}-after", Plan(hosts=1, ssh=False), tied=True).down()
     assert not Process.of(anchor)

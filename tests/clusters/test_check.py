@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.clusters.bed import Bed
-from tests.clusters.bed.process import until
+from tests.waiting import wait_until
 
 LIMIT_S = 300.0
 SHARE = 0.25
@@ -95,7 +95,7 @@ def test_a_quick_check_outlives_a_host_and_names_it_alone(ssh_hosts: Bed, tmp_pa
     )
     with check:
         folder = "checks/*/check/rank-*.jsonl"
-        until(lambda: len(list(tmp_path.glob(folder))) == 4, "all to begin")
+        wait_until(lambda: len(list(tmp_path.glob(folder))) == 4, "all to begin")
         ssh_hosts.hosts["node-003"].crash()
         printed, _ = check.communicate(timeout=LIMIT_S)
     report = json.loads(printed)
@@ -169,7 +169,7 @@ def test_slurm_leaves_out_the_hosts_of_a_drain_file(slurm_cluster: Bed, tmp_path
     for names, placed in (("", "node-[001-002]"), ("node-001\nnode-002\n", "node-[003-004]")):
         drain.write_text(names)  # as a check writes it
         job = ask(*sbatch).strip()
-        until(lambda job=job: "COMPLETED" in ask("scontrol", "show", "job", job), "its end")
+        wait_until(lambda job=job: "COMPLETED" in ask("scontrol", "show", "job", job), "its end")
         assert f"NodeList={placed}" in ask("scontrol", "show", "job", job)
 
 

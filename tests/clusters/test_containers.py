@@ -14,10 +14,10 @@ from paceline.files.run_folder import read_record
 from paceline.runs import flow
 from paceline.runs.plan import Plan, make_plan
 from tests.clusters.bed import Bed
-from tests.clusters.bed.process import until
 from tests.clusters.foreign_jobs import lose, on_site, request, with_variable, words
 from tests.clusters.slurm_jobs import Background
 from tests.engines.batch_site import CONFIG, SYSTEM
+from tests.waiting import wait_until
 
 SUBMISSION = SYSTEM.with_name("mlperf_container")
 PROGRAMS = ("bash", "cat", "date", "env", "seq", "sleep", "touch", "true")
@@ -97,7 +97,7 @@ def test_a_trainer_that_hangs_ends_with_the_time_that_was_asked_for(
 
     assert (result.status, result.steps_done) == ("timeout", 20)
     assert result.reason == "the time limit of 8 s passed"
-    until(lambda: not bed.slurm.jobs(), "the end of the job")
+    wait_until(lambda: not bed.slurm.jobs(), "the end of the job")
 
 
 def knows_its_nodes(runs: Path) -> bool:
@@ -108,12 +108,12 @@ def knows_its_nodes(runs: Path) -> bool:
 def test_a_lost_node_ends_the_trial_by_its_name(bed: Bed, image: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     running = Background(run, with_variable(plan_of(tmp_path, image), "HANGS"), runs)
-    until(lambda: len(list(runs.glob("*/results/seen-*.txt"))) == 4, "the ranks to run", 60)
-    until(lambda: knows_its_nodes(runs), "the controller to see the job run", 60)
+    wait_until(lambda: len(list(runs.glob("*/results/seen-*.txt"))) == 4, "the ranks to run", 60)
+    wait_until(lambda: knows_its_nodes(runs), "the controller to see the job run", 60)
     lose(bed, "node-002")
     result, folder = running.result()
 
     assert (result.status, result.steps_done) == ("failed", 20)
     assert re.fullmatch(r"Slurm job \d+ lost a node: node-002", str(result.reason))
     assert read_record(folder).faulty_hosts == ("node-002",)
-    until(lambda: not bed.slurm.jobs(), "the job to be gone: a trial is not begun anew")
+    wait_until(lambda: not bed.slurm.jobs(), "the job to be gone: a trial is not begun anew")

@@ -16,10 +16,10 @@ from paceline.mlperf.score.run_set import score
 from paceline.runs import flow, outcome
 from paceline.runs.plan import make_plan
 from tests.clusters.bed import Bed
-from tests.clusters.bed.process import until
 from tests.clusters.foreign_jobs import on_site, request, with_variable, words
 from tests.clusters.slurm_jobs import Background
 from tests.engines.batch_site import CONFIG, MLPERF, SYSTEM
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -87,11 +87,11 @@ def test_a_script_that_fails_or_is_cancelled_leaves_its_end(bed: Bed, tmp_path: 
 
     stop = threading.Event()
     running = Background(run, "HANGS", stop.is_set)
-    until(lambda: list((tmp_path / "HANGS").glob("*/results/seen-3.json")), "the ranks to run")
+    wait_until(lambda: list((tmp_path / "HANGS").glob("*/results/seen-3.json")), "the ranks to run")
     assert len(bed.slurm.jobs()) == 1
     stop.set()
     with pytest.raises(flow.CancelledRunError):
         running.result()
-    until(lambda: not bed.slurm.jobs(), "the job to be cancelled")
+    wait_until(lambda: not bed.slurm.jobs(), "the job to be cancelled")
     (file,) = (tmp_path / "HANGS").glob("*/run.json")
     assert outcome.evaluate(file.parent).result.status == "cancelled"

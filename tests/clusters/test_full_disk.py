@@ -13,9 +13,9 @@ import pytest
 from tests.cli.test_errors import paceline
 from tests.clusters.bed import Bed, Plan
 from tests.clusters.bed.needs import need
-from tests.clusters.bed.process import until
 from tests.clusters.test_ssh_runs import STEPS, disturb_one
 from tests.runs.test_flow import only_run
+from tests.waiting import wait_until
 
 FULL = "No space left on device"
 SHARED_BYTES = 96 * 2**20
@@ -26,7 +26,7 @@ def test_a_disk_that_fills_on_one_host_is_told_with_its_rank(
     ssh_hosts: Bed, tmp_path: Path
 ) -> None:
     def disturb() -> None:
-        until(lambda: list(tmp_path.glob("*/checkpoints/latest")), "a checkpoint", 60)
+        wait_until(lambda: list(tmp_path.glob("*/checkpoints/latest")), "a checkpoint", 60)
         ssh_hosts.hosts["node-002"].fill_disk(only_run(tmp_path) / "checkpoints")
 
     run = disturb_one(ssh_hosts, tmp_path, disturb, "--set", "checkpoint.every=20")

@@ -11,10 +11,10 @@ from paceline.core.run_report import RunReport
 from paceline.runs import flow
 from paceline.runs.plan import Plan, make_plan
 from tests.clusters.bed import Bed
-from tests.clusters.bed.process import until
 from tests.clusters.foreign_jobs import lose, on_site, request, with_variable, words
 from tests.clusters.slurm_jobs import Background
 from tests.engines.test_nemo_llmb import installed
+from tests.waiting import wait_until
 
 SITE = """\
 name: bed
@@ -63,17 +63,17 @@ def test_a_job_of_llmb_run_that_hangs_ends_with_the_runs_time(bed: Bed, tmp_path
     result = run(plan, tmp_path).result
     assert (result.status, result.steps_done) == ("timeout", 20), result.reason
     assert result.reason == "the time limit of 8 s passed"
-    until(lambda: not bed.slurm.jobs(), "the end of the job")
+    wait_until(lambda: not bed.slurm.jobs(), "the end of the job")
 
 
 def test_a_job_of_llmb_run_that_loses_a_node_says_which(bed: Bed, tmp_path: Path) -> None:
     running = Background(run, with_variable(plan_of(tmp_path), "HANGS"), tmp_path)
-    until(lambda: list(tmp_path.glob("runs/*/slurm.json")), "the job")
+    wait_until(lambda: list(tmp_path.glob("runs/*/slurm.json")), "the job")
     (record,) = tmp_path.glob("runs/*/slurm.json")
     logs = "runs/*/experiment/log-*.out"
     last = f"iteration {20:8d}/"
-    until(lambda: any(last in log.read_text() for log in tmp_path.glob(logs)), "its steps", 60)
-    until(lambda: "RUNNING" in record.read_text(), "the run to hear of it")
+    wait_until(lambda: any(last in log.read_text() for log in tmp_path.glob(logs)), "its steps", 60)
+    wait_until(lambda: "RUNNING" in record.read_text(), "the run to hear of it")
     lose(bed, "node-002")
     result = running.result().result
     assert result.status == "failed" and str(result.reason).endswith("lost a node: node-002")

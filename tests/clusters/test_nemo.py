@@ -13,10 +13,10 @@ from paceline.core.run_report import RunReport
 from paceline.runs import flow
 from paceline.runs.plan import Plan, make_plan
 from tests.clusters.bed import Bed
-from tests.clusters.bed.process import until
 from tests.clusters.foreign_jobs import lose, on_site, request, with_variable, words
 from tests.clusters.slurm_jobs import Background
 from tests.engines.batch_site import SYSTEM
+from tests.waiting import wait_until
 
 RECIPE = SYSTEM.parent / "nemo_recipe"
 OWN_SCRIPT, RECIPES_SCRIPT = None, str(RECIPE / "launch.sh")
@@ -66,16 +66,16 @@ def test_nemo_that_hangs_ends_with_the_runs_time(bed: Bed, tmp_path: Path) -> No
     result = run(plan, tmp_path).result
     assert (result.status, result.steps_done) == ("timeout", 20), result.reason
     assert result.reason == "the time limit of 8 s passed"
-    until(lambda: not bed.slurm.jobs(), "the end of the job")
+    wait_until(lambda: not bed.slurm.jobs(), "the end of the job")
 
 
 def test_nemo_that_loses_a_node_says_which(bed: Bed, tmp_path: Path) -> None:
     plan = with_variable(plan_of(tmp_path, RECIPES_SCRIPT), "HANGS")
     running = Background(run, plan, tmp_path)
-    until(lambda: list(tmp_path.glob("runs/*/slurm.json")), "the job")
+    wait_until(lambda: list(tmp_path.glob("runs/*/slurm.json")), "the job")
     (record,) = tmp_path.glob("runs/*/slurm.json")
-    until(lambda: len(list(tmp_path.glob("runs/**/seen-*.json"))) == 4, "the ranks to run", 60)
-    until(lambda: "RUNNING" in record.read_text(), "the run to hear of it")
+    wait_until(lambda: len(list(tmp_path.glob("runs/**/seen-*.json"))) == 4, "the ranks to run", 60)
+    wait_until(lambda: "RUNNING" in record.read_text(), "the run to hear of it")
     lose(bed, "node-002")
     result = running.result().result
     assert result.status == "failed" and str(result.reason).endswith("lost a node: node-002")

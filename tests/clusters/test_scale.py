@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from paceline.scaling.campaigns.record import campaign_folders
-from tests.clusters.bed import Bed, BedError
-from tests.clusters.bed.process import until
+from tests.clusters.bed import Bed
 from tests.surroundings import own_folders
+from tests.waiting import wait_until
 
 HOSTS = 4
 SIZES = (1, 2, 4)
@@ -96,8 +96,8 @@ def killed(
         return any(run["status"] == "running" for run in of_size(records(runs), 2))
 
     try:
-        until(lambda: pairs_run() or first.poll() is not None, "the second round", 240)
-    except BedError:
+        wait_until(lambda: pairs_run() or first.poll() is not None, "the second round", 240)
+    except TimeoutError:
         first.send_signal(signal.SIGINT)
         raise AssertionError(first.communicate()[1]) from None
     assert first.poll() is None, first.communicate()[1]

@@ -19,7 +19,6 @@ from paceline.machines.slurm.queue import QUEUE
 from paceline.mlperf.result_logs import read_log
 from paceline.runs import outcome
 from tests.clusters.bed import Bed
-from tests.clusters.bed.process import until
 from tests.clusters.slurm_jobs import (
     RANK,
     Background,
@@ -29,6 +28,7 @@ from tests.clusters.slurm_jobs import (
     until_ranks_run,
     wait,
 )
+from tests.waiting import wait_until
 
 LONG = {"steps": 600, "step_s": 0.1}
 RESULT_LINES = """
@@ -172,7 +172,7 @@ def test_a_drained_node_is_named_or_waited_for(bed: Bed, tmp_path: Path) -> None
     with pytest.raises(SystemFaultError, match="node-002 is drained, bad cable"):
         start(make_job(hosts=("node-001", "node-002")), tmp_path / "named")
     run = start(make_job(nodes=4), tmp_path / "any")
-    until(lambda: run.poll() is None and "queue: " in run.phase, "the reason")
+    wait_until(lambda: run.poll() is None and "queue: " in run.phase, "the reason")
     assert not run.timed_out
     bed.slurm.resume(bed.hosts["node-002"])
     assert wait(run) == 0
@@ -243,7 +243,7 @@ def test_a_training_for_mlperf_that_slurm_starts_anew_keeps_the_log_of_each_star
         logs = [*tmp_path.glob("runs/*/mlperf/result.txt")]
         return bool(logs) and "block_start" in logs[0].read_text()
 
-    until(begun, "the first block", 120)
+    wait_until(begun, "the first block", 120)
     number = job_number(bed)
     bed.slurm.ask("scontrol", "requeue", number)
     result = json.loads(going.communicate(timeout=240)[0])
@@ -265,7 +265,7 @@ def test_secrets_are_in_no_file_argument_or_record_of_slurm(bed: Bed, tmp_path: 
     folder = tmp_path / "run"
     job = make_job(env={"MY_TOKEN": secret, "OPEN": "told"}, program=program)
     run = start(job, folder)
-    until(lambda: run.poll() is None and "running" in run.phase, "the start")
+    wait_until(lambda: run.poll() is None and "running" in run.phase, "the start")
     number = job_number(bed)
     shown = bed.slurm.ask("scontrol", "show", "job", "-dd", number)
     shown += bed.slurm.ask("scontrol", "write", "batch_script", number, "-")
@@ -367,7 +367,7 @@ def test_a_job_outlives_its_killed_controller_and_is_found_again(bed: Bed, tmp_p
     assert alone.status == "incomplete" and f"Slurm job {job_number(bed)} may go on" in str(
         alone.reason
     )
-    until(lambda: outcome.evaluate(folder).result.status == "ok", "the end of the job", 120)
+    wait_until(lambda: outcome.evaluate(folder).result.status == "ok", "the end of the job", 120)
     assert outcome.evaluate(folder).result.steps_done == 150
     assert slurm.abandon(folder) is None
 
@@ -376,7 +376,7 @@ def test_what_a_killed_controller_left_can_be_cancelled(bed: Bed, tmp_path: Path
     run = start(make_job(**LONG), tmp_path / "run")
     assert isinstance(run, BatchRun)
     assert slurm.abandon(tmp_path / "run") == run.id
-    until(lambda: not bed.slurm.jobs(), "the end of the job", 30)
+    wait_until(lambda: not bed.slurm.jobs(), "the end of the job", 30)
 
 
 def test_without_accounting_the_job_itself_tells_its_end(plain: Bed, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import pytest
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.machines.local import LocalRun
 from tests.clusters.bed import Bed
-from tests.clusters.bed.process import until
 from tests.clusters.slurm_jobs import Background, make_job, start, train, until_ranks_run, wait
 from tests.clusters.test_slurm import CONTROLLER, LONG
+from tests.waiting import wait_until
 
 PAIRS = (("node-001", "node-002"), ("node-004", "node-003"))
 
@@ -106,4 +106,4 @@ def test_a_step_ends_with_its_killed_controller(bed: Bed, allocation: str, tmp_p
     controller.send_signal(signal.SIGKILL)
     controller.wait()
     steps = ("squeue", "-h", "-s", "-j", allocation)
-    until(lambda: not bed.slurm.ask(*steps).strip(), "the end of the step", 30)
+    wait_until(lambda: not bed.slurm.ask(*steps).strip(), "the end of the step", 30)

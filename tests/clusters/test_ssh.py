@@ -20,7 +20,6 @@ from paceline.machines.ssh import run as ssh_run
 from paceline.machines.ssh.checks import check_hosts
 from paceline.machines.ssh.host_rules import Questions
 from tests.clusters.bed import Bed
-from tests.clusters.bed.process import until
 from tests.clusters.ssh_jobs import (
     RANK,
     SLEEP,
@@ -33,6 +32,7 @@ from tests.clusters.ssh_jobs import (
     settings,
     start,
 )
+from tests.waiting import wait_until
 
 LATE_DATE = """#!/bin/sh
 exec python3 -c 'import time; print(time.time() - 90)'
@@ -239,7 +239,9 @@ def lost(ssh_hosts: Bed, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     assert follow(list(runs.values())) == [255, 255, 255]
     bad_hosts["unplugged"].plug()
     bad_hosts["frozen"].thaw()
-    until(lambda: not any(ranks_on(ssh_hosts, h.name) for h in bad_hosts.values()), "their end", 90)
+    wait_until(
+        lambda: not any(ranks_on(ssh_hosts, h.name) for h in bad_hosts.values()), "their end", 90
+    )
     ssh_hosts.boot(bad_hosts["crashed"].name)
     return {
         why: (run.verdict(), ranks_on(ssh_hosts, pairs[why][0]), ranks_on(ssh_hosts, pairs[why][1]))

@@ -18,9 +18,9 @@ import pytest
 from paceline.files.run_folder import REPORT_FILE, STEPS_FOLDER
 from tests.cli.test_errors import paceline
 from tests.clusters.bed import Bed, BedError
-from tests.clusters.bed.process import until
 from tests.runs.test_flow import SMALL, only_run, result_of
 from tests.surroundings import own_folders
+from tests.waiting import wait_until
 
 STEPS = 5
 FOREVER = ("--set", "steps=1000000", "--set", "compile=none")
@@ -84,7 +84,7 @@ def disturb_one(bed: Bed, runs: Path, disturb: Callable[[], object], *arguments:
     hosts = bed.names[:2]
     process = train(bed, hosts, runs, *FOREVER, *arguments)
     try:
-        until(lambda: has_steps(runs) or process.poll() is not None, "the first steps", 240)
+        wait_until(lambda: has_steps(runs) or process.poll() is not None, "the first steps", 240)
         disturb()
         errors = process.communicate(timeout=120)[1]
     finally:
@@ -96,7 +96,7 @@ def disturb_one(bed: Bed, runs: Path, disturb: Callable[[], object], *arguments:
     found = left()
     if found and set(found.values()) <= PAUSES:
         with suppress(BedError):
-            until(lambda: not left(), "the end of the last pause", 2)
+            wait_until(lambda: not left(), "the end of the last pause", 2)
         found = left()
     return Run(runs, process.returncode, errors, found)
 
@@ -110,8 +110,8 @@ def disturbed(ssh_hosts: Bed, tmp_path_factory: pytest.TempPathFactory) -> dict[
     forever = (*FOREVER, "--set", "hang_limit_s=8")
     started = {name: train(ssh_hosts, hosts[name], runs[name], *forever) for name in names}
     try:
-        until(lambda: all(map(has_steps, runs.values())), "the first steps of all runs", 300)
-    except BedError:
+        wait_until(lambda: all(map(has_steps, runs.values())), "the first steps of all runs", 300)
+    except TimeoutError:
         for process in started.values():
             process.send_signal(signal.SIGINT)
         raise AssertionError([process.communicate()[1] for process in started.values()]) from None
@@ -168,7 +168,7 @@ def test_a_cut_link_is_told_with_its_host_and_the_ranks_behind_it_end(
     def ranks() -> list[str]:
         return [line for line in far.leftovers().values() if "trainer trainer.json" in line]
 
-    until(lambda: not ranks(), "the end of the ranks that were cut off", 90)
+    wait_until(lambda: not ranks(), "the end of the ranks that were cut off", 90)
 
 
 def test_a_run_whose_controller_was_killed_is_listed_as_incomplete(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.clusters.bed import Bed
-from tests.clusters.bed.process import until
 from tests.clusters.test_scale import all_overlap, cluster_file, records
 from tests.surroundings import own_folders
+from tests.waiting import wait_until
 
 TINY = [
     "tiny-gpt",
@@ -118,8 +118,8 @@ def test_repeats_of_a_host_that_dies_run_on_the_others(ssh_hosts: Bed, tmp_path:
         "micro_batch=2",
     ]
     going = paceline(ssh_hosts, tmp_path, "run", *place, *many)
-    until(lambda: len(records(tmp_path)) >= 2 or going.poll() is not None, "two runs", 120)
-    until(
+    wait_until(lambda: len(records(tmp_path)) >= 2 or going.poll() is not None, "two runs", 120)
+    wait_until(
         lambda: any(tmp_path.glob("*/steps/rank-*.jsonl")) or going.poll() is not None, "steps", 120
     )
     ssh_hosts.hosts["node-002"].crash()
@@ -154,7 +154,7 @@ def test_a_sweep_is_steps_of_an_allocation_keeps_what_is_finished_and_goes_on_in
     first, second = allocated(slurm_cluster, 4), ""
     try:
         going = paceline(slurm_cluster, tmp_path, *words, "--allocation", first)
-        until(lambda: finished(tmp_path) or going.poll() is not None, "a finished run", 180)
+        wait_until(lambda: finished(tmp_path) or going.poll() is not None, "a finished run", 180)
         slurm_cluster.slurm.ask("scancel", first)
         result, messages = answer(going, 4)
         assert first in result["halted"] and "nothing more is run" in messages and result["go_on"]

@@ -12,8 +12,8 @@ from paceline.core.telemetry import Telemetry, energy_between, read_telemetry
 from paceline.machines.node.agent import SAMPLER, SYSTEM_ROOT
 from tests.clusters import slurm_jobs, ssh_jobs
 from tests.clusters.bed import Bed
-from tests.clusters.bed.process import until
 from tests.machines.node.test_sampler import make_root
+from tests.waiting import wait_until
 
 UNTIL_TOLD = """
 import os, time
@@ -98,7 +98,7 @@ def test_no_sampler_is_left_on_a_host(bed: Bed, tmp_path: Path, how: str) -> Non
     else:
         bed.hosts[hosts[1]].crash()
         ssh_jobs.follow([run])
-    until(lambda: not samplers(bed), "the end of the samplers", 60)
+    wait_until(lambda: not samplers(bed), "the end of the samplers", 60)
     if how == "crash":
         bed.boot(hosts[1])
 
@@ -110,16 +110,18 @@ def test_nodes_of_a_slurm_job_are_sampled_until_it_ends(
     root, folder = make_root(tmp_path / "host"), tmp_path / "run"
     job = slurm_jobs.make_job(program=UNTIL_TOLD, env={SYSTEM_ROOT: str(root)})
     run = slurm_jobs.start(replace(job, sampled=True), folder)
-    until(lambda: run.poll() is None and len(by_host(folder)) == 2, "the start of the samplers", 90)
+    wait_until(
+        lambda: run.poll() is None and len(by_host(folder)) == 2, "the start of the samplers", 90
+    )
     hosts = [*by_host(folder)]
-    until(sampling(folder, hosts), "samples of both nodes", 60)
+    wait_until(sampling(folder, hosts), "samples of both nodes", 60)
     assert set(hosts) <= set(bed.names) and len(samplers(bed)) == 2
     if cancelled:
         run.stop()
     else:
         (folder / "go").touch()
         assert slurm_jobs.wait(run) == 0
-    until(lambda: not samplers(bed), "the end of the samplers", 60)
+    wait_until(lambda: not samplers(bed), "the end of the samplers", 60)
     assert sorted(path.name[:6] for path in (folder / "telemetry").iterdir()) == [
         "00000-",
         "00001-",

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.clusters.bed import Bed
-from tests.clusters.bed.process import until
 from tests.clusters.test_scale import records
 from tests.clusters.test_sweep_on_parts import allocated, answer, finished, hosts_of
 from tests.surroundings import own_folders
+from tests.waiting import wait_until
 
 SMALL = [
     "opt-350m-sft-tiny",
@@ -99,8 +99,8 @@ def test_a_host_that_dies_ends_it_and_the_same_command_goes_on_also_elsewhere(
     ssh_hosts: Bed, tmp_path: Path
 ) -> None:
     going = tune(ssh_hosts, tmp_path, 3, *over_ssh(ssh_hosts, "node-[001-002]"))
-    until(lambda: finished(tmp_path) or going.poll() is not None, "a finished run", 120)
-    until(lambda: len(records(tmp_path)) > 1 or going.poll() is not None, "the next run", 60)
+    wait_until(lambda: finished(tmp_path) or going.poll() is not None, "a finished run", 120)
+    wait_until(lambda: len(records(tmp_path)) > 1 or going.poll() is not None, "the next run", 60)
     ssh_hosts.hosts["node-002"].crash()
     broken, messages = answer(going, 4)
     assert broken["stop"] == "interrupted" and broken["go_on"].startswith("paceline tune")
@@ -114,7 +114,7 @@ def test_a_host_that_dies_ends_it_and_the_same_command_goes_on_also_elsewhere(
     )
     lost = [run for run in records(tmp_path) if run["status"] != "ok"]
     assert 1 <= len(lost) <= 2 and any("node-002" in run["faulty_hosts"] for run in lost)
-    until(lambda: not ssh_hosts.hosts["node-001"].leftovers(), "the end of all ranks", 30)
+    wait_until(lambda: not ssh_hosts.hosts["node-001"].leftovers(), "the end of all ranks", 30)
 
     elsewhere = over_ssh(ssh_hosts, "node-001,node-003")
     whole, _ = answer(tune(ssh_hosts, tmp_path, 3, *elsewhere))

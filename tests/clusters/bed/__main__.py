@@ -105,5 +105,5 @@ def main() -> None:
 
 try:
     main()
-except (BedError, ValueError) as error:
+except (BedError, TimeoutError, ValueError) as error:
     sys.exit(f"bed: {error}")

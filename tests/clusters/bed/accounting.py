@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.clusters.bed.host import Host
-from tests.clusters.bed.process import BedError, call, spawn, until
+from tests.clusters.bed.process import BedError, call, spawn
+from tests.waiting import wait_until
 
 SETTINGS = """\
 AccountingStorageType=accounting_storage/slurmdbd
@@ -85,13 +86,13 @@ class Accounting:
         log = self.folder / "log" / "database"
         process = spawn(self.head.argv(server), log)
         self.head.keep(process)
-        until(lambda: self._answers() or process.poll() is not None, "the database", LIMIT_S)
+        wait_until(lambda: self._answers() or process.poll() is not None, "the database", LIMIT_S)
         if process.poll() is not None:
             raise BedError(f"the database ended at once: {log.read_text()[-1000:]}")
         self._grant()
         conf = {"SLURM_CONF": str(self.folder / "slurm.conf")}
         call(self.head.argv(["slurmdbd"]), env=conf)
-        until(lambda: self._register(conf), "slurmdbd", LIMIT_S)
+        wait_until(lambda: self._register(conf), "slurmdbd", LIMIT_S)
 
     def _answers(self) -> bool:
         ping = ("mariadb-admin", "--no-defaults", f"--socket={self.socket}", "ping")

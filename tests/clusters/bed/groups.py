@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.clusters.bed.process import BedError, until
+from tests.clusters.bed.process import BedError
+from tests.waiting import wait_until
 
 PERIOD_US = 10_000
 """Bursts shorter than quota x period are never slowed: the usual 100 ms would hide small steps."""
@@ -100,7 +101,7 @@ class Groups:
             return
         self._write(file, words[frozen])
         states = (words[frozen], f"frozen {words[frozen]}")
-        until(lambda: set(state.read_text().splitlines()) & set(states), f"{file} to change")
+        wait_until(lambda: set(state.read_text().splitlines()) & set(states), f"{file} to change")
 
     def remove(self) -> None:
         """Removes the folders; their processes must have ended, or end within a second."""

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.clusters.bed.process import BedError, Process, call, spawn, until
+from tests.clusters.bed.process import BedError, Process, call, spawn
 from tests.clusters.bed.site import INTERFACES, OUTSIDE, Site
+from tests.waiting import wait_until
 
 DISK = "bed-disk"
 """Name of the small disks in a host's table of mounts."""
@@ -90,7 +91,7 @@ class Host:
         """Waits until the host is ready and plugs in its network cable."""
         starter = self.started[-1]
         ready = self.folder / "ready"
-        until(lambda: ready.exists() or starter.poll() is not None, f"{self.name} to boot")
+        wait_until(lambda: ready.exists() or starter.poll() is not None, f"{self.name} to boot")
         last = Process.of(starter.pid)
         while last and last.children:
             last = Process.of(last.children[0])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from tests.waiting import wait_until
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EXITING = 0x4
@@ -57,7 +57,7 @@ class Process:
 
     def wait(self, limit_s: float = 10.0) -> None:
         """Returns when it has ended."""
-        until(lambda: not self.alive, f"the end of process {self.pid}", limit_s)
+        wait_until(lambda: not self.alive, f"the end of process {self.pid}", limit_s)
 
     @property
     def children(self) -> list[int]:
@@ -75,15 +75,6 @@ def _status(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return []
-
-
-def until(done: Callable[[], Any], what: str, limit_s: float = 60.0, pause_s: float = 0.02) -> None:
-    """Returns when `done()` is true; raises BedError naming `what` after `limit_s`."""
-    end = time.monotonic() + limit_s
-    while not done():
-        if time.monotonic() > end:
-            raise BedError(f"waited {limit_s:g} s in vain for {what}")
-        time.sleep(pause_s)
 
 
 def call(argv: Sequence[str], text: str | None = None, env: Mapping[str, str] | None = None) -> str:

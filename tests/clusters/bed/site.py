@@ -19,7 +19,8 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 from tests.clusters.bed.groups import Groups
-from tests.clusters.bed.process import BedError, Process, call, spawn, until
+from tests.clusters.bed.process import BedError, Process, call, spawn
+from tests.waiting import wait_until
 
 BEDS = Path("/tmp/paceline-beds")
 """One folder a bed; open to all users, because Slurm's database runs as a user of its own."""
@@ -162,7 +163,7 @@ def _anchor(starter: subprocess.Popen[bytes]) -> Process:
     parent = Process.of(starter.pid)
     if parent is None:
         raise BedError("this machine lets no process have a pid namespace")
-    until(lambda: parent.children or starter.poll() is not None, "the anchor")
+    wait_until(lambda: parent.children or starter.poll() is not None, "the anchor")
     anchor = Process.of(parent.children[0]) if parent.children else None
     if anchor is None:
         raise BedError("this machine lets no process have a pid namespace")

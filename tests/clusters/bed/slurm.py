@@ -12,7 +12,8 @@ from pathlib import Path
 from tests.clusters.bed.accounting import Accounting
 from tests.clusters.bed.host import Host
 from tests.clusters.bed.plan import Plan
-from tests.clusters.bed.process import BedError, call, until
+from tests.clusters.bed.process import BedError, call
+from tests.waiting import wait_until
 
 CONTROLLER = """\
 ClusterName=bed
@@ -111,14 +112,14 @@ class Slurm:
         if self.accounting:
             self.accounting.start()
         self.head.call("slurmctld", "-f", str(self.conf))
-        until(lambda: "is UP" in self.ask("scontrol", "ping"), "slurmctld")
+        wait_until(lambda: "is UP" in self.ask("scontrol", "ping"), "slurmctld")
 
     def start(self, hosts: Sequence[Host]) -> None:
         """Starts slurmd on these hosts and waits until the controller has heard of them."""
         for host in hosts:
             host.call("slurmd", "-N", host.name, "-f", str(self.conf))
         for host in hosts:
-            until(lambda host=host: self.is_known(host), f"{host.name} to be known to Slurm")
+            wait_until(lambda host=host: self.is_known(host), f"{host.name} to be known to Slurm")
 
     def stop(self, host: Host, number: int = 9) -> None:
         """Ends the slurmd of a host, but not the job steps on it."""
@@ -126,7 +127,9 @@ class Slurm:
         if "slurmd" not in host.call("cat", f"/proc/{pid}/cmdline"):
             raise BedError(f"process {pid} of {host.name} is no slurmd")
         host.call("kill", f"-{number}", pid)
-        until(lambda: host.run("kill", "-0", pid).returncode, f"the end of slurmd on {host.name}")
+        wait_until(
+            lambda: host.run("kill", "-0", pid).returncode, f"the end of slurmd on {host.name}"
+        )
 
     def drain(self, host: Host, reason: str = "bed") -> None:
         """The node takes no new jobs."""
@@ -135,13 +138,13 @@ class Slurm:
     def resume(self, host: Host) -> None:
         """A node that was drained or lost takes jobs again."""
         self.ask("scontrol", "update", f"nodename={host.name}", "state=resume")
-        until(lambda: self.state(host) in USABLE, f"{host.name} to be idle")
+        wait_until(lambda: self.state(host) in USABLE, f"{host.name} to be idle")
 
     def cancel_all(self) -> None:
         """Cancels every job and waits until none is left in the queue."""
         if self.jobs():
             self.ask("scancel", "--user=root")
-            until(lambda: not self.jobs(), "the end of cancelled jobs", 40)
+            wait_until(lambda: not self.jobs(), "the end of cancelled jobs", 40)
 
     def recover(self) -> None:
         """Starts each slurmd that does not run and resumes each node that takes no jobs."""

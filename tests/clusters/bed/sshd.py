@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.clusters.bed.host import Host
-from tests.clusters.bed.process import call, until
+from tests.clusters.bed.process import call
+from tests.waiting import wait_until
 
 SERVER = """\
 Port 22
@@ -73,7 +74,7 @@ class Sshd:
             config, log = host.folder / "sshd_config", host.folder / "sshd.log"
             host.call("/usr/sbin/sshd", "-f", str(config), "-E", str(log))
         for host in hosts:
-            until(lambda host=host: greets(host.address), f"sshd of {host.name}")
+            wait_until(lambda host=host: greets(host.address), f"sshd of {host.name}")
 
     def lock_out(self, host: Host) -> None:
         """The host knows another key than the client's: nobody set up password-less login."""
