@@ -3,7 +3,7 @@
     python benchmarks/_fuzz_target.py STATISTICS CORPUS [libFuzzer options]
     python benchmarks/_fuzz_target.py --replay CORPUS
 
-The first byte of an input chooses what reads the rest: a dialect, or the whole way from a file.
+The first byte of an input chooses what reads the rest: a log format, or the whole way from a file.
 A broken promise is an exception. Replaying needs no fuzzer and says what time and memory it took.
 """
 
@@ -29,11 +29,11 @@ else:
 
     _instrumented = atheris.instrument_imports(include=["paceline"])
 with _instrumented:
-    from paceline.engines import dialects
+    from paceline.engines import log_formats
     from paceline.files.log_file import BLOCK_BYTES, LogFile
     from tests.engines.promises import check_parse, check_read, read
 
-KINDS = list(dialects().items())
+KINDS = list(log_formats().items())
 WHOLE_WAY = 255
 PACKED = 254
 """First bytes that choose the whole way from a file to a status, plain and through gzip."""

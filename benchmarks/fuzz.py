@@ -1,9 +1,9 @@
 """Inputs of all kinds that others make, changed at random: does anything fall, hang or grow?
 
     python benchmarks/fuzz.py [--inputs 1000000] [--seed 1] [--kinds fields slurm]
-    python benchmarks/fuzz.py --replay dialects 4711 [--seed 1]
+    python benchmarks/fuzz.py --replay "log formats" 4711 [--seed 1]
 
-Run folders with a hostile field (all verbs read them), logs of every dialect, recipes, CSV tables
+Run folders with a hostile field (all verbs read them), logs of every format, recipes, CSV tables
 and what Slurm's commands print. A fall is any exception but a clear error, an answer that breaks a
 promise of tests/engines, or an input that takes longer than a limit. The exit code is then 1.
 """
@@ -32,7 +32,7 @@ from _result import FOLDER, Surroundings, keep
 
 from paceline.core import stats
 from paceline.core.errors import PacelineError
-from paceline.engines import dialects
+from paceline.engines import log_formats
 from paceline.files.csv_table import Declared, read_csv
 from paceline.files.recipe import load_recipe, recipe_names
 from paceline.machines.slurm import states, steps
@@ -45,7 +45,7 @@ LIMIT_S, HANG_S = 20, 600
 """Of processor time for one input, of which the slowest kind takes a tenth of a second; and of any
 time, which a busy machine stretches."""
 TOO_LONG = "takes longer than"
-SHARES = {"fields": 0.02, "dialects": 0.28, "recipes": 0.05, "tables": 0.25, "slurm": 0.40}
+SHARES = {"fields": 0.02, "log formats": 0.28, "recipes": 0.05, "tables": 0.25, "slurm": 0.40}
 TABLES = Path(__file__).parents[1] / "tests" / "forms" / "inputs"
 PIECES = (
     *(b"9" * 24, b"1e308", b"-1", b"nan", b"inf", b"", b"\x00", b"\xff\xfe", b"\x1b[0m", b"|"),
@@ -77,18 +77,18 @@ def of_fields(rng: random.Random, work: Path) -> Iterator[Try]:
         yield lambda change=change, page=page: _no_falls(folders.read_with(change, *verbs, *page))
 
 
-def of_dialects(rng: random.Random, work: Path) -> Iterator[Try]:
-    """Logs of every dialect, read in pieces of several sizes."""
-    texts = {name: log_text(name, times_of(3)) for name in dialects()}
+def of_log_formats(rng: random.Random, work: Path) -> Iterator[Try]:
+    """Logs of every log format, read in pieces of several sizes."""
+    texts = {name: log_text(name, times_of(3)) for name in log_formats()}
     while True:
         name = rng.choice(sorted(texts))
         content = mutated(texts[name], rng)
-        yield lambda name=name, content=content: _check_dialect(name, content)
+        yield lambda name=name, content=content: _check_log_format(name, content)
 
 
-def _check_dialect(name: str, content: bytes) -> None:
+def _check_log_format(name: str, content: bytes) -> None:
     try:
-        check_read(dialects()[name], content)
+        check_read(log_formats()[name], content)
     except AssertionError as error:
         raise AssertionError(f"{name}: {error}") from None
 
@@ -130,7 +130,7 @@ def of_slurm(rng: random.Random, work: Path) -> Iterator[Try]:
 
 KINDS = {
     "fields": of_fields,
-    "dialects": of_dialects,
+    "log formats": of_log_formats,
     "recipes": of_recipes,
     "tables": of_tables,
     "slurm": of_slurm,

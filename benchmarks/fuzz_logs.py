@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of every log dialect, of the file reader and of the way to a status.
+"""Coverage-guided fuzzing of every log format, of the file reader and of the way to a status.
 
     python benchmarks/fuzz_logs.py [--seconds 600] [--seed 1] [--corpus DIR]
 
@@ -23,7 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from paceline.engines import dialects
+from paceline.engines import log_formats
 from paceline.files.documents import write_text
 
 ROOT = Path(__file__).parents[1]
@@ -39,8 +39,8 @@ WORD = re.compile(rb"[A-Za-z][A-Za-z_/-]{3,30}|[=:|,\[\]{}'\"]{1,2}")
 
 
 def write_seeds(corpus: Path) -> None:
-    """Short logs of every dialect, for its own reader and for the whole way."""
-    for at, name in enumerate(dialects()):
+    """Short logs of every log format, for its own reader and for the whole way."""
+    for at, name in enumerate(log_formats()):
         text = log_text(name, times_of(3))[:LONGEST_INPUT]
         (corpus / f"seed-{name}-file").write_bytes(b"\xff" + text)
         (corpus / f"seed-{name}-packed").write_bytes(b"\xfe" + text)
@@ -62,7 +62,7 @@ def write_dictionary(path: Path) -> None:
         b"\x1b[0m",
         *PREFIXES[1:],
     }
-    for name, kind in dialects().items():
+    for name, kind in log_formats().items():
         words |= {*kind.marks, *WORD.findall(SAMPLES[name].line(12, 3.5) + SAMPLES[name].head)}
     words |= {word for line in NOISE for word in WORD.findall(line)}
     lines = ("".join(f"\\x{byte:02x}" for byte in word) for word in sorted(words))
@@ -161,7 +161,7 @@ def main() -> int:
         "seed": options.seed,
         "atheris": version("atheris"),
         "python": platform.python_version(),
-        "dialects": list(dialects()),
+        "log formats": list(log_formats()),
         **outcome,
     }
     write_text(options.result, json.dumps(result, indent=2) + "\n")

@@ -2,7 +2,7 @@
 
     python benchmarks/parse_speed.py [--size 1073741824] [--only megatron,gzip] [--folder DIR]
 
-For every dialect a log of 358 bytes a step (1 GiB: 3 million steps), and files that are hard for
+For every log format a log of 358 bytes a step (1 GiB: 3 million steps), and files that are hard for
 any reader. Each is made in a temporary folder, read by a `paceline parse FILE --json` of its own
 and removed. Speed is text over processor time of that process, start included; memory is its
 largest resident set. The contract is 50 MB/s and 200 MiB.
@@ -26,7 +26,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from paceline.engines import dialects
+from paceline.engines import log_formats
 from paceline.files.documents import write_text
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +53,7 @@ class Case:
     packed: bool = False
 
 
-def dialect_log(name: str, num_steps: int, bytes_per_step: int = 0) -> Iterator[bytes]:
+def format_log(name: str, num_steps: int, bytes_per_step: int = 0) -> Iterator[bytes]:
     """A log of so many steps; noise lines fill each up to its share of bytes."""
     sample = SAMPLES[name]
     yield sample.head
@@ -79,8 +79,8 @@ def repeated(piece: bytes, size: int) -> Iterator[bytes]:
 
 
 def near_matches(size: int) -> Iterator[bytes]:
-    """Every dialect's step line without its beginning, without its end, and broken inside."""
-    lines = [SAMPLES[name].line(20, 1.25).rstrip(b"\r\n") for name in dialects()]
+    """Every log format's step line without its beginning, without its end, and broken inside."""
+    lines = [SAMPLES[name].line(20, 1.25).rstrip(b"\r\n") for name in log_formats()]
     broken = [
         part + b"\n"
         for line in lines
@@ -92,14 +92,14 @@ def near_matches(size: int) -> Iterator[bytes]:
 def cases(size: int) -> Iterator[Case]:
     """Every file of the benchmark."""
     num_steps = size // BYTES_PER_STEP
-    for name in dialects():
-        yield Case(name, dialect_log(name, num_steps, BYTES_PER_STEP))
-    for name in dialects():
-        yield Case(f"{name}, steps only", dialect_log(name, num_steps))
+    for name in log_formats():
+        yield Case(name, format_log(name, num_steps, BYTES_PER_STEP))
+    for name in log_formats():
+        yield Case(f"{name}, steps only", format_log(name, num_steps))
     yield Case("no line end", repeated(b"iteration | x: 1.0, ", size))
     yield Case("carriage returns only", repeated(b"\r", size))
     yield Case("near matches", near_matches(size))
-    yield Case("gzip 100:1", dialect_log("maxtext", size >> 14, 1 << 14), packed=True)
+    yield Case("gzip 100:1", format_log("maxtext", size >> 14, 1 << 14), packed=True)
     yield Case("zeros in gzip", repeated(b"\0", size), packed=True)
 
 

@@ -1,4 +1,4 @@
-"""Steps as columns: what every log dialect is read into."""
+"""Steps as columns: what every log format is read into."""
 
 from __future__ import annotations
 

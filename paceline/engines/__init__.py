@@ -15,13 +15,13 @@ from typing import Any, Protocol, cast
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
-from paceline.engines.dialect.log_content import Dialect
+from paceline.engines.log_reading.log_content import LogFormat
 
 
 class Engine(Protocol):
     """What a module of this folder offers that can start runs.
 
-    What the ranks' event lines tell goes before their logs, which the module's DIALECT reads. A
+    What the ranks' event lines tell goes before their logs, which the module's LOG_FORMAT reads. A
     framework that has an environment of its own names it in REQUIREMENTS (pins of pip) and IMPORTS
     (modules that must be importable in it); PIP_ARGUMENTS are more of pip's.
     """
@@ -63,8 +63,8 @@ def needs(name: str) -> Needs:
     """What the engine called `name` needs; raises UserError with the nearest name."""
     module = _named(name, "job", engine_names)
     return Needs(
-        title=module.DIALECT.title
-        if hasattr(module, "DIALECT")
+        title=module.LOG_FORMAT.title
+        if hasattr(module, "LOG_FORMAT")
         else getattr(module, "TITLE", name),
         requirements=getattr(module, "REQUIREMENTS", ()),
         imports=getattr(module, "IMPORTS", ()),
@@ -101,16 +101,17 @@ def engine(name: str) -> Engine:
     return cast(Engine, _named(name, "job", engine_names))
 
 
-def dialects() -> dict[str, Dialect]:
+def log_formats() -> dict[str, LogFormat]:
     """How the frameworks' logs are read, by engine name, most specific first."""
     modules = {name: _module(name) for name in _names()}
-    by_name = {name: m.DIALECT for name, m in modules.items() if hasattr(m, "DIALECT")}
+    by_name = {name: m.LOG_FORMAT for name, m in modules.items() if hasattr(m, "LOG_FORMAT")}
     return dict(sorted(by_name.items(), key=lambda item: (item[1].precedence, item[0])))
 
 
-def dialect(name: str) -> Dialect:
-    """The dialect of the engine called `name`, `-` for `_` allowed; raises UserError."""
-    return cast(Dialect, _named(name.lower().replace("-", "_"), "DIALECT", dialects).DIALECT)
+def log_format(name: str) -> LogFormat:
+    """The log format of the engine called `name`, `-` for `_` allowed; raises UserError."""
+    module = _named(name.lower().replace("-", "_"), "LOG_FORMAT", log_formats)
+    return cast(LogFormat, module.LOG_FORMAT)
 
 
 def _names() -> list[str]:

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from paceline.core.units import GIB
-from paceline.engines.dialect.log_content import (
-    Dialect,
+from paceline.engines.log_reading.log_content import (
     LogContent,
+    LogFormat,
     decimal_step,
     whole_numbers,
 )
-from paceline.engines.dialect.records import (
+from paceline.engines.log_reading.records import (
     NUMBER,
     Records,
     field,
@@ -29,7 +29,7 @@ from paceline.engines.dialect.records import (
     without_colours,
 )
 
-__all__ = ["DIALECT"]
+__all__ = ["LOG_FORMAT"]
 
 _STEP = re.compile(
     rb"step (\d{1,18}) \| epoch \d{1,9} \| (loss [^|\r\n]{1,32}\| grad_norm [^\r\n]*)"
@@ -100,7 +100,7 @@ _WORLD = re.compile(rb"World size: (\d{1,9})")
 _AS_STATED = re.compile(rb"(?=World size: \d)")
 """What is stated here holds for the steps behind it."""
 
-DIALECT = Dialect(
+LOG_FORMAT = LogFormat(
     title="NeMo Automodel",
     marks=(b" | grad_norm ", b'"timestamp": "'),
     step_line=re.compile(

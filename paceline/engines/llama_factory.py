@@ -13,11 +13,17 @@ import numpy as np
 
 from paceline.core.steps import FloatColumn
 from paceline.core.units import GIB
-from paceline.engines.dialect.log_content import Dialect, LogContent, numbers, whole_numbers
-from paceline.engines.dialect.records import Records, json_field, keep_total_steps, ratio, watched
-from paceline.engines.dialect.running_total import RunningTotals
+from paceline.engines.log_reading.log_content import LogContent, LogFormat, numbers, whole_numbers
+from paceline.engines.log_reading.records import (
+    Records,
+    json_field,
+    keep_total_steps,
+    ratio,
+    watched,
+)
+from paceline.engines.log_reading.running_total import RunningTotals
 
-__all__ = ["DIALECT"]
+__all__ = ["LOG_FORMAT"]
 
 ENDS = b'"percentage": 100.0,'
 DECIMAL = 0.01
@@ -84,7 +90,7 @@ def _clock(text: bytes) -> bytes:
     return b"%d" % (86400 * whole_days + 3600 * hours + 60 * minutes + seconds)
 
 
-DIALECT = Dialect(
+LOG_FORMAT = LogFormat(
     title="LLaMA-Factory",
     marks=(b'{"current_steps": ',),
     step_line=re.compile(

@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterable
 
 from paceline.core.units import MIB
-from paceline.engines.dialect.log_content import (
-    Dialect,
+from paceline.engines.log_reading.log_content import (
     LogContent,
+    LogFormat,
     decimal_step,
     excerpt,
     whole_numbers,
 )
-from paceline.engines.dialect.records import (
+from paceline.engines.log_reading.records import (
     Records,
     above_zero,
     field,
@@ -26,7 +26,7 @@ from paceline.engines.dialect.records import (
     without_colours,
 )
 
-__all__ = ["DIALECT"]
+__all__ = ["LOG_FORMAT"]
 
 ENDS = b"total average iteration time: "
 
@@ -101,7 +101,7 @@ def _read_settings(text: bytes, log: LogContent) -> None:
         log.peak("used", int(used) * MIB)
 
 
-DIALECT = Dialect(
+LOG_FORMAT = LogFormat(
     title="llm.c",
     marks=(b" tok/s",),
     step_line=re.compile(

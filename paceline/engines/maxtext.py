@@ -10,14 +10,14 @@ import numpy as np
 
 from paceline.core.steps import FloatColumn
 from paceline.core.units import GIB, TERA
-from paceline.engines.dialect.log_content import (
-    Dialect,
+from paceline.engines.log_reading.log_content import (
     LogContent,
+    LogFormat,
     excerpt,
     numbers,
     whole_numbers,
 )
-from paceline.engines.dialect.records import (
+from paceline.engines.log_reading.records import (
     NUMBER,
     keep_whole_numbers,
     note_decimals,
@@ -25,7 +25,7 @@ from paceline.engines.dialect.records import (
     watched,
 )
 
-__all__ = ["DIALECT"]
+__all__ = ["LOG_FORMAT"]
 
 FEWEST_UNMASKED = 0.9
 """Targets over positions below which more than padding is left out of the loss."""
@@ -231,7 +231,7 @@ def _largest(texts: list[bytes]) -> float:
     return max((value for value in values.tolist() if math.isfinite(value)), default=0.0)
 
 
-DIALECT = Dialect(
+LOG_FORMAT = LogFormat(
     title="MaxText",
     marks=(b"completed step: ",),
     step_line=re.compile(rb"completed step: \d+, seconds: [0-9.]"),

@@ -11,15 +11,15 @@ from collections.abc import Iterable
 import numpy as np
 
 from paceline.core.units import MIB
-from paceline.engines.dialect.log_content import (
-    Dialect,
+from paceline.engines.log_reading.log_content import (
     LogContent,
+    LogFormat,
     decimal_step,
     excerpt,
     numbers,
     whole_numbers,
 )
-from paceline.engines.dialect.records import (
+from paceline.engines.log_reading.records import (
     NUMBER,
     Records,
     keep_total_steps,
@@ -27,9 +27,9 @@ from paceline.engines.dialect.records import (
     watched,
     without_colours,
 )
-from paceline.engines.dialect.running_total import RunningTotals
+from paceline.engines.log_reading.running_total import RunningTotals
 
-__all__ = ["DIALECT"]
+__all__ = ["LOG_FORMAT"]
 
 ENDS = b"peak memory "
 
@@ -82,7 +82,7 @@ def _read_settings(text: bytes, log: LogContent) -> None:
         log.facts["device"] = excerpt(match[1])
 
 
-DIALECT = Dialect(
+LOG_FORMAT = LogFormat(
     title="modded-nanogpt",
     marks=(b"train_time:",),
     step_line=re.compile(

@@ -9,15 +9,15 @@ import re
 from collections.abc import Iterable
 
 from paceline.core.units import MIB
-from paceline.engines.dialect.log_content import (
-    Dialect,
+from paceline.engines.log_reading.log_content import (
     LogContent,
+    LogFormat,
     decimal_step,
     excerpt,
     numbers,
     whole_numbers,
 )
-from paceline.engines.dialect.records import (
+from paceline.engines.log_reading.records import (
     Records,
     above_zero,
     field,
@@ -29,7 +29,7 @@ from paceline.engines.dialect.records import (
     without_colours,
 )
 
-__all__ = ["DIALECT"]
+__all__ = ["LOG_FORMAT"]
 
 ENDS = b"Total training time: "
 
@@ -145,7 +145,7 @@ def _quotient(total: bytes, part: int) -> bytes:
     return b"" if rest else b"%d" % count
 
 
-DIALECT = Dialect(
+LOG_FORMAT = LogFormat(
     title="nanochat",
     marks=(b"| tok/sec: ",),
     step_line=re.compile(

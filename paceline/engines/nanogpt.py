@@ -10,14 +10,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from paceline.engines.dialect.log_content import (
-    Dialect,
+from paceline.engines.log_reading.log_content import (
     LogContent,
+    LogFormat,
     decimal_step,
     numbers,
     whole_numbers,
 )
-from paceline.engines.dialect.records import (
+from paceline.engines.log_reading.records import (
     NUMBER,
     above_zero,
     keep_whole_numbers,
@@ -26,7 +26,7 @@ from paceline.engines.dialect.records import (
     without_colours,
 )
 
-__all__ = ["DIALECT"]
+__all__ = ["LOG_FORMAT"]
 
 AGAINST = (
     "the log's MFU is a moving average, by default against an A100's peak of 312 TFLOP/s "
@@ -134,7 +134,7 @@ class _Settings:
                 log.facts["global_batch"] = samples
 
 
-DIALECT = Dialect(
+LOG_FORMAT = LogFormat(
     title="nanoGPT",
     marks=(b"ms, mfu ", b", time "),
     step_line=re.compile(

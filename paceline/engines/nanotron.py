@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterable, Sequence
 
 from paceline.core.units import TERA
-from paceline.engines.dialect.log_content import (
-    Dialect,
+from paceline.engines.log_reading.log_content import (
     LogContent,
+    LogFormat,
     decimal_step,
     numbers,
     whole_numbers,
 )
-from paceline.engines.dialect.records import (
+from paceline.engines.log_reading.records import (
     LARGEST_SETTING,
     Records,
     keep_total_steps,
@@ -28,7 +28,7 @@ from paceline.engines.dialect.records import (
     without_colours,
 )
 
-__all__ = ["DIALECT"]
+__all__ = ["LOG_FORMAT"]
 
 DIGITS = 3
 """Significant digits of every figure; zeros at the end are left out, `2.61K` is 2610."""
@@ -149,7 +149,7 @@ class _Settings:
             self._log.facts["num_devices"] = ranks
 
 
-DIALECT = Dialect(
+LOG_FORMAT = LogFormat(
     title="nanotron",
     marks=(b"time_per_iteration_ms: ",),
     step_line=re.compile(

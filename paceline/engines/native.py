@@ -14,14 +14,14 @@ from paceline.core.layout_sizes import native_problems
 from paceline.core.recompute import block_levels
 from paceline.core.run import NEWER_SIZES, USUAL_FP8_RECIPE, RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
-from paceline.engines.dialect import native_lines, native_log
-from paceline.engines.dialect.log_content import Dialect
 from paceline.engines.launch.model_options import deepseek_problems
 from paceline.engines.launch.programs import unknown_settings
+from paceline.engines.log_reading import native_lines, native_log
+from paceline.engines.log_reading.log_content import LogFormat
 from paceline.files.home import cache_folder
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 
-__all__ = ["DIALECT", "emulated", "job", "missing", "settings", "unsupported"]
+__all__ = ["LOG_FORMAT", "emulated", "job", "missing", "settings", "unsupported"]
 
 IMPORTS = ("torch",)
 SETTINGS_FILE = "trainer.json"
@@ -273,7 +273,7 @@ def _environment(spec: RunSpec) -> dict[str, str]:
     return environment | with_secrets(spec.cluster.env, os.environ)
 
 
-DIALECT = Dialect(
+LOG_FORMAT = LogFormat(
     title="Paceline",
     marks=(b'{"event": "step"', b'"step_time_s": '),
     step_line=native_lines.STEP_LINE,

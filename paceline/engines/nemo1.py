@@ -15,18 +15,18 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from paceline.core.steps import FloatColumn, IntColumn
-from paceline.engines.dialect.log_content import (
+from paceline.engines.log_reading.log_content import (
     EXACT_INTEGERS,
-    Dialect,
     LogContent,
+    LogFormat,
     decimal_step,
     numbers,
     whole_numbers,
 )
-from paceline.engines.dialect.nemo_settings import ENDS, NemoSettings
-from paceline.engines.dialect.records import Records, field, note_resolution, watched
+from paceline.engines.log_reading.nemo_settings import ENDS, NemoSettings
+from paceline.engines.log_reading.records import Records, field, note_resolution, watched
 
-__all__ = ["DIALECT"]
+__all__ = ["LOG_FORMAT"]
 
 DIGITS = 3
 """Significant digits of every printed figure, whatever its trailing zeros say."""
@@ -265,7 +265,7 @@ def _whole_quotient(amount: float, parts: int) -> int | None:
     return int(amount) // parts
 
 
-DIALECT = Dialect(
+LOG_FORMAT = LogFormat(
     title="NeMo 1",
     marks=(_KEY, _LOSS_KEY),
     step_line=re.compile(

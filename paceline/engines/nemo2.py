@@ -12,17 +12,17 @@ import numpy as np
 
 from paceline.core.steps import IntColumn
 from paceline.core.units import TERA
-from paceline.engines.dialect.log_content import (
+from paceline.engines.log_reading.log_content import (
     EXACT_INTEGERS,
-    Dialect,
     LogContent,
+    LogFormat,
     numbers,
     whole_numbers,
 )
-from paceline.engines.dialect.nemo_settings import ENDS, NemoSettings
-from paceline.engines.dialect.records import Records, field, note_resolution, watched
+from paceline.engines.log_reading.nemo_settings import ENDS, NemoSettings
+from paceline.engines.log_reading.records import Records, field, note_resolution, watched
 
-__all__ = ["DIALECT"]
+__all__ = ["LOG_FORMAT"]
 
 DIGITS = 4
 """Significant digits of every printed figure; zeros at the end are left out."""
@@ -109,7 +109,7 @@ def _index(steps: Sequence[bytes] | None, iterations: Sequence[bytes]) -> IntCol
     return np.where(sound, np.where(sound, values, 0).astype(np.int64), counted)
 
 
-DIALECT = Dialect(
+LOG_FORMAT = LogFormat(
     title="NeMo 2",
     marks=(b"reduced_train_loss: ", b"train_step_timing in s: "),
     step_line=re.compile(

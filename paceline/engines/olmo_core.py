@@ -12,8 +12,8 @@ import numpy as np
 
 from paceline.core.steps import FloatColumn
 from paceline.core.units import GIB, TERA
-from paceline.engines.dialect.log_content import Dialect, LogContent, excerpt, whole_numbers
-from paceline.engines.dialect.records import (
+from paceline.engines.log_reading.log_content import LogContent, LogFormat, excerpt, whole_numbers
+from paceline.engines.log_reading.records import (
     Records,
     field,
     keep_total_steps,
@@ -22,9 +22,9 @@ from paceline.engines.dialect.records import (
     watched,
     without_colours,
 )
-from paceline.engines.dialect.running_total import RunningTotals
+from paceline.engines.log_reading.running_total import RunningTotals
 
-__all__ = ["DIALECT"]
+__all__ = ["LOG_FORMAT"]
 
 BEGINS = b"[step="
 MOST_BYTES = 8000
@@ -107,7 +107,7 @@ def _read_settings(text: bytes, log: LogContent) -> None:
         log.remark(f"the log's MFU is against a peak of {int(match[2]):.4g} FLOP/s")
 
 
-DIALECT = Dialect(
+LOG_FORMAT = LogFormat(
     title="OLMo-core",
     marks=(b"throughput/device/", b"train/CE loss="),
     step_line=re.compile(

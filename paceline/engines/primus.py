@@ -1,6 +1,6 @@
 """Primus' log: Megatron's iteration records behind `[date][rank-7/8][INFO ] [trainer.py:1234] :`.
 
-What Primus starts of torchtitan and MaxText prints lines that their own dialects read. Followed:
+What Primus starts of torchtitan and MaxText prints lines that their own log formats read. Followed:
 `modules/trainer/megatron/trainer.py` and `core/utils/logger.py` of AMD-AGI/Primus, 2025-2026.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from paceline.engines.dialect.iteration_log import IterationLog
-from paceline.engines.dialect.log_content import Dialect, LogContent
-from paceline.engines.dialect.records import keep_whole_numbers, last_match
+from paceline.engines.log_reading.iteration_log import IterationLog
+from paceline.engines.log_reading.log_content import LogContent, LogFormat
+from paceline.engines.log_reading.records import keep_whole_numbers, last_match
 
-__all__ = ["DIALECT"]
+__all__ = ["LOG_FORMAT"]
 
 _COLOUR = rb"(?:\x1b\[[0-9;]{0,24}m){0,2}"
 _HEAD = rb"rank-(\d{1,9})/(\d{1,9})" + _COLOUR + rb"\]\[" + _COLOUR + rb"[A-Z]{4,8} {0,4}"
@@ -32,7 +32,7 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
             keep_whole_numbers(log, {b"n": "num_devices"}, [(b"n", match[2])])
 
 
-DIALECT = Dialect(
+LOG_FORMAT = LogFormat(
     title="Primus",
     marks=(b"rank-",),
     step_line=re.compile(_RECORD.replace(rb"(\d{1,9})", rb"\d{1,9}")),

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 
 from paceline.core.steps import FloatColumn
 from paceline.core.units import GIB
-from paceline.engines.dialect.device_count import device_count
-from paceline.engines.dialect.log_content import (
-    Dialect,
+from paceline.engines.log_reading.device_count import device_count
+from paceline.engines.log_reading.log_content import (
     LogContent,
+    LogFormat,
     whole_numbers,
 )
-from paceline.engines.dialect.records import (
+from paceline.engines.log_reading.records import (
     Records,
     field,
     note_decimals,
@@ -26,7 +26,7 @@ from paceline.engines.dialect.records import (
     without_colours,
 )
 
-__all__ = ["DIALECT"]
+__all__ = ["LOG_FORMAT"]
 
 ENDS = b"Final validation metrics"
 
@@ -96,7 +96,7 @@ def _count_devices(columns: dict[str, FloatColumn], log: LogContent) -> None:
             return
 
 
-DIALECT = Dialect(
+LOG_FORMAT = LogFormat(
     title="verl",
     marks=(b" - perf/time_per_step:", b" - timing_s/step:", b" - train/time(s):"),
     step_line=re.compile(

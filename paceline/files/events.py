@@ -343,7 +343,7 @@ def read_rank(lines: Iterable[str]) -> RankLog:
 
 
 def to_step(event: StepEvent) -> Step:
-    """The event as the Step that all log dialects share; a watched step has no time in it."""
+    """The event as the Step that all log formats share; a watched step has no time in it."""
     memory = event.memory_bytes
     return Step(
         index=event.step,

@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.core.facts import Facts
 from paceline.core.steps import FloatColumn, IntColumn, Steps
-from paceline.engines.dialect.log_content import LogContent
+from paceline.engines.log_reading.log_content import LogContent
 
 RATES = ("samples_per_s", "tokens_per_s_per_device")
 LARGEST_INTERVAL = 10_000

@@ -14,8 +14,8 @@ from paceline.core.layout import Layout
 from paceline.core.shape import Shape, num_parameters
 from paceline.core.units import LARGEST_INT, count
 from paceline.core.window import check_rule
-from paceline.engines import dialect
-from paceline.engines.dialect.log_content import LAYOUT_FACTS, Fact, LogContent
+from paceline.engines import log_format
+from paceline.engines.log_reading.log_content import LAYOUT_FACTS, Fact, LogContent
 from paceline.files import catalog
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.logs.path_facts import NO_PATH, PathFacts
@@ -59,10 +59,10 @@ class UserSettings:
 
     @property
     def engine_name(self) -> str | None:
-        """The dialect asked for by its module's name; raises UserError for an unknown one."""
+        """The log format asked for by its module's name; raises UserError for an unknown one."""
         if self.engine is None:
             return None
-        dialect(self.engine)
+        log_format(self.engine)
         return self.engine.lower().replace("-", "_")
 
     @property

@@ -15,7 +15,7 @@ from paceline.core.steps import Step, Steps
 from paceline.core.timed_run import TimedRun, timed_run
 from paceline.core.units import TERA
 from paceline.core.window import Window
-from paceline.engines.dialect.log_content import Dialect, LogContent
+from paceline.engines.log_reading.log_content import LogContent, LogFormat
 from paceline.logs.completion import completed_steps
 from paceline.logs.disagreement import PrintedFigure, find_disagreements, last_digit
 from paceline.logs.parsed_log import Disagreement
@@ -153,7 +153,7 @@ def log_run(
 ) -> TimedRun:
     """The log as the metrics see it; `resolution_s` is the step of printed times, as far as known.
 
-    Times that all end at a coarser decimal were printed at that, whatever the dialect allows.
+    Times that all end at a coarser decimal were printed at that, whatever the log format allows.
     """
     device = find_device(facts.device) if facts.device else None
     peak = device.peaks.get(facts.dtype) if device and facts.dtype else None
@@ -169,7 +169,7 @@ def log_run(
 
 
 def single_figure(
-    log: LogContent, facts: Facts, kind: Dialect, steps: Steps, rule: str | None
+    log: LogContent, facts: Facts, kind: LogFormat, steps: Steps, rule: str | None
 ) -> SingleFigure | None:
     """The log's one figure for the whole run, where its framework reports by it or has no other.
 

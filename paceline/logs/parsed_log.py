@@ -43,7 +43,7 @@ class ParsedLog(Value):
     schema_version: int = 1
     file: str
     engine: str | None
-    """The dialect in which it was read; None when it is none that is known."""
+    """The log format in which it was read; None when it is none that is known."""
     status: LogStatus
     reason: str | None = None
     """Why the status is not ok, in one sentence."""

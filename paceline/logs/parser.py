@@ -25,9 +25,9 @@ from paceline.core.window import (
     choose_window,
     steady_window,
 )
-from paceline.engines import dialect, dialects
-from paceline.engines.dialect.log_content import Dialect, LogContent
-from paceline.engines.dialect.profilers import profile_watched
+from paceline.engines import log_format, log_formats
+from paceline.engines.log_reading.log_content import LogContent, LogFormat
+from paceline.engines.log_reading.profilers import profile_watched
 from paceline.files.log_file import FIRST_BYTES, LogFile, utf16
 from paceline.logs.completion import completed_steps, paced_steps
 from paceline.logs.ending import missing_end
@@ -44,7 +44,7 @@ from paceline.logs.parsed_log import LogStatus, ParsedLog, step_times
 from paceline.logs.path_facts import NO_PATH, PathFacts, path_facts
 
 LOOK_ON_BLOCKS = 12
-"""Blocks read beyond the first step line, in which a more specific dialect may still show."""
+"""Blocks read beyond the first step line, in which a more specific log format may still show."""
 
 STANDARD_INPUT = Path("-")
 
@@ -109,7 +109,7 @@ def parse_log(
         name = user.engine_name or detect(file)
         if name is None:
             return _unknown(shown, user, file)
-        file = LogFile(path, dialect(name).begins)
+        file = LogFile(path, log_format(name).begins)
         return _read(file, _content(file, name, beside), shown, user, name, one_of_many)
     except OSError as error:
         return _without_steps(shown, user, "unreadable", error.strerror or str(error))
@@ -121,8 +121,8 @@ def as_text(name: str) -> str:
 
 
 def detect(file: LogFile) -> str | None:
-    """The most specific dialect whose step lines the file holds, or None."""
-    candidates = dialects()
+    """The most specific log format whose step lines the file holds, or None."""
+    candidates = log_formats()
     seen: set[str] = set()
     blocks_left = LOOK_ON_BLOCKS
     for block in file:
@@ -133,13 +133,13 @@ def detect(file: LogFile) -> str | None:
     return next((name for name in candidates if name in seen), None)
 
 
-def _shows(block: bytes, kind: Dialect) -> bool:
+def _shows(block: bytes, kind: LogFormat) -> bool:
     return any(mark in block for mark in kind.marks) and kind.step_line.search(block) is not None
 
 
 def _content(file: LogFile, name: str, beside: Sequence[Path]) -> LogContent:
     """What a log says, with what other ranks' logs say beside their steps."""
-    kind, log = dialect(name), LogContent()
+    kind, log = log_format(name), LogContent()
     kind.read(profile_watched(file, log), log)
     for path in beside:
         rank = LogContent()
@@ -151,7 +151,7 @@ def _content(file: LogFile, name: str, beside: Sequence[Path]) -> LogContent:
 def _read(
     file: LogFile, log: LogContent, shown: Path, user: UserSettings, name: str, one_of_many: bool
 ) -> Parsing:
-    kind = dialect(name)
+    kind = log_format(name)
     place = NO_PATH if shown == STANDARD_INPUT else path_facts(shown)
     facts, notes, steps = _of_one_attempt(user, name, log, place)
     figure = single_figure(log, facts, kind, steps, user.window)
@@ -213,7 +213,7 @@ def _of_one_attempt(
     return facts, notes, completed_steps(log.steps(), facts, log)
 
 
-def _with_convention(document: ParsedLog, kind: Dialect) -> ParsedLog:
+def _with_convention(document: ParsedLog, kind: LogFormat) -> ParsedLog:
     """`document` with the count that current versions of the framework print FLOP/s in."""
     if kind.convention is None or "tflops_per_device" not in document.reported:
         return document
@@ -342,8 +342,8 @@ def _unknown(shown: Path, user: UserSettings, file: LogFile) -> Parsing:
         return _without_steps(shown, user, "empty", "the file holds nothing")
     if file.broken_off:
         return _without_steps(shown, user, "truncated", file.broken_off)
-    titles = ", ".join(kind.title for kind in dialects().values())
-    reason = f"no step line of a known dialect ({titles})"
+    titles = ", ".join(kind.title for kind in log_formats().values())
+    reason = f"no step line of a known log format ({titles})"
     parsing = _without_steps(shown, user, "not-a-training-log", reason, file.num_bytes)
     warnings = {"warnings": tuple(_cut_lines(file))}
     return replace(parsing, document=parsing.document.model_copy(update=warnings))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from paceline.core.errors import EXIT_GATE_FAILED, UserError
-from paceline.engines.dialect.mllog import MlRecord
+from paceline.engines.log_reading.mllog import MlRecord
 
 NOT_A_RESULT = "not an MLPerf result"
 """What our own small runs say of themselves in their logs."""

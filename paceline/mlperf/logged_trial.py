@@ -8,7 +8,7 @@ from math import isfinite
 from statistics import median
 from typing import Literal, TypeGuard
 
-from paceline.engines.dialect.mllog import MlRecord
+from paceline.engines.log_reading.mllog import MlRecord
 from paceline.mlperf.rules import Benchmark
 
 MARKERS = ("init_start", "init_stop", "run_start", "run_stop")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
-from paceline.engines.dialect.mllog import MlRecord, records
-from paceline.engines.dialect.mlperf_system import System
+from paceline.engines.log_reading.mllog import MlRecord, records
+from paceline.engines.log_reading.mlperf_system import System
 from paceline.files.documents import parse_json, read_text
 from paceline.files.log_file import UTF16_MARKS, LogFile
 from paceline.mlperf.logged_trial import LoggedTrial, trials_of

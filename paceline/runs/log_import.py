@@ -57,7 +57,7 @@ def import_log(
         raise UserError(
             str(path),
             f"{document.status}: {document.reason}",
-            remedy="`paceline parse` shows what it holds; --engine names its dialect",
+            remedy="`paceline parse` shows what it holds; --engine names its log format",
         )
     digest = _digest(path)
     before = None if again else _imported_before(root, digest)

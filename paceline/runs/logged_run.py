@@ -20,8 +20,8 @@ from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
 from paceline.core.units import all_done, counted
-from paceline.engines import dialects, ends_at_target, last_step
-from paceline.engines.dialect.records import out_of_memory_line
+from paceline.engines import ends_at_target, last_step, log_formats
+from paceline.engines.log_reading.records import out_of_memory_line
 from paceline.files.documents import read_json
 from paceline.files.log_file import LogFile
 from paceline.files.run_folder import (
@@ -57,7 +57,7 @@ LAST_BYTES = 1 << 16
 """Of a rank's log, where it says what ended it."""
 LONGEST_LINE = 300
 NO_STEPS = (
-    "no log of the run holds a step line of a known dialect, and no rank wrote event lines; "
+    "no log of the run holds a step line of a known log format, and no rank wrote event lines; "
     "`paceline.steplog` tells the steps of any loop"
 )
 MOST_LOGS = 64
@@ -92,8 +92,8 @@ def log_files(folder: Path) -> list[Path]:
 
 
 def measured_log(folder: Path, engine_name: str) -> Path | None:
-    """The first log that holds a step of the engine's dialect, or of any; None without one."""
-    known = dialects()
+    """The first log that holds a step of the engine's log format, or of any; None without one."""
+    known = log_formats()
     for path in log_files(folder):
         if path.stat().st_size and (name := detect(LogFile(path))) is not None:
             if name == engine_name or engine_name not in known:
@@ -104,12 +104,12 @@ def measured_log(folder: Path, engine_name: str) -> Path | None:
 
 
 def _has_steps(path: Path, engine_name: str) -> bool:
-    kind = dialects()[engine_name]
+    kind = log_formats()[engine_name]
     return any(kind.step_line.search(block) for block in LogFile(path, kind.begins))
 
 
 def parsed(folder: Path, record: RunRecord) -> Parsing | None:
-    """The run's log as its dialect reads it; None where no log has a step."""
+    """The run's log as its log format reads it; None where no log has a step."""
     engine_name = record.spec.engine if record.spec else None
     path = measured_log(folder, engine_name or "")
     if path is None:
@@ -118,10 +118,10 @@ def parsed(folder: Path, record: RunRecord) -> Parsing | None:
         known = record.known
         started = UserSettings(device=known.device, num_devices=known.num_devices)
         return parse_log(path, started, called=Path(path.name))
-    dialect = engine_name if engine_name in dialects() else None
+    format_name = engine_name if engine_name in log_formats() else None
     # Its ranks count no tokens: those of packed samples follow from the batch, as in any log.
     facts = record.known.model_copy(update={"origin": "imported"})
-    user = UserSettings(engine=dialect, window=record.window, facts=facts)
+    user = UserSettings(engine=format_name, window=record.window, facts=facts)
     return parse_log(path, user, beside=[other for other in log_files(folder) if other != path])
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from paceline.core.steps import Step
-from paceline.engines import dialects
-from paceline.engines.dialect.log_content import LogContent
+from paceline.engines import log_formats
+from paceline.engines.log_reading.log_content import LogContent
 from paceline.files.documents import open_regular
 from paceline.files.events import read_rank
 from paceline.files.log_file import LogFile
@@ -138,7 +138,7 @@ class LogFollower:
             return None
         self._size = size
         path = measured_log(self.folder, self.engine_name)
-        known = dialects()
+        known = log_formats()
         name = self.engine_name if self.engine_name in known else path and detect(LogFile(path))
         if path is None or name is None:
             return None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.engines.dialect.log_content import Dialect, LogContent
+from paceline.engines.log_reading.log_content import LogContent, LogFormat
 
 FIELDS = {
     "consumed samples": "        1024",
@@ -40,8 +40,8 @@ def records(times_ms: Sequence[float], first: int = 1) -> bytes:
     )
 
 
-def read(kind: Dialect, *blocks: bytes) -> LogContent:
-    """What the dialect reads of these blocks."""
+def read(kind: LogFormat, *blocks: bytes) -> LogContent:
+    """What the log format reads of these blocks."""
     log = LogContent()
     kind.read(blocks, log)
     return log

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.steps import FLOATS
-from paceline.engines.dialect.log_content import FACT_NAMES, FIGURE_NAMES, Dialect, LogContent
+from paceline.engines.log_reading.log_content import FACT_NAMES, FIGURE_NAMES, LogContent, LogFormat
 from paceline.files.log_file import BLOCK_BYTES, LogFile
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
@@ -38,8 +38,8 @@ class InPieces(LogFile):
             yield self._content[start : start + self._size]
 
 
-def read(kind: Dialect, content: bytes, size: int = BLOCK_BYTES) -> LogContent:
-    """What the dialect reads of `content` when it comes in pieces of `size` bytes.
+def read(kind: LogFormat, content: bytes, size: int = BLOCK_BYTES) -> LogContent:
+    """What the log format reads of `content` when it comes in pieces of `size` bytes.
 
     A warning of numpy is an error: it would stand in the user's terminal.
     """
@@ -50,7 +50,7 @@ def read(kind: Dialect, content: bytes, size: int = BLOCK_BYTES) -> LogContent:
     return log
 
 
-def check_read(kind: Dialect, content: bytes, sizes: tuple[int, ...] = SIZES) -> LogContent:
+def check_read(kind: LogFormat, content: bytes, sizes: tuple[int, ...] = SIZES) -> LogContent:
     """Reads `content`, and asserts that the answer is sound and the same for every size of pieces.
 
     `content` must be shorter than the longest record that blocks keep whole.

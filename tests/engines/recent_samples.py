@@ -1,6 +1,6 @@
 """Made-up logs of the research scripts and of the frameworks that came after 2023.
 
-Each is written as the program prints it whose file its dialect names; the numbers are our own.
+Each is written as the program prints it whose file its log format names; the numbers are our own.
 """
 
 from __future__ import annotations

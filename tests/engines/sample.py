@@ -1,4 +1,4 @@
-"""What a made-up log of a dialect is made of."""
+"""What a made-up log of a log format is made of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["RunningTotal", "Sample"]
 
 @dataclass(frozen=True)
 class Sample:
-    """How the log of one dialect is made, and how the time of a step is found in what is read."""
+    """How a log of one format is made, and how the time of a step is found in what is read."""
 
     line: Callable[[int, float], bytes]
     """The record of a step: its number and its seconds."""

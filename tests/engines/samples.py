@@ -1,4 +1,4 @@
-"""Made-up logs of every dialect, of any length, with step times that are known."""
+"""Made-up logs of every log format, of any length, with step times that are known."""
 
 from __future__ import annotations
 
@@ -284,4 +284,4 @@ SAMPLES = {
     "native": Sample(_native, NATIVE_HEAD, prefixed=False),
     **RECENT_SAMPLES,
 }
-"""One for every dialect, by the name of its engine."""
+"""One for every log format, by the name of its engine."""

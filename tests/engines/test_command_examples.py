@@ -54,7 +54,7 @@ def test_a_callback_tells_the_trainers_steps(tmp_path: Path) -> None:
     assert step_time_s and result.metrics["tokens_per_s"].value == pytest.approx(128 / step_time_s)
 
 
-def test_a_megatron_log_is_read_by_its_dialect(tmp_path: Path) -> None:
+def test_a_megatron_log_is_read_by_its_log_format(tmp_path: Path) -> None:
     (tmp_path / "pretrain_gpt.py").write_text(f"print({megatron_log([0.25] * 20, tflops=50)!r})")
     report = run_example(tmp_path, "pretrain_gpt.py", devices=1)
 

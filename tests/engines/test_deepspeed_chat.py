@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from paceline.core.units import GIB, TERA
-from paceline.engines.deepspeed_chat import DIALECT
-from paceline.engines.dialect.log_content import LogContent
+from paceline.engines.deepspeed_chat import LOG_FORMAT
+from paceline.engines.log_reading.log_content import LogContent
 from paceline.files.log_file import LogFile
 from tests.engines.promises import check_read
 
@@ -46,7 +46,7 @@ def perf(latency: str, tflops: str = "11.25", samples: str = "120.00") -> bytes:
 
 def read_file(path: Path) -> LogContent:
     log = LogContent()
-    DIALECT.read(LogFile(path), log)
+    LOG_FORMAT.read(LogFile(path), log)
     return log
 
 
@@ -133,31 +133,32 @@ def test_the_public_log_of_reinforcement_learning_says_what_the_eye_reads(refere
 
 
 def test_the_throughput_of_the_timed_steps_is_the_runs_figure():
-    log = check_read(DIALECT, RESULT)
+    log = check_read(LOG_FORMAT, RESULT)
 
     assert log.figures == {"samples_per_s": 59233.5004, "run_time_s": 18.6705, "timed_steps": 90}
-    assert len(log) == 0 and DIALECT.whole_run
+    assert len(log) == 0 and LOG_FORMAT.whole_run
 
 
 def test_a_throughput_without_a_decimal_point_counts():
-    log = check_read(DIALECT, b"ml-512-node-001: Throughput: 73 samples/sec\n")
+    log = check_read(LOG_FORMAT, b"ml-512-node-001: Throughput: 73 samples/sec\n")
 
     assert log.figures == {"samples_per_s": 73.0}
 
 
 def test_the_first_throughput_counts_and_others_are_told():
-    log = check_read(DIALECT, RESULT + b"Throughput: 12.5 samples/sec\n" * 2)
+    log = check_read(LOG_FORMAT, RESULT + b"Throughput: 12.5 samples/sec\n" * 2)
 
     assert log.figures["samples_per_s"] == 59233.5004
     assert "3 throughput lines with 2 different values: the first one is used" in log.remarks
 
 
 def test_a_throughput_that_is_repeated_is_no_contradiction():
-    assert check_read(DIALECT, RESULT * 3).remarks == []
+    assert check_read(LOG_FORMAT, RESULT * 3).remarks == []
 
 
 def test_the_timer_gives_the_rate_of_single_steps_and_a_running_average():
-    log = check_read(DIALECT, timer(10, "690.25", "720.5") + timer(20, "688.75", "701.25", "35.5"))
+    lines = timer(10, "690.25", "720.5") + timer(20, "688.75", "701.25", "35.5")
+    log = check_read(LOG_FORMAT, lines)
     steps = log.steps()
 
     assert steps.index.tolist() == [10, 20]
@@ -172,7 +173,7 @@ def test_an_old_timer_prints_only_a_running_average_which_is_the_runs_figure():
         "[INFO] [timer.py:189:stop] {}/{}, SamplesPerSec={}, MemAllocated=0.2GB, "
         "MaxMemAllocated=9.0GB\n"
     )
-    log = check_read(DIALECT, (line.format(0, 10, 83.5) + line.format(0, 20, 83.25)).encode())
+    log = check_read(LOG_FORMAT, (line.format(0, 10, 83.5) + line.format(0, 20, 83.25)).encode())
 
     assert len(log) == 0
     assert log.figures == {"samples_per_s": 83.25, "running_samples_per_s": 83.25}
@@ -183,7 +184,7 @@ def test_an_old_timer_prints_only_a_running_average_which_is_the_runs_figure():
 def test_an_old_timer_that_counts_within_its_epoch_goes_on_counting():
     line = "[timer.py:181:stop] {}/{}, RunningAvgSamplesPerSec=8.5, CurrSamplesPerSec={}\n"
     rows = [(0, 10, 8.25), (0, 20, 8.5), (1, 10, 8.75), (1, 20, 9.0), (2, 10, 9.25)]
-    log = check_read(DIALECT, "".join(line.format(*row) for row in rows).encode())
+    log = check_read(LOG_FORMAT, "".join(line.format(*row) for row in rows).encode())
     steps = log.steps()
 
     assert steps.index.tolist() == [10, 20, 30, 40, 50]
@@ -192,7 +193,7 @@ def test_an_old_timer_that_counts_within_its_epoch_goes_on_counting():
 
 def test_the_steps_of_reinforcement_learning_go_before_the_timer_of_the_actor():
     text = timer(1, "64.0") + b"".join(rlhf(k, f"1{k}.50", f"{9 - k}.25") for k in range(3))
-    log = check_read(DIALECT, text)
+    log = check_read(LOG_FORMAT, text)
     steps = log.steps()
 
     assert steps.index.tolist() == [0, 1, 2]
@@ -204,14 +205,14 @@ def test_the_steps_of_reinforcement_learning_go_before_the_timer_of_the_actor():
 
 
 def test_steps_of_reinforcement_learning_are_counted_on_through_epochs():
-    log = check_read(DIALECT, b"".join(rlhf(k % 2, "9.50", "8.00") for k in range(4)))
+    log = check_read(LOG_FORMAT, b"".join(rlhf(k % 2, "9.50", "8.00") for k in range(4)))
 
     assert log.steps().index.tolist() == [0, 1, 2, 3]
 
 
 def test_a_hybrid_engine_without_a_batch_size_prints_no_rate():
     line = b"|E2E latency=9.50s |Gather latency=0.19s (1.58%) |Others=0.81 (6.82%)\n"
-    steps = check_read(DIALECT, line + rlhf(1, "8.50", "7.00")).steps()
+    steps = check_read(LOG_FORMAT, line + rlhf(1, "8.50", "7.00")).steps()
 
     assert steps["step_time_s"].tolist() == [9.5, 8.5]
     np.testing.assert_array_equal(steps["samples_per_s"], [np.nan, 7.0])
@@ -222,7 +223,7 @@ def test_the_performance_line_is_kept_as_printed_with_the_loss_before_it():
         f"Epoch: 0, Step: {k}, Rank: 0, loss = {3 - k}.5\n".encode() + perf(f"0.{k + 1}0")
         for k in range(3)
     )
-    log = check_read(DIALECT, EIGHT_RANKS + text)
+    log = check_read(LOG_FORMAT, EIGHT_RANKS + text)
     steps = log.steps()
 
     assert steps.index.tolist() == [1, 2, 3]
@@ -231,7 +232,7 @@ def test_the_performance_line_is_kept_as_printed_with_the_loss_before_it():
     assert steps["samples_per_s"].tolist() == [120.0] * 3
     assert steps["flops_per_s_per_device"].tolist() == pytest.approx([11.25 * TERA] * 3)
     assert log.facts == {"num_devices": 8, "micro_batch": 24, "seq_len": 512, "log_interval": 1}
-    assert DIALECT.convention == "megatron-deepspeed+recompute"
+    assert LOG_FORMAT.convention == "megatron-deepspeed+recompute"
 
 
 def test_the_performance_line_of_reinforcement_learning_has_the_batch_of_all():
@@ -241,14 +242,14 @@ def test_the_performance_line_of_reinforcement_learning_has_the_batch_of_all():
         b"Generation => Latency: 7.18s, Per-token Latency 28.05 ms, TFLOPs: 1.00, BW: 9.00 GB/sec, "
         b"Answer Seq. Length: 256\nTraining   => Latency: 3.94s, TFLOPs: 20.00\n"
     )
-    log = check_read(DIALECT, line * 2)
+    log = check_read(LOG_FORMAT, line * 2)
 
     assert log.steps()["step_time_s"].tolist() == [11.94, 11.94]
     assert log.facts == {"seq_len": 512, "log_interval": 1}
 
 
 def test_the_performance_line_goes_before_the_timer_whose_average_is_kept():
-    log = check_read(DIALECT, perf("0.20") * 10 + timer(10, "960.0", "955.5"))
+    log = check_read(LOG_FORMAT, perf("0.20") * 10 + timer(10, "960.0", "955.5"))
 
     assert len(log) == 10
     assert log.figures == {"running_samples_per_s": 955.5}
@@ -257,15 +258,16 @@ def test_the_performance_line_goes_before_the_timer_whose_average_is_kept():
 def test_a_lost_loss_is_told_as_infinite():
     text = b"Epoch: 0, Step: 0, Rank: 0, loss = nan\n" + perf("0.20")
 
-    assert check_read(DIALECT, text).steps()["loss"].tolist() == [np.inf]
+    assert check_read(LOG_FORMAT, text).steps()["loss"].tolist() == [np.inf]
 
 
 def test_skipped_steps_are_told_once():
     line = b"[INFO] [logging.py:96:log_dist] [Rank 0] step=%d, skipped=%d, lr=[1e-4]\n"
-    log = check_read(DIALECT, line % (10, 7) + line % (20, 9) + line % (30, 9) + timer(30, "9.5"))
+    lines = line % (10, 7) + line % (20, 9) + line % (30, 9)
+    log = check_read(LOG_FORMAT, lines + timer(30, "9.5"))
 
     assert log.remarks == ["9 of the first 30 steps were skipped (fp16 overflow)"]
-    log = check_read(DIALECT, line % (10, 1) + timer(10, "9.5"))
+    log = check_read(LOG_FORMAT, line % (10, 1) + timer(10, "9.5"))
     assert log.remarks == ["1 of the first 10 steps was skipped (fp16 overflow)"]
 
 
@@ -281,7 +283,7 @@ def test_skipped_steps_are_told_once():
     ],
 )
 def test_a_record_that_breaks_off_is_told(text: bytes):
-    log = check_read(DIALECT, timer(5, "8.5") + text)
+    log = check_read(LOG_FORMAT, timer(5, "8.5") + text)
 
     assert log.torn is not None
     assert 9.0 not in log.steps()["samples_per_s"]
@@ -289,14 +291,14 @@ def test_a_record_that_breaks_off_is_told(text: bytes):
 
 @pytest.mark.parametrize("text", [timer(10, "9.5"), rlhf(1, "9.50", "8.25"), perf("0.25"), RESULT])
 def test_a_last_line_without_a_line_end_is_whole_if_its_record_is(text: bytes):
-    log = check_read(DIALECT, text.rstrip(b"\n"))
+    log = check_read(LOG_FORMAT, text.rstrip(b"\n"))
 
     assert log.torn is None
     assert len(log) == 1 or log.figures["samples_per_s"] == 59233.5004
 
 
 def test_a_crash_for_want_of_memory_is_told():
-    log = check_read(DIALECT, timer(10, "9.5") + b"[rank3]: torch.OutOfMemoryError: CUDA\n")
+    log = check_read(LOG_FORMAT, timer(10, "9.5") + b"[rank3]: torch.OutOfMemoryError: CUDA\n")
 
     assert log.out_of_memory is not None and "OutOfMemoryError" in log.out_of_memory
 
@@ -304,5 +306,5 @@ def test_a_crash_for_want_of_memory_is_told():
 def test_other_tools_throughput_lines_are_not_read():
     text = b"Throughput: 5000 tokens/s\nthroughput: 12 samples/sec\nsamples/sec\n"
 
-    assert not check_read(DIALECT, text).figures
-    assert DIALECT.step_line.search(text) is None
+    assert not check_read(LOG_FORMAT, text).figures
+    assert LOG_FORMAT.step_line.search(text) is None

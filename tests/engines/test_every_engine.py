@@ -14,7 +14,7 @@ from paceline import engines
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec, Training
-from paceline.engines import dialect, dialects, engine, engine_names
+from paceline.engines import engine, engine_names, log_format, log_formats
 from tests.engines.batch_site import MLPERF, NEMO
 from tests.example import make_spec
 
@@ -91,13 +91,14 @@ def test_a_broken_file_hinders_no_other_framework(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(tmp_path)])
 
     assert engine("native").unsupported(make_spec()) == []
-    assert dialect("hf-trainer").title == "Hugging Face Trainer"
-    for needs_it in (engine_names, dialects, lambda: engine("broken"), lambda: dialect("broken")):
+    assert log_format("hf-trainer").title == "Hugging Face Trainer"
+    named = (lambda: engine("broken"), lambda: log_format("broken"))
+    for needs_it in (engine_names, log_formats, *named):
         with pytest.raises(ImportError, match="half written"):
             needs_it()
 
 
-@pytest.mark.parametrize(("look_up", "name"), [("engine", "native"), ("dialect", "maxtext")])
+@pytest.mark.parametrize(("look_up", "name"), [("engine", "native"), ("log_format", "maxtext")])
 def test_a_framework_that_is_named_is_the_only_one_imported(look_up: str, name: str):
     program = (
         f"import sys; from paceline.engines import {look_up}; {look_up}({name!r})\n"
@@ -107,4 +108,4 @@ def test_a_framework_that_is_named_is_the_only_one_imported(look_up: str, name: 
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert set(ast.literal_eval(done.stdout)) - {"dialect", "launch"} == {name}
+    assert set(ast.literal_eval(done.stdout)) - {"log_reading", "launch"} == {name}

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.engines import dialects
+from paceline.engines import log_formats
 from tests.engines.promises import check_parse, check_read, read
 from tests.engines.samples import NOISE, PREFIXES, SAMPLES, log_text, times_of
 
-DIALECTS = pytest.mark.parametrize("name", dialects())
+LOG_FORMATS = pytest.mark.parametrize("name", log_formats())
 FUZZED = settings(
     max_examples=60,
     deadline=None,
@@ -69,7 +69,7 @@ def grown(name: str) -> bytes:
     "name", ["llama_factory", "llm_c", "modded_nanogpt", "nanochat", "nanotron", "olmo_core"]
 )
 def test_a_damaged_number_of_steps_leaves_the_one_before(name: str):
-    content, kind = grown(name), dialects()[name]
+    content, kind = grown(name), log_formats()[name]
     total = read(kind, content).facts["total_steps"]
     before, _, behind = content.rpartition(b"%d" % total)
     assert before, name
@@ -77,14 +77,14 @@ def test_a_damaged_number_of_steps_leaves_the_one_before(name: str):
     assert check_read(kind, damaged).facts["total_steps"] == total
 
 
-@DIALECTS
+@LOG_FORMATS
 @FUZZED
 @given(content=st.binary(max_size=4000))
 def test_random_bytes(name: str, content: bytes):
-    check_read(dialects()[name], content)
+    check_read(log_formats()[name], content)
 
 
-@DIALECTS
+@LOG_FORMATS
 @FUZZED
 @given(data=st.data())
 def test_a_log_with_some_of_it_overwritten(name: str, data: st.DataObject):
@@ -93,10 +93,10 @@ def test_a_log_with_some_of_it_overwritten(name: str, data: st.DataObject):
         start = data.draw(st.integers(0, len(content)))
         length = data.draw(st.integers(0, 12))
         content[start : start + length] = data.draw(HOSTILE)
-    check_read(dialects()[name], bytes(content))
+    check_read(log_formats()[name], bytes(content))
 
 
-@DIALECTS
+@LOG_FORMATS
 @FUZZED
 @given(data=st.data())
 def test_a_log_with_other_numbers_in_it(name: str, data: st.DataObject):
@@ -109,10 +109,10 @@ def test_a_log_with_other_numbers_in_it(name: str, data: st.DataObject):
         seen += 1
         return data.draw(HOSTILE) if seen in chosen else match[0]
 
-    check_read(dialects()[name], re.sub(rb"[0-9][0-9.]*", changed, grown(name)))
+    check_read(log_formats()[name], re.sub(rb"[0-9][0-9.]*", changed, grown(name)))
 
 
-@DIALECTS
+@LOG_FORMATS
 @FUZZED
 @given(data=st.data())
 def test_lines_of_two_ranks_in_any_order(name: str, data: st.DataObject):
@@ -121,20 +121,20 @@ def test_lines_of_two_ranks_in_any_order(name: str, data: st.DataObject):
         for prefix in data.draw(st.lists(st.sampled_from(PREFIXES), min_size=2, max_size=2))
         for line in grown(name).splitlines(keepends=True)
     ]
-    check_read(dialects()[name], b"".join(data.draw(st.permutations(lines))))
+    check_read(log_formats()[name], b"".join(data.draw(st.permutations(lines))))
 
 
-@DIALECTS
+@LOG_FORMATS
 @FUZZED
 @given(data=st.data())
 def test_two_writers_that_tear_each_others_lines(name: str, data: st.DataObject):
     first, second, torn = grown(name), grown(name), b""
     for length in data.draw(st.lists(st.integers(1, 400), max_size=20)):
         torn, first, second = torn + first[:length], second, first[length:]
-    check_read(dialects()[name], torn + first + second)
+    check_read(log_formats()[name], torn + first + second)
 
 
-@DIALECTS
+@LOG_FORMATS
 @FUZZED
 @given(data=st.data())
 def test_pieces_of_all_logs_one_after_the_other(name: str, data: st.DataObject):
@@ -143,12 +143,12 @@ def test_pieces_of_all_logs_one_after_the_other(name: str, data: st.DataObject):
         text = grown(data.draw(st.sampled_from(sorted(SAMPLES))))
         start = data.draw(st.integers(0, len(text)))
         pieces.append(text[start : start + data.draw(st.integers(0, 800))])
-    check_read(dialects()[name], b"".join(pieces))
+    check_read(log_formats()[name], b"".join(pieces))
 
 
-@DIALECTS
+@LOG_FORMATS
 def test_a_log_cut_off_at_every_byte(name: str):
-    kind, content = dialects()[name], log_text(name, TIMES[:2])
+    kind, content = log_formats()[name], log_text(name, TIMES[:2])
 
     counts = [len(read(kind, content[:end])) for end in range(len(content) + 1)]
 
@@ -205,14 +205,14 @@ FOUND = {
 @pytest.mark.parametrize("damage", FOUND)
 def test_what_was_found_once_is_not_found_again(damage: str, folder: Path):
     name, content = FOUND[damage]
-    check_read(dialects()[name], content)
+    check_read(log_formats()[name], content)
     (folder / "found.log").write_bytes(content)
     check_parse(folder / "found.log")
 
 
 def near_matches(name: str) -> list[bytes]:
-    """Beginnings of the dialect's own lines, each repeated until it fills a block."""
-    sample, kind = SAMPLES[name], dialects()[name]
+    """Beginnings of the log format's own lines, each repeated until it fills a block."""
+    sample, kind = SAMPLES[name], log_formats()[name]
     line = sample.line(20, 1.25).rstrip(b"\r\n")
     begun = [*kind.marks, *(line[: len(line) * share // 6] for share in range(1, 6))]
     return [*begun, line[1:], b"|", b" ", b"[", b"9", b"a: ", b"=", b"{", b'{"a":', *NOISE[:1]]
@@ -220,7 +220,7 @@ def near_matches(name: str) -> list[bytes]:
 
 def seconds_to_read(name: str, content: bytes) -> float:
     """The faster of two attempts."""
-    kind, took = dialects()[name], []
+    kind, took = log_formats()[name], []
     for _ in range(2):
         begin = time.process_time()
         read(kind, content)
@@ -228,7 +228,7 @@ def seconds_to_read(name: str, content: bytes) -> float:
     return min(took)
 
 
-@DIALECTS
+@LOG_FORMATS
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r", b" "], ids=["none", "LF", "CR", "blank"])
 def test_time_grows_no_faster_than_the_text(name: str, end: bytes):
     """16 times the text takes at most 64 times as long, or less than a tenth of a second."""

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from paceline.core.units import GIB
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.hf_trainer.dialect import DIALECT, OWN_TIME
+from paceline.engines.hf_trainer.log_format import LOG_FORMAT, OWN_TIME
+from paceline.engines.log_reading.log_content import LogContent
 from tests.engines.promises import check_read, parsed
 
 
@@ -49,12 +49,12 @@ def bar(step: int, rate: str = " 2.50s/it") -> str:
 
 
 def check(text: str) -> LogContent:
-    return check_read(DIALECT, text.encode())
+    return check_read(LOG_FORMAT, text.encode())
 
 
 def test_trls_tokens_are_a_running_total():
     text = "".join(f"{trl(n)}\n{bar(n)}" for n in range(1, 6))
-    assert DIALECT.step_line.search(text.encode())
+    assert LOG_FORMAT.step_line.search(text.encode())
     steps = check(text).steps()
     assert steps.index.tolist() == [1, 2, 3, 4, 5]
     assert steps["tokens"].tolist() == [280_752.0] * 5
@@ -82,7 +82,7 @@ def test_the_time_of_all_goes_before_that_of_the_passes():
 
 def test_axolotls_memory_and_tokens_are_kept_and_its_rate_is_not():
     text = "".join(f"{axolotl(n)}\n{bar(n)}" for n in range(1, 6))
-    assert DIALECT.step_line.search(text.encode())
+    assert LOG_FORMAT.step_line.search(text.encode())
     log = check(text)
     steps = log.steps()
     assert steps["loss"] == pytest.approx([1.105] * 5)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.hf_trainer import DIALECT
+from paceline.engines.hf_trainer import LOG_FORMAT
+from paceline.engines.log_reading.log_content import LogContent
 from tests.engines.promises import check_read, read
 
 REAL = "logs/bigscience_hf_ds_gpt2_perf_n16_bs4-mbs8.txt"
@@ -44,13 +44,13 @@ def summary(run_time: float = 273.0144, rate: float = 3.663, **more: float) -> s
 
 
 def check(text: str) -> LogContent:
-    return check_read(DIALECT, text.encode())
+    return check_read(LOG_FORMAT, text.encode())
 
 
 def test_the_real_log_gives_one_figure_for_the_run(reference_data: Path):
     content = (reference_data / REAL).read_bytes()
-    assert DIALECT.step_line.search(content)
-    log = read(DIALECT, content)
+    assert LOG_FORMAT.step_line.search(content)
+    log = read(LOG_FORMAT, content)
     assert log.figures == {"run_time_s": 273.0149, "samples_per_s": 3.663}
     assert log.facts == {"micro_batch": 8}, "the last of three attempts"
     assert len(log) == 0
@@ -62,7 +62,7 @@ def test_the_real_log_gives_one_figure_for_the_run(reference_data: Path):
 @pytest.mark.parametrize("write", [entry, quoted], ids=["numbers", "text"])
 def test_dictionaries_alone_are_counted(write: object):
     text = "".join(write(n / 10, loss=3 - n / 10) for n in range(1, 6))  # type: ignore[operator]
-    assert DIALECT.step_line.search(text.encode())
+    assert LOG_FORMAT.step_line.search(text.encode())
     log = check(text)
     steps = log.steps()
     assert steps.index.tolist() == [1, 2, 3, 4, 5]
@@ -215,7 +215,7 @@ def test_of_several_runs_in_one_log_the_last_counts():
 def test_an_attempt_that_begins_anew_forgets_the_one_before():
     begin = "[INFO|trainer.py:2519] 2025-12-31 >> ***** Running training *****\n"
     text = begin + entry(0.1) + entry(0.2) + summary() + begin + entry(0.1, loss=9.5)
-    log = read(DIALECT, text.encode())
+    log = read(LOG_FORMAT, text.encode())
     assert log.figures == {}
     assert log.steps()["loss"][-1] == 9.5
 
@@ -327,7 +327,7 @@ def test_the_trainers_own_file_has_step_numbers():
         "trial_name": None,
     }
     text = json.dumps(state, indent=2, sort_keys=True)
-    assert DIALECT.step_line.search(text.encode())
+    assert LOG_FORMAT.step_line.search(text.encode())
     log = check(text)
     assert log.steps().index.tolist() == [10, 20, 30, 40, 50]
     assert log.steps()["loss"] == pytest.approx([3.9, 3.8, 3.7, 3.6, 3.5])
@@ -377,7 +377,7 @@ def test_prefixes_and_other_line_ends_change_nothing(prefix: str):
 
 def test_damaged_bytes_change_nothing():
     content = b"{\x00\xff\n" + entry(0.1).encode() + b"\xc3( {{" + entry(0.2).encode() + b"}"
-    assert check_read(DIALECT, content).steps().index.tolist() == [1, 2]
+    assert check_read(LOG_FORMAT, content).steps().index.tolist() == [1, 2]
 
 
 def test_a_brace_inside_a_bar_makes_it_none():
@@ -387,5 +387,5 @@ def test_a_brace_inside_a_bar_makes_it_none():
 
 
 def test_braces_without_end_are_passed_over_quickly():
-    log = check_read(DIALECT, b"{" * 4000 + b"{'loss': 1.5, 'epoch': 0.1}" + b"{a" * 3000)
+    log = check_read(LOG_FORMAT, b"{" * 4000 + b"{'loss': 1.5, 'epoch': 0.1}" + b"{a" * 3000)
     assert log.steps()["loss"].tolist() == [1.5]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from paceline.core.units import GIB
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.llama_factory import DIALECT
+from paceline.engines.llama_factory import LOG_FORMAT
+from paceline.engines.log_reading.log_content import LogContent
 from tests.engines.promises import check_read, parsed
 
 
@@ -34,7 +34,7 @@ def line(step: int, clock: str, total_s: float | None = None, **more: object) ->
 
 
 def check(text: str) -> LogContent:
-    return check_read(DIALECT, text.encode())
+    return check_read(LOG_FORMAT, text.encode())
 
 
 def test_whole_seconds_are_shared_by_the_steps_between():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from paceline.core.units import MIB
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.llm_c import DIALECT
+from paceline.engines.llm_c import LOG_FORMAT
+from paceline.engines.log_reading.log_content import LogContent
 from tests.engines.promises import check_read, parsed
 from tests.engines.recent_samples import LLM_C_HEAD
 
@@ -21,7 +21,7 @@ def line(step: int, ms: float = 1234.56, share: str = "41.5%", loss: str = "7.12
 
 
 def check(text: str) -> LogContent:
-    return check_read(DIALECT, text.encode())
+    return check_read(LOG_FORMAT, text.encode())
 
 
 def test_a_line_is_read_to_its_figures_and_not_to_the_moving_average():
@@ -45,7 +45,7 @@ def test_the_reference_in_python():
         "step    3/100 | train loss 5.270000 | norm 30.9000 | lr 1.00e-04 | "
         "(1234.56 ms | 3317 tok/s)\n"
     )
-    assert DIALECT.step_line.search(text.encode())
+    assert LOG_FORMAT.step_line.search(text.encode())
     steps = check(text).steps()
     assert steps["step_time_s"] == pytest.approx([1.23456])
     assert steps["loss"] == pytest.approx([5.27]) and steps["grad_norm"] == pytest.approx([30.9])

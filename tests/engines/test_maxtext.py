@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from paceline.core.units import GIB
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.maxtext import DIALECT
+from paceline.engines.log_reading.log_content import LogContent
+from paceline.engines.maxtext import LOG_FORMAT
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
 from tests.engines.promises import check_read
@@ -53,7 +53,7 @@ def line(step: int, seconds: float = 5.668) -> str:
 
 
 def check(text: str) -> LogContent:
-    return check_read(DIALECT, text.encode())
+    return check_read(LOG_FORMAT, text.encode())
 
 
 def test_the_current_line():
@@ -259,4 +259,4 @@ def test_running_out_of_memory_is_told():
 
 def test_damaged_bytes_change_nothing():
     content = b"\xff\x00\n" + line(0).encode() + b"\xc3(" + line(1).encode()
-    assert check_read(DIALECT, content).steps().index.tolist() == [0, 1]
+    assert check_read(LOG_FORMAT, content).steps().index.tolist() == [0, 1]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.megatron import DIALECT
+from paceline.engines.log_reading.log_content import LogContent
+from paceline.engines.megatron import LOG_FORMAT
 from paceline.files.log_file import LogFile
 from paceline.logs.parser import detect
 from tests.engines.megatron_lines import MS, S, column, read, record
@@ -28,11 +28,12 @@ def variants(reference_data: Path) -> list[bytes]:
 def real(folder: Path, name: str) -> LogContent:
     path = folder / "logs" / name
     assert detect(LogFile(path)) == "megatron"
-    return check_read(DIALECT, path.read_bytes())
+    return check_read(LOG_FORMAT, path.read_bytes())
 
 
 def test_a_log_of_core_0_8(reference_data: Path):
-    log = read(DIALECT, (reference_data / "logs/megatron_lm_core0.8_gpt7b_8gpu.log").read_bytes())
+    content = (reference_data / "logs/megatron_lm_core0.8_gpt7b_8gpu.log").read_bytes()
+    log = read(LOG_FORMAT, content)
 
     assert log.steps().index.tolist() == [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
     assert column(log, "step_time_s") == [
@@ -108,7 +109,7 @@ READ_BY_EYE: list[tuple[int, int, float, dict[str, float]]] = [
 def test_real_lines_of_many_programs(
     variants: list[bytes], at: int, number: int, seconds: float, values: dict[str, float]
 ):
-    log = read(DIALECT, variants[at])
+    log = read(LOG_FORMAT, variants[at])
 
     assert log.steps().index.tolist() == [number]
     assert column(log, "step_time_s") == [seconds]
@@ -116,7 +117,7 @@ def test_real_lines_of_many_programs(
 
 
 def test_all_records_of_the_collection_are_read_and_nothing_else(variants: list[bytes]):
-    read_lines = [at for at, line in enumerate(variants) if len(read(DIALECT, line))]
+    read_lines = [at for at, line in enumerate(variants) if len(read(LOG_FORMAT, line))]
 
     assert read_lines == [at for at, *_ in READ_BY_EYE]
 
@@ -149,7 +150,7 @@ FORMS: list[tuple[dict[str, str | None], dict[str, float]]] = [
 
 @pytest.mark.parametrize(("changed", "values"), FORMS)
 def test_every_form_of_a_field(changed: dict[str, str | None], values: dict[str, float]):
-    log = check_read(DIALECT, record(1) + record(2, changed) + record(3))
+    log = check_read(LOG_FORMAT, record(1) + record(2, changed) + record(3))
 
     assert len(log) == 3
     assert {name: column(log, name)[1] for name in values} == values
@@ -157,7 +158,7 @@ def test_every_form_of_a_field(changed: dict[str, str | None], values: dict[str,
 
 @pytest.mark.parametrize("unsound", ["8.0K", "1,444.5", "None", "", "1.2.3", "?"])
 def test_a_value_that_is_no_plain_number_is_not_taken(unsound: str):
-    log = read(DIALECT, record(1) + record(2, {"global batch size": unsound}) + record(3))
+    log = read(LOG_FORMAT, record(1) + record(2, {"global batch size": unsound}) + record(3))
 
     assert column(log, "global_batch") == [128, None, 128]
     assert column(log, "loss") == [8.99542] * 3
@@ -172,7 +173,7 @@ def test_fields_in_another_order_are_read_all_the_same():
         b"| elapsed time per iteration (ms): 6.0 |\n"
     )
 
-    log = check_read(DIALECT, text)
+    log = check_read(LOG_FORMAT, text)
 
     assert column(log, "step_time_s") == [0.005, 0.006]
     assert column(log, "loss") == [2, 1]
@@ -198,7 +199,7 @@ PREFIXES = (
 def test_what_stands_before_a_record_does_not_matter(prefix: str, end: bytes):
     lines = [record(n, {"lm loss": f"{n}.5"}, prefix).replace(b"\n", end) for n in range(1, 6)]
 
-    log = check_read(DIALECT, b"".join(lines))
+    log = check_read(LOG_FORMAT, b"".join(lines))
 
     assert log.steps().index.tolist() == [1, 2, 3, 4, 5]
     assert column(log, "loss") == [1.5, 2.5, 3.5, 4.5, 5.5]
@@ -207,7 +208,7 @@ def test_what_stands_before_a_record_does_not_matter(prefix: str, end: bytes):
 
 @pytest.mark.parametrize("between", [b"", b" ", b"Deleting graphs", b"node-7: ", b"a: 1 |", b"7: "])
 def test_records_that_share_a_line(between: bytes):
-    log = check_read(DIALECT, between.join(record(n)[:-1] for n in range(1, 6)) + b"\n")
+    log = check_read(LOG_FORMAT, between.join(record(n)[:-1] for n in range(1, 6)) + b"\n")
 
     assert log.steps().index.tolist() == [1, 2, 3, 4, 5]
     assert column(log, "grad_norm") == [6.042] * 5
@@ -223,7 +224,7 @@ def test_lines_of_others_between_records():
         b"(min, max) time across ranks (ms): save-checkpoint ...: (24895.07, 24895.13)\n"
         b"\xff\xfe\x00\x00 not text\n"
     )
-    log = check_read(DIALECT, others.join(record(n) for n in range(1, 6)))
+    log = check_read(LOG_FORMAT, others.join(record(n) for n in range(1, 6)))
 
     assert log.steps().index.tolist() == [1, 2, 3, 4, 5]
     assert column(log, "loss") == [8.99542] * 5
@@ -233,7 +234,7 @@ def test_lines_of_others_between_records():
 def test_lines_that_are_cut_off_keep_what_they_say_in_full():
     cut = re.sub(rb"rate: .*", b"", record(3))
 
-    log = check_read(DIALECT, record(1) + record(2) + cut + record(4) + record(5))
+    log = check_read(LOG_FORMAT, record(1) + record(2) + cut + record(4) + record(5))
 
     assert column(log, "step_time_s") == [1.2505] * 5
     assert column(log, "loss") == [8.99542, 8.99542, None, 8.99542, 8.99542]
@@ -242,7 +243,7 @@ def test_lines_that_are_cut_off_keep_what_they_say_in_full():
 
 def test_a_number_that_is_cut_in_two_is_not_taken():
     text = record(2)
-    log = read(DIALECT, record(1) + text[: text.index(b"8.995") + 3])
+    log = read(LOG_FORMAT, record(1) + text[: text.index(b"8.995") + 3])
 
     assert column(log, "step_time_s") == [1.2505, 1.2505]
     assert column(log, "loss") == [8.99542, None]
@@ -250,14 +251,14 @@ def test_a_number_that_is_cut_in_two_is_not_taken():
 
 
 def test_a_record_without_a_time_is_no_step():
-    log = read(DIALECT, record(1) + record(2)[:60] + b"\n" + record(3))
+    log = read(LOG_FORMAT, record(1) + record(2)[:60] + b"\n" + record(3))
 
     assert log.steps().index.tolist() == [1, 3]
     assert log.remarks == ["iteration lines that end before their step time, left out: 1"]
 
 
 def test_a_whole_last_record_without_line_end_is_not_torn():
-    assert read(DIALECT, record(1) + record(2)[:-1]).torn is None
+    assert read(LOG_FORMAT, record(1) + record(2)[:-1]).torn is None
 
 
 def test_skipped_steps_are_told_and_their_overflow_is_no_fault():
@@ -266,7 +267,7 @@ def test_skipped_steps_are_told_and_their_overflow_is_no_fault():
         "grad norm": "inf",
         "number of skipped iterations": "  3",
     }
-    log = read(DIALECT, record(1) + record(2, skipped) + record(3))
+    log = read(LOG_FORMAT, record(1) + record(2, skipped) + record(3))
 
     assert column(log, "loss") == [8.99542, None, 8.99542]
     assert column(log, "grad_norm") == [6.042, None, 6.042]
@@ -274,7 +275,7 @@ def test_skipped_steps_are_told_and_their_overflow_is_no_fault():
 
 
 def test_a_nan_is_told_as_infinity():
-    log = read(DIALECT, record(1) + record(2, {"lm loss": "nan", "grad norm": "nan"}))
+    log = read(LOG_FORMAT, record(1) + record(2, {"lm loss": "nan", "grad norm": "nan"}))
 
     assert column(log, "loss") == [8.99542, float("inf")]
     assert column(log, "grad_norm") == [6.042, float("inf")]
@@ -287,7 +288,7 @@ def test_an_interval_of_nan_losses_only_has_an_infinite_loss():
         "number of nan iterations": "  2",
     }
     some = nan | {"lm loss": "2.0"}
-    log = read(DIALECT, record(1, nan) + record(2, some))
+    log = read(LOG_FORMAT, record(1, nan) + record(2, some))
 
     assert column(log, "loss") == [float("inf"), 2]
     assert "skipped steps with a NaN loss: 4" in log.remarks
@@ -301,18 +302,18 @@ def test_numbers_beyond_all_sense_do_no_harm():
         "global batch size": "-1e308",
         MS: "1e400",
     }
-    assert len(check_read(DIALECT, record(1) + record(2, odd) + record(10**17))) == 3
+    assert len(check_read(LOG_FORMAT, record(1) + record(2, odd) + record(10**17))) == 3
 
 
 def test_a_million_bytes_without_a_line_end_before_a_record():
-    log = read(DIALECT, b"x" * (1 << 20) + record(1), b"\n" * 5 + record(2))
+    log = read(LOG_FORMAT, b"x" * (1 << 20) + record(1), b"\n" * 5 + record(2))
 
     assert log.steps().index.tolist() == [1, 2]
 
 
 def test_power_is_averaged_over_the_lines():
     log = read(
-        DIALECT,
+        LOG_FORMAT,
         record(1, {"power per GPU (W/GPU)": "600.0"}),
         record(2, {"power per GPU (W/GPU)": "650.0"}),
         record(3),
@@ -326,7 +327,7 @@ def test_power_is_averaged_over_the_lines():
     [("2025-03-05", "core 0.11 or older"), ("2025-03-06", None), ("2026-01-01", None)],
 )
 def test_a_log_from_before_causal_counting_says_so(day: str, version: str | None):
-    log = read(DIALECT, record(1, before=f" [{day} 15:58:56] "))
+    log = read(LOG_FORMAT, record(1, before=f" [{day} 15:58:56] "))
 
     assert log.facts.get("framework_version") == version
 
@@ -335,7 +336,7 @@ def test_more_fields_than_are_learnt():
     many: dict[str, str | None] = {f"field {n}": "1.0" for n in range(100)}
     content = record(1, many) + record(2, {**many, "TFLOPs": "5.0"})
 
-    log = read(DIALECT, content)
+    log = read(LOG_FORMAT, content)
 
     assert column(log, "step_time_s") == [1.2505, 1.2505]
     assert column(log, "loss") == [8.99542, 8.99542]
@@ -348,11 +349,11 @@ def test_what_is_no_step_line_is_not_taken_for_one():
         b"Step Time : 5.69s GPU utilization: 1185.6MODEL_TFLOP/s/GPU",
         b"Training epoch 0, iteration 45/99 | lr: 6.897e-06 | global_batch_size: 128 |",
     ]
-    assert not any(DIALECT.step_line.search(line) for line in lines)
-    assert DIALECT.step_line.search(record(1))
+    assert not any(LOG_FORMAT.step_line.search(line) for line in lines)
+    assert LOG_FORMAT.step_line.search(record(1))
 
 
 @pytest.mark.parametrize(("schedule", "batch"), [("None", 2), ("0:4 2048:8 4096:16", None)])
 def test_the_batch_of_the_arguments_is_none_where_it_grows(schedule: str, batch: int | None):
     arguments = f"  global_batch_size ..... 2\n  step_batch_size_schedule ..... {schedule}\n"
-    assert read(DIALECT, arguments.encode() + record(1)).facts.get("global_batch") == batch
+    assert read(LOG_FORMAT, arguments.encode() + record(1)).facts.get("global_batch") == batch

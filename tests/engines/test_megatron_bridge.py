@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.engines.megatron_bridge import DIALECT
+from paceline.engines.megatron_bridge import LOG_FORMAT
 from paceline.files.log_file import LogFile
 from paceline.logs.parser import detect
 from tests.engines.megatron_lines import column, read, records
@@ -25,7 +25,7 @@ def real(reference_data: Path) -> bytes:
 
 
 def test_a_log_of_llama3_8b_on_8_b200(real: bytes):
-    log = read(DIALECT, real)
+    log = read(LOG_FORMAT, real)
 
     assert log.steps().index.tolist() == list(range(1, 51))
     assert column(log, "step_time_s")[:4] == [43.8246, 5.737, 5.6653, 7.4138]
@@ -44,7 +44,7 @@ def test_a_log_of_llama3_8b_on_8_b200(real: bytes):
 
 
 def test_the_window_that_nvidia_takes_gives_nvidias_figures(real: bytes):
-    steps = read(DIALECT, real).steps()
+    steps = read(LOG_FORMAT, real).steps()
     window = (steps.index >= 35) & (steps.index <= 44)
     times, flops = (steps[name][window] for name in ("step_time_s", "flops_per_s_per_device"))
 
@@ -55,7 +55,7 @@ def test_the_window_that_nvidia_takes_gives_nvidias_figures(real: bytes):
 
 
 def test_the_real_log_is_read_alike_in_pieces(real: bytes):
-    assert len(check_read(DIALECT, real)) == 50
+    assert len(check_read(LOG_FORMAT, real)) == 50
 
 
 def without(text: bytes, line_with: bytes) -> bytes:
@@ -64,9 +64,9 @@ def without(text: bytes, line_with: bytes) -> bytes:
 
 
 def test_one_lost_line_of_rank_0_does_not_shift_the_others(real: bytes):
-    all_flops = read(DIALECT, real).steps()["flops_per_s_per_device"]
+    all_flops = read(LOG_FORMAT, real).steps()["flops_per_s_per_device"]
 
-    log = read(DIALECT, without(real, b"1193.3MODEL"))
+    log = read(LOG_FORMAT, without(real, b"1193.3MODEL"))
 
     flops = log.steps()["flops_per_s_per_device"]
     assert len(flops) == 50 and np.isnan(flops).sum() == 1
@@ -77,9 +77,9 @@ def test_one_lost_line_of_rank_0_does_not_shift_the_others(real: bytes):
 
 
 def test_one_lost_line_of_the_last_rank_does_not_shift_the_others(real: bytes):
-    all_flops = read(DIALECT, real).steps()["flops_per_s_per_device"]
+    all_flops = read(LOG_FORMAT, real).steps()["flops_per_s_per_device"]
 
-    log = read(DIALECT, without(real, b"iteration       17/"))
+    log = read(LOG_FORMAT, without(real, b"iteration       17/"))
 
     flops = log.steps()["flops_per_s_per_device"]
     np.testing.assert_allclose(flops, np.delete(all_flops, 16), rtol=2e-3)
@@ -90,7 +90,7 @@ def test_one_lost_line_of_the_last_rank_does_not_shift_the_others(real: bytes):
 def test_the_old_spelling_and_a_prefix(reference_data: Path):
     lines = (reference_data / "logs/megatron_lm_variants.log").read_bytes().splitlines(True)
 
-    log = check_read(DIALECT, b"".join(lines[13:17]))
+    log = check_read(LOG_FORMAT, b"".join(lines[13:17]))
 
     assert log.steps().index.tolist() == [48, 50]
     assert column(log, "step_time_s") == [7.1387, 9.089]
@@ -100,7 +100,7 @@ def test_the_old_spelling_and_a_prefix(reference_data: Path):
 def test_a_log_of_step_times_alone_is_counted_from_1(reference_data: Path):
     lines = (reference_data / "logs/megatron_lm_variants.log").read_bytes().splitlines(True)
 
-    log = read(DIALECT, b"".join(lines[17:]))
+    log = read(LOG_FORMAT, b"".join(lines[17:]))
 
     assert log.steps().index.tolist() == list(range(1, 9))
     assert column(log, "step_time_s") == [125.37, 6.13, 4.66, 10.69, 2.26, 3.54, 2.24, 2.22]
@@ -111,9 +111,9 @@ def test_a_log_of_step_times_alone_is_counted_from_1(reference_data: Path):
 
 def test_a_collection_with_records_of_other_programs(reference_data: Path):
     content = (reference_data / "logs/megatron_lm_variants.log").read_bytes()
-    check_read(DIALECT, content)
+    check_read(LOG_FORMAT, content)
 
-    log = read(DIALECT, content)
+    log = read(LOG_FORMAT, content)
 
     assert len(log) == 11
     assert log.remarks == [
@@ -128,7 +128,7 @@ def test_a_line_of_rank_0_in_the_middle_of_a_record():
     record = records([1250.5])
     cut = record.index(b"rate: 2")
 
-    log = check_read(DIALECT, record[:cut] + line + b"\n" + record[cut:] + b"\n")
+    log = check_read(LOG_FORMAT, record[:cut] + line + b"\n" + record[cut:] + b"\n")
 
     assert column(log, "step_time_s") == [1.2505]
     assert column(log, "flops_per_s_per_device") == [900 * TERA]
@@ -141,13 +141,13 @@ def test_the_throughput_of_the_record_itself_goes_first():
     )
     line = b"Step Time : 1.25s GPU utilization: 900.0MODEL_TFLOP/s/GPU\n"
 
-    assert column(read(DIALECT, line + record), "flops_per_s_per_device") == [7 * TERA]
+    assert column(read(LOG_FORMAT, line + record), "flops_per_s_per_device") == [7 * TERA]
 
 
 def test_a_utilization_of_0_is_no_measurement():
     line = b"Step Time : 1.25s GPU utilization: 0.0MODEL_TFLOP/s/GPU\n"
 
-    log = read(DIALECT, line + records([1250.5]))
+    log = read(LOG_FORMAT, line + records([1250.5]))
 
     assert column(log, "flops_per_s_per_device") == [None]
     assert log.remarks == [

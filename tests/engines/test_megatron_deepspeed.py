@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from paceline.engines import megatron
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.megatron_deepspeed import DIALECT
+from paceline.engines.log_reading.log_content import LogContent
+from paceline.engines.megatron_deepspeed import LOG_FORMAT
 from paceline.files.log_file import LogFile
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import detect, parse_log
@@ -22,8 +22,8 @@ MIB = 2**20
 def real(folder: Path, name: str) -> LogContent:
     path = folder / "logs" / name
     assert detect(LogFile(path)) == "megatron_deepspeed"
-    check_read(DIALECT, path.read_bytes())
-    return read(DIALECT, path.read_bytes())
+    check_read(LOG_FORMAT, path.read_bytes())
+    return read(LOG_FORMAT, path.read_bytes())
 
 
 def test_the_176b_log(reference_data: Path):
@@ -117,7 +117,7 @@ def test_fields_of_the_followers():
         "tokens per gpu per second (tgs)": "1146.733",
         "lm loss": None,
     }
-    log = check_read(DIALECT, record(1, changed) + record(2, changed))
+    log = check_read(LOG_FORMAT, record(1, changed) + record(2, changed))
 
     assert column(log, "seq_len") == [4096, 4096]
     assert column(log, "tokens_per_s_per_device") == [1146.733] * 2
@@ -131,13 +131,13 @@ def totals(samples: int, tokens: int) -> dict[str, str | None]:
 
 
 def test_the_sequence_length_follows_from_the_totals():
-    log = read(DIALECT, record(1, totals(512, 1_048_576)), record(2, totals(1024, 2_097_152)))
+    log = read(LOG_FORMAT, record(1, totals(512, 1_048_576)), record(2, totals(1024, 2_097_152)))
 
     assert log.facts["seq_len"] == 2048
 
 
 def test_a_growing_sequence_length_is_not_stated_as_one():
-    log = read(DIALECT, record(1, totals(512, 32_768)), record(2, totals(1024, 102_400)))
+    log = read(LOG_FORMAT, record(1, totals(512, 32_768)), record(2, totals(1024, 102_400)))
 
     assert "seq_len" not in log.facts
 
@@ -152,8 +152,8 @@ def test_a_growing_sequence_length_is_not_stated_as_one():
     ],
 )
 def test_it_is_told_from_megatron_by_its_own_fields(changed: dict[str, str | None]):
-    assert DIALECT.step_line.search(record(1, changed))
-    assert DIALECT.precedence < megatron.DIALECT.precedence
+    assert LOG_FORMAT.step_line.search(record(1, changed))
+    assert LOG_FORMAT.precedence < megatron.LOG_FORMAT.precedence
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_it_is_told_from_megatron_by_its_own_fields(changed: dict[str, str | Non
     [{}, {"consumed tokens": "1.258B"}, {"iteration time": "270.125 s samples/sec: 3.8"}],
 )
 def test_records_of_megatron_are_not_taken_for_its_own(changed: dict[str, str | None]):
-    assert not DIALECT.step_line.search(record(1, changed))
+    assert not LOG_FORMAT.step_line.search(record(1, changed))
 
 
 def keyed(step: int, time_ms: float, average: float = 0.0) -> str:
@@ -183,7 +183,7 @@ def keyed(step: int, time_ms: float, average: float = 0.0) -> str:
 
 
 def test_a_fork_that_writes_keys_and_values():
-    log = check_read(DIALECT, "".join(keyed(n, 3400.2 + n) for n in range(1, 30)).encode())
+    log = check_read(LOG_FORMAT, "".join(keyed(n, 3400.2 + n) for n in range(1, 30)).encode())
 
     assert log.steps().index.tolist() == list(range(1, 30))
     assert column(log, "step_time_s")[:2] == [3.4012, 3.4022]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from paceline.core.steps import Steps
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.mlperf import DIALECT
+from paceline.engines.log_reading.log_content import LogContent
+from paceline.engines.mlperf import LOG_FORMAT
 from paceline.files.log_file import LogFile
 from tests.engines.promises import check_read
 
@@ -53,7 +53,7 @@ END = line("eval_accuracy", 0.92, samples_count=3072) + line(
 
 def read_file(path: Path) -> LogContent:
     log = LogContent()
-    DIALECT.read(LogFile(path), log)
+    LOG_FORMAT.read(LogFile(path), log)
     return log
 
 
@@ -233,7 +233,7 @@ class TestPublicLogs:
 
 
 def test_the_run_time_is_between_the_markers_and_initialisation_before():
-    log = check_read(DIALECT, BEGIN + END)
+    log = check_read(LOG_FORMAT, BEGIN + END)
 
     assert log.figures == {
         "init_time_s": 60.0,
@@ -246,7 +246,8 @@ def test_the_run_time_is_between_the_markers_and_initialisation_before():
 
 def test_markers_of_every_rank_count_once():
     ranks = b"".join(line("init_start", time_s=-60 + k / 10) for k in range(8))
-    log = check_read(DIALECT, ranks + BEGIN + END + line("run_stop", time_s=601, status="success"))
+    stop = line("run_stop", time_s=601, status="success")
+    log = check_read(LOG_FORMAT, ranks + BEGIN + END + stop)
 
     assert log.figures["init_time_s"] == 60.0
     assert log.figures["run_time_s"] == 600.25
@@ -256,14 +257,14 @@ def test_an_aborted_run_has_reached_no_target():
     end = line("eval_accuracy", 0.93, samples_count=384) + line(
         "run_stop", time_s=60, status="aborted", step=48
     )
-    log = check_read(DIALECT, BEGIN + end)
+    log = check_read(LOG_FORMAT, BEGIN + end)
 
     assert log.figures["run_time_s"] == 60.0 and "samples_to_target" not in log.figures
     assert log.remarks == ["run_stop has status aborted: the quality target was not reached"]
 
 
 def test_a_status_of_characters_that_cannot_be_shown_is_made_fit_to_be():
-    log = check_read(DIALECT, BEGIN + line("run_stop", time_s=60, status="suc\xa0\x80\ud800s"))
+    log = check_read(LOG_FORMAT, BEGIN + line("run_stop", time_s=60, status="suc\xa0\x80\ud800s"))
     assert log.ended == "run_stop, status suc ?s"
 
 
@@ -276,7 +277,7 @@ def test_a_status_of_characters_that_cannot_be_shown_is_made_fit_to_be():
     ],
 )
 def test_a_missing_marker_is_told(text: bytes, missing: str):
-    log = check_read(DIALECT, text)
+    log = check_read(LOG_FORMAT, text)
 
     assert log.torn == f"it has {missing} line"
     assert "run_time_s" not in log.figures
@@ -289,7 +290,7 @@ def test_single_steps_go_before_means_of_blocks():
         + stats({"train_step_time": 0.4}, samples_count=512)
         + line("eval_start", samples_count=512, step=64)
     )
-    log = check_read(DIALECT, BEGIN + text + END)
+    log = check_read(LOG_FORMAT, BEGIN + text + END)
     steps = log.steps()
 
     assert steps.index.tolist() == [31, 63]
@@ -305,7 +306,7 @@ def test_means_stand_at_the_evaluation_that_ends_their_block():
         + line("eval_start", samples_count=8 * end)
         for time, begin, end in [(1.25, 0, 192), (1.5, 192, 240), (1.75, 240, 288)]
     )
-    log = check_read(DIALECT, BEGIN + text + END)
+    log = check_read(LOG_FORMAT, BEGIN + text + END)
     steps = log.steps()
 
     assert steps.index.tolist() == [192, 240, 288]
@@ -319,8 +320,8 @@ def test_means_without_an_evaluation_stand_where_their_own_samples_say():
     total = b"".join(stats({"throughput": 16.0}, samples_count=n) for n in (384, 768, 1152))
 
     for text in (single, total):
-        assert check_read(DIALECT, BEGIN + text).steps().index.tolist() == [48, 96, 144]
-    assert check_read(DIALECT, single).steps().index.tolist() == [1, 2, 3]
+        assert check_read(LOG_FORMAT, BEGIN + text).steps().index.tolist() == [48, 96, 144]
+    assert check_read(LOG_FORMAT, single).steps().index.tolist() == [1, 2, 3]
 
 
 def test_losses_of_their_own_lines_share_the_row_of_a_mean_at_the_same_step():
@@ -330,7 +331,7 @@ def test_losses_of_their_own_lines_share_the_row_of_a_mean_at_the_same_step():
         + stats({"train_step_time": 0.5}, samples_count=160)
         + line("eval_start", samples_count=160, step=20)
     )
-    steps = check_read(DIALECT, BEGIN + text).steps()
+    steps = check_read(LOG_FORMAT, BEGIN + text).steps()
 
     assert steps.index.tolist() == [10, 20]
     assert steps["loss"].tolist() == [2.5, 1.5]
@@ -347,8 +348,8 @@ def test_lines_in_another_order_say_the_same():
         stats({"train_step_time": 0.25, "reduced_train_loss": 8.5}, step=31, samples_count=256),
         stats({"train_step_time": 0.5, "reduced_train_loss": 7.5}, step=63, samples_count=512),
     ]
-    usual = check_read(DIALECT, BEGIN + b"".join(lines))
-    other = check_read(DIALECT, BEGIN + b"".join(map(shuffled, lines)))
+    usual = check_read(LOG_FORMAT, BEGIN + b"".join(lines))
+    other = check_read(LOG_FORMAT, BEGIN + b"".join(map(shuffled, lines)))
 
     for name in ("step_time_s", "loss"):
         assert usual.steps()[name].tolist() == other.steps()[name].tolist()
@@ -357,13 +358,13 @@ def test_lines_in_another_order_say_the_same():
 def test_a_lost_loss_is_told_as_infinite():
     text = stats({"train_loss": float("nan")}, step=10, samples_count=80)
 
-    assert check_read(DIALECT, BEGIN + text).steps()["loss"].tolist() == [np.inf]
+    assert check_read(LOG_FORMAT, BEGIN + text).steps()["loss"].tolist() == [np.inf]
 
 
 def test_only_the_first_of_several_runs_is_read():
     first = stats({"train_step_time": 0.25, "reduced_train_loss": 2.0}, step=31, samples_count=256)
     second = stats({"train_step_time": 9.0, "reduced_train_loss": 2.0}, step=31, samples_count=256)
-    log = check_read(DIALECT, BEGIN + first + END + BEGIN + second + END)
+    log = check_read(LOG_FORMAT, BEGIN + first + END + BEGIN + second + END)
 
     assert log.steps()["step_time_s"].tolist() == [0.25]
     assert log.figures["run_time_s"] == 600.25
@@ -375,7 +376,7 @@ def test_names_that_nobody_filled_in_are_not_facts():
         "submission_platform", "18xSUBMISSION_PLATFORM_PLACEHOLDER"
     )
 
-    assert check_read(DIALECT, text).facts == {}
+    assert check_read(LOG_FORMAT, text).facts == {}
 
 
 def test_values_of_unexpected_types_are_no_facts():
@@ -383,13 +384,13 @@ def test_values_of_unexpected_types_are_no_facts():
         line("global_batch_size", value) for value in (None, [8], {}, True, -8, 2.5, 10**400, "")
     )
 
-    assert check_read(DIALECT, text + line("gradient_accumulation_steps", 4.0)).facts == {
+    assert check_read(LOG_FORMAT, text + line("gradient_accumulation_steps", 4.0)).facts == {
         "gradient_accumulation": 4
     }
 
 
 def test_broken_result_lines_are_counted():
-    log = check_read(DIALECT, BEGIN + b':::MLLOG {"namespace": \n:::MLLOG\n' + END)
+    log = check_read(LOG_FORMAT, BEGIN + b':::MLLOG {"namespace": \n:::MLLOG\n' + END)
 
     assert log.remarks == [":::MLLOG lines without a whole record, passed over: 1"]
 
@@ -397,4 +398,4 @@ def test_broken_result_lines_are_counted():
 def test_noise_behind_a_line_does_not_hide_it():
     text = stats({"train_loss": 1.5}, step=10, samples_count=80) + b'echo "cache_clear"\n'
 
-    assert len(check_read(DIALECT, BEGIN + text)) == 1
+    assert len(check_read(LOG_FORMAT, BEGIN + text)) == 1

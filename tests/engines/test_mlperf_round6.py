@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engines.dialect.mllog import records
-from paceline.engines.mlperf import DIALECT
+from paceline.engines.log_reading.mllog import records
+from paceline.engines.mlperf import LOG_FORMAT
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
 from paceline.mlperf.logged_trial import trials_of
@@ -28,7 +28,7 @@ def two_writers(num_steps: int = 40, batch: int = 8, block: int = 10) -> bytes:
 
 
 def test_steps_that_state_their_samples_and_loss_are_single_steps():
-    log = check_read(DIALECT, BEGIN + two_writers() + END)
+    log = check_read(LOG_FORMAT, BEGIN + two_writers() + END)
 
     steps = log.steps()
     assert steps.index.tolist() == list(range(1, 41))
@@ -38,7 +38,7 @@ def test_steps_that_state_their_samples_and_loss_are_single_steps():
 
 def test_without_a_batch_such_steps_are_counted():
     batchless = BEGIN.replace(line("global_batch_size", 8), b"")
-    log = check_read(DIALECT, batchless + two_writers(6) + END)
+    log = check_read(LOG_FORMAT, batchless + two_writers(6) + END)
 
     assert log.steps().index.tolist() == [1, 2, 3, 4, 5, 6]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from paceline.core.units import MIB
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.modded_nanogpt import DIALECT
+from paceline.engines.log_reading.log_content import LogContent
+from paceline.engines.modded_nanogpt import LOG_FORMAT
 from tests.engines.promises import check_read, parsed
 
 
@@ -20,7 +20,7 @@ def line(step: int, total_ms: float, loss: str = "") -> str:
 
 
 def check(text: str) -> LogContent:
-    return check_read(DIALECT, text.encode())
+    return check_read(LOG_FORMAT, text.encode())
 
 
 def test_times_are_differences_and_not_the_running_mean():
@@ -61,7 +61,7 @@ def test_seconds_with_two_decimals():
         "step:1/100 | loss 10.825800 | train_time:0.90s | step_avg:900.00ms\n"
         "step:2/100 | loss 10.010000 | train_time:1.05s | step_avg:525.00ms\n"
     )
-    assert DIALECT.step_line.search(text.encode())
+    assert LOG_FORMAT.step_line.search(text.encode())
     log = check(text)
     assert log.steps()["step_time_s"] == pytest.approx([0.9, 0.15])
     assert log.steps()["loss"] == pytest.approx([10.8258, 10.01])
@@ -82,7 +82,7 @@ def test_the_device_and_the_memory_are_kept():
 
 def test_the_programs_text_at_the_top_is_no_step():
     code = 'print0(f"step:{step+1}/{train_steps} train_time:{approx:.0f}ms step_avg:{a:.2f}ms")\n'
-    assert DIALECT.step_line.search(code.encode()) is None
+    assert LOG_FORMAT.step_line.search(code.encode()) is None
     assert check(code + line(1, 900)).steps().index.tolist() == [1]
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from paceline.core.units import MIB
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.nanochat import DIALECT
+from paceline.engines.log_reading.log_content import LogContent
+from paceline.engines.nanochat import LOG_FORMAT
 from tests.engines.promises import check_read, parsed
 from tests.engines.recent_samples import NANOCHAT_HEAD
 
@@ -22,7 +22,7 @@ def line(step: int, ms: float = 480.12, rate: str = "1,091,993", loss: str = "5.
 
 
 def check(text: str) -> LogContent:
-    return check_read(DIALECT, text.encode())
+    return check_read(LOG_FORMAT, text.encode())
 
 
 def test_a_line_is_read_to_its_figures():
@@ -38,7 +38,7 @@ def test_a_line_is_read_to_its_figures():
 
 def test_the_line_of_2025_has_a_gradient_norm():
     text = line(7).replace("| lrm:", "| grad norm: 0.1234 | lrm:").replace("bf16_mfu", "mfu")
-    assert DIALECT.step_line.search(text.encode())
+    assert LOG_FORMAT.step_line.search(text.encode())
     steps = check(text).steps()
     assert steps["grad_norm"] == pytest.approx([0.1234]) and steps["mfu"] == pytest.approx([0.471])
 
@@ -48,7 +48,7 @@ def test_a_line_without_a_total_drawn_again_in_place():
         "\rstep 00010 (1.0%) | loss: 5.123456 | lrm: 1.00 | dt: 300ms | tok/sec: 1,747,626 | "
         "mfu: 40.1% | epoch: 1 | remaining: 290s    "
     )
-    assert DIALECT.step_line.search(text.encode())
+    assert LOG_FORMAT.step_line.search(text.encode())
     steps = check(text).steps()
     assert steps["step_time_s"] == pytest.approx([0.3]) and steps["mfu"] == pytest.approx([0.401])
 

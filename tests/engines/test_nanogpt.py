@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.nanogpt import AGAINST, DIALECT
+from paceline.engines.log_reading.log_content import LogContent
+from paceline.engines.nanogpt import AGAINST, LOG_FORMAT
 from tests.engines.promises import check_read, parsed
 from tests.engines.recent_samples import NANOGPT_HEAD
 
@@ -17,7 +17,7 @@ def line(step: int, ms: float = 250.12, share: str = "12.34%", loss: str = "4.12
 
 
 def check(text: str) -> LogContent:
-    return check_read(DIALECT, text.encode())
+    return check_read(LOG_FORMAT, text.encode())
 
 
 def test_a_line_is_read_to_its_figures():
@@ -37,7 +37,7 @@ def test_an_mfu_that_is_not_known_yet_is_none():
 
 def test_the_first_version_had_no_mfu():
     text = "iter 10: loss 4.1234, time 250.12ms\n"
-    assert DIALECT.step_line.search(text.encode())
+    assert LOG_FORMAT.step_line.search(text.encode())
     assert check(text).steps()["step_time_s"] == pytest.approx([0.25012])
 
 

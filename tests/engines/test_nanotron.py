@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.units import TERA
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.nanotron import DIALECT
+from paceline.engines.log_reading.log_content import LogContent
+from paceline.engines.nanotron import LOG_FORMAT
 from tests.engines.promises import check_read, parsed
 from tests.engines.recent_samples import NANOTRON_HEAD
 
@@ -25,7 +25,7 @@ def line(step: int, time: str = "2.61K", batch: str = "1.02K", loss: str = "9.31
 
 
 def check(text: str) -> LogContent:
-    return check_read(DIALECT, text.encode())
+    return check_read(LOG_FORMAT, text.encode())
 
 
 def test_a_line_is_read_to_its_figures():
@@ -58,7 +58,7 @@ def test_full_numbers_of_2023():
         "tokens_per_sec_per_gpu: 1.003E+05 | global_batch_size:  1024 | lm_loss: 1.0832E+01 | "
         "lr: 3.000E-04 | model_tflops_per_gpu: 120.50 | hardware_tflops_per_gpu: 120.50\n"
     )
-    assert DIALECT.step_line.search(text.encode())
+    assert LOG_FORMAT.step_line.search(text.encode())
     log = check(text)
     steps = log.steps()
     assert steps["step_time_s"] == pytest.approx([2.6134])

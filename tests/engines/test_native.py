@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from paceline.core.hardware import Cluster
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.native import DIALECT, job
+from paceline.engines.log_reading.log_content import LogContent
+from paceline.engines.native import LOG_FORMAT, job
 from tests.engines.promises import check_read
 from tests.example import make_spec
 from tests.files.test_events import END, MEMORY, START, STEP
@@ -33,7 +33,7 @@ def end(status: str = "ok", reason: str | None = None, steps: int = 3) -> dict[s
 
 
 def read(*events: dict[str, Any]) -> LogContent:
-    return check_read(DIALECT, text(*events))
+    return check_read(LOG_FORMAT, text(*events))
 
 
 def merged(number: int, **changes: Any) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def test_all_ranks_one_after_another_are_merged():
 def test_many_steps_of_several_ranks_are_merged_piece_by_piece():
     rank = [step(k, step_time_s=0.5, loss=float(k % 7)) for k in range(1, 70_000)]
     content = text(start(0, 2), *rank, start(1, 2), *rank)
-    log = check_read(DIALECT, content, (1 << 20,))
+    log = check_read(LOG_FORMAT, content, (1 << 20,))
     steps = log.steps()
 
     assert steps.index.tolist() == list(range(1, 70_000))
@@ -125,7 +125,7 @@ def test_merged_steps_are_the_whole_runs():
 def test_a_restarted_rank_ends_with_the_steps_that_it_did_again():
     log = LogContent()
     events = [start(), step(1), step(2), step(3), start(), step(2, loss=1.0), step(3), step(4)]
-    DIALECT.read([text(*events)], log)
+    LOG_FORMAT.read([text(*events)], log)
     steps = log.steps()
 
     assert steps.index[-3:].tolist() == [2, 3, 4]
@@ -199,14 +199,14 @@ def test_lines_of_a_newer_schema_are_read_as_far_as_they_are_known():
     ],
 )
 def test_an_event_line_that_is_not_valid_costs_only_itself_and_is_counted(line: bytes):
-    log = check_read(DIALECT, text(start(), step(1)) + line + b"\n" + text(step(2)))
+    log = check_read(LOG_FORMAT, text(start(), step(1)) + line + b"\n" + text(step(2)))
 
     assert log.steps().index.tolist() == [1, 2]
     assert log.remarks == ["event lines that are not valid and were passed over: 1"]
 
 
 def test_a_torn_last_line_is_told_but_not_counted():
-    log = check_read(DIALECT, text(start(), step(1)) + text(step(2))[:40])
+    log = check_read(LOG_FORMAT, text(start(), step(1)) + text(step(2))[:40])
 
     assert log.steps().index.tolist() == [1] and log.remarks == []
     assert log.torn == "the last line breaks off in the middle"
@@ -215,7 +215,7 @@ def test_a_torn_last_line_is_told_but_not_counted():
 def test_ranks_that_share_a_physical_line_are_both_read():
     content = text(start(), step(1)) + text(step(2)).rstrip(b"\n") + text(step(3))
 
-    assert check_read(DIALECT, content).steps().index.tolist() == [1, 2, 3]
+    assert check_read(LOG_FORMAT, content).steps().index.tolist() == [1, 2, 3]
 
 
 def test_prefixes_colours_and_foreign_lines_change_nothing():
@@ -224,7 +224,7 @@ def test_prefixes_colours_and_foreign_lines_change_nothing():
         b"\x1b[33m[rank0]: " + line + b"\x1b[0m\r\n\xff\x00 noise\n" for line in lines
     )
 
-    assert check_read(DIALECT, content).steps().index.tolist() == [1, 2]
+    assert check_read(LOG_FORMAT, content).steps().index.tolist() == [1, 2]
 
 
 def test_a_ranks_line_between_merged_ones_is_read_as_what_it_is():

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.nemo1 import DIALECT
+from paceline.engines.log_reading.log_content import LogContent
+from paceline.engines.nemo1 import LOG_FORMAT
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
 from tests.engines.promises import check_read, read
@@ -80,14 +80,14 @@ def test_a_bar_that_times_its_step_goes_before_its_rate():
 
 
 def check(text: str) -> LogContent:
-    return check_read(DIALECT, text.encode())
+    return check_read(LOG_FORMAT, text.encode())
 
 
 def test_every_real_line_is_read_as_a_person_reads_it(reference_data: Path):
     lines = (reference_data / REAL).read_bytes().splitlines(keepends=True)
     assert len(lines) == len(REAL_LINES)
     for line, (step, loss, seconds, batch, total) in zip(lines, REAL_LINES, strict=True):
-        log = check_read(DIALECT, line)
+        log = check_read(LOG_FORMAT, line)
         steps = log.steps()
         assert steps.index.tolist() == [step]
         assert steps["loss"][0] == pytest.approx(loss)
@@ -97,7 +97,7 @@ def test_every_real_line_is_read_as_a_person_reads_it(reference_data: Path):
 
 
 def test_the_real_file_as_one_log_has_all_its_lines(reference_data: Path):
-    log = read(DIALECT, (reference_data / REAL).read_bytes())
+    log = read(LOG_FORMAT, (reference_data / REAL).read_bytes())
     assert len(log) == len(REAL_LINES)
     assert log.resolution_s == pytest.approx(0.01)
     steps = log.steps()
@@ -301,4 +301,4 @@ def test_prefixes_change_nothing(prefix: str):
 
 def test_damaged_bytes_around_the_bars_change_nothing():
     content = b"\x00\xff\xfe[\n" + bar(0).encode() + b"\xc3\x28\x00" + bar(1).encode() + b"\n\x80"
-    assert check_read(DIALECT, content).steps().index.tolist() == [0, 1]
+    assert check_read(LOG_FORMAT, content).steps().index.tolist() == [0, 1]

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.nemo2 import DIALECT
+from paceline.engines.log_reading.log_content import LogContent
+from paceline.engines.nemo2 import LOG_FORMAT
 from tests.engines.promises import check_read, read
 
 REAL = "logs/nemo2_llama3_8b_bf16_b200_8gpu.log"
@@ -25,11 +25,11 @@ def line(
 
 
 def check(text: str) -> LogContent:
-    return check_read(DIALECT, text.encode())
+    return check_read(LOG_FORMAT, text.encode())
 
 
 def test_the_real_log_is_read_as_a_person_reads_it(reference_data: Path):
-    log = read(DIALECT, (reference_data / REAL).read_bytes())
+    log = read(LOG_FORMAT, (reference_data / REAL).read_bytes())
     steps = log.steps()
     assert steps.index.tolist() == [45, 46, 47, 48, 49]
     assert steps["step_time_s"].tolist() == [6.08, 6.061, 6.082, 6.071, 6.06]
@@ -54,7 +54,7 @@ def test_records_that_a_terminal_has_wrapped(width: int, other: str):
     )
     whole, log = check("".join(texts)).steps(), check(wrapped).steps()
 
-    assert DIALECT.step_line.search(wrapped.encode())
+    assert LOG_FORMAT.step_line.search(wrapped.encode())
     assert log.index.tolist() == whole.index.tolist()
     for name in ("step_time_s", "loss", "global_batch"):
         assert log[name].tolist() == whole[name].tolist()
@@ -160,7 +160,7 @@ def test_megatrons_lines_are_not_taken_for_its_own():
         " iteration 10000001/50000000 | consumed samples: 1 | elapsed time per iteration (ms): 5\n"
     )
     assert len(check(text)) == 0
-    assert DIALECT.step_line.search(text.encode()) is None
+    assert LOG_FORMAT.step_line.search(text.encode()) is None
 
 
 def test_four_digits_are_the_resolution():
@@ -210,4 +210,4 @@ def test_prefixes_and_other_line_ends_change_nothing(prefix: str):
 
 def test_damaged_bytes_change_nothing():
     content = b"\x00\xff" + line(0).encode() + b"\xc3\x28 \x00\n" + line(1).encode()
-    assert check_read(DIALECT, content).steps().index.tolist() == [0, 1]
+    assert check_read(LOG_FORMAT, content).steps().index.tolist() == [0, 1]

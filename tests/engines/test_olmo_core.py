@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from paceline.core.units import GIB
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.olmo_core import DIALECT
+from paceline.engines.log_reading.log_content import LogContent
+from paceline.engines.olmo_core import LOG_FORMAT
 from tests.engines.promises import check_read, parsed
 
 # After console_logger.py and speed_monitor.py of allenai/OLMo-core, 2025-2026.
@@ -29,7 +29,7 @@ def record(step: int, rate: str = "0.4000", tokens: int = 4_194_304, first: str 
 
 
 def check(text: str) -> LogContent:
-    return check_read(DIALECT, text.encode())
+    return check_read(LOG_FORMAT, text.encode())
 
 
 def test_a_record_is_read_to_its_figures_and_not_to_the_running_means():

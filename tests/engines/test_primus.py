@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.units import TERA
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.primus import DIALECT
+from paceline.engines.log_reading.log_content import LogContent
+from paceline.engines.primus import LOG_FORMAT
 from tests.engines.promises import check_read, parsed
 
 # After modules/trainer/megatron/trainer.py and core/utils/logger.py of AMD-AGI/Primus, 2025-2026.
@@ -30,13 +30,13 @@ def line(step: int, head: str = HEAD, loss: str = "2.352391E+00") -> str:
 
 
 def check(text: str) -> LogContent:
-    return check_read(DIALECT, text.encode())
+    return check_read(LOG_FORMAT, text.encode())
 
 
 @pytest.mark.parametrize("head", [HEAD, COLOURED], ids=["plain", "coloured"])
 def test_the_step_counts_and_not_the_running_mean_behind_it(head: str):
     text = "".join(line(n, head) for n in (1, 2, 3))
-    assert DIALECT.step_line.search(text.encode())
+    assert LOG_FORMAT.step_line.search(text.encode())
     log = check(text)
     steps = log.steps()
     assert steps.index.tolist() == [1, 2, 3]

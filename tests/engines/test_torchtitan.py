@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from paceline.core.units import GIB
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.torchtitan import DIALECT
+from paceline.engines.log_reading.log_content import LogContent
+from paceline.engines.torchtitan import LOG_FORMAT
 from tests.engines.promises import check_read
 
 COLOURS = ("\x1b[31m", "\x1b[32m", "\x1b[38;2;180;60;0m", "\x1b[36m", "\x1b[34m", "\x1b[35m")
@@ -24,13 +24,13 @@ def line(step: int, rate: str = "1,444", colours: tuple[str, ...] = ("",) * 6) -
 
 
 def check(text: str) -> LogContent:
-    return check_read(DIALECT, text.encode())
+    return check_read(LOG_FORMAT, text.encode())
 
 
 @pytest.mark.parametrize("colours", [("",) * 6, COLOURS], ids=["plain", "coloured"])
 def test_the_current_line(colours: tuple[str, ...]):
     text = "".join(line(step, colours=colours) for step in (1, 10, 20, 30))
-    assert DIALECT.step_line.search(text.encode())
+    assert LOG_FORMAT.step_line.search(text.encode())
     log = check(text)
     steps = log.steps()
     assert steps.index.tolist() == [1, 10, 20, 30]
@@ -55,7 +55,7 @@ def test_rates_of_a_million_have_two_commas():
 
 def test_the_line_of_2024_counts_words():
     text = f"{LOGGER}step: 10  loss:  7.5000  memory:  0.69GiB(0.72%)  wps: 3,279  mfu: 0.25%\n"
-    assert DIALECT.step_line.search(text.encode())
+    assert LOG_FORMAT.step_line.search(text.encode())
     steps = check(text).steps()
     assert steps["tokens_per_s_per_device"].tolist() == [3279.0]
     assert steps["mfu"] == pytest.approx([0.0025])
@@ -64,7 +64,7 @@ def test_the_line_of_2024_counts_words():
 
 def test_the_first_lines_of_all_had_the_time_itself():
     text = f"{LOGGER}step: 10  loss: 10.8812  iter:  1.3287  data: 0.0438  lr: 0.00026667\n"
-    assert DIALECT.step_line.search(text.encode())
+    assert LOG_FORMAT.step_line.search(text.encode())
     log = check(text)
     assert log.steps()["step_time_s"].tolist() == [1.3287]
     assert log.resolution_s == pytest.approx(1e-4)
@@ -82,7 +82,7 @@ def test_the_first_lines_of_all_had_the_time_itself():
     ids=["pairs", "JSON"],
 )
 def test_metrics_by_their_own_names_have_the_time(text: str):
-    assert DIALECT.step_line.search(text.encode())
+    assert LOG_FORMAT.step_line.search(text.encode())
     log = check(text)
     steps = log.steps()
     assert steps.index.tolist() == [20]
@@ -244,4 +244,4 @@ def test_a_line_that_breaks_off_is_torn_and_its_last_number_unused():
 
 def test_damaged_bytes_and_other_line_ends_change_nothing():
     content = b"\xff\x00\n" + line(1).replace("\n", "\r\n").encode() + b"\xc3(" + line(2).encode()
-    assert check_read(DIALECT, content).steps().index.tolist() == [1, 2]
+    assert check_read(LOG_FORMAT, content).steps().index.tolist() == [1, 2]

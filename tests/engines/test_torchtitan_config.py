@@ -11,7 +11,7 @@ import pytest
 from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec, Training
-from paceline.engines.torchtitan import DIALECT, job, settings, unsupported
+from paceline.engines.torchtitan import LOG_FORMAT, job, settings, unsupported
 from paceline.files.recipe import load_recipe
 from tests.engines.promises import check_read
 from tests.engines.test_torchtitan import line
@@ -190,6 +190,6 @@ def test_what_torchtitan_cannot_do_is_said(spec: RunSpec, sentence: str):
 def test_a_stage_that_sees_no_loss_and_a_device_that_counts_no_memory_say_nothing():
     text = "".join(map(line, (1, 2))).replace("loss: ", "loss: -1.00000 was ")
     text = text.replace("60.00GiB(75.00%)", "0.00GiB(0.00%)")
-    steps = check_read(DIALECT, text.encode()).steps()
+    steps = check_read(LOG_FORMAT, text.encode()).steps()
     assert len(steps) == 2 and steps.known("tokens_per_s_per_device")
     assert not steps.known("loss") and not steps.known("reserved_bytes")

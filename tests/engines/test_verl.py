@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.units import GIB
-from paceline.engines.dialect.log_content import LogContent
-from paceline.engines.verl import DIALECT, OF_A_WHOLE_STEP
+from paceline.engines.log_reading.log_content import LogContent
+from paceline.engines.verl import LOG_FORMAT, OF_A_WHOLE_STEP
 from tests.engines.promises import check_read, parsed
 
 
@@ -23,7 +23,7 @@ def line(step: int, seconds: float = 48.5, loss: str = "np.float64(0.0123)") -> 
 
 
 def check(text: str) -> LogContent:
-    return check_read(DIALECT, text.encode())
+    return check_read(LOG_FORMAT, text.encode())
 
 
 def test_a_line_is_read_to_its_figures():
@@ -60,7 +60,7 @@ def test_the_line_of_2024_has_three_decimals_and_only_timings():
         "step:7 - actor/pg_loss:-0.012 - actor/grad_norm:0.250 - timing_s/gen:16.200 - "
         "timing_s/step:48.500\n"
     )
-    assert DIALECT.step_line.search(text.encode())
+    assert LOG_FORMAT.step_line.search(text.encode())
     log = check(text)
     assert log.steps()["step_time_s"] == pytest.approx([48.5])
     assert log.steps()["loss"] == pytest.approx([-0.012])
@@ -72,7 +72,7 @@ def test_supervised_tuning_prints_its_own_time():
         "step:7 - train/loss:0.912 - train/grad_norm:1.25 - train/lr(1e-3):0.01 - "
         "train/time(s):1.234 - train/global_tokens:65536 - train/mfu:0.412\n"
     )
-    assert DIALECT.step_line.search(text.encode())
+    assert LOG_FORMAT.step_line.search(text.encode())
     log = check(text)
     steps = log.steps()
     assert steps["step_time_s"] == pytest.approx([1.234])

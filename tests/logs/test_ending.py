@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engines import dialects
+from paceline.engines import log_formats
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
 from tests.logs.example import chat_log, maxtext_log, megatron_log, titan_log
@@ -39,7 +39,7 @@ CUT_CHAT = chat_log().partition("======")[0]
 
 
 @pytest.mark.parametrize("text", [titan_log(), CUT_CHAT], ids=["torchtitan", "deepspeed_chat"])
-def test_other_dialects_have_theirs(tmp_path: Path, text: str):
+def test_other_log_formats_have_theirs(tmp_path: Path, text: str):
     assert doubts(tmp_path, text)
 
 
@@ -47,6 +47,6 @@ def test_a_printed_run_time_is_an_end(tmp_path: Path):
     assert doubts(tmp_path, chat_log()) == []
 
 
-def test_a_dialect_without_one_is_not_doubted(tmp_path: Path):
-    assert dialects()["maxtext"].end_marker is None
+def test_a_log_format_without_one_is_not_doubted(tmp_path: Path):
+    assert log_formats()["maxtext"].end_marker is None
     assert doubts(tmp_path, maxtext_log(TIMES)) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.engines.dialect.log_content import Fact, LogContent
+from paceline.engines.log_reading.log_content import Fact, LogContent
 from paceline.logs.facts import UserSettings, all_facts
 
 

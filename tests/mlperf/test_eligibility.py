@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.engines.dialect.mllog import MlRecord
+from paceline.engines.log_reading.mllog import MlRecord
 from paceline.mlperf.eligibility import is_tiny, not_a_result
 
 

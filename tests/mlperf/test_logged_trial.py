@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.engines.dialect.mllog import records
+from paceline.engines.log_reading.mllog import records
 from paceline.mlperf.logged_trial import LoggedTrial, trials_of, whole
 from paceline.mlperf.rules import BENCHMARKS
 from tests.mlperf.samples import line, trial

@@ -24,14 +24,14 @@ ENGINE = '''
 """An engine whose program prints nanoGPT's lines, and may say that it has come to its end."""
 from dataclasses import replace
 from paceline.engines.launch.programs import launch, unknown_settings
-from paceline.engines.nanogpt import DIALECT
+from paceline.engines.nanogpt import LOG_FORMAT
 
-def read(blocks, log, lines=DIALECT):
+def read(blocks, log, lines=LOG_FORMAT):
     blocks = list(blocks)
     lines.read(blocks, log)
     log.ended = "that is all" if b"that is all" in b"".join(blocks) else None
 
-DIALECT = replace(DIALECT, read=read)
+LOG_FORMAT = replace(LOG_FORMAT, read=read)
 PROGRAM = """{program}"""
 
 def unsupported(spec):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from paceline.core.run import RunSpec
-from paceline.engines.deepspeed_chat.dialect import DIALECT
+from paceline.engines.deepspeed_chat.log_format import LOG_FORMAT
 from paceline.engines.deepspeed_chat.refusals import refusals
 from paceline.engines.deepspeed_chat.start import IMPORTS, REQUIREMENTS, job, missing, settings
 
 __all__ = [
-    "DIALECT",
     "IMPORTS",
+    "LOG_FORMAT",
     "REQUIREMENTS",
     "job",
     "last_step",

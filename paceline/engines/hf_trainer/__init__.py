@@ -8,6 +8,6 @@ from paceline.engines.hf_trainer.arguments import (
     settings,
     unsupported,
 )
-from paceline.engines.hf_trainer.dialect import DIALECT
+from paceline.engines.hf_trainer.log_format import LOG_FORMAT
 
-__all__ = ["DIALECT", "IMPORTS", "REQUIREMENTS", "job", "missing", "settings", "unsupported"]
+__all__ = ["IMPORTS", "LOG_FORMAT", "REQUIREMENTS", "job", "missing", "settings", "unsupported"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.engines.megatron.dialect import DIALECT
+from paceline.engines.megatron.log_format import LOG_FORMAT
 from paceline.engines.megatron.start import (
     IMPORTS,
     REQUIREMENTS,
@@ -12,4 +12,4 @@ from paceline.engines.megatron.start import (
     unsupported,
 )
 
-__all__ = ["DIALECT", "IMPORTS", "REQUIREMENTS", "job", "missing", "settings", "unsupported"]
+__all__ = ["IMPORTS", "LOG_FORMAT", "REQUIREMENTS", "job", "missing", "settings", "unsupported"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.engines.megatron_deepspeed.dialect import DIALECT
+from paceline.engines.megatron_deepspeed.log_format import LOG_FORMAT
 from paceline.engines.megatron_deepspeed.start import job, missing, settings, unsupported
 
-__all__ = ["DIALECT", "OUTSIDE", "job", "missing", "settings", "unsupported"]
+__all__ = ["LOG_FORMAT", "OUTSIDE", "job", "missing", "settings", "unsupported"]
 
 OUTSIDE = "a checkout of Megatron-DeepSpeed, and in its interpreter what that imports"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from paceline.engines.mlperf.dialect import DIALECT
 from paceline.engines.mlperf.launch import job, missing, settings, unsupported
+from paceline.engines.mlperf.log_format import LOG_FORMAT
 
 __all__ = [
     "COMMANDS",
-    "DIALECT",
     "ENDS_AT_TARGET",
+    "LOG_FORMAT",
     "OUTSIDE",
     "job",
     "missing",

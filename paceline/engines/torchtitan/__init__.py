@@ -8,6 +8,6 @@ from paceline.engines.torchtitan.arguments import (
     settings,
     unsupported,
 )
-from paceline.engines.torchtitan.dialect import DIALECT
+from paceline.engines.torchtitan.log_format import LOG_FORMAT
 
-__all__ = ["DIALECT", "IMPORTS", "REQUIREMENTS", "job", "missing", "settings", "unsupported"]
+__all__ = ["IMPORTS", "LOG_FORMAT", "REQUIREMENTS", "job", "missing", "settings", "unsupported"]

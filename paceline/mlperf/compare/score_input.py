@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from paceline.core.errors import UserError
 from paceline.core.problem import refusal
-from paceline.engines.dialect.mllog import records
+from paceline.engines.log_reading.mllog import records
 from paceline.files.log_file import LogFile
 from paceline.mlperf.eligibility import NOT_A_RESULT, RefusedError, is_tiny, not_a_result
 from paceline.mlperf.result_logs import run_logs

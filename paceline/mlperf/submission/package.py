@@ -17,7 +17,7 @@ from typing import Literal
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.units import counted
 from paceline.core.value import Value
-from paceline.engines.dialect.mllog import records
+from paceline.engines.log_reading.mllog import records
 from paceline.files.documents import parse_json, read_text
 from paceline.files.log_file import LogFile
 from paceline.logs.parser import as_text

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.audit.cells.agreement import AuditLine, TimedLine, other_step_times, timed
 from paceline.audit.cells.derivation import relation
-from tests.engines.dialect.lines_example import cell, line, table, with_cell
+from tests.engines.log_reading.lines_example import cell, line, table, with_cell
 
 
 def row(rows: list[TimedLine], name: str) -> TimedLine:

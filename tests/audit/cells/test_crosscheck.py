@@ -10,7 +10,7 @@ from paceline.audit.cells.agreement import AuditLine
 from paceline.audit.cells.crosscheck import ALONE, CUT, UNEXPLAINED, CellVerdict, check
 from paceline.audit.cells.derivation import Inputs, relation
 from paceline.core.printed import exactly
-from tests.engines.dialect.lines_example import cell, line, table, with_cell
+from tests.engines.log_reading.lines_example import cell, line, table, with_cell
 
 
 def failing(lines: list[AuditLine]) -> dict[tuple[str, str], CellVerdict]:

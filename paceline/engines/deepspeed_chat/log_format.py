@@ -1,0 +1,295 @@
+"""DeepSpeed-Chat's log, as upstream and as Lambda's benchmark writes it.
+
+It tells speed in up to four ways: Lambda's one throughput of all timed steps, the reinforcement
+learning engine's line a step, the performance line a step, and DeepSpeed's own timer every tenth
+step. The most specific one gives the steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from paceline.core.steps import IntColumn
+from paceline.core.units import GIB, TERA, agreeing
+from paceline.engines.log_reading.deepspeed_settings import DeepSpeedSettings
+from paceline.engines.log_reading.log_content import (
+    LogContent,
+    LogFormat,
+    decimal_step,
+    numbers,
+    whole_numbers,
+)
+from paceline.engines.log_reading.records import NUMBER, watched
+
+__all__ = ["LOG_FORMAT"]
+
+MOST_RESULTS = 1000
+
+_MEMORY = rb"(?:, MemAllocated=" + NUMBER + rb"GB, MaxMemAllocated=" + NUMBER + rb"GB)?"
+_TIMER = re.compile(
+    rb"global_step=(\d{1,18}), RunningAvgSamplesPerSec="
+    + NUMBER
+    + rb", CurrSamplesPerSec="
+    + NUMBER
+    + rb"\b"
+    + _MEMORY
+)
+_OLD_TIMER = re.compile(
+    rb"[0-9]/(\d{1,18}), (?:RunningAvg)?SamplesPerSec="
+    + NUMBER
+    + rb"(?:, CurrSamplesPerSec="
+    + NUMBER
+    + rb")?"
+    + _MEMORY
+)
+_OLD_MARKS = (b", SamplesPerSec=", b", RunningAvgSamplesPerSec=")
+_RLHF = re.compile(
+    rb"\|(?:act_loss: " + NUMBER + rb"|E2E latency=" + NUMBER + rb"s (?:\|[^|\n\r]{0,60}+){0,8}?"
+    rb"(?:\|CurSamplesPerSec=" + NUMBER + rb" (?:\|AvgSamplesPerSec=" + NUMBER + rb")?|[\n\r]))"
+)
+_PERF = re.compile(
+    rb"(?:Rank: 0, loss = "
+    + NUMBER
+    + rb"|Latency: "
+    + NUMBER
+    + rb"s, TFLOPs: "
+    + NUMBER
+    + rb", Samples/sec: "
+    + NUMBER
+    + rb", Time/seq [^,\n\r]{1,30}, Batch Size: (\d{1,12})"
+    rb", (Total Seq\.|Sequence) Length: (\d{0,12}))"
+)
+_SKIPPED = re.compile(rb"step=(\d{1,18}), skipped=(\d{1,18})")
+_TIME = re.compile(rb"Execution time: " + NUMBER + rb" seconds for (\d{1,18}) steps")
+_THROUGHPUT = re.compile(rb"Throughput: " + NUMBER + rb" samples/sec")
+_FIGURE = re.compile(rb"(?:Throughput: |SamplesPerSec=|Samples/sec: |E2E latency=)[0-9.]{1,24}")
+_TORN = re.compile(
+    rb"RunningAvgSamplesPerSec=(?![^\n]{0,200}MaxMemAllocated=[0-9.]{1,24}GB)"
+    rb"|\|E2E latency=(?![^\n]{0,400}AvgSamplesPerSec=)|, TFLOPs: (?![^\n]{0,300} Length: )"
+    rb"|Throughput: [^\n]{0,40}(?<!samples/sec)\Z"
+)
+
+
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
+    """Steps by the number that the log prints; lines without one are counted from the first."""
+    settings, timer, rlhf, perf = DeepSpeedSettings(), _Timer(), _Rlhf(), _Perf()
+    results, begun = _Results(), False
+    for block in watched(blocks, log, b"exits successfully", _TORN):
+        if not begun:
+            first = _FIGURE.search(block)
+            settings.read(block[: first.start()] if first else block)
+            begun = first is not None
+        timer.read(block)
+        rlhf.read(block)
+        perf.read(block)
+        results.read(block)
+    perf.keep_settings(settings)
+    settings.keep(log)
+    results.keep(log)
+    timer.keep_peaks(log)
+    series = next((s for s in (rlhf, perf, timer) if len(s.log)), timer)
+    log.take_steps(series.log)
+    if len(log):
+        log.facts["log_interval"] = 1
+    average = rlhf.average if series is rlhf else timer.average
+    if average is not None:
+        log.figures["running_samples_per_s"] = average
+        if not len(log):
+            log.figures.setdefault("samples_per_s", average)
+            log.remark(
+                "it prints only a running average of its throughput: no single step is known"
+            )
+    if series is rlhf and len(timer.log):
+        log.remark(
+            "DeepSpeed's own timer lines were passed over: in reinforcement learning they time the "
+            "actor's update alone"
+        )
+
+
+class _Timer:
+    """DeepSpeed's throughput timer; each line gives the rate of one step and a running average."""
+
+    def __init__(self) -> None:
+        self.log = LogContent()
+        self.average: float | None = None
+        self._skipped: tuple[int, int] = (0, 0)
+        self._last, self._offset = 0, 0
+
+    def read(self, block: bytes) -> None:
+        if b"skipped=" in block:
+            counts = [(int(skipped), int(step)) for step, skipped in _SKIPPED.findall(block)]
+            self._skipped = max([self._skipped, *counts])
+        if b"global_step=" in block and (matches := _TIMER.findall(block)):
+            self._add(matches, cumulative=True)
+        elif any(mark in block for mark in _OLD_MARKS) and (old := _OLD_TIMER.findall(block)):
+            self._add(old, cumulative=False)
+
+    def keep_peaks(self, log: LogContent) -> None:
+        """Memory, and the steps that an fp16 overflow skipped, which the running average counts."""
+        for kind, value in self.log.memory_bytes.items():
+            log.peak(kind, value)
+        skipped, step = self._skipped
+        if skipped:
+            were = agreeing(skipped, "were")
+            of = "the only step" if step == 1 else f"{skipped:,} of the first {step:,} steps"
+            log.remark(f"{of} {were} skipped (fp16 overflow)")
+
+    def _add(self, matches: list[tuple[bytes, ...]], cumulative: bool) -> None:
+        index, average, current, _, peak = zip(*matches, strict=True)
+        averages = numbers(average)
+        averages = averages[np.isfinite(averages)]
+        if len(averages):
+            self.average = float(averages[-1])
+        peaks = numbers(peak) * GIB
+        if np.isfinite(peaks).any():
+            self.log.peak("allocated", float(np.max(peaks, where=np.isfinite(peaks), initial=0)))
+        if any(current):
+            steps = whole_numbers(index)
+            self.log.add_steps(
+                steps if cumulative else self._numbered(steps),
+                samples_per_s=numbers(current),
+                allocated_bytes=peaks,
+            )
+
+    def _numbered(self, steps: IntColumn) -> IntColumn:
+        """Old timers count within an epoch: where the number falls, the next epoch goes on."""
+        before = np.append(self._last, steps[:-1])
+        offsets = self._offset + np.cumsum(np.where(steps < before, before, 0))
+        self._last, self._offset = int(steps[-1]), int(offsets[-1])
+        return steps + offsets
+
+
+class _Timed:
+    """Lines that time one step each and do not number it; a loss line stands before."""
+
+    def __init__(self, first: int) -> None:
+        self.log = LogContent()
+        self._next = first
+        self._loss = b""
+
+    def timed(self, matches: list[tuple[bytes, ...]]) -> list[tuple[bytes, ...]]:
+        """The records with a time among loss lines, each with the loss printed since the last."""
+        records: list[tuple[bytes, ...]] = []
+        loss = self._loss
+        for fields in matches:
+            if fields[0]:
+                loss = fields[0]
+            else:
+                records.append((loss, *fields[1:]))
+                loss = b""
+        self._loss = loss
+        return records
+
+    def indices(self, count: int) -> IntColumn:
+        """The next `count` numbers."""
+        self._next += count
+        return np.arange(self._next - count, self._next, dtype=np.int64)
+
+
+class _Rlhf(_Timed):
+    """The hybrid engine's line: a whole step, from one generation to the next; from 0."""
+
+    def __init__(self) -> None:
+        super().__init__(first=0)
+        self.average: float | None = None
+
+    def read(self, block: bytes) -> None:
+        matches = (
+            _RLHF.findall(block) if b"|E2E latency=" in block or b"|act_loss: " in block else []
+        )
+        records = self.timed(matches)
+        if not records:
+            return
+        loss, latency, current, average = zip(*records, strict=True)
+        averages = numbers(average)
+        if np.isfinite(averages).any():
+            self.average = float(averages[np.isfinite(averages)][-1])
+        self.log.resolution_s = decimal_step(latency[0])
+        self.log.add_steps(
+            self.indices(len(records)),
+            step_time_s=numbers(latency),
+            samples_per_s=numbers(current),
+            loss=numbers(loss),
+        )
+
+
+class _Perf(_Timed):
+    """Upstream's performance line; from 1. Its batch is one device's, which it then divides by all
+    devices: TFLOPs and samples/s stay as printed."""
+
+    def __init__(self) -> None:
+        super().__init__(first=1)
+        self._seen: tuple[bytes, bytes, bytes] | None = None
+
+    def read(self, block: bytes) -> None:
+        matches = _PERF.findall(block) if b", TFLOPs: " in block or b", loss = " in block else []
+        records = self.timed(matches)
+        if not records:
+            return
+        loss, latency, tflops, samples, batch, kind, length = zip(*records, strict=True)
+        self._seen = self._seen or (kind[0], batch[0], length[0])
+        self.log.resolution_s = decimal_step(latency[0])
+        self.log.add_steps(
+            self.indices(len(records)),
+            step_time_s=numbers(latency),
+            flops_per_s_per_device=numbers(tflops) * TERA,
+            samples_per_s=numbers(samples),
+            loss=numbers(loss),
+        )
+
+    def keep_settings(self, settings: DeepSpeedSettings) -> None:
+        """The line's batch is of one device only in the supervised steps."""
+        if self._seen is None:
+            return
+        kind, batch, length = self._seen
+        if length:
+            settings.facts.setdefault("seq_len", int(length))
+        if kind == b"Sequence":
+            settings.facts.setdefault("micro_batch", int(batch))
+
+
+class _Results:
+    """Lambda's two lines at the end."""
+
+    def __init__(self) -> None:
+        self._rates: list[bytes] = []
+        self._times: list[tuple[bytes, bytes]] = []
+
+    def read(self, block: bytes) -> None:
+        if b" samples/sec" in block and len(self._rates) < MOST_RESULTS:
+            self._rates += _THROUGHPUT.findall(block)
+        if b"Execution time: " in block and len(self._times) < MOST_RESULTS:
+            self._times += _TIME.findall(block)
+
+    def keep(self, log: LogContent) -> None:
+        """The first of each is kept, as Lambda's own evaluation does."""
+        rates = numbers(self._rates[:1])
+        if len(rates) and 0 < rates[0] < np.inf:
+            log.figures["samples_per_s"] = float(rates[0])
+        if self._times:
+            seconds, steps = self._times[0]
+            log.figures["run_time_s"] = float(numbers([seconds])[0])
+            log.figures["timed_steps"] = int(steps)
+        others = len(set(self._rates)) - 1
+        if others > 0:
+            log.remark(
+                f"{len(self._rates)} throughput lines with {others + 1} different values: the "
+                "first one is used"
+            )
+
+
+LOG_FORMAT = LogFormat(
+    title="DeepSpeed-Chat",
+    marks=(b" samples/sec", b"SamplesPerSec=", b"Samples/sec: "),
+    step_line=re.compile(
+        rb"Throughput: [0-9.]{1,24} samples/sec|SamplesPerSec=[0-9]|, Samples/sec: [0-9.]"
+    ),
+    read=read,
+    end_marker="exits successfully",
+    precedence=8,
+    convention="megatron-deepspeed+recompute",
+    whole_run=True,
+)

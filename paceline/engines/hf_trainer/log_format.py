@@ -1,0 +1,369 @@
+"""Hugging Face Trainer's log: dictionaries with the loss, one with the whole run's rates, a bar.
+
+The dictionaries carry no step number; the bar that is drawn again behind each one does. Their file
+form, `trainer_state.json`, has both in it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from paceline.core.steps import FloatColumn
+from paceline.core.units import GIB
+from paceline.engines.log_reading.hf_settings import (
+    RUNNING,
+    complete_settings,
+    pieces,
+    read_settings,
+)
+from paceline.engines.log_reading.hf_summary import TrainSummaries
+from paceline.engines.log_reading.log_content import Fact, LogContent, LogFormat, numbers
+from paceline.engines.log_reading.progress_bars import BarTimes
+from paceline.engines.log_reading.records import (
+    Records,
+    field,
+    last_match,
+    significant_step,
+    watched,
+)
+
+__all__ = ["LOG_FORMAT"]
+
+ENDS = b"Training completed. Do not forget"
+LONGEST_RECORD = 8000
+LARGEST_STEP = 2.0**53
+
+_EVENT = re.compile(
+    rb"[{|](?:(?<=\{)([^{}]{2,8000}+)\}"
+    rb"|(?<=\|) (\d{1,12}+)/(\d{1,12}+) \[([^\[\]{}<\r\n]{1,24})<[^\[\]{},\r\n]{1,24}, {1,4}"
+    rb"([0-9.]{1,12}+|\?)(s/it|it/s))"
+)
+_RESUMED = re.compile(rb"Continuing training from global step (\d{1,12})(?!\d)")
+_RECORD = re.compile(rb"\{([^{}]{2,8000}+)\}")
+_TORN = re.compile(rb"\{['\"](?:loss|train_runtime)['\"]: [^{}]{0,8000}\Z")
+_LOSS = re.compile(rb"'loss': '?(-?(?:[Nn]a[Nn]|[Ii]nf)|[-+0-9.eE]{1,24})[^\n]*")
+_FIELDS = {
+    "loss": _LOSS,
+    "grad_norm": re.compile(_LOSS.pattern.replace(b"loss", b"grad_norm")),
+    "tokens": field(rb"'(?:num_input_tokens_seen|num_tokens|tokens/total)': '?"),
+    "step": field(rb"'step': '?"),
+    "run_time_s": field(rb"'train_runtime': '?"),
+}
+"""Totals of tokens since the run began are called so by the Trainer itself, TRL and axolotl."""
+
+_OWN_TIME = (field(rb"'iteration_time_s': '?"), field(rb"'step_time': '?"))
+_MEMORY = re.compile(rb"['\"]memory/max_allocated \(GiB\)['\"]: ['\"]?([0-9.]{1,16})")
+OWN_TIME = (
+    "step times are TRL's own `step_time`: generation and both passes, not the optimizer's update"
+)
+
+
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
+    """Steps as the bar counts them, from 1, and the one figure for the whole run.
+
+    Where the dictionaries have `train_runtime`, a running total, its differences are the step
+    times; else those of the bar's own average, undone. Rates of the whole run are of all devices.
+    """
+    run = _Run(log)
+    for text in _whole_records(watched(blocks, log, ENDS, _TORN)):
+        for part in pieces(text):
+            if part.startswith(RUNNING):
+                run.begin()
+            run.read(part)
+    run.end()
+
+
+def _whole_records(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The blocks, divided so that no dictionary is, be it written over several lines."""
+    held = b""
+    for block in blocks:
+        text = held + block
+        at = text.rfind(b"{", -LONGEST_RECORD)
+        held = text[at:] if at >= 0 and text.find(b"}", at) < 0 else b""
+        yield text[: len(text) - len(held)]
+    yield held
+
+
+Entry = tuple[float, float, float, float, float, float, float]
+"""Loss, gradient norm, tokens of all devices since the run began, step number, seconds since the
+run began, seconds of a step, the unit of the former; NaN = the dictionary does not say."""
+
+
+Place = tuple[int, bool, float, float]
+"""Step of an entry, whether a bar or the entry itself says so, its run time and its tokens."""
+
+START: Place = (0, True, 0.0, 0.0)
+
+
+class _Run:
+    """One run after the other, event by event."""
+
+    def __init__(self, log: LogContent) -> None:
+        self._log = log
+        self._summaries = TrainSummaries()
+        self._of_the_run_before: dict[str, Fact] = {}
+        self._rows = _Rows()
+        self._uncounted = 0
+        self._has_run_time = self._timed_by_bar = self._timed_by_seconds = False
+        self._resolution_s = 0.0
+        self._begin()
+
+    def begin(self) -> None:
+        """A run begins."""
+        self._settle(0)
+        self._rows.add_to(self._log, all_of_it=True)
+        self._summaries.begin()
+        if self._is_over:
+            self._of_the_run_before = {}
+            self._log.figures.pop("timed_steps", None)
+        self._begin()
+
+    def read(self, text: bytes) -> None:
+        """Take a piece of the log of one run."""
+        read_settings(text, self._log)
+        if resumed := last_match(_RESUMED, text):
+            self._resumed_at = int(resumed[1])
+        for memory in _MEMORY.findall(text):
+            self._log.peak("allocated", float(numbers([memory])[0]) * GIB)
+        events = _events(text)
+        if not events:
+            return
+        records = _plain([event[0] for event in events])
+        entries = _entries([record for record in records if b"'loss': " in record])
+        for record, (_, count, total, *shown) in zip(records, events, strict=True):
+            if not record:
+                self._bar(int(count), int(total), *shown)
+            elif b"'loss': " in record:
+                self._entry(next(entries))
+            elif b"'train_runtime': " in record:
+                self._summaries.add(record)
+                self._end_run()
+        self._rows.add_to(self._log)
+
+    def end(self) -> None:
+        """The log is at its end."""
+        log = self._log
+        self._settle(0)
+        self._rows.add_to(log, all_of_it=True)
+        log.facts = {**self._of_the_run_before, **log.facts}
+        if self._bar_total is not None:
+            log.facts.setdefault("total_steps", self._bar_total)
+        complete_settings(log)
+        self._summaries.keep(log)
+        self._keep_steps_done()
+        log.resolution_s = self._resolution_s
+        if self._timed_by_bar:
+            log.resolution_s = log.resolution_s or self._bars.resolution_s
+            log.facts.pop("log_interval", None)
+            source = "whole seconds" if self._timed_by_seconds else "moving average"
+            log.remark(f"step times follow from the {source} that the bar prints")
+        if self._uncounted > 1:
+            log.remark(
+                f"{self._uncounted:,} lines with a loss carry no step number: counted one by one"
+            )
+
+    def _begin(self) -> None:
+        self._bars = BarTimes()
+        self._bar_total: int | None = None
+        self._count = -1
+        self._resumed_at = 0
+        self._is_over = False
+        self._ended_at: int | None = None
+        self._pending: Entry | None = None
+        self._place: Place | None = None
+        self._distance: int | None = None
+
+    def _end_run(self) -> None:
+        """The run is over: what is stated from now on may be of another one."""
+        if not self._is_over:
+            self._is_over = True
+            self._of_the_run_before, self._log.facts = self._log.facts, {}
+
+    def _keep_steps_done(self) -> None:
+        """The steps that the run time is of, and their rate: what is printed has few digits."""
+        figures, total = self._log.figures, self._log.facts.get("total_steps")
+        if "run_time_s" not in figures:
+            return
+        last = figures.pop("timed_steps", None) or self._ended_at or total
+        if isinstance(last, int | float) and last > self._resumed_at:
+            figures["timed_steps"] = last - self._resumed_at
+            figures["steps_per_s"] = figures["timed_steps"] / figures["run_time_s"]
+
+    def _entry(self, entry: Entry) -> None:
+        if self._pending is not None:
+            self._settle(0)
+        if entry[4] == entry[4]:
+            self._has_run_time = True
+        if 0 <= entry[3] < LARGEST_STEP:
+            self._put(entry, int(entry[3]), True)
+        else:
+            self._pending = entry
+
+    def _bar(self, count: int, total: int, elapsed: bytes, rate: bytes, unit: bytes) -> None:
+        """The first bar behind an entry is drawn again because of it: it has the entry's step."""
+        if total != self._bar_total and not self._is_of_the_run(total):
+            return
+        if count < self._count:
+            self._place = None
+        self._count = count
+        # Behind its summary the bar is drawn once more, with the last step that was done.
+        self._ended_at = count if self._is_over else None
+        if self._pending is not None:
+            self._settle(count)
+        if self._has_run_time:
+            return
+        time_s = self._bars.step_time_s(count, rate, unit, elapsed)
+        if self._place is not None:
+            self._rows.put(count, time_s, math.nan, math.nan, math.nan)
+            self._timed_by_bar |= time_s == time_s
+            self._timed_by_seconds |= self._bars.are_sparse
+
+    def _is_of_the_run(self, total: int) -> bool:
+        """Whether a bar of `total` is the run's: as stated, else the first one behind an entry."""
+        if self._bar_total is not None:
+            return False
+        expected = self._log.facts.get("total_steps")
+        if total != expected and (expected is not None or self._pending is None):
+            return False
+        self._bar_total = total
+        return True
+
+    def _settle(self, count: int) -> None:
+        """Give the pending entry its place: that of a bar with `count`, or the next one."""
+        entry, self._pending = self._pending, None
+        if entry is None:
+            return
+        last = self._place[0] if self._place else 0
+        if count >= max(last, 1):
+            self._put(entry, count, True)
+        else:
+            self._uncounted += 1
+            self._put(entry, last + self._usual_distance(), False)
+
+    def _usual_distance(self) -> int:
+        if self._distance is not None:
+            return self._distance
+        stated = self._log.facts.get("log_interval")
+        return stated if isinstance(stated, int) and 0 < stated < 1 << 31 else 1
+
+    def _put(self, entry: Entry, index: int, certain: bool) -> None:
+        loss, grad_norm, all_tokens, _, run_time_s, own_time_s, unit_s = entry
+        before = self._place
+        if before is None and certain and index == 1:
+            before = START
+        if before is None or index != before[0]:
+            self._place = index, certain, run_time_s, all_tokens
+        time_s = tokens = math.nan
+        if before is not None and certain and before[1] and index > before[0]:
+            steps = index - before[0]
+            if before[0]:
+                self._distance = steps
+            if all_tokens > before[3]:
+                tokens = (all_tokens - before[3]) / steps
+            if math.inf > run_time_s > before[2]:
+                time_s = (run_time_s - before[2]) / steps
+                self._resolution_s = unit_s / steps
+        if time_s != time_s and self._bar_total is None and math.inf > own_time_s > 0:
+            time_s = own_time_s
+            self._log.remark(OWN_TIME)
+        if certain or self._rows.can_take(index):
+            self._rows.put(index, time_s, loss, grad_norm, tokens)
+        else:
+            self._rows.note(loss)
+
+
+class _Rows:
+    """Steps that wait to be added, the last of which may still be told more of."""
+
+    def __init__(self) -> None:
+        self._index: list[int] = []
+        self._values: list[tuple[float, float, float, float]] = []
+
+    def can_take(self, index: int) -> bool:
+        """Whether `index` lies behind every step so far."""
+        return not self._index or index > self._index[-1]
+
+    def put(
+        self, index: int, step_time_s: float, loss: float, grad_norm: float, tokens: float
+    ) -> None:
+        """Add a step, or what is known of the last one."""
+        values = step_time_s, loss, grad_norm, tokens
+        if self._index and self._index[-1] == index:
+            time_s, old_loss, old_norm, old_tokens = self._values[-1]
+            values = (
+                step_time_s if step_time_s == step_time_s else time_s,
+                loss if loss == loss else old_loss,
+                grad_norm if grad_norm == grad_norm else old_norm,
+                tokens if tokens == tokens else old_tokens,
+            )
+            self._values[-1] = values
+        else:
+            self._index.append(index)
+            self._values.append(values)
+
+    def note(self, loss: float) -> None:
+        """Keep that a loss was NaN whose step is not known."""
+        if math.isinf(loss) and self._values:
+            time_s, _, grad_norm, tokens = self._values[-1]
+            self._values[-1] = time_s, loss, grad_norm, tokens
+
+    def add_to(self, log: LogContent, all_of_it: bool = False) -> None:
+        """Move the steps into the log, but for the last one unless it is the end."""
+        ready = len(self._index) - (not all_of_it)
+        if ready <= 0:
+            return
+        table = np.array(self._values[:ready], dtype=np.float64).T
+        names = ("step_time_s", "loss", "grad_norm", "tokens")
+        columns = {n: c for n, c in zip(names, table, strict=True) if not np.isnan(c).all()}
+        log.add_steps(np.array(self._index[:ready], dtype=np.int64), **columns)
+        del self._index[:ready], self._values[:ready]
+
+
+def _events(text: bytes) -> list[tuple[bytes, ...]]:
+    """Dictionaries and bars in their order: text, or count, total, elapsed time, rate, unit."""
+    if b"s/it" in text or b"it/s" in text:
+        return _EVENT.findall(text)
+    return [(record, b"", b"", b"", b"", b"") for record in _RECORD.findall(text)]
+
+
+def _plain(records: list[bytes]) -> list[bytes]:
+    """Dictionaries on one line each, their names in single quotes."""
+    joined = b"\0".join(records)
+    if b'"' not in joined and b"\n" not in joined and b"\r" not in joined:
+        return records
+    return [
+        record.replace(b'"', b"'").replace(b"\n", b" ").replace(b"\r", b" ") for record in records
+    ]
+
+
+def _entries(records: list[bytes]) -> Iterator[Entry]:
+    entries = Records(records)
+    columns = entries.columns(_FIELDS) | entries.either({"step_time_s": _OWN_TIME})
+    nothing: FloatColumn = np.broadcast_to(np.nan, len(records))
+    values = [columns.get(name, nothing).tolist() for name in (*_FIELDS, "step_time_s")]
+    times = values[-2]
+    units = list(map(_unit, records, times)) if "run_time_s" in columns else times
+    return zip(*values, units, strict=True)
+
+
+def _unit(record: bytes, time_s: float) -> float:
+    """Seconds: numbers in quotes have four significant digits, bare ones four decimals."""
+    return significant_step(time_s, 4) if b"'train_runtime': '" in record else 1e-4
+
+
+LOG_FORMAT = LogFormat(
+    title="Hugging Face Trainer",
+    marks=(b"train_runtime", b"'loss': ", b'"loss": '),
+    step_line=re.compile(
+        rb"['\"]train_runtime['\"]: ['\"]?[0-9]"
+        rb"|\{\s{0,40}(?:['\"]epoch['\"]: ['\"]?[0-9][^{}]{0,400}?)?['\"]loss['\"]: ['\"]?[0-9Nni-]"
+        rb"[^{}]{1,2000}?['\"](?:learning_rate|epoch)['\"]: "
+    ),
+    read=read,
+    end_marker="Training completed, or train_runtime",
+    whole_run=True,
+)

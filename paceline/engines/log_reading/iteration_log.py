@@ -1,0 +1,229 @@
+"""Iteration records of the Megatron family as steps: columns, times in seconds, skipped steps."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.core.steps import FloatColumn, IntColumn
+from paceline.core.units import TERA
+from paceline.engines.log_reading.iteration_records import RECORD, Fields, Rows, whole_records
+from paceline.engines.log_reading.log_content import (
+    LogContent,
+    decimal_step,
+    numbers,
+    whole_numbers,
+)
+from paceline.engines.log_reading.megatron_settings import MegatronSettings
+
+__all__ = ["Batch", "IterationLog"]
+
+COLUMNS = (
+    (rb"elapsed time per iteration \(ms\)", "step_time_s", 1000.0),
+    (rb"elapsed time per iteration \(s\)", "step_time_s", 1.0),
+    (rb"(?:(?:lm|total|language)[ _-])?loss", "loss", 1.0),
+    (rb"grad(?:ient)?[ _]norm", "grad_norm", 1.0),
+    (rb"global batch size", "global_batch", 1.0),
+    (rb"(?:actual|curriculum) seqlen", "seq_len", 1.0),
+    (
+        rb"[a-z ]{0,40}\(TFLOPs?/s(?:ec)?/GPU\)|TFLOPs|approx flops per GPU",
+        "flops_per_s_per_device",
+        1 / TERA,
+    ),
+    (
+        rb"tokens/s(?:ec)?/GPU(?: inst.{0,20})?|TGS"
+        rb"|[a-z ]{0,40}\((?:tgs|tok(?:ens)?/s(?:ec)?/GPU)\)",
+        "tokens_per_s_per_device",
+        1.0,
+    ),
+    (rb"samples per second|samples/sec|iteration time", "samples_per_s", 1.0),
+)
+"""Name of a field, column of Step, and what the printed number is divided by.
+
+Dividing by 1000 makes 13035.3 ms the number 13.0353, which a product with 0.001 would not.
+"""
+
+SKIPPED, NAN = b"number of skipped iterations", b"number of nan iterations"
+SAMPLES, TOKENS = b"consumed samples", b"consumed tokens"
+POWER = b"power per GPU (W/GPU)"
+
+OTHERS = (SKIPPED, NAN, SAMPLES, TOKENS, POWER)
+"""Fields that are read for other ends than columns."""
+
+_COLUMNS = tuple((re.compile(name, re.I), column, divisor) for name, column, divisor in COLUMNS)
+_WANTED = re.compile(b"|".join([*(name for name, _, _ in COLUMNS), *map(re.escape, OTHERS)]), re.I)
+
+
+_ATTEMPT = re.compile(rb"(?=using world size: \d|-{8,60} arguments -{8,60})")
+"""What a program says when it begins, before its settings."""
+
+MOST_ITERATIONS = 1e9
+NO_STEPS: IntColumn = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The records of a piece of a log."""
+
+    text: bytes
+    """The piece itself, with whatever stands between the records."""
+    index: IntColumn
+    columns: dict[str, FloatColumn]
+    """By the names of Step; all as long as `index`."""
+
+
+class IterationLog:
+    """Reads iteration records batch by batch; what stands beside them goes into the log's facts."""
+
+    def __init__(self, log: LogContent) -> None:
+        self._log = log
+        self._fields = Fields(_WANTED)
+        self._settings = MegatronSettings(log)
+        self._targets: dict[bytes, tuple[str, float] | None] = {}
+        self._timed_by: set[bytes] = set()
+        self._num_skipped = self._num_nan = self._num_untimed = 0
+        self._powers_w = [0.0, 0]
+        self._shortest, self._longest = math.inf, 0.0
+        self._begun = 0
+
+    def batches(self, blocks: Iterable[bytes]) -> Iterator[Batch]:
+        """The records of `blocks`, piece by piece; pieces without any have an empty index."""
+        rows, text = None, b""
+        for text in _parts(whole_records(blocks)):
+            self._begin_attempt(text)
+            self._settings.read(text)
+            rows = self._fields.rows(text)
+            yield self._batch(text, rows) if rows else Batch(text, NO_STEPS, {})
+        if rows and not rows.ends_whole and not text.endswith((b"\n", b"\r")):
+            self._log.torn = f"it breaks off within iteration {int(rows.numbers[-1]):,}"
+        self._settings.finish()
+        self._finish()
+
+    def _begin_attempt(self, text: bytes) -> None:
+        """Part the settings of this attempt from those of the steps so far, if it states any."""
+        if len(self._log) > self._begun and _ATTEMPT.match(text):
+            self._settings.finish()
+            self._keep_length()
+            self._log.begin_attempt()
+            self._settings = MegatronSettings(self._log)
+            self._shortest, self._longest = math.inf, 0.0
+            self._begun = len(self._log)
+
+    def _batch(self, text: bytes, rows: Rows) -> Batch:
+        self._note_totals(text, rows)
+        index, columns = whole_numbers(rows.numbers), self._columns(rows)
+        self._count_power(rows)
+        self._mark_overflows(rows, columns)
+        unsaid = np.full(len(index), np.nan)
+        timed = ~np.isnan(columns.get("step_time_s", unsaid))
+        timed |= ~np.isnan(columns.get("samples_per_s", unsaid))
+        if not timed.all():
+            self._num_untimed += len(index) - int(timed.sum())
+            index, columns = index[timed], {name: c[timed] for name, c in columns.items()}
+        return Batch(text, index, columns)
+
+    def _columns(self, rows: Rows) -> dict[str, FloatColumn]:
+        """The columns of Step; of fields that mean the same the first by name counts."""
+        columns: dict[str, FloatColumn] = {}
+        for name, texts in sorted(rows.columns.items()):
+            target = self._target(name)
+            if target is None:
+                continue
+            column, divisor = target
+            values = numbers(texts) / divisor
+            if column in columns:
+                values = np.where(np.isnan(columns[column]), values, columns[column])
+            columns[column] = values
+            if column == "step_time_s" and name not in self._timed_by:
+                self._timed_by.add(name)
+                step_s = decimal_step(next(filter(None, texts))) / divisor
+                self._log.resolution_s = max(self._log.resolution_s, step_s)
+        return columns
+
+    def _target(self, name: bytes) -> tuple[str, float] | None:
+        """The column of a field, and what its numbers are divided by."""
+        if name not in self._targets:
+            self._targets[name] = next(
+                (
+                    (column, divisor)
+                    for pattern, column, divisor in _COLUMNS
+                    if pattern.fullmatch(name)
+                ),
+                None,
+            )
+        return self._targets[name]
+
+    def _mark_overflows(self, rows: Rows, columns: dict[str, FloatColumn]) -> None:
+        """Infinite losses where every loss of a line was NaN; no gradient where a step was skipped.
+
+        An overflow of the loss scale skips the step, which is no fault; the gradient norm of such
+        a step is infinite.
+        """
+        skipped, nan = (
+            _counts(rows.columns[n]) if n in rows.columns else None for n in (SKIPPED, NAN)
+        )
+        if skipped is not None and skipped.any():
+            self._num_skipped += int(skipped.sum())
+            norm = columns.get("grad_norm")
+            if norm is not None:
+                norm[np.isinf(norm) & (skipped > 0)] = np.nan
+        if nan is not None and nan.any():
+            self._num_nan += int(nan.sum())
+            loss = columns.setdefault("loss", np.full(len(nan), np.nan))
+            loss[np.isnan(loss) & (nan > 0)] = np.inf
+
+    def _count_power(self, rows: Rows) -> None:
+        if POWER in rows.columns:
+            watts = numbers(rows.columns[POWER])
+            watts = watts[np.isfinite(watts)]
+            self._powers_w[0] += float(watts.sum())
+            self._powers_w[1] += len(watts)
+
+    def _note_totals(self, text: bytes, rows: Rows) -> None:
+        """The steps to do, and the tokens a sample that the totals so far make."""
+        record, columns = RECORD.search(text), rows.columns
+        if record:
+            self._log.facts.setdefault("total_steps", int(record[2]))
+        if SAMPLES not in columns or TOKENS not in columns:
+            return
+        samples, tokens = numbers(columns[SAMPLES]), numbers(columns[TOKENS])
+        sound = (samples > 0) & (tokens > 0) & np.isfinite(samples) & np.isfinite(tokens)
+        if sound.any():
+            lengths = tokens[sound] / samples[sound]
+            self._shortest = min(self._shortest, float(lengths.min()))
+            self._longest = max(self._longest, float(lengths.max()))
+
+    def _finish(self) -> None:
+        log, (watts, lines) = self._log, self._powers_w
+        if lines:
+            log.figures["power_w_per_device"] = watts / lines
+        self._keep_length()
+        for count, sentence in (
+            (self._num_skipped, "skipped steps (overflow), whose time the printed times include"),
+            (self._num_nan, "skipped steps with a NaN loss"),
+            (self._num_untimed, "iteration lines that end before their step time, left out"),
+        ):
+            if count:
+                log.remark(f"{sentence}: {count:,}")
+
+    def _keep_length(self) -> None:
+        # A length that grows with the curriculum gives a mean that grows as well.
+        if self._shortest == self._longest and self._longest.is_integer():
+            self._log.facts.setdefault("seq_len", int(self._longest))
+
+
+def _parts(texts: Iterable[bytes]) -> Iterator[bytes]:
+    """The texts, divided before what a program says when it begins."""
+    for text in texts:
+        begins = b"using world size: " in text or b" arguments -" in text
+        yield from filter(None, _ATTEMPT.split(text) if begins else [text])
+
+
+def _counts(texts: Sequence[bytes]) -> FloatColumn:
+    """Numbers of iterations; 0 where none or an odd one is printed."""
+    values = numbers(texts)
+    return np.where((values > 0) & (values < MOST_ITERATIONS), values, 0.0)

@@ -1,0 +1,215 @@
+"""Iteration records of the Megatron family as text: `iteration 5/ 100 | name: value | ... |`.
+
+Every version and fork prints other fields in another order, so the order is learnt from the log.
+One regular expression with every field that was met, each optional, then reads a block at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from paceline.engines.log_reading.wrapped_records import Wrapping
+
+__all__ = ["RECORD", "Fields", "Rows", "last_record", "whole_records"]
+
+RECORD = re.compile(rb"iteration {1,24}+(\d{1,18})/ {0,24}+(\d{1,18}) {0,4}+\|")
+
+RECORD_BYTES = 1 << 14
+"""What stands further than this behind the beginning of a record is not a part of it."""
+
+MOST_FIELDS = 64
+
+MOST_FUTILE = 200_000
+"""Records in a row that lack their end and go on nowhere, after which no more is looked for."""
+
+_NAME = rb"[A-Za-z][^|:\r\n]{1,60}+"
+_VALUE = rb"[^i|\r\n]{0,100}+(?:i(?!teration {1,24}\d)[^i|\r\n]{0,100}+){0,8}+"
+"""Anything but the beginning of the next record, which may stand on the same line."""
+
+_FIELD = re.compile(rb"(" + _NAME + rb"):(" + _VALUE + rb")\|")
+_REST = rb"((?: {0,4}+" + _NAME + rb":" + _VALUE + rb"\|)*+)"
+
+_NUMBER = (
+    rb" {0,24}+([-+0-9.eEnNaAiIfF]{1,24}+)"
+    rb"(?: {0,4}+(?:TFLOPS?|/[^|\r\n]{0,60}|\([^|\r\n]{0,60}))?+ {0,24}+\|"
+)
+"""Behind the step's own number may stand a running mean: `346.3/340.8`, `615.5 (avg 615.4)`."""
+
+_RATE_INSIDE = rb"[^|\r\n:]{0,60}samples/sec:" + _NUMBER
+"""As in `iteration time: 270.125 s samples/sec: 3.8`."""
+
+_VALUES = {b"": re.compile(_NUMBER), b"iteration time": re.compile(_RATE_INSIDE)}
+
+_ANSI = re.compile(rb"\x1b\[[0-9;]{0,16}[A-Za-z]")
+
+Row = tuple[bytes, ...]
+"""Of one record: its number, the values of the fields, and the fields that are not learnt."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the records of a text say: one text a field and record, empty where it is not said."""
+
+    numbers: tuple[bytes, ...]
+    """The iterations' numbers."""
+    columns: dict[bytes, tuple[bytes, ...]]
+    ends_whole: bool
+    """True when the last record has the field with which records end in this log."""
+
+
+def whole_records(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The text of `blocks` without colours and NULs, split only where a record's line begins."""
+    held = b""
+    for block in blocks:
+        if b"\x1b" in block:
+            block = _ANSI.sub(b"", block)
+        if b"\0" in block:
+            block = block.translate(None, b"\0")
+        text = held + block
+        end = _line_of_last_record(text)
+        held = text[end:]
+        if end:
+            yield text[:end]
+    if held:
+        yield held
+
+
+def _line_of_last_record(text: bytes) -> int:
+    """Where the line of the last record begins; the length if that is too far back to go on."""
+    begun = _last_begun(text, max(0, len(text) - RECORD_BYTES))
+    if begun < 0:
+        return len(text)
+    return max(text.rfind(b"\n", 0, begun), text.rfind(b"\r", 0, begun)) + 1
+
+
+def last_record(text: bytes) -> int:
+    """Where the last record in `text` begins, or -1."""
+    begun = _last_begun(text, max(0, len(text) - RECORD_BYTES))
+    return begun if begun >= 0 else _last_begun(text, 0)
+
+
+def _last_begun(text: bytes, start: int) -> int:
+    begun = -1
+    for match in RECORD.finditer(text, start):
+        begun = match.start()
+    return begun
+
+
+class Fields:
+    """The fields met so far in the order in which they stand, and the expression that reads them.
+
+    `numeric_names` matches the names whose numbers are taken; other values are passed over.
+    """
+
+    def __init__(self, numeric_names: re.Pattern[bytes]) -> None:
+        self._numeric_names = numeric_names
+        self._names: list[bytes] = []
+        self._numeric: set[bytes] = set()
+        self._num_futile = 0
+        self._compile()
+
+    def rows(self, text: bytes) -> Rows | None:
+        """The records in `text`, those wrapped over several lines too; None without any."""
+        rows: list[Row] = self._expression.findall(text)
+        if not rows:
+            return None
+        columns = list(zip(*rows, strict=True))
+        all_whole = bool(self._names) and all(columns[-2])
+        if not any(columns[-1]) and (all_whole or self._num_futile >= MOST_FUTILE):
+            numbers, *values, _ = columns
+            return self._named(numbers, dict(zip(self._captured, values, strict=True)))
+        return self._one_by_one(text)
+
+    def _one_by_one(self, text: bytes) -> Rows:
+        """The records of a text in which some have new fields, lack their last or are wrapped."""
+        starts = [match.start() for match in RECORD.finditer(text)]
+        numbers: list[bytes] = []
+        columns: dict[bytes, list[bytes]] = {name: [] for name in self._captured}
+        for begin, end in pairwise([*starts, len(text)]):
+            number, *values, _ = self._row(text[begin:end], end == len(text))
+            for name, value in zip(self._captured, values, strict=True):
+                if name not in columns:
+                    columns[name] = [b""] * len(numbers)
+                columns[name].append(value)
+            numbers.append(number)
+        for column in columns.values():
+            column += [b""] * (len(numbers) - len(column))
+        return self._named(tuple(numbers), {name: tuple(c) for name, c in columns.items()})
+
+    def _named(self, numbers: Row, columns: dict[bytes, Row]) -> Rows:
+        ends_whole = not self._names or bool(columns[self._names[-1]][-1])
+        numeric = {name: c for name, c in columns.items() if name in self._numeric and any(c)}
+        return Rows(numbers, numeric, ends_whole)
+
+    def _row(self, lines: bytes, is_last: bool) -> Row:
+        """The record that `lines` begin with; new fields are learnt from it."""
+        row = self._match(lines)
+        if not row[-1] and row[-2] and self._names:
+            return row
+        if self._num_futile < MOST_FUTILE:
+            joined = self._wrapping.joined(lines, is_last)
+            self._num_futile = self._num_futile + 1 if joined is None else 0
+            if joined is not None:
+                lines, row = joined, self._match(joined)
+        if row[-1] and self._learn(_FIELD.findall(row[-1])):
+            row = self._match(lines)
+        return self._completed(row) if row[-1] else row
+
+    def _match(self, lines: bytes) -> Row:
+        match = self._expression.match(lines)
+        assert match is not None
+        return match.groups(b"")
+
+    def _learn(self, fields: list[tuple[bytes, bytes]]) -> bool:
+        """Put each new name before the next known one, or last; of too many only the first."""
+        names = dict.fromkeys(name for name, _ in fields if name not in self._names)
+        new = list(names)[: MOST_FIELDS - len(self._names)]
+        place = len(self._names)
+        for name, value in reversed(fields):
+            if name in self._names:
+                place = self._names.index(name)
+            elif name in new:
+                self._names.insert(place, name)
+                if self._numeric_names.fullmatch(name) and _number(name, value):
+                    self._numeric.add(name)
+        if new:
+            self._compile()
+        return bool(new)
+
+    def _compile(self) -> None:
+        """Make the expression anew: a group for each captured field, in `_captured`'s order."""
+        last = self._names[-1:]
+        parts: list[bytes] = []
+        for name in self._names:
+            value = rb":" + _VALUE + rb"\|"
+            if name in self._numeric:
+                value = rb":" + _pattern(name).pattern
+            elif name in last:
+                value = rb"(:)" + _VALUE + rb"\|"
+            parts.append(rb"(?: {0,4}+" + re.escape(name) + value + rb")?+")
+        record = rb"iteration {1,24}+(\d{1,18})/ {0,24}+\d{1,18} {0,4}+\|"
+        self._captured = [n for n in self._names if n in self._numeric or n in last]
+        self._expression = re.compile(record + b"".join(parts) + _REST)
+        self._wrapping = Wrapping(RECORD, self._names)
+
+    def _completed(self, row: Row) -> Row:
+        """A row with the values of fields that stand in another order than usual."""
+        fields = dict(reversed(_FIELD.findall(row[-1])))
+        values = list(row)
+        for place, name in enumerate(self._captured, 1):
+            if name in fields and not values[place]:
+                values[place] = _number(name, fields[name]) or b""
+        return tuple(values)
+
+
+def _pattern(name: bytes) -> re.Pattern[bytes]:
+    return _VALUES.get(name, _VALUES[b""])
+
+
+def _number(name: bytes, value: bytes) -> bytes | None:
+    """The number that a field's value begins with, as text."""
+    match = _pattern(name).match(value + b"|")
+    return match[1] if match else None

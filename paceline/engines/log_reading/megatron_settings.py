@@ -1,0 +1,211 @@
+"""What Megatron logs say beside their iterations: arguments, parameters, memory, end."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from paceline.core.units import GB, MIB
+from paceline.engines.log_reading.iteration_records import last_record
+from paceline.engines.log_reading.log_content import LogContent, excerpt, numbers
+from paceline.engines.log_reading.records import out_of_memory_line
+
+__all__ = ["MegatronSettings"]
+
+ARGUMENTS: dict[bytes, str] = {
+    b"world_size": "num_devices",
+    b"global_batch_size": "global_batch",
+    b"micro_batch_size": "micro_batch",
+    b"seq_length": "seq_len",
+    b"tensor_model_parallel_size": "tp",
+    b"model_parallel_size": "tp",
+    b"pipeline_model_parallel_size": "pp",
+    b"context_parallel_size": "cp",
+    b"virtual_pipeline_model_parallel_size": "vp",
+    b"expert_model_parallel_size": "ep",
+    b"zero_stage": "zero_stage",
+    b"train_iters": "total_steps",
+    b"log_interval": "log_interval",
+    b"num_layers": "num_layers",
+    b"hidden_size": "hidden_size",
+    b"num_attention_heads": "num_heads",
+    b"ffn_hidden_size": "ffn_size",
+    b"padded_vocab_size": "vocab_size",
+}
+"""Arguments with whole numbers, and our names for them."""
+
+OLDER_ARGUMENTS: dict[bytes, str] = {
+    b"pipe_parallel_size": "pp",
+    b"train_batch_size": "global_batch",
+}
+"""Names of old Megatron-DeepSpeed and of DeepSpeed's configuration; the others go before them."""
+
+GROWS = b"step_batch_size_schedule"
+"""Beside it the printed global batch is that of one micro-batch a replica, and means nothing."""
+FLAGS = (
+    *(b"params_dtype", b"group_query_attention", b"num_query_groups", b"deepspeed", b"fp8"),
+    GROWS,
+)
+DTYPES = {
+    b"torch.bfloat16": "bf16",
+    b"torch.float16": "fp16",
+    b"torch.half": "fp16",
+    b"torch.float32": "fp32",
+}
+
+_DOTTED = re.compile(rb" \.{2,48}+ (\S{1,64}+)")
+"""Timers have dots as well, with a colon behind them."""
+
+_NAME_BEFORE = re.compile(rb"(?<![\w-])\w{1,48}\Z")
+LONGEST_NAME = 50
+
+_WORLD = re.compile(rb"using world size: (\d{1,9})([^\r\n]{0,400})")
+_WORLD_PARTS = {
+    "tp": re.compile(rb"(?<![\w-])tensor-model-parallel size: (\d{1,9})"),
+    "pp": re.compile(rb"(?<![\w-])pipeline-model-parallel size: (\d{1,9})"),
+    "cp": re.compile(rb"(?<!hierarchical )context-parallel size: (\d{1,9})"),
+}
+_VOCABULARY = re.compile(
+    rb"padded vocab \(size: \d{1,9}\) with \d{1,9} dummy tokens \(new size: (\d{1,9})\)"
+)
+_MICRO_BATCH = re.compile(rb"train_micro_batch_size_per_gpu[\"' .:]{1,48}(\d{1,9})")
+
+_PARAMETERS = re.compile(
+    rb"number of parameters on \(tensor, pipeline\) model parallel rank \((\d{1,6}), (\d{1,6})\):"
+    rb" (\d{1,15})"
+)
+_BILLIONS = re.compile(
+    rb"(Total number of parameters|Number of parameters in most loaded shard) in billions: {1,4}"
+    rb"([0-9.]{1,16})"
+)
+_UNIQUE = re.compile(rb"UNIQUE_PARAMS=(\d{1,15})")
+
+_MEMORY_MIB = re.compile(rb" memory \(MB\) \|([^\r\n]{1,400})")
+_PEAK_MIB = re.compile(rb"(?<!\w)max (allocated|reserved|resident): ([0-9.]{1,24})")
+_PEAK_GB = re.compile(rb"(?<![\w-])mem-max-(allocated|reserved)-gigabytes: ([0-9.]{1,24})")
+
+_ENDED = re.compile(
+    rb"\[(?:after training is done|exiting program[^\]\r\n]{0,80})\] datetime[^\r\n]{0,40}"
+)
+
+
+MOST_DIGITS = 15
+MOST_RANKS = 1000
+HALF_STEP = 0.00501
+"""Half of the last digit of the printed billions, and a little for the rounding."""
+
+
+class MegatronSettings:
+    """Gathers in a LogContent what the pieces of a log say of the run."""
+
+    def __init__(self, log: LogContent) -> None:
+        self._log = log
+        self._flags: dict[bytes, bytes] = {}
+        self._older: dict[str, int] = {}
+        self._parameters: dict[tuple[int, int], int] = {}
+        self._billions: dict[bytes, float] = {}
+
+    def read(self, text: bytes) -> None:
+        """Take what `text` says; cheap where it holds iterations only."""
+        if b" .." in text:
+            self._read_arguments(text)
+        if b"using world size: " in text:
+            for world in _WORLD.finditer(text):
+                self._read_world(world)
+        if b" dummy tokens (new size: " in text:
+            self._put_last("vocab_size", _VOCABULARY, text)
+        if b"train_micro_batch_size_per_gpu" in text:
+            self._put_last("micro_batch", _MICRO_BATCH, text)
+        if b"UNIQUE_PARAMS=" in text:
+            self._put_last("num_parameters", _UNIQUE, text)
+        if b"ber of parameters " in text:
+            self._read_parameters(text)
+        if b" memory (MB) |" in text:
+            for line in _MEMORY_MIB.findall(text):
+                self._take_peaks(_PEAK_MIB, MIB, line)
+        if b"-gigabytes: " in text:
+            self._take_peaks(_PEAK_GB, GB, text)
+        self._read_end(text)
+
+    def finish(self) -> None:
+        """Say what only the whole log tells."""
+        facts, flags = self._log.facts, self._flags
+        for name, value in self._older.items():
+            facts.setdefault(name, value)
+        if "num_heads" in facts and b"group_query_attention" in flags:
+            groups = flags.get(b"num_query_groups", b"")
+            grouped = flags[b"group_query_attention"] == b"True" and _is_count(groups)
+            facts["num_kv_heads"] = int(groups) if grouped else facts["num_heads"]
+        if flags.get(b"fp8", b"None") not in (b"None", b"False"):
+            facts["dtype"] = "fp8"
+        elif flags.get(b"params_dtype") in DTYPES:
+            facts["dtype"] = DTYPES[flags[b"params_dtype"]]
+        if flags.get(b"deepspeed") != b"True":
+            facts.pop("zero_stage", None)
+        if flags.get(GROWS, b"None") != b"None":
+            facts.pop("global_batch", None)
+        if parameters := self._num_parameters():
+            facts["num_parameters"] = parameters
+
+    def _put_last(self, name: str, pattern: re.Pattern[bytes], text: bytes) -> None:
+        if sizes := pattern.findall(text):
+            self._log.facts[name] = int(sizes[-1])
+
+    def _read_arguments(self, text: bytes) -> None:
+        for dots in _DOTTED.finditer(text):
+            before = _NAME_BEFORE.search(text[max(0, dots.start() - LONGEST_NAME) : dots.start()])
+            name, value = before[0] if before else b"", dots[1]
+            if name in FLAGS:
+                self._flags[name] = value
+            elif name in ARGUMENTS and _is_count(value):
+                self._log.facts[ARGUMENTS[name]] = int(value)
+            elif name in OLDER_ARGUMENTS and _is_count(value):
+                self._older[OLDER_ARGUMENTS[name]] = max(1, int(value))
+
+    def _read_world(self, world: re.Match[bytes]) -> None:
+        self._log.facts["num_devices"] = int(world[1])
+        for name, pattern in _WORLD_PARTS.items():
+            if part := pattern.search(world[2]):
+                self._log.facts[name] = int(part[1])
+
+    def _read_parameters(self, text: bytes) -> None:
+        for tensor, pipeline, number in _PARAMETERS.findall(text):
+            if len(self._parameters) < MOST_RANKS:
+                self._parameters[int(tensor), int(pipeline)] = int(number)
+        for name, number in _BILLIONS.findall(text):
+            self._billions[name] = float(numbers([number])[0])
+
+    def _num_parameters(self) -> int | None:
+        """Parameters of the whole model.
+
+        Ranks beyond the first repeat norms and tied embeddings, so their sum is not taken.
+        """
+        facts = self._log.facts
+        if "num_parameters" in facts:
+            return None
+        if list(self._parameters) == [(0, 0)] and facts.get("tp") == facts.get("pp") == 1:
+            return self._parameters[0, 0]
+        total = self._billions.get(b"Total number of parameters", math.nan)
+        shard = self._billions.get(b"Number of parameters in most loaded shard", math.nan)
+        # The shard is printed with two digits more; of an unsplit model it is the whole.
+        billions = shard if abs(total - shard) <= HALF_STEP else total
+        return round(billions * 1e9) if 0 < billions < math.inf else None
+
+    def _take_peaks(self, pattern: re.Pattern[bytes], unit_bytes: int, text: bytes) -> None:
+        for kind, number in pattern.findall(text):
+            self._log.peak(kind.decode(), float(numbers([number])[0]) * unit_bytes)
+
+    def _read_end(self, text: bytes) -> None:
+        """How it ended; iterations that follow show that the run was started again."""
+        log, begun = self._log, last_record(text)
+        if begun >= 0:
+            text = text[begun:]
+            log.out_of_memory = log.ended = None
+        if b"] datetime" in text and (ended := _ENDED.findall(text)):
+            log.ended = excerpt(ended[-1])
+        if log.out_of_memory is None:
+            log.out_of_memory = out_of_memory_line(text)
+
+
+def _is_count(text: bytes) -> bool:
+    return text.isdigit() and len(text) <= MOST_DIGITS

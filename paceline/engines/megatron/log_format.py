@@ -1,0 +1,40 @@
+"""Megatron-LM's log, from 2021 on: one `iteration` record a log interval, from the last rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from paceline.engines.log_reading.iteration_log import IterationLog
+from paceline.engines.log_reading.log_content import LogContent, LogFormat
+
+__all__ = ["LOG_FORMAT"]
+
+CAUSAL_SINCE = "2025-03-06"
+"""The day from which Megatron-LM counts the masked half of attention as no work (core 0.12)."""
+
+_DAY = re.compile(rb"\[(20\d\d-\d\d-\d\d) \d\d:\d\d:\d\d[0-9.]{0,8}\] {1,4}iteration ")
+
+
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
+    """Steps count from 1; a time is the mean over the log interval, TFLOP/s are of one device."""
+    day = None
+    for batch in IterationLog(log).batches(blocks):
+        log.add_steps(batch.index, **batch.columns)
+        day = day or _DAY.search(batch.text)
+    if day and day[1].decode() < CAUSAL_SINCE:
+        log.facts["framework_version"] = "core 0.11 or older"
+
+
+LOG_FORMAT = LogFormat(
+    title="Megatron-LM",
+    marks=(b"elapsed time per iteration (", b" | consumed samples: "),
+    step_line=re.compile(
+        rb"iteration {1,24}+\d{1,18}/ {0,24}+\d{1,18} {0,4}+\| {1,4}"
+        rb"(?:consumed samples|elapsed time)"
+    ),
+    read=read,
+    end_marker="[after training is done]",
+    precedence=4,
+    convention="causal",
+)

@@ -1,0 +1,184 @@
+"""torchtitan's log: one line for step 1, then one every `log_freq` steps that averages them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from paceline.core.units import GIB, TERA
+from paceline.engines.log_reading.log_content import LogContent, LogFormat, excerpt, whole_numbers
+from paceline.engines.log_reading.records import (
+    Records,
+    field,
+    keep_whole_numbers,
+    last_match,
+    note_decimals,
+    product,
+    watched,
+    without_colours,
+)
+
+__all__ = ["LOG_FORMAT"]
+
+ENDS = b"Training completed"
+
+_STEP = re.compile(
+    rb'step"?[:=] {0,12}(\d{1,18})[ ,]{1,4}((?:loss: |global_avg_loss=|"loss_metrics/).*)'
+)
+_TORN = re.compile(rb"step: {1,12}\d{1,18} +loss(?!.{0,4000}(?:tps|wps|iter): {0,12}[0-9])")
+_COLOUR = rb"(?:\x1b\[[0-9;]{0,24}m)?"
+_STEP_LINE = re.compile(
+    rb"step: {1,12}\d{1,18} {1,4}"
+    + _COLOUR
+    + rb"loss: {1,12}"
+    + _COLOUR
+    + rb"[0-9ni-][^\r\n]{0,200}?(?:tps|wps|iter): |step=\d{1,18} global_avg_loss="
+    + rb'|"step": \d{1,18}, "loss_metrics/'
+)
+
+_TIME = (field(rb'end_to_end\(s\)"?[:=] ?'), field(rb"iter: {1,12}"))
+_EITHER = {
+    "loss": (field(rb"loss: {1,12}"), field(rb'global_avg_loss"?[:=] ?')),
+    "step_time_s": _TIME,
+    "tokens_per_s_per_device": (
+        field(rb"tps: "),
+        field(rb"wps: "),
+        field(rb'throughput\(tps\)"?[:=] ?'),
+    ),
+}
+_MEMORY = {"reserved_bytes": (field(rb"memory: {0,12}"), field(rb'max_reserved\(GiB\)"?[:=] ?'))}
+_GRAD_NORM = {"grad_norm": field(rb'grad_norm"?[:=] {0,12}')}
+_RATES = {"flops_per_s_per_device": field(rb'tflops"?[:=] ?')}
+_UNKNOWN = {"loss": -1.0, "reserved_bytes": 0.0}
+"""What a pipeline's first stages print, which see no loss, and a device that counts no memory."""
+_PER_CENT = {"mfu": field(rb'mfu(?:\(%\))?"?[:=] ?')}
+
+
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
+    """Steps are numbered from 1; tokens/s, TFLOP/s and MFU are of one device, memory is reserved.
+
+    Lines that say `validate step` are of no training step.
+    """
+    for block in watched(blocks, log, ENDS, _TORN):
+        text = without_colours(block).replace(b"\r", b"\n").replace(b"validate step", b"validate")
+        _read_settings(text, log)
+        steps = _STEP.findall(text)
+        if not steps:
+            continue
+        index, fields = zip(*steps, strict=True)
+        # The comma sets thousands apart, in the rates at least.
+        records = Records([line.replace(b",", b"") for line in fields])
+        columns = {
+            **records.either(_EITHER),
+            **records.columns(_GRAD_NORM),
+            **records.columns(_RATES, TERA),
+            **records.columns(_PER_CENT, 0.01),
+            **records.either(_MEMORY, GIB),
+        }
+        for name in _UNKNOWN.keys() & columns.keys():
+            columns[name] = np.where(columns[name] == _UNKNOWN[name], np.nan, columns[name])
+        log.add_steps(whole_numbers(index), **columns)
+        note_decimals(log, records.either_texts(_TIME))
+    if log.facts.get("pp", 1) != 1:
+        # The pipeline's schedule divides the local batch once more.
+        log.facts.pop("micro_batch", None)
+
+
+_MODEL = re.compile(rb"Model (\S{1,60} \S{1,60}) +size: ([0-9,]{1,30}) total parameters")
+_DEVICE = re.compile(rb" capacity: (\S[^\n]{1,100}?)(?: \(\d{1,4}\))? with [0-9.]{1,12}GiB memory")
+_MESH = re.compile(rb" device mesh with parallelism: ([a-z_]{2,20}=[^\n]{1,200})")
+_OLD_MESH = re.compile(rb"-D device mesh with \[([^\]\n]{0,200})\], \[([^\]\n]{0,100})\]")
+_BATCH = re.compile(
+    rb"local batch size (\d{1,12}), global batch size (\d{1,12}), (?:[^\n]{0,80}? )?"
+    rb"sequence length (\d{1,12}), total steps (\d{1,12})"
+)
+_TOKENS = re.compile(
+    rb"(\d{1,15}) tokens per train step, (?:[^\n]{0,80}? )?"
+    rb"maximum context length (\d{1,12}), total steps (\d{1,12})"
+)
+_ACCUMULATION = re.compile(rb"gradient.accumulation.steps:? (\d{1,9})")
+_LOG_FREQ = re.compile(rb"log_freq[\"']?[:=] ?(\d{1,9})")
+_VERSION = re.compile(rb"torchtitan version: ([\w.+-]{1,40})")
+_PEAK = re.compile(rb"Peak FLOPS used for computing MFU: ([0-9.e+]{1,16})")
+_AXES = {b"tp": "tp", b"pp": "pp", b"cp": "cp", b"ep": "ep"}
+_OF_THE_WORLD = {b"pp", b"dp_replicate", b"dp_shard", b"cp", b"tp"}
+"""Axes whose sizes multiply to the number of ranks; the experts' lie across them."""
+
+_LOW_PRECISION = ((b"Swapped to Float8Linear", "fp8"), (b"Swapped to MXLinear", "mxfp8"))
+
+
+def _read_settings(text: bytes, log: LogContent) -> None:
+    """Keep what the lines before the first step say; a restart says it again."""
+    if b" device mesh with " in text:
+        _read_mesh(text, log)
+    if b" capacity: " in text and (match := last_match(_DEVICE, text)):
+        log.facts["device"] = excerpt(match[1])
+    if b" total parameters" in text and (match := last_match(_MODEL, text)):
+        log.facts["model"] = excerpt(match[1])
+        keep_whole_numbers(log, {b"n": "num_parameters"}, [(b"n", match[2])])
+    if b", total steps " in text:
+        _read_batch(text, log)
+    if b"accumulation" in text and (match := last_match(_ACCUMULATION, text)):
+        keep_whole_numbers(log, {b"n": "gradient_accumulation"}, [(b"n", match[1])])
+    if b"log_freq" in text and (match := last_match(_LOG_FREQ, text)):
+        keep_whole_numbers(log, {b"n": "log_interval"}, [(b"n", match[1])])
+    if b"torchtitan version: " in text and (match := last_match(_VERSION, text)):
+        log.facts["framework_version"] = match[1].decode()
+    for peak in _PEAK.findall(text):
+        log.remark(f"the log's MFU is against a peak of {peak.decode()} FLOP/s")
+    for mark, dtype in _LOW_PRECISION:
+        if mark in text:
+            log.facts["dtype"] = dtype
+
+
+def _read_mesh(text: bytes, log: LogContent) -> None:
+    new, old = last_match(_MESH, text), last_match(_OLD_MESH, text)
+    if new and not (old and old.start() > new.start()):
+        sizes = dict(re.findall(rb"([a-z_]{2,20})=(\d{1,9})", new[1]))
+        world = [size for name, size in sizes.items() if name in _OF_THE_WORLD]
+    elif old:
+        names = re.findall(rb"'([a-z_]{2,20})'", old[1])
+        world = re.findall(rb"\d{1,9}", old[2])
+        sizes = dict(zip(names, world, strict=False))
+    else:
+        return
+    for name in (*_AXES.values(), "num_devices"):
+        log.facts.pop(name, None)
+    keep_whole_numbers(log, _AXES, sizes.items())
+    ranks = product(*map(int, world))
+    if ranks is not None and ranks < 1 << 62:
+        log.facts["num_devices"] = ranks
+
+
+def _read_batch(text: bytes, log: LogContent) -> None:
+    """Batches in sequences, or, since 2026, in tokens."""
+    statements: list[tuple[bytes, bytes]] = []
+    if match := last_match(_BATCH, text):
+        statements = list(
+            zip((b"micro", b"global", b"length", b"steps"), match.groups(), strict=True)
+        )
+    if match := last_match(_TOKENS, text):
+        tokens, length = int(match[1]), int(match[2])
+        statements += [(b"length", match[2]), (b"steps", match[3])]
+        if length and tokens % length == 0:
+            statements.append((b"global", b"%d" % (tokens // length)))
+    keep_whole_numbers(log, _BATCH_FACTS, statements)
+
+
+_BATCH_FACTS = {
+    b"micro": "micro_batch",
+    b"global": "global_batch",
+    b"length": "seq_len",
+    b"steps": "total_steps",
+}
+
+LOG_FORMAT = LogFormat(
+    title="torchtitan",
+    marks=(b"loss: ", b"global_avg_loss"),
+    step_line=_STEP_LINE,
+    read=read,
+    end_marker="Training completed",
+    convention="full-attention",
+)

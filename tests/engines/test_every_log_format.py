@@ -1,0 +1,156 @@
+"""Every log format keeps the same promises; a new file is tested by being there."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import UserError
+from paceline.engines import log_format, log_formats
+from paceline.engines.log_reading.log_content import LogFormat
+from paceline.logs.parser import detect
+from tests.engines.promises import InPieces, answer, check_parse, check_read, read
+from tests.engines.samples import NOISE, PREFIXES, SAMPLES, log_text, times_of
+
+LOG_FORMATS = pytest.mark.parametrize("name", log_formats())
+TIMES = times_of(40)
+
+
+@LOG_FORMATS
+def test_it_says_what_it_is(name: str):
+    kind = log_formats()[name]
+
+    assert kind.title and kind.title.isprintable()
+    assert kind.marks and all(len(mark) >= 4 for mark in kind.marks)
+    assert isinstance(kind.step_line, re.Pattern) and not kind.step_line.groups
+    assert kind.begins is None or len(kind.begins) >= 4
+
+
+def test_every_log_format_has_a_sample_and_no_sample_is_left_over():
+    assert log_formats().keys() == SAMPLES.keys()
+
+
+@LOG_FORMATS
+def test_a_log_format_is_found_by_its_name(name: str):
+    assert log_format(name) is log_format(name.upper().replace("_", "-")) is log_formats()[name]
+
+
+def test_an_unknown_log_format_is_answered_with_the_nearest():
+    with pytest.raises(UserError, match="did you mean 'maxtext'"):
+        log_format("maxtxt")
+
+
+def assert_has_the_sample(kind: LogFormat, name: str, content: bytes) -> None:
+    sample = SAMPLES[name]
+    steps = check_read(kind, content).steps()
+
+    assert steps.index.tolist() == list(sample.numbers(len(TIMES)))
+    np.testing.assert_allclose(sample.seconds(steps), TIMES, rtol=sample.digits, atol=0.006)
+
+
+@LOG_FORMATS
+@pytest.mark.parametrize("noise", [NOISE, ()], ids=["noise", "bare"])
+def test_a_log_is_read_to_its_steps_and_times(name: str, noise: tuple[bytes, ...]):
+    assert_has_the_sample(log_formats()[name], name, log_text(name, TIMES, noise=noise))
+
+
+@LOG_FORMATS
+@pytest.mark.parametrize("prefix", PREFIXES[1:], ids=lambda p: p.decode().strip("\x1b[36m0]: "))
+def test_what_stands_before_each_line_changes_nothing(name: str, prefix: bytes):
+    if not SAMPLES[name].prefixed:
+        pytest.skip("its file has no prefixes")
+    assert_has_the_sample(log_formats()[name], name, log_text(name, TIMES, prefix))
+
+
+@LOG_FORMATS
+def test_line_ends_of_other_systems_change_nothing(name: str):
+    text = re.sub(rb"(?<!\r)\n", b"\r\n", log_text(name, TIMES))
+    assert_has_the_sample(log_formats()[name], name, text)
+
+
+@LOG_FORMATS
+def test_its_log_is_recognised_as_its_own_and_as_no_other(name: str):
+    content = log_text(name, TIMES)
+
+    assert detect(InPieces(content, 1 << 20)) == name
+    assert detect(InPieces(b"".join(NOISE) * 50, 1 << 20)) is None
+
+
+@LOG_FORMATS
+def test_every_step_line_shows_a_mark(name: str):
+    kind = log_formats()[name]
+    line = SAMPLES[name].line(20, 1.25)
+
+    assert any(mark in line for mark in kind.marks)
+    assert kind.step_line.search(line)
+
+
+@LOG_FORMATS
+def test_a_log_of_two_ranks_that_print_each_step_gives_each_once(name: str):
+    numbers = SAMPLES[name].numbers(len(TIMES))
+    line = SAMPLES[name].line
+    lines = [line(n, t) * 2 for n, t in zip(numbers, TIMES, strict=True)]
+    text = SAMPLES[name].head + b"".join(lines)
+
+    assert_has_the_sample(log_formats()[name], name, text)
+
+
+@LOG_FORMATS
+def test_a_log_cut_off_anywhere_gives_the_steps_before(name: str):
+    kind, times = log_formats()[name], TIMES[:4]
+    content = log_text(name, times)
+    counts = []
+    for end in range(0, len(content), 7):
+        counts.append(len(check_read(kind, content[:end], (1 << 20, 97))))
+
+    assert counts[0] == 0
+    assert max(counts) <= len(times)
+
+
+@LOG_FORMATS
+def test_logs_of_others_make_nothing_fail(name: str):
+    for other in SAMPLES:
+        log = check_read(log_formats()[name], log_text(other, TIMES[:5]))
+        log.steps()
+
+
+@LOG_FORMATS
+def test_the_same_log_twice_gives_the_same_answer(name: str):
+    kind, content = log_formats()[name], log_text(name, TIMES)
+
+    assert answer(read(kind, content)) == answer(read(kind, content))
+
+
+@LOG_FORMATS
+def test_the_parsed_log_has_the_status_ok_and_its_steps(name: str, tmp_path: Path):
+    path = tmp_path / "a.log"
+    path.write_bytes(log_text(name, TIMES))
+    document = check_parse(path)
+
+    assert document["engine"] == name
+    assert document["status"] == "ok", document["reason"]
+    assert document["n_steps"] == len(TIMES)
+
+
+def kept_bytes(name: str, n: int) -> int:
+    """Memory that a log of n steps takes once it is read."""
+    kind, sample = log_formats()[name], SAMPLES[name]
+    content = sample.head + b"".join(sample.line(k, 1 + k % 7 / 10) for k in sample.numbers(n))
+    tracemalloc.start()
+    try:
+        log = read(kind, content)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(log.steps()) == n
+    return kept
+
+
+@LOG_FORMATS
+def test_millions_of_steps_take_little_memory(name: str):
+    """3 million steps, at most 40 bytes each: two thirds of 200 MiB, the rest is the program."""
+    assert (kept_bytes(name, 30_000) - kept_bytes(name, 10_000)) / 20_000 < 40
