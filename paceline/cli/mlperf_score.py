@@ -111,7 +111,9 @@ def check(
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Check logs, a system description or a whole submission officially, in plain words with lines.
+    """Run the official MLPerf checkers on logs, a system description or a whole submission.
+
+    Each message of the checkers comes with the line of the file that it is about.
 
     A folder with systems/ and results/ is a submission: its descriptions, the number of runs, seeds
     and convergence are checked as well. The checkers run on copies in processes of their own;
@@ -135,7 +137,7 @@ def check(
     elif form is TableFormat.text:
         echo("\n".join(check_lines(result)))
     else:
-        names = ("file", "status", "level", "line", "key", "message", "rule")
+        names = ("file", "status", "level", "line", "key", "message")
         emit_table(check_rows(result), [OutputColumn(name, name) for name in names], form)
     if result.status != "passed":
         raise typer.Exit(EXIT_GATE_FAILED if result.status == "failed" else EXIT_INCOMPLETE)

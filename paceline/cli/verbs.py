@@ -368,8 +368,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
         Verb(
             "check",
             "mlperf_score:check",
-            "Check logs, a system description or a whole submission officially, in plain words "
-            "with lines.",
+            "Run the official MLPerf checkers on logs, a system description or a whole submission.",
         ),
     ),
     "db": (

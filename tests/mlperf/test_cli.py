@@ -90,7 +90,10 @@ def test_check_names_findings_in_every_form(runs: Path):
 
     text = paceline("check", log)
     assert text.returncode == 3 and "0 of 1 logs pass 5.1.0 (the default)" in text.stdout
-    assert "    train_samples is missing" in text.stdout and LABEL in text.stdout
+    assert (
+        "    Required EXACTLY_ONE occurrence of 'train_samples' but found 0" in text.stdout
+        and LABEL in text.stdout
+    )
 
     answer = json.loads(paceline("check", log, "--json").stdout)
     assert (answer["status"], answer["official"]) == ("failed", False)
@@ -100,7 +103,9 @@ def test_check_names_findings_in_every_form(runs: Path):
     }
 
     rows = list(csv.DictReader(io.StringIO(paceline("check", log, "--format", "csv").stdout)))
-    assert "train_samples is missing" in [row["message"] for row in rows]
+    assert "Required EXACTLY_ONE occurrence of 'train_samples' but found 0" in [
+        row["message"] for row in rows
+    ]
 
 
 def test_check_of_a_log_that_passes_exits_with_0(reference_data: Path):

@@ -1,1 +1,1 @@
-"""The official compliance checker: run on copies of logs, its messages in plain words."""
+"""The official compliance checker: run on copies of logs, its messages with lines of the file."""

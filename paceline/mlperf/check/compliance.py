@@ -1,4 +1,4 @@
-"""MLPerf logs under the official compliance checker, its findings in plain words."""
+"""MLPerf logs under the official compliance checker, its messages with lines of the file."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ from pathlib import Path
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.units import counted
 from paceline.logs.parser import as_text
-from paceline.mlperf.check.findings import (
-    Check,
-    CheckedFile,
-    FileStatus,
-    finding_without_line,
-)
+from paceline.mlperf.check.findings import Check, CheckedFile, CheckFinding, FileStatus
 from paceline.mlperf.check.official_checker import (
     check_copy,
     checker_rulesets,
     checker_version,
     copy_unpacked,
 )
-from paceline.mlperf.check.result_lines import ResultLines
+from paceline.mlperf.check.result_lines import ResultLines, finding, incomplete_records
 from paceline.mlperf.check.tiny_rules import (
     BASE_RULESET,
     OTHER_VALUES,
@@ -29,7 +24,6 @@ from paceline.mlperf.check.tiny_rules import (
     TINY_RULESET,
     replaced_rules,
 )
-from paceline.mlperf.check.wording import finding, incomplete_records, unread_finding
 from paceline.mlperf.result_logs import RunLog, run_logs
 from paceline.mlperf.rules import SIBLINGS, UNOFFICIAL, RulesetOrigin, settled_ruleset
 
@@ -112,7 +106,10 @@ def checked_log(log: RunLog, ruleset: str, folder: Path) -> CheckedFile:
     broken_off = copy_unpacked(log.path, copy)
     lines = ResultLines.of(copy.read_bytes())
     verdict = check_copy(copy, *_rules_for(log, ruleset))
-    findings = [unread_finding(text, why, lines) for text, why in verdict.unread]
+    findings = [
+        CheckFinding(line=lines.number_of(text.strip()), message=f"cannot be parsed: {why}")
+        for text, why in verdict.unread
+    ]
     findings += [finding(message, lines) for message in verdict.messages]
     findings += incomplete_records(lines) if verdict.broken else []
     findings.sort(key=lambda f: (f.line is None, f.line or 0))
@@ -121,7 +118,7 @@ def checked_log(log: RunLog, ruleset: str, folder: Path) -> CheckedFile:
             f"the log holds {counted(len(log.trials), 'trial')}; the rules want each in a file of "
             "its own"
         )
-        findings.append(finding_without_line(several))
+        findings.append(CheckFinding(message=several))
     status: FileStatus = "failed" if findings else "broken" if verdict.broken else "passed"
     return CheckedFile(
         file=name,

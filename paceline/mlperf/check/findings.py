@@ -14,14 +14,11 @@ CheckStatus = Literal["passed", "failed", "broken"]
 class CheckFinding(Value):
     """One thing that the rules object to."""
 
-    key: str | None
-    line: int | None
+    key: str | None = None
+    line: int | None = None
     """In the log as it is read, unpacked, from 1; None where no line is at fault."""
     message: str
-    rule: str | None = None
-    """The test as the official rules write it."""
-    official: str
-    """The official message's first lines."""
+    """In the official checker's own words, but for what Paceline itself finds."""
 
 
 class CheckedFile(Value):
@@ -51,8 +48,3 @@ class Check(Value):
     A submission passes with one log that breaks the rules: it is the run that is dropped.
     """
     files: tuple[CheckedFile, ...]
-
-
-def finding_without_line(message: str, official: str = "") -> CheckFinding:
-    """A finding that is about no single key or line."""
-    return CheckFinding(key=None, line=None, message=message, official=official)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -94,7 +95,15 @@ def program_answer(
     """
     command = [sys.executable, "-P", str(program), *arguments]
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=limit_s)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            # Some messages list a set of keys: with a fixed seed always in the same order.
+            env={**os.environ, "PYTHONHASHSEED": "0"},
+        )
     except subprocess.TimeoutExpired:
         return {}, f"the checker took longer than {limit_s:g} s"
     try:

@@ -21,8 +21,7 @@ def check_rows(check: Check) -> list[dict[str, Any]]:
         levels = [("finding", finding) for finding in file.findings]
         levels += [("warning", warning) for warning in file.warnings]
         rows += [
-            {**head, "level": level, **finding.model_dump(mode="json", exclude={"official"})}
-            for level, finding in levels
+            {**head, "level": level, **finding.model_dump(mode="json")} for level, finding in levels
         ]
         if not levels:
             rows.append({**head, "message": file.reason})

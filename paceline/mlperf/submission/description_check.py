@@ -10,12 +10,7 @@ from typing import Any
 from paceline.core.errors import UserError
 from paceline.files.documents import read_text
 from paceline.logs.parser import as_text
-from paceline.mlperf.check.findings import (
-    CheckedFile,
-    CheckFinding,
-    FileStatus,
-    finding_without_line,
-)
+from paceline.mlperf.check.findings import CheckedFile, CheckFinding, FileStatus
 from paceline.mlperf.submission.description_fields import faults
 from paceline.mlperf.submission.official_package_checker import (
     PackageVerdict,
@@ -45,7 +40,7 @@ def read_description(path: Path, name: str) -> CheckedFile:
 def with_verdict(description: CheckedFile, verdict: PackageVerdict) -> CheckedFile:
     """A description that only the official checker objects to, or has no answer for."""
     status: FileStatus = "broken" if verdict.broken and not verdict.errors else "failed"
-    findings = tuple(finding_without_line(m.text, m.text) for m in verdict.messages)
+    findings = tuple(CheckFinding(message=m.text) for m in verdict.messages)
     return description.model_copy(
         update={"status": status, "reason": verdict.broken, "findings": findings}
     )
@@ -69,4 +64,4 @@ def _fields_in(path: Path) -> tuple[str, dict[str, Any], CheckFinding | None]:
 
 
 def _unreadable(why: str, line: int | None) -> CheckFinding:
-    return CheckFinding(key=None, line=line, message=why, official="")
+    return CheckFinding(line=line, message=why)

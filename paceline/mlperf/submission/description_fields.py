@@ -186,7 +186,7 @@ def _problem(name: str, value: str) -> str | None:
 def _fault(text: str, name: str, what: str) -> CheckFinding:
     match = re.search(rf'"{re.escape(name)}"\s*:', text)
     line = text.count("\n", 0, match.start()) + 1 if match else None
-    return CheckFinding(key=name, line=line, message=f"{name} {what}", official="")
+    return CheckFinding(key=name, line=line, message=f"{name} {what}")
 
 
 def _stack(description: Mapping[str, str | dict[str, str]]) -> dict[str, str]:

@@ -19,7 +19,6 @@ from paceline.mlperf.check.findings import (
     CheckedFile,
     CheckFinding,
     CheckStatus,
-    finding_without_line,
 )
 from paceline.mlperf.check.official_checker import checker_rulesets, checker_version
 from paceline.mlperf.check.tiny_rules import TINY_RULESET
@@ -34,7 +33,6 @@ from paceline.mlperf.submission.official_package_checker import (
     PackageVerdict,
     check_package_copy,
 )
-from paceline.mlperf.submission.package_wording import package_findings
 
 SCALING = "scaling.json"
 PARAMETERS = "package_checker_params"
@@ -143,15 +141,15 @@ def _checked_folder(
     place: Path, folder: Path, copy: Path, messages: Sequence[CheckerMessage], broken: str | None
 ) -> CheckedFile:
     """What is said of the logs of one benchmark together."""
-    errors = tuple(package_findings(m for m in messages if m.level == "error"))
-    warnings = [*package_findings(m for m in messages if m.level == "warning")]
+    errors = tuple(CheckFinding(message=m.text) for m in messages if m.level == "error")
+    warnings = [m.text for m in messages if m.level == "warning"]
     warnings += _warnings(folder, copy / folder.relative_to(place))
     return CheckedFile(
         file=as_text(str(folder.relative_to(place))),
         status="failed" if errors else "broken" if broken else "passed",
         reason=broken,
         findings=errors,
-        warnings=tuple(warnings),
+        warnings=tuple(CheckFinding(message=warning) for warning in warnings),
     )
 
 
@@ -168,8 +166,8 @@ def _checked_logs(
             yield CheckedFile(file=name, status="passed")
 
 
-def _warnings(folder: Path, copy: Path) -> Iterator[CheckFinding]:
-    """What the official checker does not say, or says of its own files."""
+def _warnings(folder: Path, copy: Path) -> Iterator[str]:
+    """Return what the official checker does not say, or says of its own files."""
     others = [
         path.name
         for path in sorted(folder.iterdir())
@@ -177,15 +175,13 @@ def _warnings(folder: Path, copy: Path) -> Iterator[CheckFinding]:
     ]
     if others:
         listed = as_text(", ".join(others[:5]))
-        yield finding_without_line(f"files that belong to no run: {listed}")
+        yield f"files that belong to no run: {listed}"
     packed = [path.name for path in _logs_in(folder) if path.suffix == ".gz"]
     if packed:
-        yield finding_without_line(
-            f"{counted(len(packed), 'log', 'are')} packed (.gz): a submission has them plain"
-        )
+        yield f"{counted(len(packed), 'log', 'are')} packed (.gz): a submission has them plain"
     stated, due = _scaling_factor(folder / SCALING), _scaling_factor(copy / SCALING)
     if stated != due and abs((stated or 1.0) - (due or 1.0)) > 1e-9:
-        yield finding_without_line(
+        yield (
             f"{SCALING} states {stated or 'nothing'}, the convergence test asks for {due or 'none'}"
         )
 
@@ -201,7 +197,7 @@ def _without_description(place: Path, descriptions: list[CheckedFile]) -> Iterat
 
 
 def _failed(name: str, message: str) -> CheckedFile:
-    findings = (finding_without_line(message),)
+    findings = (CheckFinding(message=message),)
     return CheckedFile(file=as_text(name), status="failed", findings=findings)
 
 

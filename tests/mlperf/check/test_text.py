@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.mlperf.check.findings import Check, CheckedFile, CheckFinding
 from paceline.mlperf.check.text import check_lines, check_rows
 
-FINDING = CheckFinding(key="seed", line=1200, message="seed is\nmissing", official="x")
+FINDING = CheckFinding(key="seed", line=1200, message="seed is\nmissing")
 
 
 def test_findings_stand_with_their_line_under_their_file():

@@ -52,14 +52,12 @@ def test_faults_of_runs_seeds_and_single_lines_are_all_found(submission: Path):
     checked = check(submission)
 
     assert checked.status == "failed"
-    assert messages(checked) == [
-        "9 files are called result_<number>.txt, the rules want exactly 10",
-        "2 logs break the rules, and only 1 may: it counts as the run that is dropped",
-        "result_3.txt and result_1.txt state the same seed 101",
-        "result_4.txt states no seed",
-    ]
+    number, broken, seeds, _ = messages(checked)
+    assert number.endswith("found 9, expected 10")
+    assert broken == "2 files do not comply, directory cannot be accepted"
+    assert "result_3.txt logs seed 101" in seeds and "result_4.txt logs no seed" in seeds
     (wrong,) = of(checked, f"{RUNS}/result_3.txt").findings
-    assert (wrong.line, wrong.message) == (18, "lora_rank must be 16, and is 8")
+    assert (wrong.line, wrong.key) == (18, "lora_rank")
 
 
 def test_one_log_that_breaks_the_rules_is_the_one_that_is_dropped(submission: Path):
@@ -68,7 +66,7 @@ def test_one_log_that_breaks_the_rules_is_the_one_that_is_dropped(submission: Pa
 
     assert checked.status == "passed" and of(checked, f"{RUNS}/result_3.txt").status == "failed"
     assert [finding.message for finding in of(checked, RUNS).warnings] == [
-        "1 log breaks the rules; it counts as the run that is dropped"
+        "1 file does not comply, accepting this under olympic scoring"
     ]
 
 
@@ -81,10 +79,7 @@ def test_runs_that_converge_too_fast_and_a_stated_scaling_are_found(submission: 
 
     checked = check(submission)
 
-    assert messages(checked) == [
-        "the test against the reference convergence points fails: the runs needed fewer samples "
-        "than chance explains"
-    ]
+    assert messages(checked) == ["RCP Test Failed: RCP found"]
     assert [finding.message for finding in of(checked, RUNS).warnings] == [
         "files that belong to no run: notes.md",
         "scaling.json states 1.5, the convergence test asks for none",
