@@ -35,7 +35,8 @@ from paceline.runs.outcome import evaluate
 
 _WITH_CLUSTER = {
     *("recipe", "cluster", "gpus", "layout", "variant", "overrides", "stack", "compiled", "tokens"),
-    *("cuda_graphs", "released", "dispatcher"),
+    *("cuda_graphs", "released", "dispatcher", "price", "spot_price", "pue", "carbon"),
+    *("mtbf", "restart", "checkpoint", "checkpoint_every"),
     *("measured_s", "evidence", "html", "trace", "sensitivity", "mlperf", "form", "as_json"),
 }
 """Parameters that a cluster's file leaves open."""
@@ -243,7 +244,7 @@ def _axes(layout: str | None) -> list[str]:
 def _devices(device: str | None, gpus: int | None, site: Site | None) -> tuple[str, int]:
     """On what; raises UserError where that is not said."""
     if site is not None:
-        return site.device, gpus or site.training_devices
+        return site.device, gpus or site.world_size
     if device is None or gpus is None:
         missing = "--device" if device is None else "--gpus"
         raise UserError(

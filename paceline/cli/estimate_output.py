@@ -13,6 +13,8 @@ from paceline.estimate.answer import Estimate, MeasuredStep
 from paceline.estimate.costs import Bill, Saving
 from paceline.estimate.elasticity import Elasticity
 from paceline.estimate.headline import (
+    NO_LENGTH,
+    TO_TARGET,
     beside_line,
     energy,
     headline,
@@ -25,7 +27,6 @@ from paceline.estimate.headline import (
 )
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against
-from paceline.estimate.outlook_text import NO_LENGTH, TO_TARGET, outlook_lines
 from paceline.estimate.trace import Tracing
 from paceline.mlperf.time_to_train import TimeToTrain
 
@@ -64,7 +65,6 @@ def flat(estimate: Estimate) -> dict[str, Any]:
         f"measured_{name}": measured.get(name) for name in ("step_time_s", "ratio", "in_interval")
     }
     content |= {f"{name}_rests_on": kind for name, kind in content.pop("evidence").items()}
-    del content["outlook"]
     saving = costs.pop("checkpoints", None) or {}
     saving = {f"checkpoint_{name}": value for name, value in saving.items() if name != "goodput"}
     return {**content, **{f"{name}_s": value for name, value in parts.items()}, **costs, **saving}
@@ -164,8 +164,6 @@ def elasticity_line(elasticities: Sequence[Elasticity], unit: str) -> str:
 def _whole_lines(estimate: Estimate, timed: bool) -> Iterable[str]:
     """What the whole training takes, and how to say its length where nobody does."""
     without = () if timed else (TO_TARGET if estimate.to_target else NO_LENGTH,)
-    if estimate.outlook is not None:
-        return outlook_lines(estimate.outlook, estimate.bill, without)
     return without if estimate.bill is None else _bill_lines(estimate, estimate.bill)
 
 

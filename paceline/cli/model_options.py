@@ -58,8 +58,7 @@ PlannedCluster = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="A cluster's YAML file with its fabric in levels, failures, prices over time and "
-        "power, or a cluster of the catalog.",
+        help="A cluster of the catalog, or a YAML file, which may state the fabric in levels.",
     ),
 ]
 _STACK = typer.Option(

@@ -149,7 +149,7 @@ def tune(
         question = model.question(
             recipe,
             site.device if site else _given(device, "--device", "or --cluster FILE"),
-            gpus or site.training_devices if site else _given(gpus, "--gpus", "or --cluster FILE"),
+            gpus or site.world_size if site else _given(gpus, "--gpus", "or --cluster FILE"),
             stack,
             variant=variant,
             overrides=changes,

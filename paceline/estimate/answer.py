@@ -18,7 +18,6 @@ from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.model.waterfall import rise_notes, waterfall
-from paceline.estimate.outlook import Outlook, bill_of, outlook, with_training
 from paceline.estimate.provenance import Basis, basis_of
 from paceline.estimate.question import Question, machine_of, spec_of
 
@@ -88,8 +87,6 @@ class Estimate(Value):
     p_oom: float | None
     """Probability that the device runs out of memory; None where its size is unknown."""
     bill: Bill | None
-    outlook: Outlook | None = None
-    """Of a planned cluster: what a bill says, with intervals, failures and prices over time."""
     waterfall: tuple[WaterfallLevel, ...]
     """From the peak to `flops_per_s_per_device`, and on to what was measured."""
     measured: MeasuredStep | None = None
@@ -116,13 +113,7 @@ def estimate_on(
     flops_input = FlopsInput(spec.model, training.seq_len, lora=spec.lora)
     per_sample = training.seq_len * model_flops_per_token(spec.flops_convention, flops_input)
     reached = flops_per_s_per_device(per_sample, training.global_batch, seconds, spec.world_size)
-    tokens, site = question.tokens or training.whole_tokens, question.site
-    planned = None
-    if site is not None:
-        planned = outlook(site, machine, estimates.x, coefficients, spec.world_size)
-        if tokens:
-            ends = (float(low[0]), float(high[0]))
-            planned = with_training(planned, site, machine, tokens / rate, ends)
+    tokens = question.tokens or training.whole_tokens
     levels = waterfall(estimates.x, coefficients, time, reached * seconds)
     # A measured peak is no data sheet's.
     peak = None if machine.generation == "cpu" else machine.device.peak_flops_per_s(training.dtype)
@@ -157,8 +148,16 @@ def estimate_on(
             parts=needed.at(0),
         ),
         p_oom=float(estimates.p_oom[0]) if isfinite(estimates.limit_bytes[0]) else None,
-        bill=_bill(question, planned, tokens, rate, machine, spec.world_size),
-        outlook=planned,
+        bill=bill(
+            tokens,
+            rate,
+            spec.world_size,
+            machine.device.power_w,
+            question.prices,
+            question.failures,
+        )
+        if tokens
+        else None,
         waterfall=levels,
         evidence=basis_of(evidence, machine, *_links(question)),
         notes=(
@@ -192,24 +191,6 @@ def _data_notes(data: Data) -> tuple[str, ...]:
     return (
         "data.document_mask: time, FLOPs and MFU are of whole windows, because nothing is known of "
         "the documents' lengths before a run: its attention does less, by metric attended_share",
-    )
-
-
-def _bill(
-    question: Question,
-    planned: Outlook | None,
-    tokens: float | None,
-    tokens_per_s: float,
-    machine: Machine,
-    devices: int,
-) -> Bill | None:
-    """Of the whole training; None without a length."""
-    if not tokens:
-        return None
-    if planned is not None and question.site is not None:
-        return bill_of(planned, question.site, tokens)
-    return bill(
-        tokens, tokens_per_s, devices, machine.device.power_w, question.prices, question.failures
     )
 
 

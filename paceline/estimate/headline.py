@@ -13,6 +13,9 @@ from paceline.estimate.fit.origin import ANY
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against, Ratio
 
+NO_LENGTH = "not known: how long the training is; --tokens says it"
+TO_TARGET = "it trains to a target: --mlperf ROUND says how long, --tokens states another length"
+
 
 def offer_heads(first: Estimate) -> tuple[str, ...]:
     """Of the table of offers."""
@@ -97,12 +100,9 @@ def training_time(estimate: Estimate) -> str:
 
 
 def money(estimate: Estimate) -> str:
-    """What the whole training costs, in the currency that a cluster's file names."""
+    """Return what the whole training costs, in the currency of the price."""
     cost = estimate.bill.cost if estimate.bill else None
-    if cost is None:
-        return "not known"
-    currency = estimate.outlook.currency if estimate.outlook else None
-    return f"{cost:,.0f} {currency}" if currency else f"{cost:,.0f}"
+    return "not known" if cost is None else f"{cost:,.0f}"
 
 
 def energy(estimate: Estimate) -> str:

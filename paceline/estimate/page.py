@@ -11,6 +11,7 @@ from paceline.core.waterfall import WaterfallLevel
 from paceline.estimate.answer import Estimate
 from paceline.estimate.elasticity import Elasticity
 from paceline.estimate.headline import (
+    TO_TARGET,
     batch,
     beside_line,
     energy,
@@ -28,16 +29,6 @@ from paceline.estimate.headline import (
 )
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.offers import Against
-from paceline.estimate.outlook import Span
-from paceline.estimate.outlook_text import (
-    OUTLOOK_HEADS,
-    PERIOD_HEADS,
-    REACH_HEADS,
-    TO_TARGET,
-    outlook_rows,
-    period_rows,
-    reach_rows,
-)
 from paceline.report.head import Card, PageHead, Tone, card, unknown_card
 from paceline.report.html import render_page
 from paceline.report.theme import ON_PAGE
@@ -82,14 +73,6 @@ def estimate_html(
         elasticities=[
             (name, [_elasticity_cells(each, estimate) for each in by_figure])
             for name, estimate, by_figure in zip(names, estimates, elasticities, strict=False)
-        ],
-        outlook_heads=OUTLOOK_HEADS,
-        reach_heads=REACH_HEADS,
-        period_heads=PERIOD_HEADS,
-        outlooks=[
-            (name, outlook_rows(plan), reach_rows(plan), period_rows(plan), plan.unknown)
-            for name, plan in zip(names, (each.outlook for each in estimates), strict=True)
-            if plan is not None
         ],
         notes=list(dict.fromkeys(note for each in estimates for note in _basis(each))),
         texts=[
@@ -191,8 +174,6 @@ def _training_card(estimate: Estimate) -> Card:
     if bill is None:
         no_length = "the recipe states no number of tokens; --tokens does"
         return unknown_card(label, TO_TARGET if estimate.to_target else no_length)
-    if estimate.outlook is not None and estimate.outlook.days is not None:
-        return _outlook_card(estimate.outlook.days, outlook_rows(estimate.outlook), label)
     cost = "cost not known: no price; --price states one"
     if bill.cost is not None:
         cost = f"cost {money(estimate)}, {of_interval(estimate, bill.cost)} (80 %)"
@@ -208,12 +189,6 @@ def _training_card(estimate: Estimate) -> Card:
             energy(estimate),
         ],
     )
-
-
-def _outlook_card(span: Span, rows: Sequence[tuple[str, str, str]], label: str) -> Card:
-    ends = f"{day_count(span.low)} to {day_count(span.high)} days (80 %)"
-    others = [f"{name} {value} ({ends})" for name, value, ends in rows if name != "days"]
-    return card(label, days(span.value), ends, others)
 
 
 def _memory_card(estimate: Estimate) -> Card:

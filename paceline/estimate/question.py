@@ -51,7 +51,7 @@ class Question:
     prices: Prices = field(default_factory=Prices)
     failures: Failures | None = None
     site: Site | None = None
-    """A cluster's file, which then says all of devices, links, failures, power and prices."""
+    """A cluster's file, which then says all of devices and links."""
     calibration: Calibration | None = None
     """Of a processor, from a file; None for the user's own."""
     native: bool = False
@@ -154,7 +154,7 @@ def check_link(place: catalog.LinkPlace, name: str | None) -> None:
 
 
 def _part_of(site: Site, devices: int) -> Cluster:
-    """So many devices of a site; raises UserError for more than it has without its spares."""
+    """Return the cluster with so many devices of it; raises UserError for more than it has."""
     nodes, rest = divmod(devices, site.devices_per_node)
     if rest:
         raise UserError(
@@ -162,15 +162,10 @@ def _part_of(site: Site, devices: int) -> Cluster:
             f"is no multiple of {site.devices_per_node} a node",
             remedy="devices_per_node in the cluster's file",
         )
-    if devices > site.training_devices:
-        spares = (
-            f", {counted(site.spare_nodes, 'node')} of it kept as spares"
-            if site.spare_nodes
-            else ""
-        )
+    if devices > site.world_size:
         raise UserError(
             f"--gpus {devices}",
-            f"{site.name} has {counted(site.world_size, 'device')}{spares}",
-            allowed=f"up to {site.training_devices:,}",
+            f"{site.name} has {counted(site.world_size, 'device')}",
+            allowed=f"up to {site.world_size:,}",
         )
     return site.as_cluster.model_copy(update={"nodes": nodes, "launcher": "local", "hosts": ()})

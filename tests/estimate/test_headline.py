@@ -6,12 +6,10 @@ import pytest
 
 from paceline.cli.estimate_output import text
 from paceline.estimate.answer import estimate
-from paceline.estimate.costs import Prices
 from paceline.estimate.explanation import beside, sentence
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.headline import beside_line, headline, rates, setup, speed
 from paceline.estimate.offers import Ratio, against
-from paceline.estimate.outlook import Outlook
 from paceline.estimate.page import estimate_cards, estimate_html
 from paceline.estimate.question import Question
 
@@ -87,14 +85,3 @@ def test_page_and_text_say_why_energy_is_not_known(device: str, whose: str):
     blind = found.model_copy(update={"bill": bill, "device": device})
     words = f"energy not known: no data sheet states the power of {whose}"
     assert words in estimate_cards(blind)[2].lines and words in text(blind)
-
-
-def test_the_money_of_a_card_has_its_currency():
-    found = estimate(
-        Question("llama31-8b", "H100-SXM", 8, prices=Prices(per_device_hour=2.0)), shipped()
-    )
-    without_days = Outlook.model_construct(days=None, currency="EUR")
-    priced = found.model_copy(update={"outlook": without_days})
-    assert found.bill and found.bill.cost
-    first = estimate_cards(priced)[2].lines[0]
-    assert first.startswith(f"cost {found.bill.cost:,.0f} EUR, ")
