@@ -32,15 +32,8 @@ from paceline.core.units import counted, seconds, si
 from paceline.engines import engine_names
 from paceline.files.recipe import load_recipe
 from paceline.files.staged import CONTENT_FOLDER, STAGE_VARIABLE, stage_root
-from paceline.staging.outline import OutlinedAsset, StageOutline, make_outline
-from paceline.staging.room import (
-    StageRoom,
-    lack_of_room,
-    quota_row,
-    quota_sentences,
-    soft_limit_notes,
-    stage_room,
-)
+from paceline.staging.disk_space import REMEDY, DiskSpace, disk_space, space_shortage
+from paceline.staging.plan import PlannedAsset, StagingPlan, staging_plan
 from paceline.staging.stager import USUAL_JOBS, Stager
 from paceline.staging.verification import StageFault, verify
 
@@ -136,21 +129,21 @@ def stage(
         )
     where = place.where(hosts, nodes, launcher, allocation, None, None, ssh_config)
     target = node_target(local, cluster, where)
-    outline = make_outline(load_recipe(recipe), engine, _folder(to), asset or ())
-    if not outline.assets:
-        of_engine = f" for engine {engine}" if engine and outline.recipe.assets else ""
-        echo(f"note: {outline.recipe.name} declares no assets{of_engine}", err=True)
+    plan = staging_plan(load_recipe(recipe), engine, _folder(to), asset or ())
+    if not plan.assets:
+        of_engine = f" for engine {engine}" if engine and plan.recipe.assets else ""
+        echo(f"note: {plan.recipe.name} declares no assets{of_engine}", err=True)
     if check and target is None:
-        raise typer.Exit(_verify(outline, form, jobs))
+        raise typer.Exit(_verify(plan, form, jobs))
     if check and target:
-        raise typer.Exit(_on_nodes(outline, target, form, verify=True))
+        raise typer.Exit(_on_nodes(plan, target, form, verify=True))
     if not dry_run:
-        outline = _stage(outline, jobs, runtime, asset or ())
+        plan = _stage(plan, jobs, runtime, asset or ())
     elif ask:
-        outline = Stager(jobs=jobs).sized(outline)
+        plan = Stager(jobs=jobs).sized(plan)
     if target and not dry_run:
-        raise typer.Exit(_on_nodes(outline, target, form))
-    _print_outline(outline, form, rate)
+        raise typer.Exit(_on_nodes(plan, target, form))
+    _print_plan(plan, form, rate)
     if target:
         echo(f"note: it is then copied to {target}", err=True)
 
@@ -165,82 +158,78 @@ def _folder(to: Path | None) -> Path:
 
 
 def _stage(
-    outline: StageOutline, jobs: int, runtime: str | None, names: list[str] | tuple[()]
-) -> StageOutline:
+    plan: StagingPlan, jobs: int, runtime: str | None, names: list[str] | tuple[()]
+) -> StagingPlan:
     with stage_display() as (watch, tell):
-        Stager(jobs=jobs, runtime=runtime, watch=watch, tell=tell).stage(outline)
-    staged = make_outline(outline.recipe, outline.engine, outline.root, names)
+        Stager(jobs=jobs, runtime=runtime, watch=watch, tell=tell).stage(plan)
+    staged = staging_plan(plan.recipe, plan.engine, plan.root, names)
     if lacking := [
         f"{part.asset.name} is {part.state}" for part in staged.assets if part.state != "staged"
     ]:
-        raise SystemFaultError(str(outline.root), ", ".join(lacking), remedy="run this again")
+        raise SystemFaultError(str(plan.root), ", ".join(lacking), remedy="run this again")
     return staged
 
 
 def _on_nodes(
-    outline: StageOutline, target: NodeTarget, form: TableFormat, verify: bool = False
+    plan: StagingPlan, target: NodeTarget, form: TableFormat, verify: bool = False
 ) -> int:
     """Copy to all nodes, or read again there; print what became of it; the exit code."""
-    outcomes = copy_to_nodes(outline, target, verify)
-    rows = node_rows(outline, outcomes)
+    outcomes = copy_to_nodes(plan, target, verify)
+    rows = node_rows(plan, outcomes)
     if form is TableFormat.json:
-        document = _document(outline, stage_room(outline.root), None)
+        document = _document(plan, disk_space(plan.root), None)
         emit_json({**document, "local": target.local, "nodes": rows})
     else:
         print_nodes(rows, target, form)
     return nodes_exit(outcomes)
 
 
-def _document(outline: StageOutline, room: StageRoom, rate: float | None) -> dict[str, Any]:
+def _document(plan: StagingPlan, space: DiskSpace, rate: float | None) -> dict[str, Any]:
     return {
-        "recipe": outline.recipe.name,
-        "engine": outline.engine,
-        "folder": str(outline.root),
-        "assets": [_row(part, rate) for part in outline.assets],
-        "bytes_needed": outline.bytes_needed,
-        "bytes_unknown": list(outline.unknown),
-        "bytes_free": room.bytes_free,
-        "files_needed": outline.files_needed,
-        "files_free": room.files_free,
-        "quotas": [quota_row(limit) for limit in room.quotas.limits],
-        "quotas_unknown": room.quotas.unknown,
-        "lack_of_room": lack_of_room(outline, room),
-        "seconds": outline.bytes_fetched / (rate * MEGA) if rate else None,
+        "recipe": plan.recipe.name,
+        "engine": plan.engine,
+        "folder": str(plan.root),
+        "assets": [_row(part, rate) for part in plan.assets],
+        "bytes_needed": plan.bytes_needed,
+        "bytes_unknown": list(plan.unknown),
+        "bytes_free": space.bytes_free,
+        "files_needed": plan.files_needed,
+        "files_free": space.files_free,
+        "space_shortage": space_shortage(plan, space),
+        "seconds": plan.bytes_fetched / (rate * MEGA) if rate else None,
     }
 
 
-def _print_outline(outline: StageOutline, form: TableFormat, rate: float | None) -> None:
-    rows, room = [_row(part, rate) for part in outline.assets], stage_room(outline.root)
-    emit_table(rows, _columns(rate), form, document=_document(outline, room, rate))
+def _print_plan(plan: StagingPlan, form: TableFormat, rate: float | None) -> None:
+    rows, space = [_row(part, rate) for part in plan.assets], disk_space(plan.root)
+    emit_table(rows, _columns(rate), form, document=_document(plan, space, rate))
     if form is TableFormat.text and rows:
-        echo(f"in {outline.root}: {_sentence(outline, room, rate)}")
-        for part in outline.assets:
+        echo(f"in {plan.root}: {_sentence(plan, space, rate)}")
+        for part in plan.assets:
             if part.asset.gate and part.state != "staged":
                 echo(f"{part.asset.name}: access has to be asked for on {part.asset.gate}")
             if part.asset.note and part.left_bytes is None:
                 echo(f"{part.asset.name}: {part.asset.note}")
-        lack = lack_of_room(outline, room)
-        for note in [lack] if lack else soft_limit_notes(outline, room):
-            echo(f"note: {note}", err=True)
+        if shortage := space_shortage(plan, space):
+            echo(f"note: {plan.root}: {shortage}; {REMEDY}", err=True)
 
 
-def _sentence(outline: StageOutline, room: StageRoom, rate: float | None) -> str:
-    if all(part.state == "staged" for part in outline.assets):
+def _sentence(plan: StagingPlan, space: DiskSpace, rate: float | None) -> str:
+    if all(part.state == "staged" for part in plan.assets):
         return "everything is staged"
-    need, unknown = outline.bytes_needed, len(outline.unknown)
+    need, unknown = plan.bytes_needed, len(plan.unknown)
     parts = [f"{si(need, 'B')} to come"] if need else []
     if unknown:
         asked = "" if need else " (--ask asks the sources)"
-        assets = counted(len(outline.assets), "asset")
+        assets = counted(len(plan.assets), "asset")
         parts.append(f"{unknown:,} of {assets} without a stated size{asked}")
-    if rate and (fetched := outline.bytes_fetched):
+    if rate and (fetched := plan.bytes_fetched):
         least = "at least " if unknown else ""
         parts.append(f"{least}{seconds(fetched / (rate * MEGA))} at {rate:g} MB/s")
-    free = f"{si(room.bytes_free, 'B')} free"
-    return "; ".join([*parts, free, *quota_sentences(room)])
+    return "; ".join([*parts, f"{si(space.bytes_free, 'B')} free"])
 
 
-def _row(part: OutlinedAsset, rate: float | None) -> dict[str, Any]:
+def _row(part: PlannedAsset, rate: float | None) -> dict[str, Any]:
     asset, left, made = part.asset, part.left_bytes, part.asset.kind == "made"
     return {
         "name": asset.name,
@@ -272,11 +261,11 @@ def _columns(rate: float | None) -> list[OutputColumn]:
     ]
 
 
-def _verify(outline: StageOutline, form: TableFormat, jobs: int) -> int:
+def _verify(plan: StagingPlan, form: TableFormat, jobs: int) -> int:
     """Print what is wrong with the assets; the exit code is 0 where each is whole."""
     faults: list[StageFault] = []
     states: dict[str, str] = {}
-    for part in outline.assets:
+    for part in plan.assets:
         if part.state in ("missing", "partial"):
             states[part.asset.name] = part.state
             continue
@@ -286,7 +275,7 @@ def _verify(outline: StageOutline, form: TableFormat, jobs: int) -> int:
         faults += wrong
     rows = [{"asset": fault.asset, "fault": fault.fault, "path": fault.path} for fault in faults]
     if form is TableFormat.json:
-        emit_json({"recipe": outline.recipe.name, "states": states, "faults": rows})
+        emit_json({"recipe": plan.recipe.name, "states": states, "faults": rows})
     else:
         columns = [OutputColumn(name, name) for name in ("asset", "fault", "path")]
         if rows or form is not TableFormat.text:
@@ -295,5 +284,5 @@ def _verify(outline: StageOutline, form: TableFormat, jobs: int) -> int:
     if form is TableFormat.text:
         echo("; ".join(f"{name}: {state}" for name, state in states.items()))
         if lacking:
-            echo(f"`paceline stage {outline.recipe.name}` mends it", err=True)
+            echo(f"`paceline stage {plan.recipe.name}` mends it", err=True)
     return EXIT_GATE_FAILED if lacking else 0

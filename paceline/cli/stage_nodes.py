@@ -20,7 +20,7 @@ from paceline.files.staged import unstaged
 from paceline.machines.placement import Where, placed
 from paceline.staging.nodes.fan_out import node_shells, on_nodes
 from paceline.staging.nodes.node_copy import NodeOrder, NodeOutcome, NodeShell
-from paceline.staging.outline import StageOutline
+from paceline.staging.plan import StagingPlan
 
 Local = Annotated[
     str | None,
@@ -66,22 +66,20 @@ def node_target(local: str | None, cluster: str | None, where: Where) -> NodeTar
     return NodeTarget(node_shells(nodes, where.nodes), folder)
 
 
-def copy_to_nodes(
-    outline: StageOutline, target: NodeTarget, verify: bool
-) -> tuple[NodeOutcome, ...]:
-    """What became of the outline's assets on each node; raises UserError if one is not staged."""
-    names = [part.asset.name for part in outline.assets]
-    if problem := unstaged(outline.recipe, names, outline.root):
+def copy_to_nodes(plan: StagingPlan, target: NodeTarget, verify: bool) -> tuple[NodeOutcome, ...]:
+    """What became of the plan's assets on each node; raises UserError if one is not staged."""
+    names = [part.asset.name for part in plan.assets]
+    if problem := unstaged(plan.recipe, names, plan.root):
         raise problem
-    folders = tuple(part.folder for part in outline.assets)
-    order = NodeOrder(outline.root, target.local, folders, verify)
+    folders = tuple(part.folder for part in plan.assets)
+    order = NodeOrder(plan.root, target.local, folders, verify)
     with stage_display() as (watch, _):
         return on_nodes(target.shells, order, watch)
 
 
-def node_rows(outline: StageOutline, outcomes: Sequence[NodeOutcome]) -> list[dict[str, Any]]:
+def node_rows(plan: StagingPlan, outcomes: Sequence[NodeOutcome]) -> list[dict[str, Any]]:
     """A row a node, assets by their names."""
-    names = {part.folder.name: part.asset.name for part in outline.assets}
+    names = {part.folder.name: part.asset.name for part in plan.assets}
     return [
         {
             "host": outcome.host,

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from paceline.cli.terminal import echo
 from paceline.core.text import one_line
 from paceline.core.units import seconds, si
-from paceline.staging.ledger import Part, StageProgress, StageWatcher
+from paceline.staging.download_log import Part, StageProgress, StageWatcher
 
 LINE_EVERY_S = 5.0
 DRAW_EVERY_S = 0.1

@@ -29,18 +29,18 @@ from paceline.files.staged import (
     asset_state,
     content_sizes,
 )
+from paceline.staging.converters import ConversionJob, convert, is_resumed
 from paceline.staging.credentials import hub_endpoint, shown
+from paceline.staging.download_log import DownloadLog
 from paceline.staging.ending import StageEnd
-from paceline.staging.ledger import Ledger
 from paceline.staging.listing import SourceListing, inner_path
 from paceline.staging.lock import LockOwner, StageLock
-from paceline.staging.makers import Making, is_resumed, make
-from paceline.staging.outline import DONE_FOLDER, UNDERWAY_FOLDER
+from paceline.staging.plan import DONE_FOLDER, UNDERWAY_FOLDER
 from paceline.staging.sources.container import fetch_image
 from paceline.staging.sources.git import clone
 from paceline.staging.sources.hub import access_page, copy_cached, list_hub
 from paceline.staging.sources.url import list_r2, list_urls
-from paceline.staging.transfer import Desk, fetch, unwritable
+from paceline.staging.transfer import TransferCallbacks, fetch, unwritable
 from paceline.staging.verification import file_digest
 
 _LISTS: dict[str, Callable[[Asset, StageEnd], SourceListing]] = {
@@ -89,7 +89,7 @@ class AssetStage:
     listing: SourceListing | None
     runtime: str | None
     pool: ThreadPoolExecutor
-    ledger: Ledger
+    log: DownloadLog
     ended: StageEnd
     waiting: Callable[[str], None]
 
@@ -104,7 +104,7 @@ class AssetStage:
             raise unwritable(self.folder, error) from None
         except ValueError as error:
             raise _unusable(self.asset, error) from error
-        self.ledger.phase(self.asset.name, "staged")
+        self.log.phase(self.asset.name, "staged")
 
     def _stage(self, lock: StageLock) -> None:
         began = time.monotonic()
@@ -116,7 +116,7 @@ class AssetStage:
         check()
         done = self._prepare(check)
         fetched = self._fetch(done, check)
-        self.ledger.phase(self.asset.name, "finishing")
+        self.log.phase(self.asset.name, "finishing")
         content = self.folder / CONTENT_FOLDER
         manifest = Manifest(
             asset=self.asset,
@@ -156,7 +156,7 @@ class AssetStage:
             partial.mkdir(exist_ok=True)
             content.replace(done)
         if (self.folder / DAMAGED_FILE).is_file() and done.is_dir():
-            self.ledger.phase(self.asset.name, "checking")
+            self.log.phase(self.asset.name, "checking")
             _drop_damaged(self.folder / DAMAGED_FILE, done, check)
         done.mkdir(parents=True, exist_ok=True)
         (partial / UNDERWAY_FOLDER).mkdir(exist_ok=True)
@@ -165,10 +165,10 @@ class AssetStage:
     def _fetch(self, done: Path, check: Callable[[], None]) -> _Fetched:
         asset, source = self.asset, shown(self.asset.source)
         if self.listing is not None:
-            self.ledger.phase(asset.name, "fetching")
+            self.log.phase(asset.name, "fetching")
             files = self._transfer(self.listing, done, check)
             return _Fetched(files, self.listing.origin, self.listing.revision)
-        self.ledger.phase(asset.name, "making" if asset.kind == "made" else "fetching")
+        self.log.phase(asset.name, "making" if asset.kind == "made" else "fetching")
         if asset.kind == "git":
             revision = clone(asset, done, check)
             return _Fetched(self._measured(done, check), source, revision, "git")
@@ -178,8 +178,8 @@ class AssetStage:
             return _Fetched(self._measured(done, check), asset.source, digest, self.runtime)
         if asset.kind == "made":
             inputs = {name: folder / CONTENT_FOLDER for name, folder in self.inputs.items()}
-            with self.ledger.made(asset.name) as progress:
-                make(asset.source, Making(done, inputs, asset.settings, check, progress))
+            with self.log.made(asset.name) as progress:
+                convert(asset.source, ConversionJob(done, inputs, asset.settings, check, progress))
             return _Fetched(self._measured(done, check), "made here")
         revision = copy_cached(asset, done, check)
         return _Fetched(self._measured(done, check), f"cache of {hub_endpoint()}", revision)
@@ -192,17 +192,17 @@ class AssetStage:
         for path in content_sizes(done):
             if path not in listed:
                 (done / path).unlink()
-        name, ledger = self.asset.name, self.ledger
-        desk = Desk(
+        name, log = self.asset.name, self.log
+        callbacks = TransferCallbacks(
             check,
-            lambda num_bytes: ledger.present(name, num_bytes),
-            lambda num_bytes: ledger.fetched(name, num_bytes),
+            lambda num_bytes: log.present(name, num_bytes),
+            lambda num_bytes: log.fetched(name, num_bytes),
             self.ended,
             access_page(self.asset),
         )
         underway = self.folder / PARTIAL_FOLDER / UNDERWAY_FOLDER
         futures: list[Future[StagedFile]] = [
-            self.pool.submit(fetch, file, done, underway, desk) for file in listing.files
+            self.pool.submit(fetch, file, done, underway, callbacks) for file in listing.files
         ]
         wait(futures)
         return tuple(sorted((f.result() for f in futures), key=lambda file: file.path))
@@ -218,14 +218,14 @@ class AssetStage:
             for path, size in sorted(content_sizes(done).items())
         ]
         total = sum(file.bytes for file in files)
-        self.ledger.total(self.asset.name, total)
-        self.ledger.present(self.asset.name, total)
+        self.log.total(self.asset.name, total)
+        self.log.present(self.asset.name, total)
         return tuple(files)
 
     def _wait(self, owner: LockOwner | None) -> None:
         self.ended.check(self.asset.name)
         who = f"process {owner.controller.pid} on {owner.controller.host}" if owner else "another"
-        self.ledger.phase(self.asset.name, f"waiting for {who}")
+        self.log.phase(self.asset.name, f"waiting for {who}")
         self.waiting(f"{self.asset.name}: {who} is staging it")
 
 

@@ -1,4 +1,4 @@
-"""Staging: all assets of an outline at the same time, each after those that it is made of."""
+"""Staging: all assets of an plan at the same time, each after those that it is made of."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from paceline.core.errors import PacelineError, SystemFaultError
 from paceline.staging.asset_stage import AssetStage, is_listed, listing_of
+from paceline.staging.disk_space import disk_space, require_space
+from paceline.staging.download_log import DownloadLog, StageWatcher
 from paceline.staging.ending import StageEnd, StageEndedError
-from paceline.staging.ledger import Ledger, StageWatcher
 from paceline.staging.listing import SourceListing
-from paceline.staging.outline import OutlinedAsset, StageOutline
-from paceline.staging.room import refuse_without_room, soft_limit_notes, stage_room
+from paceline.staging.plan import PlannedAsset, StagingPlan
 from paceline.staging.sources.container import container_runtime
 from paceline.staging.sources.hub import is_offline
 
@@ -22,7 +22,7 @@ USUAL_JOBS = 4
 
 @dataclass(frozen=True)
 class Stager:
-    """How an outline is staged; `tell` is called with what a user should know meanwhile."""
+    """How an plan is staged; `tell` is called with what a user should know meanwhile."""
 
     jobs: int = USUAL_JOBS
     runtime: str | None = None
@@ -30,43 +30,40 @@ class Stager:
     tell: Callable[[str], None] = lambda sentence: None
     ended: StageEnd = field(default_factory=StageEnd)
 
-    def stage(self, outline: StageOutline) -> None:
+    def stage(self, plan: StagingPlan) -> None:
         """Stage what is not; what fails leaves the others to go on, and is raised at the end.
 
         Raises UserError and SystemFaultError: before anything is fetched where a source refuses to
         list its files or the room is too small.
         """
-        lacking = [part for part in outline.assets if part.state != "staged"]
+        lacking = [part for part in plan.assets if part.state != "staged"]
         runtime = self._runtime(lacking)
         listings = self._listings(lacking)
-        sized = _with_sizes(outline, listings)
+        sized = _with_sizes(plan, listings)
         largest = [f.bytes or 0 for listing in listings.values() for f in listing.files]
-        room = stage_room(outline.root)
-        refuse_without_room(sized, room, max(largest, default=None))
-        for note in soft_limit_notes(sized, room):
-            self.tell(f"note: {note}")
-        ledger = Ledger(self.watch)
+        require_space(sized, disk_space(plan.root), max(largest, default=0))
+        log = DownloadLog(self.watch)
         for part in sized.assets:
-            ledger.add(part.asset.name, part.total_bytes)
+            log.add(part.asset.name, part.total_bytes)
             if part.state == "staged":
-                ledger.present(part.asset.name, part.here_bytes)
-                ledger.phase(part.asset.name, "staged")
-        self._stage_all(outline, lacking, listings, runtime, ledger)
+                log.present(part.asset.name, part.here_bytes)
+                log.phase(part.asset.name, "staged")
+        self._stage_all(plan, lacking, listings, runtime, log)
 
-    def sized(self, outline: StageOutline) -> StageOutline:
-        """The outline with the sizes that sources tell now; raises as `stage` does."""
-        lacking = [part for part in outline.assets if part.state != "staged"]
-        return _with_sizes(outline, self._listings(lacking))
+    def sized(self, plan: StagingPlan) -> StagingPlan:
+        """The plan with the sizes that sources tell now; raises as `stage` does."""
+        lacking = [part for part in plan.assets if part.state != "staged"]
+        return _with_sizes(plan, self._listings(lacking))
 
     def _stage_all(
         self,
-        outline: StageOutline,
-        lacking: list[OutlinedAsset],
+        plan: StagingPlan,
+        lacking: list[PlannedAsset],
         listings: dict[str, SourceListing],
         runtime: str | None,
-        ledger: Ledger,
+        log: DownloadLog,
     ) -> None:
-        folders = {part.asset.name: part.folder for part in outline.assets}
+        folders = {part.asset.name: part.folder for part in plan.assets}
         done: dict[str, Future[None]] = {}
         with (
             ThreadPoolExecutor(self.jobs, "fetch") as files,
@@ -80,7 +77,7 @@ class Stager:
                     listings.get(part.asset.name),
                     runtime,
                     files,
-                    ledger,
+                    log,
                     self.ended,
                     self.tell,
                 )
@@ -97,11 +94,11 @@ class Stager:
             self.ended.set()
             raise
 
-    def _runtime(self, lacking: list[OutlinedAsset]) -> str | None:
+    def _runtime(self, lacking: list[PlannedAsset]) -> str | None:
         has_image = any(part.asset.kind == "container" for part in lacking)
         return container_runtime(self.runtime) if has_image else None
 
-    def _listings(self, lacking: list[OutlinedAsset]) -> dict[str, SourceListing]:
+    def _listings(self, lacking: list[PlannedAsset]) -> dict[str, SourceListing]:
         """What sources list, by asset; offline the hub is not asked."""
         asked = [
             part.asset
@@ -124,8 +121,8 @@ def _after(before: list[Future[None]], stage: AssetStage) -> None:
     stage.run()
 
 
-def _with_sizes(outline: StageOutline, listings: Mapping[str, SourceListing]) -> StageOutline:
-    """The outline with the sizes that sources list, which may not be what the recipe states."""
+def _with_sizes(plan: StagingPlan, listings: Mapping[str, SourceListing]) -> StagingPlan:
+    """The plan with the sizes that sources list, which may not be what the recipe states."""
     assets = [
         replace(
             part,
@@ -134,9 +131,9 @@ def _with_sizes(outline: StageOutline, listings: Mapping[str, SourceListing]) ->
         )
         if (listing := listings.get(part.asset.name))
         else part
-        for part in outline.assets
+        for part in plan.assets
     ]
-    return replace(outline, assets=tuple(assets))
+    return replace(plan, assets=tuple(assets))
 
 
 def _raise_faults(answers: dict[str, Future[None]] | dict[str, Future[SourceListing]]) -> None:

@@ -49,7 +49,7 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
-class Desk:
+class TransferCallbacks:
     """What a transfer answers to: it goes on while `check` raises nothing."""
 
     check: Callable[[], None]
@@ -59,38 +59,38 @@ class Desk:
     gate: str | None = None
 
 
-def fetch(file: RemoteFile, done: Path, underway: Path, desk: Desk) -> StagedFile:
+def fetch(file: RemoteFile, done: Path, underway: Path, callbacks: TransferCallbacks) -> StagedFile:
     """Fetch a file to `done`/path, by way of `underway`, where what is not whole yet waits.
 
     Raises UserError and SystemFaultError as open_url does, and when no try succeeds.
     """
-    desk.check()
+    callbacks.check()
     target = done / file.path
     if target.is_file():
-        if whole := _whole(file, target, desk):
+        if whole := _whole(file, target, callbacks):
             return whole
         target.unlink()
     name = hashlib.sha256(file.path.encode()).hexdigest()[:24]
     part = _PartialFile(underway / name, underway / f"{name}{TAG_ENDING}")
-    desk.present(part.bytes)
-    staged = _persist(file, part, desk)
-    desk.check()
+    callbacks.present(part.bytes)
+    staged = _persist(file, part, callbacks)
+    callbacks.check()
     target.parent.mkdir(parents=True, exist_ok=True)
     part.path.replace(target)
     part.tag.unlink(missing_ok=True)
     return staged
 
 
-def _persist(file: RemoteFile, part: _PartialFile, desk: Desk) -> StagedFile:
+def _persist(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks) -> StagedFile:
     """Try until the file is whole, or nothing comes any more."""
     left, left_wrong, pause_s = TRIES, TRIES_OF_WRONG_CONTENT, FIRST_WAIT_S
     while True:
         before = part.bytes
         try:
-            return _try(file, part, desk)
+            return _try(file, part, callbacks)
         except WrongContentError as error:
-            desk.check()
-            part.discard(desk)
+            callbacks.check()
+            part.discard(callbacks)
             left_wrong -= 1
             if not left_wrong:
                 remedy = "it is damaged at its source or underway, or the recipe is out of date"
@@ -100,8 +100,8 @@ def _persist(file: RemoteFile, part: _PartialFile, desk: Desk) -> StagedFile:
             left, pause_s = (TRIES, FIRST_WAIT_S) if came else (left - 1, pause_s * 2)
             if not left:
                 raise given_up(shown(file.url), error) from None
-            desk.ended.wait(error.wait_s or min(pause_s, LONGEST_PAUSE_S))
-        desk.check()
+            callbacks.ended.wait(error.wait_s or min(pause_s, LONGEST_PAUSE_S))
+        callbacks.check()
 
 
 def hashed(path: Path, check: Callable[[], None] = lambda: None) -> str:
@@ -125,8 +125,8 @@ class _PartialFile:
     def bytes(self) -> int:
         return self.path.stat().st_size if self.path.is_file() else 0
 
-    def discard(self, desk: Desk) -> None:
-        desk.present(-self.bytes)
+    def discard(self, callbacks: TransferCallbacks) -> None:
+        callbacks.present(-self.bytes)
         self.path.unlink(missing_ok=True)
         self.tag.unlink(missing_ok=True)
 
@@ -155,11 +155,11 @@ class _Digests:
         for digest in filter(None, self._others.values()):
             digest.update(block)
 
-    def read(self, path: Path, desk: Desk) -> None:
+    def read(self, path: Path, callbacks: TransferCallbacks) -> None:
         with path.open("rb") as content:
             while block := content.read(BLOCK_BYTES):
                 self.update(block)
-                desk.check()
+                callbacks.check()
 
     @property
     def is_too_long(self) -> bool:
@@ -181,25 +181,25 @@ class _Digests:
         return StagedFile(path=self._file.path, bytes=self.bytes, sha256=self.sha256.hexdigest())
 
 
-def _whole(file: RemoteFile, target: Path, desk: Desk) -> StagedFile | None:
+def _whole(file: RemoteFile, target: Path, callbacks: TransferCallbacks) -> StagedFile | None:
     """A file that an earlier call had fetched; None where it is none any more."""
     digests = _Digests(file)
-    digests.read(target, desk)
+    digests.read(target, callbacks)
     if digests.problem:
         return None
-    desk.present(digests.bytes)
+    callbacks.present(digests.bytes)
     return digests.staged
 
 
-def _try(file: RemoteFile, part: _PartialFile, desk: Desk) -> StagedFile:
+def _try(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks) -> StagedFile:
     """One connection: what had come before is kept where the source says that it is unchanged."""
     if file.bytes is not None and part.bytes > file.bytes:
-        part.discard(desk)
+        part.discard(callbacks)
     digests = _Digests(file)
     if part.bytes and part.bytes == file.bytes:
-        digests.read(part.path, desk)
+        digests.read(part.path, callbacks)
     else:
-        _receive(file, part, desk, digests)
+        _receive(file, part, callbacks, digests)
     if digests.problem:
         raise WrongContentError(digests.problem)
     with part.path.open("rb") as content:
@@ -207,18 +207,20 @@ def _try(file: RemoteFile, part: _PartialFile, desk: Desk) -> StagedFile:
     return digests.staged
 
 
-def _receive(file: RemoteFile, part: _PartialFile, desk: Desk, digests: _Digests) -> None:
+def _receive(
+    file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks, digests: _Digests
+) -> None:
     held, version = part.bytes, part.version
     headers: dict[str, str] = {}
     if held and (version or file.sha256 or file.md5 or file.git_sha1):
         headers = {"Range": f"bytes={held}-", **({"If-Range": version} if version else {})}
-    with open_url(file.url, desk.gate, headers) as response:
-        desk.check()
+    with open_url(file.url, callbacks.gate, headers) as response:
+        callbacks.check()
         if response.status == http.client.PARTIAL_CONTENT and headers:
             _must_continue(response, held, version)
-            digests.read(part.path, desk)
+            digests.read(part.path, callbacks)
         else:
-            part.discard(desk)
+            part.discard(callbacks)
         part.path.parent.mkdir(parents=True, exist_ok=True)
         tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
         if tag and not tag.startswith("W/"):
@@ -230,9 +232,9 @@ def _receive(file: RemoteFile, part: _PartialFile, desk: Desk, digests: _Digests
                 "comes without its length, so that a cut would not be noticed",
                 remedy="state its bytes or its digest in the recipe",
             )
-        with desk.ended.breaking(response):
-            desk.check()
-            came = _store(response, part.path, desk, digests)
+        with callbacks.ended.breaking(response):
+            callbacks.check()
+            came = _store(response, part.path, callbacks, digests)
     if expected is not None and came < expected:
         raise TransientError("the connection was cut")
 
@@ -251,20 +253,22 @@ def _must_continue(response: http.client.HTTPResponse, held: int, version: str |
         raise WrongContentError("continues with another version than it began with")
 
 
-def _store(response: http.client.HTTPResponse, path: Path, desk: Desk, digests: _Digests) -> int:
+def _store(
+    response: http.client.HTTPResponse, path: Path, callbacks: TransferCallbacks, digests: _Digests
+) -> int:
     """Append what comes to the file; the number of bytes, of which none exceeds what is stated."""
     came = 0
     try:
         with path.open("ab") as file:
             while block := _read(response):
-                desk.check()
+                callbacks.check()
                 digests.update(block)
                 if digests.is_too_long:
                     raise WrongContentError("is longer than is stated")
                 file.write(block)
                 file.flush()
                 came += len(block)
-                desk.fetched(len(block))
+                callbacks.fetched(len(block))
     except OSError as error:
         raise unwritable(path, error) from None
     return came

@@ -16,7 +16,7 @@ from paceline.machines.placement import Request
 from paceline.runs.data_files import make_tokens
 from paceline.runs.plan import make_plan
 from paceline.staging.conversions.made import VOCABULARY
-from paceline.staging.outline import make_outline
+from paceline.staging.plan import staging_plan
 from paceline.staging.stager import Stager
 from tests.command import paceline
 from tests.trainer.example import lines, log, steps, train
@@ -69,8 +69,8 @@ def staged_run(
     recipe = load_recipe(name)
     text = str(recipe.variants["staged"])
     needed = [asset.name for asset in recipe.assets if f"staged:{asset.name}" in text]
-    outline = make_outline(recipe, None, stage_root(), needed)
-    Stager().stage(outline)
+    plan = staging_plan(recipe, None, stage_root(), needed)
+    Stager().stage(plan)
     plan = make_plan(
         Request(name, "staged", tuple(changes), devices=devices, runs_dir=root / "runs")
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.staging.makers import Making, make
+from paceline.staging.converters import ConversionJob, convert
 
 SIZES = {
     "samples": 20, "held_out": 9, "latent_channels": 2, "latent_size": 4, "text_len": 3,
@@ -17,7 +17,7 @@ SOURCES = {"train": "encodings/train", "val": "encodings/val", "empty": "encodin
 def converted(folder: Path, encodings: Path, **settings: Any) -> Path:
     """Shards of encodings."""
     how = {**SOURCES, "samples_per_shard": 8, **settings}
-    make("flux-shards", Making(folder, {"encodings": encodings}, how, lambda: None))
+    convert("flux-shards", ConversionJob(folder, {"encodings": encodings}, how, lambda: None))
     return folder
 
 

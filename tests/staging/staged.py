@@ -9,7 +9,7 @@ from typing import Any
 from paceline.core.assets import Asset
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.files.staged import CONTENT_FOLDER, asset_folder
-from paceline.staging.outline import make_outline
+from paceline.staging.plan import staging_plan
 from paceline.staging.stager import Stager
 
 TINY = load_recipe("tiny-llama")
@@ -23,7 +23,7 @@ def recipe_of(*assets: dict[str, Any]) -> Recipe:
 
 def stage_all(recipe: Recipe, root: Path, **how: Any) -> None:
     """Stage every asset of a recipe."""
-    Stager(**how).stage(make_outline(recipe, None, root))
+    Stager(**how).stage(staging_plan(recipe, None, root))
 
 
 def folder_of(recipe: Recipe, root: Path, name: str) -> Path:

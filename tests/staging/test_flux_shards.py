@@ -17,7 +17,7 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.staging.conversions.drawn_encodings import save_rows
 from paceline.staging.conversions.webdataset import index_shard, shard_samples, write_shard
-from paceline.staging.makers import Making, make
+from paceline.staging.converters import ConversionJob, convert
 from tests.staging.drawn import SIZES, SOURCES, converted, rows_of
 from tests.staging.staged import recipe_of, stage_all
 
@@ -140,12 +140,15 @@ def test_several_processes_write_what_one_writes(
     tmp_path: Path, encodings: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("paceline.staging.conversions.flux.WORTH_WORKERS_BYTES", 0)
-    monkeypatch.setattr("paceline.staging.makers.usable_cores", lambda: 2)
+    monkeypatch.setattr("paceline.staging.converters.usable_cores", lambda: 2)
 
     seen: list[tuple[int, int]] = []
     how = {**SOURCES, "samples_per_shard": 8}
     inputs = {"encodings": encodings}
-    make("flux-shards", Making(tmp_path, inputs, how, lambda: None, lambda *at: seen.append(at)))
+    convert(
+        "flux-shards",
+        ConversionJob(tmp_path, inputs, how, lambda: None, lambda *at: seen.append(at)),
+    )
 
     assert all(0 <= done <= total for done, total in seen)
     assert seen[-1][0] == seen[-1][1]

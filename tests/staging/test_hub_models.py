@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.staging.makers import Making, make
+from paceline.staging.converters import ConversionJob, convert
 
 SIZES: dict[str, dict[str, str | int | float | bool]] = {
     "opt": {"layers": 1, "hidden": 32, "embedding": 16, "post_norm": True},
@@ -20,7 +20,7 @@ def test_transformers_loads_it_without_a_tensor_too_many_or_missing(
     tmp_path: Path, family: str, size: dict[str, str | int | float | bool]
 ):
     transformers = pytest.importorskip("transformers")
-    make(family, Making(tmp_path, {}, size, lambda: None))
+    convert(family, ConversionJob(tmp_path, {}, size, lambda: None))
 
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, output_loading_info=True
@@ -32,6 +32,6 @@ def test_transformers_loads_it_without_a_tensor_too_many_or_missing(
 
 def test_a_size_that_no_model_has_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match="layers"):
-        make("opt", Making(tmp_path, {}, {"layers": 0}, lambda: None))
+        convert("opt", ConversionJob(tmp_path, {}, {"layers": 0}, lambda: None))
     with pytest.raises(UserError, match="depth"):
-        make("llama", Making(tmp_path, {}, {"depth": 3}, lambda: None))
+        convert("llama", ConversionJob(tmp_path, {}, {"depth": 3}, lambda: None))

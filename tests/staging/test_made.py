@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.staging.conversions import MAKERS
-from paceline.staging.makers import Making, make
+from paceline.staging.conversions import CONVERTERS
+from paceline.staging.converters import ConversionJob, convert
 from paceline.trainer.data.indexed import read_indexed
 
 
 def test_every_maker_fills_its_folder_and_says_how_far_it_is(tmp_path: Path) -> None:
     files: dict[str, set[str]] = {}
-    for name, maker in MAKERS.items():
+    for name, maker in CONVERTERS.items():
         (tmp_path / name).mkdir()
         seen: list[tuple[int, int]] = []
         maker(tmp_path / name, lambda *at, seen=seen: seen.append(at))
@@ -28,21 +28,21 @@ def test_every_maker_fills_its_folder_and_says_how_far_it_is(tmp_path: Path) -> 
     with (tmp_path / "jsonl" / "code.jsonl").open() as lines:
         assert all(json.loads(line)["text"] is not None for line in lines)
     tokenizers = {
-        (tmp_path / name / "tokenizer.json").read_bytes() for name in MAKERS if name != "jsonl"
+        (tmp_path / name / "tokenizer.json").read_bytes() for name in CONVERTERS if name != "jsonl"
     }
     assert len(tokenizers) == 1
 
 
 def test_settings_that_a_maker_does_not_take_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not vocab_size"):
-        make("jsonl", Making(tmp_path, {}, {"vocab_size": 7}, lambda: None))
+        convert("jsonl", ConversionJob(tmp_path, {}, {"vocab_size": 7}, lambda: None))
 
 
 def test_transformers_loads_the_model_and_its_tokenizer(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    MAKERS["gpt2"](tmp_path, lambda done, total: None)
+    CONVERTERS["gpt2"](tmp_path, lambda done, total: None)
 
     model, tokenizer = (
         kind.from_pretrained(tmp_path) for kind in (AutoModelForCausalLM, AutoTokenizer)

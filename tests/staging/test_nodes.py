@@ -16,7 +16,7 @@ from paceline.staging.ending import StageEnd, StageEndedError
 from paceline.staging.nodes.fan_out import on_nodes
 from paceline.staging.nodes.node_copy import NodeOrder, NodeShell
 from paceline.staging.nodes.node_program import underway_name
-from paceline.staging.outline import make_outline
+from paceline.staging.plan import staging_plan
 from paceline.staging.stager import Stager
 from paceline.staging.verification import verify
 from tests.staging.mirror import Mirror
@@ -45,10 +45,10 @@ def staged(mirror: Mirror, tmp_path: Path) -> tuple[Path, ...]:
         {"name": "large", "kind": "url", "source": mirror.url, "files": files},
         {"name": "small", "kind": "url", "source": f"{mirror.url}/small"},
     )
-    outline = make_outline(recipe, None, tmp_path / "here")
-    Stager().stage(outline)
-    (outline.assets[0].folder / CONTENT_FOLDER / "a.bin").chmod(0o755)
-    return tuple(part.folder for part in outline.assets)
+    plan = staging_plan(recipe, None, tmp_path / "here")
+    Stager().stage(plan)
+    (plan.assets[0].folder / CONTENT_FOLDER / "a.bin").chmod(0o755)
+    return tuple(part.folder for part in plan.assets)
 
 
 def shell(*argv: str, host: str = "node", python: str = "python3", silence_s: float = 20):

@@ -16,7 +16,7 @@ from pyarrow import parquet
 from paceline.core.errors import UserError
 from paceline.staging.conversions.packed import packed_npy, packed_rows
 from paceline.staging.conversions.packed_npy import read_packed
-from paceline.staging.makers import Making, make
+from paceline.staging.converters import ConversionJob, convert
 from paceline.trainer.data.indexed import read_indexed
 
 GOVREPORT = [
@@ -139,7 +139,7 @@ def test_staging_makes_both_forms_of_either(form: str, tmp_path: Path) -> None:
     inputs = {"gov-report": tmp_path / "source"}
 
     for maker in ("packed-rows", "packed-npy"):
-        make(maker, Making(tmp_path, inputs, {}, lambda: None))
+        convert(maker, ConversionJob(tmp_path, inputs, {}, lambda: None))
 
     for part in ("train", "validation"):
         assert mask_in(tmp_path / f"{part}.mask") == [0, 0, 1, 1, 0, 1, 1, 1]
@@ -150,9 +150,9 @@ def test_staging_makes_both_forms_of_either(form: str, tmp_path: Path) -> None:
 
 def test_a_maker_without_rows_says_which_it_takes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no train\* or validation\*; allowed: .parquet"):
-        make("packed-npy", Making(tmp_path, {"a": tmp_path}, {}, lambda: None))
+        convert("packed-npy", ConversionJob(tmp_path, {"a": tmp_path}, {}, lambda: None))
     with pytest.raises(UserError, match="needs one asset"):
-        make("packed-rows", Making(tmp_path, {}, {}, lambda: None))
+        convert("packed-rows", ConversionJob(tmp_path, {}, {}, lambda: None))
 
 
 class Poison:

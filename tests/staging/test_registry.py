@@ -16,7 +16,7 @@ import pytest
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.files.staged import CONTENT_FOLDER, PARTIAL_FOLDER, asset_state, read_manifest
-from paceline.staging.outline import UNDERWAY_FOLDER
+from paceline.staging.plan import UNDERWAY_FOLDER
 from paceline.staging.registry_login import environment_login, passage
 from paceline.staging.sources import container
 from tests.staging.registry import (

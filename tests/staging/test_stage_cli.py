@@ -10,8 +10,8 @@ import pytest
 
 from paceline.engines import engine_names
 from paceline.files.recipe import load_recipe, recipe_names
-from paceline.staging.makers import MAKERS
-from paceline.staging.outline import make_outline
+from paceline.staging.converters import CONVERTERS
+from paceline.staging.plan import staging_plan
 from tests.command import paceline
 
 FULL = [name for name in recipe_names() if "tiny" not in name]
@@ -25,10 +25,10 @@ def test_a_full_recipe_names_the_sources_of_all_that_it_needs(name: str, tmp_pat
     assert assets or recipe.data.source == "synthetic"
     assert all(asset.engines and (asset.kind != "made" or asset.needs) for asset in assets)
     sized = [asset for asset in assets if asset.bytes is not None]
-    outline = make_outline(load_recipe(name), None, tmp_path)
-    assert outline.bytes_needed == sum(asset.bytes or 0 for asset in sized)
+    plan = staging_plan(load_recipe(name), None, tmp_path)
+    assert plan.bytes_needed == sum(asset.bytes or 0 for asset in sized)
     fetched = sum(asset.bytes or 0 for asset in sized if asset.kind != "made")
-    assert outline.bytes_fetched == fetched
+    assert plan.bytes_fetched == fetched
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -39,8 +39,8 @@ def test_assets_are_for_engines_that_can_be_asked_for(name: str):
 
 @pytest.mark.parametrize("name", ["llama31-8b", "llama31-70b", "llama31-405b"])
 def test_the_engine_nemo_needs_what_the_published_procedure_fetches(name: str, tmp_path: Path):
-    outline = make_outline(load_recipe(name), "nemo", tmp_path)
-    fetched = {part.asset.name for part in outline.assets}
+    plan = staging_plan(load_recipe(name), "nemo", tmp_path)
+    fetched = {part.asset.name for part in plan.assets}
     assert {"llama3-tokenizer", "pile-2-shards", "nemo-container", "dgxc-recipes"} <= fetched
 
 
@@ -56,7 +56,7 @@ def test_that_an_engine_needs_nothing_is_no_word_on_the_recipe(tmp_path: Path):
 @pytest.mark.parametrize("name", TINY)
 def test_a_tiny_recipe_needs_nothing_from_elsewhere(name: str):
     assert all(
-        asset.kind == "made" and asset.source in MAKERS for asset in load_recipe(name).assets
+        asset.kind == "made" and asset.source in CONVERTERS for asset in load_recipe(name).assets
     )
 
 

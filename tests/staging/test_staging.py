@@ -24,11 +24,10 @@ from paceline.files.staged import (
 )
 from paceline.staging import stager, verification
 from paceline.staging.connection import TransientError
+from paceline.staging.disk_space import DiskSpace
 from paceline.staging.ending import StageEnd, StageEndedError
 from paceline.staging.listing import tried
-from paceline.staging.outline import make_outline
-from paceline.staging.quotas.limits import QuotaAnswer
-from paceline.staging.room import StageRoom
+from paceline.staging.plan import staging_plan
 from paceline.staging.stager import Stager
 from paceline.staging.transfer import BLOCK_BYTES
 from paceline.staging.verification import verify
@@ -108,7 +107,7 @@ def test_a_disk_that_fills_up_is_told_and_what_came_is_kept(mirror: Mirror, tmp_
 def test_without_room_nothing_is_begun(
     mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(stager, "stage_room", lambda folder: StageRoom(1000, None, QuotaAnswer()))
+    monkeypatch.setattr(stager, "disk_space", lambda folder: DiskSpace(1000, None))
     one = shards(mirror)
     with pytest.raises(SystemFaultError, match=r"are to come and .* are free"):
         stage_all(one, tmp_path)
@@ -129,7 +128,7 @@ def test_an_interrupt_ends_a_transfer_that_waits_for_its_server(mirror: Mirror, 
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(StageEndedError):
-        Stager(ended=ended).stage(make_outline(one, None, tmp_path))
+        Stager(ended=ended).stage(staging_plan(one, None, tmp_path))
     assert not server.is_set()  # nobody has waited for it
     thread.join()
     server.set()
@@ -148,7 +147,7 @@ def test_after_the_end_no_connection_is_opened_and_nobody_waits(mirror: Mirror, 
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(StageEndedError):
-        Stager(jobs=1, ended=ended).stage(make_outline(one, None, tmp_path))
+        Stager(jobs=1, ended=ended).stage(staging_plan(one, None, tmp_path))
     thread.join()
     server.set()
 
@@ -199,8 +198,8 @@ def test_what_is_there_takes_no_room_when_it_is_mended(
         verify(folder, "shards")
     else:
         (folder / MANIFEST_FILE).unlink()
-    room = StageRoom(len(FILES["part-1"]), 1, QuotaAnswer())
-    monkeypatch.setattr(stager, "stage_room", lambda folder: room)
+    space = DiskSpace(len(FILES["part-1"]), 1)
+    monkeypatch.setattr(stager, "disk_space", lambda folder: space)
     stage_all(one, tmp_path)
     assert content_of(one, tmp_path, "shards") == FILES
 
@@ -266,13 +265,13 @@ def flip(path: Path) -> None:
 def test_what_is_made_of_others_is_made_after_them_and_anew_when_they_change(
     mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from paceline.staging.makers import MAKERS, Making
+    from paceline.staging.converters import CONVERTERS, ConversionJob
 
-    def joined(making: Making) -> None:
-        parts = sorted(making.inputs["shards"].iterdir())
-        (making.folder / "all").write_bytes(b"".join(part.read_bytes() for part in parts))
+    def joined(conversion: ConversionJob) -> None:
+        parts = sorted(conversion.inputs["shards"].iterdir())
+        (conversion.folder / "all").write_bytes(b"".join(part.read_bytes() for part in parts))
 
-    monkeypatch.setitem(MAKERS, "joined", joined)
+    monkeypatch.setitem(CONVERTERS, "joined", joined)
     made = {"name": "whole", "kind": "made", "source": "joined", "needs": ["shards"]}
     source = shards(mirror).assets[0].model_dump(mode="json", exclude_unset=True)
     one = recipe_of(made, source)

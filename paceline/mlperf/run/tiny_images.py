@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.core.mmdit import MMDiTShape
-from paceline.staging.conversions.drawings import Encoder, bfloat16_bits, pictures
+from paceline.staging.conversions.random_data import Encoder, bfloat16_bits, pictures
 
 
 def write_images(folder: Path, shape: MMDiTShape, count: int) -> Path:

@@ -1,6 +1,6 @@
 """What one form of data becomes in another: functions from files to files.
 
-`MAKERS` are those that need no input: each fills a folder and says how far it is.
+`CONVERTERS` are those that need no input: each fills a folder and says how far it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.staging.conversions import made
 from paceline.staging.conversions.progress import Progress
 
-MAKERS: dict[str, Callable[[Path, Progress], None]] = {
+CONVERTERS: dict[str, Callable[[Path, Progress], None]] = {
     "tokenizer": made.make_tokenizer,
     "jsonl": made.make_jsonl,
     "indexed": made.make_indexed,

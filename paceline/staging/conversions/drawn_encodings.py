@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.value import PositiveInt, Value
-from paceline.staging.conversions.drawings import Encoder, bfloat16_bits, pictures
 from paceline.staging.conversions.flux import EMPTY_FILES, EMPTY_FOLDER
+from paceline.staging.conversions.random_data import Encoder, bfloat16_bits, pictures
 
 COLUMNS = {"t5_encodings": "text", "clip_encodings": "pooled", "mean": "mean", "logvar": "logvar"}
 """What the tensors of a drawing are called there."""

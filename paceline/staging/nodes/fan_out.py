@@ -13,8 +13,8 @@ from paceline.machines.slurm import client
 from paceline.machines.slurm.script import checked
 from paceline.machines.slurm.steps import check_allocation
 from paceline.machines.ssh.connection import ssh_argv
+from paceline.staging.download_log import DownloadLog, StageWatcher
 from paceline.staging.ending import StageEnd
-from paceline.staging.ledger import Ledger, StageWatcher
 from paceline.staging.nodes.node_copy import NodeCopy, NodeOrder, NodeOutcome, NodeShell
 
 AT_ONCE = 32
@@ -63,14 +63,14 @@ def on_nodes(
     Raises SystemFaultError where a file of this machine cannot be read, StageEndedError at the end.
     """
     ended = ended or StageEnd()
-    ledger = Ledger(watch)
+    log = DownloadLog(watch)
     manifests = [read_manifest(folder) for folder in order.folders]
     total = sum(manifest.bytes for manifest in manifests if manifest)
     for shell in shells:
-        ledger.add(shell.host, total)
-    talks = [NodeCopy(shell, order, ended, _telling(ledger, shell.host)) for shell in shells]
+        log.add(shell.host, total)
+    talks = [NodeCopy(shell, order, ended, _telling(log, shell.host)) for shell in shells]
     with ThreadPoolExecutor(AT_ONCE, "node") as pool:
-        answers = [pool.submit(_talked, talk, ledger) for talk in talks]
+        answers = [pool.submit(_talked, talk, log) for talk in talks]
         try:
             wait(answers)
         except BaseException:  # an interrupt too must end what the threads do
@@ -82,22 +82,22 @@ def on_nodes(
     return tuple(answer.result() for answer in answers)
 
 
-def _talked(talk: NodeCopy, ledger: Ledger) -> NodeOutcome:
+def _talked(talk: NodeCopy, log: DownloadLog) -> NodeOutcome:
     outcome = talk.run()
-    ledger.phase(outcome.host, outcome.fault or outcome.state)
+    log.phase(outcome.host, outcome.fault or outcome.state)
     return outcome
 
 
-def _telling(ledger: Ledger, host: str) -> Callable[[str, int, int], None]:
+def _telling(log: DownloadLog, host: str) -> Callable[[str, int, int], None]:
     """What a node says of itself, for the display: it says how much there is, not how much more."""
     before = (0, 0)
 
     def tell(phase: str, present: int, come: int) -> None:
         nonlocal before
         was_there = present - come
-        ledger.present(host, was_there - before[0])
-        ledger.fetched(host, come - before[1])
-        ledger.phase(host, phase)
+        log.present(host, was_there - before[0])
+        log.fetched(host, come - before[1])
+        log.phase(host, phase)
         before = (was_there, come)
 
     return tell

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from paceline.engines import native
-from paceline.staging.conversions.drawings import bfloat16_bits
+from paceline.staging.conversions.random_data import bfloat16_bits
 from paceline.staging.conversions.webdataset import index_shard, write_shard
 from paceline.trainer.config import ConfigError, TrainerConfig, parse_config
 from paceline.trainer.config_checks import data_problems

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.core.mmdit import MMDiTShape
 from paceline.files.recipe import load_recipe
-from paceline.staging.conversions.drawings import (
+from paceline.staging.conversions.random_data import (
     COLOURS,
     FACTOR,
     SHAPES,

@@ -27,7 +27,7 @@ PARTS, ROW_FILES = ("train", "validation"), (".parquet", ".jsonl", ".npy")
 
 
 @dataclass(frozen=True)
-class Making:
+class ConversionJob:
     """What a maker works with; `inputs` are the contents of the assets that it needs, by name."""
 
     folder: Path
@@ -39,45 +39,46 @@ class Making:
     """Told how far it is, by makers that take long."""
 
 
-Maker = Callable[[Making], None]
+Converter = Callable[[ConversionJob], None]
 
 
-def _from_nothing(make: Callable[[Path, Progress], None], making: Making) -> None:
+def _from_nothing(make: Callable[[Path, Progress], None], conversion: ConversionJob) -> None:
     """What needs no other asset: the interpreter's own sources are its input."""
-    if ignored := [*making.inputs, *making.settings]:
+    if ignored := [*conversion.inputs, *conversion.settings]:
         raise UserError("made asset", f"takes neither needs nor settings, not {', '.join(ignored)}")
-    make(making.folder, lambda done_bytes, total_bytes: making.check())
+    make(conversion.folder, lambda done_bytes, total_bytes: conversion.check())
 
 
-def _hub_model(family: HubFamily, making: Making) -> None:
+def _refuse_needs(name: str, conversion: ConversionJob) -> None:
+    if conversion.inputs:
+        raise UserError(f"made asset {name}", f"takes no needs, not {', '.join(conversion.inputs)}")
+
+
+def _hub_model(family: HubFamily, conversion: ConversionJob) -> None:
     """A small model with random weights, of the size that the asset's settings say."""
-    if making.inputs:
-        raise UserError(f"made asset {family}", f"takes no needs, not {', '.join(making.inputs)}")
-    size = validate(HubModelSize, dict(making.settings), f"made asset {family}: settings")
-    make_hub_model(making.folder, family, size)
+    _refuse_needs(family, conversion)
+    size = validate(HubModelSize, dict(conversion.settings), f"made asset {family}: settings")
+    make_hub_model(conversion.folder, family, size)
 
 
-def _drawn_encodings(making: Making) -> None:
+def _drawn_encodings(conversion: ConversionJob) -> None:
     """Encoded drawings, of the sizes that the asset's settings say."""
-    if making.inputs:
-        raise UserError(
-            "made asset drawn-encodings", f"takes no needs, not {', '.join(making.inputs)}"
-        )
+    _refuse_needs("drawn-encodings", conversion)
     where = "made asset drawn-encodings: settings"
-    sizes = validate(DrawnEncodingSizes, dict(making.settings), where)
-    make_drawn_encodings(making.folder, sizes, making.check)
+    sizes = validate(DrawnEncodingSizes, dict(conversion.settings), where)
+    make_drawn_encodings(conversion.folder, sizes, conversion.check)
 
 
-def _flux_shards(making: Making) -> None:
+def _flux_shards(conversion: ConversionJob) -> None:
     """Shards with energon's metadata, of the encodings that the asset's settings name."""
     where = "made asset flux-shards: settings"
-    sources = validate(FluxShardSources, dict(making.settings), where)
+    sources = validate(FluxShardSources, dict(conversion.settings), where)
 
     def show(done_bytes: int, total_bytes: int) -> None:
-        making.check()
-        making.progress(done_bytes, total_bytes)
+        conversion.check()
+        conversion.progress(done_bytes, total_bytes)
 
-    make_flux_shards(making.folder, sources, making.inputs, show, usable_cores())
+    make_flux_shards(conversion.folder, sources, conversion.inputs, show, usable_cores())
 
 
 class PackedSettings(Value):
@@ -89,16 +90,16 @@ class PackedSettings(Value):
     """Take rows of several documents for the native trainer, whose attention spans a row."""
 
 
-def _packed(form: Literal["rows", "npy"], making: Making) -> None:
+def _packed(form: Literal["rows", "npy"], conversion: ConversionJob) -> None:
     """The parts `train` and `validation` of one asset's parquet, jsonl or .npy files."""
     where = f"made asset packed-{form}"
-    if len(making.inputs) != 1:
+    if len(conversion.inputs) != 1:
         raise UserError(where, "needs one asset, whose rows it takes")
-    settings = validate(PackedSettings, dict(making.settings), f"{where}: settings")
-    (folder,) = making.inputs.values()
+    settings = validate(PackedSettings, dict(conversion.settings), f"{where}: settings")
+    (folder,) = conversion.inputs.values()
 
     def watch(*_: int) -> None:
-        making.check()
+        conversion.check()
 
     parts = 0
     for part in PARTS:
@@ -107,9 +108,9 @@ def _packed(form: Literal["rows", "npy"], making: Making) -> None:
             continue
         parts += 1
         if form == "npy":
-            packed_npy(paths, making.folder / f"{part}.npy", watch, settings.mask)
+            packed_npy(paths, conversion.folder / f"{part}.npy", watch, settings.mask)
         else:
-            packed_rows(paths, making.folder / part, watch, settings.mask, settings.across)
+            packed_rows(paths, conversion.folder / part, watch, settings.mask, settings.across)
     if not parts:
         raise UserError(
             f"{where}: {folder}",
@@ -118,8 +119,8 @@ def _packed(form: Literal["rows", "npy"], making: Making) -> None:
         )
 
 
-MAKERS: dict[str, Maker] = {
-    **{name: partial(_from_nothing, make) for name, make in conversions.MAKERS.items()},
+CONVERTERS: dict[str, Converter] = {
+    **{name: partial(_from_nothing, make) for name, make in conversions.CONVERTERS.items()},
     "opt": partial(_hub_model, "opt"),
     "llama": partial(_hub_model, "llama"),
     "drawn-encodings": _drawn_encodings,
@@ -137,20 +138,20 @@ def is_resumed(asset: Asset) -> bool:
     return asset.kind == "made" and asset.source in RESUMING
 
 
-def make(name: str, making: Making) -> None:
+def convert(name: str, conversion: ConversionJob) -> None:
     """Let the maker called `name` fill a folder; raises UserError for an unknown one.
 
     Raises UserError as well where a library is missing that the maker needs.
     """
-    if name not in MAKERS:
+    if name not in CONVERTERS:
         raise UserError(
             f"made asset: source {name!r}",
             "is unknown",
-            allowed=", ".join(MAKERS),
-            remedy=did_you_mean(name, MAKERS) or None,
+            allowed=", ".join(CONVERTERS),
+            remedy=did_you_mean(name, CONVERTERS) or None,
         )
     try:
-        MAKERS[name](making)
+        CONVERTERS[name](conversion)
     except ModuleNotFoundError as error:
         raise UserError(
             f"made asset {name}",

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.staging import ledger
-from paceline.staging.ledger import Ledger, StageProgress
+from paceline.staging import download_log
+from paceline.staging.download_log import DownloadLog, StageProgress
 
 
 def test_the_whole_is_the_sum_of_its_parts_with_a_rate_of_what_came(
     monkeypatch: pytest.MonkeyPatch,
 ):
     clock = [100.0]
-    monkeypatch.setattr(ledger.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(download_log.time, "monotonic", lambda: clock[0])
     seen: list[StageProgress] = []
-    book = Ledger(seen.append)
+    book = DownloadLog(seen.append)
     book.add("model", 1000)
     book.add("data", 3000)
     book.present("data", 1000)
@@ -30,7 +30,7 @@ def test_the_whole_is_the_sum_of_its_parts_with_a_rate_of_what_came(
 
 
 def test_of_an_unknown_size_no_time_is_left():
-    book = Ledger()
+    book = DownloadLog()
     book.add("code", None)
     book.fetched("code", 10)
     assert book.progress.total_bytes is None and book.progress.left_s is None
@@ -40,8 +40,8 @@ def test_what_a_maker_tells_counts_while_it_works_and_its_files_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ):
     clock = [100.0]
-    monkeypatch.setattr(ledger.time, "monotonic", lambda: clock[0])
-    book = Ledger()
+    monkeypatch.setattr(download_log.time, "monotonic", lambda: clock[0])
+    book = DownloadLog()
     book.add("shards", None)
     with book.made("shards") as told:
         for done in (500, 600, 700):  # the first of it an earlier call has left

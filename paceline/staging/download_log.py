@@ -53,7 +53,7 @@ StageWatcher = Callable[[StageProgress], None]
 
 
 @dataclass
-class Ledger:
+class DownloadLog:
     """Where all threads of a staging write what they have done."""
 
     watch: StageWatcher = lambda progress: None

@@ -17,7 +17,7 @@ from paceline.files.staged import (
     content_sizes,
     read_manifest,
 )
-from paceline.staging.makers import is_resumed
+from paceline.staging.converters import is_resumed
 from paceline.staging.transfer import TAG_ENDING
 
 DONE_FOLDER, UNDERWAY_FOLDER = "done", "underway"
@@ -27,7 +27,7 @@ OWN_FILES = 6
 
 
 @dataclass(frozen=True)
-class OutlinedAsset:
+class PlannedAsset:
     """An asset, where it lies or will lie, and how much of it is to come."""
 
     asset: Asset
@@ -56,13 +56,13 @@ class OutlinedAsset:
 
 
 @dataclass(frozen=True)
-class StageOutline:
+class StagingPlan:
     """All assets that a recipe needs for an engine, each after those that it is made of."""
 
     recipe: Recipe
     engine: str | None
     root: Path
-    assets: tuple[OutlinedAsset, ...]
+    assets: tuple[PlannedAsset, ...]
 
     @property
     def bytes_needed(self) -> int:
@@ -86,16 +86,16 @@ class StageOutline:
         return tuple(part.asset.name for part in self.assets if part.left_bytes is None)
 
 
-def make_outline(
+def staging_plan(
     recipe: Recipe, engine: str | None, root: Path, names: Sequence[str] = ()
-) -> StageOutline:
+) -> StagingPlan:
     """What `recipe` needs for `engine` (None: for any), or those assets alone that are named.
 
     Raises UserError for a name that is none of the recipe's.
     """
     chosen = _chosen(recipe, engine, names)
-    parts = [_outlined(recipe, asset, root) for asset in _ordered(chosen)]
-    return StageOutline(recipe, engine, root, tuple(parts))
+    parts = [_planned(recipe, asset, root) for asset in _ordered(chosen)]
+    return StagingPlan(recipe, engine, root, tuple(parts))
 
 
 def _chosen(recipe: Recipe, engine: str | None, names: Sequence[str]) -> list[Asset]:
@@ -138,17 +138,17 @@ def _ordered(assets: Sequence[Asset]) -> list[Asset]:
     return ordered
 
 
-def _outlined(recipe: Recipe, asset: Asset, root: Path) -> OutlinedAsset:
+def _planned(recipe: Recipe, asset: Asset, root: Path) -> PlannedAsset:
     folder = asset_folder(root, asset, recipe.assets)
     state = asset_state(folder)
     manifest = read_manifest(folder) if state == "staged" else None
     if manifest:
         size, count = manifest.bytes, len(manifest.files)
-        return OutlinedAsset(asset, folder, state, size, size, count, count)
+        return PlannedAsset(asset, folder, state, size, size, count, count)
     # Of what is cloned or made almost nothing is used again.
     resumed = asset.kind not in ("git", "container", "made") or is_resumed(asset)
     sizes = _resumed_sizes(folder) if resumed else []
-    return OutlinedAsset(
+    return PlannedAsset(
         asset, folder, state, _stated_bytes(asset), sum(sizes), len(asset.files) or None, len(sizes)
     )
 

@@ -1,0 +1,55 @@
+"""Free bytes and files of the disk under a stage folder.
+
+Quotas are not read in advance: no interface shows all of them. A write that meets one fails with
+EDQUOT, which is reported like a full disk; what has come is kept and the next call resumes.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.core.errors import SystemFaultError
+from paceline.core.units import agreeing, counted, si
+from paceline.staging.plan import StagingPlan
+
+REMEDY = "make room, or give another place with --to"
+
+
+@dataclass(frozen=True)
+class DiskSpace:
+    """What may still be written into a stage folder."""
+
+    bytes_free: int
+    """Of the disk, for this user."""
+    files_free: int | None
+    """None where the file system has no limit of them."""
+
+
+def disk_space(folder: Path) -> DiskSpace:
+    """Return the free space of a folder, which need not exist yet."""
+    disk = os.statvfs(next(path for path in (folder, *folder.parents) if path.exists()))
+    return DiskSpace(disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else None)
+
+
+def space_shortage(plan: StagingPlan, space: DiskSpace, largest_file: int = 0) -> str | None:
+    """Say why the missing assets do not fit on the disk, by the sizes that are known."""
+    files, free = plan.files_needed, space.files_free
+    if plan.bytes_needed > space.bytes_free:
+        return f"{si(plan.bytes_needed, 'B')} are to come and {si(space.bytes_free, 'B')} are free"
+    if free is not None and files > free:
+        missing = f"{counted(files, 'file', 'are')} to come"
+        return f"{missing} and {free:,} {agreeing(free, 'are')} free (inodes)"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit != resource.RLIM_INFINITY and largest_file > limit:
+        allowed = f"`ulimit -f` allows {si(limit, 'B')}"
+        return f"a file of {si(largest_file, 'B')} is to come and {allowed}"
+    return None
+
+
+def require_space(plan: StagingPlan, space: DiskSpace, largest_file: int = 0) -> None:
+    """Raise SystemFaultError where the missing assets do not fit on the disk."""
+    if shortage := space_shortage(plan, space, largest_file):
+        raise SystemFaultError(str(plan.root), shortage, remedy=REMEDY)
