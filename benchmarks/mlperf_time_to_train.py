@@ -35,7 +35,7 @@ from paceline.estimate.estimates import estimates_of_layouts
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.origin import release_of
 from paceline.estimate.model.case import CudaGraphs
-from paceline.estimate.question import Question, machine_of, spec_of_any_layout
+from paceline.estimate.question import Question
 from paceline.files import catalog
 from paceline.layouts.search.space import Space, feasible
 from paceline.mlperf.compare.published_scores import published_scores
@@ -212,7 +212,7 @@ def _estimated(
         cuda_graphs=captured,
         released=released,
     )
-    spec, machine = spec_of_any_layout(question), machine_of(question)
+    spec, machine = question.spec_of_any_layout, question.machine
     if stated is None:
         sizes = (spec.world_size, batch, spec.training.seq_len)
         layouts, _ = feasible(spec.model, *sizes, SPACE)

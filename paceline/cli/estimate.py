@@ -25,7 +25,7 @@ from paceline.estimate.elasticity import elasticities
 from paceline.estimate.explanation import RunClaims, beside, explain, measured_run, question_of
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.offers import against, step_time_ratio
-from paceline.estimate.question import Question, spec_of
+from paceline.estimate.question import Question
 from paceline.estimate.trace import Tracing, trace
 from paceline.files import catalog
 from paceline.files.recipe import MisfitError, full_key, load_recipe
@@ -285,7 +285,7 @@ def _answer(
         if sensitivity
         else [],
         [
-            time_to_train(spec_of(each), found, mlperf)
+            time_to_train(each.spec, found, mlperf)
             for each, found in zip(questions, estimates, strict=True)
         ]
         if mlperf

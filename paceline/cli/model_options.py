@@ -15,7 +15,6 @@ from paceline.estimate.fit.origin import ANY, SOFTWARE, year_of_release
 from paceline.estimate.model.case import CudaGraphs, Dispatcher
 from paceline.estimate.question import Question
 from paceline.files.recipe import Recipe as TrainedRecipe
-from paceline.files.recipe import load_recipe
 
 STACKS = ("fused", "torch", "softmax")
 """How software computes, whatever it is."""
@@ -169,5 +168,4 @@ def chosen_evidence(given: GivenEvidence | None, question: Question) -> Evidence
     Raises UserError for a calibration of another kind of device, or of a processor in another
     dtype.
     """
-    recipe = load_recipe(question.recipe, question.variant, question.overrides)
-    return given_or_own(given, question.device, recipe.training.dtype)
+    return given_or_own(given, question.device, question.resolved_recipe.training.dtype)

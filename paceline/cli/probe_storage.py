@@ -21,7 +21,7 @@ from paceline.core.result import finite_value
 from paceline.core.units import binary, counted, percent, si
 from paceline.estimate.answer import estimate
 from paceline.estimate.calibrate.lookup import evidence_for, is_cpu
-from paceline.estimate.question import Question, recipe_of, spec_of, spec_of_any_layout
+from paceline.estimate.question import Question
 from paceline.files.run_folder import find_run, read_record, runs_root
 from paceline.runs.outcome import evaluate
 from paceline.scaling.storage.demand import StorageDemand, demand_of
@@ -188,7 +188,7 @@ def estimated_demand(recipe: str, on: str | None, cluster: Cluster) -> StorageDe
     if number and not is_cpu(name or cluster.device):  # processes need fill no hosts
         per_node = _devices_per_node(f"--on {on}", total, cluster)
     question = Question(recipe, name or cluster.device, total, devices_per_node=per_node)
-    dtype = recipe_of(question).training.dtype
+    dtype = question.resolved_recipe.training.dtype
     source = f"the estimate for {total} x {question.device}"
     try:
         answer = estimate(question, evidence_for(question.device, dtype))
@@ -196,10 +196,10 @@ def estimated_demand(recipe: str, on: str | None, cluster: Cluster) -> StorageDe
         if on:
             raise
         notes = (f"samples/s are unknown here: {error}",)
-        return demand_of(spec_of_any_layout(question), source, None, notes=notes)
+        return demand_of(question.spec_of_any_layout, source, None, notes=notes)
     rate = answer.samples_per_s * answer.step_time_s
     interval = (rate / answer.high_s, rate / answer.low_s)
-    return demand_of(spec_of(question), source, answer.samples_per_s, interval)
+    return demand_of(question.spec, source, answer.samples_per_s, interval)
 
 
 def _devices_per_node(what: str, total: int, cluster: Cluster) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 REDACTED = "(redacted)"
@@ -29,75 +29,64 @@ _OF_KEYS = re.compile(
     r"(?:api|access|account|private|secret|auth|license|shared|ngc|wandb|hf)[_-]?$", re.I
 )
 """What stands before `key` where that opens something: there are cache keys and sort keys too."""
-_PREFIXES = {
-    "hf_": r"hf_[A-Za-z0-9]{16,}",  # Hugging Face
-    "nvapi-": r"nvapi-[\w-]{16,}",  # NGC
-    "sk-": r"sk-[\w-]{16,}",  # OpenAI, Anthropic
-    "gh": r"gh[pousr]_[A-Za-z0-9]{16,}",
-    "github_pat_": r"github_pat_\w{16,}",
-    "glpat-": r"glpat-[\w-]{16,}",  # GitLab
-    "akia": r"AKIA[A-Z0-9]{16}",  # AWS
-    "asia": r"ASIA[A-Z0-9]{16}",
-    "aiza": r"AIza[\w-]{30,}",  # Google
-    "ya29.": r"ya29\.[\w-]{16,}",
-    "xox": r"xox[abeoprs]-[\w-]{10,}",  # Slack
-    "dckr_pat_": r"dckr_pat_[\w-]{16,}",
-    "npm_": r"npm_[A-Za-z0-9]{16,}",
-    "pypi-": r"pypi-[\w-]{16,}",
-    "eyj": r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*",  # JSON web tokens
-}
-_KEYED = (
-    # API_KEY=value, "account_token": "value", X-Api-Key: value
-    r"(?P<keep>(?P<name>key(?:[_-]?id)?|token|secret|credentials?|signature|\bsig)[\"']?"
-    rf"(?:\s?[=:]\s?|\s)[\"']?)(?P<value>{_WORD}{{8,512}})"
+_PREFIXES = "|".join(
+    (
+        r"hf_[A-Za-z0-9]{16,}",  # Hugging Face
+        r"nvapi-[\w-]{16,}",  # NGC
+        r"sk-[\w-]{16,}",  # OpenAI, Anthropic
+        r"gh[pousr]_[A-Za-z0-9]{16,}",
+        r"github_pat_\w{16,}",
+        r"glpat-[\w-]{16,}",  # GitLab
+        r"A[KS]IA[A-Z0-9]{16}",  # AWS
+        r"AIza[\w-]{30,}",  # Google
+        r"ya29\.[\w-]{16,}",
+        r"xox[abeoprs]-[\w-]{10,}",  # Slack
+        r"dckr_pat_[\w-]{16,}",
+        r"npm_[A-Za-z0-9]{16,}",
+        r"pypi-[\w-]{16,}",
+        r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*",  # JSON web tokens
+    )
 )
-_FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
+_FORMS = (
+    re.compile(rf"\b(?:{_PREFIXES})"),
     # user:password@ or token@ in a URL; up to the last @, for a password may hold any character.
-    (
-        ("://",),
-        re.compile(
-            rf"(?P<keep>://)(?!git@)(?:[^\s/:@\"'<>\\]{{0,200}}:{_WORD}{{1,999}}|"
-            r"[^\s/@\"'<>\\]{1,999})(?=@)"
-        ),
+    re.compile(
+        rf"(?P<keep>://)(?!git@)(?:[^\s/:@\"'<>\\]{{0,200}}:{_WORD}{{1,999}}|"
+        r"[^\s/@\"'<>\\]{1,999})(?=@)"
     ),
-    (
-        ("authorization",),
-        re.compile(
-            r"(?P<keep>\bAuthorization[\"']?\s*[=:]\s*[\"']?"
-            rf"(?!\w+\s+{re.escape(REDACTED)})(?:\w+\s+)?){_WORD}+",
-            re.I,
-        ),
+    re.compile(
+        r"(?P<keep>\bAuthorization[\"']?\s*[=:]\s*[\"']?"
+        rf"(?!\w+\s+{re.escape(REDACTED)})(?:\w+\s+)?){_WORD}+",
+        re.I,
     ),
-    (
-        ("bearer", "basic", "token"),
-        re.compile(
-            # Words of prose follow these, too: a capital inside, a digit or a sign tells.
-            r"(?P<keep>\bBearer\s+(?=[\w.~+/=-]{0,99}(?:\d|[._~+/-]\w|(?-i:[a-z][A-Z])))|"
-            r"\b(?:Basic|Token)\s+(?![\d.,]+(?![\w~+/=-]))"
-            r"(?=[\w.~+/=-]{0,99}(?:[\d=]|(?-i:[a-z][A-Z]))))[\w.~+/-]{8,}=*",
-            re.I,
-        ),
+    re.compile(
+        # Words of prose follow these, too: a capital inside, a digit or a sign tells.
+        r"(?P<keep>\bBearer\s+(?=[\w.~+/=-]{0,99}(?:\d|[._~+/-]\w|(?-i:[a-z][A-Z])))|"
+        r"\b(?:Basic|Token)\s+(?![\d.,]+(?![\w~+/=-]))"
+        r"(?=[\w.~+/=-]{0,99}(?:[\d=]|(?-i:[a-z][A-Z]))))[\w.~+/-]{8,}=*",
+        re.I,
     ),
     # password=value, --passphrase value, "passwd": "value"
-    (
-        ("passwd", "password", "passphrase", "_pwd"),
-        re.compile(
-            r"(?P<keep>(?:passw(?:or)?d|passphrase|_pwd)[\"']?(?:\s?[=:]\s?|\s)[\"']?)"
-            rf"(?=\S{{0,99}}[^a-z\s]){_WORD}{{4,999}}",
-            re.I,
-        ),
+    re.compile(
+        r"(?P<keep>(?:passw(?:or)?d|passphrase|(?<=_)pwd)[\"']?(?:\s?[=:]\s?|\s)[\"']?)"
+        rf"(?=\S{{0,99}}[^a-z\s]){_WORD}{{4,999}}",
+        re.I,
     ),
-    (("key", "token", "secret", "credential", "sig"), re.compile(_KEYED, re.I)),
-    *(((mark,), re.compile(rf"\b{form}")) for mark, form in _PREFIXES.items()),
-    (
-        ("-----begin",),
-        re.compile(
-            r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
-        ),
+    # API_KEY=value, "account_token": "value", X-Api-Key: value
+    re.compile(
+        r"(?P<keep>(?P<name>key(?:[_-]?id)?|token|secret|credentials?|signature|\bsig)[\"']?"
+        rf"(?:\s?[=:]\s?|\s)[\"']?)(?P<value>{_WORD}{{8,512}})",
+        re.I,
+    ),
+    re.compile(
+        r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     ),
 )
-"""How each form begins, in small letters, and the form: searching for the beginnings alone is as
-fast as the texts of whole logs need."""
+_BEGINNING = re.compile(
+    "://|authorization|bearer|basic|token|passw|passphrase|pwd|key|secret|credential|sig|-----begin|"
+    "hf_|nvapi-|sk-|gh[pousr]_|github_|glpat-|akia|asia|aiza|ya29|xox|dckr_|npm_|pypi-|eyj"
+)
+"""Where a form may begin, in lower case: one pass over the text finds the few places to look at."""
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -143,35 +132,22 @@ def _values(environment: frozenset[tuple[str, str]]) -> tuple[tuple[str, re.Patt
 
 
 def _without_forms(text: str) -> str:
-    small = _small(text)
-    for marks, form in _FORMS:
-        starts = sorted(start for mark in marks for start in _places(mark, small))
-        parts: list[str] = []
-        done = 0
-        for start in starts:
-            match = form.match(text, start) if start >= done else None
-            if match and (shown := _replacement(match)) != match[0]:
-                parts += [text[done:start], shown]
+    lower = text.lower()
+    if len(lower) != len(text):  # A few letters become two, which would move all that follows.
+        lower = "".join(letter if len(letter.lower()) != 1 else letter.lower() for letter in text)
+    parts: list[str] = []
+    done = 0
+    for beginning in _BEGINNING.finditer(lower):
+        start = beginning.start()
+        if start < done:
+            continue
+        for form in _FORMS:
+            match = form.match(text, start)
+            if match and (replacement := _replacement(match)) != match[0]:
+                parts += [text[done:start], replacement]
                 done = match.end()
-        if parts:
-            text = "".join([*parts, text[done:]])
-            small = _small(text)
-    return text
-
-
-def _small(text: str) -> str:
-    """`text` in small letters, of the same length, which a few letters would change."""
-    small = text.lower()
-    if len(small) != len(text):
-        small = "".join(letter if len(letter.lower()) != 1 else letter.lower() for letter in text)
-    return small
-
-
-def _places(mark: str, text: str) -> Iterator[int]:
-    place = text.find(mark)
-    while place >= 0:
-        yield place
-        place = text.find(mark, place + 1)
+                break
+    return "".join([*parts, text[done:]]) if parts else text
 
 
 def _replacement(match: re.Match[str]) -> str:

@@ -19,7 +19,7 @@ from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.model.waterfall import rise_notes, waterfall
 from paceline.estimate.provenance import Basis, basis_of
-from paceline.estimate.question import Question, machine_of, spec_of
+from paceline.estimate.question import Question
 
 
 class MemoryBytes(Value):
@@ -96,8 +96,8 @@ class Estimate(Value):
 
 def estimate(question: Question, evidence: Evidence) -> Estimate:
     """The estimate of one recipe; raises UserError for what cannot run or is in no catalog."""
-    spec = spec_of(question)
-    return estimate_on(machine_of(question), spec, question, evidence)
+    spec = question.spec
+    return estimate_on(question.machine, spec, question, evidence)
 
 
 def estimate_on(

@@ -22,7 +22,7 @@ from paceline.estimate.fit.posterior import Fit
 from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.model.coefficients import NAMES, named
 from paceline.estimate.model.pipeline import followed_step
-from paceline.estimate.question import Question, machine_of, spec_of
+from paceline.estimate.question import Question
 
 NUDGE = 1.02
 """Factor to either side by which a figure is varied for its elasticity."""
@@ -76,7 +76,7 @@ FIGURES = (
 
 def elasticities(question: Question, evidence: Evidence) -> tuple[Elasticity, ...]:
     """Of a training by every figure, what helps most first; raises as `estimate` does."""
-    spec, machine = spec_of(question), machine_of(question)
+    spec, machine = question.spec, question.machine
     x = estimates_of_runs([spec], [machine], evidence, question.software).x
     fit = evidence.fit()
     moving = np.flatnonzero(slopes(x, fit.centre)[0]).tolist()

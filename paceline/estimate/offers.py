@@ -10,7 +10,7 @@ from paceline.estimate.answer import Estimate
 from paceline.estimate.estimates import estimates_of_runs
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.fit.interval import bounds, own_variance, slopes
-from paceline.estimate.question import Question, machine_of, spec_of
+from paceline.estimate.question import Question
 
 
 class Ratio(NamedTuple):
@@ -63,7 +63,7 @@ def step_time_ratio(
     """
     evidences = (evidence, other or evidence)
     estimates = [
-        estimates_of_runs([spec_of(question)], [machine_of(question)], by, question.software)
+        estimates_of_runs([question.spec], [question.machine], by, question.software)
         for question, by in zip((first, second), evidences, strict=True)
     ]
     fits = [by.fit() for by in evidences]

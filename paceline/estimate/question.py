@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import ceil
 
 from paceline.core.errors import UserError
@@ -26,7 +27,7 @@ from paceline.files.recipe import Recipe, load_recipe, resolve
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be estimated."""
+    """What is to be estimated; recipe, cluster and machine are looked up once, when first used."""
 
     recipe: str
     device: str
@@ -64,82 +65,77 @@ class Question:
         released = self.released or named.released
         return replace(named, released=released, dispatcher=self.dispatcher)
 
+    @cached_property
+    def resolved_recipe(self) -> Recipe:
+        """The recipe with its variant and overrides; `auto` is the dtype of that device.
 
-def spec_of(question: Question) -> RunSpec:
-    """The recipe resolved on the devices asked for."""
-    return resolve(recipe_of(question), cluster_of(question), True, question.variant)
+        Where it leaves open whether blocks are compiled, the question says it.
+        """
+        recipe = load_recipe(self.recipe, self.variant, self.overrides)
+        changes: dict[str, str] = {}
+        if recipe.training.dtype == "auto":
+            changes["dtype"] = automatic_dtype(self.device)
+        if recipe.training.compile == "auto":
+            changes["compile"] = "blocks" if self.compiled else "none"
+        training = recipe.training.model_copy(update=changes)
+        return recipe.model_copy(update={"training": training})
 
+    @cached_property
+    def spec(self) -> RunSpec:
+        """The recipe resolved on the devices asked for."""
+        return resolve(self.resolved_recipe, self.cluster, True, self.variant)
 
-def recipe_of(question: Question) -> Recipe:
-    """The recipe asked for; `auto` is the dtype that it is estimated in on that device.
-
-    Where it leaves open whether blocks are compiled, the question says it.
-    """
-    recipe = load_recipe(question.recipe, question.variant, question.overrides)
-    changes: dict[str, str] = {}
-    if recipe.training.dtype == "auto":
-        changes["dtype"] = automatic_dtype(question.device)
-    if recipe.training.compile == "auto":
-        changes["compile"] = "blocks" if question.compiled else "none"
-    training = recipe.training.model_copy(update=changes)
-    return recipe.model_copy(update={"training": training})
-
-
-def spec_of_any_layout(question: Question) -> RunSpec:
-    """The recipe on the devices asked for, whether or not its own layout and batch fit there."""
-    recipe, cluster = recipe_of(question), cluster_of(question)
-    batch = recipe.training.batch(cluster.world_size, cluster.nodes)
-    single = recipe.training.model_copy(
-        update={"ramp_up": None, "global_batch": 1, "batch_per_device": None}
-    )
-    plain = recipe.model_copy(update={"layout": Layout(), "training": single})
-    one_device = cluster.model_copy(update={"nodes": 1, "devices_per_node": 1})
-    spec = resolve(plain, one_device, True, question.variant)
-    training = spec.training.model_copy(update={"global_batch": batch})
-    return spec.model_copy(
-        update={"cluster": cluster, "layout": recipe.layout, "training": training}
-    )
-
-
-def cluster_of(question: Question) -> Cluster:
-    """The devices asked for; raises UserError where they do not fill whole nodes."""
-    if question.site is not None:
-        return _part_of(question.site, question.devices)
-    per_node = min(question.devices_per_node, question.devices)
-    if is_cpu(question.device):
-        per_node = question.devices
-    cluster = Cluster(
-        name="estimate",
-        device=catalog.find_device(question.device).device.name,
-        nodes=ceil(question.devices / per_node),
-        devices_per_node=per_node,
-        intra_link=question.intra_link,
-        inter_link=question.inter_link,
-    )
-    if cluster.world_size != question.devices:
-        raise UserError(
-            f"--gpus {question.devices}",
-            f"is no multiple of {per_node} a node",
-            remedy="--per-node N",
+    @cached_property
+    def spec_of_any_layout(self) -> RunSpec:
+        """The recipe on the devices, whether or not its own layout and batch fit there."""
+        recipe, cluster = self.resolved_recipe, self.cluster
+        batch = recipe.training.batch(cluster.world_size, cluster.nodes)
+        single = recipe.training.model_copy(
+            update={"ramp_up": None, "global_batch": 1, "batch_per_device": None}
         )
-    return cluster
+        plain = recipe.model_copy(update={"layout": Layout(), "training": single})
+        one_device = cluster.model_copy(update={"nodes": 1, "devices_per_node": 1})
+        spec = resolve(plain, one_device, True, self.variant)
+        training = spec.training.model_copy(update={"global_batch": batch})
+        return spec.model_copy(
+            update={"cluster": cluster, "layout": recipe.layout, "training": training}
+        )
 
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The devices asked for; raises UserError where they do not fill whole nodes."""
+        if self.site is not None:
+            return _part_of(self.site, self.devices)
+        per_node = min(self.devices_per_node, self.devices)
+        if is_cpu(self.device):
+            per_node = self.devices
+        cluster = Cluster(
+            name="estimate",
+            device=catalog.find_device(self.device).device.name,
+            nodes=ceil(self.devices / per_node),
+            devices_per_node=per_node,
+            intra_link=self.intra_link,
+            inter_link=self.inter_link,
+        )
+        if cluster.world_size != self.devices:
+            raise UserError(
+                f"--gpus {self.devices}",
+                f"is no multiple of {per_node} a node",
+                remedy="--per-node N",
+            )
+        return cluster
 
-def machine_of(question: Question) -> Machine:
-    """The devices asked for with their links.
+    @cached_property
+    def machine(self) -> Machine:
+        """The devices asked for with their links.
 
-    Raises UserError as `machine_for` does, and for a link in the place of another kind.
-    """
-    _check_links(question)
-    dtype = recipe_of(question).training.dtype
-    machine = machine_for(cluster_of(question), dtype, question.device, question.calibration)
-    return with_fabric(machine, question.site) if question.site else machine
-
-
-def _check_links(question: Question) -> None:
-    """Raise UserError for a network inside a node, or for a node's link between nodes."""
-    check_link("intra", question.intra_link)
-    check_link("inter", question.inter_link)
+        Raises UserError as `machine_for` does, and for a link in the place of another kind.
+        """
+        check_link("intra", self.intra_link)
+        check_link("inter", self.inter_link)
+        dtype = self.resolved_recipe.training.dtype
+        machine = machine_for(self.cluster, dtype, self.device, self.calibration)
+        return with_fabric(machine, self.site) if self.site else machine
 
 
 def check_link(place: catalog.LinkPlace, name: str | None) -> None:

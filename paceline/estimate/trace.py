@@ -11,7 +11,7 @@ from paceline.engines import native
 from paceline.estimate.memory.device_memory import rank_memory
 from paceline.estimate.memory.framework import NATIVE_CPU, NATIVE_CUDA
 from paceline.estimate.model.case import Case, cases_of
-from paceline.estimate.question import Question, machine_of, spec_of
+from paceline.estimate.question import Question
 from paceline.estimate.run_case import case_of
 from paceline.machines.probe.trace import RankTrace, trace_ranks
 
@@ -48,9 +48,9 @@ def trace(question: Question, python: str = sys.executable) -> Tracing:
 
     Raises UserError for what cannot run, SystemFaultError where PyTorch cannot follow it.
     """
-    spec = spec_of(question)
+    spec = question.spec
     # What follows a step sees no compiled block.
-    case = case_of(spec, machine_of(question), replace(question.software, compiled=False))
+    case = case_of(spec, question.machine, replace(question.software, compiled=False))
     return trace_spec(spec, case, python)
 
 

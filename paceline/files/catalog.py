@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import as_file, files
+from importlib.resources import files
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -19,7 +19,7 @@ from paceline.core.errors import UserError, did_you_mean
 from paceline.core.hardware import Cluster, Device, Dtype, Link
 from paceline.core.site import Site
 from paceline.core.value import Value
-from paceline.files.yaml_file import Document, line_of, read_document, validate
+from paceline.files.yaml_file import Document, line_of, read_model, read_shipped
 
 # Words that describe a device without naming another product: sizes, watts, memory, form factor.
 _DESCRIBES_DEVICE = re.compile(r"\d+(gb|gib|g|w)|hbm\d?e?|sxm\d?|pcie|nvl\d*")
@@ -201,8 +201,8 @@ def site(name_or_path: str | Path) -> Site:
     if not _is_file(path):
         entry = cluster(name_or_path)
         return Site.model_validate({name: getattr(entry, name) for name in entry.model_fields_set})
-    document = read_document(path)
-    return _checked(validate(Site, document, str(path)), document, str(path))
+    entry, document = read_model(Site, path)
+    return _checked(entry, document, str(path))
 
 
 def _is_file(path: Path) -> bool:
@@ -284,7 +284,7 @@ def _unstated(name: str, entries: Sequence[_Unstated]) -> _Unstated | None:
     return next((e for e in entries if _squash(name) in map(_squash, e.names)), None)
 
 
-def _link_in(words: set[str]) -> Link | None:
+def _link_in(words: frozenset[str]) -> Link | None:
     """The link whose longest alias stands in `words`, if the rest only says how much of it."""
     named = [(_words(alias), entry) for entry in links() for alias in (entry.name, *entry.aliases)]
     inside = [(alias, entry) for alias, entry in named if alias <= words]
@@ -302,13 +302,15 @@ def _node_bytes_per_s(text: str) -> float | None:
     return int(total[1]) * 1e9 / 8 if total else None
 
 
+@cache
 def _squash(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
-def _words(text: str) -> set[str]:
+@cache
+def _words(text: str) -> frozenset[str]:
     joined = re.sub(r"(\d)\s+(gi?b|w)\b", r"\1\2", text.lower())
-    return set(re.findall(r"[a-z0-9]+", joined))
+    return frozenset(re.findall(r"[a-z0-9]+", joined))
 
 
 def _vocabulary(device: Device) -> set[str]:
@@ -339,5 +341,4 @@ def _cluster_file() -> _ClusterFile:
 
 
 def _load(model: type[FileT], name: str) -> FileT:
-    with as_file(files("paceline.files") / "catalog" / name) as path:
-        return validate(model, read_document(path), str(path))
+    return model.model_validate(read_shipped(files("paceline.files") / "catalog" / name))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import cache
-from importlib import resources
-from importlib.resources.abc import Traversable
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast, get_origin
 
@@ -41,12 +39,16 @@ from paceline.files.yaml_file import (
     models_in,
     parse_value,
     plain,
-    read_document,
+    read_model,
+    read_shipped,
+    refuse_secrets,
     validate,
 )
 
 PerNode = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8} per node$")]
 """A batch that grows with the nodes: `16 per node`."""
+SHIPPED = Path(__file__).parent / "recipes"
+"""The folder of the recipes that come with Paceline."""
 LONGEST_NAME = 100
 _BATCH = re.compile(r"[1-9][0-9]{0,8}( per node)?")
 
@@ -183,14 +185,15 @@ class Recipe(Value):
         return self
 
 
+@cache
 def recipe_names() -> list[str]:
-    """Names of the recipes that come with Paceline."""
-    names = (file.name for file in _shipped().iterdir())
+    """Return the names of the recipes that come with Paceline."""
+    names = (file.name for file in SHIPPED.iterdir())
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
 def recipe_path(name: str) -> Path:
-    """The file of a recipe given by name or path; raises UserError with the nearest name."""
+    """Return the file of a recipe by name or path; raise UserError with the nearest name."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return path
@@ -198,29 +201,48 @@ def recipe_path(name: str) -> Path:
     if name not in names:
         hint = did_you_mean(name, names) or "`paceline recipes` lists them"
         raise UserError(f"recipe {name!r}", "is unknown", allowed=", ".join(names), remedy=hint)
-    return Path(str(_shipped() / f"{name}.yaml"))
+    return SHIPPED / f"{name}.yaml"
 
 
 def load_recipe(name: str, variant: str | None = None, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe `name` (or file) with a variant and `key=value` overrides applied, in that order.
+    """Return a recipe by name or file, with a variant and then `key=value` overrides applied.
 
-    Raises UserError with file and line for the file, with the option's text for an override.
+    A command that asks again for the same gets the same value: files are read and checked once.
+    Raise UserError with file and line for the file, with the option's text for an override.
     """
     path = recipe_path(name)
-    document = read_document(path)
-    recipe = validate(Recipe, document, str(path))
-    if str(path.parent) != str(_shipped()):
-        _check_variants(path, path.stat().st_mtime_ns)
+    changed_ns = path.stat().st_mtime_ns if path.is_file() else 0
+    return _load(path, changed_ns, variant, tuple(overrides))
+
+
+@lru_cache(maxsize=128)
+def _load(path: Path, changed_ns: int, variant: str | None, overrides: tuple[str, ...]) -> Recipe:
+    recipe, document = _read(path, changed_ns)
     if variant is None and not overrides:
         return recipe
-    content = cast(Document, plain(document))
+    content = document
     if variant is not None:
         for key, value in _variant(recipe, variant, path).items():
-            content = _checked(_with(content, key, value), f"variant {variant}: {key}")
+            content = _with(content, key, value)
+            validate(Recipe, content, f"variant {variant}: {key}")
     for text in overrides:
         key, value = parse_override(text)
         content = _with(content, key, value)
     return validate(Recipe, content, " ".join(f"--set {text}" for text in overrides) or str(path))
+
+
+@lru_cache(maxsize=128)
+def _read(path: Path, _changed_ns: int) -> tuple[Recipe, Document]:
+    """Return the recipe in a file, and the file's content without line numbers.
+
+    Variants of a user's file are checked here; tests check those of the shipped ones.
+    """
+    if path.parent == SHIPPED:
+        document = read_shipped(path)
+        return validate(Recipe, document, str(path)), document
+    recipe, document = read_model(Recipe, path)
+    _check_variants(recipe, document, path)
+    return recipe, cast(Document, plain(document))
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -229,9 +251,11 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise UserError(f"--set {text}", "is not key=value", remedy="for example --set steps=20")
     value = parse_value(raw, f"--set {text}")
+    refuse_secrets(value, f"--set {key.strip()}")
     return full_key(key.strip()), value
 
 
+@cache
 def override_keys() -> list[str]:
     """Every dotted field that `--set` takes."""
     return sorted({*_dotted(Recipe, "")})
@@ -332,19 +356,15 @@ def _variant(recipe: Recipe, variant: str, path: Path) -> dict[str, Any]:
     return {full_key(key): value for key, value in recipe.variants[variant].items()}
 
 
-@cache
-def _check_variants(path: Path, _changed_ns: int) -> None:
-    """Raises UserError, with its line, for a change of a variant that could never be used.
-
-    Those of the recipes that come with Paceline are tested.
-    """
-    document = read_document(path)
-    for variant, changes in validate(Recipe, document, str(path)).variants.items():
+def _check_variants(recipe: Recipe, document: Document, path: Path) -> None:
+    """Raise UserError with its line for a change of a variant that could never be used."""
+    for variant, changes in recipe.variants.items():
         content = cast(Document, plain(document))
         for written, value in changes.items():
             try:
                 key = full_key(written)
-                content = _checked(_with(content, key, value), key)
+                content = _with(content, key, value)
+                validate(Recipe, content, key)
             except UserError as error:
                 line = line_of(document, ("variants", variant, written))
                 what = error.what.removeprefix(f"{written}: ")
@@ -354,11 +374,6 @@ def _check_variants(path: Path, _changed_ns: int) -> None:
                     allowed=error.allowed,
                     remedy=error.remedy,
                 ) from error
-
-
-def _shipped() -> Traversable:
-    """The folder of the recipes that come with Paceline."""
-    return resources.files("paceline.files") / "recipes"
 
 
 def _groups(key: str) -> list[str]:
@@ -378,11 +393,6 @@ def _with(content: Document, key: str, value: Any) -> Document:
     if rival:
         changed.pop(rival, None)
     return changed
-
-
-def _checked(content: Document, where: str) -> Document:
-    validate(Recipe, content, where)
-    return content
 
 
 def _dotted(model: type[Value], prefix: str) -> list[str]:

@@ -26,7 +26,7 @@ from paceline.core.printed import read_printed
 from paceline.core.shape import DecoderShape
 from paceline.core.units import GIB, TERA, counted
 from paceline.core.value import PositiveInt, Value
-from paceline.files.yaml_file import read_document, validate
+from paceline.files.yaml_file import read_model, read_shipped
 
 UNIT_SIZES: dict[str, float] = {"%": 0.01, "TFLOP/s": TERA, "GiB": GIB}
 """Size of a printed unit in base units; every other unit is its own base unit."""
@@ -195,13 +195,13 @@ def source_names() -> list[str]:
 
 @cache
 def source(name: str) -> Source:
-    """The file called `name`; raises UserError for one with errors, KeyError for an unknown one."""
-    return read_source(_files()[name])
+    """Return the file called `name`; raise KeyError for an unknown one."""
+    return Source.model_validate(read_shipped(_files()[name]))
 
 
 def read_source(path: Path) -> Source:
-    """A file in the form of references; raises UserError with its line."""
-    return validate(Source, read_document(path), str(path))
+    """Return a user's file in the form of references; raise UserError with its line."""
+    return read_model(Source, path)[0]
 
 
 def sources() -> dict[str, Source]:

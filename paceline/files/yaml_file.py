@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable
 from contextlib import suppress
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -32,7 +33,7 @@ _TAG = re.compile(r"bool|int|float|str|constrained-\w+")
 
 
 def read_document(path: Path) -> Document:
-    """The mapping in `path`, with line numbers kept; raises UserError for anything else.
+    """Return the mapping in a user's file, with line numbers; raise UserError for anything else.
 
     YAML 1.2: `1e12` is a number, `no` is a word, duplicate keys are refused.
     """
@@ -62,16 +63,36 @@ def read_document(path: Path) -> Document:
     return cast(Document, document)
 
 
-def validate(model: type[ModelT], document: Document, where: str) -> ModelT:
-    """`document` as a `model`; raises UserError that names line, allowed and nearest values."""
-    content = plain(document)
-    for path in _secrets(content):
+def read_shipped(path: Traversable) -> Document:
+    """Return the mapping in a file of this package, which only tests check."""
+    return YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+
+
+def read_model(model: type[ModelT], path: Path) -> tuple[ModelT, Document]:
+    """Return a user's file as a `model`, and its document for the lines of further problems.
+
+    Raise UserError with the line for a file that cannot be read, holds a secret, or does not fit.
+    """
+    document = read_document(path)
+    refuse_secrets(document, str(path))
+    return validate(model, document, str(path)), document
+
+
+def refuse_secrets(document: Any, where: str) -> None:
+    """Raise UserError with the line for a string with the form of a secret, outside of `env`."""
+    for path in _secrets(document):
         line = line_of(document, path)
+        field = f"{'.'.join(map(str, path))}: " if path else ""
         raise UserError(
             f"{where}:{line}" if line else where,
-            f"{'.'.join(map(str, path))}: holds what looks like a secret",
+            f"{field}holds what looks like a secret",
             remedy="keep it in an environment variable, which is written into no file",
         )
+
+
+def validate(model: type[ModelT], document: Document, where: str) -> ModelT:
+    """Return `document` as a `model`; raise UserError with line, allowed and nearest values."""
+    content = plain(document)
     try:
         value = model.model_validate(content)
     except ValidationError as error:

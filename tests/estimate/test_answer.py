@@ -11,7 +11,7 @@ from paceline.core.facts import facts_of
 from paceline.estimate.answer import estimate
 from paceline.estimate.costs import Failures, Prices
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.question import Question, machine_of, spec_of, spec_of_any_layout
+from paceline.estimate.question import Question
 from paceline.estimate.run_case import Software, case_of
 
 LLAMA_70B = Question(
@@ -54,12 +54,12 @@ def test_every_kind_of_model_can_be_estimated(recipe: str, devices: int):
 def test_an_estimate_is_led_by_the_rate_that_a_run_is_led_by(recipe: str, headline: str):
     question = Question(recipe, "H100", 8)
     found = estimate(question, shipped())
-    assert found.headline == headline == facts_of(spec_of(question)).headline
+    assert found.headline == headline == facts_of(question.spec).headline
 
 
 def test_adapters_train_faster_than_the_whole_model():
-    spec = spec_of(Question("llama2-70b-lora", "H100", 8))
-    case = case_of(spec, machine_of(LLAMA_70B), Software())
+    spec = Question("llama2-70b-lora", "H100", 8).spec
+    case = case_of(spec, LLAMA_70B.machine, Software())
     assert case.frozen and case.gated and case.layers == 80
 
 
@@ -90,7 +90,7 @@ def test_scales_that_nobody_timed_are_said_to_be_timed_as_others(
     [("A100-PCIe-80GB", 31.5e9), ("H100-PCIe", 63e9), ("H100-SXM", 450e9), ("MI300X", 448e9)],
 )
 def test_usual_links_are_those_of_the_device(device: str, bytes_per_s: float):
-    here = machine_of(Question("llama31-8b", device, 8))
+    here = Question("llama31-8b", device, 8).machine
     assert here.intra_bytes_per_s == pytest.approx(bytes_per_s, rel=0.01)
 
 
@@ -116,7 +116,7 @@ def test_the_bill_counts_tokens_money_and_failures():
 def test_the_automatic_dtype_is_the_one_that_a_run_takes():
     old, new = (estimate(Question("tiny-llama", d, 8), shipped()) for d in ("V100-32GB", "H100"))
     assert (old.dtype, new.dtype) == ("fp32", "bf16")
-    assert spec_of_any_layout(Question("tiny-llama", "V100-32GB", 8)).training.dtype == "fp32"
+    assert Question("tiny-llama", "V100-32GB", 8).spec_of_any_layout.training.dtype == "fp32"
 
 
 def test_a_link_counts_as_stated_only_where_it_can_be():

@@ -14,7 +14,7 @@ from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.interval import Z80
 from paceline.estimate.fit.posterior import predict
 from paceline.estimate.model.case import cases_of
-from paceline.estimate.question import Question, machine_of, spec_of
+from paceline.estimate.question import Question
 from paceline.estimate.run_case import case_of
 
 NODES = Question("llama31-70b", "H100-SXM", 64, intra_link="450 GB/s", inter_link="50 GB/s")
@@ -59,7 +59,7 @@ def test_twice_of_a_figure_is_what_an_estimate_with_it_says():
 
 
 def test_the_interval_is_that_of_coefficients_drawn_from_their_posterior():
-    fit, x = shipped().fit(), case_of(spec_of(NODES), machine_of(NODES), NODES.software)
+    fit, x = shipped().fit(), case_of(NODES.spec, NODES.machine, NODES.software)
     products = by_figure(NODES)["matrix products"]
     draws = np.random.default_rng(0).multivariate_normal(fit.centre, fit.covariance, size=200)
     one = cases_of([x])

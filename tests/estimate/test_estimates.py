@@ -11,7 +11,7 @@ from paceline.core.layout import Layout
 from paceline.estimate.answer import estimate
 from paceline.estimate.estimates import estimates_of_layouts, estimates_of_runs
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.question import Question, machine_of, spec_of, spec_of_any_layout
+from paceline.estimate.question import Question
 from paceline.layouts.rampup.stages import RampStage, Stretch
 from paceline.layouts.rampup.timing import setting_of, timed
 from paceline.layouts.search.space import Space
@@ -40,7 +40,7 @@ SMALL = Space(micro_batches=(1,), zero_stages=(1,), recompute=("none", "full"), 
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_estimate_tune_sweep_and_ramp_up_say_the_same(question: Question):
-    spec, alone = spec_of(question), estimate(question, shipped())
+    spec, alone = question.spec, estimate(question, shipped())
     expected = (
         alone.step_time_s,
         alone.low_s,
@@ -69,7 +69,7 @@ def test_estimate_tune_sweep_and_ramp_up_say_the_same(question: Question):
 
 def test_the_closed_form_would_not_have_said_it():
     question = QUESTIONS[-2]
-    spec, machine = spec_of(question), machine_of(question)
+    spec, machine = question.spec, question.machine
     closed = estimates_of_layouts(spec, machine, shipped(), [spec.layout], question.software)
     assert closed.step_time_s[0] != pytest.approx(closed.followed().step_time_s[0], rel=1e-3)
 
@@ -80,13 +80,13 @@ def test_tensor_ranks_pad_the_vocabulary_of_ranked_layouts_too():
     alone = estimate(question, shipped())
     recipe_has = laid_out(gpt, "tp=1 pp=1 micro_batch=1")
     ranked = rank(recipe_has, shipped(), SMALL, top=1000).layouts
-    (row,) = (row for row in ranked if row.layout == spec_of(question).layout)
+    (row,) = (row for row in ranked if row.layout == question.spec.layout)
     assert row.memory_bytes == alone.memory_bytes.device_used
     assert row.step_time_s == pytest.approx(alone.step_time_s, rel=1e-12)
 
 
 def test_picked_rows_are_those_of_all():
-    spec, machine = spec_of_any_layout(NATIVE), machine_of(NATIVE)
+    spec, machine = NATIVE.spec_of_any_layout, NATIVE.machine
     layouts = [Layout(zero_stage=stage, recompute="full") for stage in (0, 1, 2, 3)]
     every = estimates_of_layouts(spec, machine, shipped(), layouts)
     picked = every.pick(np.array([3, 1]))
@@ -104,7 +104,7 @@ def test_the_recipes_own_memory_limit_counts_in_an_estimate():
 
 
 def test_machines_of_runs_are_their_own():
-    spec, machine = spec_of(QUESTIONS[0]), machine_of(NATIVE)
+    spec, machine = QUESTIONS[0].spec, NATIVE.machine
     slow = replace(machine, intra_bytes_per_s=machine.intra_bytes_per_s / 4)
     both = estimates_of_runs([spec, spec], [machine, slow], shipped())
     assert both.step_time_s[1] > 1.05 * both.step_time_s[0]

@@ -26,7 +26,7 @@ from paceline.estimate.explanation import (
 )
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.processors import cpu_prior
-from paceline.estimate.question import Question, spec_of
+from paceline.estimate.question import Question
 from paceline.estimate.run_case import software_of
 from paceline.files.documents import write_value
 from paceline.files.run_folder import RUN_FILE
@@ -42,7 +42,7 @@ ANSWER = estimate(LLAMA, shipped())
 
 def gpu_run(seconds: float = 3.0, batch: int | None = None, **changes: object) -> MeasuredRun:
     """A run of the 8B model on eight H100, as its recipe has it but for `changes` of the spec."""
-    spec = spec_of(LLAMA).model_copy(update=changes)
+    spec = LLAMA.spec.model_copy(update=changes)
     whole = spec.training.global_batch
     return MeasuredRun("r", spec, seconds, 40, 0.01, batch or whole)
 

@@ -9,7 +9,7 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.estimate.answer import Estimate, estimate
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.question import Question, spec_of
+from paceline.estimate.question import Question
 from paceline.mlperf.score.convergence import reference_at
 from paceline.mlperf.time_to_train import UNSURE_EVALUATION, time_to_train
 
@@ -24,7 +24,7 @@ def found() -> Estimate:
 
 
 def test_minutes_are_the_references_samples_at_the_models_rate_and_evaluations(found: Estimate):
-    spec, reference = spec_of(ASKED), reference_at("llama31_8b", "5.1.0", 36, 10)
+    spec, reference = ASKED.spec, reference_at("llama31_8b", "5.1.0", 36, 10)
     time = time_to_train(spec, found, "5.1.0")
     assert reference is not None and time.samples == reference.mean
     assert time.reference_batches == (32, 64) and time.samples_stdev > 0
@@ -37,7 +37,7 @@ def test_minutes_are_the_references_samples_at_the_models_rate_and_evaluations(f
 
 
 def test_the_interval_is_that_of_step_samples_and_evaluations_together(found: Estimate):
-    time = time_to_train(spec_of(ASKED), found, "5.1.0")
+    time = time_to_train(ASKED.spec, found, "5.1.0")
     evaluating = time.num_evaluations * time.evaluation_s / 60 / time.minutes
     step = log(found.high_s / found.low_s) / 2
     expected = hypot(
@@ -51,7 +51,7 @@ def test_the_interval_is_that_of_step_samples_and_evaluations_together(found: Es
 
 
 def test_what_has_no_reference_is_refused(found: Estimate):
-    spec = spec_of(ASKED)
+    spec = ASKED.spec
     training = spec.training.model_copy(update={"global_batch": 4096})
     for other, ruleset, message in (
         (spec.model_copy(update={"mlperf": None}), "5.1.0", "is no benchmark's training"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import resources
-from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import field_validator, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
 from paceline.core.errors import UserError
 from paceline.core.value import Value
@@ -29,12 +29,12 @@ class Evidence(Value):
     """What was measured, in words."""
     rows: int
     sources: int
-    medians: dict[str, float]
+    medians: dict[str, PositiveFloat]
     covariance: dict[str, dict[str, float]]
     """Of the coefficients' logarithms; pairs that are left out are 0."""
-    residual_sd: dict[str, float]
+    residual_sd: Annotated[dict[str, NonNegativeFloat], Field(min_length=1)]
     """What the formulas miss, as a deviation of the logarithm, by stack."""
-    between: dict[str, float] = {}
+    between: dict[str, NonNegativeFloat] = {}
     """How far a stack and a device lie from the formulas that no row was of, as deviations of the
     logarithm: `stack`, `device`; neither for evidence of one machine."""
     stacks: tuple[str, ...] = ()
@@ -53,34 +53,12 @@ class Evidence(Value):
             return {"provenance": "stored profile", **fields}
         return fields
 
-    @field_validator("medians")
-    @classmethod
-    def _has_logarithms(cls, medians: dict[str, float]) -> dict[str, float]:
-        if not all(isfinite(value) and value > 0 for value in medians.values()):
-            raise ValueError("medians are positive numbers")
-        return medians
-
     @field_validator("covariance")
     @classmethod
-    def _has_deviations(cls, rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-        finite = all(isfinite(value) for row in rows.values() for value in row.values())
-        if not finite or any(row.get(name, 0.0) < 0 for name, row in rows.items()):
+    def _has_variances(cls, rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+        if any(row.get(name, 0.0) < 0 for name, row in rows.items()):
             raise ValueError("variances are numbers from 0 on")
         return rows
-
-    @field_validator("between")
-    @classmethod
-    def _has_widths(cls, between: dict[str, float]) -> dict[str, float]:
-        if not all(isfinite(value) and value >= 0 for value in between.values()):
-            raise ValueError("deviations are numbers from 0 on")
-        return between
-
-    @field_validator("residual_sd")
-    @classmethod
-    def _has_residuals(cls, missed: dict[str, float]) -> dict[str, float]:
-        if not missed or not all(isfinite(value) and value >= 0 for value in missed.values()):
-            raise ValueError("deviations are numbers from 0 on, one a stack")
-        return missed
 
     @property
     def levels(self) -> Levels:
@@ -134,6 +112,7 @@ def evidence_of_fit(
     )
 
 
+@cache
 def shipped() -> Evidence:
     """The coefficients that come with the package, fitted to published step times."""
     text = (resources.files("paceline.estimate.fit") / SHIPPED).read_text(encoding="utf-8")

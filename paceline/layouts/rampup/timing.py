@@ -18,7 +18,7 @@ from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.model.case import Floats
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.model.step import StepTime
-from paceline.estimate.question import Question, machine_of, recipe_of, spec_of_any_layout
+from paceline.estimate.question import Question
 from paceline.estimate.run_case import Software
 from paceline.files.recipe import Recipe
 from paceline.layouts.rampup.stages import RampStage
@@ -126,10 +126,10 @@ def setting_of(question: Question, evidence: Evidence) -> Setting:
 
     Raises UserError for what is in no catalog, and for what the recipe's engine refuses.
     """
-    machine = machine_of(question)
+    machine = question.machine
     if machine.device.memory_bytes is None:
         raise UserError(machine.device.name, "has no memory size in the catalog")
-    recipe, spec = recipe_of(question), spec_of_any_layout(question)
+    recipe, spec = question.resolved_recipe, question.spec_of_any_layout
     plain = spec.model_copy(update={"layout": Layout(zero_stage=spec.layout.zero_stage)})
     if spec.engine != NATIVE and (faults := engine(spec.engine).unsupported(plain)):
         raise UserError(recipe.name, "; ".join(faults), remedy="change it with --set")

@@ -20,7 +20,7 @@ from paceline.estimate.estimates import P_OOM_EVEN, Estimates, estimates_of_layo
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.memory.device_memory import Verdict, verdict
 from paceline.estimate.model.case import Stack
-from paceline.estimate.question import Question, machine_of, spec_of_any_layout
+from paceline.estimate.question import Question
 from paceline.layouts.search.budgets import between, largest_that_fit, that_take_budgets
 from paceline.layouts.search.space import Space, feasible
 
@@ -71,7 +71,7 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
     pipelines. Cuts of the model that fit only with recomputation get the largest budget of it that
     fits. The recipe's own layout stands beside them where it can run on so many devices.
     """
-    spec, machine = spec_of_any_layout(question), machine_of(question)
+    spec, machine = question.spec_of_any_layout, question.machine
     if machine.device.memory_bytes is None:
         raise UserError(machine.device.name, "has no memory size in the catalog")
     sizes = (spec.world_size, spec.training.global_batch, spec.training.seq_len)

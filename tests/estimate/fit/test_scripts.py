@@ -13,7 +13,7 @@ from paceline.estimate.fit.published import PublishedStep, read_row
 from paceline.estimate.model.case import Case, cases_of
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.step import StepTime, step_time
-from paceline.estimate.question import Question, machine_of, spec_of
+from paceline.estimate.question import Question
 from paceline.estimate.run_case import case_of, software_of
 
 C = named(shipped().fit().centre)
@@ -79,11 +79,11 @@ def test_scores_of_single_operations_move_more_until_hugging_face_fused_them():
 )
 def test_the_published_step_lies_in_the_estimate_of_its_recipe(recipe: str, measured_s: float):
     question = Question(recipe, "H100-SXM", 8, stack="deepspeed@24.07")
-    case = case_of(spec_of(question), machine_of(question), question.software)
+    case = case_of(question.spec, question.machine, question.software)
     assert case.visited_tensors and not case.flash
     assert np.log(step(case).total[0] / measured_s) == pytest.approx(0, abs=0.05)
     newest = Question(recipe, "H100-SXM", 8, stack="deepspeed")
-    assert case_of(spec_of(newest), machine_of(newest), newest.software).flash
+    assert case_of(newest.spec, newest.machine, newest.software).flash
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_the_published_step_lies_in_the_estimate_of_its_recipe(recipe: str, meas
     ],
 )
 def test_engines_are_estimated_as_what_they_run(engine: str, stack: str, name: str):
-    spec = spec_of(Question("opt-350m-sft", "H100-SXM", 8))
+    spec = Question("opt-350m-sft", "H100-SXM", 8).spec
     found = software_of(spec.model_copy(update={"engine": engine}))
     assert (found.stack, found.name) == (stack, name)
 
@@ -111,14 +111,14 @@ def test_bigsciences_engine_is_expected_as_bigscience_measured_it(
 ):
     overrides = ("engine=megatron_deepspeed", f"layout.{layout}")
     question = Question("gpt-1b3", "V100-SXM2-32GB", 8, devices_per_node=4, overrides=overrides)
-    found = estimates_of_runs([spec_of(question)], [machine_of(question)], shipped())
+    found = estimates_of_runs([question.spec], [question.machine], shipped())
     assert found.step_time_s[0] == pytest.approx(published_s, rel=0.1)
     assert found.memory.device_used[0] / 2**30 == pytest.approx(published_gib, rel=0.2)
 
 
 def test_adapters_alone_are_visited_where_nothing_else_trains():
     asked = Question("llama2-70b-lora", "H100-SXM", 8, overrides=("dtype=fp16",))
-    spec, machine = spec_of(asked), machine_of(asked)
+    spec, machine = asked.spec, asked.machine
     spec = spec.model_copy(update={"engine": "deepspeed_chat"})
     assert spec.lora and not spec.lora.train_rest
     found = case_of(spec, machine, software_of(spec))

@@ -12,7 +12,7 @@ from paceline.estimate.model.block import Block, block_time
 from paceline.estimate.model.case import Case, CudaGraphs, cases_of
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.step import StepTime, step_time
-from paceline.estimate.question import Question, machine_of, spec_of
+from paceline.estimate.question import Question
 from paceline.estimate.run_case import case_of
 from tests.estimate.memory.test_device_memory import LLAMA_8B
 
@@ -82,6 +82,6 @@ def test_older_software_is_slower_and_a_question_says_so():
 
 def test_a_question_of_graphs_reaches_the_case():
     asked = Question("llama31-8b", "GB300", 8, devices_per_node=4, cuda_graphs="iteration")
-    case = case_of(spec_of(asked), machine_of(asked), asked.software)
+    case = case_of(asked.spec, asked.machine, asked.software)
     assert case.cuda_graphs == "iteration"
     assert estimate(asked, shipped()).parts["fixed"] == pytest.approx(C["step_graph_s"])

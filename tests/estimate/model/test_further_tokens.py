@@ -14,7 +14,7 @@ from paceline.estimate.model.block import product_rate, product_s
 from paceline.estimate.model.case import Case, Cases, cases_of
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.step import pieces
-from paceline.estimate.question import Question, machine_of, spec_of
+from paceline.estimate.question import Question
 from paceline.estimate.run_case import case_of
 
 QUESTION = Question("deepseek-v3", "H100", 1024, overrides=("layout.tp=2",))
@@ -22,7 +22,7 @@ NEXT = replace(QUESTION, overrides=(*QUESTION.overrides, "model.mtp_layers=0"))
 
 
 def case(question: Question) -> Case:
-    return case_of(spec_of(question), machine_of(question), question.software)
+    return case_of(question.spec, question.machine, question.software)
 
 
 def estimates(case: Case) -> Estimates:

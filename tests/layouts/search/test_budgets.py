@@ -9,7 +9,7 @@ from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
 from paceline.estimate.estimates import P_OOM_EVEN, Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.question import Question, machine_of, spec_of_any_layout
+from paceline.estimate.question import Question
 from paceline.layouts.search.budgets import (
     BUDGETS,
     between,
@@ -45,7 +45,7 @@ def test_of_the_budgets_that_fit_the_largest_is_kept():
 
 @pytest.fixture(scope="module")
 def spec() -> RunSpec:
-    return spec_of_any_layout(Question("llama31-8b", "H100", 8))
+    return Question("llama31-8b", "H100", 8).spec_of_any_layout
 
 
 @pytest.mark.parametrize("axes", [{}, {"pp": 4, "vp": 2}, {"tp": 2, "sequence_parallel": True}])
@@ -70,10 +70,10 @@ def test_only_the_native_trainer_takes_them_and_not_in_every_layout(spec: RunSpe
     assert that_take_budgets(spec, [FULL, bubbles]) == [FULL]
     other = spec.model_copy(update={"engine": "megatron"})
     assert that_take_budgets(other, [FULL]) == []
-    flux = spec_of_any_layout(Question("flux1-schnell", "H100", 8))
+    flux = Question("flux1-schnell", "H100", 8).spec_of_any_layout
     assert that_take_budgets(flux, [FULL]) == []
 
 
 def _estimates(spec: RunSpec, layouts: list[Layout]) -> Estimates:
     question = Question("llama31-8b", "H100", 8)
-    return estimates_of_layouts(spec, machine_of(question), shipped(), layouts, question.software)
+    return estimates_of_layouts(spec, question.machine, shipped(), layouts, question.software)

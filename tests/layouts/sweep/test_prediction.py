@@ -15,7 +15,7 @@ from paceline.estimate.calibrate.calibration import Calibration, Placement, file
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.memory.device_memory import USUAL_CONTEXT_BYTES, verdict
 from paceline.estimate.model.machine import machine
-from paceline.estimate.question import Question, spec_of
+from paceline.estimate.question import Question
 from paceline.files.documents import write_value
 from paceline.layouts.sweep import prediction
 from paceline.layouts.sweep.prediction import hopeless, predict
@@ -26,7 +26,7 @@ from tests.example import make_spec
 
 def spec(device: str = "H100", devices: int = 8, **layout: Any) -> RunSpec:
     overrides = tuple(f"layout.{key}={value}" for key, value in layout.items())
-    return spec_of(Question("llama31-8b", device, devices, overrides=overrides))
+    return Question("llama31-8b", device, devices, overrides=overrides).spec
 
 
 def expected(
