@@ -9,25 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.options import Json, RunsDir
-from paceline.cli.output import (
-    OutputColumn,
-    TableForm,
-    TableFormat,
-    Where,
-    emit_table,
-    select_rows,
-    write_page,
-)
+from paceline.cli.output import TableForm, TableFormat, Where, emit, select_rows
 from paceline.cli.runs import computed_result
 from paceline.cli.terminal import echo
-from paceline.compare.over_time.timeline import History
 from paceline.core.errors import UserError
 from paceline.core.units import counted
 from paceline.files.index import COLUMNS, listing
 from paceline.files.run_folder import runs_root
 from paceline.runs.comparison import parse_margin
 from paceline.runs.history import recipe_history, recipe_named
-from paceline.runs.history_text import history_lines, history_md, history_rows
+from paceline.runs.history_report import history_document
 
 
 def history(
@@ -71,12 +62,7 @@ def history(
     limit = parse_margin(margin)
     name, folders = _folders(recipe, where, since, runs_dir)
     timeline = recipe_history(name, folders, metric, limit)
-    _print(timeline, TableFormat.json if as_json else form)
-    if html:
-        # Altair below it takes as long to import as the rest of the verb.
-        from paceline.runs.history_page import history_html
-
-        write_page(html, history_html(timeline))
+    emit(history_document(timeline), TableFormat.json if as_json else form, page=html)
     if not timeline.series:
         raise typer.Exit(4)
     raise typer.Exit(3 if fail and timeline.slowdowns else 0)
@@ -124,14 +110,3 @@ def _is_since(row: Any, begin: Any) -> bool:
     except ValueError:
         return False
     return (created if created.tzinfo else created.replace(tzinfo=UTC)) >= begin
-
-
-def _print(history: History, form: TableFormat) -> None:
-    if form is TableFormat.json:
-        echo(history.model_dump_json(indent=2))
-    elif form is TableFormat.csv:
-        names = ("series", "key", "date", "runs", history.metric, "level", "ratio", "low", "high")
-        emit_table(history_rows(history), [OutputColumn(name, name) for name in names], form)
-    else:
-        for line in history_lines(history) if form is TableFormat.text else history_md(history):
-            echo(line)

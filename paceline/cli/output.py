@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from paceline.cli.terminal import clean, echo
+from paceline.cli.options import ReportFormat
+from paceline.cli.terminal import echo
 from paceline.core.errors import UserError, did_you_mean
+from paceline.report.csv_table import csv_text
+from paceline.report.document import Column, Document, Row
+from paceline.report.markdown import markdown, markdown_table
+from paceline.report.terminal import print_document, print_table
 
 if TYPE_CHECKING:
     from altair import LayerChart
@@ -43,26 +42,66 @@ Where = Annotated[
         "--where", metavar="COLUMN=VALUE", help="Only rows in which a column has a value."
     ),
 ]
-Row = Mapping[str, Any]
 IfNone = Literal["refuse", "tell", "accept"]
 """What follows where no row meets a condition."""
 MOST_VALUES = 20
 """Values of a column that are named."""
 
-LEAST_WIDTH = 8
-"""Of the last column in a table on a terminal."""
+OutputColumn = Column
 
 
-@dataclass(frozen=True)
-class OutputColumn:
-    """One column: the row's key, and how text and Markdown show it (csv, json: unrounded)."""
+def emit(
+    document: Document,
+    form: StrEnum,
+    *,
+    page: Path | None = None,
+    charts: Path | None = None,
+    headline: bool = True,
+) -> None:
+    """Write a document to standard output in any form, and its page and charts to files.
 
-    key: str
-    title: str
-    format: Callable[[Any], str] = str
-    justify: Literal["left", "right"] = "left"
-    wraps: bool = False
-    """Whether the last column, when the terminal is narrow, takes more lines or is cut."""
+    `headline` False leaves out the first line of the text, which the verb has shown before. CSV is
+    the document's table; raises UserError where it has none. Raises SystemFaultError for a file
+    that cannot be written.
+    """
+    if form == "text":
+        print_document(document, Console(), headline=headline)
+    else:
+        echo(rendered(document, form), nl=False)
+    if page:
+        write_page(page, rendered(document, ReportFormat.html))
+    if charts:
+        from paceline.report.theme import EXPORT  # Altair takes long to import.
+
+        write_charts(charts, document.charts(EXPORT) if document.charts else {})
+
+
+def rendered(document: Document, form: StrEnum) -> str:
+    """Return a document as the content of a file."""
+    match str(form):
+        case "json":
+            return f"{_json(document.data)}\n"
+        case "csv":
+            table = document.csv_table()
+            if table is None:
+                raise UserError(f"--format {form}", "there is no table", remedy="use another form")
+            return csv_text(table.rows, table.columns)
+        case "md":
+            return markdown(document)
+        case "html":
+            from paceline.report.html import render_document  # Altair takes long to import.
+
+            return render_document(document)
+        case _:
+            buffer = io.StringIO()
+            print_document(document, Console(file=buffer))
+            return buffer.getvalue()
+
+
+def _json(data: Any) -> str:
+    if hasattr(data, "model_dump_json"):
+        return data.model_dump_json(indent=2)
+    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def emit_table(
@@ -80,13 +119,11 @@ def emit_table(
     if form is TableFormat.json:
         emit_json(rows if document is None else document)
     elif form is TableFormat.csv:
-        echo(_csv(rows, columns), nl=False)
+        echo(csv_text(rows, columns), nl=False)
     elif form is TableFormat.md:
-        echo(_markdown(rows, columns))
-    elif _on_terminal():
-        _print_rich(rows, columns)
+        echo(markdown_table(rows, columns))
     else:
-        echo(_plain(rows, columns))
+        print_table(rows, columns, Console())
 
 
 def select_rows(
@@ -161,7 +198,7 @@ def print_sentences(sentences: Iterable[str], form: TableFormat) -> None:
 
 def write_page(path: Path, page: str) -> None:
     """Write a page and say where; raises SystemFaultError if it cannot be written."""
-    from paceline.files.documents import write_text  # Local as in _csv.
+    from paceline.files.documents import write_text  # Pydantic below it is slow to import.
 
     write_text(path, page)
     echo(f"page: {path}", err=True)
@@ -172,7 +209,7 @@ def write_charts(folder: Path, charts: Mapping[str, LayerChart]) -> None:
 
     Raises SystemFaultError if that cannot be.
     """
-    from paceline.report.charts import save_all  # Local as in _csv.
+    from paceline.report.charts import save_all  # Altair takes long to import.
 
     if not charts:
         echo(f"note: {folder}: no chart is written: nothing of this is drawn", err=True)
@@ -183,74 +220,4 @@ def write_charts(folder: Path, charts: Mapping[str, LayerChart]) -> None:
 
 def emit_json(document: object) -> None:
     """Write `document` to standard output as JSON, numbers unrounded; NaN is an error."""
-    echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def _on_terminal() -> bool:
-    return sys.stdout.isatty()
-
-
-def _cells(row: Row, columns: Sequence[OutputColumn]) -> list[str]:
-    values = [(column, row.get(column.key)) for column in columns]
-    return ["-" if value is None else column.format(value) for column, value in values]
-
-
-def _csv(rows: Sequence[Row], columns: Sequence[OutputColumn]) -> str:
-    # Local: numpy and pydantic below it take longer to import than `paceline version` runs.
-    from paceline.report.tables import csv_cell
-
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([column.key for column in columns])
-    writer.writerows([[csv_cell(row.get(column.key)) for column in columns] for row in rows])
-    return buffer.getvalue()
-
-
-def _markdown(rows: Sequence[Row], columns: Sequence[OutputColumn]) -> str:
-    from paceline.report.tables import md_text  # Local as in _csv.
-
-    rule = ["---:" if column.justify == "right" else "---" for column in columns]
-    body = [[md_text(cell) for cell in _cells(row, columns)] for row in rows]
-    lines = [[column.title for column in columns], rule, *body]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _plain(rows: Sequence[Row], columns: Sequence[OutputColumn]) -> str:
-    lines = [[column.title for column in columns], *(_cells(row, columns) for row in rows)]
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    aligned = [
-        "  ".join(
-            cell.rjust(width) if column.justify == "right" else cell.ljust(width)
-            for cell, width, column in zip(line, widths, columns, strict=True)
-        )
-        for line in lines
-    ]
-    return "\n".join(line.rstrip() for line in aligned)
-
-
-def _print_rich(rows: Sequence[Row], columns: Sequence[OutputColumn]) -> None:
-    """A table in the terminal's width; only the last column gives way when that is too narrow.
-
-    Where even that is not enough, the terminal may break the lines: no figure is cut.
-    """
-    console = Console()
-    lines = _clean_lines([[c.title for c in columns], *(_cells(row, columns) for row in rows)])
-    widths = [max(map(len, cells)) + 2 for cells in zip(*lines, strict=True)]
-    if sum(widths[:-1]) + LEAST_WIDTH > console.width:
-        echo(_plain(rows, columns))
-        return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for title, column in zip(lines[0], columns, strict=True):
-        table.add_column(title, justify=column.justify, no_wrap=column is not columns[-1])
-    for line in lines[1:]:
-        cells = zip(line, columns, strict=True)
-        table.add_row(*(Text(cell, no_wrap=not c.wraps, overflow="ellipsis") for cell, c in cells))
-    console.print(table)
-
-
-def _clean_lines(lines: list[list[str]]) -> list[list[str]]:
-    """The cells as they may reach a terminal; one look at all of them is enough for most tables."""
-    together = "\n".join(cell for line in lines for cell in line)
-    if clean(together) == together:
-        return lines
-    return [[clean(cell) for cell in line] for line in lines]
+    echo(_json(document))

@@ -11,18 +11,12 @@ from typing import Any
 import typer
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.core.secrets import redact
-from paceline.core.text import printable
+from paceline.core.secrets import clean
 
 
 def echo(text: Any = "", *, nl: bool = True, err: bool = False) -> None:
     """Write a text to standard output, or to standard error, for people or as data."""
     typer.echo(clean(str(text)), nl=nl, err=err)
-
-
-def clean(text: str) -> str:
-    """`text` as it may reach a terminal."""
-    return redact(printable(text), os.environ)
 
 
 def prepare_streams() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+
+from paceline.core.text import printable
 
 REDACTED = "(redacted)"
 
@@ -102,6 +105,11 @@ def is_number(text: str) -> bool:
 def has_secret(text: str) -> bool:
     """Whether some part of a text has the form of a secret."""
     return _without_forms(text) != text
+
+
+def clean(text: str) -> str:
+    """Return `text` fit for a terminal: no control characters, no secrets of the environment."""
+    return redact(printable(text), os.environ)
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:

@@ -19,11 +19,12 @@ from markupsafe import Markup
 
 from paceline.core.result import RankSummary, ReferenceComparison
 from paceline.core.run_report import RunReport
-from paceline.core.text import printable
+from paceline.core.text import one_line, printable
 from paceline.report.cards import cards
 from paceline.report.charts import run_charts
+from paceline.report.document import Document, Preformatted, Table, Verdict
 from paceline.report.figures import half_width, label, plus_minus, throughput, written
-from paceline.report.head import PageHead, Tone
+from paceline.report.head import PageHead, Tone, card
 from paceline.report.page import (
     advice,
     chip_label,
@@ -92,6 +93,35 @@ def render_page(
             script=Markup(script),
             figures={figure.name: figure for figure in figures},
         )
+    )
+
+
+def render_document(document: Document) -> str:
+    """Return the page of a document; every text in it is escaped."""
+    verdict = document.verdict or Verdict("")
+    head = PageHead(
+        eyebrow=document.kind,
+        name=one_line(document.title),
+        chip=verdict.text,
+        tone=verdict.tone,
+        setup=document.setup,
+        sentences=document.answer,
+        cards=tuple(
+            card(figure.label, figure.value, figure.interval, figure.details)
+            for figure in document.figures
+        ),
+        title=one_line(document.window_title or document.title),
+    )
+    charts = document.charts(ON_PAGE) if document.charts else {}
+    sections = document.sections_for("page")
+    return render_page(
+        "document.html.j2",
+        head,
+        charts,
+        alerts=[section for section in sections if section.tone == "alert"],
+        sections=[each for each in sections if each.tone != "alert" and each.shown != "folded"],
+        folds=[section for section in sections if section.shown == "folded"],
+        notes=document.notes,
     )
 
 
@@ -283,6 +313,8 @@ def _environment() -> Environment:
     )
     environment.filters["unbroken"] = unbroken
     environment.globals["column_kinds"] = column_kinds
+    environment.tests["table"] = lambda section: isinstance(section, Table)
+    environment.tests["preformatted"] = lambda section: isinstance(section, Preformatted)
     return environment
 
 

@@ -13,10 +13,10 @@ from paceline.core.metrics import METRICS
 from paceline.core.result import Metric, Result
 from paceline.core.text import printable
 from paceline.core.units import percent
+from paceline.report.csv_table import csv_cell
 from paceline.report.figures import interval_text, label, value_text, window_text
+from paceline.report.markdown import md_text
 from paceline.report.page import chip_label
-
-_FORMULA_START = ("=", "+", "-", "@")
 
 
 @dataclass(frozen=True)
@@ -155,14 +155,6 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def csv_cell(value: object) -> object:
-    """A CSV cell; text that a spreadsheet would take for a formula gets a leading apostrophe."""
-    if not isinstance(value, str):
-        return value
-    text = printable(value)
-    return f"'{text}" if text.lstrip().startswith(_FORMULA_START) else text
-
-
 def _md_cells(row: WrittenRow) -> list[str]:
     remark = "; ".join(part for part in (row.source, row.note) if part)
     cells = (
@@ -177,12 +169,6 @@ def _md_cells(row: WrittenRow) -> list[str]:
     )
     name = f"`{row.name}`" if re.fullmatch(r"[a-z0-9_]+", row.name) else md_text(row.name)
     return [name, *(md_text(cell) for cell in cells)]
-
-
-def md_text(text: str) -> str:
-    """`text` as one line of Markdown in which nothing is markup."""
-    flat = " ".join(printable(text).split())
-    return re.sub(r"([\\`*_\[\]<>|~&$])", r"\\\1", flat)
 
 
 def _md_line(cells: Iterable[str]) -> str:

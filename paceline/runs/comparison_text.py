@@ -9,7 +9,7 @@ from paceline.compare.phrases import signed
 from paceline.core.text import printable
 from paceline.core.units import counted, percent, significant
 from paceline.report.figures import written
-from paceline.report.tables import md_text
+from paceline.report.markdown import md_text
 
 MARKS = {
     "same": "✓",

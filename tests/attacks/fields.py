@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.cli import output
 from paceline.cli.options import ReportFormat
 from paceline.cli.printing import rendered
 from paceline.cli.runs import computed_result
@@ -20,7 +21,7 @@ from paceline.files.run_folder import find_runs, groups
 from paceline.runs.comparison import Gate, compare_runs
 from paceline.runs.comparison_text import comparison_md
 from paceline.runs.history import recipe_history
-from paceline.runs.history_text import history_md
+from paceline.runs.history_report import history_document
 from paceline.runs.outcome import evaluate
 
 RUNS = Path(__file__).parents[1] / "forms" / "runs"
@@ -182,7 +183,7 @@ def _compare(folders: Folders) -> str:
 
 def _history(folders: Folders) -> str:
     paths = [folders.root / CHANGED, folders.root / BESIDE]
-    return "\n".join(history_md(recipe_history(RECIPE, paths)))
+    return output.rendered(history_document(recipe_history(RECIPE, paths)), ReportFormat.html)
 
 
 def _names(folders: Folders) -> str:

@@ -22,14 +22,14 @@ from paceline.mlperf.compare.comparison import compare
 from paceline.mlperf.compare.page import compared_html
 from paceline.profiles.torch_traces import read_file
 from paceline.profiles.waterfall import waterfall
-from paceline.report.html import render_html
+from paceline.report.html import render_document, render_html
 from paceline.runs.comparison import Gate, compare_runs
 from paceline.runs.comparison_page import comparison_html
 from paceline.runs.goodput.attempt import attempts_of_run
 from paceline.runs.goodput.ledger import ledger_of
 from paceline.runs.goodput.page import goodput_html
 from paceline.runs.history import recipe_history
-from paceline.runs.history_page import history_html
+from paceline.runs.history_report import history_document
 from paceline.runs.profile_page import profile_html
 from paceline.runs.watch.reader import RunReader
 from paceline.runs.watch.snapshot import snapshot_html
@@ -176,7 +176,7 @@ MADE: dict[str, Callable[[], str]] = {
     "scale": scaling_page,
     "sweep": sweep_page,
     "compare": lambda: comparison_html(comparison()),
-    "history": lambda: history_html(history()),
+    "history": lambda: render_document(history_document(history())),
     "mlperf": mlperf_page,
     "profile": profile_page,
     "explain": explain_page,

@@ -8,9 +8,11 @@ import pytest
 
 from paceline.compare.judgement import Comparison
 from paceline.compare.over_time.timeline import History
+from paceline.report.html import render_document
 from paceline.report.theme import EXPORT
 from paceline.runs.comparison_page import comparison_cards, comparison_charts, comparison_html
-from paceline.runs.history_page import history_cards, history_charts, history_html
+from paceline.runs.history_charts import history_charts
+from paceline.runs.history_report import history_document
 from tests.browser import pages
 
 HOSTILE = "<script>alert(1)</script>"
@@ -53,13 +55,6 @@ def test_what_could_not_be_compared_is_not_known_and_says_why(comparison: Compar
     assert comparison_charts(refused, EXPORT) == {} and "not comparable" in comparison_html(refused)
 
 
-def test_a_history_begins_with_where_it_stands_and_its_last_change(history: History):
-    now, change, scatter, runs = history_cards(history)
-    assert now.number.startswith("0.16") and change.unit == "% slower"
-    assert "changed with it: torch" in change.lines and runs.number == "14"
-    assert scatter.unit == "%"
-
-
 def test_every_value_is_drawn_and_the_step_is_named(history: History):
     spec = history_charts(history, EXPORT)["series-1"].to_dict()
     assert len(drawn(spec, "values")) == 14 and len(drawn(spec, "steps")) == 1
@@ -67,12 +62,12 @@ def test_every_value_is_drawn_and_the_step_is_named(history: History):
 
 def test_without_a_figure_a_history_says_so(history: History):
     empty = history.model_copy(update={"series": (), "left_out": {"failed": ("a",)}})
-    page = history_html(empty)
+    page = render_document(history_document(empty))
     assert "no run has a figure" in page and "1\N{NO-BREAK SPACE}run failed" in page
 
 
 def test_what_a_user_wrote_is_escaped(comparison: Comparison, history: History):
     side = comparison.candidate.model_copy(update={"name": HOSTILE, "runs": (HOSTILE,)})
     page = comparison_html(comparison.model_copy(update={"candidate": side}))
-    page += history_html(history.model_copy(update={"recipe": HOSTILE}))
+    page += render_document(history_document(history.model_copy(update={"recipe": HOSTILE})))
     assert "<script>alert" not in page and "&lt;script&gt;alert(1)" in page

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from paceline.compare.directions import is_speed
 from paceline.compare.over_time.environment import EnvironmentChange
 from paceline.compare.scatter import RunScatter
+from paceline.core.units import percent
 from paceline.core.value import NonNegativeInt, Value
 
 
@@ -92,3 +94,12 @@ class History(Value):
             c.worse for s in self.series for c in (*s.changes, *([s.drift] if s.drift else []))
         ]
         return sum(worse is True for worse in directions)
+
+
+def change_text(change: LevelChange | SlowDrift, metric: str) -> str:
+    """Return the size in words: `2.1 % slower`; without a better direction `2.1 % higher`."""
+    ratio, worse = change.ratio, change.worse
+    if worse is None:
+        return f"{percent(abs(ratio - 1))} {'higher' if ratio > 1 else 'lower'}"
+    words = ("slower", "faster") if is_speed(metric) else ("worse", "better")
+    return f"{percent(abs(ratio - 1))} {words[0] if worse else words[1]}"

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli.options import ReportFormat
+from paceline.cli.output import rendered
 from paceline.compare.over_time.timeline import History
 from paceline.files.run_folder import run_folders
 from paceline.runs.history import recipe_history
-from paceline.runs.history_text import (
+from paceline.runs.history_report import (
     BLOCKS,
     STEP_MARK,
-    history_lines,
-    history_md,
+    history_document,
     history_rows,
     sparkline,
 )
@@ -52,29 +53,30 @@ def test_a_long_series_is_drawn_in_one_line(n: int):
     assert 1 <= len(sparkline([around(0.2, n)], widest=72)) <= 72
 
 
-def test_the_text_says_when_how_much_and_with_what(changed: History):
-    text = "\n".join(history_lines(changed))
-    assert "example · step_time_s · 15 runs" in text
-    assert "2026-10-09  2." in text and "% slower (+" in text and "8 runs before, 7 after" in text
-    assert "changed between 2026-10-08 03:00 and 2026-10-09 03:00:" in text
-    assert "kernel  6.8.0-40 -> 6.9" in text
-    assert "in 9 of 10 cases" in text
+def text_of(history: History, form: ReportFormat = ReportFormat.text) -> str:
+    return rendered(history_document(history), form)
 
 
-def test_nothing_that_was_recorded_reaches_the_terminal_as_a_command(tmp_path: Path):
+def test_the_newest_change_has_its_size_its_date_and_what_changed_with_it(changed: History):
+    document = history_document(changed)
+    now, change, noise, runs = document.figures
+    assert (
+        now.value.startswith("0.2") and "% slower" in change.value and "(95 %)" in change.interval
+    )
+    assert change.details[:2] == ("on 2026-10-09", "8 runs before, 7 after")
+    assert "in 9 of 10 cases" in noise.details[-1] and runs.value == "15"
+    assert document.verdict is not None and document.verdict.tone == "alert"
+    assert document.answer[0].startswith(f"{change.value} since 2026-10-09: ")
+    assert "kernel 6.8.0-40 → 6.9" in text_of(changed)
+
+
+def test_nothing_that_was_recorded_reaches_a_terminal_or_markdown_as_a_command(tmp_path: Path):
     make_many(tmp_path, OLD)
     for number, time in enumerate(NEW, start=8):
         make_finished(tmp_path, number, time, machine={"kernel": "6.9\x1b[2J\r\n| x |"})
     history = recipe_history("example", run_folders(tmp_path))
-    assert "\x1b" not in "".join((*history_lines(history), *history_md(history)))
-    assert "| x |" not in "\n".join(history_md(history))
-
-
-def test_markdown_is_two_tables_in_which_nothing_is_markup(changed: History):
-    text = "\n".join(history_md(changed))
-    assert text.startswith("**example**, `step_time_s`: 1 change.")
-    assert text.count("\n|---|") == 2 and " <img" not in text
-    assert "kernel 6.8.0-40 → 6.9" in text
+    md = text_of(history, ReportFormat.md)
+    assert "\x1b" not in text_of(history) + md and "| x |" not in md
 
 
 def test_every_value_is_a_row_and_the_first_after_a_step_has_its_size(changed: History):
@@ -84,25 +86,22 @@ def test_every_value_is_a_row_and_the_first_after_a_step_has_its_size(changed: H
     assert rows[0]["level"] < rows[-1]["level"] and rows[0]["series"] == 1
 
 
-def test_the_text_of_a_drift_and_of_no_change(tmp_path: Path):
+def test_a_drift_and_no_change_are_shown(tmp_path: Path):
     make_many(tmp_path, [t * (1 - 0.001 * day) for day, t in enumerate(around(0.2, 30, seed=3))])
-    drifting = recipe_history("example", run_folders(tmp_path))
-    text = "\n".join(history_lines(drifting))
+    text = text_of(recipe_history("example", run_folders(tmp_path)))
     assert "slow drift: the last value is" in text and "% faster than the first" in text
-    assert "slow drift" in "\n".join(history_md(drifting))
     still = recipe_history("example", run_folders(tmp_path)[:3])
-    assert "too few runs" in "\n".join(history_lines(still))
+    assert history_document(still).figures[1].details[0].startswith("too few runs")
 
 
 def test_a_metric_without_a_better_direction_is_higher_or_lower(tmp_path: Path):
     make_many(tmp_path, [*OLD, *NEW])
-    text = "\n".join(history_lines(recipe_history("example", run_folders(tmp_path), "loss_last")))
+    text = text_of(recipe_history("example", run_folders(tmp_path), "loss_last"))
     assert "no change" in text and "slower" not in text
 
 
-def test_no_figure_at_all_is_told(tmp_path: Path):
+def test_a_history_without_any_value_says_why(tmp_path: Path):
     make_many(tmp_path, OLD)
-    history = recipe_history("example", run_folders(tmp_path), "mfu")
-    assert next(history_lines(history)).endswith("no run has a figure")
-    assert "8 runs without mfu" in "\n".join(history_lines(history))
-    assert "8 runs without mfu" in "\n".join(history_md(history))
+    document = history_document(recipe_history("example", run_folders(tmp_path), "mfu"))
+    assert document.verdict is not None and document.verdict.text == "no run has a figure"
+    assert document.figures[-1].details == ("8 runs without mfu",)
