@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated
 
 import typer
 
 from paceline.core.errors import UserError, unreadable
-from paceline.core.hardware import INTERFACE_NAME, LauncherName
+from paceline.core.hardware import INTERFACE_NAME
 from paceline.core.hosts import Host, expand, first_repeated, parse_hostfile
+from paceline.core.launchers import LAUNCHERS
 from paceline.machines.placement import Where
 
 _FILE_NAME = re.compile(r".*/.*|hosts|hostfile|.+\.(?:txt|csv|lst|list|hosts)", re.DOTALL)
 """A hostfile that is not there, which is no host that cannot be reached."""
+
+_LAUNCHER_NAMES = f"auto, {', '.join([*LAUNCHERS][:-1])} or {[*LAUNCHERS][-1]}"
 
 Hosts = Annotated[
     str | None,
@@ -31,7 +34,7 @@ LauncherOption = Annotated[
     str,
     typer.Option(
         "--launcher",
-        help="auto, local, ssh or slurm. auto: Slurm inside an allocation, SSH with --hosts, Slurm "
+        help=f"{_LAUNCHER_NAMES}. auto: Slurm inside an allocation, SSH with --hosts, Slurm "
         "where it is installed and --nodes is above 1, else this machine.",
     ),
 ]
@@ -97,8 +100,8 @@ def where(
     ssh_config: Path | None,
 ) -> Where:
     """The place that the options name; raises UserError for hosts that cannot be read."""
-    if launcher not in ("auto", *get_args(LauncherName)):
-        raise typer.BadParameter("must be auto, local, ssh or slurm", param_hint="--launcher")
+    if launcher not in ("auto", *LAUNCHERS):
+        raise typer.BadParameter(f"must be {_LAUNCHER_NAMES}", param_hint="--launcher")
     if interface is not None and not INTERFACE_NAME.fullmatch(interface):
         raise typer.BadParameter("is no network interface", param_hint="--interface")
     if bind not in (None, "auto", "none") and not Path(bind).is_file():
@@ -107,7 +110,7 @@ def where(
         raise typer.BadParameter("must be the number of a Slurm job", param_hint="--allocation")
     if ssh_config is not None and not ssh_config.is_file():
         raise UserError(str(ssh_config), "is not a file")
-    kind = None if launcher == "auto" else cast(LauncherName, launcher)
+    kind = None if launcher == "auto" else launcher
     return Where(read_hosts(hosts), nodes, kind, allocation, interface, bind, ssh_config)
 
 

@@ -42,7 +42,7 @@ def print_plan(plan: Plan, form: ReportFormat) -> None:
         echo(json.dumps(plan_content(plan), indent=2))
         return
     names = ", ".join(sorted({name.partition("/")[0] for name in plan.job.files}))
-    if plan.job.program and plan.spec.engine != NATIVE and plan.spec.cluster.launcher != "local":
+    if plan.job.program and plan.spec.engine != NATIVE and not plan.spec.cluster.runs_here:
         # Their scripts start node.sh, which lies in the run folder.
         echo(f"on every node: {shlex.join(plan.job.program)}", err=True)
     echo(f"in a new run folder beside {names}, job.sh:", err=True)

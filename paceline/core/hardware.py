@@ -11,10 +11,10 @@ from pydantic import NonNegativeFloat, PositiveFloat, field_serializer, field_va
 
 from paceline.core.errors import UserError
 from paceline.core.hosts import check_name, first_repeated
+from paceline.core.launchers import Capabilities, LauncherName, capabilities
 from paceline.core.secrets import REDACTED, is_secret
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
-LauncherName = Literal["local", "ssh", "slurm"]
 Dtype = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"]
 NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "mxfp4", "nvfp4")
 """Narrower than 16 bits: for matrix products, and each with a peak of its own."""
@@ -196,9 +196,34 @@ class Cluster(Value):
         return self.nodes * self.devices_per_node
 
     @property
+    def capabilities(self) -> Capabilities:
+        """What the launcher can do."""
+        return capabilities(self.launcher)
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether ranks are processes of this machine."""
+        return self.capabilities.runs_here
+
+    @property
+    def allocation(self) -> str | None:
+        """Return the number of the running job that runs are steps of, None without one."""
+        return self.slurm.allocation if self.capabilities.allocations else None
+
+    @property
+    def waits_in_queue(self) -> bool:
+        """Whether a job waits for nodes before it begins."""
+        return self.capabilities.queues and self.allocation is None
+
+    @property
+    def scheduler_picks_hosts(self) -> bool:
+        """Whether the nodes of a job are known only once it has begun."""
+        return self.waits_in_queue and not self.hosts
+
+    @property
     def in_container(self) -> bool:
         """Whether programs run in an image, which has none of the paths of this machine."""
-        return self.launcher == "slurm" and self.slurm.container_image is not None
+        return self.capabilities.containers and self.slurm.container_image is not None
 
     @property
     def interpreter(self) -> str:

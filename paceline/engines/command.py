@@ -46,7 +46,7 @@ def missing(spec: RunSpec) -> str | None:
     if not elsewhere and importlib.util.find_spec("torch") is None:
         return "torch is not installed beside Paceline; pip install 'paceline[native]'"
     program = spec.command[0] if spec.command else ""
-    if spec.cluster.launcher != "local" or "{" in program or not program:
+    if not spec.cluster.runs_here or "{" in program or not program:
         return None
     path = spec.cluster.env.get("PATH", os.environ.get("PATH"))
     if shutil.which(program, path=path) is not None:

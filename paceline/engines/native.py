@@ -263,7 +263,7 @@ def _environment(spec: RunSpec) -> dict[str, str]:
     if _device(spec) == "cuda":
         # Segments that grow leave no holes where sizes change.
         environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-    if spec.training.compile != "none" and spec.cluster.launcher == "local":
+    if spec.training.compile != "none" and spec.cluster.runs_here:
         # Inductor's own folder in /tmp is lost with the next start; on other hosts it is left
         # as it is, because a home that many nodes share is slow at small files.
         kept = os.environ.get(COMPILE_CACHE) or str(cache_folder() / "inductor")

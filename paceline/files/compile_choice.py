@@ -45,7 +45,7 @@ def _taken(spec: RunSpec, asked: CompileOption) -> Compile:
     if asked != "auto":
         return asked
     # Nobody has looked whether other hosts have the compiler that Inductor calls.
-    here = spec.cluster.launcher == "local"
+    here = spec.cluster.runs_here
     expected = expected_saving(spec) if native and here else None
     return "blocks" if expected and expected.pays and _can_be_compiled(spec) else "none"
 

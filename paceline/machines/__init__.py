@@ -10,11 +10,11 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast, get_args
+from typing import Protocol, cast
 
-from paceline.core.errors import UserError
-from paceline.core.hardware import LauncherName
+from paceline.core.hardware import Cluster
 from paceline.core.job import Job
+from paceline.core.launchers import capabilities
 from paceline.core.result import Status
 
 
@@ -73,7 +73,7 @@ class Handle(Protocol):
 
 
 class Launcher(Protocol):
-    """What a module of this folder offers."""
+    """What the module of a launcher offers; `core.launchers.LAUNCHERS` has its line."""
 
     def render(self, job: Job) -> str:
         """The script that starts `job`; what a dry run prints."""
@@ -87,15 +87,11 @@ class Launcher(Protocol):
         """Start the script that `prepare` wrote."""
         ...
 
-
-def launcher_names() -> list[str]:
-    """Every kind of machine."""
-    return sorted(get_args(LauncherName))
+    def unfit_hosts(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        """Return the named hosts on which nothing can be started, each with the reason."""
+        ...
 
 
 def launcher(name: str) -> Launcher:
-    """The launcher called `name`; raises UserError when there is none."""
-    names = launcher_names()
-    if name not in names:
-        raise UserError(f"launcher {name!r}", "is not available", allowed=", ".join(names))
-    return cast(Launcher, importlib.import_module(f"{__name__}.{name}"))
+    """Return the launcher called `name`; raises UserError when there is none."""
+    return cast(Launcher, importlib.import_module(capabilities(name).module))

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from paceline.core.errors import SystemFaultError
+from paceline.core.hardware import Cluster
 from paceline.core.job import COLLECTIVE_LIMIT, Job
 from paceline.files.documents import write_text
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER
@@ -180,6 +181,11 @@ def submit(job: Job, folder: Path, env: dict[str, str] | None = None) -> LocalRu
         ) from error
     deadline = None if job.timeout_s is None else time.monotonic() + job.timeout_s
     return LocalRun(process, deadline)
+
+
+def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, str]:
+    """Return no host: this machine runs the check itself."""
+    return {}
 
 
 def _die_with_parent(parent: int) -> None:

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
-from paceline.core.hardware import Cluster, Device, LauncherName
+from paceline.core.hardware import Cluster, Device
 from paceline.core.hosts import Host
+from paceline.core.launchers import LauncherName, capabilities
 from paceline.core.units import counted, there_are
 from paceline.files import catalog
 from paceline.files.recipe import Recipe
+from paceline.machines.host_lists import from_allocation, from_partition
 from paceline.machines.probe.inventory import local_cluster
+from paceline.machines.slurm import client
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ def choose_cluster(
                 f"`paceline scale --gpus-per-node {slots[0]}`",
             )
         return cluster, []
-    if where.kind(os.environ) == "local":
+    if capabilities(where.kind(os.environ)).runs_here:
         cluster, notices = _this_machine(request, recipe, inventory)
         return placed(cluster, where), notices
     if len(slots) > 1:
@@ -159,18 +162,21 @@ def placed(cluster: Cluster, where: Where) -> Cluster:
     nodes = where.nodes or (len(hosts) if hosts else cluster.nodes)
     if hosts and nodes > len(hosts):
         raise UserError(f"--nodes {nodes}", there_are(len(hosts), "host"))
-    if kind == "ssh" and not hosts:
-        raise UserError("launcher ssh", "has no hosts to go to", remedy="--hosts FILE or a list")
-    if kind == "local" and where.hosts:
+    can = capabilities(kind)
+    if can.needs_hosts and not hosts:
+        raise UserError(
+            f"launcher {kind}", "has no hosts to go to", remedy="--hosts FILE or a list"
+        )
+    if can.runs_here and where.hosts:
         raise UserError(
             "--hosts",
-            "launcher local runs on this machine alone",
+            f"launcher {kind} runs on this machine alone",
             allowed="launcher ssh, launcher slurm",
         )
-    if kind == "local" and nodes > 1:
+    if can.runs_here and nodes > 1:
         raise UserError(
             counted(nodes, "node"),
-            "launcher local runs on this machine alone",
+            f"launcher {kind} runs on this machine alone",
             allowed="launcher ssh with --hosts, launcher slurm",
         )
     changes: dict[str, Any] = {"launcher": kind, "nodes": nodes, "hosts": hosts[:nodes]}
@@ -181,9 +187,58 @@ def placed(cluster: Cluster, where: Where) -> Cluster:
     if where.ssh_config:
         changes["ssh"] = cluster.ssh.model_copy(update={"config": str(where.ssh_config.resolve())})
     allocation = where.allocation or cluster.slurm.allocation or os.environ.get("SLURM_JOB_ID")
-    if kind == "slurm" and allocation:
+    if can.allocations and allocation:
         changes["slurm"] = cluster.slurm.model_copy(update={"allocation": allocation})
     return cluster.model_copy(update=changes)
+
+
+def in_current_allocation(cluster: Cluster) -> tuple[Cluster, list[str]]:
+    """Return the cluster for one more run, and notices for the user.
+
+    An allocation that it used is replaced by this shell's, or dropped when it has ended: the run is
+    then a job of its own.
+    """
+    then = cluster.allocation
+    if then is None:
+        return cluster, []
+    now, notices = os.environ.get("SLURM_JOB_ID"), list[str]()
+    if now is None:
+        state = (client.states([then]) or {}).get(then)
+        now = then if state and state.state == "RUNNING" else None
+        notices = [] if now else [f"allocation {then} has ended: this is a job of its own"]
+    settings = cluster.slurm.model_copy(update={"allocation": now})
+    return cluster.model_copy(update={"slurm": settings}), notices
+
+
+def with_slurm_nodes(request: Request) -> Request:
+    """Return the request on this shell's allocation, or on Slurm if one answers.
+
+    A request that names a place stays as it is.
+    """
+    where = request.where
+    if where.launcher or where.hosts or where.allocation or request.cluster:
+        return request
+    if job := os.environ.get("SLURM_JOB_ID"):
+        return replace(request, where=replace(where, launcher="slurm", allocation=job))
+    if client.answers():
+        return replace(request, where=replace(where, launcher="slurm"))
+    return request
+
+
+def hosts_of(request: Request, cluster: Cluster) -> tuple[Host, ...]:
+    """Return the hosts to share among runs.
+
+    They are those that were named, else the allocation's, the partition's, or this machine.
+    """
+    if cluster.runs_here:
+        return (Host(name=os.uname().nodename),)
+    by_name = {host.name: host for host in request.where.hosts}
+    names = cluster.hosts or tuple(by_name)
+    if names or not cluster.capabilities.queues:
+        return tuple(by_name.get(name, Host(name=name)) for name in names)
+    job = cluster.allocation
+    hosts = from_allocation(job) if job else from_partition(cluster.slurm.partition)
+    return hosts[: request.where.nodes]
 
 
 def _part_of_nodes(cluster: Cluster, count: int) -> Cluster:

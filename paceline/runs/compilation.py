@@ -23,8 +23,7 @@ def compiled_here(spec: RunSpec, asked: CompileOption) -> tuple[RunSpec, list[st
     Raises UserError where compiled blocks were asked for, or low precision needs them, and there is
     no compiler.
     """
-    local = spec.cluster.launcher == "local"
-    if spec.engine != "native" or spec.training.compile == "none" or not local:
+    if spec.engine != "native" or spec.training.compile == "none" or not spec.cluster.runs_here:
         return spec, []
     by_itself = asked == "auto" and spec.training.dtype not in NARROW
     names = missing_compiler(spec.cluster)

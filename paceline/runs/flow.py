@@ -121,12 +121,12 @@ def run(
     membership = {"tag": tag, "group": group, "repeat": repeat, "trial": trial}
     folder, record = _begin(plan, root, command, membership)
     try:
-        if probe and plan.spec.cluster.launcher == "local" and not plan.spec.bare:
+        here = plan.spec.cluster.runs_here
+        if probe and here and not plan.spec.bare:
             watch(Progress("measuring the reachable rate"))
             record = _with_reachable_rate(record, plan)
         watch(Progress("starting"))
-        on_this_machine = plan.spec.cluster.launcher == "local"
-        with sampled(folder) if on_this_machine else contextlib.nullcontext():
+        with sampled(folder) if here else contextlib.nullcontext():
             record = _launch_and_wait(plan, folder, record, watch, stopped, submit)
     except KeyboardInterrupt:
         record = read_record(folder)  # it may have been launched meanwhile
@@ -236,7 +236,6 @@ def _launch_and_wait(
     submit: Callable[[Job, Path], Handle] | None = None,
 ) -> RunRecord:
     job_launcher = launcher(plan.spec.cluster.launcher)
-    local = plan.spec.cluster.launcher == "local"
     job_launcher.prepare(plan.job, folder)
     kills_before = oom_kills()
     now = {"launched_unix": time.time(), "launched_monotonic_s": time.monotonic()}
@@ -261,7 +260,7 @@ def _launch_and_wait(
             ending = Ending("ok", None, (late,))
     if ending is None:
         # Elsewhere the ranks do not share this machine's memory.
-        killed = local and oom_kills() > kills_before
+        killed = plan.spec.cluster.runs_here and oom_kills() > kills_before
         ending = ending_of(folder, record, code, killed, job.verdict())
     return _ended(with_told_facts(record, folder), ending, code, folder)
 

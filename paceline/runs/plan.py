@@ -22,10 +22,15 @@ from paceline.files.run_folder import runs_root
 from paceline.files.staged import with_staged_files
 from paceline.machines import launcher
 from paceline.machines.node.binding import bound
-from paceline.machines.placement import Request, choose_cluster, find_device
+from paceline.machines.placement import (
+    Request,
+    choose_cluster,
+    find_device,
+    in_current_allocation,
+)
 from paceline.machines.probe.gemm import GemmProbe, probe_gemm
 from paceline.machines.probe.inventory import inventory
-from paceline.machines.slurm import client, user_variables
+from paceline.machines.slurm import user_variables
 from paceline.runs.checkpoints import with_checkpoint
 from paceline.runs.command_plan import on_one_device, requested_recipe, with_command
 from paceline.runs.compilation import compiled_here
@@ -87,7 +92,7 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     _check(spec, force)
     notices += busy_notice(machine, cluster)
     job = bound(engine(spec.engine).job(spec, spec.recipe))
-    if _waits_in_a_queue(cluster):
+    if cluster.waits_in_queue:
         notices += user_variables.remarks(job, os.environ)
     return Plan(spec, job, machine, tuple(notices), token_files)
 
@@ -98,8 +103,8 @@ def plan_again(spec: RunSpec) -> Plan:
     gpus = [gpu["name"] for gpu in machine["gpus"]]
     gpu_names = ", ".join(dict.fromkeys(gpus))
     device_label = machine["cpu"]["model"] if cluster.device == "cpu" else gpu_names
-    same = cluster.device_label in (None, device_label) or cluster.launcher != "local"
-    gpus_here = len(gpus) if cluster.launcher == "local" else cluster.devices_per_node
+    same = cluster.device_label in (None, device_label) or not cluster.runs_here
+    gpus_here = len(gpus) if cluster.runs_here else cluster.devices_per_node
     if not same or (cluster.device != "cpu" and gpus_here < cluster.devices_per_node):
         raise UserError(
             f"{spec.recipe} on {_describe(cluster)}",
@@ -108,7 +113,8 @@ def plan_again(spec: RunSpec) -> Plan:
             remedy="repeats of one group must run on one kind of machine",
         )
     _check(spec, force=True)
-    spec, notices = _in_what_runs(spec)
+    cluster, notices = in_current_allocation(cluster)
+    spec = spec.model_copy(update={"cluster": cluster})
     job = bound(engine(spec.engine).job(spec, spec.recipe))
     return Plan(spec, job, machine, (*notices, *busy_notice(machine, cluster)))
 
@@ -120,22 +126,6 @@ def as_of_now(plan: Plan, beside_others: bool = False) -> Plan:
     lasting = [notice for notice in plan.notices if notice not in before]
     busy = [] if beside_others else busy_notice(now, cluster)
     return replace(plan, inventory=now, notices=(*lasting, *busy))
-
-
-def _in_what_runs(spec: RunSpec) -> tuple[RunSpec, list[str]]:
-    """The run inside this shell's allocation, or its own while that runs, else in the queue."""
-    cluster, then = spec.cluster, spec.cluster.slurm.allocation
-    if cluster.launcher != "slurm" or then is None:
-        return spec, []
-    now, notices = os.environ.get("SLURM_JOB_ID"), list[str]()
-    if now is None:
-        state = (client.states([then]) or {}).get(then)
-        now = then if state and state.state == "RUNNING" else None
-        notices = [] if now else [f"allocation {then} has ended: this is a job of its own"]
-    settings = cluster.slurm.model_copy(update={"allocation": now})
-    return spec.model_copy(
-        update={"cluster": cluster.model_copy(update={"slurm": settings})}
-    ), notices
 
 
 def refuse_what_cannot_fit(recipe: Recipe, cluster: Cluster) -> None:
@@ -337,19 +327,9 @@ def busy_notice(machine: dict[str, Any], cluster: Cluster) -> list[str]:
     A job of its own begins later and on other nodes, of which this machine says nothing.
     """
     busy = machine["cpu_busy_fraction"]
-    if busy <= BUSY_LIMIT or not _trains_here(cluster):
+    if busy <= BUSY_LIMIT or not (cluster.runs_here or cluster.allocation):
         return []
     return [f"other programs use {percent(busy, 0)} of the cores: expect a wider spread"]
-
-
-def _waits_in_a_queue(cluster: Cluster) -> bool:
-    return cluster.launcher == "slurm" and cluster.slurm.allocation is None
-
-
-def _trains_here(cluster: Cluster) -> bool:
-    return cluster.launcher == "local" or (
-        cluster.launcher == "slurm" and not _waits_in_a_queue(cluster)
-    )
 
 
 def _device_memory_bytes(cluster: Cluster) -> float | None:

@@ -147,7 +147,7 @@ def _slot_options(series: Series, whole: Sequence[JobSlot]) -> str:
         return ""
     slots, cluster = whole or series.slots, series.sides[0].plan.spec.cluster
     hosts = [host for slot in slots for host in slot.hosts]
-    named = hosts and not (cluster.launcher == "slurm" and cluster.slurm.allocation)
+    named = hosts and not cluster.allocation
     return f" --max-parallel {len(slots)}" + (f" --hosts {compress(hosts)}" if named else "")
 
 

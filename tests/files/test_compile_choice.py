@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.hardware import Cluster, LauncherName
+from paceline.core.hardware import Cluster
 from paceline.core.run import RunSpec
 from paceline.files.recipe import load_recipe, resolve
 
 LONG = "training.steps=100000"
 
 
-def spec(*overrides: str, recipe: str = "tiny-llama", launcher: LauncherName = "local") -> RunSpec:
+def spec(*overrides: str, recipe: str = "tiny-llama", launcher: str = "local") -> RunSpec:
     here = Cluster(
         name="here",
         device="cpu",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.core.hardware import Cluster, LauncherName, with_secrets
+from paceline.core.hardware import Cluster, with_secrets
 from paceline.core.hosts import Host
 from paceline.files.recipe import load_recipe
 from paceline.machines.placement import Request, Where, choose_cluster, placed
@@ -60,7 +60,7 @@ def test_without_slurm_many_nodes_need_hosts(monkeypatch: pytest.MonkeyPatch):
     [("ssh", (), None, "no hosts to go to"), ("ssh", TWO, 3, "there are 2 hosts")],
 )
 def test_what_is_not_there_is_refused(
-    launcher: LauncherName, hosts: tuple[Host, ...], nodes: int | None, message: str
+    launcher: str, hosts: tuple[Host, ...], nodes: int | None, message: str
 ):
     with pytest.raises(UserError, match=message):
         placed(CLUSTER, Where(hosts, nodes, launcher))

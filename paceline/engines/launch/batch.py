@@ -11,8 +11,8 @@ NO_GRES = "none"
 
 def needs_queue(spec: RunSpec) -> list[str]:
     """Why a batch script cannot be submitted for `spec`, in a sentence."""
-    number = spec.cluster.slurm.allocation
-    if spec.cluster.launcher != "slurm":
+    number = spec.cluster.allocation
+    if not spec.cluster.capabilities.batch_scripts:
         return [f"engine {spec.engine} submits a batch script: it needs Slurm (--launcher slurm)"]
     if number is not None:
         return [f"engine {spec.engine} submits a batch script, no step of allocation {number}"]

@@ -56,7 +56,7 @@ def missing(spec: RunSpec) -> str | None:
 
 def missing_entry(spec: RunSpec, checkout: str) -> str | None:
     """That a checkout has no pretrain_gpt.py, where the program starts on this machine."""
-    if spec.cluster.launcher != "local" or (Path(checkout) / ENTRY).is_file():
+    if not spec.cluster.runs_here or (Path(checkout) / ENTRY).is_file():
         return None
     return (
         f"{Path(checkout) / ENTRY} is not there; engine_settings.checkout names the folder of a "

@@ -36,7 +36,7 @@ def unsupported(spec: RunSpec) -> list[str]:
 def missing(spec: RunSpec) -> str | None:
     """The checkout's program, where this machine would start it."""
     entry = Path(checkout_of(spec) or "") / _entry(spec)
-    if spec.cluster.launcher != "local" or entry.is_file():
+    if not spec.cluster.runs_here or entry.is_file():
         return None
     return f"{entry} is not there; engine_settings.checkout names the folder of a checkout"
 

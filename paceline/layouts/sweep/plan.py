@@ -288,7 +288,4 @@ def _name(options: SweepOptions, recipe: str) -> str:
 def _queued(plans: Sequence[Plan]) -> bool:
     """Whether the runs are jobs of their own on nodes that Slurm chooses."""
     clusters = [plan.spec.cluster for plan in plans]
-    return bool(clusters) and all(
-        cluster.launcher == "slurm" and not cluster.hosts and not cluster.slurm.allocation
-        for cluster in clusters
-    )
+    return bool(clusters) and all(cluster.scheduler_picks_hosts for cluster in clusters)

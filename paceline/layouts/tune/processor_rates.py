@@ -27,7 +27,7 @@ def probed_machine(spec: RunSpec, local: dict[str, Any]) -> Machine | None:
     and an all-reduce among the ranks. That takes a few seconds.
     """
     cluster = spec.cluster
-    if cluster.device != "cpu" or cluster.launcher != "local":
+    if cluster.device != "cpu" or not cluster.runs_here:
         return None
     try:
         return _measured(spec, local, machine("cpu", devices_per_node=cluster.devices_per_node))

@@ -62,7 +62,7 @@ def check_place(path: Path, recipe: str) -> None:
 
 def run_command(request: Request, cluster: Cluster, path: Path) -> str | None:
     """The command that runs a recipe where its trials ran; None on this machine."""
-    if cluster.launcher == "local":
+    if cluster.runs_here:
         return None
     where = request.where
     options: dict[str, object] = {

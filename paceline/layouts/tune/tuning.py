@@ -182,7 +182,7 @@ def _oversubscribed(options: TuneOptions) -> bool:
     request, local = options.request, inventory()
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
     cluster, _ = choose_cluster(request, recipe, local)
-    if cluster.device != "cpu" or cluster.launcher != "local":
+    if cluster.device != "cpu" or not cluster.runs_here:
         return False
     usable = local["cpu"]["usable_cores"]
     cores = min(local["cpu"]["physical_cores"] or usable, usable)

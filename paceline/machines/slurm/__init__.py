@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.hardware import Cluster
 from paceline.core.job import Job
 from paceline.files.documents import write_text
 from paceline.files.run_folder import SCRIPT_FILE
@@ -132,12 +133,20 @@ def check_folder(folder: Path, container: bool = False) -> None:
         )
 
 
+def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, str]:
+    """Return the named hosts that are down or drained, each with the reason."""
+    return {host: f"Slurm says: {why}" for host, why in _unusable_hosts(cluster).items()}
+
+
+def _unusable_hosts(cluster: Cluster) -> dict[str, str]:
+    if not cluster.hosts:
+        return {}
+    return unusable_nodes(client.node_states(cluster.hosts), bool(cluster.slurm.reservation))
+
+
 def refuse_unusable_hosts(job: Job) -> None:
     """Raise SystemFaultError naming hosts of the job that are down or drained."""
-    hosts = job.cluster.hosts if job.cluster else ()
-    reserved = bool(job.cluster and job.cluster.slurm.reservation)
-    unusable = unusable_nodes(client.node_states(hosts), reserved) if hosts else {}
-    if unusable:
+    if job.cluster and (unusable := _unusable_hosts(job.cluster)):
         reasons = "; ".join(f"{host} is {why}" for host, why in unusable.items())
         raise SystemFaultError("slurm", reasons, remedy="leave these hosts out", hosts=unusable)
 

@@ -19,7 +19,7 @@ from paceline.files.documents import write_text
 from paceline.files.run_folder import LOGS_FOLDER, SCRIPT_FILE
 from paceline.machines.node.script import NODE_SCRIPT, prepare_node, render_node
 from paceline.machines.ssh import remote
-from paceline.machines.ssh.checks import examine
+from paceline.machines.ssh.checks import check_hosts, examine
 from paceline.machines.ssh.connection import private_folder, ssh_argv
 from paceline.machines.ssh.fanout import Fanout, allow_files
 from paceline.machines.ssh.host_rules import Questions, raise_for_faults
@@ -75,6 +75,13 @@ def submit(job: Job, folder: Path) -> SshRun:
     if job.timeout_s is not None:
         run.deadline = time.monotonic() + job.timeout_s
     return run
+
+
+def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, str]:
+    """Log in to every host; return those on which nothing can be started, with the reason."""
+    questions = Questions(cluster.interpreter, folder, cluster.interface, cluster.world_size)
+    checks = check_hosts(cluster.hosts, questions, cluster.ssh)
+    return {check.host: check.fault for check in checks if check.fault}
 
 
 def _start(run: SshRun, job: Job, folder: Path) -> None:

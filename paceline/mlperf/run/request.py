@@ -138,7 +138,7 @@ def plan_trials(request: SeriesRequest, show: Showing) -> Trials:
         return _never_again(replace(plan, notices=notices))
 
     first = planned(TrialState(number=0, seed=0))
-    if request.drop_caches and first.spec.cluster.launcher != "local":
+    if request.drop_caches and not first.spec.cluster.runs_here:
         raise UserError(
             "--drop-caches",
             "drops the caches of this machine alone, and the trials run on others",
@@ -201,7 +201,7 @@ def _of_engine(request: SeriesRequest, benchmark: Benchmark) -> tuple[SeriesRequ
 def _never_again(plan: Plan) -> Plan:
     """A trial that loses a node has failed: begun anew in its place it would be another one."""
     cluster = plan.spec.cluster
-    if cluster.launcher != "slurm":
+    if not cluster.capabilities.restarts:
         return plan
     slurm = cluster.slurm.model_copy(update={"retries": 0, "requeue": False})
     once = cluster.model_copy(update={"slurm": slurm})

@@ -162,7 +162,7 @@ def _with_inputs(
     places = {part.was: part.path for part in needed if part.path is not None}
     content = cast(dict[str, Any], _placed(spec.model_dump(mode="json"), places))
     cluster: dict[str, Any] = content["cluster"]
-    if spec.cluster.launcher == "local":
+    if spec.cluster.runs_here:
         cluster["python"] = None  # That machine's interpreter is none of this one's.
     texts = {part.field: part.path for part in needed if part.path is not None}
     text = texts.get("data.text")

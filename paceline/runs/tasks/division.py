@@ -13,11 +13,10 @@ from paceline.core.hosts import Host, compress
 from paceline.core.run import RunSpec
 from paceline.core.units import counted, there_are
 from paceline.files.recipe import Recipe
-from paceline.machines.host_lists import cut, from_allocation, from_partition
+from paceline.machines.host_lists import cut, from_allocation
 from paceline.machines.node.bind import even_shares, whole_cores
-from paceline.machines.placement import Request, Where, choose_cluster
+from paceline.machines.placement import Request, Where, choose_cluster, hosts_of, with_slurm_nodes
 from paceline.machines.probe.inventory import inventory
-from paceline.machines.slurm import client
 from paceline.runs.tasks.slot import MOST_SLOTS, JobSlot, numbered_slots
 
 
@@ -48,9 +47,10 @@ def divide(
     """
     if nodes_per_trial is None and max_parallel is None:
         return Division(request, inventory, numbered_slots(1))
-    request = on_slurm(request, nodes_per_trial is not None)
+    if nodes_per_trial is not None:
+        request = with_slurm_nodes(request)
     cluster, _ = choose_cluster(request, recipe, inventory)
-    if cluster.launcher == "local":
+    if cluster.runs_here:
         if nodes_per_trial is not None:
             raise UserError(
                 f"--nodes-per-trial {nodes_per_trial}",
@@ -58,7 +58,7 @@ def divide(
                 remedy="--hosts, or start it inside an allocation of Slurm",
             )
         return _of_machine(request, inventory, cluster, max_parallel or 1)
-    if cluster.launcher == "slurm" and not cluster.hosts and not cluster.slurm.allocation:
+    if cluster.scheduler_picks_hosts:
         where = replace(request.where, nodes=nodes_per_trial or request.where.nodes)
         slots = numbered_slots(max_parallel or MOST_SLOTS)
         return Division(replace(request, where=where), inventory, slots, queued=True)
@@ -71,10 +71,10 @@ def slots_for(spec: RunSpec, where: Where, max_parallel: int | None) -> tuple[Jo
     Raises UserError where it does not fit, or ran with other shares of one machine.
     """
     cluster, at_once = spec.cluster, max_parallel or 1
-    if cluster.launcher == "local":
+    if cluster.runs_here:
         return _shares_as_before(spec, at_once)
     job = None
-    if cluster.launcher == "slurm":
+    if cluster.capabilities.allocations:
         job = where.allocation or os.environ.get("SLURM_JOB_ID")
     hosts = where.hosts or (from_allocation(job) if job and cluster.hosts else ())
     named = hosts or tuple(Host(name=name) for name in cluster.hosts)
@@ -85,31 +85,6 @@ def slots_for(spec: RunSpec, where: Where, max_parallel: int | None) -> tuple[Jo
             spec.recipe, f"needs {counted(cluster.nodes, 'node')}; {there_are(len(named), 'host')}"
         )
     return _slots_on(cut(named, cluster.nodes).groups[:at_once])
-
-
-def on_slurm(request: Request, wants_nodes: bool) -> Request:
-    """The request inside the allocation of this shell, or where a Slurm answers, for its nodes."""
-    where = request.where
-    if where.launcher or where.hosts or where.allocation or request.cluster or not wants_nodes:
-        return request
-    if job := os.environ.get("SLURM_JOB_ID"):
-        return replace(request, where=replace(where, launcher="slurm", allocation=job))
-    if client.answers():
-        return replace(request, where=replace(where, launcher="slurm"))
-    return request
-
-
-def hosts_of(request: Request, cluster: Cluster) -> tuple[Host, ...]:
-    """The hosts to share out: named, of the allocation, of the partition, or this machine."""
-    by_name = {host.name: host for host in request.where.hosts}
-    names = cluster.hosts or tuple(by_name)
-    if cluster.launcher == "local":
-        return (Host(name=os.uname().nodename),)
-    if names or cluster.launcher != "slurm":
-        return tuple(by_name.get(name, Host(name=name)) for name in names)
-    job = cluster.slurm.allocation
-    hosts = from_allocation(job) if job else from_partition(cluster.slurm.partition)
-    return hosts[: request.where.nodes]
 
 
 def _of_hosts(

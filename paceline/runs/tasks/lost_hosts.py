@@ -67,7 +67,7 @@ def is_lost(slot: JobSlot, cluster: Cluster, outcome: TaskOutcome, root: Path) -
     """
     faulty = outcome.hosts if isinstance(outcome, PacelineError) else ()
     hosts = slot.hosts or cluster.hosts
-    if not hosts and not (cluster.launcher == "slurm" and cluster.slurm.allocation):
+    if not hosts and not cluster.allocation:
         return False
     if isinstance(outcome, Result) and outcome.status in BROKEN_LAUNCH:
         faulty = read_record(root / outcome.run).faulty_hosts
@@ -79,7 +79,7 @@ def allocation_fault(cluster: Cluster) -> str | None:
 
     A Slurm that does not answer once, or gives no clear answer twice, is no fault of the job.
     """
-    job = cluster.slurm.allocation if cluster.launcher == "slurm" else None
+    job = cluster.allocation
     if job is None:
         return None
     for pause_s in (ASK_AGAIN_S, 0.0):

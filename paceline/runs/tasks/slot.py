@@ -41,10 +41,10 @@ def numbered_slots(count: int) -> tuple[JobSlot, ...]:
 
 def on_hosts(spec: RunSpec, hosts: Sequence[str]) -> RunSpec:
     """The same run on these hosts."""
-    local = spec.cluster.launcher == "local"
+    names = () if spec.cluster.runs_here else tuple(hosts)
     # Another node in the place of a lost one would be measured under its name.
     slurm_settings = spec.cluster.slurm.model_copy(update={"retries": 0})
-    where = {"nodes": len(hosts), "hosts": () if local else tuple(hosts), "slurm": slurm_settings}
+    where = {"nodes": len(hosts), "hosts": names, "slurm": slurm_settings}
     return spec.model_copy(update={"cluster": spec.cluster.model_copy(update=where)})
 
 

@@ -17,11 +17,10 @@ from paceline.core.node_groups import ScalingKind
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.files.run_folder import new_folder, run_folders
 from paceline.machines.host_lists import from_allocation
-from paceline.machines.placement import Request, choose_cluster
+from paceline.machines.placement import Request, choose_cluster, hosts_of, with_slurm_nodes
 from paceline.machines.probe.inventory import inventory
 from paceline.runs.compilation import equally_compiled
 from paceline.runs.plan import make_plan
-from paceline.runs.tasks.division import hosts_of, on_slurm
 from paceline.scaling.analysis.sizes import parse_sizes
 from paceline.scaling.campaigns.batches import batch_on, scaling_kind
 from paceline.scaling.campaigns.record import (
@@ -64,7 +63,7 @@ def new_campaign(root: Path, options: CampaignRequest, command: Sequence[str]) -
     cannot run, or the name is taken.
     """
     recipe = load_recipe(options.request.recipe, options.request.variant, options.request.overrides)
-    request = on_slurm(options.request, options.sizes != "1")
+    request = options.request if options.sizes == "1" else with_slurm_nodes(options.request)
     if options.devices_per_node and request.cluster:
         request = replace(request, devices_per_node=max(options.devices_per_node))
     machine = inventory()
@@ -75,7 +74,7 @@ def new_campaign(root: Path, options: CampaignRequest, command: Sequence[str]) -
     sizes = parse_sizes(options.sizes, len(names))
     kind = scaling_kind(recipe, options.scaling)
     topology = read_topology(options.topology) if options.topology else {}
-    remote_hosts = () if cluster.launcher == "local" else hosts
+    remote_hosts = () if cluster.runs_here else hosts
     where = replace(request.where, hosts=remote_hosts, launcher=cluster.launcher)
     request = replace(request, where=where)
     points, notices = _points(request, recipe, kind, sizes, devices, machine)
@@ -134,7 +133,8 @@ def resumed_campaign(root: Path, name: str, allocation: str | None = None) -> Ca
     """
     campaign = read_campaign(root, name)
     job = allocation or os.environ.get("SLURM_JOB_ID")
-    if campaign.points[0].spec.cluster.launcher != "slurm" or job is None:
+    allocations = campaign.points[0].spec.cluster.capabilities.allocations
+    if not allocations or job is None:
         return campaign
     missing = sorted({*campaign.hosts} - {host.name for host in from_allocation(job)})
     if missing:

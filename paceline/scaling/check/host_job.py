@@ -13,6 +13,7 @@ from typing import Any
 from paceline.core.errors import IncompleteError, UserError
 from paceline.core.hardware import Cluster, with_secrets
 from paceline.core.job import Job
+from paceline.core.launchers import capabilities
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 from paceline.machines import Handle, JobEnd, launcher
 from paceline.machines.host_lists import from_allocation
@@ -34,15 +35,15 @@ def cluster_of(
     """
     machine = inventory()
     kind, notices = device_kind(device, machine)
-    launcher_name = where.kind(os.environ)
-    if launcher_name == "slurm" and not where.hosts:
+    can = capabilities(where.kind(os.environ))
+    if can.allocations and not where.hosts:
         number = where.allocation or os.environ.get("SLURM_JOB_ID")
         hosts = from_allocation(number) if number else ()
         where = replace(where, hosts=hosts[: where.nodes] if hosts else ())
     slots = {host.slots for host in where.hosts} - {None}
     if len(slots) > 1:
         raise UserError("hosts", "have different numbers of slots", remedy="name them in two parts")
-    alone = 2 if launcher_name == "local" else 1
+    alone = 2 if can.runs_here else 1
     count = devices or next(iter(slots), None) or (alone if kind == "cpu" else None)
     name = "cpu" if kind == "cpu" else machine["gpus"][0]["name"]
     cluster = local_cluster(machine, name, None, count)

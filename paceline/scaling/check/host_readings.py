@@ -45,9 +45,11 @@ def host_readings(
 def host_names(cluster: Cluster, lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """The hosts by node; Slurm orders them itself, so there each says its name."""
     names = {line["node"]: str(line["host"]) for line in lines if line["event"] == "facts"}
-    if cluster.launcher == "local":
+    if cluster.runs_here:
         return [platform.node()]
-    if cluster.launcher == "ssh" or (cluster.hosts and set(names.values()) - set(cluster.hosts)):
+    if cluster.capabilities.needs_hosts or (
+        cluster.hosts and set(names.values()) - set(cluster.hosts)
+    ):
         return list(cluster.hosts)
     silent = [host for host in cluster.hosts if host not in names.values()]
     return [

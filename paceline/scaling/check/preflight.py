@@ -18,11 +18,8 @@ from paceline.core.job import Job
 from paceline.core.units import counted
 from paceline.files.documents import read_text, read_value, write_value
 from paceline.files.run_folder import new_folder
-from paceline.machines import JobEnd
+from paceline.machines import JobEnd, launcher
 from paceline.machines.placement import Where
-from paceline.machines.slurm import client
-from paceline.machines.slurm.states import unusable_nodes
-from paceline.machines.ssh.checks import Questions, check_hosts
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.check.fitness import CheckReport, Past, Reading, judge
 from paceline.scaling.check.host_job import cluster_of, host_job, run_job
@@ -78,9 +75,9 @@ def check(request: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
     references = _references(request.against, cluster)
     folder = new_folder(root / CHECKS_FOLDER, f"{created:%Y-%m-%d}-{cluster.nodes}x{cluster.name}")
     folder = folder.resolve()
-    if cluster.launcher == "ssh":
+    if cluster.capabilities.needs_hosts:
         watch(f"logging in to {counted(cluster.nodes, 'host')}")
-    unfit = _unfit(cluster, folder)
+    unfit = launcher(cluster.launcher).unfit_hosts(cluster, folder)
     named = cluster.hosts
     cluster = _without(cluster, unfit)
     lines: list[dict[str, Any]] = []
@@ -106,22 +103,6 @@ def check(request: CheckRequest, root: Path, watch: Watch) -> FinishedCheck:
     )
     write_value(folder / REPORT_FILE, report)
     return FinishedCheck(report, folder, tuple(notices))
-
-
-def _unfit(cluster: Cluster, folder: Path) -> dict[str, str]:
-    """Hosts on which nothing can be started, and why."""
-    if cluster.launcher == "ssh":
-        questions = Questions(cluster.interpreter, folder, cluster.interface, cluster.world_size)
-        checks = check_hosts(cluster.hosts, questions, cluster.ssh)
-        return {check.host: check.fault for check in checks if check.fault}
-    if cluster.launcher == "slurm" and cluster.hosts:
-        return {
-            host: f"Slurm says: {why}"
-            for host, why in unusable_nodes(
-                client.node_states(cluster.hosts), bool(cluster.slurm.reservation)
-            ).items()
-        }
-    return {}
 
 
 def _without(cluster: Cluster, unfit: Mapping[str, str]) -> Cluster | None:

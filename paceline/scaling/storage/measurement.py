@@ -77,7 +77,7 @@ def measure_storage(
         needs = needs.model_copy(update={"sample_bytes": request.sample_bytes})
     sample_bytes = request.sample_bytes or (needs and needs.sample_bytes) or SAMPLE_BYTES
     question = _question(cluster, request, sample_bytes)
-    if cluster.launcher == "local":
+    if cluster.runs_here:
         _check_here(question)
     folder = new_folder(root / STORAGE_FOLDER, f"{created:%Y-%m-%d}-{cluster.nodes}").resolve()
     hosts = "this machine" if cluster.nodes == 1 else f"{cluster.nodes} hosts"

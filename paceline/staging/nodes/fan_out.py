@@ -30,13 +30,13 @@ def node_shells(cluster: Cluster, most: int | None = None) -> tuple[NodeShell, .
     """
     silence_s = SILENT_INTERVALS * cluster.ssh.alive_interval_s
     python = cluster.interpreter
-    if cluster.launcher == "ssh":
+    if cluster.capabilities.needs_hosts:
         return tuple(
             NodeShell(host, tuple(ssh_argv(host, cluster.ssh)), python, silence_s)
             for host in cluster.hosts[:most]
         )
-    allocation = cluster.slurm.allocation
-    if cluster.launcher != "slurm" or allocation is None:
+    allocation = cluster.allocation
+    if allocation is None:
         raise UserError(
             "--local",
             "is for the disks of other nodes, and none are named",

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.core.hardware import LauncherName
 from paceline.core.hosts import Host
 from paceline.core.run import RunSpec
 from paceline.files import references
@@ -360,7 +359,7 @@ def test_caches_that_were_dropped_are_logged_as_such(
 
 @pytest.mark.parametrize("launcher", ["ssh", "slurm"])
 def test_caches_of_other_hosts_are_not_said_to_be_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: LauncherName
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
 ):
     monkeypatch.setattr(mlperf_trials, "check_cache_drop", lambda: None)
 
@@ -380,7 +379,7 @@ def test_a_trial_that_loses_a_node_is_not_begun_anew_in_its_place(tmp_path: Path
     assert local.series.key == queued.series.key
 
 
-def elsewhere(request: SeriesRequest, launcher: LauncherName) -> SeriesRequest:
+def elsewhere(request: SeriesRequest, launcher: str) -> SeriesRequest:
     where = Where((Host(name="node-1"),), launcher=launcher)
     return replace(request, run=replace(request.run, where=where))
 

@@ -12,11 +12,12 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.core.hosts import Host, expand
 from paceline.files.recipe import load_recipe
-from paceline.machines.placement import Request, Where
+from paceline.machines import placement
+from paceline.machines.placement import Request, Where, with_slurm_nodes
 from paceline.machines.probe import inventory
 from paceline.runs.plan import make_plan
 from paceline.runs.tasks import division as division_module
-from paceline.runs.tasks.division import Division, divide, on_slurm, slots_for
+from paceline.runs.tasks.division import Division, divide, slots_for
 from paceline.runs.tasks.slot import MOST_SLOTS
 from tests.example import make_spec
 from tests.machines.slurm.slurm_stand_ins import put
@@ -94,7 +95,7 @@ def test_an_allocation_is_shared_by_its_nodes(monkeypatch: pytest.MonkeyPatch):
         job_ids.append(job)
         return tuple(Host(name=f"n{k}") for k in range(1, 5))
 
-    monkeypatch.setattr(division_module, "from_allocation", nodes_of)
+    monkeypatch.setattr(placement, "from_allocation", nodes_of)
     division = shared(nodes=2)
     assert hosts_of(division) == [("n1", "n2"), ("n3", "n4")] and job_ids == ["7"]
     assert division.request.where.launcher == "slurm" and division.request.where.allocation == "7"
@@ -110,7 +111,7 @@ def test_a_slurm_that_answers_is_a_queue_and_one_that_does_not_is_none(
     put(tmp_path, monkeypatch, scontrol="echo 'Slurmctld(primary) at head is DOWN'; exit 1")
     with pytest.raises(UserError, match="there is this machine alone"):
         shared(nodes=2)
-    assert on_slurm(Request("tiny-gpt"), True).where.launcher is None
+    assert with_slurm_nodes(Request("tiny-gpt")).where.launcher is None
 
 
 def test_cores_and_memory_of_one_machine_are_shared_evenly():

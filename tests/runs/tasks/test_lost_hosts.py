@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import SystemFaultError
-from paceline.core.hardware import Cluster, LauncherName, SlurmSettings
+from paceline.core.hardware import Cluster, SlurmSettings
 from paceline.runs.outcome import evaluate
 from paceline.runs.tasks.lost_hosts import NONE_WHOLE, Losses, is_lost, why_ended
 from paceline.runs.tasks.slot import JobSlot
@@ -17,7 +17,7 @@ from tests.runs.series_example import make_finished
 A, B = JobSlot(1, ("a",)), JobSlot(2, ("b",))
 
 
-def cluster(launcher: LauncherName = "ssh", hosts: tuple[str, ...] = (), **site: Any) -> Cluster:
+def cluster(launcher: str = "ssh", hosts: tuple[str, ...] = (), **site: Any) -> Cluster:
     return Cluster(
         name="c",
         device="cpu",
