@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.options import Json, RunsDir
-from paceline.cli.output import TableForm, TableFormat, Where, emit, select_rows
+from paceline.cli.options import RunsDir
+from paceline.cli.output import TableOptions, Where, emit, select_rows
 from paceline.cli.runs import computed_result
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
@@ -41,8 +41,8 @@ def history(
         Path | None, typer.Option(metavar="FILE", help="Also write the page with its charts.")
     ] = None,
     runs_dir: RunsDir = None,
-    form: TableForm = TableFormat.text,
-    as_json: Json = False,
+    *,
+    output: TableOptions,
 ) -> None:
     """Show all runs of a recipe in time order, find step changes, and name what changed with them.
 
@@ -62,7 +62,7 @@ def history(
     limit = parse_margin(margin)
     name, folders = _folders(recipe, where, since, runs_dir)
     timeline = recipe_history(name, folders, metric, limit)
-    emit(history_document(timeline), TableFormat.json if as_json else form, page=html)
+    emit(history_document(timeline), output.chosen, page=html)
     if not timeline.series:
         raise typer.Exit(4)
     raise typer.Exit(3 if fail and timeline.slowdowns else 0)

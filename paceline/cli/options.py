@@ -1,12 +1,30 @@
-"""Options that several verbs share."""
+"""Options that several verbs share, one by one or in groups.
+
+A group is a frozen dataclass whose fields are options. A verb that has a parameter of that type
+gets all of them: `--help` and the command line know the fields, the verb gets the instance.
+
+    @dataclass(frozen=True)
+    class PriceOptions:
+        panel: ClassVar[str] = "Cost"
+        price: Annotated[float | None, typer.Option(help="Price per device-hour.")] = None
+        carbon: Carbon = None
+
+    def estimate(recipe: str, tag: Tag = None, *, prices: PriceOptions) -> None: ...
+
+`panel` names the panel of `--help` for those fields that name none (`rich_help_panel`) themselves.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
+from copy import copy
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -74,6 +92,71 @@ RunName = Annotated[
 ReportForm = Annotated[ReportFormat, typer.Option("--format")]
 Device = Annotated[DeviceKind, typer.Option(help="auto, cpu or cuda.")]
 ClusterName = Annotated[str | None, typer.Option(help="A cluster of the catalog, or a YAML file.")]
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """In which form one run is printed."""
+
+    panel: ClassVar[str] = "Output"
+    form: ReportForm = ReportFormat.text
+    as_json: Json = False
+
+    @property
+    def chosen(self) -> ReportFormat:
+        """The form, whichever of both options names it."""
+        return ReportFormat.json if self.as_json else self.form
+
+
+def expanded(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `verb` with a parameter for each field of its groups of options."""
+    hints = get_type_hints(verb, include_extras=True)
+    groups: dict[str, Any] = {
+        name: hint for name, hint in hints.items() if is_dataclass(hint) and name != "return"
+    }
+    if not groups:
+        return verb
+    signature = inspect.signature(verb)
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        if name in groups:
+            parameters += _parameters(groups[name])
+        else:
+            parameters.append(parameter.replace(annotation=hints[name], kind=_KEYWORD))
+
+    @wraps(verb)
+    def run(**values: Any) -> Any:
+        for name, group in groups.items():
+            values[name] = group(**{each.name: values.pop(each.name) for each in _options(group)})
+        return verb(**values)
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+def _options(group: Any) -> list[Field[Any]]:
+    return [each for each in fields(group) if each.init]
+
+
+def _parameters(group: Any) -> Iterator[inspect.Parameter]:
+    """Yield a parameter of a verb for each field of a group, in the group's panel."""
+    hints = get_type_hints(group, include_extras=True)
+    panel = getattr(group, "panel", None)
+    for each in _options(group):
+        hint = hints[each.name]
+        base, *more = get_args(hint) if get_origin(hint) is Annotated else (hint, typer.Option())
+        option = copy(more[0])
+        option.rich_help_panel = option.rich_help_panel or panel
+        default = each.default if each.default is not MISSING else inspect.Parameter.empty
+        if each.default_factory is not MISSING:
+            default = each.default_factory()
+        yield inspect.Parameter(
+            each.name, _KEYWORD, default=default, annotation=Annotated[base, option]
+        )
 
 
 def with_engine(overrides: Iterable[str] | None, engine: str | None) -> tuple[str, ...]:

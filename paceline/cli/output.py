@@ -5,14 +5,15 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 from rich.console import Console
 
-from paceline.cli.options import ReportFormat
+from paceline.cli.options import Json, ReportFormat
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError, did_you_mean
 from paceline.report.csv_table import csv_text
@@ -42,6 +43,22 @@ Where = Annotated[
         "--where", metavar="COLUMN=VALUE", help="Only rows in which a column has a value."
     ),
 ]
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """In which form a verb answers."""
+
+    panel: ClassVar[str] = "Output"
+    form: TableForm = TableFormat.text
+    as_json: Json = False
+
+    @property
+    def chosen(self) -> TableFormat:
+        """The form, whichever of both options names it."""
+        return TableFormat.json if self.as_json else self.form
+
+
 IfNone = Literal["refuse", "tell", "accept"]
 """What follows where no row meets a condition."""
 MOST_VALUES = 20

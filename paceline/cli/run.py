@@ -117,6 +117,7 @@ def run(
         typer.Option(
             "--from",
             metavar="BUNDLE",
+            rich_help_panel="What is trained",
             help="Repeat the run of a bundle; look at --dry-run first. Takes no RECIPE.",
         ),
     ] = None,

@@ -100,8 +100,11 @@ class Verb:
 
     def command(self) -> Any:
         """The command itself, for which its module is imported."""
+        function = self.function()
+        from paceline.cli.options import expanded  # With the verb: `--help` of all needs it not.
+
         app = typer.Typer(add_completion=False)
-        app.command(self.name, cls=VerbCommand)(self.function())
+        app.command(self.name, cls=VerbCommand)(expanded(function))
         command = typer.main.get_command(app)
         group_options(command.params)
         return command

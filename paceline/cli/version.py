@@ -6,11 +6,11 @@ import platform
 from importlib import metadata
 
 from paceline import __version__
-from paceline.cli.options import Json
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.output import TableOptions, emit_table
+from paceline.report.document import Column
 
 
-def version(form: TableForm = TableFormat.text, as_json: Json = False) -> None:
+def version(output: TableOptions) -> None:
     """Print the versions of Paceline, Python and torch.
 
     Example: paceline version --json
@@ -21,5 +21,5 @@ def version(form: TableForm = TableFormat.text, as_json: Json = False) -> None:
         torch = None
     versions = {"paceline": __version__, "python": platform.python_version(), "torch": torch}
     rows = [{"program": name, "version": text} for name, text in versions.items()]
-    columns = [OutputColumn("program", "program"), OutputColumn("version", "version")]
-    emit_table(rows, columns, TableFormat.json if as_json else form, document=versions)
+    columns = [Column("program", "program"), Column("version", "version")]
+    emit_table(rows, columns, output.chosen, document=versions)

@@ -7,11 +7,15 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from paceline.cli import app
+from paceline.cli.options import expanded
 from paceline.cli.panels import MOST_WITHOUT, PANELS
 from paceline.cli.verbs import GROUPS, VERBS, Verb
 
@@ -96,6 +100,31 @@ def test_options_stand_in_panels_where_they_are_many(verb: Verb):
         assert len(options) - len(grouped) <= MOST_WITHOUT
     else:
         assert grouped == []
+
+
+@dataclass(frozen=True)
+class PriceOptions:
+    panel: ClassVar[str] = "Cost"
+    price: Annotated[float, typer.Option(help="Price per device-hour.")] = 2.5
+    where: Annotated[str | None, typer.Option(rich_help_panel="Output")] = None
+
+
+def test_a_group_of_options_is_its_fields_on_the_command_line_and_one_value_in_the_verb():
+    received: list[tuple[str, int, PriceOptions]] = []
+
+    def verb(name: str, number: int = 1, *, prices: PriceOptions) -> None:
+        received.append((name, number, prices))
+
+    app = typer.Typer()
+    app.command()(expanded(verb))
+    command = typer.main.get_command(app)
+    panels = {
+        parameter.name: getattr(parameter, "rich_help_panel", None) for parameter in command.params
+    }
+    assert CliRunner().invoke(app, ["x", "--price", "3"]).exit_code == 0
+    assert received == [("x", 1, PriceOptions(3.0, None))]
+    assert list(panels) == ["name", "number", "price", "where"]
+    assert (panels["price"], panels["where"]) == ("Cost", "Output")
 
 
 def test_every_option_has_one_panel_and_a_verb_that_knows_it():
