@@ -24,7 +24,7 @@ from paceline.core.result import Metric
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
 from paceline.runs.history import FEWEST_OCCASIONS
-from paceline.scaling.analysis.analysis import Analysis, Judging, analyse, next_groups
+from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse, next_groups
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from tests.compare.members import member
 
@@ -99,13 +99,13 @@ def by_day(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def scaled(cluster: Cluster, repeats: int) -> Analysis:
     """What `paceline scale --from` says of a table."""
-    return analyse(_groups(cluster.table(repeats)), _judging(cluster))
+    return analyse(_groups(cluster.table(repeats)), _context(cluster))
 
 
 def campaigned(cluster: Cluster, repeats: int) -> Analysis:
     """The same of a campaign, whose second passes are measured."""
     measured = _groups(cluster.table(repeats))
-    analysis = analyse(measured, _judging(cluster))
+    analysis = analyse(measured, _context(cluster))
     for _ in range(MOST_FOLLOW_UPS):
         step = next_groups(analysis)
         if step is None:
@@ -117,13 +117,13 @@ def campaigned(cluster: Cluster, repeats: int) -> Analysis:
                 GroupThroughput(hosts, row.samples_per_s, purpose=purpose)
                 for hosts, row in zip(groups, rows, strict=True)
             ]
-        analysis = analyse(measured, _judging(cluster))
+        analysis = analyse(measured, _context(cluster))
     return analysis
 
 
-def _judging(cluster: Cluster) -> Judging:
+def _context(cluster: Cluster) -> AnalysisContext:
     reference = cluster.reference
-    return Judging(
+    return AnalysisContext(
         resolution=10.0**-cluster.decimals,
         reference=None if reference is None else HealthySpeed(reference),
         history={_host(node): values for node, values in cluster.earlier.items()},

@@ -29,7 +29,7 @@ class Row:
 
 @dataclass
 class Cluster:
-    """Lasting speeds of the nodes, and what a single measurement adds."""
+    """Persistent speeds of the nodes, and what a single measurement adds."""
 
     speeds: Values
     luck: Callable[[Draw, int], Values]

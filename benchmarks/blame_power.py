@@ -21,10 +21,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks._simulated_cluster import Fault, SimulatedCluster, simulate
 from paceline.files.documents import write_text
 from paceline.scaling.analysis.analysis import Analysis
-from paceline.scaling.analysis.procedure import simulate
-from paceline.scaling.analysis.simulation import Fault, SimulatedCluster
 from paceline.scaling.analysis.sizes import parse_sizes
 
 RESULTS = Path(__file__).parent / "results" / "blame_power.json"
@@ -74,7 +73,7 @@ class Setting:
 
     def analysis(self, cluster: SimulatedCluster) -> Analysis:
         """All sizes measured, and the second pass."""
-        return simulate(cluster, parse_sizes(None, self.nodes), num_rounds=self.rounds)[0]
+        return simulate(cluster, parse_sizes(None, self.nodes), num_rounds=self.rounds)
 
 
 ALIKE, UNEVEN, SHAKY = "all alike", "uneven", "shaky"

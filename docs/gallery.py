@@ -143,8 +143,8 @@ PICTURES = (
     Picture(
         "scale",
         "Scaling and slow nodes",
-        "A made-up cluster, so that the fault is known: node 17 is 5 % slow, a switch 4 %.",
-        ("scale --simulate --nodes 64 --fault slow=17:5% --fault link=3:4% --html scale.html",),
+        "A simulated cluster, so that the fault is known: node 17 is 5 % slow, a switch 4 %.",
+        ("scale --from simulated-cluster.csv --html scale.html",),
         "scale.html",
     ),
     Picture(
@@ -166,6 +166,7 @@ def main(names: Sequence[str]) -> None:
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
         make_up_logs(folder / "made-up-logs")
+        simulate_cluster(folder / "simulated-cluster.csv")
         for picture in pictures:
             for command in picture.commands:
                 call(command, folder)
@@ -182,6 +183,14 @@ def make_up_logs(folder: Path) -> None:
 
     ten_runs(folder / "eight")
     ten_runs(folder / "sixty-four", global_batch_size=16, samples=4224)
+
+
+def simulate_cluster(path: Path) -> None:
+    """Measurements of a simulated cluster with a slow node and a slow switch."""
+    from benchmarks._simulated_cluster import Fault, SimulatedCluster, simulate, write_table
+
+    cluster = SimulatedCluster(64, (Fault("slow", 17, 0.05), Fault("link", 3, 0.04)))
+    write_table(path, simulate(cluster, [1, 2, 4, 8, 16, 32, 64]))
 
 
 def call(command: str, folder: Path) -> None:

@@ -31,14 +31,14 @@ from paceline.files.run_folder import runs_root
 from paceline.machines import slurm
 from paceline.report.theme import EXPORT
 from paceline.runs.flow import command_line
-from paceline.scaling.analysis.analysis import Judging
+from paceline.scaling.analysis.analysis import AnalysisContext
 from paceline.scaling.analysis.result import ScaleResult
 from paceline.scaling.campaigns.plan import (
     CampaignRequest,
     begin,
+    equivalent_campaigns,
     new_campaign,
     resumed_campaign,
-    twins,
     with_folder,
 )
 from paceline.scaling.campaigns.record import Campaign, alone
@@ -56,8 +56,8 @@ from paceline.scaling.page import scaling_html, share, size_rows, table_note
 
 
 @dataclass(frozen=True)
-class Conduct:
-    """How a campaign is run and told."""
+class CampaignOptions:
+    """How a campaign is run and printed."""
 
     form: TableFormat
     runs_dir: Path | None
@@ -69,13 +69,13 @@ class Conduct:
     dry_run: bool = False
     html: Path | None = None
     charts: Path | None = None
-    fail: bool = False
-    judging: Judging | None = None
-    least_per_node: float | None = None
+    fail_on_findings: bool = False
+    context: AnalysisContext | None = None
+    min_per_node: float | None = None
     """Samples/s a node below which a sub-cluster is a Fail in results.csv."""
 
 
-def run_campaign(request: CampaignRequest, how: Conduct) -> int:
+def run_campaign(request: CampaignRequest, how: CampaignOptions) -> int:
     """Run what is asked for, or go on with what `how.resume` names, and print it; the exit code."""
 
     root = runs_root(how.runs_dir)
@@ -84,7 +84,7 @@ def run_campaign(request: CampaignRequest, how: Conduct) -> int:
         campaign = resumed_campaign(root, how.resume, how.allocation)
     else:
         campaign = new_campaign(root, request, command_line())
-        for name in twins(root, campaign):
+        for name in equivalent_campaigns(root, campaign):
             echo(f"note: {name} measures the same; --resume {name} goes on with it", err=True)
     _announce(campaign)
     if how.dry_run:
@@ -106,7 +106,7 @@ def run_campaign(request: CampaignRequest, how: Conduct) -> int:
     if running.halted:
         echo(f"error: nothing more is run: {running.halted}", err=True)
         echo(f"to go on: {_resume_command(campaign, how)}", err=True)
-    return EXIT_INCOMPLETE if result is None else exit_code(result, how.fail)
+    return EXIT_INCOMPLETE if result is None else exit_code(result, how.fail_on_findings)
 
 
 def exit_code(result: CampaignResult, fail: bool) -> int:
@@ -116,12 +116,12 @@ def exit_code(result: CampaignResult, fail: bool) -> int:
     return EXIT_GATE_FAILED if fail and (result.flagged or result.lost) else EXIT_OK
 
 
-def _running(campaign: Campaign, root: Path, how: Conduct, stop: Event) -> CampaignRunner:
+def _running(campaign: Campaign, root: Path, how: CampaignOptions, stop: Event) -> CampaignRunner:
 
     extra = EXTRA_ROUNDS if how.extra_rounds is None else how.extra_rounds
     limits = Limits(how.max_parallel or MAX_PARALLEL, extra)
     display = CampaignDisplay(len(campaign.plan))
-    judging = how.judging or Judging()
+    context = how.context or AnalysisContext()
     return CampaignRunner(
         display,
         root,
@@ -131,7 +131,7 @@ def _running(campaign: Campaign, root: Path, how: Conduct, stop: Event) -> Campa
         campaign=campaign,
         round_begins=display.round_begins,
         limits=limits,
-        judging=judging,
+        context=context,
     )
 
 
@@ -157,17 +157,17 @@ def _until_stopped() -> Iterator[Event]:
             signal.signal(number, handler)
 
 
-def _finished(running: CampaignRunner, how: Conduct) -> CampaignResult | None:
+def _finished(running: CampaignRunner, how: CampaignOptions) -> CampaignResult | None:
     """Write and print what there is; None when no sub-cluster has a value."""
     campaign = running.campaign
     folder = running.root / campaign.name
     trials = sorted(running.trials.values(), key=lambda trial: (trial.round, trial.hosts))
-    write_text(folder / "results.csv", lambda_csv(trials, campaign.whole_node, how.least_per_node))
+    write_text(folder / "results.csv", lambda_csv(trials, campaign.whole_node, how.min_per_node))
     write_text(folder / "trials.csv", trials_csv(trials, campaign.scaling))
     if not any(trial.ok and trial.devices_per_node == campaign.whole_node for trial in trials):
         echo(f"no sub-cluster has a value; {_resume_command(campaign, how)}", err=True)
         return None
-    analysis = campaign_analysis(campaign, trials, running.judging)
+    analysis = campaign_analysis(campaign, trials, running.context)
     missing = sum(len(running.missing(round_)) for round_ in campaign.plan)
     stopped = running.stop.is_set()
     result = campaign_result(
@@ -181,7 +181,7 @@ def _finished(running: CampaignRunner, how: Conduct) -> CampaignResult | None:
         resume=_resume_command(campaign, how) if missing else None,
     )
     write_value(folder / "scale.json", result)
-    judged_by = running.judging.reference
+    judged_by = running.context.reference
     healthy = judged_by.samples_per_s if judged_by else None
     page = scaling_html(result, analysis.measured, campaign.name, healthy)
     for path in filter(None, (folder / "report.html", how.html)):
@@ -229,7 +229,7 @@ def save_charts(
     write_charts(folder, scaling_charts(result, measured, EXPORT, reference))
 
 
-def _resume_command(campaign: Campaign, how: Conduct) -> str:
+def _resume_command(campaign: Campaign, how: CampaignOptions) -> str:
     place = f" --runs-dir {shlex.quote(str(how.runs_dir))}" if how.runs_dir else ""
     return f"paceline scale --resume {campaign.name}{place}"
 

@@ -49,13 +49,13 @@ MaxParallel = Annotated[
     int | None,
     typer.Option(min=1, help="Sub-clusters at once; default 128."),
 ]
-LeastPerNode = Annotated[
+MinPerNode = Annotated[
     float | None,
     typer.Option(
-        "--least-per-node",
+        "--min-per-node",
         min=0,
         metavar="SAMPLES/S",
-        help="Below so much a node a sub-cluster is a Fail in results.csv, as in Lambda's scripts.",
+        help="Minimum throughput per node; sub-clusters below it are marked Fail in results.csv.",
     ),
 ]
 ExtraRounds = Annotated[
@@ -92,37 +92,22 @@ def devices_per_node(text: str | None) -> tuple[int, ...]:
     return tuple(sorted({int(word) for word in words}))
 
 
-def refuse_other_modes(
-    recipe: str | None, resume: str | None, source: Path | None, simulated: bool
-) -> None:
+def refuse_other_modes(recipe: str | None, resume: str | None, source: Path | None) -> None:
     """Raise UserError unless exactly one thing is asked for."""
-    modes = [recipe is not None, resume is not None, source is not None, simulated]
-    if sum(modes) != 1:
-        what = (
-            "needs something to measure or to analyse"
-            if not any(modes)
-            else "is asked for two things"
-        )
+    num_modes = sum(mode is not None for mode in (recipe, resume, source))
+    if num_modes != 1:
         raise UserError(
             "paceline scale",
-            what,
-            allowed="one of RECIPE, --resume NAME, --from CSV and --simulate",
+            "is asked for two things" if num_modes else "needs something to measure or to analyse",
+            allowed="one of RECIPE, --resume NAME and --from CSV",
         )
 
 
-ANALYSIS = {"scaling", "reference", "history", "html", "charts", "fail", "form", "as_json"}
-USED = {
-    "--from": {*ANALYSIS, "source", "where"},
-    "--simulate": {*ANALYSIS, "simulated", "nodes", "sizes", "split", "rounds", "fault", "seed"},
+USED_BY_FROM = {
+    *("source", "where", "scaling", "reference", "history", "html", "charts", "fail"),
+    *("form", "as_json"),
 }
-"""Parameters of `paceline scale` that an analysis without a campaign has a use for."""
-
-
-def refuse_foreign(fault: list[str] | None, where: list[str] | None) -> None:
-    """Raise UserError for options that a campaign has no use for."""
-    for name, value, mode in (("--fault", fault, "--simulate"), ("--where", where, "--from CSV")):
-        if value:
-            raise UserError(f"{name} {value[0]}", f"goes with {mode} alone", remedy="leave it out")
+"""Parameters of `paceline scale` that the analysis of a table has a use for."""
 
 
 def refuse_beside_resume(name: str, request: CampaignRequest) -> None:

@@ -27,7 +27,7 @@ PANELS = {
     "Cost": "--price --spot-price --pue --carbon",
     "Failures": "--mtbf --restart --checkpoint --checkpoint-every",
     "Judgement": "--reference --history --against --check --fail-on-findings --drain-file",
-    "Without a campaign": "--from --simulate --fault",
+    "Without a campaign": "--from",
     "Output": "--where --tag --runs-dir --top --write --scripts --html --charts --output "
     "--format --json",
 }

@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli import campaign_options, options
 from paceline.cli import host_options as place
-from paceline.cli.campaign import Conduct, run_campaign, save_charts
+from paceline.cli.campaign import CampaignOptions, run_campaign, save_charts
 from paceline.cli.output import (
     OutputColumn,
     TableForm,
@@ -21,21 +21,15 @@ from paceline.cli.output import (
     select_rows,
     write_page,
 )
-from paceline.cli.terminal import echo
-from paceline.core.errors import EXIT_GATE_FAILED, UserError
-from paceline.core.units import counted
+from paceline.core.errors import EXIT_GATE_FAILED, EXIT_OK, UserError
 from paceline.machines.placement import Request
-from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
+from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse
 from paceline.scaling.analysis.answer import scale_result
 from paceline.scaling.analysis.result import ScaleResult
-from paceline.scaling.analysis.sizes import parse_sizes
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.campaigns.plan import CampaignRequest
 from paceline.scaling.page import scaling_html, share, size_rows
-from paceline.scaling.tables import measured_table, node_history, read_rows, simulate_cluster
-
-MANY_NODES = 512
-"""With which the analysis of a simulation takes long enough to be told of."""
+from paceline.scaling.tables import measured_table, node_history, read_rows
 
 
 class SplitWay(StrEnum):
@@ -61,12 +55,9 @@ def scale(
         Path | None,
         typer.Option("--from", metavar="CSV", help="Analyse results that were measured elsewhere."),
     ] = None,
-    simulated: Annotated[
-        bool, typer.Option("--simulate", help="Run the procedure on a made-up cluster.")
-    ] = False,
     nodes: Annotated[
         int | None,
-        typer.Option(min=1, help="How many of the hosts; of a made-up cluster up to 4096 (64)."),
+        typer.Option(min=1, help="Number of hosts to use; default all."),
     ] = None,
     sizes: Annotated[
         str | None,
@@ -80,11 +71,7 @@ def scale(
     rounds: Annotated[
         int, typer.Option(min=1, help="Arrangements of each size; each host meets others in each.")
     ] = 1,
-    fault: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FAULT", help="slow=NODE:5%, noisy=NODE:3% or link=SWITCH:4%."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the luck.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     scaling: Annotated[
         ScalingWay | None,
         typer.Option(
@@ -121,7 +108,7 @@ def scale(
     topology: campaign_options.Topology = None,
     max_parallel: campaign_options.MaxParallel = None,
     extra_rounds: campaign_options.ExtraRounds = None,
-    least_per_node: campaign_options.LeastPerNode = None,
+    min_per_node: campaign_options.MinPerNode = None,
     timeout: options.Timeout = None,
     name: campaign_options.Name = None,
     resume: campaign_options.Resume = None,
@@ -156,98 +143,73 @@ def scale(
       paceline scale --resume last
 
       paceline scale --from results.csv --where benchmark=opt-13b_bs16_zero0 --html scaling.html
-
-      paceline scale --simulate --nodes 256 --fault slow=17:5% --fault link=3:4%
     """
     form = TableFormat.json if as_json else form
-    campaign_options.refuse_other_modes(recipe, resume, source, simulated)
-    if source or simulated:
-        mode = "--from" if source else "--simulate"
-        options.refuse_unused(context, mode, campaign_options.USED[mode])
-    elif dry_run and (html or charts):
+    campaign_options.refuse_other_modes(recipe, resume, source)
+    if source is not None:
+        options.refuse_unused(context, "--from", campaign_options.USED_BY_FROM)
+        analysis = _from_table(source, where, scaling, reference, history)
+        show_analysis(analysis, source.name, form, html, charts)
+        raise typer.Exit(EXIT_GATE_FAILED if fail and analysis.flagged else EXIT_OK)
+    if dry_run and (html or charts):
         raise UserError(
             "--html" if html else "--charts",
             "draws what was measured, and --dry-run measures nothing",
             remedy="leave one out",
         )
-    if source is None and not simulated:
-        campaign_options.refuse_foreign(fault, where)
-        placement = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
-        request = Request(
-            recipe or "",
-            variant,
-            options.with_engine(overrides, engine),
-            None,
-            device.value,
-            cluster,
-            timeout,
-            force,
-            placement,
-            runs_dir,
-        )
-        campaign_request = CampaignRequest(
-            request,
-            sizes,
-            campaign_options.devices_per_node(gpus_per_node),
-            scaling.value if scaling else None,
-            split.value,
-            topology,
-            rounds,
-            repeats,
-            seed,
-            name,
-        )
-        how = Conduct(
-            form,
-            runs_dir,
-            resume,
-            allocation,
-            max_parallel,
-            extra_rounds,
-            tag,
-            dry_run,
-            html,
-            charts,
-            fail,
-            _judging(scaling, reference, history),
-            least_per_node,
-        )
-        raise typer.Exit(run_campaign(campaign_request, how))
-    nodes = nodes or 64
-    title = source.name if source else counted(nodes, "simulated node")
-    if source:
-        analysis, notes = _from_table(source, where, scaling, reference, history)
-    else:
-        analysis, notes = simulate_cluster(
-            nodes,
-            fault or [],
-            seed,
-            parse_sizes(sizes, nodes, "make more with --nodes"),
-            split.value,
-            rounds,
-            _judging(scaling, reference, history),
-            _tell if nodes >= MANY_NODES else str,
-        )
-    show_analysis(analysis, notes, title, form, html, charts)
-    if fail and analysis.flagged:
-        raise typer.Exit(EXIT_GATE_FAILED)
-
-
-def _tell(phase: str) -> None:
-    echo(f"  {phase}", err=True)
+    if where:
+        raise UserError(f"--where {where[0]}", "requires --from CSV", remedy="leave it out")
+    request = Request(
+        recipe=recipe or "",
+        variant=variant,
+        overrides=options.with_engine(overrides, engine),
+        device=device.value,
+        cluster=cluster,
+        timeout_s=timeout,
+        force=force,
+        where=place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config),
+        runs_dir=runs_dir,
+    )
+    campaign_request = CampaignRequest(
+        request,
+        sizes=sizes,
+        devices_per_node=campaign_options.devices_per_node(gpus_per_node),
+        scaling=scaling.value if scaling else None,
+        split=split.value,
+        topology=topology,
+        rounds=rounds,
+        repeats=repeats,
+        seed=seed,
+        name=name,
+    )
+    how = CampaignOptions(
+        form=form,
+        runs_dir=runs_dir,
+        resume=resume,
+        allocation=allocation,
+        max_parallel=max_parallel,
+        extra_rounds=extra_rounds,
+        tag=tag,
+        dry_run=dry_run,
+        html=html,
+        charts=charts,
+        fail_on_findings=fail,
+        context=_analysis_context(scaling, reference, history),
+        min_per_node=min_per_node,
+    )
+    raise typer.Exit(run_campaign(campaign_request, how))
 
 
 def show_analysis(
     analysis: Analysis,
-    notes: list[str],
     name: str,
     form: TableFormat,
     html: Path | None = None,
     charts: Path | None = None,
 ) -> None:
     """Print an analysis, and write its page and charts where that is asked for."""
-    result = scale_result(analysis, notes)
-    reference = analysis.judging.reference
+    result = scale_result(analysis)
+    reference = analysis.context.reference
     healthy = reference.samples_per_s if reference else None
     _print(result, form)
     if html:
@@ -284,26 +246,26 @@ def _from_table(
     scaling: ScalingWay | None,
     reference: float | None,
     history: Path | None,
-) -> tuple[Analysis, list[str]]:
+) -> Analysis:
     rows = read_rows(source)
     table = measured_table(
         [dict(row) for row in select_rows(rows, where, list(rows[0]))], str(source)
     )
     kind = scaling or (ScalingWay(table.scaling) if table.scaling else None)
-    judging = _judging(kind, reference, history, table.resolution, where)
-    return analyse(table.measured, judging), []
+    context = _analysis_context(kind, reference, history, table.resolution, where)
+    return analyse(table.measured, context)
 
 
-def _judging(
+def _analysis_context(
     scaling: ScalingWay | None,
     reference: float | None,
     history: Path | None,
     resolution: float = 0.0,
     where: list[str] | None = None,
-) -> Judging:
+) -> AnalysisContext:
     if reference is not None and not 0 < reference < float("inf"):
         raise UserError(f"--reference {reference}", "is no speed", allowed="samples/s above 0")
-    return Judging(
+    return AnalysisContext(
         scaling=scaling.value if scaling else "weak",
         resolution=resolution,
         reference=None if reference is None else HealthySpeed(reference),

@@ -1,22 +1,18 @@
-"""Scaling of sub-clusters that were measured elsewhere, or of a made-up cluster."""
+"""Scaling of sub-clusters that were measured elsewhere."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.errors import UserError, did_you_mean
-from paceline.core.host_split import Split
 from paceline.core.hosts import expand
 from paceline.core.node_groups import GroupThroughput, Purpose, ScalingKind
 from paceline.core.units import counted
 from paceline.files.csv_table import csv_lines
-from paceline.scaling.analysis.analysis import Analysis, Judging
-from paceline.scaling.analysis.procedure import simulate
-from paceline.scaling.analysis.simulation import SimulatedCluster, parse_fault
 
 LINE = "line"
 """The column that every row has: its line in the file."""
@@ -120,21 +116,6 @@ def node_history(rows: Sequence[Row], where: str) -> dict[str, list[float]]:
         if group.nodes == 1 and group.samples_per_s is not None:
             values.setdefault(group.hosts[0], []).append(group.samples_per_s)
     return values
-
-
-def simulate_cluster(
-    num_nodes: int,
-    faults: Sequence[str],
-    seed: int,
-    sizes: Sequence[int],
-    how: Split,
-    num_rounds: int,
-    judging: Judging,
-    tell: Callable[[str], object] = str,
-) -> tuple[Analysis, list[str]]:
-    """The procedure on a made-up cluster with these faults, and notes on hosts left over."""
-    cluster = SimulatedCluster(num_nodes, tuple(parse_fault(text) for text in faults), seed=seed)
-    return simulate(cluster, sizes, how, num_rounds, judging, tell)
 
 
 def _named_columns(row: Row, where: str) -> dict[str, str]:

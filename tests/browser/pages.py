@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks._simulated_cluster import Fault, SimulatedCluster, simulate
 from paceline.compare.judgement import Comparison
 from paceline.compare.over_time.timeline import History
 from paceline.estimate.answer import Estimate, estimate
@@ -34,8 +35,6 @@ from paceline.runs.profile_page import profile_html
 from paceline.runs.watch.reader import RunReader
 from paceline.runs.watch.snapshot import snapshot_html
 from paceline.scaling.analysis.answer import scale_result
-from paceline.scaling.analysis.procedure import simulate
-from paceline.scaling.analysis.simulation import Fault, SimulatedCluster
 from paceline.scaling.page import scaling_html
 from tests.explain.example import write_parts
 from tests.layouts.sweep.test_charts import EXPECTED, result, row
@@ -86,7 +85,7 @@ def _estimated(question: Question) -> Estimate:
 
 def scaling_page() -> str:
     """Four sizes with a slow node."""
-    analysis = simulate(SimulatedCluster(32, (Fault("slow", 7, 0.08),)), [1, 2, 8, 32])[0]
+    analysis = simulate(SimulatedCluster(32, (Fault("slow", 7, 0.08),)), [1, 2, 8, 32])
     return scaling_html(scale_result(analysis), analysis.measured, "results-of-the-night.csv")
 
 

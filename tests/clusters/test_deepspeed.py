@@ -43,7 +43,7 @@ def test_sub_clusters_of_both_sizes_train_at_once_and_give_the_published_table(
     cluster = cluster_file(ssh_hosts, "ssh", tmp_path)
     hosts = ssh_hosts.names[:2]
     options = ["--cluster", cluster, "--hosts", ",".join(hosts), "--sizes", "1,2"]
-    limits = ["--extra-rounds", "0", "--name", "trial", "--least-per-node", "0.001", "--json"]
+    limits = ["--extra-rounds", "0", "--name", "trial", "--min-per-node", "0.001", "--json"]
     done = called(ssh_hosts, tmp_path, "scale", *options, *limits)
 
     assert done.returncode == 0, done.stderr

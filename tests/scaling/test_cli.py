@@ -1,4 +1,4 @@
-"""`paceline scale` on tables and made-up clusters: forms, selection, files, exit codes."""
+"""`paceline scale --from` a table: formats, selection, files, exit codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import pytest
 from tests.cli.test_errors import paceline
 from tests.scaling.analysis.lambda_values import FILE
 
-QUICK = ("--simulate", "--nodes", "16", "--sizes", "1,2,16")
+INPUTS = Path(__file__).parents[1] / "forms" / "inputs"
+FAULTY = ("--from", str(INPUTS / "slow-node.csv"))
+NONE_FLAGGED = ("--from", str(INPUTS / "slow-switch.csv"))
 
 
 def document(*arguments: str) -> dict[str, Any]:
@@ -38,43 +40,25 @@ def test_a_table_of_two_benchmarks_asks_for_one(reference_data: Path):
     assert done.returncode == 1 and "--where benchmark=" in done.stderr
 
 
-def test_a_simulated_fault_is_named_in_words_and_fails_only_when_asked():
-    faulty = (*QUICK, "--fault", "slow=5:6%")
-    done = paceline("scale", *faulty)
+def test_a_slow_node_fails_only_when_asked():
+    done = paceline("scale", *FAULTY)
     assert done.returncode == 0 and "node-0005 is" in done.stdout and "confirmed" in done.stdout
-    assert paceline("scale", *faulty, "--fail-on-findings").returncode == 3
-    assert paceline("scale", *QUICK, "--fail-on-findings").returncode == 0
-
-
-def test_a_large_simulation_says_that_it_goes_on():
-    done = paceline("scale", "--simulate", "--nodes", "512", "--sizes", "1,512", "--json")
-    assert done.stderr.startswith("  analysing 513 sub-clusters, 0 of them follow-ups\n")
-    assert json.loads(done.stdout)["base"]["nodes"] == 1
-    assert paceline("scale", *QUICK, "--json").stderr == ""
+    assert paceline("scale", *FAULTY, "--fail-on-findings").returncode == 3
+    assert paceline("scale", *NONE_FLAGGED, "--fail-on-findings").returncode == 0
 
 
 def test_the_table_comes_as_csv_unrounded():
-    done = paceline("scale", *QUICK, "--format", "csv")
+    done = paceline("scale", *FAULTY, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert [row["nodes"] for row in rows] == ["1", "2", "16"]
     assert float(rows[-1]["naive_straggler"]) < 1 and rows[0]["straggler"] == ""
 
 
-def test_the_answer_stands_before_the_table():
-    lines = paceline("scale", *QUICK).stdout.splitlines()
-    assert lines[0].startswith("16 nodes reach") and "straggler" in lines[lines.index("") + 1]
-
-
-def test_markdown_has_the_sentences_and_the_table():
-    words = paceline("scale", *QUICK, "--format", "md").stdout
-    assert words.startswith("- 16 nodes reach") and "\n\n| nodes | sub-clusters |" in words
-
-
 def test_page_and_charts_are_written(tmp_path: Path):
     page, folder = tmp_path / "page.html", tmp_path / "charts"
-    done = paceline("scale", *QUICK, "--html", str(page), "--charts", str(folder))
+    done = paceline("scale", *FAULTY, "--html", str(page), "--charts", str(folder))
     assert done.returncode == 0, done.stderr
-    assert "16 simulated nodes" in page.read_text()
+    assert "slow-node.csv" in page.read_text()
     assert f"page: {page}\n" in done.stderr and f"chart: {folder / 'nodes.svg'}" in done.stderr
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["efficiency.svg", "nodes.svg", "throughput.svg"]
@@ -102,13 +86,7 @@ def test_few_nodes_are_judged_by_a_reference_or_a_history(tmp_path: Path):
     ("arguments", "fault"),
     [
         (("--from", "missing.csv"), "missing.csv: cannot be read"),
-        ((*QUICK, "--fault", "dead=3:5%"), "cannot be read; allowed: slow=NODE:5%"),
-        (("--simulate", "--nodes", "5000"), "5000 nodes: cannot be simulated"),
-        (
-            ("--simulate", "--nodes", "16", "--sizes", "1,32"),
-            "--sizes 1,32: there are 16 hosts; make more with --nodes",
-        ),
-        ((*QUICK, "--reference", "-4"), "--reference -4.0: is no speed"),
+        ((*FAULTY, "--reference", "-4"), "--reference -4.0: is no speed"),
     ],
 )
 def test_bad_input_is_exit_code_1_and_one_line(arguments: tuple[str, ...], fault: str):
@@ -119,8 +97,6 @@ def test_bad_input_is_exit_code_1_and_one_line(arguments: tuple[str, ...], fault
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
-        ((*QUICK, "--repeat", "3"), "--repeat: changes nothing beside --simulate"),
-        ((*QUICK, "--where", "nodes=1"), "--where: changes nothing beside --simulate"),
         (("--from", "x.csv", "--sizes", "1,2"), "--sizes: changes nothing beside --from"),
         (("--from", "x.csv", "--hosts", "a,b"), "--hosts: changes nothing beside --from"),
     ],

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks._simulated_cluster import Fault, SimulatedCluster, simulate
 from paceline.core.node_groups import GroupThroughput
 from paceline.report.theme import EXPORT
-from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
+from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse
 from paceline.scaling.analysis.answer import scale_result
-from paceline.scaling.analysis.procedure import simulate
-from paceline.scaling.analysis.simulation import Fault, SimulatedCluster
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.charts import MOST_DOTS, scaling_charts
 from paceline.scaling.page import scaling_html, size_rows
@@ -19,7 +18,7 @@ from paceline.scaling.page import scaling_html, size_rows
 
 @pytest.fixture(scope="module")
 def faulty() -> Analysis:
-    return simulate(SimulatedCluster(32, (Fault("slow", 7, 0.08),)), [1, 2, 8, 32])[0]
+    return simulate(SimulatedCluster(32, (Fault("slow", 7, 0.08),)), [1, 2, 8, 32])
 
 
 def specs(analysis: Analysis, reference: float | None = None) -> dict[str, dict[str, Any]]:
@@ -94,7 +93,7 @@ def test_rows_are_flat_and_unrounded(faulty: Analysis):
 
 def test_a_node_that_a_reference_suspects_is_not_said_to_be_beyond_judgement():
     measured = [GroupThroughput(("n1",), 100.0), GroupThroughput(("n2",), 90.0)]
-    result = scale_result(analyse(measured, Judging(reference=HealthySpeed(100.0))))
+    result = scale_result(analyse(measured, AnalysisContext(reference=HealthySpeed(100.0))))
     assert [s.host for s in result.suspects] == ["n2"] and result.smallest_fault_found is None
     page = scaling_html(result, measured, "two", 100.0)
     assert "1 node suspected" in page and "too few to judge" not in page.lower()

@@ -17,9 +17,14 @@ from paceline.scaling.analysis.bisection import (
     bisect,
     slow_groups,
 )
+from paceline.scaling.analysis.corroboration import NodeEvidence, disturbed_hosts, evidence
 from paceline.scaling.analysis.factors import SizeFactors, corrected_logs, size_factors
 from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
-from paceline.scaling.analysis.reliability import Lasting, NotSeparable, lasting_differences
+from paceline.scaling.analysis.reliability import (
+    NotSeparable,
+    PersistentComponent,
+    lasting_differences,
+)
 from paceline.scaling.analysis.second_pass import (
     Confirmation,
     confirmations,
@@ -27,21 +32,20 @@ from paceline.scaling.analysis.second_pass import (
     second_pass,
 )
 from paceline.scaling.analysis.slow_nodes import (
-    Blame,
-    Gain,
     HealthySpeed,
-    Judged,
+    NodeVerdict,
+    ReplacementGain,
+    SlowNodeReport,
     gains,
     judge_nodes,
 )
-from paceline.scaling.analysis.witnesses import NodeEvidence, disturbed_hosts, evidence
 
 MOST_SEARCHES = 4
 """Slow groups that are searched at a time, the smallest first."""
 
 
 @dataclass(frozen=True)
-class Judging:
+class AnalysisContext:
     """What the analysis knows besides the measured values."""
 
     scaling: ScalingKind = "weak"
@@ -56,7 +60,7 @@ class Judging:
 class Analysis:
     """Measured groups with all that follows from them."""
 
-    judging: Judging
+    context: AnalysisContext
     measured: tuple[GroupThroughput, ...]
     apart: tuple[GroupThroughput, ...]
     """Left out: measured with another, smaller hostfile."""
@@ -64,10 +68,10 @@ class Analysis:
     base: float
     """Samples/s of one node that counts as ideal."""
     speeds: NodeSpeeds | None
-    lasting: Lasting | NotSeparable
+    lasting: PersistentComponent | NotSeparable
     sizes: tuple[SizeFactors, ...]
-    blame: Blame
-    gains: tuple[Gain, ...]
+    blame: SlowNodeReport
+    gains: tuple[ReplacementGain, ...]
     confirmed: tuple[Confirmation, ...]
     evidence: tuple[NodeEvidence, ...]
     """Of every node that its own values call slow."""
@@ -76,17 +80,17 @@ class Analysis:
     searches: tuple[Bisection, ...]
 
     @property
-    def flagged(self) -> tuple[Judged, ...]:
-        """Nodes that two witnesses call slow, the slowest first."""
+    def flagged(self) -> tuple[NodeVerdict, ...]:
+        """Nodes that two independent measurements call slow, the slowest first."""
         return _flagged(self.blame, self.confirmed, self.evidence)
 
     @property
-    def cleared(self) -> tuple[Judged, ...]:
+    def cleared(self) -> tuple[NodeVerdict, ...]:
         """Nodes that were slow alone, and not beside others."""
         return tuple(e.node for e in self.evidence if e.standing == "refuted")
 
     @property
-    def suspected(self) -> tuple[Judged, ...]:
+    def suspected(self) -> tuple[NodeVerdict, ...]:
         """Nodes that a second witness could have flagged, and that has none, slowest first."""
         alone = {e.node.host for e in self.evidence if e.standing == "alone"}
         return tuple(
@@ -113,9 +117,11 @@ class Analysis:
         return self.sizes[-1]
 
 
-def analyse(measured: Sequence[GroupThroughput], judging: Judging | None = None) -> Analysis:
+def analyse(
+    measured: Sequence[GroupThroughput], context: AnalysisContext | None = None
+) -> Analysis:
     """The analysis of all groups; raises UserError when none of them has a value."""
-    judging = judging or Judging()
+    context = context or AnalysisContext()
     if not any(group.samples_per_s is not None for group in measured):
         raise UserError("results", "no sub-cluster has a value", allowed="samples/s above 0")
     kept, apart = main_series(measured)
@@ -125,9 +131,9 @@ def analyse(measured: Sequence[GroupThroughput], judging: Judging | None = None)
     speeds = node_speeds([group for group in kept if group.purpose == "plan"])
     base_nodes, base = _base(sizes, speeds)
     blame = (
-        Blame((), None)
+        SlowNodeReport((), None)
         if speeds is None
-        else judge_nodes(speeds, judging.resolution, judging.reference, judging.history)
+        else judge_nodes(speeds, context.resolution, context.reference, context.history)
     )
     confirmed = confirmations(blame, kept)
     witnessed = evidence(blame, confirmed, kept)
@@ -142,7 +148,7 @@ def analyse(measured: Sequence[GroupThroughput], judging: Judging | None = None)
     explained = flagged | (speeds.noisy_hosts if speeds is not None else set[str]())
     slow = _slow_without_reason(kept, base, speeds, lasting, explained)
     return Analysis(
-        judging=judging,
+        context=context,
         measured=tuple(kept),
         apart=tuple(apart),
         base_nodes=base_nodes,
@@ -153,7 +159,7 @@ def analyse(measured: Sequence[GroupThroughput], judging: Judging | None = None)
         blame=blame,
         gains=(
             tuple(gains(speeds, lasting, len(flagged)))
-            if speeds is not None and isinstance(lasting, Lasting)
+            if speeds is not None and isinstance(lasting, PersistentComponent)
             else ()
         ),
         confirmed=tuple(confirmed),
@@ -187,8 +193,8 @@ def next_groups(
 
 
 def _flagged(
-    blame: Blame, confirmed: Sequence[Confirmation], witnessed: Sequence[NodeEvidence]
-) -> tuple[Judged, ...]:
+    blame: SlowNodeReport, confirmed: Sequence[Confirmation], witnessed: Sequence[NodeEvidence]
+) -> tuple[NodeVerdict, ...]:
     """Slow nodes that a second witness bears out, the slowest first."""
     sure = {e.node.host for e in witnessed if e.standing == "confirmed"}
     paired = {confirmation.host for confirmation in confirmed if confirmation.confirmed}
@@ -213,20 +219,20 @@ def _slow_without_reason(
     measured: Sequence[GroupThroughput],
     base: float,
     speeds: NodeSpeeds | None,
-    lasting: Lasting | NotSeparable,
+    lasting: PersistentComponent | NotSeparable,
     explained: set[str],
 ) -> list[Slow]:
     """Slow groups without a flagged or noisy member, the smallest first."""
     if speeds is None:
         return []
-    minimum = corrected_logs(speeds, lasting) if isinstance(lasting, Lasting) else {}
+    minimum = corrected_logs(speeds, lasting) if isinstance(lasting, PersistentComponent) else {}
     slow = slow_groups(measured, base, minimum)
     kept = [group for group in slow if not explained & set(group.hosts)]
     return sorted(kept, key=lambda group: (len(group.hosts), -group.loss))
 
 
 def _searches(
-    slow: Sequence[Slow], measured: Sequence[GroupThroughput], blame: Blame
+    slow: Sequence[Slow], measured: Sequence[GroupThroughput], blame: SlowNodeReport
 ) -> list[Bisection]:
     """The search in each slow group of the smallest slow size that was planned."""
     valued = [group for group in measured if group.samples_per_s is not None]

@@ -29,7 +29,7 @@ def scale_result(analysis: Analysis, notes: Sequence[str] = ()) -> ScaleResult:
             value=analysis.base * analysis.base_nodes,
             statistic=f"median of {counted(n, 'node' if alone else 'group')}",
         ),
-        scaling=analysis.judging.scaling,
+        scaling=analysis.context.scaling,
         sizes=tuple(_size(size) for size in analysis.sizes),
         flagged=tuple(node.host for node in analysis.flagged),
         suspects=tuple(_suspects(analysis)),

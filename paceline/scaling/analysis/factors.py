@@ -11,7 +11,7 @@ import numpy as np
 from paceline.compare.significance import student_t
 from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.node_speeds import MAD_EFFICIENCY, MEDIAN_ERROR, NodeSpeeds
-from paceline.scaling.analysis.reliability import Lasting, NotSeparable
+from paceline.scaling.analysis.reliability import NotSeparable, PersistentComponent
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def size_factors(
     base_nodes: int,
     base: float,
     speeds: NodeSpeeds | None,
-    lasting: Lasting | NotSeparable,
+    lasting: PersistentComponent | NotSeparable,
 ) -> list[SizeFactors]:
     """The factors of every size; `base` is the samples/s of one node that counts as ideal.
 
@@ -68,7 +68,7 @@ def size_factors(
         # The base is a median of n nodes, and its spread is known from a MAD.
         error = MEDIAN_ERROR * speeds.spread / len(speeds.hosts) ** 0.5
         error *= student_t(0.975, MAD_EFFICIENCY * max(1, len(speeds.hosts) - 1))
-    if speeds is not None and isinstance(lasting, Lasting):
+    if speeds is not None and isinstance(lasting, PersistentComponent):
         shares = (lasting.reliability, lasting.low, lasting.high)
         corrected = tuple(corrected_logs(speeds, lasting, share) for share in shares)
         luck = student_t(0.975, lasting.degrees) * lasting.noise
@@ -78,7 +78,7 @@ def size_factors(
 
 
 def corrected_logs(
-    speeds: NodeSpeeds, lasting: Lasting, reliability: float | None = None
+    speeds: NodeSpeeds, lasting: PersistentComponent, reliability: float | None = None
 ) -> dict[str, float]:
     """log(speed / base) of each node, pulled to 0 by the root of the reliability (or another one).
 

@@ -56,7 +56,7 @@ class Slope:
 
 
 @dataclass(frozen=True)
-class Lasting:
+class PersistentComponent:
     """What of the nodes' differences lasts."""
 
     reliability: float
@@ -80,7 +80,7 @@ class NotSeparable:
 
 def lasting_differences(
     speeds: NodeSpeeds, measured: Mapping[int, Sequence[GroupThroughput]]
-) -> Lasting | NotSeparable:
+) -> PersistentComponent | NotSeparable:
     """The reliability of single-node values, or why it cannot be told.
 
     `measured` holds the groups by size. Where enough groups exist they must follow their slowest
@@ -94,7 +94,11 @@ def lasting_differences(
     slope = group_slope(speeds, measured)
     lasting = None if speeds.common_scatter is None else _by_repeats(speeds)
     expected = (
-        1.0 if lasting is None else lasting.reliability if isinstance(lasting, Lasting) else 0.0
+        1.0
+        if lasting is None
+        else lasting.reliability
+        if isinstance(lasting, PersistentComponent)
+        else 0.0
     )
     if slope is not None and slope.p > MOST_CHANCE and slope.high < FOLLOWING * expected:
         return NotSeparable(
@@ -165,7 +169,7 @@ def _minimum_and_speed(
     return np.array(rows).reshape(-1, 2)
 
 
-def _by_repeats(speeds: NodeSpeeds) -> Lasting | NotSeparable:
+def _by_repeats(speeds: NodeSpeeds) -> PersistentComponent | NotSeparable:
     """1 - error^2 / spread^2 with its interval by F, if an F test finds that nodes differ."""
     between, within = len(speeds.hosts) - 1, int((speeds.repeats - 1).sum())
     if _chance_of_difference(speeds) > MOST_CHANCE:
@@ -175,7 +179,7 @@ def _by_repeats(speeds: NodeSpeeds) -> Lasting | NotSeparable:
     # ratio x (1 - reliability) is distributed as F(between, within).
     low, high = (1 - float(_special().fdtri(between, within, q)) / ratio for q in (0.975, 0.025))
     how = f"{between + 1 + within} single-node values of {between + 1} nodes"
-    return Lasting(
+    return PersistentComponent(
         _share(1 - 1 / ratio), _share(low), _share(high), error, MAD_EFFICIENCY * within, how
     )
 
@@ -197,7 +201,7 @@ def _chance_of_difference(speeds: NodeSpeeds) -> float:
     return float(_special().fdtrc(between, within, above / max(below, 1e-24)))
 
 
-def _by_slope(speeds: NodeSpeeds, everybody: Slope, healthy: Slope | None) -> Lasting:
+def _by_slope(speeds: NodeSpeeds, everybody: Slope, healthy: Slope | None) -> PersistentComponent:
     """The slope of groups of healthy nodes; with too few, everybody's without a lower end."""
     slope = healthy or everybody
     reliability = _share(slope.value)
@@ -206,7 +210,7 @@ def _by_slope(speeds: NodeSpeeds, everybody: Slope, healthy: Slope | None) -> La
     noise = (1 - (reliability + low) / 2) ** 0.5 * speeds.spread
     how = f"the slope of group speed on the slowest member, {slope.value:.2f} +- {slope.error:.2f}"
     degrees = MAD_EFFICIENCY * (len(speeds.hosts) - 1)
-    return Lasting(reliability, low, _share(slope.high), noise, degrees, how)
+    return PersistentComponent(reliability, low, _share(slope.high), noise, degrees, how)
 
 
 def _special() -> Any:

@@ -89,7 +89,7 @@ class ScaleResult(Value):
     scaling: ScalingKind
     sizes: tuple[SizeResult, ...]
     flagged: tuple[str, ...]
-    """Hosts that two witnesses call slow, the slowest first."""
+    """Hosts that two independent measurements call slow, the slowest first."""
     suspects: tuple[SuspectResult, ...] = ()
     """The slowest first."""
     nodes: tuple[NodeResult, ...]

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.compare.significance import student_t
 from paceline.core.node_groups import GroupThroughput
-from paceline.scaling.analysis.slow_nodes import Blame, Judged
+from paceline.scaling.analysis.slow_nodes import NodeVerdict, SlowNodeReport
 
 PARTNERS = 2
 """Proven nodes that a slow one is paired with, so that no partner can be its excuse."""
@@ -49,13 +49,13 @@ class _Controls:
     """Loss that a pair has by chance in so few cases; None with too few controls."""
 
 
-def proven_hosts(blame: Blame) -> list[str]:
+def proven_hosts(blame: SlowNodeReport) -> list[str]:
     """Hosts that are surely not slow, the most ordinary first."""
     sound = [n for n in blame.nodes if not n.flagged and n.z is not None and n.z > PROVEN_Z]
     return [node.host for node in sorted(sound, key=lambda node: abs(node.z or 0.0))]
 
 
-def second_pass(blame: Blame) -> list[list[Pair]]:
+def second_pass(blame: SlowNodeReport) -> list[list[Pair]]:
     """Rounds of pairs: every flagged or suspected node with a proven one, another in each round.
 
     Four pairs of proven nodes run beside them, as far as there are any: the most ordinary, or of
@@ -81,7 +81,7 @@ def second_pass(blame: Blame) -> list[list[Pair]]:
     return rounds
 
 
-def confirmations(blame: Blame, measured: Sequence[GroupThroughput]) -> list[Confirmation]:
+def confirmations(blame: SlowNodeReport, measured: Sequence[GroupThroughput]) -> list[Confirmation]:
     """Every flagged or suspected node by its pairs.
 
     A flagged one is confirmed when each pair shows more than half of its loss alone; whose own
@@ -118,7 +118,7 @@ def _controls(pairs: Sequence[GroupThroughput]) -> _Controls | None:
 
 
 def _of(
-    node: Judged,
+    node: NodeVerdict,
     base: float,
     pairs: Sequence[GroupThroughput],
     slow: set[str],

@@ -10,13 +10,13 @@ from paceline.scaling.analysis.analysis import Analysis
 from paceline.scaling.analysis.bisection import Bisection, Group
 from paceline.scaling.analysis.factors import Factor
 from paceline.scaling.analysis.reliability import NotSeparable
-from paceline.scaling.analysis.slow_nodes import FEWEST_JUDGED, LEAST_LOSS, WORST_Z, Judged
+from paceline.scaling.analysis.slow_nodes import FEWEST_JUDGED, LEAST_LOSS, WORST_Z, NodeVerdict
 
 MOST_NAMED = 6
 COMMON_CHANGE = 0.005
 """Change of the median node from its history from which on it is told."""
 WORTH_REPLACING = 0.005
-"""Gain from which on a replacement is called a help."""
+"""Gain from which on a replacement is recommended."""
 
 
 def sentences(analysis: Analysis) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def _scaling(analysis: Analysis) -> Iterator[str]:
     efficiency = f"{_with_interval(largest.efficiency)} of {_ideal(analysis)}"
     yield (
         f"{counted(largest.nodes, 'node')} reach {efficiency} "
-        f"({analysis.judging.scaling} scaling, base: {_base(analysis)})."
+        f"({analysis.context.scaling} scaling, base: {_base(analysis)})."
     )
     if largest.straggler and largest.communication:
         yield (
@@ -117,7 +117,7 @@ def _not_tested(analysis: Analysis) -> Iterator[str]:
 
 
 def _against_reference(analysis: Analysis) -> Iterator[str]:
-    reference = analysis.judging.reference
+    reference = analysis.context.reference
     if reference is not None:
         healthy = reference.samples_per_s
         share = percent(analysis.base / healthy, 2)
@@ -235,7 +235,7 @@ def _left_out(analysis: Analysis) -> Iterator[str]:
         )
 
 
-def _judged(node: Judged, verb: str = "") -> str:
+def _judged(node: NodeVerdict, verb: str = "") -> str:
     words = f"{node.host} {verb}".strip() if verb else f"{node.host}, is"
     against = {"the other nodes": "the median node"}.get(node.by, node.by)
     z = "by the margin alone" if node.z is None else f"z {node.z:.1f}"
@@ -243,7 +243,7 @@ def _judged(node: Judged, verb: str = "") -> str:
     return f"{words} {percent(node.loss, 2)} below {against} ({z}, {times})"
 
 
-def _confirmed(analysis: Analysis, node: Judged) -> str:
+def _confirmed(analysis: Analysis, node: NodeVerdict) -> str:
     confirmation = next(
         (candidate for candidate in analysis.confirmed if candidate.host == node.host), None
     )
@@ -252,7 +252,7 @@ def _confirmed(analysis: Analysis, node: Judged) -> str:
     return f", and its pairs with proven nodes are {percent(confirmation.loss)} slower: confirmed"
 
 
-def _second_witness(analysis: Analysis, node: Judged) -> str:
+def _second_witness(analysis: Analysis, node: NodeVerdict) -> str:
     """What bears it out besides its own value, where no pairs do."""
     witness = next((e for e in analysis.evidence if e.node.host == node.host), None)
     if witness is None or witness.by == "its repeats" or witness.group_loss is None:
@@ -260,7 +260,7 @@ def _second_witness(analysis: Analysis, node: Judged) -> str:
     return f", and its groups are {percent(witness.group_loss)} slower than others"
 
 
-def _suspicion(analysis: Analysis, node: Judged) -> str:
+def _suspicion(analysis: Analysis, node: NodeVerdict) -> str:
     """What became of the suspicion against a node that is not flagged."""
     confirmation = next(
         candidate for candidate in analysis.confirmed if candidate.host == node.host

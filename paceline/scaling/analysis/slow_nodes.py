@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.compare.significance import student_t
 from paceline.scaling.analysis.node_speeds import MEDIAN_ERROR, NodeSpeeds, common_scatter
-from paceline.scaling.analysis.reliability import Lasting
+from paceline.scaling.analysis.reliability import PersistentComponent
 
 JudgedBy = Literal["the other nodes", "the reference", "its own history", "nothing"]
 WORST_Z = -4.0
@@ -50,7 +50,7 @@ class HealthySpeed:
 
 
 @dataclass(frozen=True)
-class Judged:
+class NodeVerdict:
     """One node against its measure."""
 
     host: str
@@ -65,11 +65,11 @@ class Judged:
     suspected: bool = False
     """Not flagged, but slow enough for a second pass."""
     repeated: bool = False
-    """Flagged, and so would its second-slowest value alone be: two witnesses."""
+    """Flagged, and so would its second-slowest value alone be: two independent measurements."""
 
 
 @dataclass(frozen=True)
-class Gain:
+class ReplacementGain:
     """What replacing the slowest nodes by ones as fast as the next slowest gives."""
 
     hosts: tuple[str, ...]
@@ -80,10 +80,10 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Blame:
+class SlowNodeReport:
     """Every node judged, slowest first."""
 
-    nodes: tuple[Judged, ...]
+    nodes: tuple[NodeVerdict, ...]
     smallest_fault: float | None
     """The loss that a node's own value would have shown with 90 % power; None when nothing is
     judged. What bears a value out is another matter."""
@@ -91,11 +91,11 @@ class Blame:
     """The median ratio of all nodes to their own history, by which that was multiplied."""
 
     @property
-    def flagged(self) -> tuple[Judged, ...]:
+    def flagged(self) -> tuple[NodeVerdict, ...]:
         return tuple(node for node in self.nodes if node.flagged)
 
     @property
-    def suspected(self) -> tuple[Judged, ...]:
+    def suspected(self) -> tuple[NodeVerdict, ...]:
         """Nodes that only a second pass can flag."""
         return tuple(node for node in self.nodes if node.suspected)
 
@@ -105,7 +105,7 @@ def judge_nodes(
     resolution: float = 0.0,
     reference: HealthySpeed | None = None,
     history: Mapping[str, Sequence[float]] | None = None,
-) -> Blame:
+) -> SlowNodeReport:
     """Each node by its own history, else, from eight on, the other nodes, else the reference.
 
     Flagged is z < -4 and more than 1 % below the measure, z = (value - measure) / scale. The scale
@@ -126,7 +126,7 @@ def judge_nodes(
     degrees = min((m.degrees for m in measures.values() if m.by != "nothing"), default=inf)
     smallest = findable(float(np.median(scales)), n, degrees) if scales else None
     nodes = sorted((node for node, _ in rows), key=lambda node: node.value)
-    return Blame(tuple(nodes), smallest, change)
+    return SlowNodeReport(tuple(nodes), smallest, change)
 
 
 def common_change(speeds: NodeSpeeds, earlier: Mapping[str, Sequence[float]]) -> float:
@@ -177,7 +177,7 @@ def _measures(
 
 def _judged(
     speeds: NodeSpeeds, at: int, measure: _Measure, resolution: float
-) -> tuple[Judged, float | None]:
+) -> tuple[NodeVerdict, float | None]:
     """The node and the relative scale that it was judged on; None where nothing tells one."""
     value, error = float(speeds.values[at]), float(speeds.errors[at])
     loss = 1 - value / measure.value
@@ -190,7 +190,7 @@ def _judged(
     near = z is None or (z < suspect_z(len(speeds.hosts)) and measure.by == "the other nodes")
     suspected = near and measure.by != "nothing" and is_loss(loss) and not flagged
     again = 1 - float(speeds.next_slowest[at]) / measure.value
-    judged = Judged(
+    judged = NodeVerdict(
         host=speeds.hosts[at],
         value=value,
         z=z,
@@ -232,7 +232,9 @@ def findable(scale: float, num_nodes: int | None = None, degrees: float = inf) -
     return max((least_z(degrees) + few) * scale, LEAST_LOSS) + (luck + fewer) * scale
 
 
-def gains(speeds: NodeSpeeds, lasting: Lasting, num_flagged: int = 0, seed: int = 0) -> list[Gain]:
+def gains(
+    speeds: NodeSpeeds, lasting: PersistentComponent, num_flagged: int = 0, seed: int = 0
+) -> list[ReplacementGain]:
     """The gain of replacing the k slowest nodes: the (k+1)-th slowest over the slowest.
 
     k is 1, 2, 4, 8 and the number of flagged nodes, as far as there are more nodes than that.
@@ -245,7 +247,7 @@ def gains(speeds: NodeSpeeds, lasting: Lasting, num_flagged: int = 0, seed: int 
     error = lasting.noise * np.where(speeds.is_outlying, 1.0, lasting.reliability**0.5)
     rng = np.random.default_rng(seed)
     drawn = shrunk + error * rng.standard_normal((DRAWS, len(shrunk)))
-    by_count: list[Gain] = []
+    by_count: list[ReplacementGain] = []
     for k in sorted({*COUNTS_REPLACED, num_flagged} - {0}):
         if k >= len(shrunk):
             break
@@ -254,7 +256,7 @@ def gains(speeds: NodeSpeeds, lasting: Lasting, num_flagged: int = 0, seed: int 
         changes = drawn[:, order[k:]].min(axis=1) - drawn.min(axis=1)
         low, high = (float(np.quantile(changes, q)) for q in (0.025, 0.975))
         by_count.append(
-            Gain(
+            ReplacementGain(
                 tuple(speeds.hosts[at] for at in order[:k]),
                 exp(value) - 1,
                 exp(min(low, value)) - 1,

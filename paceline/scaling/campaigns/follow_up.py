@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from paceline.core.layout_sizes import layout_problems
-from paceline.scaling.analysis.analysis import Judging, analyse, next_groups
+from paceline.scaling.analysis.analysis import AnalysisContext, analyse, next_groups
 from paceline.scaling.campaigns.record import Campaign, Group, PlannedRound
 from paceline.scaling.campaigns.sub_cluster import RoundHosts, TrialResult, measured
 
 
 def with_follow_up(
-    campaign: Campaign, trials: Mapping[RoundHosts, TrialResult], most: int, judging: Judging
+    campaign: Campaign,
+    trials: Mapping[RoundHosts, TrialResult],
+    most: int,
+    context: AnalysisContext,
 ) -> Campaign | None:
     """The campaign with the next rounds that the analysis asks for; None when it asks for none.
 
@@ -26,7 +29,7 @@ def with_follow_up(
         return None
     planned = {group for round_ in followed for group in round_.groups}
     step = next_groups(
-        analyse(measured_groups, replace(judging, scaling=campaign.scaling)), planned
+        analyse(measured_groups, replace(context, scaling=campaign.scaling)), planned
     )
     if step is None:
         return None

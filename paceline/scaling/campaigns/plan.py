@@ -147,7 +147,7 @@ def resumed_campaign(root: Path, name: str, allocation: str | None = None) -> Ca
     return campaign.model_copy(update={"points": points})
 
 
-def twins(root: Path, campaign: Campaign) -> list[str]:
+def equivalent_campaigns(root: Path, campaign: Campaign) -> list[str]:
     """Names of other campaigns that measure the same; those that cannot be read are passed over."""
     names: list[str] = []
     for folder in campaign_folders(root):

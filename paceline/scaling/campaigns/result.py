@@ -9,15 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.core.host_split import Round
 from paceline.core.hosts import compress
 from paceline.core.units import counted
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
-from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
+from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse
 from paceline.scaling.analysis.answer import scale_result
-from paceline.scaling.analysis.procedure import left_over_notes
 from paceline.scaling.analysis.result import ScaleResult
-from paceline.scaling.campaigns.record import Campaign, Group
+from paceline.scaling.campaigns.record import Campaign, Group, PlannedRound
 from paceline.scaling.campaigns.sub_cluster import TrialResult, measured
 
 LAMBDA_HEAD = ("Hostnames", "Throughput (samples/sec)", "Status")
@@ -79,11 +77,11 @@ class CampaignResult(ScaleResult):
 
 
 def campaign_analysis(
-    campaign: Campaign, trials: Iterable[TrialResult], judging: Judging
+    campaign: Campaign, trials: Iterable[TrialResult], context: AnalysisContext
 ) -> Analysis:
     """The analysis of all trials on whole nodes; raises UserError when none has a value."""
     groups = measured(trials, campaign.whole_node)
-    return analyse(groups, replace(judging, scaling=campaign.scaling))
+    return analyse(groups, replace(context, scaling=campaign.scaling))
 
 
 def campaign_result(
@@ -98,7 +96,7 @@ def campaign_result(
     resume: str | None,
 ) -> CampaignResult:
     """The value that is printed and kept."""
-    notes = [*_left_over(campaign), *_failures(trials), *_lost(lost, unplaced)]
+    notes = [*left_over_notes(campaign.plan), *_failures(trials), *_lost(lost, unplaced)]
     result = scale_result(analysis, notes)
     return CampaignResult(
         **{name: getattr(result, name) for name in ScaleResult.model_fields},
@@ -119,18 +117,18 @@ def campaign_result(
 
 
 def lambda_csv(
-    trials: Iterable[TrialResult], whole_node: int, least_per_node: float | None = None
+    trials: Iterable[TrialResult], whole_node: int, min_per_node: float | None = None
 ) -> str:
     """Host names, samples/s and Success or Fail, as Lambda's eval_batch.py writes them.
 
-    `least_per_node`: samples/s a node below which a value is a Fail; None takes every value.
+    `min_per_node`: samples/s a node below which a value is a Fail; None takes every value.
     Only planned sub-clusters of whole nodes: no column could tell others from them.
     """
     rows = [
         (
             ", ".join(trial.hosts),
             f"{trial.samples_per_s:.4f}" if trial.samples_per_s else FAILED,
-            "Success" if _is_enough(trial, least_per_node) else "Fail",
+            "Success" if _is_enough(trial, min_per_node) else "Fail",
         )
         for trial in trials
         if trial.purpose == "plan" and trial.devices_per_node == whole_node
@@ -138,9 +136,9 @@ def lambda_csv(
     return _csv(LAMBDA_HEAD, rows)
 
 
-def _is_enough(trial: TrialResult, least_per_node: float | None) -> bool:
+def _is_enough(trial: TrialResult, min_per_node: float | None) -> bool:
     value = trial.samples_per_s
-    return value is not None and value >= (least_per_node or 0.0) * trial.nodes
+    return value is not None and value >= (min_per_node or 0.0) * trial.nodes
 
 
 def trials_csv(trials: Iterable[TrialResult], scaling: str) -> str:
@@ -183,11 +181,17 @@ def _parts(
         )
 
 
-def _left_over(campaign: Campaign) -> list[str]:
-    planned = [round_ for round_ in campaign.plan if round_.purpose == "plan"]
-    return left_over_notes(
-        [Round(round_.groups, round_.left_over, round_.made_up) for round_ in planned]
-    )
+def left_over_notes(rounds: Sequence[PlannedRound]) -> Iterator[str]:
+    """Return which hosts a planned round could not use; they were measured in another one."""
+    planned = [round_ for round_ in rounds if round_.purpose == "plan" and not round_.made_up]
+    for size in sorted({round_.nodes for round_ in planned}):
+        left = sorted({h for round_ in planned if round_.nodes == size for h in round_.left_over})
+        if left:
+            names = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
+            yield (
+                f"Groups of {size} do not use up all hosts: {names} had no place in one round and "
+                "were measured in another."
+            )
 
 
 def _failures(trials: Sequence[TrialResult]) -> Iterator[str]:

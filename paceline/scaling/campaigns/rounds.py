@@ -18,7 +18,7 @@ from paceline.runs.plan import Plan
 from paceline.runs.tasks.lost_hosts import TaskOutcome, allocation_fault
 from paceline.runs.tasks.runner import TaskQueue, TaskRun, TaskRunner
 from paceline.runs.tasks.slot import MOST_SLOTS, JobSlot, numbered_slots
-from paceline.scaling.analysis.analysis import Judging
+from paceline.scaling.analysis.analysis import AnalysisContext
 from paceline.scaling.campaigns.follow_up import with_follow_up
 from paceline.scaling.campaigns.record import Campaign, Group, PlannedRound, write_campaign
 from paceline.scaling.campaigns.sub_cluster import (
@@ -77,7 +77,7 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
     round_begins: Callable[[PlannedRound, Sequence[Group], Remaining], None] = field(kw_only=True)
     """Is told which sub-clusters run next."""
     limits: Limits = field(default_factory=Limits)
-    judging: Judging = field(default_factory=Judging)
+    context: AnalysisContext = field(default_factory=AnalysisContext)
     trials: dict[RoundHosts, TrialResult] = field(default_factory=dict[RoundHosts, TrialResult])
     lost: dict[str, str] = field(default_factory=dict[str, str])
     """Hosts that take no part any more, and why."""
@@ -95,7 +95,7 @@ class CampaignRunner(TaskRunner[SubCluster, SubClusterEnd]):
         while not self.stop.is_set() and self.halted is None:
             if at == len(self.campaign.plan):
                 more = with_follow_up(
-                    self.campaign, self.trials, self.limits.extra_rounds, self.judging
+                    self.campaign, self.trials, self.limits.extra_rounds, self.context
                 )
                 if more is None:
                     return

@@ -16,9 +16,9 @@ from paceline.scaling.analysis.slow_nodes import (
     FEWEST_EARLIER,
     FEWEST_JUDGED,
     LEAST_LOSS,
-    Blame,
     HealthySpeed,
-    Judged,
+    NodeVerdict,
+    SlowNodeReport,
     judge_nodes,
 )
 
@@ -178,10 +178,10 @@ def _speeds(readings: Sequence[Reading], what: str) -> NodeSpeeds | None:
 
 
 def _report(
-    reading: Reading, blames: Mapping[str, Blame], odd: Sequence[str], lost: Sequence[str]
+    reading: Reading, blames: Mapping[str, SlowNodeReport], odd: Sequence[str], lost: Sequence[str]
 ) -> HostReport:
     figures: dict[str, HostRate] = {}
-    slow: list[tuple[str, Judged]] = []
+    slow: list[tuple[str, NodeVerdict]] = []
     for what, blame in blames.items():
         node = next((node for node in blame.nodes if node.host == reading.host), None)
         if node is None:
@@ -212,7 +212,7 @@ def _report(
     )
 
 
-def _slow(what: str, node: Judged) -> str:
+def _slow(what: str, node: NodeVerdict) -> str:
     title, unit = MEASURES[what]
     z = "by the margin alone: low confidence" if node.z is None else f"z = {node.z:.1f}"
     return f"{title} at {si(node.value, unit)}: {percent(node.loss)} below {node.by} ({z})"
@@ -279,7 +279,7 @@ def _count(hosts: Sequence[HostReport], drain: Sequence[str], elapsed_s: float) 
     return f"{len(hosts)} {noun} checked in {elapsed_s:.1f} s: {', '.join(parts)}."
 
 
-def _power(measure: Measure, blame: Blame) -> str:
+def _power(measure: Measure, blame: SlowNodeReport) -> str:
     title, unit = MEASURES[measure.what]
     noun = "host" if measure.num_hosts == 1 else "hosts"
     figures = f"{title}: median {si(measure.median, unit)} of {measure.num_hosts} {noun}"

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.scaling.analysis.analysis import Judging, analyse
+from benchmarks._simulated_cluster import SimulatedCluster, simulate
+from paceline.scaling.analysis.analysis import AnalysisContext, analyse
 from paceline.scaling.analysis.factors import SizeFactors
-from paceline.scaling.analysis.procedure import simulate
-from paceline.scaling.analysis.simulation import SimulatedCluster
 from tests.scaling.analysis.lambda_values import alone, group, published
 
 
@@ -75,7 +74,7 @@ def test_the_slowest_measured_value_is_too_slow_and_the_corrected_one_is_not():
     naive, corrected, covered = [], [], []
     for seed in range(40):
         cluster = SimulatedCluster(64, node_spread=0.002, run_noise=0.002, seed=seed)
-        largest = simulate(cluster, [1, 2, 4, 8, 64], num_rounds=2)[0].largest
+        largest = simulate(cluster, [1, 2, 4, 8, 64], num_rounds=2).largest
         truth = float(cluster.true_speeds.min() / np.median(cluster.true_speeds))
         if largest.straggler is None or largest.naive_straggler is None:
             continue
@@ -90,7 +89,7 @@ def test_the_slowest_measured_value_is_too_slow_and_the_corrected_one_is_not():
 
 def test_without_single_nodes_the_smallest_size_is_the_base():
     measured = [group("n1 n2", 200), group("n3 n4", 190), group("n1 n2 n3 n4", 370)]
-    analysis = analyse(measured, Judging(scaling="strong"))
+    analysis = analyse(measured, AnalysisContext(scaling="strong"))
     assert (analysis.base_nodes, analysis.base) == (2, 97.5)
     (pairs, four) = analysis.sizes
     assert pairs.efficiency.value == 1 and four.efficiency.value == pytest.approx(370 / 390)

@@ -7,16 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks._simulated_cluster import Fault, SimulatedCluster, simulate
 from paceline.core.node_groups import GroupThroughput, by_size
 from paceline.scaling.analysis.node_speeds import node_speeds
-from paceline.scaling.analysis.procedure import simulate
 from paceline.scaling.analysis.reliability import (
-    Lasting,
     NotSeparable,
+    PersistentComponent,
     group_slope,
     lasting_differences,
 )
-from paceline.scaling.analysis.simulation import Fault, SimulatedCluster
 from tests.scaling.analysis.lambda_values import alone
 
 SIZES = [1, 2, 4, 8, 16, 32, 64]
@@ -24,16 +23,16 @@ TAU, SIGMA = 0.003, 0.0015
 RELIABILITY = TAU**2 / (TAU**2 + SIGMA**2)
 
 
-def verdict(cluster: SimulatedCluster, rounds: int = 1) -> Lasting | NotSeparable:
-    return simulate(cluster, SIZES, num_rounds=rounds)[0].lasting
+def verdict(cluster: SimulatedCluster, rounds: int = 1) -> PersistentComponent | NotSeparable:
+    return simulate(cluster, SIZES, num_rounds=rounds).lasting
 
 
-def verdicts_of_seeds(rounds: int, n: int = 12) -> list[Lasting]:
+def verdicts_of_seeds(rounds: int, n: int = 12) -> list[PersistentComponent]:
     verdicts = [
         verdict(SimulatedCluster(64, node_spread=TAU, run_noise=SIGMA, seed=seed), rounds)
         for seed in range(n)
     ]
-    return [verdict_ for verdict_ in verdicts if isinstance(verdict_, Lasting)]
+    return [verdict_ for verdict_ in verdicts if isinstance(verdict_, PersistentComponent)]
 
 
 def test_the_slope_on_the_slowest_member_tells_the_reliability_without_repeats():
@@ -61,7 +60,7 @@ def test_nodes_that_differ_by_luck_alone_have_no_straggler():
     claims = [
         verdict(SimulatedCluster(64, node_spread=0.0, seed=seed), rounds=2) for seed in range(20)
     ]
-    assert sum(isinstance(claim, Lasting) for claim in claims) <= 1
+    assert sum(isinstance(claim, PersistentComponent) for claim in claims) <= 1
     assert isinstance(claims[0], NotSeparable) and "repeats of one node" in claims[0].why
 
 
@@ -95,8 +94,8 @@ def test_groups_that_do_not_follow_their_slowest_member_are_named():
 
 def test_a_single_slow_node_is_evidence_but_does_not_vouch_for_the_others():
     cluster = SimulatedCluster(64, (Fault("slow", 9, 0.1),), node_spread=0.001, run_noise=0.003)
-    analysis = simulate(cluster, SIZES)[0]
-    assert isinstance(analysis.lasting, Lasting) and analysis.speeds is not None
+    analysis = simulate(cluster, SIZES)
+    assert isinstance(analysis.lasting, PersistentComponent) and analysis.speeds is not None
     everybody = group_slope(analysis.speeds, by_size(analysis.measured))
     assert everybody is not None and everybody.value > 0.9
     assert analysis.lasting.reliability < 0.6

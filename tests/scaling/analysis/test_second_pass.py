@@ -9,13 +9,13 @@ from paceline.scaling.analysis.analysis import Analysis, analyse, next_groups
 from paceline.scaling.analysis.answer import scale_result
 from paceline.scaling.analysis.node_speeds import node_speeds
 from paceline.scaling.analysis.second_pass import confirmations, proven_hosts, second_pass
-from paceline.scaling.analysis.slow_nodes import Blame, HealthySpeed, judge_nodes
+from paceline.scaling.analysis.slow_nodes import HealthySpeed, SlowNodeReport, judge_nodes
 from tests.scaling.analysis.lambda_values import alone, group
 
 VALUES = [95.0, 94.0, *(100 + 0.1 * (at % 5) for at in range(14))]
 
 
-def blame_of(values: list[float] = VALUES) -> Blame:
+def blame_of(values: list[float] = VALUES) -> SlowNodeReport:
     speeds = node_speeds(alone(values))
     assert speeds is not None
     return judge_nodes(speeds)
@@ -36,7 +36,7 @@ def test_each_suspect_meets_two_proven_nodes_and_controls_run_beside_it():
 
 def test_there_is_no_second_pass_without_suspects_or_without_proven_nodes():
     assert second_pass(blame_of([100 + 0.1 * (at % 5) for at in range(16)])) == []
-    assert second_pass(Blame(blame_of().flagged, None)) == []
+    assert second_pass(SlowNodeReport(blame_of().flagged, None)) == []
 
 
 def pairs(first: float, second: float) -> list[GroupThroughput]:
@@ -135,7 +135,7 @@ def test_flagged_nodes_go_first_where_there_are_too_few_proven_ones_for_all():
     assert [node.host for node in blame.flagged] == ["n1"]
     assert [node.host for node in blame.suspected] == ["n2"]
     assert [pair[0] for pair in second_pass(blame)[0][:2]] == ["n1", "n2"]
-    few = Blame((*blame.flagged, *blame.suspected, blame.nodes[5]), None)
+    few = SlowNodeReport((*blame.flagged, *blame.suspected, blame.nodes[5]), None)
     assert [[pair[0] for pair in round_] for round_ in second_pass(few)] == [["n1"], ["n1"]]
 
 

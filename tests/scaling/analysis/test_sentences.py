@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.node_groups import GroupThroughput
-from paceline.scaling.analysis.analysis import Judging, analyse
+from paceline.scaling.analysis.analysis import AnalysisContext, analyse
 from paceline.scaling.analysis.answer import scale_result
 from paceline.scaling.analysis.result import ScaleResult
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
@@ -16,9 +16,10 @@ from tests.scaling.analysis.lambda_values import alone, group, published
 
 
 def sentences_on(
-    measured: list[GroupThroughput] | tuple[GroupThroughput, ...], judging: Judging | None = None
+    measured: list[GroupThroughput] | tuple[GroupThroughput, ...],
+    context: AnalysisContext | None = None,
 ) -> str:
-    return "\n".join(scale_result(analyse(measured, judging)).sentences)
+    return "\n".join(scale_result(analyse(measured, context)).sentences)
 
 
 def test_opt_13b_has_no_single_culprit(reference_data: Path):
@@ -82,8 +83,8 @@ def test_few_nodes_are_too_few():
 
 
 def test_a_reference_is_named_with_how_far_the_median_is_from_it():
-    judging = Judging(reference=HealthySpeed(100.0))
-    words = sentences_on([*alone([99.0, 95.0]), group("n1 n2", 188.0)], judging)
+    context = AnalysisContext(reference=HealthySpeed(100.0))
+    words = sentences_on([*alone([99.0, 95.0]), group("n1 n2", 188.0)], context)
     assert "The median node reaches 97.00 % of the reference, 100 samples/s." in words
     assert "n2 was 5.00 % below the reference (by the margin alone, one value): suspect" in words
     assert "How small a fault would have been found is not known" in words

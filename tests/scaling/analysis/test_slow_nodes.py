@@ -11,8 +11,14 @@ import pytest
 from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import analyse
 from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
-from paceline.scaling.analysis.reliability import Lasting
-from paceline.scaling.analysis.slow_nodes import Blame, HealthySpeed, findable, gains, judge_nodes
+from paceline.scaling.analysis.reliability import PersistentComponent
+from paceline.scaling.analysis.slow_nodes import (
+    HealthySpeed,
+    SlowNodeReport,
+    findable,
+    gains,
+    judge_nodes,
+)
 from tests.scaling.analysis.lambda_values import alone, published
 
 
@@ -31,7 +37,7 @@ def healthy(n: int, seed: int = 0, spread: float = 0.004) -> list[float]:
     return (100 * np.exp(np.random.default_rng(seed).normal(0, spread, n))).tolist()
 
 
-def hosts_of(blame: Blame) -> list[str]:
+def hosts_of(blame: SlowNodeReport) -> list[str]:
     return [node.host for node in blame.flagged]
 
 
@@ -166,7 +172,7 @@ def test_few_repeats_against_a_reference_find_what_they_say(nodes: int, repeats:
 
 def _judged_by(
     rounds: np.ndarray[tuple[int, ...], np.dtype[np.float64]], reference: HealthySpeed
-) -> Blame:
+) -> SlowNodeReport:
     """Nodes measured once in each round, held against a reference."""
     measured = [group for values in rounds for group in alone(values.tolist())]
     return judge_nodes(speeds_of(measured), reference=reference)
@@ -174,7 +180,7 @@ def _judged_by(
 
 def test_gains_are_the_next_slowest_over_the_slowest():
     values = [94.0, 97.0, *([100.0] * 4 + [100.5, 99.5]) * 5]
-    exact = Lasting(1.0, 1.0, 1.0, 0.0, 9.0, "exactly known")
+    exact = PersistentComponent(1.0, 1.0, 1.0, 0.0, 9.0, "exactly known")
     first, two, *_ = gains(speeds_of(values), exact)
     assert first.hosts == ("n1",) and first.value == pytest.approx(97 / 94 - 1)
     assert (first.low, first.high) == (pytest.approx(first.value), pytest.approx(first.value))
@@ -182,11 +188,11 @@ def test_gains_are_the_next_slowest_over_the_slowest():
 
 
 def test_gains_know_of_the_luck_of_the_measurement():
-    half = Lasting(0.5, 0.3, 0.7, 0.003, 9.0, "half luck")
+    half = PersistentComponent(0.5, 0.3, 0.7, 0.003, 9.0, "half luck")
     lucky = gains(speeds_of(healthy(64)), half, num_flagged=3)
     assert [len(gain.hosts) for gain in lucky] == [1, 2, 3, 4, 8]
     assert all(0 <= gain.low <= gain.value <= gain.high for gain in lucky)
-    exact = gains(speeds_of(healthy(64)), Lasting(1.0, 1.0, 1.0, 0.0, 9.0, ""))
+    exact = gains(speeds_of(healthy(64)), PersistentComponent(1.0, 1.0, 1.0, 0.0, 9.0, ""))
     assert all(a.value < b.value for a, b in zip(lucky[:2], exact, strict=False))
 
 

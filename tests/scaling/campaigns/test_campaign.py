@@ -333,7 +333,7 @@ def test_a_group_that_is_slow_without_a_slow_node_is_halved(tmp_path: Path, flee
         tuple(f"node-{n}" for n in numbers) for numbers in (range(1, 5), range(5, 9))
     }
     assert {t.global_batch for t in halves} == {4 * BATCH} and all(t.ok for t in halves)
-    analysis = campaign_analysis(going.campaign, going.trials.values(), going.judging)
+    analysis = campaign_analysis(going.campaign, going.trials.values(), going.context)
     assert any("between node-[1-4] and node-[5-8]" in sentence for sentence in sentences(analysis))
 
 

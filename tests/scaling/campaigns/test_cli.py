@@ -147,7 +147,7 @@ def test_a_campaign_on_which_nothing_runs_is_a_fault_with_its_cause(tmp_path: Pa
     ("arguments", "words"),
     [
         ((), "needs something to measure or to analyse"),
-        (("tiny-gpt", "--simulate"), "is asked for two things"),
+        (("tiny-gpt", "--from", "x.csv"), "is asked for two things"),
         (("--resume", "last"), "is no campaign in"),
         (("--resume", "last", "--sizes", "2"), "takes what is measured from the campaign"),
         (("tiny-gpt", "--hosts", "a,b", "--sizes", "1,3"), "there are 2 hosts"),
@@ -158,7 +158,7 @@ def test_a_campaign_on_which_nothing_runs_is_a_fault_with_its_cause(tmp_path: Pa
         (("tiny-gpt", "--hosts", "a,b", "--name", "x\ny"), "cannot name a campaign"),
         (("tiny-gpt", "--hosts", "a,b", "--device", "tpu"), "not one of 'auto', 'cpu', 'cuda'"),
         (("tiny-gpt", "--launcher", "ssh"), "has no hosts to go to"),
-        (("tiny-gpt", "--hosts", "a,b", "--fault", "slow=1:5%"), "goes with --simulate alone"),
+        (("tiny-gpt", "--hosts", "a,b", "--where", "a=1"), "requires --from CSV"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )

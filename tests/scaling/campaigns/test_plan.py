@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.campaign import Conduct, run_campaign
+from paceline.cli.campaign import CampaignOptions, run_campaign
 from paceline.cli.output import TableFormat
 from paceline.core.errors import UserError
 from paceline.core.node_groups import ScalingKind
@@ -19,7 +19,13 @@ from paceline.machines.placement import Request
 from paceline.machines.probe import inventory
 from paceline.machines.slurm.record import Diary
 from paceline.scaling.campaigns.batches import batch_on, scaling_kind
-from paceline.scaling.campaigns.plan import CampaignRequest, begin, new_campaign, twins, with_folder
+from paceline.scaling.campaigns.plan import (
+    CampaignRequest,
+    begin,
+    equivalent_campaigns,
+    new_campaign,
+    with_folder,
+)
 from paceline.scaling.campaigns.record import Campaign, read_campaign
 from paceline.scaling.campaigns.sub_cluster import known_trials
 from paceline.scaling.campaigns.topology import read_topology
@@ -141,14 +147,14 @@ def test_a_campaign_has_a_folder_of_its_own_and_is_found_again(tmp_path: Path):
         made(tmp_path, campaign_request("a,b", "1")),
     )
     assert first.name != second.name and first.key == second.key
-    assert twins(tmp_path, second) == [first.name]
+    assert equivalent_campaigns(tmp_path, second) == [first.name]
     assert read_campaign(tmp_path, first.name) == first
     assert read_campaign(tmp_path, "last").name == second.name
     with pytest.raises(UserError, match="is no campaign in"):
         read_campaign(tmp_path, "other")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "campaign.json").write_text("{")
-    assert twins(tmp_path, second) == [first.name]
+    assert equivalent_campaigns(tmp_path, second) == [first.name]
 
 
 def test_a_name_is_gone_on_with_and_never_taken_for_something_else(tmp_path: Path):
@@ -267,7 +273,7 @@ def test_jobs_that_a_dead_controller_left_are_cancelled_when_it_goes_on(
     )
     Diary(left).begin("4711")
     calls = put(tmp_path, monkeypatch, scancel="true")
-    how = Conduct(TableFormat.json, tmp_path, resume=campaign.name, extra_rounds=0)
+    how = CampaignOptions(TableFormat.json, tmp_path, resume=campaign.name, extra_rounds=0)
     assert run_campaign(CampaignRequest(Request("")), how) == 0
     assert calls.read_text() == "scancel 4711\n"
     run_campaign(CampaignRequest(Request("")), how)

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.cli.campaign import exit_code
 from paceline.cli.campaign_progress import left_text
-from paceline.scaling.analysis.analysis import Judging
+from paceline.scaling.analysis.analysis import AnalysisContext
 from paceline.scaling.campaigns.record import Campaign
 from paceline.scaling.campaigns.result import (
     COLUMNS,
@@ -18,6 +18,7 @@ from paceline.scaling.campaigns.result import (
     campaign_analysis,
     campaign_result,
     lambda_csv,
+    left_over_notes,
     trials_csv,
 )
 from paceline.scaling.campaigns.rounds import Remaining
@@ -66,7 +67,7 @@ def result(campaign: Campaign, trials: list[TrialResult], **fields: object) -> C
         "interrupted": False,
         "resume": None,
     }
-    analysis = campaign_analysis(campaign, trials, Judging())
+    analysis = campaign_analysis(campaign, trials, AnalysisContext())
     return campaign_result(campaign, trials, analysis, **{**values, **fields})  # type: ignore[arg-type]
 
 
@@ -116,7 +117,7 @@ def test_the_short_table_is_lambdas():
 
 
 def test_a_sub_cluster_below_the_least_of_its_nodes_fails_in_the_short_table():
-    rows = lambda_csv(TRIALS[1:], 2, least_per_node=97.5).splitlines()
+    rows = lambda_csv(TRIALS[1:], 2, min_per_node=97.5).splitlines()
     assert rows[1:] == ["b,100.0000,Success", "c,-1,Fail", '"a, b",190.0000,Fail']
 
 
@@ -163,3 +164,12 @@ def test_the_exit_code_tells_whether_the_question_was_answered(campaign: Campaig
 )
 def test_what_is_left_is_told_in_fitting_units(left: Remaining, text: str):
     assert left_text(left) == text
+
+
+def test_hosts_that_a_planned_round_left_over_are_named():
+    five = planned(campaign_request("a,b,c,d,e", "1,2"))
+    assert list(left_over_notes(five.plan)) == [
+        "Groups of 2 do not use up all hosts: e had no place in one round and were measured in "
+        "another."
+    ]
+    assert list(left_over_notes(planned(campaign_request("a,b", "1,2")).plan)) == []

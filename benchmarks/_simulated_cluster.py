@@ -1,23 +1,28 @@
-"""A made-up cluster with known faults, which is measured as a real one would be."""
+"""A simulated cluster with known faults, measured and analysed as `paceline scale` does.
+
+Several benchmarks and the tests of the analysis use it.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+import csv
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import log2
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from paceline.core.errors import UserError
+from paceline.core.host_split import Split, split_rounds
 from paceline.core.node_groups import GroupThroughput, Purpose
 from paceline.core.steps import FloatColumn
+from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse, next_groups
 
-MOST_NODES = 4096
+MAX_FOLLOW_UPS = 40
+"""A bisection takes two steps per doubling of the nodes at most."""
 FaultKind = Literal["slow", "noisy", "link"]
-_FAULT = re.compile(r"(slow|noisy|link)=(\d+):(\d+(?:\.\d+)?)\s*%?")
 
 
 @dataclass(frozen=True)
@@ -51,22 +56,6 @@ class SimulatedCluster:
     nodes_per_switch: int = 16
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.num_nodes <= MOST_NODES:
-            raise UserError(
-                f"{self.num_nodes} nodes", "cannot be simulated", allowed=f"1 to {MOST_NODES}"
-            )
-        for fault in self.faults:
-            what = "switch" if fault.kind == "link" else "node"
-            most = -(-self.num_nodes // self.nodes_per_switch)
-            most = most if fault.kind == "link" else self.num_nodes
-            if not 1 <= fault.number <= most or not 0 < fault.size < 1:
-                raise UserError(
-                    f"fault {fault.kind}={fault.number}:{100 * fault.size:g}%",
-                    f"there is no such {what} or share",
-                    allowed=f"{what} 1 to {most}, more than 0 % and less than 100 %",
-                )
-
     @cached_property
     def hosts(self) -> tuple[str, ...]:
         """node-0001 and so on."""
@@ -81,7 +70,7 @@ class SimulatedCluster:
 
     @cached_property
     def true_speeds(self) -> FloatColumn:
-        """Lasting samples/s of each node, faults included."""
+        """Persistent samples/s of each node, faults included."""
         rng = np.random.default_rng([self.seed, 0])
         speeds = self.samples_per_s * np.exp(rng.normal(0, self.node_spread, self.num_nodes))
         for fault in self.faults:
@@ -116,15 +105,47 @@ class SimulatedCluster:
         return {host: at for at, host in enumerate(self.hosts)}
 
 
-def parse_fault(text: str) -> Fault:
-    """A fault written as `slow=17:5%`, `noisy=9:3%` or `link=2:4%`."""
-    match = _FAULT.fullmatch(text.strip().lower())
-    if match is None:
-        raise UserError(
-            f"fault {text!r}",
-            "cannot be read",
-            allowed="slow=NODE:5%, noisy=NODE:3%, link=SWITCH:4%",
+def simulate(
+    cluster: SimulatedCluster,
+    sizes: Sequence[int],
+    how: Split = "contiguous",
+    num_rounds: int = 1,
+    context: AnalysisContext | None = None,
+) -> Analysis:
+    """Measure every size in rounds, then whatever the suspicions ask for, and analyse it."""
+    rounds = [
+        round_
+        for size in sorted(set(sizes))
+        for round_ in split_rounds(
+            cluster.hosts,
+            size,
+            how,
+            num_rounds=num_rounds,
+            seed=cluster.seed,
+            topology=cluster.topology,
         )
-    kind, number, size = match.groups()
-    kinds: dict[str, FaultKind] = {"slow": "slow", "noisy": "noisy", "link": "link"}
-    return Fault(kinds[kind], int(number), float(size) / 100)
+    ]
+    measured: list[GroupThroughput] = []
+    for number, round_ in enumerate(rounds):
+        measured += cluster.measure(round_.groups, number)
+    number = len(rounds)
+    for _ in range(MAX_FOLLOW_UPS):
+        analysis = analyse(measured, context)
+        step = next_groups(analysis)
+        if step is None:
+            return analysis
+        purpose, follow_ups = step
+        for groups in follow_ups:
+            measured += cluster.measure(groups, number, purpose)
+            number += 1
+    return analyse(measured, context)
+
+
+def write_table(path: Path, analysis: Analysis) -> Path:
+    """Write the sub-clusters of an analysis as a table that `paceline scale --from` reads."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["hosts", "samples_per_s", "purpose"])
+        for group in analysis.measured:
+            writer.writerow([" ".join(group.hosts), f"{group.samples_per_s:.6f}", group.purpose])
+    return path

@@ -8,25 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks._simulated_cluster import Fault, SimulatedCluster, simulate
 from benchmarks.blame_power import HARD, SETTINGS, Setting, label, missed, rates, with_tables
-from paceline.core.errors import UserError
 from paceline.core.host_split import Split
 from paceline.scaling.analysis.answer import scale_result
-from paceline.scaling.analysis.procedure import left_over_notes, planned_rounds, simulate
-from paceline.scaling.analysis.simulation import Fault, SimulatedCluster, parse_fault
 
 ROOT = Path(__file__).parents[3]
 SIZES = [1, 2, 4, 8, 16, 32, 64]
 
 
 def sentences_on(cluster: SimulatedCluster, how: Split = "contiguous", rounds: int = 1) -> str:
-    analysis, notes = simulate(cluster, SIZES, how, rounds)
-    return "\n".join(scale_result(analysis, notes).sentences)
+    return "\n".join(scale_result(simulate(cluster, SIZES, how, rounds)).sentences)
 
 
 @pytest.mark.parametrize("how", ["contiguous", "pairs", "random", "topology"])
 def test_a_slow_node_is_named_confirmed_and_priced(how: Split):
-    analysis, _ = simulate(SimulatedCluster(64, (Fault("slow", 17, 0.05),)), SIZES, how)
+    analysis = simulate(SimulatedCluster(64, (Fault("slow", 17, 0.05),)), SIZES, how)
     assert [node.host for node in analysis.flagged] == ["node-0017"]
     assert analysis.confirmed[0].confirmed
     assert analysis.gains[0].hosts == ("node-0017",)
@@ -34,14 +31,14 @@ def test_a_slow_node_is_named_confirmed_and_priced(how: Split):
 
 
 def test_a_healthy_cluster_blames_nobody_and_asks_for_nothing_more():
-    analysis, notes = simulate(SimulatedCluster(64), SIZES)
-    assert analysis.flagged == () and analysis.searches == () and notes == []
+    analysis = simulate(SimulatedCluster(64), SIZES)
+    assert analysis.flagged == () and analysis.searches == ()
     assert all(group.purpose == "plan" for group in analysis.measured)
 
 
 @pytest.mark.parametrize("how", ["contiguous", "topology"])
 def test_a_slow_uplink_is_found_by_bisection(how: Split):
-    analysis, _ = simulate(SimulatedCluster(64, (Fault("link", 2, 0.04),)), SIZES, how)
+    analysis = simulate(SimulatedCluster(64, (Fault("link", 2, 0.04),)), SIZES, how)
     behind = tuple(f"node-{at:04d}" for at in range(17, 33))
     assert analysis.flagged == ()
     assert [search.sides for search in analysis.searches] == [(behind,)]
@@ -57,24 +54,14 @@ def test_what_was_slow_alone_by_luck_is_cleared_by_the_second_pass():
     cleared = []
     for seed in range(60):
         cluster = SimulatedCluster(64, node_spread=0.0005, run_noise=0.004, seed=seed)
-        analysis, _ = simulate(cluster, [1, 2])
+        analysis = simulate(cluster, [1, 2])
         assert not analysis.flagged
         cleared += [node.host for node in analysis.cleared]
     assert cleared
 
 
-def test_hosts_left_over_are_told():
-    hosts = [f"n{at}" for at in range(1, 6)]
-    (note,) = left_over_notes(planned_rounds(hosts, [1, 2]))
-    assert note == (
-        "Groups of 2 do not use up all hosts: n5 had no place in one round and were measured in "
-        "another."
-    )
-    assert left_over_notes(planned_rounds(hosts, [1, 5])) == []
-
-
 def test_a_cluster_of_4096_nodes_is_simulated():
-    analysis, _ = simulate(SimulatedCluster(4096, (Fault("slow", 4000, 0.04),)), [1, 8, 512, 4096])
+    analysis = simulate(SimulatedCluster(4096, (Fault("slow", 4000, 0.04),)), [1, 8, 512, 4096])
     assert [node.host for node in analysis.flagged] == ["node-4000"]
 
 
@@ -82,7 +69,7 @@ def test_of_4096_nodes_none_is_only_suspected():
     flagged: list[str] = []
     for seed in range(4):
         cluster = SimulatedCluster(4096, (Fault("slow", 4000, 0.04),), seed=seed)
-        analysis, _ = simulate(cluster, [1, 8, 512, 4096])
+        analysis = simulate(cluster, [1, 8, 512, 4096])
         assert analysis.flagged[0].host == "node-4000" and not analysis.blame.suspected
         flagged += [node.host for node in analysis.flagged[1:]]
     # One in 30,000 healthy nodes lies below z -4 for good: half of such a node in 16,384.
@@ -105,39 +92,6 @@ def test_made_up_speeds_are_as_ordered():
     exact = SimulatedCluster(4, node_spread=0.0, run_noise=0.0, communication=0.01)
     (four,) = exact.measure([exact.hosts], 0)
     assert four.samples_per_s == pytest.approx(4 * 100 * 0.98)
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("slow=17:5%", Fault("slow", 17, 0.05)),
-        (" noisy=9:2.5 % ", Fault("noisy", 9, 0.025)),
-        ("LINK=2:4", Fault("link", 2, 0.04)),
-    ],
-)
-def test_faults_are_read(text: str, fault: Fault):
-    assert parse_fault(text) == fault
-
-
-@pytest.mark.parametrize("text", ["slow", "slow=x:5%", "dead=1:5%", "slow=1:-5%", "slow=1:5%%"])
-def test_other_words_are_no_faults(text: str):
-    with pytest.raises(UserError, match="cannot be read; allowed: slow=NODE:5%"):
-        parse_fault(text)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "fault", "why"),
-    [
-        (0, None, "0 nodes: cannot be simulated; allowed: 1 to 4096"),
-        (4097, None, "4097 nodes: cannot be simulated"),
-        (8, Fault("slow", 9, 0.1), "node 1 to 8"),
-        (32, Fault("link", 3, 0.1), "switch 1 to 2"),
-        (8, Fault("slow", 1, 1.0), "less than 100 %"),
-    ],
-)
-def test_an_impossible_cluster_is_refused(nodes: int, fault: Fault | None, why: str):
-    with pytest.raises(UserError, match=why):
-        SimulatedCluster(nodes, (fault,) if fault else ())
 
 
 @pytest.mark.parametrize("setting", [Setting(16), Setting(64, rounds=2)], ids=lambda s: s.name)

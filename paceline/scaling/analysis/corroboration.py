@@ -16,7 +16,7 @@ from paceline.core.node_groups import GroupThroughput, by_size
 from paceline.core.stats import NORMAL_MAD
 from paceline.scaling.analysis.bisection import FEWEST_ALIKE
 from paceline.scaling.analysis.second_pass import SHOWN, Confirmation
-from paceline.scaling.analysis.slow_nodes import LEAST_LOSS, Blame, Judged
+from paceline.scaling.analysis.slow_nodes import LEAST_LOSS, NodeVerdict, SlowNodeReport
 
 Standing = Literal["confirmed", "refuted", "alone"]
 """Of a node that its own value calls slow: by a second witness, or without one."""
@@ -28,7 +28,7 @@ SCATTERS = 3.0
 class NodeEvidence:
     """What bears out, or refutes, that one node is slow."""
 
-    node: Judged
+    node: NodeVerdict
     standing: Standing
     by: Literal["its pairs", "its repeats", "its groups", "nothing"]
     group_loss: float | None = None
@@ -36,7 +36,7 @@ class NodeEvidence:
 
 
 def evidence(
-    blame: Blame, confirmed: Sequence[Confirmation], measured: Sequence[GroupThroughput]
+    blame: SlowNodeReport, confirmed: Sequence[Confirmation], measured: Sequence[GroupThroughput]
 ) -> list[NodeEvidence]:
     """The standing of every node that its own values flag, slowest first."""
     by_host = {confirmation.host: confirmation.confirmed for confirmation in confirmed}
@@ -74,7 +74,7 @@ def group_losses(
 
 
 def _of(
-    node: Judged, base: float, by_pairs: bool | None, by_groups: tuple[float, float] | None
+    node: NodeVerdict, base: float, by_pairs: bool | None, by_groups: tuple[float, float] | None
 ) -> NodeEvidence:
     loss = by_groups[0] if by_groups else None
     if by_pairs is not None:

@@ -1,4 +1,4 @@
-"""A node is named when two witnesses call it slow; one alone asks for a repeat."""
+"""A node is named when two independent measurements call it slow; one alone asks for a repeat."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from paceline.core.node_groups import GroupThroughput
-from paceline.scaling.analysis.analysis import Analysis, Judging, analyse
+from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse
 from paceline.scaling.analysis.answer import scale_result
 from paceline.scaling.analysis.node_speeds import node_speeds
-from paceline.scaling.analysis.slow_nodes import Blame, HealthySpeed, judge_nodes
+from paceline.scaling.analysis.slow_nodes import HealthySpeed, SlowNodeReport, judge_nodes
 from tests.scaling.analysis.lambda_values import alone, group
 
 
@@ -109,7 +109,7 @@ def test_a_change_of_the_whole_cluster_is_no_nodes_fault():
     speeds, history = history_of(rng, 64)
     today = np.array(speeds) * 0.985 * np.exp(rng.normal(0, 0.0015, 64))
     today[5] *= 0.96
-    analysis = analyse(alone(today.tolist()), Judging(history=history))
+    analysis = analyse(alone(today.tolist()), AnalysisContext(history=history))
     assert [node.host for node in analysis.blame.flagged] == ["n6"]
     assert "The median node is 1.49 % slower" in text_of(analysis)
     assert "slower than its own history: that is the cluster's change" in text_of(analysis)
@@ -126,11 +126,11 @@ def test_few_healthy_nodes_are_seldom_blamed_by_a_reference(luck: float, repeats
             for _ in range(repeats)
             for g in alone((100 * np.exp(rng.normal(0, luck, 4))).tolist())
         ]
-        blamed += bool(analyse(measured, Judging(reference=HealthySpeed(100.0))).flagged)
+        blamed += bool(analyse(measured, AnalysisContext(reference=HealthySpeed(100.0))).flagged)
     assert blamed <= 5
 
 
-def judged_in_whole_numbers(values: list[float]) -> Blame:
+def judged_in_whole_numbers(values: list[float]) -> SlowNodeReport:
     speeds = node_speeds(alone([float(round(value)) for value in values]))
     assert speeds is not None
     return judge_nodes(speeds, resolution=1.0)
@@ -162,7 +162,7 @@ def test_groups_bear_out_what_a_node_lost_against_its_own_history():
         history["n1"] = [before, 1.001 * before, 0.999 * before]
         pairs = [group(f"n{at} n{at + 1}", 200.0) for at in range(3, 17, 2)]
         pairs.append(group("n1 n2", 2 * in_groups))
-        return flagged(analyse([*alone(values), *pairs], Judging(history=history)))
+        return flagged(analyse([*alone(values), *pairs], AnalysisContext(history=history)))
 
     assert judged(94.0, 100.0, in_groups=94.0) == {"n1"}
     assert judged(86.0, 90.0, in_groups=86.0) == {"n1"}
