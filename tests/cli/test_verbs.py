@@ -115,7 +115,7 @@ def test_a_group_of_options_is_its_fields_on_the_command_line_and_one_value_in_t
     def verb(name: str, number: int = 1, *, prices: PriceOptions) -> None:
         received.append((name, number, prices))
 
-    app = typer.Typer()
+    app = typer.Typer(add_completion=False)
     app.command()(expanded(verb))
     command = typer.main.get_command(app)
     panels = {
