@@ -13,8 +13,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from paceline.cli.terminal import echo
-from paceline.core.facts import facts_of
-from paceline.core.run import RunSpec
+from paceline.core.run import RunSettings, RunSpec
 from paceline.core.units import counted, seconds, significant, trimmed
 from paceline.runs.flow import Progress, Watcher
 
@@ -31,7 +30,7 @@ def progress_display(spec: RunSpec, repeat: str | None = None) -> Iterator[Watch
     `repeat` is a headline for one of several runs, whose common one has been shown.
     """
     console = Console(stderr=True)
-    in_samples = facts_of(spec).headline == "samples_per_s"
+    in_samples = RunSettings.of(spec).headline == "samples_per_s"
     headline = repeat or run_headline(spec)
     if console.is_terminal:
         with _bar(console, headline, spec.steps_asked, in_samples) as watch:
@@ -51,7 +50,7 @@ def run_headline(spec: RunSpec) -> str:
         f"{place} · "
         f"{spec.training.dtype} · {spec.layout.full_label(spec.world_size)} · "
         f"seq {spec.training.seq_len:,} · global batch "
-        f"{counted(spec.training.global_batch, facts_of(spec).batch_of)}"
+        f"{counted(spec.training.global_batch, RunSettings.of(spec).batch_of)}"
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.core.facts import Facts
 from paceline.core.layout import Layout
+from paceline.core.run import RunSettings
 from paceline.core.shape import Shape
 
 Setting = Mapping[str, object]
@@ -80,8 +80,8 @@ class Likeness:
 
 
 def likeness(
-    baseline: Sequence[Facts],
-    candidate: Sequence[Facts],
+    baseline: Sequence[RunSettings],
+    candidate: Sequence[RunSettings],
     *,
     allowed: Collection[str] = (),
     published: bool = False,
@@ -141,12 +141,12 @@ def fair_metric(differing: Iterable[str]) -> tuple[str, str | None]:
     return "step_time_s", None
 
 
-def _both(baseline: Sequence[Facts], candidate: Sequence[Facts], key: str) -> Sides:
+def _both(baseline: Sequence[RunSettings], candidate: Sequence[RunSettings], key: str) -> Sides:
     return [_setting(f, key) for f in baseline], [_setting(f, key) for f in candidate]
 
 
 def _batches(
-    baseline: Sequence[Facts], candidate: Sequence[Facts], devices_may_differ: bool
+    baseline: Sequence[RunSettings], candidate: Sequence[RunSettings], devices_may_differ: bool
 ) -> tuple[Sides, str]:
     """Both sides' batches as they must be equal: in all, or a device where devices differ."""
     whole = _both(baseline, candidate, "global_batch")
@@ -163,7 +163,7 @@ def _batches(
 
 
 def _stated_parts(
-    published: Sequence[Facts],
+    published: Sequence[RunSettings],
     ours: Sequence[Setting | None],
     theirs: Sequence[Setting | None],
     key: str,
@@ -187,13 +187,13 @@ def _distinct(settings: Sequence[Setting | None]) -> list[Setting | None]:
     return distinct
 
 
-def _a_device(facts: Facts) -> Setting | None:
+def _a_device(facts: RunSettings) -> Setting | None:
     if facts.global_batch is None or facts.num_devices is None:
         return None
     return {"": f"{facts.global_batch / facts.num_devices:g} a device"}
 
 
-def _setting(facts: Facts, key: str) -> Setting | None:
+def _setting(facts: RunSettings, key: str) -> Setting | None:
     """One setting of a run by its parts; None = nobody said."""
     layout = facts.layout
     match key:

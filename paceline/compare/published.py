@@ -9,10 +9,10 @@ from functools import cache
 from paceline.compare.comparability import Likeness, likeness
 from paceline.compare.sides import Member, Side, figure
 from paceline.core.errors import UserError
-from paceline.core.facts import Facts
 from paceline.core.flops import without_recompute
 from paceline.core.printed import read_printed
 from paceline.core.result import AS_PRINTED, Metric, ReferenceComparison, WindowRecord
+from paceline.core.run import RunSettings
 from paceline.files import references
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.files.references import Row
@@ -22,7 +22,7 @@ SPEEDS = ("samples_per_s", "step_time_s", "tokens_per_s", "tokens_per_s_per_devi
 
 
 def compare_with_references(
-    facts: Facts, names: Sequence[str], metrics: Mapping[str, Metric]
+    facts: RunSettings, names: Sequence[str], metrics: Mapping[str, Metric]
 ) -> tuple[ReferenceComparison, ...]:
     """This run beside each published row of its recipe among `names`, comparable rows first.
 
@@ -37,7 +37,7 @@ def compare_with_references(
     return tuple(sorted(comparisons, key=lambda c: not c.comparable))
 
 
-def nearest_row(rows: Sequence[Row], facts: Sequence[Facts], allowed: Collection[str]) -> Row:
+def nearest_row(rows: Sequence[Row], facts: Sequence[RunSettings], allowed: Collection[str]) -> Row:
     """The row with the fewest differences that are not allowed, then with the fewest at all.
 
     `rows` must not be empty, and each must have a step time.
@@ -50,7 +50,7 @@ def nearest_row(rows: Sequence[Row], facts: Sequence[Facts], allowed: Collection
     return min(rows, key=distance)
 
 
-def row_likeness(row: Row, facts: Sequence[Facts], allowed: Collection[str] = ()) -> Likeness:
+def row_likeness(row: Row, facts: Sequence[RunSettings], allowed: Collection[str] = ()) -> Likeness:
     """Runs' settings held against those that the row's source states."""
     return likeness([row_facts(row)], facts, allowed=allowed, published=True)
 
@@ -73,10 +73,10 @@ def published_side(row: Row) -> Side:
     return Side(row.id, (member,), published=True, resolution=resolution(row), source=source)
 
 
-def row_facts(row: Row) -> Facts:
+def row_facts(row: Row) -> RunSettings:
     """What a row's source states of its run; a layout only if it says anything of it."""
     recipe = _recipe(row.recipe) if row.recipe else None
-    return Facts(
+    return RunSettings(
         recipe=row.recipe,
         model=recipe.model if recipe else row.shape,
         lora=recipe.lora if recipe else None,
@@ -160,7 +160,7 @@ def _compare(run: Member, row: Row) -> ReferenceComparison:
     )
 
 
-def _difference(row: Row, facts: Facts) -> str | None:
+def _difference(row: Row, facts: RunSettings) -> str | None:
     """The first setting in which the run and the published row differ, as a phrase."""
     first = next(iter(row_likeness(row, [facts]).differences), None)
     if first is None:

@@ -9,7 +9,6 @@ from statistics import median
 
 from paceline.compare.directions import RATES
 from paceline.compare.significance import MIN_REPEATS
-from paceline.core.facts import Facts
 from paceline.core.result import (
     AS_PRINTED,
     LAST_STEP,
@@ -18,6 +17,7 @@ from paceline.core.result import (
     WindowRecord,
     finite_value,
 )
+from paceline.core.run import RunSettings
 from paceline.core.units import counted
 
 LAST_STEPS = (LAST_STEP, "last step")
@@ -32,7 +32,7 @@ class Member:
 
     name: str
     status: Status
-    facts: Facts
+    facts: RunSettings
     metrics: Mapping[str, Metric]
     reason: str | None = None
     window: WindowRecord | None = None

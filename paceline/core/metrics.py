@@ -17,7 +17,7 @@ from paceline.core.timed_run import TimedRun, first_value, mean_value
 from paceline.core.units import count
 
 COUNTED = ("model", "seq_len", "global_batch", "num_devices", "flops_convention")
-"""Facts without which FLOP/s cannot be told."""
+"""Settings without which FLOP/s cannot be told."""
 
 WITHIN_RUN = "within-run 95 %, moving-block bootstrap of the median"
 ORDERED = "within-run 95 %, order statistics of the median"

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from paceline.core.facts import Facts
 from paceline.core.memory import Memory, memory_per_device
 from paceline.core.result import MemoryByPart, RankMemory
-from paceline.core.run import RunSpec
+from paceline.core.run import RunSettings, RunSpec
 
 
 def memory_by_part(
     ranks: Iterable[RankMemory],
     spec: RunSpec | None,
-    facts: Facts,
+    facts: RunSettings,
     device_memory_bytes: float | None,
     context_bytes: float,
     step_time_s: float | None,

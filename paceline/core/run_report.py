@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.core.facts import Facts
 from paceline.core.result import Result
-from paceline.core.run import RunSpec
+from paceline.core.run import RunSettings, RunSpec
 from paceline.core.steps import Steps
 from paceline.core.waterfall import WaterfallLevel
 
@@ -21,7 +20,7 @@ class RunReport:
     """All steps, ranks merged."""
     spec: RunSpec | None
     """None when only logs are known."""
-    facts: Facts
+    facts: RunSettings
     command: str
     job_script: str
     inventory: dict[str, Any] = field(default_factory=dict[str, Any])

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.core.facts import Facts
 from paceline.core.flops import (
     FlopsInput,
     hardware_flops_per_token,
@@ -16,6 +15,7 @@ from paceline.core.flops import (
     without_recompute,
 )
 from paceline.core.rates import flops_per_s_per_device
+from paceline.core.run import RunSettings
 from paceline.core.stats import Summary, summarize
 from paceline.core.steps import FloatColumn, Steps
 
@@ -24,7 +24,7 @@ from paceline.core.steps import FloatColumn, Steps
 class TimedRun:
     """One run as the metrics see it."""
 
-    facts: Facts
+    facts: RunSettings
     steps: Steps
     """All steps, ranks merged."""
     window: Steps
@@ -132,7 +132,7 @@ class TimedRun:
 
 
 def timed_run(
-    facts: Facts,
+    facts: RunSettings,
     steps: Steps,
     window: Steps,
     *,

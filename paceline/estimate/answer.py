@@ -6,10 +6,9 @@ from math import isfinite
 
 from pydantic import Field
 
-from paceline.core.facts import Headline, facts_of
 from paceline.core.flops import FlopsInput, model_flops_per_token
 from paceline.core.rates import flops_per_s_per_device, mfu, tokens_per_s
-from paceline.core.run import USUAL_FP8_RECIPE, Data, RunSpec, Training
+from paceline.core.run import USUAL_FP8_RECIPE, Data, Headline, RunSettings, RunSpec, Training
 from paceline.core.value import Value
 from paceline.core.waterfall import WaterfallLevel
 from paceline.estimate.costs import Bill, bill
@@ -75,7 +74,7 @@ class Estimate(Value):
     tokens_per_s: float
     samples_per_s: float
     headline: Headline = Field("tokens_per_s", exclude=True)
-    """Which of the two states the speed, as of a run (core/facts.py)."""
+    """Which of the two states the speed, as of a run (RunSettings.headline)."""
     to_target: bool = Field(False, exclude=True)
     """Whether a quality ends the training, so that no number of tokens is its length."""
     flops_per_s_per_device: float
@@ -135,7 +134,7 @@ def estimate_on(
         parts=time.at(0),
         tokens_per_s=rate,
         samples_per_s=training.global_batch / seconds,
-        headline=facts_of(spec).headline,
+        headline=RunSettings.of(spec).headline,
         to_target=training.to_target,
         flops_per_s_per_device=reached,
         mfu=mfu(reached, peak),

@@ -10,10 +10,9 @@ from statistics import fmean
 from paceline.compare.over_time.environment import environment_items
 from paceline.core.binding import Place, overcommitted
 from paceline.core.errors import UserError
-from paceline.core.facts import Facts
 from paceline.core.layout import Layout
 from paceline.core.result import Result
-from paceline.core.run import RunSpec
+from paceline.core.run import RunSettings, RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.telemetry import read_telemetry
 from paceline.explain.account import LEAST_STEPS, Account, account_of
@@ -44,7 +43,7 @@ class ObservedRun:
         return self.report.result
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> RunSettings:
         return self.report.facts
 
     @property

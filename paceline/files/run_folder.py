@@ -27,11 +27,10 @@ import psutil
 from pydantic import PositiveFloat
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.core.facts import Facts, facts_of
 from paceline.core.layout_sizes import layout_problems
 from paceline.core.node_groups import Purpose
 from paceline.core.result import FINAL, Status
-from paceline.core.run import RunSpec
+from paceline.core.run import RunSettings, RunSpec
 from paceline.core.value import PositiveInt, Value
 from paceline.files.documents import read_json, read_value
 from paceline.files.home import home_path
@@ -97,7 +96,7 @@ class RunRecord(Value):
     command: tuple[str, ...]
     spec: RunSpec | None
     """What Paceline itself runs; None for an imported log."""
-    facts: Facts | None = None
+    facts: RunSettings | None = None
     """What is known of an imported log, or what the log of a bare command told."""
     log: str | None = None
     """The imported log, by its path inside the folder."""
@@ -126,9 +125,11 @@ class RunRecord(Value):
     warnings: tuple[str, ...] = ()
 
     @property
-    def known(self) -> Facts:
+    def known(self) -> RunSettings:
         """What is known of the run, started here or imported."""
-        return self.facts or (facts_of(self.spec) if self.spec else Facts(origin="imported"))
+        return self.facts or (
+            RunSettings.of(self.spec) if self.spec else RunSettings(origin="imported")
+        )
 
     @property
     def key(self) -> str | None:
@@ -157,7 +158,7 @@ def folder_name(spec: RunSpec, when: datetime, tag: str | None) -> str:
     return "-".join(_slug(part) for part in parts if part)
 
 
-def imported_name(facts: Facts, log: str, when: datetime, tag: str | None) -> str:
+def imported_name(facts: RunSettings, log: str, when: datetime, tag: str | None) -> str:
     """`<date>-<recipe or the log's name>-<tag>-<engine>-<n>x<device>-imported`."""
     devices = f"{facts.num_devices or ''}x{facts.device}" if facts.device else None
     parts = [f"{when:%Y-%m-%d}", facts.recipe or log[:60], tag, facts.engine, devices, "imported"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.core.facts import Facts
+from paceline.core.run import RunSettings
 from paceline.core.steps import FloatColumn, IntColumn, Steps
 from paceline.engines.log_reading.log_content import LogContent
 
@@ -16,7 +16,7 @@ REGULAR = 0.8
 """Share of equal distances between step numbers from which they are taken for a log interval."""
 
 
-def completed_steps(steps: Steps, facts: Facts, log: LogContent) -> Steps:
+def completed_steps(steps: Steps, facts: RunSettings, log: LogContent) -> Steps:
     """`steps` with averaged_over, and with a step time from samples/s or tokens/s where it lacks.
 
     t = B / (samples/s), or B s / (n x tokens/s of one device).
@@ -54,7 +54,7 @@ def log_interval(index: IntColumn, stated: object = None) -> int:
     return usual if regular and 1 < usual <= LARGEST_INTERVAL else 1
 
 
-def _times_from_rates(steps: Steps, facts: Facts) -> FloatColumn | None:
+def _times_from_rates(steps: Steps, facts: RunSettings) -> FloatColumn | None:
     batch: FloatColumn | int | None = facts.global_batch
     if steps.known("global_batch"):
         batch = steps["global_batch"]

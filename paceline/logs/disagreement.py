@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from paceline.core.facts import Facts
 from paceline.core.flops import CONVENTIONS, flops_per_token, hardware_flops_per_token
+from paceline.core.run import RunSettings
 from paceline.logs.parsed_log import Disagreement
 
 TOLERANCE = 0.005
@@ -46,7 +46,7 @@ class PrintedFigure:
 
 
 def find_disagreements(
-    facts: Facts, figures: list[PrintedFigure], running_average: float | None = None
+    facts: RunSettings, figures: list[PrintedFigure], running_average: float | None = None
 ) -> tuple[Disagreement, ...]:
     """The figures that differ by more than rounding, each with its likely cause."""
     disagreements: list[Disagreement] = []
@@ -67,7 +67,7 @@ def find_disagreements(
 
 
 def likely_cause(
-    facts: Facts, figure: PrintedFigure, ratio: float, running_average: float | None
+    facts: RunSettings, figure: PrintedFigure, ratio: float, running_average: float | None
 ) -> str:
     """The first known cause whose ratio is within 0.2 %, else within 1 %, of the one found."""
     candidates = [c for c in _candidates(facts, figure, running_average) if c[1] > 0]
@@ -85,7 +85,9 @@ def last_digit(printed: float) -> float:
     return 0.5 / float(digits) if digits else 0.0
 
 
-def _candidates(facts: Facts, figure: PrintedFigure, running_average: float | None) -> Candidates:
+def _candidates(
+    facts: RunSettings, figure: PrintedFigure, running_average: float | None
+) -> Candidates:
     if figure.unit in ("FLOP/s", "fraction"):
         yield from _other_counts(facts)
     if figure.unit == "fraction":
@@ -100,7 +102,7 @@ def _candidates(facts: Facts, figure: PrintedFigure, running_average: float | No
             )
 
 
-def _other_counts(facts: Facts) -> Candidates:
+def _other_counts(facts: RunSettings) -> Candidates:
     """FLOPs counted another way than in the convention of the computed figure."""
     x, convention = facts.flops_input, facts.flops_convention
     if x is None or convention is None:
@@ -125,7 +127,7 @@ def _other_counts(facts: Facts) -> Candidates:
             yield f"{recompute} recomputation is counted as work, in {name}", hardware / base
 
 
-def _other_peaks(facts: Facts, figure: PrintedFigure) -> Candidates:
+def _other_peaks(facts: RunSettings, figure: PrintedFigure) -> Candidates:
     if figure.sparse_peak:
         yield "divided by the sparse peak, twice the dense one", 1 / figure.sparse_peak
         yield "divided by half the dense peak", figure.sparse_peak
@@ -134,7 +136,7 @@ def _other_peaks(facts: Facts, figure: PrintedFigure) -> Candidates:
             yield f"divided by the sparse peak, and {cause}", ratio / figure.sparse_peak
 
 
-def _other_devices(facts: Facts) -> Candidates:
+def _other_devices(facts: RunSettings) -> Candidates:
     """Per device against all devices, and a batch divided once too often."""
     n = facts.num_devices
     if not n or n == 1:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from paceline.core.errors import UserError, did_you_mean
-from paceline.core.facts import Facts
 from paceline.core.flops import CONVENTIONS, without_recompute
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
+from paceline.core.run import RunSettings
 from paceline.core.shape import Shape, num_parameters
 from paceline.core.units import LARGEST_INT, count
 from paceline.core.window import check_rule
@@ -54,7 +54,7 @@ class UserSettings:
     convention: str | None = None
     total_tokens: float | None = None
     window: str | None = None
-    facts: Facts | None = None
+    facts: RunSettings | None = None
     """Everything at once, as an imported run has it on record."""
 
     @property
@@ -84,7 +84,7 @@ class UserSettings:
 
 def all_facts(
     user: UserSettings, engine: str | None, log: LogContent, place: PathFacts = NO_PATH
-) -> tuple[Facts, list[str]]:
+) -> tuple[RunSettings, list[str]]:
     """Every fact with its best source, and sentences on contradictions and on names not known.
 
     The log's `place` goes before the recipe, and behind the log and the user.
@@ -113,14 +113,14 @@ def all_facts(
             "it is left out"
         )
         layout = None
-    facts = Facts.model_validate(
+    facts = RunSettings.model_validate(
         {**merged, "layout": layout, "engine": engine, "origin": "imported"}
     )
     return facts, notes
 
 
 def path_sources(
-    user: UserSettings, facts: Facts, log: LogContent, place: PathFacts
+    user: UserSettings, facts: RunSettings, log: LogContent, place: PathFacts
 ) -> dict[str, str]:
     """`path` for each of `facts` that the log's place alone states."""
     if user.facts is not None:

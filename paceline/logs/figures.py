@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline.core.facts import Facts
 from paceline.core.levels import uneven_warning
 from paceline.core.metrics import measure
 from paceline.core.result import Metric, WindowRecord
+from paceline.core.run import RunSettings
 from paceline.core.stats import Summary, printed_step_s, summarize
 from paceline.core.steps import Step, Steps
 from paceline.core.timed_run import TimedRun, timed_run
@@ -85,7 +85,7 @@ class SingleFigure:
 
 
 def figures_of(
-    facts: Facts,
+    facts: RunSettings,
     steps: Steps,
     window: Steps,
     log: LogContent,
@@ -123,7 +123,7 @@ def figures_of(
 
 
 def figures_without_batch(
-    facts: Facts,
+    facts: RunSettings,
     window: Steps,
     log: LogContent,
     rates: dict[str, Metric],
@@ -149,7 +149,7 @@ def figures_without_batch(
 
 
 def log_run(
-    facts: Facts, steps: Steps, window: Steps, uneven: bool = False, resolution_s: float = 0.0
+    facts: RunSettings, steps: Steps, window: Steps, uneven: bool = False, resolution_s: float = 0.0
 ) -> TimedRun:
     """The log as the metrics see it; `resolution_s` is the step of printed times, as far as known.
 
@@ -169,7 +169,7 @@ def log_run(
 
 
 def single_figure(
-    log: LogContent, facts: Facts, kind: LogFormat, steps: Steps, rule: str | None
+    log: LogContent, facts: RunSettings, kind: LogFormat, steps: Steps, rule: str | None
 ) -> SingleFigure | None:
     """The log's one figure for the whole run, where its framework reports by it or has no other.
 
@@ -216,7 +216,7 @@ def _mean_batch(
     return mean if batch is None or FULL - PARTIAL <= mean / batch < FULL else batch
 
 
-def _printed_rates(log: LogContent, facts: Facts) -> dict[str, Metric]:
+def _printed_rates(log: LogContent, facts: RunSettings) -> dict[str, Metric]:
     """Printed samples/s and tokens/s, each with the other where the sequence length is known."""
     samples, tokens = log.figures.get("samples_per_s"), log.figures.get("tokens_per_s")
     per_s, batch, length = log.figures.get("steps_per_s"), facts.global_batch, facts.seq_len
@@ -234,7 +234,7 @@ def _printed_rates(log: LogContent, facts: Facts) -> dict[str, Metric]:
     }
 
 
-def rates_of(facts: Facts, window: Steps, uneven: bool = False) -> dict[str, Metric]:
+def rates_of(facts: RunSettings, window: Steps, uneven: bool = False) -> dict[str, Metric]:
     """Rates as step lines print them, medians over the window; the total of all devices.
 
     Of an uneven window it is the harmonic mean, n / sum(1 / r): that of the mean step.

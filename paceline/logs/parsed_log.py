@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from paceline.core.facts import Facts
 from paceline.core.result import Metric, WindowRecord
+from paceline.core.run import RunSettings
 from paceline.core.stats import Summary
 from paceline.core.value import NonNegativeInt, Value
 
@@ -59,7 +59,7 @@ class ParsedLog(Value):
     disagreements: tuple[Disagreement, ...] = ()
     metrics: dict[str, Metric] = {}
     conventions: dict[str, str] = {}
-    facts: Facts = Facts(origin="imported")
+    facts: RunSettings = RunSettings(origin="imported")
     sources: dict[str, str] = {}
     """`path` for each fact that neither the user nor the log states, but the folders above it."""
     num_bytes: NonNegativeInt = 0

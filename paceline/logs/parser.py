@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from paceline.core.errors import UserError
-from paceline.core.facts import Facts
 from paceline.core.result import Metric, WindowRecord
+from paceline.core.run import RunSettings
 from paceline.core.steps import Steps
 from paceline.core.window import (
     MIN_STEADY,
@@ -197,7 +197,7 @@ def _read(
 
 def _of_one_attempt(
     user: UserSettings, name: str, log: LogContent, place: PathFacts
-) -> tuple[Facts, list[str], Steps]:
+) -> tuple[RunSettings, list[str], Steps]:
     """Facts, notes on them, and steps; of several attempts' facts those that the window is of."""
     facts, notes = all_facts(user, name, log, place)
     steps = completed_steps(log.steps(), facts, log)
@@ -240,7 +240,7 @@ def _contradictions(user: UserSettings, window: WindowRecord) -> list[str]:
     ]
 
 
-def _with_batch(facts: Facts, user: UserSettings, window: WindowRecord) -> Facts:
+def _with_batch(facts: RunSettings, user: UserSettings, window: WindowRecord) -> RunSettings:
     """`facts` with the batch and length that the figures rest on: a log may ramp them up."""
     lines = window.model_dump(include=set(user.sizes))
     sizes = {name: size or lines[name] for name, size in user.sizes.items()}

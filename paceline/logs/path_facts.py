@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class PathFacts:
-    """Settings by the names of Facts, and why the run is taken for a profiled one."""
+    """Settings by the names of RunSettings, and why the run is taken for a profiled one."""
 
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
     size: str | None = None

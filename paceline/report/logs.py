@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.core.facts import Facts
 from paceline.core.result import Metric, WindowRecord
+from paceline.core.run import RunSettings
 from paceline.core.steps import FLOATS, Steps
 from paceline.core.text import one_line
 from paceline.core.units import TERA, count, counted, gib, percent, significant
@@ -27,7 +27,7 @@ def log_row(log: ParsedLog | None) -> dict[str, Any]:
     """One log as a row of a table, in base units; of None the names alone."""
     metrics = log.metrics if log else {}
     times = log.step_time_s if log else None
-    facts = log.facts if log else Facts()
+    facts = log.facts if log else RunSettings()
     window = log.window if log else None
     flops = _value(metrics, "model_flops_per_s_per_device")
     step = metrics.get("step_time_s")
@@ -135,7 +135,7 @@ def _cell(value: float) -> float | str | None:
     return "nan" if value in (float("inf"), float("-inf")) else float(f"{value:.9g}")
 
 
-def _setup(facts: Facts, window: WindowRecord | None) -> Iterator[str]:
+def _setup(facts: RunSettings, window: WindowRecord | None) -> Iterator[str]:
     if facts.engine:
         yield f"{facts.engine} log"
     if facts.recipe:

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.facts import Facts
 from paceline.core.result import Result, WindowRecord
+from paceline.core.run import RunSettings
 from paceline.core.run_report import RunReport
 from paceline.core.shape import trainable_parameters
 from paceline.core.units import count, counted
@@ -94,7 +94,7 @@ def describe_setup(report: RunReport) -> list[str]:
     return [part for part in parts if part]
 
 
-def _layout(facts: Facts) -> str | None:
+def _layout(facts: RunSettings) -> str | None:
     """The layout in words; of a log its axes, because few logs state the rest."""
     layout, n = facts.layout, facts.num_devices
     if layout is None or not n:
@@ -102,7 +102,7 @@ def _layout(facts: Facts) -> str | None:
     return layout.label(n) if facts.origin == "imported" else layout.full_label(n)
 
 
-def _parameters(result: Result, facts: Facts) -> str | None:
+def _parameters(result: Result, facts: RunSettings) -> str | None:
     """`4.93M parameters`, and with adapters how many of them are trained."""
     if result.num_parameters is None:
         return None

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
-from paceline.core.facts import Facts
 from paceline.core.result import ReferenceComparison, Result, finite_value
+from paceline.core.run import RunSettings
 from paceline.core.run_report import RunReport
 from paceline.core.text import printable
 from paceline.core.units import percent
@@ -77,7 +77,7 @@ def _outcome(report: RunReport) -> Iterable[Line]:
     yield f"  what to do: {advice(report)}", ""
 
 
-def _figures(result: Result, facts: Facts) -> Iterable[Line]:
+def _figures(result: Result, facts: RunSettings) -> Iterable[Line]:
     """The measured lines; without a figure, why there is none."""
     headline = throughput(result)
     if headline is not None:
@@ -124,7 +124,7 @@ def _rates(headline: str, result: Result) -> str:
     return " · ".join(parts)
 
 
-def _share(result: Result, facts: Facts) -> str:
+def _share(result: Result, facts: RunSettings) -> str:
     """The share of what the machine reaches, and MFU with its convention or why there is none.
 
     An imported log was written elsewhere, so this machine's reach is no matter.

@@ -19,10 +19,10 @@ from paceline.compare.scatter import RunScatter
 from paceline.compare.sides import Member, Pair, Side
 from paceline.compare.significance import MARGIN
 from paceline.core.errors import UserError, did_you_mean
-from paceline.core.facts import Facts
 from paceline.core.metrics import METRICS
 from paceline.core.problem import refusal
 from paceline.core.result import Result
+from paceline.core.run import RunSettings
 from paceline.core.run_report import RunReport
 from paceline.core.stats import printed_step_s
 from paceline.files import references
@@ -147,7 +147,7 @@ def member_of_run(report: RunReport) -> Member:
     )
 
 
-def _settled_facts(facts: Facts, result: Result | ParsedLog) -> Facts:
+def _settled_facts(facts: RunSettings, result: Result | ParsedLog) -> RunSettings:
     """The facts with the window's own batch and sequence length, which a ramp-up leaves open."""
     window = result.window
     if window is None:
@@ -184,7 +184,7 @@ def _member_in(entry: Any) -> Member:
         facts = _settled_facts(log.facts, log)
         return Member(log.file, status, facts, log.metrics, log.reason or log.status, log.window)
     result = Result.model_validate(entry)
-    facts = _settled_facts(Facts(origin="imported"), result)
+    facts = _settled_facts(RunSettings(origin="imported"), result)
     return Member(
         result.run,
         result.status,

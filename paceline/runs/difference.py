@@ -41,7 +41,7 @@ _FACT_OF = {
 }
 """Settings of a spec that its facts hold by other names."""
 _NO_WORK = frozenset({"recipe", "variant", "origin", "flops_convention", "nominal_parameters"})
-"""Facts that say what a run is called and how its figures are counted."""
+"""Settings that say what a run is called and how its figures are counted."""
 _LABELS = ("recipe", "variant", "time_limit_s", "hang_limit_s", "mlperf", *OTHER_WORDS)
 _PROGRAM = "trainer"
 """The item of the surroundings that is the run's program."""

@@ -28,9 +28,9 @@ from paceline.compare.over_time.timeline import (
 from paceline.compare.scatter import RunScatter, run_scatter
 from paceline.compare.significance import MARGIN
 from paceline.core.errors import PacelineError, UserError, did_you_mean
-from paceline.core.facts import Facts
 from paceline.core.metrics import METRICS
 from paceline.core.result import Result, finite_value
+from paceline.core.run import RunSettings
 from paceline.core.stats import printed_step_s
 from paceline.core.units import counted, percent
 from paceline.files.documents import read_value
@@ -61,7 +61,7 @@ class _SeriesRun:
     value: float
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> RunSettings:
         window, facts = self.result.window, self.record.known
         batch = window.global_batch if window else None
         return facts.model_copy(update={"global_batch": batch}) if batch else facts

@@ -8,8 +8,8 @@ from pathlib import Path, PurePath
 from paceline.compare.published import compare_with_references
 from paceline.compare.single_run import single_run_verdict
 from paceline.core.errors import UserError
-from paceline.core.facts import Facts
 from paceline.core.result import Result, Status
+from paceline.core.run import RunSettings
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
 from paceline.core.window import stretch_around
@@ -93,12 +93,12 @@ def _title(record: RunRecord, stated: dict[str, int | float | str]) -> str:
     return str(stated.get("model") or PurePath(record.log or record.name).name)
 
 
-def _framework(facts: Facts, stated: dict[str, int | float | str]) -> dict[str, str]:
+def _framework(facts: RunSettings, stated: dict[str, int | float | str]) -> dict[str, str]:
     version = stated.get("framework_version")
     return {facts.engine or "framework": str(version)} if version is not None else {}
 
 
-def _references(facts: Facts) -> tuple[str, ...]:
+def _references(facts: RunSettings) -> tuple[str, ...]:
     """What the recipe of an imported run is held against; nothing when it is no recipe of ours."""
     if facts.recipe is None:
         return ()

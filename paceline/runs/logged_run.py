@@ -14,9 +14,8 @@ import numpy as np
 
 from paceline.compare.published import compare_with_references
 from paceline.compare.single_run import single_run_verdict
-from paceline.core.facts import Facts
 from paceline.core.result import Result, Status
-from paceline.core.run import RunSpec
+from paceline.core.run import RunSettings, RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
 from paceline.core.units import all_done, counted
@@ -132,7 +131,7 @@ def with_told_facts(record: RunRecord, folder: Path) -> RunRecord:
     known, parsing = record.known, parsed(folder, record)
     if parsing is not None:
         told = parsing.document.facts.model_dump(exclude_none=True, exclude={"origin"})
-        known = Facts.model_validate({**known.model_dump(), **told})
+        known = RunSettings.model_validate({**known.model_dump(), **told})
     ranks = [log.start.world_size for log in read_ranks(folder).values() if log.start]
     if ranks and known.num_devices is None:
         known = known.model_copy(update={"num_devices": max(ranks)})

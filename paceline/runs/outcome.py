@@ -16,7 +16,6 @@ import numpy as np
 from paceline.compare.published import compare_with_references
 from paceline.compare.single_run import single_run_verdict
 from paceline.core.binding import Place, binding_warnings
-from paceline.core.facts import Facts
 from paceline.core.levels import uneven_warning
 from paceline.core.metrics import measure
 from paceline.core.rank_memory import memory_by_part
@@ -29,6 +28,7 @@ from paceline.core.result import (
     Status,
     WindowRecord,
 )
+from paceline.core.run import RunSettings
 from paceline.core.run_report import RunReport
 from paceline.core.steps import Steps
 from paceline.core.timed_run import TimedRun, timed_run
@@ -289,7 +289,7 @@ def _memory(
     )
 
 
-def tensor_float_note(facts: Facts) -> str | None:
+def tensor_float_note(facts: RunSettings) -> str | None:
     """Why fp32 on an accelerator has no MFU unless its products are kept in full fp32."""
     full = facts.dtype != "fp32" or facts.matmul_precision in (None, "highest")
     if full or facts.device == "cpu":
@@ -300,7 +300,7 @@ def tensor_float_note(facts: Facts) -> str | None:
     )
 
 
-def _conventions(facts: Facts) -> dict[str, str]:
+def _conventions(facts: RunSettings) -> dict[str, str]:
     images = facts.model is not None and facts.model.kind == "mmdit"
     return {
         "flops": facts.flops_convention or "unknown",

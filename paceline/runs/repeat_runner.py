@@ -10,10 +10,10 @@ from pathlib import Path
 from paceline.compare.comparability import likeness
 from paceline.compare.judgement import Comparison
 from paceline.compare.over_time.repeats import GroupResult, SeriesResult, group_figures, has_figure
-from paceline.core.facts import Facts, facts_of
 from paceline.core.hardware import Cluster
 from paceline.core.hosts import compress
 from paceline.core.result import Result
+from paceline.core.run import RunSettings
 from paceline.files.run_folder import Repeat, groups, read_record
 from paceline.runs.comparison import Gate, compare_runs
 from paceline.runs.plan import as_of_now
@@ -158,9 +158,11 @@ def _comparison(
 
     Settings in which they differ are accepted by name.
     """
-    ours = facts_of(sides[-1].plan.spec)
+    ours = RunSettings.of(sides[-1].plan.spec)
     if len(sides) == 2:
-        return _compare(results[0].group, facts_of(sides[0].plan.spec), results[1].group, ours)
+        return _compare(
+            results[0].group, RunSettings.of(sides[0].plan.spec), results[1].group, ours
+        )
     for name, folders in reversed(groups(root).items()):
         good = [r.known for folder in folders if (r := read_record(folder)).status == "ok"]
         if name != results[0].group and good and good[-1].recipe == results[0].recipe:
@@ -168,7 +170,7 @@ def _comparison(
     return None
 
 
-def _compare(first: str, theirs: Facts, second: str, ours: Facts) -> str:
+def _compare(first: str, theirs: RunSettings, second: str, ours: RunSettings) -> str:
     allowed = "".join(f" --allow {key}" for key in likeness([theirs], [ours]).keys)
     return f"paceline compare {first} {second}{allowed}"
 
@@ -179,6 +181,6 @@ def _verdict(
     """What the comparison of two complete groups says."""
     if len(results) != 2 or any(group.missing for group in results):
         return None
-    first, second = (facts_of(side.plan.spec) for side in sides)
+    first, second = (RunSettings.of(side.plan.spec) for side in sides)
     gate = Gate(allowed=tuple(likeness([first], [second]).keys))
     return compare_runs(root, results[0].group, results[1].group, gate)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from paceline.compare.sides import Member, Side
-from paceline.core.facts import Facts, facts_of
 from paceline.core.result import Metric, WindowRecord
+from paceline.core.run import RunSettings
 from tests.example import make_spec
 
-FACTS = facts_of(make_spec())
+FACTS = RunSettings.of(make_spec())
 WINDOW = WindowRecord(rule="auto", first_step=5, last_step=60, n=56, n_warmup=4, state="steady")
 TOKENS = 256
 
@@ -36,7 +36,7 @@ def member(
     step_time_s: float = 0.2,
     *,
     jitter: float = 0.01,
-    facts: Facts = FACTS,
+    facts: RunSettings = FACTS,
     metrics: Mapping[str, Metric] | None = None,
     **fields: Any,
 ) -> Member:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from paceline.compare.comparability import KEYS, fair_metric, likeness
-from paceline.core.facts import Facts, facts_of
 from paceline.core.layout import Layout
+from paceline.core.run import RunSettings
 from paceline.core.shape import LoraSpec
 from tests.example import make_spec
 
-FACTS = facts_of(make_spec())
+FACTS = RunSettings.of(make_spec())
 
 
-def changed(**fields: object) -> Facts:
+def changed(**fields: object) -> RunSettings:
     return FACTS.model_copy(update=fields)
 
 
@@ -117,7 +117,7 @@ def test_on_other_devices_batches_may_be_alike_in_all_or_a_device():
 
 
 def test_a_published_row_is_asked_for_no_more_than_it_states():
-    row = Facts(
+    row = RunSettings(
         model=FACTS.model,
         device="cpu",
         num_devices=2,

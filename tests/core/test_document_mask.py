@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.compare.comparability import likeness
-from paceline.core.facts import facts_of
 from paceline.core.ranks import merge_ranks
-from paceline.core.run import Data, RunSpec
+from paceline.core.run import Data, RunSettings, RunSpec
 from paceline.engines import native
 from paceline.estimate.answer import estimate
 from paceline.estimate.fit.evidence import shipped
@@ -65,7 +64,7 @@ def test_a_log_that_is_read_again_knows_its_shares() -> None:
 
 
 def test_a_masked_run_is_not_held_against_another() -> None:
-    ours, theirs = facts_of(make_spec()), facts_of(masked())
+    ours, theirs = RunSettings.of(make_spec()), RunSettings.of(masked())
 
     (difference,) = likeness([ours], [theirs]).differences
     assert difference.key == "packing" and "document_mask yes" in difference.candidate

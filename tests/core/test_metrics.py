@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.core.facts import Facts, facts_of
 from paceline.core.flops import CONVENTIONS, FlopsInput, flops_per_token
 from paceline.core.metrics import METRICS, measure
-from paceline.core.run import RunSpec
+from paceline.core.run import RunSettings, RunSpec
 from paceline.core.timed_run import TimedRun, timed_run
 from tests.core.shapes import FLUX, LLAMA_8B, OPT_350M
 from tests.example import make_spec, make_steps
@@ -30,7 +29,7 @@ def run(spec: RunSpec | None = None, times: list[float] | None = None, **fields:
         comm_wait_s=[0.1] * n,
         data_wait_s=[0.0] * n,
     )
-    return timed_run(facts_of(spec), steps, steps, **fields)  # type: ignore[arg-type]
+    return timed_run(RunSettings.of(spec), steps, steps, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -123,8 +122,8 @@ def test_flops_count_the_pairs_that_documents_leave():
     spec = make_spec()
     whole = measure(run(spec))
     steps = make_steps([0.5] * 20, samples=[8.0] * 20, attended_share=[0.25, 0.75] * 10)
-    masked = measure(timed_run(facts_of(spec), steps, steps))
-    x = facts_of(spec).flops_input
+    masked = measure(timed_run(RunSettings.of(spec), steps, steps))
+    x = RunSettings.of(spec).flops_input
     assert x is not None
     per_token = flops_per_token("causal", replace(x, attended_share=0.5))
 
@@ -138,7 +137,9 @@ def test_flops_count_the_pairs_that_documents_leave():
 
 
 def test_padding_that_nobody_counted_leaves_the_text_unknown():
-    padded = facts_of(make_spec()).model_copy(update={"origin": "imported", "packing": "padded"})
+    padded = RunSettings.of(make_spec()).model_copy(
+        update={"origin": "imported", "packing": "padded"}
+    )
     steps = make_steps([0.5] * 20, global_batch=[8.0] * 20, seq_len=[32.0] * 20)
     metrics = measure(timed_run(padded, steps, steps))
     assert metrics["tokens_per_s"].value is None
@@ -150,13 +151,15 @@ def test_padding_that_nobody_counted_leaves_the_text_unknown():
 @pytest.mark.parametrize(
     ("facts", "headline", "batch_of"),
     [
-        (Facts(), "tokens_per_s", "sequence"),
-        (Facts(packing="packed", model=LLAMA_8B), "tokens_per_s", "sequence"),
-        (Facts(packing="padded", model=OPT_350M), "samples_per_s", "sample"),
-        (Facts(packing="packed", model=FLUX), "samples_per_s", "sample"),
+        (RunSettings(), "tokens_per_s", "sequence"),
+        (RunSettings(packing="packed", model=LLAMA_8B), "tokens_per_s", "sequence"),
+        (RunSettings(packing="padded", model=OPT_350M), "samples_per_s", "sample"),
+        (RunSettings(packing="packed", model=FLUX), "samples_per_s", "sample"),
     ],
 )
-def test_the_workload_says_what_its_speed_is_stated_in(facts: Facts, headline: str, batch_of: str):
+def test_the_workload_says_what_its_speed_is_stated_in(
+    facts: RunSettings, headline: str, batch_of: str
+):
     assert (facts.headline, facts.batch_of) == (headline, batch_of)
 
 

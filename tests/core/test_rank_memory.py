@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.core.facts import facts_of
 from paceline.core.layout import Layout
 from paceline.core.memory import memory_per_device
 from paceline.core.rank_memory import memory_by_part
 from paceline.core.result import MemoryByPart, RankMemory
+from paceline.core.run import RunSettings
 from tests.example import make_spec
 
 GIB = 2**30
@@ -28,14 +28,14 @@ def rank(number: int, resident: float | None = 2 * GIB, **changes: Any) -> RankM
 
 def memory_of(*ranks: RankMemory, step_time_s: float | None = 0.2, **spec: Any) -> MemoryByPart:
     run = make_spec(**spec)
-    memory = memory_by_part(ranks, run, facts_of(run), None, 7.0, step_time_s)
+    memory = memory_by_part(ranks, run, RunSettings.of(run), None, 7.0, step_time_s)
     assert memory is not None
     return memory
 
 
 def test_nothing_watched_is_nothing_told():
     run = make_spec()
-    assert memory_by_part([], run, facts_of(run), None, 0.0, None) is None
+    assert memory_by_part([], run, RunSettings.of(run), None, 0.0, None) is None
 
 
 def test_the_largest_rank_is_the_one_whose_process_or_device_has_most_in_use():

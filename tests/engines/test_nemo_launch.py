@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.facts import facts_of
-from paceline.core.run import RunSpec
+from paceline.core.run import RunSettings, RunSpec
 from paceline.engines import engine
 from paceline.engines.nemo.launch import launch_text
 from paceline.machines import slurm
@@ -123,9 +122,9 @@ def test_the_profilers_switches_are_handed_on() -> None:
 
 
 def test_a_profiled_run_is_known_as_one() -> None:
-    assert facts_of(llama_70b()).profiled is False
+    assert RunSettings.of(llama_70b()).profiled is False
     for spec in (llama_70b(profile=True), llama_70b(nccl_trace=True)):
-        assert facts_of(spec).profiled is True
+        assert RunSettings.of(spec).profiled is True
 
 
 def tiny() -> RunSpec:

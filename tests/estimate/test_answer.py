@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.core.facts import facts_of
+from paceline.core.run import RunSettings
 from paceline.estimate.answer import estimate
 from paceline.estimate.costs import Failures, Prices
 from paceline.estimate.fit.evidence import shipped
@@ -54,7 +54,7 @@ def test_every_kind_of_model_can_be_estimated(recipe: str, devices: int):
 def test_an_estimate_is_led_by_the_rate_that_a_run_is_led_by(recipe: str, headline: str):
     question = Question(recipe, "H100", 8)
     found = estimate(question, shipped())
-    assert found.headline == headline == facts_of(question.spec).headline
+    assert found.headline == headline == RunSettings.of(question.spec).headline
 
 
 def test_adapters_train_faster_than_the_whole_model():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.core.facts import Facts
+from paceline.core.run import RunSettings
 from paceline.core.steps import Step, Steps
 from paceline.engines.log_reading.log_content import LogContent
 from paceline.logs.completion import completed_steps, log_interval
 
-KNOWN = Facts(global_batch=16, seq_len=100, num_devices=4, origin="imported")
+KNOWN = RunSettings(global_batch=16, seq_len=100, num_devices=4, origin="imported")
 
 
 def rates(**columns: float) -> Steps:

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.facts import Facts
 from paceline.core.flops import flops_per_token, hardware_flops_per_token
 from paceline.core.layout import Layout
+from paceline.core.run import RunSettings
 from paceline.files.recipe import load_recipe
 from paceline.logs.disagreement import UNKNOWN, PrintedFigure, find_disagreements, likely_cause
 
 
-def facts(**fields: object) -> Facts:
+def facts(**fields: object) -> RunSettings:
     values: dict[str, object] = {
         "model": load_recipe("llama31-8b").model,
         "seq_len": 8192,
@@ -24,7 +24,7 @@ def facts(**fields: object) -> Facts:
         "layout": Layout(tp=4),
         "flops_convention": "causal",
     }
-    return Facts.model_validate({**values, **fields})
+    return RunSettings.model_validate({**values, **fields})
 
 
 def cause(ratio: float, unit: str = "FLOP/s", sparse: float | None = None, **fields: object) -> str:

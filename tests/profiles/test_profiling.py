@@ -13,10 +13,10 @@ import pytest
 from paceline.cli.output import TableFormat
 from paceline.cli.profile import ToolChoice, print_profile
 from paceline.core.errors import UserError
-from paceline.core.facts import facts_of
 from paceline.core.layout import Layout
 from paceline.core.profiling import Profiling, ToolName
 from paceline.core.result import Status
+from paceline.core.run import RunSettings
 from paceline.core.waterfall import WaterfallLevel
 from paceline.engines.native import settings
 from paceline.files.run_folder import folder_name
@@ -50,7 +50,7 @@ def profile(folder: Path) -> Profile:
 def test_a_profile_run_is_a_run_of_its_own_kind() -> None:
     plain = make_spec()
     spec = plain.model_copy(update={"profile": Profiling(tool="torch", ranks=(0,))})
-    assert (facts_of(plain).profiled, facts_of(spec).profiled) == (False, True)
+    assert (RunSettings.of(plain).profiled, RunSettings.of(spec).profiled) == (False, True)
     assert plain.key != spec.key
     assert "profile" not in plain.model_dump() and "profile" not in settings(plain)
     assert settings(spec)["profile"]["last_step"] == 30

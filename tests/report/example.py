@@ -9,7 +9,6 @@ from typing import Any, get_args
 import numpy as np
 
 from paceline.compare.single_run import single_run_verdict
-from paceline.core.facts import facts_of
 from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
 from paceline.core.metrics import measure
@@ -22,7 +21,7 @@ from paceline.core.result import (
     Status,
     Verdict,
 )
-from paceline.core.run import Data, RunSpec, Training
+from paceline.core.run import Data, RunSettings, RunSpec, Training
 from paceline.core.run_report import RunReport
 from paceline.core.shape import DecoderShape
 from paceline.core.steps import Step, Steps
@@ -178,7 +177,7 @@ def finished(num_ranks: int, num_steps: int, slow_rank: int | None) -> RunReport
     numbers = steps.index[window.rows]
     metrics = measure(
         timed_run(
-            facts_of(run_spec),
+            RunSettings.of(run_spec),
             steps,
             steps.select(window.rows),
             achievable_flops_per_s=2.95e11 * num_ranks,
@@ -207,7 +206,7 @@ def finished(num_ranks: int, num_steps: int, slow_rank: int | None) -> RunReport
         result=result,
         steps=steps,
         spec=run_spec,
-        facts=facts_of(run_spec),
+        facts=RunSettings.of(run_spec),
         command="paceline run tiny-llama --set steps=60",
         job_script="#!/bin/sh\nset -eu\ncd runs/2026-11-20-tiny-llama\n"
         "python -m torch.distributed.run \\\n  --nproc-per-node 2 --log-dir logs \\\n"

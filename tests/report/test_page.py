@@ -8,8 +8,8 @@ from typing import Literal, get_args
 import numpy as np
 import pytest
 
-from paceline.core.facts import Facts
 from paceline.core.result import Status, Verdict, WindowRecord
+from paceline.core.run import RunSettings
 from paceline.core.shape import LoraSpec, trainable_parameters
 from paceline.core.units import count
 from paceline.report import page
@@ -71,7 +71,9 @@ def test_the_setup_names_devices_dtype_layout_and_batch() -> None:
 
 
 def test_the_setup_of_foreign_logs_is_the_recipe_alone() -> None:
-    assert page.describe_setup(replace(failed_report(), spec=None, facts=Facts())) == ["tiny-llama"]
+    assert page.describe_setup(replace(failed_report(), spec=None, facts=RunSettings())) == [
+        "tiny-llama"
+    ]
 
 
 def test_the_rule_states_warm_up_batch_and_drift() -> None:

@@ -20,8 +20,8 @@ from paceline.compare.published import (
 from paceline.compare.sides import Member, Side
 from paceline.compare.single_run import single_run_verdict
 from paceline.core.errors import UserError
-from paceline.core.facts import Facts
 from paceline.core.result import WindowRecord
+from paceline.core.run import RunSettings
 from paceline.files import references
 from paceline.runs.comparison import (
     Gate,
@@ -233,7 +233,7 @@ def test_the_nearest_row_has_the_fewest_differences():
     like = row_facts(ROW).model_copy(update={"profiled": False, "data": "text"})
     assert nearest_row(rows, [like], ()).id == ROW.id
     assert row_likeness(ROW, [like]).keys == ()
-    tiny = Facts(device="cpu", num_devices=2)
+    tiny = RunSettings(device="cpu", num_devices=2)
     assert "model" in row_likeness(nearest_row(rows, [tiny], ()), [tiny]).keys
 
 

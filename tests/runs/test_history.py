@@ -10,8 +10,8 @@ import pytest
 
 from paceline.compare.over_time.timeline import History, RunSeries
 from paceline.core.errors import UserError
-from paceline.core.facts import Facts, facts_of
 from paceline.core.layout import Layout
+from paceline.core.run import RunSettings
 from paceline.files.documents import write_value
 from paceline.files.run_folder import (
     INVENTORY_FILE,
@@ -215,7 +215,7 @@ def test_two_groups_count_run_by_run_and_warn(tmp_path: Path):
     assert "2 days" in series.notes[0]
 
 
-def imported(root: Path, number: int, time: float, facts: Facts) -> Path:
+def imported(root: Path, number: int, time: float, facts: RunSettings) -> Path:
     """A run that was not started here: no spec, only facts."""
     folder = make_finished(root, number, time)
     record = read_record(folder).model_copy(update={"spec": None, "facts": facts})
@@ -223,8 +223,8 @@ def imported(root: Path, number: int, time: float, facts: Facts) -> Path:
     return folder
 
 
-def known_facts() -> Facts:
-    return facts_of(make_spec(ranks=1)).model_copy(update={"origin": "imported"})
+def known_facts() -> RunSettings:
+    return RunSettings.of(make_spec(ranks=1)).model_copy(update={"origin": "imported"})
 
 
 def test_an_imported_log_with_all_facts_equal_stands_among_the_runs(tmp_path: Path):

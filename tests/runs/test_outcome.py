@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from paceline.compare.published import compare_with_references
-from paceline.core.facts import facts_of
 from paceline.core.hardware import Cluster
 from paceline.core.result import Metric
+from paceline.core.run import RunSettings
 from paceline.files import catalog
 from paceline.files.documents import write_value
 from paceline.files.recipe import load_recipe, resolve
@@ -92,12 +92,12 @@ def test_a_run_like_the_published_one_is_compared_with_it():
         name="c", device=catalog.find_device("H100").device.name, nodes=1, devices_per_node=8
     )
     spec = resolve(load_recipe("opt-350m-sft"), cluster, True, None)
-    comparisons = compare_with_references(facts_of(spec), spec.references, FIGURES)
+    comparisons = compare_with_references(RunSettings.of(spec), spec.references, FIGURES)
     assert comparisons[0].comparable and comparisons[0].ratio == pytest.approx(900 / 943, abs=0.001)
     assert not any(c.comparable for c in comparisons[1:])
     assert comparisons[0].statistic == "mean"
     smaller = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": 2})})
-    changed = compare_with_references(facts_of(smaller), smaller.references, FIGURES)
+    changed = compare_with_references(RunSettings.of(smaller), smaller.references, FIGURES)
     assert not any(c.comparable for c in changed) and "model" in (changed[0].why_not or "")
     assert comparisons[1].why_not is not None and "devices" in comparisons[1].why_not
 

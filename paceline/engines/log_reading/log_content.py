@@ -62,7 +62,7 @@ class LogContent:
     """Step times that are no time."""
     _in_order: bool = False
     _earlier_facts: list[dict[str, Fact]] = field(default_factory=list[dict[str, Fact]])
-    """Facts of the attempts before the last one."""
+    """Settings of the attempts before the last one."""
     _attempt: GrowingColumn = field(default_factory=lambda: GrowingColumn(np.int64))
     """In which of the attempts a step was made."""
     _index: GrowingColumn = field(default_factory=lambda: GrowingColumn(np.int64))

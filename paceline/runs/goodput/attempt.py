@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from paceline.core.errors import UserError
-from paceline.core.facts import Facts
 from paceline.core.ranks import merge_ranks
+from paceline.core.run import RunSettings
 from paceline.core.steps import FloatColumn, IntColumn, Steps
 from paceline.files.events import RankLog
 from paceline.files.run_folder import STEPS_FOLDER, RunRecord, read_record
@@ -49,7 +49,7 @@ class Attempt:
     """Whether a queue lies between the launch and the start."""
     steps_asked: int | None = None
     status: str | None = None
-    facts: Facts = field(default_factory=Facts)
+    facts: RunSettings = field(default_factory=RunSettings)
     """What is known of the training that it belongs to."""
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations, pairwise
 
 from paceline.core.errors import UserError
-from paceline.core.facts import Facts
+from paceline.core.run import RunSettings
 from paceline.core.units import all_done, counted
 from paceline.core.value import Value
 from paceline.runs.goodput.attempt import Attempt, begun_order
@@ -92,7 +92,7 @@ def _check_start(earlier: Attempt, later: Attempt) -> None:
         )
 
 
-def _of_a_start(earlier: Facts, later: Facts) -> Sequence[str]:
+def _of_a_start(earlier: RunSettings, later: RunSettings) -> Sequence[str]:
     """What is to be the same without a checkpoint; of the number of devices a note tells enough
     where all that tells a training is known.
     """
@@ -100,7 +100,7 @@ def _of_a_start(earlier: Facts, later: Facts) -> Sequence[str]:
     return OF_A_START[:-1] if known else OF_A_START
 
 
-def _other(earlier: Facts, later: Facts, names: Sequence[str]) -> str | None:
+def _other(earlier: RunSettings, later: RunSettings, names: Sequence[str]) -> str | None:
     """The first of `names` that both tell and tell otherwise, in words; None where there is none.
 
     The name of a program that nobody has described says nothing: a later one may be spelled

@@ -40,7 +40,7 @@ SAME = (
     "driver",
     "gpu",
 )
-"""Facts that healthy hosts of one cluster have in common."""
+"""Settings that healthy hosts of one cluster have in common."""
 Verdict = Literal["fit", "look", "drain"]
 
 

@@ -9,7 +9,7 @@ from paceline.engines.log_reading.log_content import Fact, LogContent
 
 
 def facts(text: str) -> dict[str, Fact]:
-    """Facts of a text, which must be the same line by line."""
+    """Settings of a text, which must be the same line by line."""
     at_once, parts = DeepSpeedSettings(), DeepSpeedSettings()
     at_once.read(text.encode())
     for line in text.encode().splitlines(keepends=True):

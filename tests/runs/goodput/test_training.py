@@ -11,8 +11,7 @@ import pytest
 
 from paceline.cli.goodput import goodput
 from paceline.core.errors import UserError
-from paceline.core.facts import Facts
-from paceline.core.run import Training
+from paceline.core.run import RunSettings, Training
 from paceline.runs.goodput.attempt import Attempt
 from paceline.runs.goodput.ledger import ledger_of
 from paceline.runs.goodput.training import IN_ORDER, one_training
@@ -31,7 +30,7 @@ def log_of(name: str, first: int, last: int, **facts: Any) -> Attempt:
     index = np.arange(first, last + 1)
     ones = np.ones(len(index))
     return Attempt(
-        name, index, ones, ones, 0 * ones, first - 1, facts=Facts(origin="imported", **facts)
+        name, index, ones, ones, 0 * ones, first - 1, facts=RunSettings(origin="imported", **facts)
     )
 
 
