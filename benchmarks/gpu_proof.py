@@ -162,10 +162,7 @@ def row(case: Case, spec: RunSpec, side: str, got: dict[str, Any], best: float) 
 
 def bound(spec: RunSpec) -> float:
     """What the static bound says that the device must hold, in bytes."""
-    training = spec.training
-    return memory_per_device(
-        spec.model, spec.layout, 1, training.seq_len, training.dtype, lora=spec.lora
-    ).total_bytes
+    return memory_per_device(spec.parallel).total_bytes
 
 
 def products(call: Call, dtypes: list[str]) -> list[dict[str, Any]]:

@@ -18,8 +18,7 @@ from paceline.compare.sequential.judgement import SequentialComparison
 from paceline.core.assets import Manifest
 from paceline.core.bundle import Bundle
 from paceline.core.hardware import Device, Link
-from paceline.core.layout import RULES
-from paceline.core.layout_sizes import CONDITIONS, NATIVE_CONDITIONS
+from paceline.core.layout_checks import NATIVE_SIZE_RULES, RULES, SIZE_RULES
 from paceline.core.result import Result
 from paceline.core.run_inputs import RunInputs
 from paceline.core.site import Site
@@ -92,7 +91,7 @@ FORMATS: dict[str, type[BaseModel]] = {
 
 
 LAYOUTS_PAGE = "layouts.md"
-TABLES_BEGIN = "<!-- from core/layout.py: python -m paceline.schemas docs/schemas -->"
+TABLES_BEGIN = "<!-- from core/layout_checks.py: python -m paceline.schemas docs/schemas -->"
 TABLES_END = "<!-- end -->"
 
 
@@ -113,7 +112,7 @@ def layout_tables() -> str:
     ]
     conditions = [
         f"| {(condition.__doc__ or '').splitlines()[0].rstrip('.')} | {_whose(native)} |"
-        for native, group in ((False, CONDITIONS), (True, NATIVE_CONDITIONS))
+        for native, group in ((False, SIZE_RULES), (True, NATIVE_SIZE_RULES))
         for condition in group
     ]
     combinations = ["| refused together | in | reason |", "|---|---|---|", *rules]

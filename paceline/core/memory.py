@@ -18,10 +18,11 @@ arXiv:2205.05198.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
+from paceline.core.parallel_run import ParallelRun
 from paceline.core.pipeline import kept_layers, stages_of
 from paceline.core.recompute import Level, kept_per_token, kept_weights, stage_levels
 from paceline.core.shape import (
@@ -69,22 +70,6 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class _Setting:
-    """What all stages of one run have in common."""
-
-    shape: Shape
-    layout: Layout
-    shards: int
-    """Ranks over which ZeRO spreads states."""
-    tokens: float
-    """Tokens of one micro-batch on one rank."""
-    num_microbatches: int
-    compute_bytes: int
-    lora: LoraSpec | None
-    optimizer_masters: bool
-
-
-@dataclass(frozen=True)
 class _Stage:
     """What one tp rank of a pipeline rank holds, all of its chunks together."""
 
@@ -103,39 +88,21 @@ class _Stage:
 
 
 def memory_per_device(
-    shape: Shape,
-    layout: Layout,
-    dp: int,
-    seq_len: int,
-    dtype: Dtype,
-    lora: LoraSpec | None = None,
-    num_microbatches: int | None = None,
-    context_bytes: float = 0.0,
-    *,
-    optimizer_masters: bool = False,
+    x: ParallelRun, context_bytes: float = 0.0, *, optimizer_masters: bool = False
 ) -> Memory:
-    """Memory in bytes of the most loaded rank.
+    """Return the memory in bytes of the most loaded rank.
 
     The pipeline's first rank holds the embedding and the most micro-batches in flight, its last one
     the head and the logits; where both have a layer less, the second one may hold more, and those
     behind it never do. Raises ValueError when the stages do not split the layers (see
-    `stage_sizes`). `num_microbatches` None stands for a full pipeline; ZeRO shards over dp x cp, or
-    with hybrid sharding over `dp_shard` of it. Selective recomputation saves what the bound leaves
-    out anyway. With `optimizer_masters` fp32 masters are states of the optimizer. Types narrower
-    than 16 bit count as 16 bit.
+    `stage_sizes`). ZeRO shards over dp x cp, or with hybrid sharding over `dp_shard` of it.
+    Selective recomputation saves what the bound leaves out anyway. With `optimizer_masters` fp32
+    masters are states of the optimizer. Types narrower than 16 bit count as 16 bit.
     """
-    setting = _Setting(
-        shape=shape,
-        layout=layout,
-        shards=layout.shards(dp),
-        tokens=layout.micro_batch * seq_len / layout.cp,
-        num_microbatches=num_microbatches or layout.pp,
-        compute_bytes=4 if dtype == "fp32" else 2,
-        lora=lora,
-        optimizer_masters=optimizer_masters and dtype != "fp32",
-    )
-    stages = (_stage(setting, rank) for rank in {0, min(1, layout.pp - 1), layout.pp - 1})
-    memories = (_memory(setting, stage, context_bytes) for stage in stages)
+    masters = optimizer_masters and x.dtype != "fp32"
+    ranks = {0, min(1, x.layout.pp - 1), x.layout.pp - 1}
+    stages = (_stage(replace(x, pipeline_rank=rank)) for rank in ranks)
+    memories = (_memory(x, stage, context_bytes, masters) for stage in stages)
     return max(memories, key=lambda memory: memory.total_bytes)
 
 
@@ -147,7 +114,7 @@ def smallest_fit(
     lora: LoraSpec | None = None,
     context_bytes: float = 0.0,
 ) -> int | None:
-    """Smallest power of two of devices on which the bound is met; None beyond 65,536.
+    """Return the smallest power of two of devices on which the bound is met; None beyond 65,536.
 
     Each device holds one sequence with ZeRO-3 and full recomputation, the leanest data-parallel
     form. More devices shard the states only; what one sequence needs stays.
@@ -155,10 +122,8 @@ def smallest_fit(
     layout = Layout(zero_stage=3, recompute="full", micro_batch=1)
     num_devices = 1
     while num_devices <= MAX_DEVICES:
-        memory = memory_per_device(
-            shape, layout, num_devices, seq_len, dtype, lora, context_bytes=context_bytes
-        )
-        if memory.total_bytes <= device_memory_bytes:
+        run = ParallelRun(layout, shape, num_devices, seq_len=seq_len, dtype=dtype, lora=lora)
+        if memory_per_device(run, context_bytes).total_bytes <= device_memory_bytes:
             return num_devices
         num_devices *= 2
     return None
@@ -172,27 +137,23 @@ def activation_bytes_per_token(shape: Shape, layout: Layout, compute_bytes: int)
     return compute_bytes * kept_per_token(shape, layout)
 
 
-def _stage(x: _Setting, rank: int) -> _Stage:
+def _stage(x: ParallelRun) -> _Stage:
     parts, layout = parameter_parts(x.shape, x.layout.tp), x.layout
-    first, last = rank == 0, rank == layout.pp - 1
-    sizes = stages_of(x.shape, layout)
-    layers = sum(sizes[rank :: layout.pp])
     block, more = _blocks_on_a_rank(x.shape, layout, parts)
     tied_copy = parts["embedding"] if layout.pp > 1 else 0
     embedding = (parts["embedding"] + parts["projections"] / 2) / layout.tp + parts["positions"]
     head = ((parts["head"] or tied_copy) + parts["projections"] / 2) / layout.tp + parts["norms"]
-    ends = embedding * first + (head + more) * last
-    frozen, trained = _frozen_and_trained(x, layers * block + ends, layers)
+    ends = embedding * x.has_first + (head + more) * x.has_last
+    frozen, trained = _frozen_and_trained(x, x.layers * block + ends)
+    sizes, schedule = stages_of(x.shape, layout), layout.effective_schedule
     return _Stage(
         frozen=frozen,
         trained=trained,
         ends=ends,
-        layers=layers,
-        kept_layers=kept_layers(
-            sizes, layout.pp, rank, layout.effective_schedule, x.num_microbatches
-        ),
-        levels=stage_levels(x.shape, layout, range(rank, len(sizes), layout.pp)),
-        has_head=last,
+        layers=x.layers,
+        kept_layers=kept_layers(sizes, layout.pp, x.pipeline_rank, schedule, x.num_microbatches),
+        levels=stage_levels(x.shape, layout, x.stages),
+        has_head=x.has_last,
     )
 
 
@@ -206,39 +167,37 @@ def _blocks_on_a_rank(shape: Shape, layout: Layout, parts: dict[str, int]) -> tu
     return block / layout.tp, (parts["mtp"] - shape.mtp_layers * experts * spread) / layout.tp
 
 
-def _frozen_and_trained(x: _Setting, parameters: float, layers: int) -> tuple[float, float]:
+def _frozen_and_trained(x: ParallelRun, parameters: float) -> tuple[float, float]:
     if x.lora is None:
         return 0.0, parameters
-    share = layers / x.shape.num_layers / x.layout.tp
+    share = x.layers / x.shape.num_layers / x.layout.tp
     adapters = lora_parameters(x.shape, x.lora) * share
     frozen = adapted_weights(x.shape, x.lora) * share if x.lora.train_rest else parameters
     return frozen, parameters - frozen + adapters
 
 
-def _memory(x: _Setting, stage: _Stage, context_bytes: float) -> Memory:
+def _memory(x: ParallelRun, stage: _Stage, context_bytes: float, masters: bool) -> Memory:
+    """`masters`: fp32 masters are states of the optimizer."""
     zero = x.layout.zero_stage
     shards = x.shards if zero >= 2 else 1
     logits = x.tokens * x.shape.padded_vocab(x.layout.tp) / x.layout.tp if stage.has_head else 0
-    weights = x.compute_bytes if x.optimizer_masters else MASTER_BYTES
-    gradients = x.compute_bytes if x.optimizer_masters else GRADIENT_BYTES
-    optimizer = ADAM_BYTES + (MASTER_BYTES if x.optimizer_masters else 0)
+    weights = x.compute_bytes if masters else MASTER_BYTES
+    gradients = x.compute_bytes if masters else GRADIENT_BYTES
+    optimizer = ADAM_BYTES + (MASTER_BYTES if masters else 0)
+    # They add up over micro-batches before ZeRO-2 or 3 spreads them.
+    whole_gradients = x.layout.gradient_sync == "last" and x.num_microbatches > 1
     return Memory(
         weights_bytes=(weights * stage.trained + x.compute_bytes * stage.frozen) / shards,
-        gradients_bytes=gradients * stage.trained / (1 if _whole_gradients(x) else shards),
+        gradients_bytes=gradients * stage.trained / (1 if whole_gradients else shards),
         optimizer_bytes=optimizer * stage.trained / (x.shards if zero >= 1 else 1),
-        copies_bytes=_copies(x, stage),
+        copies_bytes=_copies(x, stage, masters),
         activations_bytes=_activations(x, stage),
         logits_bytes=min(2 * 4 * logits, LOGITS_BYTES),
         context_bytes=context_bytes,
     )
 
 
-def _whole_gradients(x: _Setting) -> bool:
-    """Whether they add up over micro-batches before ZeRO-2 or 3 spreads them."""
-    return x.layout.gradient_sync == "last" and x.num_microbatches > 1
-
-
-def _copies(x: _Setting, stage: _Stage) -> float:
+def _copies(x: ParallelRun, stage: _Stage, masters: bool) -> float:
     """Weights held only to compute: gathered ones with ZeRO-2 and 3, else 16-bit copies of masters.
 
     The backward pass keeps the copies of what is not computed anew, and those of one whole block.
@@ -250,14 +209,14 @@ def _copies(x: _Setting, stage: _Stage) -> float:
         return x.compute_bytes * (min(GATHERED_BLOCKS, stage.layers) * block + stage.ends)
     if zero == 2:
         return x.compute_bytes * (stage.frozen + stage.trained)
-    if x.compute_bytes == MASTER_BYTES or x.optimizer_masters:
+    if x.compute_bytes == MASTER_BYTES or masters:
         return 0.0
     blocks = stage.trained - ends_trained
     kept = [kept_weights(x.shape, level) for level in stage.levels] or [1.0]
     return x.compute_bytes * blocks * (sum(kept) + 1 - kept[-1]) / len(kept)
 
 
-def _activations(x: _Setting, stage: _Stage) -> float:
+def _activations(x: ParallelRun, stage: _Stage) -> float:
     """Kept for the backward pass: what blocks keep, and what the last one is computed anew to."""
     if not stage.levels:
         return 0.0

@@ -40,19 +40,9 @@ def memory_by_part(
 
 def _bound(spec: RunSpec, context_bytes: float) -> dict[str, float]:
     """The static lower bound by the names that measured parts have."""
-    microbatches = spec.layout.num_microbatches(spec.world_size, spec.training.global_batch)
-    need: Memory = memory_per_device(
-        spec.model,
-        spec.layout,
-        spec.dp,
-        spec.training.seq_len,
-        spec.training.dtype,
-        spec.lora,
-        microbatches,
-        context_bytes,
-    )
+    need: Memory = memory_per_device(spec.parallel, context_bytes)
     # Without sharding, 16-bit copies are made by the operations that use them, as activations are.
-    sharded = spec.layout.zero_stage >= 2 and spec.dp * spec.layout.cp > 1
+    sharded = spec.layout.zero_stage >= 2 and spec.parallel.data_ranks > 1
     gathered = need.copies_bytes if sharded else 0.0
     made = need.activations_bytes + need.logits_bytes + need.copies_bytes - gathered
     return {

@@ -23,6 +23,7 @@ from paceline.core.compilation import Compile
 from paceline.core.flops import FlopsInput, flops_input, known_convention
 from paceline.core.hardware import NARROW, Cluster, Dtype
 from paceline.core.layout import Layout
+from paceline.core.parallel_run import ParallelRun
 from paceline.core.profiling import Profiling
 from paceline.core.quality import Evaluation, MlperfLog
 from paceline.core.schedules import LossScale, LrSchedule, RampUp
@@ -341,6 +342,24 @@ class RunSpec(Value):
     def dp(self) -> int:
         """Data-parallel replicas."""
         return self.layout.dp(self.world_size)
+
+    @property
+    def parallel(self) -> ParallelRun:
+        """What rules, memory and traffic of the parallel axes follow from."""
+        training = self.training
+        return ParallelRun(
+            layout=self.layout,
+            shape=self.model,
+            world_size=self.world_size,
+            global_batch=training.global_batch,
+            seq_len=training.seq_len,
+            dtype=training.dtype,
+            device="cpu" if self.cluster.device == "cpu" else "cuda",
+            lora=self.lora,
+            fp8_recipe=training.fp8_recipe,
+            compiled=training.compile != "none",
+            document_mask=self.data.document_mask,
+        )
 
     @property
     def num_parameters(self) -> int:

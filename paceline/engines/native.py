@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from dataclasses import replace
 from typing import Any
 
 from paceline.core.hardware import NATIVE_NARROW, with_secrets
 from paceline.core.job import Job
-from paceline.core.layout import RULES
-from paceline.core.layout_sizes import native_problems
+from paceline.core.layout_checks import RULES, native_problems
 from paceline.core.recompute import block_levels
 from paceline.core.run import NEWER_SIZES, USUAL_FP8_RECIPE, RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
@@ -155,18 +155,7 @@ def _text_problems(spec: RunSpec, model: DecoderShape) -> list[str]:
 def _layout_problems(spec: RunSpec) -> list[str]:
     """What is wrong with the whole batch, else with the first smaller one of a ramp-up."""
     for batch in reversed(spec.training.batches):
-        problems = native_problems(
-            spec.layout,
-            spec.model,
-            spec.world_size,
-            batch,
-            dtype=spec.training.dtype,
-            device=_device(spec),
-            compiled=spec.training.compile != "none",
-            document_mask=spec.data.document_mask,
-            seq_len=spec.training.seq_len,
-            fp8_recipe=spec.training.fp8_recipe,
-        )
+        problems = native_problems(replace(spec.parallel, global_batch=batch))
         if problems and batch < spec.training.global_batch:
             return [f"while the batch ramps up: {problem}" for problem in problems]
         if problems:

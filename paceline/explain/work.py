@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from paceline.core.flops import hardware_flops_per_token, model_flops_per_token
 from paceline.core.memory import memory_per_device
@@ -183,9 +184,4 @@ def _memory_without(run: ObservedRun) -> float | None:
     if spec is None:
         return None
     layout = spec.layout.model_copy(update={"recompute": "none"})
-    count = layout.num_microbatches(spec.world_size, spec.training.global_batch)
-    training = spec.training
-    bound = memory_per_device(
-        spec.model, layout, spec.dp, training.seq_len, training.dtype, spec.lora, count
-    )
-    return bound.total_bytes
+    return memory_per_device(replace(spec.parallel, layout=layout)).total_bytes

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paceline.core.compilation import Compile, CompileOption, CompileSaving, Work, saving
 from paceline.core.errors import UserError
 from paceline.core.hardware import NARROW, Cluster, Dtype
-from paceline.core.layout_sizes import native_problems
+from paceline.core.layout_checks import native_problems
 from paceline.core.run import RunSpec
 from paceline.files import catalog
 
@@ -53,17 +55,7 @@ def _taken(spec: RunSpec, asked: CompileOption) -> Compile:
 def _can_be_compiled(spec: RunSpec) -> bool:
     """Whether the layout's rules say nothing against compiled blocks."""
     without, compiled = (
-        native_problems(
-            spec.layout,
-            spec.model,
-            spec.world_size,
-            spec.training.global_batch,
-            dtype=spec.training.dtype,
-            device="cpu" if spec.cluster.device == "cpu" else "cuda",
-            compiled=compiled,
-            document_mask=spec.data.document_mask,
-        )
-        for compiled in (False, True)
+        native_problems(replace(spec.parallel, compiled=compiled)) for compiled in (False, True)
     )
     return without == compiled
 

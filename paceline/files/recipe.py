@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast, get_origin
@@ -16,8 +17,9 @@ from paceline.core.errors import UserError, did_you_mean
 from paceline.core.flops import known_convention, without_recompute
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
-from paceline.core.layout_sizes import layout_problems
+from paceline.core.layout_checks import layout_problems
 from paceline.core.node_groups import ScalingKind
+from paceline.core.parallel_run import ParallelRun
 from paceline.core.quality import MlperfLog
 from paceline.core.run import (
     USUAL_TIME_LIMIT_S,
@@ -332,15 +334,17 @@ def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | 
 
 def _batch_problems(recipe: Recipe, training: Training, world_size: int) -> list[str]:
     """Why the layout cannot run a step of the whole batch, or else of a smaller one before it."""
-    model, layout, seq_len = recipe.model, recipe.layout, training.seq_len
-    problems = layout_problems(layout, model, world_size, training.global_batch, seq_len)
+    run = ParallelRun(
+        recipe.layout, recipe.model, world_size, training.global_batch, training.seq_len
+    )
+    problems = layout_problems(run)
     if problems or training.ramp_up is None:
         return problems
     never = training.ramp_up.problem(training.global_batch)
     if never:
         return [never]
     for batch in training.batches:
-        for problem in layout_problems(layout, model, world_size, batch, seq_len):
+        for problem in layout_problems(replace(run, global_batch=batch)):
             return [f"training.ramp_up: {problem}"]
     return []
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -27,7 +28,7 @@ import psutil
 from pydantic import PositiveFloat
 
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.core.layout_sizes import layout_problems
+from paceline.core.layout_checks import layout_problems
 from paceline.core.node_groups import Purpose
 from paceline.core.result import FINAL, Status
 from paceline.core.run import RunSettings, RunSpec
@@ -210,8 +211,7 @@ def read_record(folder: Path) -> RunRecord:
             ) from None
         raise
     if (spec := record.spec) is not None:
-        batch = spec.training.global_batch
-        for problem in layout_problems(spec.layout, spec.model, spec.world_size, batch):
+        for problem in layout_problems(replace(spec.parallel, seq_len=None)):
             raise UserError(str(file), f"spec.layout: {problem}")
     return record
 

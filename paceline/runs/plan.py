@@ -10,8 +10,9 @@ from typing import Any
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import NARROW, Cluster, Dtype
 from paceline.core.job import Job
-from paceline.core.layout import Layout
+from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.memory import memory_per_device, smallest_fit
+from paceline.core.parallel_run import ParallelRun
 from paceline.core.run import USUAL_FP8_RECIPE, MatmulPrecision, RunSpec
 from paceline.core.shape import num_parameters
 from paceline.core.units import gib, percent
@@ -134,12 +135,14 @@ def refuse_what_cannot_fit(recipe: Recipe, cluster: Cluster) -> None:
     if memory_bytes is None:
         return
     whole = memory_per_device(
-        recipe.model,
-        recipe.layout.model_copy(update=_ONE_DEVICE),
-        1,
-        recipe.training.seq_len,
-        _dtype(recipe),
-        recipe.lora,
+        ParallelRun(
+            recipe.layout.model_copy(update=_ONE_DEVICE),
+            recipe.model,
+            1,
+            seq_len=recipe.training.seq_len,
+            dtype=_dtype(recipe),
+            lora=recipe.lora,
+        )
     )
     total = memory_bytes * cluster.world_size
     if whole.states_bytes > total:
@@ -158,11 +161,7 @@ def _sibling(recipe: Recipe) -> str:
 
 
 _ONE_DEVICE = {
-    "tp": 1,
-    "pp": 1,
-    "cp": 1,
-    "vp": 1,
-    "ep": 1,
+    **dict.fromkeys(AXIS_FIELDS, 1),
     "sequence_parallel": False,
     "dp_shard": None,
     "schedule": "1f1b",
@@ -300,13 +299,7 @@ def _check(spec: RunSpec, force: bool) -> None:
         return
     device = find_device(spec.cluster.device)
     need = memory_per_device(
-        spec.model,
-        spec.layout,
-        spec.dp,
-        spec.training.seq_len,
-        spec.training.dtype,
-        spec.lora,
-        spec.layout.num_microbatches(spec.world_size, spec.training.global_batch),
+        spec.parallel,
         (device and device.context_bytes) or 0.0,
         optimizer_masters=spec.engine.startswith(OPTIMIZER_MASTERS),
     )

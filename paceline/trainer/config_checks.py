@@ -245,7 +245,8 @@ def uneven(parts: list[tuple[str, int, str, int]]) -> list[str]:
 def layout_features(config: TrainerConfig) -> frozenset[str]:
     """The names by which the rules speak of a layout, as whoever wrote the rules derives them."""
     layout = config.layout
-    axes = {axis: getattr(layout, axis) > 1 for axis in ("tp", "pp", "cp", "vp")}
+    axes = {axis: getattr(layout, axis) > 1 for axis in ("tp", "pp", "cp", "vp", "ep")}
+    axes["dp"] = config.dp > 1
     chunked = layout.schedule == "1f1b" and axes["pp"] and axes["vp"]
     schedule = "interleaved" if chunked else layout.schedule
     shard = layout.dp_shard
@@ -253,8 +254,6 @@ def layout_features(config: TrainerConfig) -> frozenset[str]:
     present = {
         **axes,
         **{f"no-{axis}": not used for axis, used in axes.items()},
-        "dp": config.dp > 1,
-        "ep": layout.ep > 1,
         "sp": layout.sequence_parallel,
         f"zero{layout.zero_stage}": True,
         "dp-shard": shard is not None,

@@ -1,28 +1,45 @@
-"""A layout for every rule of core/layout.py that breaks this rule and no other."""
+"""A layout for every rule of core/layout_checks.py that breaks this rule and no other."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from paceline.core.layout import RULES, Layout, Rule
+from paceline.core.axes.axis import Rule
+from paceline.core.layout import Layout
+from paceline.core.layout_checks import RULES
 
 EXAMPLES: tuple[dict[str, Any], ...] = (
-    {"sequence_parallel": True},
-    {"vp": 2},
-    {"schedule": "gpipe"},
-    {"schedule": "zero-bubble"},
-    {"pp": 2, "schedule": "interleaved"},
-    {"cp_exchange": "all-to-all"},
-    {"cp_exchange": "ring"},
+    # dp
     {"dp_shard": 2},
     {"dp_shard": 2, "zero_stage": 1},
     {"gradient_sync": "every"},
     {"gradient_sync": "every", "zero_stage": 1},
+    # tp
+    {"sequence_parallel": True},
+    {"kind": "mmdit", "tp": 2, "sequence_parallel": True},
+    # pp
+    {"schedule": "gpipe"},
+    {"schedule": "zero-bubble"},
     {"gradient_sync": "every", "zero_stage": 2, "pp": 2},
+    {"pp": 2, "schedule": "zero-bubble", "compile": "blocks"},
+    {"pp": 2, "schedule": "zero-bubble", "recompute": "full"},
+    {"pp": 2, "schedule": "zero-bubble", "recompute": "budget", "recompute_budget": 0.5},
+    {"kind": "mmdit", "pp": 2},
+    # cp
+    {"cp_exchange": "all-to-all"},
+    {"cp_exchange": "ring"},
+    {"cp": 2, "document_mask": True},
+    {"cp": 2, "cp_exchange": "ring", "dtype": "fp32", "device": "cuda"},
+    {"kind": "mmdit", "cp": 2, "cp_exchange": "all-to-all"},
+    {"kind": "mmdit", "cp": 2, "cp_exchange": "ring"},
+    # vp
+    {"vp": 2},
+    {"pp": 2, "schedule": "interleaved"},
+    # ep
+    {"ep": 2},
+    # of no one axis
     {"recompute": "budget"},
     {"recompute_budget": 0.5},
-    {"ep": 2},
-    {"cp": 2, "document_mask": True},
     {"recompute": "full", "compile": "blocks", "document_mask": True},
     {
         "recompute": "budget",
@@ -30,14 +47,6 @@ EXAMPLES: tuple[dict[str, Any], ...] = (
         "compile": "blocks",
         "document_mask": True,
     },
-    {"pp": 2, "schedule": "zero-bubble", "compile": "blocks"},
-    {"pp": 2, "schedule": "zero-bubble", "recompute": "full"},
-    {"pp": 2, "schedule": "zero-bubble", "recompute": "budget", "recompute_budget": 0.5},
-    {"cp": 2, "cp_exchange": "ring", "dtype": "fp32", "device": "cuda"},
-    {"kind": "mmdit", "pp": 2},
-    {"kind": "mmdit", "tp": 2, "sequence_parallel": True},
-    {"kind": "mmdit", "cp": 2, "cp_exchange": "all-to-all"},
-    {"kind": "mmdit", "cp": 2, "cp_exchange": "ring"},
     {"kind": "mmdit", "recompute": "selective"},
     {"kind": "mmdit", "recompute": "budget", "recompute_budget": 0.5},
     {"kind": "mmdit", "dtype": "fp8"},

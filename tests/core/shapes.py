@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from paceline.core.layout import Layout
 from paceline.core.mmdit import MMDiTShape
-from paceline.core.shape import DecoderShape, LoraSpec
+from paceline.core.parallel_run import ParallelRun
+from paceline.core.shape import DecoderShape, LoraSpec, Shape
 
 
 def llama(layers: int, hidden: int, heads: int, ffn: int) -> DecoderShape:
@@ -94,3 +96,18 @@ SHAPES = {
     "gpt-1b3": GPT_1B3_PADDED,
 }
 """By the recipe that the published rows name."""
+
+
+def run_of(
+    shape: Shape,
+    layout: Layout,
+    dp: int,
+    seq_len: int,
+    dtype: str,
+    lora: LoraSpec | None = None,
+    num_microbatches: int | None = None,
+) -> ParallelRun:
+    """Return `dp` replicas of a model; without `num_microbatches` as many as fill a pipeline."""
+    batch = num_microbatches and num_microbatches * dp * layout.micro_batch
+    world = dp * layout.model_devices
+    return ParallelRun(layout, shape, world, batch, seq_len, dtype, lora=lora)

@@ -7,8 +7,9 @@ from pydantic import ValidationError
 
 from paceline.core.flops import FlopsInput, linear_per_token
 from paceline.core.layout import Layout
-from paceline.core.layout_sizes import layout_problems
+from paceline.core.layout_checks import layout_problems
 from paceline.core.memory import activation_bytes_per_token
+from paceline.core.parallel_run import ParallelRun
 from paceline.core.shape import DecoderShape, block_parameters, num_parameters
 from paceline.engines.native import settings, unsupported
 from paceline.estimate.question import Question
@@ -62,7 +63,9 @@ def test_more_experts_met_than_there_are_is_no_model():
 
 @pytest.mark.parametrize(("ep", "problem"), [(8, None), (3, "8 experts"), (16, "8 experts")])
 def test_expert_ranks_hold_equally_many_experts(ep: int, problem: str | None):
-    problems = " ".join(map(str, layout_problems(Layout(ep=ep), MIXTRAL, 48, 48, 4096)))
+    problems = " ".join(
+        map(str, layout_problems(ParallelRun(Layout(ep=ep), MIXTRAL, 48, 48, 4096)))
+    )
     assert (problem in problems) if problem else "experts" not in problems
 
 

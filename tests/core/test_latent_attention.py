@@ -16,6 +16,7 @@ from paceline.engines import engine
 from paceline.engines.native import settings, unsupported
 from paceline.estimate.question import Question
 from paceline.files.recipe import load_recipe
+from tests.core.shapes import run_of
 
 V3 = load_recipe("deepseek-v3").model
 assert isinstance(V3, DecoderShape)
@@ -92,7 +93,9 @@ def test_a_block_keeps_queries_keys_values_output_and_narrow_vectors() -> None:
 
 def test_a_rank_holds_its_share_of_the_second_tokens_experts() -> None:
     layout = Layout(ep=8, zero_stage=1)
-    with_it, without = (memory_per_device(shape, layout, 8, 4096, "bf16") for shape in (V3, MAIN))
+    with_it, without = (
+        memory_per_device(run_of(shape, layout, 8, 4096, "bf16")) for shape in (V3, MAIN)
+    )
     experts = 256 * 3 * 7168 * 2048
     held = parameter_parts(V3)["mtp"] - experts * 7 / 8
     assert with_it.gradients_bytes - without.gradients_bytes == pytest.approx(4 * held)

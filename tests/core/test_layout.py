@@ -8,8 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from paceline.core.layout import RULES, Layout, Rule, broken_rules, features, refuse
-from paceline.core.layout_sizes import layout_problems, native_problems
+from paceline.core.axes import AXES
+from paceline.core.axes.axis import Rule, refuse
+from paceline.core.layout import Layout
+from paceline.core.layout_checks import (
+    RULES,
+    broken_rules,
+    features,
+    layout_problems,
+    native_problems,
+)
+from paceline.core.parallel_run import ParallelRun
 from paceline.core.pipeline import stage_sizes
 from paceline.files.recipe import load_recipe
 from tests.core.refused import CASES, features_of, layout_of, named
@@ -40,7 +49,7 @@ def test_micro_batches_of_all_replicas_are_the_global_batch(
 def test_a_layout_without_problems_uses_every_device_and_every_sample(
     layout: Layout, world: int, batch: int
 ):
-    if layout_problems(layout, LLAMA_70B, world, batch):
+    if layout_problems(ParallelRun(layout, LLAMA_70B, world, batch)):
         return
     dp = layout.dp(world)
     assert dp * layout.model_devices == world
@@ -56,13 +65,17 @@ def test_the_smallest_world_holds_whole_replicas_and_whole_shards(
     assert world % layout.model_devices == 0
     ranks = layout.dp(world) * layout.cp
     assert ranks % layout.shards(layout.dp(world)) == 0
-    assert not any("dp_shard" in p for p in layout_problems(layout, LLAMA_405B, world, world))
+    assert not any(
+        "dp_shard" in p for p in layout_problems(ParallelRun(layout, LLAMA_405B, world, world))
+    )
 
 
 def test_nvidias_layout_has_64_micro_batches_at_every_scale():
     for num_devices in (64, 128, 2048):
-        assert not layout_problems(NVIDIA_70B, LLAMA_70B, num_devices, 2 * num_devices, 8192)
-        assert not native_problems(NVIDIA_70B, LLAMA_70B, num_devices, 2 * num_devices)
+        assert not layout_problems(
+            ParallelRun(NVIDIA_70B, LLAMA_70B, num_devices, 2 * num_devices, 8192)
+        )
+        assert not native_problems(ParallelRun(NVIDIA_70B, LLAMA_70B, num_devices, 2 * num_devices))
         assert NVIDIA_70B.num_microbatches(num_devices, 2 * num_devices) == 64
 
 
@@ -108,19 +121,19 @@ def test_nvidias_layout_has_64_micro_batches_at_every_scale():
 def test_each_condition_is_one_sentence_with_its_numbers(
     fields: dict[str, Any], world: int, batch: int, words: str
 ):
-    (problem,) = layout_problems(Layout(**fields), LLAMA_8B, world, batch, 8192)
+    (problem,) = layout_problems(ParallelRun(Layout(**fields), LLAMA_8B, world, batch, 8192))
     assert problem.startswith(words)
 
 
 def test_the_feed_forward_layer_and_the_sequence_are_split_evenly():
     odd = LLAMA_8B.model_copy(update={"ffn_size": 14337})
-    (problem,) = layout_problems(Layout(tp=2), odd, 2, 2)
+    (problem,) = layout_problems(ParallelRun(Layout(tp=2), odd, 2, 2))
     assert problem.startswith("ffn_size 14337 cannot be split over tp 2")
     spread = Layout(tp=8, cp=2, sequence_parallel=True)
-    (problem,) = layout_problems(spread, LLAMA_8B, 16, 16, 8200)
+    (problem,) = layout_problems(ParallelRun(spread, LLAMA_8B, 16, 16, 8200))
     assert problem.startswith("seq_len 8200 cannot be split over tp 8 x cp 2 = 16")
-    assert not layout_problems(spread, LLAMA_8B, 16, 16, 8192)
-    assert not layout_problems(spread, LLAMA_8B, 16, 16)
+    assert not layout_problems(ParallelRun(spread, LLAMA_8B, 16, 16, 8192))
+    assert not layout_problems(ParallelRun(spread, LLAMA_8B, 16, 16))
 
 
 @pytest.mark.parametrize(
@@ -142,20 +155,24 @@ def test_a_schedule_asks_for_micro_batches(
     fields: dict[str, Any], num_microbatches: int, fits: bool
 ):
     layout = Layout(**fields)
-    problems = native_problems(layout, LLAMA_8B, layout.model_devices, num_microbatches)
+    problems = native_problems(
+        ParallelRun(layout, LLAMA_8B, layout.model_devices, num_microbatches)
+    )
     assert [f"{num_microbatches} micro-batches a step" in p for p in problems] == [True] * (
         not fits
     )
-    assert not layout_problems(layout, LLAMA_8B, layout.model_devices, num_microbatches)
+    assert not layout_problems(
+        ParallelRun(layout, LLAMA_8B, layout.model_devices, num_microbatches)
+    )
 
 
 def test_only_the_native_trainer_asks_for_a_key_and_value_head_on_every_tensor_rank():
-    assert not layout_problems(Layout(tp=16), LLAMA_8B, 16, 16)
-    (problem,) = native_problems(Layout(tp=16), LLAMA_8B, 16, 16)
+    assert not layout_problems(ParallelRun(Layout(tp=16), LLAMA_8B, 16, 16))
+    (problem,) = native_problems(ParallelRun(Layout(tp=16), LLAMA_8B, 16, 16))
     assert problem.startswith("8 key/value heads cannot be split over tp 16")
     uneven = LLAMA_8B.model_copy(update={"num_heads": 24, "num_kv_heads": 8, "head_size": 128})
     (problem,) = layout_problems(
-        Layout(tp=12, pp=1), uneven.model_copy(update={"ffn_size": 12}), 12, 12
+        ParallelRun(Layout(tp=12, pp=1), uneven.model_copy(update={"ffn_size": 12}), 12, 12)
     )
     assert "24 query and 8 key/value heads cannot be split over tp 12" in problem
 
@@ -164,26 +181,28 @@ def test_only_the_native_trainer_asks_for_a_key_and_value_head_on_every_tensor_r
 def test_a_ring_on_a_gpu_takes_heads_that_flash_attention_takes(width: int, fits: bool):
     shape = LLAMA_8B.model_copy(update={"head_size": width})
     ring = Layout(cp=2, cp_exchange="ring")
-    problems = native_problems(ring, shape, 2, 2, dtype="bf16", device="cuda")
+    problems = native_problems(ParallelRun(ring, shape, 2, 2, dtype="bf16", device="cuda"))
     assert [p.startswith(f"heads {width} wide") for p in problems] == [True] * (not fits)
     for layout, device in ((ring, "cpu"), (ring, None), (Layout(cp=2), "cuda")):
-        assert not native_problems(layout, shape, 2, 2, dtype="bf16", device=device)
+        assert not native_problems(ParallelRun(layout, shape, 2, 2, dtype="bf16", device=device))
 
 
 def test_tensor_ranks_share_the_padded_vocabulary():
-    (problem,) = native_problems(Layout(tp=2), GPT_1B3, 2, 2)
+    (problem,) = native_problems(ParallelRun(Layout(tp=2), GPT_1B3, 2, 2))
     assert "a vocabulary of 50257 rows cannot be split over tp 2" in problem
-    assert not native_problems(Layout(tp=2), GPT_1B3_PADDED, 2, 2)
-    assert not layout_problems(Layout(tp=2), GPT_1B3, 2, 2)
+    assert not native_problems(ParallelRun(Layout(tp=2), GPT_1B3_PADDED, 2, 2))
+    assert not layout_problems(ParallelRun(Layout(tp=2), GPT_1B3, 2, 2))
 
 
 def test_all_problems_are_told_at_once():
-    problems = layout_problems(Layout(tp=3, pp=5, micro_batch=7), GPT_1B3_PADDED, 15, 16)
+    problems = layout_problems(
+        ParallelRun(Layout(tp=3, pp=5, micro_batch=7), GPT_1B3_PADDED, 15, 16)
+    )
     assert len(problems) == 4
 
 
 def test_megatron_may_count_embedding_and_head_as_layers():
-    assert not layout_problems(Layout(pp=8), LLAMA_405B, 8, 8)
+    assert not layout_problems(ParallelRun(Layout(pp=8), LLAMA_405B, 8, 8))
 
 
 def test_a_label_names_dp_and_whatever_is_larger_than_one():
@@ -210,7 +229,7 @@ def test_1f1b_over_several_chunks_is_the_interleaved_schedule():
 
 
 def test_features_name_what_a_layout_combines():
-    assert features(NVIDIA_70B, 64) == {
+    assert features(ParallelRun(NVIDIA_70B, LLAMA_70B, 64)) == {
         "dp",
         "tp",
         "sp",
@@ -220,18 +239,24 @@ def test_features_name_what_a_layout_combines():
         "cp",
         "all-gather",
         "zero1",
+        "no-ep",
     }
-    assert features(Layout(), 1) == {"no-tp", "no-pp", "no-cp", "no-vp", "zero0"}
+    assert features(ParallelRun(Layout(), LLAMA_8B, 1)) == {
+        "zero0",
+        *(f"no-{axis.name}" for axis in AXES),
+    }
     hybrid = features(
-        Layout(zero_stage=3, dp_shard=2, recompute="full"),
-        4,
-        dtype="bf16",
-        device="cpu",
-        compiled=True,
-        tied=True,
+        ParallelRun(
+            Layout(zero_stage=3, dp_shard=2, recompute="full"),
+            GPT_1B3,
+            4,
+            dtype="bf16",
+            device="cpu",
+            compiled=True,
+        )
     )
     assert hybrid >= {"zero3", "dp-shard", "hybrid", "full", "bf16", "cpu", "compile", "tied", "dp"}
-    assert "hybrid" not in features(Layout(zero_stage=3, dp_shard=4), 4)
+    assert "hybrid" not in features(ParallelRun(Layout(zero_stage=3, dp_shard=4), LLAMA_8B, 4))
 
 
 @pytest.mark.parametrize(("rule", "fields"), CASES, ids=[named(rule) for rule, _ in CASES])
@@ -242,9 +267,9 @@ def test_every_rule_is_broken_by_some_layout_that_breaks_no_other(
     shape = FLUX if fields.get("kind") == "mmdit" else LLAMA_8B
     if shape.kind == "decoder" and layout.ep > 1:
         shape = shape.model_copy(update={"num_experts": layout.ep})
-    assert broken_rules(features(layout, 2, kind=shape.kind, **others)) == [rule]
-    everywhere = layout_problems(layout, shape, 2, 16, 8192)
-    natively = native_problems(layout, shape, 2, 16, **others)
+    assert broken_rules(features(ParallelRun(layout, shape, 2, **others))) == [rule]
+    everywhere = layout_problems(ParallelRun(layout, shape, 2, 16, 8192))
+    natively = native_problems(ParallelRun(layout, shape, 2, 16, **others))
     assert (everywhere, natively) == (([], [rule.reason]) if rule.native else ([rule.reason], []))
 
 
@@ -256,21 +281,20 @@ def test_a_reason_teaches_and_names_a_way_out(rule: Rule):
 
 def test_one_more_refusal_is_one_more_line():
     rules = (*RULES, refuse("tp", "zero3", why="no"))
-    assert [r.reason for r in broken_rules(features(Layout(tp=2, zero_stage=3), 4), rules)] == [
-        "no"
-    ]
+    present = features(ParallelRun(Layout(tp=2, zero_stage=3), LLAMA_8B, 4))
+    assert [r.reason for r in broken_rules(present, rules)] == ["no"]
 
 
 @pytest.mark.parametrize(("cp", "fits"), [(1, True), (2, True), (64, True), (3, False)])
 def test_both_streams_of_an_mmdit_are_split_over_context_ranks(cp: int, fits: bool):
-    problems = layout_problems(Layout(cp=cp), FLUX, cp, 1, FLUX.seq_len)
+    problems = layout_problems(ParallelRun(Layout(cp=cp), FLUX, cp, 1, FLUX.seq_len))
 
     assert problems == [] if fits else "256 text and 256 image tokens" in problems[0]
 
 
 @pytest.mark.parametrize(("tp", "fits"), [(2, True), (8, True), (16, False)])
 def test_an_mmdit_is_cut_by_whole_heads(tp: int, fits: bool):
-    assert (layout_problems(Layout(tp=tp), FLUX, tp, 1, FLUX.seq_len) == []) is fits
+    assert (layout_problems(ParallelRun(Layout(tp=tp), FLUX, tp, 1, FLUX.seq_len)) == []) is fits
 
 
 def test_a_layer_for_a_further_token_is_counted_before_the_head():
@@ -285,8 +309,12 @@ def test_a_layer_for_a_further_token_is_counted_before_the_head():
 def test_stages_of_deepseek_are_those_of_64_slots():
     model = load_recipe("deepseek-v3").model
     cut = Layout(tp=2, pp=8, vp=4, ep=64, zero_stage=1, sequence_parallel=True)
-    assert layout_problems(cut, model, 1024, 16384, 4096) == []
-    (problem,) = layout_problems(cut.model_copy(update={"vp": 3}), model, 1024, 16384, 4096)
+    assert layout_problems(ParallelRun(cut, model, 1024, 16384, 4096)) == []
+    (problem,) = layout_problems(
+        ParallelRun(cut.model_copy(update={"vp": 3}), model, 1024, 16384, 4096)
+    )
     assert "63 with embedding and head, or 64 with those for further tokens too" in problem
-    (problem,) = layout_problems(cut.model_copy(update={"vp": 8}), model, 1024, 16384, 4096)
+    (problem,) = layout_problems(
+        ParallelRun(cut.model_copy(update={"vp": 8}), model, 1024, 16384, 4096)
+    )
     assert "its last one would not hold even those for further tokens" in problem

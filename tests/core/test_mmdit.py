@@ -19,7 +19,7 @@ from paceline.core.layout import Layout
 from paceline.core.memory import activation_bytes_per_token, memory_per_device, smallest_fit
 from paceline.core.mmdit import MMDiTShape
 from paceline.core.shape import num_parameters, parameter_parts, trainable_parameters
-from tests.core.shapes import FLUX, FLUX_TINY
+from tests.core.shapes import FLUX, FLUX_TINY, run_of
 
 INPUT = FlopsInput(FLUX, FLUX.seq_len)
 
@@ -94,7 +94,7 @@ def test_sizes_that_do_not_fit_are_refused(fields: dict[str, Any], reason: str):
 
 
 def test_training_states_take_16_bytes_a_parameter():
-    memory = memory_per_device(FLUX, Layout(), 1, FLUX.seq_len, "bf16")
+    memory = memory_per_device(run_of(FLUX, Layout(), 1, FLUX.seq_len, "bf16"))
 
     assert memory.states_bytes == pytest.approx(16 * num_parameters(FLUX), rel=1e-12)
     assert memory.logits_bytes == 0

@@ -9,6 +9,7 @@ from paceline.core.memory import memory_per_device
 from paceline.core.rank_memory import memory_by_part
 from paceline.core.result import MemoryByPart, RankMemory
 from paceline.core.run import RunSettings
+from tests.core.shapes import run_of
 from tests.example import make_spec
 
 GIB = 2**30
@@ -64,7 +65,7 @@ def test_a_recipes_own_limit_is_on_what_comes_after_the_context():
 def test_the_bound_is_the_static_one_by_the_measured_parts_names():
     layout = Layout(micro_batch=4, zero_stage=3)
     run = make_spec(layout=layout)
-    need = memory_per_device(run.model, layout, 2, 32, "fp32", None, 1, 7.0)
+    need = memory_per_device(run_of(run.model, layout, 2, 32, "fp32", None, 1), 7.0)
     bound = memory_of(rank(0), layout=layout).bound_bytes
 
     assert abs(sum(bound.values()) - need.total_bytes) < 1e-6

@@ -11,7 +11,7 @@ from paceline.core.layout import Layout
 from paceline.core.memory import memory_per_device
 from paceline.core.recompute import LEVELS, block_levels, kept_per_token, stage_levels
 from paceline.core.shape import DecoderShape
-from tests.core.shapes import GPT_1B3_PADDED, LLAMA_8B, LLAMA_70B, OPT_350M
+from tests.core.shapes import GPT_1B3_PADDED, LLAMA_8B, LLAMA_70B, OPT_350M, run_of
 
 SHAPES = (LLAMA_8B, LLAMA_70B, GPT_1B3_PADDED, OPT_350M)
 shapes, budgets = st.sampled_from(SHAPES), st.floats(0, 1)
@@ -58,7 +58,9 @@ def test_more_budget_keeps_no_less_and_does_no_more_again(
     shape: DecoderShape, pair: tuple[float, float], tensor: tuple[int, bool]
 ):
     less, more = (by_budget(budget, tensor) for budget in sorted(pair))
-    memories = [memory_per_device(shape, x, 1, 2048, "bf16").total_bytes for x in (less, more)]
+    memories = [
+        memory_per_device(run_of(shape, x, 1, 2048, "bf16")).total_bytes for x in (less, more)
+    ]
     again = [hardware_flops_per_token("causal", flops_input(shape, 2048, x)) for x in (less, more)]
 
     assert kept(shape, less) <= kept(shape, more) + 1e-9
@@ -74,8 +76,8 @@ def test_the_ends_are_full_recomputation_and_none(shape: DecoderShape):
         layout = by_budget(budget)
         other = layout.model_copy(update={"recompute": kind, "recompute_budget": None})
         assert block_levels(shape, layout) == (kind,) * shape.num_layers
-        assert memory_per_device(shape, layout, 1, 2048, "bf16") == memory_per_device(
-            shape, other, 1, 2048, "bf16"
+        assert memory_per_device(run_of(shape, layout, 1, 2048, "bf16")) == memory_per_device(
+            run_of(shape, other, 1, 2048, "bf16")
         )
 
 

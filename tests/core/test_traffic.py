@@ -6,17 +6,12 @@ from typing import Any
 
 import pytest
 
+from paceline.core.axes.weights import block_weights, end_weights
 from paceline.core.layout import Layout
+from paceline.core.parallel_run import ParallelRun
 from paceline.core.run import RunSpec, Training
-from paceline.core.shape import DecoderShape, LoraSpec, num_parameters
-from paceline.core.traffic import (
-    LINK_SHARE,
-    RankPlace,
-    block_weights,
-    end_weights,
-    step_traffic,
-    unpredicted,
-)
+from paceline.core.shape import LoraSpec, num_parameters
+from paceline.core.traffic import LINK_SHARE, step_traffic, unpredicted
 from tests.example import SHAPE, make_spec
 
 GPT = {"bias": True, "norm": "layernorm", "positions": "learned", "tied_embeddings": True,
@@ -35,14 +30,6 @@ def spec_of(layout: dict[str, Any], shape: dict[str, Any]) -> RunSpec:
     )
 
 
-def place(spec: RunSpec, stage: int = 0) -> RankPlace:
-    assert isinstance(spec.model, DecoderShape)
-    batches = spec.layout.num_microbatches(spec.world_size, spec.training.global_batch)
-    return RankPlace(
-        spec.model, spec.layout, spec.dp, spec.training.seq_len, batches, spec.training.dtype, stage
-    )
-
-
 BOTH = {"norm_position": "both", "qk_norm": True}
 
 
@@ -50,7 +37,7 @@ BOTH = {"norm_position": "both", "qk_norm": True}
     "shape", [{}, GPT, {"norm": "layernorm", "embedding_size": 16} | GPT, BOTH, GPT | BOTH]
 )
 def test_weights_of_a_whole_model_are_its_parameters(shape: dict[str, Any]) -> None:
-    x = place(spec_of({}, shape))
+    x = spec_of({}, shape).parallel
     weights = x.layers * sum(weight.size for weight in block_weights(x))
     weights += sum(weight.size for weight in end_weights(x))
     assert weights == num_parameters(x.shape)
@@ -58,7 +45,7 @@ def test_weights_of_a_whole_model_are_its_parameters(shape: dict[str, Any]) -> N
 
 def test_the_tensor_axis_moves_what_the_step_model_counts() -> None:
     """Two sums of t h numbers forward and two backward a block, as `_tp` of the step model."""
-    x = place(spec_of({"tp": 2}, {}))
+    x = spec_of({"tp": 2}, {}).parallel
     blocks = sum(t.num_bytes for t in step_traffic(x) if t.purpose == "activations")
     ends = 2 * x.tokens * x.shape.hidden_size * x.compute_bytes
     per_block = 4 * x.tokens * x.shape.hidden_size * 2
@@ -78,5 +65,5 @@ def test_the_tensor_axis_moves_what_the_step_model_counts() -> None:
 def test_what_has_no_formula_says_so(
     layout: Layout, lora: LoraSpec | None, says: str | None
 ) -> None:
-    reason = unpredicted(SHAPE, layout, 2, lora)
+    reason = unpredicted(ParallelRun(layout, SHAPE, 2 * layout.model_devices, lora=lora))
     assert reason is None if says is None else says in (reason or "")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.core.layout_sizes import layout_problems
+from paceline.core.layout_checks import layout_problems
+from paceline.core.parallel_run import ParallelRun
 from paceline.core.shape import linear_sizes, num_parameters
 from paceline.files import catalog, references
 from paceline.files.recipe import load_recipe
@@ -299,7 +300,7 @@ def test_a_recipe_runs_the_model_and_a_layout_of_its_published_rows(name: str):
 def test_every_layout_of_the_seeds_is_possible(row: Row):
     assert row.recipe and row.num_devices and row.global_batch
     shape = SHAPES[row.recipe]
-    assert layout_problems(row.layout, shape, row.num_devices, row.global_batch) == []
+    assert layout_problems(ParallelRun(row.layout, shape, row.num_devices, row.global_batch)) == []
 
 
 SEED_OF = {"seed1": 16, "seed3": 12, "seed4": 27}

@@ -11,7 +11,7 @@ import pytest
 from paceline.cli.verbs import VERBS
 from paceline.compare.comparability import KEYS, OF_FIGURES
 from paceline.core.flops import CONVENTIONS
-from paceline.core.layout import RULES
+from paceline.core.layout_checks import RULES
 from paceline.core.metrics import METRICS
 from paceline.files.recipe import override_keys, recipe_names
 from paceline.schemas import (

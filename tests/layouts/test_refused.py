@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import app
+from paceline.core.axes.axis import Rule
 from paceline.core.errors import UserError
-from paceline.core.layout import Rule
 from tests.cli.test_errors import paceline
 from tests.core.refused import CASES, named
 

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from paceline.core.layout import Layout, Rule, broken_rules, features
-from paceline.core.layout_sizes import layout_problems, native_problems
+from paceline.core.axes.axis import Rule
+from paceline.core.layout import Layout
+from paceline.core.layout_checks import broken_rules, features, layout_problems, native_problems
 from paceline.core.mmdit import MMDiTShape
+from paceline.core.parallel_run import ParallelRun
 from paceline.core.shape import DecoderShape, LoraSpec
 from paceline.files.recipe import load_recipe, recipe_names
+from tests.core.shapes import FLUX, LLAMA_8B
 from tests.numerics.cases import GLOBAL_BATCH, RAMP_UP, Case, by_inductor, rounded, table
 from tests.numerics.models import MODELS
 from tests.numerics.test_faults import BROKEN
@@ -121,7 +124,10 @@ def present(
     layout: Layout, ranks: int, compiled: bool = False, kind: str = "decoder"
 ) -> frozenset[str]:
     """The layout's features, those of sharding only where there is something to shard."""
-    found = features(layout, ranks, dtype="fp64", device="cpu", compiled=compiled, kind=kind)
+    shape = FLUX if kind == "mmdit" else LLAMA_8B
+    found = features(
+        ParallelRun(layout, shape, ranks, dtype="fp64", device="cpu", compiled=compiled)
+    )
     if layout.sequence_parallel and layout.tp > 1:
         found |= {"tp+sp"}
     alone = layout.dp(ranks) * layout.cp == 1
@@ -305,8 +311,8 @@ def test_no_layout_of_the_table_is_one_that_a_user_would_be_refused(case: Case) 
     for batch in (GLOBAL_BATCH, RAMP_UP.start) if case.grows else (GLOBAL_BATCH,):
         sizes = case.layout, model.shape, case.ranks, batch
 
-        assert layout_problems(*sizes, model.seq_len) == []
-        assert native_problems(*sizes, device="cpu", compiled=case.compiled) == []
+        assert layout_problems(ParallelRun(*sizes, model.seq_len)) == []
+        assert native_problems(ParallelRun(*sizes, device="cpu", compiled=case.compiled)) == []
 
 
 def test_the_table_has_about_thirty_layouts_on_two_to_eight_ranks() -> None:

@@ -18,6 +18,7 @@ from paceline.core import rates
 from paceline.core.flops import FlopsInput, flops_per_sample
 from paceline.core.layout import Recompute
 from paceline.core.memory import memory_per_device
+from paceline.core.parallel_run import ParallelRun
 from paceline.core.printed import exactly, read_printed
 from paceline.files import catalog, references
 from paceline.files.references import Row
@@ -181,12 +182,14 @@ def bound_bytes(row: Row) -> float:
     assert row.recipe and row.device and row.num_devices and row.global_batch and row.seq_len
     assert row.dtype
     return memory_per_device(
-        SHAPES[row.recipe],
-        row.layout,
-        row.layout.dp(row.num_devices),
-        row.seq_len,
-        row.dtype,
-        num_microbatches=row.layout.num_microbatches(row.num_devices, row.global_batch),
+        ParallelRun(
+            row.layout,
+            SHAPES[row.recipe],
+            row.num_devices,
+            row.global_batch,
+            row.seq_len,
+            row.dtype,
+        ),
         context_bytes=catalog.device(row.device).context_bytes or 0.0,
     ).total_bytes
 

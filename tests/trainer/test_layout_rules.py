@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
-from paceline.core.layout import RULES, Layout, features
-from paceline.core.layout_sizes import Sizes, layout_problems, native_problems, whole_stages
+from paceline.core.axes.pipeline import whole_stages
+from paceline.core.layout import Layout
+from paceline.core.layout_checks import RULES, features, layout_problems, native_problems
+from paceline.core.parallel_run import ParallelRun
 from paceline.core.pipeline import stage_sizes
 from paceline.core.recompute import block_levels
 from paceline.core.run import NEWER_SIZES
@@ -55,20 +57,22 @@ def raw(layout: Layout, dp: int = 1, **changes: Any) -> dict[str, Any]:
     device=st.sampled_from(["cpu", "cuda"]),
 )
 def test_the_trainer_derives_the_same_features(
-    layout: Layout, dp: int, compiled: bool, tied: bool, by_document: bool, dtype: str, device: str
+    layout: Layout, dp: int, compiled: bool, tied: bool, by_document: bool, dtype: str, device: Any
 ) -> None:
     changes = {"compile": "blocks" if compiled else "none", "tied_embeddings": tied}
     changes["document_mask"] = by_document
     config = parse_config(raw(layout, dp, dtype=dtype, device=device, **changes))
 
     assert layout_features(config) == features(
-        layout,
-        dp * layout.model_devices,
-        dtype=dtype,
-        device=device,
-        compiled=compiled,
-        tied=tied,
-        document_mask=by_document,
+        ParallelRun(
+            layout,
+            LLAMA_8B.model_copy(update={"tied_embeddings": tied}),
+            dp * layout.model_devices,
+            dtype=dtype,
+            device=device,
+            compiled=compiled,
+            document_mask=by_document,
+        )
     )
     assert config.world_size == dp * layout.model_devices
 
@@ -109,7 +113,7 @@ def test_a_schedule_takes_the_micro_batches_that_were_promised(
     pp: int, vp: int, num: int, schedule: Any
 ) -> None:
     layout = Layout(pp=pp, vp=vp, schedule=schedule)
-    promised = native_problems(layout, LLAMA_8B, pp, num)
+    promised = native_problems(ParallelRun(layout, LLAMA_8B, pp, num))
 
     assert bool(promised) == bool(schedule_problems(schedule, pp, vp, num))
 
@@ -122,7 +126,7 @@ def test_stages_hold_the_layers_that_were_promised(layers: int, pp: int, vp: int
     except ValueError:
         stages = []
 
-    assert bool(stages) == (whole_stages(Sizes(Layout(pp=pp, vp=vp), shape, pp, pp)) is None)
+    assert bool(stages) == (whole_stages(ParallelRun(Layout(pp=pp, vp=vp), shape, pp, pp)) is None)
     assert not stages or [i for stage in stages for i in stage] == list(range(layers))
     assert not stages or [len(stage) for stage in stages] == stage_sizes(layers, pp, vp)
 
@@ -187,13 +191,13 @@ def test_the_trainer_refuses_exactly_what_is_refused_before_it_starts(
     dp: int,
     num: int,
     seq_len: int,
-    device: str,
+    device: Any,
     compiled: bool,
     dtype: str,
 ) -> None:
     world, batch = dp * layout.model_devices, dp * layout.micro_batch * num
-    before = layout_problems(layout, shape, world, batch, seq_len) + native_problems(
-        layout, shape, world, batch, dtype=dtype, device=device, compiled=compiled
+    before = layout_problems(ParallelRun(layout, shape, world, batch, seq_len)) + native_problems(
+        ParallelRun(layout, shape, world, batch, dtype=dtype, device=device, compiled=compiled)
     )
     given_in = raw(
         layout,

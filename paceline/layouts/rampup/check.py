@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from paceline.core.errors import UserError
-from paceline.core.layout_sizes import layout_problems
+from paceline.core.layout_checks import layout_problems
 from paceline.core.units import gib, step_seconds
 from paceline.core.value import Value
 from paceline.estimate.estimates import P_OOM_EVEN
@@ -90,9 +90,8 @@ def _checked(
     last: StagePlan,
 ) -> CheckedStage:
     layout, devices = line.layout, line.nodes * setting.per_node
-    faults = layout_problems(
-        layout, setting.spec.model, devices, line.batch, setting.spec.training.seq_len
-    )
+    run = replace(setting.spec.parallel, layout=layout, world_size=devices, global_batch=line.batch)
+    faults = layout_problems(run)
     plan = None if faults else _plan(setting, line, stage, last)
     best = _best(setting, options, line, stage, last)
     slower = plan.step_time_s / best.step_time_s if plan and best else None

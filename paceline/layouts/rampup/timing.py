@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
-from paceline.core.layout_sizes import layout_problems, native_problems
+from paceline.core.layout_checks import layout_problems, native_problems
 from paceline.core.run import RunSpec
 from paceline.engines import engine
 from paceline.estimate.estimates import Estimates, estimates_of_layouts
@@ -159,24 +159,13 @@ def runnable(setting: Setting, stage: RampStage, nodes: int, space: Space) -> li
 def problems(setting: Setting, layout: Layout, batch: int, nodes: int) -> list[str]:
     """Why a layout cannot train a batch on so many nodes, by all engines' rules and its own."""
     spec, devices = setting.spec, nodes * setting.per_node
-    faults = layout_problems(layout, spec.model, devices, batch, spec.training.seq_len)
+    run = replace(spec.parallel, layout=layout, world_size=devices, global_batch=batch)
+    faults = layout_problems(run)
     if faults:
         return faults
     if spec.engine != NATIVE:
         return engine(spec.engine).unsupported(spec.model_copy(update={"layout": layout}))
-    compiled = spec.training.compile != "none"
-    return native_problems(
-        layout,
-        spec.model,
-        devices,
-        batch,
-        dtype=spec.training.dtype,
-        device="cuda",
-        compiled=compiled,
-        document_mask=spec.data.document_mask,
-        seq_len=spec.training.seq_len,
-        fp8_recipe=spec.training.fp8_recipe,
-    )
+    return native_problems(replace(run, device="cuda"))
 
 
 def timed(

@@ -8,7 +8,8 @@ from itertools import product
 from typing import Literal
 
 from paceline.core.layout import Layout, Recompute, Schedule
-from paceline.core.layout_sizes import layout_problems
+from paceline.core.layout_checks import layout_problems
+from paceline.core.parallel_run import ParallelRun
 from paceline.core.pipeline import counts_to_divide
 from paceline.core.shape import Shape
 
@@ -66,6 +67,10 @@ def feasible(
     What is refused with one sample, without ZeRO and in the default schedule is refused with more
     of them, so that most of a large space is never looked at.
     """
+
+    def problems(layout: Layout) -> list[str]:
+        return layout_problems(ParallelRun(layout, shape, devices, global_batch, seq_len))
+
     layouts: list[Layout] = []
     seen = 0
     for plain in replica_layouts(shape, devices, space):
@@ -73,7 +78,7 @@ def feasible(
         schedules: tuple[Schedule, ...] = space.schedules if piped else ("1f1b",)
         ways = list(product(space.micro_batches, space.zero_stages))
         seen += len(ways) * len(schedules) * len(space.recompute)
-        if layout_problems(plain, shape, devices, global_batch, seq_len):
+        if problems(plain):
             continue
         axes = plain.model_dump(exclude=VARIED)
         for micro, zero in ways:
@@ -86,7 +91,7 @@ def feasible(
                 layout.schedule
                 for layout in sized
                 if layout.num_microbatches(devices, global_batch) <= MOST_MICRO_BATCHES
-                and not layout_problems(layout, shape, devices, global_batch, seq_len)
+                and not problems(layout)
             ]
             layouts += [
                 Layout(**axes, micro_batch=micro, zero_stage=zero, recompute=kind, schedule=order)

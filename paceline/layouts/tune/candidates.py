@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
-from paceline.core.layout_sizes import layout_problems
+from paceline.core.layout_checks import layout_problems
 from paceline.core.run import RunSpec
 from paceline.core.units import counted
 from paceline.core.window import MIN_STEADY
@@ -257,10 +257,8 @@ def _possible(
 
 def _runs(spec: RunSpec, layout: Layout) -> bool:
     """Whether the engine runs that layout there."""
-    training, world_size = spec.training, spec.world_size
-    return not layout_problems(
-        layout, spec.model, world_size, training.global_batch, training.seq_len
-    ) and not engine(spec.engine).unsupported(spec.model_copy(update={"layout": layout}))
+    changed = spec.model_copy(update={"layout": layout})
+    return not layout_problems(changed.parallel) and not engine(spec.engine).unsupported(changed)
 
 
 def _yaml(value: object) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
-from paceline.core.layout_sizes import layout_problems
+from paceline.core.layout_checks import layout_problems
 from paceline.core.run import RunSpec
 from paceline.core.units import counted, gib
 from paceline.core.value import Value
@@ -86,7 +86,7 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
     budgets = _budgets(spec, layouts, every, estimated, top)
     likely = [*(layouts[row] for row in _best_first(every)[:top]), *budgets]
     likely = [likely[row] for row in _best_first(estimated(likely))[:top]]
-    problems = layout_problems(spec.layout, spec.model, *sizes)
+    problems = layout_problems(spec.parallel)
     own = [] if problems else [spec.layout]
     best = estimated([*likely, *own]).followed()
     rows = _rows(best, [*likely, *own])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 from pydantic import NonNegativeFloat
 
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
-from paceline.core.traffic import Collective, RankPlace, step_traffic, unpredicted
+from paceline.core.traffic import Collective, step_traffic, unpredicted
 from paceline.core.value import Value
 from paceline.profiles.nccl.communication import Communication
 
@@ -69,7 +70,7 @@ def contrast(
 
     Bytes are those of a step, so it takes the number of steps that the table is the sum of.
     """
-    reason = unpredicted(spec.model, spec.layout, spec.dp, spec.lora)
+    reason = unpredicted(spec.parallel)
     if reason is None and table.steps is None:
         reason = "nothing says how many steps the figures are the sum of"
     if reason is None and not any(row.axis for row in table.rows):
@@ -121,26 +122,13 @@ def _predicted(
     spec: RunSpec, ranks: Collection[int], measured: Sequence[str]
 ) -> tuple[dict[tuple[str, Collective], float], dict[tuple[str, Collective], dict[str, None]]]:
     """Bytes of a step by axis, as the measured axes are called, and their purposes."""
-    layout, model = spec.layout, spec.model
-    assert model.kind == "decoder", "unpredicted() refuses others"
-    per_stage = spec.dp * layout.cp * layout.tp
-    stages = [rank // per_stage for rank in ranks] or list(range(layout.pp))
-    batches = layout.num_microbatches(spec.world_size, spec.training.global_batch)
+    per_stage = spec.world_size // spec.layout.pp
+    stages = [rank // per_stage for rank in ranks] or list(range(spec.layout.pp))
     total: defaultdict[tuple[str, Collective], float] = defaultdict(float)
     purposes: defaultdict[tuple[str, Collective], dict[str, None]] = defaultdict(dict)
     for stage in stages:
-        training = spec.training
-        place = RankPlace(
-            model,
-            layout,
-            spec.dp,
-            training.seq_len,
-            batches,
-            training.dtype,
-            stage,
-            on_gpu=spec.cluster.device != "cpu",
-        )
-        for term in sorted(step_traffic(place), key=lambda term: -term.num_bytes):
+        terms = step_traffic(replace(spec.parallel, pipeline_rank=stage))
+        for term in sorted(terms, key=lambda term: -term.num_bytes):
             axis = next((name for name in measured if term.axis in name.split("+")), term.axis)
             total[axis, term.collective] += term.num_bytes / len(stages)
             purposes[axis, term.collective].setdefault(term.purpose)

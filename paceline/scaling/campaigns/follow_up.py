@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from paceline.core.layout_sizes import layout_problems
+from paceline.core.layout_checks import layout_problems
 from paceline.scaling.analysis.analysis import AnalysisContext, analyse, next_groups
 from paceline.scaling.campaigns.record import Campaign, Group, PlannedRound
 from paceline.scaling.campaigns.sub_cluster import RoundHosts, TrialResult, measured
@@ -55,6 +55,4 @@ def with_follow_up(
 
 def can_run(campaign: Campaign, hosts: Group) -> bool:
     """Whether the layout fits so many nodes."""
-    spec = campaign.spec(hosts, campaign.whole_node)
-    batch, seq_len = spec.training.global_batch, spec.training.seq_len
-    return not layout_problems(spec.layout, spec.model, spec.world_size, batch, seq_len)
+    return not layout_problems(campaign.spec(hosts, campaign.whole_node).parallel)

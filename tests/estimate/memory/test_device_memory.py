@@ -29,6 +29,7 @@ from paceline.estimate.memory.framework import (
     frameworks_of,
 )
 from paceline.estimate.model.case import Case, cases_of, varied
+from tests.core.shapes import run_of
 
 GIB = 2**30
 PLAIN = Framework(weight=2, gradient=4, master=4)
@@ -307,7 +308,7 @@ def test_the_native_estimate_is_never_below_what_run_refuses_by(layout: dict[str
         schedule=layout["schedule"] if layout["pp"] > 1 else "1f1b",
     )
     layout["devices"], batch = 8.0 * used.model_devices, 16.0 * 8 * used.micro_batch
-    bound = memory_per_device(shape, used, 8, T, "bf16", num_microbatches=16)
+    bound = memory_per_device(run_of(shape, used, 8, T, "bf16", num_microbatches=16))
     found = needed(NATIVE_CUDA, **layout, global_batch=batch)
     # The bound counts gathered or copied ends of the blocks a little differently.
     assert found.allocated[0] >= 0.999 * bound.total_bytes

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from paceline.core.layout import Layout
+from paceline.core.parallel_run import ParallelRun
 from paceline.core.shape import DecoderShape
-from paceline.core.traffic import LINK_SHARE, RankPlace, step_traffic
+from paceline.core.traffic import LINK_SHARE, step_traffic
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.case import Case, CpExchange, cases_of
 from paceline.estimate.model.coefficients import named
@@ -34,8 +35,8 @@ def predicted_bytes(exchange: str, recompute: Any) -> float:
         num_layers=1, hidden_size=4096, num_heads=32, num_kv_heads=8, ffn_size=64, vocab_size=64
     )
     layout = Layout(tp=2, cp=4, cp_exchange=exchange, recompute=recompute)  # type: ignore[arg-type]
-    place = RankPlace(shape, layout, 1, 8192, 1, "bf16")
-    rows = [row for row in step_traffic(place) if row.axis == "cp" and row.purpose != "loss"]
+    run = ParallelRun(layout, shape, 8, 1, 8192, "bf16")
+    rows = [row for row in step_traffic(run) if row.axis == "cp" and row.purpose != "loss"]
     return sum(row.num_bytes * LINK_SHARE[row.collective](4) for row in rows)
 
 

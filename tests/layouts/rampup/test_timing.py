@@ -7,7 +7,8 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
-from paceline.core.layout_sizes import layout_problems, native_problems
+from paceline.core.layout_checks import layout_problems, native_problems
+from paceline.core.parallel_run import ParallelRun
 from paceline.core.pipeline import bubble_fraction
 from paceline.estimate.answer import estimate
 from paceline.estimate.fit.evidence import shipped
@@ -70,8 +71,10 @@ def test_what_is_runnable_runs_every_batch_of_the_stage():
     assert layouts
     for layout in layouts:
         for batch in (64, 96):
-            assert not layout_problems(layout, shape, 16, batch, 2048)
-            assert not native_problems(layout, shape, 16, batch, dtype="fp16", device="cuda")
+            assert not layout_problems(ParallelRun(layout, shape, 16, batch, 2048))
+            assert not native_problems(
+                ParallelRun(layout, shape, 16, batch, dtype="fp16", device="cuda")
+            )
     alone = runnable(setting(), RampStage((Stretch(64, None),)), 16, SPACE)
     assert Layout(zero_stage=1) in alone
     assert Layout(zero_stage=1) not in runnable(setting(), stage, 16, SPACE)

@@ -9,7 +9,8 @@ from itertools import product
 import pytest
 
 from paceline.core.layout import Layout
-from paceline.core.layout_sizes import layout_problems
+from paceline.core.layout_checks import layout_problems
+from paceline.core.parallel_run import ParallelRun
 from paceline.core.shape import Shape
 from paceline.layouts.search.space import Space, feasible, replica_layouts
 from tests.core.shapes import FLUX, LLAMA_8B, LLAMA_70B, LLAMA_405B
@@ -39,7 +40,7 @@ def test_what_is_feasible_can_run_and_what_is_refused_cannot(
     space = replace(SMALL, schedules=("1f1b", "gpipe", "zero-bubble"))
     layouts, refused = feasible(shape, devices, batch, 8192, space)
     every = list(candidates(shape, devices, space))
-    running = [x for x in every if not layout_problems(x, shape, devices, batch, 8192)]
+    running = [x for x in every if not layout_problems(ParallelRun(x, shape, devices, batch, 8192))]
     assert layouts == running and layouts and refused == len(every) - len(running) > 0
 
 

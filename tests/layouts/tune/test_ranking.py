@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.core.layout_sizes import layout_problems
+from paceline.core.layout_checks import layout_problems
 from paceline.estimate import estimates
 from paceline.estimate.answer import estimate
 from paceline.estimate.estimates import P_OOM_EVEN

@@ -10,7 +10,7 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.run import Training
-from paceline.core.traffic import RankPlace, step_traffic
+from paceline.core.traffic import step_traffic
 from paceline.profiles.nccl.contrast import axis_groups, contrast, differences
 from paceline.profiles.nccl.counters import read_counters
 from paceline.profiles.nccl.debug_log import DebugLog
@@ -41,10 +41,9 @@ def test_a_log_of_nccl_is_held_against_the_layout(tmp_path: Path) -> None:
     layout = Layout(micro_batch=2, tp=2)
     training = Training(seq_len=32, global_batch=8, steps=2, dtype="bf16")
     spec = make_spec(ranks=8, model=SHAPE, layout=layout, training=training)
-    place = RankPlace(SHAPE, layout, 4, 32, 1, "bf16")
     lines = setup()
     names = {"all_reduce": "AllReduce", "all_gather": "AllGather"}
-    for term in step_traffic(place):
+    for term in step_traffic(spec.parallel):
         ranks, pointer = (2, "0xb") if term.axis == "tp" else (4, "0xc")
         parts = ranks if term.collective == "all_gather" else 1
         more = 1.1 if term.purpose == "gradients" else 1

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from paceline.core.layout import Layout
-from paceline.core.layout_sizes import native_problems
+from paceline.core.layout_checks import native_problems
+from paceline.core.parallel_run import ParallelRun
 from paceline.trainer.config import parse_config
 from paceline.trainer.config_checks import config_problems
 from paceline.trainer.model.context_parallel import attend, local_positions
@@ -100,7 +101,7 @@ def test_heads_that_ranks_cannot_share_are_refused() -> None:
 def test_a_ring_refuses_a_window() -> None:
     model = {"sliding_window": 8}
     layout = Layout(cp=2, cp_exchange="ring")
-    problems = native_problems(layout, SHAPE.model_copy(update=model), 2, 8)
+    problems = native_problems(ParallelRun(layout, SHAPE.model_copy(update=model), 2, 8))
     raw = settings(ranks=2, **model)
     raw["layout"] |= {"cp": 2, "cp_exchange": "ring"}
     raw["dp"] = 1

@@ -1,0 +1,75 @@
+"""Parameters of a decoder as a tensor rank holds them, matrix by matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.core.parallel_run import ParallelRun
+from paceline.core.shape import DecoderShape, linear_sizes, vectors_of_norm
+
+COLUMN_CUT, ROW_CUT = ("q", "k", "v", "up", "gate"), ("o", "down")
+"""Linear layers whose outputs, and whose inputs, tensor ranks divide."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter as a tensor rank holds it; `whole` when every one holds all of it."""
+
+    rows: int
+    columns: int
+    whole: bool = False
+
+    @property
+    def size(self) -> int:
+        """Numbers."""
+        return self.rows * self.columns
+
+    def padded(self, shards: int) -> int:
+        """Numbers of all shards together: FSDP cuts rows, and its shards are of equal size."""
+        return -(-self.rows // shards) * shards * self.columns
+
+
+def decoder(x: ParallelRun) -> DecoderShape:
+    """Return the shape of the run's decoder; `unpredicted` refuses other models."""
+    assert x.shape.kind == "decoder", "unpredicted() refuses other models"
+    return x.shape
+
+
+def block_weights(x: ParallelRun) -> list[Weight]:
+    """Return the parameters of one block on a tensor rank."""
+    shape, tp = decoder(x), x.layout.tp
+    norm = Weight(shape.hidden_size, 1, whole=True)
+    num_norms = 4 if shape.norm_position == "both" else 2
+    of_head = [Weight(shape.head_dim, 1, whole=True)] * (2 if shape.qk_norm else 0)
+    weights = ([norm] * num_norms + of_head) * vectors_of_norm(shape)
+    for name, (inputs, outputs) in linear_sizes(shape).items():
+        if name in COLUMN_CUT:
+            weights.append(Weight(outputs // tp, inputs))
+        else:
+            weights.append(Weight(outputs, inputs // tp))
+        if shape.bias:
+            cut = tp if name in COLUMN_CUT else 1
+            weights.append(Weight(outputs // cut, 1, whole=name in ROW_CUT))
+    return weights
+
+
+def end_weights(x: ParallelRun) -> list[Weight]:
+    """Return the parameters outside the blocks on a tensor rank: embedding, norms, head."""
+    shape = decoder(x)
+    h, width = shape.hidden_size, shape.embed_dim
+    table = Weight(shape.padded_vocab(x.layout.tp) // x.layout.tp, width)
+    norm = [Weight(h, 1, whole=True)] * (2 if shape.norm == "layernorm" else 1)
+    places = shape.max_positions + shape.position_offset
+    projected = width != h
+    weights: list[Weight] = []
+    if x.has_first or (x.has_last and shape.tied_embeddings):
+        weights.append(table)
+    if x.has_first:
+        weights += norm if shape.embedding_norm else []
+        weights += [Weight(places, h, whole=True)] if shape.positions == "learned" else []
+        weights += [Weight(h, width, whole=True)] if projected else []
+    if x.has_last:
+        weights += norm if shape.final_norm else []
+        weights += [Weight(width, h, whole=True)] if projected else []
+        weights += [] if shape.tied_embeddings else [table]
+    return weights
