@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from paceline.audit import Audit, AuditFinding, Declared
-from paceline.audit import audit as run_audit
-from paceline.audit.quantity import read_flops_per_s
+from paceline.audit.conversion import read_flops_per_s
+from paceline.audit.tables import Audit, AuditFinding
+from paceline.audit.tables import audit as run_audit
 from paceline.cli.log_options import DeviceName, DtypeName, TotalTokens
 from paceline.cli.options import Json
 from paceline.cli.output import (
@@ -22,6 +22,7 @@ from paceline.cli.output import (
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED
 from paceline.core.units import counted
+from paceline.files.csv_table import Declared
 
 KEYS = ("table", "row", "column", "printed", "recomputed", "difference", "cause")
 

@@ -7,9 +7,17 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from paceline.audit.conversion import Conversion, Peaks, StatedFigure, from_step_time, peaks_of
+from paceline.audit.conversion import (
+    Conversion,
+    Peaks,
+    Quantity,
+    StatedFigure,
+    from_step_time,
+    peaks_of,
+    read_flops_per_s,
+    read_quantity,
+)
 from paceline.audit.conversion import convert as convert_figure
-from paceline.audit.quantity import Quantity, read_flops_per_s, read_quantity
 from paceline.cli.log_options import DeviceName, DtypeName, GlobalBatch, NumDevices
 from paceline.cli.options import Json
 from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table

@@ -16,9 +16,9 @@ from functools import cache
 
 import pytest
 
-from paceline.audit import audit_rows
-from paceline.audit.cells.crosscheck import CellVerdict, check
-from paceline.audit.lines import lines_of
+from paceline.audit.crosscheck import CellVerdict, check
+from paceline.audit.rows import lines_of
+from paceline.audit.tables import audit_rows
 from paceline.core.printed import like
 from paceline.files import references
 from paceline.files.references import Row

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.audit import Declared
-from paceline.audit.cells.crosscheck import check
-from paceline.audit.convention import assume
-from paceline.audit.lines import lines_of
+from paceline.audit.crosscheck import check
+from paceline.audit.rows import assume, lines_of
 from paceline.core.flops import CONVENTIONS, FlopsInput, flops_per_sample
 from paceline.core.layout import Recompute
-from paceline.files.csv_table import read_csv
+from paceline.files.csv_table import Declared, read_csv
 from tests.core.shapes import LLAMA_8B
 
 HEADER = "layers,hidden,ffn,heads,kv_heads,vocab,seq_len,num_gpus,gbs,step_time_s,tflops_per_gpu\n"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.audit import Declared, audit
+from paceline.audit.tables import audit
 from paceline.core.errors import UserError
-from paceline.files.csv_table import COUNTS, PRINTED, read_csv
+from paceline.files.csv_table import COUNTS, PRINTED, Declared, read_csv
 
 GOOD = "id,gpu,dtype,num_gpus,seq_len,gbs,step_time_s,tokens_per_s,mfu_pct,days\n"
 ROW = "a,H100,fp8,64,8192,128,11.01,95239,36.17,121.53\n"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.audit.cells.crosscheck import check
-from paceline.audit.lines import flops_input, inputs_of, lines_of
+from paceline.audit.crosscheck import check
+from paceline.audit.rows import flops_input, inputs_of, lines_of
 from paceline.core import rates
 from paceline.core.flops import FlopsInput, flops_per_sample
 from paceline.core.layout import Recompute

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paceline.audit.cells.agreement import AuditLine
-from paceline.audit.cells.causes import Options
-from paceline.audit.cells.derivation import Cell, Inputs, relation
+from paceline.audit.crosscheck import AuditLine
+from paceline.audit.derivation import Cell, Inputs, Options, relation
 from paceline.core.printed import exactly, read_printed
 
 UNITS = {"mfu": 0.01}

@@ -6,16 +6,20 @@ from collections.abc import Iterable
 
 import pytest
 
-from paceline.audit.cells.causes import (
+from paceline.audit.derivation import (
+    Cell,
     Change,
+    Inputs,
     Options,
+    Relation,
+    RowSpeed,
     explains,
     other_inputs,
     other_speeds,
+    relation,
     rounded_speeds,
     slip_of_digits,
 )
-from paceline.audit.cells.derivation import Cell, Inputs, Relation, RowSpeed, relation
 from paceline.core.printed import Interval, exactly, read_printed
 
 INPUTS = Inputs(

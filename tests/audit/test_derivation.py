@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.audit.cells.derivation import (
+from paceline.audit.derivation import (
     COLUMNS,
     Cell,
     Inputs,

@@ -1,18 +1,24 @@
-"""What an audit found, cell by cell, and how much of the tables it could check."""
+"""Published tables recomputed from their own speeds: what does not follow, by how much, and why."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from pathlib import Path
 
-from paceline.audit.cells.crosscheck import CellVerdict, check
-from paceline.audit.cells.derivation import Cell
-from paceline.audit.cells.rank_list import left_out, read_ranks
-from paceline.audit.lines import lines_of
+from paceline.audit.crosscheck import CellVerdict, check
+from paceline.audit.derivation import Cell
+from paceline.audit.rows import assume, lines_of
+from paceline.core.errors import UserError, did_you_mean
 from paceline.core.printed import like
 from paceline.core.units import counted
+from paceline.files import references
+from paceline.files.csv_table import Declared, read_csv
+from paceline.files.recipe import load_recipe, recipe_names
 from paceline.files.references import Row
 
 NO_FIGURE = "no figure is printed"
@@ -177,3 +183,98 @@ def _nodes(row: Row, num_ranks: int) -> str:
     if per_node is None or num_ranks % per_node:
         return ""
     return f", the ranks of {counted(num_ranks // per_node, 'whole node')}"
+
+
+def read_ranks(text: str) -> list[int] | None:
+    """The ranks of `0,1,4-7`, in the order written; None for anything else."""
+    parts = [part.strip() for part in text.split(",")]
+    spans = [re.fullmatch(r"(\d+)(?:\s*-\s*(\d+))?", part) for part in parts]
+    ranks: list[int] = []
+    for span in spans:
+        if span is None or int(span[2] or 0) - int(span[1]) > 1_000_000:
+            return None
+        ranks += range(int(span[1]), int(span[2] or span[1]) + 1)
+    return ranks
+
+
+def left_out(ranks: list[int]) -> list[int]:
+    """Ranks between the first and the last that are not in the list."""
+    return sorted(set(range(min(ranks), max(ranks) + 1)) - set(ranks)) if ranks else []
+
+
+SAMPLES_PER_S = {"samples_per_s", "samples_per_s_unrounded"}
+
+
+def samples_notes(rows: Sequence[Row]) -> Iterator[str]:
+    """What samples/s count in the rows that print them, and in which tables they are padded."""
+    printing = [row for row in rows if SAMPLES_PER_S & row.printed.keys()]
+    if not printing:
+        return
+    yield (
+        "samples/s are read as all samples of a step over its time, padding included; tokens/s "
+        "that follow from them count every position"
+    )
+    padded = [row for row in printing if row.recipe and _pads(row.recipe)]
+    tables = list(dict.fromkeys(row.table for row in padded))
+    if tables:
+        yield (
+            f"the samples of {', '.join(tables)} are records filled up to seq_len: how much of "
+            "them is text is not printed, so their samples/s give no tokens/s of text"
+        )
+
+
+def _pads(recipe: str) -> bool:
+    return load_recipe(recipe).data.packing == "padded"
+
+
+@dataclass(frozen=True)
+class Audited:
+    """An audit, and what a reader of it should know about how the table was read."""
+
+    audit: Audit
+    notes: tuple[str, ...] = ()
+
+
+def audit(target: str | None = None, declared: Declared | None = None) -> Audited:
+    """The audit of a source, table or row that comes with Paceline, of a file, or of all tables.
+
+    Raises UserError for an unknown name, with the nearest, and for a faulty file, with its line.
+    """
+    path = Path(target or "")
+    # Path.is_file raises for names that no file can have.
+    if path.suffix.lower() in (".csv", ".yaml", ".yml") or os.path.isfile(path):  # noqa: PTH113
+        return _of_file(path, declared or Declared())
+    if declared and declared != Declared():
+        where = target or "the tables that come with Paceline"
+        raise UserError(where, "declares itself what options would declare; they are for CSV files")
+    if target is None:
+        audits = together(audit_rows(s.rows) for s in references.sources().values())
+        return Audited(audits, tuple(samples_notes(references.rows())))
+    source, rows = references.located(target)
+    return Audited(audit_rows(source.rows, [row.id for row in rows]), tuple(samples_notes(rows)))
+
+
+def _of_file(path: Path, declared: Declared) -> Audited:
+    if path.suffix.lower() in (".yaml", ".yml"):
+        rows = references.read_source(path).rows
+        return Audited(audit_rows(rows), tuple(samples_notes(rows)))
+    if declared.model is not None and declared.model.lower() not in (names := recipe_names()):
+        hint = did_you_mean(declared.model, names) or "`paceline recipes` lists them"
+        raise UserError(
+            f"recipe {declared.model!r}", "is unknown", allowed=", ".join(names), remedy=hint
+        )
+    table = read_csv(path, declared)
+    rows, assumptions = assume(table.rows, table.gated_is_open)
+    notes = (
+        [f"columns that are not understood: {', '.join(table.ignored)}"] if table.ignored else []
+    )
+    parts = (audit_rows(group) for group in _by_source(rows))
+    notes += [*map(str, assumptions), *samples_notes(rows)]
+    return Audited(together(parts), tuple(notes))
+
+
+def _by_source(rows: Sequence[Row]) -> list[list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.source, []).append(row)
+    return list(groups.values())

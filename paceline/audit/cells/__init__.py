@@ -1,1 +1,0 @@
-"""Cells of a published table: what they follow from, and why one does not."""
