@@ -1,7 +1,7 @@
 """Archives: written alike from the same files, and unpacked within limits, for any may be hostile.
 
-What is unpacked lies inside its folder: names that lead out of it, links, devices and files beyond
-the limits are refused before a byte of them is written.
+The standard library's `data` filter keeps members inside the folder and refuses devices. Beyond it
+links are never made, and files, bytes and headers have limits.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Protocol, Self, cast
+from typing import IO, Self, cast
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.files.documents import open_regular
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar")
-MOST_FILES = 100_000
-MOST_BYTES = 1 << 35
+MAX_FILES = 100_000
+MAX_BYTES = 1 << 35
 """Of all unpacked files together; the logs of a thousand runs are a hundredth."""
-MOST_HEADER_BYTES = 1 << 20
-"""Of all headers of one member together, which are read into memory whole."""
-LONGEST_PATH = 1024
+MAX_HEADER_BYTES = 1 << 18
+"""Of one header, which is read into memory whole; Python's recursion limit bounds their number."""
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _LONG_HEADERS = (
     tarfile.XHDTYPE,
@@ -38,18 +37,17 @@ _LONG_HEADERS = (
     tarfile.GNUTYPE_LONGLINK,
 )
 _BLOCK_BYTES = 1 << 20
-_HEADERS_BYTES = 4096
-"""Of a member beside its content: headers, and what fills up the last block."""
-_AHEAD_BYTES = 1 << 15
-"""Of what a reader takes of a stream before it is asked for, and of what fills up a block."""
+_MEMBER_HEADER_BYTES = 4096
+"""Of a member beside its content, on average: headers, and what fills up the last block."""
+_BROKEN = (tarfile.TarError, EOFError, zlib.error, RecursionError, ValueError, gzip.BadGzipFile)
 
 
 @dataclass(frozen=True)
 class ArchiveLimits:
     """How much an archive may hold."""
 
-    files: int = MOST_FILES
-    total_bytes: int = MOST_BYTES
+    files: int = MAX_FILES
+    total_bytes: int = MAX_BYTES
 
 
 @dataclass(frozen=True)
@@ -122,114 +120,77 @@ def unpack(
     SystemFaultError where the disk is full or the program `zstd` is missing.
     """
     limits = limits or ArchiveLimits()
+    files: dict[str, None] = {}
+    links: list[str] = []
+    num_bytes = 0
+    with _read(path, limits.total_bytes + limits.files * _MEMBER_HEADER_BYTES) as archive:
+        for count, member in enumerate(_members(archive)):
+            if count >= limits.files:
+                raise UserError(str(path), f"holds more than {limits.files:,} members")
+            if member.isdir():
+                continue
+            member.name = _inner_name(path, member.name)
+            if skip_links and (member.issym() or member.islnk()):
+                links.append(member.name)
+                continue
+            num_bytes += member.size
+            if num_bytes > limits.total_bytes:
+                raise UserError(str(path), f"holds more than {limits.total_bytes:,} bytes")
+            if not member.isreg() or member.issparse():
+                raise UserError(str(path), f"{member.name!r} is a link, a device or a sparse file")
+            if member.name in files:
+                raise UserError(str(path), f"holds {member.name!r} twice")
+            files[member.name] = None
+            try:
+                # Owner, mode and time are those of any new file here.
+                archive.extract(member, folder, set_attrs=False, filter="data")
+            except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+                raise UserError(str(path), f"{member.name!r} is a file and a folder") from error
+    return Unpacked(tuple(files), tuple(links))
+
+
+def first_name(path: Path) -> str:
+    """Return the path of an archive's first member, "" where it is empty; raises as `unpack`."""
+    with _read(path, MAX_HEADER_BYTES * 4, to_its_end=False) as archive:
+        member = archive.next()
+        return member.name if member else ""
+
+
+def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield every member; the library would keep all headers for random access."""
+    while (member := archive.next()) is not None:
+        yield member
+        archive.members.clear()  # pyright: ignore
+        archive.pax_headers.clear()  # pyright: ignore
+
+
+def _inner_name(path: Path, name: str) -> str:
+    """Return the member's path; raises UserError where it would not be inside the folder."""
+    inner = PurePosixPath(name).as_posix()
+    outside = name.startswith("/") or ".." in PurePosixPath(name).parts or "\\" in name
+    if outside or not name.isprintable():
+        raise UserError(str(path), f"{name[:100]!r} is not a path inside it")
+    return inner
+
+
+@contextmanager
+def _read(path: Path, max_bytes: int, *, to_its_end: bool = True) -> Iterator[tarfile.TarFile]:
+    """Open an archive as a stream; its end, where packers put checksums, is read as well."""
     try:
-        with _stream(path) as raw:
-            stream = _Bounded(raw, path, limits.total_bytes + limits.files * _HEADERS_BYTES)
-            with _opened(stream) as archive:
-                held = _unpack_members(archive, stream, path, folder, skip_links, limits)
-            stream.read_rest()
-            return held
-    except (tarfile.TarError, EOFError, zlib.error, RecursionError, ValueError) as error:
-        raise _refused(path, f"cannot be read as an archive: {error}") from error
-    except gzip.BadGzipFile as error:
-        raise _refused(path, f"is torn: {error}") from error
+        with _uncompressed(path) as raw:
+            stream = cast(IO[bytes], _CappedStream(raw, path, max_bytes))
+            with tarfile.open(fileobj=stream, mode="r|", tarinfo=_CheckedHeader) as archive:
+                yield archive
+            while to_its_end and stream.read(_BLOCK_BYTES):
+                pass
+    except _BROKEN as error:
+        raise UserError(str(path), f"cannot be read as an archive: {error}") from error
     except OSError as error:
         raise SystemFaultError(str(path), f"cannot be unpacked: {error.strerror}") from error
 
 
-def first_name(path: Path) -> str:
-    """The path of an archive's first member, empty where there is none; raises as `unpack`."""
-    try:
-        with _stream(path) as raw, _opened(_Bounded(raw, path, MOST_HEADER_BYTES * 4)) as archive:
-            member = archive.next()
-            return member.name if member else ""
-    except (
-        *(tarfile.TarError, OSError, EOFError, zlib.error),
-        *(RecursionError, ValueError),
-    ) as error:
-        raise _refused(path, f"cannot be read as an archive: {error}") from error
-
-
-def _opened(stream: _Bounded) -> tarfile.TarFile:
-    return tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|", tarinfo=_PlainHeader)
-
-
-def _members(archive: tarfile.TarFile, stream: _Bounded) -> Iterator[tarfile.TarInfo]:
-    """Every member; none is kept once the next one is asked for, nor what its headers said."""
-    while (member := archive.next()) is not None:
-        yield member
-        # The library keeps every header that it has read, for random access.
-        kept = cast(_Kept, archive)
-        kept.members.clear()
-        kept.pax_headers.clear()
-        stream.expect(MOST_HEADER_BYTES)
-
-
-def _unpack_members(
-    archive: tarfile.TarFile,
-    stream: _Bounded,
-    path: Path,
-    folder: Path,
-    skip_links: bool,
-    limits: ArchiveLimits,
-) -> Unpacked:
-    files: dict[str, None] = {}
-    left_out: list[str] = []
-    total = 0
-    for count, member in enumerate(_members(archive, stream)):
-        if count >= limits.files:
-            raise _refused(path, f"holds more than {limits.files:,} members")
-        name = _inner_name(path, member.name)
-        if member.isdir():
-            continue
-        if skip_links and (member.issym() or member.islnk()):
-            left_out.append(name)
-            continue
-        total += member.size
-        _check(path, member, name in files, total, limits)
-        files[name] = None
-        stream.expect(member.size)
-        _write_file(archive, member, path, folder / name)
-    return Unpacked(tuple(files), tuple(left_out))
-
-
-def _check(
-    path: Path, member: tarfile.TarInfo, twice: bool, total: int, limits: ArchiveLimits
-) -> None:
-    shown = member.name[:100]
-    if not member.isreg() or getattr(member, "sparse", None) is not None:
-        raise _refused(path, f"{shown!r} is a link, a device or a sparse file")
-    if twice:
-        raise _refused(path, f"holds {shown!r} twice")
-    if member.size < 0 or total > limits.total_bytes:
-        raise _refused(path, f"holds more than {limits.total_bytes:,} bytes")
-
-
-def _inner_name(path: Path, name: str) -> str:
-    """The member's path; raises UserError where it would not lie inside the folder."""
-    parts = PurePosixPath(name).parts
-    inner = PurePosixPath(*(part for part in parts if part != ".")).as_posix()
-    outside = name.startswith("/") or ".." in parts or "\\" in name or "\0" in name
-    if outside or not name.isprintable() or len(name) > LONGEST_PATH:
-        raise _refused(path, f"{name[:100]!r} is no path inside it")
-    return inner
-
-
-def _write_file(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path, to: Path) -> None:
-    content = archive.extractfile(member)
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        with to.open("xb") as file:
-            if content is not None:
-                shutil.copyfileobj(content, file, _BLOCK_BYTES)
-    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        raise _refused(path, f"{member.name[:100]!r} is a file and a folder") from error
-    if to.stat().st_size != member.size:
-        raise _refused(path, f"ends inside {member.name[:100]!r}")
-
-
-class _PlainHeader(tarfile.TarInfo):
-    """A header whose kind and size are looked at before anything is read by them."""
+class _CheckedHeader(tarfile.TarInfo):
+    """A header that is refused before more than MAX_HEADER_BYTES are read into memory by it."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -241,54 +202,30 @@ class _PlainHeader(tarfile.TarInfo):
             # The library would take any other for the end, too.
             why = str(error) if buf else "it ends without the mark of its end"
             raise tarfile.ReadError(why) from error
-        if header.type in _LONG_HEADERS and not 0 <= header.size <= MOST_HEADER_BYTES:
+        if header.type in _LONG_HEADERS and not 0 <= header.size <= MAX_HEADER_BYTES:
             raise UserError("archive", f"has a header of {header.size:,} bytes")
         if header.type == tarfile.GNUTYPE_SPARSE:
             raise UserError("archive", f"{header.name[:100]!r} is a sparse file")
         return header
 
 
-class _Kept(Protocol):
-    """What an open archive keeps of what it has read."""
+class _CappedStream:
+    """A stream that ends with an error beyond what an archive may unpack to."""
 
-    members: list[tarfile.TarInfo]
-    pax_headers: dict[str, str]
-
-
-class _Bounded:
-    """A stream that ends with an error once more was read than an archive may unpack to, or than
-    the headers of one member may have."""
-
-    def __init__(self, stream: IO[bytes], path: Path, most_bytes: int) -> None:
-        self._stream, self._path, self._left = stream, path, most_bytes
-        self.expect(MOST_HEADER_BYTES)
-
-    def expect(self, size: int) -> None:
-        """What may be read until this is called again: `size` bytes and what is read ahead."""
-        self._expected = size + _AHEAD_BYTES
+    def __init__(self, stream: IO[bytes], path: Path, max_bytes: int) -> None:
+        self._stream, self._path, self._left = stream, path, max_bytes
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; raises UserError beyond a limit."""
+        """Return at most `size` bytes; raises UserError beyond the limit."""
         block = self._stream.read(size)
         self._left -= len(block)
-        self._expected -= len(block)
         if self._left < 0:
-            raise _refused(self._path, "unpacks to more than an archive may hold")
-        if self._expected < 0:
-            raise _refused(
-                self._path, f"has a member whose headers have more than {MOST_HEADER_BYTES:,} bytes"
-            )
+            raise UserError(str(self._path), "unpacks to more than an archive may hold")
         return block
-
-    def read_rest(self) -> None:
-        """Read to the end, where packers put their checksums; raises UserError beyond the limit."""
-        self.expect(self._left)
-        while self.read(_BLOCK_BYTES):
-            pass
 
 
 @contextmanager
-def _stream(path: Path) -> Iterator[IO[bytes]]:
+def _uncompressed(path: Path) -> Iterator[IO[bytes]]:
     """The unpacked bytes of an archive, packed in whichever way its first bytes say."""
     try:
         file = open_regular(path)
@@ -297,48 +234,33 @@ def _stream(path: Path) -> Iterator[IO[bytes]]:
     with file:
         first = file.read(4)
         file.seek(0)
-        if first.startswith(_GZIP):
-            with gzip.GzipFile(fileobj=file) as unpacked:
-                yield cast(IO[bytes], unpacked)
-        elif first == _ZSTD:
+        if first == _ZSTD:
             with _zstd(path, file) as unpacked:
                 yield unpacked
+        elif first.startswith(_GZIP):
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield cast(IO[bytes], unpacked)
         else:
             yield file
 
 
 @contextmanager
 def _zstd(path: Path, file: IO[bytes]) -> Iterator[IO[bytes]]:
-    command = [shutil.which("zstd") or "", "--decompress", "--stdout", "--quiet", "--memory=512MB"]
-    if not command[0]:
+    program = shutil.which("zstd")
+    if program is None:
         raise SystemFaultError(
             str(path), "takes the program zstd, which is not installed", remedy="apt install zstd"
         )
     # What was read of the file is in a buffer that the program does not see.
     os.lseek(file.fileno(), 0, os.SEEK_SET)
+    command = [program, "--decompress", "--stdout", "--quiet", "--memory=512MB"]
     with subprocess.Popen(
         command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
+        assert process.stdout
         try:
-            yield cast(IO[bytes], _Unpacking(process, path))
+            yield process.stdout
+            if not process.stdout.read(1) and process.wait():
+                raise UserError(str(path), f"is torn: zstd ended with {process.returncode}")
         finally:
             process.kill()  # What follows the archive's end may be endless.
-
-
-class _Unpacking:
-    """What a program unpacks; where it ends, the program has to be content with what it read."""
-
-    def __init__(self, process: subprocess.Popen[bytes], path: Path) -> None:
-        self._process, self._path = process, path
-
-    def read(self, size: int) -> bytes:
-        """At most `size` bytes; raises UserError at the end of what is torn."""
-        assert self._process.stdout is not None
-        block = self._process.stdout.read(size)
-        if not block and (code := self._process.wait()):
-            raise _refused(self._path, f"is torn: zstd ended with {code}")
-        return block
-
-
-def _refused(path: Path, what: str) -> UserError:
-    return UserError(str(path), what)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
-    DDL,
     URL,
     Column,
     Engine,
@@ -27,11 +26,9 @@ from sqlalchemy import (
     create_engine,
     delete,
     insert,
-    inspect,
     select,
 )
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
-from sqlalchemy.schema import CreateColumn
 
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
 from paceline.core.result import FINAL, Metric, Result
@@ -43,12 +40,12 @@ from paceline.files.run_folder import RESULT_FILE, RUN_FILE, RunRecord, read_rec
 Evaluate = Callable[[Path], Result]
 """Computes a run's result from its raw files; the caller gives it, because it lies above."""
 
-SCHEMA = 3
-"""The form of the table, part of the name of the file in the cache; see MIGRATIONS."""
+SCHEMA_VERSION = 4
+"""Part of the table's name: a table of another version is left alone and the index built anew."""
 
 _METADATA = MetaData()
 RUNS = Table(
-    "runs",
+    f"runs_v{SCHEMA_VERSION}",
     _METADATA,
     Column("root", String, primary_key=True),
     Column("run", String, primary_key=True),
@@ -70,13 +67,6 @@ RUNS = Table(
     Column("stamp", String),
 )
 
-
-MIGRATIONS: dict[int, tuple[str, ...]] = {2: ("stamp",), 3: ("group",)}
-"""Columns by the form of the table that brought them; a later form only adds some.
-
-A database of the user keeps its rows, those of other roots too. What a row lacks is null; where its
-folder is there, a null stamp makes it be read again.
-"""
 COLUMNS = tuple(c.name for c in RUNS.columns if c.name not in ("root", "stamp"))
 """What a row says of its run; the others are for the index alone."""
 
@@ -252,39 +242,9 @@ def _connected(url: str | URL, **options: Any) -> Engine:
     with _faults():
         engine = create_engine(url, **options)
         _METADATA.create_all(engine)
-        _migrate(engine)
         with engine.connect() as connection:
             connection.execute(select(RUNS).limit(1)).all()  # a table of another form shows here
         return engine
-
-
-def _migrate(engine: Engine) -> None:
-    """Add the columns that later forms of the table have, in the order of their numbers.
-
-    A table that lacks others is none of ours, and is left as it is.
-    """
-    missing = _missing_columns(engine)
-    if not missing or not missing <= {name for names in MIGRATIONS.values() for name in names}:
-        return
-    for number in sorted(MIGRATIONS):
-        for name in MIGRATIONS[number]:
-            if name in missing:
-                _add_column(engine, name)
-
-
-def _add_column(engine: Engine, name: str) -> None:
-    column = CreateColumn(RUNS.c[name]).compile(dialect=engine.dialect)
-    try:
-        with engine.begin() as connection:
-            connection.execute(DDL(f"ALTER TABLE {RUNS.name} ADD COLUMN {column}"))
-    except SQLAlchemyError:
-        if name in _missing_columns(engine):  # else another process was faster
-            raise
-
-
-def _missing_columns(engine: Engine) -> set[str]:
-    there = {column["name"] for column in inspect(engine).get_columns(RUNS.name)}
-    return {column.name for column in RUNS.columns} - there
 
 
 @contextmanager
@@ -317,7 +277,7 @@ def _sqlite_file(root: Path) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         raise SystemFaultError("index database", str(error), remedy=_remedy(error)) from error
-    return cache / f"index-v{SCHEMA}-{digest}.sqlite"
+    return cache / f"index-{digest}.sqlite"
 
 
 def _remove(file: Path) -> None:

@@ -125,11 +125,11 @@ def test_what_the_headers_of_a_member_say_is_forgotten_with_it(
 
 
 def test_many_headers_before_one_member_are_refused(tmp_path: Path):
-    whole = extended("run/a", {"comment": "x" * 200_000})
+    whole = extended("run/a", {"comment": "x" * 2_000})
     path = tmp_path / "a.tar.gz"
-    path.write_bytes(gzip.compress(whole[:-512] * 8 + whole[-512:] + bytes(1024)))
+    path.write_bytes(gzip.compress(whole[:-512] * 1_000 + whole[-512:] + bytes(1024)))
 
-    with pytest.raises(UserError, match="whose headers have more than"):
+    with pytest.raises(UserError, match="recursion"):
         unpack(path, tmp_path / "here")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from paceline.core.errors import SystemFaultError
 from paceline.core.result import Metric, Result
 from paceline.files.documents import write_value
-from paceline.files.index import COLUMNS, MIGRATIONS, RUNS, SCHEMA, Index, listing
+from paceline.files.index import COLUMNS, RUNS, Index, listing
 from paceline.files.run_folder import RESULT_FILE, RUN_FILE
 from paceline.runs.outcome import evaluate
 from tests.files.test_run_folder import make_record, make_run
@@ -128,7 +127,7 @@ def test_a_file_that_is_no_database_is_made_anew(root: Path, tmp_path: Path, con
 def test_a_table_of_another_form_is_made_anew(root: Path, tmp_path: Path):
     make_run(root, "a")
     before = rows(root)
-    alter(index_file(tmp_path), "drop table runs", "create table runs (wrong text)")
+    alter(index_file(tmp_path), f"drop table {RUNS.name}", f"create table {RUNS.name} (wrong text)")
     assert rows(root) == before
 
 
@@ -137,8 +136,8 @@ def test_a_table_that_takes_no_rows_is_told_and_rebuilt(root: Path, tmp_path: Pa
     before = rows(root)
     alter(
         index_file(tmp_path),
-        "alter table runs add x text not null default ''",
-        "create trigger t before insert on runs begin select raise(abort, 'no'); end",
+        f"alter table {RUNS.name} add x text not null default ''",
+        f"create trigger t before insert on {RUNS.name} begin select raise(abort, 'no'); end",
     )
     listed = listing(root, computed)
     assert listed.rows == before and "paceline db rebuild" in str(listed.fault)
@@ -180,51 +179,25 @@ def test_a_url_that_names_no_database_is_one_clear_error(
         Index.open(root)
 
 
-FIRST_FORM = """create table runs (root varchar not null, run varchar not null, created varchar,
-recipe varchar, tag varchar, status varchar, device varchar, devices integer, layout varchar,
-dtype varchar, tokens_per_s float, step_time_s float, mfu float, of_achievable float, steps integer,
-"key" varchar, primary key (root, run))"""
-"""The table as the first version of the index made it."""
-
-
-@pytest.mark.parametrize("added", [(), ("stamp",)])
-def test_a_database_of_an_older_form_is_migrated_and_keeps_runs_of_other_folders(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: tuple[str, ...]
+def test_a_table_of_another_version_is_left_alone(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     make_run(root, "a")
     expected = rows(root)
     file = tmp_path / "mine.sqlite"
-    alter(
-        file,
-        FIRST_FORM,
-        *(f"alter table runs add {name} varchar" for name in added),
-        "insert into runs (root, run, recipe, status) values ('/gone', 'kept', 'r', 'ok')",
-        f"insert into runs (root, run, status) values ('{root.resolve()}', 'a', 'ok')",
-    )
+    alter(file, "create table runs_v0 (run text)", "insert into runs_v0 values ('kept')")
     monkeypatch.setenv("PACELINE_DB", f"sqlite:///{file}")
     assert rows(root) == expected
-    assert Index.open(root).rebuild(computed) == (1, [])
     with closing(sqlite3.connect(file)) as connection:
-        kept = connection.execute(
-            'select run, recipe, "group", stamp from runs where root = ?', ["/gone"]
-        ).fetchall()
-    assert kept == [("kept", "r", None, None)]
-
-
-def test_every_form_of_the_table_since_the_first_has_its_migration():
-    later = {name for names in MIGRATIONS.values() for name in names}
-    assert {column.name for column in RUNS.columns if column.name not in later} == set(
-        re.findall(r"\"?(\w+)\"? (?:varchar|integer|float)", FIRST_FORM)
-    )
-    assert max(MIGRATIONS) == SCHEMA
+        assert connection.execute("select run from runs_v0").fetchall() == [("kept",)]
 
 
 def test_a_database_of_the_user_is_never_deleted(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     file = tmp_path / "mine.sqlite"
-    alter(file, "create table runs (wrong text)")
+    alter(file, f"create table {RUNS.name} (wrong text)")
     monkeypatch.setenv("PACELINE_DB", f"sqlite:///{file}")
     with pytest.raises(SystemFaultError, match="check PACELINE_DB"):
         Index.open(root, anew=True)
-    alter(file, "insert into runs values ('kept')")
+    alter(file, f"insert into {RUNS.name} values ('kept')")
