@@ -34,7 +34,7 @@ from paceline.staging.credentials import hub_endpoint, shown
 from paceline.staging.download_log import DownloadLog
 from paceline.staging.ending import StageEnd
 from paceline.staging.listing import SourceListing, inner_path
-from paceline.staging.lock import LockOwner, StageLock
+from paceline.staging.lock import asset_lock
 from paceline.staging.plan import DONE_FOLDER, UNDERWAY_FOLDER
 from paceline.staging.sources.container import fetch_image
 from paceline.staging.sources.git import clone
@@ -95,22 +95,20 @@ class AssetStage:
 
     def run(self) -> None:
         """Stage the asset, unless another stager has done so meanwhile."""
-        lock = StageLock(self.folder, self._wait)
         try:
-            with lock:
+            with asset_lock(self.folder, self._wait):
                 if asset_state(self.folder) != "staged":
-                    self._stage(lock)
+                    self._stage()
         except OSError as error:
             raise unwritable(self.folder, error) from None
         except ValueError as error:
             raise _unusable(self.asset, error) from error
         self.log.phase(self.asset.name, "staged")
 
-    def _stage(self, lock: StageLock) -> None:
+    def _stage(self) -> None:
         began = time.monotonic()
 
         def check() -> None:
-            lock.check()
             self.ended.check(self.asset.name)
 
         check()
@@ -130,10 +128,8 @@ class AssetStage:
             seconds=round(time.monotonic() - began, 3),
             paceline_version=__version__,
         )
-        lock.confirm()
         done.replace(content)
         _flush(self.folder)
-        lock.confirm()
         write_value(self.folder / MANIFEST_FILE, manifest)
         _flush(self.folder)
         (self.folder / DAMAGED_FILE).unlink(missing_ok=True)
@@ -222,11 +218,10 @@ class AssetStage:
         self.log.present(self.asset.name, total)
         return tuple(files)
 
-    def _wait(self, owner: LockOwner | None) -> None:
+    def _wait(self, owner: str) -> None:
         self.ended.check(self.asset.name)
-        who = f"process {owner.controller.pid} on {owner.controller.host}" if owner else "another"
-        self.log.phase(self.asset.name, f"waiting for {who}")
-        self.waiting(f"{self.asset.name}: {who} is staging it")
+        self.log.phase(self.asset.name, f"waiting for {owner}")
+        self.waiting(f"{self.asset.name}: {owner} is staging it")
 
 
 def _unusable(asset: Asset, error: ValueError) -> SystemFaultError:
