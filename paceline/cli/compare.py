@@ -9,22 +9,13 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json, RunsDir, refuse_unused
-from paceline.cli.output import OutputColumn, TableFormat, emit_table, write_page
+from paceline.cli.output import emit, emit_files
 from paceline.cli.terminal import echo
-from paceline.compare.judgement import Comparison
 from paceline.core.errors import UserError
 from paceline.files.run_folder import runs_root
 from paceline.runs.comparison import Gate, compare_runs, compare_with_reference, parse_margin
 from paceline.runs.comparison_junit import junit_xml
-from paceline.runs.comparison_text import (
-    HEAD,
-    comparison_md,
-    finding_lines,
-    headline,
-    metric_cells,
-    shown,
-    summary_lines,
-)
+from paceline.runs.comparison_report import comparison_document
 
 VERDICT_EXIT = {"same": 0, "faster": 0, "better": 0, "undecided": 4}
 """Exit code by verdict; every other verdict fails the gate (3)."""
@@ -164,12 +155,13 @@ def compare(
         comparison = compare_with_reference(root, first, against, gate)
     else:
         comparison = compare_runs(root, first, second or "", gate)
-    _print(comparison, CompareFormat.json if as_json else form)
-    if html:
-        # Altair below it takes as long to import as the rest of the verb.
-        from paceline.runs.comparison_page import comparison_html
-
-        write_page(html, comparison_html(comparison))
+    document = comparison_document(comparison)
+    if form is CompareFormat.junit and not as_json:
+        echo('<?xml version="1.0" encoding="UTF-8"?>')
+        echo(junit_xml(comparison), nl=False)
+        emit_files(document, page=html)
+    else:
+        emit(document, CompareFormat.json if as_json else form, page=html)
     raise typer.Exit(VERDICT_EXIT.get(comparison.verdict, 3))
 
 
@@ -178,64 +170,3 @@ def _json_alone(form: CompareFormat, as_json: bool) -> bool:
     if form not in (CompareFormat.text, CompareFormat.json):
         raise UserError(f"--format {form.value}", "is not made of pairs", allowed="text, json")
     return as_json or form is CompareFormat.json
-
-
-def _print(comparison: Comparison, form: CompareFormat) -> None:
-    if form is CompareFormat.json:
-        echo(comparison.model_dump_json(indent=2))
-    elif form is CompareFormat.junit:
-        echo('<?xml version="1.0" encoding="UTF-8"?>')
-        echo(junit_xml(comparison), nl=False)
-    elif form is CompareFormat.md:
-        echo(comparison_md(comparison), nl=False)
-    elif form is CompareFormat.csv:
-        echo(headline(comparison), err=True)
-        _print_metrics(comparison, form)
-    else:
-        echo(headline(comparison))
-        for line in summary_lines(comparison):
-            echo(f"  {line}")
-        if comparison.metrics:
-            echo()
-            _print_metrics(comparison, form)
-            echo("* the verdict depends on it")
-        for line in finding_lines(comparison):
-            echo(f"  {line}")
-
-
-def _print_metrics(comparison: Comparison, form: CompareFormat) -> None:
-    if form is CompareFormat.csv:
-        names = (
-            "metric",
-            "unit",
-            "primary",
-            "baseline",
-            "candidate",
-            "n_baseline",
-            "n_candidate",
-            "ratio",
-            "low",
-            "high",
-            "p",
-            "p_corrected",
-            "verdict",
-            "note",
-        )
-        rows = [
-            {
-                **metric.model_dump(),
-                "baseline": metric.baseline.value,
-                "candidate": metric.candidate.value,
-                "n_baseline": metric.baseline.n,
-                "n_candidate": metric.candidate.n,
-            }
-            for metric in comparison.metrics
-        ]
-        emit_table(rows, [OutputColumn(name, name) for name in names], TableFormat.csv)
-        return
-    table = [dict(zip(HEAD, metric_cells(metric), strict=True)) for metric in shown(comparison)]
-    columns = [
-        OutputColumn(name, name, justify="left" if name in ("metric", "verdict") else "right")
-        for name in HEAD
-    ]
-    emit_table(table, columns, TableFormat.text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from paceline.core.errors import UserError, did_you_mean
 from paceline.report.csv_table import csv_text
 from paceline.report.document import Column, Document, Row
 from paceline.report.markdown import markdown, markdown_table
-from paceline.report.terminal import print_document, print_table
+from paceline.report.terminal import plain_text, print_document, print_table
 
 if TYPE_CHECKING:
     from altair import LayerChart
@@ -85,6 +84,11 @@ def emit(
         print_document(document, Console(), headline=headline)
     else:
         echo(rendered(document, form), nl=False)
+    emit_files(document, page=page, charts=charts)
+
+
+def emit_files(document: Document, *, page: Path | None = None, charts: Path | None = None) -> None:
+    """Write a document's page and its charts to files, and say where."""
     if page:
         write_page(page, rendered(document, ReportFormat.html))
     if charts:
@@ -110,9 +114,7 @@ def rendered(document: Document, form: StrEnum) -> str:
 
             return render_document(document)
         case _:
-            buffer = io.StringIO()
-            print_document(document, Console(file=buffer))
-            return buffer.getvalue()
+            return plain_text(document)
 
 
 def _json(data: Any) -> str:

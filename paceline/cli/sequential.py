@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.cli.output import TableFormat, emit
 from paceline.cli.repeat import RepeatDisplay, announce
 from paceline.cli.terminal import echo
 from paceline.compare.sequential.judgement import SequentialComparison
@@ -13,7 +14,7 @@ from paceline.runs.sequential_comparison import (
     run_until_decided,
     series_of,
 )
-from paceline.runs.sequential_text import look_text, sequential_lines
+from paceline.runs.sequential_report import look_text, sequential_document
 
 
 def until_decided(question: PairsQuestion, as_json: bool, probe: bool) -> SequentialComparison:
@@ -26,11 +27,7 @@ def until_decided(question: PairsQuestion, as_json: bool, probe: bool) -> Sequen
         answer = run_until_decided(
             question, series, command_line(), RepeatDisplay(), _tell, probe=probe
         )
-    if as_json:
-        echo(answer.model_dump_json(indent=2))
-    else:
-        for line in sequential_lines(answer):
-            echo(line)
+    emit(sequential_document(answer), TableFormat.json if as_json else TableFormat.text)
     return answer
 
 

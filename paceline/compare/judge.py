@@ -29,7 +29,6 @@ from paceline.compare.judgement import (
     MetricComparison,
     SideSummary,
 )
-from paceline.compare.phrases import sentence
 from paceline.compare.scatter import RunScatter
 from paceline.compare.sides import Pair, Side
 from paceline.compare.significance import (
@@ -39,6 +38,7 @@ from paceline.compare.significance import (
     MOST_FURTHER_REPEATS,
     corrected,
 )
+from paceline.compare.verdicts import sentence
 from paceline.core.result import finite_value
 
 ORDER: tuple[GateWord, ...] = (

@@ -24,6 +24,10 @@ GateWord = Literal[
 ]
 
 
+MAX_NAME = 40
+"""Characters of a side's name that stands in a title."""
+
+
 class KeyDifference(Value):
     """A setting in which the sides are not alike."""
 
@@ -86,6 +90,14 @@ class SideSummary(Value):
     """Runs that were not used, and why."""
     source: str | None = None
 
+    @property
+    def short_name(self) -> str:
+        """The name; a long list of runs by the first of them and their number."""
+        first, *others = self.runs or (self.name,)
+        if len(self.name) <= MAX_NAME or not others:
+            return self.name
+        return f"{first} and {len(others)} more"
+
 
 class Comparison(Value):
     """Two sides held against each other: the candidate is judged, the baseline is the measure.
@@ -131,3 +143,18 @@ class Comparison(Value):
     baseline: SideSummary
     candidate: SideSummary
     metrics: tuple[MetricComparison, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Both sides, the candidate first."""
+        return f"{self.candidate.short_name} against {self.baseline.short_name}"
+
+
+def lead_metric(comparison: Comparison) -> MetricComparison | None:
+    """Return the metric that ratio and interval are of, None where nothing could be compared."""
+    return next((each for each in comparison.metrics if each.metric == comparison.metric), None)
+
+
+def independent_metrics(comparison: Comparison) -> list[MetricComparison]:
+    """Return the metrics that do not only express another one in a different unit."""
+    return [metric for metric in comparison.metrics if metric.primary or metric.follows is None]

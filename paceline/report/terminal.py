@@ -7,6 +7,7 @@ dim (rich obeys NO_COLOR). In a pipe or a file: the same lines, plain, aligned a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 
 from rich import box
 from rich.console import Console
@@ -36,11 +37,11 @@ INDENT = 2
 def print_document(document: Document, console: Console, *, headline: bool = True) -> None:
     """Print a document; `headline` False leaves out title and setup, shown before."""
     if headline:
-        _print(console, Text(clean(" · ".join((document.title, *document.setup))), "bold"), 0)
+        _print(console, Text(_line(" · ".join((document.title, *document.setup))), "bold"), 0)
     if document.verdict and document.verdict.text:
-        _print(console, Text(clean(document.verdict.text), STYLES[document.verdict.tone]))
+        _print(console, Text(_line(document.verdict.text), STYLES[document.verdict.tone]))
     for sentence in document.answer:
-        _print(console, Text(clean(sentence)))
+        _print(console, Text(_line(sentence)))
     sections = document.sections_for("text")
     for section in sections:
         if section.tone == "alert":
@@ -54,7 +55,14 @@ def print_document(document: Document, console: Console, *, headline: bool = Tru
     if document.notes:
         console.print()
     for note in document.notes:
-        _print(console, Text(clean(note), "dim"))
+        _print(console, Text(_line(note), "dim"))
+
+
+def plain_text(document: Document) -> str:
+    """Return a document as a pipe gets it."""
+    buffer = StringIO()
+    print_document(document, Console(file=buffer))
+    return buffer.getvalue()
 
 
 def print_table(
@@ -96,24 +104,24 @@ def _print_section(section: Section, console: Console) -> None:
     console.print()
     if section.title:
         style = STYLES["alert"] if section.tone == "alert" else "bold"
-        _print(console, Text(clean(section.title), style), 0)
+        _print(console, Text(_line(section.title), style), 0)
     if isinstance(section, Table):
         print_table(section.rows, section.columns, console, INDENT)
         if section.note:
-            _print(console, Text(clean(section.note), "dim"))
+            _print(console, Text(_line(section.note), "dim"))
     elif isinstance(section, Notes):
         for line in section.lines:
-            _print(console, Text(clean(line)))
+            _print(console, Text(_line(line)))
     elif isinstance(section, Preformatted):
         _print(console, Text(clean(section.text)), whole=True)
 
 
 def _print_figures(figures: Sequence[Figure], console: Console) -> None:
     """Print one line a figure: label, value, interval, then what it comes from."""
-    label_width = max(len(clean(figure.label)) for figure in figures)
-    value_width = max(len(clean(figure.value)) for figure in figures)
+    label_width = max(len(_line(figure.label)) for figure in figures)
+    value_width = max(len(_line(figure.value)) for figure in figures)
     for figure in figures:
-        label, value = clean(figure.label), clean(figure.value)
+        label, value = _line(figure.label), _line(figure.value)
         line = Text.assemble(
             (f"{label:{label_width}}", "dim"), "  ", (f"{value:{value_width}}", "bold")
         )
@@ -124,11 +132,11 @@ def _print_figures(figures: Sequence[Figure], console: Console) -> None:
             grid = RichTable.grid(padding=(0, 2, 0, 0))
             grid.add_column(no_wrap=True)
             grid.add_column()
-            grid.add_row(line, Text(clean(background)))
+            grid.add_row(line, Text(_line(background)))
             console.print(Padding.indent(grid, INDENT))
             continue
         else:
-            line.append(f"  {clean(background)}")
+            line.append(f"  {_line(background)}")
         _print(console, line)
 
 
@@ -143,9 +151,14 @@ def _aligned(lines: list[list[str]], columns: Sequence[Column]) -> list[str]:
     ]
 
 
+def _line(text: str) -> str:
+    """Return a text cleaned, on one line."""
+    return " ".join(clean(text).splitlines())
+
+
 def _clean_lines(lines: list[list[str]]) -> list[list[str]]:
     """Return the cells cleaned; one look at all of them is enough for most tables."""
     together = "\n".join(cell for line in lines for cell in line)
-    if clean(together) == together:
+    if clean(together) == together and together.count("\n") < sum(map(len, lines)):
         return lines
-    return [[clean(cell) for cell in line] for line in lines]
+    return [[_line(cell) for cell in line] for line in lines]

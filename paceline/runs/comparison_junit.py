@@ -6,9 +6,10 @@ import re
 from xml.etree import ElementTree
 
 from paceline.compare.judgement import Comparison, MetricComparison
-from paceline.compare.phrases import change_text
+from paceline.compare.verdicts import change_text
 from paceline.core.text import printable
-from paceline.runs.comparison_text import finding_lines, summary_lines
+from paceline.report.terminal import plain_text
+from paceline.runs.comparison_report import comparison_document
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 cannot hold, escaped or not."""
@@ -31,9 +32,7 @@ def junit_xml(comparison: Comparison) -> str:
     suite.set("failures", str(sum(test.find("failure") is not None for test in tests)))
     suite.set("errors", str(sum(test.find("error") is not None for test in tests)))
     output = ElementTree.SubElement(suite, "system-out")
-    output.text = _clean(
-        "\n".join([comparison.sentence, *summary_lines(comparison), *finding_lines(comparison)])
-    )
+    output.text = _clean(plain_text(comparison_document(comparison)))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=False) + "\n"
 

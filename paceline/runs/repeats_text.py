@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.compare.over_time.repeats import GroupResult, SeriesResult, has_figure
+from paceline.compare.verdicts import verdict_label
 from paceline.core.result import Result, finite_value
 from paceline.core.text import printable
 from paceline.core.units import counted, percent
 from paceline.report.figures import plus_minus, split_unit, value_text, written
-from paceline.runs.comparison_text import headline
 
 HEADLINES = ("tokens_per_s", "padded_tokens_per_s", "samples_per_s")
 MOST_CHANGES = 4
@@ -24,7 +24,8 @@ def series_lines(series: SeriesResult) -> Iterator[str]:
     if series.interrupted:
         yield "interrupted: what had ended is kept"
     if series.verdict:
-        yield headline(series.verdict)
+        label = verdict_label(series.verdict.verdict, suspicious=bool(series.verdict.too_good))
+        yield printable(f"{label}: {series.verdict.sentence}")
     if series.compare:
         yield f"compare: {series.compare}"
     elif len(series.groups) == 1 and series.groups[0].ok:

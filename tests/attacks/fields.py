@@ -19,7 +19,7 @@ from paceline.core.errors import PacelineError
 from paceline.files.index import Index
 from paceline.files.run_folder import find_runs, groups
 from paceline.runs.comparison import Gate, compare_runs
-from paceline.runs.comparison_text import comparison_md
+from paceline.runs.comparison_report import comparison_document
 from paceline.runs.history import recipe_history
 from paceline.runs.history_report import history_document
 from paceline.runs.outcome import evaluate
@@ -178,7 +178,10 @@ def _page(folders: Folders) -> str:
 
 
 def _compare(folders: Folders) -> str:
-    return comparison_md(compare_runs(folders.root, BESIDE, CHANGED, Gate(0.01, (), ())))
+    return output.rendered(
+        comparison_document(compare_runs(folders.root, BESIDE, CHANGED, Gate(0.01, (), ()))),
+        ReportFormat.html,
+    )
 
 
 def _history(folders: Folders) -> str:

@@ -25,7 +25,7 @@ from paceline.profiles.torch_traces import read_file
 from paceline.profiles.waterfall import waterfall
 from paceline.report.html import render_document, render_html
 from paceline.runs.comparison import Gate, compare_runs
-from paceline.runs.comparison_page import comparison_html
+from paceline.runs.comparison_report import comparison_document
 from paceline.runs.goodput.attempt import attempts_of_run
 from paceline.runs.goodput.ledger import ledger_of
 from paceline.runs.goodput.page import goodput_html
@@ -174,7 +174,7 @@ MADE: dict[str, Callable[[], str]] = {
     "offers": offers_page,
     "scale": scaling_page,
     "sweep": sweep_page,
-    "compare": lambda: comparison_html(comparison()),
+    "compare": lambda: render_document(comparison_document(comparison())),
     "history": lambda: render_document(history_document(history())),
     "mlperf": mlperf_page,
     "profile": profile_page,

@@ -63,39 +63,11 @@ def test_the_exit_code_is_the_gate(runs: Path, arguments: list[str], verdict: st
     assert set(document) >= KEYS
 
 
-def test_the_ratio_is_b_over_a(runs: Path):
-    document = json.loads(paceline("compare", "base", "slow", "--json", runs=runs).stdout)
-    assert document["ratio"] == pytest.approx(1.03, abs=0.003)
-    assert document["low"] < document["ratio"] < document["high"] and document["low"] > 1
-    assert (document["n_a"], document["n_b"], document["margin"]) == (5, 3, 0.01)
-    assert document["baseline"]["name"] == "base" and document["repeats_needed"] == 0
-    lead = document["metrics"][0]
-    assert (
-        lead["metric"] == "step_time_s"
-        and lead["primary"]
-        and len(lead["candidate"]["values"]) == 3
-    )
-
-
-def test_undecided_counts_further_repeats(runs: Path):
-    document = json.loads(paceline("compare", "base", "near", "--json", runs=runs).stdout)
-    assert document["repeats_needed"] >= 1
-
-
-def test_a_single_run_is_marked_in_every_form(runs: Path, tmp_path: Path):
-    page = tmp_path / "compare.html"
-    text = paceline("compare", "base", "single", "--html", str(page), runs=runs).stdout
-    assert "low confidence" in page.read_text()
-    assert "Low confidence" in text and "2 more repeats a side" in text
-    document = json.loads(paceline("compare", "base", "single", "--json", runs=runs).stdout)
-    assert document["confidence"] == "low" and document["p"] is None and document["low"] is None
-
-
 def test_every_form_prints_alone_on_standard_output(runs: Path):
     def form(name: str) -> str:
         return paceline("compare", "base", "slow", "--format", name, runs=runs).stdout
 
-    assert form("text").startswith("▼ SLOWER") and form("md").startswith("### ▼ slower")
+    assert "▼ slower" in form("text") and "**▼ slower**" in form("md")
     rows = list(csv.DictReader(io.StringIO(form("csv"))))
     assert rows[0]["metric"] == "step_time_s" and float(rows[0]["ratio"]) > 1.02
     suite = ElementTree.fromstring(form("junit").encode())
@@ -122,11 +94,6 @@ def test_bad_input_is_one_clear_error(runs: Path, arguments: list[str], words: s
     done = paceline("compare", *arguments, runs=runs)
     assert done.returncode == 1 and words in done.stderr and done.stdout == ""
     assert "Traceback" not in done.stderr
-
-
-def test_help_says_which_way_the_ratio_goes():
-    text = " ".join(paceline("compare", "--help").stdout.split())
-    assert "B over A" in text and "xample" in text and "undecided" in text
 
 
 def test_other_verbs_do_not_load_scipy():

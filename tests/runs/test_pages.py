@@ -10,7 +10,8 @@ from paceline.compare.judgement import Comparison
 from paceline.compare.over_time.timeline import History
 from paceline.report.html import render_document
 from paceline.report.theme import EXPORT
-from paceline.runs.comparison_page import comparison_cards, comparison_charts, comparison_html
+from paceline.runs.comparison_charts import comparison_charts
+from paceline.runs.comparison_report import comparison_document
 from paceline.runs.history_charts import history_charts
 from paceline.runs.history_report import history_document
 from tests.browser import pages
@@ -34,11 +35,11 @@ def drawn(spec: dict[str, Any], layer: str) -> list[dict[str, Any]]:
 
 
 def test_a_comparison_begins_with_the_change_and_both_sides(comparison: Comparison):
-    change, baseline, candidate, confidence = comparison_cards(comparison)
-    assert change.number.startswith("+5.06") and change.unit == "%" and "(95 %)" in change.sure
-    assert (baseline.unit, candidate.unit) == ("s", "s")
+    change, baseline, candidate, confidence = comparison_document(comparison).figures
+    assert change.value.startswith("+5.06") and "(95 %)" in change.interval
+    assert baseline.value.endswith(" s") and candidate.value.endswith(" s")
     # Three of one, then three of the other: what changed in between counts as well.
-    assert confidence.number == "low" and confidence.lines[0] == "3 and 3 runs"
+    assert confidence.value == "low" and confidence.details[0] == "3 and 3 runs"
 
 
 def test_every_run_of_both_sides_is_a_dot(comparison: Comparison):
@@ -51,8 +52,10 @@ def test_what_could_not_be_compared_is_not_known_and_says_why(comparison: Compar
     refused = comparison.model_copy(
         update={"verdict": "not comparable", "metric": None, "ratio": None, "metrics": ()}
     )
-    assert {card.number for card in comparison_cards(refused)[:3]} == {"not known"}
-    assert comparison_charts(refused, EXPORT) == {} and "not comparable" in comparison_html(refused)
+    assert {figure.value for figure in comparison_document(refused).figures[:3]} == {"not known"}
+    assert comparison_charts(refused, EXPORT) == {} and "not comparable" in render_document(
+        comparison_document(refused)
+    )
 
 
 def test_every_value_is_drawn_and_the_step_is_named(history: History):
@@ -68,6 +71,6 @@ def test_without_a_figure_a_history_says_so(history: History):
 
 def test_what_a_user_wrote_is_escaped(comparison: Comparison, history: History):
     side = comparison.candidate.model_copy(update={"name": HOSTILE, "runs": (HOSTILE,)})
-    page = comparison_html(comparison.model_copy(update={"candidate": side}))
+    page = render_document(comparison_document(comparison.model_copy(update={"candidate": side})))
     page += render_document(history_document(history.model_copy(update={"recipe": HOSTILE})))
     assert "<script>alert" not in page and "&lt;script&gt;alert(1)" in page

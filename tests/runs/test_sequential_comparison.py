@@ -14,6 +14,7 @@ from paceline.compare.sequential.judgement import SequentialComparison
 from paceline.core.errors import UserError
 from paceline.files.run_folder import groups, read_record, run_folders
 from paceline.machines.probe import inventory
+from paceline.report.terminal import plain_text
 from paceline.runs import flow
 from paceline.runs.comparison import Gate
 from paceline.runs.flow import CancelledRunError
@@ -26,7 +27,7 @@ from paceline.runs.sequential_comparison import (
     run_until_decided,
     series_of,
 )
-from paceline.runs.sequential_text import sequential_lines
+from paceline.runs.sequential_report import sequential_document
 from tests.cli.test_errors import paceline
 from tests.runs.series_example import make_finished
 from tests.runs.test_repeat_runner import Silent
@@ -98,8 +99,8 @@ def test_equal_sides_are_the_same_and_the_largest_difference_is_said(
     answer, _ = decide(monkeypatch, tmp_path, TwoSpeeds(0.0))
     assert (answer.verdict, answer.ended) == ("same", "decided")
     assert answer.largest_difference is not None and 0 < answer.largest_difference < 0.02
-    text = "\n".join(sequential_lines(answer))
-    assert "still possible" in text and "SAME" in text and "of at most 16" in text
+    text = plain_text(sequential_document(answer))
+    assert "still possible" in text and "✓ same" in text and "of at most 16" in text
 
 
 def test_ctrl_c_keeps_what_was_measured_and_the_command_goes_on(

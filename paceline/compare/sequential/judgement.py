@@ -16,7 +16,6 @@ from paceline.compare.judgement import (
     SideSummary,
     Word,
 )
-from paceline.compare.phrases import signed
 from paceline.compare.sequential.look import (
     ERROR,
     FEWEST_PAIRS,
@@ -25,6 +24,7 @@ from paceline.compare.sequential.look import (
     looks_along,
 )
 from paceline.compare.sides import Pair
+from paceline.compare.verdicts import signed
 from paceline.core.units import counted, percent
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 

@@ -8,18 +8,14 @@ from xml.etree import ElementTree
 import pytest
 
 from paceline.compare.judge import judge
-from paceline.compare.judgement import Comparison
-from paceline.compare.phrases import signed
+from paceline.compare.judgement import Comparison, independent_metrics
 from paceline.compare.sides import Side
+from paceline.compare.verdicts import signed
+from paceline.report.document import Notes, Table
+from paceline.report.markdown import markdown
+from paceline.report.terminal import plain_text
 from paceline.runs.comparison_junit import junit_xml
-from paceline.runs.comparison_text import (
-    MOST_CAUSES,
-    comparison_md,
-    finding_lines,
-    headline,
-    shown,
-    summary_lines,
-)
+from paceline.runs.comparison_report import MAX_CAUSES, comparison_document, comparison_verdict
 from tests.compare.members import FACTS, member, repeats, side
 
 HOSTILE = "</testcase><a href='x'>&\"\x00\x1b[31m\ud800\uffff ]]> | `*_$x$\n# b"
@@ -38,44 +34,58 @@ def not_comparable() -> Comparison:
     return judge(repeats(3, name="before"), repeats(3, name="after", facts=other))
 
 
-def test_the_headline_says_it_all():
-    assert headline(slower()).startswith("▼ SLOWER  after is slower than before: step_time_s ")
+def section_lines(comparison: Comparison, title: str) -> list[str]:
+    return [
+        line
+        for section in comparison_document(comparison).sections
+        if isinstance(section, Notes) and section.title == title
+        for line in section.lines
+    ]
+
+
+def test_a_gain_that_is_too_good_is_marked():
     gain = judge(repeats(3, name="before"), repeats(3, -0.2, name="after"))
-    assert "FASTER (SUSPICIOUS)" in headline(gain)
-    assert any(line.startswith("too good: ") for line in finding_lines(gain))
+    assert comparison_verdict(gain).text.startswith("▲ faster, suspicious")
+    assert section_lines(gain, "Warnings")[0].startswith("too good: ")
 
 
-def test_the_direction_of_the_ratio_is_told():
-    text = "\n".join(summary_lines(slower()))
-    assert "ratio 1.0300 of step_time_s, candidate over baseline (above 1 is worse)" in text
-    assert "95 % interval" in text and "margin 1.00 %" in text and "n 3 and 3" in text
+def test_the_change_has_its_interval_its_p_and_its_direction():
+    change = comparison_document(slower()).figures[0]
+    assert (change.label, change.value) == ("Change of step_time_s", "+3.00 %")
+    assert change.interval.endswith("(95 %)") and change.details[0] == "less is better"
+    assert comparison_verdict(slower()).tone == "alert"
 
 
 def test_undecided_says_how_many_more_repeats():
-    assert any(" more repeats a side (" in line for line in summary_lines(undecided()))
+    def needed(comparison: Comparison) -> str:
+        return comparison_document(comparison).figures[-1].details[-1]
+
+    assert " more repeats a side (" in needed(undecided())
     two = judge(repeats(2, name="before"), repeats(2, name="after"))
-    assert "1 more repeat a side (" in "\n".join(summary_lines(two))
+    assert needed(two).startswith("1 more repeat a side (")
     published = undecided().baseline.model_copy(update={"kind": "reference"})
-    text = "\n".join(summary_lines(undecided().model_copy(update={"baseline": published})))
-    assert " more repeats (" in text
+    assert " more repeats (" in needed(undecided().model_copy(update={"baseline": published}))
 
 
 def test_a_difference_says_how_to_accept_it():
-    assert "dtype: fp32 against bf16 (--allow dtype accepts it)" in list(
-        finding_lines(not_comparable())
-    )
+    (table,) = [
+        section
+        for section in comparison_document(not_comparable()).sections_for("text")
+        if isinstance(section, Table)
+    ]
+    assert table.cells()[:1] == [["dtype", "fp32", "bf16", "no: --allow dtype accepts it"]]
 
 
 def test_too_many_causes_are_counted():
     items = {f"packages.p{i}": "1" for i in range(20)}
     other = dict.fromkeys(items, "2")
     sides = (repeats(3, name=n, environment=e) for n, e in (("a", items), ("b", other)))
-    lines = [line for line in finding_lines(judge(*sides)) if "cause" in line or "further" in line]
-    assert len(lines) == MOST_CAUSES + 1 and lines[-1].startswith("8 further")
+    lines = section_lines(judge(*sides), "Possible causes")
+    assert len(lines) == MAX_CAUSES + 1 and lines[-1].startswith("8 further")
 
 
 def test_other_units_of_the_step_time_are_left_to_json():
-    names = [metric.metric for metric in shown(slower())]
+    names = [metric.metric for metric in independent_metrics(slower())]
     assert "step_time_s" in names and "tokens_per_s" not in names
 
 
@@ -93,27 +103,17 @@ def test_a_ratio_reads_as_a_change(ratio: float, text: str):
     assert signed(ratio) == text
 
 
-def table_rows(markdown: str) -> list[str]:
-    return [line for line in markdown.splitlines() if line.startswith("| ")]
-
-
-def test_markdown_has_one_table_with_equal_columns():
-    rows = table_rows(comparison_md(slower()))
-    assert len({row.replace(r"\|", "").count("|") for row in rows}) == 1
-    assert rows[2].startswith(r"| step\_time\_s \* |")
-
-
 def test_hostile_names_break_neither_markdown_nor_xml_nor_terminal():
     broken = member(HOSTILE, status="failed", reason=HOSTILE)
     good = repeats(3, 0.03, name=HOSTILE)
     comparison = judge(repeats(3, name="before"), Side(HOSTILE, (*good.members, broken)))
-    markdown, plain = comparison_md(comparison), [headline(comparison), *finding_lines(comparison)]
-    for text in (markdown, *plain):
-        assert "\x1b" not in text and "\x00" not in text
-    assert not re.search(r"(?<!\\)[<`|*]", markdown.split("| metric")[0]) and all(
-        "\n" not in line for line in plain
+    md, plain = (
+        markdown(comparison_document(comparison)),
+        plain_text(comparison_document(comparison)),
     )
-    assert not [line for line in markdown.splitlines() if line.startswith("# b")]
+    assert not set("\x1b\x00") & set(md + plain)
+    assert not re.search(r"(?<!\\)[<`]", md)
+    assert not [line for line in (md + plain).splitlines() if line.startswith("# b")]
     suite = ElementTree.fromstring(junit_xml(comparison).encode())
     assert suite.get("tests") == "2" and "</testcase>" in (suite[0].get("classname") or "")
 

@@ -1,11 +1,46 @@
-"""A verdict and a change in words."""
+"""All verdicts in words: their labels and tones, and the sentences that carry the figures.
+
+`paceline compare`, pairs of runs, repeats, one run beside published rows, and their pages show a
+verdict by `verdict_label` and `verdict_tone`, and the sentence that is stored with it.
+"""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from paceline.compare.directions import is_speed
 from paceline.compare.judgement import GateWord, MetricComparison
 from paceline.compare.sides import Pair
 from paceline.core.units import percent, significant
+
+LABELS: dict[str, str] = {
+    "same": "✓ same",
+    "faster": "▲ faster",
+    "better": "▲ better",
+    "slower": "▼ slower",
+    "worse": "▼ worse",
+    "differs": "≠ differs",
+    "undecided": "? undecided",
+    "not comparable": "✕ not comparable",
+    "invalid": "✕ no valid figure",
+    "pass": "✓ as fast as the reference",
+    "none": "measured, no reference",
+}
+"""By the verdict of a comparison, or by the kind of verdict of one run."""
+
+GOOD = frozenset({"same", "faster", "better", "pass"})
+PLAIN = frozenset({"undecided", "none"})
+
+
+def verdict_label(verdict: str, *, suspicious: bool = False, low_confidence: bool = False) -> str:
+    """Return a verdict in a few words: `▲ faster, suspicious (low confidence)`."""
+    doubt = ", suspicious" if suspicious else ""
+    return f"{LABELS[verdict]}{doubt}{' (low confidence)' if low_confidence else ''}"
+
+
+def verdict_tone(verdict: str) -> Literal["good", "alert", "plain"]:
+    """Return how a verdict is coloured."""
+    return "good" if verdict in GOOD else "plain" if verdict in PLAIN else "alert"
 
 
 def sentence(sides: Pair, lead: MetricComparison, verdict: GateWord, margin: float) -> str:

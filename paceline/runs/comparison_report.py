@@ -1,0 +1,217 @@
+"""A comparison of two sides as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline.compare.judgement import (
+    Comparison,
+    MetricComparison,
+    SideFigure,
+    SideSummary,
+    independent_metrics,
+    lead_metric,
+)
+from paceline.compare.verdicts import signed, verdict_label, verdict_tone
+from paceline.core.units import counted, percent
+from paceline.report.document import (
+    Column,
+    Document,
+    Figure,
+    Notes,
+    Table,
+    Verdict,
+    unknown_figure,
+)
+from paceline.report.figures import written
+
+if TYPE_CHECKING:
+    from altair import LayerChart
+
+    from paceline.report.theme import Look
+
+MAX_CAUSES = 12
+BETTER = {"lower": "less is better", "higher": "more is better"}
+COLUMNS = (
+    Column("metric", "metric"),
+    *(
+        Column(key, title, justify="right")
+        for key, title in (
+            ("baseline", "baseline"),
+            ("candidate", "candidate"),
+            ("change", "change"),
+            ("interval", "95 % interval"),
+            ("p", "p"),
+            ("p_corrected", "p corrected"),
+        )
+    ),
+    Column("verdict", "verdict", wraps=True),
+)
+CSV_KEYS = (
+    *("metric", "unit", "primary", "baseline", "candidate", "n_baseline", "n_candidate"),
+    *("ratio", "low", "high", "p", "p_corrected", "verdict", "note"),
+)
+
+
+def comparison_verdict(comparison: Comparison) -> Verdict:
+    """Return the verdict's label and tone."""
+    low = comparison.confidence == "low"
+    suspicious = bool(comparison.too_good)
+    return Verdict(
+        verdict_label(comparison.verdict, suspicious=suspicious, low_confidence=low),
+        verdict_tone(comparison.verdict),
+    )
+
+
+def comparison_document(comparison: Comparison) -> Document:
+    """Return the comparison for every medium."""
+    suspicion = (f"too good: {comparison.too_good}",) if comparison.too_good else ()
+    return Document(
+        kind="two sides compared",
+        title=comparison.title,
+        verdict=comparison_verdict(comparison),
+        setup=(_margin(comparison), f"n {comparison.n_a} and {comparison.n_b}"),
+        answer=(comparison.sentence,),
+        figures=_figures(comparison),
+        sections=(
+            Notes(
+                title="Warnings",
+                name="warnings",
+                lines=(*suspicion, *comparison.warnings),
+                tone="alert",
+            ),
+            Table(
+                title="All metrics",
+                name="metrics",
+                columns=COLUMNS,
+                rows=[_metric_row(metric) for metric in independent_metrics(comparison)],
+                note="* the verdict depends on it. Change: candidate over baseline, less 1.",
+            ),
+            Table(
+                title="Settings that differ",
+                name="sides",
+                columns=[
+                    Column(key, key) for key in ("setting", "baseline", "candidate", "allowed")
+                ],
+                rows=[
+                    {
+                        "setting": each.key,
+                        "baseline": each.baseline,
+                        "candidate": each.candidate,
+                        "allowed": "yes" if each.allowed else f"no: --allow {each.key} accepts it",
+                    }
+                    for each in comparison.differences
+                ],
+            ),
+            Notes(title="Possible causes", lines=list(_causes(comparison))),
+        ),
+        notes=comparison.notes,
+        charts=lambda theme: _charts(comparison, theme),
+        data=comparison,
+        csv=Table(columns=[Column(key, key) for key in CSV_KEYS], rows=_csv_rows(comparison)),
+    )
+
+
+def _charts(comparison: Comparison, theme: Look) -> Mapping[str, LayerChart]:
+    from paceline.runs.comparison_charts import comparison_charts  # Altair takes long to import.
+
+    return comparison_charts(comparison, theme)
+
+
+def _figures(comparison: Comparison) -> tuple[Figure, ...]:
+    """Return the change with its interval, both sides' values, and the confidence."""
+    lead = lead_metric(comparison)
+    return (
+        _change_figure(comparison, lead),
+        _side_figure("Baseline", comparison.baseline, lead and lead.baseline, lead),
+        _side_figure("Candidate", comparison.candidate, lead and lead.candidate, lead),
+        _confidence_figure(comparison),
+    )
+
+
+def _change_figure(comparison: Comparison, lead: MetricComparison | None) -> Figure:
+    if lead is None or comparison.ratio is None:
+        return unknown_figure("Change", comparison.verdict)
+    interval = "no interval: it takes three runs a side"
+    if comparison.low is not None and comparison.high is not None:
+        interval = f"{signed(comparison.low)} to {signed(comparison.high)} (95 %)"
+    p = None if comparison.p is None else f"p {p_text(comparison.p)}"
+    details = (BETTER.get(lead.better or ""), p)
+    text = signed(comparison.ratio)
+    return Figure(f"Change of {lead.metric}", text, interval, tuple(filter(None, details)))
+
+
+def _side_figure(
+    label: str, side: SideSummary, figure: SideFigure | None, lead: MetricComparison | None
+) -> Figure:
+    runs = counted(len(side.runs), "run")
+    who = f"published: {side.source}" if side.kind == "reference" else runs
+    left_out = [f"{len(side.left_out)} left out"] if side.left_out else []
+    if figure is None or lead is None or figure.value is None:
+        return unknown_figure(label, "it has no such figure", (side.short_name, who, *left_out))
+    spread = "" if figure.spread is None else f"spread {percent(figure.spread, 2)} between runs"
+    text = written(figure.value, lead.unit, 4)
+    return Figure(label, text, spread, (side.short_name, who, *left_out))
+
+
+def _confidence_figure(comparison: Comparison) -> Figure:
+    details = [f"{comparison.n_a} and {counted(comparison.n_b, 'run')}", *comparison.why_low]
+    if comparison.repeats_needed:
+        noun = "repeat" if comparison.repeats_needed == 1 else "repeats"
+        whose = "" if comparison.baseline.kind == "reference" else " a side"
+        more = f"{comparison.repeats_needed} more {noun}{whose}"
+        details.append(f"{more} ({comparison.repeats_note})")
+    if comparison.differences:
+        details.append(counted(len(comparison.differences), "setting", "differ"))
+    return Figure("Confidence", comparison.confidence, "", tuple(details))
+
+
+def _margin(comparison: Comparison) -> str:
+    rounding = comparison.resolution
+    widened = f" + {percent(rounding, 2)} for rounding in print" if rounding > 5e-6 else ""
+    return f"margin {percent(comparison.margin, 2)}{widened}"
+
+
+def _causes(comparison: Comparison) -> Iterator[str]:
+    yield from comparison.causes[:MAX_CAUSES]
+    if len(comparison.causes) > MAX_CAUSES:
+        yield f"{counted(len(comparison.causes) - MAX_CAUSES, 'further change')} in the JSON"
+
+
+def _metric_row(metric: MetricComparison) -> dict[str, Any]:
+    interval = None
+    if metric.low is not None and metric.high is not None:
+        interval = f"{signed(metric.low)} to {signed(metric.high)}"
+    baseline, candidate = (
+        None if side.value is None else written(side.value, metric.unit)
+        for side in (metric.baseline, metric.candidate)
+    )
+    return {
+        "metric": f"{metric.metric} *" if metric.primary else metric.metric,
+        "baseline": baseline,
+        "candidate": candidate,
+        "change": None if metric.ratio is None else signed(metric.ratio),
+        "interval": interval,
+        "p": None if metric.p is None else p_text(metric.p),
+        "p_corrected": None if metric.p_corrected is None else p_text(metric.p_corrected),
+        "verdict": metric.verdict if metric.note is None else f"{metric.verdict}: {metric.note}",
+    }
+
+
+def _csv_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    return [
+        {
+            **metric.model_dump(),
+            "baseline": metric.baseline.value,
+            "candidate": metric.candidate.value,
+            "n_baseline": metric.baseline.n,
+            "n_candidate": metric.candidate.n,
+        }
+        for metric in comparison.metrics
+    ]
+
+
+def p_text(value: float) -> str:
+    """Return a p value with four decimals, or that it is smaller."""
+    return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
