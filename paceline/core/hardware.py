@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, field_serializer, field_validator
 
@@ -24,6 +25,8 @@ NATIVE_NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "nvfp4")
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Names go into scripts unquoted, because a shell takes no others."""
 
+NO_GRES = "none"
+"""Of `cluster.slurm.gres`: leave the option out, where a site has no generic resources."""
 CONTAINER_PYTHON = "python3"
 """As the image itself finds it."""
 
@@ -90,22 +93,36 @@ class SshSettings(Value):
     """Seconds between signs of life; three that stay out are a lost connection."""
 
 
-class SlurmSettings(Value):
-    """What a site asks of jobs; None leaves out the option."""
+@dataclass(frozen=True)
+class SlurmOption:
+    """The sbatch option that a setting becomes."""
 
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    reservation: str | None = None
-    constraint: str | None = None
-    gres: str | None = None
+    name: str
+    variable: str | None = None
+    """Variable of the user's shell that sets it where the cluster does not."""
+    in_steps: bool = False
+    """Whether srun gets it for a step of an allocation as well."""
+
+
+class SlurmSettings(Value):
+    """What a site asks of jobs; None leaves out the option.
+
+    A field with a SlurmOption is all that a further option of sbatch takes.
+    """
+
+    partition: Annotated[str | None, SlurmOption("partition", "SBATCH_PARTITION")] = None
+    account: Annotated[str | None, SlurmOption("account", "SBATCH_ACCOUNT")] = None
+    qos: Annotated[str | None, SlurmOption("qos", "SBATCH_QOS")] = None
+    reservation: Annotated[str | None, SlurmOption("reservation", "SBATCH_RESERVATION")] = None
+    constraint: Annotated[str | None, SlurmOption("constraint", "SBATCH_CONSTRAINT")] = None
+    gres: Annotated[str | None, SlurmOption("gres", "SBATCH_GRES", in_steps=True)] = None
     """Generic resources a node; None asks for the GPUs of the run, `none` leaves the option out."""
-    cpus_per_task: PositiveInt | None = None
+    cpus_per_task: Annotated[PositiveInt | None, SlurmOption("cpus-per-task")] = None
     """CPUs a node, because there is one task a node."""
-    hint: str | None = None
+    hint: Annotated[str | None, SlurmOption("hint", "SBATCH_HINT")] = None
     """How CPUs are used, for example `nomultithread`."""
-    exclude: tuple[str, ...] = ()
-    segment: PositiveInt | None = None
+    exclude: Annotated[tuple[str, ...], SlurmOption("exclude")] = ()
+    segment: Annotated[PositiveInt | None, SlurmOption("segment", "SBATCH_SEGMENT_SIZE")] = None
     """Nodes that must lie in one block of the network."""
     container_image: str | None = None
     """Needs the Pyxis plugin."""
@@ -115,6 +132,35 @@ class SlurmSettings(Value):
     """How often a job that lost a node is started anew without that node."""
     allocation: str | None = None
     """Number of a running job inside which runs are steps."""
+
+    @classmethod
+    def declared_options(cls) -> dict[str, SlurmOption]:
+        """Return the options of sbatch by the names of their fields."""
+        return {
+            name: part
+            for name, field in cls.model_fields.items()
+            for part in field.metadata
+            if isinstance(part, SlurmOption)
+        }
+
+    def options(self, *, steps: bool = False) -> dict[str, str]:
+        """Return the options that are set, by their names in sbatch; for `steps`, those of srun."""
+        options: dict[str, str] = {}
+        for field, option in self.declared_options().items():
+            value: str | int | tuple[str, ...] | None = getattr(self, field)
+            omitted = value in (None, ()) or (field == "gres" and value == NO_GRES)
+            if not omitted and (option.in_steps or not steps):
+                options[option.name] = ",".join(value) if isinstance(value, tuple) else str(value)
+        return options
+
+    def with_variables(self, environment: Mapping[str, str]) -> SlurmSettings:
+        """Return the settings with those that are unset taken from the user's SBATCH_ variables."""
+        values = {
+            field: environment[option.variable]
+            for field, option in self.declared_options().items()
+            if option.variable and option.variable in environment and getattr(self, field) is None
+        }
+        return SlurmSettings.model_validate({**self.model_dump(), **values}) if values else self
 
 
 class Cluster(Value):

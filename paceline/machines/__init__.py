@@ -2,7 +2,7 @@
 
 local, ssh and slurm are the launchers; placement chooses one for a request. node holds what every
 node of a job runs, the same under ssh and Slurm; probe measures what a machine is and can reach;
-host_lists and host_keys find hosts and the keys that they show.
+host_lists asks Slurm for hosts.
 """
 
 from __future__ import annotations

@@ -187,8 +187,9 @@ def placed(cluster: Cluster, where: Where) -> Cluster:
     if where.ssh_config:
         changes["ssh"] = cluster.ssh.model_copy(update={"config": str(where.ssh_config.resolve())})
     allocation = where.allocation or cluster.slurm.allocation or os.environ.get("SLURM_JOB_ID")
-    if can.allocations and allocation:
-        changes["slurm"] = cluster.slurm.model_copy(update={"allocation": allocation})
+    if can.queues:
+        slurm = cluster.slurm.with_variables(os.environ)
+        changes["slurm"] = slurm.model_copy(update={"allocation": allocation})
     return cluster.model_copy(update=changes)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,7 +30,6 @@ from paceline.machines.placement import (
 )
 from paceline.machines.probe.gemm import GemmProbe, probe_gemm
 from paceline.machines.probe.inventory import inventory
-from paceline.machines.slurm import user_variables
 from paceline.runs.checkpoints import with_checkpoint
 from paceline.runs.command_plan import on_one_device, requested_recipe, with_command
 from paceline.runs.compilation import compiled_here
@@ -93,8 +91,6 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     _check(spec, force)
     notices += busy_notice(machine, cluster)
     job = bound(engine(spec.engine).job(spec, spec.recipe))
-    if cluster.waits_in_queue:
-        notices += user_variables.remarks(job, os.environ)
     return Plan(spec, job, machine, tuple(notices), token_files)
 
 

@@ -17,7 +17,7 @@ from tests.command import paceline
 
 QUICK = ("convert", "devices", "hosts", "recipes", "scale --from")
 """Beginnings of examples that need neither runs nor logs nor minutes."""
-ELSEWHERE = ("--from-etc-hosts", "--idle", "--keyscan")
+ELSEWHERE = ("--idle", "--check")
 """What needs a cluster."""
 MEASURED = "nodes,host,samples_per_s,benchmark\n" + "".join(
     f"1,node-{number},{70 + number % 3}.25,opt-13b_bs16_zero0\n1,node-{number},{940 + number},b\n"

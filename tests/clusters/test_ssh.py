@@ -121,7 +121,7 @@ def test_an_unknown_host_key_is_refused_with_the_way_to_accept_it(
     limits = settings(ssh_hosts).model_copy(update={"config": str(config)})
     (check,) = check_hosts(["node-001"], Questions(sys.executable), limits)
     assert check.fault == "its host key is unknown"
-    assert "--keyscan" in (check.remedy or "")
+    assert "fingerprint" in (check.remedy or "")
     assert known_hosts.read_text() == ""
 
 

@@ -11,11 +11,12 @@ import typer
 from typer.testing import CliRunner
 
 from paceline.cli.hosts import hosts
+from paceline.cli.options import expanded
 from paceline.core.errors import UserError
 from paceline.core.hosts import parse_hostfile
 
 app = typer.Typer()
-app.command("hosts")(hosts)
+app.command("hosts")(expanded(hosts))
 
 
 def run(*arguments: str) -> Any:
@@ -89,10 +90,7 @@ def test_a_name_that_could_be_a_command_is_refused(name: str):
         (("a", "--idle"), "come from one place"),
         (("--allocation", "1;2"), "is not the number of a Slurm job"),
         (("a", "--take", "2"), "there is 1 host"),
-        (("a", "--split", "2"), "size 2: is no sub-cluster"),
         (("a,a",), "names a twice"),
-        (("a", "--write-known-hosts", "x"), "add --keyscan"),
-        (("a", "--split", "1", "--check"), "are asked for together"),
     ],
 )
 def test_what_contradicts_itself_is_refused(
@@ -101,18 +99,6 @@ def test_what_contradicts_itself_is_refused(
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(UserError, match=message):
         run(*arguments)
-
-
-def test_groups_go_to_files_and_who_is_left_over_is_told(tmp_path: Path):
-    result = run("n[1-5]", "--split", "2", "-o", str(tmp_path / "groups"), "--slots", "2")
-    assert "left over: n5" in result.stderr
-    files = sorted((tmp_path / "groups").iterdir())
-    assert [file.read_text() for file in files] == [
-        "n1 slots=2\nn2 slots=2\n",
-        "n3 slots=2\nn4 slots=2\n",
-    ]
-    document = json.loads(run("n[1-3]", "--split", "2", "--json").stdout)
-    assert document["left_over"] == [{"host": "n3", "slots": None}]
 
 
 def test_a_hostfile_that_exists_stays(tmp_path: Path):
@@ -126,9 +112,8 @@ def test_a_hostfile_that_exists_stays(tmp_path: Path):
 def test_options_that_would_be_passed_over_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match="--first, --take: are asked for together"):
         run("a,b", "--first", "--take", "2")
-    for look in ("--check", "--keyscan"):
-        with pytest.raises(UserError, match="--output: is for hostfiles"):
-            run("a,b", look, "-o", str(tmp_path / "out"))
+    with pytest.raises(UserError, match="--output: is for hostfiles"):
+        run("a,b", "--check", "-o", str(tmp_path / "out"))
 
 
 def test_json_is_printed_beside_the_file_too(tmp_path: Path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.core.hardware import Cluster, with_secrets
+from paceline.core.hardware import Cluster, SlurmSettings, with_secrets
 from paceline.core.hosts import Host
 from paceline.files.recipe import load_recipe
 from paceline.machines.placement import Request, Where, choose_cluster, placed
@@ -46,6 +46,23 @@ def test_the_launcher_is_picked_by_what_is_there(
     where: Where, environment: dict[str, str], kind: str
 ):
     assert where.kind(environment) == kind
+
+
+def test_slurm_settings_that_are_unset_come_from_the_users_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {
+        "SBATCH_ACCOUNT": "bench",
+        "SBATCH_PARTITION": "other",
+        "SBATCH_SEGMENT_SIZE": "4",
+        "SBATCH_REQUEUE": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    cluster = CLUSTER.model_copy(update={"slurm": SlurmSettings(partition="gpu")})
+    settings = placed(cluster, Where(nodes=4, launcher="slurm")).slurm
+    assert settings == SlurmSettings(partition="gpu", account="bench", segment=4)
+    assert settings.options() == {"partition": "gpu", "account": "bench", "segment": "4"}
+    assert placed(cluster, Where(TWO, launcher="ssh")).slurm == cluster.slurm
 
 
 def test_without_slurm_many_nodes_need_hosts(monkeypatch: pytest.MonkeyPatch):

@@ -5,9 +5,6 @@ from __future__ import annotations
 from paceline.core.hardware import Cluster
 from paceline.core.run import USUAL_TIME_LIMIT_S, RunSpec
 
-NO_GRES = "none"
-"""Of `cluster.slurm.gres`: leave the option out."""
-
 
 def needs_queue(spec: RunSpec) -> list[str]:
     """Why a batch script cannot be submitted for `spec`, in a sentence."""
@@ -33,22 +30,14 @@ def site_words(cluster: Cluster, *, gpus: bool) -> tuple[str, ...]:
     `gpus` asks for the GPUs of a node where `cluster.slurm.gres` says nothing; without it the
     script's own #SBATCH lines do.
     """
-    site = cluster.slurm
-    gres = None if site.gres == NO_GRES else site.gres
-    if gpus and site.gres is None and cluster.device != "cpu":
-        gres = f"gpu:{cluster.devices_per_node}"
-    short = {"-A": site.account, "-p": site.partition}
-    long = {
-        "qos": site.qos,
-        "reservation": site.reservation,
-        "constraint": site.constraint,
-        "gres": gres,
-        "hint": site.hint,
-        "nodelist": ",".join(cluster.hosts) or None,
-        "exclude": ",".join(site.exclude) or None,
-        "segment": site.segment,
-    }
+    options = cluster.slurm.options()
+    options.pop("cpus-per-task", None)
+    if gpus and cluster.slurm.gres is None and cluster.device != "cpu":
+        options["gres"] = f"gpu:{cluster.devices_per_node}"
+    if cluster.hosts:
+        options["nodelist"] = ",".join(cluster.hosts)
+    short = {"-A": options.pop("account", None), "-p": options.pop("partition", None)}
     return (
         *(word for option, value in short.items() if value for word in (option, value)),
-        *(f"--{option}={value}" for option, value in long.items() if value is not None),
+        *(f"--{option}={value}" for option, value in options.items()),
     )

@@ -21,7 +21,6 @@ from paceline.machines.slurm.states import (
     parse_sacct,
     parse_squeue,
 )
-from paceline.machines.slurm.user_variables import passed_on
 
 LIMIT_S = 60.0
 """How long a command may take; a busy controller needs many seconds."""
@@ -54,7 +53,7 @@ def sbatch(job: Job, folder: Path, script: str, options: Sequence[str] = ()) -> 
     tool = job.batch.script if job.batch and job.batch.submits else None
     try:
         limit_s = SUBMIT_LIMIT_S if tool else LIMIT_S
-        done = _run(words, environment(job.env, job), folder, limit_s)
+        done = _run(words, environment(job.env), folder, limit_s)
     except SystemFaultError as fault:
         if isinstance(fault.__cause__, subprocess.TimeoutExpired):
             what = f"{fault.what}, and may have queued the job all the same"
@@ -144,16 +143,16 @@ def needs_pyxis(job: Job) -> None:
         )
 
 
-def environment(extra: Mapping[str, str], job: Job | None = None) -> dict[str, str]:
+def environment(extra: Mapping[str, str]) -> dict[str, str]:
     """This process's variables for one of Slurm's commands, with the secrets of `extra`.
 
-    Left out are what would change its options, and secrets that the run does not name.
+    Left out are secrets that the run does not name, and what would change the command's options:
+    to sbatch a variable counts more than the #SBATCH line that is shown and stored.
     """
-    site = passed_on(job, os.environ) if job else set[str]()
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name in KEPT or name in site or not (name.startswith(OWN) or SECRET_NAME.search(name))
+        if name in KEPT or not (name.startswith(OWN) or SECRET_NAME.search(name))
     }
     return {**kept, **secret_variables(dict(extra))}
 

@@ -21,16 +21,6 @@ OWN_OPTIONS = ("--parsable", "--no-requeue", '--output="$folder/slurm-%j.log"')
 RECORD_FILE, KEPT_FOLDER = "batch.json", "batch"
 """Of a run folder: what was submitted, and the script as it was at that moment."""
 PRINTED = "slurm-*.log"
-LONG_NAMES = {
-    "-A": "--account",
-    "-C": "--constraint",
-    "-N": "--nodes",
-    "-p": "--partition",
-    "-q": "--qos",
-    "-t": "--time",
-    "-w": "--nodelist",
-    "-x": "--exclude",
-}
 
 
 class SubmittedScript(Value):
@@ -130,20 +120,6 @@ def keep_linked_logs(folder: Path) -> None:
                 shutil.copyfile(path, copies / path.name)
             link.unlink()
             copies.rename(link)
-
-
-def asked_options(batch: BatchScript) -> list[str]:
-    """sbatch's options of a job of somebody else as `--name=value`, whatever their spelling."""
-    if batch.submits:
-        return []
-    options = ["--no-requeue", "--output=slurm-%j.log"]
-    words = iter(batch.options)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if word in LONG_NAMES:
-            name, equals, value = LONG_NAMES[word], "=", next(words, "")
-        options.append(f"{name}{equals}{value}")
-    return options
 
 
 def _quoted(text: str) -> str:

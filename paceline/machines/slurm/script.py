@@ -25,8 +25,6 @@ ATTEMPTS_FOLDER = "attempts"
 MAY_BE_THERE = ("mlperf", "telemetry")
 """Folders that only some runs leave; a new start would write over what the last one left."""
 
-NO_GRES = "none"
-"""For sites without generic resources, and those that give GPUs by another option."""
 _VALUE = re.compile(r"[A-Za-z0-9_.,:+@&|*()\[\]=/!-]+")
 _NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -116,16 +114,8 @@ def batch_options(job: Job) -> list[str]:
         "ntasks-per-node": 1,
         "mem": 0,
         "nodelist": nodes or None,
-        "partition": site.partition,
-        "account": site.account,
-        "qos": site.qos,
-        "reservation": site.reservation,
-        "constraint": site.constraint,
-        "gres": _gres(job),
-        "cpus-per-task": site.cpus_per_task,
-        "hint": site.hint,
-        "exclude": ",".join(site.exclude) or None,
-        "segment": site.segment,
+        **_run_gpus(job),
+        **site.options(),
         "time": minutes,
         "export": "ALL",
         "output": "slurm-%j.log",
@@ -158,8 +148,9 @@ def step_lines(job: Job, where: str, first: str = "") -> list[str]:
         "--kill-on-bad-exit=1",
         *cpu_words(cluster),
     ]
-    if where and (gres := _gres(job)):
-        words.append(f"--gres={checked('gres', gres)}")
+    if where:
+        options = {**_run_gpus(job), **cluster.slurm.options(steps=True)}
+        words += [f"--{name}={checked(name, value)}" for name, value in options.items()]
     if where and job.timeout_s is not None:
         words.append(f"--time={max(1, ceil(job.timeout_s / 60))}")
     names = '"$(IFS=,; echo "${hosts[*]}")"'
@@ -249,11 +240,12 @@ def _container(cluster: Cluster) -> str:
     )
 
 
-def _gres(job: Job) -> str | None:
+def _run_gpus(job: Job) -> dict[str, str]:
+    """The GPUs of the run, where the site's settings leave that to the job."""
     cluster = _cluster(job)
-    if cluster.slurm.gres is not None:
-        return None if cluster.slurm.gres == NO_GRES else cluster.slurm.gres
-    return None if cluster.device == "cpu" else f"gpu:{job.devices_per_node}"
+    if cluster.slurm.gres is not None or cluster.device == "cpu":
+        return {}
+    return {"gres": f"gpu:{job.devices_per_node}"}
 
 
 def _cluster(job: Job) -> Cluster:

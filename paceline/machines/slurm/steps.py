@@ -110,7 +110,7 @@ def submit_step(job: Job, folder: Path, allocation: str) -> StepRun:
     """
     check_allocation(allocation, job.cluster.hosts if job.cluster else (), job.nodes)
     QUEUE.watch(allocation)
-    started = local.submit(job, folder, client.environment(job.env, job))
+    started = local.submit(job, folder, client.environment(job.env))
     return StepRun(
         started.process, None, folder=folder, allocation=allocation, limit_s=job.timeout_s
     )

@@ -22,7 +22,6 @@ MAX_SOCKET_PATH = 80
 _PREFIX = "pl-"
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@:=,-]+")
 
-KEYSCAN = "show and accept it with: paceline hosts --keyscan"
 CHANGED_KEY = "REMOTE HOST IDENTIFICATION HAS CHANGED"
 """Stands in the middle of what ssh says, and ends with the words for an unknown key."""
 MEANINGS = (
@@ -31,7 +30,11 @@ MEANINGS = (
         "its host key has changed",
         "find out why before you remove the old one with ssh-keygen -R",
     ),
-    (r"Host key verification failed|No \S+ host key is known", "its host key is unknown", KEYSCAN),
+    (
+        r"Host key verification failed|No \S+ host key is known",
+        "its host key is unknown",
+        "compare its fingerprint with the host's own, then accept it by an ssh of your own",
+    ),
     (
         r"Permission denied|Too many authentication failures|No more authentication methods",
         "refuses the log-in without a password",

@@ -13,7 +13,7 @@ from paceline.core.hosts import Host, compress
 from paceline.core.run import RunSpec
 from paceline.core.units import counted, there_are
 from paceline.files.recipe import Recipe
-from paceline.machines.host_lists import cut, from_allocation
+from paceline.machines.host_lists import from_allocation
 from paceline.machines.node.bind import even_shares, whole_cores
 from paceline.machines.placement import Request, Where, choose_cluster, hosts_of, with_slurm_nodes
 from paceline.machines.probe.inventory import inventory
@@ -84,7 +84,7 @@ def slots_for(spec: RunSpec, where: Where, max_parallel: int | None) -> tuple[Jo
         raise UserError(
             spec.recipe, f"needs {counted(cluster.nodes, 'node')}; {there_are(len(named), 'host')}"
         )
-    return _slots_on(cut(named, cluster.nodes).groups[:at_once])
+    return _slots_on(_groups(named, cluster.nodes)[:at_once])
 
 
 def _of_hosts(
@@ -98,7 +98,7 @@ def _of_hosts(
     size = nodes_per_trial or max(1, len(hosts) // (max_parallel or 1))
     if size > len(hosts):
         raise UserError(f"--nodes-per-trial {size}", there_are(len(hosts), "host"))
-    groups = cut(hosts, size).groups[: max_parallel or MOST_SLOTS]
+    groups = _groups(hosts, size)[: max_parallel or MOST_SLOTS]
     slots = _slots_on(groups)
     where = replace(
         request.where,
@@ -124,6 +124,11 @@ def _host_notices(hosts: Sequence[Host], slots: Sequence[JobSlot]) -> list[str]:
     used = {name for slot in slots for name in slot.hosts}
     idle = [host.name for host in hosts if host.name not in used]
     return notices + ([f"idle: {compress(idle)}"] if idle else [])
+
+
+def _groups(hosts: Sequence[Host], size: int) -> list[tuple[Host, ...]]:
+    """Neighbours in groups of `size`, without those who are left over."""
+    return [tuple(hosts[at : at + size]) for at in range(0, len(hosts) - size + 1, size)]
 
 
 def _slots_on(groups: Sequence[Sequence[Host]]) -> tuple[JobSlot, ...]:

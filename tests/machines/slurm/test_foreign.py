@@ -16,7 +16,6 @@ from paceline.machines import slurm
 from paceline.machines.slurm.array import Gathering
 from paceline.machines.slurm.batch import BatchRun
 from paceline.machines.slurm.foreign import keep_linked_logs, submitted_logs
-from paceline.machines.slurm.user_variables import passed_on
 from tests.machines.slurm.slurm_stand_ins import put
 from tests.machines.slurm.test_script import make_job
 
@@ -117,17 +116,6 @@ def test_what_sbatch_says_against_it_is_told(
     slurm.prepare(job, tmp_path / "run")
     with pytest.raises(SystemFaultError, match="refused the job: no such account"):
         slurm.submit(job, tmp_path / "run")
-
-
-def test_the_users_variables_count_where_the_words_say_nothing(script: Path) -> None:
-    mine = {
-        "SBATCH_ACCOUNT": "bench",
-        "SBATCH_PARTITION": "other",
-        "SBATCH_TIMELIMIT": "60",
-        "SBATCH_GPUS_PER_NODE": "8",
-        "SBATCH_REQUEUE": "1",
-    }
-    assert passed_on(foreign(script), mine) == {"SBATCH_ACCOUNT", "SBATCH_GPUS_PER_NODE"}
 
 
 def test_it_is_no_task_of_an_array(tmp_path: Path, script: Path, seen: Path) -> None:

@@ -110,7 +110,7 @@ def test_sockets_lie_where_ssh_reads_the_path_as_it_is(name: str, monkeypatch: p
 @pytest.mark.parametrize(
     ("messages", "what", "remedy"),
     [
-        ("Host key verification failed.", "host key is unknown", "paceline hosts --keyscan"),
+        ("Host key verification failed.", "host key is unknown", "compare its fingerprint"),
         (
             "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
             "host key has changed",

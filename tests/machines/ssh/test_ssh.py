@@ -117,7 +117,7 @@ def test_as_many_hosts_as_nodes_are_needed(tmp_path: Path):
 
 
 def test_a_host_at_fault_stops_everything_before_it_starts(tmp_path: Path):
-    with pytest.raises(SystemFaultError, match=r"stranger: its host key is unknown.*keyscan"):
+    with pytest.raises(SystemFaultError, match=r"stranger: its host key is unknown.*fingerprint"):
         start(tmp_path / "run", "a", "stranger")
     assert left(tmp_path / "run") == []
 
