@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.estimate.fit.baseline import flat_rule_s
 from paceline.estimate.fit.interval import (
     between_sd,
     bounds,
@@ -23,6 +22,7 @@ from paceline.estimate.fit.interval import (
 from paceline.estimate.fit.posterior import fit_with_experts, predict
 from paceline.estimate.fit.published import Kind, PublishedStep
 from paceline.estimate.model.case import Cases, Floats
+from paceline.estimate.validation import flat_rule_s
 
 MANY_ROWS = 10
 """Rows from which a group is compared with the flat rule by itself."""

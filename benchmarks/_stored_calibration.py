@@ -8,7 +8,7 @@ from typing import Any
 from paceline.core.run import RunSpec
 from paceline.estimate.calibrate.calibration import About
 from paceline.estimate.calibrate.cases import ShortTraining
-from paceline.estimate.calibrate.programs import Measurements, Rates, TimedTraining
+from paceline.estimate.calibrate.measurement import Measurements, Rates, TimedTraining
 
 
 def short_to_json(short: ShortTraining) -> dict[str, Any]:

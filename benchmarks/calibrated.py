@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from _result import FOLDER, Surroundings, keep
 from _stored_calibration import from_json, short_from_json, short_to_json, to_json
 
-from paceline.estimate.calibrate import programs
+from paceline.estimate.calibrate import measurement
 from paceline.estimate.calibrate.calibration import Calibration
 from paceline.estimate.calibrate.cases import (
     DEFAULTS,
@@ -37,9 +37,7 @@ from paceline.estimate.calibrate.cases import (
     short_of,
     shorts,
 )
-from paceline.estimate.calibrate.measurement import measure
-from paceline.estimate.calibrate.programs import Measurements
-from paceline.estimate.calibrate.weighting import case_here, weighed
+from paceline.estimate.calibrate.measurement import Measurements, case_here, measure, weighed
 from paceline.estimate.fit.interval import bounds, log_sd
 from paceline.estimate.fit.posterior import predict
 from paceline.estimate.model.case import cases_of
@@ -94,7 +92,7 @@ def measured(
     times: dict[str, list[float]] = {}
     for turn in range(passes):
         order = list(trainings) if turn % 2 == 0 else list(reversed(trainings))
-        for timing in programs.steps(sys.executable, order, ranks, threads):
+        for timing in measurement.time_steps(sys.executable, order, ranks, threads):
             times.setdefault(timing.short.name, []).append(timing.seconds)
     return [
         {
@@ -192,7 +190,7 @@ def timed_here(options: argparse.Namespace) -> dict[str, Any]:
     calibration = measure(DEFAULTS["cpu"], "cpu", None, print)
     dtype = calibration.about.dtype
     seen = {s.name for n in (1, 2) for s in shorts(recipes_of((), "cpu"), machine, "cpu", dtype, n)}
-    programs.STEPS = options.steps
+    measurement.STEPS = options.steps
     rows: list[dict[str, Any]] = []
     for ranks in (1, 2, 4):
         if ranks > cores and options.no_oversubscribed:

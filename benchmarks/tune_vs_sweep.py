@@ -33,13 +33,10 @@ from paceline.core.layout import Layout
 from paceline.engines import native
 from paceline.layouts.search.space import Space
 from paceline.layouts.sweep.plan import Choice, Sweep
-from paceline.layouts.sweep.runner import SweepTask, run_sweep
-from paceline.layouts.sweep.trials import SweepTrial
-from paceline.layouts.tune.budget import Budget
+from paceline.layouts.sweep.trials import SweepTask, SweepTrial, run_sweep
 from paceline.layouts.tune.candidates import Candidates, candidates
-from paceline.layouts.tune.learner import Learner
-from paceline.layouts.tune.search import TrialOutcome, begin, go_on
-from paceline.layouts.tune.sentences import label
+from paceline.layouts.tune.result import label
+from paceline.layouts.tune.search import Budget, Learner, TrialOutcome, begin, go_on
 from paceline.layouts.tune.tuning import SCHEDULES
 from paceline.machines.placement import Request
 from paceline.runs.plan import Plan

@@ -20,7 +20,7 @@ from paceline.core.errors import UserError
 from paceline.core.site import Site
 from paceline.estimate.answer import Estimate
 from paceline.estimate.answer import estimate as estimated
-from paceline.estimate.calibrate.evidence_file import GivenEvidence
+from paceline.estimate.calibrate.lookup import GivenEvidence
 from paceline.estimate.elasticity import elasticities
 from paceline.estimate.explanation import RunClaims, beside, explain, measured_run, question_of
 from paceline.estimate.fit.evidence import Evidence

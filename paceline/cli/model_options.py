@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline.core.errors import UserError
-from paceline.estimate.calibrate.evidence_file import GivenEvidence, given_or_own, read_evidence
+from paceline.estimate.calibrate.lookup import GivenEvidence, given_or_own, read_evidence
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.fit.origin import ANY, SOFTWARE, year_of_release
 from paceline.estimate.model.case import CudaGraphs, Dispatcher

@@ -28,8 +28,7 @@ PANELS = {
     "Failures": "--mtbf --restart --checkpoint --checkpoint-every",
     "Judgement": "--reference --history --against --check --fail-on-findings --drain-file",
     "Without a campaign": "--from",
-    "Output": "--where --tag --runs-dir --top --write --scripts --html --charts --output "
-    "--format --json",
+    "Output": "--where --tag --runs-dir --top --write --html --charts --output --format --json",
 }
 PANEL_OF = {option: panel for panel, options in PANELS.items() for option in options.split()}
 

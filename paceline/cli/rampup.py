@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -16,11 +15,8 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.units import GIB, day_count, days, step_seconds, trimmed
 from paceline.files import catalog
-from paceline.files.documents import write_text
-from paceline.layouts.rampup.check import CheckedSchedule, check_schedule
+from paceline.layouts.rampup.check import CheckedSchedule, check_schedule, read_schedule
 from paceline.layouts.rampup.plan import RampOptions, RampPlan, plan_ramp_up
-from paceline.layouts.rampup.schedule_table import read_schedule
-from paceline.layouts.rampup.scripts import SUBMIT, Chain, scripts
 from paceline.layouts.rampup.timing import setting_of
 
 
@@ -70,10 +66,6 @@ def rampup(
             help="Judge a schedule (CSV or Markdown: nodes, batch, micro_batch, tp, pp, ...).",
         ),
     ] = None,
-    scripts: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Write the plan as batch scripts for Slurm."),
-    ] = None,
     every_size: Annotated[
         bool,
         typer.Option(
@@ -105,8 +97,6 @@ def rampup(
       paceline rampup gpt-1b3 --variant ramp-up --stages 32,64,128,256,512
       --device V100-32GB --per-node 4
 
-      paceline rampup gpt-1b3 --variant ramp-up --cluster jean-zay-v100-16g --scripts schedule
-
       paceline rampup gpt-1b3 --variant ramp-up --cluster jean-zay-v100-16g
       --set layout.pp=2 --check table.md
 
@@ -137,8 +127,6 @@ def rampup(
     plan = plan_ramp_up(setting, options)
     judged = check_schedule(setting, options, schedule, plan) if schedule else None
     _emit(plan, judged, TableFormat.json if as_json else form, every_size)
-    if scripts:
-        _write(scripts, Chain(setting, plan, question, site, cluster, every_batch))
 
 
 def _site(cluster: str | None, device: str | None, per_node: int | None) -> Cluster | None:
@@ -225,13 +213,6 @@ def _checked_row(stage: dict[str, Any]) -> dict[str, Any]:
     plan = stage["plan"] or {}
     row = {**stage, **{key: plan.get(key) for key in keys}}
     return {**row, "reasons": "; ".join(stage["reasons"]) or None}
-
-
-def _write(folder: Path, chain: Chain) -> None:
-    for name, text in scripts(chain).items():
-        write_text(folder / name, text)
-    submit = shlex.quote(str(folder / SUBMIT))
-    echo(f"scripts: {folder}; `bash {submit}` submits them in turn", err=True)
 
 
 def _hours(value: float) -> str:

@@ -28,11 +28,9 @@ from paceline.core.units import counted
 from paceline.estimate.estimates import P_OOM_SURE
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import runs_root
-from paceline.layouts.sweep.dimensions import dimensions
-from paceline.layouts.sweep.plan import Sweep, SweepOptions, new_sweep
+from paceline.layouts.sweep.plan import Sweep, SweepOptions, dimensions, new_sweep
 from paceline.layouts.sweep.result import SweepResult
-from paceline.layouts.sweep.runner import run_sweep
-from paceline.layouts.sweep.trials import SweepTrial, sweep_result, trials_of
+from paceline.layouts.sweep.trials import SweepTrial, run_sweep, sweep_result, trials_of
 from paceline.machines.placement import Request
 from paceline.report.theme import EXPORT
 from paceline.runs.flow import command_line

@@ -18,7 +18,6 @@ from paceline.cli.output import OutputColumn, TableFormat, emit_table, print_sen
 from paceline.cli.terminal import echo
 from paceline.core.units import gib, significant
 from paceline.layouts.sweep.result import SweepResult, SweepRow, label
-from paceline.layouts.sweep.runner import SweepTask
 from paceline.layouts.sweep.table import (
     CSV_KEYS,
     for_people,
@@ -27,7 +26,7 @@ from paceline.layouts.sweep.table import (
     sweep_rows,
     table_note,
 )
-from paceline.layouts.sweep.trials import SweepTrial, row_of
+from paceline.layouts.sweep.trials import SweepTask, SweepTrial, row_of
 from paceline.runs.flow import Progress, Watcher
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.lost_hosts import lost_text

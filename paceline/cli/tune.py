@@ -23,14 +23,14 @@ from paceline.core.errors import (
     UserError,
 )
 from paceline.core.units import counted
-from paceline.estimate.calibrate.evidence_file import GivenEvidence
+from paceline.estimate.calibrate.lookup import GivenEvidence
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import runs_root
 from paceline.layouts.search.space import Space
-from paceline.layouts.tune.budget import ALLOWED, read_budget
 from paceline.layouts.tune.ranking import rank
 from paceline.layouts.tune.result import TuneResult
+from paceline.layouts.tune.search import ALLOWED, read_budget
 from paceline.layouts.tune.tuning import SCHEDULES, TuneOptions, Tuning, headline, new_tuning
 from paceline.machines.placement import Request, Where, placed
 from paceline.runs.flow import command_line

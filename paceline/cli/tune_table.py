@@ -16,9 +16,8 @@ from paceline.cli.sweep_table import LINE_EVERY_S, LiveTable
 from paceline.cli.terminal import echo
 from paceline.core.units import GIB, counted, gib, step_seconds
 from paceline.layouts.sweep.result import SweepRow, label
-from paceline.layouts.sweep.runner import SweepTask
 from paceline.layouts.sweep.table import notes
-from paceline.layouts.sweep.trials import SweepTrial
+from paceline.layouts.sweep.trials import SweepTask, SweepTrial
 from paceline.layouts.tune.ranking import RankedLayout, Ranking
 from paceline.layouts.tune.result import TuneResult, TuneRow
 from paceline.runs.flow import Progress, Watcher

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from math import isfinite
+from typing import Literal
 
 from pydantic import Field
 
+from paceline.core.errors import UserError
 from paceline.core.flops import FlopsInput, model_flops_per_token
 from paceline.core.rates import flops_per_s_per_device, mfu, tokens_per_s
 from paceline.core.run import USUAL_FP8_RECIPE, Data, Headline, RunSettings, RunSpec, Training
@@ -13,12 +15,57 @@ from paceline.core.value import Value
 from paceline.core.waterfall import WaterfallLevel
 from paceline.estimate.costs import Bill, bill
 from paceline.estimate.estimates import estimates_of_runs
-from paceline.estimate.fit.evidence import Evidence
+from paceline.estimate.fit.evidence import Evidence, Provenance
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.model.waterfall import rise_notes, waterfall
-from paceline.estimate.provenance import Basis, basis_of
 from paceline.estimate.question import Question
+from paceline.files import catalog
+
+Kind = Literal[Provenance, "data sheet", "stated", "assumed"]
+
+
+class Basis(Value):
+    """Where an estimate's inputs are from."""
+
+    title: str
+    """Of the coefficients."""
+    coefficients: Kind
+    peak: Kind
+    memory_rate: Kind
+    links: Kind
+    """Inside a node."""
+    network: Kind
+    memory: Kind
+    """What a framework keeps in memory."""
+
+
+def basis_of(evidence: Evidence, machine: Machine, links: str | None, network: str | None) -> Basis:
+    """The basis of one estimate; `links` and `network` are the names that were given."""
+    links_are: Kind = "assumed" if machine.assumed.intra else "data sheet"
+    network_is: Kind = "assumed" if machine.assumed.inter else "data sheet"
+    on_cpu = machine.generation == "cpu"
+    rates: Kind = evidence.provenance if on_cpu else "data sheet"
+    return Basis(
+        title=evidence.title,
+        coefficients=evidence.provenance,
+        peak=rates,
+        memory_rate=rates,
+        links=evidence.provenance if on_cpu else _link(links_are, links, "intra"),
+        network=evidence.provenance if on_cpu else _link(network_is, network, "inter"),
+        memory="public prior",
+    )
+
+
+def _link(kind: Kind, name: str | None, where: Literal["intra", "inter"]) -> Kind:
+    """A name counts where it says what link is there: no network inside a node, nor the reverse."""
+    if not name or kind == "assumed":
+        return kind
+    try:
+        link = catalog.find_link(name).link
+    except UserError:
+        return "stated"  # a rate, since the machine is known
+    return "stated" if link is None or link.kind == where else kind
 
 
 class MemoryBytes(Value):

@@ -18,8 +18,7 @@ from paceline.estimate.calibrate.lookup import automatic_dtype, is_cpu, machine_
 from paceline.estimate.costs import Failures, Prices
 from paceline.estimate.fit.origin import ANY
 from paceline.estimate.model.case import CudaGraphs, Dispatcher
-from paceline.estimate.model.levels import with_fabric
-from paceline.estimate.model.machine import Machine
+from paceline.estimate.model.machine import Machine, with_fabric
 from paceline.estimate.run_case import Software, software_named
 from paceline.files import catalog
 from paceline.files.recipe import Recipe, load_recipe, resolve

@@ -15,11 +15,30 @@ from numpy.typing import NDArray
 from paceline.core.errors import UserError, unreadable
 from paceline.core.value import Value
 from paceline.estimate.estimates import estimates_of_cases
-from paceline.estimate.fit.baseline import flat_rule_s
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.fit.published import PublishedStep, UnmodelledError, read_row
 from paceline.estimate.memory.published import PublishedMemory, as_stated, read_memory_row
-from paceline.estimate.model.case import Floats, cases_of
+from paceline.estimate.model.case import Cases, Floats, cases_of
+from paceline.estimate.model.weights import common_weights, ffn_weights
+
+SHARE, NARROW_SHARE = 0.45, 0.33
+"""Of the 16-bit peak, and of the peak of a dtype narrower than that."""
+
+
+def flat_rule_s(x: Cases) -> Floats:
+    """Seconds of a step at 45 % of the 16-bit peak (33 % of a narrower one).
+
+    FLOP of a token: 2 a weight and pass, forward, twice backward and once more with recomputation,
+    and those of attention's two products; the head is never recomputed.
+    """
+    active = np.where(x.experts > 1, x.experts_per_token / x.experts, 1.0)
+    weights = x.layers * (common_weights(x) + ffn_weights(x) * active)
+    attention = 2 * x.layers * x.seq_len * x.heads * x.head_dim * np.where(x.causal > 0, 0.5, 1.0)
+    passes = 3 + x.full_recompute
+    per_token = passes * (2 * weights + 2 * attention) + 6 * x.vocab * x.hidden
+    rate = np.where(x.peak_narrow > 0, NARROW_SHARE * x.peak_narrow, SHARE * x.peak_16bit)
+    return per_token * x.seq_len * x.global_batch / x.devices / rate
+
 
 NEEDED = ("layers", "hidden", "heads", "gpu", "num_gpus", "gbs", "step_time_s")
 """Columns without which no row says anything."""

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.cli import model_options as model
 from paceline.core.errors import UserError
-from paceline.estimate.calibrate.evidence_file import GivenEvidence
+from paceline.estimate.calibrate.lookup import GivenEvidence
 from paceline.layouts.rampup.timing import setting_of
 from tests.layouts.sweep.test_prediction import calibrated
 

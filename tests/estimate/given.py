@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.estimate.calibrate.evidence_file import GivenEvidence
+from paceline.estimate.calibrate.lookup import GivenEvidence
 from paceline.estimate.fit.evidence import shipped
 
 SHIPPED = GivenEvidence(Path("shipped.json"), shipped())

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.core.units import step_seconds
 from paceline.estimate.calibrate.calibration import Calibration, file_of
-from paceline.estimate.fit.processors import cpu_prior
+from paceline.estimate.fit.refit import cpu_prior
 from paceline.files.documents import write_value
 from paceline.machines.probe.inventory import cpu
 from tests.cli.test_errors import paceline

@@ -12,8 +12,7 @@ from paceline.estimate.answer import estimate
 from paceline.estimate.estimates import estimates_of_layouts, estimates_of_runs
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.question import Question
-from paceline.layouts.rampup.stages import RampStage, Stretch
-from paceline.layouts.rampup.timing import setting_of, timed
+from paceline.layouts.rampup.timing import RampStage, Stretch, setting_of, timed
 from paceline.layouts.search.space import Space
 from paceline.layouts.sweep.prediction import predict
 from paceline.layouts.tune.ranking import rank

@@ -25,7 +25,7 @@ from paceline.estimate.explanation import (
     sentence,
 )
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.fit.processors import cpu_prior
+from paceline.estimate.fit.refit import cpu_prior
 from paceline.estimate.question import Question
 from paceline.estimate.run_case import software_of
 from paceline.files.documents import write_value

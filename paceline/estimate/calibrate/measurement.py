@@ -2,22 +2,255 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
-from paceline.core.errors import UserError
+import numpy as np
+
+from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import Dtype
+from paceline.core.run import RunSpec
+from paceline.core.stats import summarize
 from paceline.core.units import counted
-from paceline.estimate.calibrate import programs
-from paceline.estimate.calibrate.calibration import About, Calibration
-from paceline.estimate.calibrate.cases import recipes_of, shorts
+from paceline.engines import native
+from paceline.estimate.calibrate.calibration import (
+    About,
+    CalibratedStep,
+    Calibration,
+    Placement,
+    cpu_machine,
+)
+from paceline.estimate.calibrate.cases import ShortTraining, attention, products, recipes_of, shorts
 from paceline.estimate.calibrate.lookup import automatic_dtype
-from paceline.estimate.calibrate.programs import Measurements, Rates, TimedTraining
-from paceline.estimate.calibrate.weighting import weighed
+from paceline.estimate.fit.evidence import Evidence, shipped
+from paceline.estimate.fit.interval import slopes
+from paceline.estimate.fit.posterior import predict
+from paceline.estimate.fit.refit import NOISE, Probes, alike, cpu_prior, errors, refit, unmoved
+from paceline.estimate.model.case import Case, cases_of
+from paceline.estimate.model.coefficients import NAMES
+from paceline.estimate.model.machine import Machine, machine
+from paceline.estimate.run_case import case_of, software_of
+from paceline.files.recipe import Recipe
 from paceline.machines.placement import device_kind, find_device
 from paceline.machines.probe.inventory import inventory, local_cluster
+from paceline.machines.probe.program import probe_lines
+
+RATES_S = 10.0
+"""What the probes of one number of ranks take, beside their start."""
+STEPS, DROPPED = 8, 2
+"""Steps of a short training, and its first ones that do not count: they touch memory for the first
+time and choose kernels."""
+LIMIT_S = 600.0
+PAYLOADS = {"cpu": (4096, 2**16, 2**20, 2**23), "cuda": (4096, 2**20, 2**24, 2**28)}
+"""Bytes of the all-reduces; only large ones fill the links between GPUs."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The probes of one placement, as their programs printed them."""
+
+    lines: Sequence[dict[str, Any]]
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        """The lines of one kind."""
+        return [line for line in self.lines if line["event"] == event]
+
+    @property
+    def placement(self) -> Placement:
+        """Rates of each rank; raises SystemFaultError when a large product failed."""
+        if not self.of("gemm"):
+            reason = (self.of("skipped") or [{"reason": "nothing"}])[0]["reason"]
+            raise SystemFaultError("gemm probe", str(reason))
+        large = self.of("collective")
+        return Placement(
+            ranks=self.lines[0]["ranks"],
+            threads=self.lines[0]["threads"],
+            flops_per_s=self.of("gemm")[0]["flops_per_s"],
+            memory_bytes_per_s=self.of("memory")[0]["bytes_per_s"],
+            link_bytes_per_s=max((line["bus_bytes_per_s"] for line in large), default=None),
+        )
+
+
+@dataclass(frozen=True)
+class TimedTraining:
+    """A short training and what its steps took."""
+
+    short: ShortTraining
+    seconds: float
+    n: int
+    spread: float
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """All that was measured of one machine."""
+
+    about: About
+    rates: Sequence[Rates]
+    timed: Sequence[TimedTraining]
+
+
+def probe_rates(
+    python: str, kind: str, dtype: Dtype, ranks: int, threads: int | None, recipes: Sequence[Recipe]
+) -> Rates:
+    """All probes in `ranks` processes at once; raises SystemFaultError when they fail."""
+    question = {
+        "device": kind,
+        "dtype": dtype,
+        "threads": threads,
+        "seconds": RATES_S,
+        "payloads": PAYLOADS[kind],
+        "products": products(recipes),
+        "attention": attention(recipes),
+    }
+    return Rates(
+        probe_lines(
+            python, "programs.calibration", question, ranks=ranks, threads=threads, limit_s=LIMIT_S
+        )
+    )
+
+
+def time_steps(
+    python: str, shorts: Sequence[ShortTraining], ranks: int, threads: int | None
+) -> list[TimedTraining]:
+    """The step times of short trainings, all of so many ranks, one after the other."""
+    cases = [
+        {"name": short.name, "settings": native.settings(short.spec), "steps": STEPS}
+        for short in shorts
+    ]
+    if not cases:
+        return []
+    with tempfile.TemporaryDirectory(prefix="paceline-calibrate-") as folder:
+        path = Path(folder) / "cases.json"
+        path.write_text(json.dumps({"cases": cases}), encoding="utf-8")
+        lines = probe_lines(
+            python,
+            "programs.step_times",
+            {"file": str(path)},
+            ranks=ranks,
+            threads=threads,
+            limit_s=LIMIT_S,
+        )
+    times = {line["name"]: line["times_s"] for line in lines}
+    return [_timed(short, times[short.name]) for short in shorts]
+
+
+def _timed(short: ShortTraining, times_s: Sequence[float]) -> TimedTraining:
+    import numpy as np
+
+    summary = summarize(np.array(times_s[DROPPED:]))
+    return TimedTraining(short, summary.median, STEPS - DROPPED, summary.relative_spread or 0.0)
+
+
+LEAST_SLOPE = 1e-3
+"""A coefficient on which no short training depends more is another device's or framework's: the
+least slope of a step time's logarithm over the coefficient's."""
+
+
+def prior(kind: str, dtype: Dtype) -> Evidence:
+    """What is known before anything is measured."""
+    return cpu_prior(dtype) if kind == "cpu" else shipped()
+
+
+def weighed(about: About, rates: Sequence[Rates], steps: Sequence[TimedTraining]) -> Calibration:
+    """The calibration: the prior of such devices, moved by probes and steps together."""
+    before = prior(about.kind, about.dtype)
+    facts = about.model_dump()
+    bare = Calibration(
+        **facts,
+        placements=tuple(placed.placement for placed in rates),
+        probes=0,
+        steps=(),
+        undetermined=(),
+        alike=(),
+        evidence=before,
+    )
+    cases = [case_here(timed.short.spec, bare) for timed in steps]
+    probes = [_probes(placed, cases) for placed in rates]
+    count = sum(placed.size for placed in probes)
+    x, measured = cases_of(cases), np.array([timed.seconds for timed in steps])
+    noise = np.array([np.hypot(NOISE, timed.spread / np.sqrt(timed.n)) for timed in steps])
+    title = (
+        f"{len(steps)} short trainings and {count} probes of {about.device}, {about.dtype}, "
+        f"{about.date[:10]}"
+    )
+    after = refit(before, x, measured, title, noise, errors(probes))
+    predicted = predict(x, after.fit().centre)
+    matters = np.abs(slopes(x, before.fit().centre)).max(axis=0) > LEAST_SLOPE
+    counted = [name for name, yes in zip(NAMES, matters.tolist(), strict=True) if yes]
+    return bare.model_copy(
+        update={
+            "probes": count,
+            "steps": tuple(
+                _calibrated_step(*row) for row in zip(steps, predicted.tolist(), strict=True)
+            ),
+            "undetermined": tuple(name for name in unmoved(before, after) if name in counted),
+            "alike": tuple(alike(before, after)),
+            "evidence": after,
+        }
+    )
+
+
+def machine_here(calibration: Calibration, ranks: int) -> Machine:
+    """This machine for so many ranks."""
+    if calibration.kind == "cpu":
+        return cpu_machine(calibration, ranks)
+    return machine(calibration.catalog_device, devices_per_node=max(1, ranks))
+
+
+def case_here(spec: RunSpec, calibration: Calibration) -> Case:
+    """A run on this machine as the time model sees it."""
+    return case_of(spec, machine_here(calibration, spec.world_size), software_of(spec))
+
+
+def _probes(rates: Rates, cases: Sequence[Case]) -> Probes:
+    """One placement's probes, under the rates that its short trainings have."""
+    ranks = rates.placement.ranks
+    case = next(case for case in cases if case.devices == ranks)
+    plain = replace(
+        case, tp=1, pp=1, cp=1, zero_stage=0, full_recompute=False, selective_recompute=False
+    )
+    latency, overlap = rates.of("latency"), rates.of("overlap")
+    return Probes(
+        plain,
+        products=[
+            (*map(float, line["shape"]), line["forward_s"] + line["backward_s"], line["spread"])
+            for line in rates.of("product")
+        ],
+        attention=[
+            (*map(float, line["shape"]), line["forward_s"] + line["backward_s"], line["spread"])
+            for line in rates.of("attention")
+        ],
+        copies=[(line["bytes_per_s"], line["spread"]) for line in rates.of("memory")],
+        exchanges=[
+            (line["bytes"], line["latency_s"], line["spread"]) for line in rates.of("collective")
+        ],
+        latency_s=latency[0]["seconds"] if latency else None,
+        exposed=overlap[0]["exposed"] if overlap else None,
+    )
+
+
+def _calibrated_step(timed: TimedTraining, predicted_s: float) -> CalibratedStep:
+    spec = timed.short.spec
+    return CalibratedStep(
+        recipe=timed.short.recipe,
+        layers=spec.model.num_layers,
+        layout=timed.short.layout_label,
+        ranks=spec.world_size,
+        threads=spec.cluster.threads_per_device or 1,
+        measured_s=timed.seconds,
+        n=timed.n,
+        spread=timed.spread,
+        predicted_s=predicted_s,
+    )
+
 
 MOST_RANKS = 8
 Tell = Callable[[str], None]
@@ -72,9 +305,9 @@ def measure(
             if kind == "cpu"
             else f"probes on {counted(count, 'GPU')}"
         )
-        rates.append(programs.rates(sys.executable, kind, dtype, count, threads, recipes))
-        tell(f"{counted(len(of_count), 'short training')} of {programs.STEPS} steps each")
-        timed += programs.steps(sys.executable, of_count, count, threads)
+        rates.append(probe_rates(sys.executable, kind, dtype, count, threads, recipes))
+        tell(f"{counted(len(of_count), 'short training')} of {STEPS} steps each")
+        timed += time_steps(sys.executable, of_count, count, threads)
     about = About(
         device=label,
         kind="cpu" if kind == "cpu" else "cuda",

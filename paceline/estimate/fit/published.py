@@ -14,14 +14,6 @@ from typing import Literal
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Dtype
-from paceline.estimate.fit.families import (
-    Experts,
-    experts_of,
-    gate_by_size,
-    head_width,
-    is_gated,
-    score_width,
-)
 from paceline.estimate.fit.origin import (
     ANY,
     STACK_OF,
@@ -31,12 +23,21 @@ from paceline.estimate.fit.origin import (
     visits_tensors,
     year_of,
 )
-from paceline.estimate.fit.recomputation import recomputed
-from paceline.estimate.fit.scripts import adapters_of_chat, has_adapters
-from paceline.estimate.fit.stated import of_dense_blocks, of_experts
+from paceline.estimate.fit.row_details import (
+    Experts,
+    adapters_of_chat,
+    experts_of,
+    gate_by_size,
+    has_adapters,
+    head_width,
+    is_gated,
+    of_dense_blocks,
+    of_experts,
+    recomputed,
+    score_width,
+)
 from paceline.estimate.model.case import Case, Stack, cases_of
-from paceline.estimate.model.fabric import stated_bytes_per_s
-from paceline.estimate.model.machine import FOUR_BIT, NARROW, machine
+from paceline.estimate.model.machine import FOUR_BIT, NARROW, machine, stated_bytes_per_s
 from paceline.estimate.model.weights import block_weights, trained_tensors
 from paceline.files import catalog
 

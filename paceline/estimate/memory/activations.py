@@ -3,7 +3,7 @@
 Symbols: t tokens of a micro-batch on a rank, h hidden size, a d and g d widths of all queries and
 of all keys, w width of the ffn, s tokens of a sample, c bytes of a number, tp tensor ranks. All
 results are bytes. Functions take x, the cases; f, their framework's constants (framework.py); and
-s, the rank's stage (stage.py).
+s, the rank's stage (states.py).
 
     block       t (c (4 h + (2 a d + 2 g d + n w) / tp) + the framework's own), n = 2, or 3 gated
     scores      5 a s t / tp in 16 bit with dropout, where attention stores them
@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.estimate.memory.framework import EVERYTHING, Constants
-from paceline.estimate.memory.stage import Stage
 from paceline.estimate.memory.states import (
     NORMS,
+    Stage,
     copies_kept,
     of_last,
     shards_weights,

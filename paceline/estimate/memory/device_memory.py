@@ -17,10 +17,8 @@ from typing import Literal
 import numpy as np
 
 from paceline.estimate.memory.activations import activations, all_forward_first
-from paceline.estimate.memory.buckets import beyond_logits
 from paceline.estimate.memory.framework import FRAMEWORKS, MIB, Constants, Framework, constants
-from paceline.estimate.memory.stage import stage
-from paceline.estimate.memory.states import states
+from paceline.estimate.memory.states import beyond_logits, stage, states
 from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.weights import num_microbatches, replicas
 

@@ -73,7 +73,7 @@ class Framework:
     """Of a feature and token of each micro-batch in flight, on the first rank: what embedding keeps
     outside of the blocks, a norm's input and dropout's mask."""
     makes_buckets: float = 0
-    """1 where a step makes buckets, and gradients of the shard it updates, anew (buckets.py)."""
+    """1 where a step makes buckets, and gradients of the shard it updates, anew (states.py)."""
     copies_gradients: float = 0
     """1 where DDP's buckets stand beside the gradients that micro-batches are summed up in."""
     scores: float = 5

@@ -9,19 +9,21 @@ hold the same, and b bytes of each kind (framework.py), ZeRO leaves
 
 (Rajbhandari et al., arXiv:1910.02054). Experts lie on ep times fewer data ranks. Frozen
 weights have neither gradients nor moments. Functions take x, the cases; f, their framework's
-constants; s, the rank's stage (stage.py); n, its parameters.
+constants; s, the rank's stage (Stage); n, its parameters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
+from paceline.core.layout import Schedule
 from paceline.core.memory import GATHERED_BLOCKS
-from paceline.estimate.memory.buckets import step_buffers
+from paceline.core.pipeline import kept_layers, stage_sizes
 from paceline.estimate.memory.framework import Constants
-from paceline.estimate.memory.stage import Stage
 from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.weights import (
     block_weights,
@@ -29,6 +31,67 @@ from paceline.estimate.model.weights import (
     num_microbatches,
     replicas,
 )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the tensor ranks of one pipeline rank hold together."""
+
+    layers: Floats
+    """Of all its chunks together."""
+    kept: Floats
+    """Layers times the micro-batches whose activations of them are alive at once."""
+    deferred: Floats
+    """Micro-batches whose gradients of weights wait: zero-bubble puts off as many as ranks lie
+    before (Qi et al., arXiv:2401.10241)."""
+    first: Bools
+    """Whether the rank is the first one, which has the embedding."""
+    last: Bools
+    """Whether it is the last one, which has the head."""
+
+    @property
+    def alive(self) -> Floats:
+        """Layers times micro-batches that are kept for either part of their backward pass."""
+        return self.kept + self.layers * self.deferred
+
+
+def stage(x: Cases, rank: int) -> Stage:
+    """The pipeline rank `rank` of every case, counted from the end when negative.
+
+    Layers that stages cannot share equally go to the first ones. A case with fewer ranks gets its
+    last. Cases that share all that matters here are counted once.
+    """
+    pp, vp = np.maximum(x.pp, 1).astype(int), np.maximum(x.vp, 1).astype(int)
+    ranks = np.where(rank < 0, pp - 1, np.minimum(rank, pp - 1))
+    m = np.maximum(1, np.floor(num_microbatches(x))).astype(int)
+    # 1f1b with chunks is the interleaved schedule.
+    chunked = x.has("schedule", "1f1b") & (vp > 1) & (pp > 1)
+    schedule = np.where(chunked, "interleaved", x.words["schedule"])
+    # Beyond two full rounds of p nothing changes, except where all micro-batches are kept.
+    steady = (m % pp == 0) & (schedule != "gpipe")
+    m = np.where(steady, np.minimum(m, 2 * pp), m)
+    names = np.unique(schedule)
+    schedules: list[Schedule] = [cast(Schedule, str(name)) for name in names]
+    columns = [x.layers.astype(int), pp, vp, ranks, m, np.searchsorted(names, schedule)]
+    unique, inverse = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
+    keys: list[list[int]] = unique.tolist()
+    held = [_held(key, schedules[key[-1]]) for key in keys]
+    layers, kept = np.array(held, dtype=float).reshape(-1, 2)[inverse.reshape(-1)].T
+    split = x.has("schedule", "zero-bubble") & (pp > 1)
+    deferred = np.where(split, np.minimum(ranks, m), 0).astype(float)
+    return Stage(layers, kept, deferred, ranks == 0, ranks == pp - 1)
+
+
+def _held(key: list[int], schedule: Schedule) -> tuple[int, int]:
+    """(layers, layers x micro-batches alive at once) of a rank; `key` begins with these five."""
+    num_layers, pp, vp, rank, microbatches = key[:5]
+    try:
+        sizes = stage_sizes(num_layers, pp, vp)
+    except ValueError:
+        each, rest = divmod(num_layers, pp * vp)
+        sizes = [each + (i < rest) for i in range(pp * vp)]
+    return sum(sizes[rank::pp]), kept_layers(sizes, pp, rank, schedule, microbatches)
+
 
 ROUNDING = 1e-9
 """By which shares may miss 1 that add up to it."""
@@ -50,7 +113,7 @@ class States:
     buffers: Floats
     """DDP's buckets beside the gradients, narrow copies of weights, what grows with parameters."""
     of_step: Floats
-    """What the end of a step makes anew, and the allocator keeps (buckets.py)."""
+    """What the end of a step makes anew, and the allocator keeps (`step_buffers`)."""
     trained: Floats
     """Parameters that are trained, before ZeRO."""
 
@@ -236,3 +299,70 @@ def vocabulary_rows(x: Cases, f: Constants) -> Floats:
     """Rows of the embedding on all tensor ranks, padding included."""
     multiple = np.where(f.vocab_multiple > 1, f.vocab_multiple * x.tp, 1.0)
     return np.ceil(x.vocab / multiple) * multiple
+
+
+BUCKET = 5e8
+"""DeepSpeed's reduce_bucket_size and allgather_bucket_size unless they are set, in elements."""
+SUMMED_BUCKET = 5e9
+"""What BF16_Optimizer gathers at once unless it is told the size, in elements: in most cases all.
+That the engine of early 2022 did not tell it is inferred: with BUCKET five rows are missed by 8 to
+11 %, with this by -0.3 to +5."""
+
+
+def step_buffers(x: Cases, parameters: Floats, share: Floats, largest: Floats) -> Floats:
+    """Bytes that DeepSpeed's ZeRO-1 makes at the end of a step, beyond those of the passes.
+
+    They stay with the allocator. With P `parameters` on a rank before ZeRO, of which it updates
+    the `share` P / N, and t of the `largest` tensor:
+
+        table     2 t                 the gradient of one micro-batch, before it is added to others
+        bucket    2 min(P, 5e8)       gradients joined to be reduced
+        check     4 t', 8 t'          for overflow in fp32, for the norm in fp64; t' at most P / N
+        shard     2 P / N + 4 P / N   the gradients that a rank updates by, joined, and in fp32
+        gathered  2 P / floor(P / 5e8)  what all-gather gives, before it is copied to the weights
+                                      (5e9 where gradients are summed up in fp32)
+
+    A buffer fits into one that was there before if it is no larger. But what was handed to NCCL's
+    stream is free only after the device has got there, and the host is far ahead of it: the buckets
+    of all parameters exist at once, as do all that is gathered, 4 P together. Where the host waits
+    for each kernel, there is one at a time. Gradients that are summed up in fp32 (BF16_Optimizer)
+    lie in one piece: of them one tensor's 16-bit gradient is made fp32 to be added, and there is
+    neither bucket nor shard.
+
+    microsoft/DeepSpeed (2021, 2022): deepspeed/runtime/zero/stage_1_and_2.py (allreduce_bucket,
+    step, get_grad_norm_direct, has_overflow), deepspeed/runtime/fp16/fused_optimizer.py (ZeRO-0),
+    deepspeed/runtime/bf16_optimizer.py (update_hp_grads). PyTorch: ProcessGroupNCCL.cpp
+    (recordStream).
+    """
+    table, piece = 2 * largest, np.minimum(largest, share)
+    bucket = 2 * np.minimum(parameters, BUCKET)
+    at_once = np.where(x.summed_gradient_bytes > 0, SUMMED_BUCKET, BUCKET)
+    gathered = 2 * parameters / np.maximum(1, np.floor(parameters / at_once))
+    gathered = np.where(x.zero_stage >= 1, gathered, 0.0)
+    # Without ZeRO every gradient is made fp32 by itself before they are joined.
+    shard = np.where(x.zero_stage >= 1, 2 + 4, 4 + 4) * share
+    one_by_one = _kept([table, bucket, 4 * piece, 8 * piece, gathered])
+    waiting = np.maximum(one_by_one, table + shard)
+    ahead = np.where(x.zero_stage >= 1, 2 + 2, 2) * parameters + shard
+    summed = _kept([4 * largest, gathered])
+    some = np.where(x.blocking_launches > 0, waiting, ahead)
+    return np.where(x.summed_gradient_bytes > 0, summed, some)
+
+
+def beyond_logits(buffers: Floats, parameters: Floats, logits: Floats) -> Floats:
+    """Bytes of a step's buffers that find no room where the `logits` of a micro-batch were.
+
+    Their gradients, in fp32 and in 16 bit, are freed blocks that hold whole buckets.
+    """
+    bucket = np.maximum(1.0, 2 * np.minimum(parameters, BUCKET))
+    room = bucket * (np.floor(4 * logits / bucket) + np.floor(2 * logits / bucket))
+    return np.maximum(0.0, buffers - room)
+
+
+def _kept(buffers: Sequence[Floats]) -> Floats:
+    """Bytes of buffers that come one after another: each is new that is larger than all before."""
+    largest = total = np.zeros_like(buffers[0])
+    for buffer in buffers:
+        total = total + np.where(buffer > largest, buffer, 0.0)
+        largest = np.maximum(largest, buffer)
+    return total

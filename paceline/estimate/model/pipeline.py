@@ -1,12 +1,22 @@
-"""Steps whose pipelines are followed pass by pass, instead of by a closed form.
+"""A pipeline's step pass by pass: how long its stages take together, and which rank waits.
 
-The closed form of step.py takes all stages but the slowest for one pass each. Stages may differ by
-a layer or by the head; then it matters which rank waits for which, and following every pass tells.
+The closed forms of core/pipeline.py and step.py hold for equal stages and exchanges that take no
+time. Here the first stage may have the embedding, the last one the head, and what passes between
+ranks takes a while, so that it matters which rank waits for which.
+
+Symbols: p ranks (pp) with v chunks of layers each (vp), S = p v stages, of which stage i lies on
+rank i mod p, and m micro-batches. A pass takes one micro-batch through one stage, and is a number,
+so that what it takes and what it waits for are arrays:
+
+    pass = kind S m + stage m + micro-batch,    kind 0  forward
+                                                     1  backward
+                                                     2  gradients of weights, for zero-bubble alone
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -15,8 +25,183 @@ from paceline.core.layout import Schedule
 from paceline.core.pipeline import stage_sizes
 from paceline.estimate.model.block import passes_again
 from paceline.estimate.model.case import Cases, Floats
-from paceline.estimate.model.schedule import pipeline_s
 from paceline.estimate.model.step import Pieces, StepTime, closed_bubble, pieces, step_of
+
+WEIGHT_SHARE = 0.5
+"""Of a backward pass, what the weights' gradients take; only zero-bubble does them apart."""
+Order = list[int]
+"""Passes of one rank, one after the other."""
+
+
+@dataclass(frozen=True)
+class PipelineTime:
+    """One step of all micro-batches."""
+
+    total_s: float
+    """Until the last rank is done."""
+    busy_s: tuple[float, ...]
+    """What each rank computes."""
+
+    @property
+    def idle(self) -> tuple[float, ...]:
+        """Share of the step in which each rank waits, 0-1."""
+        return tuple(1 - busy / self.total_s for busy in self.busy_s)
+
+    @property
+    def idle_fraction(self) -> float:
+        """Mean of the ranks' idle shares, 0-1."""
+        return 1 - sum(self.busy_s) / (len(self.busy_s) * self.total_s)
+
+
+def stage_seconds(
+    sizes: Sequence[int], layer_s: float, first_s: float = 0.0, last_s: float = 0.0
+) -> list[float]:
+    """Seconds of each stage: its layers, the embedding on the first and the head on the last."""
+    seconds = [size * layer_s for size in sizes]
+    seconds[0] += first_s
+    seconds[-1] += last_s
+    return seconds
+
+
+def pipeline_s(
+    stage_forward_s: Sequence[float],
+    stage_backward_s: Sequence[float],
+    num_microbatches: int,
+    schedule: Schedule = "1f1b",
+    vp: int = 1,
+    exchange_s: float = 0.0,
+    weight_share: float = WEIGHT_SHARE,
+) -> PipelineTime:
+    """Time of a step whose pp x vp stages take these seconds; stage i lies on rank i mod pp.
+
+    A pass waits for its rank and for the neighbouring stage's pass, which arrives `exchange_s`
+    later; nothing is computed for it meanwhile. 1f1b over several chunks is the interleaved
+    schedule (Narayanan et al., arXiv:2104.04473), zero-bubble is ZB-H1 (Qi et al.,
+    arXiv:2401.10241) with `weight_share` of a backward pass put off. Raises ValueError for stages
+    that do not fit the schedule, and where passes would wait for each other in a circle
+    (interleaved, many ranks, rounds that do not come out even).
+    """
+    stages, m = len(stage_forward_s), num_microbatches
+    if m < 1 or vp < 1 or not stages or stages % vp or len(stage_backward_s) != stages:
+        raise ValueError(f"{stages} stages do not make ranks of {vp} for {m} micro-batches")
+    if schedule == "zero-bubble" and vp > 1:
+        raise ValueError("zero-bubble is for one chunk a rank")
+    pp = stages // vp
+    apart = schedule == "zero-bubble"
+    backward = np.asarray(stage_backward_s, dtype=float) * (1 - weight_share if apart else 1.0)
+    weights = np.asarray(stage_backward_s, dtype=float) * weight_share
+    durations = np.repeat(np.concatenate([stage_forward_s, backward, weights]), m)
+    orders = _orders(schedule, pp, vp, m)
+    total = _follow(orders, durations.tolist(), _needs(stages, m), exchange_s if pp > 1 else 0.0)
+    busy = tuple(float(durations[order].sum()) for order in orders)
+    return PipelineTime(total, busy)
+
+
+def _follow(
+    orders: Sequence[Order], durations: list[float], needs: list[int], exchange_s: float
+) -> float:
+    """When the last rank ends, each doing its passes in order as soon as what they need has come.
+
+    Every rank goes on until it waits for a pass that has no end yet; then the next rank's turn
+    comes. Ranks take turns up and down, as forward passes flow one way and backward ones the other.
+    """
+    ends = [-1.0] * len(durations)
+    rank_free, position = [0.0] * len(orders), [0] * len(orders)
+    ranks = list(range(len(orders)))
+    left = sum(map(len, orders))
+    while left:
+        left_before = left
+        for rank in ranks:
+            order, i, now = orders[rank], position[rank], rank_free[rank]
+            for i in range(position[rank], len(order)):
+                work = order[i]
+                need = needs[work]
+                if need >= 0:
+                    arrival = ends[need]
+                    if arrival < 0:
+                        break
+                    arrival += exchange_s
+                    if arrival > now:  # max() would take as long as all else here
+                        now = arrival
+                now += durations[work]
+                ends[work] = now
+            else:
+                i = len(order)
+            left -= i - position[rank]
+            position[rank], rank_free[rank] = i, now
+        if left == left_before:
+            raise ValueError("the passes wait for each other in a circle")
+        ranks.reverse()
+    return max(rank_free)
+
+
+def _needs(stages: int, m: int) -> list[int]:
+    """The pass that each pass waits for, -1 for none: of its micro-batch on a neighbouring stage.
+
+    Forward passes wait for the stage before, backward ones for the stage behind. That a stage's
+    own forward pass comes before its backward pass, and this before the gradients of weights, is
+    the order's care.
+    """
+    forward = np.arange(-m, (stages - 1) * m)
+    backward = np.arange((stages + 1) * m, (2 * stages + 1) * m)
+    forward[:m] = -1
+    backward[-m:] = -1
+    return np.concatenate([forward, backward, np.full(stages * m, -1)]).tolist()
+
+
+def _orders(schedule: Schedule, pp: int, vp: int, m: int) -> list[Order]:
+    """The order of every rank, by how many forward passes it does before its first backward one.
+
+    gpipe: all v m. 1f1b and zero-bubble: p - 1 - rank, until the first micro-batch comes back.
+    interleaved: 2 (p - 1 - rank) + (v - 1) g, chunks in turn for rounds of g micro-batches, as
+    Megatron counts its warm-up; g is p where that divides m.
+    """
+    if schedule == "gpipe":
+        return [_chunked(pp, vp, m, rank, m, vp * m) for rank in range(pp)]
+    if schedule == "zero-bubble":
+        return [_weights_later(_chunked(pp, 1, m, r, m, pp - 1 - r), pp, m, r) for r in range(pp)]
+    if vp == 1:
+        return [_chunked(pp, 1, m, rank, m, pp - 1 - rank) for rank in range(pp)]
+    group = max(1, m // max(1, m // pp))
+    return [
+        _chunked(pp, vp, m, rank, group, 2 * (pp - 1 - rank) + (vp - 1) * group)
+        for rank in range(pp)
+    ]
+
+
+def _chunked(pp: int, vp: int, m: int, rank: int, group: int, ahead: int) -> Order:
+    """`ahead` forward passes, then one of each kind in turn; chunks in turn for every `group`.
+
+    Backward passes go through the chunks from the last one to the first.
+    """
+    turns = [
+        (chunk, start, min(start + group, m)) for start in range(0, m, group) for chunk in range(vp)
+    ]
+    forwards: Order = []
+    backwards: Order = []
+    for chunk, start, end in turns:
+        forward = (chunk * pp + rank) * m
+        forwards += range(forward + start, forward + end)
+        backward = ((2 * vp - 1 - chunk) * pp + rank) * m
+        backwards += range(backward + start, backward + end)
+    ahead = min(ahead, len(forwards))
+    steady = [work for both in zip(forwards[ahead:], backwards, strict=False) for work in both]
+    return forwards[:ahead] + steady + backwards[len(backwards) - ahead :]
+
+
+def _weights_later(order: Order, pp: int, m: int, rank: int) -> Order:
+    """The order with gradients of weights, `rank` micro-batches behind their backward passes.
+
+    ZB-H1 puts off as many as there are ranks before this one; what is still due comes at the end.
+    """
+    backward, weights = (pp + rank) * m, (2 * pp + rank) * m
+    filled: Order = []
+    for work in order:
+        filled.append(work)
+        if work >= backward + rank:
+            filled.append(weights + work - backward - rank)
+    return filled + list(range(weights + max(0, m - rank), weights + m))
+
 
 MOST_PASSES = 400_000
 """Of all ranks in a step; beyond it, a second of work, the closed form stands."""

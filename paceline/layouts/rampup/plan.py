@@ -11,8 +11,16 @@ from paceline.core.layout import Layout
 from paceline.core.rates import tokens_per_s
 from paceline.core.units import SECONDS_PER_DAY, counted
 from paceline.core.value import Value
-from paceline.layouts.rampup.stages import RampStage, doublings, given_stages, stages_of_ramp_up
-from paceline.layouts.rampup.timing import Setting, StageEstimates, runnable, timed
+from paceline.layouts.rampup.timing import (
+    RampStage,
+    Setting,
+    StageEstimates,
+    doublings,
+    given_stages,
+    runnable,
+    stages_of_ramp_up,
+    timed,
+)
 from paceline.layouts.search.space import Space
 
 HOUR_S = 3600.0

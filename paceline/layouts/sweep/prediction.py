@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.core.units import gib, step_seconds
-from paceline.estimate.calibrate.evidence_file import GivenEvidence, given_or_own
-from paceline.estimate.calibrate.lookup import machine_for
+from paceline.estimate.calibrate.lookup import GivenEvidence, given_or_own, machine_for
 from paceline.estimate.estimates import P_OOM_EVEN, P_OOM_SURE, estimates_of_runs
 from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.run_case import Software, software_named

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.errors import UserError
+from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.hardware import Peak
 from paceline.core.layout import Layout
 from paceline.core.layout_checks import layout_problems
 from paceline.core.run import RunSpec
@@ -18,23 +20,78 @@ from paceline.core.units import counted
 from paceline.core.window import MIN_STEADY
 from paceline.engines import engine
 from paceline.estimate.calibrate.calibration import Calibration
-from paceline.estimate.calibrate.evidence_file import GivenEvidence, given_or_own
-from paceline.estimate.calibrate.lookup import machine_for
+from paceline.estimate.calibrate.lookup import GivenEvidence, given_or_own, machine_for
 from paceline.estimate.estimates import P_OOM_EVEN, P_OOM_SURE, Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.memory.device_memory import UNLIKELY
 from paceline.estimate.model.case import Bools, Cases, Floats
-from paceline.estimate.model.machine import Machine
+from paceline.estimate.model.machine import Machine, machine
 from paceline.files.compile_choice import with_compile
 from paceline.files.recipe import Recipe, load_recipe
-from paceline.layouts.search.budgets import between, largest_that_fit, that_take_budgets
+from paceline.layouts.search.memory import between, largest_that_fit, that_take_budgets
 from paceline.layouts.search.space import Space, feasible
 from paceline.layouts.sweep.plan import steady_batch
-from paceline.layouts.tune.processor_rates import probed_machine
 from paceline.machines.placement import Request, choose_cluster
+from paceline.machines.probe.collective import probe_collective
 from paceline.machines.probe.inventory import inventory
+from paceline.machines.probe.memory import probe_memory
 from paceline.runs.compilation import COMPILE, compiled_here
-from paceline.runs.plan import Plan, make_plan
+from paceline.runs.plan import Plan, make_plan, reachable_rate
+
+PROBE_S = 0.1
+"""For each payload of a probe."""
+ALONE_BYTES_PER_S = 1e9
+"""Stands for the links of a single rank, which exchanges nothing."""
+
+
+def probed_machine(spec: RunSpec, local: dict[str, Any]) -> Machine | None:
+    """A processor that is not calibrated, as the time model takes it; None where that fails.
+
+    Its rates are measured: matrix products and copies on all cores, of which a rank has its share,
+    and an all-reduce among the ranks. That takes a few seconds.
+    """
+    cluster = spec.cluster
+    if cluster.device != "cpu" or not cluster.runs_here:
+        return None
+    try:
+        return _measured(spec, local, machine("cpu", devices_per_node=cluster.devices_per_node))
+    except SystemFaultError:
+        return None
+
+
+def _measured(spec: RunSpec, local: dict[str, Any], nominal: Machine) -> Machine | None:
+    ranks, cores = spec.world_size, local["cpu"]["usable_cores"]
+    products = reachable_rate(spec, local)
+    best = products.best(spec.training.dtype) if products else None
+    if best is None:
+        return None
+    python = spec.cluster.python or sys.executable
+    copies = probe_memory(python, "cpu", cores, PROBE_S).rows[-1]
+    peak = Peak(flops_per_s=best.flops_per_s / ranks, source="measured here")
+    device = nominal.device.model_copy(
+        update={
+            "peaks": {spec.training.dtype: peak, "bf16": peak, "fp32": peak},
+            "memory_bytes": spec.cluster.device_memory_bytes,
+            "memory_bytes_per_s": copies.bytes_per_s / ranks,
+        }
+    )
+    link = ALONE_BYTES_PER_S
+    if ranks > 1:
+        threads = spec.cluster.threads_per_device
+        link = probe_collective(python, "cpu", ranks, threads, PROBE_S).rows[-1].bus_bytes_per_s
+    return replace(
+        nominal,
+        device=device,
+        generation="cpu",
+        domain=ranks,
+        devices_per_node=ranks,
+        intra_bytes_per_s=link,
+        inter_bytes_per_s=link,
+        notes=(
+            "this processor is not calibrated; its rates were measured just now, in a few seconds",
+        ),
+    )
+
 
 MOST = 4000
 """Layouts that a search keeps in sight: by estimate the fastest that may fit, then the others."""

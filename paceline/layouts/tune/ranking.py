@@ -21,7 +21,7 @@ from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.memory.device_memory import Verdict, verdict
 from paceline.estimate.model.case import Stack
 from paceline.estimate.question import Question
-from paceline.layouts.search.budgets import between, largest_that_fit, that_take_budgets
+from paceline.layouts.search.memory import between, largest_that_fit, that_take_budgets
 from paceline.layouts.search.space import Space, feasible
 
 

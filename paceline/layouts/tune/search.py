@@ -2,22 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import floor
+from statistics import median
 from typing import Literal
 
 import numpy as np
 
+from paceline.core.errors import UserError
 from paceline.core.result import Status
+from paceline.core.units import counted
 from paceline.estimate.estimates import P_OOM_SURE
-from paceline.estimate.model.case import Bools, Floats
+from paceline.estimate.fit.evidence import Evidence
+from paceline.estimate.fit.interval import slopes
+from paceline.estimate.fit.posterior import predict
+from paceline.estimate.fit.refit import prior_of, refit
+from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.layouts.search.decision import SearchState, Why, best_of, decide, worth_trying
-from paceline.layouts.search.memory_order import needs_as_much
-from paceline.layouts.search.oom_odds import odds_after
-from paceline.layouts.search.residuals import Belief
-from paceline.layouts.tune.budget import Budget
+from paceline.layouts.search.memory import needs_as_much, odds_after
+from paceline.layouts.search.residuals import Belief, LayoutPrior, believe, features
 from paceline.layouts.tune.candidates import Candidates
-from paceline.layouts.tune.learner import Learner
+
+_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+RUNS = ("trials", "trial", "runs", "run")
+ALLOWED = "a time as in 600s, 10m, 1.5h, or a number as in `20 trials`"
+MOST_RUNS = 10_000
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One of the two is given."""
+
+    runs: int | None = None
+    seconds: float | None = None
+
+    def left(self, took_s: list[float], whole_s: list[float] | None = None) -> int:
+        """Runs that there is still time for, as long as they take what runs took so far.
+
+        `whole_s` are those of `took_s` that came to a figure: what fails soon says nothing of them.
+        """
+        if self.runs is not None:
+            return max(0, self.runs - len(took_s))
+        rest = (self.seconds or 0.0) - sum(took_s)
+        if not took_s:
+            return 1 if rest > 0 else 0
+        return max(0, floor(rest / max(median(whole_s or took_s), 1e-3)))
+
+    def __str__(self) -> str:
+        return counted(self.runs, "trial") if self.runs is not None else f"{self.seconds:g} s"
+
+
+def read_budget(text: str) -> Budget:
+    """The budget in a text; raises UserError for what is none."""
+    match = _TEXT.fullmatch(text.lower())
+    number, unit = (float(match[1]), match[2]) if match else (0.0, "")
+    if unit in UNITS and number > 0:
+        return Budget(seconds=number * UNITS[unit])
+    if unit in RUNS and number >= 1 and number.is_integer() and number <= MOST_RUNS:
+        return Budget(runs=int(number))
+    raise UserError(f"--budget {text}", "is no budget", allowed=ALLOWED)
+
+
+TITLE = "step times of this tuning"
+GROWTH = 1.3
+"""Runs over those of the last refit from which coefficients are refitted."""
+
+
+@dataclass
+class Learner:
+    """Turns the runs so far into a belief about all layouts."""
+
+    candidates: Candidates
+    refitted: Evidence | None = None
+    """The coefficients after the last runs; None before any, and without a time model."""
+    _refitted_rows: int = 0
+    _features: Floats = field(init=False)
+    _root: Floats = field(init=False)
+    """A square root of the covariance that the coefficients have before any run."""
+
+    def __post_init__(self) -> None:
+        self._features = features(self.candidates.layouts)
+        values, vectors = np.linalg.eigh(prior_of(self.candidates.evidence).covariance)
+        self._root = vectors * np.sqrt(np.maximum(values, 0.0))
+
+    def belief(self, measured: Mapping[int, Sequence[float]]) -> Belief:
+        """The belief after these runs, by the row of their layout."""
+        pairs = [(row, seconds) for row, runs in measured.items() for seconds in runs]
+        rows, seconds = [row for row, _ in pairs], np.array([s for _, s in pairs], dtype=float)
+        return believe(self._prior(rows, seconds), rows, np.log(seconds))
+
+    def _prior(self, rows: list[int], seconds: Floats) -> LayoutPrior:
+        """The time model as a straight line through where its coefficients now are.
+
+        Around the refitted coefficients r, ln t = ln t(r) + J (c - r) with J the slopes of ln t:
+        its mean takes the coefficients c from before any run, so that runs count once.
+        """
+        x, size = self.candidates.x, len(self.candidates.layouts)
+        if x is None:
+            middle = float(np.log(seconds).mean()) if len(seconds) else 0.0
+            return LayoutPrior(self._features, np.full(size, middle), np.zeros((size, 1)))
+        before = prior_of(self.candidates.evidence).centre
+        now = self._centre(x, rows, seconds) if rows else before
+        slope = slopes(x, now)
+        log_predicted = np.log(predict(x, now)) + slope @ (before - now)
+        return LayoutPrior(self._features, log_predicted, slope @ self._root)
+
+    def _centre(self, x: Cases, rows: list[int], seconds: Floats) -> Floats:
+        """Coefficients refitted to these runs, or to most: the straight line brings the rest."""
+        if self.refitted is None or len(rows) >= GROWTH * self._refitted_rows:
+            self.refitted = refit(self.candidates.evidence, x.pick(np.array(rows)), seconds, TITLE)
+            self._refitted_rows = len(rows)
+        return self.refitted.fit().centre
+
 
 Stop = Why | Literal["interrupted", "not begun"]
 

@@ -16,8 +16,15 @@ from paceline.core.result import Result
 from paceline.files.run_folder import read_record
 from paceline.layouts.sweep.plan import Choice, Sweep
 from paceline.layouts.sweep.result import Prediction, SweepRow
-from paceline.layouts.sweep.runner import SweepObserver, SweepRunner, SweepTask
-from paceline.layouts.sweep.trials import SweepTrial, folders_of, row_of, trials_of
+from paceline.layouts.sweep.trials import (
+    SweepObserver,
+    SweepRunner,
+    SweepTask,
+    SweepTrial,
+    folders_of,
+    row_of,
+    trials_of,
+)
 from paceline.layouts.tune.candidates import Candidates, settings
 from paceline.layouts.tune.search import TrialOutcome
 from paceline.machines import slurm

@@ -11,7 +11,7 @@ from typing import Literal
 from paceline.core.errors import UserError
 from paceline.core.units import percent, si
 from paceline.core.value import Value
-from paceline.estimate.model.fabric import stated_bytes_per_s
+from paceline.estimate.model.machine import stated_bytes_per_s
 from paceline.files import catalog
 from paceline.scaling.network.readings import OPERATIONS, CollectiveTiming, PairRow
 

@@ -9,10 +9,9 @@ import numpy as np
 
 from paceline.estimate.calibrate.calibration import About, Calibration
 from paceline.estimate.calibrate.cases import recipes_of, shorts
-from paceline.estimate.calibrate.programs import Rates, TimedTraining
-from paceline.estimate.calibrate.weighting import case_here
+from paceline.estimate.calibrate.measurement import Rates, TimedTraining, case_here
 from paceline.estimate.fit.posterior import predict
-from paceline.estimate.fit.processors import cpu_prior
+from paceline.estimate.fit.refit import cpu_prior
 from paceline.estimate.model.case import cases_of
 from paceline.files.recipe import Recipe
 from paceline.machines.probe.inventory import inventory

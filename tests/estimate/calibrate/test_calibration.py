@@ -10,6 +10,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
+from paceline.estimate.answer import basis_of
 from paceline.estimate.calibrate.calibration import (
     Calibration,
     Placement,
@@ -19,11 +20,14 @@ from paceline.estimate.calibrate.calibration import (
     folder,
     read_calibration,
 )
-from paceline.estimate.calibrate.evidence_file import read_evidence
-from paceline.estimate.calibrate.lookup import calibration_for, evidence_for, machine_for
+from paceline.estimate.calibrate.lookup import (
+    calibration_for,
+    evidence_for,
+    machine_for,
+    read_evidence,
+)
 from paceline.estimate.fit.evidence import Evidence, shipped
-from paceline.estimate.fit.processors import cpu_prior
-from paceline.estimate.provenance import basis_of
+from paceline.estimate.fit.refit import cpu_prior
 from paceline.files.documents import write_value
 
 PLACEMENTS = (

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import app
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.estimate.calibrate import cases, programs
+from paceline.estimate.calibrate import cases, measurement
 from tests.estimate.calibrate.micro import micro
 
 
@@ -25,8 +25,8 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Any:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(folder))
-        patch.setattr(programs, "RATES_S", 0.4)
-        patch.setattr(programs, "STEPS", 4)
+        patch.setattr(measurement, "RATES_S", 0.4)
+        patch.setattr(measurement, "STEPS", 4)
         patch.setattr(cases, "_layouts", lambda ranks: iter(few[ranks]))
         done = CliRunner().invoke(
             app,
@@ -108,7 +108,7 @@ def test_what_cannot_be_kept_or_trained_is_told_before_anything_is_measured(
     def never(*_: Any) -> Any:
         raise AssertionError("it measured")
 
-    monkeypatch.setattr(programs, "rates", never)
+    monkeypatch.setattr(measurement, "probe_rates", never)
     asked = ["calibrate", micro(tmp_path), "--device", "cpu", "--dtype", "fp32"]
     ranks = CliRunner().invoke(app, [*asked, "--ranks", "1,3"]).exception
     assert isinstance(ranks, UserError) and "--ranks 3" in str(ranks) and "divides" in str(ranks)

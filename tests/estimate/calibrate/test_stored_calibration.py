@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks._stored_calibration import from_json, short_from_json, to_json
-from paceline.estimate.calibrate.programs import Measurements
-from paceline.estimate.calibrate.weighting import weighed
+from paceline.estimate.calibrate.measurement import Measurements, weighed
 from tests.estimate.calibrate.micro import ABOUT, rates, timed
 
 

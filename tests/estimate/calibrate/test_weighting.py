@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.estimate.calibrate.calibration import Calibration
-from paceline.estimate.calibrate.weighting import machine_here, weighed
+from paceline.estimate.calibrate.measurement import machine_here, weighed
 from tests.estimate.calibrate.micro import ABOUT, rates, timed
 
 

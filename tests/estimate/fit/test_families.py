@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.estimate.fit.families import experts_of, gate_by_size, head_width, is_gated
 from paceline.estimate.fit.published import read_row, stack_of
+from paceline.estimate.fit.row_details import experts_of, gate_by_size, head_width, is_gated
 from tests.estimate.fit.test_published import ROW
 
 LARGE = {

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.estimate.fit.evidence import Evidence
-from paceline.estimate.fit.probes import Probes, errors
-from paceline.estimate.fit.processors import ON_CPU, cpu_prior
-from paceline.estimate.fit.refit import refit
+from paceline.estimate.fit.refit import ON_CPU, Probes, cpu_prior, errors, refit
 from paceline.estimate.model.block import block_time, product_rate, product_s
 from paceline.estimate.model.case import cases_of, varied
 from paceline.estimate.model.coefficients import CENTRE, named

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.estimate.calibrate.evidence_file import read_evidence
+from paceline.estimate.calibrate.lookup import read_evidence
 from paceline.estimate.fit.evidence import Evidence, evidence_of_fit, shipped
-from paceline.estimate.fit.families import is_gated
 from paceline.estimate.fit.interval import (
     CAPTURED,
     UNSEEN,
@@ -38,6 +37,7 @@ from paceline.estimate.fit.published import (
     stack_of,
     zero_stage,
 )
+from paceline.estimate.fit.row_details import is_gated
 from paceline.estimate.model.case import cases_of
 from paceline.estimate.model.coefficients import CENTRE, WIDTH
 from paceline.estimate.model.weights import block_weights

@@ -7,8 +7,7 @@ import pytest
 
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.interval import log_sd
-from paceline.estimate.fit.processors import cpu_prior
-from paceline.estimate.fit.refit import alike, prior_of, refit, unmoved
+from paceline.estimate.fit.refit import alike, cpu_prior, prior_of, refit, unmoved
 from paceline.estimate.model.coefficients import NAMES, named
 from paceline.estimate.model.step import step_time
 from tests.estimate.machines import CPU, H100, layouts

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.estimate.memory.buckets import beyond_logits, step_buffers
 from paceline.estimate.memory.device_memory import p_oom, rank_memory
 from paceline.estimate.memory.framework import PRIORS
+from paceline.estimate.memory.states import beyond_logits, step_buffers
 from paceline.estimate.model.case import Case, cases_of
 from tests.estimate.memory.test_published import read
 

@@ -13,9 +13,9 @@ from paceline.core.parallel_run import ParallelRun
 from paceline.core.shape import DecoderShape
 from paceline.core.traffic import LINK_SHARE, step_traffic
 from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.model.block import context_s
 from paceline.estimate.model.case import Case, CpExchange, cases_of
 from paceline.estimate.model.coefficients import named
-from paceline.estimate.model.context import context_s
 from tests.estimate.machines import H100
 
 C = dict(named(shipped().fit().centre))

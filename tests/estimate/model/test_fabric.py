@@ -11,8 +11,7 @@ from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.interval import log_sd
 from paceline.estimate.model.case import cases_of
 from paceline.estimate.model.collectives import group_rate
-from paceline.estimate.model.fabric import inter_rate, stated_bytes_per_s
-from paceline.estimate.model.machine import machine
+from paceline.estimate.model.machine import inter_rate, machine, stated_bytes_per_s
 from paceline.files import catalog
 from tests.estimate.model.test_pipeline import MODEL, C
 

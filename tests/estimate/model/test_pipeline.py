@@ -13,8 +13,8 @@ from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.case import Case, cases_of
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.pipeline import followed_step
-from paceline.estimate.model.stages import stage_layers
 from paceline.estimate.model.step import pieces, step_time
+from paceline.estimate.model.weights import stage_layers
 
 C = named(shipped().fit().centre)
 MODEL = Case(

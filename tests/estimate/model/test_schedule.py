@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.layout import Schedule
 from paceline.core.pipeline import Pass, bubble_fraction, idle_fraction, stage_sizes
-from paceline.estimate.model.schedule import PipelineTime, pipeline_s, stage_seconds
+from paceline.estimate.model.pipeline import PipelineTime, pipeline_s, stage_seconds
 from tests.core.test_pipeline import Order, gpipe, interleaved, one_f_one_b, zb_h1
 
 SIZES = [(1, 1), (2, 1), (2, 2), (2, 8), (3, 7), (4, 2), (4, 16), (8, 64)]

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.fit.processors import cpu_prior
+from paceline.estimate.fit.refit import cpu_prior
 from paceline.estimate.model.case import cases_of
 from paceline.estimate.model.coefficients import CENTRE, named
-from paceline.estimate.model.sharding import block_exchange, root_exchange
-from paceline.estimate.model.step import StepTime, step_time
+from paceline.estimate.model.step import StepTime, block_exchange, root_exchange, step_time
 from paceline.estimate.model.weights import block_weights, shards
 from tests.estimate.machines import CPU, H100
 

@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 
 from paceline.core.layout import Layout
-from paceline.layouts.rampup.check import SLOW, CheckedSchedule, CheckedStage, check_schedule
+from paceline.layouts.rampup.check import (
+    SLOW,
+    CheckedSchedule,
+    CheckedStage,
+    ScheduleLine,
+    check_schedule,
+    read_schedule,
+)
 from paceline.layouts.rampup.plan import RampOptions
-from paceline.layouts.rampup.schedule_table import ScheduleLine, read_schedule
 from tests.layouts.rampup.study import SCHEDULE_16GB, SCHEDULE_32GB, planned, setting
 
 OPTIONS = RampOptions((32, 64, 128, 256, 512))

@@ -70,14 +70,6 @@ def test_markdown_has_both_tables(tmp_path: Path):
     assert "| slow | one micro-batch for 2" in done.stdout
 
 
-def test_scripts_are_written_and_their_place_is_told(tmp_path: Path):
-    done = paceline(*STUDY, *NODES, "--stages", "32,512", "--scripts", str(tmp_path / "plan"))
-    names = sorted(path.name for path in (tmp_path / "plan").iterdir())
-    assert names == ["stage-1-batch-32.sh", "stage-2-batch-512.sh", "submit.sh"]
-    assert "submit.sh" in done.stderr
-    assert "--cluster jean-zay-v100-16g" in (tmp_path / "plan" / names[0]).read_text()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

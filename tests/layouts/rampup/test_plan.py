@@ -10,8 +10,7 @@ from paceline.core.errors import UserError
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.question import Question
 from paceline.layouts.rampup.plan import RampOptions, plan_ramp_up, space_of, stages_of
-from paceline.layouts.rampup.stages import doublings
-from paceline.layouts.rampup.timing import setting_of
+from paceline.layouts.rampup.timing import doublings, setting_of
 from tests.layouts.rampup.study import planned, setting
 
 STAGES = (32, 64, 128, 256, 512)

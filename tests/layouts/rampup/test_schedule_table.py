@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
-from paceline.layouts.rampup.schedule_table import ScheduleLine, read_schedule
+from paceline.layouts.rampup.check import ScheduleLine, read_schedule
 from tests.layouts.rampup.study import SCHEDULE_16GB, SCHEDULE_32GB
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.schedules import RampUp
-from paceline.layouts.rampup.stages import (
+from paceline.layouts.rampup.timing import (
     RampStage,
     Stretch,
     doublings,

@@ -13,8 +13,7 @@ from paceline.core.pipeline import bubble_fraction
 from paceline.estimate.answer import estimate
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.question import Question
-from paceline.layouts.rampup.stages import RampStage, Stretch
-from paceline.layouts.rampup.timing import problems, runnable, setting_of, timed
+from paceline.layouts.rampup.timing import RampStage, Stretch, problems, runnable, setting_of, timed
 from paceline.layouts.search.space import Space
 from tests.layouts.rampup.study import question, setting
 

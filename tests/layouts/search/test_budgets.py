@@ -10,7 +10,7 @@ from paceline.core.run import RunSpec
 from paceline.estimate.estimates import P_OOM_EVEN, Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.question import Question
-from paceline.layouts.search.budgets import (
+from paceline.layouts.search.memory import (
     BUDGETS,
     between,
     by_budget,

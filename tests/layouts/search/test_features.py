@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.core.layout import Layout
-from paceline.layouts.search.features import NAMES, features
+from paceline.layouts.search.residuals import NAMES, features
 
 
 def test_sizes_count_by_their_doublings_and_stages_of_zero_add_up():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.layout import Layout
-from paceline.layouts.search.memory_order import needs_as_much
+from paceline.layouts.search.memory import needs_as_much
 
 BASE = Layout(
     tp=2, cp=2, zero_stage=1, micro_batch=2, recompute="selective", sequence_parallel=True

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.estimate.model.case import Floats
-from paceline.layouts.search.oom_odds import odds_after
+from paceline.layouts.search.memory import odds_after
 
 NEEDED = 80e9 * np.array([0.3, 0.5, 0.7, 0.8, 0.9, 1.3])
 BEFORE = np.array([0.0, 0.0, 0.0, 0.01, 0.15, 1.0])

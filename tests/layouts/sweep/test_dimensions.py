@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.layouts.sweep.dimensions import MOST, Dimension, combinations, dimensions, split_list
+from paceline.layouts.sweep.plan import MOST, Dimension, combinations, dimensions, split_list
 
 
 @pytest.mark.parametrize(

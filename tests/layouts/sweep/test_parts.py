@@ -12,11 +12,9 @@ import pytest
 
 from paceline.core.hosts import Host, expand
 from paceline.files.run_folder import read_record, run_folders
-from paceline.layouts.sweep.dimensions import dimensions
-from paceline.layouts.sweep.plan import Sweep, SweepOptions, new_sweep
+from paceline.layouts.sweep.plan import Sweep, SweepOptions, dimensions, new_sweep
 from paceline.layouts.sweep.result import SweepResult, SweepRow
-from paceline.layouts.sweep.runner import SweepRunner, SweepTask, missing_runs, run_sweep
-from paceline.layouts.sweep.trials import trials_of
+from paceline.layouts.sweep.trials import SweepRunner, SweepTask, missing_runs, run_sweep, trials_of
 from paceline.machines.placement import Request, Where
 from paceline.machines.probe import inventory
 from paceline.runs import flow

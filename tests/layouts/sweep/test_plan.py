@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.estimate.calibrate.evidence_file import GivenEvidence
+from paceline.estimate.calibrate.lookup import GivenEvidence
 from paceline.estimate.estimates import P_OOM_SURE
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.case import Stack
-from paceline.layouts.sweep.dimensions import dimensions
-from paceline.layouts.sweep.plan import Choice, Sweep, SweepOptions, new_sweep
+from paceline.layouts.sweep.plan import Choice, Sweep, SweepOptions, dimensions, new_sweep
 from paceline.machines.placement import Request
 from paceline.machines.probe import inventory
 from tests.estimate.given import SHIPPED

@@ -12,11 +12,9 @@ import pytest
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.files.run_folder import this_controller
-from paceline.layouts.sweep.dimensions import dimensions
-from paceline.layouts.sweep.plan import Sweep, SweepOptions, new_sweep
+from paceline.layouts.sweep.plan import Sweep, SweepOptions, dimensions, new_sweep
 from paceline.layouts.sweep.result import SweepResult, SweepRow
-from paceline.layouts.sweep.runner import SweepTask, run_sweep
-from paceline.layouts.sweep.trials import row_of, sweep_result, trials_of
+from paceline.layouts.sweep.trials import SweepTask, row_of, run_sweep, sweep_result, trials_of
 from paceline.machines.placement import Request
 from paceline.machines.probe import inventory
 from paceline.runs import flow

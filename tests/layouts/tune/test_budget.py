@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.layouts.tune.budget import Budget, read_budget
+from paceline.layouts.tune.search import Budget, read_budget
 
 
 @pytest.mark.parametrize(

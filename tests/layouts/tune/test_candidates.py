@@ -12,7 +12,7 @@ from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.engines import engine
 from paceline.estimate.calibrate.calibration import cpu_machine
-from paceline.estimate.calibrate.evidence_file import GivenEvidence
+from paceline.estimate.calibrate.lookup import GivenEvidence
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.memory.device_memory import memory
 from paceline.estimate.memory.framework import NATIVE_CPU

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.core.layout import Layout
 from paceline.layouts.tune.candidates import Candidates
-from paceline.layouts.tune.learner import Learner
+from paceline.layouts.tune.search import Learner
 from tests.layouts.tune.worlds import World, made_up
 
 

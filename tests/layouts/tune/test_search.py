@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from paceline.core.layout import Layout
-from paceline.layouts.tune.budget import Budget
 from paceline.layouts.tune.candidates import Candidates
-from paceline.layouts.tune.learner import Learner
-from paceline.layouts.tune.search import TrialOutcome, begin, go_on
+from paceline.layouts.tune.search import Budget, Learner, TrialOutcome, begin, go_on
 from tests.layouts.tune.worlds import World, made_up
 
 

@@ -12,7 +12,7 @@ from paceline.core.hosts import Host
 from paceline.core.layout import Layout
 from paceline.files.recipe import load_recipe, recipe_names
 from paceline.layouts.tune.candidates import Candidates
-from paceline.layouts.tune.tuned_recipe import run_command, tuned_recipe, write_recipe
+from paceline.layouts.tune.tuning import run_command, tuned_recipe, write_recipe
 from paceline.machines.placement import Request, Where
 from tests.layouts.tune.worlds import made_up
 

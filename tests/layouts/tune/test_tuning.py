@@ -16,8 +16,8 @@ from paceline.core.hosts import Host
 from paceline.files.recipe import load_recipe
 from paceline.layouts.search.space import Space
 from paceline.layouts.tune import candidates
-from paceline.layouts.tune.budget import Budget
 from paceline.layouts.tune.result import TuneResult
+from paceline.layouts.tune.search import Budget
 from paceline.layouts.tune.tuning import RESULT_FILE, TuneOptions, headline, new_tuning
 from paceline.machines.placement import Request, Where
 from paceline.machines.probe import inventory

@@ -14,12 +14,10 @@ from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.step import step_time
 from paceline.estimate.question import Question
 from paceline.files.recipe import load_recipe
-from paceline.layouts.search.features import features
+from paceline.layouts.search.residuals import features
 from paceline.layouts.search.space import Space, feasible
-from paceline.layouts.tune.budget import Budget
 from paceline.layouts.tune.candidates import Candidates
-from paceline.layouts.tune.learner import Learner
-from paceline.layouts.tune.search import Search, TrialOutcome, begin, go_on
+from paceline.layouts.tune.search import Budget, Learner, Search, TrialOutcome, begin, go_on
 from paceline.machines.placement import Request
 
 SPACE = Space(

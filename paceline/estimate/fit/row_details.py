@@ -1,0 +1,268 @@
+"""What a published row says of its model, software and settings where its columns are silent.
+
+Shapes are those of the models' public configurations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from math import log
+from typing import NamedTuple, TypedDict
+
+from paceline.core.hardware import Dtype
+from paceline.estimate.fit.origin import WHOLE_EXPERTS, captured_experts
+from paceline.estimate.model.case import Case, CudaGraphs, Dispatcher, EpOverlap, cases_of
+from paceline.estimate.model.weights import block_weights, table_weights
+
+GATED = re.compile(
+    r"llama|qwen|mi[sx]tral|deepseek|gemma|grok|phi[-_ ]?[34]|gpt[-_ ]?oss|palm|\bglm|chatglm|kimi"
+    r"|\byi\b|yi[-_ ]\d|olmo|internlm|baichuan|command|cohere|granite|exaone|smollm|minicpm"
+    r"|stablelm|dbrx|hunyuan|ernie[-_ ]?4|falcon[-_ ]?3|vicuna|alpaca|aquila|jamba|arctic|solar"
+    r"|zephyr",
+    re.IGNORECASE,
+)
+"""Model families whose ffn has a gate."""
+PLAIN = re.compile(
+    r"\bgpt(?![-_ ]?oss)|\bopt\b|bloom|falcon|nemotron|\bmpt\b|neox|pythia|cerebras|gopher|turing"
+    r"|chinchilla|mt[-_ ]?nlg|starcoder|codegen|megatron|bigscience|\bbert|phi[-_ ]?[12]|minitron",
+    re.IGNORECASE,
+)
+"""Families whose ffn has two matrices, with GELU or squared ReLU, however wide it is."""
+_BILLIONS = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*([bt])(?![a-z])", re.IGNORECASE)
+_CLEAR = 0.04
+"""How much nearer (of the logarithm) one reading has to be to the stated number of parameters."""
+
+
+class Experts(NamedTuple):
+    """Experts of a block."""
+
+    number: float
+    per_token: float
+    width: float
+    shared: float = 0
+    """Experts of the same width that all tokens pass."""
+
+
+_EXPERTS: tuple[tuple[str, Experts], ...] = (
+    (r"gpt[-_ ]?oss[-_ ]?120b", Experts(128, 4, 2880)),
+    (r"gpt[-_ ]?oss[-_ ]?20b", Experts(32, 4, 2880)),
+    (r"qwen[-_ ]?3[-_ ]30b[-_ ]a3b", Experts(128, 8, 768)),
+    (r"qwen[-_ ]?3[-_ ]235b[-_ ]a22b", Experts(128, 8, 1536)),
+    (r"deepseek[-_ ]?v3(?!\.)|deepseek[-_ ]?r1", Experts(256, 8, 2048, 1)),
+    (r"kimi[-_ ]?k2", Experts(384, 8, 2048, 1)),
+    (r"mixtral[-_ ]?8x7b", Experts(8, 2, 14336)),
+    (r"mixtral[-_ ]?8x22b", Experts(8, 2, 16384)),
+    (r"grok[-_ ]?1", Experts(8, 2, 32768)),
+    (r"\bdbrx\b", Experts(16, 4, 10752)),
+    (r"llama[-_ ]?4[-_ ]?scout", Experts(16, 1, 8192, 1)),
+)
+_HEAD_WIDTHS: tuple[tuple[str, float], ...] = (
+    (r"qwen[-_ ]?3", 128), (r"gpt[-_ ]?oss", 64), (r"gemma(?!.*(27|31)b)", 256),
+)  # fmt: skip
+"""Width of a head where heads do not add up to the hidden size."""
+_LATENT = re.compile(r"deepseek[-_ ]?(v[23]|r1)|kimi[-_ ]?k2", re.IGNORECASE)
+LATENT_SCORES = 160.0
+"""Multi-head latent attention: scores of 192 and values of 128 numbers a head, so 160 on average
+(DeepSeek-V3, arXiv:2412.19437); its products have about as many weights as those of h / a."""
+
+
+def is_gated(model: str, width: float = 4.0, stated: str = "", by_size: float = 0.0) -> bool:
+    """Whether an ffn has a gate, by what a table states, the family, the parameters or the width.
+
+    `width` is the ffn's over the hidden size, `by_size` what `gate_by_size` says. A width that is
+    no multiple of the hidden size has one where nothing else tells.
+    """
+    if re.search(r"\b(non-?gated|plain|squared relu|gelu)\b", stated, re.IGNORECASE):
+        return False
+    if re.search(r"\b(gated|swiglu|geglu)\b", stated, re.IGNORECASE) or GATED.search(model):
+        return True
+    if PLAIN.search(model):
+        return False
+    return by_size > 0 if by_size else width != round(width)
+
+
+def gate_by_size(model: str, without: float, gate: float) -> float:
+    """1 where the parameters in a name fit an ffn with a gate, -1 without, 0 where it is not clear.
+
+    `without` are the parameters of the model without a gate, `gate` those of a gate.
+    """
+    stated = _BILLIONS.search(model)
+    if not stated:
+        return 0.0
+    number = float(stated[1]) * (1e12 if stated[2].lower() == "t" else 1e9)
+    plain, gated = abs(log(without / number)), abs(log((without + gate) / number))
+    return 0.0 if abs(plain - gated) < _CLEAR else (1.0 if gated < plain else -1.0)
+
+
+def experts_of(model: str) -> Experts | None:
+    """The experts of a family that is known, None for others."""
+    return next((e for text, e in _EXPERTS if re.search(text, model, re.IGNORECASE)), None)
+
+
+def head_width(model: str) -> float | None:
+    """The width of a head, None where heads add up to the hidden size."""
+    return next((w for text, w in _HEAD_WIDTHS if re.search(text, model, re.IGNORECASE)), None)
+
+
+def score_width(model: str) -> float:
+    """Numbers of a head in the products of attention, 0 where it is the head's width."""
+    return LATENT_SCORES if _LATENT.search(model) else 0.0
+
+
+class Recomputed(TypedDict, total=False):
+    """Fields of a case."""
+
+    full_recompute: float
+    ffn_recompute: float
+    activation_recompute: float
+    selective_recompute: bool
+
+
+def recomputed(row: Mapping[str, str], case: Case, memory: float | None) -> Recomputed:
+    """By the column `recompute`; `case` is the row without it, `memory` a device's bytes.
+
+    "selective" is attention, or the modules that it names. A custom policy of MaxText computes all
+    again that it does not keep: recipes of the Ironwood TPU keep a block's input alone where it has
+    experts, else also what attention takes or gives, never the ffn's first products
+    (AI-Hypercomputer/tpu-recipes, training/ironwood). Where nothing is stated and all
+    activations do not fit into memory everything is computed again.
+    """
+    word = row.get("recompute", "").strip().lower()
+    if word.startswith(("full", "remat full")):
+        return {"full_recompute": 1.0}
+    if word.startswith("remat custom"):
+        return {"full_recompute": 1.0} if case.experts > 1 else {"ffn_recompute": 1.0}
+    if word.startswith("sel"):
+        named = word.partition(":")[2]
+        attention, activation = not named or "core_attn" in named, "moe_act" in named
+        return {"selective_recompute": attention, "activation_recompute": float(activation)}
+    if not word and memory and saved_bytes(case) > memory:
+        return {"full_recompute": 1.0}
+    return {}
+
+
+def saved_bytes(case: Case) -> float:
+    """Activations of one rank without recomputation, in 16 bit, with scores where they are kept.
+
+    Korthikanti et al., arXiv:2205.05198, equations 1 to 4, in bytes a layer and micro-batch:
+    T h (10 + 24/t), T h 34/t with sequence parallelism, and 5 a s T / t of scores, with T tokens, h
+    hidden size, a heads, s tokens of a sample, t tensor ranks. A pipeline's first rank keeps
+    min(p, m) micro-batches.
+    """
+    tokens = case.micro_batch * case.seq_len / case.cp
+    replicas = max(1.0, case.devices / (case.tp * case.pp * case.cp))
+    in_flight = min(case.pp, max(1.0, case.global_batch / (replicas * case.micro_batch)))
+    stream = 34 / case.tp if case.sequence_parallel else 10 + 24 / case.tp
+    scores = 0.0 if case.flash else 5 * case.heads * case.seq_len * tokens / case.tp
+    return case.layers / case.pp * in_flight * (tokens * case.hidden * stream + scores)
+
+
+_CHAT = re.compile(r"deepspeed-chat", re.IGNORECASE)
+_ADAPTED = re.compile(r"\bopt-13b\b", re.IGNORECASE)
+CHAT_RANK = 128
+"""Of adapters on all matrices of OPT-13B's blocks, beside which embeddings, norms and biases train
+(--lora_dim 128 --lora_module_name decoder.layers. in Lambda's logs of DeepSpeed-Chat)."""
+
+
+def has_adapters(row: Mapping[str, str]) -> bool:
+    """Whether the script behind a row trains adapters though the row does not say so."""
+    chat = _CHAT.search(row.get("source", ""))
+    return bool(chat and _ADAPTED.search(row.get("model", "")))
+
+
+def adapters_of_chat(case: Case) -> Case:
+    """A case with the adapters that DeepSpeed-Chat's script gives OPT-13B."""
+    heads, kv = case.heads * case.head_dim, case.kv_heads * case.head_dim
+    widths = 2 * (2 * case.hidden + heads + kv) + 2 * (case.hidden + case.ffn)
+    x = cases_of([case])
+    tables, blocks = float(table_weights(x)[0]), case.layers * float(block_weights(x)[0])
+    trained = case.layers * CHAT_RANK * widths + tables
+    return replace(
+        case,
+        adapter_rank=CHAT_RANK,
+        adapter_widths=widths,
+        trained_share=trained / (blocks + tables),
+    )
+
+
+_DISPATCHERS: tuple[tuple[Dispatcher, str], ...] = (
+    ("hybridep", r"hybrid-?ep"),
+    ("deepep", r"deep-?ep"),
+    ("alltoall", r"(dispatcher|^)\W*(nccl\W*)?all-?to-?all"),
+)
+_OVERLAP = re.compile(r"overlap_moe_expert_parallel_comm\s*=\s*(\w+)", re.IGNORECASE)
+_DROPPED = re.compile(r"token-?\s?drop", re.IGNORECASE)
+YES, NO = ("1", "1.0", "true", "yes", "on"), ("0", "0.0", "false", "no", "off")
+
+
+class Stated(TypedDict):
+    """Fields of a case."""
+
+    dispatcher: Dispatcher
+    ep_overlap: EpOverlap
+    whole_experts: bool
+    drops_tokens: bool
+    cuda_graphs: CudaGraphs
+
+
+def of_experts(row: Mapping[str, str], case: Case, software: str, dtype: Dtype) -> Stated:
+    """What a row with experts says of them; `case` is the row without it.
+
+    Columns `moe_dispatcher`, `ep_overlap` (on, off), `etp`, `token_drop` and `cuda_graphs` (1, 0)
+    count before the notes and the model's name. Tensor ranks hold whole experts where `etp` is 1
+    or the software's recipes say so; a step is one CUDA graph where its release does that.
+    """
+    notes, model = row.get("notes", ""), row.get("model", "")
+    drops, graph = flag(row, "token_drop"), flag(row, "cuda_graphs")
+    usual = captured_experts(software, case.released, case.generation, case.domain, dtype)
+    captured = usual if graph is None else "iteration" if graph else "none"
+    etp = re.search(r"\bETP\s*=?\s*(\d+)", (row.get("etp") and f"ETP{row['etp']}") or notes)
+    return Stated(
+        dispatcher=_dispatcher(row.get("moe_dispatcher") or notes),
+        ep_overlap=_overlap(row, notes, "on" if captured == "iteration" else "any"),
+        whole_experts=int(etp[1]) == 1 if etp else software in WHOLE_EXPERTS,
+        drops_tokens=bool(_DROPPED.search(model)) if drops is None else drops,
+        cuda_graphs=captured,
+    )
+
+
+class DenseBlocks(TypedDict):
+    """Fields of a case."""
+
+    dense_share: float
+    more_weights: float
+
+
+def of_dense_blocks(first: float, width: float | None, case: Case) -> DenseBlocks:
+    """The `first` blocks of a case with experts, which have an ffn of `width` instead of experts.
+
+    The mean over blocks of what that ffn has more parameters than router and shared experts, which
+    count in every block. Without a width it is that of a token's experts together.
+    """
+    share = min(1.0, first / case.layers)
+    width = width or case.ffn * case.experts_per_token + case.shared_ffn
+    matrices = (2 + case.gated) * case.hidden * (width - case.shared_ffn)
+    return DenseBlocks(
+        dense_share=share, more_weights=share * (matrices - case.hidden * case.experts)
+    )
+
+
+def flag(row: Mapping[str, str], name: str) -> bool | None:
+    """A column that says yes or no; None where it says neither."""
+    word = (row.get(name) or "").strip().lower()
+    return True if word in YES else False if word in NO else None
+
+
+def _dispatcher(text: str) -> Dispatcher:
+    for name, word in _DISPATCHERS:
+        if re.search(word, text, re.IGNORECASE):
+            return name
+    return "any"
+
+
+def _overlap(row: Mapping[str, str], notes: str, usual: EpOverlap) -> EpOverlap:
+    column, noted = flag(row, "ep_overlap"), _OVERLAP.search(notes)
+    if column is None and noted:
+        column = flag({"noted": noted[1]}, "noted")
+    return usual if column is None else "on" if column else "off"
