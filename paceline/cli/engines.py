@@ -23,7 +23,7 @@ from paceline.cli.output import (
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.units import gib
-from paceline.engines import Needs, engine_names, needs
+from paceline.engines import Needs, engine, engine_names, needs
 from paceline.engines.launch import environments
 
 
@@ -47,6 +47,9 @@ def engines(
             "Paceline are seen behind the environment's own.",
         ),
     ] = False,
+    features: Annotated[
+        bool, typer.Option("--features", help="List the features that engines lack, and why.")
+    ] = False,
     where: Where = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
@@ -60,11 +63,17 @@ def engines(
 
       paceline engines
 
+      paceline engines --features --where engine=megatron
+
       paceline engines install deepspeed_chat
 
       paceline engines remove deepspeed_chat
     """
     form = TableFormat.json if as_json else form
+    if features and action is None:
+        rows = [row for each in engine_names() for row in _feature_rows(each)]
+        emit_table(select_rows(rows, where), _FEATURE_COLUMNS, form)
+        return
     if action is None:
         emit_table(select_rows([_row(each) for each in engine_names()], where), _COLUMNS, form)
         return
@@ -104,6 +113,21 @@ def _row(name: str) -> dict[str, Any]:
         "folder": str(there.folder) if there else None,
         "remedy": remedy,
     }
+
+
+def _feature_rows(name: str) -> list[dict[str, Any]]:
+    """Return a row for each feature that the engine takes only in part, or not at all."""
+    return [
+        {
+            "engine": name,
+            "started_by": way,
+            "feature": field,
+            "takes": limit.takes,
+            "reason": limit.reason,
+        }
+        for way, support in engine(name).SUPPORT.items()
+        for field, limit in support.items()
+    ]
 
 
 def _absent_here(needed: Needs) -> list[str]:
@@ -147,6 +171,13 @@ def _installable() -> str:
     return ", ".join(name for name in engine_names() if needs(name).requirements) or "none"
 
 
+_FEATURE_COLUMNS = [
+    OutputColumn("engine", "engine"),
+    OutputColumn("started_by", "started by"),
+    OutputColumn("feature", "feature"),
+    OutputColumn("takes", "takes"),
+    OutputColumn("reason", "reason"),
+]
 _COLUMNS = [
     OutputColumn("name", "engine"),
     OutputColumn("title", "framework"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol, cast
@@ -16,15 +16,21 @@ from paceline.core.errors import UserError, did_you_mean
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.engines.log_reading.log_content import LogFormat
+from paceline.engines.support import Support
 
 
 class Engine(Protocol):
     """What a module of this folder offers that can start runs.
 
+    SUPPORT declares what the framework takes of a run, by the way that it is started (`""` for the
+    only one).
+
     What the ranks' event lines tell goes before their logs, which the module's LOG_FORMAT reads. A
     framework that has an environment of its own names it in REQUIREMENTS (pins of pip) and IMPORTS
     (modules that must be importable in it); PIP_ARGUMENTS are more of pip's.
     """
+
+    SUPPORT: Mapping[str, Support]
 
     def unsupported(self, spec: RunSpec) -> list[str]:
         """What the framework cannot do of `spec`, one sentence each."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +17,12 @@ from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.core.secrets import REDACTED, redacted_words, secret_words
 from paceline.engines.launch.programs import launch, unknown_settings
+from paceline.engines.support import Support
 
 SETTINGS = ("per", "devices")
 PER = ("node", "device")
+SUPPORT: Mapping[str, Support] = {"": {}}
+"""What a user's own program does with a recipe is its own matter."""
 SECRET_ARGUMENT = "PACELINE_SECRET_"
 """Variables that hold words of the command which no script may show."""
 

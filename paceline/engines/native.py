@@ -14,14 +14,14 @@ from paceline.core.layout_checks import RULES, native_problems
 from paceline.core.recompute import block_levels
 from paceline.core.run import NEWER_SIZES, USUAL_FP8_RECIPE, RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
-from paceline.engines.launch.model_options import deepseek_problems
 from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.log_reading import native_lines, native_log
 from paceline.engines.log_reading.log_content import LogFormat
+from paceline.engines.support import DEEPSEEK, no, only, refusals
 from paceline.files.home import cache_folder
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 
-__all__ = ["LOG_FORMAT", "emulated", "job", "missing", "settings", "unsupported"]
+__all__ = ["LOG_FORMAT", "SUPPORT", "emulated", "job", "missing", "settings", "unsupported"]
 
 IMPORTS = ("torch",)
 SETTINGS_FILE = "trainer.json"
@@ -37,25 +37,26 @@ COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """Graphs and machine code, for all ranks and runs; Inductor locks what it writes there."""
 BYTE_VOCAB = 257
 """One id for each byte and one that ends a document."""
+SUPPORT = {
+    "": {
+        **DEEPSEEK,
+        "model.num_experts": no(
+            "models with experts are estimated, and their logs parsed", "use a dense model"
+        ),
+        "training.dtype": only(*DTYPES),
+    }
+}
 
 
 def unsupported(spec: RunSpec) -> list[str]:
     """What this trainer cannot do of `spec`, one sentence each."""
     problems = [*unknown_settings(spec, ()), *_layout_problems(spec)]
+    problems += refusals(spec, SUPPORT[""])
     dtype, fp8_recipe = spec.training.dtype, spec.training.fp8_recipe
-    if dtype not in DTYPES:
-        problems.append(f"dtype {dtype} is not among {', '.join(DTYPES)}")
     if dtype != "fp8" and fp8_recipe != USUAL_FP8_RECIPE:
         problems.append(f"training.fp8_recipe {fp8_recipe} is for training.dtype=fp8, not {dtype}")
     if spec.memory_limit_bytes is not None and spec.cluster.device != "cpu":
         problems.append("memory_limit_bytes is for processes on a CPU; a GPU has its own limit")
-    if spec.model.kind == "decoder":
-        problems += deepseek_problems(spec.model)
-        if spec.model.num_experts > 1:
-            problems.append(
-                "model.num_experts > 1 is not in this trainer: models with experts are estimated, "
-                "and their logs parsed"
-            )
     problems += [*_evaluation_problems(spec), *_document_problems(spec)]
     return problems + (
         _latent_problems(spec) if spec.model.kind == "mmdit" else _text_problems(spec, spec.model)

@@ -9,10 +9,10 @@ from typing import Any
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import NARROW, Cluster, Dtype
 from paceline.core.job import Job
-from paceline.core.layout import AXIS_FIELDS, Layout
+from paceline.core.layout import AXIS_FIELDS
 from paceline.core.memory import memory_per_device, smallest_fit
 from paceline.core.parallel_run import ParallelRun
-from paceline.core.run import USUAL_FP8_RECIPE, MatmulPrecision, RunSpec
+from paceline.core.run import MatmulPrecision, RunSpec
 from paceline.core.shape import num_parameters
 from paceline.core.units import gib, percent
 from paceline.engines import engine, native
@@ -253,29 +253,8 @@ def _no_such_dtype(spec: RunSpec) -> list[str]:
     return [f"{device.name} does not compute in {dtype}; it does in {can}"]
 
 
-def _own_settings(spec: RunSpec) -> list[str]:
-    """What is asked of the native trainer alone, of another engine: value and usual value."""
-    if spec.engine in ("native", "command"):
-        return []
-    own: dict[str, tuple[str | bool | None, str | bool | None]] = {
-        "data.document_mask": (spec.data.document_mask, False),
-        "training.fp8_recipe": (spec.training.fp8_recipe, USUAL_FP8_RECIPE),
-        "layout.gradient_sync": (spec.layout.gradient_sync, None),
-        "layout.recompute": (_by_budget(spec.layout), None),
-    }
-    return [
-        f"{name} {value} is the native trainer's, and engine {spec.engine} is not told of it"
-        for name, (value, usual) in own.items()
-        if value != usual
-    ]
-
-
-def _by_budget(layout: Layout) -> str | None:
-    return layout.recompute if layout.recompute == "budget" else None
-
-
 def _check(spec: RunSpec, force: bool) -> None:
-    problems = [*engine(spec.engine).unsupported(spec), *_no_such_dtype(spec), *_own_settings(spec)]
+    problems = [*engine(spec.engine).unsupported(spec), *_no_such_dtype(spec)]
     if problems:
         raise UserError(
             f"{spec.recipe} on {_describe(spec.cluster)}",

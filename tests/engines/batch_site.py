@@ -13,6 +13,7 @@ SYSTEM = Path(__file__).parent / "mlperf_system"
 CONFIG = "config_BED_2x2x8xtp1pp1cp1_8b.sh"
 MLPERF = {"config": str(SYSTEM / CONFIG), "container": "image.sqsh", "data": "/data"}
 NEMO = {"stage_path": "/lustre/nemo"}
+LLMB = {"form": "llmb", "llmb_install": "/lustre/llmb"}
 
 
 def site(nodes: int = 2, devices: int = 2, device: str = "GB300", **slurm: Any) -> Cluster:

@@ -108,4 +108,4 @@ def test_a_framework_that_is_named_is_the_only_one_imported(look_up: str, name: 
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert set(ast.literal_eval(done.stdout)) - {"log_reading", "launch"} == {name}
+    assert set(ast.literal_eval(done.stdout)) - {"log_reading", "launch", "support"} == {name}

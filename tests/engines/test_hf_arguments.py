@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
-from paceline.core.run import Data, RunSpec, Training
+from paceline.core.run import RunSpec, Training
 from paceline.core.shape import LoraSpec
 from paceline.engines.hf_trainer import job, settings, unsupported
 from tests.example import SHAPE, make_spec
@@ -110,21 +110,16 @@ def changed(**fields: Any) -> RunSpec:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        (spec_of(layout=Layout(micro_batch=4, tp=2)), "layout.tp 2: the Trainer trains data"),
-        (spec_of(layout=Layout(micro_batch=4, zero_stage=1)), "zero_stage 1: the Trainer has DDP"),
         (spec_of(layout=Layout(micro_batch=4, zero_stage=3)), "on CPUs accelerate leaves FSDP out"),
-        (spec_of(layout=Layout(micro_batch=4, recompute="selective")), "whole blocks or none"),
-        (changed(embedding_norm=True), "embedding_norm True: transformers' Llama has False"),
-        (changed(norm="layernorm", kv_heads=2), "positions rope: transformers' GPT-2 has learned"),
-        (spec_of(data=Data(source="jsonl", path="x")), "data.source jsonl is not among synthetic"),
+        (changed(embedding_norm=True), "model.embedding_norm true is not supported"),
+        (
+            changed(norm="layernorm", kv_heads=2),
+            "model.positions rope is not supported: transformers' GPT-2",
+        ),
         (spec_of(engine_settings={"attention": "flash"}), "flash is not among sdpa, eager"),
         (
-            spec_of(lora=LoraSpec(rank=4, alpha=8, targets=("q",), train_rest=True)),
-            "lora.train_rest is not in this engine",
-        ),
-        (
-            spec_of(training=TRAINING.model_copy(update={"dtype": "fp8", "global_batch": 8})),
-            "dtype fp8 is not among fp32, bf16, fp16",
+            changed(norm="layernorm", positions="learned", position_offset=2, final_norm=False),
+            "model.final_norm False: OPT has it with model.norm_position=pre only",
         ),
     ],
 )

@@ -106,13 +106,6 @@ def test_a_model_without_a_performance_recipe_is_one_of_the_library() -> None:
         (bridge(precision="fp8_mx"), "dtype bf16 with precision fp8_mx is none of bf16, fp8_cs"),
         (bridge("tiny-opt"), "tiny-opt is none of the models whose recipe is known (llama3_8b"),
         (bridge(cluster=site(8, 8, "A100-SXM-80GB")), "device A100-SXM-80GB has no performance"),
-        (
-            bridge("llama31-8b", "layout.recompute=selective"),
-            "recompute selective has no argument: use none or full",
-        ),
-        (bridge("llama31-8b", "layout.zero_stage=2"), "layout.zero_stage 2 has no argument"),
-        (bridge("llama31-8b", "data.source=stdlib"), "data.source stdlib is not handed on"),
-        (bridge("flux1-schnell"), "no diffusion, no adapters"),
     ],
 )
 def test_what_it_cannot_be_asked_for_is_told(spec: RunSpec, sentence: str) -> None:

@@ -17,9 +17,8 @@ from paceline.core.run import RunSpec
 from paceline.engines import engine
 from paceline.machines import slurm
 from tests.command import paceline
-from tests.engines.batch_site import site, spec_of
+from tests.engines.batch_site import LLMB, site, spec_of
 
-LLMB = {"form": "llmb", "llmb_install": "/lustre/llmb"}
 STAND_IN = Path(__file__).with_name("llmb_stand_in.py")
 CONFIG = """\
 schema_version: 2
@@ -110,9 +109,6 @@ def test_precisions_nodes_and_switches_are_words_of_llmb_run() -> None:
         (llmb(stage_path="/x"), "engine_settings.stage_path is not known to engine nemo"),
         (llmb(profile="no"), "engine_settings.profile no is neither true nor false"),
         (llmb("tiny-opt"), "tiny-opt is no Llama 3.1: name engine_settings.workload and size"),
-        (llmb("flux1-schnell"), "no diffusion, no adapters"),
-        (llmb("llama31-8b", "dtype=fp32"), "dtype fp32 is none of llmb-run's: bf16, fp8, mxfp8"),
-        (llmb("llama31-8b", "layout.recompute=full"), "layout.recompute full has no argument"),
         (llmb(cluster=site(8, 8, "A100-SXM-80GB")), "device A100-SXM-80GB has no performance"),
         (llmb(cluster=site(16, 4, "H100-SXM")), "llmb-run takes 8 h100 a node"),
         (llmb(cluster=Cluster(name="here", device="H100-SXM", nodes=8, devices_per_node=8)),

@@ -162,24 +162,17 @@ def test_the_width_of_the_mlp_is_the_recipes(name: str):
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        (spec_of(model=load_recipe("tiny-gpt").model), "norm layernorm: torchtitan's llama3 has"),
-        (
-            spec_of(model=load_recipe("qwen3-8b-tiny").model),
-            "model.qk_norm True is not in this engine: use engine native",
-        ),
         (spec_of(layout=Layout(tp=2)), "torchtitan cuts the sequence wherever it cuts tensors"),
-        (spec_of(layout=Layout(zero_stage=1)), "zero_stage 1: torchtitan has DDP (0) and FSDP2"),
-        (spec_of(ranks=4, layout=Layout(pp=2)), "torchtitan's DDP stands alone"),
+        (spec_of(ranks=4, layout=Layout(pp=2)), "torchtitan's DDP goes with no other axis"),
         (spec_of(layout=Layout(cp=2)), "cp > 1 on a CPU"),
         (spec_of(layout=Layout(pp=2), training=training(global_batch=4)), "without it all is fp32"),
-        (spec_of(training=training(dtype="fp8")), "dtype fp8 is not among fp32, bf16"),
         (
             spec_of(training=training(lr_schedule={"kind": "linear", "decay": 20})),
             "would not stay at its lowest",
         ),
         (
             spec_of(training=training(lr_schedule={"warmup": 33, "unit": "samples"})),
-            "have to be multiples of the batch 32",
+            "must be multiples of the batch 32",
         ),
     ],
 )

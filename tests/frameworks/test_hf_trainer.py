@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    for package in ("paceline.engines.samples", "paceline.engines.hf_trainer"):
+    for package in ("paceline.engines.launch", "paceline.engines.hf_trainer"):
         monkeypatch.syspath_prepend(str(resources.files(package)))
     import trainer_program  # type: ignore[import-not-found]
 

@@ -122,7 +122,7 @@ def test_what_the_trainer_cannot_do_is_said_before_it_starts(
     "setting", ["layout.gradient_sync=last", "data.document_mask=true"], ids=["sync", "documents"]
 )
 def test_another_engine_is_not_given_what_the_native_trainer_alone_can_do(setting: str):
-    said = rf"{setting.partition('=')[0]} \w+ is the native trainer's, and engine hf_trainer is not"
+    said = rf"{setting.partition('=')[0]} \w+ is not supported: only engine native has it"
     asked = ("engine=hf_trainer", setting)
     with pytest.raises(UserError, match=said):
         make_plan(Request("tiny-llama", overrides=asked, devices=2))

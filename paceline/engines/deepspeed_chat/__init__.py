@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from paceline.core.run import RunSpec
+from paceline.engines.deepspeed_chat.launch import IMPORTS, REQUIREMENTS, job, missing, settings
 from paceline.engines.deepspeed_chat.log_format import LOG_FORMAT
-from paceline.engines.deepspeed_chat.refusals import refusals
-from paceline.engines.deepspeed_chat.start import IMPORTS, REQUIREMENTS, job, missing, settings
+from paceline.engines.deepspeed_chat.support import SUPPORT, unsupported
 
 __all__ = [
     "IMPORTS",
     "LOG_FORMAT",
     "REQUIREMENTS",
+    "SUPPORT",
     "job",
     "last_step",
     "missing",
@@ -22,8 +23,3 @@ __all__ = [
 def last_step(spec: RunSpec) -> int:
     """The timed steps come behind those of the warm-up, and the log counts both."""
     return spec.training.lr_schedule.warmup + spec.training.steps
-
-
-def unsupported(spec: RunSpec) -> list[str]:
-    """What DeepSpeed-Chat cannot do of `spec`, one sentence each."""
-    return list(refusals(spec))

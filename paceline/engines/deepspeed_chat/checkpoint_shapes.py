@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 from paceline.core.shape import DecoderShape, Shape
-from paceline.engines.launch.model_options import option_problems
 
 PUBLISHED = {
     (12, 768, 12): "facebook/opt-125m",
@@ -22,7 +20,6 @@ PUBLISHED = {
 }
 """Layers, hidden size and heads (Zhang et al., arXiv:2205.01068, table 1)."""
 PUBLISHED_VOCABULARY = 50272
-OFFSET = 2
 
 
 def published_name(shape: Shape) -> str | None:
@@ -30,32 +27,6 @@ def published_name(shape: Shape) -> str | None:
     if shape.kind != "decoder" or shape.vocab_size != PUBLISHED_VOCABULARY:
         return None
     return PUBLISHED.get((shape.num_layers, shape.hidden_size, shape.num_heads))
-
-
-def unlike_opt(shape: Shape) -> Iterator[str]:
-    """What of a shape no OPT has, one sentence each."""
-    if shape.kind != "decoder":
-        yield f"model.kind {shape.kind} is not among what it fine-tunes: a decoder shaped as OPT"
-        return
-    fixed: dict[str, Any] = {
-        "activation": "relu",
-        "norm": "layernorm",
-        "positions": "learned",
-        "position_offset": OFFSET,
-        "gated_ffn": False,
-        "bias": True,
-        "tied_embeddings": True,
-        "embedding_norm": False,
-        "num_experts": 1,
-        "kv_heads": shape.num_heads,
-        "head_dim": shape.hidden_size // shape.num_heads,
-        "norm_eps": 1e-5,
-        "final_norm": shape.norm_position == "pre",
-    }
-    yield from option_problems(shape)
-    for name, value in fixed.items():
-        if getattr(shape, name) != value:
-            yield f"model.{name} {getattr(shape, name)} is not OPT's, whose {name} is {value}"
 
 
 def opt_configuration(shape: Shape) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from paceline.engines.hf_trainer.arguments import (
     IMPORTS,
     REQUIREMENTS,
+    SUPPORT,
     job,
     missing,
     settings,
@@ -10,4 +11,13 @@ from paceline.engines.hf_trainer.arguments import (
 )
 from paceline.engines.hf_trainer.log_format import LOG_FORMAT
 
-__all__ = ["IMPORTS", "LOG_FORMAT", "REQUIREMENTS", "job", "missing", "settings", "unsupported"]
+__all__ = [
+    "IMPORTS",
+    "LOG_FORMAT",
+    "REQUIREMENTS",
+    "SUPPORT",
+    "job",
+    "missing",
+    "settings",
+    "unsupported",
+]

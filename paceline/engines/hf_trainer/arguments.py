@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.engines.hf_trainer.configurations import (
+    FAMILIES,
+    TITLES,
     adapters,
     configuration,
-    lora_problems,
-    shape_problems,
+    family,
+    family_problems,
 )
 from paceline.engines.launch.environments import interpreter, not_installed
-from paceline.engines.launch.programs import launch, program_file, unknown_settings
-from paceline.engines.samples import (
-    data_problems,
+from paceline.engines.launch.programs import (
     data_settings,
-    training_problems,
+    launch,
+    program_file,
+    unknown_settings,
     windows_program,
+)
+from paceline.engines.support import (
+    DEEPSEEK,
+    FOREIGN,
+    SHAPE_OPTIONS,
+    WINDOWS,
+    WITHOUT_RAMP_UP,
+    Support,
+    no,
+    only,
+    refusals,
+    small_vocabulary,
 )
 
 REQUIREMENTS = ("transformers==5.23.0", "accelerate==1.15.0", "peft==0.21.2")
 IMPORTS = ("torch", "transformers", "accelerate", "peft")
-DTYPES = ("fp32", "bf16", "fp16")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
 ENGINE_SETTINGS = {"attention": "sdpa", "optimizer": "adamw_torch_fused", "workers": 0}
 """What this engine alone knows, and its value where a run says nothing: how attention is computed,
@@ -34,19 +48,55 @@ PROGRAM_FILE = "trainer_program.py"
 SETTINGS_FILE = "hf_trainer.json"
 
 
+_DATA_PARALLEL = no("the Trainer trains data-parallel")
+ANY_SHAPE: Support = {
+    **FOREIGN,
+    **WITHOUT_RAMP_UP,
+    **SHAPE_OPTIONS,
+    **DEEPSEEK,
+    **WINDOWS,
+    "model.kind": only("decoder", reason="it trains decoders"),
+    "lora.train_rest": no("peft trains its adapters alone"),
+    "lora.lr": no("the adapters train at training.lr"),
+    "training.dtype": only("fp32", "bf16", "fp16"),
+    "layout.tp": _DATA_PARALLEL,
+    "layout.pp": _DATA_PARALLEL,
+    "layout.cp": _DATA_PARALLEL,
+    "layout.vp": _DATA_PARALLEL,
+    "layout.ep": _DATA_PARALLEL,
+    "layout.zero_stage": only(0, 2, 3, reason="the Trainer has DDP (0) and FSDP (2, 3)"),
+    "layout.dp_shard": no("the Trainer's FSDP shards over all processes"),
+    "layout.recompute": only("none", "full", reason="the Trainer recomputes whole blocks or none"),
+}
+SUPPORT = {TITLES[name]: {**ANY_SHAPE, **limits} for name, limits in FAMILIES.items()}
+
+
 def unsupported(spec: RunSpec) -> list[str]:
-    """What this engine cannot do of `spec`, one sentence each."""
-    if spec.model.kind != "decoder":
-        return [f"model.kind {spec.model.kind} is not in this engine: it trains decoders"]
+    """Return what this engine cannot do of `spec`, one sentence each."""
+    model = spec.model
+    if model.kind != "decoder":
+        return refusals(spec, ANY_SHAPE)
     problems = unknown_settings(spec, tuple(ENGINE_SETTINGS))
     attention = _own(spec)["attention"]
     if attention not in ATTENTIONS:
         allowed = ", ".join(ATTENTIONS)
         problems.append(f"engine_settings.attention {attention} is not among {allowed}")
-    problems += shape_problems(spec.model) + data_problems(spec)
-    if spec.lora:
-        problems += lora_problems(spec.model, spec.lora)
-    return problems + _layout_problems(spec) + _training_problems(spec)
+    problems += [*refusals(spec, SUPPORT[TITLES[family(model)]]), *small_vocabulary(spec)]
+    return [*problems, *family_problems(model, spec.lora), *_device_problems(spec)]
+
+
+def _device_problems(spec: RunSpec) -> Iterator[str]:
+    """Yield what depends on how many devices of which kind there are."""
+    on_cpu, sharded = spec.cluster.device == "cpu", spec.layout.zero_stage >= 2
+    if sharded and (spec.world_size == 1 or on_cpu):
+        why = (
+            "one process has nobody to shard with"
+            if spec.world_size == 1
+            else "on CPUs accelerate leaves FSDP out without a word and trains whole copies"
+        )
+        yield f"layout.zero_stage {spec.layout.zero_stage}: {why}, so use layout.zero_stage=0"
+    if spec.training.dtype == "fp16" and on_cpu:
+        yield "training.dtype fp16 on a CPU: the Trainer scales its loss on a GPU only; use bf16"
 
 
 def missing(spec: RunSpec) -> str | None:
@@ -159,36 +209,3 @@ def _learning_rate(spec: RunSpec) -> dict[str, Any]:
         "decay": plan.decay / batch if plan.decay else training.steps,
         "lowest": plan.min_lr / training.lr,
     }
-
-
-def _layout_problems(spec: RunSpec) -> list[str]:
-    layout = spec.layout
-    problems = [
-        f"layout.{axis} {size}: the Trainer trains data-parallel, so use layout.{axis}=1"
-        for axis in ("tp", "pp", "cp", "vp", "ep")
-        if (size := getattr(layout, axis)) > 1
-    ]
-    if layout.zero_stage == 1:
-        problems.append("layout.zero_stage 1: the Trainer has DDP (0) and FSDP (2, 3)")
-    if layout.zero_stage >= 2 and (spec.world_size == 1 or spec.cluster.device == "cpu"):
-        why = (
-            "one process has nobody to shard with"
-            if spec.world_size == 1
-            else "on CPUs accelerate leaves FSDP out without a word and trains whole copies"
-        )
-        problems.append(f"layout.zero_stage {layout.zero_stage}: {why}, so use layout.zero_stage=0")
-    if layout.dp_shard is not None:
-        problems.append("layout.dp_shard: the Trainer's FSDP shards over all processes")
-    if layout.recompute == "selective":
-        problems.append("layout.recompute selective: the Trainer recomputes whole blocks or none")
-    return problems
-
-
-def _training_problems(spec: RunSpec) -> list[str]:
-    training = spec.training
-    problems: list[str] = []
-    if training.dtype not in DTYPES:
-        problems.append(f"dtype {training.dtype} is not among {', '.join(DTYPES)}")
-    if training.dtype == "fp16" and spec.cluster.device == "cpu":
-        problems.append("fp16 on a CPU: the Trainer scales its loss on a GPU only; use bf16")
-    return problems + training_problems(spec)

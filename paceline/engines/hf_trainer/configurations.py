@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from paceline.core.shape import DecoderShape, LoraSpec, LoraTarget
-from paceline.engines.launch.model_options import option_problems
+from paceline.engines.support import OPT_SHAPE, Support, no, only
 
 Family = Literal["llama", "opt", "gpt2"]
 
@@ -14,8 +15,6 @@ OPT_OFFSET = 2
 """Unused rows that OPT puts before its positions, whatever its configuration says."""
 OPT_EPS = 1e-5
 """Of OPT's norms, which its configuration does not know."""
-FIELDS = {"kv_heads": "num_kv_heads", "head_dim": "head_size"}
-"""What a recipe calls these."""
 LAYERS: dict[Family, dict[LoraTarget, str]] = {
     "llama": {
         "q": "q_proj",
@@ -39,6 +38,37 @@ LAYERS: dict[Family, dict[LoraTarget, str]] = {
 """Layers that adapters go to; GPT-2 has one for queries, keys and values together."""
 
 
+_LLAMA, _GPT2 = "transformers' Llama has no other", "transformers' GPT-2 has no other"
+_COMMON: Support = {
+    "model.num_experts": no("transformers' dense families have no experts"),
+    "model.embedding_norm": no("no family has it"),
+}
+FAMILIES: Mapping[Family, Support] = {
+    "llama": {
+        **_COMMON,
+        "model.positions": only("rope", reason=_LLAMA),
+        "model.gated_ffn": only(True, reason=_LLAMA),
+        "model.norm_position": only("pre", reason=_LLAMA),
+        "model.final_norm": only(True, reason=_LLAMA),
+        "model.embedding_size": no(_LLAMA),
+        "model.dropout": no(_LLAMA),
+    },
+    "opt": {**_COMMON, **OPT_SHAPE},
+    "gpt2": {
+        **_COMMON,
+        "model.positions": only("learned", reason=_GPT2),
+        "model.gated_ffn": only(False, reason=_GPT2),
+        "model.norm": only("layernorm", reason=_GPT2),
+        "model.num_kv_heads": no(_GPT2),
+        "model.head_size": no(_GPT2),
+        "model.norm_position": only("pre", reason=_GPT2),
+        "model.final_norm": only(True, reason=_GPT2),
+        "model.bias": only(True, reason=_GPT2),
+    },
+}
+"""What a family has and its configuration cannot change."""
+
+
 def family(shape: DecoderShape) -> Family:
     """The family that is nearest: by the norm, then by what only OPT has."""
     if shape.norm == "rmsnorm":
@@ -46,29 +76,13 @@ def family(shape: DecoderShape) -> Family:
     return "opt" if shape.position_offset or shape.embedding_size else "gpt2"
 
 
-def shape_problems(shape: DecoderShape) -> list[str]:
-    """What of the shape its family does not have, one sentence each."""
-    title = TITLES[family(shape)]
-    return [
-        f"model.{FIELDS.get(name, name)} {getattr(shape, name)}: transformers' {title} has {value}"
-        for name, value in _fixed(shape).items()
-        if getattr(shape, name) != value
-    ] + option_problems(shape)
-
-
-def lora_problems(shape: DecoderShape, lora: LoraSpec) -> list[str]:
-    """What of the adapters cannot be asked of peft, one sentence each."""
-    layers = LAYERS[family(shape)]
-    problems = [
-        f"lora.targets {target}: transformers' {TITLES[family(shape)]} has no such layer"
-        for target in lora.targets
-        if target not in layers
-    ]
-    if lora.train_rest:
-        problems.append("lora.train_rest is not in this engine: peft trains its adapters alone")
-    if lora.lr is not None:
-        problems.append("lora.lr is not in this engine: the adapters train at training.lr")
-    return problems
+def family_problems(shape: DecoderShape, lora: LoraSpec | None) -> Iterator[str]:
+    """Yield what a family cannot do and no table can say: OPT's last norm, layers of adapters."""
+    if family(shape) == "opt" and shape.final_norm != (shape.norm_position == "pre"):
+        yield f"model.final_norm {shape.final_norm}: OPT has it with model.norm_position=pre only"
+    for target in lora.targets if lora else ():
+        if target not in LAYERS[family(shape)]:
+            yield f"lora.targets {target}: transformers' {TITLES[family(shape)]} has no such layer"
 
 
 def configuration(shape: DecoderShape) -> dict[str, Any]:
@@ -95,26 +109,6 @@ def adapters(shape: DecoderShape, lora: LoraSpec) -> dict[str, Any]:
         "lora_dropout": lora.dropout,
         "target_modules": [layers[target] for target in lora.targets],
     }
-
-
-def _fixed(shape: DecoderShape) -> dict[str, Any]:
-    """The values that a family has and its configuration cannot change, by property."""
-    fixed: dict[str, Any] = {"num_experts": 1, "embedding_norm": False}
-    if family(shape) == "llama":
-        llama = {"positions": "rope", "gated_ffn": True, "norm_position": "pre"}
-        return fixed | llama | {"final_norm": True, "embedding_size": None, "dropout": 0.0}
-    fixed |= {
-        "positions": "learned",
-        "gated_ffn": False,
-        "norm": "layernorm",
-        "kv_heads": shape.num_heads,
-        "head_dim": shape.hidden_size // shape.num_heads,
-    }
-    if family(shape) == "opt":
-        has_final_norm = shape.norm_position == "pre"
-        opt = {"final_norm": has_final_norm, "position_offset": OPT_OFFSET, "norm_eps": OPT_EPS}
-        return fixed | opt
-    return fixed | {"norm_position": "pre", "final_norm": True, "bias": True}
 
 
 def _llama(shape: DecoderShape) -> dict[str, Any]:

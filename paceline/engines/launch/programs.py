@@ -6,13 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.core.hardware import with_secrets
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
 
 STARTER_FILE = "starter_program.py"
+WINDOWS_FILE = "token_windows_program.py"
 WORKING_FOLDER = "PACELINE_WORKING_FOLDER"
 
 
@@ -69,19 +70,14 @@ def unknown_settings(spec: RunSpec, known: Sequence[str]) -> list[str]:
     ]
 
 
-def native_settings(spec: RunSpec) -> list[str]:
-    """Fields of the run that only the native trainer knows, where they are set."""
-    training = spec.training
-    fields = {
-        "training.ramp_up": training.ramp_up,
-        "training.evaluation": training.evaluation,
-        "training.initial_weights": training.initial_weights,
-        "checkpoint.every": spec.checkpoint.every,
-        "checkpoint.resume": spec.checkpoint.resume,
-        "mlperf": spec.mlperf,
-        "memory_limit_bytes": spec.memory_limit_bytes,
-    }
-    return [name for name, value in fields.items() if value is not None]
+def windows_program() -> dict[str, str]:
+    """Return `token_windows_program.py`, which reads training samples, as a file of a Job."""
+    return program_file(__package__ or "", WINDOWS_FILE)
+
+
+def data_settings(spec: RunSpec) -> dict[str, Any]:
+    """Return what `token_windows_program.py` reads of the data."""
+    return spec.data.model_dump(mode="json", include={"source", "path", "token_dtype"})
 
 
 def _environment(spec: RunSpec, env: Mapping[str, str], folder: Path | None) -> dict[str, str]:

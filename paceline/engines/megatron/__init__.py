@@ -9,7 +9,16 @@ from paceline.engines.megatron.start import (
     job,
     missing,
     settings,
-    unsupported,
 )
+from paceline.engines.megatron.support import SUPPORT, unsupported
 
-__all__ = ["IMPORTS", "LOG_FORMAT", "REQUIREMENTS", "job", "missing", "settings", "unsupported"]
+__all__ = [
+    "IMPORTS",
+    "LOG_FORMAT",
+    "REQUIREMENTS",
+    "SUPPORT",
+    "job",
+    "missing",
+    "settings",
+    "unsupported",
+]

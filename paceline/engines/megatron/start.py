@@ -8,27 +8,13 @@ from typing import Any
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.engines.launch.environments import interpreter, not_installed
-from paceline.engines.launch.programs import launch, program_file, unknown_settings
+from paceline.engines.launch.programs import launch, program_file, windows_program
 from paceline.engines.megatron import lm_arguments
 from paceline.engines.megatron.arguments import Arguments, words
-from paceline.engines.megatron.lm_refusals import refused
-from paceline.engines.megatron.refusals import refused_paths
-from paceline.engines.samples import windows_program
 
 REQUIREMENTS = ("megatron-core==0.16.1",)
 IMPORTS = ("torch", "megatron.core", "numpy")
 
-SETTINGS = (
-    "checkout",
-    "spelling",
-    "overlap",
-    "split",
-    "tokenizer",
-    "vocab_file",
-    "merge_file",
-    "transformer_impl",
-    "fusions",
-)
 ENTRY = "pretrain_gpt.py"
 PACKAGE = "paceline.engines.megatron"
 PROGRAM = "core_program.py"
@@ -39,11 +25,6 @@ PROGRAM_FILES = (
     "core_model_program.py",
     "cuda_on_cpu_program.py",
 )
-
-
-def unsupported(spec: RunSpec) -> list[str]:
-    """What neither Megatron-LM nor our program can do of `spec`, one sentence each."""
-    return unknown_settings(spec, SETTINGS) + refused_paths(spec) + refused(spec)
 
 
 def missing(spec: RunSpec) -> str | None:

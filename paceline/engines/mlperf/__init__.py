@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.engines.mlperf.launch import job, missing, settings, unsupported
+from paceline.engines.mlperf.launch import SUPPORT, job, missing, settings, unsupported
 from paceline.engines.mlperf.log_format import LOG_FORMAT
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "ENDS_AT_TARGET",
     "LOG_FORMAT",
     "OUTSIDE",
+    "SUPPORT",
     "job",
     "missing",
     "settings",

@@ -15,6 +15,7 @@ from paceline.core.secrets import is_secret
 from paceline.engines.launch.batch import asked_limit_s, needs_queue, site_words
 from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.mlperf.configuration import contradictions, sourced
+from paceline.engines.support import TRAINER_ONLY, refusals
 from paceline.files.home import home_path
 
 SETTINGS_FILE = "mlperf.json"
@@ -31,6 +32,8 @@ ALWAYS = {
 MODEL = "MODEL, the folder of the base weights"
 OTHER = ("implementation", "model", "nexp", "script")
 """Settings beside these: the folder of config and run.sub, MODEL, NEXP, another name of run.sub."""
+SUPPORT = {"": TRAINER_ONLY}
+"""The config decides the rest: where it contradicts the recipe is said."""
 
 
 def unsupported(spec: RunSpec) -> list[str]:
@@ -39,6 +42,7 @@ def unsupported(spec: RunSpec) -> list[str]:
     Where the config contradicts the recipe is said as well.
     """
     problems = [*unknown_settings(spec, (*ALWAYS, *OTHER)), *needs_queue(spec)]
+    problems += refusals(spec, SUPPORT[""])
     needed = {**ALWAYS, **({"model": MODEL} if spec.lora else {})}
     problems += [
         f"engine_settings.{name} is missing: {meaning}"

@@ -1,14 +1,50 @@
 """NVIDIA's published procedures: of NeMo 1 (form `launch`), and of today by llmb-run (`llmb`).
 
-Their logs read as those of `nemo1`, and of `megatron_bridge` or `nemo2`.
+`engine_settings.form` chooses. Their logs read as those of `nemo1`, and of `megatron_bridge` or
+`nemo2`.
 """
 
 from __future__ import annotations
 
-from paceline.engines.nemo.forms import job, missing, settings, unsupported
+from typing import Any
 
-__all__ = ["COMMANDS", "OUTSIDE", "TITLE", "job", "missing", "settings", "unsupported"]
+from paceline.core.job import Job
+from paceline.core.run import RunSpec
+from paceline.engines.nemo import launch, llmb
 
 TITLE = "NeMo, as NVIDIA publishes it"
 COMMANDS = ("sbatch",)
 OUTSIDE = "Slurm with Pyxis; the image of NeMo 24.09 in STAGE_PATH, or llmb-run's LLMB_INSTALL"
+SUPPORT = {
+    "launch": launch.OWN_SCRIPT,
+    "launch, recipe's script": launch.RECIPE_SCRIPT,
+    "llmb": llmb.SUPPORT,
+}
+FORMS = {"launch": launch, "llmb": llmb}
+
+
+def unsupported(spec: RunSpec) -> list[str]:
+    """What the form cannot do of `spec`, one sentence each."""
+    form = spec.engine_settings.get("form", "launch")
+    if form not in FORMS:
+        return [f"engine_settings.form {form} is neither {' nor '.join(FORMS)}"]
+    return FORMS[str(form)].unsupported(spec)
+
+
+def missing(spec: RunSpec) -> str | None:
+    """What the form needs that is not there."""
+    return _form(spec).missing(spec)
+
+
+def job(spec: RunSpec, name: str) -> Job:
+    """The Job of the form."""
+    return _form(spec).job(spec, name)
+
+
+def settings(spec: RunSpec) -> dict[str, Any]:
+    """The settings as the form's program reads them."""
+    return _form(spec).settings(spec)
+
+
+def _form(spec: RunSpec) -> Any:
+    return FORMS.get(str(spec.engine_settings.get("form")), launch)

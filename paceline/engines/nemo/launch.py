@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
+from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -18,20 +20,27 @@ from paceline.core.hardware import with_secrets
 from paceline.core.job import RUN_FOLDER, BatchScript, Job
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
-from paceline.engines.launch.batch import asked_limit_s, site_words
+from paceline.engines.launch.batch import asked_limit_s, needs_queue, site_words
+from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.nemo.overrides import (
+    ACTIVATIONS,
     DATA_FOLDER,
     WITH_A_VARIABLE,
     launcher_overrides,
     overrides,
-)
-from paceline.engines.nemo.procedure import (
-    image,
-    launch_script,
     staged_data,
-    variables,
 )
-from paceline.engines.nemo.refusals import refusals
+from paceline.engines.support import (
+    DEEPSEEK,
+    FOREIGN,
+    SHAPE_OPTIONS,
+    WITHOUT_RAMP_UP,
+    Support,
+    no,
+    only,
+    refusals,
+)
+from paceline.files.home import home_path
 
 SCRIPT, SETTINGS_FILE = "launch.sh", "nemo.json"
 LOGS = ("results/*/*/*/*/log-*.out",)
@@ -40,9 +49,120 @@ PROGRAM = "/opt/NeMo/examples/nlp/language_modeling/megatron_gpt_pretraining.py"
 TRACED = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL,P2P,NET"}
 
 
+VERSION, IMAGE = "25.01", "nvidia+nemo+24.09.sqsh"
+"""GSW_VERSION of the recipe, and the image that its setup.sh leaves in STAGE_PATH."""
+TRACE_STEPS = 10
+"""What the recipe trains, whatever it is asked for, while NCCL is traced."""
+SIZES = {"8b": (32, 4096), "70b": (80, 8192), "405b": (126, 16384)}
+"""MODEL_SIZE: layers and hidden size of Llama 3.1."""
+PROFILE = {
+    "profile_start_step": "RUN_CONF_PROFILE_START_STEP",
+    "profile_stop_step": "RUN_CONF_PROFILE_STOP_STEP",
+    "profile_ranks": "RUN_CONF_PROFILE_RANKS",
+    "profile_gpu_metrics": "RUN_CONF_PROFILE_GPU_METRICS",
+    "profile_cpu": "RUN_CONF_PROFILE_CPU",
+}
+"""Settings that go with `profile`, and the recipe's variables for them."""
+KNOWN = ("form", "stage_path", "script", "image", "dataset", "profile", "nccl_trace", *PROFILE)
+RANKS = re.compile(r"[0-9]+(,[0-9]+)*")
+SWITCHES = ("dataset", "profile", "nccl_trace", "profile_gpu_metrics", "profile_cpu")
+STEPS = ("profile_start_step", "profile_stop_step")
+
+_GPT = no("NeMo's GPT does not have it")
+_DENSE = "nemo pre-trains dense decoders"
+_NOT_SET = "it is not handed on to NeMo"
+OWN_SCRIPT: Support = {
+    **FOREIGN,
+    **WITHOUT_RAMP_UP,
+    **SHAPE_OPTIONS,
+    **DEEPSEEK,
+    "model.kind": only("decoder", reason=_DENSE),
+    "model.num_experts": no(_DENSE),
+    "model.norm_position": only("pre", reason="NeMo's GPT has no other"),
+    "model.final_norm": only(True, reason="NeMo's GPT always has it"),
+    "model.position_offset": _GPT,
+    "model.embedding_norm": _GPT,
+    "model.embedding_size": _GPT,
+    "lora": no(_DENSE),
+    "training.dtype": only("bf16", "fp8", reason="the published procedure has no other"),
+    "training.compile": no(_NOT_SET),
+    "training.lr_schedule.kind": only("constant", "cosine"),
+    "training.lr_schedule.unit": only("steps"),
+    "layout.zero_stage": only(
+        1, reason="NeMo's distributed Adam shards the optimizer's states alone"
+    ),
+    "layout.dp_shard": no("NeMo shards the states over all replicas"),
+    "layout.schedule": only("1f1b", "interleaved", reason="NeMo's pipelines run 1f1b"),
+    "data.source": only(
+        "synthetic",
+        reason=_NOT_SET,
+        remedy="use synthetic, NeMo's mock data; engine_settings.dataset=true trains on the "
+        "llama3.1-dataset of STAGE_PATH instead",
+    ),
+    "data.packing": only("packed", reason=_NOT_SET),
+    "data.loss_mask": no(_NOT_SET),
+    "data.split": no(_NOT_SET),
+}
+_NO_VARIABLE = "the recipe's launch.sh has no variable for it"
+RECIPE_SCRIPT: Support = {
+    **OWN_SCRIPT,
+    "layout.micro_batch": only(1, reason=_NO_VARIABLE),
+    "layout.recompute": only("none", reason=_NO_VARIABLE),
+}
+
+
 def unsupported(spec: RunSpec) -> list[str]:
-    """What NeMo 1 and the published procedure cannot do of `spec`, one sentence each."""
-    return [*refusals(spec)]
+    """Return what NeMo 1 and the published procedure cannot do of `spec`, one sentence each."""
+    script = launch_script(spec)
+    return [
+        *unknown_settings(spec, KNOWN),
+        *needs_queue(spec),
+        *refusals(spec, OWN_SCRIPT if script is None else RECIPE_SCRIPT),
+        *_setting_problems(spec),
+        *_model_problems(spec),
+        *(_script_problems(spec, script.name) if script is not None else ()),
+    ]
+
+
+def _model_problems(spec: RunSpec) -> Iterator[str]:
+    model, schedule = spec.model, spec.training.lr_schedule
+    if isinstance(model, DecoderShape) and (model.activation, model.gated_ffn) not in ACTIVATIONS:
+        gate = "with" if model.gated_ffn else "without"
+        yield f"model.activation {model.activation} {gate} a gate is not in NeMo's GPT"
+    if schedule.kind == "constant" and schedule.warmup:
+        yield "training.lr_schedule.warmup is not handed on to NeMo with a constant rate"
+
+
+def _script_problems(spec: RunSpec, name: str) -> Iterator[str]:
+    if model_size(spec) is None:
+        yield f"{name} of the recipe trains Llama 3.1 of {', '.join(SIZES)} and nothing else"
+    if spec.engine_settings.get("dataset") is not None:
+        yield "engine_settings.dataset is for Paceline's own launch.sh; leave script or dataset out"
+
+
+def _setting_problems(spec: RunSpec) -> Iterator[str]:
+    if not spec.engine_settings.get("stage_path"):
+        yield "engine_settings.stage_path is missing: STAGE_PATH, where the image lies"
+    elif re.search("[:,]", path := str(stage_path(spec))):
+        yield f"engine_settings.stage_path {path} holds `:` or `,`, which part a container's mounts"
+    asked = {name: value for name, value in spec.engine_settings.items() if value is not None}
+    for name in SWITCHES:
+        if not isinstance(asked.get(name, False), bool):
+            yield f"engine_settings.{name} {asked[name]} is neither true nor false"
+    for name in STEPS:
+        step = asked.get(name, 0)
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+            yield f"engine_settings.{name} {step} is no whole number from 0 on"
+    ranks = str(asked.get("profile_ranks", 0))
+    if not RANKS.fullmatch(ranks):
+        yield f"engine_settings.profile_ranks {ranks} is no list of ranks such as 0,8"
+    if asked.get("profile") and asked.get("nccl_trace"):
+        yield "engine_settings.profile and nccl_trace exclude each other: two runs"
+    stray = [name for name in PROFILE if asked.get(name) is not None]
+    if stray and not asked.get("profile"):
+        yield f"engine_settings.{stray[0]} is for engine_settings.profile=true"
+    if asked.get("nccl_trace") and spec.training.steps != TRACE_STEPS:
+        yield f"a traced run of the recipe trains {TRACE_STEPS} steps (--set steps={TRACE_STEPS})"
 
 
 def missing(spec: RunSpec) -> str | None:
@@ -138,3 +258,69 @@ def _profiler(spec: RunSpec) -> str:
 def _word(text: str) -> str:
     """One override as a word of bash."""
     return f'"{text}"' if text in WITH_A_VARIABLE else shlex.quote(text)
+
+
+def stage_path(spec: RunSpec) -> Path:
+    """STAGE_PATH: the folder of image, tokenizer and data."""
+    text = str(spec.engine_settings.get("stage_path", ""))
+    return home_path("engine_settings.stage_path", text).absolute()
+
+
+def launch_script(spec: RunSpec) -> Path | None:
+    """The launch.sh of somebody else that is to be submitted; None for our own."""
+    script = spec.engine_settings.get("script")
+    return home_path("engine_settings.script", str(script)).absolute() if script else None
+
+
+def image(spec: RunSpec) -> str:
+    """The container's image: as named, else of the cluster, else the one in STAGE_PATH."""
+    named = spec.engine_settings.get("image") or spec.cluster.slurm.container_image
+    return str(named or stage_path(spec) / IMAGE)
+
+
+def model_size(spec: RunSpec) -> str | None:
+    """MODEL_SIZE of the recipe's model; None for one that is no Llama 3.1."""
+    sizes = (getattr(spec.model, "num_layers", 0), spec.model.hidden_size)
+    return next((name for name, size in SIZES.items() if size == sizes), None)
+
+
+def result_folder(spec: RunSpec) -> str:
+    """results/GSW_VERSION/DTYPE/MODEL_SIZE/JOB_TOTAL_GPUS as the recipe has it, in the run."""
+    version = f"{VERSION}-nccl-trace" if spec.engine_settings.get("nccl_trace") else VERSION
+    size = model_size(spec) or spec.recipe
+    return f"results/{version}/{spec.training.dtype}/{size}/{spec.world_size}"
+
+
+def variables(spec: RunSpec) -> dict[str, str]:
+    """What launch.sh and what it starts read, by the recipe's names."""
+    layout, training = spec.layout, spec.training
+    return {
+        "DTYPE": training.dtype,
+        "MODEL_SIZE": model_size(spec) or spec.recipe,
+        "STAGE_PATH": str(stage_path(spec)),
+        "GSW_VERSION": VERSION,
+        "JOB_TOTAL_GPUS": str(spec.world_size),
+        "RUN_CONF_IMAGE": image(spec),
+        "RUN_CONF_RESULT_DIR": f"{RUN_FOLDER}/{result_folder(spec)}",
+        "TP": str(layout.tp),
+        "PP": str(layout.pp),
+        "VP": str(layout.vp) if layout.vp > 1 else "null",
+        "CP": str(layout.cp),
+        "GBS": str(training.global_batch),
+        "MAX_STEPS": str(training.steps),
+        "SEQ_LEN": str(training.seq_len),
+        **dict(_switches(spec)),
+    }
+
+
+def _switches(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """The recipe's switches of its profilers, where they are set."""
+    settings = spec.engine_settings
+    if settings.get("profile"):
+        yield "ENABLE_PROFILE", "true"
+    if settings.get("nccl_trace"):
+        yield "ENABLE_NCCL_TRACE", "true"
+    for name, variable in PROFILE.items():
+        value = settings.get(name)
+        if value is not None:
+            yield variable, str(value).lower() if isinstance(value, bool) else str(value)

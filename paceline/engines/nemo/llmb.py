@@ -11,23 +11,24 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
 
+from paceline.core.errors import UserError
 from paceline.core.hardware import with_secrets
 from paceline.core.job import BatchScript, Job
 from paceline.core.run import RunSpec
 from paceline.core.secrets import REDACTED, is_secret
-from paceline.engines.launch.batch import asked_limit_s
-from paceline.engines.nemo.installation import CONFIG_FILE, installation
-from paceline.engines.nemo.llmb_refusals import (
-    PROGRAM,
-    install_folder,
-    recipes_variables,
-    refusals,
-    size_of,
-    workload_of,
-)
+from paceline.engines.launch.batch import asked_limit_s, needs_queue
+from paceline.engines.launch.programs import unknown_settings
+from paceline.engines.megatron_bridge import RECIPE, gpu_of, recipe_problems
+from paceline.engines.nemo.launch import model_size
+from paceline.engines.support import Support, only, refusals
+from paceline.files.home import home_path
+from paceline.files.yaml_file import plain, read_document
 
 SCRIPT, SETTINGS_FILE = "llmb.sh", "nemo.json"
 LINK = "experiment"
@@ -37,11 +38,27 @@ SAID = "logs/llmb-run.log"
 RUN_ONCE = {"SBATCH_NO_REQUEUE": "1"}
 """Else a job that loses a node is begun anew by Slurm, with a second log. `--slurm-arg` would do as
 well, but llmb-run refuses it beside ADDITIONAL_SLURM_PARAMS, which some installations export."""
+PROGRAM = "llmb-run"
+WORKLOAD = "pretrain_llama3.1"
+KNOWN = ("form", "llmb_install", "workload", "size", "variant", "profile", "force")
+SWITCHES = ("profile", "force")
+FP8_RECIPES = {"fp8": "cs", "mxfp8": "mx"}
+GPUS_PER_NODE = {"gb200": 4, "gb300": 4}
+"""What llmb-run takes for a node; any other GPU stands eight a node."""
+CONFIG_FILE = "cluster_config.yaml"
+SUPPORT: Support = {**RECIPE, "training.dtype": only("bf16", *FP8_RECIPES, "nvfp4")}
 
 
 def unsupported(spec: RunSpec) -> list[str]:
-    """What llmb-run cannot be asked for of `spec`, one sentence each."""
-    return [*refusals(spec)]
+    """Return what llmb-run cannot be asked for of `spec`, one sentence each."""
+    return [
+        *unknown_settings(spec, KNOWN),
+        *needs_queue(spec),
+        *_setting_problems(spec),
+        *recipe_problems(spec),
+        *refusals(spec, SUPPORT),
+        *_installation_problems(spec),
+    ]
 
 
 def missing(spec: RunSpec) -> str | None:
@@ -136,3 +153,144 @@ def _command(spec: RunSpec) -> Iterator[str]:
     yield from ("--force",) if asked.get("force") else ()
     yield f"--mbridge-arg=--seq_length={spec.training.seq_len}"
     yield f"--mbridge-arg=--use_megatron_fsdp={str(spec.layout.zero_stage == 3).lower()}"
+
+
+def install_folder(spec: RunSpec) -> Path:
+    """LLMB_INSTALL."""
+    text = str(spec.engine_settings.get("llmb_install", ""))
+    return home_path("engine_settings.llmb_install", text).absolute()
+
+
+def workload_of(spec: RunSpec) -> str:
+    """The workload as llmb-run calls it."""
+    return str(spec.engine_settings.get("workload") or WORKLOAD)
+
+
+def size_of(spec: RunSpec) -> str | None:
+    """The model's size as llmb-run calls it: as named, else that of the Llama 3.1."""
+    return str(spec.engine_settings.get("size") or model_size(spec) or "") or None
+
+
+def recipes_variables(spec: RunSpec) -> dict[str, str]:
+    """What the recipe's launch.sh reads of layout, batch and length, by its names."""
+    layout, training, variant = spec.layout, spec.training, spec.engine_settings.get("variant")
+    limit_s = asked_limit_s(spec)
+    return {
+        "TP": str(layout.tp),
+        "PP": str(layout.pp),
+        "CP": str(layout.cp),
+        "VP": str(layout.vp) if layout.vp > 1 else "None",
+        **({"EP": str(layout.ep)} if layout.ep > 1 else {}),
+        "MBS": str(layout.micro_batch),
+        "GBS": str(training.global_batch),
+        "MAX_STEPS": str(training.steps),
+        **({"FP8_RECIPE": FP8_RECIPES[training.dtype]} if training.dtype in FP8_RECIPES else {}),
+        **({"CONFIG_VARIANT": str(variant)} if variant else {}),
+        **({"TIME_LIMIT": _clock(limit_s)} if limit_s else {}),
+    }
+
+
+def _clock(seconds: float) -> str:
+    """HH:MM:SS, by whole minutes that Slurm counts."""
+    minutes = -(-timedelta(seconds=seconds) // timedelta(minutes=1))
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
+
+
+def _setting_problems(spec: RunSpec) -> Iterator[str]:
+    asked = spec.engine_settings
+    if not asked.get("llmb_install"):
+        yield "engine_settings.llmb_install is missing: LLMB_INSTALL, where llmb-run is called"
+    for name in SWITCHES:
+        if not isinstance(asked.get(name, False), bool):
+            yield f"engine_settings.{name} {asked[name]} is neither true nor false"
+    for name, value in spec.cluster.env.items():
+        if not is_secret(name, value) and shlex.quote(value) != value:
+            yield f"cluster.env: {name} holds a character that llmb-run does not take in --env"
+    gpu, cluster = gpu_of(spec), spec.cluster
+    per_node = GPUS_PER_NODE.get(gpu or "", 8)
+    if gpu is not None and cluster.nodes > 1 and cluster.devices_per_node != per_node:
+        yield (
+            f"devices_per_node {cluster.devices_per_node}: llmb-run takes {per_node} {gpu} a node"
+        )
+    if spec.model.kind == "decoder" and size_of(spec) is None:
+        yield f"{spec.recipe} is no Llama 3.1: name engine_settings.workload and size"
+
+
+def _installation_problems(spec: RunSpec) -> Iterator[str]:
+    """Where the installation goes before what the run asks for."""
+    folder = install_folder(spec)
+    if not spec.engine_settings.get("llmb_install") or not (folder / CONFIG_FILE).is_file():
+        return
+    try:
+        stated = installation(folder, workload_of(spec))
+    except UserError as error:
+        yield str(error)
+        return
+    yield from _contradictions(spec, stated)
+
+
+def _contradictions(spec: RunSpec, stated: Installation) -> Iterator[str]:
+    site = spec.cluster.slurm
+    for name, asked, there in (
+        ("device", gpu_of(spec), stated.gpu_type),
+        ("slurm.account", site.account, stated.account),
+        ("slurm.partition", site.partition, stated.partition),
+    ):
+        if asked and there and asked != there:
+            yield f"cluster.{name} {asked}: {CONFIG_FILE} says {there}, by which llmb-run goes"
+    for name, value in recipes_variables(spec).items():
+        if stated.variables.get(name, value) != value:
+            yield (
+                f"{name}={value}: {CONFIG_FILE} exports {name}={stated.variables[name]}, which "
+                "llmb-run puts in its place; take it out there"
+            )
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What llmb-run goes by, whoever calls it; None for what the file leaves open."""
+
+    gpu_type: str | None
+    workloads: tuple[str, ...]
+    account: str | None
+    partition: str | None
+    variables: Mapping[str, str]
+    """What it exports for a workload, over the caller's variables."""
+
+
+def installation(folder: Path, workload: str) -> Installation:
+    """What the installation in `folder` says; raises UserError for a file that cannot be read.
+
+    Keys: NVIDIA/exemplar-performance, cli/llmb-run/README.md, of schema 2 and before.
+    """
+    content = plain(read_document(folder / CONFIG_FILE))
+    slurm, workloads = _part(content, "slurm"), _part(content, "workloads")
+    installed = cast(object, workloads.get("installed"))
+    exported = {
+        **_part(content, "environment"),
+        **_part(workloads, "config", workload, "environment"),
+    }
+    gpu = content.get("gpu_type") or _part(content, "launcher").get("gpu_type")
+    return Installation(
+        gpu_type=str(gpu).lower() if gpu else None,
+        workloads=tuple(map(str, cast(list[object], installed)))
+        if isinstance(installed, list)
+        else (),
+        account=_option(slurm, "account"),
+        partition=_option(slurm, "partition"),
+        variables={name: str(value) for name, value in exported.items()},
+    )
+
+
+def _option(slurm: dict[str, Any], name: str) -> str | None:
+    """An option of GPU jobs, by any of the names that llmb-run takes."""
+    names = (name, f"SBATCH_{name.upper()}")
+    sought = [(_part(slurm, "gpu"), names), (slurm, (*names, f"gpu_{name}"))]
+    return next((str(part[key]) for part, keys in sought for key in keys if part.get(key)), None)
+
+
+def _part(content: Any, *names: str) -> dict[str, Any]:
+    """The mapping within `content` by that way; empty where there is none."""
+    for name in names:
+        content = cast(dict[str, Any], content).get(name) if isinstance(content, dict) else None
+    return cast(dict[str, Any], content) if isinstance(content, dict) else {}

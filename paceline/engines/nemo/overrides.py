@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
-from paceline.engines.nemo.procedure import staged_data
 
 NORMS = {"rmsnorm": "rmsnorm", "layernorm": "layernorm1p"}
 ACTIVATIONS = {
@@ -28,6 +27,11 @@ LOG_FOLDER = "exp_manager.explicit_log_dir=$RESULT_DIR/results"
 INDEX_FOLDER = "model.data.index_mapping_dir=$INDEX_MAPPING_DIR"
 WITH_A_VARIABLE = (LOG_FOLDER, INDEX_FOLDER)
 """The overrides in which launch.sh fills in a variable of its own; in any other `$` is a `$`."""
+
+
+def staged_data(spec: RunSpec) -> bool:
+    """Whether our launch.sh trains on the data set of STAGE_PATH, not on mock data."""
+    return bool(spec.engine_settings.get("dataset"))
 
 
 def launcher_overrides(spec: RunSpec) -> list[str]:

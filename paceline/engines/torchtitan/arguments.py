@@ -5,17 +5,31 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from paceline.core.job import Job
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.launch.environments import interpreter, not_installed
-from paceline.engines.launch.programs import launch, program_file
-from paceline.engines.samples import data_settings, windows_program
-from paceline.engines.torchtitan.limits import unsupported
-
-__all__ = ["IMPORTS", "REQUIREMENTS", "job", "missing", "settings", "unsupported"]
+from paceline.engines.launch.programs import (
+    data_settings,
+    launch,
+    program_file,
+    unknown_settings,
+    windows_program,
+)
+from paceline.engines.support import (
+    DEEPSEEK,
+    FOREIGN,
+    SHAPE_OPTIONS,
+    WINDOWS,
+    WITHOUT_RAMP_UP,
+    no,
+    only,
+    refusals,
+    small_vocabulary,
+)
 
 REQUIREMENTS = ("torchtitan==0.2.2", "torchdata==0.11.0", "tyro==1.0.17", "datasets==4.7.0")
 IMPORTS = ("torch", "torchdata", "tyro", "datasets", "tokenizers")
@@ -24,6 +38,55 @@ CONFIG_FILE = "torchtitan.toml"
 SHAPE_FILE = "shape.json"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
+
+
+ENGINE_SETTINGS = ("compile_loss",)
+_LLAMA = "torchtitan's llama3 has no other"
+SUPPORT = {
+    "": {
+        **FOREIGN,
+        **WITHOUT_RAMP_UP,
+        **SHAPE_OPTIONS,
+        **DEEPSEEK,
+        **WINDOWS,
+        "model.kind": only("decoder", reason="it trains torchtitan's llama3"),
+        "model.num_experts": no("a llama3 has no experts"),
+        "model.norm": only("rmsnorm", reason=_LLAMA),
+        "model.norm_position": only("pre", reason=_LLAMA),
+        "model.positions": only("rope", reason=_LLAMA),
+        "model.gated_ffn": only(True, reason=_LLAMA),
+        "model.activation": only("silu", reason=_LLAMA),
+        "model.bias": only(False, reason=_LLAMA),
+        "model.tied_embeddings": only(False, reason=_LLAMA),
+        "model.final_norm": only(True, reason=_LLAMA),
+        "model.embedding_norm": no(_LLAMA),
+        "model.embedding_size": no(_LLAMA),
+        "model.head_size": no("torchtitan's llama3 has hidden_size / num_heads"),
+        "model.dropout": no(_LLAMA),
+        "model.attention_dropout": no(_LLAMA),
+        "lora": no("torchtitan trains whole models"),
+        "training.dtype": only("fp32", "bf16"),
+        "layout.ep": no("a llama3 has no experts"),
+        "layout.zero_stage": only(0, 2, 3, reason="torchtitan has DDP (0) and FSDP2 (2, 3)"),
+        "layout.schedule": only(*SCHEDULES),
+        "layout.cp_exchange": only("all-gather", "all-to-all"),
+    }
+}
+
+
+def unsupported(spec: RunSpec) -> list[str]:
+    """Return what torchtitan cannot do of `spec`, one sentence each."""
+    problems = refusals(spec, SUPPORT[""])
+    if not isinstance(spec.model, DecoderShape):
+        return problems
+    return [
+        *unknown_settings(spec, ENGINE_SETTINGS),
+        *problems,
+        *small_vocabulary(spec),
+        *_layout_problems(spec, spec.model),
+        *_precision_problems(spec),
+        *_schedule_problems(spec),
+    ]
 
 
 def missing(spec: RunSpec) -> str | None:
@@ -188,3 +251,54 @@ def _schedule(spec: RunSpec) -> dict[str, Any]:
         "decay_type": plan.kind,
         "min_lr_factor": plan.min_lr / training.lr,
     }
+
+
+def _layout_problems(spec: RunSpec, model: DecoderShape) -> Iterator[str]:
+    layout = spec.layout
+    if layout.tp > 1 and not layout.sequence_parallel:
+        yield (
+            "layout.tp without sequence_parallel: torchtitan cuts the sequence wherever it cuts "
+            "tensors, so set layout.sequence_parallel=true"
+        )
+    if layout.zero_stage == 0 and spec.dp > 1 and layout.model_devices > 1:
+        yield (
+            "layout.zero_stage 0 with tp, pp or cp: torchtitan's DDP goes with no other axis, so "
+            "use layout.zero_stage=3"
+        )
+    if layout.cp > 1 and spec.cluster.device == "cpu":
+        yield "layout.cp > 1 on a CPU: torch exchanges no keys and values there; use layout.cp=1"
+    if layout.dp_shard is not None and layout.dp_shard % layout.cp:
+        yield f"layout.dp_shard {layout.dp_shard} must be a multiple of layout.cp {layout.cp}"
+    if layout.pp > 1 and model.num_layers % (layout.pp * layout.vp):
+        yield (
+            f"model.num_layers {model.num_layers}: torchtitan's stages are equal, so use a "
+            f"multiple of pp x vp = {layout.pp * layout.vp}"
+        )
+
+
+def _precision_problems(spec: RunSpec) -> list[str]:
+    layout, dtype = spec.layout, spec.training.dtype
+    sharded = layout.cp > 1 or (layout.zero_stage >= 2 and layout.shards(spec.dp) > 1)
+    if dtype == "bf16" and not sharded and layout.tp * layout.pp > 1:
+        return [
+            "training.dtype bf16 with tp or pp alone: torchtitan's mixed precision is FSDP's, and "
+            "without it all is fp32; set training.dtype=fp32, or shard over data-parallel ranks"
+        ]
+    return []
+
+
+def _schedule_problems(spec: RunSpec) -> list[str]:
+    training, plan = spec.training, spec.training.lr_schedule
+    batch = training.global_batch if plan.unit == "samples" else 1
+    problems: list[str] = []
+    if plan.warmup % batch or (plan.decay or 0) % batch:
+        problems.append(
+            "training.lr_schedule: torchtitan counts steps, so warmup and decay must be multiples "
+            f"of the batch {batch}"
+        )
+    if plan.decay is not None and plan.decay < training.steps * batch:
+        problems.append(
+            f"training.lr_schedule.decay {plan.decay}: torchtitan's rate would not stay at its "
+            "lowest behind it, so let it end with training.steps or later"
+        )
+    return problems

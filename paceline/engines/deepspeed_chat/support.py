@@ -1,0 +1,194 @@
+"""What DeepSpeed-Chat's supervised fine-tuning supports of a RunSpec."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.core.run import RunSpec
+from paceline.core.shape import DecoderShape, LoraSpec
+from paceline.engines.deepspeed_chat.checkpoint_shapes import published_name, unlike_folder
+from paceline.engines.deepspeed_chat.launch import (
+    LOSS_SCALE_POWER,
+    LOSS_SCALE_WINDOW,
+    arguments,
+    own_program,
+)
+from paceline.engines.launch.programs import unknown_settings
+from paceline.engines.support import (
+    DEEPSEEK,
+    FOREIGN,
+    OPT_SHAPE,
+    SHAPE_OPTIONS,
+    WITHOUT_RAMP_UP,
+    Support,
+    no,
+    only,
+    refusals,
+)
+from paceline.files.documents import read_text
+from paceline.files.home import home_path
+
+SETTINGS = (
+    "program",
+    "launcher",
+    "model",
+    "data",
+    "data_output_path",
+    "epochs",
+    "offload",
+    "attention",
+    "steps_per_print",
+)
+ONLY_OURS = ("attention", "steps_per_print")
+OF_DEEPSPEED = ("--deepspeed",)
+"""What `deepspeed.add_config_arguments` adds to a program's own arguments."""
+LAUNCHERS = ("paceline", "deepspeed")
+ATTENTIONS = ("eager", "sdpa")
+LORA_TARGETS = {"q", "k", "v", "o", "up", "down"}
+
+_OPT = "it fine-tunes decoders with OPT's shape"
+_DATA_PARALLEL = no("DeepSpeed-Chat is data-parallel alone, with ZeRO 0 to 3")
+OWN: Support = {
+    **FOREIGN,
+    **WITHOUT_RAMP_UP,
+    **SHAPE_OPTIONS,
+    **DEEPSEEK,
+    **OPT_SHAPE,
+    "model.kind": only("decoder", reason=_OPT),
+    "model.num_experts": no(_OPT),
+    "model.activation": only("relu", reason=_OPT),
+    "model.bias": only(True, reason=_OPT),
+    "model.tied_embeddings": only(True, reason=_OPT),
+    "model.embedding_norm": no(_OPT),
+    "lora.alpha": only(1.0, reason="DeepSpeed-Chat scales adapters by 1 / rank"),
+    "lora.dropout": no("its adapters drop nothing"),
+    "training.dtype": only("fp16", "bf16", "fp32"),
+    "training.compile": no("it compiles nothing"),
+    "training.betas": only(
+        (0.9, 0.95), reason="DeepSpeed-Chat's Adam has 0.9 and 0.95", remedy="leave it out"
+    ),
+    "training.eps": only(1e-8, reason="DeepSpeed-Chat's Adam has no other"),
+    "training.lr_schedule.min_lr": no("its rate falls to 0"),
+    "training.lr_schedule.unit": only("steps", reason="it counts steps"),
+    "training.initial_weights": no(
+        "its format is the native trainer's", "engine_settings.model loads weights"
+    ),
+    "layout.tp": _DATA_PARALLEL,
+    "layout.pp": _DATA_PARALLEL,
+    "layout.cp": _DATA_PARALLEL,
+    "layout.vp": _DATA_PARALLEL,
+    "layout.ep": _DATA_PARALLEL,
+    "layout.dp_shard": no("its ZeRO shards the states over all ranks"),
+    "layout.recompute": only("none", "full", reason="it recomputes whole layers or nothing"),
+    "data.source": only("synthetic", "stdlib", "jsonl", reason="its samples are records of text"),
+    "data.packing": only("padded", reason="a sample is one record, cut or filled up"),
+    "data.loss_on": only("all", reason="its loss is over all positions, padding included"),
+    "data.loss_mask": no("its loss is over all positions, padding included"),
+    "data.split_part": only(0, reason="this is the first of the trainings of a split"),
+}
+CHECKOUT: Support = {
+    **OWN,
+    "training.dtype": only("fp16", "bf16"),
+    "training.grad_clip": only(1.0, reason="DeepSpeed-Chat clips at 1"),
+}
+SUPPORT = {"own program": OWN, "a checkout's": CHECKOUT}
+
+
+def unsupported(spec: RunSpec) -> list[str]:
+    """Return what DeepSpeed-Chat cannot do of `spec`, one sentence each."""
+    support = OWN if own_program(spec) else CHECKOUT
+    if spec.engine_settings.get("data") is not None:
+        support = {field: limit for field, limit in support.items() if field != "data.source"}
+    problems = refusals(spec, support)
+    if not isinstance(spec.model, DecoderShape):
+        return problems
+    return [
+        *unknown_settings(spec, SETTINGS),
+        *problems,
+        *_setting_problems(spec, spec.model),
+        *_training_problems(spec, spec.model),
+        *(_adapter_problems(spec, spec.lora) if spec.lora else ()),
+        *(() if own_program(spec) else _checkout_problems(spec)),
+    ]
+
+
+def _setting_problems(spec: RunSpec, model: DecoderShape) -> Iterator[str]:
+    settings = spec.engine_settings
+    for name, allowed in (("launcher", LAUNCHERS), ("attention", ATTENTIONS)):
+        if settings.get(name) not in (None, *allowed):
+            yield f"engine_settings.{name} {settings[name]} is not among {', '.join(allowed)}"
+    for name in ("epochs", "steps_per_print"):
+        value = settings.get(name)
+        if value is not None and (isinstance(value, bool | float | str) or value < 1):
+            yield f"engine_settings.{name} {value} is no whole number from 1 on"
+    if settings.get("offload") not in (None, False, True, "cpu"):
+        yield f"engine_settings.offload {settings['offload']} is not among true, false, cpu"
+    if settings.get("offload") and spec.layout.zero_stage == 0:
+        yield "engine_settings.offload needs layout.zero_stage 1 or more, which shards the states"
+    folder = home_path("engine_settings.model", str(settings.get("model") or ""))
+    if settings.get("model"):
+        yield from unlike_folder(model, folder)
+
+
+def _training_problems(spec: RunSpec, model: DecoderShape) -> Iterator[str]:
+    training = spec.training
+    if model.final_norm != (model.norm_position == "pre"):
+        yield f"model.final_norm {model.final_norm}: OPT has it with model.norm_position=pre only"
+    if training.dtype == "fp16" and spec.cluster.device == "cpu":
+        yield "training.dtype fp16 on a CPU: DeepSpeed computes there in bf16 or fp32"
+    if training.dtype == "fp16" and math.log2(training.loss_scale.initial) % 1:
+        yield "training.loss_scale.initial: DeepSpeed's first scale is a power of two"
+    if training.seq_len > model.max_positions:
+        yield f"training.seq_len {training.seq_len} is beyond {model.max_positions} positions"
+
+
+def _adapter_problems(spec: RunSpec, lora: LoraSpec) -> Iterator[str]:
+    if set(lora.targets) != LORA_TARGETS:
+        yield f"lora.targets: its adapters are on all of {', '.join(sorted(LORA_TARGETS))}"
+    if spec.layout.recompute == "full" and not lora.train_rest and not own_program(spec):
+        yield "lora.train_rest false: DeepSpeed-Chat refuses it together with recomputation"
+
+
+def _checkout_problems(spec: RunSpec) -> Iterator[str]:
+    """What the program of a checkout leaves no choice of."""
+    training, settings = spec.training, spec.engine_settings
+    if not Path(str(settings["program"])).is_absolute():
+        yield f"engine_settings.program {settings['program']} is no absolute path of a main.py"
+    yield from _unknown_arguments(spec, Path(str(settings["program"])))
+    for name in ONLY_OURS:
+        if settings.get(name) is not None:
+            yield f"engine_settings.{name} is an argument of Paceline's own program alone"
+    if settings.get("model") is None and published_name(spec.model) is None:
+        yield "no published OPT has this shape: engine_settings.model names a folder that has it"
+    if spec.cluster.device == "cpu":
+        yield "device cpu: DeepSpeed-Chat's own program needs a GPU; leave engine_settings.program"
+    scale = training.loss_scale
+    usual = (2.0**LOSS_SCALE_POWER, LOSS_SCALE_WINDOW)
+    if training.dtype == "fp16" and (scale.initial, scale.window) != usual:
+        yield (
+            f"training.loss_scale: DeepSpeed-Chat begins at {usual[0]:g} with a window of "
+            f"{usual[1]} and takes no other"
+        )
+
+
+def _unknown_arguments(spec: RunSpec, program: Path) -> Iterator[str]:
+    """Arguments that a checkout's program would end at, where its text can be read here."""
+    try:
+        text = read_text(program)
+    except (OSError, ValueError):
+        return
+    options = (word for word in arguments(spec) if word.startswith("--"))
+    unknown = [name for name in options if name not in (*OF_DEEPSPEED, *_options(text))]
+    if unknown:
+        yield (
+            f"engine_settings.program {program} takes no {', '.join(unknown)}: the recipes are of "
+            "LambdaLabsML/DeepSpeedExamples (`paceline stage`)"
+        )
+
+
+def _options(text: str) -> list[str]:
+    """The options that a Python program names, in quotation marks as its parser takes them."""
+    return re.findall(r"""["'](--\w+)["']""", text)

@@ -1,0 +1,174 @@
+"""What descendants of Megatron-LM's pretrain_gpt.py support, and our program on Megatron-Core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from paceline.core.run import RunSpec
+from paceline.engines.launch.programs import unknown_settings
+from paceline.engines.megatron.arguments import by_samples, data_prefix
+from paceline.engines.support import (
+    DEEPSEEK,
+    FOREIGN,
+    SHAPE_OPTIONS,
+    Support,
+    no,
+    only,
+    refusals,
+    small_vocabulary,
+)
+from paceline.files.documents import read_text
+
+PATHS = ("checkout", "vocab_file", "merge_file")
+SPELLINGS = ("old", "new")
+OF_A_CHECKOUT = ("tokenizer", "vocab_file", "merge_file", "transformer_impl", "fusions")
+SETTINGS = ("checkout", "spelling", "overlap", "split", *OF_A_CHECKOUT)
+CALCULATOR, RAMP_UP = "megatron/core/num_microbatches_calculator.py", "RampupBatchsize"
+"""Megatron-LM's file of batches, and how its calculator of the old spelling begins."""
+
+NO_ARGUMENT = no("pretrain_gpt.py has no argument for it")
+_FORMAT = no("its format is the native trainer's", "leave it out, or use engine=native")
+FAMILY: Support = {
+    **FOREIGN,
+    **SHAPE_OPTIONS,
+    "model.kind": only("decoder", reason="pretrain_gpt.py trains decoders"),
+    "model.norm_position": only("pre", reason="no argument keeps the meaning of another"),
+    "model.final_norm": only(True, reason="pretrain_gpt.py always has it"),
+    "model.position_offset": NO_ARGUMENT,
+    "model.embedding_size": NO_ARGUMENT,
+    "lora": no("pretrain_gpt.py trains all weights"),
+    "training.compile": NO_ARGUMENT,
+    "training.evaluation": no("no argument keeps its meaning"),
+    "training.initial_weights": _FORMAT,
+    "checkpoint.every": _FORMAT,
+    "checkpoint.resume": _FORMAT,
+    "layout.schedule": only("1f1b", "interleaved", reason="its pipelines run 1f1b"),
+    "layout.dp_shard": no("states are sharded over all replicas"),
+    "data.source": only("indexed", "tokens", "synthetic", reason="it reads indexed data sets"),
+    "data.packing": only("packed", reason="its samples are packed"),
+    "data.loss_mask": no("the loss is over all tokens"),
+    "data.split": no(
+        "an indexed data set is split by engine_settings.split", "use engine_settings.split"
+    ),
+    "data.blend": no("only one data set is read", "use data.path"),
+}
+"""Limits of every pretrain_gpt.py."""
+
+_CHECKOUT = "name a checkout of Megatron-LM in engine_settings.checkout"
+_OF_PROGRAM = no("Paceline's program on Megatron-Core does not have it", _CHECKOUT)
+CHECKOUT: Support = {
+    **FAMILY,
+    "model.embedding_norm": no(
+        "Megatron-LM has no argument for it", "use engine=megatron_deepspeed"
+    ),
+    "training.dtype": only("fp32", "fp16", "bf16", "fp8", "mxfp8"),
+}
+PROGRAM: Support = {
+    **FAMILY,
+    **DEEPSEEK,
+    "model.num_experts": _OF_PROGRAM,
+    "training.dtype": only(
+        "fp32", "fp16", "bf16", reason="our program has no Transformer Engine", remedy=_CHECKOUT
+    ),
+    "layout.cp": _OF_PROGRAM,
+    "layout.vp": _OF_PROGRAM,
+    "layout.ep": _OF_PROGRAM,
+    "layout.sequence_parallel": _OF_PROGRAM,
+    "layout.zero_stage": only(0, 1, reason="our program has no Megatron-FSDP", remedy=_CHECKOUT),
+    "data.source": only("indexed", "tokens", "synthetic", "stdlib"),
+}
+SUPPORT = {"checkout": CHECKOUT, "without": PROGRAM}
+
+
+def unsupported(spec: RunSpec) -> list[str]:
+    """Return what neither Megatron-LM nor our program can do of `spec`, one sentence each."""
+    own = spec.engine_settings
+    checkout = own.get("checkout") is not None
+    support = SUPPORT["checkout" if checkout else "without"]
+    problems = [*unknown_settings(spec, SETTINGS), *refused_paths(spec), *refusals(spec, support)]
+    if spec.model.kind != "decoder":
+        return problems
+    return [
+        *problems,
+        *refused_settings(spec),
+        *_shape_problems(spec),
+        *(_checkout_problems(spec) if checkout else _program_problems(spec)),
+    ]
+
+
+def refused_paths(spec: RunSpec) -> Iterator[str]:
+    """Yield that a file is named as only one folder can read it, or a vocabulary without merges."""
+    named = {name: spec.engine_settings.get(name) for name in PATHS}
+    for name, path in named.items():
+        if path is not None and not PurePosixPath(str(path)).is_absolute():
+            yield (
+                f"engine_settings.{name} {path} must be an absolute path: runs work in folders of "
+                "their own"
+            )
+    if (named["vocab_file"] is None) != (named["merge_file"] is None):
+        yield "engine_settings.vocab_file and merge_file are of one tokenizer: name both, or none"
+
+
+def refused_settings(spec: RunSpec) -> Iterator[str]:
+    """Yield what contradicts itself for every pretrain_gpt.py: spelling, units, the data's file."""
+    spelling = spec.engine_settings.get("spelling") or SPELLINGS[0]
+    if spelling not in SPELLINGS:
+        yield f"engine_settings.spelling {spelling} is neither old nor new"
+    schedule = spec.training.lr_schedule
+    varies = schedule.kind != "constant" or schedule.warmup > 0
+    if by_samples(spec.training) and schedule.unit == "steps" and varies:
+        yield (
+            "a ramp-up is counted in samples, and so must the learning rate be: set "
+            "training.lr_schedule.unit=samples"
+        )
+    if spec.data.source == "tokens" and data_prefix(spec) is None:
+        yield (
+            "data.path must be the .bin file of an indexed data set, with its .idx file in the "
+            "same folder"
+        )
+
+
+def _shape_problems(spec: RunSpec) -> Iterator[str]:
+    shape = spec.model
+    assert shape.kind == "decoder"
+    if shape.activation != ("silu" if shape.gated_ffn else "gelu"):
+        yield (
+            f"model.activation {shape.activation} with gated_ffn {shape.gated_ffn} has no "
+            "argument: use gelu, or silu with a gate"
+        )
+    if not float(shape.rope_theta).is_integer():
+        yield f"model.rope_theta {shape.rope_theta:g} must be a whole number"
+    if shape.positions != "rope" and (shape.latent_attention or shape.mtp_layers):
+        yield "model.latent_attention and mtp_layers need model.positions=rope in Megatron-LM"
+
+
+def _checkout_problems(spec: RunSpec) -> Iterator[str]:
+    fusions = spec.engine_settings.get("fusions")
+    if fusions not in (None, True, False):
+        yield f"engine_settings.fusions {fusions} is neither true nor false"
+    if spec.training.ramp_up is not None and _ignores_ramp_up(spec):
+        yield (
+            "training.ramp_up: this checkout takes --rampup-batch-size and ignores it "
+            "(Megatron-Core 0.19): use engine_settings.spelling=new"
+        )
+
+
+def _ignores_ramp_up(spec: RunSpec) -> bool:
+    """Return whether the checkout, where it can be read here, ignores the old spelling."""
+    own = spec.engine_settings
+    try:
+        text = read_text(Path(str(own["checkout"]), CALCULATOR))
+    except (OSError, ValueError):
+        return False
+    return own.get("spelling") != "new" and RAMP_UP not in text
+
+
+def _program_problems(spec: RunSpec) -> Iterator[str]:
+    own = spec.engine_settings
+    for name in OF_A_CHECKOUT:
+        if own.get(name) is not None:
+            yield f"engine_settings.{name} is an argument of Megatron-LM alone: {_CHECKOUT}"
+    if own.get("spelling") == "new":
+        yield f"engine_settings.spelling new is of a checkout of 2026: {_CHECKOUT}"
+    yield from small_vocabulary(spec)

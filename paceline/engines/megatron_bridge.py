@@ -1,0 +1,228 @@
+"""Megatron-Bridge: a performance recipe of its checkout by its own command line; its log.
+
+Each rank is started without Megatron-Bridge's launcher. The recipe decides what has no argument
+(learning rate, overlap, CUDA graphs, what it recomputes of a layer). Arguments:
+NVIDIA-NeMo/Megatron-Bridge, scripts/performance, README.md and argument_parser.py. In its log each
+step has two lines, written by two ranks at the same time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from paceline.core.job import Job
+from paceline.core.pipeline import stages_of
+from paceline.core.run import RunSpec
+from paceline.core.shape import DecoderShape
+from paceline.engines.launch.environments import interpreter
+from paceline.engines.launch.programs import launch, unknown_settings
+from paceline.engines.log_reading.iteration_log import IterationLog
+from paceline.engines.log_reading.log_content import LogContent, LogFormat
+from paceline.engines.log_reading.step_time_join import STEP_TIME, StepTimeJoin
+from paceline.engines.support import FOREIGN, WITHOUT_RAMP_UP, Support, no, only, refusals
+
+OUTSIDE = "NVIDIA's image of NeMo, or a checkout of Megatron-Bridge and what that imports"
+FOLDER = "scripts/performance"
+ENTRIES = ("bootstrap.py", "run_script.py")
+"""What each rank runs: since 26.08 the first, in the images before the second."""
+KNOWN = ("checkout", "family", "recipe", "library", "variant", "precision", "entry")
+RECIPES = {
+    (32, 4096, 14336): ("llama", "llama3_8b"),
+    (80, 8192, 28672): ("llama", "llama3_70b"),
+    (126, 16384, 53248): ("llama", "llama31_405b"),
+    (61, 7168, 2048): ("deepseek", "deepseek_v3"),
+}
+"""Family and recipe by layers, width and width of the feed-forward network, or of an expert."""
+GPUS = ("h100", "b200", "b300", "gb200", "gb300")
+PRECISIONS = {
+    "bf16": ("bf16",),
+    "fp8": ("fp8_cs", "fp8_sc"),
+    "mxfp8": ("fp8_mx",),
+    "nvfp4": ("nvfp4",),
+}
+"""Its names of each dtype; the first is taken where none is named."""
+
+
+_NO_ARGUMENT = no("a performance recipe has no argument for it")
+RECIPE: Support = {
+    **FOREIGN,
+    **WITHOUT_RAMP_UP,
+    "model.kind": only("decoder", reason="a performance recipe pre-trains a decoder"),
+    "lora": no("a performance recipe trains all weights"),
+    "training.compile": _NO_ARGUMENT,
+    "layout.zero_stage": only(
+        1, 3, reason="it has the distributed optimizer (1) and Megatron-FSDP (3)"
+    ),
+    "layout.recompute": only("none", reason="the recipe decides what it recomputes"),
+    "layout.dp_shard": no("states are sharded over all replicas"),
+    "layout.schedule": only("1f1b", "interleaved", reason="its pipelines run 1f1b"),
+    "data.source": only("synthetic", reason="a performance recipe is measured on mock data"),
+    "data.packing": only("packed", reason="a performance recipe is measured on mock data"),
+}
+"""Limits of a performance recipe, whoever starts it."""
+SUPPORT = {"": {**RECIPE, "layout.recompute": only("none", "full")}}
+
+
+def unsupported(spec: RunSpec) -> list[str]:
+    """Return what a performance recipe cannot be asked for of `spec`, one sentence each."""
+    problems = [*unknown_settings(spec, KNOWN), *_setting_problems(spec)]
+    problems += [*recipe_problems(spec), *refusals(spec, SUPPORT[""])]
+    if spec.model.kind == "decoder" and recipe_of(spec) is None:
+        known = ", ".join(name for _, name in RECIPES.values())
+        problems.append(
+            f"{spec.recipe} is none of the models whose recipe is known ({known}): name "
+            "engine_settings.family and recipe"
+        )
+    return problems
+
+
+def recipe_problems(spec: RunSpec) -> Iterator[str]:
+    """Yield what no performance recipe takes, and no table can say."""
+    if gpu_of(spec) is None:
+        yield f"device {spec.cluster.device} has no performance recipes: {', '.join(GPUS)} have"
+    if spec.layout.sequence_parallel != (spec.layout.tp > 1):
+        yield "layout.sequence_parallel has no argument: recipes have it with tp > 1, and only then"
+
+
+def missing(spec: RunSpec) -> str | None:
+    """The checkout's program, where this machine would start it."""
+    entry = Path(checkout_of(spec) or "") / _entry(spec)
+    if not spec.cluster.runs_here or entry.is_file():
+        return None
+    return f"{entry} is not there; engine_settings.checkout names the folder of a checkout"
+
+
+def settings(spec: RunSpec) -> dict[str, Any]:
+    """The arguments by their names."""
+    return {"program": _entry(spec), "arguments": _arguments(spec)}
+
+
+def job(spec: RunSpec, name: str) -> Job:
+    """One process a device, in the folder of the checkout."""
+    options = _arguments(spec).items()
+    words = [word for name, value in options for word in (f"--{name}", value) if word]
+    return launch(
+        spec,
+        name,
+        ["{python}", "-u", _entry(spec), *words],
+        python=interpreter(spec),
+        # As its own launcher has it: a recipe's tokenizer of numbers needs nothing of the hub.
+        env={"TRANSFORMERS_OFFLINE": "1"},
+        folder=Path(checkout_of(spec) or "/"),
+    )
+
+
+def _entry(spec: RunSpec) -> str:
+    return f"{FOLDER}/{spec.engine_settings.get('entry') or ENTRIES[0]}"
+
+
+def _arguments(spec: RunSpec) -> dict[str, str]:
+    """All arguments, without the dashes before their names."""
+    layout, training = spec.layout, spec.training
+    family, recipe = recipe_of(spec) or ("", "")
+    variant = spec.engine_settings.get("variant")
+    return {
+        "model_family_name": family,
+        "model_recipe_name": recipe,
+        **({"use_recipes": ""} if spec.engine_settings.get("library") else {}),
+        "task": "pretrain",
+        "num_gpus": str(spec.world_size),
+        "gpus_per_node": str(spec.cluster.devices_per_node),
+        "gpu": gpu_of(spec) or "",
+        "compute_dtype": precision_of(spec) or "",
+        **({"config_variant": str(variant)} if variant else {}),
+        "data": "mock",
+        "max_steps": str(training.steps),
+        "global_batch_size": str(training.global_batch),
+        "micro_batch_size": str(layout.micro_batch),
+        "seq_length": str(training.seq_len),
+        "tensor_model_parallel_size": str(layout.tp),
+        "pipeline_model_parallel_size": str(layout.pp),
+        "context_parallel_size": str(layout.cp),
+        "virtual_pipeline_model_parallel_size": str(layout.vp) if layout.vp > 1 else "None",
+        "expert_model_parallel_size": str(layout.ep),
+        "use_megatron_fsdp": str(layout.zero_stage == 3).lower(),
+        **_recomputed(spec),
+    }
+
+
+def _recomputed(spec: RunSpec) -> dict[str, str]:
+    """All layers of each part of a pipeline, where all are recomputed."""
+    layout, model = spec.layout, spec.model
+    if layout.recompute != "full" or not isinstance(model, DecoderShape):
+        return {}
+    return {"recompute_num_layers": str(max(stages_of(model, layout)))}
+
+
+def checkout_of(spec: RunSpec) -> str | None:
+    """The folder that holds scripts/performance, as the nodes see it."""
+    checkout = spec.engine_settings.get("checkout")
+    return str(checkout) if checkout else None
+
+
+def recipe_of(spec: RunSpec) -> tuple[str, str] | None:
+    """Family and recipe: as named, else those of the model's shape."""
+    own, model = spec.engine_settings, spec.model
+    if own.get("family") and own.get("recipe"):
+        return str(own["family"]), str(own["recipe"])
+    if not isinstance(model, DecoderShape):
+        return None
+    return RECIPES.get((model.num_layers, model.hidden_size, model.ffn_size))
+
+
+def gpu_of(spec: RunSpec) -> str | None:
+    """The GPU by its name; None for one that has no recipes."""
+    name = spec.cluster.device.lower().partition("-")[0]
+    return name if name in GPUS else None
+
+
+def precision_of(spec: RunSpec) -> str | None:
+    """The precision by its name; None for a dtype, or a name, that is not among them."""
+    names = PRECISIONS.get(spec.training.dtype, ())
+    asked = spec.engine_settings.get("precision")
+    return next((name for name in names if asked in (None, name)), None)
+
+
+def _setting_problems(spec: RunSpec) -> Iterator[str]:
+    own, checkout = spec.engine_settings, checkout_of(spec)
+    if checkout is None or not PurePosixPath(checkout).is_absolute():
+        yield (
+            "engine_settings.checkout must be the whole path of a checkout of Megatron-Bridge, as "
+            "the nodes see it (in NVIDIA's images /opt/Megatron-Bridge)"
+        )
+    if bool(own.get("family")) != bool(own.get("recipe")):
+        yield "engine_settings.family and recipe are of one performance recipe: name both, or none"
+    if (library := own.get("library")) not in (None, True, False):
+        yield f"engine_settings.library {library} is neither true nor false"
+    elif library and ((own.get("entry") or ENTRIES[0]) != ENTRIES[0] or own.get("variant")):
+        yield f"engine_settings.library is started by {ENTRIES[0]}, and has no variants"
+    elif library and spec.training.dtype != "bf16":
+        yield f"dtype {spec.training.dtype} is no library recipe's: it trains in bf16"
+    if (entry := own.get("entry")) and entry not in ENTRIES:
+        yield f"engine_settings.entry {entry} is neither {' nor '.join(ENTRIES)}"
+    if precision_of(spec) is None:
+        names = ", ".join(name for names in PRECISIONS.values() for name in names)
+        asked = own.get("precision") or "of its own"
+        yield f"dtype {spec.training.dtype} with precision {asked} is none of {names}"
+
+
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
+    """The iteration record of the last rank with the TFLOP/s that rank 0 prints beside it."""
+    join = StepTimeJoin(log)
+    for batch in IterationLog(log).batches(blocks):
+        join.add(batch.index, batch.columns, STEP_TIME.findall(batch.text))
+    join.finish()
+
+
+LOG_FORMAT = LogFormat(
+    title="Megatron-Bridge",
+    marks=(b"Step Time : ",),
+    step_line=re.compile(rb"Step Time : [0-9.]{1,24}s GPU utilization: "),
+    read=read,
+    end_marker="[after training is done]",
+    precedence=2,
+    convention="causal",
+)

@@ -1,0 +1,290 @@
+"""Megatron-DeepSpeed: pretrain_gpt.py of a checkout with DeepSpeed's settings; its log.
+
+Arguments as `train/tr3-1B3-baseline/tr3m-1B3-emb-norm-pile.slurm` of bigscience-workshop/bigscience
+has them. Argonne's fork logs the same records as `iteration=1/ 50 |
+elapsed_time_per_iteration_ms=3420.2`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.core.job import Job
+from paceline.core.run import RunSpec
+from paceline.core.shape import DecoderShape
+from paceline.engines.launch.environments import interpreter
+from paceline.engines.launch.programs import launch, unknown_settings
+from paceline.engines.log_reading.iteration_log import IterationLog
+from paceline.engines.log_reading.log_content import LogContent, LogFormat, numbers
+from paceline.engines.megatron.arguments import (
+    Arguments,
+    batch_arguments,
+    data_prefix,
+    dropout_arguments,
+    layout_arguments,
+    length_arguments,
+    log2_of,
+    optimizer_arguments,
+    shape_arguments,
+    words,
+)
+from paceline.engines.megatron.start import ENTRY, missing_entry, readable
+from paceline.engines.megatron.support import (
+    FAMILY,
+    NO_ARGUMENT,
+    refused_paths,
+    refused_settings,
+)
+from paceline.engines.support import DEEPSEEK, no, only, refusals
+
+OUTSIDE = "a checkout of Megatron-DeepSpeed, and in its interpreter what that imports"
+SETTINGS = ("checkout", "spelling", "split", "tokenizer", "vocab_file", "merge_file")
+NO_CHECKOUT = (
+    "engine_settings.checkout is not set: name the folder of a checkout of Megatron-DeepSpeed, as "
+    "the nodes see it"
+)
+CONFIG_FILE = "ds_config.json"
+STEPS_PER_PRINT = 2000
+"""Beyond what is read: DeepSpeed's own lines tell a running average."""
+
+SUPPORT = {
+    "": {
+        **FAMILY,
+        **DEEPSEEK,
+        "model.num_experts": NO_ARGUMENT,
+        "model.num_kv_heads": no("its attention heads are not grouped"),
+        "model.norm": only("layernorm"),
+        "model.bias": only(True, reason="its linear layers have biases"),
+        "model.tied_embeddings": only(True, reason="its embeddings are tied"),
+        "model.rope_theta": only(10_000.0, reason="pretrain_gpt.py has no argument for it"),
+        "training.dtype": only("fp32", "fp16", "bf16"),
+        "layout.cp": NO_ARGUMENT,
+        "layout.vp": no("DeepSpeed's pipelines have no virtual stages"),
+        "layout.ep": NO_ARGUMENT,
+        "layout.zero_stage": only(
+            0, 1, reason="DeepSpeed's pipeline modules, which it always makes, have no more"
+        ),
+        "layout.recompute": only("none", "full"),
+        "layout.sequence_parallel": NO_ARGUMENT,
+        "data.source": only(
+            "indexed",
+            "tokens",
+            reason="it reads indexed data sets",
+            remedy="use data.source=indexed and data.path=PREFIX",
+        ),
+    }
+}
+
+
+def unsupported(spec: RunSpec) -> list[str]:
+    """Return what Megatron-DeepSpeed cannot do of `spec`, one sentence each."""
+    problems = [*unknown_settings(spec, SETTINGS), *refused_paths(spec)]
+    if not spec.engine_settings.get("checkout"):
+        problems.append(NO_CHECKOUT)
+    problems += refusals(spec, SUPPORT[""])
+    model, scale = spec.model, spec.training.loss_scale.initial
+    if model.kind != "decoder":
+        return problems
+    problems += refused_settings(spec)
+    if spec.training.dtype == "fp16" and log2_of(scale) is None:
+        problems.append(
+            f"training.loss_scale.initial {scale:g} must be a power of two for DeepSpeed"
+        )
+    if not model.gated_ffn and model.activation != "gelu":
+        problems.append(
+            f"model.activation {model.activation} has no argument without a gate: use gelu"
+        )
+    return problems
+
+
+def missing(spec: RunSpec) -> str | None:
+    """The checkout's program, where this machine would start it."""
+    return missing_entry(spec, str(spec.engine_settings.get("checkout")))
+
+
+def settings(spec: RunSpec) -> dict[str, Any]:
+    """The arguments by their names, and DeepSpeed's settings."""
+    return {
+        "arguments": readable(arguments(spec, CONFIG_FILE)),
+        CONFIG_FILE: json.loads(deepspeed_config(spec)),
+    }
+
+
+def job(spec: RunSpec, name: str) -> Job:
+    """One process a device, in the folder of the checkout; the settings lie in the run's."""
+    checkout = str(spec.engine_settings.get("checkout"))
+    argv = words(arguments(spec, f"{{output}}/{CONFIG_FILE}"))
+    return launch(
+        spec,
+        name,
+        ["{python}", "-u", ENTRY, *argv],
+        python=interpreter(spec),
+        files={CONFIG_FILE: deepspeed_config(spec)},
+        folder=Path(checkout),
+    )
+
+
+def arguments(spec: RunSpec, config_file: str) -> Arguments:
+    """Everything behind `pretrain_gpt.py`; `config_file` holds what `deepspeed_config` says."""
+    model = spec.model
+    assert isinstance(model, DecoderShape)
+    training, own = spec.training, spec.engine_settings
+    return {
+        **layout_arguments(spec),
+        "distributed-backend": ["gloo" if spec.cluster.device == "cpu" else "nccl"],
+        **_shape(model, training.seq_len),
+        **dropout_arguments(model),
+        **batch_arguments(training, stepwise=own.get("spelling") == "new"),
+        **length_arguments(training),
+        **_precision(spec),
+        **optimizer_arguments(training),
+        **({"checkpoint-activations": []} if spec.layout.recompute == "full" else {}),
+        **_tokenizer(spec),
+        "data-path": [data_prefix(spec) or ""],
+        "data-impl": ["mmap"],
+        "split": [own.get("split") or "949,50,1"],
+        "log-interval": [1],
+        "eval-iters": [0],
+        "eval-interval": [1000],
+        "deepspeed": [],
+        "deepspeed_config": [config_file],
+        "zero-stage": [spec.layout.zero_stage],
+        **({"deepspeed-activation-checkpointing": []} if spec.layout.recompute == "full" else {}),
+    }
+
+
+def deepspeed_config(spec: RunSpec) -> str:
+    """The JSON that DeepSpeed reads; the accumulation steps follow from the batch as it grows."""
+    training = spec.training
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": spec.layout.micro_batch,
+        "train_batch_size": training.global_batch,
+        "gradient_clipping": training.grad_clip,
+        "zero_optimization": {"stage": spec.layout.zero_stage},
+        "steps_per_print": STEPS_PER_PRINT,
+        "wall_clock_breakdown": False,
+    }
+    if training.dtype == "fp16":
+        scale = training.loss_scale
+        config["fp16"] = {
+            "enabled": True,
+            "loss_scale": 0,
+            "loss_scale_window": scale.window,
+            "hysteresis": scale.hysteresis,
+            "min_loss_scale": 1,
+            "initial_scale_power": log2_of(scale.initial),
+        }
+    elif training.dtype == "bf16":
+        config["bf16"] = {"enabled": True}
+    return json.dumps(config, indent=2) + "\n"
+
+
+def _shape(model: DecoderShape, seq_len: int) -> Arguments:
+    shape = shape_arguments(model, seq_len)
+    if model.positions == "rope":
+        shape.pop("max-position-embeddings")
+        shape["position-embedding-type"] = ["rotary"]
+    shape["layernorm-epsilon"] = [model.norm_eps]
+    if model.embedding_norm:
+        shape["embed-layernorm"] = []
+    if model.gated_ffn:
+        unit = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}[model.activation]
+        shape |= {"glu-activation": [unit], "no-bias-gelu-fusion": []}
+    return shape
+
+
+def _precision(spec: RunSpec) -> Arguments:
+    dtype, scale = spec.training.dtype, spec.training.loss_scale
+    if dtype == "fp16":
+        # The study's own argument; DeepSpeed scales, and begins at 2 to that power.
+        return {"fp16": [], "loss-scale": [log2_of(scale.initial)]}
+    return {"bf16": []} if dtype == "bf16" else {}
+
+
+def _tokenizer(spec: RunSpec) -> Arguments:
+    own = spec.engine_settings
+    if own.get("tokenizer"):
+        return {
+            "tokenizer-type": ["PretrainedFromHF"],
+            "tokenizer-name-or-path": [own["tokenizer"]],
+        }
+    data = f"{own.get('checkout')}/data"
+    return {
+        "vocab-file": [own.get("vocab_file") or f"{data}/gpt2-vocab.json"],
+        "merge-file": [own.get("merge_file") or f"{data}/gpt2-merges.txt"],
+    }
+
+
+def read(blocks: Iterable[bytes], log: LogContent) -> None:
+    """Times in seconds, before 2022 in milliseconds; `TFLOPs` are of one device, samples of all.
+
+    For some weeks of 2021 `samples per second` was divided by milliseconds; it is kept as printed.
+    DeepSpeed's own timer may print a running average beside them, which times no step.
+    """
+    for batch in IterationLog(log).batches(_with_colons(blocks)):
+        log.add_steps(batch.index, **batch.columns)
+        if b"RunningAvgSamplesPerSec=" in batch.text:
+            _keep_running_average(batch.text, log)
+
+
+_KEYED = b"elapsed_time_per_iteration_ms="
+_NAMES = {
+    b"iteration=": b"iteration ",
+    _KEYED: b"elapsed time per iteration (ms): ",
+    b"consumed_samples=": b"consumed samples: ",
+    b"consumed_tokens=": b"consumed tokens: ",
+    b"global_batch_size=": b"global batch size: ",
+    b"grad_norm=": b"grad norm: ",
+    b"actual_seqlen=": b"actual seqlen: ",
+    b"number_of_skipped_iterations=": b"number of skipped iterations: ",
+    b"number_of_nan_iterations=": b"number of nan iterations: ",
+    b"samples_per_second=": b"samples per second: ",
+    b"tokens_per_gpu_per_second_tgs=": b"tokens per gpu per second (tgs): ",
+    b"[DS]TFLOPs=": b"TFLOPs: ",
+    b"[DS]-TFLOPs=": b"TFLOPs: ",
+    b"[LM]TFLOPs=": b"Megatron-LM FLOPs: ",
+    b"[LM]-TFLOPs=": b"Megatron-LM FLOPs: ",
+}
+"""Names of fields as forks write them, and as the others do."""
+
+_OTHER_NAME = re.compile(rb"(?<=\| )([A-Za-z][\w ]{0,60})=(?=[ 0-9+-])")
+_RUNNING = re.compile(rb"RunningAvgSamplesPerSec=([0-9.]{1,24})")
+
+
+def _with_colons(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The blocks with `name: value` where a fork writes `name=value`."""
+    keyed = False
+    for block in blocks:
+        keyed = keyed or _KEYED in block
+        if keyed:
+            for name, usual in _NAMES.items():
+                block = block.replace(name, usual)
+            block = _OTHER_NAME.sub(rb"\1: ", block)
+        yield block
+
+
+def _keep_running_average(text: bytes, log: LogContent) -> None:
+    values = numbers(_RUNNING.findall(text)[-1:])
+    if len(values) and 0 < values[0] < float("inf"):
+        log.figures["running_samples_per_s"] = float(values[0])
+
+
+_OWN_FIELD = re.compile(
+    rb"\| (?:consumed tokens: {1,24}+\d{1,18} \||elapsed time per iteration \(s\): |lm-loss: "
+    rb"|samples per second: {0,8}+[0-9.]{1,18} \|"
+    rb"|elapsed_time_per_iteration_ms= {0,8}+[0-9.]{1,18} \|)"
+)
+
+LOG_FORMAT = LogFormat(
+    title="Megatron-DeepSpeed",
+    marks=(b"elapsed time per iteration (", b" | consumed samples: ", _KEYED),
+    step_line=_OWN_FIELD,
+    read=read,
+    end_marker="[after training is done]",
+    precedence=3,
+    convention="megatron-deepspeed+recompute",
+)

@@ -1,0 +1,302 @@
+"""What an engine supports of a run, as data: the features of a RunSpec, and limits on them.
+
+FEATURES names every feature that some engine lacks. An engine declares a `Support`: a limit, with
+its reason, for each feature that it does not take as it is. `refusals` turns a run and a `Support`
+into sentences. Checks that are no lookup (a path must exist, two settings exclude each other) stay
+functions of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.layout import Layout
+from paceline.core.run import Checkpointing, Data, RunSpec, Training
+from paceline.core.schedules import LossScale, LrSchedule
+from paceline.core.shape import DecoderShape, LoraSpec
+
+BYTE_VOCAB = 257
+"""Vocabulary that text needs without a tokenizer: one id per byte and one that ends a document."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One thing that a run may ask of an engine."""
+
+    field: str
+    """Its name in a recipe, for `--set`."""
+    value: Callable[[RunSpec], Any]
+    """What the run asks for."""
+    unused: Any
+    """The value of a run that does not use it."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What an engine takes of a feature, and why not all of it."""
+
+    reason: str
+    allowed: tuple[Any, ...] | None = None
+    """The values that it takes; None: the feature cannot be used at all."""
+    remedy: str = ""
+    """What to do instead; by default to use an allowed value, or to leave the feature out."""
+
+    def sentence(self, feature: Feature, value: Any) -> str | None:
+        """Return the refusal of `value` as `field value is not supported: reason; remedy`."""
+        allowed = (feature.unused,) if self.allowed is None else self.allowed
+        if value is None or value in allowed:
+            return None
+        shown = f" {_text(value)}" if isinstance(value, bool | int | float | str) else ""
+        why = f": {self.reason}" if self.reason else ""
+        remedy = self.remedy or _usual_remedy(feature.field, allowed)
+        return f"{feature.field}{shown} is not supported{why}; {remedy}"
+
+    @property
+    def takes(self) -> str:
+        """Return the values that the engine takes, `no` for none."""
+        return "no" if self.allowed is None else ", ".join(map(_text, self.allowed))
+
+
+Support = Mapping[str, Limit]
+"""Limits by the feature's field; a feature without one is supported."""
+
+
+def no(reason: str, remedy: str = "") -> Limit:
+    """Return the limit of a feature that an engine does not have."""
+    return Limit(reason, None, remedy)
+
+
+def only(*allowed: Any, reason: str = "", remedy: str = "") -> Limit:
+    """Return the limit of a feature of which an engine takes these values alone."""
+    return Limit(reason, allowed, remedy)
+
+
+def refusals(spec: RunSpec, support: Support) -> list[str]:
+    """Return a sentence for each feature of `spec` beyond `support`.
+
+    A kind of model that the engine does not train is the only sentence: the sizes of another kind
+    mean nothing to it.
+    """
+    sentences: list[str] = []
+    for field, feature in FEATURES.items():
+        sentence = support[field].sentence(feature, feature.value(spec)) if field in support else ""
+        if sentence and field == "model.kind":
+            return [sentence]
+        sentences += [sentence] if sentence else []
+    return sentences
+
+
+def small_vocabulary(spec: RunSpec) -> list[str]:
+    """Return a sentence where text has no room in the vocabulary of a program that reads bytes."""
+    model = spec.model
+    if model.kind != "decoder" or spec.data.source not in ("stdlib", "text"):
+        return []
+    if model.vocab_size >= BYTE_VOCAB:
+        return []
+    return [
+        f"model.vocab_size {model.vocab_size} has no room for text: one id per byte and one that "
+        f"ends a document are {BYTE_VOCAB}; use a larger one, or data.source=synthetic"
+    ]
+
+
+def _text(value: object) -> str:
+    """Return a value as a recipe has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _usual_remedy(field: str, allowed: tuple[Any, ...]) -> str:
+    if allowed == (None,):
+        return f"leave {field} out"
+    *others, last = map(_text, allowed)
+    return f"use {field}={', '.join(others)}{' or ' * bool(others)}{last}"
+
+
+_PARTS: dict[str, type[Any]] = {
+    "": RunSpec,
+    "model": DecoderShape,
+    "lora": LoraSpec,
+    "training": Training,
+    "training.lr_schedule": LrSchedule,
+    "training.loss_scale": LossScale,
+    "checkpoint": Checkpointing,
+    "layout": Layout,
+    "data": Data,
+}
+
+
+def _feature(field: str) -> Feature:
+    """Return the feature that is a field of the run, unused at the field's default."""
+    part, _, name = field.rpartition(".")
+    info = _PARTS[part].model_fields[name]
+    unused = None if info.is_required() else info.get_default(call_default_factory=True)
+
+    def value(spec: RunSpec) -> Any:
+        value: Any = spec
+        for step in field.split("."):
+            value = getattr(value, step, None)
+            if value is None:
+                return unused
+        return value
+
+    return Feature(field, value, unused)
+
+
+def _of_decoder(
+    field: str, size: Callable[[DecoderShape], int], usual: Callable[[DecoderShape], int]
+) -> Feature:
+    """Return the feature of a size that may differ from the usual one of its shape."""
+
+    def value(spec: RunSpec) -> int | None:
+        model = spec.model
+        if not isinstance(model, DecoderShape) or size(model) == usual(model):
+            return None
+        return size(model)
+
+    return Feature(field, value, None)
+
+
+def _schedule(spec: RunSpec) -> str:
+    """Return the pipeline schedule that runs; without stages none does."""
+    return spec.layout.effective_schedule if spec.layout.pp > 1 else "1f1b"
+
+
+_SHAPE_OPTIONS = (
+    "norm_zero_centered",
+    "qk_norm",
+    "rope_local_theta",
+    "rope_scaling_factor",
+    "rope_attention_factor",
+    "partial_rotary_factor",
+    "sliding_window",
+    "sliding_window_pattern",
+    "query_pre_attn_scalar",
+    "scale_embedding",
+)
+_DEEPSEEK_SIZES = ("latent_attention", "first_dense_layers", "dense_ffn_size", "mtp_layers")
+_FIELDS = (
+    "model.kind",
+    "model.num_experts",
+    "model.activation",
+    "model.gated_ffn",
+    "model.norm",
+    "model.norm_position",
+    "model.norm_eps",
+    "model.final_norm",
+    "model.positions",
+    "model.position_offset",
+    "model.rope_theta",
+    "model.bias",
+    "model.tied_embeddings",
+    "model.embedding_norm",
+    "model.dropout",
+    *(f"model.{name}" for name in (*_SHAPE_OPTIONS, *_DEEPSEEK_SIZES)),
+    "lora",
+    "lora.alpha",
+    "lora.dropout",
+    "lora.lr",
+    "lora.train_rest",
+    "training.dtype",
+    "training.fp8_recipe",
+    "training.compile",
+    "training.betas",
+    "training.eps",
+    "training.grad_clip",
+    "training.lr_schedule.kind",
+    "training.lr_schedule.min_lr",
+    "training.lr_schedule.unit",
+    "training.ramp_up",
+    "training.evaluation",
+    "training.initial_weights",
+    "checkpoint.every",
+    "checkpoint.resume",
+    "mlperf",
+    "memory_limit_bytes",
+    "layout.tp",
+    "layout.pp",
+    "layout.cp",
+    "layout.vp",
+    "layout.ep",
+    "layout.zero_stage",
+    "layout.micro_batch",
+    "layout.recompute",
+    "layout.sequence_parallel",
+    "layout.dp_shard",
+    "layout.cp_exchange",
+    "layout.gradient_sync",
+    "data.source",
+    "data.packing",
+    "data.document_mask",
+    "data.loss_on",
+    "data.loss_mask",
+    "data.split",
+    "data.split_part",
+    "data.blend",
+)
+_DERIVED = (
+    _of_decoder("model.num_kv_heads", lambda m: m.kv_heads, lambda m: m.num_heads),
+    _of_decoder("model.head_size", lambda m: m.head_dim, lambda m: m.hidden_size // m.num_heads),
+    _of_decoder("model.embedding_size", lambda m: m.embed_dim, lambda m: m.hidden_size),
+    Feature(
+        "model.attention_dropout", lambda s: getattr(s.model, "dropped_probabilities", 0.0), 0.0
+    ),
+    Feature("layout.schedule", _schedule, "1f1b"),
+)
+FEATURES: Mapping[str, Feature] = {
+    feature.field: feature for feature in (*map(_feature, _FIELDS), *_DERIVED)
+}
+"""Every feature that some engine lacks, by its field."""
+
+_NATIVE = no("only engine native has it")
+SHAPE_OPTIONS: Support = {
+    **{f"model.{name}": _NATIVE for name in _SHAPE_OPTIONS},
+    "model.norm_position": only("pre", "post", reason="only engine native has both"),
+}
+"""Limits of an engine that has none of the native trainer's newer options of a decoder."""
+DEEPSEEK: Support = {
+    f"model.{name}": no(
+        "only engine megatron_bridge, and megatron with engine_settings.checkout, train such models"
+    )
+    for name in _DEEPSEEK_SIZES
+}
+"""Limits of an engine that trains no DeepSeek-V3."""
+TRAINER_ONLY: Support = {
+    "training.fp8_recipe": _NATIVE,
+    "layout.recompute": only("none", "selective", "full", reason="only engine native has a budget"),
+    "layout.gradient_sync": _NATIVE,
+    "data.document_mask": _NATIVE,
+}
+"""Limits of every engine but the native trainer and a user's own command."""
+FOREIGN: Support = {
+    **TRAINER_ONLY,
+    "training.evaluation": _NATIVE,
+    "training.initial_weights": _NATIVE,
+    "checkpoint.every": _NATIVE,
+    "checkpoint.resume": _NATIVE,
+    "mlperf": _NATIVE,
+    "memory_limit_bytes": _NATIVE,
+}
+"""Limits of an engine that evaluates nothing and keeps no checkpoints."""
+OPT_SHAPE: Support = {
+    "model.norm": only("layernorm", reason="OPT has no other"),
+    "model.norm_eps": only(1e-5, reason="OPT has no other"),
+    "model.positions": only("learned", reason="OPT has no other"),
+    "model.position_offset": only(2, reason="OPT's table of positions has two unused rows"),
+    "model.gated_ffn": only(False, reason="OPT has no other"),
+    "model.num_kv_heads": no("OPT's attention heads are not grouped"),
+    "model.head_size": no("OPT has hidden_size / num_heads"),
+}
+"""Limits of a model that is transformers' OPT."""
+WITHOUT_RAMP_UP: Support = {"training.ramp_up": no("its batch does not grow")}
+WINDOWS: Support = {
+    "data.source": only(
+        "synthetic", "stdlib", "text", "tokens", reason="its samples are windows of tokens"
+    ),
+    "data.packing": only("packed", reason="its samples are windows of tokens"),
+    "data.loss_mask": _NATIVE,
+    "data.split": _NATIVE,
+}
+"""Limits of a program that reads its samples by `token_windows_program.py`."""
