@@ -18,8 +18,13 @@ from paceline.core.units import counted, seconds, si
 from paceline.files import catalog
 from paceline.files.staged import unstaged
 from paceline.machines.placement import Where, placed
-from paceline.staging.nodes.fan_out import node_shells, on_nodes
-from paceline.staging.nodes.node_copy import NodeOrder, NodeOutcome, NodeShell
+from paceline.staging.node_copies import (
+    NodeOrder,
+    NodeOutcome,
+    NodeShell,
+    node_shells,
+    on_nodes,
+)
 from paceline.staging.plan import StagingPlan
 
 Local = Annotated[
@@ -91,7 +96,7 @@ def node_rows(plan: StagingPlan, outcomes: Sequence[NodeOutcome]) -> list[dict[s
                 {"asset": names[folder], "fault": fault, "path": path}
                 for folder, path, fault in outcome.faults
             ],
-            "bytes_copied": outcome.come_bytes,
+            "bytes_copied": outcome.bytes_copied,
             "seconds": outcome.seconds,
             "fault": outcome.fault,
             "remedy": outcome.remedy,

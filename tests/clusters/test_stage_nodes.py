@@ -75,7 +75,7 @@ def test_each_host_gets_its_copy_and_the_one_that_refuses_is_named(ssh_hosts: Be
     node.call("sh", "-c", "mkdir /dev/shm/small && mount -t tmpfs -o size=1m tmpfs /dev/shm/small")
     code, nodes = stage(source, "--local", "/dev/shm/small", *over_ssh[2:])
     assert code == 2 and states(nodes)["node-003"] == "failed"
-    assert "are to come and 1.0 MB are free" in nodes["node-003"]["fault"]
+    assert nodes["node-003"]["fault"] == "its disk is full"
 
 
 def test_inside_slurm_nodes_read_what_they_see_and_are_sent_the_rest(

@@ -1,0 +1,383 @@
+"""Staged assets on the disks of other nodes: copied by rsync, checked there by sha256sum.
+
+A node is reached over SSH or by a step of a Slurm job. Where it sees the stage folder it copies
+from that itself; else rsync sends the files through the same remote shell, and resumes a file that
+was cut. The manifest is written last, after every byte was read again on the node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Literal, cast, get_args
+
+from paceline.core.assets import UNSTAGED_FOLDERS, AssetState, Manifest
+from paceline.core.errors import PacelineError, UserError
+from paceline.core.hardware import Cluster
+from paceline.core.text import one_line
+from paceline.files.staged import CONTENT_FOLDER, DAMAGED_FILE, MANIFEST_FILE, read_manifest
+from paceline.machines.host_lists import from_allocation
+from paceline.machines.programs import run_program
+from paceline.machines.slurm import client
+from paceline.machines.slurm.script import checked
+from paceline.machines.slurm.steps import check_allocation
+from paceline.machines.ssh.connection import meaning, ssh_argv
+from paceline.staging.download_log import DownloadLog, StageWatcher
+from paceline.staging.ending import StageEnd
+
+MAX_NODES_AT_ONCE = 32
+"""More would slow each other down where they share a way."""
+SILENT_INTERVALS = 12
+"""Signs of life (`alive_interval_s`) after which a transfer without a byte has failed."""
+PARTIAL = ".rsync-partial"
+SHELL = ("bash", "--noprofile", "--norc", "-s")
+ANOTHER_FOLDER = "give another folder with --local"
+FAULTS = (
+    (r"(?:rsync|sha256sum): (?:command )?not found", "has no rsync or sha256sum", "install them"),
+    (r"No space left on device", "its disk is full", f"make room there, or {ANOTHER_FOLDER}"),
+    (r"Disk quota exceeded", "over its quota", f"make room there, or {ANOTHER_FOLDER}"),
+    (r"(Permission denied|Read-only file system)(?! \()", "cannot be written", ANOTHER_FOLDER),
+    (r"timeout in data send/receive", "no data for too long", "see whether it is up"),
+)
+"""What the node's programs say, what it means, and what helps; `meaning` knows ssh's own words."""
+
+_PROBE = f"""
+probe() {{  # folder, digest of the manifest, the manifest at its source, name
+  if sha256sum 2>/dev/null <"$1/{MANIFEST_FILE}" | grep -q "^$2"; then state=staged
+  elif [ -e "$1/{DAMAGED_FILE}" ]; then state=damaged
+  elif [ -d "$1" ]; then state=partial
+  else state=missing; fi
+  if sha256sum 2>/dev/null <"$3" | grep -q "^$2"; then way=shared; else way=sent; fi
+  echo "$4 $state $way"
+}}
+"""
+
+NodeState = Literal["staged", "damaged", "missing", "partial", "failed"]
+
+
+@dataclass(frozen=True)
+class NodeShell:
+    """How programs are started on a node."""
+
+    host: str
+    argv: tuple[str, ...]
+    """A shell that runs what comes on its standard input."""
+    remote: tuple[str, ...]
+    """What rsync puts before the host and its own command there."""
+    silence_s: int
+    environment: Mapping[str, str] | None = None
+    """None is this process's."""
+
+
+@dataclass(frozen=True)
+class NodeOrder:
+    """What every node is to have."""
+
+    source: Path
+    """The stage folder of this machine."""
+    local: str
+    """The folder on each node."""
+    folders: tuple[Path, ...]
+    """Of the assets, all of them staged here."""
+    verify: bool = False
+    """Read all again, and copy nothing."""
+
+
+@dataclass(frozen=True)
+class NodeOutcome:
+    """What became of the assets on one node."""
+
+    host: str
+    state: NodeState
+    """`failed` where `fault` says why; else of the first asset that is not staged."""
+    assets: Mapping[str, AssetState] = field(default_factory=dict[str, AssetState])
+    """State of each asset by its folder, as far as it is known."""
+    copied: tuple[str, ...] = ()
+    """Folders of the assets of which something was copied."""
+    way: Literal["shared", "sent"] | None = None
+    """Whether the node read the folder itself; None where nothing was copied."""
+    faults: tuple[tuple[str, str, str], ...] = ()
+    """Folder of the asset, path and what is wrong with it, where all was read again."""
+    bytes_copied: int = 0
+    seconds: float = 0.0
+    fault: str | None = None
+    remedy: str | None = None
+
+
+class _NodeError(Exception):
+    """What is wrong with a node, and what helps."""
+
+
+def node_shells(cluster: Cluster, most: int | None = None) -> tuple[NodeShell, ...]:
+    """Return how each node of a cluster is reached, `most` of them from the front.
+
+    Raises UserError for a cluster that names no nodes, or fewer.
+    """
+    if shutil.which("rsync") is None:
+        raise UserError("--local", "takes the program rsync", remedy="apt install rsync")
+    silence_s = max(1, round(SILENT_INTERVALS * cluster.ssh.alive_interval_s))
+    if cluster.launcher == "ssh":
+        shells: list[NodeShell] = []
+        for host in cluster.hosts[:most]:
+            words = tuple(ssh_argv(host, cluster.ssh))
+            shells.append(NodeShell(host, words, words[: words.index("--")], silence_s))
+        return tuple(shells)
+    allocation = cluster.slurm.allocation
+    if cluster.launcher != "slurm" or allocation is None:
+        raise UserError(
+            "--local",
+            "is for the disks of other nodes, and none are named",
+            allowed="--hosts FILE|LIST, --allocation JOBID, --cluster FILE with hosts",
+            remedy="inside Slurm take nodes first: salloc",
+        )
+    hosts = cluster.hosts or tuple(host.name for host in from_allocation(allocation))
+    check_allocation(allocation, hosts, max(len(hosts), most or 0))
+    options = ("--nodes=1", "--ntasks=1", "--overlap", "--mem=0", "--cpu-bind=none", "--export=ALL")
+    step = ("srun", f"--jobid={checked('allocation', allocation)}", *options, "--nodelist")
+    environment = client.environment({})
+    return tuple(
+        NodeShell(host, (*step, checked("nodelist", host), *SHELL), step, silence_s, environment)
+        for host in hosts[:most]
+    )
+
+
+def on_nodes(
+    shells: Sequence[NodeShell],
+    order: NodeOrder,
+    watch: StageWatcher = lambda progress: None,
+    ended: StageEnd | None = None,
+) -> tuple[NodeOutcome, ...]:
+    """Return what became of the assets on each node, in order; a failed node stops no other.
+
+    Raises StageEndedError at the end.
+    """
+    ended = ended or StageEnd()
+    log = DownloadLog(watch)
+    manifests = {folder: read_manifest(folder) for folder in order.folders}
+    for shell in shells:
+        log.add(shell.host, sum(manifest.bytes for manifest in manifests.values() if manifest))
+    copies = [_NodeCopy(shell, order, ended, log, manifests) for shell in shells]
+    with ThreadPoolExecutor(MAX_NODES_AT_ONCE, "node") as pool:
+        answers = [pool.submit(copy.run) for copy in copies]
+        try:
+            wait(answers)
+        except BaseException:  # an interrupt too must end what the threads do
+            ended.set()
+            raise
+    for answer in answers:
+        if isinstance(error := answer.exception(), PacelineError):
+            raise error
+    return tuple(answer.result() for answer in answers)
+
+
+@dataclass
+class _NodeCopy:
+    """One node on its way to having all assets."""
+
+    shell: NodeShell
+    order: NodeOrder
+    ended: StageEnd
+    log: DownloadLog
+    manifests: Mapping[Path, Manifest | None]
+    states: dict[str, AssetState] = field(default_factory=dict[str, AssetState])
+    copied: list[str] = field(default_factory=list[str])
+    faults: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
+    shared: bool = False
+    num_bytes: int = 0
+
+    def run(self) -> NodeOutcome:
+        """Copy or verify all assets; raises StageEndedError at the end."""
+        began = time.monotonic()
+        fault: tuple[str | None, str | None] = (None, None)
+        try:
+            self._probe()
+            for folder in self.order.folders:
+                self._verify(folder) if self.order.verify else self._copy(folder)
+        except _NodeError as error:
+            fault = error.args[0], error.args[1]
+        unfinished = [state for state in self.states.values() if state != "staged"]
+        worst: NodeState = unfinished[0] if unfinished else "staged"
+        self.log.phase(self.shell.host, fault[0] or worst)
+        return NodeOutcome(
+            host=self.shell.host,
+            state="failed" if fault[0] else worst,
+            assets=dict(self.states),
+            copied=tuple(self.copied),
+            way=("shared" if self.shared else "sent") if self.copied else None,
+            faults=tuple(self.faults),
+            bytes_copied=self.num_bytes,
+            seconds=round(time.monotonic() - began, 3),
+            fault=fault[0],
+            remedy=fault[1],
+        )
+
+    def _probe(self) -> None:
+        """Ask for the state of every asset, and whether the node sees the stage folder itself."""
+        words = "" if self.order.verify else f"mkdir -p -- {shlex.quote(self.order.local)} || exit"
+        lines = [_PROBE, "type rsync sha256sum >/dev/null || exit", words]
+        for folder in self.order.folders:
+            digest = hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
+            source = self.order.source / folder.name / MANIFEST_FILE
+            place = f"{self.order.local}/{folder.name}"
+            lines.append(shlex.join(("probe", place, digest, str(source), folder.name)))
+        text = self._script("\n".join(lines))
+        known = {folder.name for folder in self.order.folders}
+        ways: set[str] = set()
+        for line in text.splitlines():
+            match line.split():
+                case [name, state, way] if name in known and state in get_args(AssetState):
+                    self.states[name] = cast(AssetState, state)
+                    ways.add(way)
+                case _:
+                    pass  # what its log-in prints
+        if self.states.keys() != known:
+            raise _NodeError("did not answer as its shell should", None)
+        self.shared = ways == {"shared"}
+
+    def _copy(self, folder: Path) -> None:
+        state = self.states[folder.name]
+        self.states[folder.name] = "staged" if state == "staged" else "partial"
+        changed = self._rsync(folder, with_checksums=state == "damaged")
+        if state == "staged" and not changed:
+            return
+        self._verify(folder)
+        if self.faults:
+            path = self.faults[0][1]
+            remedy = "see where it was staged: --verify without --local"
+            self.states[folder.name] = "partial"
+            raise _NodeError(f"{path} is not what the manifest says", remedy)
+        place = shlex.quote(f"{self.order.local}/{folder.name}")
+        manifest = shlex.quote((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+        self._script(
+            f"cd -- {place} && printf %s {manifest} > .{MANIFEST_FILE} && "
+            f"mv -f .{MANIFEST_FILE} {MANIFEST_FILE} && rm -f {DAMAGED_FILE}"
+        )
+        self.states[folder.name] = "staged"
+        self.copied.append(folder.name)
+
+    def _rsync(self, folder: Path, with_checksums: bool) -> bool:
+        """Bring the content of an asset to the node; whether anything had to be."""
+        options = [
+            "-rlpt",
+            "--delete",
+            f"--partial-dir={PARTIAL}",
+            "--stats",
+            "--no-human-readable",
+        ]
+        options += ["--info=progress2", *(["--checksum"] if with_checksums else [])]
+        options += [f"--exclude={name}" for name in sorted(UNSTAGED_FOLDERS)]
+        target = f"{self.order.local}/{folder.name}/"
+        with tempfile.NamedTemporaryFile() as output:
+            before, progress = self.num_bytes, Path(output.name)
+
+            def check() -> None:
+                self.ended.check(self.shell.host)
+                self._show(f"copying {folder.name}", before, progress)
+
+            self._script(f"mkdir -p -- {shlex.quote(target)}")
+            if self.shared:
+                source = self.order.source / folder.name / CONTENT_FOLDER
+                command = shlex.join(["rsync", *options, str(source), target])
+                done = self._run(self.shell.argv, check, f"{command}\n", progress)
+            else:
+                remote = ["-e", shlex.join(self.shell.remote), f"--timeout={self.shell.silence_s}"]
+                place = [str(folder / CONTENT_FOLDER), f"{self.shell.host}:{target}"]
+                done = self._run(("rsync", *options, *remote, "-s", *place), check, None, progress)
+            text = progress.read_text(encoding="utf-8", errors="replace")
+        if done.returncode:
+            raise _failure(done)
+        if match := re.search(r"^Literal data: (\d+)", text, re.MULTILINE):
+            self._came(before + int(match[1]) - self.num_bytes)
+        numbers = re.findall(r"^Number of (?:created|deleted|regular) files.*?: (\d+)", text, re.M)
+        return any(int(number) for number in numbers)
+
+    def _verify(self, folder: Path) -> None:
+        """Read every file again on the node; what is wrong marks the asset there as damaged."""
+        name, state, manifest = folder.name, self.states[folder.name], self.manifests[folder]
+        if manifest is None or (self.order.verify and state not in ("staged", "damaged")):
+            return
+        self.log.phase(self.shell.host, f"verifying {name}")
+        content = folder / CONTENT_FOLDER
+        links = {file.path for file in manifest.files if (content / file.path).is_symlink()}
+        sums = "".join(f"{f.sha256}  {f.path}\n" for f in manifest.files if f.path not in links)
+        script = [f"cd -- {shlex.quote(f'{self.order.local}/{name}/{CONTENT_FOLDER}')} || exit"]
+        script += [f"sha256sum --check --quiet <<'END_OF_SUMS'\n{sums}END_OF_SUMS"] if sums else []
+        script += [
+            f'printf %s "$(readlink -- {shlex.quote(file.path)})" | sha256sum | '
+            f"grep -q ^{file.sha256} || echo {shlex.quote(file.path + ': FAILED')}"
+            for file in manifest.files
+            if file.path in links
+        ]
+        pruned = " ".join(f"-name {left_out} -prune -o" for left_out in sorted(UNSTAGED_FOLDERS))
+        script.append(f"echo; find . {pruned} \\( -type f -o -type l \\) -print; true")
+        text = self._script("\n".join(script), is_long=True)
+        wrong, _, present = text.partition("\n./")
+        there = {line.removeprefix("./") for line in f"./{present}".splitlines()} - {""}
+        stated = {file.path for file in manifest.files}
+        failed = {line.rpartition(": FAILED")[0] for line in wrong.splitlines()} & stated
+        faults = [(name, path, "missing") for path in sorted(stated - there)]
+        faults += [(name, path, "changed") for path in sorted(failed & there)]
+        faults += [(name, one_line(path), "extra") for path in sorted(there - stated)]
+        self.faults += faults
+        self.states[name] = "damaged" if faults else state
+        if faults:
+            place = shlex.quote(f"{self.order.local}/{name}")
+            self._script(f"cd -- {place} && mv -f {MANIFEST_FILE} {DAMAGED_FILE} 2>/dev/null; true")
+
+    def _script(self, text: str, is_long: bool = False) -> str:
+        """Return what a script prints on the node; one that is not long has `silence_s`."""
+        began, silence_s = time.monotonic(), self.shell.silence_s
+
+        def check() -> None:
+            self.ended.check(self.shell.host)
+            if not is_long and time.monotonic() - began > silence_s:
+                raise _NodeError(f"no answer for {silence_s} s", "see whether it is up")
+
+        done = self._run(self.shell.argv, check, f"{text}\n")
+        if done.returncode:
+            raise _failure(done)
+        return done.stdout
+
+    def _run(
+        self,
+        argv: Sequence[str],
+        check: Callable[[], None],
+        text: str | None,
+        output: Path | None = None,
+    ) -> CompletedProcess[str]:
+        environment = {**(self.shell.environment or os.environ), "LC_ALL": "C"}
+        removed = [word for name in os.environ.keys() - environment for word in ("-u", name)]
+        to_file = ("bash", "-c", 'exec "$@" > "$0"', str(output)) if output else ()
+        if text is not None:
+            text = f"export LC_ALL=C\n{text}"
+        return run_program(("env", *removed, *to_file, *argv), check, text, environment)
+
+    def _show(self, phase: str, before: int, progress: Path) -> None:
+        self.log.phase(self.shell.host, phase)
+        text = progress.read_bytes()[-200:].decode(errors="replace")
+        if numbers := re.findall(r"(\d+) +\d+%", text):
+            self._came(before + int(numbers[-1]) - self.num_bytes)
+
+    def _came(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self.log.fetched(self.shell.host, num_bytes)
+
+
+def _failure(done: CompletedProcess[str]) -> _NodeError:
+    """What the node's programs or ssh say is wrong."""
+    for pattern, fault, remedy in FAULTS:
+        if re.search(pattern, done.stderr):
+            return _NodeError(fault, remedy)
+    fault, remedy = meaning(done.stderr)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("rsync: ")]
+    return _NodeError(one_line(lines[0] if lines and remedy is None else fault), remedy)
