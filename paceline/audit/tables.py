@@ -14,6 +14,7 @@ from paceline.audit.crosscheck import CellVerdict, check
 from paceline.audit.derivation import Cell
 from paceline.audit.rows import assume, lines_of
 from paceline.core.errors import UserError, did_you_mean
+from paceline.core.layout import MODEL_AXES
 from paceline.core.printed import like
 from paceline.core.units import counted
 from paceline.files import references
@@ -137,7 +138,7 @@ def _layouts(rows: Sequence[Row]) -> Iterator[AuditFinding]:
     """Parallel axes that a table states and that cannot hold its devices, once a table."""
     seen: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        axes = [axis for axis in ("tp", "pp", "cp") if axis in row.layout.model_fields_set]
+        axes = [axis for axis in MODEL_AXES if axis in row.layout.model_fields_set]
         if axes and row.num_devices and row.num_devices % row.layout.model_devices:
             printed = " ".join(f"{axis} {getattr(row.layout, axis)}" for axis in axes)
             seen.setdefault((row.table, printed), []).append(row)

@@ -11,7 +11,7 @@ MOST_WITHOUT = 15
 PANELS = {
     "What is trained": "--variant --set --engine --layout --tokens --tiny --synthetic --data "
     "--heldout",
-    "What to vary": "--tp --pp --cp --vp --zero --mbs --recompute --gbs --most-tp --most-cp "
+    "What to vary": "--zero --mbs --recompute --gbs --most-tp --most-cp "
     "--most-ep --sizes --split --rounds --scaling --interleave --compare --stages --samples "
     "--max-nodes --least-efficiency --every-batch --seed",
     "What is measured": "--ops --min-bytes --max-bytes --pairs --seconds --processes --size "

@@ -156,8 +156,8 @@ def run(
 
       paceline run -- torchrun --nproc-per-node 8 train.py       any program of yours, measured
 
-    Any layout of tp, pp, cp, vp, schedule and ZeRO stage can be set; one that cannot run is refused
-    with the reason (docs/layouts.md has them all).
+    Any layout can be set; one that cannot run is refused with the reason
+    (docs/layouts.md has them all).
 
     Progress goes to standard error, the report to standard output. Everything about a run lies
     in one folder: job.sh, logs, steps, result.json and report.html.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, make_dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -17,6 +17,7 @@ from paceline.cli.output import TableForm, TableFormat
 from paceline.cli.progress import run_headline
 from paceline.cli.sweep_table import print_sweep, sweep_display
 from paceline.cli.terminal import echo
+from paceline.core.axes import AXES
 from paceline.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_INCOMPLETE,
@@ -24,6 +25,7 @@ from paceline.core.errors import (
     EXIT_SYSTEM_FAULT,
     UserError,
 )
+from paceline.core.layout import AXIS_FIELDS
 from paceline.core.units import counted
 from paceline.estimate.estimates import P_OOM_SURE
 from paceline.files.documents import write_text, write_value
@@ -43,12 +45,23 @@ def _list(what: str) -> object:
     return typer.Option(metavar="LIST", help=what)
 
 
+def _axis_lists() -> type[Any]:
+    """Return a group of options, one for the sizes of each axis."""
+    named = [(axis.name, axis.sweep_help) for axis in AXES if axis.name in AXIS_FIELDS]
+    options = [(name, Annotated[str | None, _list(words)], None) for name, words in named]
+    return make_dataclass("AxisSizes", options, frozen=True)
+
+
+@dataclass(frozen=True)
+class AxisLists(_axis_lists()):
+    """Sizes of the parallel axes that a sweep varies."""
+
+    panel: ClassVar[str] = "What to vary"
+
+
 def sweep(
     recipe: model.Recipe,
-    tp: Annotated[str | None, _list("Tensor-parallel sizes: 1,2,4.")] = None,
-    pp: Annotated[str | None, _list("Pipeline stages.")] = None,
-    cp: Annotated[str | None, _list("Context-parallel sizes.")] = None,
-    vp: Annotated[str | None, _list("Chunks of layers a stage (interleaved).")] = None,
+    axes: AxisLists,
     zero: Annotated[str | None, _list("ZeRO stages, 0 to 3.")] = None,
     mbs: Annotated[str | None, _list("Micro-batches, in sequences.")] = None,
     recompute: Annotated[str | None, _list("none, selective, full, budget.")] = None,
@@ -132,10 +145,7 @@ def sweep(
       paceline sweep tiny-llama --zero 0,1,2,3 --set training.compile=none,blocks --repeat 3
     """
     named = {
-        "tp": tp,
-        "pp": pp,
-        "cp": cp,
-        "vp": vp,
+        **asdict(axes),
         "zero": zero,
         "mbs": mbs,
         "recompute": recompute,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from paceline.core.layout import MODEL_AXES
 from paceline.core.steps import FloatColumn
 from paceline.core.units import GIB, TERA
 from paceline.engines.log_reading.log_content import (
@@ -175,7 +176,7 @@ class _Settings:
         self._keep_memory(log)
 
     def _keep_batch_and_dtype(self, log: LogContent) -> None:
-        sharded = product(*(log.facts.get(name, 1) for name in ("tp", "pp", "cp")))
+        sharded = product(*(log.facts.get(name, 1) for name in MODEL_AXES))
         if sharded == 1:
             batch = self._stated.get(b"per_device_batch_size", b"").removesuffix(b".0")
             keep_whole_numbers(log, {b"n": "micro_batch"}, [(b"n", batch)])

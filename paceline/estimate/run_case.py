@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.core.errors import UserError
 from paceline.core.flops import attended_keys
-from paceline.core.layout import Layout
+from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.mmdit import MMDiTShape
 from paceline.core.recompute import Level, block_levels, level_shares
 from paceline.core.run import RunSpec
@@ -48,7 +48,7 @@ from paceline.estimate.model.collectives import LATENCIES
 from paceline.estimate.model.machine import FOUR_BIT, Machine
 from paceline.estimate.model.weights import block_weights, trained_tensors
 
-AXES = ("tp", "pp", "cp", "vp", "ep", "micro_batch", "zero_stage", "sequence_parallel")
+AXES = (*AXIS_FIELDS, "micro_batch", "zero_stage", "sequence_parallel")
 """Fields of a layout that a case has under the same name."""
 RECOMPUTED: dict[str, Level] = {
     "full_recompute": "full",

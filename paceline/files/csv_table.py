@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.flops import CONVENTIONS, RECOMPUTED, without_recompute
-from paceline.core.layout import Layout
+from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.printed import read_printed
 from paceline.core.problem import refusal
 from paceline.core.shape import DecoderShape
@@ -48,11 +48,7 @@ COUNTS = {
     "num_gpus": "num_devices",
     "gbs": "global_batch",
     "experts_per_token": "experts_per_token",
-    "tp": "tp",
-    "pp": "pp",
-    "cp": "cp",
-    "vp": "vp",
-    "ep": "ep",
+    **{axis: axis for axis in AXIS_FIELDS},
     "mbs": "micro_batch",
 }
 """Columns of whole numbers, by the field that they fill."""
@@ -84,7 +80,7 @@ MOSTLY_WHOLE = 2 / 3
 SMALLEST, LARGEST = 1e-9, 1e30
 """Beyond these no figure of training can lie."""
 SHAPE = ("num_layers", "hidden_size", "ffn_size", "num_heads", "vocab_size")
-AXES = ("tp", "pp", "cp", "vp", "ep", "micro_batch")
+AXES = (*AXIS_FIELDS, "micro_batch")
 
 
 @dataclass(frozen=True)

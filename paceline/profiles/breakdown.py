@@ -27,7 +27,7 @@ OVERLAPPED = "communication_overlapped"
 
 
 class AxisTime(Value):
-    """Communication of one axis of the layout (`dp tp pp cp ep`, `unknown`) in seconds."""
+    """Communication of one axis of the layout (or `unknown`) in seconds."""
 
     exposed_s: NonNegativeFloat = 0.0
     overlapped_s: NonNegativeFloat = 0.0

@@ -32,7 +32,7 @@ class Timeline:
     steps: tuple[StepSpan, ...]
     names: tuple[str, ...]
     labels: tuple[str, ...]
-    """Kinds of `kernels.KINDS`, or COMMUNICATION with an axis (`dp tp pp cp ep`, `unknown`)."""
+    """Kinds of `kernels.KINDS`, or COMMUNICATION with an axis or `unknown`."""
     name_of: NDArray[np.int32]
     """(n,) index of each activity's name."""
     label_of: NDArray[np.int32]

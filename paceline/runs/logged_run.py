@@ -14,6 +14,7 @@ import numpy as np
 
 from paceline.compare.published import compare_with_references
 from paceline.compare.single_run import single_run_verdict
+from paceline.core.layout import AXIS_FIELDS
 from paceline.core.result import Result, Status
 from paceline.core.run import RunSettings, RunSpec
 from paceline.core.run_report import RunReport
@@ -61,7 +62,8 @@ NO_STEPS = (
 )
 MOST_LOGS = 64
 """Ranks whose logs are looked into: the first ones and the last, where frameworks print."""
-SETTINGS = ("global_batch", "seq_len", "num_devices", "tp", "pp", "cp", "vp", "zero_stage")
+OF_LAYOUT = (*AXIS_FIELDS, "zero_stage")
+SETTINGS = ("global_batch", "seq_len", "num_devices", *OF_LAYOUT)
 """What a log may state otherwise than it was asked for."""
 
 
@@ -312,7 +314,7 @@ def _differences(spec: RunSpec, parsing: Parsing) -> Iterator[str]:
         "global_batch": spec.training.global_batch,
         "seq_len": spec.training.seq_len,
         "num_devices": spec.world_size,
-        **{name: getattr(layout, name) for name in ("tp", "pp", "cp", "vp", "zero_stage")},
+        **{name: getattr(layout, name) for name in OF_LAYOUT},
     }
     stated = parsing.log.facts
     for name in SETTINGS:

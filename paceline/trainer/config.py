@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,9 @@ from paceline.trainer.model_config import MODELS, Model, ModelConfig
 from paceline.trainer.side_outputs import MlperfConfig, ProfileConfig
 
 SCHEMA = 1
+MESH_AXES = ("pp", "dp", "cp", "tp")
+"""Axes that ranks are spread over, the outermost first: ranks of the last one are neighbours."""
+OTHER_AXES = ("vp", "ep")
 NARROW = ("fp8", "mxfp8", "nvfp4")
 """What only matrix products are computed in."""
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp64", *NARROW)
@@ -217,8 +221,8 @@ class TrainerConfig:
 
     @property
     def world_size(self) -> int:
-        """Ranks that the layout needs: dp x tp x pp x cp."""
-        return self.dp * self.layout.tp * self.layout.pp * self.layout.cp
+        """Ranks that the layout needs: the product of MESH_AXES."""
+        return self.dp * prod(getattr(self.layout, axis) for axis in MESH_AXES if axis != "dp")
 
     @property
     def draws(self) -> bool:

@@ -11,6 +11,8 @@ from paceline.trainer.config import (
     LEVELS,
     LOSSES,
     MEANS,
+    MESH_AXES,
+    OTHER_AXES,
     PACKINGS,
     RECOMPUTE,
     SOURCES,
@@ -245,8 +247,8 @@ def uneven(parts: list[tuple[str, int, str, int]]) -> list[str]:
 def layout_features(config: TrainerConfig) -> frozenset[str]:
     """The names by which the rules speak of a layout, as whoever wrote the rules derives them."""
     layout = config.layout
-    axes = {axis: getattr(layout, axis) > 1 for axis in ("tp", "pp", "cp", "vp", "ep")}
-    axes["dp"] = config.dp > 1
+    sizes = {axis: getattr(layout, axis, config.dp) for axis in (*MESH_AXES, *OTHER_AXES)}
+    axes = {axis: size > 1 for axis, size in sizes.items()}
     chunked = layout.schedule == "1f1b" and axes["pp"] and axes["vp"]
     schedule = "interleaved" if chunked else layout.schedule
     shard = layout.dp_shard

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
+from paceline.trainer.config import MESH_AXES
 from paceline.trainer.measure.profiler import Bystander, Paused, Profiler
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.side_outputs import ProfileConfig
-
-AXES = ("tp", "pp", "cp", "dp")
 
 
 def make_profiler(
@@ -39,7 +38,7 @@ def make_profiler(
 
 def group_axes(mesh: Mesh) -> dict[str, str]:
     """The axis of every process group by its name; the ranks that share states are `dp`."""
-    axes = {name: getattr(mesh, name) for name in AXES}
+    axes = {name: getattr(mesh, name) for name in reversed(MESH_AXES)}
     states = [mesh.data, mesh.replicate, mesh.shard]
     named = [*axes.items(), *(("dp", axis) for axis in states)]
     groups: dict[str, str] = {}

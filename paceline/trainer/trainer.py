@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from paceline.trainer.config import TrainerConfig
+from paceline.trainer.config import MESH_AXES, TrainerConfig
 from paceline.trainer.data.batches import Loader, LocalBatch
 from paceline.trainer.measure.clock import Lap, StepClock
 from paceline.trainer.measure.cores import CoreUse
@@ -231,7 +231,7 @@ class Trainer:
         loss, norm = done.loss_and_norm.tolist()
         self._check(done, loss, norm)
         training, mesh = self.config.training, self.replica.mesh
-        peers = mesh.tp.size * mesh.pp.size * mesh.cp.size
+        peers = math.prod(getattr(mesh, axis).size for axis in MESH_AXES if axis != "dp")
         self.events.write(
             "step",
             step=done.step,

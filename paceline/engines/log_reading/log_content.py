@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from paceline.core.axes import AXIS
+from paceline.core.layout import AXIS_FIELDS
 from paceline.core.steps import FLOATS, FloatColumn, IntColumn, Steps
 from paceline.engines.log_reading.column import GrowingColumn
 from paceline.engines.log_reading.step_order import REPAIRS, Rows, grows, restarts
@@ -206,11 +208,7 @@ FACT_NAMES = {
     "gradient_accumulation": "micro-batches a device and step",
     "seq_len": "token positions a sample",
     "num_devices": "ranks",
-    "tp": "tensor-parallel size",
-    "pp": "pipeline-parallel size",
-    "cp": "context-parallel size",
-    "vp": "virtual pipeline stages a rank",
-    "ep": "expert-parallel size",
+    **{axis: AXIS[axis].size_name for axis in AXIS_FIELDS},
     "zero_stage": "ZeRO stage",
     "num_parameters": "parameters of the whole model",
     "total_steps": "steps that the run is to do",
@@ -233,7 +231,7 @@ FACT_NAMES = {
 }
 """Settings that a log format may report."""
 
-LAYOUT_FACTS = ("tp", "pp", "cp", "vp", "ep", "zero_stage", "micro_batch")
+LAYOUT_FACTS = (*AXIS_FIELDS, "zero_stage", "micro_batch")
 """Those of the settings that make up a layout."""
 
 FIGURE_NAMES = {

@@ -16,6 +16,7 @@ import numpy as np
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import Dtype
+from paceline.core.layout import MODEL_AXES
 from paceline.core.run import RunSpec
 from paceline.core.stats import summarize
 from paceline.core.units import counted
@@ -215,7 +216,11 @@ def _probes(rates: Rates, cases: Sequence[Case]) -> Probes:
     ranks = rates.placement.ranks
     case = next(case for case in cases if case.devices == ranks)
     plain = replace(
-        case, tp=1, pp=1, cp=1, zero_stage=0, full_recompute=False, selective_recompute=False
+        case,
+        **dict.fromkeys(MODEL_AXES, 1),
+        zero_stage=0,
+        full_recompute=False,
+        selective_recompute=False,
     )
     latency, overlap = rates.of("latency"), rates.of("overlap")
     return Probes(

@@ -7,10 +7,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from math import log
+from math import log, prod
 from typing import NamedTuple, TypedDict
 
 from paceline.core.hardware import Dtype
+from paceline.core.layout import MODEL_AXES
 from paceline.estimate.fit.origin import WHOLE_EXPERTS, captured_experts
 from paceline.estimate.model.case import Case, CudaGraphs, Dispatcher, EpOverlap, cases_of
 from paceline.estimate.model.weights import block_weights, table_weights
@@ -151,7 +152,7 @@ def saved_bytes(case: Case) -> float:
     min(p, m) micro-batches.
     """
     tokens = case.micro_batch * case.seq_len / case.cp
-    replicas = max(1.0, case.devices / (case.tp * case.pp * case.cp))
+    replicas = max(1.0, case.devices / prod(getattr(case, axis) for axis in MODEL_AXES))
     in_flight = min(case.pp, max(1.0, case.global_batch / (replicas * case.micro_batch)))
     stream = 34 / case.tp if case.sequence_parallel else 10 + 24 / case.tp
     scores = 0.0 if case.flash else 5 * case.heads * case.seq_len * tokens / case.tp

@@ -45,6 +45,7 @@ from paceline.estimate.model.weights import (
     expert_ranks,
     expert_shards,
     ffn_weights,
+    model_devices,
     num_microbatches,
     rank_weights,
     replicas,
@@ -337,7 +338,7 @@ def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:
     (Narayanan et al., arXiv:2104.04473, 4.1).
     """
     shared = np.where((x.sequence_parallel > 0) | x.has("stack", "fused"), x.tp, 1.0)
-    span = x.tp * x.cp * replicas(x) * x.pp
+    span = model_devices(x) * replicas(x)
     moved = 2 * tokens(x) * x.hidden / shared / port_rate(x, c, span)
     one_way = moved + start_s(x, c, span) + one_way_s(x, span)
     exposed = np.where(x.has("stack", "softmax"), c["pp_exposed"], c["pp_exposed_fused"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.layout import MODEL_AXES
 from paceline.estimate.model.case import Cases, Floats
 
 
@@ -38,9 +39,14 @@ def num_microbatches(x: Cases) -> Floats:
     return np.maximum(1.0, x.global_batch / (replicas(x) * x.micro_batch))
 
 
+def model_devices(x: Cases) -> Floats:
+    """Devices that hold one replica."""
+    return np.prod([getattr(x, axis) for axis in MODEL_AXES], axis=0)
+
+
 def replicas(x: Cases) -> Floats:
     """Data-parallel replicas."""
-    return np.maximum(1.0, x.devices / (x.tp * x.pp * x.cp))
+    return np.maximum(1.0, x.devices / model_devices(x))
 
 
 def block_weights(x: Cases) -> Floats:

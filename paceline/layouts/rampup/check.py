@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from paceline.core.errors import UserError, unreadable
-from paceline.core.layout import Layout
+from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.layout_checks import layout_problems
 from paceline.core.problem import refusal
 from paceline.core.units import counted, gib, step_seconds
@@ -39,7 +39,7 @@ NAMES = {
 }
 """Other names of columns, in lower case, words joined by _."""
 NEEDED = ("nodes", "batch")
-AXES = ("micro_batch", "tp", "pp", "cp", "vp", "zero_stage", "recompute")
+AXES = ("micro_batch", *AXIS_FIELDS, "zero_stage", "recompute")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.core.layout import Layout
+from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.run import RunSpec
 from paceline.engines import engine
 from paceline.estimate.model.case import Floats
@@ -19,7 +19,7 @@ from paceline.estimate.model.case import Floats
 BUDGETS = tuple(tenths / 10 for tenths in range(1, 10))
 """Shares that are looked at. A decoder block with a gated ffn keeps its attention from about 0.3 on
 and all of its products from about 0.8 on."""
-_CUT = ("tp", "pp", "cp", "vp", "ep", "micro_batch", "zero_stage", "schedule")
+_CUT = (*AXIS_FIELDS, "micro_batch", "zero_stage", "schedule")
 
 
 class Between(NamedTuple):

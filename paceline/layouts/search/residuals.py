@@ -15,10 +15,10 @@ from itertools import product
 
 import numpy as np
 
-from paceline.core.layout import Layout
+from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.estimate.model.case import Floats
 
-SIZES = ("tp", "pp", "cp", "vp", "ep", "micro_batch")
+SIZES = (*AXIS_FIELDS, "micro_batch")
 """Axes that count by their doublings."""
 NAMES = (*SIZES, "zero >= 1", "zero >= 2", "zero 3", "full", "selective", "gpipe", "zero-bubble")
 

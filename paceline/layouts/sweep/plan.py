@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from paceline.core.errors import UserError
-from paceline.core.layout import Layout
+from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.run import RunSpec
 from paceline.estimate.calibrate.lookup import GivenEvidence
 from paceline.estimate.estimates import P_OOM_EVEN, P_OOM_SURE
@@ -26,10 +26,7 @@ from paceline.runs.tasks.division import divide
 from paceline.runs.tasks.slot import JobSlot
 
 SHORT = {
-    "tp": "layout.tp",
-    "pp": "layout.pp",
-    "cp": "layout.cp",
-    "vp": "layout.vp",
+    **{axis: f"layout.{axis}" for axis in AXIS_FIELDS},
     "zero": "layout.zero_stage",
     "mbs": "layout.micro_batch",
     "recompute": "layout.recompute",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.flops import with_recompute
+from paceline.core.layout import AXIS_FIELDS
 from paceline.core.units import TERA, gib, significant
 from paceline.layouts.sweep.result import SweepResult, SweepRow, certainty
 
@@ -17,12 +18,12 @@ ENDED_WITHOUT = ("oom", "nan", "timeout", "failed", "incomplete")
 STATUS_WORDS = {"oom": "OOM", "nan": "NaN"}
 MOST_REASON = 80
 """Signs of an error's text that a table shows."""
-LAYOUT_FIELDS = ("tp", "pp", "cp", "vp", "zero_stage", "micro_batch", "recompute")
+LAYOUT_FIELDS = (*AXIS_FIELDS, "zero_stage", "micro_batch", "recompute")
 ALWAYS_SHOWN = ("layout.tp", "layout.pp", "layout.micro_batch", "layout.recompute")
 """Fields that every table has a column for, whether they vary or not."""
 CSV_KEYS = (
     *("status", "reason", "best", "p_best", "level", "pareto", "key", "nodes", "devices"),
-    *("tp", "pp", "cp", "vp", "dp", "zero_stage", "micro_batch", "recompute"),
+    *(*AXIS_FIELDS, "dp", "zero_stage", "micro_batch", "recompute"),
     *("global_batch", "seq_len", "step_time_s", "low_s", "high_s", "spread", "n"),
     *("samples_per_s", "tokens_per_s", "model_flops_per_s_per_device"),
     *("hardware_flops_per_s_per_device", "mfu", "memory_bytes", "memory_kind"),

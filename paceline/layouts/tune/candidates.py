@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import Peak
-from paceline.core.layout import Layout
+from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.layout_checks import layout_problems
 from paceline.core.run import RunSpec
 from paceline.core.units import counted
@@ -96,11 +96,7 @@ def _measured(spec: RunSpec, local: dict[str, Any], nominal: Machine) -> Machine
 MOST = 4000
 """Layouts that a search keeps in sight: by estimate the fastest that may fit, then the others."""
 VARIED = (
-    "tp",
-    "pp",
-    "cp",
-    "vp",
-    "ep",
+    *AXIS_FIELDS,
     "micro_batch",
     "zero_stage",
     "recompute",

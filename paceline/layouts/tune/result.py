@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import PositiveFloat
 
 from paceline.compare.fastest import LEAST_CHANCE, Standing, standings
-from paceline.core.layout import Layout
+from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.result import Status
 from paceline.core.units import counted, percent, significant
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
@@ -135,7 +135,7 @@ class TuneResult(Value):
         return next((row for row in self.rows if row.best), None)
 
 
-AXES = ("tp", "pp", "cp", "vp", "micro_batch", "zero_stage", "recomputation", "schedule")
+AXES = (*AXIS_FIELDS, "micro_batch", "zero_stage", "recomputation", "schedule")
 FOLLOWS = {"tp": ("sequence_parallel",), "recomputation": ("recompute", "recompute_budget")}
 """Fields that go with an axis."""
 MOST_UNTRIED = 5

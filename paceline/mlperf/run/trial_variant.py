@@ -47,11 +47,10 @@ def _other(request: Request, refusal: UserError) -> TrialVariant:
         except UserError as error:
             refused[name] = error
             continue
-        layout, batch = plan.spec.layout, plan.spec.training.global_batch
-        sizes = f"tp {layout.tp} pp {layout.pp} cp {layout.cp} dp {plan.spec.dp}"
+        sizes, batch = plan.spec.layout.label(plan.spec.world_size), plan.spec.training.global_batch
         notice = (
-            f"variant {name} is taken ({sizes}, zero {layout.zero_stage}, {batch:,} samples a "
-            f"step), because {TRIAL_VARIANT} cannot run there: {refusal.what}"
+            f"variant {name} is taken ({sizes}, {batch:,} samples a step), because "
+            f"{TRIAL_VARIANT} cannot run there: {refusal.what}"
         )
         return TrialVariant(name, plan, notice)
     if all(str(other) == str(refusal) for other in refused.values()):

@@ -18,7 +18,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from paceline.trainer.config import ConfigError, LayoutConfig
+from paceline.trainer.config import MESH_AXES, ConfigError, LayoutConfig
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Mesh:
     @property
     def coordinates(self) -> dict[str, int]:
         """This rank's index on every axis."""
-        return {name: getattr(self, name).index for name in ("pp", "dp", "cp", "tp")}
+        return {name: getattr(self, name).index for name in MESH_AXES}
 
 
 def join_world(device_type: str, bind: bool = True) -> World:
