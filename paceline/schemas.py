@@ -36,7 +36,7 @@ from paceline.logs.parsed_log import ParsedLog
 from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.slurm.foreign import SubmittedScript
 from paceline.machines.slurm.record import SlurmRecord
-from paceline.mlperf.run.series import SeriesAnswer, TrialSeries
+from paceline.mlperf.run.trials import SeriesAnswer, TrialSeries
 from paceline.profiles.profile import Profile
 from paceline.runs.bundles.verification import BundleCheck
 from paceline.runs.difference import RunDiff

@@ -22,8 +22,13 @@ from paceline.core.text import one_line
 from paceline.files.documents import write_text
 from paceline.mlperf.compare.comparison import ScoreComparison
 from paceline.mlperf.compare.comparison import compare as compare_scores
-from paceline.mlperf.compare.head import answers
-from paceline.mlperf.compare.page import compared_html, compared_lines, compared_rows, time_to_train
+from paceline.mlperf.compare.page import (
+    answers,
+    compared_html,
+    compared_lines,
+    compared_rows,
+    time_to_train,
+)
 from paceline.report.charts import save_chart
 from paceline.report.theme import EXPORT
 

@@ -22,10 +22,9 @@ from paceline.files.run_folder import runs_root
 from paceline.machines.placement import Request
 from paceline.mlperf.rules import TRIAL_VARIANT
 from paceline.mlperf.run.request import SeriesRequest, answer, plan_trials, standing
-from paceline.mlperf.run.series import SeriesAnswer, TrialSeries, TrialState
 from paceline.mlperf.run.text import answer_lines, trial_row, trial_text
 from paceline.mlperf.run.tiny_data import not_to_be_trained
-from paceline.mlperf.run.trials import TrialTask, run_trials
+from paceline.mlperf.run.trials import SeriesAnswer, TrialSeries, TrialState, TrialTask, run_trials
 from paceline.runs.flow import Watcher, command_line
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.slot import JobSlot

@@ -13,7 +13,7 @@ from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK
 from paceline.core.text import one_line
 from paceline.core.units import significant
-from paceline.mlperf.check.text import check_lines, check_rows
+from paceline.mlperf.check.findings import check_lines, check_rows
 from paceline.mlperf.score.run_set import score as score_runs
 from paceline.mlperf.score.score import Score
 from paceline.mlperf.score.text import score_lines, score_row

@@ -1,7 +1,7 @@
 """MLPerf Training by its rules.
 
-`rules` holds the benchmarks and their targets, `eligibility` what is no result; `result_logs`
-finds the logs of a set of runs, `logged_trial` reads a trial out of their lines. `run/` trains to
-the target, `score/` scores, `check/` asks the official checker, `compare/` holds scores against
-published ones, `submission/` describes systems and lays out packages.
+`rules` holds the benchmarks, their targets and what is no result; `result_logs` finds the logs of a
+set of runs and reads the trials in their lines. `run/` trains to the target, `score/` scores,
+`check/` asks the official checker, `compare/` compares scores with published ones, `submission/`
+describes systems and lays out packages.
 """

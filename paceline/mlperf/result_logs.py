@@ -1,19 +1,190 @@
-"""The logs of MLPerf runs in a folder: a submission's results, or what a launch script left."""
+"""The logs of MLPerf runs in a folder, and the trials in their result lines.
+
+A trial goes from the beginning of initialisation to run_stop."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, Literal, TypeGuard
 
 from paceline.core.errors import UserError
 from paceline.engines.log_reading.mllog import MlRecord, records
 from paceline.engines.log_reading.mlperf_system import System
 from paceline.files.documents import parse_json, read_text
 from paceline.files.log_file import UTF16_MARKS, LogFile
-from paceline.mlperf.logged_trial import LoggedTrial, trials_of
+from paceline.mlperf.rules import Benchmark
+
+MARKERS = ("init_start", "init_stop", "run_start", "run_stop")
+TEXTS = ("submission_benchmark", "submission_org", "submission_platform", "submission_division")
+PLACEHOLDER = "PLACEHOLDER"
+
+
+@dataclass
+class LoggedTrial:
+    """What the lines of one trial say; what every rank repeats counts once."""
+
+    texts: dict[str, str] = field(default_factory=dict[str, str])
+    times_ms: dict[str, float] = field(default_factory=dict[str, float])
+    global_batch: int | None = None
+    seeds: list[int] = field(default_factory=list[int])
+    stop_status: str | None = None
+    evaluations: list[tuple[int | None, float]] = field(
+        default_factory=list[tuple[int | None, float]]
+    )
+    """Samples so far and result of each evaluation before run_stop."""
+    rates: list[float] = field(default_factory=list[float])
+    """Samples/s where a line states them."""
+    step_times_s: list[float] = field(default_factory=list[float])
+    """Of single steps, which state a loss of their own."""
+    block_times_s: list[float] = field(default_factory=list[float])
+    """Means of the steps between two evaluations, of which the first may hold a start."""
+    num_unread: int = 0
+    """Result lines that hold no whole record."""
+
+    @property
+    def benchmark(self) -> str | None:
+        return self.texts.get("submission_benchmark")
+
+    @property
+    def begun(self) -> bool:
+        """Whether the trial has come to its initialisation."""
+        return "init_start" in self.times_ms or "run_start" in self.times_ms
+
+    @property
+    def stopped(self) -> bool:
+        return "run_stop" in self.times_ms
+
+    @property
+    def minutes(self) -> float | None:
+        """run_stop - run_start in minutes: the run's result; None without both in this order."""
+        return self._minutes("run_start", "run_stop")
+
+    @property
+    def initialisation_minutes(self) -> float | None:
+        """init_stop - init_start in minutes, which is not timed."""
+        return self._minutes("init_start", "init_stop")
+
+    @property
+    def samples_to_target(self) -> int | None:
+        """Samples at the last evaluation before run_stop, None where it states none."""
+        return self.evaluations[-1][0] if self.evaluations else None
+
+    @property
+    def median_samples_per_s(self) -> float | None:
+        """Median of the stated samples/s, else global batch / median time of steps, else blocks."""
+        if self.rates:
+            return median(self.rates)
+        if (times := self.step_times_s or self.block_times_s) and self.global_batch:
+            return self.global_batch / median(times)
+        return None
+
+    def fault(self, benchmark: Benchmark) -> tuple[Literal["failed", "aborted"], str] | None:
+        """Why the run does not count as converged: its status and a sentence; None if it does."""
+        if "run_start" not in self.times_ms:
+            return "aborted", "it has no run_start line"
+        if not self.stopped:
+            return "aborted", "it has no run_stop line"
+        if self.minutes is None:
+            return "failed", "run_stop is not later than run_start"
+        if self.stop_status != "success":
+            return "failed", f"run_stop has status {self.stop_status or 'not stated'}"
+        if not self.evaluations:
+            return "failed", "run_stop says success, but there is no evaluation before it"
+        best = benchmark.best(result for _, result in self.evaluations)
+        if not any(benchmark.reached_by(result) for _, result in self.evaluations):
+            return "failed", (
+                f"run_stop says success, but the best evaluation is {best:.6g} "
+                f"and the target {benchmark.target:g}"
+            )
+        if self.samples_to_target is None:
+            return "failed", "its last evaluation does not say after how many samples it was"
+        return None
+
+    def _minutes(self, first: str, last: str) -> float | None:
+        if first not in self.times_ms or last not in self.times_ms:
+            return None
+        elapsed_ms = self.times_ms[last] - self.times_ms[first]
+        return elapsed_ms / 60_000 if elapsed_ms > 0 else None
+
+
+def trials_of(lines: Iterable[MlRecord | None]) -> list[LoggedTrial]:
+    """The trials in one file, in its order; None stands for a result line that is not whole.
+
+    A file without any result line gives one trial that says nothing: a run that came to none.
+    """
+    trials = [LoggedTrial()]
+    for line in lines:
+        if line is None:
+            trials[-1].num_unread += 1
+            continue
+        if _begins_another(trials[-1], line):
+            # Launch scripts may state benchmark and batch once, before the first trial.
+            trials.append(
+                LoggedTrial(texts=dict(trials[-1].texts), global_batch=trials[-1].global_batch)
+            )
+        _take(trials[-1], line)
+    return [trial for trial in trials if trial.begun] or trials[:1]
+
+
+def _begins_another(trial: LoggedTrial, line: MlRecord) -> bool:
+    """Whether a line begins a trial after `trial`, and does not repeat its beginning for a rank."""
+    if line.key not in ("init_start", "run_start"):
+        return False
+    started_ms = trial.times_ms.get("run_start")
+    late = line.key == "init_start" and started_ms is not None and line.time_ms > started_ms
+    return trial.stopped or bool(trial.evaluations) or late
+
+
+def _take(trial: LoggedTrial, line: MlRecord) -> None:
+    if line.key in MARKERS:
+        if isfinite(line.time_ms) and line.key not in trial.times_ms:
+            trial.times_ms[line.key] = line.time_ms
+            if line.key == "run_stop":
+                status = line.metadata.get("status")
+                trial.stop_status = str(status)[:40] if status is not None else None
+    elif line.key in TEXTS:
+        if isinstance(line.value, str) and line.value:
+            trial.texts[line.key] = line.value[:200]
+    elif line.key == "seed":
+        if _is_number(line.value) and float(line.value).is_integer():
+            trial.seeds.append(int(line.value))
+    elif not trial.stopped:
+        _take_progress(trial, line)
+
+
+def _take_progress(trial: LoggedTrial, line: MlRecord) -> None:
+    if line.key == "global_batch_size":
+        trial.global_batch = whole(line.value) or trial.global_batch
+    elif line.key == "eval_accuracy":
+        if _is_number(line.value):
+            trial.evaluations.append((whole(line.metadata.get("samples_count")), float(line.value)))
+    elif line.key == "tracked_stats" and isinstance(line.value, Mapping):
+        of_one = "reduced_train_loss" in line.value
+        times = trial.step_times_s if of_one else trial.block_times_s
+        for name, series in (("throughput", trial.rates), ("train_step_time", times)):
+            figure = line.value.get(name)
+            if _is_number(figure) and figure > 0:
+                series.append(float(figure))
+
+
+def whole(value: object) -> int | None:
+    """A number that counts something (36 or 36.0), None for anything else."""
+    if _is_number(value) and 0 < value < 1e15 and float(value).is_integer():
+        return int(value)
+    return None
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    """A JSON number that a float can hold; no infinity, no truth value."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) < 1e300
+
 
 RESULTS = re.compile(r"(?P<series>result)_(?P<number>\d{1,6})\.txt(\.gz)?")
 """A submission: one run a file."""

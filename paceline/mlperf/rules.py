@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.core.errors import UserError, did_you_mean
-from paceline.mlperf.eligibility import NOT_A_RESULT
+from paceline.core.errors import EXIT_GATE_FAILED, UserError, did_you_mean
+from paceline.engines.log_reading.mllog import MlRecord
 
 UNOFFICIAL = "unofficial, not verified by MLCommons Association"
 NOT_A_METRIC = "model FLOP/s are not an official MLPerf metric"
@@ -57,6 +57,8 @@ class Benchmark:
     """Whether its evaluations are accuracies, not losses."""
     allowed_samples: int = 0
     """By which the convergence test lets a submission's mean be less than chance explains."""
+    trains_on: str = ""
+    """The data that `paceline mlperf run` needs, and the options that name it."""
 
     def reached_by(self, result: float) -> bool:
         """Whether an evaluation with this result ends a run."""
@@ -65,6 +67,11 @@ class Benchmark:
     def best(self, results: Iterable[float]) -> float:
         """The evaluation result that is nearest to the target or farthest beyond it."""
         return max(results) if self.more_is_better else min(results)
+
+    @property
+    def option(self) -> str:
+        """The name on the command line: with hyphens."""
+        return self.name.replace("_", "-")
 
     @property
     def label(self) -> str:
@@ -80,9 +87,32 @@ TRIAL_VARIANT = "mlperf-trial"
 BENCHMARKS = {
     benchmark.name: benchmark
     for benchmark in (
-        Benchmark("llama2_70b_lora", 10, 0.925, "llama2-70b-lora"),
-        Benchmark("llama31_8b", 10, 3.3, "llama31-8b", "mlperf"),
-        Benchmark("flux1", 10, 0.586, "flux1-schnell"),
+        Benchmark(
+            "llama2_70b_lora",
+            10,
+            0.925,
+            "llama2-70b-lora",
+            trains_on="the packed GovReport sequences as token ids, with `--set "
+            "training.initial_weights=CHECKPOINT` for the base weights and `--set "
+            "training.evaluation.loss_mask=FILE` for the summaries",
+        ),
+        Benchmark(
+            "llama31_8b",
+            10,
+            3.3,
+            "llama31-8b",
+            "mlperf",
+            trains_on="the C4 subset of the rules as ids of Llama 3.1's tokenizer (`--set "
+            "data.token_dtype=uint32`)",
+        ),
+        Benchmark(
+            "flux1",
+            10,
+            0.586,
+            "flux1-schnell",
+            trains_on="CC12M as encoded latents, texts and pooled texts: shards as `paceline stage "
+            "flux1-schnell --asset energon` makes them, or an index in JSON and bf16 files",
+        ),
     )
 }
 SCORED_ONLY = {
@@ -182,3 +212,37 @@ def round_in(place: Path) -> tuple[str, str] | None:
         if match := _ROUND.fullmatch(part):
             return part, f"{match[1]}.{match[2]}.0"
     return None
+
+
+NOT_A_RESULT = "not an MLPerf result"
+"""What our own small runs say of themselves in their logs."""
+MADE_UP_DATA = ("synthetic", "stdlib")
+DATA_SOURCE = "data_source"
+_TINY = re.compile(r"(?:(?<![a-z])|(?<=\dx))tiny(?![a-z])", re.IGNORECASE)
+_NAMES = ("submission_benchmark", "submission_platform", "submission_org")
+
+
+class RefusedError(UserError):
+    """The rules, not the command, stand against it (exit code 3)."""
+
+    exit_code = EXIT_GATE_FAILED
+
+
+def not_a_result(lines: Iterable[MlRecord | None]) -> str | None:
+    """Why the run of these lines is no MLPerf result, None when nothing speaks against it."""
+    for line in lines:
+        if line is None:
+            continue
+        value = str(line.value)
+        if NOT_A_RESULT in value:
+            return f"it says of itself that it is {NOT_A_RESULT}"
+        if line.key == DATA_SOURCE and value in MADE_UP_DATA:
+            return f"it trained on {value} data, not on the benchmark's"
+        if line.key in _NAMES and is_tiny(value):
+            return f"its {line.key} is {value[:60]!r}: a small sibling of the benchmark"
+    return None
+
+
+def is_tiny(name: str | None) -> bool:
+    """Whether a system's name says that it ran a small sibling."""
+    return bool(name and _TINY.search(name))

@@ -14,8 +14,12 @@ from paceline.core.value import Value
 from paceline.estimate.answer import Estimate
 from paceline.estimate.fit.interval import Z80
 from paceline.mlperf.rules import UNOFFICIAL, benchmark_named
-from paceline.mlperf.score.convergence import ConvergenceReference, reference_at, rulesets
-from paceline.mlperf.score.expected_time import num_evaluations
+from paceline.mlperf.score.convergence import (
+    ConvergenceReference,
+    num_evaluations,
+    reference_at,
+    rulesets,
+)
 
 FORWARD_SHARE = 1 / 3
 """Of a step's time that an evaluation of as many samples takes: one pass of three."""

@@ -10,7 +10,7 @@ from paceline.engines.log_reading.mllog import records
 from paceline.engines.mlperf import LOG_FORMAT
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
-from paceline.mlperf.logged_trial import trials_of
+from paceline.mlperf.result_logs import trials_of
 from tests.engines.promises import check_read
 from tests.engines.test_mlperf import BEGIN, END, line, stats
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.mlperf.submission.description_fields import FIELDS
+from paceline.mlperf.submission.description_check import FIELDS
 from tests.mlperf.samples import EPOCH_MS, TEN, line
 
 SYSTEM = "box_2x8"

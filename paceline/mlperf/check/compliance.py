@@ -11,21 +11,23 @@ from paceline.core.units import counted
 from paceline.logs.parser import as_text
 from paceline.mlperf.check.findings import Check, CheckedFile, CheckFinding, FileStatus
 from paceline.mlperf.check.official_checker import (
+    ResultLines,
     check_copy,
     checker_rulesets,
     checker_version,
     copy_unpacked,
-)
-from paceline.mlperf.check.result_lines import ResultLines, finding, incomplete_records
-from paceline.mlperf.check.tiny_rules import (
-    BASE_RULESET,
-    OTHER_VALUES,
-    TINY_LABEL,
-    TINY_RULESET,
-    replaced_rules,
+    finding,
+    incomplete_records,
 )
 from paceline.mlperf.result_logs import RunLog, run_logs
-from paceline.mlperf.rules import SIBLINGS, UNOFFICIAL, RulesetOrigin, settled_ruleset
+from paceline.mlperf.rules import (
+    DEFAULT_RULESET,
+    NOT_A_RESULT,
+    SIBLINGS,
+    UNOFFICIAL,
+    RulesetOrigin,
+    settled_ruleset,
+)
 
 
 def check(place: Path, ruleset: str | None = None) -> Check:
@@ -127,3 +129,44 @@ def checked_log(log: RunLog, ruleset: str, folder: Path) -> CheckedFile:
         findings=tuple(findings),
         warnings=tuple(finding(message, lines) for message in verdict.warnings),
     )
+
+
+TINY_RULESET = "tiny"
+OTHER_VALUES = "checked by rules with other values"
+TINY_LABEL = f"{NOT_A_RESULT}: {OTHER_VALUES}"
+BASE_RULESET = DEFAULT_RULESET
+"""The round whose rules are copied."""
+
+_NAMES = ", ".join(f"'{name}'" for name in sorted(SIBLINGS))
+VALUE, BEST = "CHECK", "ATLEAST_ONE_CHECK"
+"""Of every line with a key, and of at least one of them."""
+
+
+def _reaches(benchmark: str) -> str:
+    return f"(v['value'] <= {SIBLINGS[benchmark].target:g}) and v['value'] > 0.0"
+
+
+REPLACED: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "closed_common": {"submission_benchmark": (VALUE, f"v['value'] in [{_NAMES}]")},
+    "closed_llama31_8b": {
+        "max_sequence_length": (VALUE, "v['value'] == 128"),
+        "eval_samples": (VALUE, "v['value'] == 32"),
+        "max_steps": (VALUE, "v['value'] == 400"),
+        "eval_accuracy": (BEST, _reaches("llama31_8b_tiny")),
+    },
+    "closed_llama2_70b_lora": {
+        "lora_rank": (VALUE, "v['value'] == 4"),
+        "eval_accuracy": (BEST, _reaches("llama2_70b_lora_tiny")),
+    },
+    "closed_flux1": {
+        "evaluation_frequency": (VALUE, "v['value'] == 24"),
+        "eval_accuracy": (BEST, _reaches("flux1_tiny")),
+    },
+}
+"""File of the official rules -> key -> which check, and what stands in its place."""
+
+
+def replaced_rules() -> dict[str, object]:
+    """What the checker's program needs to make the copy."""
+    files = {f"closed_{small.sibling_of}": f"closed_{name}" for name, small in SIBLINGS.items()}
+    return {"replaced": REPLACED, "names": files}

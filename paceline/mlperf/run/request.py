@@ -1,4 +1,4 @@
-"""From what `paceline mlperf run` is asked for to its series, and from the series to its answer."""
+"""From the request of `paceline mlperf run` to its series, and from the series to its answer."""
 
 from __future__ import annotations
 
@@ -14,25 +14,34 @@ from paceline.core.errors import UserError, did_you_mean
 from paceline.core.mmdit import MMDiTShape
 from paceline.engines import engine
 from paceline.files.documents import read_value
-from paceline.files.recipe import load_recipe
+from paceline.files.recipe import full_key, load_recipe
 from paceline.files.run_folder import is_alive
 from paceline.machines.node.binding import bound
 from paceline.machines.placement import Request
-from paceline.mlperf.eligibility import NOT_A_RESULT
 from paceline.mlperf.rules import (
     BENCHMARKS,
     DEFAULT_RULESET,
+    NOT_A_RESULT,
     SIBLINGS,
     TRIAL_VARIANT,
     Benchmark,
 )
 from paceline.mlperf.run import trials as mlperf_trials
-from paceline.mlperf.run.series import SERIES_FILE, SeriesAnswer, TrialSeries, TrialState, status_of
 from paceline.mlperf.run.tiny_data import Prepared, Showing, prepared
-from paceline.mlperf.run.trial_variant import TrialVariant, trial_variant
-from paceline.mlperf.run.trials import Trials
-from paceline.mlperf.score.convergence import reference_at
-from paceline.mlperf.score.expected_time import ExpectedTime, MeasuredSpeed, expected_time
+from paceline.mlperf.run.trials import (
+    SERIES_FILE,
+    SeriesAnswer,
+    Trials,
+    TrialSeries,
+    TrialState,
+    status_of,
+)
+from paceline.mlperf.score.convergence import (
+    ExpectedTime,
+    MeasuredSpeed,
+    expected_time,
+    reference_at,
+)
 from paceline.mlperf.score.run_set import score
 from paceline.mlperf.score.score import Score
 from paceline.runs.ending import read_ranks
@@ -40,22 +49,69 @@ from paceline.runs.logged_run import NATIVE
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan, make_plan
 
-NAMES = {"llama2-70b-lora": "llama2_70b_lora", "llama31-8b": "llama31_8b", "flux1": "flux1"}
-"""Benchmarks as the command line calls them."""
+SETTLES = ("layout.", "training.global_batch", "devices")
+"""Overrides with which users settle the layout themselves: no other one is looked for."""
+
+
+@dataclass(frozen=True)
+class TrialVariant:
+    """The variant that trials run, its plan, and why it is not the plain one."""
+
+    name: str
+    plan: Plan
+    notice: str | None = None
+
+
+def trial_variant(request: Request) -> TrialVariant:
+    """`mlperf-trial` of the request's recipe, else the first `mlperf-trial-*` that can run there.
+
+    Raises UserError of the plain variant where none can, with what was tried.
+    """
+    try:
+        plan = make_plan(replace(request, variant=TRIAL_VARIANT))
+        return TrialVariant(TRIAL_VARIANT, plan)
+    except UserError as refusal:
+        keys = [full_key(text.partition("=")[0]) for text in request.overrides]
+        if any(key.startswith(SETTLES) for key in keys):
+            raise
+        return _other(request, refusal)
+
+
+def _other(request: Request, refusal: UserError) -> TrialVariant:
+    names = load_recipe(request.recipe).variants
+    refused: dict[str, UserError] = {}
+    for name in (name for name in names if name.startswith(f"{TRIAL_VARIANT}-")):
+        try:
+            plan = make_plan(replace(request, variant=name))
+        except UserError as error:
+            refused[name] = error
+            continue
+        sizes, batch = plan.spec.layout.label(plan.spec.world_size), plan.spec.training.global_batch
+        notice = (
+            f"variant {name} is taken ({sizes}, {batch:,} samples a step), because "
+            f"{TRIAL_VARIANT} cannot run there: {refusal.what}"
+        )
+        return TrialVariant(name, plan, notice)
+    if all(str(other) == str(refusal) for other in refused.values()):
+        raise refusal
+    tried = ", ".join(f"{name}{_why(other, refusal)}" for name, other in refused.items())
+    raise UserError(
+        refusal.where,
+        refusal.what,
+        allowed=refusal.allowed,
+        remedy="; ".join(filter(None, (f"nor can {tried}", refusal.remedy))),
+    ) from refusal
+
+
+def _why(other: UserError, plain: UserError) -> str:
+    """What another variant is refused for, in brackets; nothing where that is said already."""
+    return "" if other.what == plain.what else f" ({other.what})"
+
+
 RUNS_FOLDER = "mlperf"
 FIRST_SEED = 1
 SYNTHETIC_STEPS = 40
 SYNTHETIC = f"random samples: {NOT_A_RESULT}"
-NEEDS = {
-    "llama2_70b_lora": "the packed GovReport sequences as token ids, with `--set "
-    "training.initial_weights=CHECKPOINT` for the base weights and `--set "
-    "training.evaluation.loss_mask=FILE` for the summaries",
-    "llama31_8b": "the C4 subset of the rules as ids of Llama 3.1's tokenizer (`--set "
-    "data.token_dtype=uint32`)",
-    "flux1": "CC12M as encoded latents, texts and pooled texts: shards as `paceline stage "
-    "flux1-schnell --asset energon` makes them, or an index in JSON and bf16 files",
-}
-"""What each benchmark trains on."""
 ENGINES = (NATIVE, "mlperf")
 """What trials can be made by."""
 NO_DATA = Prepared((), None)
@@ -86,16 +142,17 @@ class SeriesRequest:
 
 def benchmark_of(request: SeriesRequest) -> Benchmark:
     """The benchmark, or its small sibling; raises UserError for an unknown name."""
+    names = {benchmark.option: benchmark for benchmark in BENCHMARKS.values()}
     name = request.benchmark.replace("_", "-").lower()
-    names = {key.replace("_", "-"): value for key, value in NAMES.items()}
     if name not in names:
         raise UserError(
             f"benchmark {request.benchmark!r}",
             "is not known",
-            allowed=", ".join(NAMES),
+            allowed=", ".join(names),
             remedy=did_you_mean(name, names) or None,
         )
-    return SIBLINGS[f"{names[name]}_tiny"] if request.tiny else BENCHMARKS[names[name]]
+    benchmark = names[name]
+    return SIBLINGS[f"{benchmark.name}_tiny"] if request.tiny else benchmark
 
 
 def plan_trials(request: SeriesRequest, show: Showing) -> Trials:
@@ -236,7 +293,7 @@ def _data(request: SeriesRequest, benchmark: Benchmark, batch: int, show: Showin
     if request.data is None and not named:
         raise UserError(
             f"{benchmark.name}: data",
-            f"none is staged: it trains on {NEEDS[benchmark.name]}",
+            f"none is staged: it trains on {benchmark.trains_on}",
             remedy="name it with --data FILE (and --heldout FILE), measure the speed with "
             "--synthetic, or train the small sibling with --tiny",
         )

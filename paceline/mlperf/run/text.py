@@ -7,8 +7,8 @@ from typing import Any
 
 from paceline.core.text import one_line
 from paceline.core.units import counted, significant
-from paceline.mlperf.run.series import SeriesAnswer, TrialSeries, TrialState
-from paceline.mlperf.score.expected_time import ExpectedTime
+from paceline.mlperf.run.trials import SeriesAnswer, TrialSeries, TrialState
+from paceline.mlperf.score.convergence import ExpectedTime
 from paceline.mlperf.score.text import score_lines
 
 

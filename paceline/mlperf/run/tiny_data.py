@@ -6,14 +6,21 @@ Everything lies in the user's cache, under a name that its content gives, and is
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import random
 import shutil
+import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from math import prod
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
+
+import numpy as np
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.mmdit import MMDiTShape
@@ -22,11 +29,10 @@ from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import read_record, run_folders
 from paceline.machines.placement import Request, Where
 from paceline.mlperf.rules import TRIAL_VARIANT, Benchmark
-from paceline.mlperf.run.tiny_images import write_images
-from paceline.mlperf.run.tiny_text import Domain, text_of
 from paceline.runs import flow
 from paceline.runs.checkpoints import CHECKPOINTS_FOLDER, LATEST_CHECKPOINT
 from paceline.runs.plan import Plan, make_plan
+from paceline.staging.conversions.random_data import Encoder, bfloat16_bits, pictures
 
 NUM_IMAGES = 1152
 BASE_STEPS = 240
@@ -159,3 +165,86 @@ def _digest(folder: Path) -> str:
     for path in sorted(folder.iterdir()):
         total.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()[:8]
+
+
+def write_images(folder: Path, shape: MMDiTShape, count: int) -> Path:
+    """Encode `count` pictures into `folder`; returns the index."""
+    encoder = Encoder.of(shape)
+    samples = [encoder.sample(picture) for picture in pictures(count)]
+    names = {name: f"{name}.bf16" for name in samples[0]}
+    for name, file in names.items():
+        (folder / file).write_bytes(bfloat16_bits(np.stack([s[name] for s in samples])).tobytes())
+    empty = {"text": (shape.text_len, shape.text_width), "pooled": (shape.pooled_width,)}
+    for name, size in empty.items():
+        (folder / f"empty-{name}.bf16").write_bytes(bytes(2 * prod(size)))
+    index = {
+        "schema": 1,
+        "parts": [{"samples": count, **names}],
+        "empty": {name: f"empty-{name}.bf16" for name in empty},
+    }
+    path = folder / "index.json"
+    path.write_text(json.dumps(index, indent=2) + "\n")
+    return path
+
+
+Domain = Literal["code", "prose"]
+PIECE_BYTES = 2048
+"""Texts are cut into pieces of this size and shuffled, so that every part of the whole is alike."""
+MOST_BYTES = 2_000_000
+LEFT_OUT = {
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "test",
+    "tests",
+    "idlelib",
+    "pydoc_data",
+}
+"""Packages of others, and what not every installation has; pydoc_data is the prose."""
+ORDER_SEED = 20_25
+"""One order for all, whatever the seed of a training."""
+
+
+def text_of(domain: Domain) -> bytes:
+    """At most MOST_BYTES of one domain, in shuffled pieces; the same for one installation."""
+    texts = _sources() if domain == "code" else _reference()
+    pieces = [
+        text[at : at + PIECE_BYTES] for text in texts for at in range(0, len(text), PIECE_BYTES)
+    ]
+    random.Random(ORDER_SEED).shuffle(pieces)
+    return b"".join(_up_to(pieces, MOST_BYTES))
+
+
+def _sources() -> Iterator[bytes]:
+    """Modules of the standard library by name."""
+    root = sysconfig.get_path("stdlib")
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = sorted(set(subfolders) - LEFT_OUT)
+        for name in sorted(names):
+            if name.endswith(".py"):
+                yield Path(folder, name).read_bytes()
+
+
+def _reference() -> list[bytes]:
+    """Chapters of the language reference that `help()` shows.
+
+    Raises SystemFaultError where they are not installed.
+    """
+    try:
+        topics: dict[str, str] = import_module("pydoc_data.topics").topics
+    except ImportError as error:
+        raise SystemFaultError(
+            "pydoc_data",
+            "this Python comes without the texts that help() shows",
+            remedy="install its documentation data (Debian: libpython3-stdlib)",
+        ) from error
+    return [topics[name].encode() for name in sorted(topics)]
+
+
+def _up_to(pieces: Iterable[bytes], limit: int) -> Iterator[bytes]:
+    total = 0
+    for piece in pieces:
+        total += len(piece)
+        if total > limit:
+            return
+        yield piece

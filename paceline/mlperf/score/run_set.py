@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from math import isclose, isfinite
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.flops import FlopsInput, flops_per_sample
+from paceline.core.telemetry import (
+    Energy,
+    TelemetryStart,
+    energy_between,
+    read_telemetry,
+)
+from paceline.files.documents import write_text
 from paceline.files.recipe import load_recipe
 from paceline.logs.parser import as_text
 from paceline.logs.peak_doubt import peak_doubt
-from paceline.mlperf.logged_trial import PLACEHOLDER, LoggedTrial
-from paceline.mlperf.result_logs import RunLog, described_accelerator, described_devices, run_logs
+from paceline.machines.probe.telemetry import FOLDER
+from paceline.mlperf.result_logs import (
+    PLACEHOLDER,
+    LoggedTrial,
+    RunLog,
+    described_accelerator,
+    described_devices,
+    run_logs,
+)
 from paceline.mlperf.rules import (
     MOST_INITIALISATION_MINUTES,
     Benchmark,
@@ -23,15 +41,16 @@ from paceline.mlperf.rules import (
     settled_ruleset,
 )
 from paceline.mlperf.score.convergence import held_against, references, rulesets
-from paceline.mlperf.score.counted_runs import (
+from paceline.mlperf.score.score import (
+    COUNTED,
     MOST_FAILED,
+    Score,
+    ScoredRun,
     samples_for_the_test,
     windows_of,
+    with_model_flops,
     with_parts,
 )
-from paceline.mlperf.score.energy import energy_of, mean_energy_j
-from paceline.mlperf.score.score import COUNTED, Score, ScoredRun, with_model_flops
-from paceline.mlperf.score.stated_scaling import stated_scaling
 
 NamedTrials = list[tuple[str, LoggedTrial]]
 
@@ -324,3 +343,94 @@ def _warnings_of_runs(
 def _few(names: Iterable[str]) -> str:
     listed = list(names)
     return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
+
+
+NOTHING_CAME = "no telemetry came from it"
+_ENDING = re.compile(r"\.(txt|log|out)(\.gz)?$")
+
+
+def energy_of(log: Path, trial: LoggedTrial) -> Energy | None:
+    """Energy from run_start to run_stop of a trial, None where no telemetry lies beside its log.
+
+    `telemetry/<log without its ending>.jsonl`, or `-<host>.jsonl` for each of several hosts.
+    """
+    files = _files(log)
+    start, stop = trial.times_ms.get("run_start"), trial.times_ms.get("run_stop")
+    if not files or start is None or stop is None or stop <= start:
+        return None
+    read = [read_telemetry(_text(path).splitlines()) for path in files]
+    hosts = [host for host in read if host is not None]
+    # Where a host's file says nothing, a sum of the others would be too small.
+    whole = hosts if len(hosts) == len(files) else []
+    return energy_between(whole, start / 1000, stop / 1000)
+
+
+def mean_energy_j(runs: Sequence[ScoredRun]) -> float | None:
+    """Mean of the counted runs, None unless each of them has its energy, of the same parts."""
+    counted = [run.energy for run in runs if run.part == "counted"]
+    joules = [energy.energy_j for energy in counted if energy and energy.energy_j is not None]
+    parts = {tuple(sorted(energy.parts_j)) for energy in counted if energy}
+    return fmean(joules) if joules and len(joules) == len(counted) and len(parts) == 1 else None
+
+
+def copy_telemetry(run: Path, folder: Path, name: str, hosts: Iterable[str] = ()) -> None:
+    """Copy the telemetry of a run's folder beside the log `name` of a series.
+
+    Of those of the run's `hosts` that left none, a file says so: the sum of the others is too
+    small.
+    """
+    seen: set[str] = set()
+    for path in sorted((run / FOLDER).glob("*.jsonl")):
+        target = folder / FOLDER / f"{name}-{path.name}"
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, target)
+        telemetry = read_telemetry(_text(path).splitlines())
+        seen |= {telemetry.start.host} if telemetry else set()
+    for number, host in enumerate(sorted({*hosts} - seen)):
+        why = {"gpu": NOTHING_CAME, "cpu": NOTHING_CAME}
+        start = TelemetryStart(host=host, interval_s=0, sources={}, unknown=why)
+        target = folder / FOLDER / f"{name}-missing-{number:05d}.jsonl"
+        target.parent.mkdir(exist_ok=True)
+        write_text(target, start.model_dump_json() + "\n")
+
+
+def _files(log: Path) -> list[Path]:
+    stem = _ENDING.sub("", log.name)
+    paths = (log.parent / FOLDER).glob("*.jsonl")
+    return sorted(path for path in paths if path.stem == stem or path.name.startswith(f"{stem}-"))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+SCALING_FILE = "scaling.json"
+SAME_FACTOR = 1e-6
+"""Factors this close, relatively, are one factor with other digits."""
+
+
+def stated_scaling(folder: Path, factor: float | None, mean_minutes: float | None) -> str | None:
+    """What the file in `folder` would make of the score, None where it changes nothing.
+
+    `factor` is that of the convergence test, `mean_minutes` the olympic mean of the run times.
+    """
+    path = folder / SCALING_FILE
+    if factor is None or mean_minutes is None or not path.is_file():
+        return None
+    try:
+        stated = json.loads(path.read_text(encoding="utf-8"))["scaling_factor"]
+        stated = float(stated)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return f"{SCALING_FILE} states no scaling_factor that can be read: {factor:.6f} is used"
+    if not isfinite(stated) or stated <= 0:
+        return f"{SCALING_FILE} states {stated:g}, which is no factor: {factor:.6f} is used"
+    if isclose(stated, factor, rel_tol=SAME_FACTOR):
+        return None
+    return (
+        f"{SCALING_FILE} states the factor {stated:.6f}, the convergence test asks for "
+        f"{factor:.6f}, which is used: with the file's the score would be "
+        f"{mean_minutes * stated:.4f} minutes"
+    )

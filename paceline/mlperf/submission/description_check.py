@@ -1,21 +1,202 @@
-"""The description of a system under our own reading and the official checker."""
+"""A system description: its fields, what is wrong with them, and the official checker's verdict."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, did_you_mean
+from paceline.core.value import Value
 from paceline.files.documents import read_text
 from paceline.logs.parser import as_text
 from paceline.mlperf.check.findings import CheckedFile, CheckFinding, FileStatus
-from paceline.mlperf.submission.description_fields import faults
+from paceline.mlperf.rules import UNOFFICIAL
 from paceline.mlperf.submission.official_package_checker import (
     PackageVerdict,
     check_description_copy,
 )
+
+UNKNOWN = "UNKNOWN"
+"""Stands at the beginning of a value that nobody has told yet; no package is made with one."""
+AVAILABILITIES = (
+    "Available on-premise",
+    "Available cloud",
+    "Research, Development, or Internal (RDI)",
+    "Preview",
+)
+DIVISIONS = ("closed", "open")
+SOFTWARE = "other_software_stack"
+
+FIELDS: dict[str, str] = {
+    "submitter": "the organisation that submits",
+    "division": "closed or open",
+    "status": " | ".join(AVAILABILITIES),
+    "system_name": "what the results are to be listed under",
+    "number_of_nodes": "nodes of a run",
+    "host_processors_per_node": "sockets",
+    "host_processor_model_name": "processor's name",
+    "host_processor_core_count": "cores of one processor",
+    "host_processor_vcpu_count": "hardware threads of a node",
+    "host_processor_frequency": "base or highest clock",
+    "host_processor_caches": "sizes by level",
+    "host_processor_interconnect": "what joins the sockets",
+    "host_memory_capacity": "of a node",
+    "host_storage_type": "disks that the data lie on",
+    "host_storage_capacity": "number and size",
+    "host_networking": "adapters of a node",
+    "host_networking_topology": "how the switches join the nodes",
+    "host_memory_configuration": "number, size and kind of the modules",
+    "accelerators_per_node": "number",
+    "accelerator_model_name": "name",
+    "accelerator_host_interconnect": "PCIe generation and width",
+    "accelerator_frequency": "clock",
+    "accelerator_on-chip_memories": "caches and shared memory",
+    "accelerator_memory_configuration": "kind of memory",
+    "accelerator_memory_capacity": "of one accelerator",
+    "accelerator_interconnect": "what joins the accelerators of a node",
+    "accelerator_interconnect_topology": "direct, switched, ...",
+    "cooling": "air, liquid, ...",
+    "hw_notes": "may be empty",
+    "framework": "framework with its version",
+    SOFTWARE: "other software with its versions",
+    "operating_system": "name and version",
+    "sw_notes": "may be empty",
+}
+"""Every field that the official checker demands, and what belongs there."""
+
+TEXTS_ONLY = (
+    "submitter",
+    "system_name",
+    "host_processor_model_name",
+    "host_processor_core_count",
+    "accelerators_per_node",
+    "accelerator_model_name",
+    "framework",
+)
+"""Fields that the official checker joins into a line: it breaks off on a number."""
+
+_PLACEHOLDER = re.compile(
+    r"placeholder|unknown|changeme|change[_ -]me|\btodo\b|\btbd\b|\bfixme\b|^x{3,}$|^<.*>$|^\[.*\]$"
+    r"|\b(your|my)[_ -]?(org|organi[sz]ation|company|name)\b",
+    re.IGNORECASE,
+)
+
+
+class OpenField(Value):
+    """A field whose value nobody has told."""
+
+    field: str
+    what: str
+
+
+class Description(Value):
+    """What `paceline mlperf system` answers."""
+
+    description: dict[str, str | dict[str, str]]
+    unknown: tuple[OpenField, ...]
+    notes: tuple[str, ...] = ()
+    """What the values rest on where that is not the whole system."""
+    ruleset: str
+    checker: str | None
+    """The official package; None where it is not installed."""
+    findings: tuple[CheckFinding, ...]
+    status: Literal["complete", "incomplete", "failed"]
+    official: Literal[False] = False
+    label: str = UNOFFICIAL
+    written: str | None = None
+
+
+def is_placeholder(name: str) -> bool:
+    """Whether `name` only holds the place of an organisation's name."""
+    return not name.strip() or bool(_PLACEHOLDER.search(name.strip()))
+
+
+def open_fields(description: Mapping[str, object]) -> list[OpenField]:
+    """The fields that are still marked."""
+    return [
+        OpenField(field=name, what=what)
+        for name, what in FIELDS.items()
+        if str(description.get(name, "")).startswith(UNKNOWN)
+    ]
+
+
+def marked(field: str) -> str:
+    """What stands in a field that nobody has told."""
+    return f"{UNKNOWN}: {FIELDS[field]}"
+
+
+def with_settings(
+    description: Mapping[str, str | dict[str, str]], settings: Sequence[str]
+) -> dict[str, str | dict[str, str]]:
+    """The description with each `key=value` taken over; raises UserError for an unknown field."""
+    filled = dict(description)
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        stack, dot, part = name.partition(".")
+        if not equals:
+            raise UserError(f"--set {setting}", "is not key=value")
+        if dot and stack == SOFTWARE and part:
+            filled[SOFTWARE] = {**_stack(filled), part: value}
+        elif name in FIELDS and name != SOFTWARE:
+            filled[name] = value
+        else:
+            raise UserError(
+                f"--set {setting}",
+                "is no field of a system description",
+                allowed=f"{', '.join(FIELDS)}; {SOFTWARE}.NAME",
+                remedy=did_you_mean(name, FIELDS) or None,
+            )
+    return filled
+
+
+def faults(text: str, description: Mapping[str, object]) -> list[CheckFinding]:
+    """What is wrong with a description, with its line in the file's `text`."""
+    findings = [_fault(text, name, "is missing") for name in FIELDS if name not in description]
+    for name, value in description.items():
+        if name not in FIELDS:
+            continue
+        if isinstance(value, Mapping) and name == SOFTWARE:
+            continue
+        if isinstance(value, int) and not isinstance(value, bool) and name not in TEXTS_ONLY:
+            continue
+        if not isinstance(value, str):
+            problem = f"must be a text in quotes, and is {json.dumps(value)[:60]}"
+            findings.append(_fault(text, name, problem))
+        elif value.startswith(UNKNOWN):
+            findings.append(_fault(text, name, f"is still open ({FIELDS[name]})"))
+        elif problem := _problem(name, value):
+            findings.append(_fault(text, name, problem))
+    return sorted(findings, key=lambda f: (f.line is None, f.line or 0))
+
+
+def _problem(name: str, value: str) -> str | None:
+    """What is wrong with a field's text."""
+    match name:
+        case "status" if value not in AVAILABILITIES:
+            return f"must be one of {'; '.join(AVAILABILITIES)}, and is {value[:60]!r}"
+        case "division" if value not in DIVISIONS:
+            return f"must be closed or open, and is {value[:60]!r}"
+        case "submitter" if is_placeholder(value):
+            return f"is a placeholder: {value[:60]!r}"
+        case "number_of_nodes" | "accelerators_per_node" if not value.isdecimal():
+            return f"must be a whole number, and is {value[:60]!r}"
+        case _:
+            return None
+
+
+def _fault(text: str, name: str, what: str) -> CheckFinding:
+    match = re.search(rf'"{re.escape(name)}"\s*:', text)
+    line = text.count("\n", 0, match.start()) + 1 if match else None
+    return CheckFinding(key=name, line=line, message=f"{name} {what}")
+
+
+def _stack(description: Mapping[str, str | dict[str, str]]) -> dict[str, str]:
+    stack = description.get(SOFTWARE)
+    return stack if isinstance(stack, dict) else {}
 
 
 def checked_description(path: Path, name: str, ruleset: str, scratch: Path) -> CheckedFile:

@@ -22,13 +22,12 @@ from paceline.files.documents import parse_json, read_text
 from paceline.files.log_file import LogFile
 from paceline.logs.parser import as_text
 from paceline.mlperf.check.findings import Check
-from paceline.mlperf.check.result_lines import ResultLines
-from paceline.mlperf.eligibility import RefusedError, is_tiny, not_a_result
-from paceline.mlperf.logged_trial import PLACEHOLDER
-from paceline.mlperf.rules import UNOFFICIAL
+from paceline.mlperf.check.official_checker import ResultLines
+from paceline.mlperf.result_logs import PLACEHOLDER
+from paceline.mlperf.rules import UNOFFICIAL, RefusedError, is_tiny, not_a_result
 from paceline.mlperf.score.run_set import score
 from paceline.mlperf.score.score import Score
-from paceline.mlperf.submission.description_fields import DIVISIONS, faults, is_placeholder
+from paceline.mlperf.submission.description_check import DIVISIONS, faults, is_placeholder
 from paceline.mlperf.submission.package_check import SCALING, check, copy_file
 
 LEFT_OUT = (".git", "__pycache__", ".venv", ".pytest_cache", "*.pyc")

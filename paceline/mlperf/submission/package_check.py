@@ -13,7 +13,7 @@ from paceline.files.documents import parse_json, read_text
 from paceline.files.log_file import LogFile
 from paceline.logs.parser import as_text
 from paceline.mlperf.check import compliance
-from paceline.mlperf.check.compliance import checked_log, chosen_ruleset
+from paceline.mlperf.check.compliance import TINY_RULESET, checked_log, chosen_ruleset
 from paceline.mlperf.check.findings import (
     Check,
     CheckedFile,
@@ -21,7 +21,6 @@ from paceline.mlperf.check.findings import (
     CheckStatus,
 )
 from paceline.mlperf.check.official_checker import checker_rulesets, checker_version
-from paceline.mlperf.check.tiny_rules import TINY_RULESET
 from paceline.mlperf.result_logs import RESULTS, read_log
 from paceline.mlperf.submission.description_check import (
     checked_description,

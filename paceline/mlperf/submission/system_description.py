@@ -1,24 +1,187 @@
-"""The description of this system for a submission, and what is open in it."""
+"""A system description out of a machine's inventory; what it does not say is marked."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import SystemFaultError, UserError, did_you_mean
 from paceline.core.hardware import Cluster
+from paceline.core.units import GIB, MIB
 from paceline.files import catalog
 from paceline.machines.probe.host import host_parts
 from paceline.machines.probe.inventory import inventory
 from paceline.mlperf.check.findings import CheckedFile
 from paceline.mlperf.check.official_checker import PACKAGE, checker_rulesets, checker_version
 from paceline.mlperf.rules import DEFAULT_RULESET
-from paceline.mlperf.submission.description_check import checked_description
-from paceline.mlperf.submission.description_fields import Description, open_fields, with_settings
-from paceline.mlperf.submission.machine_description import machine_description
+from paceline.mlperf.submission.description_check import (
+    FIELDS,
+    SOFTWARE,
+    Description,
+    checked_description,
+    marked,
+    open_fields,
+    with_settings,
+)
+
+NONE = "none"
+SOFTWARE_PACKAGES = ("cudnn", "cublas", "nccl", "cuda-runtime")
+"""Packages of CUDA's libraries, which carry its version in their name."""
+
+Facts = Mapping[str, Any]
+Fields = dict[str, str | dict[str, str]]
+
+
+def machine_description(
+    machine: Facts, parts: Facts, cluster: Cluster | None, is_node: bool
+) -> Fields:
+    """Every field: from the machine's inventory, the parts of the host, the cluster.
+
+    Where this machine is no node of the cluster (`is_node`), its hardware says nothing.
+    """
+    values: dict[str, str | None] = {"hw_notes": "", "sw_notes": "", **_of_cluster(cluster)}
+    if is_node:
+        values |= {
+            **_processors(machine, parts),
+            **_host(parts),
+            **_accelerators(machine, parts, cluster),
+        }
+        values["operating_system"] = machine.get("distribution")
+    elif cluster:
+        values |= _stated_accelerators(cluster)
+    values["framework"] = _framework(machine) if is_node else None
+    fields: Fields = {}
+    for name in FIELDS:
+        value = values.get(name)
+        fields[name] = marked(name) if value is None else value
+    fields[SOFTWARE] = _software(machine) if is_node else {}
+    return fields
+
+
+def _of_cluster(cluster: Cluster | None) -> dict[str, str | None]:
+    if cluster is None:
+        return {"number_of_nodes": "1", "host_networking_topology": NONE}
+    topology = NONE if cluster.nodes == 1 else None
+    return {
+        "number_of_nodes": str(cluster.nodes),
+        "system_name": cluster.name,
+        "host_networking_topology": topology,
+    }
+
+
+def _processors(machine: Facts, parts: Facts) -> dict[str, str | None]:
+    sockets, cores, threads = parts["sockets"], parts["cores"], parts["threads"]
+    clock = parts["clock_mhz"]
+    mhz, kind = (clock["base"], "base") if clock["base"] else (clock["max"], "highest")
+    return {
+        "host_processors_per_node": _count(sockets),
+        "host_processor_model_name": machine["cpu"]["model"],
+        "host_processor_core_count": _count(cores // sockets) if cores and sockets else None,
+        "host_processor_vcpu_count": _count(threads),
+        "host_processor_frequency": f"{mhz / 1000:g} GHz {kind}" if mhz else None,
+        "host_processor_caches": _caches(parts["caches"]),
+        "host_processor_interconnect": f"{NONE}: one processor" if sockets == 1 else None,
+    }
+
+
+def _host(parts: Facts) -> dict[str, str | None]:
+    disks: Sequence[Facts] = parts["disks"]
+    memory = parts["memory_bytes"]
+    return {
+        "host_memory_capacity": f"{memory / GIB:.0f} GiB" if memory else None,
+        "host_storage_type": " + ".join(dict.fromkeys(disk["kind"] for disk in disks)) or None,
+        "host_storage_capacity": _grouped(
+            f"{disk['bytes'] / 1e9:,.0f} GB {disk['kind']}" for disk in disks
+        ),
+        "host_networking": _grouped(map(_adapter, parts["adapters"])),
+    }
+
+
+def _accelerators(machine: Facts, parts: Facts, cluster: Cluster | None) -> dict[str, str | None]:
+    """Of the GPUs that the driver lists; on a machine that computes on its processors, none."""
+    gpus: Sequence[Facts] = machine["gpus"]
+    if not gpus and parts["amd_accelerators"]:
+        return {"accelerators_per_node": str(parts["amd_accelerators"])}
+    if not gpus:
+        names = [name for name in FIELDS if name.startswith("accelerator_")]
+        return {
+            **dict.fromkeys(names, ""),
+            "accelerators_per_node": "0",
+            "accelerator_model_name": f"{NONE}: the processors compute",
+        }
+    first = gpus[0]
+    count = cluster.devices_per_node if cluster else len(gpus)
+    memory, clock = first["memory_bytes"], first["max_sm_clock_mhz"]
+    return {
+        "accelerators_per_node": str(count),
+        "accelerator_model_name": first["name"],
+        "accelerator_memory_capacity": f"{memory / MIB:.0f} MiB" if memory else None,
+        "accelerator_frequency": f"{clock} MHz highest" if clock else None,
+        "accelerator_host_interconnect": first.get("pcie"),
+        "accelerator_interconnect": first.get("nvlink") or (NONE if count == 1 else None),
+    }
+
+
+def _stated_accelerators(cluster: Cluster) -> dict[str, str | None]:
+    memory = cluster.device_memory_bytes
+    return {
+        "accelerators_per_node": str(cluster.devices_per_node),
+        "accelerator_model_name": cluster.device_label or cluster.device,
+        "accelerator_memory_capacity": f"{memory / MIB:.0f} MiB" if memory else None,
+    }
+
+
+def _framework(machine: Facts) -> str | None:
+    """NVIDIA's containers have a release of their own that says more than torch's version."""
+    release = machine["environment"].get("NVIDIA_PYTORCH_VERSION")
+    torch = machine["packages"].get("torch")
+    if release:
+        return f"PyTorch NVIDIA Release {release}"
+    return f"PyTorch {torch}" if torch else None
+
+
+def _software(machine: Facts) -> dict[str, str]:
+    packages: Mapping[str, str] = machine["packages"]
+    versions = {
+        f"{part.replace('-', '_')}_version": version
+        for part in SOFTWARE_PACKAGES
+        for name, version in packages.items()
+        if name.startswith(f"nvidia-{part}")
+    }
+    for gpu in machine["gpus"][:1]:
+        cuda, driver = gpu.get("cuda_driver"), gpu.get("driver")
+        versions |= {"cuda_driver_version": cuda} if cuda else {}
+        versions |= {"nvidia_kernel_driver": driver} if driver else {}
+    return {**versions, "python_version": machine["python"], "kernel_version": machine["kernel"]}
+
+
+def _caches(caches: Sequence[Facts]) -> str | None:
+    kinds = {"Data": "d", "Instruction": "i"}
+    listed = [
+        f"L{cache['level']}{kinds.get(cache['kind'], '')} {cache['count']} x "
+        f"{cache['bytes'] // 1024:,} KiB"
+        for cache in caches
+    ]
+    return "; ".join(listed) or None
+
+
+def _adapter(adapter: Facts) -> str:
+    speed = f"{adapter['gbit_per_s']:g} Gb/s" if adapter["gbit_per_s"] else "speed not told"
+    return f"{adapter['maker'] or ''} {adapter['kind'] or 'adapter'}, {speed}".strip()
+
+
+def _grouped(texts: Iterable[str]) -> str | None:
+    """`2x a + b`, None for nothing."""
+    listed = list(texts)
+    counts = {text: listed.count(text) for text in listed}
+    return " + ".join(f"{n}x {text}" for text, n in counts.items()) or None
+
+
+def _count(number: int | None) -> str | None:
+    return str(number) if number else None
 
 
 def describe(

@@ -7,8 +7,8 @@ from typing import Any
 
 from paceline.core.text import one_line
 from paceline.core.units import counted
-from paceline.mlperf.check.text import check_lines
-from paceline.mlperf.submission.description_fields import Description
+from paceline.mlperf.check.findings import check_lines
+from paceline.mlperf.submission.description_check import Description
 from paceline.mlperf.submission.package import Package
 
 

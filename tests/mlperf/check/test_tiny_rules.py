@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.files.recipe import load_recipe
+from paceline.mlperf.check.compliance import BASE_RULESET, BEST, REPLACED, VALUE, replaced_rules
 from paceline.mlperf.check.official_checker import check_copy
-from paceline.mlperf.check.tiny_rules import BASE_RULESET, BEST, REPLACED, VALUE, replaced_rules
 from paceline.mlperf.rules import SIBLINGS, TRIAL_VARIANT
 from tests.mlperf.samples import line
 

@@ -22,21 +22,21 @@ from paceline.mlperf.run import request as mlperf_run
 from paceline.mlperf.run import tiny_data
 from paceline.mlperf.run import trials as mlperf_trials
 from paceline.mlperf.run.request import (
-    NAMES,
-    NEEDS,
     SeriesRequest,
     answer,
     benchmark_of,
     plan_trials,
     standing,
 )
-from paceline.mlperf.run.series import TrialState
 from paceline.mlperf.run.tiny_data import not_to_be_trained, prepared
+from paceline.mlperf.run.trials import TrialState
 from paceline.mlperf.score import convergence
 from paceline.runs.flow import CancelledRunError
 from paceline.runs.outcome import evaluate
 from tests.mlperf.samples import trial as log_of
 from tests.runs.series_example import make_finished
+
+NAMES = [benchmark.option for benchmark in BENCHMARKS.values()]
 
 
 @pytest.fixture(autouse=True)
@@ -200,7 +200,7 @@ def test_data_that_is_not_there_is_named(tmp_path: Path, name: str):
     request = series_request(tmp_path, name)
     with pytest.raises(UserError, match=r"none is staged: it trains on .*--data FILE"):
         plan_trials(on_cluster(request, tmp_path, 4e12), unshown)
-    assert NEEDS[NAMES[name]]
+    assert benchmark_of(request).trains_on
 
 
 def test_the_whole_lora_wants_a_base_and_the_mask_of_its_summaries(tmp_path: Path):

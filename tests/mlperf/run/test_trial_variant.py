@@ -13,7 +13,7 @@ from paceline.files.recipe import load_recipe
 from paceline.machines.placement import Request, Where
 from paceline.machines.probe.inventory import inventory
 from paceline.mlperf.rules import BENCHMARKS, TRIAL_VARIANT
-from paceline.mlperf.run.trial_variant import trial_variant
+from paceline.mlperf.run.request import trial_variant
 from paceline.runs import plan as run_plan
 
 PUBLISHED = {

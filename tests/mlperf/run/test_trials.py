@@ -15,15 +15,23 @@ from paceline.files.documents import read_value, write_text
 from paceline.files.run_folder import this_controller
 from paceline.mlperf.rules import SIBLINGS
 from paceline.mlperf.run import trials as mlperf_trials
-from paceline.mlperf.run.series import SERIES_FILE, TrialSeries, TrialState
+from paceline.mlperf.run.text import answer_lines, trial_row, trial_text
 from paceline.mlperf.run.trials import (
+    FINAL,
     LOG_FILE,
+    SERIES_FILE,
+    SeriesAnswer,
     Trials,
+    TrialSeries,
+    TrialState,
+    TrialStatus,
     TrialTask,
     check_cache_drop,
     opened,
     run_trials,
+    status_of,
 )
+from paceline.mlperf.score.convergence import ConvergenceReference, MeasuredSpeed, expected_time
 from paceline.runs import flow
 from paceline.runs.flow import CancelledRunError
 from paceline.runs.outcome import evaluate
@@ -314,3 +322,146 @@ def test_the_record_of_a_series_is_json_that_anyone_can_read(
     document = json.loads((tmp_path / "mlperf" / "s" / SERIES_FILE).read_text())
     assert document["schema_version"] == 1 and document["trials"][0]["status"] == "success"
     assert "not an MLPerf result" in document["label"]
+
+
+def series(*statuses: TrialStatus, wanted: int | None = None) -> TrialSeries:
+    empty = TrialSeries(
+        name="s",
+        benchmark="flux1_tiny",
+        label="not an MLPerf result",
+        recipe="r",
+        variant="v",
+        key="00000000",
+        first_seed=5,
+        wanted=1,
+    )
+    begun = empty.up_to(wanted or len(statuses))
+    for trial, status in zip(begun.trials, statuses, strict=False):
+        begun = begun.with_trial(trial.model_copy(update={"status": status}))
+    return begun
+
+
+def test_every_trial_has_a_seed_of_its_own():
+    assert [trial.seed for trial in series(wanted=4).trials] == [5, 6, 7, 8]
+
+
+def test_more_trials_go_on_where_the_seeds_ended_and_fewer_lose_none():
+    begun = series("success", "missed")
+
+    assert [trial.seed for trial in begun.up_to(3).trials] == [5, 6, 7]
+    assert [trial.status for trial in begun.up_to(3).trials] == ["success", "missed", "waiting"]
+    assert len(begun.up_to(1).trials) == 2
+
+
+def test_fewer_trials_leave_out_what_has_not_begun_and_keep_what_has():
+    assert len(series("success", "cancelled", "waiting", "waiting").up_to(1).trials) == 2
+    assert len(series("success", "waiting", "waiting", "waiting").up_to(2).trials) == 2
+    fewer = series("success", "cancelled", "waiting").up_to(1)
+    assert (fewer.wanted, [trial.status for trial in fewer.trials]) == (2, ["success", "cancelled"])
+
+
+def test_what_has_ended_is_not_missing():
+    begun = series("success", "cancelled", "failed", "running", "missed", "waiting", "timeout")
+
+    assert [trial.number for trial in begun.missing] == [1, 3, 5]
+    assert {trial.status for trial in begun.trials} - {t.status for t in begun.missing} <= FINAL
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        (("success", "failed"), "complete"),
+        (("missed", "failed"), "complete"),
+        (("measured",), "complete"),
+        (("failed", "timeout"), "failed"),
+        (("success", "waiting"), "unfinished"),
+        (("cancelled",), "unfinished"),
+    ],
+)
+def test_the_status_of_a_series(statuses: tuple[TrialStatus, ...], expected: str):
+    assert status_of(series(*statuses)) == expected
+
+
+def test_a_series_that_is_at_work_is_running():
+    assert status_of(series("running", "waiting"), alive=True) == "running"
+
+
+LABEL = "not an MLPerf result: a small sibling of flux1"
+
+
+def answered(*trials: TrialState, **fields: object) -> SeriesAnswer:
+    series = TrialSeries(
+        name="s",
+        benchmark="flux1_tiny",
+        label=LABEL,
+        recipe="r",
+        variant="v",
+        key="0a",
+        first_seed=1,
+        wanted=len(trials),
+        trials=trials,
+        synthetic="expected" in fields,
+    )
+    common = {"series": series, "folder": "runs/mlperf/s", "status": "complete", "label": LABEL}
+    return SeriesAnswer.model_validate(common | fields)
+
+
+def test_a_trial_is_told_in_one_line():
+    trial = TrialState(
+        number=0,
+        seed=7,
+        status="success",
+        minutes=0.25,
+        samples_to_target=1408,
+        last_loss=0.69,
+        samples_per_s=41.2,
+    )
+
+    assert trial_text(trial) == (
+        "trial 0, seed 7: success · 1,408 samples to the target · 0.2500 minutes · "
+        "last loss 0.6900 · 41.20 samples/s in the steady window"
+    )
+
+
+def test_a_failed_trial_says_why_and_no_control_character():
+    trial = TrialState(number=3, seed=4, status="failed", reason="rank 1: \x1b[31mout of memory")
+
+    assert trial_text(trial).startswith("trial 3, seed 4: failed: rank 1: ")
+    assert "\x1b" not in trial_text(trial)
+
+
+def test_rows_carry_the_label():
+    answer = answered(TrialState(number=0, seed=1))
+
+    row = trial_row(answer.series, answer.series.trials[0])
+    assert (row["label"], row["benchmark"], row["status"]) == (LABEL, "flux1_tiny", "waiting")
+
+
+def test_a_broken_off_series_says_how_to_go_on():
+    answer = answered(
+        TrialState(number=0, seed=1, status="success"),
+        TrialState(number=1, seed=2),
+        status="unfinished",
+        resume="paceline mlperf run flux1 --tiny",
+    )
+
+    lines = list(answer_lines(answer))
+    assert lines[0].endswith(LABEL)
+    assert "  series       unfinished: 1 of 2 trials have ended" in lines
+    assert "  go on        paceline mlperf run flux1 --tiny" in lines
+
+
+def test_an_expected_time_says_what_it_comes_from_and_that_it_is_no_result():
+    speed = MeasuredSpeed(samples_per_s=10, relative_spread=0.01, num_steps=20, evaluation_s=2)
+    time = expected_time(ConvergenceReference((8,), 8, 1000, 100, 18), speed, 100)
+    answer = answered(TrialState(number=0, seed=1, status="measured"), expected=time)
+
+    text = "\n".join(answer_lines(answer))
+    assert "2 minutes to train (1.671 to 2.329 for 90% of runs); not a result" in text
+    assert "1,000 samples (references at batch 8) at 10.00 samples/s, median of 20 steps" in text
+
+
+def test_a_measurement_without_a_reference_says_so():
+    answer = answered(TrialState(number=0, seed=1, status="measured"), expected=None)
+
+    assert "expected     no time" in "\n".join(answer_lines(answer))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,15 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.mlperf.score.run_set import score
+from paceline.mlperf.check.compliance import check
+from paceline.mlperf.check.official_checker import checker_rulesets
+from paceline.mlperf.rules import BENCHMARKS, SCORED_ONLY
+from paceline.mlperf.score.convergence import rulesets
+from paceline.mlperf.score.run_set import copy_telemetry, score, stated_scaling
 from paceline.mlperf.score.score import Score
 from paceline.mlperf.score.text import score_lines
-from tests.mlperf.samples import TEN, line, submission, trial
+from tests.mlperf.samples import EPOCH_MS, TEN, line, submission, trial
+from tests.mlperf.submissions import ten_runs
 
 
 @pytest.fixture
@@ -317,3 +323,169 @@ def test_long_initialisation_and_different_systems_are_warned_of(tmp_path: Path)
 
     assert "more than 30 minutes: result_0.txt" in text
     assert "different values of submission_platform: 2xBox, 4xBox" in text
+
+
+def telemetry(path: Path, number: int, watts: float, until_s: float = 2000.0) -> None:
+    """A host's file around run `number`, at constant power from before its initialisation."""
+    path.parent.mkdir(exist_ok=True)
+    begin = EPOCH_MS / 1000 + number * 7200
+    lines = [
+        {
+            "event": "telemetry",
+            "host": "a",
+            "interval_s": 5.0,
+            "unknown": {"cpu": "not read"},
+            "sources": {"gpu": "nvidia-smi power.draw"},
+        }
+    ]
+    lines += [
+        {"event": "sample", "time_unix": begin + t, "gpus": [{"index": 0, "power_w": watts}]}
+        for t in range(0, int(until_s), 5)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+
+
+def test_the_energy_of_a_run_is_that_of_its_timed_part(tmp_path: Path):
+    runs = ten_runs(tmp_path)
+    for number in range(10):
+        telemetry(runs / f"telemetry/result_{number}-a.jsonl", number, 700.0)
+    scored = score(runs)
+
+    for run, minutes in zip(scored.runs, TEN, strict=True):
+        assert run.energy and run.energy.energy_j == pytest.approx(700 * minutes * 60)
+        assert run.energy.power_w == pytest.approx(700)
+    assert scored.mean_energy_j == pytest.approx(700 * 10.1875 * 60)
+    text = "\n".join(score_lines(scored))
+    assert (
+        "energy       118.9 Wh to the target, mean of 8 runs, run_start to run_stop, at 700" in text
+    )
+    assert "of gpu (nvidia-smi power.draw)" in text
+
+
+def test_hosts_are_added_and_a_dark_one_leaves_no_sum(tmp_path: Path):
+    runs = ten_runs(tmp_path)
+    telemetry(runs / "telemetry/result_1-a.jsonl", 1, 700.0)
+    telemetry(runs / "telemetry/result_1-b.jsonl", 1, 500.0)
+    telemetry(runs / "telemetry/result_2-a.jsonl", 2, 700.0, until_s=300)
+    (runs / "telemetry/result_3-a.jsonl").write_text("nothing whole")
+    scored = score(runs).runs
+
+    assert scored[1].energy and scored[1].energy.energy_j == pytest.approx(1200 * 10.5 * 60)
+    assert scored[2].energy and scored[2].energy.energy_j is None
+    assert "was not sampled over the whole window" in str(scored[2].energy.reason)
+    assert scored[3].energy and scored[3].energy.reason == "no telemetry was recorded"
+    assert scored[0].energy is None  # result_1's files are not those of result_10 either
+    unknown = score(runs)
+    assert unknown.mean_energy_j is None
+    assert any("energy       unknown: " in line for line in score_lines(unknown))
+
+
+def test_without_telemetry_nothing_is_said_of_energy(tmp_path: Path):
+    scored = score(ten_runs(tmp_path))
+
+    assert scored.mean_energy_j is None and scored.status == "ok"
+    assert not any("energy" in line for line in score_lines(scored))
+
+
+def test_a_runs_telemetry_goes_beside_the_log_of_its_series(tmp_path: Path):
+    (tmp_path / "run/telemetry").mkdir(parents=True)
+    (tmp_path / "run/telemetry/host7.jsonl").write_text("x")
+    (tmp_path / "series").mkdir()
+
+    copy_telemetry(tmp_path / "run", tmp_path / "series", "result_4")
+    copy_telemetry(tmp_path / "no-run", tmp_path / "series", "result_5")
+
+    assert [p.name for p in (tmp_path / "series/telemetry").iterdir()] == ["result_4-host7.jsonl"]
+
+
+def test_a_host_that_left_nothing_is_named_and_there_is_no_sum_without_it(tmp_path: Path):
+    runs = ten_runs(tmp_path)
+    (tmp_path / "run").mkdir()
+    for number in range(10):
+        telemetry(tmp_path / "run/telemetry/00000-a.jsonl", number, 700.0)
+        copy_telemetry(tmp_path / "run", runs, f"result_{number}", ("a", "b", "c"))
+
+    scored = score(runs)
+
+    assert scored.mean_energy_j is None
+    (reason,) = {run.energy.reason for run in scored.runs if run.energy}
+    assert reason is not None and "gpu: b,c: no telemetry came from it" in reason
+    assert any("energy       unknown: gpu: b,c" in line for line in score_lines(scored))
+
+
+def test_another_factor_is_told_with_what_it_would_make(tmp_path: Path):
+    folder = submission(tmp_path, TEN)
+    (folder / "scaling.json").write_text('{"scaling_factor": 1.05}')
+    scored = score(folder)
+    assert scored.score_minutes == pytest.approx(10.1875)
+    assert (
+        "scaling.json states the factor 1.050000, the convergence test asks for 1.000000, which "
+        "is used: with the file's the score would be 10.6969 minutes"
+    ) in scored.warnings
+
+
+def test_the_factor_of_the_test_is_not_mentioned(tmp_path: Path):
+    (tmp_path / "scaling.json").write_text('{"scaling_factor": 1.0092330000001}')
+    assert stated_scaling(tmp_path, 1.009233, 14.0) is None
+    assert stated_scaling(tmp_path, None, None) is None
+    assert stated_scaling(tmp_path / "nowhere", 1.0, 14.0) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"scaling_factor": null}', "[" * 100_000])
+def test_a_file_that_states_none_is_told(tmp_path: Path, text: str):
+    (tmp_path / "scaling.json").write_text(text)
+    assert "that can be read" in str(stated_scaling(tmp_path, 1.0, 14.0))
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "Infinity", "NaN"])
+def test_what_is_no_factor_is_told(tmp_path: Path, value: str):
+    (tmp_path / "scaling.json").write_text(f'{{"scaling_factor": {value}}}')
+    assert "which is no factor" in str(stated_scaling(tmp_path, 1.0, 14.0))
+
+
+IN_EPOCHS = {"dlrm_dcnv2"}
+"""Its reference counts epochs, not samples: checked, and not scored."""
+
+
+@pytest.mark.parametrize("ruleset", ["6.0.0", "6.1.0"])
+def test_every_benchmark_of_the_official_package_is_scored(ruleset: str):
+    package = pytest.importorskip("mlperf_logging")
+    folder = Path(package.__file__).parent / "rcp_checker" / f"training_{ruleset}"
+    names = {path.stem.removeprefix("rcps_") for path in folder.glob("rcps_*.json")} - IN_EPOCHS
+    assert names == {b for b in BENCHMARKS | SCORED_ONLY if ruleset in rulesets(b)}
+    assert all(ruleset in checker_rulesets(name) for name in names)
+
+
+def test_a_benchmark_of_one_round_brings_its_ruleset(tmp_path: Path):
+    folder = submission(tmp_path, TEN, benchmark="gpt_oss_20b", batch=16, samples=196_608)
+    scored = score(folder)
+    assert (scored.ruleset, scored.ruleset_from, scored.status) == ("6.1.0", "benchmark", "ok")
+    assert scored.score_minutes == pytest.approx(10.1875)
+    assert scored.flops_per_sample is None and scored.model_flops_per_s_per_device is None
+    assert scored.model_flops_reason == "the FLOPs of a sample of gpt_oss_20b are not counted here"
+    assert (checked := check(folder)).ruleset == "6.1.0" and checked.ruleset_from == "benchmark"
+
+
+def test_three_runs_are_a_result_where_the_rules_say_so(tmp_path: Path):
+    runs = [3.0, 3.2, 3.5]
+    folder = submission(tmp_path, runs, benchmark="deepseekv3_671b", batch=16_384, samples=770_048)
+    scored = score(folder, "6.0.0")
+    assert (scored.status, scored.runs_required) == ("ok", 3)
+    assert scored.score_minutes == pytest.approx(3.2)
+
+
+@pytest.mark.parametrize(
+    ("quality", "status"), [(0.76, "ok"), (0.74, "invalid")], ids=["reached", "missed"]
+)
+def test_an_accuracy_must_be_as_large_as_the_target(tmp_path: Path, quality: float, status: str):
+    settings = {"benchmark": "dlrmv4", "batch": 8192, "samples": 70_000_000, "quality": quality}
+    folder = submission(tmp_path, TEN, **settings)
+    for path in folder.iterdir():
+        path.write_text(path.read_text().replace('"value": 9.0', '"value": 0.5'))
+    assert score(folder).status == status
+
+
+def test_logs_that_name_their_ruleset_are_scored_by_it(tmp_path: Path):
+    folder = submission(tmp_path / "v5.1", TEN, prefix="+ x --ruleset 6.0.0 ")
+    scored = score(folder)
+    assert (scored.ruleset, scored.ruleset_from) == ("6.0.0", "logs")

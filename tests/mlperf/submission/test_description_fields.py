@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.mlperf.submission.description_fields import (
+from paceline.mlperf.submission.description_check import (
     FIELDS,
     Description,
     OpenField,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.core.hardware import Cluster
-from paceline.mlperf.submission.description_fields import FIELDS, UNKNOWN
-from paceline.mlperf.submission.machine_description import machine_description
+from paceline.mlperf.submission.description_check import FIELDS, UNKNOWN
+from paceline.mlperf.submission.system_description import machine_description
 
 GPU = {
     "name": "NVIDIA H100 80GB HBM3",

@@ -10,7 +10,7 @@ import pytest
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.mlperf.check import official_checker
 from paceline.mlperf.submission import official_package_checker, system_description
-from paceline.mlperf.submission.description_fields import FIELDS, UNKNOWN
+from paceline.mlperf.submission.description_check import FIELDS, UNKNOWN
 from paceline.mlperf.submission.system_description import describe
 
 CLUSTER = "name: east\ndevice: {device}\nnodes: 4\ndevices_per_node: 8\n"
