@@ -14,7 +14,7 @@ from paceline.core.errors import UserError
 from paceline.core.hosts import check_name, first_repeated
 from paceline.core.launchers import Capabilities, LauncherName, capabilities
 from paceline.core.secrets import REDACTED, is_secret
-from paceline.core.value import NonNegativeInt, PositiveInt, Value
+from paceline.core.value import Label, NonNegativeInt, PositiveInt, Value
 
 Dtype = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"]
 NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "mxfp4", "nvfp4")
@@ -164,31 +164,34 @@ class SlurmSettings(Value):
 
 
 class Cluster(Value):
-    """Where a run happens: devices of one kind in equal nodes, and how programs start there."""
+    """Where a run happens: devices of one kind in equal nodes, and how programs start there.
 
-    name: str
+    Labels say where something runs and how it gets there, not what runs.
+    """
+
+    name: Label[str]
     device: str
     """A name of the device catalog."""
-    device_label: str | None = None
+    device_label: Label[str | None] = None
     """What the machine itself calls its device, for example the CPU's model name."""
     nodes: PositiveInt = 1
     devices_per_node: PositiveInt
-    device_memory_bytes: PositiveFloat | None = None
+    device_memory_bytes: Label[PositiveFloat | None] = None
     """Overrides the catalog; for `cpu` the host memory divided by the processes."""
     intra_link: str | None = None
     inter_link: str | None = None
-    launcher: LauncherName = "local"
-    hosts: tuple[str, ...] = ()
+    launcher: Label[LauncherName] = "local"
+    hosts: Label[tuple[str, ...]] = ()
     """The hosts of a run in the order of its ranks; without them Slurm chooses."""
-    interface: str | None = None
+    interface: Label[str | None] = None
     """Network interface of rendezvous and collectives, for example ib0; None leaves it to torch."""
     bind: str = "none"
     """What ranks are bound to: `auto` (the cores nearest their device), `none`, or a file."""
-    ssh: SshSettings = SshSettings()
-    slurm: SlurmSettings = SlurmSettings()
+    ssh: Label[SshSettings] = SshSettings()
+    slurm: Label[SlurmSettings] = SlurmSettings()
     python: str | None = None
     """Interpreter on the nodes; None is the one that runs Paceline, in a container its python3."""
-    stage: str | None = None
+    stage: Label[str | None] = None
     """Folder of staged assets on the nodes' own disks, as `paceline stage` copies them there.
 
     None is the one of this machine, which all see.

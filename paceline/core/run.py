@@ -29,7 +29,7 @@ from paceline.core.quality import Evaluation, MlperfLog
 from paceline.core.schedules import LossScale, LrSchedule, RampUp
 from paceline.core.secrets import redacted_words
 from paceline.core.shape import LoraSpec, Shape, lora_parameters, num_parameters
-from paceline.core.value import NonNegativeInt, PositiveInt, Value
+from paceline.core.value import Label, Mark, NonNegativeInt, PositiveInt, Value, marked_fields
 
 DataSource = Literal[
     "synthetic", "stdlib", "text", "jsonl", "tokens", "indexed", "latents", "webdataset"
@@ -37,70 +37,8 @@ DataSource = Literal[
 Beta = Annotated[float, Field(ge=0, lt=1)]
 MatmulPrecision = Literal["highest", "high", "medium"]
 Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"]
-USUAL_FP8_RECIPE: Fp8Recipe = "tensorwise"
+DEFAULT_FP8_RECIPE: Fp8Recipe = "tensorwise"
 EngineSettings = dict[str, bool | int | float | str | None]
-
-
-UNLIKE_A_SETTING = (
-    "name",
-    "device_label",
-    "device_memory_bytes",
-    "launcher",
-    "hosts",
-    "interface",
-    "ssh",
-    "slurm",
-    "stage",
-)
-"""Fields of a cluster that say where something runs and how it gets there, not what runs."""
-DEEPSEEK_SIZES: dict[str, Any] = {
-    "latent_attention": None,
-    "first_dense_layers": 0,
-    "dense_ffn_size": None,
-    "mtp_layers": 0,
-}
-"""Sizes of a model that Megatron alone trains, and what a model without has."""
-NEWER = ("evaluation", "initial_weights")
-"""Fields of the training that older keys know nothing of: without a value they change no key."""
-NEWER_SIZES: dict[str, Any] = {
-    "num_experts": 1,
-    "experts_per_token": 1,
-    "shared_ffn_size": 0,
-    **DEEPSEEK_SIZES,
-}
-"""The same of the model, in the native trainer not at all."""
-NEWER_OF_RUN: dict[str, Any] = {"engine_settings": {}, "command": [], "bare": False}
-"""The same of the run itself."""
-NEWER_OPTIONS: dict[str, Any] = {
-    "norm_zero_centered": False,
-    "qk_norm": False,
-    "rope_local_theta": None,
-    "rope_scaling_factor": 1.0,
-    "rope_attention_factor": 1.0,
-    "partial_rotary_factor": 1.0,
-    "sliding_window": None,
-    "sliding_window_pattern": None,
-    "query_pre_attn_scalar": None,
-    "scale_embedding": False,
-}
-"""The same of the model, where the native trainer knows them."""
-NEWER_OF_MODEL = {**NEWER_SIZES, **NEWER_OPTIONS, "dropout": 0.0, "attention_dropout": None}
-NEWER_OF_TRAINING: dict[str, Any] = {
-    "loss_scale": LossScale().model_dump(mode="json"),
-    "fp8_recipe": USUAL_FP8_RECIPE,
-}
-NEWER_OF_LORA = {"lr": None}
-NEWER_OF_DATA: dict[str, Any] = {
-    "loss_mask": None,
-    "split": None,
-    "split_part": 0,
-    "blend": [],
-    "tokenizer": None,
-    "document_mask": False,
-}
-NEWER_OF_LAYOUT = {"gradient_sync": None, "recompute_budget": None}
-NEWER_OF_EVALUATION = {"loss_mask": None, "mean": "targets"}
-"""The same of the evaluation."""
 
 
 USUAL_TOKENS = 1e12
@@ -125,7 +63,6 @@ NOTHING_STATED: dict[str, Any] = {
     "training": {"seq_len": 1, "steps": 1, "dtype": "fp32"},
 }
 """What stands in a bare run in the place of what nobody said; it is written to no file."""
-OF_A_RECIPE = ("model", "lora", "training", "data", "layout", "flops_convention", "checkpoint")
 
 
 class TrainingBase(Value):
@@ -135,7 +72,7 @@ class TrainingBase(Value):
     steps: PositiveInt
     matmul_precision: MatmulPrecision = "high"
     """torch.set_float32_matmul_precision for fp32 matrix products."""
-    fp8_recipe: Fp8Recipe = USUAL_FP8_RECIPE
+    fp8_recipe: Fp8Recipe = DEFAULT_FP8_RECIPE
     """What shares a scale when dtype is fp8, by torchao's names."""
     lr: PositiveFloat = 3e-4
     """The highest learning rate."""
@@ -266,8 +203,8 @@ class Checkpointing(Value):
 class RunSpec(Value):
     """Everything that decides what runs; equal specs have equal keys."""
 
-    recipe: str
-    variant: str | None = None
+    recipe: Label[str]
+    variant: Label[str | None] = None
     engine: str = "native"
     engine_settings: EngineSettings = {}
     """What only that engine knows, by its own names."""
@@ -276,28 +213,28 @@ class RunSpec(Value):
     bare: bool = False
     """A command without a recipe: nobody said what it trains, and no figure may rest on `model`,
     `training`, `data` or `layout`, which files leave out."""
-    model: Shape
-    lora: LoraSpec | None = None
-    training: Training
-    data: Data = Data()
-    layout: Layout = Layout()
+    model: Annotated[Shape, Mark.TRAINED]
+    lora: Annotated[LoraSpec | None, Mark.TRAINED] = None
+    training: Annotated[Training, Mark.TRAINED]
+    data: Annotated[Data, Mark.TRAINED] = Data()
+    layout: Annotated[Layout, Mark.TRAINED] = Layout()
     cluster: Cluster
-    flops_convention: Annotated[str, AfterValidator(known_convention)] = "causal"
+    flops_convention: Annotated[str, AfterValidator(known_convention), Mark.TRAINED] = "causal"
     nominal_parameters: PositiveFloat | None = None
     """P of the six-n convention when a source uses a rounded one (1.3e9)."""
-    time_limit_s: PositiveFloat | None = None
-    hang_limit_s: PositiveFloat = 300.0
+    time_limit_s: Label[PositiveFloat | None] = None
+    hang_limit_s: Label[PositiveFloat] = 300.0
     """A rank that finishes no micro-batch for so long is taken as hung."""
     memory_limit_bytes: PositiveFloat | None = None
     """On a CPU: what each rank may allocate beyond what it uses before the model is made."""
-    memory_parts: bool = True
+    memory_parts: Label[bool] = True
     """Watch one early step to tell the peak's memory by part; its time counts in no figure."""
-    checkpoint: Checkpointing = Checkpointing()
-    mlperf: MlperfLog | None = None
+    checkpoint: Annotated[Checkpointing, Mark.TRAINED] = Checkpointing()
+    mlperf: Label[MlperfLog | None] = None
     """Labels of the MLPerf log that the run writes; None writes none."""
     profile: Profiling | None = None
     """The tool that is attached, which slows the run; None measures it as it is."""
-    references: tuple[str, ...] = ()
+    references: Label[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -322,11 +259,9 @@ class RunSpec(Value):
         return redacted_words(command, os.environ)
 
     @model_serializer(mode="wrap")
-    def _what_was_stated(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        content = handler(self)
-        left_out = OF_A_RECIPE if self.bare else ()
-        left_out = left_out if self.profile else (*left_out, "profile")
-        return {name: value for name, value in content.items() if name not in left_out}
+    def _only_what_is_known(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        placeholders = marked_fields(RunSpec, Mark.TRAINED) if self.bare else {}
+        return {name: value for name, value in handler(self).items() if name not in placeholders}
 
     @property
     def steps_asked(self) -> int | None:
@@ -369,40 +304,10 @@ class RunSpec(Value):
 
     @property
     def key(self) -> str:
-        """Eight hexadecimal digits of the content: what runs, not what it is called."""
-        labels = {
-            "recipe",
-            "variant",
-            "references",
-            "time_limit_s",
-            "hang_limit_s",
-            "memory_parts",
-            "mlperf",
-        }
-        content = self.model_dump(mode="json", exclude=labels)
-        for name, usual in NEWER_OF_RUN.items():
-            if content.get(name) == usual:
-                content.pop(name)
-        training: dict[str, Any] = content.get("training") or {}
-        for name in NEWER:
-            if name in training and training[name] is None:
-                training.pop(name)
-        evaluation: dict[str, Any] = training.get("evaluation") or {}
-        for part, newer in (
-            (content.get("model") or {}, NEWER_OF_MODEL),
-            (content.get("lora") or {}, NEWER_OF_LORA),
-            (content.get("layout") or {}, NEWER_OF_LAYOUT),
-            (training, NEWER_OF_TRAINING),
-            (content.get("data") or {}, NEWER_OF_DATA),
-            (evaluation, NEWER_OF_EVALUATION),
-        ):
-            for name, usual in newer.items():
-                if name in part and part[name] == usual:
-                    part.pop(name)
-        for name in UNLIKE_A_SETTING:
-            content["cluster"].pop(name)
-        text = json.dumps(content, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        """Eight hexadecimal digits of what runs: fields that differ from defaults, no labels."""
+        labels = marked_fields(RunSpec, Mark.LABEL)
+        content = self.model_dump(mode="json", exclude_defaults=True, exclude=labels)
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
 class RunSettings(Value):

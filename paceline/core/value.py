@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from enum import Enum
+from functools import cache
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,6 +18,19 @@ MoreBlocks = Annotated[int, Field(ge=0, le=10_000)]
 """Blocks beside these, none among them."""
 
 
+class Mark(Enum):
+    """What a field is apart from its type, declared beside it: `Annotated[str, Mark.LABEL]`."""
+
+    LABEL = "label"
+    """It says what a run is called, where it runs or how it is watched, and not what runs."""
+    TRAINED = "trained"
+    """It says what is trained, which nobody knows of a command without a recipe."""
+
+
+T = TypeVar("T")
+Label = Annotated[T, Mark.LABEL]
+
+
 class Value(BaseModel):
     """A frozen record that refuses unknown keys; its declaration is also its file format.
 
@@ -23,3 +38,16 @@ class Value(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+@cache
+def marked_fields(model: type[BaseModel], mark: Mark) -> dict[str, Any]:
+    """Return the fields with a mark, nested ones included, in the form of `exclude`."""
+    found: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if mark in field.metadata:
+            found[name] = True
+        elif isinstance(kind, type) and issubclass(kind, BaseModel):
+            found[name] = marked_fields(kind, mark)
+    return {name: fields for name, fields in found.items() if fields}

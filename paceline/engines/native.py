@@ -12,7 +12,7 @@ from paceline.core.hardware import NATIVE_NARROW, with_secrets
 from paceline.core.job import Job
 from paceline.core.layout_checks import RULES, native_problems
 from paceline.core.recompute import block_levels
-from paceline.core.run import NEWER_SIZES, USUAL_FP8_RECIPE, RunSpec
+from paceline.core.run import DEFAULT_FP8_RECIPE, RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
 from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.log_reading import native_lines, native_log
@@ -53,7 +53,7 @@ def unsupported(spec: RunSpec) -> list[str]:
     problems = [*unknown_settings(spec, ()), *_layout_problems(spec)]
     problems += refusals(spec, SUPPORT[""])
     dtype, fp8_recipe = spec.training.dtype, spec.training.fp8_recipe
-    if dtype != "fp8" and fp8_recipe != USUAL_FP8_RECIPE:
+    if dtype != "fp8" and fp8_recipe != DEFAULT_FP8_RECIPE:
         problems.append(f"training.fp8_recipe {fp8_recipe} is for training.dtype=fp8, not {dtype}")
     if spec.memory_limit_bytes is not None and spec.cluster.device != "cpu":
         problems.append("memory_limit_bytes is for processes on a CPU; a GPU has its own limit")
@@ -202,7 +202,7 @@ def job(spec: RunSpec, name: str) -> Job:
 
 def settings(spec: RunSpec) -> dict[str, Any]:
     """The resolved JSON that the trainer reads, schema 1."""
-    model = spec.model.model_dump(mode="json", exclude=set(NEWER_SIZES))
+    model = spec.model.model_dump(mode="json")
     ramp_up = spec.training.ramp_up
     model["padded_vocab"] = spec.model.padded_vocab(spec.layout.tp)
     return {

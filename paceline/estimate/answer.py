@@ -10,7 +10,7 @@ from pydantic import Field
 from paceline.core.errors import UserError
 from paceline.core.flops import FlopsInput, model_flops_per_token
 from paceline.core.rates import flops_per_s_per_device, mfu, tokens_per_s
-from paceline.core.run import USUAL_FP8_RECIPE, Data, Headline, RunSettings, RunSpec, Training
+from paceline.core.run import DEFAULT_FP8_RECIPE, Data, Headline, RunSettings, RunSpec, Training
 from paceline.core.value import Value
 from paceline.core.waterfall import WaterfallLevel
 from paceline.estimate.costs import Bill, bill
@@ -217,7 +217,7 @@ def estimate_on(
 
 def _recipe_notes(training: Training) -> tuple[str, ...]:
     """What the time model does not know of how fp8's products are scaled."""
-    if training.dtype != "fp8" or training.fp8_recipe == USUAL_FP8_RECIPE:
+    if training.dtype != "fp8" or training.fp8_recipe == DEFAULT_FP8_RECIPE:
         return ()
     wide = (
         ", and the weights' gradients, which it computes in bf16, as if they were in fp8"
@@ -225,7 +225,7 @@ def _recipe_notes(training: Training) -> tuple[str, ...]:
         else ""
     )
     return (
-        f"fp8_recipe {training.fp8_recipe} is timed as {USUAL_FP8_RECIPE}, for want of "
+        f"fp8_recipe {training.fp8_recipe} is timed as {DEFAULT_FP8_RECIPE}, for want of "
         f"measurements{wide}: likely too fast",
     )
 

@@ -46,8 +46,8 @@ LOGS_FOLDER = "logs"
 LAUNCHER_LOG = "launcher.log"
 REPORT_FILE = "report.html"
 
-RUN_SCHEMA = 1
-"""Of run.json; a later one may mean other things by the same words."""
+RUN_SCHEMA = 2
+"""Version of run.json; another one may mean other things by the same words."""
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}-")
 
@@ -90,7 +90,7 @@ class Trial(Value):
 class RunRecord(Value):
     """run.json: what was asked for and what is known while it runs."""
 
-    schema_version: Literal[1] = RUN_SCHEMA
+    schema_version: Literal[2] = RUN_SCHEMA
     name: str
     tag: str | None = None
     created: str
@@ -196,20 +196,23 @@ def new_folder(root: Path, base: str) -> Path:
 
 
 def read_record(folder: Path) -> RunRecord:
-    """run.json of a folder; raises UserError for one of a later schema, or that nothing can run."""
+    """Return run.json of a folder; raise UserError for another schema or an impossible layout."""
     file = folder / RUN_FILE
     try:
         record = read_value(file, RunRecord)
     except UserError:
-        version = read_json(file).get("schema_version")
-        if isinstance(version, int) and version > RUN_SCHEMA:
-            raise UserError(
-                str(file),
-                f"was written by a newer Paceline: schema {version}, and this version knows "
-                f"{RUN_SCHEMA}",
-                remedy="update Paceline",
-            ) from None
-        raise
+        content = read_json(file)
+        version = content.get("schema_version")
+        if not isinstance(version, int) or version == RUN_SCHEMA:
+            raise
+        writer = content.get("paceline_version")
+        raise UserError(
+            str(file),
+            f"has schema {version}, and this version of Paceline reads schema {RUN_SCHEMA}",
+            remedy="update Paceline"
+            if version > RUN_SCHEMA
+            else f"open it with the Paceline that wrote it ({writer}), or run it again",
+        ) from None
     if (spec := record.spec) is not None:
         for problem in layout_problems(replace(spec.parallel, seq_len=None)):
             raise UserError(str(file), f"spec.layout: {problem}")

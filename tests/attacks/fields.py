@@ -25,8 +25,8 @@ from paceline.runs.history_report import history_document
 from paceline.runs.outcome import evaluate
 
 RUNS = Path(__file__).parents[1] / "forms" / "runs"
-CHANGED = "2026-01-15-tiny-llama-good-dp2-2xcpu-ce8eec58"
-BESIDE = "2026-01-15-tiny-llama-dp2-2xcpu-ce8eec58-2"
+CHANGED = "2026-01-15-tiny-llama-good-dp2-2xcpu-7a10b1a2"
+BESIDE = "2026-01-15-tiny-llama-dp2-2xcpu-7a10b1a2-2"
 RECIPE = "tiny-llama"
 LINES_READ = 3
 """Event lines of a file whose fields are changed: one of each kind."""

@@ -109,15 +109,18 @@ def test_a_report_into_a_device_leaves_the_device(tmp_path: Path):
     assert stat.S_ISCHR((tmp_path / "null").stat().st_mode)
 
 
-def test_a_folder_of_a_later_version_is_refused_by_name(tmp_path: Path):
-    stored_run(tmp_path, "later", schema_version=2)
+@pytest.mark.parametrize(
+    ("version", "remedy"), [(3, "update Paceline"), (1, "open it with the Paceline that wrote it")]
+)
+def test_a_folder_of_another_version_is_refused_by_name(version: int, remedy: str, tmp_path: Path):
+    stored_run(tmp_path, "other", schema_version=version)
     stored_run(tmp_path, "ours")
 
-    refused(paceline("show", "later", runs=tmp_path), 1, "written by a newer Paceline: schema 2")
+    refused(paceline("show", "other", runs=tmp_path), 1, f"has schema {version}, and this version")
 
     listed = paceline("list", runs=tmp_path)
-    assert listed.returncode == 0 and "update Paceline" in listed.stderr
-    assert "ours" in listed.stdout and "later" not in listed.stdout
+    assert listed.returncode == 0 and remedy in listed.stderr
+    assert "ours" in listed.stdout and "other" not in listed.stdout
 
 
 def test_one_folder_that_no_index_can_hold_hides_no_other(tmp_path: Path):

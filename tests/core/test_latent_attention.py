@@ -13,7 +13,7 @@ from paceline.core.memory import memory_per_device
 from paceline.core.recompute import flops_again, kept_per_token
 from paceline.core.shape import DecoderShape, num_parameters, parameter_parts
 from paceline.engines import engine
-from paceline.engines.native import settings, unsupported
+from paceline.engines.native import unsupported
 from paceline.estimate.question import Question
 from paceline.files.recipe import load_recipe
 from tests.core.shapes import run_of
@@ -134,5 +134,4 @@ def test_other_engines_name_the_one_that_trains_it_and_old_keys_stay() -> None:
         told = [reason for reason in refusals if "only engine megatron" in reason]
         assert len(told) == 1 and "engine megatron_bridge" in told[0]
     assert not any("latent" in reason for reason in unsupported(spec))
-    assert "latent_attention" not in settings(spec)["model"]
     assert spec.key != other.key

@@ -13,6 +13,7 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.run import RunSpec
 from paceline.core.secrets import redact
+from paceline.core.value import Mark, marked_fields
 from paceline.engines import native
 from paceline.files.recipe import (
     load_recipe,
@@ -260,6 +261,15 @@ def test_the_key_follows_the_content_and_not_the_name():
     assert resolve(recipe, elsewhere, True, None).key == spec.key
     longer = resolve(load_recipe("tiny-llama", None, ["steps=61"]), CPU, True, None)
     assert spec.key == renamed.key != longer.key
+    stored = spec.model_dump(mode="json", exclude_defaults=True)
+    assert RunSpec.model_validate(stored).key == spec.key
+
+
+def test_labels_are_declared_beside_the_fields():
+    labels = marked_fields(RunSpec, Mark.LABEL)
+    assert {"recipe", "variant", "references", "time_limit_s", "cluster"} < {*labels}
+    assert {"name", "hosts", "launcher", "slurm"} < {*labels["cluster"]}
+    assert not {"model", "training", "layout", "data", "checkpoint"} & {*labels}
 
 
 def ramped(*changes: str) -> RunSpec:

@@ -1,4 +1,4 @@
-"""A script sees of every verb what it saw before; a run folder of an earlier version opens."""
+"""A script sees of every verb what it saw before, on logs and run folders that are stored here."""
 
 from __future__ import annotations
 

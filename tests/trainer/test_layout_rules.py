@@ -15,7 +15,6 @@ from paceline.core.layout_checks import RULES, features, layout_problems, native
 from paceline.core.parallel_run import ParallelRun
 from paceline.core.pipeline import stage_sizes
 from paceline.core.recompute import block_levels
-from paceline.core.run import NEWER_SIZES
 from paceline.core.shape import DecoderShape
 from paceline.trainer.config import ConfigError, parse_config
 from paceline.trainer.config_checks import config_problems, layout_features
@@ -151,7 +150,15 @@ def mended(layout: Layout) -> Layout:
     )
 
 
-EXPERTS = set(NEWER_SIZES)
+EXPERTS = {
+    "num_experts",
+    "experts_per_token",
+    "shared_ffn_size",
+    "latent_attention",
+    "first_dense_layers",
+    "dense_ffn_size",
+    "mtp_layers",
+}
 """Of a model, which the trainer does not read."""
 shapes = st.builds(
     lambda kv_heads, groups, **sizes: DecoderShape(
