@@ -33,14 +33,19 @@ from paceline.staging.converters import ConversionJob, convert, is_resumed
 from paceline.staging.credentials import hub_endpoint, shown
 from paceline.staging.download_log import DownloadLog
 from paceline.staging.ending import StageEnd
-from paceline.staging.listing import SourceListing, inner_path
 from paceline.staging.lock import asset_lock
 from paceline.staging.plan import DONE_FOLDER, UNDERWAY_FOLDER
 from paceline.staging.sources.container import fetch_image
 from paceline.staging.sources.git import clone
 from paceline.staging.sources.hub import access_page, copy_cached, list_hub
 from paceline.staging.sources.url import list_r2, list_urls
-from paceline.staging.transfer import TransferCallbacks, fetch, unwritable
+from paceline.staging.transfer import (
+    SourceListing,
+    TransferCallbacks,
+    fetch,
+    inner_path,
+    unwritable,
+)
 from paceline.staging.verification import file_digest
 
 _LISTS: dict[str, Callable[[Asset, StageEnd], SourceListing]] = {

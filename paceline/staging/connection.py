@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import http.client
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
-from typing import IO, Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import TypeVar
+
+import httpx2
 
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
-from paceline.staging.credentials import headers_for, origin_of, shown
+from paceline.staging.credentials import headers_for, shown
+from paceline.staging.ending import StageEnd
 
 TIMEOUT_S = 60.0
 """Without a byte for so long a connection is taken to be dead."""
-LONGEST_WAIT_S = 300.0
+MAX_WAIT_S = 300.0
 """That a server may ask for; a longer wait is told to the user."""
-AGENT = "paceline"
-LOCAL_FAULTS = (http.client.HTTPException, urllib.error.URLError, TimeoutError, ConnectionError)
+TRIES = 5
+"""In a row without a byte; a connection that brings some begins a new count."""
+FIRST_WAIT_S = 0.5
+MAX_DOCUMENT_BYTES = 64 << 20
 RETRIED = (408, 425, 429, 500, 502, 503, 504)
+_SECRET_HEADERS = ("Authorization", "Cookie", "CF-Access-Client-Id", "CF-Access-Client-Secret")
+_UNUSABLE = (httpx2.InvalidURL, httpx2.UnsupportedProtocol, httpx2.TooManyRedirects)
+
+T = TypeVar("T")
 
 
 class TransientError(Exception):
@@ -32,69 +40,58 @@ class WrongContentError(TransientError):
     """What came is not what the source itself or the recipe says."""
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, credentials left behind where another host is meant."""
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        if not newurl.startswith(("http://", "https://")):
-            return None
-        following = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if following is not None and origin_of(newurl) != origin_of(req.full_url):
-            secret = {name.capitalize() for name in headers_for(req.full_url)}
-            for name in secret | {"Authorization", "Cookie"}:
-                following.headers.pop(name, None)
-        return following
+@cache
+def _client() -> httpx2.Client:
+    # Without connections that stay open: a child process would share them.
+    return httpx2.Client(
+        follow_redirects=True,
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
+        headers={"User-Agent": "paceline", "Accept-Encoding": "identity"},
+        event_hooks={"request": [_authorize]},
+    )
 
 
-_OPENER = urllib.request.build_opener(_Redirects())
+def _authorize(request: httpx2.Request) -> None:
+    """Give every request, a redirected one too, the credentials of its own host alone."""
+    for name in _SECRET_HEADERS:
+        request.headers.pop(name, None)
+    request.headers.update(headers_for(str(request.url)))
 
 
+@contextmanager
 def open_url(
-    url: str,
-    gate: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    method: str = "GET",
-) -> http.client.HTTPResponse:
-    """The answer of `url` as a stream.
+    url: str, gate: str | None = None, headers: Mapping[str, str] | None = None, method: str = "GET"
+) -> Iterator[httpx2.Response]:
+    """Answer with what `url` has, as a stream.
 
     Raises UserError where it is refused, SystemFaultError where it does not exist, TransientError
     where another try may succeed. None of them holds a query or a header: there may be secrets.
     """
     if not url.startswith(("http://", "https://")):
         raise UserError(shown(url) or "source", "is no http or https address")
-    request = urllib.request.Request(
-        url,
-        headers={"User-Agent": AGENT, **headers_for(url), **(headers or {})},
-        method=method,
-    )
     try:
-        response: Any = _OPENER.open(request, timeout=TIMEOUT_S)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise refusal(error.code, shown(url), gate, error.headers.get("Retry-After")) from None
-    except LOCAL_FAULTS as error:
+        with _client().stream(method, url, headers=headers, timeout=TIMEOUT_S) as response:
+            if response.status_code >= 300:
+                wait = response.headers.get("Retry-After")
+                raise refusal(response.status_code, shown(url), gate, wait)
+            yield response
+    except _UNUSABLE as error:
+        where = f"leads to an address that cannot be used ({type(error).__name__})"
+        raise SystemFaultError(shown(url), where) from None
+    except httpx2.RequestError as error:
         raise TransientError(_reason(error)) from None
-    return response
 
 
 def refusal(status: int, where: str, gate: str | None, wait: str | None) -> Exception:
-    """The error that stands for an HTTP status."""
+    """Return the error that stands for an HTTP status."""
     if status in RETRIED:
         wait_s = float(wait) if wait and wait.isdecimal() else None
-        if wait_s is not None and wait_s > LONGEST_WAIT_S:
+        if wait_s is not None and wait_s > MAX_WAIT_S:
             return SystemFaultError(
                 where, f"asks to wait {wait_s:,.0f} s (HTTP {status})", remedy="try again then"
             )
         return TransientError(f"answers HTTP {status}", wait_s)
-    if status == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+    if status == httpx2.codes.RANGE_NOT_SATISFIABLE:
         return WrongContentError("has fewer bytes than had come of it")
     if status in (401, 403):
         return refused(where, f"HTTP {status}", gate)
@@ -106,7 +103,7 @@ def refusal(status: int, where: str, gate: str | None, wait: str | None) -> Exce
 
 
 def refused(where: str, why: str, gate: str | None) -> UserError:
-    """What to do where access is refused."""
+    """Return what to do where access is refused."""
     remedy = (
         "credentials: HF_TOKEN (or `hf auth login`) for the hub, else ~/.netrc, over https alone"
     )
@@ -116,7 +113,7 @@ def refused(where: str, why: str, gate: str | None) -> UserError:
 
 
 def length_of(url: str, gate: str | None) -> int | None:
-    """Bytes of what lies at `url`, by its headers; None where they do not tell."""
+    """Return the bytes of what lies at `url`, by its headers; None where they do not tell."""
     try:
         with open_url(url, gate, method="HEAD") as response:
             length = response.headers.get("Content-Length")
@@ -125,35 +122,44 @@ def length_of(url: str, gate: str | None) -> int | None:
     return int(length) if length and length.isdecimal() else None
 
 
-def read_small(url: str, gate: str | None, largest: int = 64 << 20) -> str:
-    """The whole text of a small document; raises as open_url does."""
-    try:
-        with open_url(url, gate) as response:
-            expected = response.length
-            content = response.read(largest + 1)
-    except LOCAL_FAULTS as error:
-        raise TransientError(_reason(error)) from None
-    if len(content) > largest:
-        raise SystemFaultError(shown(url), f"is larger than {largest:,} bytes")
-    if expected is not None and len(content) < expected:
-        raise TransientError("the connection was cut")
+def read_small(url: str, gate: str | None) -> str:
+    """Return the whole text of a small document; raises as open_url does."""
+    content = b""
+    with open_url(url, gate) as response:
+        for block in response.iter_raw():
+            content += block
+            if len(content) > MAX_DOCUMENT_BYTES:
+                raise SystemFaultError(shown(url), f"is larger than {MAX_DOCUMENT_BYTES:,} bytes")
     return content.decode("utf-8", "replace")
 
 
-def _reason(error: Exception) -> str:
-    """What happened to a connection, in words that hold no URL."""
-    inner = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(inner, TimeoutError):
-        return f"nothing came for {TIMEOUT_S:.0f} s"
-    if isinstance(inner, ConnectionRefusedError):
-        return "refuses the connection"
-    if isinstance(inner, OSError) and inner.strerror:
-        return inner.strerror
-    return "the connection was cut"
+def tried(ask: Callable[[], T], where: str, ended: StageEnd) -> T:
+    """Return what `ask` answers, again where it may succeed a moment later; raises as it does.
+
+    Raises StageEndedError when the end comes while it waits.
+    """
+    for number in range(1, TRIES + 1):
+        try:
+            return ask()
+        except TransientError as error:
+            if number == TRIES:
+                raise given_up(shown(where), error) from None
+            ended.wait(error.wait_s or FIRST_WAIT_S * 2 ** (number - 1))
+            ended.check(shown(where))
+    raise AssertionError("the last try returns or raises")
 
 
 def given_up(where: str, error: TransientError) -> PacelineError:
-    """The error after the last try."""
+    """Return the error after the last try."""
     return SystemFaultError(
         where, str(error), remedy="run the command again: it goes on with what is there"
     )
+
+
+def _reason(error: httpx2.RequestError) -> str:
+    """What happened to a connection, in words that hold no URL."""
+    if isinstance(error, httpx2.TimeoutException):
+        return f"nothing came for {TIMEOUT_S:.0f} s"
+    if isinstance(error, httpx2.ConnectError):
+        return f"does not answer: {str(error).rpartition('] ')[2]}"
+    return "the connection was cut"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
-import os
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+
+import httpx2
 
 from paceline.core.errors import IncompleteError
 
@@ -25,7 +25,7 @@ class StageEnd:
     def __init__(self) -> None:
         self._event = threading.Event()
         self._lock = threading.Lock()
-        self._connections: set[int] = set()
+        self._connections: set[socket.socket] = set()
 
     def is_set(self) -> bool:
         """Whether the staging is to end."""
@@ -44,18 +44,18 @@ class StageEnd:
         """End it: every connection is broken, so that nobody waits for what comes no more."""
         with self._lock:
             self._event.set()
-            for handle in self._connections:
-                with suppress(OSError), socket.socket(fileno=os.dup(handle)) as connection:
+            for connection in self._connections:
+                with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
-    def breaking(self, response: http.client.HTTPResponse) -> Iterator[None]:
+    def breaking(self, response: httpx2.Response) -> Iterator[None]:
         """Let the end break this connection while the block runs."""
-        handle = response.fileno()
+        connection = response.extensions["network_stream"].get_extra_info("socket")
         with self._lock:
-            self._connections.add(handle)
+            self._connections.add(connection)
         try:
             yield
         finally:
             with self._lock:
-                self._connections.discard(handle)
+                self._connections.discard(connection)

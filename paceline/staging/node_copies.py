@@ -205,7 +205,7 @@ class _NodeCopy:
                 self._verify(folder) if self.order.verify else self._copy(folder)
         except _NodeError as error:
             fault = error.args[0], error.args[1]
-        unfinished = [state for state in self.states.values() if state != "staged"]
+        unfinished: list[NodeState] = [state for state in self.states.values() if state != "staged"]
         worst: NodeState = unfinished[0] if unfinished else "staged"
         self.log.phase(self.shell.host, fault[0] or worst)
         return NodeOutcome(

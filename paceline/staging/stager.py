@@ -12,10 +12,10 @@ from paceline.staging.asset_stage import AssetStage, is_listed, listing_of
 from paceline.staging.disk_space import disk_space, require_space
 from paceline.staging.download_log import DownloadLog, StageWatcher
 from paceline.staging.ending import StageEnd, StageEndedError
-from paceline.staging.listing import SourceListing
 from paceline.staging.plan import PlannedAsset, StagingPlan
 from paceline.staging.sources.container import container_runtime
 from paceline.staging.sources.hub import is_offline
+from paceline.staging.transfer import SourceListing
 
 USUAL_JOBS = 4
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import http.client
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
-from paceline.core.assets import StagedFile
+import httpx2
+
+from paceline.core.assets import Asset, StagedFile, plain_path
 from paceline.core.errors import SystemFaultError
+from paceline.core.text import one_line
 from paceline.core.units import si
 from paceline.staging.connection import (
-    LOCAL_FAULTS,
+    FIRST_WAIT_S,
+    TRIES,
     TransientError,
     WrongContentError,
     given_up,
@@ -23,13 +26,10 @@ from paceline.staging.connection import (
 )
 from paceline.staging.credentials import shown
 from paceline.staging.ending import StageEnd
+from paceline.staging.verification import digests_of
 
-BLOCK_BYTES = 1 << 20
-TRIES = 5
-"""In a row without a byte; a connection that brings some begins a new count."""
 TRIES_OF_WRONG_CONTENT = 2
-FIRST_WAIT_S = 0.5
-LONGEST_PAUSE_S = 30.0
+MAX_PAUSE_S = 30.0
 TAG_ENDING = ".tag"
 """Of the file that says which version the file beside it is of."""
 _UNWRITABLE = {errno.ENOSPC: "is full", errno.EDQUOT: "is over its quota", errno.EFBIG: "is full"}
@@ -47,6 +47,26 @@ class RemoteFile:
     git_sha1: str | None = None
     """Of the content as git stores it: what a hub says of small files."""
 
+    @property
+    def is_checkable(self) -> bool:
+        """Whether the source or the recipe states what shows that a file is whole."""
+        return self.bytes is not None or any((self.sha256, self.md5, self.git_sha1))
+
+
+@dataclass(frozen=True)
+class SourceListing:
+    """The files of an asset, and the revision that they are of."""
+
+    files: tuple[RemoteFile, ...]
+    origin: str
+    revision: str | None = None
+
+    @property
+    def bytes(self) -> int | None:
+        """Bytes of all files; None while one is unknown."""
+        sizes = [file.bytes for file in self.files]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+
 
 @dataclass(frozen=True)
 class TransferCallbacks:
@@ -59,6 +79,23 @@ class TransferCallbacks:
     gate: str | None = None
 
 
+def is_included(path: str, patterns: Iterable[str]) -> bool:
+    """Whether one of the patterns is of this path; no pattern is of all."""
+    patterns = tuple(patterns)
+    return not patterns or any(fnmatch(path, pattern) for pattern in patterns)
+
+
+def inner_path(path: str, asset: Asset) -> str:
+    """Return a path that a source names; raises SystemFaultError for one that cannot be staged."""
+    try:
+        return plain_path(path)
+    except ValueError as error:
+        raise SystemFaultError(
+            f"{asset.kind} {shown(asset.source)}",
+            f"names a file {one_line(path)!r}, which {error}",
+        ) from None
+
+
 def fetch(file: RemoteFile, done: Path, underway: Path, callbacks: TransferCallbacks) -> StagedFile:
     """Fetch a file to `done`/path, by way of `underway`, where what is not whole yet waits.
 
@@ -67,9 +104,12 @@ def fetch(file: RemoteFile, done: Path, underway: Path, callbacks: TransferCallb
     callbacks.check()
     target = done / file.path
     if target.is_file():
-        if whole := _whole(file, target, callbacks):
-            return whole
-        target.unlink()
+        try:
+            staged = _verified(file, target, callbacks)
+            callbacks.present(staged.bytes)
+            return staged
+        except WrongContentError:
+            target.unlink()
     name = hashlib.sha256(file.path.encode()).hexdigest()[:24]
     part = _PartialFile(underway / name, underway / f"{name}{TAG_ENDING}")
     callbacks.present(part.bytes)
@@ -100,18 +140,8 @@ def _persist(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks)
             left, pause_s = (TRIES, FIRST_WAIT_S) if came else (left - 1, pause_s * 2)
             if not left:
                 raise given_up(shown(file.url), error) from None
-            callbacks.ended.wait(error.wait_s or min(pause_s, LONGEST_PAUSE_S))
+            callbacks.ended.wait(error.wait_s or min(pause_s, MAX_PAUSE_S))
         callbacks.check()
-
-
-def hashed(path: Path, check: Callable[[], None] = lambda: None) -> str:
-    """SHA-256 of a file's content."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-            check()
-    return digest.hexdigest()
 
 
 @dataclass
@@ -135,98 +165,49 @@ class _PartialFile:
         return self.tag.read_text() if self.tag.is_file() else None
 
 
-class _Digests:
-    """Every digest that a source states of a file, of what has come of it."""
-
-    def __init__(self, file: RemoteFile) -> None:
-        self.bytes = 0
-        self.sha256 = hashlib.sha256()
-        self._file = file
-        # As git stores a file; the size comes first.
-        begin = f"blob {file.bytes}\0".encode()
-        self._others: dict[str, Any] = {
-            "md5": file.md5 and hashlib.md5(usedforsecurity=False),
-            "git_sha1": file.git_sha1 and hashlib.sha1(begin, usedforsecurity=False),
-        }
-
-    def update(self, block: bytes) -> None:
-        self.bytes += len(block)
-        self.sha256.update(block)
-        for digest in filter(None, self._others.values()):
-            digest.update(block)
-
-    def read(self, path: Path, callbacks: TransferCallbacks) -> None:
-        with path.open("rb") as content:
-            while block := content.read(BLOCK_BYTES):
-                self.update(block)
-                callbacks.check()
-
-    @property
-    def is_too_long(self) -> bool:
-        return self._file.bytes is not None and self.bytes > self._file.bytes
-
-    @property
-    def problem(self) -> str | None:
-        stated = self._file
-        if stated.bytes is not None and self.bytes != stated.bytes:
-            return f"has {self.bytes:,} bytes where {stated.bytes:,} are stated"
-        for name, digest in {"sha256": self.sha256, **self._others}.items():
-            word = getattr(stated, name)
-            if word and digest.hexdigest() != word:
-                return f"has another checksum ({name}) than is stated"
-        return None
-
-    @property
-    def staged(self) -> StagedFile:
-        return StagedFile(path=self._file.path, bytes=self.bytes, sha256=self.sha256.hexdigest())
-
-
-def _whole(file: RemoteFile, target: Path, callbacks: TransferCallbacks) -> StagedFile | None:
-    """A file that an earlier call had fetched; None where it is none any more."""
-    digests = _Digests(file)
-    digests.read(target, callbacks)
-    if digests.problem:
-        return None
-    callbacks.present(digests.bytes)
-    return digests.staged
-
-
 def _try(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks) -> StagedFile:
     """One connection: what had come before is kept where the source says that it is unchanged."""
     if file.bytes is not None and part.bytes > file.bytes:
         part.discard(callbacks)
-    digests = _Digests(file)
-    if part.bytes and part.bytes == file.bytes:
-        digests.read(part.path, callbacks)
-    else:
-        _receive(file, part, callbacks, digests)
-    if digests.problem:
-        raise WrongContentError(digests.problem)
+    if not part.bytes or part.bytes != file.bytes:
+        _receive(file, part, callbacks)
+    staged = _verified(file, part.path, callbacks)
     with part.path.open("rb") as content:
         os.fsync(content.fileno())
-    return digests.staged
+    return staged
 
 
-def _receive(
-    file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks, digests: _Digests
-) -> None:
+def _verified(file: RemoteFile, path: Path, callbacks: TransferCallbacks) -> StagedFile:
+    """Return the file with its SHA-256; raises WrongContentError if it is not what is stated."""
+    size = path.stat().st_size
+    if file.bytes is not None and size != file.bytes:
+        raise WrongContentError(f"has {size:,} bytes where {file.bytes:,} are stated")
+    stated = {"sha256": file.sha256, "md5": file.md5, "git_sha1": file.git_sha1}
+    names = ["sha256", *(name for name in ("md5", "git_sha1") if stated[name])]
+    digests = digests_of(path, names, callbacks.check)
+    for name, digest in digests.items():
+        if stated[name] not in (None, digest):
+            raise WrongContentError(f"has another checksum ({name}) than is stated")
+    return StagedFile(path=file.path, bytes=size, sha256=digests["sha256"])
+
+
+def _receive(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks) -> None:
     held, version = part.bytes, part.version
     headers: dict[str, str] = {}
-    if held and (version or file.sha256 or file.md5 or file.git_sha1):
+    if held and (version or file.is_checkable):
         headers = {"Range": f"bytes={held}-", **({"If-Range": version} if version else {})}
     with open_url(file.url, callbacks.gate, headers) as response:
         callbacks.check()
-        if response.status == http.client.PARTIAL_CONTENT and headers:
+        if response.status_code == httpx2.codes.PARTIAL_CONTENT and headers:
             _must_continue(response, held, version)
-            digests.read(part.path, callbacks)
         else:
             part.discard(callbacks)
         part.path.parent.mkdir(parents=True, exist_ok=True)
         tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
         if tag and not tag.startswith("W/"):
             part.tag.write_text(tag)
-        expected = response.length
-        if expected is None and not (response.chunked or _is_told_whole(file)):
+        has_end = any(name in response.headers for name in ("Content-Length", "Transfer-Encoding"))
+        if not (has_end or file.is_checkable):
             raise SystemFaultError(
                 shown(file.url),
                 "comes without its length, so that a cut would not be noticed",
@@ -234,19 +215,12 @@ def _receive(
             )
         with callbacks.ended.breaking(response):
             callbacks.check()
-            came = _store(response, part.path, callbacks, digests)
-    if expected is not None and came < expected:
-        raise TransientError("the connection was cut")
+            _store(response, part.path, file.bytes, callbacks)
 
 
-def _is_told_whole(file: RemoteFile) -> bool:
-    """Whether the recipe or the source states what shows that a file is whole."""
-    return file.bytes is not None or any((file.sha256, file.md5, file.git_sha1))
-
-
-def _must_continue(response: http.client.HTTPResponse, held: int, version: str | None) -> None:
+def _must_continue(response: httpx2.Response, held: int, version: str | None) -> None:
     """Raise WrongContentError for another part than the one that follows, or of another version."""
-    if not (response.headers.get("Content-Range") or "").startswith(f"bytes {held}-"):
+    if not response.headers.get("Content-Range", "").startswith(f"bytes {held}-"):
         raise WrongContentError("continues at another place than it was asked for")
     tag = response.headers.get("ETag" if version and '"' in version else "Last-Modified")
     if version and tag and tag.removeprefix("W/") != version:
@@ -254,31 +228,19 @@ def _must_continue(response: http.client.HTTPResponse, held: int, version: str |
 
 
 def _store(
-    response: http.client.HTTPResponse, path: Path, callbacks: TransferCallbacks, digests: _Digests
-) -> int:
-    """Append what comes to the file; the number of bytes, of which none exceeds what is stated."""
-    came = 0
+    response: httpx2.Response, path: Path, stated: int | None, callbacks: TransferCallbacks
+) -> None:
+    """Append what comes to the file, no byte more than is stated."""
     try:
-        with path.open("ab") as file:
-            while block := _read(response):
+        with path.open("ab", buffering=0) as file:
+            for block in response.iter_raw():
                 callbacks.check()
-                digests.update(block)
-                if digests.is_too_long:
+                if stated is not None and file.tell() + len(block) > stated:
                     raise WrongContentError("is longer than is stated")
                 file.write(block)
-                file.flush()
-                came += len(block)
                 callbacks.fetched(len(block))
     except OSError as error:
         raise unwritable(path, error) from None
-    return came
-
-
-def _read(response: http.client.HTTPResponse) -> bytes:
-    try:
-        return response.read1(BLOCK_BYTES)
-    except (*LOCAL_FAULTS, OSError):
-        raise TransientError("the connection was cut") from None
 
 
 def unwritable(path: Path, error: OSError) -> SystemFaultError:

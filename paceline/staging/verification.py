@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.core.assets import StagedFile
 from paceline.files.staged import (
@@ -18,7 +18,8 @@ from paceline.files.staged import (
     content_sizes,
     read_manifest,
 )
-from paceline.staging.transfer import hashed
+
+BLOCK_BYTES = 1 << 20
 
 Fault = Literal["missing", "extra", "changed", "unreadable"]
 
@@ -73,7 +74,23 @@ def _fault(content: Path, file: StagedFile, present: Mapping[str, int]) -> Fault
 
 
 def file_digest(path: Path, check: Callable[[], None] = lambda: None) -> str:
-    """SHA-256 of a file's content, of a link's target as it is written."""
+    """Return the SHA-256 of a file's content, of a link's target as it is written."""
     if path.is_symlink():
         return hashlib.sha256(str(path.readlink()).encode()).hexdigest()
-    return hashed(path, check)
+    return digests_of(path, ["sha256"], check)["sha256"]
+
+
+def digests_of(path: Path, names: Iterable[str], check: Callable[[], None]) -> dict[str, str]:
+    """Return digests of a file by name: sha256, md5, git_sha1 (as git stores it, size first)."""
+    digests: dict[str, Any] = {
+        name: hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+        if name == "git_sha1"
+        else hashlib.new(name, usedforsecurity=False)
+        for name in names
+    }
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            for digest in digests.values():
+                digest.update(block)
+            check()
+    return {name: digest.hexdigest() for name, digest in digests.items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.staging import listing, transfer
+from paceline.staging import connection, transfer
 from paceline.staging.converters import ConversionJob, convert
 from tests.staging.drawn import SIZES, converted
 from tests.staging.mirror import Mirror, serving
@@ -21,7 +21,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Mirror]:
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setattr(transfer, "FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(listing, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(connection, "FIRST_WAIT_S", 0.001)
     with serving(Mirror()) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server

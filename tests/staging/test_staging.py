@@ -23,14 +23,12 @@ from paceline.files.staged import (
     with_staged_files,
 )
 from paceline.staging import stager, verification
-from paceline.staging.connection import TransientError
+from paceline.staging.connection import TransientError, tried
 from paceline.staging.disk_space import DiskSpace
 from paceline.staging.ending import StageEnd, StageEndedError
-from paceline.staging.listing import tried
 from paceline.staging.plan import staging_plan
 from paceline.staging.stager import Stager
-from paceline.staging.transfer import BLOCK_BYTES
-from paceline.staging.verification import verify
+from paceline.staging.verification import BLOCK_BYTES, verify
 from tests.staging.mirror import Mirror
 from tests.staging.staged import content_of, folder_of, noise, recipe_of, stage_all
 

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import httpx2
+
 from paceline.core.assets import HUB_KINDS, UNSTAGED_FOLDERS, Asset
 from paceline.core.errors import PacelineError, SystemFaultError, UserError
-from paceline.staging.connection import LOCAL_FAULTS, TransientError, refusal, refused
+from paceline.staging.connection import TransientError, refusal, refused, tried
 from paceline.staging.credentials import HUB, hub_endpoint
 from paceline.staging.ending import StageEnd
-from paceline.staging.listing import SourceListing, inner_path, is_included, tried
-from paceline.staging.transfer import RemoteFile
+from paceline.staging.transfer import RemoteFile, SourceListing, inner_path, is_included
 
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 TOKENIZER_FILES = (
@@ -176,12 +177,9 @@ def _info(asset: Asset) -> Any:
         raise _refused(asset, "gated: its licence has to be accepted first") from None
     except HfHubHTTPError as error:
         raise _of_status(asset, where, error.response) from None
-    except (*LOCAL_FAULTS, OSError):
+    except (httpx2.RequestError, OSError):
         raise TransientError("does not answer") from None
-    except Exception as error:
-        # The hub's library and its HTTP client have classes of their own, of several versions.
-        if type(error).__module__.startswith(("httpx", "httpcore", "requests", "urllib3")):
-            raise TransientError("does not answer") from None
+    except Exception as error:  # the library has classes of its own, of several versions
         raise SystemFaultError(where, f"cannot be listed ({type(error).__name__})") from None
 
 

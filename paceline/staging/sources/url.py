@@ -11,11 +11,10 @@ from urllib.parse import quote, unquote, urlsplit
 
 from paceline.core.assets import Asset, AssetFile
 from paceline.core.errors import SystemFaultError, UserError
-from paceline.staging.connection import length_of, read_small
+from paceline.staging.connection import length_of, read_small, tried
 from paceline.staging.credentials import ACCESS_VARIABLES, shown
 from paceline.staging.ending import StageEnd
-from paceline.staging.listing import SourceListing, inner_path, is_included, tried
-from paceline.staging.transfer import RemoteFile
+from paceline.staging.transfer import RemoteFile, SourceListing, inner_path, is_included
 
 AT_ONCE = 8
 """Requests for sizes."""
