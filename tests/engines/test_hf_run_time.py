@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from paceline.logs.facts import UserSettings
@@ -40,22 +39,6 @@ def test_run_time_and_steps_are_enough(tmp_path: Path):
     assert log.status == "ok" and log.window is not None and log.window.rule == "as printed"
     assert log.step_time_s is not None and log.step_time_s.median == 2.0
     assert log.samples_per_s == 16.0
-
-
-def test_bars_that_are_far_apart_tell_the_mean_step_between_them():
-    """18, 36, ... of 97, 6.1 s a step behind a slow beginning; whole seconds over 18 steps."""
-    shown = [(n, 40 + round(6.1 * n)) for n in (18, 36, 54, 72, 90)]
-    text = "".join(
-        entry(n / 97) + f" {n}%|##        | {n}/97 [{s // 60:02}:{s % 60:02}<08:00,  6.55s/it]\n"
-        for n, s in shown
-    )
-    log = check(text)
-    steps = log.steps()
-    assert steps.index.tolist() == [18, 36, 54, 72, 90]
-    assert np.isnan(steps["step_time_s"][0]), "the beginning is no step time"
-    np.testing.assert_allclose(steps["step_time_s"][1:], 6.1, atol=1 / 18)
-    assert log.resolution_s == pytest.approx(1 / 18)
-    assert "whole seconds" in log.remarks[-1]
 
 
 def test_steps_before_a_checkpoint_or_behind_an_early_stop_took_no_time(tmp_path: Path):

@@ -91,14 +91,19 @@ def test_the_bar_drawn_again_behind_a_dictionary_has_its_step():
     assert log.facts["total_steps"] == 100
 
 
-def test_bars_alone_time_each_step_between_two_of_them():
-    text = "".join(bar(n) + (entry(n / 100) + bar(n) if n % 5 == 0 else "") for n in range(1, 31))
+@pytest.mark.parametrize(
+    ("rate", "seconds", "resolution"), [(" 2.00s/it", 2.0, 0.01), (" 4.00it/s", 0.25, 0.01 / 16)]
+)
+def test_bars_alone_give_their_rate_as_printed(rate: str, seconds: float, resolution: float):
+    text = "".join(
+        bar(n, rate) + (entry(n / 100) + bar(n, rate) if n % 5 == 0 else "") for n in range(1, 31)
+    )
     log = check(text)
     steps = log.steps()
     timed = np.isfinite(steps["step_time_s"])
-    assert steps.index[timed].tolist() == list(range(6, 31))
-    np.testing.assert_allclose(steps["step_time_s"][timed], 2.0, atol=0.03)
-    assert log.resolution_s == pytest.approx(0.0567, abs=1e-3)
+    assert steps.index[timed].tolist() == list(range(5, 31))
+    assert steps["step_time_s"][timed].tolist() == [seconds] * 26
+    assert log.resolution_s == pytest.approx(resolution)
     assert "moving average" in log.remarks[-1]
 
 

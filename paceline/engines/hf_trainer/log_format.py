@@ -22,7 +22,6 @@ from paceline.engines.log_reading.hf_settings import (
 )
 from paceline.engines.log_reading.hf_summary import TrainSummaries
 from paceline.engines.log_reading.log_content import Fact, LogContent, LogFormat, numbers
-from paceline.engines.log_reading.progress_bars import BarTimes
 from paceline.engines.log_reading.records import (
     Records,
     field,
@@ -36,10 +35,13 @@ __all__ = ["LOG_FORMAT"]
 ENDS = b"Training completed. Do not forget"
 LONGEST_RECORD = 8000
 LARGEST_STEP = 2.0**53
+LARGEST_RATE = 1e9
+BAR_UNIT = 0.01
+"""Unit of the last digit of a bar's rate."""
 
 _EVENT = re.compile(
     rb"[{|](?:(?<=\{)([^{}]{2,8000}+)\}"
-    rb"|(?<=\|) (\d{1,12}+)/(\d{1,12}+) \[([^\[\]{}<\r\n]{1,24})<[^\[\]{},\r\n]{1,24}, {1,4}"
+    rb"|(?<=\|) (\d{1,12}+)/(\d{1,12}+) \[[^\[\]{}<\r\n]{1,24}<[^\[\]{},\r\n]{1,24}, {1,4}"
     rb"([0-9.]{1,12}+|\?)(s/it|it/s))"
 )
 _RESUMED = re.compile(rb"Continuing training from global step (\d{1,12})(?!\d)")
@@ -66,7 +68,8 @@ def read(blocks: Iterable[bytes], log: LogContent) -> None:
     """Steps as the bar counts them, from 1, and the one figure for the whole run.
 
     Where the dictionaries have `train_runtime`, a running total, its differences are the step
-    times; else those of the bar's own average, undone. Rates of the whole run are of all devices.
+    times; else the bar's own moving average is, as printed. Rates of the whole run are of all
+    devices.
     """
     run = _Run(log)
     for text in _whole_records(watched(blocks, log, ENDS, _TORN)):
@@ -108,7 +111,7 @@ class _Run:
         self._of_the_run_before: dict[str, Fact] = {}
         self._rows = _Rows()
         self._uncounted = 0
-        self._has_run_time = self._timed_by_bar = self._timed_by_seconds = False
+        self._has_run_time = self._timed_by_bar = False
         self._resolution_s = 0.0
         self._begin()
 
@@ -157,17 +160,16 @@ class _Run:
         self._keep_steps_done()
         log.resolution_s = self._resolution_s
         if self._timed_by_bar:
-            log.resolution_s = log.resolution_s or self._bars.resolution_s
+            log.resolution_s = log.resolution_s or self._bar_resolution_s
             log.facts.pop("log_interval", None)
-            source = "whole seconds" if self._timed_by_seconds else "moving average"
-            log.remark(f"step times follow from the {source} that the bar prints")
+            log.remark("step times are the progress bar's moving average, which hides their spread")
         if self._uncounted > 1:
             log.remark(
                 f"{self._uncounted:,} lines with a loss carry no step number: counted one by one"
             )
 
     def _begin(self) -> None:
-        self._bars = BarTimes()
+        self._bar_resolution_s = 0.0
         self._bar_total: int | None = None
         self._count = -1
         self._resumed_at = 0
@@ -203,24 +205,25 @@ class _Run:
         else:
             self._pending = entry
 
-    def _bar(self, count: int, total: int, elapsed: bytes, rate: bytes, unit: bytes) -> None:
+    def _bar(self, count: int, total: int, rate: bytes, unit: bytes) -> None:
         """The first bar behind an entry is drawn again because of it: it has the entry's step."""
         if total != self._bar_total and not self._is_of_the_run(total):
             return
         if count < self._count:
             self._place = None
-        self._count = count
+        drawn, self._count = self._count, count
         # Behind its summary the bar is drawn once more, with the last step that was done.
         self._ended_at = count if self._is_over else None
         if self._pending is not None:
             self._settle(count)
         if self._has_run_time:
             return
-        time_s = self._bars.step_time_s(count, rate, unit, elapsed)
-        if self._place is not None:
+        # The first steps of a run are longer than the others, and a bar that is drawn again tells
+        # nothing new.
+        if self._place is not None and count != drawn:
+            time_s, self._bar_resolution_s = _bar_time(rate, unit)
             self._rows.put(count, time_s, math.nan, math.nan, math.nan)
             self._timed_by_bar |= time_s == time_s
-            self._timed_by_seconds |= self._bars.are_sparse
 
     def _is_of_the_run(self, total: int) -> bool:
         """Whether a bar of `total` is the run's: as stated, else the first one behind an entry."""
@@ -324,10 +327,21 @@ class _Rows:
 
 
 def _events(text: bytes) -> list[tuple[bytes, ...]]:
-    """Dictionaries and bars in their order: text, or count, total, elapsed time, rate, unit."""
+    """Dictionaries and bars in their order: text, or count, total, rate, unit."""
     if b"s/it" in text or b"it/s" in text:
         return _EVENT.findall(text)
-    return [(record, b"", b"", b"", b"", b"") for record in _RECORD.findall(text)]
+    return [(record, b"", b"", b"", b"") for record in _RECORD.findall(text)]
+
+
+def _bar_time(rate: bytes, unit: bytes) -> tuple[float, float]:
+    """Return the seconds of a step that a bar shows, and what its last digit is worth in seconds.
+
+    tqdm prints `s/it` and `it/s` with two decimals; NaN where it does not know the rate yet.
+    """
+    value = numbers([rate]).item()
+    if not 0 < value < LARGEST_RATE:
+        return math.nan, 0.0
+    return (value, BAR_UNIT) if unit == b"s/it" else (1 / value, BAR_UNIT / value**2)
 
 
 def _plain(records: list[bytes]) -> list[bytes]:
