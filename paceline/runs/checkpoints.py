@@ -15,7 +15,6 @@ CHECKPOINTS_FOLDER, LATEST_CHECKPOINT, CHECKPOINT_STATE = "checkpoints", "latest
 """Names that the native trainer gives."""
 HUB_CONFIG = "config.json"
 """In a model's folder of the hub, beside its safetensors."""
-HUB_TENSORS = ".safetensors"
 
 
 def with_checkpoint(recipe: Recipe, runs: Path) -> Recipe:
@@ -39,8 +38,6 @@ def _checkpoint(recipe: Recipe, field: str, name: str, runs: Path) -> str:
     where = f"{recipe.name}: {field}"
     if field == "training.initial_weights":
         path = home_path(where, name)
-        if path.suffix == HUB_TENSORS and path.is_file():
-            return str(path.absolute())  # the hub's cache has links to files of other names
         if (path / HUB_CONFIG).is_file() and not (path / CHECKPOINT_STATE).is_file():
             return str(path.resolve())
     return str(find_checkpoint(where, name, runs))

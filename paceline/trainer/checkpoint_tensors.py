@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
-from paceline.trainer.parallel.mesh import Axis, Mesh
+from paceline.trainer.parallel.mesh import Mesh, MeshAxis
 from paceline.trainer.parallel.tensor import ParamPlan
 from paceline.trainer.replica.replica import Replica
 
@@ -86,7 +86,7 @@ def as_dtensor(plan: ParamPlan, tensor: Tensor, mesh: Mesh) -> Tensor:
 
 
 def piece_of(
-    plan: ParamPlan, values: Tensor, local: tuple[int, ...], begin: int, tp: Axis
+    plan: ParamPlan, values: Tensor, local: tuple[int, ...], begin: int, tp: MeshAxis
 ) -> FlatPiece:
     """`values` (n,), which are elements `begin` on of this tensor rank's part of shape `local`."""
     whole, origin, dim = list(local), [0] * len(local), plan.shard_dim

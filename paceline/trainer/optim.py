@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.config import LossScaleConfig, TrainingConfig, is_adapter
-from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.mesh import MeshAxis
 from paceline.trainer.replica.local_shards import LocalShards
 from paceline.trainer.replica.replica import Replica
 from paceline.trainer.replica.weight_slices import WeightSlices
@@ -17,7 +17,10 @@ from paceline.trainer.schedule import RATE_TIMES
 
 
 def make_optimizer(
-    replica: Replica, training: TrainingConfig, shard_state: Axis | None, adapter_lr: float | None
+    replica: Replica,
+    training: TrainingConfig,
+    shard_state: MeshAxis | None,
+    adapter_lr: float | None,
 ) -> torch.optim.Optimizer:
     """Fused AdamW without weight decay on vectors; ranks of `shard_state` share it (ZeRO 1).
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.mesh import MeshAxis
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Piece:
     """How many the piece has, `begin` being the first of them here; None where all are."""
 
     @staticmethod
-    def of(tensor: Tensor | None, dim: int | None, tp: Axis, shard: Axis) -> Piece | None:
+    def of(tensor: Tensor | None, dim: int | None, tp: MeshAxis, shard: MeshAxis) -> Piece | None:
         """A copy of what this rank holds.
 
         FSDP cuts a tensor rank's piece by rows, as evenly as `torch.chunk`: its own gathering of

@@ -215,15 +215,12 @@ def test_a_path_of_nobodys_home_is_refused_by_its_field(field: str):
         make_plan(Request("tiny-llama", overrides=overrides, devices=2))
 
 
-@pytest.mark.parametrize("name", ["model", "model/flux1.safetensors"])
-def test_weights_of_the_hub_are_a_folder_or_a_file(name: str, tmp_path: Path):
+def test_weights_of_the_hub_are_a_folder(tmp_path: Path):
     (tmp_path / "model").mkdir()
-    for file in ("config.json", "blob"):
-        (tmp_path / "model" / file).touch()
-    (tmp_path / "model" / "flux1.safetensors").symlink_to("blob")
-    overrides = (f"training.initial_weights={tmp_path / name}",)
+    (tmp_path / "model" / "config.json").touch()
+    overrides = (f"training.initial_weights={tmp_path / 'model'}",)
     plan = make_plan(Request("tiny-llama", overrides=overrides, devices=2, runs_dir=tmp_path))
-    assert plan.spec.training.initial_weights == str(tmp_path / name)
+    assert plan.spec.training.initial_weights == str(tmp_path / "model")
 
 
 def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""FLUX.1 in the hub's two forms: read as diffusers has it, trained, written, read by diffusers."""
+"""FLUX.1 in the hub's form: read as diffusers has it, trained, written, read by diffusers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.trainer.hub.export import ExportSettings, export
 from paceline.trainer.hub.flux import flux_weights
 from paceline.trainer.hub.reader import HubReader
 from tests.trainer.example import log, settings, steps, train
-from tests.trainer.flux_peer import FULL, SMALL, flux_config, in_our_order, peer_settings
+from tests.trainer.flux_peer import SMALL, flux_config, in_our_order, peer_settings
 from tests.trainer.test_pretrained import STILL
 
 FILE = "diffusion_pytorch_model.safetensors"
@@ -53,19 +53,6 @@ def weights_of(reader: HubReader) -> dict[str, Tensor]:
     return {name: reader.tensor(name) for name in flux_weights(flux_config(SHAPE))}
 
 
-def one_file(transformer: Path, path: Path) -> Path:
-    """The same weights as FLUX.1's authors have them."""
-    table, ours = (
-        flux_weights(flux_config(SHAPE), 1),
-        in_our_order(load_file(transformer / FILE), SHAPE),
-    )
-    tensors = {p.name: torch.empty(p.shape) for weight in table.values() for p in weight.pieces}
-    for name, weight in table.items():
-        weight.write(ours[name], tensors)
-    save_file(tensors, path)
-    return path
-
-
 def test_the_weights_are_those_of_diffusers_in_our_order(transformer: Path) -> None:
     expected = in_our_order(load_file(transformer / FILE), SHAPE)
 
@@ -74,39 +61,6 @@ def test_the_weights_are_those_of_diffusers_in_our_order(transformer: Path) -> N
     assert weights_of(reader).keys() == expected.keys()
     assert all(torch.equal(value, expected[name]) for name, value in weights_of(reader).items())
     reader.check_all_taken(expected)
-
-
-def test_the_one_file_holds_the_same_weights(transformer: Path, tmp_path: Path) -> None:
-    expected = in_our_order(load_file(transformer / FILE), SHAPE)
-
-    reader = HubReader(one_file(transformer, tmp_path / "flux1.safetensors"), flux_config(SHAPE))
-
-    assert all(torch.equal(value, expected[name]) for name, value in weights_of(reader).items())
-    reader.check_all_taken(expected)
-
-
-def test_the_one_file_is_what_diffusers_converts_to_its_own() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        utils = pytest.importorskip("diffusers.loaders.single_file_utils")
-    # diffusers cuts rows at the sizes of the real model: its vectors, and matrices of a column.
-    model = flux_config(FULL.model_copy(update={"num_double_blocks": 1, "num_single_blocks": 1}))
-    files = []
-    for spelling in (0, 1):
-        table = flux_weights(model, spelling)
-        pieces = [piece for weight in table.values() for piece in weight.pieces]
-        tensors = {piece.name: torch.zeros(piece.shape[0], 1) for piece in pieces}
-        tensors |= {p.name: torch.empty(p.shape) for p in pieces if len(p.shape) == 1}
-        for name, weight in table.items():
-            if len(weight.shape) == 1:
-                generator = torch.Generator().manual_seed(len(name) * weight.shape[0])
-                weight.write(torch.randn(weight.shape, generator=generator), tensors)
-        files.append(tensors)
-
-    converted = utils.convert_flux_transformer_checkpoint_to_diffusers(dict(files[1]))
-
-    assert converted.keys() == files[0].keys()
-    assert all(torch.equal(converted[name], value) for name, value in files[0].items())
 
 
 def begun(weights: Path, **layout: Any) -> dict[str, Any]:
@@ -125,7 +79,7 @@ def begun(weights: Path, **layout: Any) -> dict[str, Any]:
 def test_every_layout_begins_with_them_and_gives_them_back(
     transformer: Path, tmp_path: Path
 ) -> None:
-    single = begun(one_file(transformer, tmp_path / "flux1.safetensors"))
+    single = begun(transformer)
     assert train(tmp_path / "alone", single) == 0, log(tmp_path / "alone")
     loss, before = steps(tmp_path / "alone")[0]["loss"], load_file(transformer / FILE)
     for name, layout in LAYOUTS.items():

@@ -28,7 +28,7 @@ from paceline.trainer.model.decoder import Decoder, LayerSetting
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.model.weights import init_weights
 from paceline.trainer.offline import memory_trace
-from paceline.trainer.parallel.mesh import ALONE, Axis, Mesh
+from paceline.trainer.parallel.mesh import ALONE, Mesh, MeshAxis
 from tests.trainer import peers
 from tests.trainer.example import end, lines, run_ranks, settings, steps, train
 from tests.trainer.model.test_peers import GPT, copy_weights
@@ -217,7 +217,7 @@ def test_a_mask_says_of_each_target_whether_it_counts(data: tuple[Path, Path]) -
 def test_context_ranks_share_a_sample_and_its_mask(data: tuple[Path, Path]) -> None:
     corpus = load_corpus(config_of(data))
     whole = corpus.collate([0, 1], ALONE)[1]
-    halves = [corpus.collate([0, 1], Axis(2, index))[1] for index in (0, 1)]
+    halves = [corpus.collate([0, 1], MeshAxis(2, index))[1] for index in (0, 1)]
 
     assert sum((half != IGNORE_INDEX).sum() for half in halves) == (whole != IGNORE_INDEX).sum()
 

@@ -29,7 +29,7 @@ from paceline.trainer.model import context_parallel as context
 from paceline.trainer.model import ring_attention as ring
 from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.model.loss import IGNORE_INDEX, chunked_cross_entropy
-from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.mesh import MeshAxis
 from tests.trainer.example import run_ranks
 
 LIMIT_S = 240
@@ -71,7 +71,7 @@ def relative(found: Tensor, wanted: Tensor) -> float:
 
 
 def context_errors(
-    cp: Axis, exchange: str, heads: tuple[int, int], dtype: torch.dtype
+    cp: MeshAxis, exchange: str, heads: tuple[int, int], dtype: torch.dtype
 ) -> dict[str, float]:
     """Output and gradients of this rank's tokens against those of the whole sequence."""
     generator = torch.Generator().manual_seed(5)
@@ -96,7 +96,7 @@ def attended(inputs: dict[str, Tensor], attend: Callable[..., Tensor]) -> dict[s
 
 
 def loss_errors(
-    tp: Axis, dtype: torch.dtype, stretch: float = 1.0, scale: float | Tensor = SCALE
+    tp: MeshAxis, dtype: torch.dtype, stretch: float = 1.0, scale: float | Tensor = SCALE
 ) -> dict[str, float]:
     """Loss and gradients of a head whose vocabulary is sliced against those of the whole head."""
     generator = torch.Generator().manual_seed(6)
@@ -148,7 +148,7 @@ def fault(name: str) -> Any:
     }[name]
 
 
-def work(cp: Axis) -> dict[str, list[int]]:
+def work(cp: MeshAxis) -> dict[str, list[int]]:
     """Operations of every rank's attention: with every exchange, of consecutive tokens, of all."""
     tokens, (heads, kv_heads) = 512, HEADS["GQA"]
     q, k, v = (torch.randn(1, tokens, n, WIDTH) for n in (heads, kv_heads, kv_heads))
@@ -180,7 +180,7 @@ def operations(attend: Callable[..., Tensor], *inputs: Any) -> int:
     return counter.get_total_flops()
 
 
-def context_cases(cp: Axis) -> dict[str, Any]:
+def context_cases(cp: MeshAxis) -> dict[str, Any]:
     """Every exchange with every kind of heads and dtype, and its faults."""
     found: dict[str, Any] = {}
     for exchange in EXCHANGES:
@@ -198,7 +198,7 @@ def context_cases(cp: Axis) -> dict[str, Any]:
     return found
 
 
-def loss_cases(tp: Axis) -> dict[str, Any]:
+def loss_cases(tp: MeshAxis) -> dict[str, Any]:
     """The sliced loss in chunks of a few tokens, and its faults."""
     found: dict[str, Any] = {}
     loss.CHUNK_BYTES["cpu"] = 7 * (VOCAB // tp.size) * 8
@@ -208,19 +208,19 @@ def loss_cases(tp: Axis) -> dict[str, Any]:
     found["loss tensor"] = loss_errors(tp, torch.float64, scale=torch.tensor(SCALE))
     with replaced(loss, "all_gather_into", lambda out, x, group: out.copy_(x.repeat(tp.size, 1))):
         found["loss fault no exchange"] = loss_errors(tp, torch.float64)
-    sliced, wrong = loss._sliced, Axis(tp.size, tp.size - 1 - tp.index, tp.group, tp.ranks)
+    sliced, wrong = loss._sliced, MeshAxis(tp.size, tp.size - 1 - tp.index, tp.group, tp.ranks)
     with replaced(loss, "_sliced", lambda logits, targets, _: sliced(logits, targets, wrong)):
         found["loss fault wrong slice"] = loss_errors(tp, torch.float64)
     return found
 
 
-def pairs(rank: int) -> Axis:
+def pairs(rank: int) -> MeshAxis:
     """Ranks (0, 2) and (1, 3) as two axes."""
     groups: dict[tuple[int, ...], Any] = {
         ranks: dist.new_group(list(ranks)) for ranks in ((0, 2), (1, 3))
     }
     mine = (rank % 2, rank % 2 + 2)
-    return Axis(2, rank // 2, groups[mine], mine)
+    return MeshAxis(2, rank // 2, groups[mine], mine)
 
 
 def main(file: Path) -> None:
@@ -229,7 +229,7 @@ def main(file: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    axis = Axis(size, rank, dist.group.WORLD, tuple(range(size)))
+    axis = MeshAxis(size, rank, dist.group.WORLD, tuple(range(size)))
     found = {**context_cases(axis), **loss_cases(axis), "work": work(axis)}
     if size == 4:
         apart = pairs(rank)

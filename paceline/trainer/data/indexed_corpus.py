@@ -33,7 +33,7 @@ from paceline.trainer.data.samples import (
 from paceline.trainer.data.texts import map_bytes
 from paceline.trainer.data.validation_split import too_little
 from paceline.trainer.model.loss import IGNORE_INDEX
-from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.mesh import MeshAxis
 from paceline.trainer.schedule import BatchSizes
 
 SURPLUS = 0.005
@@ -70,7 +70,7 @@ class IndexedCorpus:
         """Every position is a token."""
         return len(indices) * self.parts[0].seq_len
 
-    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
+    def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
         """Samples by their turn; raises ConfigError for an id that the model does not know."""
         windows: list[Tensor] = []
         counts: list[Tensor] = []

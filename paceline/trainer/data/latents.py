@@ -21,7 +21,7 @@ from paceline.trainer.data.shards import TRAIN, VAL, ShardedFiles, part_folder
 from paceline.trainer.model.flux import own_part
 from paceline.trainer.model.weights import mixed_seed
 from paceline.trainer.model_config import FluxConfig
-from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.mesh import MeshAxis
 
 SHIFT, FACTOR = 0.1159, 0.3611
 """Of Flux' autoencoder: (latent - SHIFT) x FACTOR has a mean of about 0 and a deviation of 1."""
@@ -80,12 +80,12 @@ class LatentCorpus:
         """Every position is a token."""
         return len(indices) * self.seq_len
 
-    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
+    def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
         """(inputs, targets, times, texts, pooled texts), this rank's part of every sequence."""
         fields = zip(*(self.drawn(number, cp) for number in indices), strict=True)
         return tuple(torch.stack(tensors) for tensors in fields)
 
-    def drawn(self, number: int, cp: Axis) -> tuple[Tensor, ...]:
+    def drawn(self, number: int, cp: MeshAxis) -> tuple[Tensor, ...]:
         """One sample: x = (1 - t) latent + t noise, noise - latent, t, and its text or none."""
         generator = torch.Generator().manual_seed(mixed_seed(self.seed, number))
         sample = self.source.sample(number, generator)
@@ -125,12 +125,12 @@ class ValidationLatents:
         """Every position is a token."""
         return len(indices) * self.seq_len
 
-    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
+    def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
         """As a training's samples."""
         fields = zip(*(self.fixed(index, cp) for index in indices), strict=True)
         return tuple(torch.stack(tensors) for tensors in fields)
 
-    def fixed(self, index: int, cp: Axis) -> tuple[Tensor, ...]:
+    def fixed(self, index: int, cp: MeshAxis) -> tuple[Tensor, ...]:
         """One sample, always the same."""
         generator = torch.Generator().manual_seed(mixed_seed(0, -1 - index))
         if isinstance(self.source, LatentFiles):
@@ -151,7 +151,7 @@ def latent_and_noise(sample: dict[str, Tensor], generator: Generator) -> tuple[T
 
 
 def noised(
-    text: dict[str, Tensor], latent: Tensor, noise: Tensor, time: Tensor, patch: int, cp: Axis
+    text: dict[str, Tensor], latent: Tensor, noise: Tensor, time: Tensor, patch: int, cp: MeshAxis
 ) -> tuple[Tensor, ...]:
     """What the model takes of a latent at a time, with its text."""
     clean, noise = (own_part(patches(x, patch), cp) for x in (latent, noise))

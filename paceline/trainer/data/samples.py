@@ -21,7 +21,7 @@ from paceline.trainer.data.validation_split import too_little
 from paceline.trainer.model.context_parallel import local_positions
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.model.weights import mixed_seed
-from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.mesh import MeshAxis
 
 SPLIT_SEED = 1234
 """Of the order that parts are cut from: the same for all phases of a training."""
@@ -63,7 +63,7 @@ class TokenCorpus:
         """Every position is a token."""
         return len(indices) * self.seq_len
 
-    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
+    def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
         """Windows as inputs, targets and bounds; raises ConfigError as `window` does."""
         inputs, targets = next_tokens([self.window(i) for i in indices], cp)
         starts = [index * self.seq_len for index in indices]
@@ -106,7 +106,7 @@ class PaddedCorpus:
         lengths = self.ends[chosen + 1] - self.ends[chosen]
         return int(lengths.clamp(max=self.seq_len).sum())
 
-    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
+    def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
         """Samples as inputs and targets; targets that are padding may not count."""
         windows = torch.zeros((len(indices), self.seq_len + 1), dtype=torch.int64)
         ignored = torch.ones(windows.shape, dtype=torch.bool)
@@ -146,7 +146,7 @@ class SyntheticCorpus:
         """Every position is a token."""
         return len(indices) * self.seq_len
 
-    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
+    def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
         """Windows as inputs and targets."""
         return next_tokens([self.window(i) for i in indices], cp)
 
@@ -178,7 +178,7 @@ class PartCorpus:
         """Input positions of some samples that are no padding."""
         return self.whole.real_tokens(self._there(indices))
 
-    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
+    def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
         """Samples as the whole corpus has them."""
         return self.whole.collate(self._there(indices), cp)
 
@@ -208,7 +208,7 @@ class Corpus(Protocol):
         """Input positions of some samples that are no padding."""
         ...
 
-    def collate(self, indices: list[int], cp: Axis) -> tuple[Tensor, ...]:
+    def collate(self, indices: list[int], cp: MeshAxis) -> tuple[Tensor, ...]:
         """(inputs, targets, the model's other inputs) of some samples, this rank's part of each."""
         ...
 
@@ -230,7 +230,7 @@ def known(ids: Tensor, vocab_size: int | None, start: int) -> Tensor:
     return ids
 
 
-def next_tokens(windows: list[Tensor], cp: Axis) -> tuple[Tensor, Tensor]:
+def next_tokens(windows: list[Tensor], cp: MeshAxis) -> tuple[Tensor, Tensor]:
     """(n, seq_len / cp) inputs and the tokens after them, from (seq_len + 1,) windows."""
     ids = torch.stack(windows)
     positions = local_positions(ids.shape[1] - 1, cp)

@@ -1,10 +1,9 @@
-"""FLUX.1's tensors, as diffusers' transformer folder and as its authors' one file have them.
+"""FLUX.1's tensors as diffusers' transformer folder has them.
 
 Values are equal and only their order differs: here the rows of a fused layer go head by head, and
-the two of a rotary pair lie half a head apart; there q, k, v and MLP follow each other, and pairs
-lie side by side. diffusers keeps q, k, v and MLP apart, and scale before shift in `norm_out`.
-Sources of the names: huggingface/diffusers, transformer_flux.py; black-forest-labs/flux, model.py.
-N heads of D, H width, R the MLP's ratio.
+the two of a rotary pair lie half a head apart; there pairs lie side by side, q, k, v and MLP are
+layers of their own, and scale comes before shift in `norm_out`. Source of the names:
+huggingface/diffusers, transformer_flux.py. N heads of D, H width, R the MLP's ratio.
 """
 
 from __future__ import annotations
@@ -20,101 +19,64 @@ from paceline.trainer.hub.names import KINDS, HubWeight, Piece, Shape, View, pla
 from paceline.trainer.model_config import FluxConfig
 
 CLASS = "FluxTransformer2DModel"
-RATIO, THETA, AXES = 4, 10_000.0, (16, 56, 56)
-"""Of FLUX.1, fixed in both programs but for the axes, of which the one file says nothing."""
+RATIO, THETA, DEFAULT_AXES = 4, 10_000.0, (16, 56, 56)
+"""Of FLUX.1; in diffusers' program fixed, and the axes what a config without them means."""
 TIME_WIDTH = 256
 ENDS = {
-    "image_in": ("x_embedder", "img_in"),
-    "text_in": ("context_embedder", "txt_in"),
-    "time_in.first": ("time_text_embed.timestep_embedder.linear_1", "time_in.in_layer"),
-    "time_in.second": ("time_text_embed.timestep_embedder.linear_2", "time_in.out_layer"),
-    "pooled_in.first": ("time_text_embed.text_embedder.linear_1", "vector_in.in_layer"),
-    "pooled_in.second": ("time_text_embed.text_embedder.linear_2", "vector_in.out_layer"),
-    "modulation": ("norm_out.linear", "final_layer.adaLN_modulation.1"),
-    "out": ("proj_out", "final_layer.linear"),
+    "image_in": "x_embedder",
+    "text_in": "context_embedder",
+    "time_in.first": "time_text_embed.timestep_embedder.linear_1",
+    "time_in.second": "time_text_embed.timestep_embedder.linear_2",
+    "pooled_in.first": "time_text_embed.text_embedder.linear_1",
+    "pooled_in.second": "time_text_embed.text_embedder.linear_2",
+    "modulation": "norm_out.linear",
+    "out": "proj_out",
 }
-"""Layers outside of the blocks: name here, in diffusers, in the one file."""
-BLOCKS = (
-    ("transformer_blocks", "single_transformer_blocks"),
-    ("double_blocks", "single_blocks"),
-)
-QKV = ("q", "k", "v")
-STREAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
-    "image": (
-        {
-            "modulation": "norm1.linear",
-            "q": "attn.to_q",
-            "k": "attn.to_k",
-            "v": "attn.to_v",
-            "q_norm": "attn.norm_q",
-            "k_norm": "attn.norm_k",
-            "o": "attn.to_out.0",
-            "up": "ff.net.0.proj",
-            "down": "ff.net.2",
-        },
-        {
-            "modulation": "img_mod.lin",
-            "qkv": "img_attn.qkv",
-            "q_norm": "img_attn.norm.query_norm",
-            "k_norm": "img_attn.norm.key_norm",
-            "o": "img_attn.proj",
-            "up": "img_mlp.0",
-            "down": "img_mlp.2",
-        },
-    ),
-    "text": (
-        {
-            "modulation": "norm1_context.linear",
-            "q": "attn.add_q_proj",
-            "k": "attn.add_k_proj",
-            "v": "attn.add_v_proj",
-            "q_norm": "attn.norm_added_q",
-            "k_norm": "attn.norm_added_k",
-            "o": "attn.to_add_out",
-            "up": "ff_context.net.0.proj",
-            "down": "ff_context.net.2",
-        },
-        {
-            "modulation": "txt_mod.lin",
-            "qkv": "txt_attn.qkv",
-            "q_norm": "txt_attn.norm.query_norm",
-            "k_norm": "txt_attn.norm.key_norm",
-            "o": "txt_attn.proj",
-            "up": "txt_mlp.0",
-            "down": "txt_mlp.2",
-        },
-    ),
-}
-"""Layers of a double block by stream, in diffusers and in the one file."""
-SINGLE: tuple[dict[str, str], dict[str, str]] = (
-    {
-        "modulation": "norm.linear",
+"""Layers outside of the blocks: name here, in diffusers."""
+STREAMS = {
+    "image": {
+        "modulation": "norm1.linear",
         "q": "attn.to_q",
         "k": "attn.to_k",
         "v": "attn.to_v",
-        "mlp": "proj_mlp",
         "q_norm": "attn.norm_q",
         "k_norm": "attn.norm_k",
-        "linear2": "proj_out",
+        "o": "attn.to_out.0",
+        "up": "ff.net.0.proj",
+        "down": "ff.net.2",
     },
-    {
-        "modulation": "modulation.lin",
-        "qkv": "linear1",
-        "q_norm": "norm.query_norm",
-        "k_norm": "norm.key_norm",
-        "linear2": "linear2",
+    "text": {
+        "modulation": "norm1_context.linear",
+        "q": "attn.add_q_proj",
+        "k": "attn.add_k_proj",
+        "v": "attn.add_v_proj",
+        "q_norm": "attn.norm_added_q",
+        "k_norm": "attn.norm_added_k",
+        "o": "attn.to_add_out",
+        "up": "ff_context.net.0.proj",
+        "down": "ff_context.net.2",
     },
-)
+}
+"""Layers of a double block by stream."""
+SINGLE = {
+    "modulation": "norm.linear",
+    "q": "attn.to_q",
+    "k": "attn.to_k",
+    "v": "attn.to_v",
+    "mlp": "proj_mlp",
+    "q_norm": "attn.norm_q",
+    "k_norm": "attn.norm_k",
+    "linear2": "proj_out",
+}
 """Layers of a single block."""
 
 
 def stored_flux(model: FluxConfig, shapes: Mapping[str, Shape]) -> dict[str, HubWeight]:
-    """The weights of which all tensors are there, in whichever of the two spellings.
+    """Return the weights of which all tensors are there.
 
     Raises UnsoundCheckpointError for a tensor of another shape.
     """
-    one_file = any(name.startswith(f"{BLOCKS[1][0]}.") for name in shapes)
-    weights = flux_weights(model, 1 if one_file else 0)
+    weights = flux_weights(model)
     for weight in weights.values():
         for piece in weight.pieces:
             shape = shapes.get(piece.name, piece.shape)
@@ -129,20 +91,17 @@ def stored_flux(model: FluxConfig, shapes: Mapping[str, Shape]) -> dict[str, Hub
     }
 
 
-def flux_differences(config: Mapping[str, Any] | None, model: FluxConfig) -> list[str]:
-    """Where a folder's model (or the one file's, without a config) computes otherwise."""
-    if config is not None and config.get("_class_name") != CLASS:
+def flux_differences(config: Mapping[str, Any], model: FluxConfig) -> list[str]:
+    """Return where a folder's model computes otherwise."""
+    if config.get("_class_name") != CLASS:
         return [f"its _class_name is {config.get('_class_name')}; use {CLASS}'s folder"]
-    values = config or {}
     problems: list[str] = []
-    if values.get("guidance_embeds"):
+    if config.get("guidance_embeds"):
         problems.append(
             "its guidance_embeds is true, as FLUX.1-dev's: this model has no layers for guidance, "
             "and neither has FLUX.1-schnell"
         )
-    # The one file does not state the axes; its heads tell whether they can be FLUX.1's.
-    usual = AXES if config is not None or model.head_dim == sum(AXES) else model.rope_axes
-    axes = values.get("axes_dims_rope", usual)
+    axes = config.get("axes_dims_rope", DEFAULT_AXES)
     expected = {
         "num_layers": model.num_double_blocks,
         "num_single_layers": model.num_single_blocks,
@@ -151,9 +110,9 @@ def flux_differences(config: Mapping[str, Any] | None, model: FluxConfig) -> lis
         "patch_size": 1,
     }
     problems += [
-        f"its {key} is {values[key]}, and the model's {size}"
+        f"its {key} is {config[key]}, and the model's {size}"
         for key, size in expected.items()
-        if values.get(key, size) != size
+        if config.get(key, size) != size
     ]
     if not isinstance(axes, list | tuple) or [*axes] != [*model.rope_axes]:
         problems.append(f"its axes_dims_rope is {axes}, and model.rope_axes {model.rope_axes}")
@@ -184,12 +143,20 @@ def flux_settings(model: FluxConfig) -> dict[str, Any]:
     }
 
 
-def flux_weights(model: FluxConfig, spelling: int = 0) -> dict[str, HubWeight]:
-    """All weights by the tensors of diffusers' folder (0) or of the one file (1)."""
-    return {**dict(_ends(model, spelling)), **dict(_in_blocks(model, spelling))}
+def flux_weights(model: FluxConfig) -> dict[str, HubWeight]:
+    """Return all weights by the tensors of diffusers' folder."""
+    weights = dict(_ends(model))
+    for number in range(model.num_double_blocks):
+        for stream, names in STREAMS.items():
+            layers = _Layers(f"transformer_blocks.{number}.", names, model)
+            weights.update(layers.of_stream(f"blocks.{number}.{stream}."))
+    for number in range(model.num_single_blocks):
+        layers = _Layers(f"single_transformer_blocks.{number}.", SINGLE, model)
+        weights.update(layers.of_single(f"blocks.{model.num_double_blocks + number}."))
+    return weights
 
 
-def _ends(model: FluxConfig, spelling: int) -> Iterator[tuple[str, HubWeight]]:
+def _ends(model: FluxConfig) -> Iterator[tuple[str, HubWeight]]:
     width = model.hidden_size
     sizes = {
         "image_in": (width, model.in_channels),
@@ -201,25 +168,13 @@ def _ends(model: FluxConfig, spelling: int) -> Iterator[tuple[str, HubWeight]]:
         "modulation": (2 * width, width),
         "out": (model.in_channels, width),
     }
-    for ours, spellings in ENDS.items():
+    for ours, theirs in ENDS.items():
         for kind in KINDS:
             shape = sizes[ours] if kind == "weight" else sizes[ours][:1]
-            name = f"{spellings[spelling]}.{kind}"
-            swapped = ours == "modulation" and spelling == 0
+            name = f"{theirs}.{kind}"
             halves = [Piece(name, shape, half(1 - i), half(i)) for i in (0, 1)]
-            weight = HubWeight(shape, tuple(halves)) if swapped else plain(name, shape)
-            yield f"{ours}.{kind}", weight
-
-
-def _in_blocks(model: FluxConfig, spelling: int) -> Iterator[tuple[str, HubWeight]]:
-    double, single = BLOCKS[spelling]
-    for number in range(model.num_double_blocks):
-        for stream, spellings in STREAMS.items():
-            layers = _Layers(f"{double}.{number}.", spellings[spelling], model)
-            yield from layers.of_stream(f"blocks.{number}.{stream}.")
-    for number in range(model.num_single_blocks):
-        layers = _Layers(f"{single}.{number}.", SINGLE[spelling], model)
-        yield from layers.of_single(f"blocks.{model.num_double_blocks + number}.")
+            swapped = HubWeight(shape, tuple(halves))
+            yield f"{ours}.{kind}", swapped if ours == "modulation" else plain(name, shape)
 
 
 @dataclass(frozen=True)
@@ -259,9 +214,7 @@ class _Layers:
         yield f"{ours}linear2.bias", plain(self._name("linear2", "bias"), (width,))
 
     def _name(self, layer: str, kind: str) -> str:
-        # The one file calls a head norm's weight its scale.
-        scale = self.names[layer].endswith(("query_norm", "key_norm"))
-        return f"{self.prefix}{self.names[layer]}.{'scale' if scale else kind}"
+        return f"{self.prefix}{self.names[layer]}.{kind}"
 
     def _plain(self, ours: str, sizes: Mapping[str, Shape]) -> Iterator[tuple[str, HubWeight]]:
         for layer, shape in sizes.items():
@@ -277,20 +230,17 @@ class _Layers:
     def _fused(self, ours: str, ratio: int) -> Iterator[tuple[str, HubWeight]]:
         """q, k, v, and in a single block `ratio` times as much of the MLP."""
         heads, size, width = self.model.num_heads, self.model.head_dim, self.model.hidden_size
-        together = "qkv" in self.names
-        starts = {**{part: at for at, part in enumerate(QKV)}, **({"mlp": 3} if ratio else {})}
+        starts = {"q": 0, "k": 1, "v": 2, **({"mlp": 3} if ratio else {})}
         for kind in KINDS:
             rest = (width,) if kind == "weight" else ()
-            total = 3 + ratio
             pieces: list[Piece] = []
             for part, at in starts.items():
-                times = ratio if part == "mlp" else 1
-                name = self._name("qkv" if together else part, kind)
-                rows = total if together else times
-                there = by_head(at if together else 0, times, heads, size, turns=part in QKV[:2])
-                here = own_rows(at, times, heads, size, turns=part in QKV[:2])
-                pieces.append(Piece(name, (rows * width, *rest), there, here))
-            yield f"{ours}.{kind}", HubWeight((total * width, *rest), tuple(pieces))
+                times, turns = ratio if part == "mlp" else 1, part in ("q", "k")
+                there = by_head(times, heads, size, turns)
+                here = own_rows(at, times, heads, size, turns)
+                name = self._name(part, kind)
+                pieces.append(Piece(name, (times * width, *rest), there, here))
+            yield f"{ours}.{kind}", HubWeight(((3 + ratio) * width, *rest), tuple(pieces))
 
 
 def half(number: int) -> View:
@@ -308,12 +258,11 @@ def own_pairs(tensor: Tensor) -> Tensor:
     return tensor.unflatten(0, (2, -1))
 
 
-def by_head(at: int, times: int, heads: int, size: int, turns: bool) -> View:
-    """(xND, ...) -> (N, times x D, ...) from row at x ND on; turned ones by halves of pairs."""
+def by_head(times: int, heads: int, size: int, turns: bool) -> View:
+    """(times x ND, ...) -> (N, times x D, ...); turned ones by halves of pairs."""
 
     def view(tensor: Tensor) -> Tensor:
-        rows = tensor[at * heads * size : (at + times) * heads * size]
-        rows = rows.unflatten(0, (heads, times * size))
+        rows = tensor.unflatten(0, (heads, times * size))
         return rows.unflatten(1, (-1, 2)).transpose(1, 2) if turns else rows
 
     return view

@@ -1,7 +1,7 @@
 """Weights in the hub's form under the names of this trainer: OPT, GPT-2, Llama and FLUX.1.
 
-A folder has config.json and *.safetensors; FLUX.1 may also be one file without a config. They are
-mapped into memory; each rank reads its own part alone, through DCP's planner.
+A folder has config.json and *.safetensors. They are mapped into memory; each rank reads its own
+part alone, through DCP's planner.
 """
 
 from __future__ import annotations
@@ -40,14 +40,12 @@ NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
 def is_hub_folder(path: Path) -> bool:
-    """Whether a path is a folder with a model in the hub's form, or a file of its tensors."""
-    if path.suffix == SUFFIX and path.is_file():
-        return True
+    """Whether a path is a folder with a model in the hub's form."""
     return (path / CONFIG).is_file() and any(path.glob(f"*{SUFFIX}"))
 
 
 class HubReader(StorageReader):
-    """DCP's reader of such a folder or file; raises UnsoundCheckpointError for an unsound one.
+    """DCP's reader of such a folder; raises UnsoundCheckpointError for an unsound one.
 
     Also for a model that computes otherwise than `model` does.
     """
@@ -55,19 +53,18 @@ class HubReader(StorageReader):
     def __init__(self, path: Path, model: Model) -> None:
         super().__init__()
         self.model = model
-        config = None if path.is_file() else read_config(path)
-        paths = [path] if path.is_file() else sorted(path.glob(f"*{SUFFIX}"))
+        config = read_config(path)
         self._file_of: dict[str, SafetensorsFile] = {}
-        for file in map(SafetensorsFile, paths):
+        for file in map(SafetensorsFile, sorted(path.glob(f"*{SUFFIX}"))):
             self._file_of |= dict.fromkeys(file.stored, file)
-        problems = _differences(config, model)
+        of_flux = isinstance(model, FluxConfig)
+        problems = flux_differences(config, model) if of_flux else differences(config, model)
         if problems:
             raise UnsoundCheckpointError("; ".join(problems))
         shapes = {name: file.stored[name].shape for name, file in self._file_of.items()}
-        if isinstance(model, FluxConfig):
+        if of_flux:
             self._weights = stored_flux(model, shapes)
         else:
-            assert config is not None, "a decoder's folder has one"
             self._weights = _decoder_weights(str(config["model_type"]), model, shapes)
 
     def tensor(self, name: str) -> Tensor:
@@ -135,14 +132,6 @@ class HubReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it names such a folder."""
         return is_hub_folder(Path(checkpoint_id))
-
-
-def _differences(config: Mapping[str, Any] | None, model: Model) -> list[str]:
-    if isinstance(model, FluxConfig):
-        return flux_differences(config, model)
-    if config is None:
-        return ["a file alone does not say how a decoder computes; name its folder"]
-    return differences(config, model)
 
 
 def _decoder_weights(

@@ -22,12 +22,12 @@ from paceline.trainer.parallel.collectives import (
     gather_sequence,
     reduce_scatter_into,
 )
-from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.mesh import MeshAxis
 
 Views = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def local_positions(seq_len: int, cp: Axis) -> Tensor:
+def local_positions(seq_len: int, cp: MeshAxis) -> Tensor:
     """Positions (t,) of this rank's tokens in a sequence that 2 x the axis' size divides."""
     return _by_rank(torch.arange(seq_len), cp.size)[cp.index]
 
@@ -36,7 +36,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cp: Axis,
+    cp: MeshAxis,
     exchange: str,
     dropout: float = 0.0,
     window: int | None = None,
@@ -69,7 +69,7 @@ def keep_from_compiler() -> None:
         EXCHANGES[name] = disable(exchange)
 
 
-def attend_all(q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
+def attend_all(q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis) -> Tensor:
     """(B, t, N, D) queries, keys and values -> (B, t, N, D) attention to all tokens of all ranks.
 
     Without a mask it does not matter which tokens a rank holds, if all hold as many.
@@ -80,14 +80,14 @@ def attend_all(q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
 
 
 def _with_all_keys_unmasked(
-    q: Tensor, k: Tensor, v: Tensor, cp: Axis, _dropout: float, _window: int | None
+    q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis, _dropout: float, _window: int | None
 ) -> Tensor:
     k, v = gather_sequence(torch.cat([k, v], dim=-1), cp).chunk(2, dim=-1)
     return full_attention(q, k, v)
 
 
 def _with_all_keys(
-    q: Tensor, k: Tensor, v: Tensor, cp: Axis, dropout: float, window: int | None
+    q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis, dropout: float, window: int | None
 ) -> Tensor:
     early_k, early_v, late_k, late_v = _GatherKeys.apply(k, v, cp)
     early_q, late_q = q.chunk(2, dim=1)
@@ -97,7 +97,7 @@ def _with_all_keys(
 
 
 def _with_some_heads(
-    q: Tensor, k: Tensor, v: Tensor, cp: Axis, dropout: float, window: int | None
+    q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis, dropout: float, window: int | None
 ) -> Tensor:
     heads, kv_heads = q.shape[2], k.shape[2]
     if heads % cp.size:
@@ -114,7 +114,7 @@ def _with_some_heads(
 
 
 def _in_a_ring(
-    q: Tensor, k: Tensor, v: Tensor, cp: Axis, dropout: float, window: int | None
+    q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis, dropout: float, window: int | None
 ) -> Tensor:
     assert not dropout and window is None, "config_problems refuses it"
     return RingAttention.apply(q, k, v, cp)  # type: ignore[no-any-return]
@@ -132,7 +132,7 @@ class _GatherKeys(torch.autograd.Function):
     """Local keys and values -> those that the early chunk sees, those that the late one sees."""
 
     @staticmethod
-    def forward(ctx: Any, k: Tensor, v: Tensor, cp: Axis) -> Views:
+    def forward(ctx: Any, k: Tensor, v: Tensor, cp: MeshAxis) -> Views:
         packed = torch.stack([k.transpose(0, 1), v.transpose(0, 1)], dim=1)
         parts = packed.new_empty(cp.size, *packed.shape)
         all_gather_into(parts.flatten(0, 1), packed, cp.group)
@@ -164,7 +164,7 @@ class _ToTokens(torch.autograd.Function):
     """(n, t, ...) parts for every rank -> (T, ...) this rank's part of every token."""
 
     @staticmethod
-    def forward(ctx: Any, parts: Tensor, cp: Axis) -> Tensor:
+    def forward(ctx: Any, parts: Tensor, cp: MeshAxis) -> Tensor:
         ctx.cp = cp
         return _in_order(_swap(parts, cp))
 
@@ -177,7 +177,7 @@ class _ToHeads(torch.autograd.Function):
     """(T, ...) this rank's part of every token -> (n, t, ...) parts from every rank."""
 
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, cp: Axis) -> Tensor:
+    def forward(ctx: Any, whole: Tensor, cp: MeshAxis) -> Tensor:
         ctx.cp = cp
         return _swap(_by_rank(whole, cp.size), cp)
 
@@ -186,7 +186,7 @@ class _ToHeads(torch.autograd.Function):
         return _in_order(_swap(grad, ctx.cp)), None
 
 
-def _swap(parts: Tensor, cp: Axis) -> Tensor:
+def _swap(parts: Tensor, cp: MeshAxis) -> Tensor:
     """(n, ...) parts for every rank -> (n, ...) parts from every rank."""
     parts = parts.contiguous()
     return all_to_all_into(torch.empty_like(parts), parts, cp.group)

@@ -36,7 +36,7 @@ from paceline.trainer.model.recompute import recomputed
 from paceline.trainer.model.rotary import Rope, rope_tables_on, rotate
 from paceline.trainer.model.windowed_attention import load_kernels
 from paceline.trainer.model_config import ModelConfig
-from paceline.trainer.parallel.mesh import ALONE, Axis
+from paceline.trainer.parallel.mesh import ALONE, MeshAxis
 from paceline.trainer.parallel.tensor import NO_TP, TensorParallel
 
 
@@ -48,7 +48,7 @@ class LayerSetting:
     dtype: torch.dtype
     recompute: str = "none"
     tp: TensorParallel = NO_TP
-    cp: Axis = ALONE
+    cp: MeshAxis = ALONE
     cp_exchange: str = "all-gather"
     lora: LoraConfig | None = None
     levels: tuple[str, ...] = ()

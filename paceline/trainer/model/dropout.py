@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, compiler
 from torch.nn import functional
 
-from paceline.trainer.parallel.mesh import ALONE, Axis
+from paceline.trainer.parallel.mesh import ALONE, MeshAxis
 from paceline.trainer.parallel.tensor import TensorParallel
 from paceline.trainer.randomness import drawn_apart
 
@@ -76,7 +76,7 @@ def hashed(index: Tensor, seeds: Tensor) -> Tensor:
     return x ^ (x >> 15 & 0x1FFFF)
 
 
-def drop_apart(axis: Axis, compute: Compute, x: Tensor, *more: Tensor) -> Tensor:
+def drop_apart(axis: MeshAxis, compute: Compute, x: Tensor, *more: Tensor) -> Tensor:
     """compute(x, ...), for which every rank of the axis draws random numbers of its own."""
     return compute(x, *more) if axis.size == 1 else APART["run"](axis, compute, x, *more)
 
@@ -90,7 +90,7 @@ def keep_draws_from_compiler() -> None:
     APART["run"] = disable(_computed_apart)
 
 
-def _computed_apart(axis: Axis, compute: Compute, x: Tensor, *more: Tensor) -> Tensor:
+def _computed_apart(axis: MeshAxis, compute: Compute, x: Tensor, *more: Tensor) -> Tensor:
     with drawn_apart(axis.index, x.device):
         return compute(x, *more)
 

@@ -28,7 +28,7 @@ from paceline.trainer.model.recompute import recomputed
 from paceline.trainer.model.rotary import rotate
 from paceline.trainer.model_config import FluxConfig
 from paceline.trainer.parallel.collectives import copy_to, gather_features
-from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.mesh import MeshAxis
 from paceline.trainer.parallel.tensor import PER_HEAD, TensorParallel, TpPlan, local
 
 EPS = 1e-6
@@ -256,7 +256,7 @@ def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return torch.addcmul(shift, functional.layer_norm(x, x.shape[-1:], eps=EPS), 1 + scale)
 
 
-def rope_tables(model: FluxConfig, cp: Axis) -> tuple[Tensor, Tensor]:
+def rope_tables(model: FluxConfig, cp: MeshAxis) -> tuple[Tensor, Tensor]:
     """cos and signed sin (t, 1, D) of this rank's tokens in fp64: text does not turn, patches do.
 
     A patch turns by its row and column in parts of the head of their own.
@@ -277,6 +277,6 @@ def rope_tables(model: FluxConfig, cp: Axis) -> tuple[Tensor, Tensor]:
     return torch.cat([cos, cos], -1).unsqueeze(1), torch.cat([-sin, sin], -1).unsqueeze(1)
 
 
-def own_part(tokens: Tensor, cp: Axis) -> Tensor:
+def own_part(tokens: Tensor, cp: MeshAxis) -> Tensor:
     """This rank's equal part of (T, ...) tokens: without a mask, which one does not matter."""
     return tokens.chunk(cp.size)[cp.index]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.trainer.parallel.collectives import all_gather_into
-from paceline.trainer.parallel.mesh import ALONE, Axis
+from paceline.trainer.parallel.mesh import ALONE, MeshAxis
 from paceline.trainer.parallel.tensor import local
 
 IGNORE_INDEX = -100
@@ -47,7 +47,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         targets: Tensor,
         scale: Scale,
-        tp: Axis,
+        tp: MeshAxis,
         compute_weight: Tensor | None,
         compiled: bool,
     ) -> Tensor:
@@ -117,7 +117,7 @@ def chunked_cross_entropy(
     weight: Tensor,
     targets: Tensor,
     scale: Scale,
-    tp: Axis = ALONE,
+    tp: MeshAxis = ALONE,
     counts: Tensor | None = None,
     compute_weight: Tensor | None = None,
     compiled: bool = False,
@@ -144,7 +144,7 @@ def head_loss(table: Any, hidden: Tensor, **loss: Any) -> Tensor:
 
 
 def _without_gradients(
-    hidden: Tensor, weight: Tensor, targets: Tensor, tp: Axis, counts: Tensor | None
+    hidden: Tensor, weight: Tensor, targets: Tensor, tp: MeshAxis, counts: Tensor | None
 ) -> Tensor:
     """The summed cross-entropy alone, summed as `ChunkedCrossEntropy` does."""
     cast = weight.to(hidden.dtype)
@@ -167,7 +167,7 @@ def _without_gradients(
     return total
 
 
-def _losses(logits: Tensor, targets: Tensor, tp: Axis) -> Tensor:
+def _losses(logits: Tensor, targets: Tensor, tp: MeshAxis) -> Tensor:
     """(tokens,) losses, of which those of ignored targets mean nothing."""
     if tp.size > 1:
         return _sliced(logits, targets, tp)[0].squeeze(1)
@@ -175,7 +175,7 @@ def _losses(logits: Tensor, targets: Tensor, tp: Axis) -> Tensor:
 
 
 def _chunk(
-    hidden: Tensor, weight: Tensor, targets: Tensor, scale: Scale, wide: torch.dtype, tp: Axis
+    hidden: Tensor, weight: Tensor, targets: Tensor, scale: Scale, wide: torch.dtype, tp: MeshAxis
 ) -> tuple[Tensor, Tensor]:
     """Summed loss of some tokens, and its gradient by their logits in hidden's dtype."""
     logits = functional.linear(hidden, weight)
@@ -204,7 +204,12 @@ def compiled_chunk() -> Callable[..., tuple[Tensor, Tensor]]:
     gradient = torch.compile(_logits_gradient, backend=COMPILER)
 
     def chunk(
-        hidden: Tensor, weight: Tensor, targets: Tensor, scale: Scale, wide: torch.dtype, _: Axis
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        scale: Scale,
+        wide: torch.dtype,
+        _: MeshAxis,
     ) -> tuple[Tensor, Tensor]:
         factor = (targets != IGNORE_INDEX).to(wide) * scale
         return gradient(functional.linear(hidden, weight), targets, factor, wide)
@@ -225,7 +230,7 @@ def _logits_gradient(
     return torch.where(targets == IGNORE_INDEX, 0.0, losses).sum(), grad.to(logits.dtype)
 
 
-def _sliced(logits: Tensor, targets: Tensor, tp: Axis) -> tuple[Tensor, Tensor]:
+def _sliced(logits: Tensor, targets: Tensor, tp: MeshAxis) -> tuple[Tensor, Tensor]:
     """(tokens, 1) losses and their gradients by this slice of the logits, which are overwritten.
 
     Every slice is summed relative to its own largest logit, so that one exchange of three numbers

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.trainer.model.attention import attend_part, merge, part_gradients
 from paceline.trainer.parallel.collectives import send_recv_ring
-from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.mesh import MeshAxis
 
 ALL = slice(None)
 
@@ -25,7 +25,7 @@ class RingAttention(torch.autograd.Function):
     """(B, t, N, D) queries, (B, t, K, D) keys and values of an axis' ranks -> (B, t, N, D)."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis) -> Tensor:
         ctx.cp = cp
         block = torch.stack([k, v])
         arriving = _Passage(block, cp)
@@ -47,7 +47,7 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
         q, k, v, out, lse, *rest = ctx.saved_tensors
-        cp: Axis = ctx.cp
+        cp: MeshAxis = ctx.cp
         block = torch.stack([k, v])
         arriving = _Passage(block, cp)
         grad_q, *grad_kv = part_gradients(grad, q, k, v, out, lse, *rest, causal=True)
@@ -74,7 +74,7 @@ class RingAttention(torch.autograd.Function):
 class _Passage:
     """A tensor on its way to the next rank, while that of the rank before arrives."""
 
-    def __init__(self, leaving: Tensor, cp: Axis) -> None:
+    def __init__(self, leaving: Tensor, cp: MeshAxis) -> None:
         self.leaving, self.arriving = leaving, torch.empty_like(leaving)
         self.works = send_recv_ring(self.arriving, leaving, cp.ranks, cp.index, cp.group)
 
@@ -85,7 +85,7 @@ class _Passage:
         return self.arriving
 
 
-def _needed(step: int, cp: Axis, tokens: int) -> tuple[slice, slice]:
+def _needed(step: int, cp: MeshAxis, tokens: int) -> tuple[slice, slice]:
     """Local queries, and keys that all of them see, in the block of the rank `step` before."""
     half = tokens // 2
     wrapped = step > cp.index

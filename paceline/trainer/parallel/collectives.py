@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.mesh import MeshAxis
 
 BUCKET_BYTES = 64 * 2**20
 """Most that is made flat at a time."""
@@ -27,34 +27,34 @@ _scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 Group = dist.ProcessGroup | None
 
 
-def all_reduce(x: Tensor, axis: Axis) -> Tensor:
+def all_reduce(x: Tensor, axis: MeshAxis) -> Tensor:
     """The sum of a contiguous tensor over the axis, in place."""
     if axis.size > 1:
         _wait(dist.all_reduce(x, group=axis.group, async_op=True))
     return x
 
 
-def copy_to(x: Tensor, axis: Axis) -> Tensor:
+def copy_to(x: Tensor, axis: MeshAxis) -> Tensor:
     """x itself; its gradient is summed over the axis."""
     return x if axis.size == 1 else _Copy.apply(x, axis)
 
 
-def reduce_from(x: Tensor, axis: Axis) -> Tensor:
+def reduce_from(x: Tensor, axis: MeshAxis) -> Tensor:
     """The sum of x over the axis, written over x, which nobody else may need."""
     return x if axis.size == 1 else _Reduce.apply(x, axis)
 
 
-def gather_sequence(x: Tensor, axis: Axis) -> Tensor:
+def gather_sequence(x: Tensor, axis: MeshAxis) -> Tensor:
     """(B, T, ...) of every rank -> (B, n T, ...) in axis order; gradients are summed and cut."""
     return x if axis.size == 1 else _GatherSequence.apply(x, axis)
 
 
-def reduce_scatter_sequence(x: Tensor, axis: Axis) -> Tensor:
+def reduce_scatter_sequence(x: Tensor, axis: MeshAxis) -> Tensor:
     """(B, n T, ...) -> this rank's (B, T, ...) of the sum over the axis."""
     return x if axis.size == 1 else _ReduceScatterSequence.apply(x, axis)
 
 
-def gather_features(x: Tensor, axis: Axis) -> Tensor:
+def gather_features(x: Tensor, axis: MeshAxis) -> Tensor:
     """(B, F) of every rank -> (B, n F) in the axis' order, for what all ranks then do alike.
 
     All of them have the same gradient, of which each takes its part.
@@ -62,7 +62,7 @@ def gather_features(x: Tensor, axis: Axis) -> Tensor:
     return x if axis.size == 1 else _GatherFeatures.apply(x, axis)
 
 
-def all_reduce_coalesced(tensors: Iterable[Tensor], axis: Axis, factor: float = 1.0) -> None:
+def all_reduce_coalesced(tensors: Iterable[Tensor], axis: MeshAxis, factor: float = 1.0) -> None:
     """`factor` x the sum of many tensors over the axis, in place, in few large pieces."""
     if axis.size == 1:
         return
@@ -95,7 +95,7 @@ def _wait(work: dist.Work | None) -> None:
 
 class _Copy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: MeshAxis) -> Tensor:
         ctx.axis = axis
         return x.view_as(x)
 
@@ -107,7 +107,7 @@ class _Copy(torch.autograd.Function):
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: MeshAxis) -> Tensor:
         return all_reduced(x.contiguous(), axis).view_as(x)
 
     @staticmethod
@@ -117,7 +117,7 @@ class _Reduce(torch.autograd.Function):
 
 class _GatherSequence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: MeshAxis) -> Tensor:
         ctx.axis = axis
         return _all_gathered(x, axis)
 
@@ -128,7 +128,7 @@ class _GatherSequence(torch.autograd.Function):
 
 class _ReduceScatterSequence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: MeshAxis) -> Tensor:
         ctx.axis = axis
         return _reduce_scattered(x, axis)
 
@@ -139,7 +139,7 @@ class _ReduceScatterSequence(torch.autograd.Function):
 
 class _GatherFeatures(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: MeshAxis) -> Tensor:
         ctx.axis = axis
         return all_gathered(x, axis).unflatten(0, (axis.size, -1)).transpose(0, 1).flatten(1)
 
@@ -148,7 +148,7 @@ class _GatherFeatures(torch.autograd.Function):
         return grad.chunk(ctx.axis.size, dim=1)[ctx.axis.index].contiguous(), None
 
 
-def all_reduced(x: Tensor, axis: Axis) -> Tensor:
+def all_reduced(x: Tensor, axis: MeshAxis) -> Tensor:
     """The sum of a contiguous tensor over the axis; written over it, unless that is traced."""
     if not torch.compiler.is_compiling():
         return all_reduce(x, axis)
@@ -157,26 +157,26 @@ def all_reduced(x: Tensor, axis: Axis) -> Tensor:
     return out
 
 
-def all_gathered(x: Tensor, axis: Axis) -> Tensor:
+def all_gathered(x: Tensor, axis: MeshAxis) -> Tensor:
     """(n, ...) of every rank -> (size x n, ...)."""
     if torch.compiler.is_compiling():
         return operators.all_gather(x, axis.size, axis.name)
     return all_gather_into(_times(x, axis.size), x.contiguous(), axis.group)
 
 
-def reduce_scattered(x: Tensor, axis: Axis) -> Tensor:
+def reduce_scattered(x: Tensor, axis: MeshAxis) -> Tensor:
     """(size x n, ...) -> this rank's (n, ...) of the sum over the axis."""
     if torch.compiler.is_compiling():
         return operators.reduce_scatter(x, axis.size, axis.name)
     return reduce_scatter_into(_share(x, axis.size), x.contiguous(), axis.group)
 
 
-def _all_gathered(x: Tensor, axis: Axis) -> Tensor:
+def _all_gathered(x: Tensor, axis: MeshAxis) -> Tensor:
     """Collectives join along the first dimension; the sequence is the second."""
     return all_gathered(x, axis).unflatten(0, (axis.size, -1)).transpose(0, 1).flatten(1, 2)
 
 
-def _reduce_scattered(x: Tensor, axis: Axis) -> Tensor:
+def _reduce_scattered(x: Tensor, axis: MeshAxis) -> Tensor:
     return reduce_scattered(x.unflatten(1, (axis.size, -1)).transpose(0, 1).flatten(0, 1), axis)
 
 

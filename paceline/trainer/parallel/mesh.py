@@ -22,7 +22,7 @@ from paceline.trainer.config import MESH_AXES, ConfigError, LayoutConfig
 
 
 @dataclass(frozen=True)
-class Axis:
+class MeshAxis:
     """One axis of the mesh as this rank sees it; `group` is None where nothing is exchanged."""
 
     size: int = 1
@@ -38,7 +38,7 @@ class Axis:
         return self.group.group_name
 
 
-ALONE = Axis()
+ALONE = MeshAxis()
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class World:
 class Mesh:
     """This rank's axes. `data` is dp x cp; `shard` and `replicate` are its ZeRO split."""
 
-    pp: Axis = ALONE
-    dp: Axis = ALONE
-    cp: Axis = ALONE
-    tp: Axis = ALONE
-    data: Axis = ALONE
-    replicate: Axis = ALONE
-    shard: Axis = ALONE
+    pp: MeshAxis = ALONE
+    dp: MeshAxis = ALONE
+    cp: MeshAxis = ALONE
+    tp: MeshAxis = ALONE
+    data: MeshAxis = ALONE
+    replicate: MeshAxis = ALONE
+    shard: MeshAxis = ALONE
     device_mesh: DeviceMesh | None = field(default=None, compare=False)
     """Axes pp, replicate, shard, tp: what parameters and optimizer state are spread over."""
 
@@ -146,12 +146,12 @@ def make_mesh(world: World, layout: LayoutConfig, dp: int) -> Mesh:
     if layout.cp == 1:
         return Mesh(**named, data=data, dp=data, device_mesh=device_mesh)
     first = data.index % layout.cp
-    dp_axis = Axis(dp, data.index // layout.cp, None, data.ranks[first :: layout.cp])
+    dp_axis = MeshAxis(dp, data.index // layout.cp, None, data.ranks[first :: layout.cp])
     cp = _context_axis(world, data, named["shard"], layout)
     return Mesh(**named, data=data, dp=dp_axis, cp=cp, device_mesh=device_mesh)
 
 
-def _context_axis(world: World, data: Axis, shard: Axis, layout: LayoutConfig) -> Axis:
+def _context_axis(world: World, data: MeshAxis, shard: MeshAxis, layout: LayoutConfig) -> MeshAxis:
     """The cp ranks of this rank's replica, with a group of their own where no axis has them.
 
     A mesh of all four axes would make the groups of pp and tp a second time: communicators of NCCL,
@@ -166,20 +166,20 @@ def _context_axis(world: World, data: Axis, shard: Axis, layout: LayoutConfig) -
     every = [[block + t + tp * i for i in range(size)] for block in blocks for t in range(tp)]
     group, _ = dist.new_subgroups_by_enumeration(every, timeout=collective_limit())
     assert isinstance(group, dist.ProcessGroup), "every rank is in one of them"
-    return Axis(size, data.index - start, group, ranks)
+    return MeshAxis(size, data.index - start, group, ranks)
 
 
-def _axis(mesh: DeviceMesh, name: str) -> Axis:
+def _axis(mesh: DeviceMesh, name: str) -> MeshAxis:
     line = mesh[name]
     ranks = tuple(line.mesh.flatten().tolist())
     group, limit = line.get_group() if len(ranks) > 1 else None, collective_limit()
     if group is not None and limit is not None:
         # The groups of a mesh do not take over the world's limit.
         dist.distributed_c10d._set_pg_timeout(limit, group)
-    return Axis(len(ranks), line.get_local_rank(), group, ranks)
+    return MeshAxis(len(ranks), line.get_local_rank(), group, ranks)
 
 
-def _data_axis(world: World, named: dict[str, Axis], layout: LayoutConfig) -> Axis:
+def _data_axis(world: World, named: dict[str, MeshAxis], layout: LayoutConfig) -> MeshAxis:
     """dp x cp as one axis: the shard axis, unless hybrid sharding splits it.
 
     Then it has no group: what goes over all of it goes over its two halves, one after the other.
@@ -189,4 +189,4 @@ def _data_axis(world: World, named: dict[str, Axis], layout: LayoutConfig) -> Ax
         return shard
     size, index = replicate.size * shard.size, replicate.index * shard.size + shard.index
     first = world.rank - index * layout.tp
-    return Axis(size, index, None, tuple(first + i * layout.tp for i in range(size)))
+    return MeshAxis(size, index, None, tuple(first + i * layout.tp for i in range(size)))

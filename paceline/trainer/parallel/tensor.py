@@ -20,7 +20,7 @@ from paceline.trainer.parallel.collectives import (
     reduce_from,
     reduce_scatter_sequence,
 )
-from paceline.trainer.parallel.mesh import ALONE, Axis
+from paceline.trainer.parallel.mesh import ALONE, MeshAxis
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ParamPlan:
         """
         return self.shard_dim is None and (self.partial_grad or sequence_parallel)
 
-    def shard(self, whole: Tensor, axis: Axis) -> Tensor:
+    def shard(self, whole: Tensor, axis: MeshAxis) -> Tensor:
         """This rank's shard of a whole parameter; ValueError where the axis does not divide it."""
         if self.shard_dim is None:
             return whole
@@ -74,7 +74,7 @@ class TensorParallel:
     rank has its T / n tokens of it.
     """
 
-    axis: Axis = ALONE
+    axis: MeshAxis = ALONE
     sequence_parallel: bool = False
 
     def gather_input(self, x: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def tp_plan_of(model: nn.Module) -> dict[str, ParamPlan]:
     return plans
 
 
-def shard_parameters(model: nn.Module, axis: Axis, mesh: DeviceMesh | None) -> None:
+def shard_parameters(model: nn.Module, axis: MeshAxis, mesh: DeviceMesh | None) -> None:
     """Replace parameters (on meta) by this rank's shards: DTensors over `mesh`, or plain ones.
 
     Raises ValueError with the name of a parameter that the axis does not divide.

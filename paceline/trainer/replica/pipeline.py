@@ -32,7 +32,7 @@ from torch.distributed.pipelining.schedules import (
 
 from paceline.trainer.config import TrainerConfig
 from paceline.trainer.model.network import Network
-from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.mesh import MeshAxis
 from paceline.trainer.parallel.stages import stages_of
 
 
@@ -89,7 +89,7 @@ class LocalStage(PipelineStage):
         part: nn.Module,
         index: int,
         num_stages: int,
-        axis: Axis,
+        axis: MeshAxis,
         io: StageIO,
         device: torch.device,
     ) -> None:
@@ -172,7 +172,7 @@ class PipelineRunner:
     def __init__(
         self,
         parts: list[Network],
-        axis: Axis,
+        axis: MeshAxis,
         config: TrainerConfig,
         device: torch.device,
     ) -> None:

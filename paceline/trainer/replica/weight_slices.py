@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from paceline.trainer.parallel.collectives import all_gather_into
-from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.mesh import MeshAxis
 
 BUCKET_BYTES = 64 * 2**20
 """Least size of a full bucket."""
@@ -39,7 +39,7 @@ class WeightPiece:
 class WeightSlices:
     """This rank's slices of the trained weights, which it updates for all ranks of an axis."""
 
-    def __init__(self, trained: Iterable[nn.Parameter], axis: Axis) -> None:
+    def __init__(self, trained: Iterable[nn.Parameter], axis: MeshAxis) -> None:
         """Moves the parameters' values into buckets; all ranks must hold the same ones."""
         self.axis = axis
         self.pieces: dict[nn.Parameter, WeightPiece] = {}

@@ -15,7 +15,7 @@ from paceline.trainer.config import ConfigError, parse_config
 from paceline.trainer.data.batches import AHEAD, Loader, Sampler, sampler_of
 from paceline.trainer.data.corpus import load_corpus
 from paceline.trainer.data.samples import TokenCorpus
-from paceline.trainer.parallel.mesh import Axis, Mesh
+from paceline.trainer.parallel.mesh import Mesh, MeshAxis
 from paceline.trainer.train import use_threads
 from tests.trainer.example import settings
 
@@ -24,7 +24,7 @@ def make_loader(rank: int = 0, ranks: int = 1, **changes: Any) -> Loader:
     config = parse_config(settings(ranks=ranks, **changes))
     corpus = load_corpus(config)
     sampler = sampler_of(config, corpus.num_windows)
-    mesh = Mesh(dp=Axis(size=ranks, index=rank))
+    mesh = Mesh(dp=MeshAxis(size=ranks, index=rank))
     return Loader(corpus, sampler, config, mesh, pin=False)
 
 
@@ -127,7 +127,7 @@ def test_context_ranks_share_out_the_tokens_of_every_sequence() -> None:
     alone = make_loader(source="stdlib", global_batch=4, micro_batch=4)
     config = parse_config(settings(source="stdlib", global_batch=4, micro_batch=4))
     parts = [
-        Loader(alone._corpus, alone._sampler, config, Mesh(cp=Axis(2, index)), pin=False)
+        Loader(alone._corpus, alone._sampler, config, Mesh(cp=MeshAxis(2, index)), pin=False)
         for index in (0, 1)
     ]
 
@@ -172,7 +172,7 @@ def test_padding_is_ignored_only_where_the_loss_is_of_the_text(tmp_path: Path, c
         corpus = load_corpus(config)
         sampler = Sampler(corpus.num_windows, 6, 1, seed=0)
         loaders = [
-            Loader(corpus, sampler, config, Mesh(cp=Axis(cp, index)), pin=False)
+            Loader(corpus, sampler, config, Mesh(cp=MeshAxis(cp, index)), pin=False)
             for index in range(cp)
         ]
         batches = [loader.batch(0) for loader in loaders]

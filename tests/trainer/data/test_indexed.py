@@ -20,10 +20,10 @@ from paceline.trainer.data.corpus import load_corpus, load_validation
 from paceline.trainer.data.indexed import IndexedFile, NumpyShuffle, read_indexed, shuffled
 from paceline.trainer.data.indexed_corpus import IndexedCorpus, blended, numpy_sum
 from paceline.trainer.model.loss import IGNORE_INDEX
-from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.mesh import MeshAxis
 from tests.trainer.example import settings
 
-ALONE = Axis()
+ALONE = MeshAxis()
 EVALUATION = {"every_samples": 4, "skip_first": 0, "samples": 2, "target": None, "path": None}
 
 

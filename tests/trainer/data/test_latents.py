@@ -24,7 +24,7 @@ from paceline.trainer.data.latents import (
 )
 from paceline.trainer.model.decoder import LayerSetting
 from paceline.trainer.model.flux import MMDiT
-from paceline.trainer.parallel.mesh import ALONE, Axis
+from paceline.trainer.parallel.mesh import ALONE, MeshAxis
 from tests.trainer.example import settings
 from tests.trainer.flux_peer import FULL, SMALL, flux_config
 
@@ -102,7 +102,7 @@ def test_a_patch_is_the_channels_of_a_square() -> None:
 
 def test_context_ranks_hold_equal_parts_of_what_one_rank_holds() -> None:
     whole = corpus().collate([3, 4], ALONE)
-    parts = [corpus().collate([3, 4], Axis(2, i)) for i in range(2)]
+    parts = [corpus().collate([3, 4], MeshAxis(2, i)) for i in range(2)]
 
     for field in (0, 1, 3):
         assert torch.equal(torch.cat([part[field] for part in parts], dim=1), whole[field])

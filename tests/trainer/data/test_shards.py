@@ -24,7 +24,7 @@ from paceline.trainer.data.corpus import load_corpus, load_validation
 from paceline.trainer.data.latent_files import EncodedFiles, shapes
 from paceline.trainer.data.shards import TRAIN, ShardedFiles
 from paceline.trainer.evaluation import sample_weights
-from paceline.trainer.parallel.mesh import ALONE, Axis
+from paceline.trainer.parallel.mesh import ALONE, MeshAxis
 from tests.example import make_spec
 from tests.trainer.data.test_latents import encoded
 from tests.trainer.data.test_validation_latents import pooled
@@ -121,7 +121,7 @@ def test_every_bit_of_a_number_and_floats_are_read(tmp_path: Path):
 def test_context_ranks_share_a_sample_and_no_layout_changes_it(tmp_path: Path):
     corpus = load_corpus(config(sharded(tmp_path), samples=1))
     whole = corpus.collate([3, 4], ALONE)
-    parts = [corpus.collate([3, 4], Axis(2, i)) for i in range(2)]
+    parts = [corpus.collate([3, 4], MeshAxis(2, i)) for i in range(2)]
     again = load_corpus(config(tmp_path, samples=1)).collate([4], ALONE)
 
     for field in (0, 1, 3):

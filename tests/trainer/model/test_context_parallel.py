@@ -13,7 +13,7 @@ from paceline.core.parallel_run import ParallelRun
 from paceline.trainer.config import parse_config
 from paceline.trainer.config_checks import config_problems
 from paceline.trainer.model.context_parallel import attend, local_positions
-from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.mesh import MeshAxis
 from tests.example import SHAPE
 from tests.trainer.example import settings
 from tests.trainer.worlds import DTYPES, EXCHANGES, FAULTS, HEADS, outcome
@@ -22,8 +22,8 @@ RANKS = (2, 4)
 EXACT = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 0.03}
 
 
-def axis(size: int, index: int) -> Axis:
-    return Axis(size, index, None, tuple(range(size)))
+def axis(size: int, index: int) -> MeshAxis:
+    return MeshAxis(size, index, None, tuple(range(size)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

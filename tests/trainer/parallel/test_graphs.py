@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from paceline.trainer.config import ModelConfig, parse_config
 from paceline.trainer.model.decoder import Decoder, LayerSetting
 from paceline.trainer.model.flux import MMDiT
-from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.mesh import MeshAxis
 from paceline.trainer.parallel.tensor import TensorParallel, shard_parameters
 from tests.numerics.cases import Case
 
@@ -28,16 +28,16 @@ WORDS = [f"tp2{sp}{recompute}" for sp in ("", " sp") for recompute in ("", " ful
 
 
 @pytest.fixture
-def tp() -> Iterator[Axis]:
+def tp() -> Iterator[MeshAxis]:
     """One of two ranks, the other of which is not there."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
-    yield Axis(RANKS, 0, dist.group.WORLD, (0, 1))
+    yield MeshAxis(RANKS, 0, dist.group.WORLD, (0, 1))
     dist.destroy_process_group()
     torch._dynamo.reset()
     counters.clear()
 
 
-def graphs_of(case: Case, tp: Axis) -> tuple[int, dict[str, int]]:
+def graphs_of(case: Case, tp: MeshAxis) -> tuple[int, dict[str, int]]:
     """Graphs that all blocks of a model run in, forward and backward; breaks by their reason."""
     config = parse_config(case.settings())
     layout = config.layout
@@ -73,14 +73,14 @@ def graphs_of(case: Case, tp: Axis) -> tuple[int, dict[str, int]]:
 
 
 @pytest.mark.parametrize("words", WORDS)
-def test_a_decoder_s_blocks_share_one_graph(words: str, tp: Axis) -> None:
+def test_a_decoder_s_blocks_share_one_graph(words: str, tp: MeshAxis) -> None:
     assert graphs_of(Case(RANKS, words, "llama", "fp32"), tp) == (1, {})
 
 
 @pytest.mark.parametrize("budget", [20, 50, 90])
 @pytest.mark.parametrize("tensor", ["tp2", "tp2 sp"])
 def test_blocks_at_one_level_of_a_budget_do_and_none_is_broken(
-    tensor: str, budget: int, tp: Axis
+    tensor: str, budget: int, tp: MeshAxis
 ) -> None:
     case = Case(RANKS, f"{tensor} budget{budget}", "llama", "fp32")
     levels = {*case.settings()["recompute_levels"]}
@@ -88,7 +88,7 @@ def test_blocks_at_one_level_of_a_budget_do_and_none_is_broken(
     assert len(levels) == 2 and graphs_of(case, tp) == (2, {})
 
 
-def test_so_do_blocks_with_adapters_and_those_of_two_streams(tp: Axis) -> None:
+def test_so_do_blocks_with_adapters_and_those_of_two_streams(tp: MeshAxis) -> None:
     for model in ("lora", "flux"):
         torch._dynamo.reset()
         assert graphs_of(Case(RANKS, "tp2 mb4 full", model, "fp32"), tp) == (1, {})

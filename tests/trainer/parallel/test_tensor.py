@@ -20,7 +20,7 @@ from paceline.trainer.model.flux import MMDiT
 from paceline.trainer.model.layers import ColumnParallelLinear, Linear, RowParallelLinear
 from paceline.trainer.model.network import Network
 from paceline.trainer.model.weights import init_weights
-from paceline.trainer.parallel.mesh import Axis, Mesh
+from paceline.trainer.parallel.mesh import Mesh, MeshAxis
 from paceline.trainer.parallel.tensor import (
     NO_TP,
     ParamPlan,
@@ -74,7 +74,7 @@ def network(name: str) -> Network:
 
 def initialised(rank: int | None) -> ExpertBlock:
     """The experts' network with its weights, whole or as one rank holds it."""
-    tp = Axis() if rank is None else Axis(RANKS, rank)
+    tp = MeshAxis() if rank is None else MeshAxis(RANKS, rank)
     with torch.device("meta"):
         model = ExpertBlock()
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -122,8 +122,8 @@ def test_a_parameter_that_cannot_be_cut_evenly_is_refused() -> None:
         row = RowParallelLinear(NO_TP, 4, 65, bias=True)
 
     with pytest.raises(ValueError, match=r"up\.weight: tp 2 does not divide 65"):
-        shard_parameters(column, Axis(RANKS), None)
-    shard_parameters(row, Axis(RANKS), None)
+        shard_parameters(column, MeshAxis(RANKS), None)
+    shard_parameters(row, MeshAxis(RANKS), None)
     assert (row.weight.shape, row.bias.shape) == ((65, 2), (65,))
 
 
@@ -139,7 +139,7 @@ def test_stacked_experts_are_cut_and_initialised_by_their_own_plan() -> None:
 
 def test_a_checkpoint_knows_which_experts_a_rank_holds(mesh: Any) -> None:
     plan, up = Experts.tp_plan["up"], torch.arange(2.0).view(2, 1)
-    tp = Axis(RANKS, 1)
+    tp = MeshAxis(RANKS, 1)
 
     tensor = as_dtensor(plan, up, Mesh(tp=tp, device_mesh=mesh))
     piece = piece_of(plan, up.flatten(), tuple(up.shape), 0, tp)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.trainer.parallel.mesh import Axis
+from paceline.trainer.parallel.mesh import MeshAxis
 from paceline.trainer.replica.pipeline import PipelineRunner
 
 LIMIT_S = 30.0
@@ -43,7 +43,7 @@ class Runner(PipelineRunner):
     """One rank of a pipeline whose stages add 1, on devices that hand tensors to each other."""
 
     def __init__(self, rank: int, ranks: int, per_rank: int, lines: Any) -> None:
-        self.axis, self.no_loss = Axis(ranks, rank), torch.zeros(())
+        self.axis, self.no_loss = MeshAxis(ranks, rank), torch.zeros(())
         last = ranks * per_rank - 1
         numbers = range(rank, last + 1, ranks)
         self.stages = [

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from paceline.trainer.checkpoint_tensors import piece_of, rectangles
-from paceline.trainer.parallel.mesh import ALONE, Axis
+from paceline.trainer.parallel.mesh import ALONE, MeshAxis
 from paceline.trainer.parallel.tensor import ParamPlan
 from paceline.trainer.replica.weight_slices import ALIGNED, WeightSlices
 
@@ -32,7 +32,7 @@ def test_every_element_is_one_ranks_and_all_ranks_have_as_many(ranks: int) -> No
     counts: list[int] = []
     for rank in range(ranks):
         mine = weights(torch.Generator().manual_seed(1))
-        slices = WeightSlices(mine, Axis(ranks, rank))
+        slices = WeightSlices(mine, MeshAxis(ranks, rank))
         assert all(torch.equal(a, b) for a, b in zip(mine, whole, strict=True))
         counts.append(sum(piece.weight.numel() for piece in slices.pieces.values()))
         for parameter, piece in slices.pieces.items():
@@ -72,7 +72,7 @@ def test_rectangles_hold_a_run_of_elements_in_order(
 
 def test_a_piece_tells_dcp_where_it_lies_in_the_whole_tensor() -> None:
     """Tensor rank 1 of 2 has rows 4 to 7 of 8; the piece is all but its first and last element."""
-    tensor_rank = Axis(2, 1)
+    tensor_rank = MeshAxis(2, 1)
     piece = piece_of(ROWS, torch.arange(1.0, 11.0), (4, 3), 1, tensor_rank)
 
     chunks = piece.__create_chunk_list__()
