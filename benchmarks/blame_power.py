@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks._simulated_cluster import Fault, SimulatedCluster, simulate
 from paceline.files.documents import write_text
 from paceline.scaling.analysis.analysis import Analysis
-from paceline.scaling.analysis.sizes import parse_sizes
+from paceline.scaling.campaigns.plan import parse_sizes
 
 RESULTS = Path(__file__).parent / "results" / "blame_power.json"
 DOCS = Path(__file__).parents[1] / "docs" / "scaling.md"

@@ -24,14 +24,13 @@ from paceline.estimate.calibrate.lookup import evidence_for, is_cpu
 from paceline.estimate.question import Question
 from paceline.files.run_folder import find_run, read_record, runs_root
 from paceline.runs.outcome import evaluate
-from paceline.scaling.storage.demand import StorageDemand, demand_of
 from paceline.scaling.storage.measurement import (
     REPORT_FILE,
     MeasuredStorage,
     StorageRequest,
     measure_storage,
 )
-from paceline.scaling.storage.report import OPERATIONS
+from paceline.scaling.storage.report import OPERATIONS, StorageDemand, demand_of
 
 SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 

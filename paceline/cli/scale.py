@@ -24,8 +24,7 @@ from paceline.cli.output import (
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_OK, UserError
 from paceline.machines.placement import Request
 from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse
-from paceline.scaling.analysis.answer import scale_result
-from paceline.scaling.analysis.result import ScaleResult
+from paceline.scaling.analysis.result import ScaleResult, scale_result
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.campaigns.plan import CampaignRequest
 from paceline.scaling.page import scaling_html, share, size_rows

@@ -34,7 +34,7 @@ from paceline.runs.history_report import history_document
 from paceline.runs.profile_page import profile_html
 from paceline.runs.watch.reader import RunReader
 from paceline.runs.watch.snapshot import snapshot_html
-from paceline.scaling.analysis.answer import scale_result
+from paceline.scaling.analysis.result import scale_result
 from paceline.scaling.page import scaling_html
 from tests.explain.example import write_parts
 from tests.layouts.sweep.test_charts import EXPECTED, result, row

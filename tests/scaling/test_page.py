@@ -10,7 +10,7 @@ from benchmarks._simulated_cluster import Fault, SimulatedCluster, simulate
 from paceline.core.node_groups import GroupThroughput
 from paceline.report.theme import EXPORT
 from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse
-from paceline.scaling.analysis.answer import scale_result
+from paceline.scaling.analysis.result import scale_result
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.charts import MOST_DOTS, scaling_charts
 from paceline.scaling.page import scaling_html, size_rows

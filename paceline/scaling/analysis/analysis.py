@@ -17,19 +17,21 @@ from paceline.scaling.analysis.bisection import (
     bisect,
     slow_groups,
 )
-from paceline.scaling.analysis.corroboration import NodeEvidence, disturbed_hosts, evidence
+from paceline.scaling.analysis.corroboration import (
+    Confirmation,
+    NodeEvidence,
+    confirmations,
+    disturbed_hosts,
+    evidence,
+    proven_hosts,
+    second_pass,
+)
 from paceline.scaling.analysis.factors import SizeFactors, corrected_logs, size_factors
 from paceline.scaling.analysis.node_speeds import NodeSpeeds, node_speeds
 from paceline.scaling.analysis.reliability import (
     NotSeparable,
     PersistentComponent,
     lasting_differences,
-)
-from paceline.scaling.analysis.second_pass import (
-    Confirmation,
-    confirmations,
-    proven_hosts,
-    second_pass,
 )
 from paceline.scaling.analysis.slow_nodes import (
     HealthySpeed,

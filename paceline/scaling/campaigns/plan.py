@@ -1,4 +1,4 @@
-"""From a recipe, hosts and sizes to the campaign that measures them."""
+"""The plan of a campaign: its sizes, batches and rounds; started, resumed, found by name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, unreadable
 from paceline.core.host_split import Split, split_rounds
+from paceline.core.hosts import expand
 from paceline.core.node_groups import ScalingKind
+from paceline.core.units import counted, there_are
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.files.run_folder import new_folder, run_folders
 from paceline.machines.host_lists import from_allocation
@@ -21,8 +24,6 @@ from paceline.machines.placement import Request, choose_cluster, hosts_of, with_
 from paceline.machines.probe.inventory import inventory
 from paceline.runs.compilation import equally_compiled
 from paceline.runs.plan import make_plan
-from paceline.scaling.analysis.sizes import parse_sizes
-from paceline.scaling.campaigns.batches import batch_on, scaling_kind
 from paceline.scaling.campaigns.record import (
     CAMPAIGN_FILE,
     LOCK_FILE,
@@ -33,7 +34,136 @@ from paceline.scaling.campaigns.record import (
     read_campaign,
     write_campaign,
 )
-from paceline.scaling.campaigns.topology import read_topology
+
+FORM = "numbers, `...` for those between, N for all hosts"
+
+
+def parse_sizes(
+    text: str | None, num_hosts: int, remedy: str = "name more with --hosts"
+) -> tuple[int, ...]:
+    """The sizes that `text` names on so many hosts, rising; 1, 2, 4, ... and all for None.
+
+    `...` goes on as the two numbers before it did: by their ratio where that is whole, else by
+    their difference; beside it numbers beyond the hosts are left out. `N` is all hosts. Raises
+    UserError for anything else, and with `remedy` for more nodes than hosts.
+    """
+    text = "1,2,4,...,N" if text is None else text
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    sizes: list[int] = []
+    for at, word in enumerate(words):
+        if word == "...":
+            end = _number(words[at + 1], text, num_hosts) if at + 1 < len(words) else num_hosts
+            sizes += _between(sizes, end, text)
+        else:
+            sizes.append(_number(word, text, num_hosts))
+    if not sizes:
+        raise UserError(f"--sizes {text}", "names no size", allowed=FORM)
+    if "..." in words:
+        sizes = [size for size in sizes if size <= num_hosts] or sizes
+    if max(sizes) > num_hosts:
+        raise UserError(f"--sizes {text}", there_are(num_hosts, "host"), remedy=remedy)
+    return tuple(sorted(set(sizes)))
+
+
+def _number(word: str, text: str, num_hosts: int) -> int:
+    if word in ("N", "n"):
+        return num_hosts
+    if not (word.isascii() and word.isdecimal() and len(word) < 7 and int(word)):
+        raise UserError(f"--sizes {text}", f"{word!r} is no number of nodes", allowed=FORM)
+    return int(word)
+
+
+def _between(sizes: list[int], end: int, text: str) -> list[int]:
+    """What follows the last two of `sizes` up to `end`."""
+    if len(sizes) < 2 or sizes[-1] <= sizes[-2]:
+        raise UserError(f"--sizes {text}", "... needs two rising numbers before it", allowed=FORM)
+    before, last = sizes[-2:]
+    between: list[int] = []
+    while True:
+        following = last * (last // before) if last % before == 0 else 2 * last - before
+        if following > end:
+            return between
+        before, last = last, following
+        between.append(following)
+
+
+_SLURM = re.compile(r"SwitchName=(\S+)\s.*?\bNodes=(\S+)")
+
+
+def read_topology(path: Path) -> dict[str, str]:
+    """Host -> switch, from lines `HOSTS SWITCH` or those of Slurm's topology.conf.
+
+    Of Slurm's lines those with nodes count, in the order of the file. Raises UserError with the
+    line number for a line that is neither.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(str(path), error) from error
+    switches: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        place = f"{path}:{number}"
+        hosts, switch = _split(line.partition("#")[0].strip(), place)
+        switches |= {host: switch for host in expand(hosts, place) if host not in switches}
+    return switches
+
+
+def _split(text: str, where: str) -> tuple[str, str]:
+    """The hosts and the switch that a line names; no hosts where it has none."""
+    if text.startswith("SwitchName="):
+        match = _SLURM.match(text)
+        return (match[2], match[1]) if match else ("", "")
+    words = text.split()
+    if len(words) not in (0, 2):
+        raise UserError(where, "is no host and its switch", allowed="node[01-16] switch-1")
+    return (words[0], words[1]) if words else ("", "")
+
+
+def scaling_kind(recipe: Recipe, option: ScalingKind | None) -> ScalingKind:
+    """As asked for, else as the recipe says, else strong where its batch is a number."""
+    default = "strong" if isinstance(recipe.training.global_batch, int) else "weak"
+    return option or recipe.scaling or default
+
+
+def batch_on(
+    recipe: Recipe, kind: ScalingKind, num_nodes: int, devices: int, whole_node: int
+) -> int:
+    """Sequences a step on `num_nodes` nodes of which `devices` of `whole_node` devices are used.
+
+    Raises UserError where the recipe does not say enough for this kind of scaling.
+    """
+    training = recipe.training
+    if kind == "strong" and isinstance(training.global_batch, int):
+        return training.global_batch
+    if kind == "strong" and recipe.devices is None:
+        raise UserError(
+            f"strong scaling of {recipe.name}",
+            "needs one batch for all sizes",
+            remedy="--set global_batch=N",
+        )
+    if training.batch_per_device is not None:
+        share = Fraction(training.batch_per_device)
+    elif training.batch_per_node is not None:
+        share = Fraction(training.batch_per_node, whole_node)
+    elif recipe.devices is not None:
+        share = Fraction(training.batch(recipe.devices), recipe.devices)
+    else:
+        raise UserError(
+            f"weak scaling of {recipe.name}",
+            "its batch does not grow with the devices",
+            remedy='--set batch_per_device=N or --set "global_batch=N per node"; '
+            "or --scaling strong",
+        )
+    world = num_nodes * devices if kind == "weak" else recipe.devices or 1
+    batch = share * world
+    if batch.denominator != 1:
+        raise UserError(
+            f"{kind} scaling of {recipe.name} on {counted(world, 'device')}",
+            f"{float(batch):g} sequences are no batch",
+            remedy="--set batch_per_device=N",
+        )
+    return int(batch)
+
 
 UNNAMED = "-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

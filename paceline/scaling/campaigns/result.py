@@ -13,8 +13,7 @@ from paceline.core.hosts import compress
 from paceline.core.units import counted
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse
-from paceline.scaling.analysis.answer import scale_result
-from paceline.scaling.analysis.result import ScaleResult
+from paceline.scaling.analysis.result import ScaleResult, scale_result
 from paceline.scaling.campaigns.record import Campaign, Group, PlannedRound
 from paceline.scaling.campaigns.sub_cluster import TrialResult, measured
 

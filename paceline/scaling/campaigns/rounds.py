@@ -1,15 +1,16 @@
-"""Runs what is missing of a campaign: the sub-clusters of a round at the same time."""
+"""Runs the rounds of a campaign, and the rounds that its analysis asks for."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
 from paceline.core.errors import PacelineError
+from paceline.core.layout_checks import layout_problems
 from paceline.engines import engine
 from paceline.files.run_folder import Trial, read_record
 from paceline.machines.node.binding import bound
@@ -18,15 +19,63 @@ from paceline.runs.plan import Plan
 from paceline.runs.tasks.lost_hosts import TaskOutcome, allocation_fault
 from paceline.runs.tasks.runner import TaskQueue, TaskRun, TaskRunner
 from paceline.runs.tasks.slot import MOST_SLOTS, JobSlot, numbered_slots
-from paceline.scaling.analysis.analysis import AnalysisContext
-from paceline.scaling.campaigns.follow_up import with_follow_up
+from paceline.scaling.analysis.analysis import AnalysisContext, analyse, next_groups
 from paceline.scaling.campaigns.record import Campaign, Group, PlannedRound, write_campaign
 from paceline.scaling.campaigns.sub_cluster import (
     RoundHosts,
     TrialResult,
     known_trials,
+    measured,
     trial_result,
 )
+
+
+def with_follow_up(
+    campaign: Campaign,
+    trials: Mapping[RoundHosts, TrialResult],
+    most: int,
+    context: AnalysisContext,
+) -> Campaign | None:
+    """The campaign with the next rounds that the analysis asks for; None when it asks for none.
+
+    `most` bounds such rounds, those of earlier calls among them. Sub-clusters on which the layout
+    cannot run are left out.
+    """
+    measured_groups = measured(trials.values(), campaign.whole_node)
+    followed = [round_ for round_ in campaign.plan if round_.purpose != "plan"]
+    room = most - len(followed)
+    if room <= 0 or not any(group.samples_per_s for group in measured_groups):
+        return None
+    planned = {group for round_ in followed for group in round_.groups}
+    step = next_groups(
+        analyse(measured_groups, replace(context, scaling=campaign.scaling)), planned
+    )
+    if step is None:
+        return None
+    purpose, rounds = step
+    added: list[PlannedRound] = []
+    for groups in rounds:
+        for nodes in sorted({len(hosts) for hosts in groups}):
+            alike = tuple(g for g in groups if len(g) == nodes and can_run(campaign, g))
+            if alike and len(added) < room:
+                added.append(
+                    PlannedRound(
+                        number=len(campaign.plan) + len(added) + 1,
+                        purpose=purpose,
+                        nodes=nodes,
+                        devices_per_node=campaign.whole_node,
+                        groups=alike,
+                    )
+                )
+    if not added:
+        return None
+    return campaign.model_copy(update={"plan": (*campaign.plan, *added)})
+
+
+def can_run(campaign: Campaign, hosts: Group) -> bool:
+    """Whether the layout fits so many nodes."""
+    return not layout_problems(campaign.spec(hosts, campaign.whole_node).parallel)
+
 
 MAX_PARALLEL = MOST_SLOTS
 """Sub-clusters at the same time, unless more are asked for."""

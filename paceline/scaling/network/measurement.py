@@ -17,11 +17,10 @@ from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import new_folder
 from paceline.machines import JobEnd
 from paceline.machines.placement import Where
-from paceline.scaling.check.host_job import cluster_of, host_job, run_job
-from paceline.scaling.check.host_readings import host_names, read_lines
-from paceline.scaling.network.expectation import stated_fabric
+from paceline.scaling.check.fitness import host_names, read_lines
+from paceline.scaling.check.preflight import cluster_of, host_job, run_job
 from paceline.scaling.network.page import network_html
-from paceline.scaling.network.readings import OPERATIONS, collective_rows, pair_rows
+from paceline.scaling.network.readings import OPERATIONS, collective_rows, pair_rows, stated_fabric
 from paceline.scaling.network.report import NetworkReport, network_report
 
 NETWORKS_FOLDER = "networks"

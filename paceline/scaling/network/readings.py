@@ -1,16 +1,22 @@
-"""Lines of many ranks as rows: time and rates of each collective, and one row a pair of hosts."""
+"""What a network's programs print, and what the stated links carry."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from paceline.core.errors import UserError
 from paceline.core.stats import NORMAL_MAD, mad_around
+from paceline.core.units import percent, si
 from paceline.core.value import Value
+from paceline.estimate.model.machine import stated_bytes_per_s
+from paceline.files import catalog
 
 OPERATIONS = {
     "all_reduce": "all-reduce",
@@ -135,3 +141,153 @@ def pair_rows(
         for (node, partner), group in sorted(groups.items())
         if len(group) == devices
     )
+
+
+NOT_STATED = "no link {where} is stated (--cluster, --intra or --inter)"
+_PORTS = re.compile(r"(\d+)\s*x")
+WHERE = {"intra": "inside a host", "inter": "between hosts"}
+
+
+class FabricShare(Value):
+    """A measured rate beside what the stated links carry; None where none is stated."""
+
+    what: str
+    """An operation, or `pairs`: the median direction between two hosts."""
+    reached_bytes_per_s: float
+    """The best bus rate of one device; of pairs all devices of a host together."""
+    link: str | None
+    """Of several on the way the one that carries least."""
+    expected_bytes_per_s: float | None
+    """The same rate by the link's nominal one in one direction."""
+    share: float | None
+    reason: str | None
+    """Why it is not known."""
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """The links that are stated: name, and bytes/s of one device in one direction."""
+
+    intra: tuple[str, float] | None = None
+    inter: tuple[str, float] | None = None
+    """A device's share of what its host has."""
+    port: tuple[str, float] | None = None
+    """Between hosts, for a device that sends alone: the whole of a port that others share."""
+    per_node: int = 1
+
+
+def stated_fabric(intra: str | None, inter: str | None, devices_per_node: int) -> Fabric:
+    """The links of these names or rates, None for one that is not named.
+
+    Raises UserError for what is no link of that kind and states no rate.
+    """
+    share = _stated(inter, "inter", devices_per_node)
+    return Fabric(_stated(intra, "intra", 1), share, _port(inter, share), devices_per_node)
+
+
+def _port(name: str | None, share: tuple[str, float] | None) -> tuple[str, float] | None:
+    whole = _stated(name, "inter", 1)
+    if name is None or whole is None or share is None:
+        return None
+    ports = _PORTS.search(name)
+    return share[0], max(share[1], whole[1] / int(ports[1] if ports else 1))
+
+
+def _stated(
+    name: str | None, kind: Literal["intra", "inter"], per_node: int
+) -> tuple[str, float] | None:
+    if name is None:
+        return None
+    rate = stated_bytes_per_s(name, per_node)
+    try:
+        match = catalog.find_link(name)
+    except UserError:
+        if rate is None:
+            raise
+        return name, rate
+    link = match.link
+    if link is not None and link.kind != kind:
+        raise UserError(f"--{kind} {name}", f"is no link {WHERE[kind]}")
+    if match.node_bytes_per_s:
+        return name, match.node_bytes_per_s / per_node
+    if link is None or link.bytes_per_s is None:
+        return (name, rate) if rate else None
+    shared = per_node if link.name.startswith("Ethernet") else 1  # one port of a host
+    return link.name, link.bytes_per_s / shared
+
+
+def fabric_shares(
+    collectives: Sequence[CollectiveTiming], pairs: Sequence[PairRow], nodes: int, fabric: Fabric
+) -> tuple[FabricShare, ...]:
+    """The best bus rate of each operation, and the median pair, beside what links carry.
+
+    All devices take part in a collective: on one host the link inside it bounds the rate, of
+    several what `bus_bound` says.
+    """
+    return tuple(_shares(collectives, pairs, nodes, fabric))
+
+
+def _shares(
+    collectives: Sequence[CollectiveTiming], pairs: Sequence[PairRow], nodes: int, fabric: Fabric
+) -> Iterator[FabricShare]:
+    for operation in OPERATIONS:
+        rows = [row for row in collectives if row.operation == operation]
+        if rows:
+            best = max(rows, key=lambda row: row.bus_bytes_per_s)
+            link = bus_bound(operation, best.ranks, fabric) if nodes > 1 else fabric.intra
+            kind = "inter" if nodes > 1 else "intra"
+            yield _share(operation, best.bus_bytes_per_s, link, kind)
+    if pairs:
+        reached = median(pair.bytes_per_s for pair in pairs)
+        inter = fabric.inter
+        link = (inter[0], inter[1] * pairs[0].devices) if inter else None
+        yield _share("pairs", reached, link, "inter")
+
+
+def bus_bound(operation: str, ranks: int, fabric: Fabric) -> tuple[str, float] | None:
+    """The link that bounds an operation of several hosts, and the bus rate in bytes/s by it.
+
+    n ranks, d of them a host. Rings cross a host once, over all of its ports: d x a device's share.
+    Of an all-to-all (n - d) / (n - 1) of what a device sends leaves its host, through its own
+    share, and (d - 1) / (n - 1) stays inside. A ring of send-receive leaves it by one device. None
+    where no link between hosts is stated.
+    """
+    if fabric.inter is None or fabric.port is None:
+        return None
+    others, members = max(1, ranks - 1), fabric.per_node
+    match operation:
+        case "all_to_all":
+            link, outside = fabric.inter, others / max(1, ranks - members)
+            inside = others / max(1, members - 1)
+        case "send_recv":
+            link, outside, inside = fabric.port, 1, 1
+        case _:
+            link, outside, inside = fabric.inter, members, 1
+    bounds = [(link[0], link[1] * outside)]
+    bounds += [(fabric.intra[0], fabric.intra[1] * inside)] if fabric.intra else []
+    return min(bounds, key=lambda bound: bound[1])
+
+
+def _share(what: str, reached: float, link: tuple[str, float] | None, kind: str) -> FabricShare:
+    expected = link[1] if link else None
+    return FabricShare(
+        what=what,
+        reached_bytes_per_s=reached,
+        link=link[0] if link else None,
+        expected_bytes_per_s=expected,
+        share=reached / expected if expected else None,
+        reason=None if link else NOT_STATED.format(where=WHERE[kind]),
+    )
+
+
+def share_sentences(shares: Sequence[FabricShare]) -> Iterator[str]:
+    """Each share in words; what is not known is told once."""
+    for each in shares:
+        if each.share is not None and each.expected_bytes_per_s is not None:
+            title = OPERATIONS.get(each.what, "the median direction between two hosts")
+            yield (
+                f"{title} reaches {percent(each.share)} of what {each.link} carries "
+                f"({si(each.expected_bytes_per_s, 'B/s')}, nominal)."
+            )
+    for reason in dict.fromkeys(each.reason for each in shares if each.reason):
+        yield f"The share of the fabric is unknown: {reason}."

@@ -12,13 +12,16 @@ from paceline.core.units import binary, counted, percent, si
 from paceline.core.value import Value
 from paceline.scaling.analysis.node_speeds import node_speeds
 from paceline.scaling.analysis.slow_nodes import FEWEST_JUDGED, judge_nodes
-from paceline.scaling.network.expectation import (
+from paceline.scaling.network.readings import (
+    OPERATIONS,
+    CollectiveTiming,
     Fabric,
     FabricShare,
+    PairRow,
     fabric_shares,
+    relative_spread,
     share_sentences,
 )
-from paceline.scaling.network.readings import OPERATIONS, CollectiveTiming, PairRow, relative_spread
 
 LINK_LOSS = 0.1
 """A link is named when it lies at least this far below what its two hosts reach elsewhere."""

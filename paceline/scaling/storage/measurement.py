@@ -17,10 +17,9 @@ from paceline.files.documents import write_value
 from paceline.files.run_folder import new_folder
 from paceline.machines import JobEnd
 from paceline.machines.placement import Where
-from paceline.scaling.check.host_job import cluster_of, host_job, run_job
-from paceline.scaling.check.host_readings import host_names, read_lines
-from paceline.scaling.storage.demand import StorageDemand
-from paceline.scaling.storage.report import OPERATIONS, StorageReport, storage_report
+from paceline.scaling.check.fitness import host_names, read_lines
+from paceline.scaling.check.preflight import cluster_of, host_job, run_job
+from paceline.scaling.storage.report import OPERATIONS, StorageDemand, StorageReport, storage_report
 
 STORAGE_FOLDER = "storage"
 REPORT_FILE = "storage.json"

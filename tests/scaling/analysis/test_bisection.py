@@ -9,7 +9,7 @@ import pytest
 from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import analyse, next_groups
 from paceline.scaling.analysis.bisection import Bisection, Group, Slow, bisect, slow_groups
-from paceline.scaling.analysis.sentences import sentences
+from paceline.scaling.analysis.result import sentences
 from tests.scaling.analysis.lambda_values import alone, group
 
 HOSTS = tuple(f"n{at}" for at in range(1, 17))

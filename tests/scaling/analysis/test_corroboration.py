@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from paceline.core.node_groups import GroupThroughput
-from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse
-from paceline.scaling.analysis.answer import scale_result
+from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse, next_groups
+from paceline.scaling.analysis.corroboration import confirmations, proven_hosts, second_pass
 from paceline.scaling.analysis.node_speeds import node_speeds
+from paceline.scaling.analysis.result import scale_result
 from paceline.scaling.analysis.slow_nodes import HealthySpeed, SlowNodeReport, judge_nodes
 from tests.scaling.analysis.lambda_values import alone, group
 
@@ -168,3 +169,185 @@ def test_groups_bear_out_what_a_node_lost_against_its_own_history():
     assert judged(86.0, 90.0, in_groups=86.0) == {"n1"}
     # Its groups are as slow as it always was, and no slower.
     assert judged(86.0, 90.0, in_groups=90.0) == judged(90.0, 90.0, in_groups=90.0) == set()
+
+
+VALUES = [95.0, 94.0, *(100 + 0.1 * (at % 5) for at in range(14))]
+
+
+def blame_of(values: list[float] = VALUES) -> SlowNodeReport:
+    speeds = node_speeds(alone(values))
+    assert speeds is not None
+    return judge_nodes(speeds)
+
+
+def test_each_suspect_meets_two_proven_nodes_and_controls_run_beside_it():
+    blame = blame_of()
+    proven = set(proven_hosts(blame))
+    first, second = second_pass(blame)
+    for round_ in (first, second):
+        used = [host for pair in round_ for host in pair]
+        assert len(used) == len(set(used))
+        assert [pair[0] for pair in round_[:2]] == ["n2", "n1"]
+        assert {host for pair in round_ for host in pair} - proven == {"n1", "n2"}
+        assert len(round_) == 6
+    assert {pair[1] for pair in first[:2]}.isdisjoint({pair[1] for pair in second[:2]})
+
+
+def test_there_is_no_second_pass_without_suspects_or_without_proven_nodes():
+    assert second_pass(blame_of([100 + 0.1 * (at % 5) for at in range(16)])) == []
+    assert second_pass(SlowNodeReport(blame_of().flagged, None)) == []
+
+
+def pairs(first: float, second: float) -> list[GroupThroughput]:
+    controls = [group(f"n{at} n{at + 1}", 200.0) for at in range(5, 13, 2)]
+    suspects = [group("n2 n3", first, "second pass"), group("n2 n4", second, "second pass")]
+    return [*controls, *suspects]
+
+
+def test_a_suspect_is_confirmed_when_it_slows_every_partner():
+    confirmed, unknown = confirmations(blame_of(), pairs(189.0, 188.0))
+    assert confirmed.host == "n2" and confirmed.confirmed
+    assert confirmed.loss is not None and round(confirmed.loss, 4) == 0.0575
+    assert unknown.host == "n1" and unknown.confirmed is None
+
+
+def test_it_is_cleared_when_one_partner_is_not_slowed():
+    assert confirmations(blame_of(), pairs(189.0, 198.0))[0].confirmed is False
+
+
+def test_planned_pairs_do_not_confirm_but_serve_as_controls():
+    planned = [group("n2 n3", 189.0), group("n5 n6", 200.0)]
+    unjudged = confirmations(blame_of(), planned)
+    assert [confirmation.confirmed for confirmation in unjudged] == [None, None]
+
+
+MISSED = [62.2, 111.7, 111.4, 111.2, 100.6, 99.4, 97.8, 97.2]
+"""Three fast nodes of eight widen the spread: n1, 38 % below the median, has z -3.6."""
+
+
+def with_pairs(
+    suspect_losses: list[float], controls: list[float], values: list[float] = MISSED
+) -> Analysis:
+    """The second pass of n1 with these losses of its pairs and of the controls."""
+    first = analyse(alone(values))
+    step = next_groups(first)
+    assert step is not None and step[0] == "second pass"
+    losses = iter(controls)
+    measured = list(first.measured)
+    for loss, round_ in zip(suspect_losses, step[1], strict=False):
+        assert round_[0][0] == "n1"
+        measured += [group(" ".join(round_[0]), 200 * (1 - loss), "second pass")]
+        measured += [
+            group(" ".join(pair), 200 * (1 - next(losses)), "second pass") for pair in round_[1:]
+        ]
+    return analyse(measured)
+
+
+CONTROLS = [0.01, -0.02, 0.0, 0.02, -0.01, 0.0]
+
+
+def test_a_node_that_a_wide_spread_hides_is_suspected_and_its_pairs_flag_it():
+    first = analyse(alone(MISSED))
+    assert (first.flagged, [node.host for node in first.suspected]) == ((), ["n1"])
+    assert -4 < (first.suspected[0].z or 0) < -3
+
+    analysis = with_pairs([0.36, 0.38], CONTROLS)
+    assert [node.host for node in analysis.flagged] == ["n1"] and analysis.suspected == ()
+    result = scale_result(analysis)
+    assert result.flagged == ("n1",)
+    assert [(suspect.host, suspect.confirmed) for suspect in result.suspects] == [("n1", True)]
+    assert result.suspects[0].pair_loss == pytest.approx(0.37)
+    words = "\n".join(result.sentences)
+    assert "n1 is 37.80 % below the median node (z -3.6, one value), and its pairs" in words
+    assert "37.0 % slower: confirmed." in words
+
+
+@pytest.mark.parametrize(
+    ("own", "controls", "confirmed", "words"),
+    [
+        ([0.38, 0.10], CONTROLS, False, "24.0 % slower than others, which does not confirm it"),
+        ([0.00, -0.02], CONTROLS, False, "1.0 % faster than others, which does not confirm it"),
+        ([0.36, 0.38], [8 * at for at in CONTROLS], False, "37.0 % slower than others, which does"),
+        ([0.38], CONTROLS, None, "38.0 % slower than others, but these are too few to confirm it"),
+        ([0.36, 0.38], [], None, "no second measurement bears it out; repeat before draining"),
+    ],
+    ids=["one pair", "no pair", "controls scatter as much", "a pair is missing", "no controls"],
+)
+def test_a_suspected_node_is_not_flagged_when(
+    own: list[float], controls: list[float], confirmed: bool | None, words: str
+):
+    if controls:
+        analysis = with_pairs(own, controls)
+    else:
+        pairs = [group(f"n1 n{at}", 125.0, "second pass") for at in (5, 6)]
+        analysis = analyse([*alone(MISSED), *pairs])
+    assert analysis.flagged == () and [node.host for node in analysis.suspected] == ["n1"]
+    result = scale_result(analysis)
+    assert result.flagged == () and result.suspects[0].confirmed is confirmed
+    text = "\n".join(result.sentences)
+    assert words in text and text.count("n1 was 37.80 % below the median node") == 1
+
+
+def test_flagged_nodes_go_first_where_there_are_too_few_proven_ones_for_all():
+    values = [54.0, 61.0, 110.0, 109.0, 101.0, 100.5, 100.0, 99.5, 99.0, 92.0, 91.0]
+    blame = blame_of(values)
+    assert [node.host for node in blame.flagged] == ["n1"]
+    assert [node.host for node in blame.suspected] == ["n2"]
+    assert [pair[0] for pair in second_pass(blame)[0][:2]] == ["n1", "n2"]
+    few = SlowNodeReport((*blame.flagged, *blame.suspected, blame.nodes[5]), None)
+    assert [[pair[0] for pair in round_] for round_ in second_pass(few)] == [["n1"], ["n1"]]
+
+
+def test_nobody_is_suspected_by_a_reference_or_for_less_than_one_per_cent():
+    speeds = node_speeds([*alone([100.0, 97.0]), *alone([100.1, 97.1])])
+    assert speeds is not None
+    assert judge_nodes(speeds, reference=HealthySpeed(100.0, 0.0085)).suspected == ()
+    quiet = [100 + 0.1 * (at % 5) for at in range(15)]
+    assert blame_of([*quiet, 99.5]).suspected == ()
+
+
+def test_of_many_nodes_a_slower_one_is_needed_for_a_suspicion():
+    values = [100 + at for at in (-2.0, -1.0, 0.0, 1.0, 2.0)]
+    near = 100 * (1 - 3.3 * 0.014826)
+    assert blame_of([*values * 4, near]).suspected
+    assert blame_of([*values * 200, near]).suspected == ()
+
+
+def test_what_the_second_pass_lacks_is_asked_for_and_what_failed_is_not_asked_again():
+    first = analyse(alone(VALUES))
+    step = next_groups(first)
+    assert step is not None
+    first_round, second_round = step[1]
+    done = [group(" ".join(pair), 200.0, "second pass") for pair in first_round]
+    again = next_groups(analyse([*first.measured, *done]))
+    assert again == ("second pass", [second_round])
+    failed = [group(" ".join(pair), None, "second pass") for pair in second_round]
+    assert next_groups(analyse([*first.measured, *done, *failed])) is None
+    assert next_groups(first, {*first_round, *second_round}) is None
+
+
+def test_pairs_do_not_clear_a_node_that_its_own_history_says_should_be_faster():
+    values = [100 + 0.1 * (at % 5) for at in range(10)]
+    history = {"n1": [120.0, 120.2, 119.9], "n2": [90.0, 90.1, 89.9]}
+    speeds = node_speeds(alone([105.0, 86.0, *values]))
+    assert speeds is not None
+    blame = judge_nodes(speeds, history=history)
+    assert {node.host for node in blame.flagged} == {"n1", "n2"}
+
+    def confirmed(slower: float) -> dict[str, bool | None]:
+        suspects = [group(f"n1 n{at}", 200.0, "second pass") for at in (3, 4)]
+        suspects += [group(f"n2 n{at}", slower, "second pass") for at in (4, 3)]
+        controls = [group(f"n{at} n{at + 1}", 200.0) for at in (5, 7, 9)]
+        return {
+            confirmation.host: confirmation.confirmed
+            for confirmation in confirmations(blame, [*suspects, *controls])
+        }
+
+    assert confirmed(2 * 86.0) == {"n1": None, "n2": True}
+    assert confirmed(2 * 90.0) == {"n1": None, "n2": False}
+
+
+def test_halves_of_a_slow_group_are_no_controls():
+    halves = [group(f"n{at} n{at + 1}", 150.0, "bisection") for at in range(5, 17, 2)]
+    confirmation = confirmations(blame_of(), [*halves, *pairs(189.0, 188.0)])[0]
+    assert confirmation.confirmed and round(confirmation.loss or 0.0, 4) == 0.0575

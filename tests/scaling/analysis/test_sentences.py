@@ -9,8 +9,7 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.core.node_groups import GroupThroughput
 from paceline.scaling.analysis.analysis import AnalysisContext, analyse
-from paceline.scaling.analysis.answer import scale_result
-from paceline.scaling.analysis.result import ScaleResult
+from paceline.scaling.analysis.result import ScaleResult, scale_result
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from tests.scaling.analysis.lambda_values import alone, group, published
 

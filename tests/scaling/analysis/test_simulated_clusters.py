@@ -11,7 +11,7 @@ import pytest
 from benchmarks._simulated_cluster import Fault, SimulatedCluster, simulate
 from benchmarks.blame_power import HARD, SETTINGS, Setting, label, missed, rates, with_tables
 from paceline.core.host_split import Split
-from paceline.scaling.analysis.answer import scale_result
+from paceline.scaling.analysis.result import scale_result
 
 ROOT = Path(__file__).parents[3]
 SIZES = [1, 2, 4, 8, 16, 32, 64]

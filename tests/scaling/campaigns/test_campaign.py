@@ -23,7 +23,7 @@ from paceline.machines.probe import inventory
 from paceline.runs.flow import Watcher
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.slot import JobSlot
-from paceline.scaling.analysis.sentences import sentences
+from paceline.scaling.analysis.result import sentences
 from paceline.scaling.campaigns.plan import (
     CampaignRequest,
     begin,

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.hardware import Cluster
 from paceline.machines import JobEnd
-from paceline.scaling.check.host_readings import host_readings, read_lines
+from paceline.scaling.check.fitness import host_readings, read_lines
 
 
 def cluster(launcher: str = "ssh", ranks: int = 1, nodes: int = 2) -> Cluster:

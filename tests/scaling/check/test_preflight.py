@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.errors import EXIT_INCOMPLETE, IncompleteError
 from paceline.machines import Handle, JobEnd
-from paceline.scaling.check.host_job import ended
+from paceline.scaling.check.preflight import ended
 
 
 @dataclass

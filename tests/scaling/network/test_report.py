@@ -7,14 +7,15 @@ from itertools import permutations
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.scaling.network.expectation import bus_bound, stated_fabric
 from paceline.scaling.network.page import network_html
 from paceline.scaling.network.readings import (
     CollectiveTiming,
     PairRow,
+    bus_bound,
     bus_factor,
     collective_rows,
     pair_rows,
+    stated_fabric,
 )
 from paceline.scaling.network.report import NetworkReport, network_report
 

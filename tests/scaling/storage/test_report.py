@@ -8,8 +8,7 @@ import pytest
 
 from paceline.core.hardware import Cluster
 from paceline.estimate.question import Question
-from paceline.scaling.storage.demand import demand_of
-from paceline.scaling.storage.report import StorageReport, storage_report
+from paceline.scaling.storage.report import StorageReport, demand_of, storage_report
 from tests.scaling.network.test_report import IDENTITY
 
 MB = 1e6
