@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.cli.options import ReportFormat
 from paceline.cli.output import emit_json
-from paceline.cli.printing import Execution, plan_content, print_plan
+from paceline.cli.printing import ExecutionOptions, plan_content, print_plan
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.files.run_folder import runs_root
@@ -15,7 +15,7 @@ from paceline.runs.bundles.verification import opened_bundle
 from paceline.runs.plan import Plan
 
 
-def bundle_plan(path: Path, how: Execution, dry_run: bool) -> Plan | None:
+def bundle_plan(path: Path, how: ExecutionOptions, dry_run: bool) -> Plan | None:
     """The plan that repeats a bundle's run; None after a dry run, which printed it.
 
     Raises UserError where something that it needs is not here.
@@ -28,7 +28,7 @@ def bundle_plan(path: Path, how: Execution, dry_run: bool) -> Plan | None:
         if repeat.obstacles:
             raise UserError(f"run {then}", "cannot be repeated here as it was: see above")
         return repeat.plan
-    if how.form is ReportFormat.json:
+    if how.chosen is ReportFormat.json:
         emit_json(
             {
                 "run": then,
@@ -40,7 +40,7 @@ def bundle_plan(path: Path, how: Execution, dry_run: bool) -> Plan | None:
         )
         return None
     _tell(repeat)
-    print_plan(repeat.plan, how.form)
+    print_plan(repeat.plan, how.chosen)
     return None
 
 

@@ -27,12 +27,6 @@ ALONE = 2 / 3
 
 
 def check(
-    hosts: place.Hosts = None,
-    nodes: place.Nodes = None,
-    launcher: place.LauncherOption = "auto",
-    allocation: place.Allocation = None,
-    interface: place.Interface = None,
-    ssh_config: place.SshConfig = None,
     device: Device = DeviceKind.auto,
     devices: place.DevicesOfEach = None,
     fast: Annotated[
@@ -73,6 +67,8 @@ def check(
     runs_dir: RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
+    *,
+    location: place.HostOptions,
 ) -> None:
     """Check all hosts at the same time, and say which to drain, with the evidence.
 
@@ -92,7 +88,7 @@ def check(
     """
     if quick and (fast or at_once):
         raise UserError("--quick", "has no measurements in turn; leave --fast and --at-once out")
-    placement = place.where(hosts, nodes, launcher, allocation, interface, None, ssh_config)
+    placement = location.where()
     seconds, partners, limit_s = QUICK if quick else FAST if fast else (2.0, 7, 300.0)
     request = CheckRequest(
         placement,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -28,7 +29,7 @@ Hosts = Annotated[
 ]
 Nodes = Annotated[
     int | None,
-    typer.Option(min=1, help="How many of the hosts, or nodes of Slurm."),
+    typer.Option(min=1, help="Number of hosts to use, or of nodes from Slurm."),
 ]
 LauncherOption = Annotated[
     str,
@@ -76,6 +77,7 @@ NodesPerTrial = Annotated[
     int | None,
     typer.Option(
         min=1,
+        rich_help_panel="Place",
         help="Share the hosts out in parts of so many nodes, on each of which one run after the "
         "other goes on. Default with --max-parallel: as many as share the hosts evenly.",
     ),
@@ -84,34 +86,76 @@ MaxParallel = Annotated[
     int | None,
     typer.Option(
         min=1,
+        rich_help_panel="Place",
         help="Runs at the same time: on parts of the hosts as many as fit, in Slurm's queue 128; "
         "on one machine 1, and more share its cores or GPUs and disturb each other.",
     ),
 ]
 
 
+@dataclass(frozen=True)
+class HostOptions:
+    """On which hosts something runs, and how programs start there."""
+
+    panel: ClassVar[str] = "Place"
+    hosts: Hosts = None
+    nodes: Nodes = None
+    launcher: LauncherOption = "auto"
+    allocation: Allocation = None
+    interface: Interface = None
+    ssh_config: SshConfig = None
+
+    def where(self) -> Where:
+        """Return the place that the options name; raises UserError for unreadable hosts."""
+        return where(
+            self.hosts,
+            self.launcher,
+            self.allocation,
+            self.ssh_config,
+            nodes=self.nodes,
+            interface=self.interface,
+        )
+
+
+@dataclass(frozen=True)
+class BoundHostOptions(HostOptions):
+    """The same for a training, whose ranks can be bound to cores."""
+
+    bind: Bind = None
+
+    def where(self) -> Where:
+        """Return the place that the options name; raises UserError for unreadable hosts."""
+        if self.bind not in (None, "auto", "none") and not Path(self.bind).is_file():
+            raise typer.BadParameter("must be auto, none or a file", param_hint="--bind")
+        return replace(super().where(), bind=self.bind)
+
+
 def where(
     hosts: str | None,
-    nodes: int | None,
     launcher: str,
     allocation: str | None,
-    interface: str | None,
-    bind: str | None,
     ssh_config: Path | None,
+    *,
+    nodes: int | None = None,
+    interface: str | None = None,
 ) -> Where:
-    """The place that the options name; raises UserError for hosts that cannot be read."""
+    """Return the place that the options name; raises UserError for unreadable hosts."""
     if launcher not in ("auto", *LAUNCHERS):
         raise typer.BadParameter(f"must be {_LAUNCHER_NAMES}", param_hint="--launcher")
     if interface is not None and not INTERFACE_NAME.fullmatch(interface):
         raise typer.BadParameter("is no network interface", param_hint="--interface")
-    if bind not in (None, "auto", "none") and not Path(bind).is_file():
-        raise typer.BadParameter("must be auto, none or a file", param_hint="--bind")
     if allocation is not None and not allocation.isdigit():
         raise typer.BadParameter("must be the number of a Slurm job", param_hint="--allocation")
     if ssh_config is not None and not ssh_config.is_file():
         raise UserError(str(ssh_config), "is not a file")
-    kind = None if launcher == "auto" else launcher
-    return Where(read_hosts(hosts), nodes, kind, allocation, interface, bind, ssh_config)
+    return Where(
+        hosts=read_hosts(hosts),
+        nodes=nodes,
+        launcher=None if launcher == "auto" else launcher,
+        allocation=allocation,
+        interface=interface,
+        ssh_config=ssh_config,
+    )
 
 
 def read_hosts(text: str | None) -> tuple[Host, ...]:

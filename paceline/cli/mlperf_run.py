@@ -97,13 +97,6 @@ def run(
     ] = None,
     device: options.Device = options.DeviceKind.auto,
     cluster: options.ClusterName = None,
-    hosts: place.Hosts = None,
-    nodes: place.Nodes = None,
-    launcher: place.LauncherOption = "auto",
-    allocation: place.Allocation = None,
-    interface: place.Interface = None,
-    bind: place.Bind = None,
-    ssh_config: place.SshConfig = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,
     status: Annotated[
@@ -115,6 +108,8 @@ def run(
     runs_dir: options.RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: options.Json = False,
+    *,
+    location: place.BoundHostOptions,
 ) -> None:
     """Train a benchmark to its target several times, and score the trials. Never an official
     result.
@@ -138,7 +133,7 @@ def run(
 
     Exit code 0 when all trials have ended, 4 when some are missing, 2 when all failed.
     """
-    placement = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
+    placement = location.where()
     alone = tiny and devices is None and cluster is None and not placement.wants_nodes
     request = Request(
         "",

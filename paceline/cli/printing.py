@@ -6,12 +6,12 @@ import json
 import shlex
 from dataclasses import dataclass
 from io import StringIO
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 
-from paceline.cli.options import ReportFormat
+from paceline.cli.options import ReportFormat, ReportOptions, RunsDir, Tag
 from paceline.cli.terminal import echo
 from paceline.core.run_report import RunReport
 from paceline.engines import engine
@@ -21,13 +21,18 @@ from paceline.runs.plan import Plan
 
 
 @dataclass(frozen=True)
-class Execution:
-    """How what was planned is run and told."""
+class ExecutionOptions(ReportOptions):
+    """How a plan is run, where it is stored, and how the answer is printed."""
 
-    form: ReportFormat
-    tag: str | None
-    probe: bool
-    runs_dir: Path | None
+    tag: Tag = None
+    probe: Annotated[
+        bool,
+        typer.Option(
+            help="Measure this machine's reachable rate first (kept for later).",
+            rich_help_panel="Budget",
+        ),
+    ] = True
+    runs_dir: RunsDir = None
 
 
 def tell_notices(*plans: Plan) -> None:

@@ -27,12 +27,6 @@ SMALLEST, LARGEST = 4, 2**34
 
 
 def network(
-    hosts: place.Hosts = None,
-    nodes: place.Nodes = None,
-    launcher: place.LauncherOption = "auto",
-    allocation: place.Allocation = None,
-    interface: place.Interface = None,
-    ssh_config: place.SshConfig = None,
     device: Device = DeviceKind.auto,
     devices: place.DevicesOfEach = None,
     operations: Annotated[
@@ -70,6 +64,8 @@ def network(
     runs_dir: RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
+    *,
+    location: place.HostOptions,
 ) -> None:
     """Measure every collective among all devices, and latency and rate between all hosts.
 
@@ -87,7 +83,7 @@ def network(
 
       paceline probe network --hosts hosts.txt --inter 8x400Gb/s  and the share of it
     """
-    placement = place.where(hosts, nodes, launcher, allocation, interface, None, ssh_config)
+    placement = location.where()
     links = catalog.cluster(cluster) if cluster else None
     request = NetworkRequest(
         placement,

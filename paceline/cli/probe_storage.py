@@ -54,12 +54,6 @@ def storage(
             help="Devices of all hosts that --recipe is estimated on; default those here.",
         ),
     ] = None,
-    hosts: place.Hosts = None,
-    nodes: place.Nodes = None,
-    launcher: place.LauncherOption = "auto",
-    allocation: place.Allocation = None,
-    interface: place.Interface = None,
-    ssh_config: place.SshConfig = None,
     device: Device = DeviceKind.auto,
     devices: place.DevicesOfEach = None,
     processes: Annotated[
@@ -87,6 +81,8 @@ def storage(
     runs_dir: RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
+    *,
+    location: place.HostOptions,
 ) -> None:
     """Measure what disks give to loaders and saves.
 
@@ -103,7 +99,7 @@ def storage(
 
       paceline probe storage /data --recipe llama31-8b --on H100:64 --size 20GiB
     """
-    placement = place.where(hosts, nodes, launcher, allocation, interface, None, ssh_config)
+    placement = location.where()
     if recipe and run:
         raise UserError("--recipe and --run", "ask for two trainings", remedy="leave one out")
     if on and not recipe:

@@ -107,12 +107,6 @@ def profile(
     devices: Annotated[int | None, typer.Option(min=1, help="Devices, as of `run`.")] = None,
     device: options.Device = options.DeviceKind.auto,
     cluster: options.ClusterName = None,
-    hosts: place.Hosts = None,
-    nodes: place.Nodes = None,
-    launcher: place.LauncherOption = "auto",
-    allocation: place.Allocation = None,
-    interface: place.Interface = None,
-    ssh_config: place.SshConfig = None,
     dry_run: options.DryRun = False,
     timeout: options.Timeout = None,
     tag: options.Tag = None,
@@ -125,6 +119,8 @@ def profile(
     runs_dir: options.RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: options.Json = False,
+    *,
+    location: place.HostOptions,
 ) -> None:
     """Say where a step's time or memory goes, by a run of its own under one profiler.
 
@@ -169,7 +165,7 @@ def profile(
         cluster,
         timeout,
         force,
-        place.where(hosts, nodes, launcher, allocation, interface, None, ssh_config),
+        location.where(),
         runs_dir,
     )
     first, last = parse_steps(_asked_steps(context, steps))

@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import typer
 
+from paceline.cli.host_options import MaxParallel, NodesPerTrial
 from paceline.cli.options import ReportFormat
 from paceline.cli.output import OutputColumn, TableFormat, emit_table
-from paceline.cli.printing import Execution, plan_content, print_plan, tell_notices
+from paceline.cli.printing import ExecutionOptions, plan_content, print_plan, tell_notices
 from paceline.cli.progress import progress_display, run_headline
 from paceline.cli.terminal import echo
 from paceline.compare.over_time.repeats import SeriesResult
@@ -46,20 +48,57 @@ BROKEN_OFF = frozenset({"incomplete", "cancelled"})
 
 
 @dataclass(frozen=True)
-class Several:
-    """The options that ask for more than one run."""
+class RepeatOptions:
+    """Options that ask for more than one run."""
 
-    repeat: str | None
-    interleave: tuple[str, str] | None
-    group: str | None
-    resume: str | None
-    nodes_per_trial: int | None = None
-    max_parallel: int | None = None
+    panel: ClassVar[str] = "Budget"
+    repeat: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|same",
+            help="Number of repeats, run sequentially and stored as one group for `paceline "
+            "compare`. `same`: as many as it takes to call two configurations the same (5).",
+        ),
+    ] = None
+    interleave: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="A B",
+            help="Run two configurations in turn (A B, B A, ...), each --repeat times (5). A and B "
+            'are changes to RECIPE, separated by commas: KEY=VALUE, :VARIANT or another RECIPE; "" '
+            "is RECIPE as it stands.",
+            rich_help_panel="What to vary",
+        ),
+    ] = None
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the group; one that exists gets the repeats that it lacks of "
+            "--repeat (5).",
+        ),
+    ] = None
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUP",
+            help="Resume an interrupted group, or extend it with --repeat. Takes no RECIPE.",
+        ),
+    ] = None
+    nodes_per_trial: NodesPerTrial = None
+    max_parallel: MaxParallel = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a group of runs is asked for."""
+        return any(x is not None for x in (self.repeat, self.interleave, self.group, self.resume))
 
 
-def repeat_runs(request: Request, several: Several, how: Execution, dry_run: bool) -> int:
+def repeat_runs(
+    request: Request, several: RepeatOptions, how: ExecutionOptions, dry_run: bool
+) -> int:
     """Run what the options ask for and print it; the exit code."""
-    if how.form is ReportFormat.html:
+    if how.chosen is ReportFormat.html:
         raise UserError(
             "--format html",
             "shows a single run; each repeat's own report.html lies in its folder",
@@ -69,7 +108,7 @@ def repeat_runs(request: Request, several: Several, how: Execution, dry_run: boo
     series = _series(request, several, how)
     announce(series)
     if dry_run:
-        _print_plans(series, how.form)
+        _print_plans(series, how.chosen)
         return 0
     result = run_series(
         series,
@@ -80,7 +119,7 @@ def repeat_runs(request: Request, several: Several, how: Execution, dry_run: boo
         probe=how.probe,
         runs_dir=how.runs_dir,
     )
-    _print_series(result, how.form)
+    _print_series(result, how.chosen)
     return exit_code(result)
 
 
@@ -97,7 +136,7 @@ def exit_code(result: SeriesResult) -> int:
     return 4 if statuses <= BROKEN_OFF and not faults else 2
 
 
-def _series(request: Request, several: Several, how: Execution) -> Series:
+def _series(request: Request, several: RepeatOptions, how: ExecutionOptions) -> Series:
     root, repeats = runs_root(how.runs_dir), _number(several.repeat)
     if several.resume is not None:
         where = Where(hosts=request.where.hosts, allocation=request.where.allocation)
@@ -116,8 +155,14 @@ def _series(request: Request, several: Several, how: Execution) -> Series:
         requests = [side_request(request, text) for text in several.interleave]
     if not (request.recipe or request.command or several.interleave):
         raise typer.BadParameter("Missing argument 'RECIPE'.", param_hint="RECIPE")
-    shared = several.nodes_per_trial, several.max_parallel
-    return new_series(root, requests, repeats or ENOUGH_FOR_SAME, several.group, *shared)
+    return new_series(
+        root,
+        requests,
+        repeats or ENOUGH_FOR_SAME,
+        several.group,
+        several.nodes_per_trial,
+        several.max_parallel,
+    )
 
 
 def _number(repeat: str | None) -> int | None:

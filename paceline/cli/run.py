@@ -11,9 +11,9 @@ import typer
 from paceline.cli import host_options as place
 from paceline.cli import options
 from paceline.cli.bundle_plan import bundle_plan
-from paceline.cli.printing import Execution, print_plan, print_report, tell_notices
+from paceline.cli.printing import ExecutionOptions, print_plan, print_report, tell_notices
 from paceline.cli.progress import progress_display
-from paceline.cli.repeat import Several, repeat_runs
+from paceline.cli.repeat import RepeatOptions, repeat_runs
 from paceline.core.errors import UserError
 from paceline.files.run_folder import runs_root
 from paceline.machines.placement import Request
@@ -70,48 +70,6 @@ def run(
     ] = None,
     device: options.Device = options.DeviceKind.auto,
     cluster: options.ClusterName = None,
-    hosts: place.Hosts = None,
-    nodes: place.Nodes = None,
-    launcher: place.LauncherOption = "auto",
-    allocation: place.Allocation = None,
-    interface: place.Interface = None,
-    bind: place.Bind = None,
-    ssh_config: place.SshConfig = None,
-    nodes_per_trial: place.NodesPerTrial = None,
-    max_parallel: place.MaxParallel = None,
-    repeat: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|same",
-            help="Run so often, one after the other, as one group for `paceline compare`. `same`: "
-            "as often as it takes to call two configurations the same (5).",
-        ),
-    ] = None,
-    interleave: Annotated[
-        tuple[str, str] | None,
-        typer.Option(
-            metavar="A B",
-            help="Run two configurations in turn (A B, B A, ...), each --repeat times (5). A and B "
-            'are changes to RECIPE, separated by commas: KEY=VALUE, :VARIANT or another RECIPE; "" '
-            "is RECIPE as it stands.",
-        ),
-    ] = None,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name of the group; one that exists gets the repeats that it lacks of "
-            "--repeat (5).",
-        ),
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GROUP",
-            help="Go on with a group that was broken off, or make it larger with --repeat. Takes "
-            "no RECIPE.",
-        ),
-    ] = None,
     bundle: Annotated[
         Path | None,
         typer.Option(
@@ -123,14 +81,11 @@ def run(
     ] = None,
     dry_run: options.DryRun = False,
     timeout: options.Timeout = None,
-    tag: options.Tag = None,
-    probe: Annotated[
-        bool, typer.Option(help="Measure this machine's reachable rate first (kept for later).")
-    ] = True,
     force: options.Force = False,
-    runs_dir: options.RunsDir = None,
-    form: options.ReportForm = options.ReportFormat.text,
-    as_json: options.Json = False,
+    *,
+    location: place.BoundHostOptions,
+    repeats: RepeatOptions,
+    how: ExecutionOptions,
 ) -> None:
     """Train a recipe on this machine or on hosts, measure it, and write the report.
 
@@ -164,34 +119,29 @@ def run(
     """
     if bundle is not None:
         options.refuse_unused(context, "--from", WITH_A_BUNDLE)
-        form = options.ReportFormat.json if as_json else form
-        how = Execution(form, tag, probe, runs_dir)
         again = bundle_plan(bundle, how, dry_run)
         raise typer.Exit(_execute(again, how) if again else 0)
     request = Request(
-        recipe or "",
-        variant,
-        options.with_engine(overrides, engine),
-        devices,
-        device.value,
-        cluster,
-        timeout,
-        force,
-        place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config),
-        runs_dir,
+        recipe=recipe or "",
+        variant=variant,
+        overrides=options.with_engine(overrides, engine),
+        devices=devices,
+        device=device.value,
+        cluster=cluster,
+        timeout_s=timeout,
+        force=force,
+        where=location.where(),
+        runs_dir=how.runs_dir,
         command=tuple(command or ()),
         per=per.value if per else None,
     )
     if per and not command:
         raise UserError("--per", "is for a program of yours", remedy="-- PROGRAM [ARGUMENT ...]")
-    form = options.ReportFormat.json if as_json else form
-    if repeat is not None or interleave or group is not None or resume is not None:
-        several = Several(repeat, interleave, group, resume, nodes_per_trial, max_parallel)
-        how = Execution(form, tag, probe, runs_dir)
-        raise typer.Exit(repeat_runs(request, several, how, dry_run))
+    if repeats.wanted:
+        raise typer.Exit(repeat_runs(request, repeats, how, dry_run))
     if recipe is None and not command:
         raise typer.BadParameter("Missing argument 'RECIPE'.", param_hint="RECIPE")
-    if nodes_per_trial or max_parallel:
+    if repeats.nodes_per_trial or repeats.max_parallel:
         raise UserError(
             "--nodes-per-trial, --max-parallel",
             "share the hosts among several runs",
@@ -200,20 +150,20 @@ def run(
     plan = make_plan(request)
     tell_notices(plan)
     if dry_run:
-        print_plan(plan, form)
+        print_plan(plan, how.chosen)
         return
-    raise typer.Exit(_execute(plan, Execution(form, tag, probe, runs_dir)))
+    raise typer.Exit(_execute(plan, how))
 
 
-def _execute(plan: Plan, how: Execution) -> int:
+def _execute(plan: Plan, how: ExecutionOptions) -> int:
     root = runs_root(how.runs_dir)
     try:
         with progress_display(plan.spec) as watch:
             report = flow.run(plan, root, flow.command_line(), watch, tag=how.tag, probe=how.probe)
     except flow.UnwrittenReportError as fault:
-        print_report(fault.report, how.form, header=False)
+        print_report(fault.report, how.chosen, header=False)
         raise
     except flow.CancelledRunError as cancelled:
         report = cancelled.report
-    print_report(report, how.form, header=False)
+    print_report(report, how.chosen, header=False)
     return STATUS_EXIT.get(report.result.status, 2)

@@ -54,10 +54,6 @@ def scale(
         Path | None,
         typer.Option("--from", metavar="CSV", help="Analyse results that were measured elsewhere."),
     ] = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of hosts to use; default all."),
-    ] = None,
     sizes: Annotated[
         str | None,
         typer.Option(
@@ -114,15 +110,11 @@ def scale(
     tag: options.Tag = None,
     dry_run: options.DryRun = False,
     force: options.Force = False,
-    hosts: place.Hosts = None,
-    launcher: place.LauncherOption = "auto",
-    allocation: place.Allocation = None,
-    interface: place.Interface = None,
-    bind: place.Bind = None,
-    ssh_config: place.SshConfig = None,
     runs_dir: options.RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: options.Json = False,
+    *,
+    location: place.BoundHostOptions,
 ) -> None:
     """Split scaling efficiency into waiting for the slowest node and communication, and name
     slow nodes.
@@ -166,7 +158,7 @@ def scale(
         cluster=cluster,
         timeout_s=timeout,
         force=force,
-        where=place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config),
+        where=location.where(),
         runs_dir=runs_dir,
     )
     campaign_request = CampaignRequest(
@@ -185,7 +177,7 @@ def scale(
         form=form,
         runs_dir=runs_dir,
         resume=resume,
-        allocation=allocation,
+        allocation=location.allocation,
         max_parallel=max_parallel,
         extra_rounds=extra_rounds,
         tag=tag,

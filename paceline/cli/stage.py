@@ -127,7 +127,7 @@ def stage(
         raise UserError(
             f"--engine {engine}", "is unknown", allowed=", ".join(sorted(engine_names()))
         )
-    where = place.where(hosts, nodes, launcher, allocation, None, None, ssh_config)
+    where = place.where(hosts, launcher, allocation, ssh_config, nodes=nodes)
     target = node_target(local, cluster, where)
     plan = staging_plan(load_recipe(recipe), engine, _folder(to), asset or ())
     if not plan.assets:

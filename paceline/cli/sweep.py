@@ -86,13 +86,6 @@ def sweep(
     ] = None,
     device: options.Device = options.DeviceKind.auto,
     cluster: options.ClusterName = None,
-    hosts: place.Hosts = None,
-    nodes: place.Nodes = None,
-    launcher: place.LauncherOption = "auto",
-    allocation: place.Allocation = None,
-    interface: place.Interface = None,
-    bind: place.Bind = None,
-    ssh_config: place.SshConfig = None,
     nodes_per_trial: place.NodesPerTrial = None,
     max_parallel: place.MaxParallel = None,
     repeat: Annotated[
@@ -125,6 +118,8 @@ def sweep(
     runs_dir: options.RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: options.Json = False,
+    *,
+    location: place.BoundHostOptions,
 ) -> None:
     """Run a recipe in every combination of some settings and say which is fastest.
 
@@ -156,7 +151,7 @@ def sweep(
             "--prune-above", "prunes, and --all runs everything", remedy="leave one out"
         )
     varied, fixed = dimensions(named, options.with_engine(overrides, engine))
-    placement = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
+    placement = location.where()
     request = Request(
         recipe, variant, fixed, devices, device.value, cluster, timeout, force, placement, runs_dir
     )

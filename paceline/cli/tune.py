@@ -107,16 +107,11 @@ def tune(
     force: options.Force = False,
     tag: options.Tag = None,
     cluster: options.ClusterName = None,
-    hosts: place.Hosts = None,
-    nodes: place.Nodes = None,
-    launcher: place.LauncherOption = "auto",
-    allocation: place.Allocation = None,
-    interface: place.Interface = None,
-    bind: place.Bind = None,
-    ssh_config: place.SshConfig = None,
     runs_dir: options.RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: options.Json = False,
+    *,
+    location: place.BoundHostOptions,
 ) -> None:
     """Find the fastest layout of a recipe, by few runs or by estimate alone.
 
@@ -178,7 +173,7 @@ def tune(
             allowed="auto, cpu, cuda",
             remedy="--estimate-only ranks layouts for devices that are not here",
         )
-    placement = place.where(hosts, nodes, launcher, allocation, interface, bind, ssh_config)
+    placement = location.where()
     devices = (
         _of_cluster(cluster, gpus, placement)
         if cluster
