@@ -132,7 +132,7 @@ PICTURES = (
     ),
     Picture(
         "estimate",
-        "An estimate, and another offer beside it",
+        "An estimate, compared with another scenario",
         "Nothing ran: formulas with coefficients that are fitted to published step times.",
         (
             "estimate llama31-70b --device H100 --gpus 1024 --price 2.5 "

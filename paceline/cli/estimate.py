@@ -3,43 +3,138 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, NamedTuple, TypedDict
 
 import typer
 
 from paceline.cli import model_options as model
-from paceline.cli import offers
-from paceline.cli.estimate_output import Answer, emit, write_estimate_page
-from paceline.cli.offers import offer
-from paceline.cli.options import Json, Overrides, RunsDir, Variant, refuse_unused
-from paceline.cli.output import TableForm, TableFormat
+from paceline.cli.options import Overrides, RunsDir, Variant, refuse_unused
+from paceline.cli.output import TableOptions, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.site import Site
+from paceline.core.units import LARGEST_INT, counted
 from paceline.estimate.answer import Estimate
 from paceline.estimate.answer import estimate as estimated
 from paceline.estimate.calibrate.lookup import GivenEvidence
+from paceline.estimate.costs import CHECKPOINT_S, RESTART_S, Failures, Prices
 from paceline.estimate.elasticity import elasticities
 from paceline.estimate.explanation import RunClaims, beside, explain, measured_run, question_of
 from paceline.estimate.fit.evidence import Evidence
-from paceline.estimate.offers import against, step_time_ratio
 from paceline.estimate.question import Question
+from paceline.estimate.report import EstimateOutput, estimate_document
+from paceline.estimate.scenarios import compare_scenarios, step_time_ratio
 from paceline.estimate.trace import Tracing, trace
 from paceline.files import catalog
 from paceline.files.recipe import MisfitError, full_key, load_recipe
 from paceline.files.run_folder import find_run, runs_root
-from paceline.mlperf.time_to_train import time_to_train
+from paceline.mlperf.time_to_train import TimeToTrain, time_to_train
 from paceline.runs.outcome import evaluate
 
-_WITH_CLUSTER = {
-    *("recipe", "cluster", "gpus", "layout", "variant", "overrides", "stack", "compiled", "tokens"),
-    *("cuda_graphs", "released", "dispatcher", "price", "spot_price", "pue", "carbon"),
-    *("mtbf", "restart", "checkpoint", "checkpoint_every"),
-    *("measured_s", "evidence", "html", "trace", "sensitivity", "mlperf", "form", "as_json"),
-}
-"""Parameters that a cluster's file leaves open."""
+_IN_A_CLUSTER = {"device", "per_node", "intra", "inter", "compare", "measured", "runs_dir"}
+"""Parameters that a cluster's file answers, or that are of other devices."""
+
+
+class Costs(TypedDict):
+    """What is asked about the whole training, as a question has it."""
+
+    tokens: float | None
+    prices: Prices
+    failures: Failures | None
+
+
+@dataclass(frozen=True)
+class CostOptions:
+    """Length, prices and failures of the whole training."""
+
+    panel: ClassVar[str] = "Cost"
+    tokens: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="Tokens of the whole training, e.g. 15e12, for days and money; default the "
+            "recipe's, 1e12 where it names none; a recipe may say null, as fine-tuning does.",
+        ),
+    ] = None
+    price: Annotated[
+        float | None, typer.Option(min=0, help="Price per device-hour, in any currency.")
+    ] = None
+    spot_price: Annotated[
+        float | None, typer.Option(min=0, help="Price per interruptible device-hour.")
+    ] = None
+    pue: Annotated[float, typer.Option(min=1, help="Power usage effectiveness of the site.")] = 1.0
+    carbon: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="G_PER_KWH", help="Carbon intensity of the electricity."),
+    ] = None
+    mtbf: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            metavar="HOURS",
+            help="Mean time between failures of one device.",
+            rich_help_panel="Failures",
+        ),
+    ] = None
+    restart: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Time from a failure to the first step after it (default 600).",
+            rich_help_panel="Failures",
+        ),
+    ] = None
+    checkpoint: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Time that saving a checkpoint keeps the training waiting (default 30).",
+            rich_help_panel="Failures",
+        ),
+    ] = None
+    checkpoint_every: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="Training time between two checkpoints; default Young's interval, which loses "
+            "least.",
+            rich_help_panel="Failures",
+        ),
+    ] = None
+
+    @property
+    def costs(self) -> Costs:
+        """Tokens, prices and failures; raises BadParameter for what is not finite."""
+        prices = Prices(
+            per_device_hour=self.price,
+            spot_per_device_hour=self.spot_price,
+            pue=self.pue,
+            carbon_g_per_kwh=self.carbon,
+        )
+        return Costs(tokens=self.tokens, prices=prices, failures=self._failures())
+
+    def _failures(self) -> Failures | None:
+        """Raises UserError for what counts with failures alone, without them."""
+        if self.mtbf is None:
+            given = {
+                "--checkpoint-every": self.checkpoint_every,
+                "--checkpoint": self.checkpoint,
+                "--restart": self.restart,
+            }
+            for option in (name for name, value in given.items() if value is not None):
+                raise UserError(option, "counts with failures alone", remedy="add --mtbf")
+            return None
+        return Failures(
+            device_mtbf_h=self.mtbf,
+            restart_s=RESTART_S if self.restart is None else self.restart,
+            checkpoint_s=CHECKPOINT_S if self.checkpoint is None else self.checkpoint,
+            interval_s=self.checkpoint_every,
+        )
 
 
 def estimate(
@@ -61,9 +156,9 @@ def estimate(
     compare: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="OFFER",
-            help="Another offer beside it: device=B200,gpus=32,price=4. What is left out is as in "
-            "the first. Repeatable.",
+            metavar="SCENARIO",
+            help="Compare with another scenario: device=B200,gpus=32,price=4. What is left out is "
+            "as in the first. Repeatable.",
         ),
     ] = None,
     per_node: model.PerNode = None,
@@ -74,15 +169,6 @@ def estimate(
     compiled: Annotated[bool, typer.Option("--compiled", help="With torch.compile.")] = False,
     cuda_graphs: model.CapturedParts = "none",
     released: model.Released = None,
-    tokens: offers.Tokens = None,
-    price: offers.Price = None,
-    spot_price: offers.SpotPrice = None,
-    pue: offers.Pue = 1.0,
-    carbon: offers.Carbon = None,
-    mtbf: offers.Mtbf = None,
-    restart: offers.Restart = None,
-    checkpoint: offers.Checkpoint = None,
-    checkpoint_every: offers.CheckpointEvery = None,
     measured: Annotated[
         str | None,
         typer.Option(
@@ -129,8 +215,9 @@ def estimate(
             "round: 5.1.0. The recipe needs a benchmark: --variant mlperf-trial.",
         ),
     ] = None,
-    form: TableForm = TableFormat.text,
-    as_json: Json = False,
+    *,
+    costs: CostOptions,
+    output: TableOptions,
 ) -> None:
     """Estimate step time, throughput, days, money and energy of a recipe, with an 80 % interval.
 
@@ -141,7 +228,7 @@ def estimate(
       paceline estimate llama31-70b --device H100 --gpus 1024 --layout tp=8,pp=4,vp=5 --price 2.5
 
       paceline estimate llama31-8b --device H100 --gpus 64
-      --compare device=B200,gpus=32 --html offers.html
+      --compare device=B200,gpus=32 --html scenarios.html
 
       paceline estimate llama31-405b --device H100 --gpus 8192 --sensitivity
 
@@ -156,13 +243,10 @@ def estimate(
     optimizer, host, jitter (docs/estimate.md). Nothing runs.
     """
     if cluster is not None:
-        refuse_unused(context, "--cluster, whose file says it", _WITH_CLUSTER)
+        every = {parameter.name or "" for parameter in context.command.params}
+        refuse_unused(context, "--cluster, whose file says it", every - _IN_A_CLUSTER)
     site = catalog.site(cluster) if cluster else None
-    whole: offers.Costs = {
-        "tokens": tokens,
-        "prices": offers.prices(price, spot_price, pue, carbon),
-        "failures": offers.failures(mtbf, restart, checkpoint, checkpoint_every),
-    }
+    whole = costs.costs
     changes = (*_axes(layout), *(overrides or ()))
     given = model.given_evidence(evidence)
     if measured is not None:
@@ -183,7 +267,7 @@ def estimate(
             "stack": stack,
             "compiled": compiled,
         }
-        answer = Answer([_of_run(measured, runs_dir, options, whole, given)])
+        answer = EstimateOutput([_of_run(measured, runs_dir, options, whole, given)])
     else:
         # What is wrong comes before what is missing.
         model.check_dispatcher(dispatcher, load_recipe(recipe, variant, changes))
@@ -209,9 +293,7 @@ def estimate(
         )
         besides = (measured_s, trace, sensitivity, mlperf, cluster)
         answer = _answer(question, compare or [], given, *besides)
-    emit(answer, TableFormat.json if as_json else form)
-    if html:
-        write_estimate_page(answer, html)
+    emit(estimate_document(answer), output.chosen, page=html)
 
 
 def _alone(option: str, others: dict[str, object]) -> None:
@@ -265,31 +347,42 @@ def _answer(
     sensitivity: bool,
     mlperf: str | None,
     cluster: str | None,
-) -> Answer:
-    """The estimates of a question and of the offers beside it."""
-    questions = [question, *(offer(question, text) for text in compare)]
+) -> EstimateOutput:
+    """The estimates of a question and of the scenarios that it is compared with."""
+    questions = [question, *(scenario(question, text) for text in compare)]
     evidences = [model.chosen_evidence(given, each) for each in questions]
     same = (given.path if given else None, cluster)
     estimates = [_estimated(*pair, *same) for pair in zip(questions, evidences, strict=True)]
     if measured_s is not None:
         estimates[0] = beside(estimates[0], measured_s, "as stated")
-    offers = [
-        against(estimates[0], estimate, step_time_ratio(question, other, evidences[0], basis))
+    comparisons = [
+        compare_scenarios(
+            estimates[0], estimate, step_time_ratio(question, other, evidences[0], basis)
+        )
         for estimate, other, basis in zip(estimates[1:], questions[1:], evidences[1:], strict=True)
     ]
-    return Answer(
-        estimates,
-        offers,
-        [_traced(each) for each in questions] if trace else [],
-        [elasticities(*pair) for pair in zip(questions, evidences, strict=True)]
-        if sensitivity
-        else [],
-        [
-            time_to_train(each.spec, found, mlperf)
-            for each, found in zip(questions, estimates, strict=True)
-        ]
+    pairs = list(zip(questions, evidences, strict=True))
+    times = [
+        time_to_train(each.spec, found, mlperf)
+        for each, found in zip(questions, estimates, strict=True)
         if mlperf
-        else [],
+    ]
+    return EstimateOutput(
+        estimates,
+        comparisons,
+        tracings=[_traced(each) for each in questions] if trace else (),
+        elasticities=[elasticities(*pair) for pair in pairs] if sensitivity else (),
+        times=[(_time_sentence(time), time) for time in times],
+    )
+
+
+def _time_sentence(time: TimeToTrain) -> str:
+    """Return a benchmark's time to train, and what it is made of."""
+    return (
+        f"{time.benchmark} of round {time.ruleset} to its target: {time.minutes:.3g} minutes "
+        f"({time.low_minutes:.3g} to {time.high_minutes:.3g}, 80 % of single runs), "
+        f"{time.samples:,.0f} samples (reference runs scatter by {time.samples_stdev:,.0f}), "
+        f"{counted(time.num_evaluations, 'evaluation')} of {time.evaluation_s:.3g} s; {time.label}"
     )
 
 
@@ -338,7 +431,7 @@ def _of_run(
     name: str,
     runs_dir: Path | None,
     options: dict[str, Any],
-    whole: offers.Costs,
+    whole: Costs,
     given: GivenEvidence | None,
 ) -> Estimate:
     """The estimate of a run as it was, and its measured step."""
@@ -350,6 +443,63 @@ def _of_run(
 
 
 def _traced(question: Question) -> Tracing:
-    """The memory of one offer, followed; says so, because it takes a while."""
+    """The memory of one scenario, followed; says so, because it takes a while."""
     echo(f"following a step on {question.devices:,} x {question.device}", err=True)
     return trace(question)
+
+
+class _ScenarioKey(NamedTuple):
+    """What may be changed in a scenario: the field of a question, its values."""
+
+    field: str
+    type: type[str | int | float]
+    allowed: str
+    minimum: int = 0
+
+
+_WHOLE = f"whole numbers from 1 to {LARGEST_INT:,}"
+SCENARIO_KEYS = {
+    "device": _ScenarioKey("device", str, "a name that `paceline devices` lists"),
+    "gpus": _ScenarioKey("devices", int, _WHOLE, 1),
+    "price": _ScenarioKey("prices", float, f"numbers from 0 to {LARGEST_INT:,}"),
+    "per_node": _ScenarioKey("devices_per_node", int, _WHOLE, 1),
+    "intra": _ScenarioKey("intra_link", str, "a link, or a rate: 450 GB/s"),
+    "inter": _ScenarioKey("inter_link", str, "a network, or a rate: 8x400 Gb/s"),
+}
+
+
+def scenario(first: Question, text: str) -> Question:
+    """Return the question with a scenario's changes; raises UserError for what is none."""
+    changes = dict(_change(text, part) for part in text.split(","))
+    for place, other in catalog.OTHER_PLACE.items():
+        name = changes.get(place)
+        if words := catalog.misplaced(name, place):
+            raise UserError(
+                f"--compare {text}",
+                f"{place} {name} is {words}",
+                allowed=f"{catalog.LINK_ALLOWED}, or a rate",
+                remedy=f"{other}={name} says it",
+            )
+    if "price" in changes:
+        price = {"per_device_hour": changes["price"]}
+        changes["price"] = first.prices.model_copy(update=price)
+    return replace(first, **{SCENARIO_KEYS[key].field: value for key, value in changes.items()})
+
+
+def _change(text: str, part: str) -> tuple[str, Any]:
+    """One `key=value` of a scenario."""
+    key, _, word = (piece.strip() for piece in part.partition("="))
+    where = f"--compare {text}"
+    if key not in SCENARIO_KEYS:
+        keys = ", ".join(SCENARIO_KEYS)
+        raise UserError(where, f"{part!r} is no KEY=VALUE of a scenario", allowed=keys)
+    known = SCENARIO_KEYS[key]
+    try:
+        value = known.type(word)
+        if not word:
+            raise ValueError
+        if not isinstance(value, str) and not known.minimum <= value <= LARGEST_INT:
+            raise ValueError
+    except ValueError as error:
+        raise UserError(where, f"{key} is {word!r}", allowed=known.allowed) from error
+    return key, value

@@ -24,8 +24,6 @@ PANELS = {
     "--quick --limit --wait",
     "Time model": "--evidence --stack --dispatcher --compiled --cuda-graphs --released --trace "
     "--measured --measured-s",
-    "Cost": "--price --spot-price --pue --carbon",
-    "Failures": "--mtbf --restart --checkpoint --checkpoint-every",
     "Judgement": "--reference --history --against --check --fail-on-findings --drain-file",
     "Without a campaign": "--from",
     "Output": "--where --tag --runs-dir --top --write --html --charts --output --format --json",

@@ -13,19 +13,19 @@ from paceline.core.rates import flops_per_s_per_device, mfu, tokens_per_s
 from paceline.core.run import DEFAULT_FP8_RECIPE, Data, Headline, RunSettings, RunSpec, Training
 from paceline.core.value import Value
 from paceline.core.waterfall import WaterfallLevel
-from paceline.estimate.costs import Bill, bill
+from paceline.estimate.costs import TrainingCost, training_cost
 from paceline.estimate.estimates import estimates_of_runs
-from paceline.estimate.fit.evidence import Evidence, Provenance
+from paceline.estimate.fit.evidence import Evidence, EvidenceKind
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.model.waterfall import rise_notes, waterfall
 from paceline.estimate.question import Question
 from paceline.files import catalog
 
-Kind = Literal[Provenance, "data sheet", "stated", "assumed"]
+Kind = Literal[EvidenceKind, "data sheet", "stated", "assumed"]
 
 
-class Basis(Value):
+class Provenance(Value):
     """Where an estimate's inputs are from."""
 
     title: str
@@ -40,13 +40,15 @@ class Basis(Value):
     """What a framework keeps in memory."""
 
 
-def basis_of(evidence: Evidence, machine: Machine, links: str | None, network: str | None) -> Basis:
+def provenance_of(
+    evidence: Evidence, machine: Machine, links: str | None, network: str | None
+) -> Provenance:
     """The basis of one estimate; `links` and `network` are the names that were given."""
     links_are: Kind = "assumed" if machine.assumed.intra else "data sheet"
     network_is: Kind = "assumed" if machine.assumed.inter else "data sheet"
     on_cpu = machine.generation == "cpu"
     rates: Kind = evidence.provenance if on_cpu else "data sheet"
-    return Basis(
+    return Provenance(
         title=evidence.title,
         coefficients=evidence.provenance,
         peak=rates,
@@ -132,11 +134,11 @@ class Estimate(Value):
     memory_bytes: MemoryBytes
     p_oom: float | None
     """Probability that the device runs out of memory; None where its size is unknown."""
-    bill: Bill | None
+    training_cost: TrainingCost | None
     waterfall: tuple[WaterfallLevel, ...]
     """From the peak to `flops_per_s_per_device`, and on to what was measured."""
     measured: MeasuredStep | None = None
-    evidence: Basis
+    evidence: Provenance
     notes: tuple[str, ...]
 
 
@@ -194,7 +196,7 @@ def estimate_on(
             parts=needed.at(0),
         ),
         p_oom=float(estimates.p_oom[0]) if isfinite(estimates.limit_bytes[0]) else None,
-        bill=bill(
+        training_cost=training_cost(
             tokens,
             rate,
             spec.world_size,
@@ -205,7 +207,7 @@ def estimate_on(
         if tokens
         else None,
         waterfall=levels,
-        evidence=basis_of(evidence, machine, *_links(question)),
+        evidence=provenance_of(evidence, machine, *_links(question)),
         notes=(
             *machine.notes,
             *_recipe_notes(training),

@@ -12,6 +12,8 @@ from paceline.core.value import Value
 
 HOUR_S = 3600.0
 KWH_J = 3.6e6
+RESTART_S, CHECKPOINT_S = 600.0, 30.0
+"""Defaults of failures: a restart, and a checkpoint that keeps the training waiting."""
 
 
 class Failures(Value):
@@ -19,9 +21,9 @@ class Failures(Value):
 
     device_mtbf_h: PositiveFloat
     """Mean hours between failures of one device that end the run."""
-    restart_s: NonNegativeFloat = 600.0
+    restart_s: NonNegativeFloat = RESTART_S
     """From a failure to the first step after the restart, without the lost work."""
-    checkpoint_s: NonNegativeFloat = 30.0
+    checkpoint_s: NonNegativeFloat = CHECKPOINT_S
     """How long saving a checkpoint keeps the training waiting."""
     interval_s: PositiveFloat | None = None
     """Of training between two checkpoints; None takes the best one."""
@@ -51,7 +53,7 @@ class Failures(Value):
         return 1 / (1 + saving + (interval / 2 + self.restart_s) / mtbf)
 
 
-LEAST_GOODPUT = 0.01
+MIN_GOODPUT = 0.01
 """Where the first-order formula has long lost its meaning."""
 
 
@@ -65,25 +67,25 @@ class Prices(Value):
     carbon_g_per_kwh: NonNegativeFloat | None = None
 
 
-class Saving(Value):
+class CheckpointPlan(Value):
     """How often the state is saved, and what that leaves; goodputs are 0-1."""
 
     interval_s: float
-    """The interval that `goodput` and the bill are computed with."""
+    """The interval that `goodput` and the cost are computed with."""
     goodput: float
     young_interval_s: float
     """What loses least to first order."""
     young_goodput: float
 
 
-class Bill(Value):
+class TrainingCost(Value):
     """A whole training; None where something is not known."""
 
     total_tokens: float
     days: float
     device_hours: float
     goodput: float | None = None
-    checkpoints: Saving | None = None
+    checkpoints: CheckpointPlan | None = None
     """None without failures."""
     cost: float | None = None
     spot_cost: float | None = None
@@ -92,36 +94,36 @@ class Bill(Value):
     carbon_kg: float | None = None
 
 
-def bill(
+def training_cost(
     total_tokens: float,
     tokens_per_s: float,
     devices: int,
     power_w: float | None,
     prices: Prices,
     failures: Failures | None = None,
-) -> Bill:
+) -> TrainingCost:
     """What training `total_tokens` at a rate takes; failures stretch it by 1 / goodput.
 
     Raises UserError for failures that leave next to no time for training.
     """
-    saving = saving_of(failures, devices) if failures else None
-    goodput = saving.goodput if saving else None
-    if goodput is not None and not goodput >= LEAST_GOODPUT:
+    plan = checkpoint_plan(failures, devices) if failures else None
+    goodput = plan.goodput if plan else None
+    if goodput is not None and not goodput >= MIN_GOODPUT:
         raise UserError(
             "--mtbf, --restart, --checkpoint",
             f"leave {percent(goodput, 2)} of the time for training, where goodput has no meaning",
-            allowed=f"failures and checkpoints that leave {percent(LEAST_GOODPUT, 0)} or more",
+            allowed=f"failures and checkpoints that leave {percent(MIN_GOODPUT, 0)} or more",
         )
     seconds = total_tokens / tokens_per_s / (goodput or 1.0)
     hours = devices * seconds / HOUR_S
     energy = power_w * devices * seconds * prices.pue / KWH_J if power_w else None
     carbon = prices.carbon_g_per_kwh
-    return Bill(
+    return TrainingCost(
         total_tokens=total_tokens,
         days=seconds / SECONDS_PER_DAY,
         device_hours=hours,
         goodput=goodput,
-        checkpoints=saving,
+        checkpoints=plan,
         cost=_times(prices.per_device_hour, hours),
         spot_cost=_times(prices.spot_per_device_hour, hours),
         energy_kwh=energy,
@@ -129,10 +131,10 @@ def bill(
     )
 
 
-def saving_of(failures: Failures, devices: int) -> Saving:
+def checkpoint_plan(failures: Failures, devices: int) -> CheckpointPlan:
     """The interval between checkpoints that is taken on so many devices, beside Young's."""
     young = failures.best_interval_s(devices)
-    return Saving(
+    return CheckpointPlan(
         interval_s=young if failures.interval_s is None else failures.interval_s,
         goodput=failures.goodput(devices),
         young_interval_s=young,

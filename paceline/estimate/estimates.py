@@ -1,6 +1,6 @@
 """Step time, its interval, memory and the chance to run out of it: where every estimate is made.
 
-`run`, `estimate`, `sweep`, `tune`, `rampup`, offers and explanations ask here, so that the same
+`run`, `estimate`, `sweep`, `tune`, `rampup`, scenarios and explanations ask here, so that the same
 training on the same machine by the same evidence gets the same figures from all of them. One
 answer holds many rows as arrays. Where thousands of layouts are ranked, rows have the closed form
 of a step at first; the picked ones are then `followed`, which is what a single estimate is.

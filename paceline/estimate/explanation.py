@@ -9,7 +9,7 @@ from typing import Any, cast
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
-from paceline.core.units import step_seconds
+from paceline.core.units import counted, percent, step_seconds
 from paceline.estimate.answer import Estimate, MeasuredStep, estimate_on
 from paceline.estimate.calibrate.lookup import evidence_for, machine_for
 from paceline.estimate.fit.evidence import Evidence
@@ -187,17 +187,20 @@ def beside(
     return estimate.model_copy(update={"measured": measured, "waterfall": levels})
 
 
-def sentence(estimate: Estimate) -> str:
-    """A run's measured step beside the expected one, and what that rests on."""
+def measured_sentence(estimate: Estimate) -> str:
+    """Return the measured step compared with the expected one, and what that rests on."""
     measured = estimate.measured
     if measured is None:
         raise ValueError("nothing was measured")
     low, high = step_seconds(estimate.low_s), step_seconds(estimate.high_s)
+    source = measured.source
+    source += "" if measured.n is None else f", median of {counted(measured.n, 'step')}"
+    source += "" if measured.spread is None else f", spread {percent(measured.spread, 1)}"
     where = "in" if measured.in_interval else "outside"
     return (
         f"Expected {step_seconds(estimate.step_time_s)} s a step (80 % interval {low}-{high} s); "
-        f"the measured {step_seconds(measured.step_time_s)} s are "
-        f"{measured.ratio:.2f} times that, {where} the interval. "
+        f"the measured {step_seconds(measured.step_time_s)} s ({source}) are "
+        f"{measured.ratio:.3f} times that, {where} the interval. "
         f"The estimate rests on: {estimate.evidence.title}."
     )
 
@@ -216,4 +219,4 @@ def explained(report: RunReport) -> RunReport:
         remedy = f"; {error.remedy}" if error.remedy else ""
         why = f"No expected step time: {error.where} {error.what}{remedy}."
         return replace(report, expected=why)
-    return replace(report, waterfall=estimate.waterfall, expected=sentence(estimate))
+    return replace(report, waterfall=estimate.waterfall, expected=measured_sentence(estimate))

@@ -13,9 +13,9 @@ from paceline.compare.over_time.timeline import History
 from paceline.estimate.answer import Estimate, estimate
 from paceline.estimate.costs import Prices
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.offers import against, step_time_ratio
-from paceline.estimate.page import estimate_html
 from paceline.estimate.question import Question
+from paceline.estimate.report import EstimateOutput, estimate_document
+from paceline.estimate.scenarios import compare_scenarios, step_time_ratio
 from paceline.explain.answer import explain
 from paceline.explain.page import explanation_html
 from paceline.layouts.sweep.page import sweep_html
@@ -59,11 +59,12 @@ def many_ranks_page() -> str:
 
 def estimate_page() -> str:
     """One estimate."""
-    return estimate_html([_estimated(Question("llama31-405b", "H100-SXM", 16384))], [], ["a line"])
+    found = _estimated(Question("llama31-405b", "H100-SXM", 16384))
+    return render_document(estimate_document(EstimateOutput([found])))
 
 
-def offers_page() -> str:
-    """Three offers, two of them on the same devices."""
+def scenarios_page() -> str:
+    """Three scenarios, two of them on the same devices."""
     price = Prices(per_device_hour=2.5)
     questions = [
         Question("llama31-8b", "H100-SXM", 64, prices=price),
@@ -73,10 +74,10 @@ def offers_page() -> str:
     estimates = [_estimated(question) for question in questions]
     first, evidence = questions[0], shipped()
     beside = [
-        against(estimates[0], other, step_time_ratio(first, question, evidence))
+        compare_scenarios(estimates[0], other, step_time_ratio(first, question, evidence))
         for other, question in zip(estimates[1:], questions[1:], strict=True)
     ]
-    return estimate_html(estimates, beside, ["a line"] * 3)
+    return render_document(estimate_document(EstimateOutput(estimates, beside)))
 
 
 def _estimated(question: Question) -> Estimate:
@@ -171,7 +172,7 @@ MADE: dict[str, Callable[[], str]] = {
     "run": run_page,
     "many ranks": many_ranks_page,
     "estimate": estimate_page,
-    "offers": offers_page,
+    "scenarios": scenarios_page,
     "scale": scaling_page,
     "sweep": sweep_page,
     "compare": lambda: render_document(comparison_document(comparison())),

@@ -107,7 +107,7 @@ def test_the_bill_counts_tokens_money_and_failures():
         prices=Prices(per_device_hour=2.0),
         failures=Failures(device_mtbf_h=5e4),
     )
-    found = estimate(question, shipped()).bill
+    found = estimate(question, shipped()).training_cost
     assert found is not None and found.goodput is not None and found.energy_kwh is not None
     assert found.cost == pytest.approx(2 * found.device_hours)
     assert found.days == pytest.approx(found.device_hours / 64 / 24)

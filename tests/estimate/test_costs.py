@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.estimate.costs import Failures, Prices, bill, saving_of
+from paceline.estimate.costs import Failures, Prices, checkpoint_plan, training_cost
 
 SECONDS = st.floats(1e-3, 1e7)
 CLUSTERS = st.builds(
@@ -16,7 +16,7 @@ CLUSTERS = st.builds(
 
 
 def test_days_and_hours_follow_from_the_rate():
-    found = bill(1e12, 1e6, 100, None, Prices())
+    found = training_cost(1e12, 1e6, 100, None, Prices())
     assert found.days == pytest.approx(1e6 / 86400) and found.device_hours == pytest.approx(
         1e8 / 3600
     )
@@ -25,7 +25,7 @@ def test_days_and_hours_follow_from_the_rate():
 
 def test_money_and_energy_scale_with_their_prices():
     prices = Prices(per_device_hour=2.0, spot_per_device_hour=1.0, pue=1.25, carbon_g_per_kwh=400)
-    found = bill(3.6e9, 1e6, 10, 700, prices)
+    found = training_cost(3.6e9, 1e6, 10, 700, prices)
     assert found.device_hours == pytest.approx(10)
     assert (found.cost, found.spot_cost) == (pytest.approx(20), pytest.approx(10))
     assert found.energy_kwh == pytest.approx(10 * 0.7 * 1.25)
@@ -44,7 +44,7 @@ def test_the_best_interval_loses_least():
 
 def test_failures_stretch_the_training():
     failures = Failures(device_mtbf_h=1000)
-    plain, failing = (bill(1e12, 1e6, 1000, None, Prices(), f) for f in (None, failures))
+    plain, failing = (training_cost(1e12, 1e6, 1000, None, Prices(), f) for f in (None, failures))
     assert failing.goodput is not None
     assert failing.days == pytest.approx(plain.days / failing.goodput)
 
@@ -86,13 +86,13 @@ def test_a_free_checkpoint_is_best_saved_all_the_time():
 
 def test_ones_own_interval_counts_and_youngs_stands_beside_it():
     hourly = Failures(device_mtbf_h=50_000, checkpoint_s=60, interval_s=3600)
-    found = bill(1e12, 1e6, 4096, None, Prices(), hourly)
+    found = training_cost(1e12, 1e6, 4096, None, Prices(), hourly)
     saving = found.checkpoints
-    assert saving is not None and saving == saving_of(hourly, 4096)
+    assert saving is not None and saving == checkpoint_plan(hourly, 4096)
     assert saving.interval_s == 3600 and found.goodput == saving.goodput == hourly.goodput(4096)
     assert saving.young_interval_s == pytest.approx((2 * 60 * 50_000 * 3600 / 4096) ** 0.5)
     assert saving.young_goodput == hourly.at_best().goodput(4096) > saving.goodput
-    without = bill(1e12, 1e6, 4096, None, Prices(), hourly.at_best())
+    without = training_cost(1e12, 1e6, 4096, None, Prices(), hourly.at_best())
     assert without.checkpoints is not None and without.days < found.days
     assert without.checkpoints.interval_s == without.checkpoints.young_interval_s
-    assert bill(1e12, 1e6, 4096, None, Prices()).checkpoints is None
+    assert training_cost(1e12, 1e6, 4096, None, Prices()).checkpoints is None

@@ -21,8 +21,8 @@ from paceline.estimate.explanation import (
     explain,
     explained,
     measured_run,
+    measured_sentence,
     question_of,
-    sentence,
 )
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.refit import cpu_prior
@@ -91,8 +91,8 @@ def test_a_run_of_the_trainer_is_estimated_as_it_was():
     assert answer.step_time_s == ANSWER.step_time_s and answer.layout == ANSWER.layout
     assert answer.measured and answer.measured.ratio == pytest.approx(1.1)
     assert (answer.measured.source, answer.measured.n) == ("run r", 40)
-    text = sentence(answer)
-    assert "1.10 times that, in the interval" in text and "published step times" in text
+    text = measured_sentence(answer)
+    assert "1.100 times that, in the interval" in text and "published step times" in text
 
 
 def test_settings_of_the_run_count_and_not_those_of_its_recipe():

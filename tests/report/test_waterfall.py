@@ -11,10 +11,10 @@ from paceline.estimate.answer import estimate
 from paceline.estimate.explanation import beside
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.waterfall import to_measured
-from paceline.estimate.page import estimate_html
 from paceline.estimate.question import Question
+from paceline.estimate.report import EstimateOutput, estimate_document
 from paceline.report.charts import run_charts, save_chart
-from paceline.report.html import render_html
+from paceline.report.html import render_document, render_html
 from paceline.report.theme import EXPORT
 from paceline.report.waterfall import bars, waterfall_chart
 from tests.report.example import levels, referenced_report, report
@@ -61,9 +61,10 @@ def test_the_page_escapes_names():
     hostile = FOUND.model_copy(
         update={"recipe": "<script>x</script>", "stack": "a & b", "notes": ("1 < 2",)}
     )
-    page = estimate_html([hostile], [], ["</p>"]).replace("\N{NO-BREAK SPACE}", " ")
+    page = render_document(estimate_document(EstimateOutput([hostile]))).replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
     assert "<script>x" not in page and "1 &lt; 2" in page and "a &amp; b" in page
-    assert '<p class="notes">&lt;/p&gt;' in page
     assert "large products" in page
 
 
@@ -83,7 +84,8 @@ def test_a_measured_step_is_a_bar_of_its_own_and_the_rest_hangs_between(factor: 
 
 
 def test_the_page_of_a_measured_step_says_so():
-    page = estimate_html([beside(FOUND, 18.0, "as stated")], [], [""])
+    measured = EstimateOutput([beside(FOUND, 18.0, "as stated")])
+    page = render_document(estimate_document(measured))
     assert "an estimate beside a measured step" in page and "nothing ran" not in page
     assert "not explained" in page and "to the measured step" in page
 

@@ -13,7 +13,7 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Dtype, Peak
 from paceline.core.units import counted
 from paceline.core.value import Value
-from paceline.estimate.fit.evidence import Evidence, Provenance
+from paceline.estimate.fit.evidence import Evidence, EvidenceKind
 from paceline.estimate.model.machine import Machine
 from paceline.files import catalog
 from paceline.files.documents import read_text
@@ -83,7 +83,7 @@ class Calibration(About):
 
     def labelled_evidence(self) -> Evidence:
         """Its coefficients, entitled by where they were measured as seen from this machine."""
-        where: Provenance = "measured here" if self.host == platform.node() else "stored profile"
+        where: EvidenceKind = "measured here" if self.host == platform.node() else "stored profile"
         title = f"{where}: {self.evidence.title}"
         return self.evidence.model_copy(update={"title": title, "provenance": where})
 

@@ -18,7 +18,7 @@ from paceline.estimate.model.coefficients import NAMES
 
 SHIPPED = "coefficients.json"
 
-Provenance = Literal["measured here", "stored profile", "public prior"]
+EvidenceKind = Literal["measured here", "stored profile", "public prior"]
 """Whether coefficients are of this machine, of one that was calibrated, or of published tables."""
 
 
@@ -43,7 +43,7 @@ class Evidence(Value):
     """Families of devices that rows were of."""
     own_rows: int = 0
     """How many of the rows were measured on the machine that it is for."""
-    provenance: Provenance = "public prior"
+    provenance: EvidenceKind = "public prior"
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""Offers side by side: what one estimate is of another."""
+"""Scenarios compared: what one estimate is of another."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from math import log
 
 import pytest
 
-from paceline.cli.offers import offer
+from paceline.cli.estimate import scenario
 from paceline.core.errors import UserError
 from paceline.estimate.answer import estimate
 from paceline.estimate.costs import Prices
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.offers import against, step_time_ratio
 from paceline.estimate.question import Question
+from paceline.estimate.scenarios import compare_scenarios, step_time_ratio
 from tests.estimate.test_answer import LLAMA_70B
 
 
-def test_two_offers_share_what_is_uncertain_about_both():
+def test_two_scenarios_share_what_is_uncertain_about_both():
     evidence = shipped()
     twice = replace(LLAMA_70B, devices=128, overrides=("training.global_batch=128",))
     value, low, high = step_time_ratio(LLAMA_70B, twice, evidence)
@@ -28,7 +28,7 @@ def test_two_offers_share_what_is_uncertain_about_both():
     assert high / value < widest
 
 
-def test_offers_with_coefficients_of_their_own_share_nothing():
+def test_scenarios_with_coefficients_of_their_own_share_nothing():
     evidence = shipped()
     own = evidence.model_copy(update={"provenance": "stored profile"})
     shared, apart = (step_time_ratio(LLAMA_70B, LLAMA_70B, evidence, one) for one in (None, own))
@@ -69,7 +69,7 @@ def test_a_larger_batch_takes_longer_and_is_faster_in_tokens():
     step = step_time_ratio(few, many, evidence)
     one, other = (estimate(asked, evidence) for asked in (few, many))
 
-    beside = against(one, other, step)
+    beside = compare_scenarios(one, other, step)
 
     assert beside.step_time == step and beside.batch == 2
     rate, cost = beside.tokens_per_s, beside.cost
@@ -86,13 +86,13 @@ def test_money_is_compared_where_both_have_a_price(priced: str):
         return replace(LLAMA_70B, prices=prices, tokens=1e12)
 
     questions = [question("first"), question("second")]
-    offers = [estimate(each, shipped()) for each in questions]
+    found = [estimate(each, shipped()) for each in questions]
     ratio = step_time_ratio(questions[0], questions[1], shipped())
-    assert against(offers[0], offers[1], ratio).cost is None
+    assert compare_scenarios(found[0], found[1], ratio).cost is None
 
 
 @pytest.mark.parametrize("part", ["gpus=0", "gpus=99999999999999999999", "price=inf", "price=nan"])
-def test_an_offer_of_no_number_of_devices_or_price_is_refused(part: str):
+def test_a_scenario_of_no_number_of_devices_or_price_is_refused(part: str):
     key, _, word = part.partition("=")
     with pytest.raises(UserError, match=f"{key} is '{word}'; allowed: "):
-        offer(LLAMA_70B, f"device=B200,{part}")
+        scenario(LLAMA_70B, f"device=B200,{part}")

@@ -1,4 +1,4 @@
-"""Offers side by side: one estimate over another, what both share left out of the interval."""
+"""Scenarios compared: one estimate over another, without the errors that both share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.estimate.question import Question
 
 
 class Ratio(NamedTuple):
-    """A figure of an offer over the first one's; `low` and `high` hold 80 %."""
+    """A figure of a scenario over the first one's; `low` and `high` hold 80 %."""
 
     value: float
     low: float
@@ -25,12 +25,12 @@ class Ratio(NamedTuple):
         return Ratio(self.value * factor, self.low * factor, self.high * factor)
 
     def inverse(self) -> Ratio:
-        """The first one's figure over the offer's."""
+        """The first one's figure over the scenario's."""
         return Ratio(1 / self.value, 1 / self.high, 1 / self.low)
 
 
-class Against(NamedTuple):
-    """An offer held against the first one."""
+class ScenarioComparison(NamedTuple):
+    """A scenario compared with the first one."""
 
     step_time: Ratio
     tokens_per_s: Ratio
@@ -40,15 +40,17 @@ class Against(NamedTuple):
     """Of a step, over the first one's: a recipe's may grow with its devices."""
 
 
-def against(first: Estimate, offer: Estimate, step_time: Ratio) -> Against:
+def compare_scenarios(first: Estimate, second: Estimate, step_time: Ratio) -> ScenarioComparison:
     """Two estimates side by side; batches and prices are exact, so all have the step's interval."""
-    tokens = offer.tokens_per_s * offer.step_time_s / (first.tokens_per_s * first.step_time_s)
-    samples = [round(each.samples_per_s * each.step_time_s) for each in (first, offer)]
-    bills = [each.bill.cost if each.bill else None for each in (first, offer)]
+    tokens = second.tokens_per_s * second.step_time_s / (first.tokens_per_s * first.step_time_s)
+    samples = [round(each.samples_per_s * each.step_time_s) for each in (first, second)]
+    costs = [each.training_cost.cost if each.training_cost else None for each in (first, second)]
     cost = None
-    if bills[0] and bills[1] is not None:
-        cost = step_time.times(bills[1] / bills[0] / step_time.value)
-    return Against(step_time, step_time.inverse().times(tokens), cost, samples[1] / samples[0])
+    if costs[0] and costs[1] is not None:
+        cost = step_time.times(costs[1] / costs[0] / step_time.value)
+    return ScenarioComparison(
+        step_time, step_time.inverse().times(tokens), cost, samples[1] / samples[0]
+    )
 
 
 def step_time_ratio(

@@ -1,0 +1,454 @@
+"""An estimate as a document: step time, throughput, cost, memory, and where the time goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.layout import beside_axes
+from paceline.core.text import one_line
+from paceline.core.units import (
+    count,
+    counted,
+    day_count,
+    days,
+    gib,
+    percent,
+    si,
+    step_seconds,
+    trimmed,
+)
+from paceline.core.value import Value
+from paceline.core.waterfall import WaterfallLevel
+from paceline.estimate.answer import Estimate
+from paceline.estimate.calibrate.lookup import is_cpu
+from paceline.estimate.costs import CheckpointPlan
+from paceline.estimate.elasticity import Elasticity
+from paceline.estimate.explanation import measured_sentence
+from paceline.estimate.fit.origin import ANY
+from paceline.estimate.memory.device_memory import verdict
+from paceline.estimate.scenarios import Ratio, ScenarioComparison
+from paceline.estimate.trace import Tracing
+from paceline.report.document import (
+    Column,
+    Document,
+    Figure,
+    Notes,
+    Row,
+    Section,
+    Table,
+    Tone,
+    Verdict,
+    unknown_figure,
+)
+
+if TYPE_CHECKING:
+    from altair import LayerChart
+
+    from paceline.report.theme import Look
+
+TONES: dict[str, Tone] = {"fits": "good", "borderline": "plain", "out of memory": "alert"}
+NO_LENGTH = "the recipe states no number of tokens; --tokens does"
+TO_TARGET = "it trains to a target: --mlperf ROUND says how long, --tokens states another length"
+ELASTICITY_COLUMNS = (
+    Column("figure", "figure"),
+    Column("value", "taken as", justify="right"),
+    Column("elasticity", "elasticity", "{:.3f}".format, "right"),
+    Column("interval", "80 %", justify="right"),
+    Column("doubled", "step if twice as fast", justify="right"),
+)
+LEVEL_COLUMNS = (
+    Column("name", "cause"),
+    Column("share", "left of the peak", lambda share: percent(share, 1), "right"),
+    Column("rate", "FLOP/s a device", lambda rate: si(rate, "FLOP/s"), "right"),
+    Column("seconds", "seconds of the step", step_seconds, "right"),
+)
+
+
+@dataclass(frozen=True)
+class EstimateOutput:
+    """Estimates, all but the first compared with it; of each what was asked for besides."""
+
+    estimates: Sequence[Estimate]
+    comparisons: Sequence[ScenarioComparison] = ()
+    tracings: Sequence[Tracing] = ()
+    elasticities: Sequence[Sequence[Elasticity]] = ()
+    times: Sequence[tuple[str, Value]] = ()
+    """A benchmark's time to train, in a sentence and as a value."""
+
+
+def estimate_document(output: EstimateOutput) -> Document:
+    """Return one estimate, or several scenarios compared with the first, for every medium."""
+    first, names = output.estimates[0], scenario_names(output.estimates)
+    fits = None if first.p_oom is None else verdict(first.p_oom)
+    return Document(
+        kind="an estimate beside a measured step" if first.measured else "an estimate: nothing ran",
+        title=f"{first.recipe} on {place(first)}",
+        verdict=Verdict(fit_words(first), TONES.get(fits or "", "plain")),
+        setup=setup(first),
+        answer=_answer(output),
+        figures=(
+            _step_figure(first),
+            _throughput_figure(first),
+            _training_figure(first, timed=bool(output.times)),
+            _memory_figure(first),
+        ),
+        sections=tuple(_sections(output, names)),
+        notes=tuple(dict.fromkeys(note for each in output.estimates for note in _basis(each))),
+        charts=lambda theme: _charts(output.estimates, names, theme),
+        data=_documents(output),
+        csv=_csv(output),
+    )
+
+
+def scenario_names(estimates: Sequence[Estimate]) -> list[str]:
+    """Return recipe, devices and layout of each, and its number where these are alike."""
+    names = [f"{each.recipe} on {place(each)}, {each.layout}" for each in estimates]
+    alike = Counter(names)
+    return [
+        one_line(f"{name}, scenario {number}" if alike[name] > 1 else name)
+        for number, name in enumerate(names, start=1)
+    ]
+
+
+def place(estimate: Estimate) -> str:
+    """Return the devices: `1,024 x H100-SXM`."""
+    return f"{estimate.devices:,} x {estimate.device}"
+
+
+def setup(estimate: Estimate) -> tuple[str, ...]:
+    """Return dtype, layout, sequence, batch (a step is of it) and software."""
+    named = estimate.software not in (ANY, estimate.stack)
+    software = f"{estimate.software} ({estimate.stack})" if named else estimate.stack
+    thing = "sample" if estimate.headline == "samples_per_s" else "sequence"
+    return (
+        estimate.dtype,
+        beside_axes(estimate.layout, estimate.micro_batch, estimate.recompute),
+        f"seq {estimate.seq_len:,}",
+        f"global batch {counted(estimate.global_batch, thing)}",
+        f"stack {software}",
+    )
+
+
+def fit_words(estimate: Estimate) -> str:
+    """Return whether it fits into the device's memory, in a word or two."""
+    if estimate.p_oom is None:
+        return "whether it fits is not known"
+    return {"borderline": "memory borderline"}.get(verdict(estimate.p_oom), verdict(estimate.p_oom))
+
+
+def speed_unit(estimate: Estimate) -> str:
+    """Return the unit of the rate that the recipe is known by."""
+    return "samples/s" if estimate.headline == "samples_per_s" else "tokens/s"
+
+
+def rates(estimate: Estimate) -> tuple[str, str]:
+    """Return tokens and samples a second, the one that the recipe is known by first."""
+    samples = f"{trimmed(estimate.samples_per_s)} samples/s"
+    both = f"{estimate.tokens_per_s:,.0f} tokens/s", samples
+    return both if estimate.headline == "tokens_per_s" else (both[1], both[0])
+
+
+def comparison_sentence(first: Estimate, second: Estimate, offer: ScenarioComparison) -> str:
+    """Return the ratios with their intervals; says so where a step is of another batch."""
+    other = f" with {offer.batch:.3g} of the batch" if offer.batch != 1 else ""
+    cost = f", money {_ratio(offer.cost)}" if offer.cost else ""
+    return (
+        f"{place(second)} against {place(first)}: "
+        f"{speed_unit(first)} {_ratio(offer.tokens_per_s)}, "
+        f"step time {_ratio(offer.step_time)}{other}{cost}; in brackets 80 %."
+    )
+
+
+def _ratio(ratio: Ratio) -> str:
+    return f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+
+
+def _answer(output: EstimateOutput) -> tuple[str, ...]:
+    first, *others = output.estimates
+    return (
+        *((measured_sentence(first),) if first.measured else ()),
+        *(
+            comparison_sentence(first, other, comparison)
+            for other, comparison in zip(others, output.comparisons, strict=True)
+        ),
+        *(sentence for sentence, _ in output.times),
+    )
+
+
+def _step_figure(estimate: Estimate) -> Figure:
+    slowest = sorted(estimate.parts.items(), key=lambda part: -part[1])[:3]
+    shares = ", ".join(
+        f"{name} {percent(seconds / estimate.step_time_s)}" for name, seconds in slowest
+    )
+    return Figure(
+        "Step time",
+        f"{step_seconds(estimate.step_time_s)} s",
+        f"{step_seconds(estimate.low_s)} to {step_seconds(estimate.high_s)} s (80 %)",
+        (f"largest parts: {shares}",),
+    )
+
+
+def _throughput_figure(estimate: Estimate) -> Figure:
+    main, other = rates(estimate)
+    # The slowest step first, so that rates rise.
+    low, high = (_speed(estimate, seconds) for seconds in (estimate.high_s, estimate.low_s))
+    share = "no data-sheet peak" if estimate.mfu is None else f"MFU {percent(estimate.mfu, 1)}"
+    return Figure(
+        "Throughput",
+        main,
+        f"{low} to {high} (80 %)",
+        (
+            other,
+            f"{si(estimate.flops_per_s_per_device, 'FLOP/s')} a device",
+            f"{share} ({estimate.convention})",
+        ),
+    )
+
+
+def _speed(estimate: Estimate, step_time_s: float) -> str:
+    """Return the rate that the recipe is known by at another step time, without its unit."""
+    rate: float = getattr(estimate, estimate.headline) * estimate.step_time_s / step_time_s
+    return f"{rate:,.0f}" if estimate.headline == "tokens_per_s" else trimmed(rate)
+
+
+def _training_figure(estimate: Estimate, timed: bool) -> Figure:
+    """Return days, money and energy of the whole training, or why they are not known.
+
+    `timed` where the time to a benchmark's target is told beside it.
+    """
+    cost, label = estimate.training_cost, "Whole training"
+    if cost is None:
+        to_target = "it trains to a target" if timed else TO_TARGET
+        return unknown_figure(label, to_target if estimate.to_target else NO_LENGTH)
+    low, high = (cost.days * s / estimate.step_time_s for s in (estimate.low_s, estimate.high_s))
+    details = [f"{count(cost.total_tokens)} tokens, {cost.device_hours:,.0f} device hours"]
+    if cost.cost is None:
+        details.append("cost not known: no price; --price states one")
+    else:
+        least, most = (cost.cost * end / cost.days for end in (low, high))
+        details.append(f"cost {cost.cost:,.0f}, {least:,.0f} to {most:,.0f} (80 %)")
+    if cost.spot_cost is not None:
+        details.append(f"spot {cost.spot_cost:,.0f}")
+    details.append(_energy(estimate))
+    if cost.carbon_kg is not None:
+        details.append(f"{cost.carbon_kg:,.0f} kg CO2")
+    if cost.checkpoints is not None:
+        details.append(_checkpoint_words(cost.checkpoints))
+    ends = f"{day_count(low)} to {day_count(high)} days (80 %)"
+    return Figure(label, days(cost.days), ends, tuple(details))
+
+
+def _energy(estimate: Estimate) -> str:
+    """Return what the whole training takes at most, or why that is not known."""
+    if estimate.training_cost and estimate.training_cost.energy_kwh is not None:
+        return f"up to {estimate.training_cost.energy_kwh:,.0f} kWh"
+    device = "this processor" if is_cpu(estimate.device) else estimate.device
+    return f"energy not known: no data sheet states the power of {device}"
+
+
+def _checkpoint_words(plan: CheckpointPlan) -> str:
+    """Return goodput and checkpoint interval, and what Young's interval would leave."""
+    interval, young = (
+        f"{s:,.0f} s" if s >= 100 else f"{s:.3g} s"
+        for s in (plan.interval_s, plan.young_interval_s)
+    )
+    words = f"goodput {percent(plan.goodput, 1)} with a checkpoint every {interval} of training"
+    if plan.interval_s == plan.young_interval_s:
+        return f"{words} (Young's interval, which loses least)"
+    return f"{words}; {percent(plan.young_goodput, 1)} with every {young} (Young's interval)"
+
+
+def _memory_figure(estimate: Estimate) -> Figure:
+    used = estimate.memory_bytes
+    odds = "whether it fits is not known: nobody states the device's memory"
+    if estimate.p_oom is not None:
+        odds = f"P(out of memory) {percent(estimate.p_oom, 0)}"
+    largest = sorted(used.parts.items(), key=lambda part: -part[1])[:2]
+    return Figure(
+        "Memory of the fullest device",
+        gib(used.device_used),
+        odds,
+        (
+            f"allocated {gib(used.allocated)}, reserved {gib(used.reserved)}",
+            *(f"{name.replace('_', ' ')} {gib(value)}" for name, value in largest),
+        ),
+    )
+
+
+def _sections(output: EstimateOutput, names: Sequence[str]) -> list[Section]:
+    first = output.estimates[0]
+    sections: list[Section] = []
+    if output.comparisons:
+        sections.append(
+            Table(
+                title="Scenarios",
+                name="scenarios",
+                columns=_scenario_columns(first),
+                rows=list(_scenario_rows(output)),
+                note=f"Relative to first: {speed_unit(first)} over the first scenario's, with 80 % "
+                "in brackets; an error that both share cancels. Training and cost are of all its "
+                "tokens.",
+            )
+        )
+    whose = [f", {name}" for name in names] if len(names) > 1 else [""]
+    for name, estimate in zip(whose, output.estimates, strict=True):
+        rows = [_level_row(level) for level in estimate.waterfall]
+        columns = LEVEL_COLUMNS
+        sections.append(Table(title=f"What each cause takes{name}", columns=columns, rows=rows))
+    for name, estimate, elasticities in zip(
+        whose, output.estimates, output.elasticities, strict=False
+    ):
+        sections.append(
+            Table(
+                title=f"What would help most{name}",
+                columns=ELASTICITY_COLUMNS,
+                rows=[_elasticity_row(each, estimate) for each in elasticities],
+                note=f"An elasticity of 0.3: 1 % faster brings 0.3 % more {speed_unit(estimate)}. "
+                "They add up to 1. The 80 % are by what the coefficients leave open.",
+            )
+        )
+    for name, tracing in zip(whose, output.tracings, strict=False):
+        sections.append(Notes(title=f"A followed step{name}", lines=_trace_lines(tracing)))
+    return sections
+
+
+def _scenario_columns(first: Estimate) -> tuple[Column, ...]:
+    return (
+        Column("scenario", "scenario"),
+        Column("step", "step", justify="right"),
+        Column("interval", "80 % interval", justify="right"),
+        Column("speed", speed_unit(first), justify="right"),
+        Column("ratio", "relative to first", justify="right"),
+        Column("training", "training", justify="right"),
+        Column("cost", "cost", justify="right"),
+        Column("memory", "memory", gib, "right"),
+        Column("p_oom", "P(out of memory)", lambda odds: percent(odds, 0), "right"),
+    )
+
+
+def _scenario_rows(output: EstimateOutput) -> list[Row]:
+    ratios = ["1", *(_ratio(each.tokens_per_s) for each in output.comparisons)]
+    return [
+        {
+            "scenario": place(each),
+            "step": f"{step_seconds(each.step_time_s)} s",
+            "interval": f"{step_seconds(each.low_s)} to {step_seconds(each.high_s)} s",
+            "speed": _speed(each, each.step_time_s),
+            "ratio": ratio,
+            "training": days(each.training_cost.days) if each.training_cost else None,
+            "cost": None
+            if each.training_cost is None or each.training_cost.cost is None
+            else f"{each.training_cost.cost:,.0f}",
+            "memory": each.memory_bytes.device_used,
+            "p_oom": each.p_oom,
+        }
+        for each, ratio in zip(output.estimates, ratios, strict=True)
+    ]
+
+
+def _level_row(level: WaterfallLevel) -> Row:
+    row = {"name": level.name, "share": level.share, "rate": level.flops_per_s}
+    return {**row, "seconds": level.lost_s or None}
+
+
+def _elasticity_row(each: Elasticity, estimate: Estimate) -> Row:
+    less = 1 - each.doubled_s / estimate.step_time_s
+    return {
+        "figure": each.figure,
+        "value": si(each.value, each.unit) if each.value and each.unit else "not stated",
+        "elasticity": each.elasticity,
+        "interval": f"{each.low:.3f} to {each.high:.3f}",
+        "doubled": f"{step_seconds(each.doubled_s)} s ({percent(less, 1)} less)",
+    }
+
+
+def _trace_lines(tracing: Tracing) -> list[str]:
+    """Return a line for each followed rank, the one that needs most first."""
+    lines: list[str] = []
+    for stage in sorted(tracing.stages, key=lambda stage: -stage.trace.peak_bytes):
+        parts = sorted(stage.trace.at_peak_bytes.items(), key=lambda item: -item[1])
+        shown = ", ".join(f"{name} {gib(value)}" for name, value in parts if value)
+        lines.append(
+            f"followed rank {stage.trace.rank} of {tracing.devices} (native trainer, "
+            f"{stage.trace.kernels} kernels, live tensors): {gib(stage.trace.peak_bytes)} = "
+            f"{shown}; the formulas say {gib(stage.estimated_bytes)}, "
+            f"{percent(abs(stage.ratio - 1), 1)} {'more' if stage.ratio > 1 else 'less'}"
+        )
+    return lines
+
+
+def _basis(estimate: Estimate) -> list[str]:
+    """Return where the coefficients are from, and what was assumed."""
+    kinds = estimate.evidence.model_dump(exclude={"title"})
+    words = ", ".join(f"{name.replace('_', ' ')}: {kind}" for name, kind in kinds.items())
+    notes = [f"{place(estimate)}: {note}" for note in estimate.notes]
+    return [f"Rests on {estimate.evidence.title}.", f"{words[:1].upper()}{words[1:]}.", *notes]
+
+
+def _charts(
+    estimates: Sequence[Estimate], names: Sequence[str], theme: Look
+) -> Mapping[str, LayerChart]:
+    from paceline.report.waterfall import waterfall_chart  # Altair takes long to import.
+
+    return {
+        f"waterfall-{number}": waterfall_chart(
+            estimate.waterfall, theme, name, convention=estimate.convention
+        )
+        for number, (estimate, name) in enumerate(zip(estimates, names, strict=True), start=1)
+    }
+
+
+def _documents(output: EstimateOutput) -> Any:
+    """Return what JSON prints: one estimate, or `scenarios` with their ratios to the first."""
+    documents = [estimate.model_dump(mode="json") for estimate in output.estimates]
+    for document, comparison in zip(documents[1:], output.comparisons, strict=True):
+        document |= {
+            f"{name}_ratio": getattr(comparison, name)._asdict()
+            for name in ("step_time", "tokens_per_s", "cost")
+            if getattr(comparison, name) is not None
+        }
+    for document, tracing in zip(documents, output.tracings, strict=False):
+        document["trace"] = tracing.model_dump(mode="json")
+    for document, (_, time) in zip(documents, output.times, strict=False):
+        document["time_to_train"] = time.model_dump(mode="json")
+    for document, elasticities in zip(documents, output.elasticities, strict=False):
+        document["elasticities"] = [each.model_dump(mode="json") for each in elasticities]
+    return {"scenarios": documents} if output.comparisons else documents[0]
+
+
+def _csv(output: EstimateOutput) -> Table:
+    """Return a row of figures for each estimate."""
+    rows = [_flat(estimate) for estimate in output.estimates]
+    for row, elasticities in zip(rows, output.elasticities, strict=False):
+        named = {each.figure.replace(" ", "_"): each.elasticity for each in elasticities}
+        row |= {f"elasticity_{name}": named[name] for name in sorted(named)}
+    return Table(columns=[Column(key, key) for key in rows[0]], rows=rows)
+
+
+_NESTED = {"parts", "training_cost", "memory_bytes", "measured", "evidence"}
+"""Fields of an estimate whose own fields are columns of its CSV."""
+
+
+def _flat(estimate: Estimate) -> dict[str, Any]:
+    content = estimate.model_dump(mode="json", exclude={"waterfall", *_NESTED})
+    memory, measured = estimate.memory_bytes, estimate.measured
+    costs, plan = dict[str, Any](), dict[str, Any]()
+    if estimate.training_cost is not None:
+        costs = estimate.training_cost.model_dump(mode="json", exclude={"checkpoints"})
+        if estimate.training_cost.checkpoints is not None:
+            plan = estimate.training_cost.checkpoints.model_dump(exclude={"goodput"})
+    content["notes"] = "; ".join(estimate.notes)
+    content |= {
+        f"memory_{name}_bytes": getattr(memory, name)
+        for name in ("allocated", "reserved", "device_used")
+    }
+    content |= {
+        f"measured_{name}": getattr(measured, name, None)
+        for name in ("step_time_s", "ratio", "in_interval")
+    }
+    content |= {f"{name}_rests_on": kind for name, kind in estimate.evidence.model_dump().items()}
+    content |= {f"{name}_s": value for name, value in estimate.parts.items()}
+    return {**content, **costs, **{f"checkpoint_{name}": value for name, value in plan.items()}}

@@ -1,0 +1,90 @@
+"""An estimate as a document: what its figures and sentences say."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.estimate.answer import Estimate, estimate
+from paceline.estimate.explanation import beside
+from paceline.estimate.fit.evidence import shipped
+from paceline.estimate.question import Question
+from paceline.estimate.report import (
+    EstimateOutput,
+    comparison_sentence,
+    estimate_document,
+    rates,
+    setup,
+)
+from paceline.estimate.scenarios import Ratio, compare_scenarios
+from paceline.report.document import Document
+
+
+def found(recipe: str = "llama31-8b", devices: int = 8, **changes: object) -> Estimate:
+    question = Question(recipe, "H100-SXM", devices)
+    return estimate(question, shipped()).model_copy(update=changes)
+
+
+def document(one: Estimate) -> Document:
+    return estimate_document(EstimateOutput([one]))
+
+
+@pytest.mark.parametrize(
+    ("rate", "shown"),
+    [(12_345.6, "12,346"), (1_234.5, "1,234"), (43.219, "43.22"), (0.5, "0.5"), (1e-5, "0.00001")],
+)
+def test_samples_a_second_are_never_in_exponent_form(rate: float, shown: str):
+    assert rates(found("flux1-schnell", samples_per_s=rate))[0] == f"{shown} samples/s"
+
+
+def test_scenarios_are_compared_with_separators_in_their_devices():
+    first, second = (
+        estimate(Question("llama31-70b", device, 2048), shipped()) for device in ("H100", "B200")
+    )
+    comparison = compare_scenarios(first, second, Ratio(0.5, 0.4, 0.6))
+    line = comparison_sentence(first, second, comparison)
+    assert line.startswith("2,048 x B200 against 2,048 x H100-SXM: tokens/s 2.00 (1.67-2.50), ")
+
+
+def test_the_setup_has_the_batch_of_a_step():
+    """Recipes whose batch grows with the devices would otherwise seem to do the same step."""
+    for devices, batch in ((8, "128"), (64, "1,024")):
+        each = found(devices=devices)
+        assert setup(each)[2:4] == ("seq 8,192", f"global batch {batch} sequences")
+        assert each.global_batch / each.step_time_s == pytest.approx(each.samples_per_s)
+    one = found(global_batch=1, micro_batch=2, recompute="full")
+    assert "global batch 1 sequence" in setup(one)
+    assert setup(one)[1].endswith("zero 1 micro-batch 2 recompute full")
+    assert setup(found("flux1-schnell"))[3].endswith(" samples")
+
+
+def test_the_setup_has_the_software_that_was_asked_for():
+    for stack, shown in (("nemo@26.02", "stack nemo@26.02 (fused)"), ("torch", "stack torch")):
+        question = Question("llama31-8b", "H100-SXM", 8, stack=stack)
+        assert setup(estimate(question, shipped()))[-1] == shown
+
+
+def test_seconds_keep_their_digits_and_short_trainings_are_not_of_no_days():
+    short = found(devices=16_384, step_time_s=12.4, low_s=11.0, high_s=13.81)
+    step, _, training, _ = document(short).figures
+    assert (step.value, step.interval) == ("12.40 s", "11.00 to 13.81 s (80 %)")
+    assert training.value == "0.071 days" and training.details[0].startswith("1.00T tokens, ")
+
+
+def test_steps_of_hours_are_in_whole_seconds():
+    hours = found(step_time_s=12_340.0, low_s=11_000.0, high_s=13_810.0)
+    told = document(beside(hours, 12_345.0, "as stated"))
+    assert told.answer[0].startswith(
+        "Expected 12,340 s a step (80 % interval 11,000-13,810 s); the measured 12,345 s"
+    )
+    assert told.figures[0].value == "12,340 s"
+
+
+@pytest.mark.parametrize(("device", "whose"), [("TPU-v7", "TPU-v7"), ("cpu", "this processor")])
+def test_where_energy_is_not_known_the_reason_is_told(device: str, whose: str):
+    known = found()
+    assert known.training_cost
+    assert f"up to {known.training_cost.energy_kwh:,.0f} kWh" in document(known).figures[2].details
+    cost = known.training_cost.model_copy(update={"energy_kwh": None})
+    blind = known.model_copy(update={"training_cost": cost, "device": device})
+    words = f"energy not known: no data sheet states the power of {whose}"
+    assert words in document(blind).figures[2].details
