@@ -13,15 +13,20 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from paceline.core.job import Job
 from paceline.core.pipeline import stages_of
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
+from paceline.core.steps import FloatColumn
+from paceline.core.units import TERA
 from paceline.engines.launch.environments import interpreter
 from paceline.engines.launch.programs import launch, unknown_settings
+from paceline.engines.log_reading.column import GrowingColumn
 from paceline.engines.log_reading.iteration_log import IterationLog
-from paceline.engines.log_reading.log_content import LogContent, LogFormat
-from paceline.engines.log_reading.step_time_join import STEP_TIME, StepTimeJoin
+from paceline.engines.log_reading.log_content import LogContent, LogFormat, decimal_step, numbers
 from paceline.engines.support import FOREIGN, WITHOUT_RAMP_UP, Support, no, only, refusals
 
 OUTSIDE = "NVIDIA's image of NeMo, or a checkout of Megatron-Bridge and what that imports"
@@ -209,12 +214,113 @@ def _setting_problems(spec: RunSpec) -> Iterator[str]:
         yield f"dtype {spec.training.dtype} with precision {asked} is none of {names}"
 
 
+STEP_TIME = re.compile(
+    rb"Step Time : ([0-9.]{1,24}+)s GPU utilization: "
+    rb"([0-9.]{1,24}+|nan|inf) ?(?:MODEL_)?TFLOP/s/GPU"
+)
+FLOPS = "flops_per_s_per_device"
+CLOCK_S, CLOCK_SHARE = 0.002, 0.001
+"""How far apart two ranks measure the same step, beyond the printed digits: seconds, share."""
+AGREEING = 5
+"""Steps in a row that must agree behind a lost line."""
+LOOK_AHEAD = 32
+"""Lines or records that may be lost in a row."""
+MAX_GAPS = 2000
+CHUNK = 4096
+
+
 def read(blocks: Iterable[bytes], log: LogContent) -> None:
-    """The iteration record of the last rank with the TFLOP/s that rank 0 prints beside it."""
-    join = StepTimeJoin(log)
+    """The iteration record of the last rank with the TFLOP/s that rank 0 prints of the same step.
+
+    Both ranks print in the order of the steps. A line belongs to a record if their times agree;
+    what is paired wrongly all the same has an equal step time, and so equal TFLOP/s.
+    """
+    lines = _StepTimes()
     for batch in IterationLog(log).batches(blocks):
-        join.add(batch.index, batch.columns, STEP_TIME.findall(batch.text))
-    join.finish()
+        lines.read(batch.text)
+        log.add_steps(batch.index, **batch.columns)
+    lines.add_to(log)
+
+
+class _StepTimes:
+    """Rank 0's lines: seconds and FLOP/s of each step."""
+
+    def __init__(self) -> None:
+        self._times, self._flops = GrowingColumn(np.float32), GrowingColumn(np.float32)
+        self._decimal_s = 0.0
+        self._has_zeros = False
+
+    def read(self, text: bytes) -> None:
+        """Take the lines of a piece of the log."""
+        if not (found := STEP_TIME.findall(text)):
+            return
+        times, flops = zip(*found, strict=True)
+        self._decimal_s = self._decimal_s or decimal_step(times[0])
+        values = numbers(flops) * TERA
+        # Version 25.11 prints 0.0 for hybrid models, whose FLOPs it cannot count.
+        self._has_zeros |= bool((values == 0).any())
+        self._times.extend(numbers(times))
+        self._flops.extend(np.where(values == 0, np.nan, values))
+
+    def add_to(self, log: LogContent) -> None:
+        """Add the FLOP/s to the log's steps; without records the lines are the steps."""
+        times, flops, num_records = self._times.read(), self._flops.read(), len(log)
+        if self._has_zeros:
+            log.remark("it prints a GPU utilization of 0.0, which is not taken for a measurement")
+        if not len(times):
+            return
+        if not num_records:
+            log.add_steps(
+                np.arange(1, len(times) + 1),
+                step_time_s=np.round(times.astype(np.float64), 6),
+                flops_per_s_per_device=flops,
+            )
+            log.resolution_s = self._decimal_s
+            log.remark("it has Step Time lines only, without numbers: steps are counted from 1")
+            return
+        lines = _lines_of(log.column("step_time_s"), times, self._decimal_s)
+        of_records = np.where(lines >= 0, flops[lines], np.nan)
+        printed = log.column(FLOPS)
+        log.set_column(FLOPS, np.where(np.isnan(printed), of_records, printed))
+        num_paired = int((lines >= 0).sum())
+        for count, sentence in (
+            (len(times) - num_paired, "Step Time lines without iteration line, left out"),
+            (num_records - num_paired, "iteration lines without Step Time line"),
+        ):
+            if count:
+                log.remark(f"{sentence}: {count:,}")
+
+
+def _lines_of(
+    records_s: FloatColumn, lines_s: FloatColumn, decimal_s: float
+) -> npt.NDArray[np.int32]:
+    """Return the place of each record's line, -1 for a record without one."""
+
+    def agree(line: int, record: int, length: int) -> npt.NDArray[np.bool_]:
+        seconds = lines_s[line : line + length], records_s[record : record + length]
+        n = min(map(len, seconds))
+        tolerance = decimal_s / 2 + CLOCK_S + CLOCK_SHARE * seconds[1][:n]
+        return np.abs(seconds[0][:n] - seconds[1][:n]) <= tolerance
+
+    def gap(line: int, record: int) -> tuple[int, int]:
+        """Return how many lines and records to pass over, the fewest, until the times agree."""
+        for lost in range(1, LOOK_AHEAD):
+            for lines, records in ((lost, 0), (0, lost)):
+                if agree(line + lines, record + records, AGREEING).all():
+                    return lines, records
+        return 1, 1
+
+    places = np.full(len(records_s), -1, dtype=np.int32)
+    line = record = num_gaps = 0
+    while line < len(lines_s) and record < len(records_s) and num_gaps < MAX_GAPS:
+        agreeing = agree(line, record, CHUNK)
+        n = len(agreeing) if agreeing.all() else int(np.argmin(agreeing))
+        places[record : record + n] = np.arange(line, line + n)
+        line, record = line + n, record + n
+        if n < len(agreeing):
+            lines, records = gap(line, record)
+            line, record, num_gaps = line + lines, record + records, num_gaps + 1
+    return places
 
 
 LOG_FORMAT = LogFormat(

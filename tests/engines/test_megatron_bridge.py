@@ -153,3 +153,22 @@ def test_a_utilization_of_0_is_no_measurement():
     assert log.remarks == [
         "it prints a GPU utilization of 0.0, which is not taken for a measurement"
     ]
+
+
+def test_many_lost_lines_on_both_sides_leave_the_others_with_their_own():
+    draw = np.random.default_rng(1)
+    times = 5.7 * (1 + 0.01 * draw.standard_normal(500))
+    text, kept = b"", []
+    for number, seconds in enumerate(times, 1):
+        if draw.random() > 0.05:
+            line = f"Step Time : {seconds:.2f}s GPU utilization: {6746 / seconds:.1f}"
+            text += line.encode() + b"MODEL_TFLOP/s/GPU\n"
+        if draw.random() > 0.05:
+            text += records([1000 * seconds], number)
+            kept.append(number - 1)
+
+    flops = check_read(LOG_FORMAT, text).steps()["flops_per_s_per_device"]
+
+    finite = np.isfinite(flops)
+    assert len(flops) == len(kept) and finite.mean() > 0.85
+    np.testing.assert_allclose((flops * times[kept])[finite] / TERA, 6746, rtol=3e-3)

@@ -94,6 +94,17 @@ class LogContent:
         for name in self._columns.keys() - columns.keys():
             self._columns[name].extend(unsaid)
 
+    def column(self, name: str) -> FloatColumn:
+        """Return what all steps so far say, in the order in which they were added; NaN: nothing."""
+        column = self._columns.get(name)
+        return column.read() if column else np.broadcast_to(np.nan, len(self))
+
+    def set_column(self, name: str, values: FloatColumn) -> None:
+        """Replace what the steps so far say by `values`, one for each."""
+        assert len(values) == len(self), name
+        self._columns[name] = _unsaid_column(name, 0)
+        self._columns[name].extend(values)
+
     def begin_attempt(self) -> None:
         """What is stated from now on is of the steps to come, not of those so far."""
         if len(self) and len(self._earlier_facts) < MOST_ATTEMPTS:
@@ -159,7 +170,7 @@ class LogContent:
             return
         self._in_order = True
         for repair in REPAIRS:
-            if change := repair(self._index.read(), self._times()):
+            if change := repair(self._index.read(), self.column("step_time_s")):
                 rows, why = change
                 self._keep(rows)
                 self.remark(why)
@@ -168,10 +179,6 @@ class LogContent:
                 f"the step numbers start again, {again:,} x (a restart, or several runs in one "
                 "log): figures come from one stretch in which they go on"
             )
-
-    def _times(self) -> FloatColumn:
-        column = self._columns.get("step_time_s")
-        return column.read() if column else np.broadcast_to(np.nan, len(self))
 
     def _keep(self, rows: Rows) -> None:
         for column in (self._index, self._attempt, *self._columns.values()):
