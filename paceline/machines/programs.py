@@ -26,12 +26,10 @@ def run_program(
     check: Callable[[], None],
     text: str | None = None,
     environment: Mapping[str, str] | None = None,
-    handles: Sequence[int] = (),
 ) -> subprocess.CompletedProcess[str]:
     """A command's end and what it said; it and all that it started are killed if `check` raises.
 
-    `handles` are open files that it inherits. It does not outlive this process, which would write
-    beside the one that comes after it.
+    It does not outlive this process, which would write beside the one that comes after it.
     """
     started: list[subprocess.Popen[str]] = []
     try:
@@ -46,7 +44,6 @@ def run_program(
                     errors="replace",
                     env={**os.environ, **(environment or {})},
                     start_new_session=True,
-                    pass_fds=handles,
                     preexec_fn=_die_with_parent if sys.platform == "linux" else None,
                 )
             )

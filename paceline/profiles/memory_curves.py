@@ -17,8 +17,7 @@ from paceline.core.value import NonNegativeInt, Value
 from paceline.files.documents import read_lines, read_value
 from paceline.files.events import MemoryEvent, read_rank
 from paceline.files.run_folder import STEPS_FOLDER
-from paceline.profiles.memory import MemoryPoint, RankCurve
-from paceline.profiles.profile import Profile
+from paceline.profiles.profile import MemoryPoint, Profile, RankCurve
 
 OF_RUN = "rank-*.memory.json"
 MOST_POINTS = 400

@@ -8,9 +8,8 @@ from typing import Any
 from paceline.core.text import printable
 from paceline.core.units import GIB, MIB, counted, gib, percent, seconds
 from paceline.profiles.breakdown import CATEGORIES, OVERLAPPED
-from paceline.profiles.memory import RankCurve
 from paceline.profiles.nccl.text import communication_lines
-from paceline.profiles.profile import Hot, Overhead, Profile
+from paceline.profiles.profile import Hot, Overhead, Profile, RankCurve
 
 TITLES: dict[str, str] = {
     "gemm": "matrix products",

@@ -16,8 +16,13 @@ from paceline.files.home import home_path
 from paceline.files.recipe import Recipe
 from paceline.machines.probe.inventory import usable_cores
 from paceline.staging.conversions.indexed import files_of, prefix_of
-from paceline.staging.conversions.tokenization import Tokenization, tokenization, tokenize
-from paceline.staging.conversions.tokenizer import load_tokenizer, tokenizer_file
+from paceline.staging.conversions.tokenization import (
+    Tokenization,
+    load_tokenizer,
+    tokenization,
+    tokenize,
+    tokenizer_file,
+)
 
 TOKENS_FOLDER = "tokens"
 """Beside the runs: what texts became by a tokenizer."""

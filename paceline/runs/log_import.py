@@ -15,7 +15,7 @@ from paceline import __version__
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.run_report import RunReport
 from paceline.core.secrets import redact
-from paceline.files.documents import read_json, write_value
+from paceline.files.documents import read_json, text_blocks, write_value
 from paceline.files.run_folder import (
     LOGS_FOLDER,
     RUN_FILE,
@@ -24,7 +24,6 @@ from paceline.files.run_folder import (
     new_folder,
     run_folders,
 )
-from paceline.files.text_blocks import text_blocks
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import as_text, parse_log
 from paceline.runs.flow import finish

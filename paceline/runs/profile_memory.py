@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 import altair as alt
 
 from paceline.core.units import MIB, counted, percent
-from paceline.profiles.memory import RankCurve
-from paceline.profiles.profile import Profile
+from paceline.profiles.profile import Profile, RankCurve
 from paceline.profiles.text import memory_rows, size_text
 from paceline.report.head import Card, card
 from paceline.report.step_charts import finish

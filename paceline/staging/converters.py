@@ -13,13 +13,16 @@ from paceline.core.errors import UserError, did_you_mean
 from paceline.core.value import Value
 from paceline.files.yaml_file import validate
 from paceline.machines.probe.inventory import usable_cores
-from paceline.staging import conversions
-from paceline.staging.conversions.drawn_encodings import DrawnEncodingSizes, make_drawn_encodings
-from paceline.staging.conversions.flux import FluxShardSources, make_flux_shards
+from paceline.staging.conversions import Progress, made, unwatched
+from paceline.staging.conversions.flux import (
+    DrawnEncodingSizes,
+    FluxShardSources,
+    make_drawn_encodings,
+    make_flux_shards,
+)
 from paceline.staging.conversions.hub_models import HubFamily, HubModelSize, make_hub_model
 from paceline.staging.conversions.packed import packed_npy, packed_rows
 from paceline.staging.conversions.packed_npy import MaskOf
-from paceline.staging.conversions.progress import Progress, unwatched
 
 Setting = str | int | float | bool
 PARTS, ROW_FILES = ("train", "validation"), (".parquet", ".jsonl", ".npy")
@@ -120,7 +123,10 @@ def _packed(form: Literal["rows", "npy"], conversion: ConversionJob) -> None:
 
 
 CONVERTERS: dict[str, Converter] = {
-    **{name: partial(_from_nothing, make) for name, make in conversions.CONVERTERS.items()},
+    "tokenizer": partial(_from_nothing, made.make_tokenizer),
+    "jsonl": partial(_from_nothing, made.make_jsonl),
+    "indexed": partial(_from_nothing, made.make_indexed),
+    "gpt2": partial(_from_nothing, made.make_gpt2),
     "opt": partial(_hub_model, "opt"),
     "llama": partial(_hub_model, "llama"),
     "drawn-encodings": _drawn_encodings,

@@ -2,20 +2,265 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import PacelineError, SystemFaultError
-from paceline.staging.asset_stage import AssetStage, is_listed, listing_of
+from paceline import __version__
+from paceline.core.assets import (
+    HUB_KINDS,
+    Asset,
+    Manifest,
+    StagedFile,
+    content_digest,
+)
+from paceline.core.errors import PacelineError, SystemFaultError, UserError
+from paceline.files.documents import read_value, write_value
+from paceline.files.staged import (
+    CONTENT_FOLDER,
+    DAMAGED_FILE,
+    MANIFEST_FILE,
+    PARTIAL_FOLDER,
+    asset_state,
+    content_sizes,
+)
+from paceline.staging.converters import ConversionJob, convert, is_resumed
+from paceline.staging.credentials import hub_endpoint, shown
 from paceline.staging.disk_space import disk_space, require_space
 from paceline.staging.download_log import DownloadLog, StageWatcher
 from paceline.staging.ending import StageEnd, StageEndedError
-from paceline.staging.plan import PlannedAsset, StagingPlan
-from paceline.staging.sources.container import container_runtime
-from paceline.staging.sources.hub import is_offline
-from paceline.staging.transfer import SourceListing
+from paceline.staging.lock import asset_lock
+from paceline.staging.plan import DONE_FOLDER, UNDERWAY_FOLDER, PlannedAsset, StagingPlan
+from paceline.staging.sources.container import container_runtime, fetch_image
+from paceline.staging.sources.git import clone
+from paceline.staging.sources.hub import access_page, copy_cached, is_offline, list_hub
+from paceline.staging.sources.url import list_r2, list_urls
+from paceline.staging.transfer import (
+    SourceListing,
+    TransferCallbacks,
+    fetch,
+    inner_path,
+    unwritable,
+)
+from paceline.staging.verification import file_digest
+
+_LISTS: dict[str, Callable[[Asset, StageEnd], SourceListing]] = {
+    "url": list_urls,
+    "r2": list_r2,
+    **dict.fromkeys(HUB_KINDS, list_hub),
+}
+
+
+def is_listed(asset: Asset) -> bool:
+    """Whether a source says which files an asset consists of."""
+    return asset.kind in _LISTS
+
+
+def listing_of(asset: Asset, ended: StageEnd) -> SourceListing:
+    """The files of an asset; raises UserError, SystemFaultError, and StageEndedError at the end."""
+    ended.check(asset.name)
+    try:
+        listing = _LISTS[asset.kind](asset, ended)
+    except ValueError as error:
+        raise _unusable(asset, error) from error
+    paths = [file.path for file in listing.files]
+    if len(set(paths)) < len(paths):
+        raise SystemFaultError(f"{asset.kind} {shown(asset.source)}", "names a file twice")
+    return listing
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    """What a source had, beside its files."""
+
+    files: tuple[StagedFile, ...]
+    origin: str
+    revision: str | None = None
+    tool: str | None = None
+
+
+@dataclass(frozen=True)
+class AssetStage:
+    """One asset of a staging, with all that its thread needs."""
+
+    asset: Asset
+    folder: Path
+    inputs: Mapping[str, Path]
+    """Folders of the assets that it is made of."""
+    listing: SourceListing | None
+    runtime: str | None
+    pool: ThreadPoolExecutor
+    log: DownloadLog
+    ended: StageEnd
+    waiting: Callable[[str], None]
+
+    def run(self) -> None:
+        """Stage the asset, unless another stager has done so meanwhile."""
+        try:
+            with asset_lock(self.folder, self._wait):
+                if asset_state(self.folder) != "staged":
+                    self._stage()
+        except OSError as error:
+            raise unwritable(self.folder, error) from None
+        except ValueError as error:
+            raise _unusable(self.asset, error) from error
+        self.log.phase(self.asset.name, "staged")
+
+    def _stage(self) -> None:
+        began = time.monotonic()
+
+        def check() -> None:
+            self.ended.check(self.asset.name)
+
+        check()
+        done = self._prepare(check)
+        fetched = self._fetch(done, check)
+        self.log.phase(self.asset.name, "finishing")
+        content = self.folder / CONTENT_FOLDER
+        manifest = Manifest(
+            asset=self.asset,
+            revision=fetched.revision,
+            bytes=sum(file.bytes for file in fetched.files),
+            sha256=content_digest(fetched.files),
+            files=fetched.files,
+            origin=fetched.origin,
+            tool=fetched.tool,
+            staged=datetime.now(UTC).isoformat(timespec="seconds"),
+            seconds=round(time.monotonic() - began, 3),
+            paceline_version=__version__,
+        )
+        done.replace(content)
+        _flush(self.folder)
+        write_value(self.folder / MANIFEST_FILE, manifest)
+        _flush(self.folder)
+        (self.folder / DAMAGED_FILE).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / PARTIAL_FOLDER, ignore_errors=True)
+
+    def _prepare(self, check: Callable[[], None]) -> Path:
+        """The folder for whole files, with what an earlier call had left that is still good."""
+        partial, content = self.folder / PARTIAL_FOLDER, self.folder / CONTENT_FOLDER
+        done = partial / DONE_FOLDER
+        manifest_file = self.folder / MANIFEST_FILE
+        if manifest_file.is_file():
+            manifest_file.replace(self.folder / DAMAGED_FILE)
+        if not is_listed(self.asset) and not is_resumed(self.asset):
+            # Of an image whole layers are kept.
+            remains = done if self.asset.kind == "container" else partial
+            shutil.rmtree(remains, ignore_errors=True)
+            shutil.rmtree(content, ignore_errors=True)
+        elif content.is_dir():
+            shutil.rmtree(done, ignore_errors=True)
+            partial.mkdir(exist_ok=True)
+            content.replace(done)
+        if (self.folder / DAMAGED_FILE).is_file() and done.is_dir():
+            self.log.phase(self.asset.name, "checking")
+            _drop_damaged(self.folder / DAMAGED_FILE, done, check)
+        done.mkdir(parents=True, exist_ok=True)
+        (partial / UNDERWAY_FOLDER).mkdir(exist_ok=True)
+        return done
+
+    def _fetch(self, done: Path, check: Callable[[], None]) -> _Fetched:
+        asset, source = self.asset, shown(self.asset.source)
+        if self.listing is not None:
+            self.log.phase(asset.name, "fetching")
+            files = self._transfer(self.listing, done, check)
+            return _Fetched(files, self.listing.origin, self.listing.revision)
+        self.log.phase(asset.name, "making" if asset.kind == "made" else "fetching")
+        if asset.kind == "git":
+            revision = clone(asset, done, check)
+            return _Fetched(self._measured(done, check), source, revision, "git")
+        if asset.kind == "container":
+            underway = self.folder / PARTIAL_FOLDER / UNDERWAY_FOLDER
+            digest = fetch_image(asset, done, underway, self.runtime or "", check)
+            return _Fetched(self._measured(done, check), asset.source, digest, self.runtime)
+        if asset.kind == "made":
+            inputs = {name: folder / CONTENT_FOLDER for name, folder in self.inputs.items()}
+            with self.log.made(asset.name) as progress:
+                convert(asset.source, ConversionJob(done, inputs, asset.settings, check, progress))
+            return _Fetched(self._measured(done, check), "made here")
+        revision = copy_cached(asset, done, check)
+        return _Fetched(self._measured(done, check), f"cache of {hub_endpoint()}", revision)
+
+    def _transfer(
+        self, listing: SourceListing, done: Path, check: Callable[[], None]
+    ) -> tuple[StagedFile, ...]:
+        """All files of a listing, several at the same time; what it does not list goes."""
+        listed = {file.path for file in listing.files}
+        for path in content_sizes(done):
+            if path not in listed:
+                (done / path).unlink()
+        name, log = self.asset.name, self.log
+        callbacks = TransferCallbacks(
+            check,
+            lambda num_bytes: log.present(name, num_bytes),
+            lambda num_bytes: log.fetched(name, num_bytes),
+            self.ended,
+            access_page(self.asset),
+        )
+        underway = self.folder / PARTIAL_FOLDER / UNDERWAY_FOLDER
+        futures: list[Future[StagedFile]] = [
+            self.pool.submit(fetch, file, done, underway, callbacks) for file in listing.files
+        ]
+        wait(futures)
+        return tuple(sorted((f.result() for f in futures), key=lambda file: file.path))
+
+    def _measured(self, done: Path, check: Callable[[], None]) -> tuple[StagedFile, ...]:
+        """The files that another program or a maker has left, hashed."""
+        files = [
+            StagedFile(
+                path=inner_path(path, self.asset),
+                bytes=size,
+                sha256=file_digest(done / path, check),
+            )
+            for path, size in sorted(content_sizes(done).items())
+        ]
+        total = sum(file.bytes for file in files)
+        self.log.total(self.asset.name, total)
+        self.log.present(self.asset.name, total)
+        return tuple(files)
+
+    def _wait(self, owner: str) -> None:
+        self.ended.check(self.asset.name)
+        self.log.phase(self.asset.name, f"waiting for {owner}")
+        self.waiting(f"{self.asset.name}: {owner} is staging it")
+
+
+def _unusable(asset: Asset, error: ValueError) -> SystemFaultError:
+    """What an address or a name is told as that no library takes; its text may be a secret."""
+    return SystemFaultError(
+        f"{asset.kind} {shown(asset.source)}",
+        f"leads to an address or a name that cannot be used ({type(error).__name__})",
+    )
+
+
+def _drop_damaged(manifest_file: Path, done: Path, check: Callable[[], None]) -> None:
+    """Remove every file that is not as it was staged, so that it is fetched again."""
+    try:
+        files = read_value(manifest_file, Manifest).files
+    except (UserError, SystemFaultError):
+        return  # Nothing is known of the files but what their source says.
+    for file in files:
+        path = done / file.path
+        if path.is_file() and file_digest(path, check) != file.sha256:
+            path.unlink()
+
+
+def _flush(folder: Path) -> None:
+    """Have the folder's entries on the disk before what is written next."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass  # Some shared file systems know no fsync of a folder.
+    finally:
+        os.close(handle)
+
 
 USUAL_JOBS = 4
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.profiles.attribution import breakdowns
+from paceline.profiles.attribution import breakdowns, critical_path, top_kernels
 from paceline.profiles.breakdown import CATEGORIES, Breakdown
-from paceline.profiles.hottest import critical_path, top_kernels
 from paceline.profiles.kineto import read_timeline
 from tests.profiles.traces import collective, event, kernel, step, write
 

@@ -21,9 +21,9 @@ from paceline.core.waterfall import WaterfallLevel
 from paceline.engines.native import settings
 from paceline.files.run_folder import folder_name
 from paceline.profiles.breakdown import CATEGORIES
-from paceline.profiles.intervals import intersect, intervals, length_s, subtract, union
 from paceline.profiles.profile import Overhead, Profile
 from paceline.profiles.text import overhead_text, profile_lines
+from paceline.profiles.timeline import intersect, intervals, length_s, subtract, union
 from paceline.profiles.tools import TOOLS, tool
 from paceline.profiles.torch_traces import read_file
 from paceline.profiles.waterfall import waterfall

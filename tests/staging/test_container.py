@@ -107,7 +107,7 @@ def test_a_refused_login_and_a_missing_program_are_told(programs: Path, tmp_path
         stage_all(nemo(), tmp_path)
     install(programs, docker=REFUSES)
     with pytest.raises(
-        UserError, match=r"unauthorized.*`docker login nvcr.io`, or set NGC_API_KEY"
+        UserError, match=r"unauthorized.*`docker login nvcr.io` \(user \$oauthtoken"
     ):
         stage_all(nemo(), tmp_path)
     install(programs, docker='echo "Error: Head ...: no basic auth credentials" >&2; exit 1')

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.staging.conversions.drawn_encodings import save_rows
+from paceline.staging.conversions.flux import save_rows
 from paceline.staging.conversions.webdataset import index_shard, shard_samples, write_shard
 from paceline.staging.converters import ConversionJob, convert
 from tests.staging.drawn import SIZES, SOURCES, converted, rows_of

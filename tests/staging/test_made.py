@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.staging.conversions import CONVERTERS
-from paceline.staging.converters import ConversionJob, convert
+from paceline.staging.converters import CONVERTERS, ConversionJob, convert
 from paceline.trainer.data.indexed import read_indexed
 
 

@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,11 +16,9 @@ import pytest
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.files.staged import CONTENT_FOLDER, PARTIAL_FOLDER, asset_state, read_manifest
 from paceline.staging.plan import UNDERWAY_FOLDER
-from paceline.staging.registry_login import environment_login, passage
 from paceline.staging.sources import container
 from tests.staging.registry import (
     LAYER_BYTES,
-    LIMIT_S,
     PASSWORD,
     TAG,
     Registry,
@@ -29,6 +26,7 @@ from tests.staging.registry import (
     serving_registry,
 )
 from tests.staging.staged import folder_of, recipe_of, stage_all
+from tests.waiting import wait_until
 
 RECIPE = """
 name: in-a-container
@@ -60,6 +58,11 @@ def registry(running: Registry, monkeypatch: pytest.MonkeyPatch) -> Registry:
     return running
 
 
+@pytest.fixture
+def logged_in(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(registry.folder / "login.json"))
+
+
 def image(registry: Registry, **changes: object):
     asset = {"name": "image", "kind": "container", "source": registry.image, "revision": TAG}
     return recipe_of({**asset, **changes})
@@ -86,11 +89,8 @@ def check_archive(registry: Registry, folder: Path) -> None:
     assert not (folder / PARTIAL_FOLDER).exists()
 
 
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def has_ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def has_small_layer(registry: Registry, folder: Path) -> bool:
@@ -99,14 +99,9 @@ def has_small_layer(registry: Registry, folder: Path) -> bool:
     return bool(list((folder / PARTIAL_FOLDER / UNDERWAY_FOLDER).glob(name)))
 
 
-@pytest.mark.parametrize("where", ["environment", "file"])
 def test_an_image_behind_a_login_is_staged_with_its_digest(
-    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    registry: Registry, tmp_path: Path, logged_in: None
 ):
-    if where == "file":
-        monkeypatch.setenv("REGISTRY_AUTH_FILE", str(registry.folder / "login.json"))
-    else:
-        monkeypatch.setenv("DOCKER_AUTH_CONFIG", registry.login())
     check_archive(registry, stage(registry, tmp_path, digest=registry.digest))
     tagged = f"{registry.image}:{TAG}"
     check_archive(registry, stage(registry, tmp_path, source=tagged, revision=None))
@@ -115,23 +110,18 @@ def test_an_image_behind_a_login_is_staged_with_its_digest(
 def test_no_login_and_a_wrong_one_are_told_with_what_to_do(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    remedy = rf"unauthorized.*`skopeo login 127.0.0.1:{registry.port}`, or set DOCKER_AUTH_CONFIG"
-    with pytest.raises(UserError, match=remedy):
+    with pytest.raises(UserError, match=rf"unauthorized.*`skopeo login 127.0.0.1:{registry.port}`"):
         stage(registry, tmp_path)
-    monkeypatch.setenv("DOCKER_AUTH_CONFIG", registry.login("another-Passw0rd"))
+    (tmp_path / "wrong.json").write_text(registry.login("another-Passw0rd"))
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "wrong.json"))
     with pytest.raises(UserError, match="access is refused") as caught:
         stage(registry, tmp_path)
     assert "another-Passw0rd" not in str(caught.value)
-    for text in ("no json", '{"auths": 1}', registry.login().replace('"auth":', '"user":')):
-        monkeypatch.setenv("DOCKER_AUTH_CONFIG", text)
-        with pytest.raises(UserError, match=r"\$DOCKER_AUTH_CONFIG: cannot be read"):
-            stage(registry, tmp_path)
 
 
 def test_another_digest_and_an_unknown_tag_are_refused_before_a_layer_comes(
-    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, tmp_path: Path, logged_in: None
 ):
-    monkeypatch.setenv("DOCKER_AUTH_CONFIG", registry.login())
     stated = "sha256:" + "cd" * 32
     with pytest.raises(SystemFaultError, match=rf"has digest {registry.digest}, {stated} is"):
         stage(registry, tmp_path, digest=stated)
@@ -143,9 +133,8 @@ def test_another_digest_and_an_unknown_tag_are_refused_before_a_layer_comes(
 
 
 def test_a_cut_connection_is_told_and_a_second_call_takes_what_is_whole(
-    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged_in: None
 ):
-    monkeypatch.setenv("DOCKER_AUTH_CONFIG", registry.login())
     monkeypatch.setattr(container, "RETRIES", "--retry-times=0")
     registry.cut_after = BETWEEN
     with pytest.raises(SystemFaultError, match=r"skopeo cannot fetch it: .*EOF"):
@@ -158,9 +147,8 @@ def test_a_cut_connection_is_told_and_a_second_call_takes_what_is_whole(
 
 
 def test_a_killed_call_leaves_no_program_and_no_secret_and_the_next_goes_on(
-    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged_in: None
 ):
-    monkeypatch.setenv("DOCKER_AUTH_CONFIG", registry.login())
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     recipe, root = tmp_path / "recipe.yaml", tmp_path / "stage"
@@ -170,11 +158,11 @@ def test_a_killed_call_leaves_no_program_and_no_secret_and_the_next_goes_on(
     registry.hold_after = BETWEEN
     folder = folder_of(image(registry), root, "image")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as stager:
-        until(lambda: has_small_layer(registry, folder))
+        wait_until(lambda: has_small_layer(registry, folder), "the small layer")
         (skopeo,) = psutil.Process(stager.pid).children()
         shown = " ".join(skopeo.cmdline())
         os.kill(stager.pid, signal.SIGKILL)
-        until(lambda: not skopeo.is_running() or skopeo.status() == psutil.STATUS_ZOMBIE)
+        wait_until(lambda: has_ended(skopeo), "the end of skopeo")
         left = [output.decode() for output in stager.communicate()]
     registry.hold_after, registry.relayed = None, 0
     done = subprocess.run(command, capture_output=True, text=True)
@@ -187,38 +175,3 @@ def test_a_killed_call_leaves_no_program_and_no_secret_and_the_next_goes_on(
     assert "skopeo copy" in shown and f"@{registry.digest}" in shown
     assert not [text for text in left for secret in (PASSWORD, encoded) if secret in text]
     assert not list((tmp_path / "tmp").rglob("*"))
-
-
-@pytest.mark.parametrize(
-    ("runtime", "variable", "file"),
-    [
-        ("skopeo", "REGISTRY_AUTH_FILE", None),
-        ("podman", "REGISTRY_AUTH_FILE", None),
-        ("docker", "DOCKER_CONFIG", "config.json"),
-        ("enroot", "ENROOT_CONFIG_PATH", ".credentials"),
-    ],
-)
-def test_each_program_reads_the_key_where_it_looks_and_it_is_gone_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, variable: str, file: str | None
-):
-    key = "nvapi-0123456789abcdefghij"
-    for name in ("DOCKER_AUTH_CONFIG", "REGISTRY_AUTH_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NGC_API_KEY", key)
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    monkeypatch.setenv("ENROOT_CONFIG_PATH", str(tmp_path))
-    (tmp_path / "contexts").mkdir()
-    (tmp_path / "config.json").write_text('{"currentContext": "far", "credsStore": "gone"}')
-    login = environment_login("nvcr.io")
-    assert login and key not in repr(login) and environment_login("ghcr.io") is None
-    with passage(runtime, login) as way:
-        place = Path(way.environment[variable])
-        text = (place / file if file else place).read_text()
-        if runtime == "enroot":
-            assert text == f"machine nvcr.io login $oauthtoken password {key}\n"
-        else:
-            assert json.loads(text)["auths"] == login.docker_config["auths"]
-            assert ("currentContext" in text, "credsStore" in text) == (runtime == "docker", False)
-        if file:
-            assert (place / "contexts").resolve() == tmp_path / "contexts"
-    assert not place.exists()

@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from paceline.core.errors import UserError
-from paceline.staging.conversions.samples import answers
+from paceline.staging.conversions.packed import answers
 
 
 def test_answers_go_behind_their_prompts(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.staging.conversions import made, tokenization
 from paceline.staging.conversions.indexed import IndexedWriter, files_of
-from paceline.staging.conversions.tokenization import tokenize
-from paceline.staging.conversions.tokenizer import end_id, load_tokenizer
+from paceline.staging.conversions.tokenization import end_id, load_tokenizer, tokenize
 from paceline.trainer.data.indexed import HEAD, read_indexed
 
 

@@ -13,8 +13,7 @@ from paceline.core.problem import refusal
 from paceline.core.traffic import Collective
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.files.documents import read_lines
-from paceline.profiles.nccl.communication import Communication
-from paceline.profiles.nccl.tally import Membership, Tally
+from paceline.profiles.nccl.communication import Communication, Membership, Tally
 
 
 class TrafficStart(Value):

@@ -1,25 +1,156 @@
-"""Logs of NCCL_DEBUG=INFO with the subsystems INIT, COLL, P2P, NET, and TUNING if it is there."""
+"""Logs of NCCL_DEBUG=INFO with the subsystems INIT, COLL, P2P, NET, and TUNING if it is there.
+
+Lines are as NCCL 2.4 to 2.28 and RCCL write them, found anywhere in a block of text: several
+processes write into one file, so a line may stand behind the begin of another, and lack its own.
+`opCount` is hexadecimal. `count` is the argument of the call: what one rank puts into an
+all-gather, what one gets from a reduce-scatter.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from paceline.core.traffic import Collective
+from paceline.core.units import counted
 from paceline.files.log_file import LogFile
-from paceline.profiles.nccl import lines
-from paceline.profiles.nccl.communication import AlgorithmRow, Communication, NcclNetwork
-from paceline.profiles.nccl.doubts import Hop, LogFacts, network_doubts
-from paceline.profiles.nccl.tally import Membership, Tally, world_ranks
+from paceline.profiles.nccl.communication import (
+    AlgorithmRow,
+    Communication,
+    Membership,
+    NcclNetwork,
+    Tally,
+    world_ranks,
+)
+
+COLLECTIVES: dict[bytes, Collective] = {
+    b"AllReduce": "all_reduce",
+    b"AllGather": "all_gather",
+    b"ReduceScatter": "reduce_scatter",
+    b"Broadcast": "broadcast",
+    b"Reduce": "reduce",
+    b"AllToAll": "all_to_all",
+    b"AlltoAll": "all_to_all",
+    b"Send": "send",
+    b"Recv": "recv",
+}
+OF_ONE_RANK: frozenset[Collective] = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
+"""Their count is one rank's part of the whole."""
+DATATYPE_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
+"""By NCCL's number: int8 uint8 int32 uint32 int64 uint64 fp16 fp32 fp64 bf16 and two of fp8."""
+ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
+PROTOCOLS = ("LL", "LL128", "Simple")
+CALL_MARK = b": opCount "
+
+_WHO = rb"(?:([\w.-]{1,253}:\d{1,10}):\d{1,10} \[\d+\] (?:\d+ )?NCCL INFO )?"
+CALL = re.compile(
+    _WHO + rb"(" + b"|".join(COLLECTIVES) + rb"): opCount [0-9a-fx]{1,18} sendbuff \S{1,20} "
+    rb"recvbuff \S{1,20} (?:acc \S{1,20} )?count (\d{1,18}) datatype (\d{1,2}) op \d+ root -?\d+ "
+    rb"comm (0x[0-9a-f]{1,16}) \[nranks=(\d{1,7})\]"
+)
+"""(process, collective, count, datatype, communicator's pointer, ranks)."""
+COMMUNICATOR = re.compile(
+    rb"([\w.-]{1,253}:\d{1,10}):\d{1,10} \[\d+\] NCCL INFO (?:\w{4,30} )?comm (0x[0-9a-f]{1,16}) "
+    rb"rank (\d{1,7}) n[Rr]anks (\d{1,7}) [^\r\n]{0,200}?"
+    rb"(?:commId (0x[0-9a-f]{1,16}) )?- Init COMPLETE"
+)
+"""(process, pointer, rank, ranks, id that all its ranks share, in newer versions)."""
+CHOICE = re.compile(
+    rb"NCCL INFO (?:(\w{3,20}): )?(\d{1,18}) Bytes -> Algo (\w{1,16}) proto (\w{1,8})"
+    rb"(?: channel\{Lo\.\.Hi\}=\{(\d{1,4})\.\.(\d{1,4})\})?"
+)
+"""(collective, bytes, algorithm, protocol, first channel, last channel)."""
+CHANNEL = re.compile(
+    rb"[\w.-]{1,253}:\d{1,10}:\d{1,10} \[\d+\] NCCL INFO Channel \d+(?:/\d+)? : "
+    rb"\d{1,7}\[\w+\] -> \d{1,7}\[\w+\] (?:\[(?:send|receive)\] )?via ([^\r\n]{3,60})"
+)
+"""Transport of a connection."""
+CHANNELS = re.compile(rb"NCCL INFO (\d{1,4}) coll channels, ")
+VERSION = re.compile(rb"(?:NCCL|RCCL) version (?:: )?(\d+\.\d+\.\d+[\w.+-]{0,40})")
+NETWORK = re.compile(rb"NCCL INFO Using network ([^\r\n]{1,40})")
+DEVICES = re.compile(rb"NCCL INFO NET/(IB\w*) ?: Using ((?: ?\[\d+\]\w+:\d+/\w+)+)")
+DEVICE = re.compile(rb"\[\d+\](\w+:\d+/\w+)")
+NO_DEVICE = re.compile(rb"NCCL INFO NET/IB ?: No device found")
+SOCKET = re.compile(
+    rb"NCCL INFO (?:NET/Socket ?: Using|Bootstrap ?: Using) ((?:\[?\d*\]?[\w.-]+:)\S+)"
+)
+INTERFACE = re.compile(rb"^(?:\[\d+\])?([\w.-]+):")
+SETTING = re.compile(rb"NCCL INFO (N?R?CCL_\w{2,40}) set by environment to ([^\r\n]{1,80})")
+COMPLAINT = re.compile(rb"NCCL WARN ([^\r\n]{1,300})")
+
+
+def datatype_bytes(number: int) -> int | None:
+    """Bytes of one element, None for a type that is not known."""
+    return DATATYPE_BYTES[number] if number < len(DATATYPE_BYTES) else None
+
+
+def transport(text: bytes) -> str:
+    """`P2P/CUMEM/read` -> `P2P/CUMEM`, `NET/IB/3/GDRDMA` -> `NET/IB GDRDMA`."""
+    words = text.decode("ascii", "replace").split(" comm ")[0].strip().split("/")
+    kind = "/".join(words[:2])
+    direct = words[0] == "NET" and any(word.startswith("GDRDMA") for word in words[2:])
+    return f"{kind} GDRDMA" if direct else kind
+
+
+def named(word: bytes, names: tuple[str, ...]) -> str:
+    """An algorithm or a protocol, which older versions print as a number."""
+    text = word.decode("ascii", "replace")
+    if text.isdigit():
+        return names[int(text)] if int(text) < len(names) else text
+    return next((name for name in names if name.upper() == text.upper()), text)
+
 
 T = TypeVar("T")
-MOST = 64
+MAX_NAMES = 64
 """Names of a kind that are kept, of versions, interfaces and the like."""
-MOST_MEMBERS = 100_000
+MAX_COMPLAINTS = 3
+"""Warnings of NCCL that are repeated."""
+MAX_MEMBERS = 100_000
 """Communicators times processes, and connections; more are no training's."""
+
+
+@dataclass
+class LogFacts:
+    """What processes say of their connections."""
+
+    versions: set[str] = field(default_factory=set[str])
+    networks: set[str] = field(default_factory=set[str])
+    devices: set[str] = field(default_factory=set[str])
+    sockets: set[str] = field(default_factory=set[str])
+    settings: dict[str, str] = field(default_factory=dict[str, str])
+    transports: Counter[str] = field(default_factory=Counter[str])
+    no_infiniband: bool = False
+    complaints: dict[str, None] = field(default_factory=dict[str, None])
+
+
+def network_warnings(facts: LogFacts) -> Iterator[str]:
+    """Yield a sentence for each kind of connection that is slower than a machine's best one."""
+
+    def num(begin: str, end: str = "") -> int:
+        return sum(
+            n
+            for name, n in facts.transports.items()
+            if name.startswith(begin) and name.endswith(end)
+        )
+
+    if num("NET/Socket") or ("Socket" in facts.networks and not facts.transports):
+        over = f" ({', '.join(sorted(facts.sockets))})" if facts.sockets else ""
+        why = "; NCCL found no InfiniBand device" if facts.no_infiniband else ""
+        yield f"Hosts communicate over TCP sockets{over}, not over InfiniBand or RoCE{why}."
+    if (without := num("NET/IB") - num("NET/IB", "GDRDMA")) > 0:
+        yield f"{without} of {num('NET/IB')} InfiniBand connections do not use GPU Direct RDMA."
+    if shared := num("SHM"):
+        yield f"{counted(shared, 'connection', 'go')} through host memory (SHM), not peer to peer."
+    if len(facts.versions) > 1:
+        yield f"Processes run different libraries: {', '.join(sorted(facts.versions))}."
+    for text in list(facts.complaints)[:MAX_COMPLAINTS]:
+        yield f"NCCL warns: {text}"
+    if len(facts.complaints) > MAX_COMPLAINTS:
+        yield f"NCCL warns of {counted(len(facts.complaints) - MAX_COMPLAINTS, 'further kind')}."
 
 
 @dataclass
@@ -92,14 +223,14 @@ class DebugLog:
             ),
             torn_lines=self.torn_lines,
             broken_off=self.broken_off,
-            warnings=tuple(network_doubts(facts)),
+            warnings=tuple(network_warnings(facts)),
         )
 
     def _block(self, block: bytes) -> None:
         mentioned = block.count(b"NCCL ")
         self.num_lines += mentioned
-        calls = lines.CALL.findall(block)
-        self.torn_lines += max(0, block.count(lines.CALL_MARK) - len(calls))
+        calls = CALL.findall(block)
+        self.torn_lines += max(0, block.count(CALL_MARK) - len(calls))
         if mentioned > len(calls):
             self._set_up(block)
             self._chosen(block)
@@ -108,13 +239,13 @@ class DebugLog:
 
     def _call(self, call: tuple[bytes, ...], times: int) -> None:
         process, word, count, datatype, pointer, size = call
-        width = lines.datatype_bytes(int(datatype))
+        width = datatype_bytes(int(datatype))
         member = self._member(process, pointer, int(size))
         if width is None or member is None:
             self.torn_lines += times
             return
-        collective: Collective = lines.COLLECTIVES[word]
-        parts = int(size) if collective in lines.OF_ONE_RANK else 1
+        collective: Collective = COLLECTIVES[word]
+        parts = int(size) if collective in OF_ONE_RANK else 1
         self.tally.add(member, collective, int(count) * width * parts, times)
 
     def _member(self, process: bytes, pointer: bytes, size: int) -> Membership | None:
@@ -123,7 +254,7 @@ class DebugLog:
             return self._of_pointer.get((pointer, size))
         key = process, pointer, size
         member = self._members.get(key)
-        if member is None and len(self._members) < MOST_MEMBERS and size > 0:
+        if member is None and len(self._members) < MAX_MEMBERS and size > 0:
             name = f"{process.decode()} {pointer.decode()}"
             member = self._members[key] = Membership(process.decode(), name, size)
             self._of_pointer[pointer, size] = member
@@ -131,43 +262,40 @@ class DebugLog:
 
     def _set_up(self, block: bytes) -> None:
         facts = self.facts
-        for process, pointer, rank, size, shared in lines.COMMUNICATOR.findall(block):
+        for process, pointer, rank, size, shared in COMMUNICATOR.findall(block):
             name = (shared or process + b" " + pointer).decode()
-            if len(self._members) < MOST_MEMBERS and int(size) > 0:
+            if len(self._members) < MAX_MEMBERS and int(size) > 0:
                 member = Membership(process.decode(), name, int(size), int(rank))
                 self._members[process, pointer, int(size)] = member
                 self._of_pointer[pointer, int(size)] = member
-        for process, begin, end, via in lines.CHANNEL.findall(block):
-            kind = lines.transport(via)
-            if kind in facts.transports or len(facts.transports) < MOST:
+        for via in CHANNEL.findall(block):
+            kind = transport(via)
+            if kind in facts.transports or len(facts.transports) < MAX_NAMES:
                 facts.transports[kind] += 1
-            if len(facts.hops) < MOST_MEMBERS:
-                host = process.rpartition(b":")[0].decode()
-                facts.hops.add(Hop(host, int(begin), int(end), kind))
-        _keep(self._channels, map(int, lines.CHANNELS.findall(block)))
-        _keep(facts.versions, map(_text, lines.VERSION.findall(block)))
-        _keep(facts.networks, map(_text, lines.NETWORK.findall(block)))
-        for _, names in lines.DEVICES.findall(block):
-            _keep(facts.devices, map(_text, lines.DEVICE.findall(names)))
-        addresses = map(lines.INTERFACE.match, lines.SOCKET.findall(block))
+        _keep(self._channels, map(int, CHANNELS.findall(block)))
+        _keep(facts.versions, map(_text, VERSION.findall(block)))
+        _keep(facts.networks, map(_text, NETWORK.findall(block)))
+        for _, names in DEVICES.findall(block):
+            _keep(facts.devices, map(_text, DEVICE.findall(names)))
+        addresses = map(INTERFACE.match, SOCKET.findall(block))
         _keep(facts.sockets, (_text(match[1]) for match in addresses if match))
-        for name, value in lines.SETTING.findall(block):
-            if len(facts.settings) < MOST:
+        for name, value in SETTING.findall(block):
+            if len(facts.settings) < MAX_NAMES:
                 facts.settings[_text(name)] = _text(value).rstrip(".")
-        facts.no_infiniband |= lines.NO_DEVICE.search(block) is not None
-        for text in lines.COMPLAINT.findall(block):
-            if len(facts.complaints) < MOST:
+        facts.no_infiniband |= NO_DEVICE.search(block) is not None
+        for text in COMPLAINT.findall(block):
+            if len(facts.complaints) < MAX_NAMES:
                 facts.complaints.setdefault(_text(text))
 
     def _chosen(self, block: bytes) -> None:
-        for word, size, algorithm, protocol, first, last in lines.CHOICE.findall(block):
-            collective: str = lines.COLLECTIVES.get(word) or "unknown"
+        for word, size, algorithm, protocol, first, last in CHOICE.findall(block):
+            collective: str = COLLECTIVES.get(word) or "unknown"
             key = (
                 collective,
-                lines.named(algorithm, lines.ALGORITHMS),
-                lines.named(protocol, lines.PROTOCOLS),
+                named(algorithm, ALGORITHMS),
+                named(protocol, PROTOCOLS),
             )
-            if key in self._choices or len(self._choices) < MOST:
+            if key in self._choices or len(self._choices) < MAX_NAMES:
                 self._choices[key].add(int(size), first, last)
 
 
@@ -178,5 +306,5 @@ def _text(word: bytes) -> str:
 def _keep(names: set[T], more: Iterable[T]) -> None:
     """Add what there is room for."""
     for name in more:
-        if len(names) < MOST:
+        if len(names) < MAX_NAMES:
             names.add(name)

@@ -16,12 +16,17 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.files.log_file import LogFile
-from paceline.profiles.nccl import lines
-from paceline.profiles.nccl.communication import AlgorithmRow, Communication
-from paceline.profiles.nccl.tally import Membership, Tally, world_ranks
+from paceline.profiles.nccl.communication import (
+    AlgorithmRow,
+    Communication,
+    Membership,
+    Tally,
+    world_ranks,
+)
+from paceline.profiles.nccl.debug_log import COLLECTIVES, OF_ONE_RANK
 
 MARK = b'"coll_perf"'
-MOST_MEMBERS = 100_000
+MAX_MEMBERS = 100_000
 Microseconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
@@ -106,20 +111,20 @@ class InspectorLog:
             self.torn_lines += 1
             return
         header, call = record.header, record.coll_perf
-        collective = lines.COLLECTIVES.get(call.coll.encode())
+        collective = COLLECTIVES.get(call.coll.encode())
         where = record.metadata
         process = f"{where.hostname}:{where.pid}" if where.pid else f"rank {header.rank}"
         member = Membership(process, header.id or "unnamed", header.n_ranks, header.rank)
         if collective is None or (
-            member not in self._members and len(self._members) >= MOST_MEMBERS
+            member not in self._members and len(self._members) >= MAX_MEMBERS
         ):
             self.torn_lines += 1
             return
         self._members[member] = None
-        parts = header.n_ranks if collective in lines.OF_ONE_RANK else 1
+        parts = header.n_ranks if collective in OF_ONE_RANK else 1
         size, took_us = call.coll_msg_size_bytes * parts, call.coll_exec_time_us
         self.tally.add(member, collective, size, 1, None if took_us is None else took_us * 1e-6)
-        if call.coll_algo and call.coll_proto and len(self._choices) < MOST_MEMBERS:
+        if call.coll_algo and call.coll_proto and len(self._choices) < MAX_MEMBERS:
             choice = self._choices[collective, call.coll_algo, call.coll_proto]
             choice[0] += 1
             choice[1] += size

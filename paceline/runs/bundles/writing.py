@@ -18,9 +18,8 @@ from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.result import FINAL
 from paceline.core.secrets import is_number, redact
 from paceline.files.archive import ArchivedFile, write_archive
-from paceline.files.documents import LARGEST_BYTES, open_regular, parse_json
+from paceline.files.documents import LARGEST_BYTES, open_regular, parse_json, text_blocks
 from paceline.files.run_folder import RunRecord, current_status, read_record
-from paceline.files.text_blocks import text_blocks
 from paceline.runs.checkpoints import CHECKPOINTS_FOLDER
 
 BUNDLE_FILE = "bundle.json"

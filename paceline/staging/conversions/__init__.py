@@ -1,20 +1,12 @@
-"""What one form of data becomes in another: functions from files to files.
-
-`CONVERTERS` are those that need no input: each fills a folder and says how far it is.
-"""
+"""What one form of data becomes in another: functions from files to files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
-from paceline.staging.conversions import made
-from paceline.staging.conversions.progress import Progress
+Progress = Callable[[int, int], None]
+"""Called with (bytes of input done, bytes of input in all), again and again."""
 
-CONVERTERS: dict[str, Callable[[Path, Progress], None]] = {
-    "tokenizer": made.make_tokenizer,
-    "jsonl": made.make_jsonl,
-    "indexed": made.make_indexed,
-    "gpt2": made.make_gpt2,
-}
-"""What an asset of kind `made` may name."""
+
+def unwatched(done_bytes: int, total_bytes: int) -> None:
+    """Show no progress."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.staging.conversions.progress import Progress, unwatched
+from paceline.staging.conversions import Progress, unwatched
 from paceline.staging.conversions.tokenization import tokenization, tokenize
 
 VOCABULARY = 2048

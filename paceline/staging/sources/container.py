@@ -6,23 +6,15 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.assets import Asset
 from paceline.core.errors import SystemFaultError, UserError, did_you_mean
 from paceline.machines.programs import last_line, run_program
-from paceline.staging.registry_login import (
-    AUTH_VARIABLE,
-    DOCKER_HUB,
-    NGC_REGISTRY,
-    NGC_VARIABLE,
-    environment_login,
-    passage,
-)
 
+DOCKER_HUB, NGC = "docker.io", "nvcr.io"
 RUNTIMES = ("enroot", "apptainer", "singularity", "docker", "podman", "skopeo")
 """In the order in which they are looked for: what Slurm starts comes first."""
 IN_A_DAEMON = ("docker", "podman")
@@ -60,7 +52,7 @@ def container_runtime(asked: str | None) -> str:
 
 @dataclass(frozen=True)
 class ImageFetch:
-    """One image on its way by one program, which is shown the login of its registry."""
+    """One image on its way by one program, which has the logins to registries."""
 
     asset: Asset
     runtime: str
@@ -105,7 +97,7 @@ class ImageFetch:
         if self.runtime == "skopeo":
             manifest = self._run(*words)
         else:
-            manifest = self._ask("skopeo", words).stdout
+            manifest = run_program(words, self.check).stdout
         return f"sha256:{hashlib.sha256(manifest.encode()).hexdigest()}" if manifest else None
 
     def _copy(self, digest: str, underway: Path, file: Path) -> None:
@@ -132,16 +124,10 @@ class ImageFetch:
 
     def _run(self, *command: str) -> str:
         """What a command of the runtime printed; raises where it failed."""
-        ended = self._ask(self.runtime, command)
+        ended = run_program(command, self.check)
         if ended.returncode:
             raise _failed(self.asset, self.runtime, ended.stderr or ended.stdout)
         return ended.stdout
-
-    def _ask(self, program: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        with passage(program, environment_login(registry_of(self.asset))) as login:
-            return run_program(
-                command, self.check, environment=login.environment, handles=login.handles
-            )
 
 
 def fetch_image(
@@ -221,11 +207,10 @@ def _failed(asset: Asset, runtime: str, said: str) -> Exception:
         "enroot": "put a login into ~/.config/enroot/.credentials",
         "apptainer": f"`apptainer registry login docker://{registry}`",
     }
-    usual = f"`{runtime} login {registry}`"
     page = f"ask for access on {asset.gate}; " if asset.gate else ""
-    variable = NGC_VARIABLE if registry == NGC_REGISTRY else AUTH_VARIABLE
-    remedy = f"{page}{logins.get(runtime, usual)}, or set {variable}"
-    return UserError(where, f"access is refused: {why}", remedy=remedy)
+    login = logins.get(runtime, f"`{runtime} login {registry}`")
+    key = " (user $oauthtoken, password: your NGC API key)" if registry == NGC else ""
+    return UserError(where, f"access is refused: {why}", remedy=f"{page}{login}{key}")
 
 
 def _reason(said: str) -> str:

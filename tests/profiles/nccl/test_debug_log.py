@@ -183,21 +183,22 @@ SOCKETS = [
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        (SOCKETS, ["TCP sockets over docker0", "finds no InfiniBand device", "NCCL_SOCKET_IFNAME"]),
-        ([*SOCKETS, f"{who(0)} NCCL_IB_DISABLE set by environment to 1."], ["IB_DISABLE is set"]),
-        ([channel(0, 3, 4, "[send] via NET/IB/0")], ["1 of 1 InfiniBand", "GPU Direct RDMA"]),
+        (SOCKETS, "TCP sockets (docker0), not over InfiniBand or RoCE; NCCL found no InfiniBand"),
+        ([channel(0, 3, 4, "[send] via NET/IB/0")], "1 of 1 InfiniBand connections do not use GPU"),
         (
             [channel(0, 0, 1, "via P2P/IPC"), channel(0, 1, 2, "via SHM/direct/direct")],
-            ["through host memory while others go directly", "ranks 1 and 2 on node-001"],
+            "1 connection goes through host memory (SHM)",
         ),
-        (["node:1:1 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]"],
-         ["Failed to open libibverbs"]),
-        (["NCCL version 2.21.5+cuda12.4", "NCCL version 2.19.3+cuda12.3"], ["different libraries"]),
+        (
+            ["node:1:1 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]"],
+            "Failed to open libibverbs",
+        ),
+        (["NCCL version 2.21.5+cuda12.4", "NCCL version 2.19.3+cuda12.3"], "different libraries"),
     ],
-)  # fmt: skip
-def test_what_slows_it_down_is_named(tmp_path: Path, lines: list[str], says: list[str]) -> None:
-    text = " | ".join(told(tmp_path, lines).warnings)
-    assert all(word in text for word in says), text
+)
+def test_a_slow_connection_is_named(tmp_path: Path, lines: list[str], says: str) -> None:
+    (warning,) = told(tmp_path, lines).warnings
+    assert says in warning
 
 
 def test_communicators_that_split_are_told_by_their_own_ids(tmp_path: Path) -> None:

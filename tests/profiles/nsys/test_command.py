@@ -16,7 +16,7 @@ from paceline.core.run import RunSpec
 from paceline.engines import native
 from paceline.profiles import nccl_logs as nccl
 from paceline.profiles.nsys import tool as nsys
-from paceline.profiles.nsys.command import NsysSettings, first_words, nsys_words, output_pattern
+from paceline.profiles.nsys.tool import NsysSettings, first_words, nsys_words, output_pattern
 from paceline.profiles.wrapping import PROGRAM, wrapped
 from tests.example import make_spec
 

@@ -11,8 +11,8 @@ import pytest
 
 from paceline.core.job import Job
 from paceline.profiles.nsys import tool
-from paceline.profiles.nsys.command import NsysSettings, nsys_words, output_pattern
 from paceline.profiles.nsys.reports import nsys_program
+from paceline.profiles.nsys.tool import NsysSettings, nsys_words, output_pattern
 from paceline.profiles.wrapping import wrapped
 
 WAITS, WAIT_MS = 7, 20

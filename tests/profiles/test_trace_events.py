@@ -11,9 +11,8 @@ import pytest
 
 from paceline.cli.profile import parse_ranks, parse_steps
 from paceline.core.errors import UserError
-from paceline.profiles import json_events, kineto
-from paceline.profiles.json_events import TraceFile
-from paceline.profiles.kineto import read_timeline
+from paceline.profiles import kineto
+from paceline.profiles.kineto import TraceFile, read_timeline
 from tests.command import paceline
 from tests.profiles.traces import kernel, step, write
 
@@ -30,7 +29,7 @@ def test_events_that_lie_across_the_pieces_that_are_read_are_whole(
 ) -> None:
     path = write(tmp_path / "trace.json", [kernel(f"gemm {n}", n, n + 1) for n in range(50)])
     whole = list(TraceFile(path))
-    monkeypatch.setattr(json_events, "CHUNK", 7)
+    monkeypatch.setattr(kineto, "CHUNK", 7)
     trace = TraceFile(path)
     assert list(trace) == whole
     assert trace.fields["traceName"] == "trace.json"
