@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,26 +13,24 @@ from threading import Event
 
 from paceline.cli.campaign_options import refuse_beside_resume
 from paceline.cli.campaign_progress import CampaignDisplay
+from paceline.cli.options import ReportFormat
 from paceline.cli.output import (
     OutputColumn,
     TableFormat,
+    emit,
     emit_table,
-    print_sentences,
-    write_charts,
+    rendered,
 )
 from paceline.cli.progress import run_headline
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK, SystemFaultError
 from paceline.core.hosts import compress
-from paceline.core.node_groups import GroupThroughput
 from paceline.core.units import counted
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import runs_root
 from paceline.machines import slurm
-from paceline.report.theme import EXPORT
 from paceline.runs.flow import command_line
 from paceline.scaling.analysis.analysis import AnalysisContext
-from paceline.scaling.analysis.result import ScaleResult
 from paceline.scaling.campaigns.plan import (
     CampaignRequest,
     begin,
@@ -51,8 +49,7 @@ from paceline.scaling.campaigns.result import (
 )
 from paceline.scaling.campaigns.rounds import EXTRA_ROUNDS, MAX_PARALLEL, CampaignRunner, Limits
 from paceline.scaling.campaigns.sub_cluster import campaign_runs
-from paceline.scaling.charts import scaling_charts
-from paceline.scaling.page import scaling_html, share, size_rows, table_note
+from paceline.scaling.report import scaling_document
 
 
 @dataclass(frozen=True)
@@ -183,50 +180,13 @@ def _finished(running: CampaignRunner, how: CampaignOptions) -> CampaignResult |
     write_value(folder / "scale.json", result)
     judged_by = running.context.reference
     healthy = judged_by.samples_per_s if judged_by else None
-    page = scaling_html(result, analysis.measured, campaign.name, healthy)
-    for path in filter(None, (folder / "report.html", how.html)):
-        write_text(path, page)
-    if how.charts:
-        save_charts(result, analysis.measured, how.charts, healthy)
-    print_result(result, how.form)
+    document = scaling_document(result, analysis.measured, campaign.name, healthy)
+    write_text(folder / "report.html", rendered(document, ReportFormat.html))
+    emit(document, how.form, page=how.html, charts=how.charts)
+    if how.form in (TableFormat.text, TableFormat.md) and result.resume:
+        echo(f"missing: {counted(result.missing, 'sub-cluster')}; {result.resume}", err=True)
     echo(f"{folder}: report.html, scale.json, results.csv, trials.csv", err=True)
     return result
-
-
-def print_result(result: CampaignResult, form: TableFormat) -> None:
-    """The table of sizes, the kind of scaling with its base, and the sentences."""
-    columns = [
-        OutputColumn("nodes", "nodes", justify="right"),
-        OutputColumn("gpus", "gpus", justify="right"),
-        OutputColumn("n", "sub-clusters", justify="right"),
-        OutputColumn("value", "samples/s", lambda value: f"{value:.6g}", "right"),
-        *(
-            OutputColumn(key, key, share, "right")
-            for key in ("spread", "efficiency", "low", "high", "straggler", "communication")
-        ),
-    ]
-    if form is TableFormat.csv:
-        columns.append(OutputColumn("scaling", "scaling"))
-    print_sentences((*result.sentences, table_note(result)), form)
-    emit_table(_rows(result), columns, form, document=result.model_dump(mode="json"))
-    if form in (TableFormat.text, TableFormat.md) and result.resume:
-        echo(f"missing: {counted(result.missing, 'sub-cluster')}; {result.resume}", err=True)
-
-
-def _rows(result: CampaignResult) -> list[dict[str, object]]:
-    """One row a size, parts of a node first."""
-    parts = [
-        {"nodes": 1, "gpus": part.devices, **part.model_dump()} for part in result.below_one_node
-    ]
-    whole = [{**row, "gpus": row["nodes"] * result.devices_per_node} for row in size_rows(result)]
-    return [{**row, "scaling": result.scaling} for row in [*parts, *whole]]
-
-
-def save_charts(
-    result: ScaleResult, measured: Sequence[GroupThroughput], folder: Path, reference: float | None
-) -> None:
-    """Write every chart of a scaling as SVG, and say where."""
-    write_charts(folder, scaling_charts(result, measured, EXPORT, reference))
 
 
 def _resume_command(campaign: Campaign, how: CampaignOptions) -> str:

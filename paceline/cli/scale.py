@@ -10,24 +10,21 @@ import typer
 
 from paceline.cli import campaign_options, options
 from paceline.cli import host_options as place
-from paceline.cli.campaign import CampaignOptions, run_campaign, save_charts
+from paceline.cli.campaign import CampaignOptions, run_campaign
 from paceline.cli.output import (
-    OutputColumn,
     TableForm,
     TableFormat,
     Where,
-    emit_table,
-    print_sentences,
+    emit,
     select_rows,
-    write_page,
 )
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_OK, UserError
 from paceline.machines.placement import Request
 from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse
-from paceline.scaling.analysis.result import ScaleResult, scale_result
+from paceline.scaling.analysis.result import scale_result
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.campaigns.plan import CampaignRequest
-from paceline.scaling.page import scaling_html, share, size_rows
+from paceline.scaling.report import scaling_document
 from paceline.scaling.tables import measured_table, node_history, read_rows
 
 
@@ -140,7 +137,7 @@ def scale(
     if source is not None:
         options.refuse_unused(context, "--from", campaign_options.USED_BY_FROM)
         analysis = _from_table(source, where, scaling, reference, history)
-        show_analysis(analysis, source.name, form, html, charts)
+        emit_analysis(analysis, source.name, form, html, charts)
         raise typer.Exit(EXIT_GATE_FAILED if fail and analysis.flagged else EXIT_OK)
     if dry_run and (html or charts):
         raise UserError(
@@ -191,44 +188,18 @@ def scale(
     raise typer.Exit(run_campaign(campaign_request, how))
 
 
-def show_analysis(
+def emit_analysis(
     analysis: Analysis,
     name: str,
     form: TableFormat,
     html: Path | None = None,
     charts: Path | None = None,
 ) -> None:
-    """Print an analysis, and write its page and charts where that is asked for."""
-    result = scale_result(analysis)
+    """Print an analysis, and write its page and charts if requested."""
     reference = analysis.context.reference
     healthy = reference.samples_per_s if reference else None
-    _print(result, form)
-    if html:
-        write_page(html, scaling_html(result, analysis.measured, name, healthy))
-    if charts:
-        save_charts(result, analysis.measured, charts, healthy)
-
-
-def _print(result: ScaleResult, form: TableFormat) -> None:
-    shares = ("spread", "efficiency", "low", "high", "straggler", "communication")
-    columns = [
-        OutputColumn("nodes", "nodes", justify="right"),
-        OutputColumn("n", "sub-clusters", justify="right"),
-        OutputColumn("value", "samples/s", lambda value: f"{value:.6g}", "right"),
-        *(OutputColumn(key, key, share, "right") for key in shares),
-    ]
-    more = (
-        "straggler_low",
-        "straggler_high",
-        "communication_low",
-        "communication_high",
-        "naive_straggler",
-        "naive_communication",
-    )
-    if form is TableFormat.csv:
-        columns += [OutputColumn(key, key) for key in more]
-    print_sentences(result.sentences, form)
-    emit_table(list(size_rows(result)), columns, form, document=result.model_dump(mode="json"))
+    document = scaling_document(scale_result(analysis), analysis.measured, name, healthy)
+    emit(document, form, page=html, charts=charts)
 
 
 def _from_table(

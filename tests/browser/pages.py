@@ -35,7 +35,7 @@ from paceline.runs.profile_page import profile_html
 from paceline.runs.watch.reader import RunReader
 from paceline.runs.watch.snapshot import snapshot_html
 from paceline.scaling.analysis.result import scale_result
-from paceline.scaling.page import scaling_html
+from paceline.scaling.report import scaling_document
 from tests.explain.example import write_parts
 from tests.layouts.sweep.test_charts import EXPECTED, result, row
 from tests.mlperf.submissions import ten_runs
@@ -87,7 +87,8 @@ def _estimated(question: Question) -> Estimate:
 def scaling_page() -> str:
     """Four sizes with a slow node."""
     analysis = simulate(SimulatedCluster(32, (Fault("slow", 7, 0.08),)), [1, 2, 8, 32])
-    return scaling_html(scale_result(analysis), analysis.measured, "results-of-the-night.csv")
+    result = scale_result(analysis)
+    return render_document(scaling_document(result, analysis.measured, "results-of-the-night.csv"))
 
 
 def sweep_page() -> str:

@@ -8,12 +8,13 @@ import pytest
 
 from benchmarks._simulated_cluster import Fault, SimulatedCluster, simulate
 from paceline.core.node_groups import GroupThroughput
+from paceline.report.html import render_document
 from paceline.report.theme import EXPORT
 from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse
 from paceline.scaling.analysis.result import scale_result
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.charts import MOST_DOTS, scaling_charts
-from paceline.scaling.page import scaling_html, size_rows
+from paceline.scaling.report import scaling_document, size_rows
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +25,10 @@ def faulty() -> Analysis:
 def specs(analysis: Analysis, reference: float | None = None) -> dict[str, dict[str, Any]]:
     charts = scaling_charts(scale_result(analysis), analysis.measured, EXPORT, reference)
     return {name: chart.to_dict() for name, chart in charts.items()}
+
+
+def page_of(*arguments: Any) -> str:
+    return render_document(scaling_document(*arguments))
 
 
 def rows_of(spec: dict[str, Any], layer: str) -> list[dict[str, Any]]:
@@ -71,7 +76,7 @@ def test_very_many_groups_are_thinned_and_keep_their_ends():
 
 
 def test_the_page_says_the_answer_and_escapes_names(faulty: Analysis):
-    page = scaling_html(scale_result(faulty), faulty.measured, "<script>alert(1)</script>")
+    page = page_of(scale_result(faulty), faulty.measured, "<script>alert(1)</script>")
     assert "<script>alert(1)</script>" not in page and "&lt;script&gt;alert(1)" in page
     assert "1 node flagged" in page and "node-0007" in page
     assert 'http-equiv="Content-Security-Policy"' in page
@@ -79,7 +84,7 @@ def test_the_page_says_the_answer_and_escapes_names(faulty: Analysis):
 
 def test_a_single_node_has_a_page_too():
     analysis = analyse([GroupThroughput(("n1",), 100.0)])
-    page = scaling_html(scale_result(analysis), analysis.measured, "one")
+    page = page_of(scale_result(analysis), analysis.measured, "one")
     assert "too few to judge" in page
 
 
@@ -95,6 +100,6 @@ def test_a_node_that_a_reference_suspects_is_not_said_to_be_beyond_judgement():
     measured = [GroupThroughput(("n1",), 100.0), GroupThroughput(("n2",), 90.0)]
     result = scale_result(analyse(measured, AnalysisContext(reference=HealthySpeed(100.0))))
     assert [s.host for s in result.suspects] == ["n2"] and result.smallest_fault_found is None
-    page = scaling_html(result, measured, "two", 100.0)
+    page = page_of(result, measured, "two", 100.0)
     assert "1 node suspected" in page and "too few to judge" not in page.lower()
     assert "Too few" not in str(scaling_charts(result, measured, EXPORT, 100.0)["nodes"].to_dict())
