@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.core.layout import Layout
+from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.run import Checkpointing, Data, RunSpec, Training
 from paceline.core.schedules import LossScale, LrSchedule
 from paceline.core.shape import DecoderShape, LoraSpec
@@ -215,11 +215,7 @@ _FIELDS = (
     "checkpoint.resume",
     "mlperf",
     "memory_limit_bytes",
-    "layout.tp",
-    "layout.pp",
-    "layout.cp",
-    "layout.vp",
-    "layout.ep",
+    *(f"layout.{axis}" for axis in AXIS_FIELDS),
     "layout.zero_stage",
     "layout.micro_batch",
     "layout.recompute",

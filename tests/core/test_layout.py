@@ -239,7 +239,7 @@ def test_features_name_what_a_layout_combines():
         "cp",
         "all-gather",
         "zero1",
-        "no-ep",
+        *(f"no-{axis.name}" for axis in AXES if axis.name not in ("dp", "tp", "pp", "cp", "vp")),
     }
     assert features(ParallelRun(Layout(), LLAMA_8B, 1)) == {
         "zero0",
