@@ -9,14 +9,14 @@ import typer
 
 from paceline.cli import log_options as log
 from paceline.cli import options
-from paceline.cli.output import OutputColumn, TableFormat, emit_table
-from paceline.cli.printing import print_report
+from paceline.cli.output import OutputColumn, TableFormat, emit, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.units import counted
 from paceline.files.archive import is_archive
 from paceline.files.run_folder import runs_root
 from paceline.logs.facts import UserSettings
+from paceline.report.run_document import run_document
 from paceline.runs.bundles.archive_import import ImportedArchive, import_archive, import_bundle
 from paceline.runs.bundles.verification import is_bundle
 from paceline.runs.flow import command_line
@@ -79,10 +79,10 @@ def import_log(
         _print_taken(taken, form)
         return
     if is_archive(path):
-        print_report(import_bundle(path, root, again), form)
+        emit(run_document(import_bundle(path, root, again)), form)
         return
     report = store(path, facts, root, command_line(), tag=tag, again=again)
-    print_report(report, form)
+    emit(run_document(report), form)
 
 
 def _print_taken(taken: ImportedArchive, form: options.ReportFormat) -> None:

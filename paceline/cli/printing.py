@@ -1,21 +1,17 @@
-"""A run's plan, and its report on standard output in the form that was asked for."""
+"""A run's plan on standard output in the form that was asked for."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from dataclasses import dataclass
-from io import StringIO
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from paceline.cli.options import ReportFormat, ReportOptions, RunsDir, Tag
 from paceline.cli.terminal import echo
-from paceline.core.run_report import RunReport
 from paceline.engines import engine
-from paceline.report.tables import metrics_csv, metrics_md
 from paceline.runs.logged_run import NATIVE
 from paceline.runs.plan import Plan
 
@@ -75,37 +71,3 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "files": sorted(plan.job.files),
         **({"submitted": submitted} if (submitted := _submitted(plan)) else {}),
     }
-
-
-def print_report(report: RunReport, form: ReportFormat, header: bool = True) -> None:
-    """Print one run as text, JSON (the Result alone), CSV, Markdown or HTML.
-
-    `header` False leaves out the text's first line, which the progress display has shown.
-    """
-    if form is ReportFormat.text:
-        # Altair below it takes as long to import as the rest of the verb.
-        from paceline.report.text import render_text
-
-        render_text(report, Console(), header=header)
-    else:
-        echo(rendered(report, form), nl=False)
-
-
-def rendered(report: RunReport, form: ReportFormat) -> str:
-    """The report as the content of a file."""
-    if form is ReportFormat.json:
-        return report.result.model_dump_json(indent=2) + "\n"
-    if form is ReportFormat.html:
-        # Altair below it takes as long to import as the rest of the verb.
-        from paceline.report.html import render_html
-
-        return render_html(report)
-    if form is ReportFormat.text:
-        # Altair below it takes as long to import as the rest of the verb.
-        from paceline.report.text import render_text
-
-        buffer = StringIO()
-        render_text(report, Console(file=buffer, width=100))
-        return buffer.getvalue()
-    text = metrics_csv(report.result) if form is ReportFormat.csv else metrics_md(report.result)
-    return text if text.endswith("\n") else text + "\n"

@@ -11,12 +11,14 @@ import typer
 from paceline.cli import host_options as place
 from paceline.cli import options
 from paceline.cli.bundle_plan import bundle_plan
-from paceline.cli.printing import ExecutionOptions, print_plan, print_report, tell_notices
+from paceline.cli.output import emit
+from paceline.cli.printing import ExecutionOptions, print_plan, tell_notices
 from paceline.cli.progress import progress_display
 from paceline.cli.repeat import RepeatOptions, repeat_runs
 from paceline.core.errors import UserError
 from paceline.files.run_folder import runs_root
 from paceline.machines.placement import Request
+from paceline.report.run_document import run_document
 from paceline.runs import flow
 from paceline.runs.plan import Plan, make_plan
 
@@ -161,9 +163,9 @@ def _execute(plan: Plan, how: ExecutionOptions) -> int:
         with progress_display(plan.spec) as watch:
             report = flow.run(plan, root, flow.command_line(), watch, tag=how.tag, probe=how.probe)
     except flow.UnwrittenReportError as fault:
-        print_report(fault.report, how.chosen, header=False)
+        emit(run_document(fault.report), how.chosen, headline=False)
         raise
     except flow.CancelledRunError as cancelled:
         report = cancelled.report
-    print_report(report, how.chosen, header=False)
+    emit(run_document(report), how.chosen, headline=False)
     return STATUS_EXIT.get(report.result.status, 2)

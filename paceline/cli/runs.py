@@ -13,11 +13,12 @@ from paceline.cli.output import (
     TableForm,
     TableFormat,
     Where,
+    emit,
     emit_json,
     emit_table,
+    rendered,
     select_rows,
 )
-from paceline.cli.printing import print_report, rendered
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.result import Result
@@ -27,6 +28,7 @@ from paceline.estimate.explanation import explained
 from paceline.files.documents import write_text
 from paceline.files.index import COLUMNS, Index, listing
 from paceline.files.run_folder import REPORT_FILE, find_run, runs_root
+from paceline.report.run_document import run_document
 from paceline.runs.outcome import evaluate
 
 
@@ -96,7 +98,7 @@ def show(
     form = ReportFormat.json if as_json else form
     if form is ReportFormat.html:
         report = explained(report)
-    print_report(report, form)
+    emit(run_document(report), form)
 
 
 def report(
@@ -139,10 +141,10 @@ def report(
         for picture in pictures:
             echo(picture, err=printed)
     if printed:
-        print_report(content, form)
+        emit(run_document(content), form)
         return
     path = output or folder / (REPORT_FILE if form is ReportFormat.html else f"report.{form}")
-    write_text(path, rendered(content, form))
+    write_text(path, rendered(run_document(content), form))
     if as_json:
         emit_json({"report": str(path), "charts": pictures})
     else:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from paceline.core.run_report import RunReport
 from paceline.core.steps import FloatColumn, IntColumn
-from paceline.report.page import window_mask
+from paceline.report.run_description import window_mask
 
 MAX_POINTS = 5000
 """More steps than this are thinned, which the chart says."""

@@ -37,9 +37,8 @@ Rules. Texts are plain: no markup, no escapes, no control characters of your own
 escapes what it prints. Values are written with their unit by `report/figures.written` or
 `core/units`. A page shows at most four figures in a row, so order them by importance. `None` in a
 table shows as `-`, and as an empty field in CSV. `Column.format` serves text, Markdown and page;
-CSV gets the raw value. A section whose `shown` is "folded" is a fold on the page and is left out
-elsewhere; "text" sections are left out of pages, "page" sections are left out elsewhere. Sections
-with the tone "alert" come before the figures.
+CSV gets the raw value. A section's `shown` says which media have it; a "folded" one is a fold on
+the page and is left out elsewhere. Sections with the tone "alert" come before the figures.
 
 This module imports nothing but the standard library: charts are built only when a page or a chart
 folder is asked for, so a verb's text needs neither altair nor jinja2.
@@ -58,8 +57,10 @@ if TYPE_CHECKING:
 
 Tone = Literal["good", "alert", "plain"]
 """The colour of a verdict or a section."""
-Shown = Literal["everywhere", "text", "page", "folded"]
-"""Media that show a section: "text" are terminal and Markdown, "folded" is a fold on the page."""
+Shown = Literal["everywhere", "text", "long", "page", "folded"]
+"""Media that show a section: "text" are terminal and Markdown, "long" all but a terminal, "folded"
+is a fold on the page."""
+Medium = Literal["terminal", "markdown", "page"]
 Row = Mapping[str, Any]
 UNKNOWN = "not known"
 """Value of a figure that could not be determined; its details give the reason."""
@@ -115,6 +116,8 @@ class Table(Section):
     columns: Sequence[Column]
     rows: Sequence[Row]
     note: str = ""
+    hint_key: str = ""
+    """Key of an explanation of the row that a page shows under the first cell."""
 
     def cells(self) -> list[list[str]]:
         """Return every row as text, `-` for None."""
@@ -141,6 +144,20 @@ class Preformatted(Section):
     text: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Links(Section):
+    """Files beside a page, by their relative paths."""
+
+    paths: Sequence[str]
+
+
+HIDDEN: dict[Medium, tuple[Shown, ...]] = {
+    "terminal": ("long", "page", "folded"),
+    "markdown": ("page", "folded"),
+    "page": ("text",),
+}
+
+
 @dataclass(frozen=True)
 class Document:
     """One answer of a verb, independent of the medium."""
@@ -165,14 +182,10 @@ class Document:
     window_title: str = field(default="", kw_only=True)
     """Title of the browser's window, by default the title."""
 
-    def sections_for(self, medium: Literal["text", "page"]) -> list[Section]:
-        """Return the sections that a terminal or Markdown ("text"), or a page shows."""
-        hidden = ("page", "folded") if medium == "text" else ("text",)
-        return [
-            section
-            for section in self.sections
-            if section.shown not in hidden and not is_empty(section)
-        ]
+    def sections_for(self, medium: Medium) -> list[Section]:
+        """Return the sections with content that a medium shows."""
+        hidden = HIDDEN[medium]
+        return [each for each in self.sections if each.shown not in hidden and not is_empty(each)]
 
     def csv_table(self) -> Table | None:
         """Return the table that CSV prints, None if the document has no table."""
@@ -182,11 +195,8 @@ class Document:
 
 def is_empty(section: Section) -> bool:
     """Return whether a section has nothing to show."""
-    if isinstance(section, Table):
-        return not section.rows
-    if isinstance(section, Notes):
-        return not section.lines
-    return isinstance(section, Preformatted) and not section.text
+    contents = ("rows", "lines", "text", "paths")
+    return not any(getattr(section, name, None) for name in contents)
 
 
 def unknown_figure(label: str, reason: str, details: Iterable[str] = ()) -> Figure:

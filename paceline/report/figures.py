@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 import re
 
-from paceline.core.result import Metric, Result, Straggler, finite_value
+from paceline.core.result import (
+    MemoryByPart,
+    Metric,
+    RankMemory,
+    Result,
+    Straggler,
+    finite_value,
+)
 from paceline.core.text import printable
 from paceline.core.units import GIB, MIB, percent, seconds, si, significant
-from paceline.report.page import step_range
+from paceline.report.run_description import step_range
 
 LABELS: dict[str, str] = {
     "tokens_per_s": "Throughput",
@@ -47,6 +54,23 @@ NOT_FROM_WINDOW = frozenset(
     | {f"memory_{kind}_bytes" for kind in ("allocated", "reserved", "resident", "device_used")}
 )
 """Figures that look at the whole run or at the machine."""
+
+
+SMALLEST_PART_BYTES = 0.05 * MIB
+"""Smaller parts of the memory would be written as zero."""
+REST = "rest"
+PARTS = {
+    "weights": "steady",
+    "gradients": "steady_soft",
+    "optimizer": "band",
+    "gathered": "good_soft",
+    "activations": "good",
+    "buffers": "ink",
+    "other": "muted",
+    "context": "warmup",
+    REST: "warmup_soft",
+}
+"""The palette's colour of each part, in the order of the bars."""
 
 
 def label(name: str) -> str:
@@ -162,3 +186,45 @@ def straggler_text(straggler: Straggler | None) -> str | None:
         return None
     host = f" on {printable(straggler.host)}" if straggler.host else ""
     return f"rank {straggler.rank}{host} busiest (+{100 * straggler.excess:.1f} %)"
+
+
+def rank_parts(rank: RankMemory, with_context: bool = True) -> dict[str, float]:
+    """Bytes by part at the rank's peak; what it holds where the peak is not told by part.
+
+    With the context the bar ends at the process's resident peak without the tracker's own part, or
+    at what the allocator reserved.
+    """
+    held = rank.at_peak_bytes or rank.parts_bytes
+    parts = {
+        name: max(held.get(name) or 0.0, 0.0) for name in PARTS if name not in ("context", REST)
+    }
+    if not with_context:
+        return parts
+    parts["context"] = rank.parts_bytes.get("context") or 0.0
+    peak = rank.peak_bytes.get("reserved")
+    taken = 0.0
+    if peak is None:
+        taken = parts["context"] + (rank.watcher_bytes or 0.0)
+        peak = rank.peak_bytes.get("resident") or 0.0
+    tensors = sum(parts.values()) - parts["context"]
+    parts[REST] = max(0.0, peak - taken - tensors)
+    return parts
+
+
+def memory_sentence(memory: MemoryByPart) -> str:
+    """The largest rank's parts in one line."""
+    rank = next(rank for rank in memory.ranks if rank.rank == memory.largest_rank)
+    parts = rank_parts(rank, with_context=False)
+    listed = ", ".join(
+        f"{name} {written(size, 'bytes')}"
+        for name, size in parts.items()
+        if size >= SMALLEST_PART_BYTES
+    )
+    context = rank.parts_bytes.get("context")
+    before = f"; {written(context, 'bytes')} context" if context else ""
+    why = f" ({printable(rank.why)})" if rank.why else ""
+    if rank.at_peak_bytes is None:
+        listed = listed or "nothing known"
+        return f"rank {rank.rank} holds {listed}{before}; its peak is not told by part{why}"
+    total = written(sum(rank.at_peak_bytes.values()), "bytes")
+    return f"rank {rank.rank} at its peak, {total} {rank.kind}: {listed}{before}{why}"

@@ -16,7 +16,7 @@ from paceline.core.units import TERA, count, counted, gib, percent, significant
 from paceline.logs.parsed_log import Disagreement, ParsedLog
 from paceline.report.csv_table import csv_cell
 from paceline.report.figures import interval_name, plus_minus, value_text, written
-from paceline.report.page import window_words
+from paceline.report.run_description import window_words
 
 STEP_COLUMNS = ("step", *FLOATS, "averaged_over")
 ROWS_AT_ONCE = 10_000

@@ -44,7 +44,7 @@ def _blocks(document: Document) -> Iterator[str]:
         yield f"**{md_text(document.verdict.text)}**"
     if document.answer:
         yield "\n".join(f"- {md_text(sentence)}" for sentence in document.answer)
-    sections = document.sections_for("text")
+    sections = document.sections_for("markdown")
     for section in sections:
         if section.tone == "alert":
             yield from _section(section)

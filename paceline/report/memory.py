@@ -8,9 +8,8 @@ import altair as alt
 
 from paceline.core.result import MemoryByPart, RankMemory
 from paceline.core.run_report import RunReport
-from paceline.core.text import printable
 from paceline.core.units import GIB, MIB, percent
-from paceline.report.figures import written
+from paceline.report.figures import PARTS, memory_sentence, rank_parts, written
 from paceline.report.step_charts import finish
 from paceline.report.theme import Look
 
@@ -18,25 +17,7 @@ MOST_RANKS = 16
 FAR_LIMIT = 4.0
 """A limit so many times beyond the longest bar is put in words: drawn, it would flatten them."""
 
-SMALLEST_PART_BYTES = 0.05 * MIB
-"""Smaller parts would be written as zero."""
-
 BOUND = "lower bound"
-REST = "rest"
-
-
-PARTS = {
-    "weights": "steady",
-    "gradients": "steady_soft",
-    "optimizer": "band",
-    "gathered": "good_soft",
-    "activations": "good",
-    "buffers": "ink",
-    "other": "muted",
-    "context": "warmup",
-    REST: "warmup_soft",
-}
-"""The palette's colour of each part, in the order of the bars."""
 
 
 def by_part(report: RunReport, look: Look) -> alt.LayerChart | None:
@@ -92,48 +73,6 @@ def shown_ranks(memory: MemoryByPart) -> list[RankMemory]:
     """The largest ranks, in the order of their numbers."""
     largest = sorted(memory.ranks, key=lambda rank: rank.size_bytes, reverse=True)[:MOST_RANKS]
     return sorted(largest, key=lambda rank: rank.rank)
-
-
-def rank_parts(rank: RankMemory, with_context: bool = True) -> dict[str, float]:
-    """Bytes by part at the rank's peak; what it holds where the peak is not told by part.
-
-    With the context the bar ends at the process's resident peak without the tracker's own part, or
-    at what the allocator reserved.
-    """
-    held = rank.at_peak_bytes or rank.parts_bytes
-    parts = {
-        name: max(held.get(name) or 0.0, 0.0) for name in PARTS if name not in ("context", REST)
-    }
-    if not with_context:
-        return parts
-    parts["context"] = rank.parts_bytes.get("context") or 0.0
-    peak = rank.peak_bytes.get("reserved")
-    taken = 0.0
-    if peak is None:
-        taken = parts["context"] + (rank.watcher_bytes or 0.0)
-        peak = rank.peak_bytes.get("resident") or 0.0
-    tensors = sum(parts.values()) - parts["context"]
-    parts[REST] = max(0.0, peak - taken - tensors)
-    return parts
-
-
-def memory_sentence(memory: MemoryByPart) -> str:
-    """The largest rank's parts in one line."""
-    rank = next(rank for rank in memory.ranks if rank.rank == memory.largest_rank)
-    parts = rank_parts(rank, with_context=False)
-    listed = ", ".join(
-        f"{name} {written(size, 'bytes')}"
-        for name, size in parts.items()
-        if size >= SMALLEST_PART_BYTES
-    )
-    context = rank.parts_bytes.get("context")
-    before = f"; {written(context, 'bytes')} context" if context else ""
-    why = f" ({printable(rank.why)})" if rank.why else ""
-    if rank.at_peak_bytes is None:
-        listed = listed or "nothing known"
-        return f"rank {rank.rank} holds {listed}{before}; its peak is not told by part{why}"
-    total = written(sum(rank.at_peak_bytes.values()), "bytes")
-    return f"rank {rank.rank} at its peak, {total} {rank.kind}: {listed}{before}{why}"
 
 
 def _segments(bar: str, parts: dict[str, float], divisor: float) -> list[dict[str, Any]]:

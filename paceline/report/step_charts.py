@@ -16,7 +16,7 @@ from paceline.core.units import counted
 from paceline.core.window import MIN_STEADY
 from paceline.report.chart_steps import ChartSteps, band_s, chart_steps, thinned_rows
 from paceline.report.figures import written
-from paceline.report.page import describe_window, window_mask
+from paceline.report.run_description import describe_window, window_mask
 from paceline.report.theme import WHOSE, Look, chart_config
 
 HEIGHT = 250

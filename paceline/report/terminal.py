@@ -42,7 +42,7 @@ def print_document(document: Document, console: Console, *, headline: bool = Tru
         _print(console, Text(_line(document.verdict.text), STYLES[document.verdict.tone]))
     for sentence in document.answer:
         _print(console, Text(_line(sentence)))
-    sections = document.sections_for("text")
+    sections = document.sections_for("terminal")
     for section in sections:
         if section.tone == "alert":
             _print_section(section, console)

@@ -29,7 +29,7 @@ from paceline.files import references
 from paceline.files.documents import parse_json, read_text
 from paceline.files.run_folder import RUN_FILE, find_runs
 from paceline.logs.parsed_log import ParsedLog
-from paceline.report.page import window_mask
+from paceline.report.run_description import window_mask
 from paceline.runs.log_result import RUN_STATUS
 from paceline.runs.machine_scatter import machine_scatter
 from paceline.runs.outcome import evaluate

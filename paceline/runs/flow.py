@@ -148,7 +148,8 @@ def finish(folder: Path, root: Path) -> RunReport:
     """Compute a folder's result from its raw files, index it, write it with steps and report."""
     # Imported where the page is written: its charts need Altair, which is slow to import, and most
     # verbs import this module only to begin.
-    from paceline.report.html import render_html
+    from paceline.report.html import render_document
+    from paceline.report.run_document import run_document
 
     report = _indexed(outcome.evaluate(folder), folder, root)
     written = {RESULT_FILE, STEPS_FILE, REPORT_FILE}
@@ -156,7 +157,7 @@ def finish(folder: Path, root: Path) -> RunReport:
     try:
         write_value(folder / RESULT_FILE, report.result)
         write_text(folder / STEPS_FILE, _merged_lines(report.steps))
-        write_text(folder / REPORT_FILE, render_html(report))
+        write_text(folder / REPORT_FILE, render_document(run_document(report)))
     except SystemFaultError as fault:
         raise UnwrittenReportError(fault, report) from fault
     return report

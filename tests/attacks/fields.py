@@ -13,11 +13,11 @@ from typing import Any
 
 from paceline.cli import output
 from paceline.cli.options import ReportFormat
-from paceline.cli.printing import rendered
 from paceline.cli.runs import computed_result
 from paceline.core.errors import PacelineError
 from paceline.files.index import Index
 from paceline.files.run_folder import find_runs, groups
+from paceline.report.run_document import run_document
 from paceline.runs.comparison import Gate, compare_runs
 from paceline.runs.comparison_report import comparison_document
 from paceline.runs.history import recipe_history
@@ -170,11 +170,11 @@ def _list(folders: Folders) -> str:
 def _show(folders: Folders) -> str:
     report = evaluate(folders.root / CHANGED)
     forms = (ReportFormat.text, ReportFormat.json, ReportFormat.md, ReportFormat.csv)
-    return "\n".join(rendered(report, form) for form in forms)
+    return "\n".join(output.rendered(run_document(report), form) for form in forms)
 
 
 def _page(folders: Folders) -> str:
-    return rendered(evaluate(folders.root / CHANGED), ReportFormat.html)
+    return output.rendered(run_document(evaluate(folders.root / CHANGED)), ReportFormat.html)
 
 
 def _compare(folders: Folders) -> str:

@@ -23,7 +23,7 @@ from paceline.mlperf.compare.comparison import compare
 from paceline.mlperf.compare.page import compared_html
 from paceline.profiles.torch_traces import read_file
 from paceline.profiles.waterfall import waterfall
-from paceline.report.html import render_document, render_html
+from paceline.report.html import render_document
 from paceline.runs.comparison import Gate, compare_runs
 from paceline.runs.comparison_report import comparison_document
 from paceline.runs.goodput.attempt import attempts_of_run
@@ -49,12 +49,12 @@ LONG = "a-host-with-a-name-that-somebody-made-long-enough-to-need-two-lines-0017
 
 def run_page() -> str:
     """A run with references."""
-    return render_html(example.referenced_report())
+    return example.render_html(example.referenced_report())
 
 
 def many_ranks_page() -> str:
     """A run of 64 ranks, whose table is long."""
-    return render_html(example.report(64, 200, 37))
+    return example.render_html(example.report(64, 200, 37))
 
 
 def estimate_page() -> str:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.core.run_report import RunReport
-from paceline.report.html import render_html
-from paceline.report.page import window_mask
+from paceline.report.run_description import window_mask
 from tests.browser.conftest import Open, Opened
 from tests.report import example
 
@@ -42,7 +41,7 @@ def run(name: str) -> RunReport:
 @cache
 def html(name: str) -> str:
     """The page of an example run."""
-    return render_html(run(name))
+    return example.render_html(run(name))
 
 
 def boxes(opened: Opened, marks: str) -> list[dict[str, Any]]:

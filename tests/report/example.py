@@ -29,6 +29,8 @@ from paceline.core.timed_run import timed_run
 from paceline.core.units import GIB, MIB
 from paceline.core.waterfall import WaterfallLevel
 from paceline.core.window import steady_window
+from paceline.report.html import render_document
+from paceline.report.run_document import run_document
 
 SEQ_LEN = 256
 BATCH_PER_RANK = 8
@@ -350,3 +352,8 @@ def hostile_report(text: str = HOSTILE) -> RunReport:
         folder=text,
         files=(text, "javascript:alert(1)"),
     )
+
+
+def render_html(run: RunReport) -> str:
+    """The page of a run."""
+    return render_document(run_document(run))

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core.metrics import METRICS
 from paceline.core.result import Status
-from paceline.report.cards import cards
-from paceline.report.html import flattened, json_for_script, render_html, unbroken
+from paceline.report.html import json_for_script, unbroken
+from paceline.report.run_document import flattened, run_figures
 from paceline.report.theme import DARK, LIGHT, Palette
 from tests.report.example import (
     HOSTILE,
@@ -24,6 +25,7 @@ from tests.report.example import (
     failed_report,
     hostile_report,
     referenced_report,
+    render_html,
     report,
     single_step_report,
 )
@@ -89,13 +91,14 @@ def test_the_page_says_how_fast_how_sure_how_far_and_where_the_data_lies(page: P
         "54 steady steps (7-60): rule auto",
         "not the change from one run to the next",
         "runs/2026-11-20-tiny-llama-dp2-2xcpu-3fa9c0de",
-        "▲ faster than the reference",
+        "▲ faster",
     ):
         assert part in page.text
 
 
-def test_the_metrics_table_has_a_row_per_metric(page: Page) -> None:
-    assert list(page.attributes("data-metric")) == list(referenced_report().result.metrics)
+def test_the_metrics_table_has_an_explained_row_per_metric(page: Page) -> None:
+    explained = [METRICS[name].describes for name in referenced_report().result.metrics]
+    assert len(explained) > 20 and all(" ".join(text.split()) in page.text for text in explained)
 
 
 def test_the_folds_hold_command_script_recipe_environment_and_files(page: Page) -> None:
@@ -145,7 +148,7 @@ def test_the_bundle_stands_in_the_page_once(page: Page) -> None:
 def test_every_status_makes_a_page(status: Status) -> None:
     page = Page(render_html(failed_report(status, 3)))
     assert page.open == []
-    assert ("What to do." in page.text) == (status != "ok")
+    assert ("What to do:" in page.text) == (status != "ok")
 
 
 def test_ranks_are_named_with_their_pipeline_stage_where_there_are_several() -> None:
@@ -161,7 +164,7 @@ def test_a_failed_run_shows_reason_log_and_advice_and_no_empty_charts() -> None:
         "Rank 1 ran out of memory",
         "[rank 1] exit code 1",
         "0 of 60 steps done",
-        "What to do.",
+        "What to do:",
         "layout.micro_batch",
     ):
         assert part in page.text
@@ -195,16 +198,16 @@ def test_the_share_of_the_limit_is_the_mfu_where_nothing_was_probed() -> None:
     metrics["of_achievable"] = metrics["mfu"].model_copy(
         update={"value": None, "note": "the reachable rate was not probed"}
     )
-    card = cards(report(metrics=metrics))[2]
-    assert (card.number, card.unit) == ("36.2", "%")
-    assert card.lines == (
+    card = run_figures(report(metrics=metrics))[2]
+    assert card.value == "36.2 %"
+    assert card.details == (
         "MFU: of the data-sheet peak in bf16, causal FLOPs",
         "Share of what this machine reaches: the reachable rate was not probed",
     )
 
 
 def test_nothing_measured_means_no_cards() -> None:
-    assert cards(failed_report()) == []
+    assert run_figures(failed_report()) == ()
 
 
 def test_hostile_names_stay_text_everywhere() -> None:

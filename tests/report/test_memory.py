@@ -9,10 +9,9 @@ import pytest
 
 from paceline.core.result import MemoryByPart, RankMemory
 from paceline.core.units import GIB, MIB
-from paceline.report.html import render_html
 from paceline.report.memory import MOST_RANKS, PARTS, by_part, memory_sentence, rank_parts
 from paceline.report.theme import DARK, EXPORT, LIGHT
-from tests.report.example import memory_by_part, rank_memory, report
+from tests.report.example import memory_by_part, rank_memory, render_html, report
 
 
 def spec_of(memory: MemoryByPart) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def test_undecided_says_how_many_more_repeats():
 def test_a_difference_says_how_to_accept_it():
     (table,) = [
         section
-        for section in comparison_document(not_comparable()).sections_for("text")
+        for section in comparison_document(not_comparable()).sections_for("terminal")
         if isinstance(section, Table)
     ]
     assert table.cells()[:1] == [["dtype", "fp32", "bf16", "no: --allow dtype accepts it"]]

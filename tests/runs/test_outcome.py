@@ -17,7 +17,7 @@ from paceline.files import catalog
 from paceline.files.documents import write_value
 from paceline.files.recipe import load_recipe, resolve
 from paceline.files.run_folder import RUN_FILE, Controller, boot_id
-from paceline.report.page import progress
+from paceline.report.run_description import progress
 from paceline.runs.ending import log_tail
 from paceline.runs.outcome import evaluate
 from tests.example import noisy

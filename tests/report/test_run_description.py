@@ -12,8 +12,9 @@ from paceline.core.result import Status, Verdict, WindowRecord
 from paceline.core.run import RunSettings
 from paceline.core.shape import LoraSpec, trainable_parameters
 from paceline.core.units import count
-from paceline.report import page
-from paceline.report.page import describe_setup
+from paceline.report import run_description as page
+from paceline.report.run_description import describe_setup
+from paceline.report.run_document import run_verdict
 from tests.report.example import STATUSES, failed_report, report
 
 
@@ -107,7 +108,7 @@ def test_times_are_written_in_utc_and_anything_else_as_it_is() -> None:
 
 @pytest.mark.parametrize("status", STATUSES)
 def test_every_status_has_a_label_and_all_but_ok_have_advice(status: Status) -> None:
-    assert page.chip_label(report(status=status).result)
+    assert run_verdict(report(status=status).result).text
     assert bool(page.advice(report(status=status))) == (status != "ok")
 
 
@@ -125,10 +126,10 @@ Kind = Literal["pass", "slower", "faster", "undecided", "invalid", "none"]
 
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_a_judgement_from_one_run_is_marked_as_of_low_confidence(kind: Kind) -> None:
-    low = page.chip_label(report(verdict=Verdict(kind=kind, sentence="x")).result)
-    sure = page.chip_label(
+    low = run_verdict(report(verdict=Verdict(kind=kind, sentence="x")).result).text
+    sure = run_verdict(
         report(verdict=Verdict(kind=kind, confidence="normal", sentence="x")).result
-    )
+    ).text
     assert low.startswith(sure)
     assert ("low confidence" in low) == (kind in ("pass", "slower", "faster"))
 

@@ -1,4 +1,4 @@
-"""The sentences that all forms of a report share."""
+"""A run in words: its setup, its window, how far it came, and what to do after a failure."""
 
 from __future__ import annotations
 
@@ -38,28 +38,12 @@ PROGRAM_ADVICE: dict[str, str] = {
 }
 """Of a program of the user's own, which no field of a recipe changes."""
 
-VERDICT_LABELS: dict[str, str] = {
-    "pass": "✓ as fast as the reference",
-    "slower": "▼ slower than the reference",
-    "faster": "▲ faster than the reference",
-    "undecided": "? undecided",
-    "invalid": "✕ no valid figure",
-    "none": "measured, no reference",
-}
-
 
 def advice(report: RunReport) -> str:
     """What to do after a run of this status; empty after a good one."""
     status = report.result.status
     own = PROGRAM_ADVICE if report.facts.engine == "command" else {}
     return own.get(status) or STATUS_ADVICE.get(status, "")
-
-
-def stack_names(report: RunReport, most: int) -> str:
-    """The stack files in one line, at most so many by name; empty without any."""
-    names = list(report.stacks)
-    left_out = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + left_out
 
 
 def window_mask(report: RunReport) -> npt.NDArray[np.bool_]:
@@ -179,14 +163,3 @@ def progress(result: Result) -> str:
     if result.steps_asked:
         return f"{done:,} of {counted(result.steps_asked, 'step')} done{behind}"
     return f"{counted(done, 'step')} done{behind}"
-
-
-def chip_label(result: Result) -> str:
-    """The outcome in a few words: the status unless ok, else the verdict."""
-    if result.status != "ok":
-        return {"oom": "✕ out of memory", "nan": "✕ NaN", "timeout": "✕ timeout"}.get(
-            result.status, f"✕ {result.status}" if result.status != "running" else "running"
-        )
-    label = VERDICT_LABELS[result.verdict.kind]
-    judged = result.verdict.kind in ("pass", "slower", "faster")
-    return f"{label} (low confidence)" if judged and result.verdict.confidence == "low" else label

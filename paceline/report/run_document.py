@@ -1,0 +1,480 @@
+"""The report of one run as a document."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from paceline.compare.verdicts import verdict_label, verdict_tone
+from paceline.core.metrics import METRICS
+from paceline.core.result import (
+    Metric,
+    RankSummary,
+    ReferenceComparison,
+    Result,
+    finite_value,
+)
+from paceline.core.run_report import RunReport
+from paceline.core.text import printable
+from paceline.core.units import counted, percent
+from paceline.report.document import (
+    Column,
+    Document,
+    Figure,
+    Links,
+    Notes,
+    Preformatted,
+    Section,
+    Table,
+    Verdict,
+)
+from paceline.report.figures import (
+    half_width,
+    interval_name,
+    interval_text,
+    label,
+    memory_by_kind,
+    memory_sentence,
+    plus_minus,
+    reason_for_none,
+    straggler_text,
+    throughput,
+    value_text,
+    window_text,
+    written,
+)
+from paceline.report.run_description import (
+    advice,
+    describe_rule,
+    describe_setup,
+    describe_time,
+    describe_window,
+    progress,
+)
+
+if TYPE_CHECKING:
+    from altair import LayerChart
+
+    from paceline.report.theme import Look
+
+LOG_LINES = 12
+MAX_REFERENCES = 5
+MAX_RANKS = 64
+NAMED_FILES = ("report.html", "result.json", "steps.jsonl", "job.sh")
+STATUS_LABELS = {"oom": "✕ out of memory", "nan": "✕ NaN", "timeout": "✕ timeout"}
+METRIC_COLUMNS = (
+    Column("label", "figure"),
+    Column("value", "value"),
+    Column("interval", "95 % interval"),
+    Column("spread", "spread"),
+    Column("n", "n", justify="right"),
+    Column("statistic", "from"),
+    Column("convention", "convention"),
+    Column("remark", "source, note"),
+)
+CSV_KEYS = (
+    *("run", "status", "name", "value", "unit", "n", "spread", "low", "high", "interval"),
+    *("statistic", "window", "window_rule", "convention", "source", "note"),
+)
+RANK_COLUMNS = (
+    Column("rank", "rank"),
+    Column("host", "host"),
+    Column("step", "step"),
+    Column("busy", "busy"),
+    Column("comm_wait", "waiting in collectives"),
+    Column("data_wait", "waiting for data"),
+    Column("memory", "peak memory"),
+    Column("cores", "cores"),
+)
+REFERENCE_COLUMNS = (
+    Column("reference", "reference"),
+    Column("metric", "figure"),
+    Column("published", "published"),
+    Column("ratio", "this run / reference"),
+    Column("comparable", "comparable"),
+    Column("source", "source"),
+)
+PAIR = (Column("name", "name"), Column("value", "value"))
+
+
+def run_document(report: RunReport) -> Document:
+    """Return the report of one run for every medium."""
+    result = report.result
+    created = describe_time(result.created)
+    name, *setup = describe_setup(report)
+    sentence = result.verdict.sentence if result.status == "ok" else ""
+    return Document(
+        kind=f"one run, {created}" if created else "one run",
+        title=name,
+        window_title=result.run,
+        verdict=run_verdict(result),
+        setup=tuple(setup),
+        answer=(sentence,) if sentence else (),
+        figures=run_figures(report),
+        sections=(
+            *_outcome(report),
+            Notes(title="Warnings", name="warnings", lines=result.warnings, tone="alert"),
+            Notes(title="Confidence", name="how-sure", lines=_confidence(report), shown="long"),
+            Table(
+                title="References",
+                name="references",
+                columns=REFERENCE_COLUMNS,
+                rows=[_reference_row(row) for row in result.references],
+            ),
+            Table(
+                title="All figures",
+                name="metrics",
+                shown="long",
+                columns=METRIC_COLUMNS,
+                rows=[_written_row(result, *each) for each in result.metrics.items()],
+                hint_key="describes",
+                note=_metrics_note(result),
+            ),
+            *_folds(report),
+        ),
+        notes=tuple(_places(report)),
+        charts=lambda theme: _charts(report, theme),
+        data=result,
+        csv=Table(columns=[Column(key, key) for key in CSV_KEYS], rows=metric_rows(result)),
+    )
+
+
+def run_verdict(result: Result) -> Verdict:
+    """Return the status unless it is ok, else the verdict."""
+    if result.status in ("queued", "running"):
+        return Verdict(result.status)
+    if result.status != "ok":
+        return Verdict(STATUS_LABELS.get(result.status, f"✕ {result.status}"), "alert")
+    kind = result.verdict.kind
+    judged = kind in ("pass", "slower", "faster")
+    low = judged and result.verdict.confidence == "low"
+    return Verdict(verdict_label(kind, low_confidence=low), verdict_tone(kind))
+
+
+def _charts(report: RunReport, theme: Look) -> Mapping[str, LayerChart]:
+    from paceline.report.charts import run_charts  # Altair takes long to import.
+
+    return run_charts(report, theme)
+
+
+def _outcome(report: RunReport) -> Iterator[Section]:
+    """Yield what happened to a run without success or without a figure, and what to do."""
+    result = report.result
+    if result.status != "ok":
+        lines = [result.reason or "", f"{progress(result)}.", f"What to do: {advice(report)}"]
+        yield Notes(
+            title="What happened", name="outcome", lines=[x for x in lines if x], tone="alert"
+        )
+        tail = "\n".join(result.log_tail[-LOG_LINES:])
+        yield Preformatted(title="End of the log", text=tail, tone="alert")
+        if report.stacks:
+            names = ", ".join(report.stacks)
+            yield Notes(title="What the ranks did at the end", lines=[names], shown="text")
+    elif throughput(result) is None:
+        steps = f"No figure: {describe_window(result)}. {progress(result)}"
+        lines = [f"{steps}; a figure needs at least five steady steps."]
+        yield Notes(title="What happened", name="outcome", lines=lines, tone="alert")
+
+
+def _confidence(report: RunReport) -> list[str]:
+    """Return from which steps the figures come, and what their interval covers."""
+    result = report.result
+    lines: list[str] = []
+    if result.window is not None and result.window.n:
+        basis = f"{describe_window(result).capitalize()}: {describe_rule(report)}."
+        headline = throughput(result)
+        if headline is None or half_width(headline[1]) is None:
+            lines.append(f"{basis} Too few steps for an interval.")
+        else:
+            metric = headline[1]
+            lines.append(
+                f"{basis} {plus_minus(metric)}: {metric.interval or '95 %'}. It covers the "
+                "scatter of this run's steps, not the change from one run to the next; repeats "
+                "show that."
+            )
+    return [*lines, *([report.expected] if report.expected else [])]
+
+
+def _places(report: RunReport) -> Iterator[str]:
+    """Yield how far the run came, and where its files are."""
+    result = report.result
+    if result.status == "ok":
+        yield f"{progress(result)}"
+    if result.num_parameters is None and not report.folder:
+        return
+    names = [name for name in NAMED_FILES if name in report.files]
+    yield "   ".join([report.folder or result.run, *names])
+
+
+def _folds(report: RunReport) -> Iterator[Section]:
+    """Yield what a page keeps behind folds: ranks, stacks, command, recipe, environment, files."""
+    result, spec = report.result, report.spec
+    rows = _rank_rows(result.ranks)
+    more = max(0, len(result.ranks) - MAX_RANKS)
+    yield Table(
+        title="Ranks",
+        shown="folded",
+        columns=RANK_COLUMNS,
+        rows=rows,
+        note=f"{more} more ranks are in result.json." if more else "",
+    )
+    for name, stack in list(report.stacks.items())[:MAX_RANKS]:
+        yield Preformatted(title=f"Stack at the end: {name}", text=stack, shown="folded")
+    yield Preformatted(title="Exact command", name="command", text=report.command, shown="folded")
+    yield Preformatted(title="Job script", text=report.job_script, shown="folded")
+    resolved = json.dumps(spec.model_dump(mode="json"), indent=2) if spec else ""
+    yield Preformatted(title="Recipe, resolved", text=resolved, shown="folded")
+    environment = {**result.conventions, **result.versions, **dict(flattened(report.inventory))}
+    yield Table(
+        title="Environment",
+        shown="folded",
+        columns=PAIR,
+        rows=[{"name": name, "value": value} for name, value in environment.items()],
+    )
+    if result.status == "ok":
+        tail = "\n".join(result.log_tail)
+        yield Preformatted(title="End of the log", text=tail, shown="folded")
+    yield Links(title="Raw files", paths=report.files, shown="folded")
+
+
+def run_figures(report: RunReport) -> tuple[Figure, ...]:
+    """Return throughput, step time, share of the limit, memory; none when nothing was measured."""
+    result = report.result
+    if not any(finite_value(metric) is not None for metric in result.metrics.values()):
+        return ()
+    return (_throughput(result), _step_time(result), _limit(report), _memory(report))
+
+
+def _figure(label: str, text: str, metric: Metric | None, lines: Iterable[str | None]) -> Figure:
+    return Figure(label, text, _interval(metric), tuple(filter(None, lines)))
+
+
+def _interval(metric: Metric | None) -> str:
+    """The interval, else the spread."""
+    if metric is None or finite_value(metric) is None:
+        return ""
+    interval = plus_minus(metric)
+    if interval:
+        return f"{interval} {interval_name(metric)}"
+    over = f" over {counted(metric.n, 'step')}" if metric.n else ""
+    return f"spread {percent(metric.spread)}{over}" if metric.spread else ""
+
+
+def _named(result: Result, name: str, pattern: str) -> str | None:
+    """`pattern` filled with the figure `name`, None when that is unknown."""
+    metric = result.metrics.get(name)
+    return None if finite_value(metric) is None else pattern.format(value_text(metric))
+
+
+def _throughput(result: Result) -> Figure:
+    headline = throughput(result)
+    name, metric = headline if headline else ("tokens_per_s", result.metrics.get("tokens_per_s"))
+    in_tokens = name != "samples_per_s"
+    padded = (finite_value(result.metrics.get("real_token_fraction")) or 1.0) < 1.0
+    lines = [
+        _basis(result),
+        _named(result, "tokens_per_s_per_device", "{}") if in_tokens else None,
+        _named(result, "samples_per_s", "{}") if in_tokens else None,
+        None if in_tokens else _named(result, "samples_per_s_mean", "{} at the mean step"),
+        _named(result, "tokens_per_s", "{} of text") if padded and not in_tokens else None,
+        _named(result, "real_token_fraction", "{} of the tokens are real") if padded else None,
+        _named(result, "days_to_train", "{} for the whole training"),
+    ]
+    text = value_text(metric) if headline else "none"
+    return _figure("Throughput", text, metric, lines if headline else [reason_for_none(metric)])
+
+
+def _step_time(result: Result) -> Figure:
+    metric = result.metrics.get("step_time_s")
+    if result.window is not None and result.window.rule == "as printed":
+        return _figure(
+            "Step time, mean",
+            "none" if finite_value(metric) is None else value_text(metric),
+            metric,
+            ["as the source prints it"] if finite_value(metric) else _reason(metric),
+        )
+    low, high = (result.metrics.get(f"step_time_{p}_s") for p in ("p05", "p95"))
+    span = None
+    if finite_value(low) is not None and finite_value(high) is not None:
+        span = f"{value_text(low)} to {value_text(high)} from the 5th to the 95th percentile"
+    jitter = _named(result, "jitter_tax", ", jitter tax {}") or ""
+    lines = [
+        _named(result, "step_time_mean_s", "{} mean" + jitter),
+        span,
+        straggler_text(result.straggler),
+        _named(result, "data_wait_fraction", "{} data wait"),
+        _named(result, "startup_s", "{} start-up"),
+    ]
+    text = value_text(metric) if finite_value(metric) is not None else "none"
+    statistic = (metric and metric.statistic) or "median"
+    return _figure(
+        f"Step time, {statistic}", text, metric, lines if text != "none" else _reason(metric)
+    )
+
+
+def _limit(report: RunReport) -> Figure:
+    """Share of the measured reachable rate, else MFU; the other one below it."""
+    metrics = report.result.metrics
+    reached, mfu = metrics.get("of_achievable"), metrics.get("mfu")
+    dtype = f" in {report.facts.dtype}" if report.facts.dtype else ""
+    convention = f", {printable(mfu.convention)} FLOPs" if mfu and mfu.convention else ""
+    mfu_text = f"MFU: {reason_for_none(mfu)}"
+    if finite_value(mfu) is not None:
+        mfu_text = f"MFU {value_text(mfu)} of the data-sheet peak{convention}"
+    if finite_value(reached) is not None:
+        limit = _named(report.result, "achievable_flops_per_s", "of the {} this machine reaches")
+        first = (limit or "of what this machine reaches") + dtype
+        return _figure("Share of the limit", value_text(reached), reached, [first, mfu_text])
+    missing = f"Share of what this machine reaches: {reason_for_none(reached)}"
+    if report.facts.origin == "imported":
+        missing = None  # The log was written elsewhere.
+    if finite_value(mfu) is not None:
+        first = f"MFU: of the data-sheet peak{dtype}{convention}"
+        return _figure("Share of the limit", value_text(mfu), mfu, [first, missing])
+    return _figure("Share of the limit", "none", None, [mfu_text, missing])
+
+
+def _memory(report: RunReport) -> Figure:
+    kinds = memory_by_kind(report.result)
+    if not kinds:
+        metric = report.result.metrics.get("memory_resident_bytes")
+        return _figure("Memory", "none", None, _reason(metric))
+    kind, value = next(iter(kinds.items()))
+    metric = report.result.metrics[f"memory_{kind.replace(' ', '_')}_bytes"]
+    ranks = f", fullest of {metric.n:,} ranks" if metric.n and metric.n > 1 else ""
+    limit = report.facts.device_memory_bytes
+    lines = [f"{kind} peak{ranks}"]
+    lines += [f"{percent(value / limit)} of {written(limit, 'bytes')} a device"] if limit else []
+    lines += [f"{written(v, 'bytes')} {k} peak" for k, v in kinds.items() if k != kind]
+    lines += [memory_sentence(report.result.memory)] if report.result.memory else []
+    return _figure("Memory", written(value, "bytes"), None, lines)
+
+
+def _reason(metric: Metric | None) -> list[str]:
+    return [reason_for_none(metric)]
+
+
+def _basis(result: Result) -> str:
+    """Return the steps and the statistic behind the throughput."""
+    if result.window is not None and result.window.rule == "as printed":
+        return describe_window(result)
+    uneven = result.window is not None and result.window.state == "uneven"
+    return f"{'mean' if uneven else 'median'} of {describe_window(result)}"
+
+
+def flattened(content: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Nested values as dotted path and text; a list of plain values becomes one line."""
+    if isinstance(content, dict) and content:
+        for key, value in content.items():
+            yield from flattened(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(content, list) and any(isinstance(item, dict | list) for item in content):
+        for number, item in enumerate(content):
+            yield from flattened(item, f"{path}.{number}")
+    elif isinstance(content, list):
+        yield path, ", ".join(str(item) for item in content) or "none"
+    elif path:
+        none = content is None or content == {}
+        yield path, "none" if none else _plain(path, content)
+
+
+def _plain(path: str, value: Any) -> str:
+    """A single value; a name that ends in _bytes gives the unit."""
+    if path.endswith("_bytes") and isinstance(value, int | float):
+        return written(value, "bytes")
+    return str(value)
+
+
+def _rank_rows(ranks: Sequence[RankSummary]) -> list[dict[str, str]]:
+    """Return the table's rows; a rank is named with its pipeline stage when there are several."""
+    staged = len({rank.stage for rank in ranks}) > 1
+    return [
+        {
+            "rank": f"{rank.rank}, stage p{rank.stage}" if staged else f"{rank.rank}",
+            "host": rank.host,
+            "step": _seconds(rank.step_time_s),
+            "busy": _seconds(rank.busy_time_s),
+            "comm_wait": _seconds(rank.comm_wait_s),
+            "data_wait": _seconds(rank.data_wait_s),
+            "memory": ", ".join(
+                f"{written(value, 'bytes')} {kind}" for kind, value in rank.memory_bytes.items()
+            )
+            or "unknown",
+            "cores": "unknown"
+            if rank.cores is None
+            else f"{rank.cores}{' bound' if rank.bound else ''}",
+        }
+        for rank in ranks[:MAX_RANKS]
+    ]
+
+
+def _seconds(value: float | None) -> str:
+    return "unknown" if value is None else written(value, "s")
+
+
+def _reference_row(row: ReferenceComparison) -> dict[str, str]:
+    return {
+        "reference": row.reference,
+        "metric": label(row.metric),
+        "published": written(row.reference_value, row.unit),
+        "ratio": "none" if row.ratio is None else f"{row.ratio:.3f}",
+        "comparable": "yes" if row.comparable else f"no: {row.why_not or 'no reason given'}",
+        "source": row.source,
+    }
+
+
+def metric_rows(result: Result) -> list[dict[str, Any]]:
+    """Return one raw row per metric for CSV, one without a metric when there is none.
+
+    What is not finite counts as unknown; the window has the step numbers as the log prints them.
+    """
+    run = {"run": result.run, "status": result.status}
+    rows = [
+        {
+            **run,
+            **metric.model_dump(),
+            "name": name,
+            "value": finite_value(metric),
+            "spread": _finite(metric.spread),
+            "low": _finite(metric.low),
+            "high": _finite(metric.high),
+            "window": (window := window_text(result, name)),
+            "window_rule": result.window.rule if result.window and window else None,
+        }
+        for name, metric in result.metrics.items()
+    ]
+    return rows or [run]
+
+
+def _written_row(result: Result, name: str, metric: Metric) -> dict[str, str | None]:
+    """Return one metric as text for people."""
+    window = window_text(result, name)
+    steps = f"steps {window}" if window and window[0].isdigit() else window
+    note = metric.note if finite_value(metric) is not None else None
+    spread = _finite(metric.spread)
+    return {
+        "label": label(name),
+        "describes": METRICS[name].describes if name in METRICS else "",
+        "value": value_text(metric),
+        "interval": interval_text(metric),
+        "spread": None if spread is None else percent(spread, 2),
+        "n": None if metric.n is None else f"{metric.n:,}",
+        "statistic": ", ".join(filter(None, (metric.statistic, steps))) or None,
+        "convention": metric.convention,
+        "remark": "; ".join(filter(None, (metric.source, note))) or None,
+    }
+
+
+def _metrics_note(result: Result) -> str:
+    """Return what intervals, spread and n are."""
+    kinds = {m.interval for m in result.metrics.values() if m.interval and m.low is not None}
+    interval = f"Interval: {'; '.join(sorted(kinds))}. " if kinds else ""
+    return (
+        f"{interval}Spread: 1.4826 x median absolute deviation / median. n: steps behind the "
+        "figure; ranks for memory."
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
