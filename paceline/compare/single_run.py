@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.compare.doubts import TOO_GOOD
 from paceline.compare.significance import MIN_REPEATS
-from paceline.core.result import ReferenceComparison, Status, Verdict, WindowRecord
+from paceline.core.result import ReferenceComparison, RunVerdict, Status, WindowRecord
 from paceline.core.units import percent
 
 
@@ -13,29 +13,29 @@ def single_run_verdict(
     reason: str | None,
     window: WindowRecord | None,
     comparisons: tuple[ReferenceComparison, ...],
-) -> Verdict:
+) -> RunVerdict:
     """The verdict of one run: invalid without a trustworthy figure, none without a reference.
 
     Else it is undecided, as `compare --against` is of a single run: the sentence says where the
     run lies, and how many more it takes.
     """
     if status != "ok" or window is None:
-        return Verdict(kind="invalid", sentence=f"Not judged: {reason or status}.")
+        return RunVerdict(kind="invalid", sentence=f"Not judged: {reason or status}.")
     comparable = [c for c in comparisons if c.comparable and c.ratio is not None]
     if not comparable:
         why = next((c.why_not for c in comparisons if c.why_not), None)
-        return Verdict(
+        return RunVerdict(
             kind="none",
             sentence=f"No comparable published figure: {why or 'the recipe names none'}.",
         )
     if window.state == "uneven" or window.shift:
         reference = comparable[0].reference
         sentence = f"Undecided against {reference}: the run's steps keep to no one level."
-        return Verdict(kind="undecided", sentence=sentence)
+        return RunVerdict(kind="undecided", sentence=sentence)
     return _against(comparable[0])
 
 
-def _against(best: ReferenceComparison) -> Verdict:
+def _against(best: ReferenceComparison) -> RunVerdict:
     """What one run says beside a published row: where it lies, and what would decide."""
     ratio = best.ratio or 0.0
     printed = f", printed to within {percent(best.resolution, 2)}" if best.resolution > 5e-4 else ""
@@ -47,4 +47,4 @@ def _against(best: ReferenceComparison) -> Verdict:
         f"runs of this machine lie apart{doubt}. {MIN_REPEATS} runs decide: "
         f"`--repeat {MIN_REPEATS}`, then `paceline compare GROUP --against reference`."
     )
-    return Verdict(kind="undecided", sentence=sentence)
+    return RunVerdict(kind="undecided", sentence=sentence)

@@ -230,7 +230,7 @@ class ReferenceComparison(Value):
     """Standard error of the ratio's logarithm as far as the steps of this one run tell it."""
 
 
-class Verdict(Value):
+class RunVerdict(Value):
     """What the run says when held against its best reference."""
 
     kind: Literal["pass", "slower", "faster", "undecided", "invalid", "none"]
@@ -255,7 +255,7 @@ class Result(Value):
     """The metric that states this workload's speed."""
     window: WindowRecord | None = None
     conventions: dict[str, str] = {}
-    verdict: Verdict
+    verdict: RunVerdict
     references: tuple[ReferenceComparison, ...] = ()
     ranks: tuple[RankSummary, ...] = ()
     memory: MemoryByPart | None = None

@@ -128,7 +128,7 @@ class Row(Value):
         return tokens_per_s / self.seq_len if tokens_per_s else None
 
 
-class Table(Value):
+class ReferenceTable(Value):
     """Rows that stand together in a source; `common` in the file is filled into each of them.
 
     Many rows may be written as `rows_csv`: one line a row, columns by their dotted names
@@ -160,7 +160,7 @@ class Source(Value):
     source: str
     where: str
     window: str
-    tables: tuple[Table, ...] = ()
+    tables: tuple[ReferenceTable, ...] = ()
     convergence: tuple[ConvergencePoint, ...] = ()
     scores_csv: str | None = None
     """Published MLPerf Training results, one a line."""
@@ -209,7 +209,7 @@ def sources() -> dict[str, Source]:
     return {name: source(name) for name in source_names()}
 
 
-def tables() -> tuple[Table, ...]:
+def tables() -> tuple[ReferenceTable, ...]:
     """Every table of every source."""
     return tuple(table for source in sources().values() for table in source.tables)
 

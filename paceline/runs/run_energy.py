@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.core.result import Metric, Verdict
+from paceline.core.result import Metric, RunVerdict
 from paceline.core.steps import Steps
 from paceline.core.telemetry import GpuSample, Telemetry, energy_between, read_telemetry
 from paceline.core.units import counted
@@ -93,7 +93,7 @@ def device_warnings(telemetry: RunTelemetry | None) -> list[str]:
     return [*_throttled(looks), *_errors(looks)]
 
 
-def throttled(verdict: Verdict, warnings: Sequence[str]) -> Verdict:
+def throttled(verdict: RunVerdict, warnings: Sequence[str]) -> RunVerdict:
     """The verdict, which says so where the devices were throttled."""
     reasons = [warning for warning in warnings if warning.startswith(THROTTLED)]
     if verdict.kind == "invalid" or not reasons:

@@ -18,8 +18,8 @@ from paceline.core.result import (
     RankMemory,
     ReferenceComparison,
     Result,
+    RunVerdict,
     Status,
-    Verdict,
 )
 from paceline.core.run import Data, RunSettings, RunSpec, Training
 from paceline.core.run_report import RunReport
@@ -241,7 +241,7 @@ def referenced_report() -> RunReport:
         reference("tiny-llama/xeon-8480", 19_204.0, 0.921),
         reference("tiny-llama/forum-post", 15_800.0, 1.119, "prints the last step, not the median"),
     )
-    verdict = Verdict(
+    verdict = RunVerdict(
         kind="faster",
         sentence="2.1 % faster than tiny-llama/epyc-9654 (one run against a margin of 1 %; "
         "repeats would make it certain).",
@@ -332,7 +332,7 @@ def hostile_report(text: str = HOSTILE) -> RunReport:
         "reason": text,
         "log_tail": (text, text),
         "metrics": {**named, text: named["mfu"].model_copy(update={"value": 2.0, "unit": text})},
-        "verdict": Verdict(kind="slower", sentence=text),
+        "verdict": RunVerdict(kind="slower", sentence=text),
         "references": tuple(
             r.model_copy(update={"reference": text, "source": text}) for r in result.references
         ),

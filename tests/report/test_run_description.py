@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 import pytest
 
-from paceline.core.result import Status, Verdict, WindowRecord
+from paceline.core.result import RunVerdict, Status, WindowRecord
 from paceline.core.run import RunSettings
 from paceline.core.shape import LoraSpec, trainable_parameters
 from paceline.core.units import count
@@ -126,9 +126,9 @@ Kind = Literal["pass", "slower", "faster", "undecided", "invalid", "none"]
 
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_a_judgement_from_one_run_is_marked_as_of_low_confidence(kind: Kind) -> None:
-    low = run_verdict(report(verdict=Verdict(kind=kind, sentence="x")).result).text
+    low = run_verdict(report(verdict=RunVerdict(kind=kind, sentence="x")).result).text
     sure = run_verdict(
-        report(verdict=Verdict(kind=kind, confidence="normal", sentence="x")).result
+        report(verdict=RunVerdict(kind=kind, confidence="normal", sentence="x")).result
     ).text
     assert low.startswith(sure)
     assert ("low confidence" in low) == (kind in ("pass", "slower", "faster"))
