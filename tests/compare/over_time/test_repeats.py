@@ -7,7 +7,7 @@ import math
 import pytest
 
 from paceline.compare.over_time.repeats import GroupResult, group_figures, has_figure
-from paceline.core.result import Metric, Result, Verdict
+from paceline.core.result import Metric, Result, RunVerdict
 
 
 def result(step_time_s: float | None, status: str = "ok", **others: float) -> Result:
@@ -19,7 +19,7 @@ def result(step_time_s: float | None, status: str = "ok", **others: float) -> Re
             "recipe": "x",
             "status": status,
             "metrics": metrics,
-            "verdict": Verdict(kind="none", sentence=""),
+            "verdict": RunVerdict(kind="none", sentence=""),
         }
     )
 
