@@ -14,7 +14,7 @@ from paceline.core.errors import UserError
 from paceline.core.hosts import check_name, first_repeated
 from paceline.core.launchers import Capabilities, LauncherName, capabilities
 from paceline.core.secrets import REDACTED, is_secret
-from paceline.core.value import Label, NonNegativeInt, PositiveInt, Value
+from paceline.core.value import NonNegativeInt, PositiveInt, RunLabel, Value
 
 Dtype = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"]
 NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "mxfp4", "nvfp4")
@@ -169,29 +169,29 @@ class Cluster(Value):
     Labels say where something runs and how it gets there, not what runs.
     """
 
-    name: Label[str]
+    name: RunLabel[str]
     device: str
     """A name of the device catalog."""
-    device_label: Label[str | None] = None
+    device_label: RunLabel[str | None] = None
     """What the machine itself calls its device, for example the CPU's model name."""
     nodes: PositiveInt = 1
     devices_per_node: PositiveInt
-    device_memory_bytes: Label[PositiveFloat | None] = None
+    device_memory_bytes: RunLabel[PositiveFloat | None] = None
     """Overrides the catalog; for `cpu` the host memory divided by the processes."""
     intra_link: str | None = None
     inter_link: str | None = None
-    launcher: Label[LauncherName] = "local"
-    hosts: Label[tuple[str, ...]] = ()
+    launcher: RunLabel[LauncherName] = "local"
+    hosts: RunLabel[tuple[str, ...]] = ()
     """The hosts of a run in the order of its ranks; without them Slurm chooses."""
-    interface: Label[str | None] = None
+    interface: RunLabel[str | None] = None
     """Network interface of rendezvous and collectives, for example ib0; None leaves it to torch."""
     bind: str = "none"
     """What ranks are bound to: `auto` (the cores nearest their device), `none`, or a file."""
-    ssh: Label[SshSettings] = SshSettings()
-    slurm: Label[SlurmSettings] = SlurmSettings()
+    ssh: RunLabel[SshSettings] = SshSettings()
+    slurm: RunLabel[SlurmSettings] = SlurmSettings()
     python: str | None = None
     """Interpreter on the nodes; None is the one that runs Paceline, in a container its python3."""
-    stage: Label[str | None] = None
+    stage: RunLabel[str | None] = None
     """Folder of staged assets on the nodes' own disks, as `paceline stage` copies them there.
 
     None is the one of this machine, which all see.

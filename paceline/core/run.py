@@ -29,7 +29,14 @@ from paceline.core.quality import Evaluation, MlperfLog
 from paceline.core.schedules import LossScale, LrSchedule, RampUp
 from paceline.core.secrets import redacted_words
 from paceline.core.shape import LoraSpec, Shape, lora_parameters, num_parameters
-from paceline.core.value import Label, Mark, NonNegativeInt, PositiveInt, Value, marked_fields
+from paceline.core.value import (
+    FieldMark,
+    NonNegativeInt,
+    PositiveInt,
+    RunLabel,
+    Value,
+    marked_fields,
+)
 
 DataSource = Literal[
     "synthetic", "stdlib", "text", "jsonl", "tokens", "indexed", "latents", "webdataset"
@@ -203,8 +210,8 @@ class Checkpointing(Value):
 class RunSpec(Value):
     """Everything that decides what runs; equal specs have equal keys."""
 
-    recipe: Label[str]
-    variant: Label[str | None] = None
+    recipe: RunLabel[str]
+    variant: RunLabel[str | None] = None
     engine: str = "native"
     engine_settings: EngineSettings = {}
     """What only that engine knows, by its own names."""
@@ -213,28 +220,28 @@ class RunSpec(Value):
     bare: bool = False
     """A command without a recipe: nobody said what it trains, and no figure may rest on `model`,
     `training`, `data` or `layout`, which files leave out."""
-    model: Annotated[Shape, Mark.TRAINED]
-    lora: Annotated[LoraSpec | None, Mark.TRAINED] = None
-    training: Annotated[Training, Mark.TRAINED]
-    data: Annotated[Data, Mark.TRAINED] = Data()
-    layout: Annotated[Layout, Mark.TRAINED] = Layout()
+    model: Annotated[Shape, FieldMark.TRAINED]
+    lora: Annotated[LoraSpec | None, FieldMark.TRAINED] = None
+    training: Annotated[Training, FieldMark.TRAINED]
+    data: Annotated[Data, FieldMark.TRAINED] = Data()
+    layout: Annotated[Layout, FieldMark.TRAINED] = Layout()
     cluster: Cluster
-    flops_convention: Annotated[str, AfterValidator(known_convention), Mark.TRAINED] = "causal"
+    flops_convention: Annotated[str, AfterValidator(known_convention), FieldMark.TRAINED] = "causal"
     nominal_parameters: PositiveFloat | None = None
     """P of the six-n convention when a source uses a rounded one (1.3e9)."""
-    time_limit_s: Label[PositiveFloat | None] = None
-    hang_limit_s: Label[PositiveFloat] = 300.0
+    time_limit_s: RunLabel[PositiveFloat | None] = None
+    hang_limit_s: RunLabel[PositiveFloat] = 300.0
     """A rank that finishes no micro-batch for so long is taken as hung."""
     memory_limit_bytes: PositiveFloat | None = None
     """On a CPU: what each rank may allocate beyond what it uses before the model is made."""
-    memory_parts: Label[bool] = True
+    memory_parts: RunLabel[bool] = True
     """Watch one early step to tell the peak's memory by part; its time counts in no figure."""
-    checkpoint: Annotated[Checkpointing, Mark.TRAINED] = Checkpointing()
-    mlperf: Label[MlperfLog | None] = None
+    checkpoint: Annotated[Checkpointing, FieldMark.TRAINED] = Checkpointing()
+    mlperf: RunLabel[MlperfLog | None] = None
     """Labels of the MLPerf log that the run writes; None writes none."""
     profile: Profiling | None = None
     """The tool that is attached, which slows the run; None measures it as it is."""
-    references: Label[tuple[str, ...]] = ()
+    references: RunLabel[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -260,7 +267,7 @@ class RunSpec(Value):
 
     @model_serializer(mode="wrap")
     def _only_what_is_known(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        placeholders = marked_fields(RunSpec, Mark.TRAINED) if self.bare else {}
+        placeholders = marked_fields(RunSpec, FieldMark.TRAINED) if self.bare else {}
         return {name: value for name, value in handler(self).items() if name not in placeholders}
 
     @property
@@ -305,7 +312,7 @@ class RunSpec(Value):
     @property
     def key(self) -> str:
         """Eight hexadecimal digits of what runs: fields that differ from defaults, no labels."""
-        labels = marked_fields(RunSpec, Mark.LABEL)
+        labels = marked_fields(RunSpec, FieldMark.LABEL)
         content = self.model_dump(mode="json", exclude_defaults=True, exclude=labels)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 

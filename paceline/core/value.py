@@ -18,8 +18,8 @@ MoreBlocks = Annotated[int, Field(ge=0, le=10_000)]
 """Blocks beside these, none among them."""
 
 
-class Mark(Enum):
-    """What a field is apart from its type, declared beside it: `Annotated[str, Mark.LABEL]`."""
+class FieldMark(Enum):
+    """What a field is for, declared with its type: `Annotated[str, FieldMark.LABEL]`."""
 
     LABEL = "label"
     """It says what a run is called, where it runs or how it is watched, and not what runs."""
@@ -28,7 +28,7 @@ class Mark(Enum):
 
 
 T = TypeVar("T")
-Label = Annotated[T, Mark.LABEL]
+RunLabel = Annotated[T, FieldMark.LABEL]
 
 
 class Value(BaseModel):
@@ -41,7 +41,7 @@ class Value(BaseModel):
 
 
 @cache
-def marked_fields(model: type[BaseModel], mark: Mark) -> dict[str, Any]:
+def marked_fields(model: type[BaseModel], mark: FieldMark) -> dict[str, Any]:
     """Return the fields with a mark, nested ones included, in the form of `exclude`."""
     found: dict[str, Any] = {}
     for name, field in model.model_fields.items():

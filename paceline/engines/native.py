@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.core.hardware import NATIVE_NARROW, with_secrets
 from paceline.core.job import Job
-from paceline.core.layout_checks import RULES, native_problems
+from paceline.core.layout_checks import native_problems
 from paceline.core.recompute import block_levels
 from paceline.core.run import DEFAULT_FP8_RECIPE, RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
@@ -201,24 +201,21 @@ def job(spec: RunSpec, name: str) -> Job:
 
 
 def settings(spec: RunSpec) -> dict[str, Any]:
-    """The resolved JSON that the trainer reads, schema 1."""
+    """Return the JSON that the trainer reads, schema 2: parts of the spec and what they imply."""
     model = spec.model.model_dump(mode="json")
-    ramp_up = spec.training.ramp_up
+    ramp_up, by_budget = spec.training.ramp_up, spec.layout.recompute == "budget"
     model["padded_vocab"] = spec.model.padded_vocab(spec.layout.tp)
     return {
-        "schema": 1,
+        "schema": 2,
         "model": model,
         "lora": spec.lora.model_dump(mode="json") if spec.lora else None,
         "training": {
-            **spec.training.model_dump(mode="json", exclude={"total_tokens"}),
+            **spec.training.model_dump(mode="json"),
             "ramp_up": ramp_up.sizes(spec.training.global_batch) if ramp_up else [],
         },
-        "data": spec.data.model_dump(mode="json", exclude={"real_tokens_per_sample", "tokenizer"}),
+        "data": spec.data.model_dump(mode="json"),
         "layout": spec.layout.model_dump(mode="json"),
-        "layout_rules": [
-            {"features": sorted(rule.features), "reason": rule.reason} for rule in RULES
-        ],
-        **_levels(spec),
+        "recompute_levels": block_levels(spec.model, spec.layout) if by_budget else [],
         "dp": spec.dp,
         "num_microbatches": spec.layout.num_microbatches(
             spec.world_size, spec.training.global_batch
@@ -234,14 +231,8 @@ def settings(spec: RunSpec) -> dict[str, Any]:
         "expected_trainable": trainable_parameters(spec.model, spec.lora, spec.layout.tp),
         "events": "steps",
         "logs": "logs",
-        **({"profile": spec.profile.model_dump(mode="json")} if spec.profile else {}),
+        "profile": spec.profile.model_dump(mode="json") if spec.profile else None,
     }
-
-
-def _levels(spec: RunSpec) -> dict[str, Any]:
-    """What of each block a budget recomputes."""
-    by_budget = spec.layout.recompute == "budget"
-    return {"recompute_levels": block_levels(spec.model, spec.layout)} if by_budget else {}
 
 
 def _device(spec: RunSpec) -> str:

@@ -1,33 +1,38 @@
-"""The trainer's input: one resolved JSON file, schema 1."""
+"""The trainer's input: one resolved JSON file, schema 2.
+
+Paceline writes the parts of its RunSpec under their own names and has checked them against each
+other (`core/layout_checks.py`, `engines/native.py`). What is checked again here is what a damaged
+file could turn into a wrong result: keys, choices, and sizes that ranks divide.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from paceline.trainer.model_config import MODELS, Model, ModelConfig
+from paceline.trainer.model_config import Model, ModelConfig
 from paceline.trainer.side_outputs import MlperfConfig, ProfileConfig
 
-SCHEMA = 1
+SCHEMA = 2
 MESH_AXES = ("pp", "dp", "cp", "tp")
 """Axes that ranks are spread over, the outermost first: ranks of the last one are neighbours."""
-OTHER_AXES = ("vp", "ep")
 NARROW = ("fp8", "mxfp8", "nvfp4")
 """What only matrix products are computed in."""
-COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp64", *NARROW)
-FP8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
-RECOMPUTE = ("none", "selective", "full", "budget")
-LEVELS = ("full", "ffn", "activation", "none")
-"""What of a block is computed anew, from all of it to nothing."""
-DECAYS, UNITS = ("constant", "linear", "cosine"), ("steps", "samples")
-PACKINGS, LOSSES, MEANS = ("packed", "padded"), ("all", "text"), ("targets", "samples")
 LATENT_FILES = ("latents", "webdataset")
-SOURCES = ("synthetic", "stdlib", "text", "jsonl", "tokens", "indexed", *LATENT_FILES)
-LATENT_SOURCES = ("synthetic", *LATENT_FILES)
+Dtype = Literal["fp32", "bf16", "fp16", "fp64", "fp8", "mxfp8", "nvfp4"]
+Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"]
+Mean = Literal["targets", "samples"]
+Level = Literal["full", "ffn", "activation", "none"]
+"""What of a block is computed anew, from all of it to nothing."""
+Source = Literal[
+    "synthetic", "stdlib", "text", "jsonl", "tokens", "indexed", "latents", "webdataset"
+]
 
 T = TypeVar("T")
 
@@ -40,11 +45,11 @@ class ConfigError(Exception):
 class LrScheduleConfig:
     """How the learning rate rises and falls; see `LearningRate`."""
 
-    kind: str
+    kind: Literal["constant", "linear", "cosine"]
     warmup: int
     decay: int | None
     min_lr: float
-    unit: str
+    unit: Literal["steps", "samples"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class EvaluationConfig:
     target: float | None
     path: str | None
     loss_mask: str | None = None
-    mean: str = "targets"
+    mean: Mean = "targets"
     """What counts the same in the result: every one of the `targets`, or of the `samples`."""
 
 
@@ -77,7 +82,7 @@ class TrainingConfig:
     seq_len: int
     global_batch: int
     steps: int
-    dtype: str
+    dtype: Dtype
     matmul_precision: str
     compile: str
     lr: float
@@ -93,7 +98,7 @@ class TrainingConfig:
     evaluation: EvaluationConfig | None = None
     initial_weights: str | None = None
     """A checkpoint that the model's weights are taken from."""
-    fp8_recipe: str = "tensorwise"
+    fp8_recipe: Fp8Recipe = "tensorwise"
     """What shares a scale in fp8's products; see `low_precision_product`."""
 
     @property
@@ -113,13 +118,13 @@ class TrainingConfig:
 class DataConfig:
     """Where tokens come from."""
 
-    source: str
+    source: Source
     path: str | None
     token_dtype: str
     text_key: str
-    packing: str
+    packing: Literal["packed", "padded"]
     """`packed` windows of one line of tokens, or one record a sample, cut or `padded`."""
-    loss_on: str
+    loss_on: Literal["all", "text"]
     """Of padded samples: `all` positions, or the `text` alone."""
     loss_mask: str | None = None
     """A byte for each token of a token file, 0 where it is no target."""
@@ -141,9 +146,9 @@ class LayoutConfig:
     cp: int
     vp: int
     ep: int
-    zero_stage: int
+    zero_stage: Literal[0, 1, 2, 3]
     micro_batch: int
-    recompute: str
+    recompute: Literal["none", "selective", "full", "budget"]
     schedule: str
     sequence_parallel: bool
     dp_shard: int | None
@@ -186,14 +191,6 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
-class LayoutRule:
-    """A combination that is refused when all of its features are present, and why in a sentence."""
-
-    features: frozenset[str]
-    reason: str
-
-
-@dataclass(frozen=True)
 class TrainerConfig:
     """Everything that one training needs to know."""
 
@@ -202,7 +199,6 @@ class TrainerConfig:
     training: TrainingConfig
     data: DataConfig
     layout: LayoutConfig
-    layout_rules: tuple[LayoutRule, ...]
     checkpoint: CheckpointConfig
     dp: int
     num_microbatches: int
@@ -214,7 +210,7 @@ class TrainerConfig:
     expected_parameters: int
     """Parameters of the whole model, adapters included."""
     expected_trainable: int
-    recompute_levels: tuple[str, ...] = ()
+    recompute_levels: tuple[Level, ...] = ()
     """What of each block is computed anew where recompute is `budget`, the first layer's first."""
     mlperf: MlperfConfig | None = None
     profile: ProfileConfig | None = None
@@ -239,30 +235,19 @@ class TrainerConfig:
 
 
 def parse_config(raw: Mapping[str, Any]) -> TrainerConfig:
-    """The trainer's input from decoded JSON; keys that this version does not know are ignored.
+    """Return the trainer's input from decoded JSON; unknown keys are ignored.
 
-    Raises ConfigError for a missing key or another schema.
+    Raise ConfigError for another schema, a missing key, or a value that is none of the choices.
     """
     if raw.get("schema") != SCHEMA:
         raise ConfigError(
             f"schema: {raw.get('schema')!r} is not the {SCHEMA} that this trainer reads"
         )
-    parts = {
-        "model": parse_model(raw.get("model")),
-        "lora": parse_lora(raw),
-        "training": _training(raw),
-        "data": _record(DataConfig, raw, "data"),
-        "layout": _record(LayoutConfig, raw, "layout"),
-        "layout_rules": _rules(raw.get("layout_rules")),
-        "checkpoint": _record(CheckpointConfig, raw, "checkpoint"),
-        "mlperf": _optional(MlperfConfig, raw, "mlperf"),
-        "profile": _optional(ProfileConfig, raw, "profile"),
-    }
-    return _build(TrainerConfig, {**raw, **parts}, "")
+    return from_mapping(TrainerConfig, raw)
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """The JSON object in a file; raises ConfigError when it holds something else."""
+    """Return the JSON object in a file; raise ConfigError when it holds something else."""
     raw = json.loads(Path(path).read_text(encoding="utf-8"))
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: holds no JSON object")
@@ -270,53 +255,58 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def parse_model(raw: Any) -> Model:
-    """The model's sizes; one that states no kind is a decoder. Raises ConfigError."""
-    kind = raw.get("kind", "decoder") if isinstance(raw, Mapping) else "decoder"
-    if kind not in MODELS:
-        raise ConfigError(f"model.kind {kind}: use one of {', '.join(MODELS)}")
-    return _record(MODELS[kind], {"model": raw}, "model")
+    """Return the model's sizes; one that states no kind is a decoder. Raise ConfigError."""
+    return _value(Model, raw, "model")
 
 
 def parse_lora(raw: Mapping[str, Any]) -> LoraConfig | None:
-    """The adapters that an object names, if any. Raises ConfigError."""
-    return _optional(LoraConfig, raw, "lora")
+    """Return the adapters that an object has, if any. Raise ConfigError."""
+    return _value(LoraConfig | None, raw.get("lora"), "lora")
 
 
-def _training(raw: Mapping[str, Any]) -> TrainingConfig:
-    part = raw.get("training")
-    if not isinstance(part, Mapping):
-        raise ConfigError("training: is missing or no object")
-    inner = {
-        "lr_schedule": _record(LrScheduleConfig, part, "lr_schedule", "training."),
-        "loss_scale": _build(LossScaleConfig, part.get("loss_scale") or {}, ""),
-        "evaluation": _optional(EvaluationConfig, part, "evaluation", "training."),
-    }
-    return _build(TrainingConfig, {**part, **inner}, "training.")
+def from_mapping(kind: type[T], raw: Any, where: str = "") -> T:
+    """Return a dataclass from decoded JSON, with the dataclasses that its fields hold."""
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"{where}: is missing or no object")
+    types, values = _types(kind), {}
+    for field in fields(kind):  # type: ignore[arg-type]
+        place = f"{where}.{field.name}" if where else field.name
+        if field.name in raw:
+            values[field.name] = _value(types[field.name], raw[field.name], place)
+        elif field.default is MISSING:
+            raise ConfigError(f"{place}: is missing")
+    return kind(**values)
 
 
-def _rules(raw: Any) -> tuple[LayoutRule, ...]:
-    if not isinstance(raw, list):
-        raise ConfigError("layout_rules: is missing or no list")
-    try:
-        return tuple(LayoutRule(frozenset(rule["features"]), rule["reason"]) for rule in raw)
-    except (KeyError, TypeError) as error:
-        raise ConfigError("layout_rules: every rule has features and a reason") from error
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
-def _record(kind: type[T], raw: Mapping[str, Any], name: str, where: str = "") -> T:
-    part = raw.get(name)
-    if not isinstance(part, Mapping):
-        raise ConfigError(f"{where}{name}: is missing or no object")
-    return _build(kind, part, f"{where}{name}.")
+def _value(kind: Any, raw: Any, where: str) -> Any:
+    """Return a field's value: checked against its choices, or made of a mapping."""
+    members = get_args(kind)
+    if get_origin(kind) is Literal:
+        if raw not in members:
+            raise ConfigError(f"{where} {raw}: use one of {', '.join(map(str, members))}")
+    elif is_dataclass(kind):
+        return from_mapping(kind, raw, where)  # type: ignore[arg-type]
+    elif raw is None and NoneType in members:
+        return None
+    elif any(map(is_dataclass, members)):
+        return from_mapping(_member(members, raw, where), raw, where)
+    elif get_origin(kind) is tuple and get_origin(members[0]) is Literal:
+        return tuple(_value(members[0], item, where) for item in raw or ())
+    return raw
 
 
-def _optional(kind: type[T], raw: Mapping[str, Any], name: str, where: str = "") -> T | None:
-    return None if raw.get(name) is None else _record(kind, raw, name, where)
-
-
-def _build(kind: type[T], part: Mapping[str, Any], where: str) -> T:
-    declared = fields(kind)  # type: ignore[arg-type]
-    missing = [f.name for f in declared if f.name not in part and f.default is MISSING]
-    if missing:
-        raise ConfigError(f"{where}{missing[0]}: is missing")
-    return kind(**{f.name: part[f.name] for f in declared if f.name in part})
+def _member(members: tuple[Any, ...], raw: Any, where: str) -> Any:
+    """Return the dataclass of a union that the value's `kind` names, the first one without it."""
+    kinds = [member for member in members if is_dataclass(member)]
+    named = raw.get("kind") if isinstance(raw, Mapping) else None
+    if named is None or len(kinds) == 1:
+        return kinds[0]
+    by_name = {get_args(_types(kind)["kind"])[0]: kind for kind in kinds}
+    if named not in by_name:
+        raise ConfigError(f"{where}.kind {named}: use one of {', '.join(by_name)}")
+    return by_name[named]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class ModelConfig:
     bias: bool
     tied_embeddings: bool
     embedding_size: int | None
-    kind: str = "decoder"
+    kind: Literal["decoder"] = "decoder"
     dropout: float = 0.0
     """Share of what embedding, attention and MLP add to the stream that is dropped."""
     attention_dropout: float | None = None
@@ -98,7 +99,7 @@ class ModelConfig:
 class FluxConfig:
     """The sizes of a multimodal diffusion transformer, of its latents and of its text."""
 
-    kind: str
+    kind: Literal["mmdit"]
     hidden_size: int
     num_heads: int
     num_double_blocks: int
@@ -138,4 +139,3 @@ class FluxConfig:
 
 
 Model = ModelConfig | FluxConfig
-MODELS: dict[str, type[Model]] = {"decoder": ModelConfig, "mmdit": FluxConfig}

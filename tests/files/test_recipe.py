@@ -13,7 +13,7 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.run import RunSpec
 from paceline.core.secrets import redact
-from paceline.core.value import Mark, marked_fields
+from paceline.core.value import FieldMark, marked_fields
 from paceline.engines import native
 from paceline.files.recipe import (
     load_recipe,
@@ -266,7 +266,7 @@ def test_the_key_follows_the_content_and_not_the_name():
 
 
 def test_labels_are_declared_beside_the_fields():
-    labels = marked_fields(RunSpec, Mark.LABEL)
+    labels = marked_fields(RunSpec, FieldMark.LABEL)
     assert {"recipe", "variant", "references", "time_limit_s", "cluster"} < {*labels}
     assert {"name", "hosts", "launcher", "slurm"} < {*labels["cluster"]}
     assert not {"model", "training", "layout", "data", "checkpoint"} & {*labels}

@@ -12,7 +12,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from paceline.trainer.config import MEANS, TrainerConfig, parse_config
+from paceline.trainer.config import Mean, TrainerConfig, parse_config
 from paceline.trainer.config_checks import config_problems
 from paceline.trainer.data.batches import Loader, LocalBatch, sampler_of
 from paceline.trainer.data.corpus import load_corpus, load_validation
@@ -41,7 +41,7 @@ def run(config: TrainerConfig, world: World) -> dict[str, Any]:
     replica, corpus = make_replica(config, world, mesh, steps), load_corpus(config)
     trainer = Trainer(config, replica, world, steps, EventLog(".", world.rank))
     trainer.masked = corpus.masked
-    evaluations = {mean: evaluated(config, replica, world, mean) for mean in MEANS}
+    evaluations = {mean: evaluated(config, replica, world, mean) for mean in get_args(Mean)}
     gradients: dict[str, Piece | None] = {}
     train = replica.train
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.trainer.config import ConfigError, parse_config, read_json
+from paceline.core.layout import Layout
+from paceline.core.mmdit import MMDiTShape
+from paceline.core.profiling import Profiling
+from paceline.core.quality import Evaluation, MlperfLog
+from paceline.core.run import Checkpointing, Data, Training
+from paceline.core.schedules import LossScale, LrSchedule
+from paceline.core.shape import DecoderShape, LoraSpec
+from paceline.trainer import config, model_config, side_outputs
+from paceline.trainer.config import ConfigError, parse_config, parse_model, read_json
 from paceline.trainer.config_checks import config_problems
 from paceline.trainer.measure.event_log import EventLog, resident_bytes
 from paceline.trainer.measure.outcome import NotFiniteError, outcome
@@ -16,25 +25,19 @@ from tests.trainer.example import lines, settings
 
 
 def test_what_the_engine_writes_is_accepted() -> None:
-    config = parse_config(settings(ranks=2))
+    parsed = parse_config(settings(ranks=2))
 
-    assert config_problems(config, world_size=2) == []
-    assert config.layout_record()["dp"] == 2
+    assert config_problems(parsed, world_size=2) == []
+    assert parsed.layout_record()["dp"] == 2
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"tp": 2}, "dp 2 x tp 2 x pp 1 x cp 1: 2 processes were started; start 4"),
-        ({"pp": 2}, "dp 2 x tp 1 x pp 2 x cp 1: 2 processes were started; start 4"),
-        ({"ep": 2}, "ep > 1 is not in the native trainer"),
-        ({"recompute": "some"}, "layout.recompute some: use one of none, selective, full, budget"),
-        ({"zero_stage": 4}, "layout.zero_stage 4"),
-        ({"dtype": "mxfp4"}, "training.dtype mxfp4: use one of"),
-        ({"source": "web"}, "data.source web: use one of"),
-        ({"dp": 3, "num_microbatches": 1}, "dp 3 x tp 1 x pp 1 x cp 1: 2 processes were started"),
+        ({"tp": 2}, "pp 1 x dp 2 x cp 1 x tp 2: 2 processes were started; start 4"),
+        ({"pp": 2}, "pp 2 x dp 2 x cp 1 x tp 1: 2 processes were started; start 4"),
+        ({"dp": 3, "num_microbatches": 1}, "pp 1 x dp 3 x cp 1 x tp 1: 2 processes were started"),
         ({"num_microbatches": 5}, "dp 2 x micro_batch 4 x num_microbatches 5 is 40"),
-        ({"positions": "learned", "max_positions": 16}, "has only 16 learned positions"),
     ],
 )
 def test_a_problem_is_named_by_its_field(changes: dict[str, Any], problem: str) -> None:
@@ -44,16 +47,53 @@ def test_a_problem_is_named_by_its_field(changes: dict[str, Any], problem: str) 
 
 
 @pytest.mark.parametrize(
-    ("levels", "problem"),
+    ("changes", "problem"),
     [
-        (["full"], "recompute_levels: 1 level for 2 layers"),
-        (["full", "some"], "recompute_levels some: use full, ffn, activation, none"),
+        ({"recompute": "some"}, "layout.recompute some: use one of none, selective, full, budget"),
+        ({"zero_stage": 4}, "layout.zero_stage 4: use one of 0, 1, 2, 3"),
+        ({"dtype": "mxfp4"}, "training.dtype mxfp4: use one of fp32, bf16"),
+        ({"source": "web"}, "data.source web: use one of synthetic"),
+        ({"recompute_levels": ["some"]}, "recompute_levels some: use one of full"),
+        ({"lora": 3}, "lora: is missing or no object"),
     ],
 )
-def test_a_budget_needs_a_level_for_every_block(levels: list[str], problem: str) -> None:
-    raw = settings(ranks=2, recompute="budget", recompute_budget=0.5)
+def test_a_value_is_one_of_the_choices(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse_config(settings(ranks=2, **changes))
 
-    assert problem in config_problems(parse_config({**raw, "recompute_levels": levels}), 2)
+
+def test_a_model_says_its_kind() -> None:
+    with pytest.raises(ConfigError, match=r"model\.kind mixture: use one of decoder, mmdit"):
+        parse_model({"kind": "mixture"})
+
+
+@pytest.mark.parametrize(
+    ("ours", "written"),
+    [
+        (config.LayoutConfig, Layout),
+        (config.TrainingConfig, Training),
+        (config.DataConfig, Data),
+        (config.LoraConfig, LoraSpec),
+        (config.CheckpointConfig, Checkpointing),
+        (config.LrScheduleConfig, LrSchedule),
+        (config.LossScaleConfig, LossScale),
+        (config.EvaluationConfig, Evaluation),
+        (side_outputs.MlperfConfig, MlperfLog),
+        (side_outputs.ProfileConfig, Profiling),
+        (model_config.ModelConfig, DecoderShape),
+        (model_config.FluxConfig, MMDiTShape),
+    ],
+)
+def test_a_part_of_the_input_has_fields_of_the_run_description(ours: type, written: Any) -> None:
+    fields = {field.name: field for field in dataclasses.fields(ours)}
+    declared = written.model_fields
+    assert fields.keys() - declared.keys() <= {"padded_vocab", "tied_embeddings", "positions"}
+    for name, field in fields.items():
+        if field.default is not dataclasses.MISSING and name in declared:
+            value = declared[name].get_default()
+            assert field.default == (
+                config.LossScaleConfig() if isinstance(value, LossScale) else value
+            ), name
 
 
 @pytest.mark.parametrize(
@@ -73,8 +113,8 @@ def test_a_missing_key_is_named() -> None:
         parse_config(raw)
     with pytest.raises(ConfigError, match="model: is missing"):
         parse_config({**settings(), "model": None})
-    with pytest.raises(ConfigError, match="schema: 2 is not the 1"):
-        parse_config({**settings(), "schema": 2})
+    with pytest.raises(ConfigError, match="schema: 1 is not the 2"):
+        parse_config({**settings(), "schema": 1})
 
 
 def test_keys_of_later_versions_are_passed_over() -> None:

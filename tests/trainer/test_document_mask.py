@@ -306,18 +306,6 @@ def compiled_like(plain: OneByOne, recompute: str) -> Decoder:
     return model
 
 
-def test_documents_have_to_be_known_and_whole(texts: Path) -> None:
-    def problems(**changes: Any) -> list[str]:
-        return config_problems(parse_config(content(texts, **changes)), 1)
-
-    assert problems() == []
-    needed = "data.document_mask: is for packed samples of stdlib, text, jsonl, indexed"
-    assert problems(source="tokens") == problems(source="synthetic") == [needed]
-    assert problems(packing="padded") == [needed]
-    (refused,) = problems(compile="blocks", recompute="full")
-    assert "use layout.recompute=selective" in refused
-
-
 def test_memory_is_traced_as_of_whole_windows(texts: Path) -> None:
     raw = content(texts, dtype="fp32")
 

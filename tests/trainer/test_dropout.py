@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from paceline.trainer.config import parse_config
-from paceline.trainer.config_checks import config_problems
 from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.model.dropout import drop, drop_stream, hashed
 from paceline.trainer.model.recompute import recomputed
@@ -215,14 +214,6 @@ def test_attention_that_drops_is_on_average_attention(queries: int, kv_heads: in
     off = (drawn.mean(0) - causal_attention(q, k, v)[0]).abs() / (drawn.std(0) / 800**0.5 + 1e-6)
 
     assert off.max() < 6 and drawn.std(0)[-1].min() > 0.01
-
-
-def test_a_ring_cannot_drop_probabilities() -> None:
-    ring = {"cp": 2, "cp_exchange": "ring"}
-
-    (problem,) = config_problems(parse_config(dropping(**ring)), 2)
-    assert problem.startswith("model.attention_dropout: ")
-    assert not config_problems(parse_config(dropping(**ring, attention_dropout=0.0)), 2)
 
 
 def test_a_training_that_drops_goes_on_from_a_checkpoint_as_if_never_stopped(

@@ -12,17 +12,19 @@ import json
 import math
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
-from paceline.files.recipe import recipe_names
+from paceline.core.layout import Layout
+from paceline.core.layout_checks import native_problems
+from paceline.core.parallel_run import ParallelRun
+from paceline.files.recipe import load_recipe, recipe_names
 from paceline.machines.placement import Request
 from paceline.runs.plan import make_plan
-from paceline.trainer.config import FP8_RECIPES, ConfigError, parse_config
-from paceline.trainer.config_checks import config_problems
+from paceline.trainer.config import ConfigError, Fp8Recipe, parse_config
 from paceline.trainer.data.batches import Loader, sampler_of
 from paceline.trainer.data.corpus import load_corpus
 from paceline.trainer.measure.clock import DeviceClock, HostClock, StepClock
@@ -121,7 +123,8 @@ def on_a_cpu(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def test_a_recipe_s_first_step_is_the_cpu_s(name: str, dtype: str) -> None:
     needs(dtype)
     raw = recipe(name, dtype)
-    refused = config_problems(parse_config({**raw, "device": "cuda"}), 1)
+    sizes = ParallelRun(Layout(), load_recipe(name).model, 1, 1, dtype=dtype, device="cuda")
+    refused = native_problems(sizes)
     if dtype == "fp8" and refused:
         pytest.skip(refused[0])
     wanted, weights = on_a_cpu(name)
@@ -134,6 +137,9 @@ def test_a_recipe_s_first_step_is_the_cpu_s(name: str, dtype: str) -> None:
         assert first["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=NORM_OFF[dtype])
     assert len(rest) == 3 and all(math.isfinite(line["loss"]) for line in rest)
     assert all(line["step_time_s"] > 0 for line in rest)
+
+
+FP8_RECIPES = get_args(Fp8Recipe)
 
 
 @pytest.mark.parametrize("narrow", [*FP8_RECIPES, "mxfp8", "nvfp4"])

@@ -7,7 +7,6 @@ import random
 import re
 import sys
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -292,25 +291,6 @@ def test_a_sample_without_a_target_has_no_mean(data: tuple[Path, Path]) -> None:
     assert sample_weights(held, HELD_OUT).tolist() == [1] * HELD_OUT
     with pytest.raises(ConfigError, match="no target of held-out sample 2 counts"):
         sample_weights(held, HELD_OUT, "samples")
-
-
-def test_masks_are_for_token_files_and_means_have_names(data: tuple[Path, Path]) -> None:
-    config = config_of(data)
-    evaluation = config.training.evaluation
-    assert evaluation is not None and config_problems(config, 1) == []
-    wrong = replace(
-        config,
-        data=replace(config.data, source="text"),
-        training=replace(
-            config.training, evaluation=replace(evaluation, mean="both", loss_mask="x")
-        ),
-    )
-
-    assert [p.partition(":")[0] for p in config_problems(wrong, 1)] == [
-        "data.loss_mask",
-        "training.evaluation.mean both",
-        "training.evaluation.loss_mask",
-    ]
 
 
 def test_a_step_is_followed_on_random_samples_without_the_mask(data: tuple[Path, Path]) -> None:

@@ -64,7 +64,8 @@ def test_a_batch_that_is_no_whole_micro_batches_is_refused() -> None:
     raw = settings(2, global_batch=16, micro_batch=4, ramp_up=[[20, 12]])
 
     assert config_problems(parse_config(raw), 2) == [
-        "training.ramp_up: a batch of 12 is no multiple of dp 2 x micro_batch 4"
+        "training.global_batch 16: dp 2 x micro_batch 4 x num_microbatches 2 is 16, and every "
+        "batch is a multiple of dp x micro_batch"
     ]
 
 

@@ -18,8 +18,7 @@ from torch.optim.lr_scheduler import (
 
 from paceline.core.run import RampUp
 from paceline.engines import native
-from paceline.trainer.config import LrScheduleConfig, TrainingConfig, parse_config
-from paceline.trainer.config_checks import config_problems
+from paceline.trainer.config import ConfigError, LrScheduleConfig, TrainingConfig, parse_config
 from paceline.trainer.schedule import BatchSizes, LearningRate, set_rate
 from tests.example import make_spec
 from tests.trainer.example import log, settings, steps, train
@@ -121,12 +120,13 @@ def test_the_optimizer_takes_the_steps_rate_in_every_group() -> None:
 
 def test_what_the_trainer_does_not_know_is_refused() -> None:
     raw = settings()
-    raw["training"]["lr_schedule"] |= {"kind": "wavy", "unit": "days"}
+    raw["training"]["lr_schedule"] |= {"kind": "wavy"}
 
-    assert config_problems(parse_config(raw), 1) == [
-        "training.lr_schedule.kind wavy: use one of constant, linear, cosine",
-        "training.lr_schedule.unit days: use one of steps, samples",
-    ]
+    with pytest.raises(ConfigError) as caught:
+        parse_config(raw)
+    assert str(caught.value) == (
+        "training.lr_schedule.kind wavy: use one of constant, linear, cosine"
+    )
 
 
 def test_the_engine_writes_what_the_recipe_says() -> None:

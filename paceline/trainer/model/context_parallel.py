@@ -52,7 +52,7 @@ def attend(
     takes them, are for whole sequences alone.
     """
     if documents is not None:
-        assert cp.size == 1, "config_problems refuses it"
+        assert cp.size == 1, "layout checks refuse it"
         return document_attention(q, k, v, documents, dropout, window)
     if cp.size == 1:
         return causal_attention(q, k, v, dropout, window)
@@ -116,7 +116,7 @@ def _with_some_heads(
 def _in_a_ring(
     q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis, dropout: float, window: int | None
 ) -> Tensor:
-    assert not dropout and window is None, "config_problems refuses it"
+    assert not dropout and window is None, "layout checks refuse it"
     return RingAttention.apply(q, k, v, cp)  # type: ignore[no-any-return]
 
 

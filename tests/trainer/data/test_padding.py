@@ -12,7 +12,6 @@ from paceline.core.ranks import merge_ranks
 from paceline.core.steps import Steps
 from paceline.files.events import read_rank
 from paceline.trainer.config import parse_config
-from paceline.trainer.config_checks import config_problems
 from paceline.trainer.data.corpus import PaddedCorpus, load_corpus, pad
 from paceline.trainer.data.texts import END_OF_DOCUMENT
 from paceline.trainer.model.loss import IGNORE_INDEX
@@ -68,12 +67,6 @@ def test_no_more_records_are_read_than_the_run_can_use(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n' * 24 + "{\n")
 
     assert load(source="jsonl", path=str(tmp_path / "a.jsonl")).num_windows == 6 * 4
-
-
-def test_a_token_file_has_no_records() -> None:
-    raw = settings(1, packing="padded", source="tokens")
-
-    assert any("has no records" in problem for problem in config_problems(parse_config(raw), 1))
 
 
 def test_random_samples_are_full(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from paceline.engines import native
 from paceline.staging.conversions.random_data import bfloat16_bits
 from paceline.staging.conversions.webdataset import index_shard, write_shard
 from paceline.trainer.config import ConfigError, TrainerConfig, parse_config
-from paceline.trainer.config_checks import data_problems
 from paceline.trainer.data import shards as reader
 from paceline.trainer.data.corpus import load_corpus, load_validation
 from paceline.trainer.data.latent_files import EncodedFiles, shapes
@@ -264,12 +263,3 @@ def test_a_time_that_is_no_eighth_is_refused(tmp_path: Path, about: bytes):
 
     with pytest.raises(ConfigError, match=r"a\.tar: sample 0"):
         validation.collate([0], ALONE)
-
-
-def test_a_decoder_takes_no_shards(tmp_path: Path):
-    data = config(tmp_path).data
-
-    assert data_problems(data, "mmdit") == []
-    assert data_problems(data, "decoder") == ["data.source webdataset: a decoder takes tokens"]
-    (problem,) = data_problems(replace(data, split=(1.0, 1.0)), "mmdit")
-    assert "latents are not split" in problem

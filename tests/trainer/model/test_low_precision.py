@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.trainer.config import FP8_RECIPES, ConfigError, parse_config
+from paceline.trainer.config import ConfigError, Fp8Recipe, parse_config
 from paceline.trainer.model.decoder import Decoder, LayerSetting
 from paceline.trainer.model.emulated import e2m1_rounded, fp4_rounded, fp8_rounded, mixed
 from paceline.trainer.model.layers import Linear
@@ -31,6 +31,7 @@ from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_am
 from paceline.trainer.model.low_precision import SIGNS, low_precision_product
 from paceline.trainer.model.low_precision_layers import use_low_precision
 
+FP8_RECIPES = get_args(Fp8Recipe)
 RECIPES = (*FP8_RECIPES, "mxfp8", "nvfp4")
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 ODD = 1e-4 * (torch.arange(8) % 2)
