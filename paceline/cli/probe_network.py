@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from paceline.cli import host_options as place
 from paceline.cli import model_options as model
 from paceline.cli.options import Device, DeviceKind, Json, RunsDir
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
-from paceline.core.units import binary, percent, si
 from paceline.files import catalog
 from paceline.files.run_folder import runs_root
 from paceline.scaling.network.measurement import (
-    PAGE_FILE,
-    MeasuredNetwork,
     NetworkRequest,
     measure_network,
 )
+from paceline.scaling.network.page import network_document
 from paceline.scaling.network.readings import OPERATIONS
 
 SMALLEST, LARGEST = 4, 2**34
@@ -102,7 +100,10 @@ def network(
     outcome = measure_network(
         request, runs_root(runs_dir), lambda what: echo(f"  {what}", err=True)
     )
-    _show(outcome, TableFormat.json if as_json else form)
+    for notice in outcome.notices:
+        echo(f"note: {notice}", err=True)
+    document = network_document(outcome.report, outcome.folder)
+    emit(document, TableFormat.json if as_json else form)
     if any(row.wrong for row in outcome.report.collectives):
         raise typer.Exit(3)
 
@@ -116,56 +117,3 @@ def _operations(text: str) -> tuple[str, ...]:
             "--ops", f"{unknown[0]!r} is no collective", allowed=", ".join([*OPERATIONS, "all"])
         )
     return names
-
-
-def _show(outcome: MeasuredNetwork, form: TableFormat) -> None:
-    report = outcome.report
-    for notice in outcome.notices:
-        echo(f"note: {notice}", err=True)
-    document = {**report.model_dump(mode="json"), "folder": str(outcome.folder)}
-    rows = [row.model_dump(mode="json") for row in report.collectives]
-    pairs = [pair.model_dump(mode="json") for pair in report.pairs]
-    if rows or not pairs:
-        emit_table(rows, _collective_columns(), form, document=document)
-    else:
-        emit_table(pairs, _pair_columns(), form, document=document)
-    if form is TableFormat.text:
-        echo()
-        for line in (*report.sentences, *(f"failed: {fault}" for fault in report.faults)):
-            echo(f"  {line}")
-        echo(f"  {outcome.folder / PAGE_FILE}")
-
-
-def _collective_columns() -> list[OutputColumn]:
-    return [
-        OutputColumn("operation", "operation", lambda value: OPERATIONS[value]),
-        OutputColumn("bytes", "payload", binary, "right"),
-        _time("latency_s", "time"),
-        _time("slowest_s", "slowest rank"),
-        _rate("bytes_per_s", "payload rate"),
-        _rate("bus_bytes_per_s", "bus rate"),
-        OutputColumn("n", "n", str, "right"),
-        OutputColumn("spread", "spread", percent, "right"),
-        OutputColumn("wrong", "wrong", str, "right"),
-    ]
-
-
-def _pair_columns() -> list[OutputColumn]:
-    return [
-        OutputColumn("source", "from"),
-        OutputColumn("target", "to"),
-        _time("latency_s", "one way"),
-        _rate("bytes_per_s", "rate"),
-        OutputColumn("n", "n", str, "right"),
-    ]
-
-
-def _time(key: str, title: str) -> OutputColumn:
-    def shown(value: Any) -> str:
-        return f"{1e6 * value:,.1f} us"
-
-    return OutputColumn(key, title, shown, "right")
-
-
-def _rate(key: str, title: str) -> OutputColumn:
-    return OutputColumn(key, title, lambda value: si(value, "B/s"), "right")

@@ -17,9 +17,10 @@ from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import new_folder
 from paceline.machines import JobEnd
 from paceline.machines.placement import Where
+from paceline.report.html import render_document
 from paceline.scaling.check.fitness import host_names, read_lines
 from paceline.scaling.check.preflight import cluster_of, host_job, run_job
-from paceline.scaling.network.page import network_html
+from paceline.scaling.network.page import network_document
 from paceline.scaling.network.readings import OPERATIONS, collective_rows, pair_rows, stated_fabric
 from paceline.scaling.network.report import NetworkReport, network_report
 
@@ -96,7 +97,7 @@ def measure_network(
         fabric,
     )
     write_value(folder / REPORT_FILE, report)
-    write_text(folder / PAGE_FILE, network_html(report))
+    write_text(folder / PAGE_FILE, render_document(network_document(report, folder)))
     return MeasuredNetwork(report, folder, tuple(notices))
 
 

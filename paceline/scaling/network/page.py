@@ -1,57 +1,118 @@
-"""The page of a measured network: collectives over payloads, hosts against hosts."""
+"""A measured network as a document: collectives over payloads, hosts against hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
-
-import altair as alt
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.core.text import printable
 from paceline.core.units import binary, counted, percent, si
-from paceline.report.head import Card, PageHead, card, unknown_card
-from paceline.report.html import render_page
-from paceline.report.step_charts import finish
-from paceline.report.theme import ON_PAGE, Look
+from paceline.report.document import (
+    Column,
+    Document,
+    Figure,
+    Notes,
+    Table,
+    Verdict,
+    unknown_figure,
+)
 from paceline.scaling.network.readings import OPERATIONS
 from paceline.scaling.network.report import NetworkReport
 
+if TYPE_CHECKING:
+    import altair as alt
+
+    from paceline.report.theme import Look
+
 HEIGHT = 300
-MOST_ROWS = 64
-MOST_HOSTS = 128
+MAX_ROWS = 64
+MAX_HOSTS = 128
 """Hosts of a map at most: those with the slowest links."""
-COLLECTIVE_HEADS = (
-    "operation",
-    "payload",
-    "time",
-    "slowest rank",
-    "payload rate",
-    "bus rate",
-    "blocks",
-    "spread",
-    "wrong",
-)
-HOST_HEADS = ("host", "rate", "one way", "partners", "below the median", "z", "slow")
 
 
-def network_html(report: NetworkReport) -> str:
-    """The page; it opens without a network."""
-    return render_page(
-        "network.html.j2",
-        _head(report),
-        network_charts(report, ON_PAGE),
-        sentences=report.sentences[2:],
-        faults=report.faults,
-        collective_heads=COLLECTIVE_HEADS,
-        collective_rows=list(_collective_cells(report)),
-        host_heads=HOST_HEADS,
-        host_rows=list(_host_cells(report)),
-        hosts_left_out=max(0, len(report.hosts) - MOST_ROWS),
+def network_document(report: NetworkReport, folder: Path) -> Document:
+    """Return the answer; `folder` is where the measurement is stored."""
+    identity = report.identity
+    left_out = len(report.hosts) - MAX_ROWS
+    collectives = Table(
+        title="Collectives",
+        name="collectives",
+        columns=COLLECTIVE_COLUMNS,
+        rows=[row.model_dump(mode="json") for row in report.collectives],
+    )
+    pairs = Table(columns=PAIR_COLUMNS, rows=[pair.model_dump() for pair in report.pairs])
+    return Document(
+        kind=f"network, {report.created}",
+        title=f"{identity['nodes']} x {identity['devices_per_node']} {identity['device']}",
+        window_title="Network",
+        verdict=_verdict(report),
+        setup=(f"measured in {report.elapsed_s:.0f} s",),
+        answer=report.sentences[:2],
+        figures=tuple(_figures(report)),
+        sections=(
+            Notes(
+                title="Details",
+                name="answer",
+                lines=[*report.sentences[2:], *(f"Failed: {fault}" for fault in report.faults)],
+            ),
+            collectives,
+            Table(
+                title="Hosts with all others, the slowest first",
+                name="hosts",
+                columns=HOST_COLUMNS,
+                rows=[host.model_dump() for host in report.hosts[:MAX_ROWS]],
+                note="Rate: median over the partners, of each the slower direction."
+                + (f" {left_out} more hosts are in the JSON." if left_out > 0 else ""),
+            ),
+        ),
+        notes=(str(folder),),
+        charts=lambda look: network_charts(report, look),
+        data={**report.model_dump(mode="json"), "folder": str(folder)},
+        csv=collectives if report.collectives else pairs,
     )
 
 
+def _scaled(factor: float, form: str, unit: str) -> Callable[[float], str]:
+    return lambda value: f"{factor * value:{form}} {unit}"
+
+
+def _rate(key: str, title: str) -> Column:
+    return Column(key, title, lambda value: si(value, "B/s"), "right")
+
+
+_MICROSECONDS = _scaled(1e6, ",.1f", "us")
+COLLECTIVE_COLUMNS = (
+    Column("operation", "operation", lambda value: OPERATIONS[value]),
+    Column("bytes", "payload", binary, "right"),
+    Column("latency_s", "time", _MICROSECONDS, "right"),
+    Column("slowest_s", "slowest rank", _MICROSECONDS, "right"),
+    _rate("bytes_per_s", "payload rate"),
+    _rate("bus_bytes_per_s", "bus rate"),
+    Column("n", "blocks", justify="right"),
+    Column("spread", "spread", percent, "right"),
+    Column("wrong", "wrong", justify="right"),
+)
+PAIR_COLUMNS = (
+    Column("source", "from"),
+    Column("target", "to"),
+    Column("latency_s", "one way", _MICROSECONDS, "right"),
+    _rate("bytes_per_s", "rate"),
+    Column("n", "n", justify="right"),
+)
+HOST_COLUMNS = (
+    Column("host", "host"),
+    _rate("bytes_per_s", "rate"),
+    Column("latency_s", "one way", _MICROSECONDS, "right"),
+    Column("partners", "partners", justify="right"),
+    Column("loss", "below the median", percent, "right"),
+    Column("z", "z", "{:.1f}".format, "right"),
+    Column("slow", "slow", lambda value: "yes" if value else "no"),
+)
+
+
 def network_charts(report: NetworkReport, look: Look) -> dict[str, alt.LayerChart]:
-    """Time and bus rate over payload, both axes logarithmic, and a map of all pairs."""
+    """Return time and bus rate over payload, both axes logarithmic, and a map of all pairs."""
     charts: dict[str, alt.LayerChart] = {}
     if report.collectives:
         charts["time"] = _over_payload(report, look, "latency_s", "Time of a collective", "time")
@@ -65,6 +126,10 @@ def network_charts(report: NetworkReport, look: Look) -> dict[str, alt.LayerChar
 def _over_payload(
     report: NetworkReport, look: Look, field: str, title: str, axis: str
 ) -> alt.LayerChart:
+    import altair as alt  # It takes long to import.
+
+    from paceline.report.step_charts import finish
+
     scale, unit = (1e6, "us") if field == "latency_s" else (1e-9, "GB/s")
     rows = [
         {
@@ -104,7 +169,11 @@ def _over_payload(
 def _map(
     report: NetworkReport, look: Look, field: str, title: str, scale: float, unit: str
 ) -> alt.LayerChart:
-    kept = {host.host for host in report.hosts[:MOST_HOSTS]}
+    import altair as alt  # It takes long to import.
+
+    from paceline.report.step_charts import finish
+
+    kept = {host.host for host in report.hosts[:MAX_HOSTS]}
     rows = [
         {
             "source": printable(pair.source),
@@ -133,7 +202,7 @@ def _map(
             tooltip=["source:N", "target:N", alt.Tooltip("value:Q", title=unit, format=".4~g")],
         )
     )
-    left_out = f" The {MOST_HOSTS} slowest hosts." if len(report.hosts) > MOST_HOSTS else ""
+    left_out = f" The {MAX_HOSTS} slowest hosts." if len(report.hosts) > MAX_HOSTS else ""
     if field == "bytes_per_s":
         note = (
             f"All {counted(report.pairs[0].devices, 'device')} of a host at once, "
@@ -144,74 +213,36 @@ def _map(
     return finish([chart], look, title, [note + left_out], HEIGHT)
 
 
-def _head(report: NetworkReport) -> PageHead:
+def _verdict(report: NetworkReport) -> Verdict:
     wrong = any(row.wrong for row in report.collectives)
     slow = sum(host.slow for host in report.hosts) + len(report.slow_links)
     bad = wrong or bool(report.faults)
     text = "wrong results" if wrong else "parts failed" if bad else f"{slow or 'nothing'} slow"
-    identity = report.identity
-    return PageHead(
-        eyebrow=f"network, {report.created}",
-        name=f"{identity['nodes']} x {identity['devices_per_node']} {identity['device']}",
-        chip=text,
-        tone="alert" if bad or slow else "good",
-        title="Network",
-        setup=(f"measured in {report.elapsed_s:.0f} s",),
-        sentences=report.sentences[:2],
-        cards=tuple(_cards(report)),
-    )
+    return Verdict(text, "alert" if bad or slow else "good")
 
 
-def _cards(report: NetworkReport) -> Iterator[Card]:
+def _figures(report: NetworkReport) -> Iterator[Figure]:
     for operation in ("all_reduce", "all_gather", "all_to_all"):
         rows = [row for row in report.collectives if row.operation == operation]
         label = f"Bus rate, {OPERATIONS[operation]}"
         if not rows:
-            yield unknown_card(label, "was not measured")
+            yield unknown_figure(label, "was not measured")
             continue
         best = max(rows, key=lambda row: row.bus_bytes_per_s)
-        yield card(
+        blocks = f"{counted(best.n, 'block')} of {counted(best.ranks, 'rank')}"
+        yield Figure(
             label,
             si(best.bus_bytes_per_s, "B/s"),
-            f"spread {percent(best.spread)}, {counted(best.n, 'block')} of "
-            f"{counted(best.ranks, 'rank')}",
-            [f"payload {binary(best.bytes)}"],
+            f"spread {percent(best.spread)}, {blocks}",
+            (f"payload {binary(best.bytes)}",),
         )
     if not report.pairs:
-        yield unknown_card("Slowest direction", "one host has no other")
+        yield unknown_figure("Slowest direction", "one host has no other")
         return
     slowest = min(report.pairs, key=lambda pair: pair.bytes_per_s)
-    yield card(
+    yield Figure(
         "Slowest direction",
         si(slowest.bytes_per_s, "B/s"),
         f"{counted(slowest.n, 'message')} of each of {counted(slowest.devices, 'device')}",
-        [f"{printable(slowest.source)} to {printable(slowest.target)}"],
+        (f"{slowest.source} to {slowest.target}",),
     )
-
-
-def _collective_cells(report: NetworkReport) -> Iterator[tuple[str, ...]]:
-    for row in report.collectives:
-        yield (
-            OPERATIONS[row.operation],
-            binary(row.bytes),
-            f"{1e6 * row.latency_s:,.1f} us",
-            f"{1e6 * row.slowest_s:,.1f} us",
-            si(row.bytes_per_s, "B/s"),
-            si(row.bus_bytes_per_s, "B/s"),
-            str(row.n),
-            percent(row.spread),
-            str(row.wrong),
-        )
-
-
-def _host_cells(report: NetworkReport) -> Iterator[Sequence[Any]]:
-    for host in report.hosts[:MOST_ROWS]:
-        yield (
-            printable(host.host),
-            si(host.bytes_per_s, "B/s"),
-            "-" if host.latency_s is None else f"{1e6 * host.latency_s:,.1f} us",
-            str(host.partners),
-            "-" if host.loss is None else percent(host.loss),
-            "-" if host.z is None else f"{host.z:.1f}",
-            "yes" if host.slow else "no",
-        )

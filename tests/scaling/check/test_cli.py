@@ -12,11 +12,12 @@ import typer
 from typer.testing import CliRunner
 
 from paceline.cli.check import check
+from paceline.cli.options import expanded
 from paceline.core.errors import UserError
 from paceline.scaling.check.fitness import CheckReport
 
 app = typer.Typer()
-app.command("check")(check)
+app.command("check")(expanded(check))
 
 
 def run(*arguments: str) -> Any:

@@ -10,13 +10,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from paceline.cli.options import expanded
 from paceline.cli.probe_network import network
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.scaling.network.measurement import payloads
 from paceline.scaling.network.readings import OPERATIONS
 
 app = typer.Typer()
-app.command("network")(network)
+app.command("network")(expanded(network))
 
 
 def run(folder: Path, *arguments: str) -> Any:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.scaling.network.page import network_html
+from paceline.report.html import render_document
+from paceline.scaling.network.page import network_document
 from paceline.scaling.network.readings import (
     CollectiveTiming,
     PairRow,
@@ -101,7 +103,7 @@ def test_wrong_results_come_first_on_the_page_and_hostile_names_are_escaped():
     )
     network = report(rows, wrong)
     assert network.sentences[0].startswith("WRONG RESULTS of all-reduce")
-    page = network_html(network)
+    page = render_document(network_document(network, Path("network")))
     assert "<script>alert(1)" not in page and "WRONG RESULTS" in page
     assert NetworkReport.model_validate_json(network.model_dump_json()) == network
 
@@ -110,7 +112,7 @@ def test_a_latency_that_nobody_measured_is_none_and_not_zero():
     only_to_n1 = tuple(row for row in pairs({}, hosts=3) if row.source == "n0")
     hosts = {host.host: host.latency_s for host in report(only_to_n1).hosts}
     assert hosts == {"n0": 2e-6, "n1": None, "n2": None}
-    assert "-" in network_html(report(only_to_n1))
+    assert "-" in render_document(network_document(report(only_to_n1), Path("network")))
 
 
 def test_what_the_stated_links_carry_stands_beside_what_is_reached():

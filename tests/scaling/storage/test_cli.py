@@ -10,13 +10,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from paceline.cli.options import expanded
 from paceline.cli.probe_storage import estimated_demand, storage
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.scaling.storage.report import OPERATIONS, StorageReport
 
 app = typer.Typer()
-app.command("storage")(storage)
+app.command("storage")(expanded(storage))
 
 
 def run(folder: Path, *arguments: str, code: int = 0) -> Any:
