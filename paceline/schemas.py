@@ -1,13 +1,14 @@
-"""What the docs show of declarations: JSON Schemas of all files, and tables of refused layouts.
+"""What the docs show of declarations: JSON Schemas, refused layouts, and log formats.
 
-`python -m paceline.schemas docs/schemas` writes the schemas there and the tables into layouts.md
-beside that folder; tests hold both against this module.
+`python -m paceline.schemas docs/schemas` writes the schemas there and the tables into pages of the
+folder above it; tests compare both with this module.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -23,6 +24,7 @@ from paceline.core.result import Result
 from paceline.core.run_inputs import RunInputs
 from paceline.core.site import Site
 from paceline.core.telemetry import TelemetrySample, TelemetryStart
+from paceline.engines import log_formats
 from paceline.estimate.calibrate.calibration import Calibration
 from paceline.explain.explanation import Explanation
 from paceline.files.documents import write_text
@@ -90,8 +92,7 @@ FORMATS: dict[str, type[BaseModel]] = {
 }
 
 
-LAYOUTS_PAGE = "layouts.md"
-TABLES_BEGIN = "<!-- from core/layout_checks.py: python -m paceline.schemas docs/schemas -->"
+TABLES_BEGIN = "<!-- generated: python -m paceline.schemas docs/schemas -->"
 TABLES_END = "<!-- end -->"
 
 
@@ -120,11 +121,31 @@ def layout_tables() -> str:
     return "\n".join([*combinations, "", *sizes, ""])
 
 
-def with_tables(page: str) -> str:
-    """`page` with today's tables of refused layouts between the two marks."""
+def log_format_table() -> str:
+    """Return the formats that `parse` recognizes, in the order of their titles, as Markdown."""
+    rows = [
+        f"| `{name}` | {kind.title} | {kind.example.replace('|', chr(92) + '|')} | {kind.numbered} "
+        f"| {f'`{kind.convention}`' if kind.convention else '-'} |"
+        for name, kind in sorted(log_formats().items(), key=lambda item: item[1].title.lower())
+    ]
+    head = (
+        "| `--engine` | framework | a step line looks like | step number | printed FLOP/s count |"
+    )
+    return "\n".join([head, "|---|---|---|---|---|", *rows, ""])
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "layouts.md": layout_tables,
+    "logs.md": log_format_table,
+}
+"""Pages of the docs, and the tables that are generated for them."""
+
+
+def with_tables(page: str, tables: str) -> str:
+    """Return `page` with `tables` between its two marks."""
     before, _, rest = page.partition(TABLES_BEGIN)
     _, end, after = rest.partition(TABLES_END)
-    return f"{before}{TABLES_BEGIN}\n{layout_tables()}{end}{after}" if end else page
+    return f"{before}{TABLES_BEGIN}\n{tables}{end}{after}" if end else page
 
 
 def main() -> None:
@@ -132,9 +153,10 @@ def main() -> None:
     folder = Path(sys.argv[1])
     for name, text in schema_texts().items():
         write_text(folder / name, text)
-    page = folder.parent / LAYOUTS_PAGE
-    if page.exists():
-        write_text(page, with_tables(page.read_text(encoding="utf-8")))
+    for name, tables in PAGES.items():
+        page = folder.parent / name
+        if page.exists():
+            write_text(page, with_tables(page.read_text(encoding="utf-8"), tables()))
 
 
 def _whose(native: bool) -> str:

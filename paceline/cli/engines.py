@@ -23,7 +23,7 @@ from paceline.cli.output import (
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.units import gib
-from paceline.engines import Needs, engine, engine_names, needs
+from paceline.engines import Needs, engine, engine_names, log_formats, needs
 from paceline.engines.launch import environments
 
 
@@ -50,6 +50,9 @@ def engines(
     features: Annotated[
         bool, typer.Option("--features", help="List the features that engines lack, and why.")
     ] = False,
+    formats: Annotated[
+        bool, typer.Option("--log-formats", help="List the log formats that `parse` recognizes.")
+    ] = False,
     where: Where = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
@@ -70,6 +73,9 @@ def engines(
       paceline engines remove deepspeed_chat
     """
     form = TableFormat.json if as_json else form
+    if formats and action is None:
+        emit_table(select_rows(_format_rows(), where), _FORMAT_COLUMNS, form)
+        return
     if features and action is None:
         rows = [row for each in engine_names() for row in _feature_rows(each)]
         emit_table(select_rows(rows, where), _FEATURE_COLUMNS, form)
@@ -130,6 +136,20 @@ def _feature_rows(name: str) -> list[dict[str, Any]]:
     ]
 
 
+def _format_rows() -> list[dict[str, Any]]:
+    """Return a row for each log format, in the order in which they are tried."""
+    return [
+        {
+            "engine": name,
+            "framework": kind.title,
+            "step_line": kind.example.replace("`", ""),
+            "step_number": kind.numbered,
+            "convention": kind.convention or "-",
+        }
+        for name, kind in log_formats().items()
+    ]
+
+
 def _absent_here(needed: Needs) -> list[str]:
     return environments.absent_modules(Path(environments.own_interpreter()), needed.imports)
 
@@ -171,6 +191,13 @@ def _installable() -> str:
     return ", ".join(name for name in engine_names() if needs(name).requirements) or "none"
 
 
+_FORMAT_COLUMNS = [
+    OutputColumn("engine", "engine"),
+    OutputColumn("framework", "framework"),
+    OutputColumn("step_line", "a step line looks like"),
+    OutputColumn("step_number", "step number"),
+    OutputColumn("convention", "printed FLOP/s count"),
+]
 _FEATURE_COLUMNS = [
     OutputColumn("engine", "engine"),
     OutputColumn("started_by", "started by"),

@@ -16,7 +16,7 @@ EngineName = Annotated[
     str | None,
     _fact(
         "--engine",
-        help="The log's log format, for example megatron or nemo1; default: found out.",
+        help="The log's format, for example megatron or nemo1; default: recognized.",
         show_default=False,
     ),
 ]

@@ -71,10 +71,9 @@ def parse(
 ) -> None:
     """Read training logs and say how fast the runs were, without launching anything.
 
-    NeMo 1 and 2, Megatron-Bridge, Megatron-LM, Megatron-DeepSpeed, DeepSpeed-Chat, torchtitan,
-    Hugging Face Trainer (TRL, axolotl), LLaMA-Factory, MaxText, NeMo Automodel, nanotron,
-    OLMo-core, Primus, verl, llm.c, nanoGPT, modded-nanogpt, nanochat, MLPerf and Paceline's own
-    logs are told apart by themselves. What the log does not say can be added; nothing is guessed.
+    The format is recognized: NeMo, Megatron, DeepSpeed, torchtitan, Hugging Face Trainer, MaxText,
+    MLPerf and more (`paceline engines --log-formats`). What the log does not say can be added;
+    nothing is guessed.
 
     Examples:
 

@@ -108,4 +108,6 @@ LOG_FORMAT = LogFormat(
         rb'|\{"step": \d{1,18}, "epoch": \d{1,9}, "timestamp": "[^"\r\n]{1,60}", "'
     ),
     read=read,
+    example="`step 9 | epoch 0 | loss ... | tps 11278.56(1409.82/gpu)`",
+    numbered="from 0",
 )

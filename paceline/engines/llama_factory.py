@@ -97,4 +97,6 @@ LOG_FORMAT = LogFormat(
         rb'\{"current_steps": \d{1,18}, "total_steps": \d{1,18}, "loss": [-0-9NI]'
     ),
     read=read,
+    example='`{"current_steps": 10, "total_steps": 100, "loss": ...}`',
+    numbered="from 1",
 )

@@ -109,4 +109,6 @@ LOG_FORMAT = LogFormat(
         rb"[^\r\n]{1,120}? ms[ ,|]"
     ),
     read=read,
+    example="`step    1/19560 | loss ... | 4688.25 ms | 28.8% bf16 MFU`",
+    numbered="from 1",
 )

@@ -237,5 +237,7 @@ LOG_FORMAT = LogFormat(
     marks=(b"completed step: ",),
     step_line=re.compile(rb"completed step: \d+, seconds: [0-9.]"),
     read=read,
+    example="`completed step: 15107, seconds: 2.167, TFLOP/s: 36.722`",
+    numbered="from 0",
     convention="causal",
 )

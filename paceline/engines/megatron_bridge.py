@@ -279,12 +279,20 @@ class _StepTimes:
             log.remark("it has Step Time lines only, without numbers: steps are counted from 1")
             return
         lines = _lines_of(log.column("step_time_s"), times, self._decimal_s)
-        of_records = np.where(lines >= 0, flops[lines], np.nan)
+        del times, self._times  # A log of millions of steps needs the memory.
         printed = log.column(FLOPS)
-        log.set_column(FLOPS, np.where(np.isnan(printed), of_records, printed))
+        log.set_column(
+            FLOPS,
+            (
+                np.where(
+                    np.isnan(printed[part]) & (lines[part] >= 0), flops[lines[part]], printed[part]
+                )
+                for part in (slice(n, n + CHUNK) for n in range(0, num_records, CHUNK))
+            ),
+        )
         num_paired = int((lines >= 0).sum())
         for count, sentence in (
-            (len(times) - num_paired, "Step Time lines without iteration line, left out"),
+            (len(flops) - num_paired, "Step Time lines without iteration line, left out"),
             (num_records - num_paired, "iteration lines without Step Time line"),
         ):
             if count:
@@ -328,6 +336,8 @@ LOG_FORMAT = LogFormat(
     marks=(b"Step Time : ",),
     step_line=re.compile(rb"Step Time : [0-9.]{1,24}s GPU utilization: "),
     read=read,
+    example="`Step Time : 5.69s GPU utilization: ...` beside Megatron's line",
+    numbered="from 1",
     end_marker="[after training is done]",
     precedence=2,
     convention="causal",

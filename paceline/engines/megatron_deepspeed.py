@@ -284,6 +284,8 @@ LOG_FORMAT = LogFormat(
     marks=(b"elapsed time per iteration (", b" | consumed samples: ", _KEYED),
     step_line=_OWN_FIELD,
     read=read,
+    example="as Megatron with `samples per second`, or `elapsed_time_per_iteration_ms=3420.2`",
+    numbered="from 1",
     end_marker="[after training is done]",
     precedence=3,
     convention="megatron-deepspeed+recompute",

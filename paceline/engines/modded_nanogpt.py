@@ -90,4 +90,6 @@ LOG_FORMAT = LogFormat(
         rb"(?: \|)? step_avg:"
     ),
     read=read,
+    example="`step:20/1750 train_time:2900ms step_avg:145.00ms`",
+    numbered="from 1",
 )

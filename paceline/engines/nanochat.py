@@ -153,4 +153,6 @@ LOG_FORMAT = LogFormat(
         rb"[0-9.]{1,24}ms \| tok/sec: "
     ),
     read=read,
+    example="`step 00100/21400 (0.47%) | loss: ... | dt: 480.12ms`",
+    numbered="from 0",
 )

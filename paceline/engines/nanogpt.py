@@ -142,4 +142,6 @@ LOG_FORMAT = LogFormat(
         rb"(?:, mfu -?[0-9.]{1,24}%)?+[ \t]{0,8}(?:[\r\n,\x1b]|\Z)"
     ),
     read=read,
+    example="`iter 10: loss 4.1234, time 250.12ms, mfu 12.34%`",
+    numbered="from 0",
 )

@@ -156,4 +156,6 @@ LOG_FORMAT = LogFormat(
         rb"iteration: \d{1,18} / \d{1,18} \| consumed_(?:tokens|samples): {1,12}[0-9.KMBTPE]{1,16} "
     ),
     read=read,
+    example="`iteration: 991 / 1000 | ... elapsed_time_per_iteration_ms: 2.61K`",
+    numbered="from 1",
 )

@@ -259,5 +259,7 @@ LOG_FORMAT = LogFormat(
     marks=(b'{"event": "step"', b'"step_time_s": '),
     step_line=native_lines.STEP_LINE,
     read=native_log.read,
+    example='JSON lines with `"event": "step"`',
+    numbered="from 1",
     precedence=2,
 )

@@ -117,6 +117,8 @@ LOG_FORMAT = LogFormat(
         rb"(?:reduced_train_loss|train_step_timing in s): "
     ),
     read=read,
+    example="`iteration 45/99 | ... | train_step_timing in s: 6.08`",
+    numbered="from 0",
     end_marker="`Trainer.fit` stopped",
     convention="full-attention",
     begins=_BEGIN,

@@ -114,5 +114,7 @@ LOG_FORMAT = LogFormat(
         rb"(?:throughput/device/(?:TPS|BPS)|throughput/total tokens|train/CE loss)=[0-9ni-]"
     ),
     read=read,
+    example="`[step=10/1000,epoch=1,...]`, under it `throughput/device/BPS=...`",
+    numbered="from 1",
     begins=BEGINS,
 )

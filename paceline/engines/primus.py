@@ -37,5 +37,7 @@ LOG_FORMAT = LogFormat(
     marks=(b"rank-",),
     step_line=re.compile(_RECORD.replace(rb"(\d{1,9})", rb"\d{1,9}")),
     read=read,
+    example="Megatron's line behind `[...][rank-7/8][INFO ]`, `13372.8/13364.7`",
+    numbered="from 1",
     precedence=2,
 )

@@ -103,4 +103,6 @@ LOG_FORMAT = LogFormat(
         rb" - (?:perf/time_per_step|timing_s/step|train/time\(s\)):(?:np\.\w{2,12}\()?[0-9]"
     ),
     read=read,
+    example="`step:1 - actor/pg_loss:... - perf/time_per_step:48.7`",
+    numbered="from 1",
 )

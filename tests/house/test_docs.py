@@ -15,7 +15,7 @@ from paceline.core.layout_checks import RULES
 from paceline.core.metrics import METRICS
 from paceline.files.recipe import override_keys, recipe_names
 from paceline.schemas import (
-    LAYOUTS_PAGE,
+    PAGES,
     TABLES_BEGIN,
     TABLES_END,
     layout_tables,
@@ -69,18 +69,21 @@ def test_the_schemas_in_the_docs_are_todays(name: str):
     assert (ROOT / "docs" / "schemas" / name).read_text() == schema_texts()[name]
 
 
-def test_the_refused_layouts_in_the_docs_are_todays():
-    page = read(LAYOUTS_PAGE)
-    assert layout_tables() in page and with_tables(page) == page
-    assert all(rule.reason in page for rule in RULES)
+@pytest.mark.parametrize("name", PAGES)
+def test_the_generated_tables_in_the_docs_are_todays(name: str):
+    page, tables = read(name), PAGES[name]()
+    assert tables in page and with_tables(page, tables) == page
+
+
+def test_all_refused_layouts_are_in_their_table():
+    assert all(rule.reason in layout_tables() for rule in RULES)
 
 
 def test_stale_tables_are_replaced_and_nothing_else_is():
     page = f"# Layouts\n{TABLES_BEGIN}\nold\n{TABLES_END}\nafter\n"
-    fresh = with_tables(page)
-    assert "old" not in fresh and layout_tables() in fresh
-    assert fresh.startswith("# Layouts\n") and fresh.endswith(f"{TABLES_END}\nafter\n")
-    assert with_tables("no marks") == "no marks"
+    fresh = with_tables(page, "new\n")
+    assert fresh == f"# Layouts\n{TABLES_BEGIN}\nnew\n{TABLES_END}\nafter\n"
+    assert with_tables("no marks", "new") == "no marks"
 
 
 def documents() -> list[Path]:

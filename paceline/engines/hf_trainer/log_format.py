@@ -378,6 +378,8 @@ LOG_FORMAT = LogFormat(
         rb"[^{}]{1,2000}?['\"](?:learning_rate|epoch)['\"]: "
     ),
     read=read,
+    example="`{'loss': ..., 'epoch': ...}`, `{'train_runtime': ...}`, and its progress bar",
+    numbered="the progress bar's",
     end_marker="Training completed, or train_runtime",
     whole_run=True,
 )

@@ -99,11 +99,13 @@ class LogContent:
         column = self._columns.get(name)
         return column.read() if column else np.broadcast_to(np.nan, len(self))
 
-    def set_column(self, name: str, values: FloatColumn) -> None:
-        """Replace what the steps so far say by `values`, one for each."""
-        assert len(values) == len(self), name
-        self._columns[name] = _unsaid_column(name, 0)
-        self._columns[name].extend(values)
+    def set_column(self, name: str, values: Iterable[FloatColumn]) -> None:
+        """Replace what the steps so far say by `values`, one for each, which come in pieces."""
+        column = _unsaid_column(name, 0)
+        for piece in values:
+            column.extend(piece)
+        assert len(column) == len(self), name
+        self._columns[name] = column
 
     def begin_attempt(self) -> None:
         """What is stated from now on is of the steps to come, not of those so far."""
@@ -197,6 +199,10 @@ class LogFormat:
     """What only a step (or the one figure) of this log format looks like."""
     read: Callable[[Iterable[bytes], LogContent], None]
     """Reads blocks of whole lines; must neither raise nor slow down on any bytes."""
+    example: str
+    """What a step line looks like, in Markdown."""
+    numbered: str
+    """How its steps are numbered: `from 1`."""
     precedence: int = 5
     """Lower wins where the lines of several log formats stand in one log."""
     convention: str | None = None

@@ -158,6 +158,8 @@ LOG_FORMAT = LogFormat(
     marks=(TOKEN,),
     step_line=re.compile(rb':::MLLOG \{[^\r\n]{0,200}?"time_ms"'),
     read=read,
+    example="`:::MLLOG {...}` with `tracked_stats`",
+    numbered="metadata",
     end_marker="run_stop",
     precedence=1,
 )

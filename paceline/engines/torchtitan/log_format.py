@@ -179,6 +179,8 @@ LOG_FORMAT = LogFormat(
     marks=(b"loss: ", b"global_avg_loss"),
     step_line=_STEP_LINE,
     read=read,
+    example="`step: 50 loss: ... tps: 1,444 tflops: 300.32`",
+    numbered="from 1",
     end_marker="Training completed",
     convention="full-attention",
 )
