@@ -22,8 +22,7 @@ from typing import Any
 
 from paceline.files.run_folder import LOGS_FOLDER, STEPS_FOLDER
 from paceline.runs.flow import POLL_S
-from paceline.runs.signs_of_life import SignsOfLife
-from paceline.runs.step_follower import StepFollower
+from paceline.runs.step_follower import SignsOfLife, StepFollower
 from paceline.trainer.measure.event_log import EventLog
 
 HANG_LIMIT_S = 300.0

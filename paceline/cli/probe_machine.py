@@ -13,10 +13,14 @@ from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.units import binary, percent, si
 from paceline.machines.placement import device_kind
-from paceline.machines.probe.collective import probe_collective
 from paceline.machines.probe.inventory import inventory
-from paceline.machines.probe.memory import probe_memory
-from paceline.machines.probe.passes import attention_shapes, probe_attention, probe_latency
+from paceline.machines.probe.rates import (
+    attention_shapes,
+    probe_attention,
+    probe_collective,
+    probe_latency,
+    probe_memory,
+)
 
 
 def memory(

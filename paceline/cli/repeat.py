@@ -40,8 +40,7 @@ from paceline.runs.repeats_text import (
     run_text,
     series_lines,
 )
-from paceline.runs.tasks.lost_hosts import TaskOutcome, lost_text
-from paceline.runs.tasks.slot import JobSlot
+from paceline.runs.tasks.slot import JobSlot, TaskOutcome, lost_text
 
 BROKEN_OFF = frozenset({"incomplete", "cancelled"})
 """Statuses of runs that might have had a figure, had they gone on."""

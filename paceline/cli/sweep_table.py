@@ -29,8 +29,7 @@ from paceline.layouts.sweep.table import (
 from paceline.layouts.sweep.trials import SweepTask, SweepTrial, row_of
 from paceline.runs.flow import Progress, Watcher
 from paceline.runs.plan import Plan
-from paceline.runs.tasks.lost_hosts import lost_text
-from paceline.runs.tasks.slot import JobSlot
+from paceline.runs.tasks.slot import JobSlot, lost_text
 
 LINE_EVERY_S = 5.0
 

@@ -22,8 +22,7 @@ from paceline.layouts.tune.ranking import RankedLayout, Ranking
 from paceline.layouts.tune.result import TuneResult, TuneRow
 from paceline.runs.flow import Progress, Watcher
 from paceline.runs.plan import Plan
-from paceline.runs.tasks.lost_hosts import lost_text
-from paceline.runs.tasks.slot import JobSlot
+from paceline.runs.tasks.slot import JobSlot, lost_text
 
 
 def print_ranking(ranking: Ranking, form: TableFormat) -> None:

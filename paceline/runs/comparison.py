@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from paceline.compare.over_time.environment import environment_items
 from paceline.compare.published import nearest_row, published_side, timed
 from paceline.compare.scatter import RunScatter
 from paceline.compare.sides import Member, Pair, Side
-from paceline.compare.significance import MARGIN
-from paceline.core.errors import UserError, did_you_mean
+from paceline.compare.significance import MARGIN, MIN_REPEATS
+from paceline.core.errors import PacelineError, UserError, did_you_mean
 from paceline.core.metrics import METRICS
 from paceline.core.problem import refusal
 from paceline.core.result import Result
@@ -27,11 +28,12 @@ from paceline.core.run_report import RunReport
 from paceline.core.stats import printed_step_s
 from paceline.files import references
 from paceline.files.documents import parse_json, read_text
-from paceline.files.run_folder import RUN_FILE, find_runs
+from paceline.files.run_folder import RUN_FILE, find_runs, read_record, run_folders
 from paceline.logs.parsed_log import ParsedLog
 from paceline.report.run_description import window_mask
-from paceline.runs.log_result import RUN_STATUS
-from paceline.runs.machine_scatter import machine_scatter
+from paceline.runs.bundles.writing import BUNDLE_FILE
+from paceline.runs.history import recipe_history
+from paceline.runs.logged_run import RUN_STATUS
 from paceline.runs.outcome import evaluate
 
 BEST_REFERENCE = "reference"
@@ -217,3 +219,43 @@ def _check_choice(option: str, word: str, choices: Collection[str]) -> None:
             allowed=", ".join(choices),
             remedy=did_you_mean(word, choices) or None,
         )
+
+
+def machine_scatter(root: Path, sides: Pair) -> RunScatter | None:
+    """What the history under `root` says of runs like these, where a verdict needs it.
+
+    That is with fewer than three repeats a side, or all of one side before all of the other. The
+    candidate's own runs are left out, however they are named, and so are imported bundles, which
+    tell of another machine; the series is one of either side's configuration.
+    """
+    if not all(side.used for side in sides.each):
+        return None
+    if min(sides.sizes) >= MIN_REPEATS and not sides.apart:
+        return None
+    judged = {Path(member.place).resolve() for member in sides.candidate.used if member.place}
+    places = [m.place for side in sides.each for m in side.used if m.place and m.facts.recipe]
+    keys = {read_record(Path(place)).key for place in places} - {None}
+    recipes = {member.facts.recipe for side in sides.each for member in side.used}
+    folders = [
+        folder
+        for folder in run_folders(root)
+        if folder.resolve() not in judged and _was_made_here(folder) and _is_one_of(folder, keys)
+    ]
+    series = [
+        series
+        for recipe in sorted(filter(None, recipes))
+        for series in (recipe_history(recipe, folders).series if folders else ())
+        if series.scatter
+    ]
+    known = max(series, key=lambda s: s.n_runs, default=None)
+    return known.scatter if known else None
+
+
+def _was_made_here(folder: Path) -> bool:
+    return not (folder / BUNDLE_FILE).exists()
+
+
+def _is_one_of(folder: Path, keys: set[str | None]) -> bool:
+    with suppress(PacelineError):
+        return read_record(folder).key in keys
+    return False

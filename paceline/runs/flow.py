@@ -40,8 +40,9 @@ from paceline.files.run_folder import (
 )
 from paceline.machines import Handle, launcher
 from paceline.machines.placement import device_kind
+from paceline.machines.probe.container import oom_kills
 from paceline.machines.probe.gemm import GemmProbe
-from paceline.machines.probe.inventory import inventory, oom_kills
+from paceline.machines.probe.inventory import inventory
 from paceline.machines.probe.telemetry import sampled
 from paceline.runs import outcome
 from paceline.runs.checkpoints import remove_torn_checkpoints
@@ -49,8 +50,7 @@ from paceline.runs.data_files import make_tokens, texts_of
 from paceline.runs.ending import Ending, log_tail
 from paceline.runs.logged_run import NATIVE, ending_of, with_told_facts
 from paceline.runs.plan import Plan, probe_machine, reachable_rate
-from paceline.runs.signs_of_life import SignsOfLife
-from paceline.runs.step_follower import follower
+from paceline.runs.step_follower import SignsOfLife, follower
 from paceline.runs.surroundings import write_surroundings
 
 POLL_S = 0.2

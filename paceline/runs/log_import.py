@@ -27,7 +27,7 @@ from paceline.files.run_folder import (
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import as_text, parse_log
 from paceline.runs.flow import finish
-from paceline.runs.log_result import RUN_STATUS
+from paceline.runs.logged_run import RUN_STATUS
 
 BLOCK_BYTES = 1 << 22
 """Of a log that is searched for secrets at a time."""

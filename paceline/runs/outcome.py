@@ -48,8 +48,7 @@ from paceline.machines.placement import find_device
 from paceline.machines.slurm.foreign import submitted_logs
 from paceline.machines.slurm.record import left_job
 from paceline.runs.ending import Ending, file_text, log_tail, read_ranks, stacks
-from paceline.runs.log_result import evaluate_log
-from paceline.runs.logged_run import ending_of, logged_report, tells_by_log
+from paceline.runs.logged_run import ending_of, evaluate_log, logged_report, tells_by_log
 from paceline.runs.run_energy import (
     RunTelemetry,
     device_warnings,

@@ -18,9 +18,8 @@ from paceline.files.run_folder import Repeat, groups, read_record
 from paceline.runs.comparison import Gate, compare_runs
 from paceline.runs.plan import as_of_now
 from paceline.runs.repeat_plan import Series, SeriesSide, Turn
-from paceline.runs.tasks.lost_hosts import TaskOutcome
 from paceline.runs.tasks.runner import Observer, TaskQueue, TaskRun, TaskRunner
-from paceline.runs.tasks.slot import JobSlot, plan_on
+from paceline.runs.tasks.slot import JobSlot, TaskOutcome, plan_on
 
 RepeatObserver = Observer[Turn, TaskOutcome]
 """Who is told of each repeat, and how it ended."""

@@ -17,8 +17,7 @@ from paceline.core.errors import SystemFaultError
 from paceline.machines import JobEnd, ssh
 from paceline.machines.node.script import rendezvous_port
 from paceline.machines.ssh import run as ssh_run
-from paceline.machines.ssh.checks import check_hosts
-from paceline.machines.ssh.host_rules import Questions
+from paceline.machines.ssh.checks import Questions, check_hosts
 from tests.clusters.bed import Bed
 from tests.clusters.ssh_jobs import (
     RANK,

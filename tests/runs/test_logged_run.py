@@ -163,7 +163,7 @@ def test_a_program_that_hangs_when_its_work_is_done_has_done_it(run: Callable[..
 def test_a_log_is_followed_whoever_writes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine_name: str
 ):
-    monkeypatch.setattr(step_follower, "LOOK_S", 0.0)
+    monkeypatch.setattr(step_follower, "MIN_LOG_PAUSE_S", 0.0)
     monkeypatch.setattr(step_follower, "LOOKING_SHARE", 1e9)
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs" / "rank-00000.log"

@@ -23,8 +23,7 @@ from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan
 from paceline.runs.repeat_plan import Turn, new_series, resumed_series, side_request
 from paceline.runs.repeat_runner import run_series
-from paceline.runs.tasks.lost_hosts import TaskOutcome
-from paceline.runs.tasks.slot import JobSlot
+from paceline.runs.tasks.slot import JobSlot, TaskOutcome
 from tests.runs.series_example import make_finished
 from tests.runs.test_repeat_plan import BASE, repeat_fields
 from tests.scaling.fleet import Fleet

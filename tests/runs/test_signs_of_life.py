@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.follow_ranks import make_ranks
 from paceline.files.run_folder import LOGS_FOLDER, STEPS_FOLDER
-from paceline.runs import signs_of_life
-from paceline.runs.signs_of_life import FEW_FILES, LOOK_S, SignsOfLife
+from paceline.runs import step_follower
+from paceline.runs.step_follower import FEW_FILES, LOOK_S, SignsOfLife
 from paceline.trainer.measure.event_log import EventLog
 
 LIMIT_S = 60.0
@@ -28,13 +28,13 @@ def look(life: SignsOfLife, times: int = 1) -> None:
 def stats(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files and folders whose time was asked for."""
     asked: list[str] = []
-    written = signs_of_life._written
+    written = step_follower._written
 
     def counted(path: str) -> int | None:
         asked.append(path)
         return written(path)
 
-    monkeypatch.setattr(signs_of_life, "_written", counted)
+    monkeypatch.setattr(step_follower, "_written", counted)
     return asked
 
 

@@ -19,9 +19,8 @@ from paceline.layouts.sweep.result import SweepResult, SweepRow, figure_fields, 
 from paceline.machines import slurm
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan, as_of_now
-from paceline.runs.tasks.lost_hosts import TaskOutcome
 from paceline.runs.tasks.runner import Observer, TaskQueue, TaskRun, TaskRunner
-from paceline.runs.tasks.slot import JobSlot, plan_on
+from paceline.runs.tasks.slot import JobSlot, TaskOutcome, plan_on
 
 FINAL_ANSWERS = ("oom", "nan")
 """Statuses that another run of the same would have again."""

@@ -32,9 +32,8 @@ from paceline.layouts.search.memory import between, largest_that_fit, that_take_
 from paceline.layouts.search.space import Space, feasible
 from paceline.layouts.sweep.plan import steady_batch
 from paceline.machines.placement import Request, choose_cluster
-from paceline.machines.probe.collective import probe_collective
 from paceline.machines.probe.inventory import inventory
-from paceline.machines.probe.memory import probe_memory
+from paceline.machines.probe.rates import probe_collective, probe_memory
 from paceline.runs.compilation import COMPILE, compiled_here
 from paceline.runs.plan import Plan, make_plan, reachable_rate
 

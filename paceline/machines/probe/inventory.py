@@ -14,9 +14,7 @@ import psutil
 
 from paceline.core.hardware import Cluster
 from paceline.core.secrets import REDACTED, SECRET_NAME, redact
-from paceline.machines.probe import cgroups
-from paceline.machines.probe.cgroups import oom_kills as oom_kills
-from paceline.machines.probe.container import container
+from paceline.machines.probe.container import container, core_quota, group_memory_limit_bytes
 from paceline.machines.probe.gpus import gpus
 
 BUSY_SAMPLE_S = 0.2
@@ -137,13 +135,13 @@ def cpu() -> dict[str, Any]:
 def usable_cores() -> int:
     """Cores by affinity and by the control group's quota, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quota = cgroups.core_quota()
+    quota = core_quota()
     return max(1, min(cores or 1, int(quota) if quota is not None else cores or 1))
 
 
 def memory_limit_bytes() -> int:
     """Host memory, or the control group's limit when that is smaller."""
-    total, limit = psutil.virtual_memory().total, cgroups.memory_limit_bytes()
+    total, limit = psutil.virtual_memory().total, group_memory_limit_bytes()
     return total if limit is None else min(total, limit)
 
 

@@ -7,25 +7,33 @@ second connection, by its recorded group.
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.core.errors import UserError
+from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import Cluster
 from paceline.core.job import Job
 from paceline.core.units import counted, there_are
 from paceline.files.documents import write_text
 from paceline.files.run_folder import LOGS_FOLDER, SCRIPT_FILE
-from paceline.machines.node.script import NODE_SCRIPT, prepare_node, render_node
+from paceline.machines.node.script import NODE_SCRIPT, prepare_node, render_node, rendezvous_port
 from paceline.machines.ssh import remote
-from paceline.machines.ssh.checks import check_hosts, examine
+from paceline.machines.ssh.checks import (
+    ANSWER_LIMIT_S,
+    HostCheck,
+    Questions,
+    check_hosts,
+    examine,
+    is_loopback,
+    raise_for_faults,
+)
 from paceline.machines.ssh.connection import private_folder, ssh_argv
-from paceline.machines.ssh.fanout import Fanout, allow_files
-from paceline.machines.ssh.host_rules import Questions, raise_for_faults
-from paceline.machines.ssh.rendezvous import gloo_interface, rendezvous
 from paceline.machines.ssh.run import SshHost, SshRun
-from paceline.machines.ssh.session import Session
+from paceline.machines.ssh.session import Fanout, Session, allow_files
 
 SILENCES = 12
 """Intervals without a sign of the controller after which a host ends its ranks."""
@@ -118,3 +126,67 @@ def _cluster(job: Job) -> Cluster:
             remedy="name one for every node with --hosts",
         )
     return cluster
+
+
+PORTS_TRIED = 16
+LOOPBACK = "127.0.0.1"
+
+
+def rendezvous_address(checks: Sequence[HostCheck]) -> str:
+    """An address of the first host at which all of them find it.
+
+    Of the interface that was asked for; else what the others find for its name, unless that is a
+    loopback address; else where this machine reached it, loopback only when that holds for all
+    hosts. One host alone needs no other than loopback.
+    """
+    first, *others = checks
+    if first.address:
+        return first.address
+    if not others:
+        return LOOPBACK
+    counts = Counter(check.peer_address for check in others)
+    address, times = counts.most_common(1)[0]
+    if address and times == len(others) and not is_loopback(address):
+        return address
+    all_loopback = all(is_loopback(check.server_address) for check in checks)
+    if first.server_address and (all_loopback or not is_loopback(first.server_address)):
+        return first.server_address
+    raise SystemFaultError(
+        first.host,
+        "the hosts find no common address for it",
+        allowed="one they all resolve alike",
+        remedy="name the network interface (--interface)",
+    )
+
+
+def rendezvous(fanout: Fanout, checks: Sequence[HostCheck], job: Job, run: str) -> tuple[str, int]:
+    """The address, and a port that is free on the first host; raises SystemFaultError."""
+    address, session = rendezvous_address(checks), fanout.sessions[0]
+    ports = [str(rendezvous_port(run, attempt)) for attempt in range(PORTS_TRIED)]
+    session.send(remote.ask(job.python, "port", address, *ports))
+    deadline = time.monotonic() + ANSWER_LIMIT_S
+    while not session.heard and not session.ended and time.monotonic() < deadline:
+        fanout.step(0.05)
+    answer = session.heard.popleft() if session.heard else None
+    if answer is None or answer.word != "@facts":
+        raise SystemFaultError(session.host, "did not say which port is free")
+    offer = json.loads(answer.rest)
+    if offer["port"] is None:
+        raise SystemFaultError(
+            session.host,
+            f"cannot listen at {address}: {offer['why']}",
+            allowed="an address of its own and a free port",
+            remedy="name the network interface (--interface)",
+        )
+    return address, offer["port"]
+
+
+def gloo_interface(check: HostCheck, job: Job) -> dict[str, str]:
+    """The variable that keeps gloo off the loopback address that some hosts' own names have.
+
+    Empty where the job names an interface, runs on one host, or the host's name is no such trap.
+    """
+    chosen = (job.cluster and job.cluster.interface) or "GLOO_SOCKET_IFNAME" in job.env
+    if job.nodes == 1 or chosen or not check.reached_on or not is_loopback(check.own_address):
+        return {}
+    return {"GLOO_SOCKET_IFNAME": check.reached_on}

@@ -14,8 +14,7 @@ from paceline.core.hosts import compress
 from paceline.machines import Handle, JobEnd
 from paceline.machines.ssh import remote
 from paceline.machines.ssh.connection import SIGNS_MISSED, meaning, ssh_argv
-from paceline.machines.ssh.fanout import Fanout
-from paceline.machines.ssh.session import Session
+from paceline.machines.ssh.session import Fanout, Session
 
 FOLLOW_S = 5.0
 """How long the other hosts may take to say their last words after the first has failed."""

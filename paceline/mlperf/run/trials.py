@@ -24,9 +24,8 @@ from paceline.runs import flow
 from paceline.runs.ending import read_ranks
 from paceline.runs.logged_run import log_files
 from paceline.runs.plan import Plan
-from paceline.runs.tasks.lost_hosts import TaskOutcome
 from paceline.runs.tasks.runner import Observer, TaskQueue, TaskRun, TaskRunner
-from paceline.runs.tasks.slot import JobSlot
+from paceline.runs.tasks.slot import JobSlot, TaskOutcome
 
 TrialStatus = Literal[
     "waiting", "running", "success", "missed", "timeout", "failed", "cancelled", "measured"

@@ -20,7 +20,7 @@ from paceline.logs.parser import log_files, parse_log
 from paceline.runs.bundles.verification import OpenedBundle, check_opened, opened_bundle
 from paceline.runs.bundles.writing import BUNDLE_FILE
 from paceline.runs.log_import import import_log
-from paceline.runs.log_result import RUN_STATUS
+from paceline.runs.logged_run import RUN_STATUS
 from paceline.runs.outcome import evaluate
 
 

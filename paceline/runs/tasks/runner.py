@@ -20,8 +20,16 @@ from paceline.files.run_folder import Repeat, Trial
 from paceline.machines.slurm.array import Gathering, Submit
 from paceline.runs import flow
 from paceline.runs.plan import Plan
-from paceline.runs.tasks.lost_hosts import Losses, TaskOutcome, allocation_fault, is_lost, why_ended
-from paceline.runs.tasks.slot import MOST_SLOTS, JobSlot, numbered_slots
+from paceline.runs.tasks.slot import (
+    MOST_SLOTS,
+    JobSlot,
+    Losses,
+    TaskOutcome,
+    allocation_fault,
+    is_lost,
+    numbered_slots,
+    why_ended,
+)
 
 Task = TypeVar("Task")
 Kept = TypeVar("Kept")

@@ -1,13 +1,21 @@
-"""One slot of a cluster or of a machine, and a run moved to it."""
+"""One slot of a cluster or of a machine: runs moved to it, and the loss of its hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Lock
 
+from paceline.core.errors import PacelineError, UserError
+from paceline.core.hardware import Cluster
 from paceline.core.hosts import compress
+from paceline.core.result import Result
 from paceline.core.run import RunSpec
 from paceline.engines import engine
+from paceline.files.run_folder import read_record
+from paceline.machines.host_lists import UnknownJobError, from_allocation
 from paceline.machines.node.bind import Core, even_shares
 from paceline.machines.node.binding import bound, bound_to
 from paceline.runs.plan import Plan
@@ -59,3 +67,96 @@ def plan_on(plan: Plan, slot: JobSlot) -> Plan:
     if slot.devices:
         job = replace(job, env={**job.env, "CUDA_VISIBLE_DEVICES": ",".join(slot.devices)})
     return replace(plan, job=job)
+
+
+BROKEN_LAUNCH = ("failed", "incomplete")
+"""Statuses with which a host at fault is taken out; lack of memory is the layout's matter."""
+ASK_AGAIN_S = 2.0
+NONE_WHOLE = "no part of the hosts is whole any more"
+
+TaskOutcome = Result | PacelineError
+"""How a task's run ended: as a result, or as a fault that left none."""
+
+
+@dataclass
+class Losses:
+    """The slots that are whole, and the tasks that were taken from others.
+
+    A slot of which a host is lost gets nothing more, unless it is the last: then the same task is
+    tried there once more, because a connection that broke once may be back.
+    """
+
+    slots: Sequence[JobSlot]
+    lost: dict[JobSlot, str] = field(default_factory=dict[JobSlot, str])
+    """With how the run ended."""
+    _moved: set[Hashable] = field(default_factory=set[Hashable])
+    _lock: Lock = field(default_factory=Lock)
+
+    @property
+    def whole(self) -> list[JobSlot]:
+        """Slots that have lost no host."""
+        return [slot for slot in self.slots if slot not in self.lost]
+
+    @property
+    def halted(self) -> str | None:
+        """Why nothing more can run; None while there is a slot."""
+        if self.whole:
+            return None
+        return f"{NONE_WHOLE}: {[*self.lost.values()][-1]}"
+
+    def note(self, slot: JobSlot, task: Hashable, why: str) -> bool:
+        """A host of the slot was lost under this task; whether it is tried once more."""
+        with self._lock:
+            again = task not in self._moved
+            self._moved.add(task)
+            if not (again and self.whole == [slot]):
+                self.lost[slot] = why
+            return again
+
+
+def is_lost(slot: JobSlot, cluster: Cluster, outcome: TaskOutcome, root: Path) -> bool:
+    """Whether a run in `root` ended in such a way because of a host of its slot.
+
+    Of a run whose nodes Slurm chooses no host is lost: Slurm gives the next one others.
+    """
+    faulty = outcome.hosts if isinstance(outcome, PacelineError) else ()
+    hosts = slot.hosts or cluster.hosts
+    if not hosts and not cluster.allocation:
+        return False
+    if isinstance(outcome, Result) and outcome.status in BROKEN_LAUNCH:
+        faulty = read_record(root / outcome.run).faulty_hosts
+    return bool({*faulty} & {*hosts}) if hosts else bool(faulty)
+
+
+def allocation_fault(cluster: Cluster) -> str | None:
+    """Why the Slurm job that all runs are steps of has no hosts any more; None while it has.
+
+    A Slurm that does not answer once, or gives no clear answer twice, is no fault of the job.
+    """
+    job = cluster.allocation
+    if job is None:
+        return None
+    for pause_s in (ASK_AGAIN_S, 0.0):
+        try:
+            from_allocation(job)
+        except UserError as fault:
+            return str(fault)
+        except UnknownJobError as fault:
+            return f"job {job} is unknown to Slurm: {fault}"
+        except PacelineError:
+            time.sleep(pause_s)
+        else:
+            return None
+    return None
+
+
+def why_ended(outcome: TaskOutcome) -> str:
+    """How a run ended, in a sentence."""
+    return str(outcome) if isinstance(outcome, PacelineError) else outcome.reason or outcome.status
+
+
+def lost_text(slot: JobSlot, why: str, for_good: bool) -> str:
+    """That a host of a slot is lost, and what this means for what is left."""
+    if for_good:
+        return f"nothing more runs on {slot.name}: {why}"
+    return f"{slot.name} lost a host, and there is no other place; once more there: {why}"

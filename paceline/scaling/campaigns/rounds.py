@@ -16,9 +16,14 @@ from paceline.files.run_folder import Trial, read_record
 from paceline.machines.node.binding import bound
 from paceline.machines.probe.inventory import inventory
 from paceline.runs.plan import Plan
-from paceline.runs.tasks.lost_hosts import TaskOutcome, allocation_fault
 from paceline.runs.tasks.runner import TaskQueue, TaskRun, TaskRunner
-from paceline.runs.tasks.slot import MOST_SLOTS, JobSlot, numbered_slots
+from paceline.runs.tasks.slot import (
+    MOST_SLOTS,
+    JobSlot,
+    TaskOutcome,
+    allocation_fault,
+    numbered_slots,
+)
 from paceline.scaling.analysis.analysis import AnalysisContext, analyse, next_groups
 from paceline.scaling.campaigns.record import Campaign, Group, PlannedRound, write_campaign
 from paceline.scaling.campaigns.sub_cluster import (

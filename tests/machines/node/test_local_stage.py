@@ -11,8 +11,7 @@ from pydantic import ValidationError
 
 from paceline.core.hardware import Cluster
 from paceline.core.job import Job
-from paceline.machines.node.local_stage import on_node_disks, presence_lines
-from paceline.machines.node.script import render_node
+from paceline.machines.node.script import on_node_disks, presence_lines, render_node
 
 FILE = "corpus-0a1b2c3d/content/code.jsonl"
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.machines.probe import cgroups
-from paceline.machines.probe.inventory import memory_limit_bytes, oom_kills, usable_cores
+from paceline.machines.probe import container as cgroups
+from paceline.machines.probe.container import oom_kills
+from paceline.machines.probe.inventory import memory_limit_bytes, usable_cores
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_the_smallest_memory_limit_on_the_way_up_counts(own: Path, inner: object
 def test_no_limit_leaves_the_machine(own: Path):
     (own / "memory.max").write_text("max\n")
     (own / "cpu.max").write_text("max 100000\n")
-    assert cgroups.memory_limit_bytes() is None and cgroups.core_quota() is None
+    assert cgroups.group_memory_limit_bytes() is None and cgroups.core_quota() is None
     assert memory_limit_bytes() > 2**20 and usable_cores() >= 1
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import app
 from paceline.core.errors import UserError
-from paceline.machines.probe.passes import attention_shapes
+from paceline.machines.probe.rates import attention_shapes
 
 
 def test_attention_of_a_recipe_is_told_with_its_rate():

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from paceline.core.errors import SystemFaultError
-from paceline.machines.probe.collective import probe_collective
-from paceline.machines.probe.memory import probe_memory
+from paceline.machines.probe.rates import probe_collective, probe_memory
 
 
 def test_memory_is_copied_at_a_rate_for_each_size():

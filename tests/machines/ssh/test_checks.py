@@ -10,8 +10,14 @@ import pytest
 
 from paceline.core.errors import SystemFaultError
 from paceline.core.hardware import SshSettings
-from paceline.machines.ssh.checks import _Examination, check_hosts
-from paceline.machines.ssh.host_rules import HostCheck, Questions, judged, raise_for_faults
+from paceline.machines.ssh.checks import (
+    HostCheck,
+    Questions,
+    _Examination,
+    check_hosts,
+    judged,
+    raise_for_faults,
+)
 from paceline.machines.ssh.session import Heard, Session
 from tests.machines.ssh.stand_in import install
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import SystemFaultError
-from paceline.machines.ssh.fanout import Fanout, allow_files
-from paceline.machines.ssh.session import Session
+from paceline.machines.ssh.session import Fanout, Session, allow_files
 
 
 def drive(fanout: Fanout, done: Callable[[], bool], within_s: float = 20) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from paceline.core.errors import SystemFaultError
 from paceline.machines.node import host_facts
-from paceline.machines.ssh.host_rules import HostCheck
-from paceline.machines.ssh.rendezvous import gloo_interface, rendezvous_address
+from paceline.machines.ssh import gloo_interface, rendezvous_address
+from paceline.machines.ssh.checks import HostCheck
 from tests.machines.ssh.stand_in import make_job
 
 

@@ -9,8 +9,8 @@ import pytest
 from paceline.core.hardware import Cluster, SlurmSettings
 from paceline.machines import slurm
 from paceline.machines.slurm.record import Diary, read_slurm_record
-from paceline.runs.tasks import lost_hosts
-from paceline.runs.tasks.lost_hosts import allocation_fault
+from paceline.runs.tasks import slot
+from paceline.runs.tasks.slot import allocation_fault
 from tests.machines.slurm.slurm_stand_ins import put
 
 
@@ -39,7 +39,7 @@ def in_allocation(job: str | None) -> Cluster:
 def test_only_a_clear_word_of_slurm_ends_an_allocation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeue: str, fault: str | None
 ):
-    monkeypatch.setattr(lost_hosts, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(slot, "ASK_AGAIN_S", 0.01)
     put(tmp_path, monkeypatch, squeue=squeue)
     answer = allocation_fault(in_allocation("7"))
     assert answer is None if fault is None else fault in (answer or "")
@@ -49,7 +49,7 @@ def test_only_a_clear_word_of_slurm_ends_an_allocation(
 def test_one_question_that_gets_no_answer_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(lost_hosts, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(slot, "ASK_AGAIN_S", 0.01)
     once = tmp_path / "asked"
     calls = put(tmp_path, monkeypatch, squeue=f"[ -e {once} ] && exit 0; touch {once}; exit 1")
     assert "has no hosts" in (allocation_fault(in_allocation("7")) or "")

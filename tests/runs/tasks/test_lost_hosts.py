@@ -10,8 +10,7 @@ import pytest
 from paceline.core.errors import SystemFaultError
 from paceline.core.hardware import Cluster, SlurmSettings
 from paceline.runs.outcome import evaluate
-from paceline.runs.tasks.lost_hosts import NONE_WHOLE, Losses, is_lost, why_ended
-from paceline.runs.tasks.slot import JobSlot
+from paceline.runs.tasks.slot import NONE_WHOLE, JobSlot, Losses, is_lost, why_ended
 from tests.runs.series_example import make_finished
 
 A, B = JobSlot(1, ("a",)), JobSlot(2, ("b",))

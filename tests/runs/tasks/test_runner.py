@@ -23,9 +23,8 @@ from paceline.runs import flow
 from paceline.runs.flow import CancelledRunError, UnwrittenReportError, Watcher
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan, make_plan
-from paceline.runs.tasks.lost_hosts import TaskOutcome
 from paceline.runs.tasks.runner import TaskQueue, TaskRun, TaskRunner, side_by_side
-from paceline.runs.tasks.slot import JobSlot, plan_on
+from paceline.runs.tasks.slot import JobSlot, TaskOutcome, plan_on
 from tests.runs.series_example import make_finished
 
 SLOTS = (JobSlot(1, ("a",)), JobSlot(2, ("b",)))

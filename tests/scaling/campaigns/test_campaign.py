@@ -242,7 +242,7 @@ def test_a_campaign_stops_when_its_allocation_ends_and_goes_on_in_another(
     def ended(job: str) -> tuple[Host, ...]:
         raise UserError(f"job {job}", "has no hosts")
 
-    monkeypatch.setattr("paceline.runs.tasks.lost_hosts.from_allocation", ended)
+    monkeypatch.setattr("paceline.runs.tasks.slot.from_allocation", ended)
     going = run(tmp_path, campaign)
     assert going.halted == "job 7: has no hosts" and going.lost == {} and len(fleet.runs) == 2
     fleet.broken = None
