@@ -6,19 +6,10 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import ChartsFolder, Html, Json, RunName, RunsDir
-from paceline.cli.output import (
-    OutputColumn,
-    TableForm,
-    TableFormat,
-    emit_table,
-    write_charts,
-    write_page,
-)
-from paceline.cli.terminal import echo
+from paceline.cli.options import ChartsFolder, Html, RunName, RunsDir
+from paceline.cli.output import TableOptions, emit
 from paceline.explain.answer import explain as explained
-from paceline.explain.explanation import Explanation
-from paceline.explain.text import evidence_text, explanation_lines, headline
+from paceline.explain.report import explanation_document
 from paceline.files.run_folder import find_run, runs_root
 
 
@@ -43,8 +34,8 @@ def explain(
     html: Html = None,
     charts: ChartsFolder = None,
     runs_dir: RunsDir = None,
-    form: TableForm = TableFormat.text,
-    as_json: Json = False,
+    *,
+    output: TableOptions,
 ) -> None:
     """Say why a run is slow: causes by their share of the lost time, with evidence and remedies.
 
@@ -62,34 +53,4 @@ def explain(
     """
     root = runs_root(runs_dir)
     answer = explained(find_run(root, run), against, root, profile)
-    form = TableFormat.json if as_json else form
-    if form is TableFormat.json:
-        echo(answer.model_dump_json(indent=2))
-    elif form is TableFormat.text:
-        for line in explanation_lines(answer):
-            echo(line)
-    else:
-        _print_table(answer, form)
-    # Altair below it takes as long to import as the rest of the verb.
-    if html:
-        from paceline.explain.page import explanation_html
-
-        write_page(html, explanation_html(answer))
-    if charts:
-        from paceline.explain.charts import explanation_charts
-        from paceline.report.theme import EXPORT
-
-        write_charts(charts, explanation_charts(answer, EXPORT))
-
-
-def _print_table(answer: Explanation, form: TableFormat) -> None:
-    echo(headline(answer), err=True)
-    rows = [
-        {
-            **cause.model_dump(include={"cause", "share", "seconds", "remedy"}),
-            "evidence": "; ".join(map(evidence_text, cause.evidence)),
-        }
-        for cause in answer.causes
-    ]
-    names = ("cause", "share", "seconds", "evidence", "remedy")
-    emit_table(rows, [OutputColumn(name, name) for name in names], form)
+    emit(explanation_document(answer), output.chosen, page=html, charts=charts)

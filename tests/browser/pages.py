@@ -17,7 +17,7 @@ from paceline.estimate.question import Question
 from paceline.estimate.report import EstimateOutput, estimate_document
 from paceline.estimate.scenarios import compare_scenarios, step_time_ratio
 from paceline.explain.answer import explain
-from paceline.explain.page import explanation_html
+from paceline.explain.report import explanation_document
 from paceline.layouts.sweep.page import sweep_html
 from paceline.mlperf.compare.comparison import compare
 from paceline.mlperf.compare.page import compared_html
@@ -28,7 +28,7 @@ from paceline.runs.comparison import Gate, compare_runs
 from paceline.runs.comparison_report import comparison_document
 from paceline.runs.goodput.attempt import attempts_of_run
 from paceline.runs.goodput.ledger import ledger_of
-from paceline.runs.goodput.page import goodput_html
+from paceline.runs.goodput.report import goodput_document
 from paceline.runs.history import recipe_history
 from paceline.runs.history_report import history_document
 from paceline.runs.profile_page import profile_html
@@ -138,7 +138,9 @@ def explain_page() -> str:
         root, late = Path(folder), {"checkpoint": 0.1, "data": 0.1}
         write_parts(root, "before")
         write_parts(root, f"after-{LONG}", (late, late))
-        return explanation_html(explain(root / f"after-{LONG}", "before", root))
+        return render_document(
+            explanation_document(explain(root / f"after-{LONG}", "before", root))
+        )
 
 
 def goodput_page() -> str:
@@ -148,7 +150,7 @@ def goodput_page() -> str:
         ended = write_attempt(root, "first", 0, 1, 37, killed=True)
         write_attempt(root, LONG, ended + 60, 31, 60)
         attempts = [each for name in ("first", LONG) for each in attempts_of_run(root / name)]
-        return goodput_html(ledger_of(attempts))
+        return render_document(goodput_document(ledger_of(attempts)))
 
 
 def watch_page() -> str:

@@ -12,7 +12,8 @@ from paceline.core.layout import Layout
 from paceline.explain.answer import explain
 from paceline.explain.charts import explanation_charts
 from paceline.explain.explanation import Explanation
-from paceline.explain.page import explanation_html
+from paceline.explain.report import explanation_document
+from paceline.report.html import render_document
 from paceline.report.theme import EXPORT
 from tests.command import paceline
 from tests.explain.example import write_parts
@@ -55,17 +56,19 @@ def test_parts_of_both_runs_add_up_to_their_mean_steps(answer: Explanation):
 
 
 def test_the_page_has_every_cause_with_share_figures_and_what_to_try(answer: Explanation):
-    page = unescape(explanation_html(answer)).replace("\N{NO-BREAK SPACE}", " ")
+    page = unescape(render_document(explanation_document(answer))).replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
     for cause in answer.causes:
         assert cause.cause in page and f"{100 * cause.share:.1f} %" in page
         assert cause.remedy in page and all(each.what in page for each in cause.evidence)
-    assert "Differs: recompute: none -> full" in page
+    assert "differs: recompute: none -> full" in page
 
 
 def test_where_nothing_is_lost_no_cause_is_drawn(runs: Path):
     answer = explain(runs / "before", "after", runs)
     assert [*explanation_charts(answer, EXPORT)] == ["parts"]
-    page = explanation_html(answer)
+    page = render_document(explanation_document(answer))
     assert "no cause is named" in page and "nothing is lost" in page
 
 
@@ -83,7 +86,7 @@ def test_what_others_wrote_is_escaped(answer: Explanation):
             "causes": (cause.model_copy(update={"evidence": evidence, "remedy": HOSTILE}),),
         }
     )
-    page = explanation_html(hostile)
+    page = render_document(explanation_document(hostile))
     assert "<script>alert" not in page and "\x1b" not in page
     assert "&lt;script&gt;alert(1)" in page
 

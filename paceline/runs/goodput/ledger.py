@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.errors import UserError
-from paceline.core.units import SECONDS_PER_DAY
+from paceline.core.units import SECONDS_PER_DAY, seconds
 from paceline.core.value import NonNegativeInt, Value
 from paceline.runs.goodput.attempt import Attempt, begun_order
 from paceline.runs.goodput.training import begun_again
@@ -69,6 +69,18 @@ class GoodputLedger(Value):
     whole: bool
     """Whether the time outside steps is known, which a log by itself does not tell."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The training by its first attempt."""
+        more = len(self.attempts) - 1
+        first = self.attempts[0].name
+        return f"{first} and {more} more" if more else first
+
+    @property
+    def wall_text(self) -> str:
+        """The wall time in words."""
+        return f"{seconds(self.wall_s)} of wall time"
 
 
 def ledger_of(attempts: Sequence[Attempt], steps_asked: int | None = None) -> GoodputLedger:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.goodput import goodput
+from paceline.cli.output import TableOptions
 from paceline.core.errors import UserError
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import RUN_FILE
@@ -171,7 +172,7 @@ def test_an_attempt_that_is_named_twice_is_refused(tmp_path: Path):
     write_attempt(tmp_path, "b", 200, 21, 40)
     for names in (["a", str(tmp_path / "a")], ["training", "b"]):
         with pytest.raises(UserError, match="a second time"):
-            goodput(names, runs_dir=tmp_path)
+            goodput(names, runs_dir=tmp_path, output=TableOptions())
 
 
 def test_of_a_finished_training_no_days_are_told(tmp_path: Path):

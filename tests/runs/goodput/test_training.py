@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.cli.goodput import goodput
+from paceline.cli.output import TableOptions
 from paceline.core.errors import UserError
 from paceline.core.run import RunSettings, Training
 from paceline.runs.goodput.attempt import Attempt
@@ -49,7 +50,7 @@ def test_runs_of_other_trainings_are_refused(tmp_path: Path, settings: dict[str,
     ended = write_attempt(tmp_path, "a", 0, 1, 20, killed=True)
     write_attempt(tmp_path, "b", ended, 1, 40, **settings)
     with pytest.raises(UserError, match=words):
-        goodput(["b", "a"], runs_dir=tmp_path)
+        goodput(["b", "a"], runs_dir=tmp_path, output=TableOptions())
 
 
 def test_a_second_run_of_what_was_finished_is_no_restart(tmp_path: Path):
@@ -58,7 +59,7 @@ def test_a_second_run_of_what_was_finished_is_no_restart(tmp_path: Path):
     with pytest.raises(
         UserError, match="b: begins at step 1 once more, and a was finished: all 40"
     ):
-        goodput(["a", "b"], runs_dir=tmp_path)
+        goodput(["a", "b"], runs_dir=tmp_path, output=TableOptions())
 
 
 def test_a_training_may_go_on_elsewhere_and_longer(tmp_path: Path):
@@ -82,7 +83,7 @@ def test_a_restart_that_died_before_its_start_is_none_from_scratch(
 def test_what_died_before_any_step_binds_no_start(tmp_path: Path):
     ended = write_attempt(tmp_path, "a", 0, 1, 0, ranks=2)
     write_attempt(tmp_path, "b", ended, 1, 40)
-    goodput(["a", "b"], runs_dir=tmp_path)
+    goodput(["a", "b"], runs_dir=tmp_path, output=TableOptions())
 
 
 def test_a_job_whose_last_start_died_is_judged_by_the_one_before():
@@ -95,7 +96,7 @@ def test_the_padding_of_the_vocabulary_goes_with_tp(tmp_path: Path):
     ended = write_attempt(tmp_path, "a", 0, 1, 20, killed=True)
     padded = SHAPE.model_copy(update={"vocab_multiple": 64})
     write_attempt(tmp_path, "b", ended, 11, 40, model=padded)
-    goodput(["a", "b"], runs_dir=tmp_path)
+    goodput(["a", "b"], runs_dir=tmp_path, output=TableOptions())
 
 
 def test_another_vocabulary_is_of_another_model_except_in_logs(tmp_path: Path):
@@ -104,7 +105,7 @@ def test_another_vocabulary_is_of_another_model_except_in_logs(tmp_path: Path):
     ended = write_attempt(tmp_path, "a", 0, 1, 20, killed=True)
     write_attempt(tmp_path, "b", ended, 11, 40, model=wide)
     with pytest.raises(UserError, match=r"model\.vocab_size 512 instead of 320"):
-        goodput(["a", "b"], runs_dir=tmp_path)
+        goodput(["a", "b"], runs_dir=tmp_path, output=TableOptions())
 
 
 def test_a_field_that_only_one_states_is_told_as_unset():
@@ -116,7 +117,7 @@ def test_a_field_that_only_one_states_is_told_as_unset():
 def test_a_recipe_for_each_number_of_nodes_may_go_on_from_a_checkpoint(tmp_path: Path):
     ended = write_attempt(tmp_path, "a", 0, 1, 20, killed=True)
     write_attempt(tmp_path, "b", ended, 11, 40, recipe="two-nodes", ranks=2)
-    goodput(["a", "b"], runs_dir=tmp_path)
+    goodput(["a", "b"], runs_dir=tmp_path, output=TableOptions())
 
 
 def test_a_training_may_begin_again_on_another_number_of_devices(tmp_path: Path):
