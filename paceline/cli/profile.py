@@ -13,14 +13,7 @@ import typer
 from paceline.cli import host_options as place
 from paceline.cli import options
 from paceline.cli.options import ReportFormat
-from paceline.cli.output import (
-    OutputColumn,
-    TableForm,
-    TableFormat,
-    emit_table,
-    write_charts,
-    write_page,
-)
+from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.printing import print_plan, tell_notices
 from paceline.cli.progress import progress_display
 from paceline.cli.run import STATUS_EXIT
@@ -30,18 +23,11 @@ from paceline.core.run_report import RunReport
 from paceline.files.recipe import recipe_names
 from paceline.files.run_folder import find_run, read_record, runs_root
 from paceline.machines.placement import Request
-from paceline.profiles.nccl.text import EXCHANGE_COLUMNS, exchange_rows
-from paceline.profiles.profile import PROFILE_PAGE, Profile
-from paceline.profiles.text import (
-    COLUMNS,
-    MEMORY_COLUMNS,
-    memory_rows,
-    part_rows,
-    profile_lines,
-)
+from paceline.profiles.profile import PROFILE_PAGE
 from paceline.profiles.tools import tool
 from paceline.runs import flow
 from paceline.runs.plan import Plan, make_plan, plan_again
+from paceline.runs.profile_report import profile_document
 from paceline.runs.profiling import length_text, with_profile, write_profile
 
 STEPS_FIELDS = ("steps", "training.steps")
@@ -147,8 +133,7 @@ def profile(
         used = {"source", "tool_name", "html", "charts", "form", "as_json"}
         options.refuse_unused(context, "--from", used)
         read = tool(tool_name.value).read_file(source)
-        _print(read, form)
-        _save(read, source.name, html, charts)
+        emit(profile_document(read, source.name), form, page=html, charts=charts)
         return
     if name is None:
         raise UserError(
@@ -215,23 +200,10 @@ def print_profile(
         if report.result.status != "cancelled":
             echo(error, err=True)
         return status
-    _print(read, form)
+    document = profile_document(read, report.result.recipe)
+    emit(document, form, page=html, charts=charts)
     echo(f"page: {Path(report.folder) / PROFILE_PAGE}", err=True)
-    _save(read, report.result.recipe, html, charts)
     return status
-
-
-def _save(read: Profile, name: str, html: Path | None, charts: Path | None) -> None:
-    # Altair below it takes as long to import as the rest of the verb.
-    if html:
-        from paceline.runs.profile_page import profile_html
-
-        write_page(html, profile_html(read, name))
-    if charts:
-        from paceline.report.theme import EXPORT
-        from paceline.runs.profile_page import profile_charts
-
-        write_charts(charts, profile_charts(read, name, EXPORT))
 
 
 def _asked_steps(context: typer.Context, steps: str) -> str:
@@ -295,18 +267,3 @@ def _run(plan: Plan, runs_dir: Path | None, tag: str | None, probe: bool) -> Run
             return flow.run(plan, root, command, watch, tag=tag, probe=probe)
     except flow.CancelledRunError as cancelled:
         return cancelled.report
-
-
-def _print(profile: Profile, form: TableFormat) -> None:
-    if form is TableFormat.json:
-        echo(profile.model_dump_json(indent=2))
-    elif form is TableFormat.text:
-        for line in profile_lines(profile):
-            echo(line)
-    elif profile.communication is not None:
-        rows = [*exchange_rows(profile.communication, profile.traffic)]
-        emit_table(rows, [OutputColumn(name, name) for name in EXCHANGE_COLUMNS], form)
-    else:
-        rows = memory_rows(profile) if profile.memory else part_rows(profile)
-        names = MEMORY_COLUMNS if profile.memory else COLUMNS
-        emit_table(rows, [OutputColumn(name, name) for name in names], form)

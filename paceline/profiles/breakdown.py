@@ -24,6 +24,19 @@ CATEGORIES: dict[str, str] = {
 """Parts of a step in the order in which they are told; each moment belongs to one of them."""
 OVERLAPPED = "communication_overlapped"
 """Communication behind computation: no part of the sum."""
+TITLES: dict[str, str] = {
+    "gemm": "GEMMs",
+    "attention": "attention",
+    "memory_bound": "memory-bound",
+    "optimizer": "optimizer",
+    "communication_exposed": "communication, exposed",
+    "bubble": "pipeline bubble",
+    "data_wait": "waiting for data",
+    "host_gap": "nothing runs (host)",
+    "other": "other",
+    OVERLAPPED: "communication, overlapped",
+}
+"""How reports name the parts."""
 
 
 class AxisTime(Value):

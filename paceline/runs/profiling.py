@@ -23,6 +23,7 @@ from paceline.profiles.profile import PROFILE_FILE, PROFILE_PAGE, Overhead, Prof
 from paceline.profiles.tools import tool
 from paceline.profiles.waterfall import waterfall
 from paceline.runs.plan import Plan
+from paceline.runs.profile_report import profile_document
 
 STEPS_AFTER = 10
 """Steps behind the last profiled one: what the overhead is held against."""
@@ -88,10 +89,10 @@ def write_profile(report: RunReport) -> Profile:
     added = {"run": folder.name, "overhead": overhead(report.steps, asked)}
     profile = profile.model_copy(update={**added, **_from_peak(profile, report.result.metrics)})
     write_value(folder / PROFILE_FILE, profile)
-    # Altair below it takes as long to import as the rest of the verb.
-    from paceline.runs.profile_page import profile_html
+    from paceline.report.html import render_document  # Altair takes long to import.
 
-    write_text(folder / PROFILE_PAGE, profile_html(profile, spec.recipe))
+    page = render_document(profile_document(profile, spec.recipe))
+    write_text(folder / PROFILE_PAGE, page)
     return profile
 
 

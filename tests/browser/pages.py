@@ -31,7 +31,7 @@ from paceline.runs.goodput.ledger import ledger_of
 from paceline.runs.goodput.report import goodput_document
 from paceline.runs.history import recipe_history
 from paceline.runs.history_report import history_document
-from paceline.runs.profile_page import profile_html
+from paceline.runs.profile_report import profile_document
 from paceline.runs.watch.reader import RunReader
 from paceline.runs.watch.snapshot import snapshot_html
 from paceline.scaling.analysis.result import scale_result
@@ -168,7 +168,9 @@ def profile_page() -> str:
             write(Path(folder) / f"rank-{rank}.json", events, rank=rank)
         read = read_file(Path(folder))
     levels = waterfall(read, flops_per_step=1e8, peak_flops_per_s=1e12)
-    return profile_html(read.model_copy(update={"waterfall": levels}), "tiny-llama")
+    return render_document(
+        profile_document(read.model_copy(update={"waterfall": levels}), "tiny-llama")
+    )
 
 
 MADE: dict[str, Callable[[], str]] = {

@@ -13,7 +13,7 @@ import torch
 from paceline.core.errors import UserError
 from paceline.profiles.memory_curves import read, read_file
 from paceline.profiles.profile import Profile
-from paceline.profiles.text import memory_rows, profile_lines
+from paceline.runs.profile_report import memory_rows, profile_document
 from paceline.trainer.measure import memory_profiler
 from paceline.trainer.measure.memory_profiler import (
     HighestPoints,
@@ -72,9 +72,10 @@ def test_a_peak_is_told_by_step_and_part_with_the_pools_empty_share(tmp_path: Pa
         "weights",
         "not explained",
     ]
-    text = "\n".join(profile_lines(profile))
-    assert "rank 3: peak 6.00 GiB allocated, at 50 % of step 21" in text
-    assert "fragmentation 25.0 %" in text
+    figures = {figure.label: figure for figure in profile_document(profile, "it").figures}
+    assert figures["Highest peak"].value == "6.00 GiB"
+    assert figures["Highest peak"].details == ("allocated, rank 3", "step 21, 50 %")
+    assert figures["Fragmentation"].value == "25.0 %"
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
 
 

@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from paceline.cli.output import TableFormat
+from paceline.cli.output import TableFormat, rendered
 from paceline.cli.profile import ToolChoice, print_profile
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
@@ -22,13 +22,14 @@ from paceline.engines.native import settings
 from paceline.files.run_folder import folder_name
 from paceline.profiles.breakdown import CATEGORIES
 from paceline.profiles.profile import Overhead, Profile
-from paceline.profiles.text import overhead_text, profile_lines
 from paceline.profiles.timeline import intersect, intervals, length_s, subtract, union
 from paceline.profiles.tools import TOOLS, tool
 from paceline.profiles.torch_traces import read_file
 from paceline.profiles.waterfall import waterfall
+from paceline.report.html import render_document
 from paceline.runs.outcome import evaluate
-from paceline.runs.profile_page import COLOURS, profile_html
+from paceline.runs.profile_charts import COLOURS
+from paceline.runs.profile_report import overhead_text, profile_document
 from paceline.runs.profiling import default_ranks, overhead
 from tests.example import make_spec, make_steps
 from tests.profiles.traces import collective, kernel, step, write
@@ -52,7 +53,7 @@ def test_a_profile_run_is_a_run_of_its_own_kind() -> None:
     spec = plain.model_copy(update={"profile": Profiling(tool="torch", ranks=(0,))})
     assert (RunSettings.of(plain).profiled, RunSettings.of(spec).profiled) == (False, True)
     assert plain.key != spec.key
-    assert "profile" not in plain.model_dump() and "profile" not in settings(plain)
+    assert plain.profile is None and "profile" not in settings(plain)
     assert settings(spec)["profile"]["last_step"] == 30
     assert "-profile-torch-" in folder_name(spec, datetime.now(UTC), None)
 
@@ -79,7 +80,7 @@ def test_overhead_holds_profiled_steps_against_others_of_the_run() -> None:
 def test_a_profiler_that_seems_to_speed_a_run_up_is_no_overhead() -> None:
     faster = Overhead(fraction=-0.214, profiled_s=0.44, plain_s=0.56, n_profiled=11, n_plain=22)
     text = overhead_text(faster)
-    assert "not seen, the profiled steps are the faster ones by 21.4 %" in text
+    assert "not measurable. The profiled steps are faster by 21.4 %" in text
     assert "-" not in text and "0.4400 s, of 22 others of the run 0.5600 s" in text
 
 
@@ -115,15 +116,15 @@ def test_the_waterfall_ends_at_the_measured_rate(tmp_path: Path) -> None:
 
 def test_text_and_page_say_where_the_time_goes(tmp_path: Path) -> None:
     read = profile(tmp_path)
-    text = "\n".join(profile_lines(read))
-    assert "0.0010 s a step under torch, mean of 2 (rank 0, 1; steps 20)" in text
-    assert "x  matrix products: nvjet" in text and "gemm" not in text
-    assert "matrix products" in text and "40.0 %" in text and "no measure of speed" in text
-    page = profile_html(read, "tiny <llama>")
+    text = rendered(profile_document(read, "tiny"), TableFormat.text)
+    assert "0.0010 s a step, mean of 2" in text and "ranks 0-1" in text and "step 20" in text
+    assert "GEMMs" in text and "40.0 %" in text and "Profiling slows a run" in text
+    page = render_document(profile_document(read, "tiny <llama>"))
     assert "nvjet_&lt;b&gt;" in page and "<b>bold" not in page and "tiny <llama>" not in page
     assert list(COLOURS) == list(CATEGORIES)
     long = WaterfallLevel(name="other", flops_per_s=1e12, share=0.5, lost_s=123_456.7)
-    page = profile_html(read.model_copy(update={"waterfall": (long,)}), "long steps")
+    slow = read.model_copy(update={"waterfall": (long,)})
+    page = render_document(profile_document(slow, "long steps"))
     assert ">123,457<" in page and "e+05" not in page
 
 

@@ -14,6 +14,7 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.files import run_folder
 from paceline.files.documents import read_json
+from paceline.files.index import RUNS
 from paceline.files.run_folder import RUN_FILE, Controller, find_run, run_folders
 from tests.cli.test_errors import paceline
 from tests.files.test_run_folder import make_run
@@ -56,7 +57,7 @@ def test_a_damaged_index_is_made_anew(tmp_path: Path, verb: list[str]):
     done = paceline(*verb, runs=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     with closing(sqlite3.connect(index)) as database:
-        assert database.execute("select run from runs").fetchall() == [("a",)]
+        assert database.execute(f"select run from {RUNS.name}").fetchall() == [("a",)]
     assert listed(tmp_path) == before
 
 

@@ -14,7 +14,7 @@ from paceline.profiles.nccl.communication import Communication, ExchangeRow
 from paceline.profiles.nccl.contrast import axis_groups
 from paceline.profiles.nccl.debug_log import DebugLog
 from paceline.profiles.nccl_logs import read_file
-from paceline.profiles.text import profile_lines
+from paceline.runs.profile_report import profile_document
 from tests.profiles.nccl.debug_lines import begun, call, channel, setup, steps, who
 
 AXES = axis_groups(Layout(tp=2), 4)
@@ -163,9 +163,9 @@ def test_a_compressed_log_that_was_cut_short_says_so(tmp_path: Path) -> None:
 
 def test_a_log_without_calls_names_no_rank(tmp_path: Path) -> None:
     (path := tmp_path / "nccl.log").write_bytes(b"a:1:1 [0] NCCL INFO Using network Socket\n")
-    lines = list(profile_lines(read_file(path)))
-    assert lines[0] == "nccl: no rank is told"
-    assert any("NCCL_DEBUG_SUBSYS has to name COLL" in line for line in lines)
+    document = profile_document(read_file(path), "nccl.log")
+    assert document.setup[0] == "no rank is known"
+    assert any("NCCL_DEBUG_SUBSYS has to name COLL" in note for note in document.notes)
 
 
 def test_a_healthy_log_raises_no_doubt(tmp_path: Path) -> None:
