@@ -6,9 +6,10 @@ import numpy as np
 
 from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
-from paceline.core.run import Data, RunSpec, Training
+from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.core.steps import Step, Steps
+from paceline.core.training import Data, Training
 
 SHAPE = DecoderShape(
     num_layers=2,

@@ -5,53 +5,36 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import Annotated, Any, Literal, Self, cast, get_args
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
-    Field,
-    NonNegativeFloat,
     PositiveFloat,
     SerializerFunctionWrapHandler,
     field_serializer,
-    field_validator,
     model_serializer,
     model_validator,
 )
 
-from paceline.core.compilation import Compile
 from paceline.core.flops import FlopsInput, flops_input, known_convention
-from paceline.core.hardware import NARROW, Cluster, Dtype
+from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.parallel_run import ParallelRun
 from paceline.core.profiling import Profiling
-from paceline.core.quality import Evaluation, MlperfLog
-from paceline.core.schedules import LossScale, LrSchedule, RampUp
 from paceline.core.secrets import redacted_words
 from paceline.core.shape import LoraSpec, Shape, lora_parameters, num_parameters
+from paceline.core.training import Checkpointing, Data, MlperfLog, Training, log_problem
 from paceline.core.value import (
     FieldMark,
-    NonNegativeInt,
     PositiveInt,
     RunLabel,
     Value,
     marked_fields,
 )
 
-DataSource = Literal[
-    "synthetic", "stdlib", "text", "jsonl", "tokens", "indexed", "latents", "webdataset"
-]
-Beta = Annotated[float, Field(ge=0, lt=1)]
-MatmulPrecision = Literal["highest", "high", "medium"]
-Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"]
-DEFAULT_FP8_RECIPE: Fp8Recipe = "tensorwise"
 EngineSettings = dict[str, bool | int | float | str | None]
 
 
-USUAL_TOKENS = 1e12
-"""Of a whole training, where nobody says how long it is."""
-USUAL_TIME_LIMIT_S = 3600.0
-"""Of a run whose recipe states none."""
 PROFILERS = ("profile", "nccl_trace")
 """Engine settings that attach a profiler or a trace, which slows a run."""
 OF_ALL_DEVICES = ("{world_size}", "{devices_per_node}")
@@ -70,141 +53,6 @@ NOTHING_STATED: dict[str, Any] = {
     "training": {"seq_len": 1, "steps": 1, "dtype": "fp32"},
 }
 """What stands in a bare run in the place of what nobody said; it is written to no file."""
-
-
-class TrainingBase(Value):
-    """What is trained, apart from the model's shape, the batch and the dtype."""
-
-    seq_len: PositiveInt
-    steps: PositiveInt
-    matmul_precision: MatmulPrecision = "high"
-    """torch.set_float32_matmul_precision for fp32 matrix products."""
-    fp8_recipe: Fp8Recipe = DEFAULT_FP8_RECIPE
-    """What shares a scale when dtype is fp8, by torchao's names."""
-    lr: PositiveFloat = 3e-4
-    """The highest learning rate."""
-    lr_schedule: LrSchedule = LrSchedule()
-    loss_scale: LossScale = LossScale()
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
-    eps: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.1
-    grad_clip: NonNegativeFloat = 1.0
-    """Largest gradient norm; 0 switches clipping off."""
-    seed: NonNegativeInt = 1234
-    total_tokens: PositiveFloat | None = USUAL_TOKENS
-    """Length of the whole training for which days are computed."""
-    ramp_up: RampUp | None = None
-    """A smaller batch at first; None trains all steps with the whole one."""
-    evaluation: Evaluation | None = None
-    """None trains all steps and looks at nothing else."""
-    initial_weights: str | None = None
-    """A checkpoint, or a run (its latest one is meant), of which only the weights are taken."""
-
-    @property
-    def to_target(self) -> bool:
-        """Whether a quality ends the training, as a benchmark's."""
-        return self.evaluation is not None and self.evaluation.target is not None
-
-    @property
-    def whole_tokens(self) -> float | None:
-        """Length of the whole training; None where a target ends it and no length was stated."""
-        usual = self.to_target and self.total_tokens == USUAL_TOKENS
-        return None if usual else self.total_tokens
-
-    @field_validator("fp8_recipe", mode="before")
-    @classmethod
-    def _of_fp8(cls, value: object) -> object:
-        if value in NARROW:
-            recipes = ", ".join(get_args(Fp8Recipe))
-            raise ValueError(
-                f"{value} is a number format of its own: set training.dtype={value}, or use one "
-                f"of fp8's: {recipes}"
-            )
-        return value
-
-    @model_validator(mode="after")
-    def _rate_can_fall(self) -> Self:
-        if self.lr_schedule.min_lr > self.lr:
-            raise ValueError(
-                f"lr_schedule.min_lr {self.lr_schedule.min_lr:g} is above lr {self.lr:g}"
-            )
-        return self
-
-
-class Training(TrainingBase):
-    """TrainingBase with everything resolved."""
-
-    global_batch: PositiveInt
-    """Sequences per optimizer step over all devices, once a ramp-up is over."""
-    dtype: Dtype
-    compile: Compile = "none"
-    """`blocks`: torch.compile for every transformer block."""
-
-    @property
-    def batches(self) -> list[int]:
-        """Every global batch that a step may have, the smallest first."""
-        grown = self.ramp_up.sizes(self.global_batch) if self.ramp_up else []
-        return [*(batch for _, batch in grown), self.global_batch]
-
-
-class Data(Value):
-    """Where tokens come from."""
-
-    source: DataSource = "synthetic"
-    path: str | None = None
-    """File for `text`, `jsonl` and `tokens`; for `indexed` PREFIX of a .bin and an .idx.
-
-    The index of `latents`; for `webdataset` the folder of its shards.
-    """
-    blend: tuple[tuple[str, PositiveFloat], ...] = ()
-    """(prefix, weight) of several indexed data sets, in place of `path`."""
-    tokenizer: str | None = None
-    """A tokenizer.json by which `text` and `jsonl` become an indexed data set; None: bytes."""
-    token_dtype: Literal["uint16", "uint32", "int32", "int64"] = "uint16"
-    text_key: str = "text"
-    """Field of a jsonl record that holds the text."""
-    real_tokens_per_sample: PositiveFloat | None = None
-    """Mean unpadded tokens of what synthetic samples stand for; counted where the data is real."""
-    packing: Literal["packed", "padded"] = "packed"
-    """`packed`: windows of one line of tokens; `padded`: a record a sample, cut or filled up."""
-    document_mask: bool = False
-    """Tokens of a packed window attend to their own document alone, at positions from its start."""
-    loss_on: Literal["all", "text"] = "all"
-    """What the loss of padded samples is taken over: every position, or no padding."""
-    loss_mask: str | None = None
-    """A file with a byte for each token of `path`: where it is 0 the loss does not count it."""
-    split: tuple[NonNegativeFloat, ...] | None = None
-    """Sizes of parts in proportion to each other, as DeepSpeed-Chat's `--data_split 2,4,4`."""
-    split_part: NonNegativeInt = 0
-    """The part that is trained on and evaluated by, the first one 0."""
-
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
-        if self.blend and (self.source != "indexed" or self.path is not None):
-            raise ValueError("blend takes the place of path, for source indexed")
-        if self.tokenizer is not None and self.source not in ("text", "jsonl", "indexed"):
-            raise ValueError(f"tokenizer is for text and jsonl, and source is {self.source}")
-        return self
-
-    @model_validator(mode="after")
-    def _part_is_there(self) -> Self:
-        if self.split is None or sum(self.split[self.split_part : self.split_part + 1]) > 0:
-            return self
-        raise ValueError(
-            f"split_part {self.split_part} of split {[*self.split]} holds nothing: parts are "
-            "counted from 0"
-        )
-
-
-class Checkpointing(Value):
-    """When the native trainer saves its state, and which state it begins with."""
-
-    every: PositiveInt | None = None
-    """Steps between two checkpoints; None saves none."""
-    resume: str | None = None
-    """A checkpoint, or a run whose latest one is meant, to go on from in any layout."""
-    asynchronous: bool = True
-    """Write in the background while training goes on."""
 
 
 class RunSpec(Value):
@@ -439,12 +287,3 @@ def _world_size(fields: dict[str, Any]) -> int:
         return int(cluster["nodes"]) * int(cluster["devices_per_node"])  # type: ignore[index]
     except (TypeError, KeyError, ValueError, OverflowError):
         return 1
-
-
-def log_problem(training: TrainingBase, mlperf: MlperfLog | None) -> str | None:
-    """Why a training cannot write the log that it is asked for; None when it can."""
-    if mlperf is not None and training.evaluation is None:
-        return (
-            "mlperf needs training.evaluation: a benchmark ends when an evaluation is good enough"
-        )
-    return None

@@ -12,8 +12,9 @@ from paceline.core.hardware import NATIVE_NARROW, with_secrets
 from paceline.core.job import Job
 from paceline.core.layout_checks import native_problems
 from paceline.core.recompute import block_levels
-from paceline.core.run import DEFAULT_FP8_RECIPE, RunSpec
+from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape, trainable_parameters
+from paceline.core.training import DEFAULT_FP8_RECIPE
 from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.log_reading import native_lines, native_log
 from paceline.engines.log_reading.log_content import LogFormat

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.layout import AXIS_FIELDS, Layout
-from paceline.core.run import Checkpointing, Data, RunSpec, Training
-from paceline.core.schedules import LossScale, LrSchedule
+from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape, LoraSpec
+from paceline.core.training import Checkpointing, Data, LossScale, LrSchedule, Training
 
 BYTE_VOCAB = 257
 """Vocabulary that text needs without a tokenizer: one id per byte and one that ends a document."""

@@ -10,7 +10,8 @@ from pydantic import Field
 from paceline.core.errors import UserError
 from paceline.core.flops import FlopsInput, model_flops_per_token
 from paceline.core.rates import flops_per_s_per_device, mfu, tokens_per_s
-from paceline.core.run import DEFAULT_FP8_RECIPE, Data, Headline, RunSettings, RunSpec, Training
+from paceline.core.run import Headline, RunSettings, RunSpec
+from paceline.core.training import DEFAULT_FP8_RECIPE, Data, Training
 from paceline.core.value import Value
 from paceline.core.waterfall import WaterfallLevel
 from paceline.estimate.costs import TrainingCost, training_cost

@@ -20,18 +20,17 @@ from paceline.core.layout import Layout
 from paceline.core.layout_checks import layout_problems
 from paceline.core.node_groups import ScalingKind
 from paceline.core.parallel_run import ParallelRun
-from paceline.core.quality import MlperfLog
-from paceline.core.run import (
+from paceline.core.run import EngineSettings, RunSpec
+from paceline.core.shape import LoraSpec, Shape
+from paceline.core.training import (
     USUAL_TIME_LIMIT_S,
     Checkpointing,
     Data,
-    EngineSettings,
-    RunSpec,
+    MlperfLog,
     Training,
     TrainingBase,
     log_problem,
 )
-from paceline.core.shape import LoraSpec, Shape
 from paceline.core.units import LARGEST_INT
 from paceline.core.value import PositiveInt, Value
 from paceline.files.compile_choice import with_compile

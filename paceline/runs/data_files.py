@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from paceline.core.errors import UserError
-from paceline.core.quality import Evaluation
-from paceline.core.run import Data, RunSpec
+from paceline.core.run import RunSpec
+from paceline.core.training import Data, Evaluation
 from paceline.files.home import home_path
 from paceline.files.recipe import Recipe
 from paceline.machines.probe.inventory import usable_cores

@@ -18,8 +18,7 @@ from paceline.compare.single_run import single_run_verdict
 from paceline.core.binding import Place, binding_warnings
 from paceline.core.levels import uneven_warning
 from paceline.core.metrics import measure
-from paceline.core.rank_memory import memory_by_part
-from paceline.core.ranks import find_straggler, merge_ranks, rank_summaries
+from paceline.core.ranks import find_straggler, memory_by_part, merge_ranks, rank_summaries
 from paceline.core.result import (
     MemoryByPart,
     Metric,

@@ -12,8 +12,9 @@ from paceline.core.job import Job
 from paceline.core.layout import AXIS_FIELDS
 from paceline.core.memory import memory_per_device, smallest_fit
 from paceline.core.parallel_run import ParallelRun
-from paceline.core.run import MatmulPrecision, RunSpec
+from paceline.core.run import RunSpec
 from paceline.core.shape import num_parameters
+from paceline.core.training import MatmulPrecision
 from paceline.core.units import gib, percent
 from paceline.engines import engine, native
 from paceline.files import catalog, references

@@ -6,8 +6,8 @@ import pytest
 
 from paceline.cli.progress import progress_display, run_headline
 from paceline.core.layout import Layout
-from paceline.core.run import Training
 from paceline.core.steps import Step
+from paceline.core.training import Training
 from paceline.runs.flow import Progress
 from tests.example import make_spec
 

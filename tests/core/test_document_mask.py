@@ -8,7 +8,8 @@ import pytest
 
 from paceline.compare.comparability import likeness
 from paceline.core.ranks import merge_ranks
-from paceline.core.run import Data, RunSettings, RunSpec
+from paceline.core.run import RunSettings, RunSpec
+from paceline.core.training import Data
 from paceline.engines import native
 from paceline.estimate.answer import estimate
 from paceline.estimate.fit.evidence import shipped

@@ -9,10 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.core.errors import UserError
-from paceline.core.quality import Evaluation, MlperfLog
 from paceline.core.run import RunSpec
-from paceline.core.schedules import LossScale
 from paceline.core.shape import LoraSpec
+from paceline.core.training import Evaluation, LossScale, MlperfLog
 from paceline.engines import native
 from paceline.files.recipe import load_recipe
 from paceline.machines.placement import Request

@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.core.layout import Layout
 from paceline.core.memory import memory_per_device
-from paceline.core.rank_memory import memory_by_part
+from paceline.core.ranks import memory_by_part
 from paceline.core.result import MemoryByPart, RankMemory
 from paceline.core.run import RunSettings
 from tests.core.shapes import run_of

@@ -7,9 +7,14 @@ import numpy.typing as npt
 import pytest
 
 from paceline.core.result import WindowRecord
-from paceline.core.settling import level_shift, settling_steps
 from paceline.core.stats import median_interval
-from paceline.core.window import choose_window, relative_drift, steady_window
+from paceline.core.window import (
+    choose_window,
+    level_shift,
+    relative_drift,
+    settling_steps,
+    steady_window,
+)
 from tests.example import make_steps
 
 Times = npt.NDArray[np.float64]

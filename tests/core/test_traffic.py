@@ -9,9 +9,10 @@ import pytest
 from paceline.core.axes.weights import block_weights, end_weights
 from paceline.core.layout import Layout
 from paceline.core.parallel_run import ParallelRun
-from paceline.core.run import RunSpec, Training
+from paceline.core.run import RunSpec
 from paceline.core.shape import LoraSpec, num_parameters
 from paceline.core.traffic import LINK_SHARE, step_traffic, unpredicted
+from paceline.core.training import Training
 from tests.example import SHAPE, make_spec
 
 GPT = {"bias": True, "norm": "layernorm", "positions": "learned", "tied_embeddings": True,

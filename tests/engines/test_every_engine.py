@@ -13,7 +13,8 @@ import pytest
 from paceline import engines
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
-from paceline.core.run import RunSpec, Training
+from paceline.core.run import RunSpec
+from paceline.core.training import Training
 from paceline.engines import engine, engine_names, log_format, log_formats
 from tests.engines.batch_site import MLPERF, NEMO
 from tests.example import make_spec

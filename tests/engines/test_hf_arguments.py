@@ -9,8 +9,9 @@ import pytest
 
 from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
-from paceline.core.run import RunSpec, Training
+from paceline.core.run import RunSpec
 from paceline.core.shape import LoraSpec
+from paceline.core.training import Training
 from paceline.engines.hf_trainer import job, settings, unsupported
 from tests.example import SHAPE, make_spec
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from paceline.core.layout import Layout
-from paceline.core.run import RunSpec, Training
-from paceline.core.schedules import RampUp
+from paceline.core.run import RunSpec
+from paceline.core.training import RampUp, Training
 from paceline.engines import engine
 from paceline.engines.megatron.arguments import samples_of
 from tests.engines.megatron_specs import settings, started, study

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from paceline.core.latent_attention import LatentAttention
 from paceline.core.layout import Layout
-from paceline.core.quality import Evaluation, MlperfLog
 from paceline.core.run import RunSpec
-from paceline.core.schedules import RampUp
-from paceline.core.shape import LoraSpec
+from paceline.core.shape import LatentAttention, LoraSpec
+from paceline.core.training import Evaluation, MlperfLog, RampUp
 from paceline.engines import engine, engine_names
 from paceline.engines.support import FEATURES, Support, refusals
 from paceline.files.recipe import load_recipe

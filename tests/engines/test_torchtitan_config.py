@@ -10,7 +10,8 @@ import pytest
 
 from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
-from paceline.core.run import RunSpec, Training
+from paceline.core.run import RunSpec
+from paceline.core.training import Training
 from paceline.engines.torchtitan import LOG_FORMAT, job, settings, unsupported
 from paceline.files.recipe import load_recipe
 from tests.engines.promises import check_read

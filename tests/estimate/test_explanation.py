@@ -11,7 +11,7 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.run import RunSpec
 from paceline.core.run_report import RunReport
-from paceline.core.schedules import RampUp
+from paceline.core.training import RampUp
 from paceline.estimate.answer import Estimate, estimate
 from paceline.estimate.calibrate.calibration import file_of
 from paceline.estimate.explanation import (

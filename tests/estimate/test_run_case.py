@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.layout import Layout
-from paceline.core.run import Training
 from paceline.core.shape import LoraSpec, num_parameters, trainable_parameters
+from paceline.core.training import Training
 from paceline.estimate.memory.device_memory import memory
 from paceline.estimate.memory.framework import Framework
 from paceline.estimate.model.case import Case, cases_of

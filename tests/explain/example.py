@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.core.hardware import Cluster
 from paceline.core.layout import Layout
-from paceline.core.run import Training
+from paceline.core.training import Training
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import RUN_FILE
 from tests.example import make_spec

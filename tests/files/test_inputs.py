@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 
 from paceline.core.assets import Asset, Manifest, StagedFile, content_digest
-from paceline.core.run import Data
 from paceline.core.run_inputs import RunInput
+from paceline.core.training import Data
 from paceline.files import inputs
 from paceline.files.documents import write_text, write_value
 from paceline.files.inputs import input_at, inputs_of

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from paceline.core.run import Data, RunSpec
+from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape, LoraSpec
+from paceline.core.training import Data
 from paceline.engines import engine
 from paceline.engines.hf_trainer import settings, unsupported
 from paceline.files.recipe import load_recipe, recipe_names

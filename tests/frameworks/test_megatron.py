@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.run_report import RunReport
-from paceline.core.schedules import RampUp
+from paceline.core.training import RampUp
 from paceline.engines.launch.environments import installed
 from paceline.files.recipe import load_recipe
 from paceline.machines.placement import Request

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from paceline.core.layout import Layout
-from paceline.core.run import Training
-from paceline.core.schedules import RampUp
+from paceline.core.training import RampUp, Training
 from paceline.engines import native
 from tests.example import make_spec
 from tests.numerics.models import MODELS

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from paceline.core.mmdit import MMDiTShape
-from paceline.core.run import Data
 from paceline.core.shape import DecoderShape, LoraSpec
+from paceline.core.training import Data
 from paceline.files.recipe import Recipe, load_recipe
 
 SEQ_LEN = 32

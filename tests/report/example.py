@@ -21,11 +21,12 @@ from paceline.core.result import (
     RunVerdict,
     Status,
 )
-from paceline.core.run import Data, RunSettings, RunSpec, Training
+from paceline.core.run import RunSettings, RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.shape import DecoderShape
 from paceline.core.steps import Step, Steps
 from paceline.core.timed_run import timed_run
+from paceline.core.training import Data, Training
 from paceline.core.units import GIB, MIB
 from paceline.core.waterfall import WaterfallLevel
 from paceline.core.window import steady_window

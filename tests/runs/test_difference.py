@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.core.run import Data
 from paceline.core.run_inputs import RunInput, RunInputs
+from paceline.core.training import Data
 from paceline.files.documents import write_value
 from paceline.files.inputs import INPUTS_FILE
 from paceline.runs.difference import RunDiff, run_diff

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.run import Data
+from paceline.core.training import Data
 from paceline.files.documents import write_value
 from paceline.files.run_folder import RUN_FILE
 from paceline.runs.outcome import LEAST_TIMED, evaluate

@@ -11,10 +11,16 @@ import pytest
 from paceline.core.layout import Layout
 from paceline.core.mmdit import MMDiTShape
 from paceline.core.profiling import Profiling
-from paceline.core.quality import Evaluation, MlperfLog
-from paceline.core.run import Checkpointing, Data, Training
-from paceline.core.schedules import LossScale, LrSchedule
 from paceline.core.shape import DecoderShape, LoraSpec
+from paceline.core.training import (
+    Checkpointing,
+    Data,
+    Evaluation,
+    LossScale,
+    LrSchedule,
+    MlperfLog,
+    Training,
+)
 from paceline.trainer import config, model_config, side_outputs
 from paceline.trainer.config import ConfigError, parse_config, parse_model, read_json
 from paceline.trainer.config_checks import config_problems

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.ranks import merge_ranks
-from paceline.core.run import RampUp
 from paceline.core.steps import Steps
+from paceline.core.training import RampUp
 from paceline.core.window import steady_window
 from paceline.files.events import read_rank
 from paceline.trainer.config import parse_config

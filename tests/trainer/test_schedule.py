@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
-from paceline.core.run import RampUp
+from paceline.core.training import RampUp
 from paceline.engines import native
 from paceline.trainer.config import ConfigError, LrScheduleConfig, TrainingConfig, parse_config
 from paceline.trainer.schedule import BatchSizes, LearningRate, set_rate

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from paceline.core.hardware import Cluster
-from paceline.core.run import USUAL_TIME_LIMIT_S, RunSpec
+from paceline.core.run import RunSpec
+from paceline.core.training import USUAL_TIME_LIMIT_S
 
 
 def needs_queue(spec: RunSpec) -> list[str]:

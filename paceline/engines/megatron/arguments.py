@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from math import log2
 from pathlib import Path
 
-from paceline.core.run import RunSpec, Training
+from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
+from paceline.core.training import Training
 
 Arguments = dict[str, Sequence[object]]
 """By their names without the dashes; a switch has no values."""

@@ -14,7 +14,7 @@ from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.layout_checks import layout_problems, native_problems
 from paceline.core.run import RunSpec
-from paceline.core.schedules import RampUp
+from paceline.core.training import RampUp
 from paceline.core.units import counted
 from paceline.engines import engine
 from paceline.estimate.estimates import Estimates, estimates_of_layouts

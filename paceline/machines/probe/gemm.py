@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from paceline.core.errors import SystemFaultError
 from paceline.core.hardware import Dtype
-from paceline.core.run import MatmulPrecision
+from paceline.core.training import MatmulPrecision
 from paceline.core.value import Value
 from paceline.files.documents import read_text, write_value
 from paceline.files.home import cache_folder

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.core.layout import Layout
-from paceline.core.run import Training
+from paceline.core.training import Training
 from paceline.engines import native
 from paceline.estimate.memory.device_memory import rank_memory
 from paceline.estimate.memory.framework import NATIVE_CPU

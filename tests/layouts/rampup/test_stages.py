@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.schedules import RampUp
+from paceline.core.training import RampUp
 from paceline.layouts.rampup.timing import (
     RampStage,
     Stretch,

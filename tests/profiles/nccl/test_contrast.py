@@ -9,8 +9,8 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
-from paceline.core.run import Training
 from paceline.core.traffic import step_traffic
+from paceline.core.training import Training
 from paceline.profiles.nccl.contrast import axis_groups, contrast, differences
 from paceline.profiles.nccl.counters import read_counters
 from paceline.profiles.nccl.debug_log import DebugLog

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.run import Data
+from paceline.core.training import Data
 from paceline.files.documents import write_value
 from paceline.files.inputs import INPUTS_FILE, input_at, inputs_of
 from paceline.machines.probe.inventory import inventory, local_cluster

@@ -12,7 +12,8 @@ import pytest
 from paceline.cli.goodput import goodput
 from paceline.cli.output import TableOptions
 from paceline.core.errors import UserError
-from paceline.core.run import RunSettings, Training
+from paceline.core.run import RunSettings
+from paceline.core.training import Training
 from paceline.runs.goodput.attempt import Attempt
 from paceline.runs.goodput.ledger import ledger_of
 from paceline.runs.goodput.training import IN_ORDER, one_training

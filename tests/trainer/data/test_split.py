@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.core.run import Data
+from paceline.core.training import Data
 from paceline.trainer.config import ConfigError, TrainerConfig, parse_config
 from paceline.trainer.data.corpus import Corpus, data_record, load_corpus, load_validation
 from paceline.trainer.parallel.mesh import ALONE
