@@ -110,11 +110,6 @@ def test_a_loss_that_is_no_number_is_told(tmp_path):
     assert parsed(tmp_path / "a.jsonl", text)["status"] == "nan"
 
 
-def test_a_line_that_breaks_off_is_torn():
-    text = line(9) + line(10)
-    assert check(text[: text.rindex("tps") + 4]).torn is not None
-
-
 def test_a_pattern_of_such_lines_is_none(tmp_path):
     text = "step {} | epoch {} | loss {:.4f} | grad_norm {:.4f} | lr {:.2e} | tps {:.2f}\n" * 9
     assert parsed(tmp_path / "a.log", text)["status"] == "not-a-training-log"

@@ -271,24 +271,6 @@ def test_skipped_steps_are_told_once():
     assert log.remarks == ["1 of the first 10 steps was skipped (fp16 overflow)"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        timer(10, "9.5")[:-40],
-        timer(10, "9.5")[:-9],
-        rlhf(1, "9.50", "8.25")[:-40],
-        perf("0.25")[:-30],
-        RESULT[:-5],
-        RESULT[:-15],
-    ],
-)
-def test_a_record_that_breaks_off_is_told(text: bytes):
-    log = check_read(LOG_FORMAT, timer(5, "8.5") + text)
-
-    assert log.torn is not None
-    assert 9.0 not in log.steps()["samples_per_s"]
-
-
 @pytest.mark.parametrize("text", [timer(10, "9.5"), rlhf(1, "9.50", "8.25"), perf("0.25"), RESULT])
 def test_a_last_line_without_a_line_end_is_whole_if_its_record_is(text: bytes):
     log = check_read(LOG_FORMAT, text.rstrip(b"\n"))

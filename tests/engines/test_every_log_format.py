@@ -18,6 +18,8 @@ from tests.engines.samples import NOISE, PREFIXES, SAMPLES, log_text, times_of
 
 LOG_FORMATS = pytest.mark.parametrize("name", log_formats())
 TIMES = times_of(40)
+NEVER_TORN = {"olmo_core", "torchtitan"}
+"""Their samples have a record over several lines, and colours within it."""
 
 
 @LOG_FORMATS
@@ -100,15 +102,32 @@ def test_a_log_of_two_ranks_that_print_each_step_gives_each_once(name: str):
 
 
 @LOG_FORMATS
-def test_a_log_cut_off_anywhere_gives_the_steps_before(name: str):
-    kind, times = log_formats()[name], TIMES[:4]
-    content = log_text(name, times)
-    counts = []
-    for end in range(0, len(content), 7):
-        counts.append(len(check_read(kind, content[:end], (1 << 20, 97))))
+def test_a_log_cut_off_anywhere_gives_the_steps_before_and_no_wrong_time(name: str):
+    kind, sample, times = log_formats()[name], SAMPLES[name], TIMES[:4]
+    content = log_text(name, times, noise=()).rstrip() + b"\n"
+    by_number = dict(zip(sample.numbers(len(times)), times, strict=True))
+    says_so = False
+    for end in range(1, len(content), 7):
+        log = check_read(kind, content[:end], (1 << 20, 97))
+        says_so |= log.torn is not None
+        if not len(log):
+            continue
+        steps = log.steps()
+        for number, seconds in zip(steps.index.tolist(), sample.seconds(steps), strict=True):
+            assert np.isnan(seconds) or seconds == pytest.approx(
+                by_number[number], rel=sample.digits, abs=0.006
+            )
+    assert says_so or name in NEVER_TORN
+    assert read(kind, content).torn is None
 
-    assert counts[0] == 0
-    assert max(counts) <= len(times)
+
+@LOG_FORMATS
+def test_damaged_bytes_between_lines_change_nothing(name: str):
+    text = log_text(name, TIMES, noise=())
+    damaged = b"\x00\xff\xfe[\n" + text.replace(b"\n", b"\n\xc3\x28\x00\n")
+    if not SAMPLES[name].prefixed:
+        pytest.skip("its file has nothing between its lines")
+    assert_has_the_sample(log_formats()[name], name, damaged)
 
 
 @LOG_FORMATS

@@ -367,24 +367,6 @@ def test_its_last_word_is_kept():
     assert log.ended == text.strip()
 
 
-def test_a_dictionary_that_breaks_off_is_torn_and_no_step():
-    text = entry(0.1) + entry(0.2)
-    log = check(text[:-20])
-    assert log.torn is not None and len(log.steps()) == 1
-    assert check(text[:-1]).torn is None
-
-
-@pytest.mark.parametrize("prefix", ["[default0]:", "3: ", "node-1: ", "\x1b[32m"])
-def test_prefixes_and_other_line_ends_change_nothing(prefix: str):
-    text = "".join(f"{prefix}{entry(n / 10)}" for n in range(3)).replace("\n", "\r\n")
-    assert check(text).steps().index.tolist() == [1, 2, 3]
-
-
-def test_damaged_bytes_change_nothing():
-    content = b"{\x00\xff\n" + entry(0.1).encode() + b"\xc3( {{" + entry(0.2).encode() + b"}"
-    assert check_read(LOG_FORMAT, content).steps().index.tolist() == [1, 2]
-
-
 def test_a_brace_inside_a_bar_makes_it_none():
     text = "".join(entry(n / 100, train_runtime=2.5 * n) + bar(n) for n in range(1, 6))
     damaged = text.replace("3/100 [00:20", "3/100 [{:20")

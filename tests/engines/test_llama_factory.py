@@ -101,10 +101,6 @@ def test_a_loss_that_is_no_number_is_told(tmp_path):
     assert parsed(tmp_path / "a.jsonl", text)["status"] == "nan"
 
 
-def test_an_object_that_breaks_off_is_torn():
-    assert check(line(10, "0:00:25") + line(20, "0:00:50")[:-20]).torn is not None
-
-
 def test_its_terminal_is_hugging_face_trainers(tmp_path):
     terminal = "{'loss': 1.2345, 'learning_rate': 1.0000e-04, 'epoch': 0.10, 'throughput': 9.5}\n"
     assert parsed(tmp_path / "a.log", terminal * 9)["engine"] == "hf_trainer"

@@ -75,10 +75,6 @@ def test_its_last_word_is_kept():
     assert check(line(1) + end).ended == end.strip()
 
 
-def test_a_line_that_breaks_off_is_torn():
-    assert check(line(1) + line(2)[:60]).torn is not None
-
-
 def test_the_figures_of_a_whole_log(tmp_path):
     text = LLM_C_HEAD.decode() + "".join(line(n) for n in range(1, 21))
     document = parsed(tmp_path / "a.log", text)

@@ -227,23 +227,6 @@ def test_planned_memory_goes_before_memory_in_use():
     assert "none was measured" in log.remarks[0]
 
 
-@pytest.mark.parametrize(
-    "prefix", ["(run_train pid=78967, ip=10.130.0.11) ", "0: ", "\x1b[36m[rank0]:\x1b[0m "]
-)
-def test_prefixes_and_other_line_ends_change_nothing(prefix: str):
-    text = "".join(prefix + row + "\r\n" for row in (CONFIGURATION + line(0) + line(1)).split("\n"))
-    log = check(text)
-    assert log.steps().index.tolist() == [0, 1]
-    assert log.facts["num_devices"] == 128 and log.facts["global_batch"] == 896
-
-
-def test_a_line_that_breaks_off_in_its_time_is_torn_and_no_step():
-    text = line(0) + line(1, 2.167)
-    log = check(text[: text.index("2.167") + 3])
-    assert log.torn is not None
-    assert log.steps().index.tolist() == [0]
-
-
 def test_a_number_at_the_very_end_is_not_used():
     log = check((line(0) + line(1))[:-3])
     assert log.torn is None
@@ -255,8 +238,3 @@ def test_running_out_of_memory_is_told():
         "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate\n"
     )
     assert check(line(0) + text).out_of_memory == text.strip()
-
-
-def test_damaged_bytes_change_nothing():
-    content = b"\xff\x00\n" + line(0).encode() + b"\xc3(" + line(1).encode()
-    assert check_read(LOG_FORMAT, content).steps().index.tolist() == [0, 1]

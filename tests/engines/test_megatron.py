@@ -257,10 +257,6 @@ def test_a_record_without_a_time_is_no_step():
     assert log.remarks == ["iteration lines that end before their step time, left out: 1"]
 
 
-def test_a_whole_last_record_without_line_end_is_not_torn():
-    assert read(LOG_FORMAT, record(1) + record(2)[:-1]).torn is None
-
-
 def test_skipped_steps_are_told_and_their_overflow_is_no_fault():
     skipped: dict[str, str | None] = {
         "lm loss": None,

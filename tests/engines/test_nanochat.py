@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from paceline.core.units import MIB
@@ -84,13 +83,6 @@ def test_its_last_words_are_kept():
     log = check(line(1) + "Peak memory usage: 75422.02MiB\nTotal training time: 77.00m\n")
     assert log.memory_bytes["allocated"] == pytest.approx(75422.02 * MIB)
     assert log.ended == "Total training time: 77.00m"
-
-
-def test_a_line_that_breaks_off_is_torn():
-    text = line(1) + line(2)
-    log = check(text[: text.rindex("0.12ms")])
-    assert log.torn is not None
-    assert np.isnan(log.steps()["step_time_s"]).tolist() == [False, True]
 
 
 def test_the_figures_of_a_whole_log(tmp_path):

@@ -205,26 +205,10 @@ def test_an_event_line_that_is_not_valid_costs_only_itself_and_is_counted(line: 
     assert log.remarks == ["event lines that are not valid and were passed over: 1"]
 
 
-def test_a_torn_last_line_is_told_but_not_counted():
-    log = check_read(LOG_FORMAT, text(start(), step(1)) + text(step(2))[:40])
-
-    assert log.steps().index.tolist() == [1] and log.remarks == []
-    assert log.torn == "the last line breaks off in the middle"
-
-
 def test_ranks_that_share_a_physical_line_are_both_read():
     content = text(start(), step(1)) + text(step(2)).rstrip(b"\n") + text(step(3))
 
     assert check_read(LOG_FORMAT, content).steps().index.tolist() == [1, 2, 3]
-
-
-def test_prefixes_colours_and_foreign_lines_change_nothing():
-    lines = text(start(), step(1), step(2)).splitlines()
-    content = b"".join(
-        b"\x1b[33m[rank0]: " + line + b"\x1b[0m\r\n\xff\x00 noise\n" for line in lines
-    )
-
-    assert check_read(LOG_FORMAT, content).steps().index.tolist() == [1, 2]
 
 
 def test_a_ranks_line_between_merged_ones_is_read_as_what_it_is():

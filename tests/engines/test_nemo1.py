@@ -268,23 +268,3 @@ def test_the_trainers_last_word_is_kept():
 def test_running_out_of_memory_is_told(message: str):
     log = check(f"{bar(0)}\n3: {message}\n")
     assert log.out_of_memory == f"3: {message}"
-
-
-def test_a_bar_that_breaks_off_is_torn_and_no_step():
-    text = "\r".join([bar(0), bar(1), bar(2)])
-    log = check(text[:-30])
-    assert log.steps().index.tolist() == [0, 1]
-    assert log.torn and "breaks off" in log.torn
-    assert check(text).torn is None
-
-
-@pytest.mark.parametrize("prefix", ["3: ", "[default7]:", "\x1b[33mpod-7\x1b[0m | ", "a [b] "])
-def test_prefixes_change_nothing(prefix: str):
-    steps = check("".join(f"{prefix}{bar(step)}\r\n" for step in range(4))).steps()
-    assert steps.index.tolist() == [0, 1, 2, 3]
-    assert steps["step_time_s"].tolist() == [2.5] * 4
-
-
-def test_damaged_bytes_around_the_bars_change_nothing():
-    content = b"\x00\xff\xfe[\n" + bar(0).encode() + b"\xc3\x28\x00" + bar(1).encode() + b"\n\x80"
-    assert check_read(LOG_FORMAT, content).steps().index.tolist() == [0, 1]

@@ -178,36 +178,3 @@ def test_the_release_the_ranks_and_the_end():
     log = check(text)
     assert log.facts == {"framework_version": "25.07", "num_devices": 16, "total_steps": 100}
     assert log.ended and log.ended.endswith("reached.")
-
-
-def test_a_line_that_breaks_off_before_its_time_is_torn():
-    text = line(0) + line(1, 6.082)
-    cut = text[: text.rindex("6.082") + 3]
-    log = check(cut)
-    assert log.torn is not None
-    assert np.isnan(log.steps()["step_time_s"]).tolist() == [False, True], "6.0 is no step time"
-
-
-def test_a_log_without_a_last_line_end_is_not_torn():
-    assert check((line(0) + line(1))[:-1]).torn is None
-
-
-@pytest.mark.parametrize(
-    "prefix",
-    [
-        "0: ",
-        "[default0]:",
-        "retraining/0 [default0]:",
-        "[2025-11-20T14:55:23+08:00] a/0 ",
-        "\x1b[1m",
-    ],
-)
-def test_prefixes_and_other_line_ends_change_nothing(prefix: str):
-    steps = check("".join(prefix + line(n).replace("\n", "\r\n") for n in range(3))).steps()
-    assert steps.index.tolist() == [0, 1, 2]
-    assert steps["step_time_s"].tolist() == [6.0] * 3
-
-
-def test_damaged_bytes_change_nothing():
-    content = b"\x00\xff" + line(0).encode() + b"\xc3\x28 \x00\n" + line(1).encode()
-    assert check_read(LOG_FORMAT, content).steps().index.tolist() == [0, 1]

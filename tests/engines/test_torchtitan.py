@@ -240,8 +240,3 @@ def test_a_line_that_breaks_off_is_torn_and_its_last_number_unused():
     log = check(text[: text.rindex("1,587") + 3])
     assert log.torn is not None
     assert np.isnan(log.steps()["tokens_per_s_per_device"]).tolist() == [False, True]
-
-
-def test_damaged_bytes_and_other_line_ends_change_nothing():
-    content = b"\xff\x00\n" + line(1).replace("\n", "\r\n").encode() + b"\xc3(" + line(2).encode()
-    assert check_read(LOG_FORMAT, content).steps().index.tolist() == [1, 2]

@@ -109,11 +109,6 @@ def test_a_loss_that_is_no_number_is_told(tmp_path):
     assert parsed(tmp_path / "a.log", text)["status"] == "nan"
 
 
-def test_a_line_that_breaks_off_is_torn():
-    text = line(1) + line(2)
-    assert check(text[: text.rindex("perf/throughput") + 8]).torn is not None
-
-
 def test_a_list_of_such_figures_is_none(tmp_path):
     text = "- perf/time_per_step: mean=28.3 min=25.3\n- timing_s/step: mean=28.3\nstep:3 - x:1\n"
     assert parsed(tmp_path / "a.log", text * 9)["status"] == "not-a-training-log"
