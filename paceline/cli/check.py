@@ -9,12 +9,13 @@ import typer
 
 from paceline.cli import host_options as place
 from paceline.cli.options import Device, DeviceKind, Json, RunsDir
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
-from paceline.core.units import si
+from paceline.core.units import counted, si
 from paceline.files.documents import write_text
 from paceline.files.run_folder import runs_root
+from paceline.report.document import Column, Document, Notes, Table, Verdict
 from paceline.scaling.check.fitness import MEASURES, HostReport
 from paceline.scaling.check.preflight import CheckRequest, FinishedCheck
 from paceline.scaling.check.preflight import check as run_check
@@ -103,29 +104,38 @@ def check(
         ALONE * (limit or limit_s) if quick else None,
     )
     outcome = run_check(request, runs_root(runs_dir), lambda what: echo(f"  {what}", err=True))
-    _show(outcome, TableFormat.json if as_json else form)
+    for notice in outcome.notices:
+        echo(f"note: {notice}", err=True)
+    emit(_document(outcome), TableFormat.json if as_json else form)
     if drain_file is not None:
         write_text(drain_file, "".join(f"{host}\n" for host in outcome.report.drain))
     if fail_on_findings and outcome.report.drain:
         raise typer.Exit(3)
 
 
-def _show(outcome: FinishedCheck, form: TableFormat) -> None:
+def _document(outcome: FinishedCheck) -> Document:
     report = outcome.report
-    for notice in outcome.notices:
-        echo(f"note: {notice}", err=True)
-    document = {**report.model_dump(mode="json"), "folder": str(outcome.folder)}
-    emit_table([_row(host) for host in report.hosts], _columns(), form, document=document)
-    if form is TableFormat.text:
-        echo()
-        for host in report.hosts:
-            for line in host.evidence:
-                echo(f"  drain {host.host}: {line}")
-            for line in host.remarks:
-                echo(f"  look at {host.host}: {line}")
-        for sentence in report.sentences:
-            echo(f"  {sentence}")
-        echo(f"  {outcome.folder}")
+    looks = [host.host for host in report.hosts if host.verdict == "look"]
+    tone = "alert" if report.drain else "plain" if looks else "good"
+    words = f"{len(report.drain)} to drain" if report.drain else f"{len(looks)} worth a look"
+    return Document(
+        kind=f"check of hosts, {report.created}",
+        title=counted(len(report.hosts), "host"),
+        verdict=Verdict(words if report.drain or looks else "all fit", tone),
+        answer=report.sentences,
+        sections=(
+            Table(columns=_columns(), rows=[_row(host) for host in report.hosts]),
+            Notes(
+                title="Evidence",
+                lines=[
+                    *(f"drain {h.host}: {line}" for h in report.hosts for line in h.evidence),
+                    *(f"look at {h.host}: {line}" for h in report.hosts for line in h.remarks),
+                ],
+            ),
+        ),
+        notes=(str(outcome.folder),),
+        data={**report.model_dump(mode="json"), "folder": str(outcome.folder)},
+    )
 
 
 def _row(host: HostReport) -> dict[str, Any]:
@@ -140,17 +150,17 @@ def _row(host: HostReport) -> dict[str, Any]:
     }
 
 
-def _columns() -> list[OutputColumn]:
+def _columns() -> list[Column]:
     titles = {"gemm": "gemm", "memory": "memory", "collective": "in host", "pair": "pairs"}
     rates = [
-        OutputColumn(what, titles[what], lambda value, unit=unit: si(value, unit), "right")
+        Column(what, titles[what], lambda value, unit=unit: si(value, unit), "right")
         for what, (_, unit) in MEASURES.items()
     ]
     return [
-        OutputColumn("host", "host"),
-        OutputColumn("verdict", "verdict"),
-        OutputColumn("gpus", "GPUs", str, "right"),
-        OutputColumn("cores", "cores", str, "right"),
+        Column("host", "host"),
+        Column("verdict", "verdict"),
+        Column("gpus", "GPUs", str, "right"),
+        Column("cores", "cores", str, "right"),
         *rates,
-        OutputColumn("why", "why"),
+        Column("why", "why"),
     ]

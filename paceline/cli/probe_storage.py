@@ -13,7 +13,7 @@ import typer
 from paceline.cli import host_options as place
 from paceline.cli.model_options import DEVICES_PER_NODE
 from paceline.cli.options import Device, DeviceKind, Json, RunsDir
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_INCOMPLETE, UserError
 from paceline.core.hardware import Cluster
@@ -23,6 +23,7 @@ from paceline.estimate.answer import estimate
 from paceline.estimate.calibrate.lookup import evidence_for, is_cpu
 from paceline.estimate.question import Question
 from paceline.files.run_folder import find_run, read_record, runs_root
+from paceline.report.document import Column, Document, Notes, Table, Verdict
 from paceline.runs.outcome import evaluate
 from paceline.scaling.storage.measurement import (
     REPORT_FILE,
@@ -122,7 +123,9 @@ def storage(
         lambda what: echo(f"  {what}", err=True),
         _demand(recipe, run, on, runs_dir),
     )
-    _show(outcome, TableFormat.json if as_json else form)
+    for notice in outcome.notices:
+        echo(f"note: {notice}", err=True)
+    emit(_document(outcome), TableFormat.json if as_json else form)
     if outcome.report.faults:
         raise typer.Exit(EXIT_INCOMPLETE)
 
@@ -208,10 +211,8 @@ def _devices_per_node(what: str, total: int, cluster: Cluster) -> int:
     return whole if cluster.nodes == 1 else total // cluster.nodes
 
 
-def _show(outcome: MeasuredStorage, form: TableFormat) -> None:
+def _document(outcome: MeasuredStorage) -> Document:
     report = outcome.report
-    for notice in outcome.notices:
-        echo(f"note: {notice}", err=True)
     rows = [row.model_dump(mode="json") for row in report.rows]
     best = {
         operation: max(
@@ -220,25 +221,35 @@ def _show(outcome: MeasuredStorage, form: TableFormat) -> None:
         )
         for operation in dict.fromkeys(row["operation"] for row in rows)
     }
-    document = {
-        "probe": "storage",
-        "device": "cpu",
-        **report.model_dump(mode="json"),
-        "best": best,
-        "folder": str(outcome.folder),
-    }
-    emit_table([_flat(row) for row in rows], _columns(), form, document=document)
-    if form is not TableFormat.text:
-        return
-    echo()
-    for where in report.places:
-        echo(
-            f"  {where.host}:{where.path} lies on {where.file_system or 'an unknown file system'}"
-            f" ({where.source or 'no device told'}), {binary(where.free_bytes)} free"
-        )
-    for line in (*report.sentences, *(f"failed: {fault}" for fault in report.faults)):
-        echo(f"  {line}")
-    echo(f"  {outcome.folder / REPORT_FILE}")
+    places = [
+        f"{each.host}:{each.path} is on {each.file_system or 'an unknown file system'}"
+        f" ({each.source or 'device unknown'}), {binary(each.free_bytes)} free"
+        for each in report.places
+    ]
+    problems = len(report.slow) + len(report.faults)
+    return Document(
+        kind=f"storage, {report.created}",
+        title=counted(len(report.places), "folder"),
+        setup=(f"measured in {report.elapsed_s:.0f} s",),
+        verdict=Verdict(
+            "parts failed" if report.faults else f"{len(report.slow) or 'nothing'} slow",
+            "alert" if problems else "good",
+        ),
+        answer=report.sentences,
+        sections=(
+            Notes(title="Failed", tone="alert", lines=report.faults),
+            Table(columns=_columns(), rows=[_flat(row) for row in rows]),
+            Notes(title="Folders", lines=places),
+        ),
+        notes=(str(outcome.folder / REPORT_FILE),),
+        data={
+            "probe": "storage",
+            "device": "cpu",
+            **report.model_dump(mode="json"),
+            "best": best,
+            "folder": str(outcome.folder),
+        },
+    )
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
@@ -246,18 +257,18 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "place": place_of, "cached": "*" if row["may_be_cached"] else ""}
 
 
-def _columns() -> list[OutputColumn]:
+def _columns() -> list[Column]:
     return [
-        OutputColumn("place", "host:folder"),
-        OutputColumn("operation", "operation", lambda value: OPERATIONS[value]),
-        OutputColumn("processes", "at once", str, "right"),
-        OutputColumn("bytes_per_s", "rate", lambda value: si(value, "B/s"), "right"),
-        OutputColumn("cached", "*"),
-        OutputColumn("units_per_s", "a second", lambda value: f"{value:,.4g}", "right"),
-        OutputColumn("unit_bytes", "of", binary, "right"),
-        OutputColumn("unit_s", "one takes", lambda value: f"{1e3 * value:,.3g} ms", "right"),
-        OutputColumn("slow_unit_s", "99 %", lambda value: f"{1e3 * value:,.3g} ms", "right"),
-        OutputColumn("n", "n", str, "right"),
-        OutputColumn("spread", "spread", percent, "right"),
-        OutputColumn("method", "page cache"),
+        Column("place", "host:folder"),
+        Column("operation", "operation", lambda value: OPERATIONS[value]),
+        Column("processes", "at once", str, "right"),
+        Column("bytes_per_s", "rate", lambda value: si(value, "B/s"), "right"),
+        Column("cached", "*"),
+        Column("units_per_s", "a second", lambda value: f"{value:,.4g}", "right"),
+        Column("unit_bytes", "of", binary, "right"),
+        Column("unit_s", "one takes", lambda value: f"{1e3 * value:,.3g} ms", "right"),
+        Column("slow_unit_s", "99 %", lambda value: f"{1e3 * value:,.3g} ms", "right"),
+        Column("n", "n", str, "right"),
+        Column("spread", "spread", percent, "right"),
+        Column("method", "page cache"),
     ]
