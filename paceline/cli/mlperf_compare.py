@@ -8,29 +8,12 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json
-from paceline.cli.output import (
-    OutputColumn,
-    TableForm,
-    TableFormat,
-    emit_json,
-    emit_table,
-    print_sentences,
-)
+from paceline.cli.output import TableForm, TableFormat, emit, emit_files
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_INCOMPLETE, UserError
-from paceline.core.text import one_line
-from paceline.files.documents import write_text
 from paceline.mlperf.compare.comparison import ScoreComparison
 from paceline.mlperf.compare.comparison import compare as compare_scores
-from paceline.mlperf.compare.page import (
-    answers,
-    compared_html,
-    compared_lines,
-    compared_rows,
-    time_to_train,
-)
-from paceline.report.charts import save_chart
-from paceline.report.theme import EXPORT
+from paceline.mlperf.compare.report import scores_document, time_to_train
 
 FORMATS = (".svg", ".png", ".html")
 
@@ -87,7 +70,7 @@ def compare(
     comparison = compare_scores(
         places, published, ruleset=ruleset, num_devices=gpus or [], accelerator=accelerator
     )
-    _emit(comparison, TableFormat.json if as_json else form)
+    emit(scores_document(comparison), TableFormat.json if as_json else form)
     for path in plot or []:
         _write(comparison, path)
     if all(score.score_minutes is None for score in comparison.own):
@@ -95,31 +78,12 @@ def compare(
 
 
 def _write(comparison: ScoreComparison, path: Path) -> None:
+    """Write the page or the chart; its ending says which."""
     if path.suffix == ".html":
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, compared_html(comparison))
-    else:
-        save_chart(time_to_train(comparison, EXPORT), path)
-    echo(f"written: {path}", err=True)
-
-
-def _emit(comparison: ScoreComparison, form: TableFormat) -> None:
-    if form is TableFormat.json:
-        emit_json(comparison.model_dump(mode="json"))
+        emit_files(scores_document(comparison), page=path)
         return
-    columns = [
-        OutputColumn("system", "system", one_line),
-        OutputColumn("official", "official", lambda value: "yes" if value else "no"),
-        OutputColumn("num_devices", "accelerators", "{:,}".format, "right"),
-        OutputColumn("accelerator", "kind", one_line),
-        OutputColumn("score_minutes", "minutes", "{:.4f}".format, "right"),
-        OutputColumn("time_ratio", "ratio", "{:.3f}".format, "right"),
-        OutputColumn("global_batch", "batch", "{:,}".format, "right"),
-        OutputColumn("mean_samples_to_target", "samples", "{:,.0f}".format, "right"),
-    ]
-    if form is TableFormat.csv:
-        columns += [OutputColumn(name, name) for name in ("benchmark", "ruleset", "label")]
-    print_sentences(answers(comparison), form)
-    emit_table(compared_rows(comparison), columns, form)
-    if form in (TableFormat.text, TableFormat.md):
-        echo("\n" + "\n".join(compared_lines(comparison)))
+    from paceline.report.charts import save_chart  # Altair takes long to import.
+    from paceline.report.theme import EXPORT
+
+    save_chart(time_to_train(comparison, EXPORT), path)
+    echo(f"chart: {path}", err=True)

@@ -20,7 +20,7 @@ from paceline.explain.answer import explain
 from paceline.explain.report import explanation_document
 from paceline.layouts.sweep.page import sweep_html
 from paceline.mlperf.compare.comparison import compare
-from paceline.mlperf.compare.page import compared_html
+from paceline.mlperf.compare.report import scores_document
 from paceline.profiles.torch_traces import read_file
 from paceline.profiles.waterfall import waterfall
 from paceline.report.html import render_document
@@ -129,7 +129,8 @@ def mlperf_page() -> str:
     with TemporaryDirectory() as folder:
         small = ten_runs(Path(folder) / "eight")
         large = ten_runs(Path(folder) / "sixty-four", global_batch_size=16, samples=4224)
-        return compared_html(compare([small, large], num_devices=[8, 64], accelerator="GB200"))
+        compared = compare([small, large], num_devices=[8, 64], accelerator="GB200")
+        return render_document(scores_document(compared))
 
 
 def explain_page() -> str:

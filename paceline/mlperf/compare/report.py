@@ -1,0 +1,328 @@
+"""Scores compared with published results as a document, with the chart of time to train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.text import one_line, printable
+from paceline.core.units import counted, percent, significant
+from paceline.mlperf.compare.comparison import (
+    OFFICIAL,
+    ComparedScore,
+    PublishedPeer,
+    ScoreComparison,
+)
+from paceline.mlperf.compare.published_scores import accelerator_kind
+from paceline.mlperf.rules import NOT_A_METRIC
+from paceline.report.document import (
+    Column,
+    Document,
+    Figure,
+    Table,
+    Verdict,
+    unknown_figure,
+)
+from paceline.report.figures import written
+
+if TYPE_CHECKING:
+    import altair as alt
+
+    from paceline.report.theme import Look
+
+LABELS = ("Score", "Against published", "Samples to target", "Strong scaling")
+HEIGHT = 320
+SCALING_NOTE = (
+    "Efficiency = more samples x throughput: what the larger batch needs in samples, and what an "
+    "accelerator still trains per second, relative to the fewest accelerators. Throughput = "
+    "training steps x evaluations and the rest of the run. Here minutes are mean run times, before "
+    "the convergence test scales them."
+)
+
+
+def _official(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _share(fraction: float) -> str:
+    return percent(fraction, 1)
+
+
+SCORE_COLUMNS = (
+    Column("system", "system", one_line),
+    Column("official", "official", _official),
+    Column("num_devices", "accelerators", "{:,}".format, "right"),
+    Column("accelerator", "kind", one_line),
+    Column("score_minutes", "minutes", "{:.4f}".format, "right"),
+    Column("time_ratio", "ratio", "{:.3f}".format, "right"),
+    Column("global_batch", "batch", "{:,}".format, "right"),
+    Column("mean_samples_to_target", "samples", "{:,.0f}".format, "right"),
+)
+SCALING_COLUMNS = (
+    Column("name", "runs", one_line),
+    Column("official", "official", _official),
+    Column("num_devices", "accelerators", "{:,}".format, "right"),
+    Column("global_batch", "batch", "{:,}".format, "right"),
+    Column("minutes", "minutes", "{:.4f}".format, "right"),
+    Column("efficiency", "efficiency", _share, "right"),
+    Column("samples_factor", "more samples", _share, "right"),
+    Column("throughput_factor", "throughput", _share, "right"),
+    Column("training_factor", "training steps", _share, "right"),
+    Column("other_factor", "evaluations and rest", _share, "right"),
+)
+
+
+def scores_document(comparison: ScoreComparison) -> Document:
+    """Return the answer; its verdict is the label that no score of one's own may be without."""
+    rows = compared_rows(comparison)
+    groups = [("these runs", comparison.scaling)] if comparison.scaling else []
+    groups += [
+        (f"published by {group.submitter} on {group.accelerator}", group.steps)
+        for group in comparison.published_scaling
+    ]
+    extra = [Column(name, name) for name in ("benchmark", "ruleset", "label")]
+    return Document(
+        kind="scores compared with published results",
+        title=f"{comparison.benchmark}, MLPerf Training {comparison.ruleset}",
+        verdict=Verdict(comparison.label),
+        setup=(f"{comparison.division} division", f"published results: {comparison.source}"),
+        answer=tuple(answers(comparison)),
+        figures=_figures(comparison),
+        sections=(
+            Table(
+                title="On the same number and kind of accelerators",
+                name="beside",
+                columns=SCORE_COLUMNS,
+                rows=rows,
+                note=f"Ratio: own minutes / published minutes. Official: {OFFICIAL}. Own scores: "
+                f"{comparison.label}.",
+            ),
+            *(
+                Table(
+                    title=f"Strong scaling, {title}",
+                    columns=SCALING_COLUMNS,
+                    rows=[step.model_dump() for step in steps],
+                    note=SCALING_NOTE if steps is groups[-1][1] else "",
+                )
+                for title, steps in groups
+            ),
+        ),
+        notes=(*map(one_line, comparison.notes), *_rates(comparison.own)),
+        charts=lambda look: {"time-to-train": time_to_train(comparison, look)},
+        data=comparison.model_dump(mode="json"),
+        csv=Table(columns=[*SCORE_COLUMNS, *extra], rows=rows),
+    )
+
+
+def _rates(scores: Sequence[ComparedScore]) -> Iterator[str]:
+    for score in scores:
+        if score.model_flops_per_s_per_device is not None:
+            rate = written(score.model_flops_per_s_per_device, "FLOP/s", 4)
+            yield one_line(f"{score.name}: {rate} a device, {score.convention}; {NOT_A_METRIC}")
+
+
+def answers(comparison: ScoreComparison) -> Iterator[str]:
+    """Of each set of runs in one sentence: minutes, on what, and the nearest published result."""
+    for score in comparison.own:
+        if score.score_minutes is None:
+            yield one_line(f"{score.name}: no score, {score.status}: {score.reason}")
+            continue
+        where = f"{score.num_devices or 'not known how many'} x {score.accelerator or 'not known'}"
+        peer = nearest(score)
+        beside = "no published result beside it"
+        if peer is not None:
+            beside = (
+                f"{peer.time_ratio:.3f} of the {peer.score_minutes:.4f} minutes that "
+                f"{peer.submitter} published ({peer.system})"
+            )
+        yield one_line(f"{score.name}: {score.score_minutes:.4f} minutes on {where}, {beside}")
+
+
+def nearest(score: ComparedScore) -> PublishedPeer | None:
+    """The published result that is nearest in time, itself only where there is no other."""
+    others = [peer for peer in score.beside if not peer.itself] or list(score.beside)
+    return min(others, key=lambda peer: abs(peer.time_ratio - 1), default=None)
+
+
+def _figures(comparison: ScoreComparison) -> tuple[Figure, ...]:
+    """Return minutes, ratio to what was published, samples to the target, and strong scaling."""
+    if not comparison.own:
+        return tuple(unknown_figure(label, "there are no runs") for label in LABELS)
+    first, *others = comparison.own
+    return (
+        _score_figure(first, others),
+        _peer_figure(first),
+        _samples_figure(first),
+        _scaling_figure(comparison),
+    )
+
+
+def _score_figure(first: ComparedScore, others: list[ComparedScore]) -> Figure:
+    on = f"{first.num_devices or 'not known how many'} x {first.accelerator or 'not known'}"
+    more = [
+        f"{each.score_minutes:.4f} minutes on {each.num_devices or 'not known how many'}"
+        for each in others
+        if each.score_minutes is not None
+    ]
+    lines = [on, first.name, *more]
+    if first.score_minutes is None:
+        return unknown_figure(LABELS[0], f"{first.status}: {first.reason}", lines)
+    return Figure(LABELS[0], f"{first.score_minutes:.4f} minutes", "", tuple(lines))
+
+
+def _peer_figure(first: ComparedScore) -> Figure:
+    peer = nearest(first)
+    if peer is None:
+        why = "no published result on as many accelerators of the kind is known here"
+        return unknown_figure(LABELS[1], why)
+    return Figure(
+        LABELS[1],
+        f"{peer.time_ratio:.3f}",
+        f"of {peer.score_minutes:.4f} minutes, below 1 is faster",
+        (f"{peer.submitter} {peer.system}", f"nearest of {len(first.beside)} next to it"),
+    )
+
+
+def _samples_figure(first: ComparedScore) -> Figure:
+    rate, flops = first.samples_per_s, first.model_flops_per_s_per_device
+    lines = [f"global batch {first.global_batch:,}"] if first.global_batch else []
+    lines += [f"{significant(rate, 5)} samples/s with evaluations"] if rate else []
+    lines += [f"{written(flops, 'FLOP/s', 4)} a device, {NOT_A_METRIC}"] if flops else []
+    if first.mean_samples_to_target is None:
+        return unknown_figure(LABELS[2], "no run converged", lines)
+    return Figure(LABELS[2], f"{first.mean_samples_to_target:,.0f} samples", "", ("mean", *lines))
+
+
+def _scaling_figure(comparison: ScoreComparison) -> Figure:
+    if not comparison.scaling:
+        why = "takes two sets of runs on different numbers of accelerators"
+        return unknown_figure(LABELS[3], why)
+    last = comparison.scaling[-1]
+    fewest = comparison.scaling[0].num_devices
+    return Figure(
+        LABELS[3],
+        percent(last.efficiency, 1),
+        f"on {last.num_devices:,} against {counted(fewest, 'accelerator')}",
+        (
+            f"{percent(last.samples_factor, 1)} by samples",
+            f"{percent(last.throughput_factor, 1)} by throughput",
+        ),
+    )
+
+
+def compared_rows(comparison: ScoreComparison) -> list[dict[str, Any]]:
+    """Each score and each published result beside it as a row; `official` tells them apart."""
+    rows: list[dict[str, Any]] = []
+    for score in comparison.own:
+        head = {
+            "benchmark": comparison.benchmark,
+            "ruleset": comparison.ruleset,
+            "num_devices": score.num_devices,
+            "accelerator": score.accelerator,
+        }
+        figures = ("official", "score_minutes", "global_batch", "mean_samples_to_target", "label")
+        rows.append(
+            {
+                **head,
+                "system": score.name,
+                "time_ratio": None,
+                **{name: getattr(score, name) for name in figures},
+            }
+        )
+        rows += [
+            {
+                **head,
+                "system": f"{peer.submitter} {peer.system}"
+                + (" (these logs)" if peer.itself else ""),
+                "time_ratio": peer.time_ratio,
+                **{name: getattr(peer, name) for name in figures},
+            }
+            for peer in score.beside
+        ]
+    return rows
+
+
+def time_to_train(comparison: ScoreComparison, look: Look) -> alt.LayerChart:
+    """Minutes over accelerators, both logarithmic: published as dots, own scores marked."""
+    import altair as alt  # It takes long to import.
+
+    from paceline.report.step_charts import finish
+
+    kinds = {score.accelerator for score in comparison.own}
+    published = [
+        {
+            "gpus": result.gpus,
+            "minutes": result.score_minutes,
+            "name": f"{result.submitter} {result.system}",
+            "accelerator": (kind := accelerator_kind(result.accelerator)),
+            "alike": kind in kinds,
+            "official": "yes",
+        }
+        for result in comparison.published
+    ]
+    own = [
+        {
+            "gpus": score.num_devices,
+            "minutes": score.score_minutes,
+            "name": printable(score.name),
+            "accelerator": score.accelerator,
+            "official": f"no: {score.label}",
+        }
+        for score in comparison.own
+        if score.num_devices and score.score_minutes
+    ]
+    palette = look.palette
+    layers = []
+    if published:
+        colour = alt.condition(
+            alt.datum["alike"], alt.value(palette.steady), alt.value(palette.warmup)
+        )
+        dots = _marks(published, "published").mark_circle(size=60, opacity=0.75)
+        layers.append(dots.encode(color=colour))
+    if own:
+        layers.append(
+            _marks(own, "own").mark_point(
+                shape="diamond", size=130, filled=True, color=palette.accent
+            )
+        )
+        layers.append(
+            _marks(own, "labels")
+            .mark_text(align="left", dx=11, color=palette.accent, fontWeight="bold")
+            .encode(text=alt.Text("minutes:Q", format=".3~f"))
+        )
+    notes = [
+        f"{comparison.benchmark}, {comparison.ruleset}, {comparison.division} division. Diamond: "
+        f"own scores, {comparison.label}.",
+        "Dot: published by MLCommons Association (blue: the same accelerator, grey: others); not "
+        "every published result is known here.",
+    ]
+    layers = layers or [_marks([], "none").mark_point()]
+    whose = f"{comparison.benchmark}, MLPerf Training {comparison.ruleset}"
+    return finish(layers, look, "Time to train", notes, HEIGHT, whose)
+
+
+def _marks(rows: Sequence[dict[str, Any]], name: str) -> alt.Chart:
+    import altair as alt
+
+    from paceline.report.step_charts import WHOLE_LABELS
+
+    x = alt.X(
+        "gpus:Q",
+        title="accelerators",
+        scale=alt.Scale(type="log", base=2, padding=14),
+        axis=alt.Axis(labelExpr=WHOLE_LABELS),
+    )
+    y = alt.Y(
+        "minutes:Q",
+        title="time to train (minutes)",
+        scale=alt.Scale(type="log", nice=False, padding=14),
+        axis=alt.Axis(tickCount=6, format=",~r"),
+    )
+    tips = [
+        alt.Tooltip("name:N", title="system"),
+        alt.Tooltip("accelerator:N"),
+        alt.Tooltip("gpus:Q", title="accelerators"),
+        alt.Tooltip("minutes:Q", format=".4~f"),
+        alt.Tooltip("official:N"),
+    ]
+    return alt.Chart(alt.Data(values=list(rows)), name=name).encode(x=x, y=y, tooltip=tips)
