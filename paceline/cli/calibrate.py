@@ -8,14 +8,15 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import Device, DeviceKind, Json
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.options import Device, DeviceKind
+from paceline.cli.output import TableOptions, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.units import counted, percent, si, step_seconds
 from paceline.estimate.calibrate.calibration import Calibration, file_of
 from paceline.estimate.calibrate.measurement import calibrate as measure
 from paceline.files.documents import write_value
+from paceline.report.document import Column, Document, Table
 
 
 def calibrate(
@@ -42,8 +43,8 @@ def calibrate(
             metavar="FILE", help="Where the calibration is written, instead of the user's folder."
         ),
     ] = None,
-    form: TableForm = TableFormat.text,
-    as_json: Json = False,
+    *,
+    output: TableOptions,
 ) -> None:
     """Measure this machine for `estimate`, `sweep` and `tune`: probes, and short
     trainings of 2 and 4 layers.
@@ -70,15 +71,18 @@ def calibrate(
     calibration = measure(recipes or (), device.value, dtype, tell, counts)
     path = out or file_of(calibration.device, calibration.dtype)
     write_value(path, calibration)
-    form = TableFormat.json if as_json else form
     rows = [
         step.model_dump(mode="json") | {"ratio": step.predicted_s / step.measured_s}
         for step in calibration.steps
     ]
-    document = calibration.model_dump(mode="json") | {"file": str(path)}
-    emit_table(rows, _columns(), form, document=document)
-    for line in _sentences(calibration):
-        echo(line, err=form is not TableFormat.text)
+    answer = Document(
+        kind="a calibration of the time model",
+        title=f"{calibration.device} in {calibration.dtype}",
+        sections=(Table(columns=_COLUMNS, rows=rows),),
+        notes=tuple(_sentences(calibration)),
+        data=calibration.model_dump(mode="json") | {"file": str(path)},
+    )
+    emit(answer, output.chosen)
     echo(f"written: {path}", err=True)
 
 
@@ -107,21 +111,6 @@ def _counts(text: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 
-def _columns() -> list[OutputColumn]:
-    return [
-        OutputColumn("recipe", "recipe"),
-        OutputColumn("layers", "layers", str, "right"),
-        OutputColumn("layout", "layout"),
-        OutputColumn("ranks", "ranks", str, "right"),
-        OutputColumn("threads", "threads", str, "right"),
-        OutputColumn("measured_s", "step", lambda v: f"{step_seconds(v)} s", "right"),
-        OutputColumn("n", "n", str, "right"),
-        OutputColumn("spread", "spread", percent, "right"),
-        OutputColumn("predicted_s", "by the model", lambda v: f"{step_seconds(v)} s", "right"),
-        OutputColumn("ratio", "ratio", lambda v: f"{v:.2f}", "right"),
-    ]
-
-
 def _sentences(calibration: Calibration) -> list[str]:
     lines = [
         f"{placement.ranks} x {counted(placement.threads, 'thread')}: "
@@ -145,3 +134,17 @@ def _sentences(calibration: Calibration) -> list[str]:
         lines.append(f"not told apart: {pairs}")
     lines.append(f"left where they were: {', '.join(calibration.undetermined) or 'none'}")
     return lines
+
+
+_COLUMNS = [
+    Column("recipe", "recipe"),
+    Column("layers", "layers", str, "right"),
+    Column("layout", "layout"),
+    Column("ranks", "ranks", str, "right"),
+    Column("threads", "threads", str, "right"),
+    Column("measured_s", "step", lambda v: f"{step_seconds(v)} s", "right"),
+    Column("n", "n", str, "right"),
+    Column("spread", "spread", percent, "right"),
+    Column("predicted_s", "by the model", lambda v: f"{step_seconds(v)} s", "right"),
+    Column("ratio", "ratio", lambda v: f"{v:.2f}", "right"),
+]

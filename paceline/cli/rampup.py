@@ -8,9 +8,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from paceline.cli import model_options as model
-from paceline.cli.options import EngineName, Json, Overrides, Variant, with_engine
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
-from paceline.cli.terminal import echo
+from paceline.cli.options import EngineName, Overrides, Variant, with_engine
+from paceline.cli.output import TableOptions, emit
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.units import GIB, day_count, days, step_seconds, trimmed
@@ -18,6 +17,7 @@ from paceline.files import catalog
 from paceline.layouts.rampup.check import CheckedSchedule, check_schedule, read_schedule
 from paceline.layouts.rampup.plan import RampOptions, RampPlan, plan_ramp_up
 from paceline.layouts.rampup.timing import setting_of
+from paceline.report.document import Column, Document, Table
 
 
 def rampup(
@@ -87,8 +87,8 @@ def rampup(
         int | None, typer.Option(min=1, help="Largest tensor-parallel size (a node, at most 8).")
     ] = None,
     evidence: model.EvidenceFile = None,
-    form: TableForm = TableFormat.text,
-    as_json: Json = False,
+    *,
+    output: TableOptions,
 ) -> None:
     """Plan a batch ramp-up: layout, nodes, device hours and days of every stage. Nothing runs.
 
@@ -126,7 +126,7 @@ def rampup(
     schedule = read_schedule(check, setting.recipe.layout) if check else None
     plan = plan_ramp_up(setting, options)
     judged = check_schedule(setting, options, schedule, plan) if schedule else None
-    _emit(plan, judged, TableFormat.json if as_json else form, every_size)
+    emit(_document(plan, judged, every_size), output.chosen)
 
 
 def _site(cluster: str | None, device: str | None, per_node: int | None) -> Cluster | None:
@@ -174,33 +174,29 @@ def _numbers(option: str, text: str | None, whole: bool = False) -> tuple[float,
     return tuple(numbers)
 
 
-def _emit(
-    plan: RampPlan, judged: CheckedSchedule | None, form: TableFormat, every_size: bool
-) -> None:
+def _document(plan: RampPlan, judged: CheckedSchedule | None, every_size: bool) -> Document:
     """The plan, and the judgement of a schedule below; csv is of the schedule if there is one."""
-    document = plan.model_dump(mode="json")
-    rows = [_row(stage) for stage in document["alternatives" if every_size else "stages"]]
+    data = plan.model_dump(mode="json")
+    rows = [_row(stage) for stage in data["alternatives" if every_size else "stages"]]
+    tables = [Table(title="Plan", columns=_COLUMNS, rows=rows)]
     if judged:
-        document["checked"] = judged.model_dump(mode="json")
-    if form is not TableFormat.csv or not judged:
-        emit_table(rows, _COLUMNS, form, document=document)
-    if judged and form is not TableFormat.json:
-        if form is not TableFormat.csv:
-            echo("")
-        checked = [_checked_row(stage) for stage in document["checked"]["stages"]]
-        emit_table(checked, _CHECKED, form)
-    _tell(plan, judged)
-
-
-def _tell(plan: RampPlan, judged: CheckedSchedule | None) -> None:
-    """Totals, and what the plan rests on, beside the tables."""
-    for name, schedule in (("plan", plan), ("checked schedule", judged)):
-        if schedule and schedule.days is not None and schedule.device_hours is not None:
-            hours = _hours(schedule.device_hours)
-            echo(f"{name}: {hours} device hours, {days(schedule.days)}", err=True)
-    for note in plan.notes:
-        echo(f"note: {note}", err=True)
-    echo(f"rests on: {plan.evidence}", err=True)
+        data["checked"] = judged.model_dump(mode="json")
+        checked = [_checked_row(stage) for stage in data["checked"]["stages"]]
+        tables.append(Table(title="Checked schedule", columns=_CHECKED, rows=checked))
+    totals = [
+        f"{name}: {_hours(schedule.device_hours)} device hours, {days(schedule.days)}"
+        for name, schedule in (("plan", plan), ("checked schedule", judged))
+        if schedule and schedule.days is not None and schedule.device_hours is not None
+    ]
+    return Document(
+        kind="a batch ramp-up planned by estimate",
+        title=f"{plan.recipe} on {plan.device}",
+        answer=tuple(totals),
+        sections=tuple(tables),
+        notes=(*plan.notes, f"Rests on {plan.evidence}."),
+        data=data,
+        csv=tables[-1],
+    )
 
 
 def _row(stage: dict[str, Any]) -> dict[str, Any]:
@@ -224,36 +220,36 @@ def _share(value: float) -> str:
 
 
 _COLUMNS = [
-    OutputColumn("batch", "batch", justify="right"),
-    OutputColumn("nodes", "nodes", justify="right"),
-    OutputColumn("label", "layout"),
-    OutputColumn("micro_batch", "micro-batch", justify="right"),
-    OutputColumn("recompute", "recompute"),
-    OutputColumn("micro_batches", "a replica", justify="right"),
-    OutputColumn("step_time_s", "step s", step_seconds, "right"),
-    OutputColumn("low_s", "low", step_seconds, "right"),
-    OutputColumn("high_s", "high", step_seconds, "right"),
-    OutputColumn("bubble", "bubble", _share, "right"),
-    OutputColumn("exchange", "exchange", _share, "right"),
-    OutputColumn("memory_bytes", "memory GiB", lambda value: f"{value / GIB:.1f}", "right"),
-    OutputColumn("p_oom", "P(OOM)", _share, "right"),
-    OutputColumn("efficiency", "efficiency", _share, "right"),
-    OutputColumn("samples", "samples", lambda value: f"{value:,}", "right"),
-    OutputColumn("device_hours", "device hours", _hours, "right"),
-    OutputColumn("days", "days", day_count, "right"),
+    Column("batch", "batch", justify="right"),
+    Column("nodes", "nodes", justify="right"),
+    Column("label", "layout"),
+    Column("micro_batch", "micro-batch", justify="right"),
+    Column("recompute", "recompute"),
+    Column("micro_batches", "a replica", justify="right"),
+    Column("step_time_s", "step s", step_seconds, "right"),
+    Column("low_s", "low", step_seconds, "right"),
+    Column("high_s", "high", step_seconds, "right"),
+    Column("bubble", "bubble", _share, "right"),
+    Column("exchange", "exchange", _share, "right"),
+    Column("memory_bytes", "memory GiB", lambda value: f"{value / GIB:.1f}", "right"),
+    Column("p_oom", "P(OOM)", _share, "right"),
+    Column("efficiency", "efficiency", _share, "right"),
+    Column("samples", "samples", lambda value: f"{value:,}", "right"),
+    Column("device_hours", "device hours", _hours, "right"),
+    Column("days", "days", day_count, "right"),
 ]
 _CHECKED = [
-    OutputColumn("batch", "batch", justify="right"),
-    OutputColumn("nodes", "nodes", justify="right"),
-    OutputColumn("label", "layout"),
-    OutputColumn("micro_batch", "micro-batch", justify="right"),
-    OutputColumn("micro_batches", "a replica", justify="right"),
-    OutputColumn("step_time_s", "step s", step_seconds, "right"),
-    OutputColumn("slower", "of the best", lambda value: f"{value:.2f}", "right"),
-    OutputColumn("bubble", "bubble", _share, "right"),
-    OutputColumn("exchange", "exchange", _share, "right"),
-    OutputColumn("efficiency", "efficiency", _share, "right"),
-    OutputColumn("p_oom", "P(OOM)", _share, "right"),
-    OutputColumn("verdict", "verdict"),
-    OutputColumn("reasons", "why", wraps=True),
+    Column("batch", "batch", justify="right"),
+    Column("nodes", "nodes", justify="right"),
+    Column("label", "layout"),
+    Column("micro_batch", "micro-batch", justify="right"),
+    Column("micro_batches", "a replica", justify="right"),
+    Column("step_time_s", "step s", step_seconds, "right"),
+    Column("slower", "of the best", lambda value: f"{value:.2f}", "right"),
+    Column("bubble", "bubble", _share, "right"),
+    Column("exchange", "exchange", _share, "right"),
+    Column("efficiency", "efficiency", _share, "right"),
+    Column("p_oom", "P(OOM)", _share, "right"),
+    Column("verdict", "verdict"),
+    Column("reasons", "why", wraps=True),
 ]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, make_dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -13,9 +11,9 @@ import typer
 from paceline.cli import host_options as place
 from paceline.cli import model_options as model
 from paceline.cli import options
-from paceline.cli.output import TableForm, TableFormat
+from paceline.cli.layout_progress import sweep_display
+from paceline.cli.output import ReportFormat, TableFormat, TableOptions, emit, rendered
 from paceline.cli.progress import run_headline
-from paceline.cli.sweep_table import print_sweep, sweep_display
 from paceline.cli.terminal import echo
 from paceline.core.axes import AXES
 from paceline.core.errors import (
@@ -31,6 +29,7 @@ from paceline.estimate.estimates import P_OOM_SURE
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import runs_root
 from paceline.layouts.sweep.plan import Sweep, SweepOptions, dimensions, new_sweep
+from paceline.layouts.sweep.report import memory_note, sweep_document
 from paceline.layouts.sweep.result import SweepResult
 from paceline.layouts.sweep.trials import SweepTrial, run_sweep, sweep_result, trials_of
 from paceline.machines.placement import Request
@@ -116,10 +115,9 @@ def sweep(
     dry_run: options.DryRun = False,
     force: options.Force = False,
     runs_dir: options.RunsDir = None,
-    form: TableForm = TableFormat.text,
-    as_json: options.Json = False,
     *,
     location: place.BoundHostOptions,
+    output: TableOptions,
 ) -> None:
     """Run a recipe in every combination of some settings and say which is fastest.
 
@@ -155,7 +153,7 @@ def sweep(
     request = Request(
         recipe, variant, fixed, devices, device.value, cluster, timeout, force, placement, runs_dir
     )
-    how = _How(TableFormat.json if as_json else form, runs_dir, tag, dry_run, evidence)
+    how = _How(output.chosen, runs_dir, tag, dry_run, evidence)
     sweep_request = SweepOptions(
         request,
         varied,
@@ -189,13 +187,13 @@ def _sweep(request: SweepOptions, how: _How) -> int:
     _announce(planned, trials)
     if how.dry_run:
         waiting = sweep_result(planned, trials, interrupted=False, command=command_line())
-        print_sweep(waiting, how.form)
+        emit(sweep_document(waiting), how.form)
         return EXIT_OK if any(choice.runs for choice in planned.choices) else EXIT_BAD_INPUT
     with sweep_display(trials) as display:
         result = run_sweep(planned, trials, root, command_line(), display, tag=how.tag)
     if any(row.runs for row in result.rows):
         _keep(result, root / result.name)
-    print_sweep(result, how.form)
+    emit(sweep_document(result), how.form)
     if not any(choice.runs for choice in planned.choices):
         echo("error: no combination can run; the table says why", err=True)
     if result.halted:
@@ -237,16 +235,13 @@ def _keep(result: SweepResult, folder: Path) -> None:
     """Write the table, the JSON, the page and the chart into the sweep's folder."""
     # Altair is slow to import, and a sweep that is only shown draws nothing.
     from paceline.layouts.sweep.charts import front_chart
-    from paceline.layouts.sweep.page import sweep_html
     from paceline.report.charts import save_chart
 
-    table = StringIO()
-    with redirect_stdout(table):
-        print_sweep(result, TableFormat.csv)
+    document = sweep_document(result)
     write_value(folder / SWEEP_FILE, result)
-    write_text(folder / TABLE_FILE, table.getvalue())
-    write_text(folder / PAGE_FILE, sweep_html(result))
-    chart = front_chart(result, EXPORT)
+    write_text(folder / TABLE_FILE, rendered(document, TableFormat.csv))
+    write_text(folder / PAGE_FILE, rendered(document, ReportFormat.html))
+    chart = front_chart(result, memory_note(result), EXPORT)
     (folder / CHART_FILE).unlink(missing_ok=True)
     if chart is not None:
         save_chart(chart, folder / CHART_FILE)

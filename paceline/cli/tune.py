@@ -11,10 +11,10 @@ import typer
 from paceline.cli import host_options as place
 from paceline.cli import model_options as model
 from paceline.cli import options
-from paceline.cli.output import TableForm, TableFormat
+from paceline.cli.layout_progress import tune_display
+from paceline.cli.output import TableFormat, TableOptions, emit
 from paceline.cli.progress import run_headline
 from paceline.cli.terminal import echo
-from paceline.cli.tune_table import print_ranking, print_tuning, tune_display
 from paceline.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_INCOMPLETE,
@@ -29,6 +29,7 @@ from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import runs_root
 from paceline.layouts.search.space import Space
 from paceline.layouts.tune.ranking import rank
+from paceline.layouts.tune.report import ranking_document, tuning_document
 from paceline.layouts.tune.result import TuneResult
 from paceline.layouts.tune.search import ALLOWED, read_budget
 from paceline.layouts.tune.tuning import SCHEDULES, TuneOptions, Tuning, headline, new_tuning
@@ -108,10 +109,9 @@ def tune(
     tag: options.Tag = None,
     cluster: options.ClusterName = None,
     runs_dir: options.RunsDir = None,
-    form: TableForm = TableFormat.text,
-    as_json: options.Json = False,
     *,
     location: place.BoundHostOptions,
+    output: TableOptions,
 ) -> None:
     """Find the fastest layout of a recipe, by few runs or by estimate alone.
 
@@ -131,7 +131,6 @@ def tune(
     With --estimate-only layouts whose sizes do not divide are counted, those
     that would run out of memory with more than even odds are pruned.
     """
-    form = TableFormat.json if as_json else form
     changes = options.with_engine(overrides, engine)
     load_recipe(recipe, variant, changes)  # What is wrong comes before what is missing.
     given = model.given_evidence(evidence)
@@ -155,7 +154,8 @@ def tune(
         )
         question = replace(question, site=site)
         space = Space(most_tp=most_tp, most_cp=most_cp, most_ep=most_ep)
-        print_ranking(rank(question, model.chosen_evidence(given, question), space, top), form)
+        ranking = rank(question, model.chosen_evidence(given, question), space, top)
+        emit(ranking_document(ranking), output.chosen)
         return
     if budget is None:
         raise UserError(
@@ -195,7 +195,7 @@ def tune(
     tune_request = TuneOptions(
         request, read_budget(budget), space, steps, name, write, oversubscribe, tag
     )
-    raise typer.Exit(_tune(tune_request, runs_root(runs_dir), form, given, dry_run))
+    raise typer.Exit(_tune(tune_request, runs_root(runs_dir), output.chosen, given, dry_run))
 
 
 def _given(value: T | None, option: str, remedy: str | None = None) -> T:
@@ -236,11 +236,11 @@ def _tune(
     tuning = new_tuning(request, given, root, command_line())
     _announce(tuning, headline(tuning))
     if dry_run:
-        print_tuning(tuning.result(), form)
+        emit(tuning_document(tuning.result()), form)
         return EXIT_OK
     with tune_display(tuning.runs.order) as display:
         result = tuning.run(display)
-    print_tuning(result, form)
+    emit(tuning_document(result), form)
     return exit_code(result)
 
 

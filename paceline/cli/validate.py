@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from paceline.cli import model_options as model
-from paceline.cli.options import Json
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, Where, emit_table, select_rows
-from paceline.cli.terminal import echo
+from paceline.cli.output import TableOptions, Where, emit, select_rows
 from paceline.core.units import counted
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.validation import StepAccuracy, Validation, read_table, validate_rows
+from paceline.report.document import Column, Document, Table
 
 LISTED = 10
 """Rows that a reason for leaving them out names."""
@@ -26,8 +26,8 @@ def validate(
     ],
     where: Where = None,
     evidence: model.EvidenceFile = None,
-    form: TableForm = TableFormat.text,
-    as_json: Json = False,
+    *,
+    output: TableOptions,
 ) -> None:
     """Predict the step time of every row and compare it with what was measured.
 
@@ -44,14 +44,17 @@ def validate(
     chosen = [dict(row) for row in select_rows(lines, where, list(lines[0]) if lines else ())]
     given = model.given_evidence(evidence)
     validation = validate_rows(table.name, chosen, given.of_gpus() if given else shipped())
-    form = TableFormat.json if as_json else form
-    if form is TableFormat.csv:
-        rows = [row.model_dump(mode="json") for row in validation.rows]
-        emit_table(rows, [OutputColumn(key, key) for key in _ROW_KEYS], form)
-        return
-    emit_table(_scores(validation), _COLUMNS, form, document=validation.model_dump(mode="json"))
-    if form is not TableFormat.json:
-        _tell(validation)
+    rows = [row.model_dump(mode="json") for row in validation.rows]
+    answer = Document(
+        kind="predicted against measured",
+        title=table.name,
+        answer=() if rows else (_why_empty(validation),),
+        sections=(Table(columns=_COLUMNS, rows=_scores(validation)),),
+        notes=tuple(_notes(validation)),
+        data=validation,
+        csv=Table(columns=[Column(key, key) for key in _ROW_KEYS], rows=rows),
+    )
+    emit(answer, output.chosen)
 
 
 def _scores(validation: Validation) -> list[dict[str, Any]]:
@@ -65,26 +68,27 @@ def _row(name: str, score: StepAccuracy) -> dict[str, Any]:
     return {"rows of": name, **score.model_dump(mode="json")}
 
 
-def _tell(validation: Validation) -> None:
-    if not validation.rows:
-        why = "no row could be modelled" if validation.unmodelled else "the table has no rows"
-        echo(f"nothing to compare: {why}", err=True)
-    echo(f"predicted by: {validation.evidence}", err=True)
+def _why_empty(validation: Validation) -> str:
+    why = "no row could be modelled" if validation.unmodelled else "the table has no rows"
+    return f"nothing to compare: {why}"
+
+
+def _notes(validation: Validation) -> Iterator[str]:
+    """Coefficients, how well memories are met, and which rows are left out and why."""
+    yield f"predicted by: {validation.evidence}"
     memory = validation.memory
     if memory.mape is not None and memory.median is not None and memory.within_10 is not None:
-        within_5 = _share(memory.within_5 or 0)
-        echo(
+        yield (
             f"memory stated by {counted(memory.n, 'row')}: MAPE {_share(memory.mape)}, "
-            f"median {_share(memory.median)}, within 5 % {within_5}, "
-            f"within 10 % {_share(memory.within_10)}",
-            err=True,
+            f"median {_share(memory.median)}, within 5 % {_share(memory.within_5 or 0)}, "
+            f"within 10 % {_share(memory.within_10)}"
         )
     reasons = Counter(row.reason for row in validation.unmodelled)
     for reason, count in reasons.most_common():
         named = [row.id for row in validation.unmodelled if row.reason == reason]
         more = f" and {count - LISTED:,} more (--json has all)" if count > LISTED else ""
         which = f"{', '.join(named[:LISTED])}{more}"
-        echo(f"not modelled: {counted(count, 'row')}: {reason}: {which}", err=True)
+        yield f"not modelled: {counted(count, 'row')}: {reason}: {which}"
 
 
 def _share(value: float) -> str:
@@ -93,12 +97,12 @@ def _share(value: float) -> str:
 
 _ROW_KEYS = ("id", "source", "kind", "measured_s", "predicted_s", "low_s", "high_s", "error")
 _COLUMNS = [
-    OutputColumn("rows of", "rows of"),
-    OutputColumn("n", "n", justify="right"),
-    OutputColumn("mape", "MAPE", _share, "right"),
-    OutputColumn("median", "median |ln|", lambda value: f"{value:.3f}", "right"),
-    OutputColumn("within_10", "within 10 %", _share, "right"),
-    OutputColumn("within_20", "within 20 %", _share, "right"),
-    OutputColumn("coverage_80", "in 80 % interval", _share, "right"),
-    OutputColumn("flat_mape", "45 %-of-peak rule", _share, "right"),
+    Column("rows of", "rows of"),
+    Column("n", "n", justify="right"),
+    Column("mape", "MAPE", _share, "right"),
+    Column("median", "median |ln|", lambda value: f"{value:.3f}", "right"),
+    Column("within_10", "within 10 %", _share, "right"),
+    Column("within_20", "within 20 %", _share, "right"),
+    Column("coverage_80", "in 80 % interval", _share, "right"),
+    Column("flat_mape", "45 %-of-peak rule", _share, "right"),
 ]

@@ -18,7 +18,7 @@ from paceline.estimate.report import EstimateOutput, estimate_document
 from paceline.estimate.scenarios import compare_scenarios, step_time_ratio
 from paceline.explain.answer import explain
 from paceline.explain.report import explanation_document
-from paceline.layouts.sweep.page import sweep_html
+from paceline.layouts.sweep.report import sweep_document
 from paceline.mlperf.compare.comparison import compare
 from paceline.mlperf.compare.report import scores_document
 from paceline.profiles.torch_traces import read_file
@@ -99,7 +99,8 @@ def sweep_page() -> str:
         row(4, "oom", reason=f"no room for 12.34 GiB on {LONG}"),
         row(8, "refused", reason="pp 3 does not divide 16 layers; 1, 2, 4, 8 or 16 do " * 3),
     )
-    return sweep_html(result(*rows).model_copy(update={"sentences": ("best: mbs 2, 0.9 s",)}))
+    found = result(*rows).model_copy(update={"sentences": ("best: mbs 2, 0.9 s",)})
+    return render_document(sweep_document(found))
 
 
 def history() -> History:

@@ -6,20 +6,22 @@ import altair as alt
 
 from paceline.core.units import GIB, counted
 from paceline.layouts.sweep.result import SweepResult
-from paceline.layouts.sweep.table import memory_note
 from paceline.report.step_charts import finish
 from paceline.report.theme import Look
 
 HEIGHT = 280
 
 
-def sweep_charts(result: SweepResult, look: Look) -> dict[str, alt.LayerChart]:
+def sweep_charts(result: SweepResult, memory_note: str, look: Look) -> dict[str, alt.LayerChart]:
     """Speed over memory, and predicted over measured step time, where there is enough to draw."""
-    charts = {"front": front_chart(result, look), "agreement": agreement_chart(result, look)}
+    charts = {
+        "front": front_chart(result, memory_note, look),
+        "agreement": agreement_chart(result, look),
+    }
     return {name: chart for name, chart in charts.items() if chart is not None}
 
 
-def front_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
+def front_chart(result: SweepResult, memory_note: str, look: Look) -> alt.LayerChart | None:
     """Tokens/s over memory, the front joined by a line; None when fewer than two rows have both."""
     points = [
         {
@@ -65,7 +67,7 @@ def front_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
         .encode(x=x, y=y, text="label:N")
     )
     note = "Dot: one layout. Orange: no other is as fast with as little memory. "
-    note += memory_note(result)
+    note += memory_note
     return finish([line, dots, names], look, "Speed and memory", [note], HEIGHT, whose(result))
 
 

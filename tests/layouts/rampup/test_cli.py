@@ -25,8 +25,8 @@ def test_a_plan_as_text_has_a_line_a_stage_and_its_totals():
         assert title in head
     hours = [float(line.split()[-2].replace(",", "")) for line in lines]
     assert max(hours) > 1e4 and "e+" not in done.stdout
-    assert re.search(r"plan: [\d,]+ device hours, [\d,]+\.\d days\b", done.stderr)
-    assert "plan: " in done.stderr and "device hours" in done.stderr and "rests on" in done.stderr
+    assert re.search(r"plan: [\d,]+ device hours, [\d,]+\.\d days\b", done.stdout)
+    assert "plan: " in done.stdout and "device hours" in done.stdout and "Rests on" in done.stdout
 
 
 def test_json_has_the_stages_and_the_judgement_of_a_schedule(tmp_path: Path):
@@ -39,7 +39,7 @@ def test_json_has_the_stages_and_the_judgement_of_a_schedule(tmp_path: Path):
     assert {stage["verdict"] for stage in document["checked"]["stages"]} == {"slow"}
     assert all(stage["plan"]["bubble"] > 0.35 for stage in document["checked"]["stages"])
     assert document["checked"]["days"] > 0 and document["device_hours"] > 0
-    assert "checked schedule: " in done.stderr
+    assert "checked schedule: " in done.stdout
 
 
 def test_csv_is_one_table(tmp_path: Path):

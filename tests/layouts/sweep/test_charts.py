@@ -43,7 +43,9 @@ def result(*rows: SweepRow) -> SweepResult:
 
 def test_the_chart_shows_every_row_with_speed_and_memory_and_joins_the_front():
     drawn = front_chart(
-        result(row(1, speed=50.0), row(2, speed=80.0), row(4, speed=70.0), row(8, "oom")), EXPORT
+        result(row(1, speed=50.0), row(2, speed=80.0), row(4, speed=70.0), row(8, "oom")),
+        "",
+        EXPORT,
     )
     assert drawn is not None
     layers = {layer["name"]: layer["data"]["values"] for layer in drawn.to_dict()["layer"]}
@@ -52,4 +54,4 @@ def test_the_chart_shows_every_row_with_speed_and_memory_and_joins_the_front():
 
 
 def test_one_row_makes_no_chart():
-    assert front_chart(result(row(1, speed=50.0), row(8, "oom")), ON_PAGE) is None
+    assert front_chart(result(row(1, speed=50.0), row(8, "oom")), "", ON_PAGE) is None

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.output import TableFormat
+from paceline.cli.output import TableFormat, emit
 from paceline.cli.sweep import exit_code
-from paceline.cli.sweep_table import print_sweep
 from paceline.core.layout import Layout
+from paceline.layouts.sweep.report import sweep_document
 from paceline.layouts.sweep.result import SweepResult, SweepRow
 from tests.cli.test_errors import paceline
 from tests.runs.test_flow import SMALL
@@ -186,18 +186,18 @@ def test_the_exit_code_says_whether_there_is_an_answer(result: SweepResult, code
 
 def test_where_nothing_ran_no_convention_of_flops_is_named(capsys: pytest.CaptureFixture[str]):
     refused = outcome("refused").model_copy(update={"flops_convention": None})
-    print_sweep(refused, TableFormat.text)
+    emit(sweep_document(refused), TableFormat.text)
     assert "TFLOP/s of a device" not in capsys.readouterr().out
-    print_sweep(outcome("oom"), TableFormat.text)
+    emit(sweep_document(outcome("oom")), TableFormat.text)
     assert "recomputation counted (six-n+recompute)" in capsys.readouterr().out
 
 
 def test_failed_runs_have_an_x_for_people_and_nothing_in_csv(capsys: pytest.CaptureFixture[str]):
-    print_sweep(outcome("oom", "refused"), TableFormat.md)
+    emit(sweep_document(outcome("oom", "refused")), TableFormat.md)
     lines = capsys.readouterr().out.splitlines()
     _, _, first, second, *_ = [line for line in lines if line.startswith("| ")]
     assert first.count("| x ") == 2 and "| OOM |" in first
     assert "x" not in second and "| refused |" in second
-    print_sweep(outcome("oom"), TableFormat.csv)
+    emit(sweep_document(outcome("oom")), TableFormat.csv)
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert row["status"] == "oom" and row["step_time_s"] == "" and row["vp"] == "1"

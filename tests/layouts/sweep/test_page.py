@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.layouts.sweep.charts import agreement_chart, sweep_charts
-from paceline.layouts.sweep.page import sweep_html
+from paceline.layouts.sweep.report import sweep_document
 from paceline.layouts.sweep.result import SweepResult
+from paceline.report.html import render_document
 from paceline.report.theme import EXPORT
 from tests.layouts.sweep.test_charts import EXPECTED, result, row
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
+
+
+def page_of(found: SweepResult) -> str:
+    return render_document(sweep_document(found))
 
 
 def three(**fields: Any) -> SweepResult:
@@ -22,7 +27,7 @@ def three(**fields: Any) -> SweepResult:
 
 
 def test_the_page_has_the_table_both_charts_and_the_answer():
-    page = sweep_html(three(sentences=("best: mbs 2",), halted="job 7 has ended"))
+    page = page_of(three(sentences=("best: mbs 2",), halted="job 7 has ended"))
     for text in (
         "best: mbs 2",
         "OOM: no room",
@@ -43,7 +48,7 @@ def test_nothing_that_a_user_wrote_becomes_html():
         row.model_copy(update={"reason": HOSTILE, "settings": {HOSTILE: HOSTILE}})
         for row in named.rows
     )
-    page = sweep_html(named.model_copy(update={"rows": cells, "dimensions": {HOSTILE: (HOSTILE,)}}))
+    page = page_of(named.model_copy(update={"rows": cells, "dimensions": {HOSTILE: (HOSTILE,)}}))
     assert "<script>alert" not in page and "\x1b" not in page and "\u202e" not in page
     assert "&lt;script&gt;alert(1)" in page
 
@@ -63,5 +68,5 @@ def test_predictions_stand_over_measurements_with_their_intervals():
 
 def test_without_figures_there_are_no_charts_and_still_a_page():
     empty = result(row(1, "refused", reason="no"))
-    assert sweep_charts(empty, EXPORT) == {} and agreement_chart(empty, EXPORT) is None
-    assert "no layout has a speed" in sweep_html(empty)
+    assert sweep_charts(empty, "", EXPORT) == {} and agreement_chart(empty, EXPORT) is None
+    assert "no layout has a speed" in page_of(empty)

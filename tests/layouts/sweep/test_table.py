@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.layouts.sweep.report import memory_note, notes, shown_columns, sweep_document
 from paceline.layouts.sweep.result import SweepRow
-from paceline.layouts.sweep.table import (
-    for_people,
-    memory_note,
-    memory_text,
-    notes,
-    sweep_columns,
-    sweep_rows,
-)
 from tests.layouts.sweep.test_charts import EXPECTED, result, row
 
 
 def test_a_row_is_flat_with_layout_prediction_and_error():
-    (flat,) = sweep_rows(result(row(4, speed=100.0, prediction=EXPECTED, runs=("a", "b"))))
+    found = result(row(4, speed=100.0, prediction=EXPECTED, runs=("a", "b")))
+    table = sweep_document(found).csv_table()
+    assert table is not None
+    (flat,) = table.rows
     assert (flat["tp"], flat["micro_batch"], flat["tokens_per_s"]) == (2, 4, 100.0)
     assert (flat["predicted_s"], flat["prediction_error"]) == (2.0, pytest.approx(1.0))
     assert flat["runs"] == "a b" and flat["notes"] == "best, on the front, memory borderline"
@@ -45,22 +41,11 @@ def test_notes_say_why_there_is_no_figure_or_what_sets_a_row_apart(noted: SweepR
 
 def test_the_columns_are_those_of_published_studies():
     predicted = result(row(1, speed=100.0, prediction=EXPECTED))
-    titles = [column.title for column in sweep_columns(predicted)]
+    titles = [column.title for column in shown_columns(predicted)]
     assert titles[:6] == ["nodes", "TP", "PP", "DP", "MBS", "recompute"]
     assert titles[-5:] == ["predicted s", "error", "predicted GiB", "P(OOM)", "notes"]
-    columns = sweep_columns(result(row(1, speed=1.0)))
+    columns = shown_columns(result(row(1, speed=1.0)))
     assert "predicted s" not in [column.title for column in columns]
-
-
-def test_a_run_without_a_speed_has_an_x():
-    blank = {
-        "hardware_flops_per_s_per_device": None,
-        "memory_bytes": None,
-        "step_time_s": None,
-        "predicted_memory_bytes": None,
-    }
-    assert for_people({**blank, "status": "oom"})["step_time_s"] == "x"
-    assert for_people({**blank, "status": "refused"})["step_time_s"] is None
 
 
 def test_memory_names_its_kind():
@@ -69,4 +54,3 @@ def test_memory_names_its_kind():
         == "Memory: peak resident set of the process, largest rank."
     )
     assert memory_note(result(row(1, "oom"))) == ""
-    assert memory_text(None) == "-" and memory_text(2.0**30 * 1.5) == "1.50"

@@ -1,4 +1,4 @@
-"""The table of a sweep in the form of published layout studies, and its progress."""
+"""The progress of a sweep or a tuning: a table on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,59 +14,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.output import OutputColumn, TableFormat, emit_table, print_sentences
 from paceline.cli.terminal import echo
-from paceline.core.units import gib, significant
-from paceline.layouts.sweep.result import SweepResult, SweepRow, label
-from paceline.layouts.sweep.table import (
-    CSV_KEYS,
-    for_people,
-    notes,
-    sweep_columns,
-    sweep_rows,
-    table_note,
-)
+from paceline.core.units import gib, significant, step_seconds
+from paceline.layouts.sweep.report import notes
+from paceline.layouts.sweep.result import SweepRow, label
 from paceline.layouts.sweep.trials import SweepTask, SweepTrial, row_of
 from paceline.runs.flow import Progress, Watcher
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.slot import JobSlot, lost_text
 
 LINE_EVERY_S = 5.0
-
-
-def print_sweep(result: SweepResult, form: TableFormat) -> None:
-    """The table, and for people the sentences below it."""
-    rows = list(sweep_rows(result))
-    if form is TableFormat.csv:
-        varied = [name for name in result.dimensions if name.rpartition(".")[2] not in CSV_KEYS]
-        columns = [OutputColumn(name, name) for name in (*varied, *CSV_KEYS)]
-        emit_table(rows, columns, form)
-        return
-    print_sentences(result.sentences, form)
-    emit_table(
-        [for_people(row) for row in rows],
-        columns_of(result),
-        form,
-        document=result.model_dump(mode="json"),
-    )
-    if form is TableFormat.json:
-        return
-    if note := table_note(result):
-        echo(f"\n{note if form is TableFormat.text else f'- {note}'}")
-
-
-def columns_of(result: SweepResult) -> list[OutputColumn]:
-    """The columns that people are shown."""
-    return [
-        OutputColumn(
-            column.key,
-            column.title,
-            column.write,
-            "right" if column.is_number else "left",
-            wraps=column.key == "notes",
-        )
-        for column in sweep_columns(result)
-    ]
 
 
 @dataclass
@@ -178,3 +135,54 @@ def _outcome(row: SweepRow) -> str:
         return "" if row.status == "waiting" else notes(row)
     memory = f", {gib(row.memory_bytes)}" if row.memory_bytes is not None else ""
     return f"{significant(row.step_time_s or 0.0, 3)} s, {row.tokens_per_s:,.0f} tokens/s{memory}"
+
+
+@dataclass
+class TuneLines:
+    """Progress as lines on standard error, for a file or a pipe."""
+
+    _last_line_s: float = field(default_factory=time.monotonic)
+
+    @contextmanager
+    def running(self, task: SweepTask, plan: Plan) -> Iterator[Watcher]:
+        """What runs and what is expected of it."""
+
+        trial, repeat = task
+        again = f", run {repeat}" if repeat > 1 else ""
+        hoped = trial.choice.prediction
+        expected = (
+            f": {step_seconds(hoped.step_time_s)} s expected ({step_seconds(hoped.low_s)} to "
+            f"{step_seconds(hoped.high_s)})"
+            if hoped and repeat == 1
+            else ""
+        )
+        echo(f"{trial.number}  {label(trial.choice.settings)}{again}{expected}", err=True)
+
+        def watch(progress: Progress) -> None:
+            if progress.step is not None and time.monotonic() - self._last_line_s >= LINE_EVERY_S:
+                self._last_line_s = time.monotonic()
+                echo(f"  step {progress.step.index} of {progress.total_steps}", err=True)
+
+        yield watch
+
+    def ended(self, task: SweepTask, kept: SweepRow) -> None:
+        """How the layout stands now."""
+
+        step_s, rate = step_seconds(kept.step_time_s or 0.0), kept.tokens_per_s or 0.0
+        speed = f"{step_s} s, {rate:,.0f} tokens/s"
+        echo(f"  {speed if kept.ok else notes(kept)}", err=True)
+
+    def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
+        """The hosts are not whole any more."""
+        echo(lost_text(slot, why, for_good), err=True)
+
+
+@contextmanager
+def tune_display(order: list[SweepTrial]) -> Iterator[TuneLines | LiveTable]:
+    """Who is told how a tuning goes on; `order` are its layouts, to which every try adds one."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield TuneLines()
+        return
+    with Live(console=console, transient=True, refresh_per_second=4) as live:
+        yield LiveTable(order, live, console.height)

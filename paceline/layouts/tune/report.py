@@ -1,0 +1,100 @@
+"""A ranking and a tuning as documents."""
+
+from __future__ import annotations
+
+from paceline.core.units import GIB, counted, gib, step_seconds
+from paceline.layouts.tune.ranking import RankedLayout, Ranking
+from paceline.layouts.tune.result import TuneResult, TuneRow
+from paceline.report.document import Column, Document, Row, Table, Verdict
+
+RANKED_COLUMNS = (
+    Column("label", "layout"),
+    Column("micro_batch", "micro-batch", justify="right"),
+    Column("recompute", "recompute"),
+    Column("step_time_s", "step s", step_seconds, "right"),
+    Column("low_s", "low", step_seconds, "right"),
+    Column("high_s", "high", step_seconds, "right"),
+    Column("memory_bytes", "memory GiB", lambda value: f"{value / GIB:.1f}", "right"),
+    Column("p_oom", "P(OOM)", "{:.0%}".format, "right"),
+    Column("fits", "fits", lambda value: "yes" if value else "no"),
+    Column("memory", "memory"),
+)
+TRIED_COLUMNS = (
+    Column("number", "", justify="right"),
+    Column("label", "layout"),
+    Column("step_time_s", "s/iteration", step_seconds, "right"),
+    Column("num_runs", "runs", justify="right"),
+    Column("tokens_per_s", "tokens/s", "{:,.0f}".format, "right"),
+    Column("before_s", "expected at first", step_seconds, "right"),
+    Column("expected_s", "before its run", step_seconds, "right"),
+    Column("after_s", "at the end", step_seconds, "right"),
+    Column("notes", "notes", wraps=True),
+)
+
+
+def ranking_document(ranking: Ranking) -> Document:
+    """Return all layouts by estimate, with the counts of those that cannot run or do not fit."""
+    own = ranking.recipe_layout
+    notes = [
+        f"{counted(ranking.n_layouts, 'layout')} estimated, {ranking.n_infeasible:,} cannot run, "
+        f"{ranking.n_pruned:,} {ranking.bound}."
+    ]
+    if own is not None:
+        words = f"{own.label}: {step_seconds(own.step_time_s)} s, memory: {own.memory}"
+    else:
+        words = f"cannot run: {ranking.recipe_problem}"
+    notes += [f"The recipe's own layout: {words}.", f"Rests on {ranking.evidence}."]
+    nothing_fits = ranking.n_pruned == ranking.n_layouts
+    verdict = Verdict("")
+    if nothing_fits:
+        least = gib(ranking.least_memory_bytes)
+        text = f"no layout fits: the smallest needs {least} a device; take more or larger devices"
+        verdict = Verdict(text, "alert")
+    return Document(
+        kind="layouts ranked by estimate",
+        title=f"{ranking.recipe} on {ranking.devices:,} x {ranking.device}",
+        verdict=verdict,
+        sections=(Table(columns=RANKED_COLUMNS, rows=[_ranked(row) for row in ranking.layouts]),),
+        notes=tuple(notes),
+        data=ranking,
+    )
+
+
+def tuning_document(result: TuneResult) -> Document:
+    """Return the layouts that were tried, and what was learned."""
+    notes: list[str] = []
+    if result.recipe_file:
+        notes.append(f"the best layout as a recipe: {result.recipe_file}")
+    if result.go_on:
+        notes.append(f"not all has run: {result.go_on}")
+    return Document(
+        kind="layouts tuned",
+        title=f"{result.recipe} on {result.devices:,} x {result.device}",
+        answer=result.sentences,
+        sections=(Table(columns=TRIED_COLUMNS, rows=[_tried(row) for row in result.rows]),),
+        notes=tuple(notes),
+        data=result,
+    )
+
+
+def _ranked(row: RankedLayout) -> Row:
+    layout = row.layout
+    return {
+        **row.model_dump(exclude={"layout"}, mode="json"),
+        "micro_batch": layout.micro_batch,
+        "recompute": layout.recomputation,
+    }
+
+
+def _tried(row: TuneRow) -> Row:
+    """Return a row in base units, with its notes."""
+    remarks = ["best"] if row.best else ["level with the best"] if row.level else []
+    remarks += ["the recipe's own"] if row.own else []
+    why = [] if row.status == "ok" else [": ".join(filter(None, (row.status, row.reason)))]
+    return {
+        **row.model_dump(include={"number", "label", "step_time_s", "num_runs", "tokens_per_s"}),
+        "before_s": row.before.step_time_s,
+        "expected_s": row.expected.step_time_s,
+        "after_s": row.after.step_time_s,
+        "notes": ", ".join([*why, *remarks]),
+    }
