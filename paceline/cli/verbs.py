@@ -116,268 +116,142 @@ class Verb:
             return getattr(import_module(f"{__package__}.{module}"), name)
 
 
-VERBS: dict[str, tuple[Verb, ...]] = {
-    "Measure": (
-        Verb(
-            "run",
-            "run:run",
-            "Train a recipe on this machine or on hosts, measure it, and write the report.",
-        ),
-        Verb(
-            "sweep",
-            "sweep:sweep",
-            "Run a recipe in every combination of some settings and say which is fastest.",
-        ),
-        Verb(
-            "tune",
-            "tune:tune",
-            "Find the fastest layout of a recipe, by few runs or by estimate alone.",
-        ),
-        Verb(
-            "calibrate",
-            "calibrate:calibrate",
-            "Measure this machine for `estimate`, `sweep` and `tune`: probes, and short "
-            "trainings of 2 and 4 layers.",
-        ),
-        Verb(
-            "profile",
-            "profile:profile",
-            "Say where a step's time or memory goes, by a run of its own under one profiler.",
-        ),
-        Verb("probe", "group", "Measure what this machine reaches, apart from training."),
-        Verb(
-            "mlperf",
-            "group",
-            "MLPerf Training by its rules: run, score, check and package. Never an official "
-            "result.",
-        ),
-    ),
-    "Prepare": (
-        Verb(
-            "stage",
-            "stage:stage",
-            "Fetch or make what a recipe needs: models, data, code, containers, each verified.",
-        ),
-    ),
-    "Clusters": (
-        Verb("hosts", "hosts:hosts", "Make hostfiles, and look at the hosts in them."),
-        Verb(
-            "check",
-            "check:check",
-            "Check all hosts at the same time, and say which to drain, with the evidence.",
-        ),
-        Verb(
-            "scale",
-            "scale:scale",
-            "Split scaling efficiency into waiting for the slowest node and communication, and "
-            "name slow nodes.",
-        ),
-    ),
-    "Know before you run": (
-        Verb(
-            "estimate",
-            "estimate:estimate",
-            "Estimate step time, throughput, days, money and energy of a recipe, with an 80 % "
-            "interval.",
-        ),
-        Verb(
-            "rampup",
-            "rampup:rampup",
-            "Plan a batch ramp-up: layout, nodes, device hours and days of every stage. Nothing "
-            "runs.",
-        ),
-        Verb(
-            "validate",
-            "validate:validate",
-            "Predict the step time of every row and compare it with what was measured.",
-        ),
-    ),
-    "Read logs and tables": (
-        Verb(
-            "parse",
-            "parse:parse",
-            "Read training logs and say how fast the runs were, without launching anything.",
-        ),
-        Verb(
-            "import",
-            "import_log:import_log",
-            "Store a training log as a run that `list`, `show`, `report` and `compare` know.",
-        ),
-        Verb(
-            "audit",
-            "audit:audit",
-            "Recompute published tables and name what does not follow, and why.",
-        ),
-        Verb(
-            "convert",
-            "convert:convert",
-            "Convert a published MFU, TFLOP/s or step time to another convention.",
-        ),
-    ),
-    "Judge": (
-        Verb(
-            "explain",
-            "explain:explain",
-            "Say why a run is slow: causes by their share of the lost time, with evidence and "
-            "remedies.",
-        ),
-        Verb(
-            "goodput",
-            "goodput:goodput",
-            "Say what a training's wall time went to over its restarts, and the days to its end.",
-        ),
-        Verb(
-            "compare",
-            "compare:compare",
-            "Say whether B is slower than A, faster, the same, or whether that is undecided.",
-        ),
-        Verb(
-            "diff",
-            "diff:diff",
-            "Name what differs between two runs, what usually matters most first.",
-        ),
-        Verb(
-            "history",
-            "history:history",
-            "Show all runs of a recipe in time order, find step changes, and name what changed "
-            "with them.",
-        ),
-    ),
-    "Stored runs": (
-        Verb(
-            "watch",
-            "watch:watch",
-            "Show a run while it goes on: pace beside its own past, rates, waits, memory, clocks, "
-            "ETA.",
-        ),
-        Verb(
-            "list",
-            "runs:list_runs",
-            "List runs, oldest first, with their status and headline figures.",
-        ),
-        Verb("show", "runs:show", "Show one run: status, figures, where its files lie."),
-        Verb(
-            "report",
-            "runs:report",
-            "Write the report of one run as a file, and its charts as pictures.",
-        ),
-        Verb(
-            "bundle",
-            "bundle:bundle",
-            "Write a run as one archive that `verify`, `diff`, `import` and `run --from` read "
-            "anywhere.",
-        ),
-        Verb(
-            "export",
-            "export:export",
-            "Write what was trained as Hugging Face has models: safetensors, their index, "
-            "config.json.",
-        ),
-        Verb(
-            "verify",
-            "bundle:verify",
-            "Check a bundle: the digest of every file, and its figures recomputed from the raw "
-            "files.",
-        ),
-        Verb("db", "group", "The index of runs, which can be deleted and rebuilt."),
-    ),
-    "What there is": (
-        Verb(
-            "recipes",
-            "recipes:recipes",
-            "List the recipes, or print one as a starting point for your own.",
-        ),
-        Verb(
-            "devices",
-            "devices:devices",
-            "List the hardware that Paceline knows, every figure with its source.",
-        ),
-        Verb(
-            "engines",
-            "engines:engines",
-            "List the frameworks that `run` can start, what they need, and install it apart.",
-        ),
-        Verb("version", "version:version", "Print the versions of Paceline, Python and torch."),
-    ),
-}
+def _verbs(table: str) -> dict[str, tuple[Verb, ...]]:
+    """Return the verbs of a table by its headings, which are not indented."""
+    verbs: dict[str, list[list[str]]] = {}
+    for line in table.strip().splitlines():
+        text = line.strip()
+        if not line.startswith(" "):
+            rows = verbs[text] = []
+        elif line.startswith("    "):
+            rows[-1].append(text)
+        else:
+            rows.append(text.split(" = "))
+    return {
+        heading: tuple(Verb(name, source, " ".join(lines)) for name, source, *lines in rows)
+        for heading, rows in verbs.items()
+    }
+
+
+VERBS = _verbs("""
+Measure
+  run = run:run
+    Train a recipe on this machine or on hosts, measure it, and write the report.
+  sweep = sweep:sweep
+    Run a recipe in every combination of some settings and say which is fastest.
+  tune = tune:tune
+    Find the fastest layout of a recipe, by few runs or by estimate alone.
+  calibrate = calibrate:calibrate
+    Measure this machine for `estimate`, `sweep` and `tune`: probes, and short trainings of 2
+    and 4 layers.
+  profile = profile:profile
+    Say where a step's time or memory goes, by a run of its own under one profiler.
+  probe = group
+    Measure what this machine reaches, apart from training.
+  mlperf = group
+    MLPerf Training by its rules: run, score, check and package. Never an official result.
+Prepare
+  stage = stage:stage
+    Fetch or make what a recipe needs: models, data, code, containers, each verified.
+Clusters
+  hosts = hosts:hosts
+    Make hostfiles, and look at the hosts in them.
+  check = check:check
+    Check all hosts at the same time, and say which to drain, with the evidence.
+  scale = scale:scale
+    Split scaling efficiency into waiting for the slowest node and communication, and name slow
+    nodes.
+Know before you run
+  estimate = estimate:estimate
+    Estimate step time, throughput, days, money and energy of a recipe, with an 80 % interval.
+  rampup = rampup:rampup
+    Plan a batch ramp-up: layout, nodes, device hours and days of every stage. Nothing runs.
+  validate = validate:validate
+    Predict the step time of every row and compare it with what was measured.
+Read logs and tables
+  parse = parse:parse
+    Read training logs and say how fast the runs were, without launching anything.
+  import = import_log:import_log
+    Store a training log as a run that `list`, `show`, `report` and `compare` know.
+  audit = audit:audit
+    Recompute published tables and name what does not follow, and why.
+  convert = convert:convert
+    Convert a published MFU, TFLOP/s or step time to another convention.
+Judge
+  explain = explain:explain
+    Say why a run is slow: causes by their share of the lost time, with evidence and remedies.
+  goodput = goodput:goodput
+    Say what a training's wall time went to over its restarts, and the days to its end.
+  compare = compare:compare
+    Say whether B is slower than A, faster, the same, or whether that is undecided.
+  diff = diff:diff
+    Name what differs between two runs, what usually matters most first.
+  history = history:history
+    Show all runs of a recipe in time order, find step changes, and name what changed with them.
+Stored runs
+  watch = watch:watch
+    Show a run while it goes on: pace beside its own past, rates, waits, memory, clocks, ETA.
+  list = runs:list_runs
+    List runs, oldest first, with their status and headline figures.
+  show = runs:show
+    Show one run: status, figures, where its files lie.
+  report = runs:report
+    Write the report of one run as a file, and its charts as pictures.
+  bundle = bundle:bundle
+    Write a run as one archive that `verify`, `diff`, `import` and `run --from` read anywhere.
+  export = export:export
+    Write what was trained as Hugging Face has models: safetensors, their index, config.json.
+  verify = bundle:verify
+    Check a bundle: the digest of every file, and its figures recomputed from the raw files.
+  db = group
+    The index of runs, which can be deleted and rebuilt.
+What there is
+  recipes = recipes:recipes
+    List the recipes, or print one as a starting point for your own.
+  devices = devices:devices
+    List the hardware that Paceline knows, every figure with its source.
+  engines = engines:engines
+    List the frameworks that `run` can start, what they need, and install it apart.
+  version = version:version
+    Print the versions of Paceline, Python and torch.
+""")
 """By the panels of `paceline --help`; each line is the first sentence of the verb's own docs."""
-GROUPS: dict[str, tuple[Verb, ...]] = {
-    "probe": (
-        Verb(
-            "memory",
-            "probe_machine:memory",
-            "Measure the rate at which a device copies its memory, read and written together.",
-        ),
-        Verb(
-            "collective",
-            "probe_machine:collective",
-            "Measure all-reduce among the devices of this machine, by payload.",
-        ),
-        Verb(
-            "network",
-            "probe_network:network",
-            "Measure every collective among all devices, and latency and rate between all hosts.",
-        ),
-        Verb("storage", "probe_storage:storage", "Measure what disks give to loaders and saves."),
-        Verb(
-            "attention",
-            "probe_machine:attention",
-            "Measure the trainer's causal attention, forward and backward, in a recipe's shape.",
-        ),
-        Verb(
-            "latency",
-            "probe_machine:latency",
-            "Measure how long starting one small operation takes: what tiny models wait for.",
-        ),
-        Verb(
-            "gemm",
-            "probe:gemm",
-            "Measure the dense matrix-product rate that torch reaches here, per dtype.",
-        ),
-        Verb(
-            "context", "probe:context", "Measure the memory that a device loses before any model."
-        ),
-    ),
-    "mlperf": (
-        Verb(
-            "run",
-            "mlperf_run:run",
-            "Train a benchmark to its target several times, and score the trials. Never an "
-            "official result.",
-        ),
-        Verb(
-            "system",
-            "mlperf_submission:system",
-            "Describe this system for an MLPerf submission, and say in plain words what is still "
-            "open.",
-        ),
-        Verb(
-            "package",
-            "mlperf_submission:package",
-            "Lay out a submission that the official package checker accepts: logs, description, "
-            "code.",
-        ),
-        Verb(
-            "compare",
-            "mlperf_compare:compare",
-            "Hold scores against published results on as many accelerators of the same kind.",
-        ),
-        Verb(
-            "score",
-            "mlperf_score:score",
-            "Score a set of MLPerf runs: run times, olympic mean, convergence test, scaling, "
-            "minutes.",
-        ),
-        Verb(
-            "check",
-            "mlperf_score:check",
-            "Run the official MLPerf checkers on logs, a system description or a whole submission.",
-        ),
-    ),
-    "db": (
-        Verb("rebuild", "runs:rebuild", "Read every run folder again and make the index anew."),
-    ),
-}
+GROUPS = _verbs("""
+probe
+  memory = probe_machine:memory
+    Measure the rate at which a device copies its memory, read and written together.
+  collective = probe_machine:collective
+    Measure all-reduce among the devices of this machine, by payload.
+  network = probe_network:network
+    Measure every collective among all devices, and latency and rate between all hosts.
+  storage = probe_storage:storage
+    Measure what disks give to loaders and saves.
+  attention = probe_machine:attention
+    Measure the trainer's causal attention, forward and backward, in a recipe's shape.
+  latency = probe_machine:latency
+    Measure how long starting one small operation takes: what tiny models wait for.
+  gemm = probe:gemm
+    Measure the dense matrix-product rate that torch reaches here, per dtype.
+  context = probe:context
+    Measure the memory that a device loses before any model.
+mlperf
+  run = mlperf_run:run
+    Train a benchmark to its target several times, and score the trials. Never an official
+    result.
+  system = mlperf_submission:system
+    Describe this system for an MLPerf submission, and say in plain words what is still open.
+  package = mlperf_submission:package
+    Lay out a submission that the official package checker accepts: logs, description, code.
+  compare = mlperf_compare:compare
+    Hold scores against published results on as many accelerators of the same kind.
+  score = mlperf_score:score
+    Score a set of MLPerf runs: run times, olympic mean, convergence test, scaling, minutes.
+  check = mlperf_score:check
+    Run the official MLPerf checkers on logs, a system description or a whole submission.
+db
+  rebuild = runs:rebuild
+    Read every run folder again and make the index anew.
+""")
 """Verbs of verbs."""
 
 
