@@ -119,6 +119,7 @@ class Verb:
 def _verbs(table: str) -> dict[str, tuple[Verb, ...]]:
     """Return the verbs of a table by its headings, which are not indented."""
     verbs: dict[str, list[list[str]]] = {}
+    rows: list[list[str]] = []
     for line in table.strip().splitlines():
         text = line.strip()
         if not line.startswith(" "):

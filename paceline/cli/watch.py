@@ -16,12 +16,13 @@ from rich.console import Console
 from rich.live import Live
 
 from paceline.cli.options import Json, RunsDir
-from paceline.cli.output import write_page
+from paceline.cli.output import TableFormat, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.files.run_folder import find_run, read_record, run_folders, runs_root
-from paceline.runs.watch.page import state_line, state_lines, state_page
+from paceline.runs.watch.page import state_line, state_page
 from paceline.runs.watch.reader import RunReader
+from paceline.runs.watch.snapshot import snapshot_document
 
 LINE_EVERY_S = 5.0
 """How often a line is printed where there is no terminal."""
@@ -78,14 +79,8 @@ def watch(
     try:
         if once:
             state = reader.state()
-            lines = [state.model_dump_json(indent=2)] if as_json else state_lines(state)
-            for line in lines:
-                echo(line)
-            if html:
-                # Altair below it takes as long to import as the rest of the verb.
-                from paceline.runs.watch.snapshot import snapshot_html
-
-                write_page(html, snapshot_html(state))
+            form = TableFormat.json if as_json else TableFormat.text
+            emit(snapshot_document(state), form, page=html)
         else:
             _follow(reader, every, as_json)
     except KeyboardInterrupt:

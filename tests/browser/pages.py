@@ -33,7 +33,7 @@ from paceline.runs.history import recipe_history
 from paceline.runs.history_report import history_document
 from paceline.runs.profile_report import profile_document
 from paceline.runs.watch.reader import RunReader
-from paceline.runs.watch.snapshot import snapshot_html
+from paceline.runs.watch.snapshot import snapshot_document
 from paceline.scaling.analysis.result import scale_result
 from paceline.scaling.report import scaling_document
 from tests.explain.example import write_parts
@@ -159,7 +159,7 @@ def watch_page() -> str:
     """A moment of two ranks, one of which is waited for."""
     with TemporaryDirectory() as folder:
         write_parts(Path(folder), LONG, ({"data": 0.05}, {"work": 1.5, "comm": 0.02}))
-        return snapshot_html(RunReader(Path(folder) / LONG).state())
+        return render_document(snapshot_document(RunReader(Path(folder) / LONG).state()))
 
 
 def profile_page() -> str:

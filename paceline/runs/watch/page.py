@@ -24,11 +24,6 @@ RANK_HEADS = ("rank", "host", "step", "busy s", "waits s", "data s", "memory")
 """What `rank_cells` tells."""
 
 
-def state_lines(state: WatchState) -> list[str]:
-    """Everything that is known, `name: value` a line."""
-    return [f"{name}: {value}" for name, value in state_figures(state)]
-
-
 def state_line(state: WatchState) -> str:
     """The moment in a line, for where there is no terminal."""
     figures = state_figures(state)

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline.report.html import render_document
 from paceline.report.theme import EXPORT
+from paceline.runs.watch.charts import snapshot_charts
 from paceline.runs.watch.page import MOST_RANKS, state_figures
 from paceline.runs.watch.reader import RunReader
-from paceline.runs.watch.snapshot import snapshot_charts, snapshot_html
+from paceline.runs.watch.snapshot import snapshot_document
 from paceline.runs.watch.state import WatchState
 from tests.command import paceline
 from tests.explain.example import write_parts
@@ -39,7 +41,7 @@ def test_a_bar_is_work_and_waits_and_counts_data_once(state: WatchState):
 
 
 def test_the_page_has_every_figure_of_the_moment(state: WatchState):
-    page = snapshot_html(state).replace("\N{NO-BREAK SPACE}", " ")
+    page = render_document(snapshot_document(state)).replace("\N{NO-BREAK SPACE}", " ")
     assert all(f">{name}</th>" in page for name, _ in state_figures(state))
     assert "the others wait for rank 1" in page and "The run has ended." in page
 
@@ -49,21 +51,20 @@ def test_before_its_first_step_a_run_has_no_chart_and_says_so(state: WatchState)
         update={"status": "queued", "step": None, "step_time_s": None, "ratio": None, "ranks": ()}
     )
     assert snapshot_charts(waiting, EXPORT) == {}
-    page = snapshot_html(waiting)
+    page = render_document(snapshot_document(waiting))
     assert "no step has a time yet" in page and "The run goes on" in page
 
 
 def test_of_many_ranks_the_busiest_are_drawn(state: WatchState):
     ranks = tuple(state.ranks[0].model_copy(update={"rank": number}) for number in range(40))
-    page = snapshot_html(state.model_copy(update={"ranks": ranks}))
+    page = render_document(snapshot_document(state.model_copy(update={"ranks": ranks})))
     assert f"The {MOST_RANKS} busiest of 40 ranks." in page
 
 
 def test_what_others_wrote_is_escaped(state: WatchState):
     ranks = tuple(rank.model_copy(update={"host": HOSTILE}) for rank in state.ranks)
-    page = snapshot_html(
-        state.model_copy(update={"run": HOSTILE, "reason": HOSTILE, "ranks": ranks})
-    )
+    hostile = state.model_copy(update={"run": HOSTILE, "reason": HOSTILE, "ranks": ranks})
+    page = render_document(snapshot_document(hostile))
     assert "<script>alert" not in page and "\x1b" not in page
     assert "&lt;script&gt;alert(1)" in page
 
