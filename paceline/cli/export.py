@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json, RunsDir
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.output import TableForm, TableFormat, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.units import si
 from paceline.files.run_folder import runs_root
+from paceline.report.document import Column
 from paceline.runs.export import ExportDtype, ExportedModel, ExportRequest, export_checkpoint
 
 GIGA = 1e9
@@ -79,8 +80,8 @@ def export(
     )
     form = TableFormat.json if as_json else form
     columns = [
-        OutputColumn("name", "file"),
-        OutputColumn("bytes", "size", lambda value: si(value, "B"), "right"),
+        Column("name", "file"),
+        Column("bytes", "size", lambda value: si(value, "B"), "right"),
     ]
     rows = [file.model_dump() for file in exported.files]
     emit_table(rows, columns, form, document=exported.model_dump(mode="json"))

@@ -13,7 +13,6 @@ import typer
 from paceline.cli import host_options as place
 from paceline.cli.options import ClusterName, Json
 from paceline.cli.output import (
-    OutputColumn,
     TableForm,
     TableFormat,
     emit_json,
@@ -29,6 +28,7 @@ from paceline.files import catalog
 from paceline.files.recipe import load_recipe
 from paceline.files.staged import CONTENT_FOLDER, STAGE_VARIABLE, stage_root, unstaged
 from paceline.machines.placement import Where, placed
+from paceline.report.document import Column
 from paceline.staging.disk_space import REMEDY, DiskSpace, disk_space, space_shortage
 from paceline.staging.node_copies import (
     NodeOrder,
@@ -253,15 +253,15 @@ def _row(part: PlannedAsset, rate: float | None) -> dict[str, Any]:
     }
 
 
-def _columns(rate: float | None) -> list[OutputColumn]:
+def _columns(rate: float | None) -> list[Column]:
     return [
-        OutputColumn("name", "asset"),
-        OutputColumn("kind", "kind"),
-        OutputColumn("bytes", "size", lambda value: si(value, "B"), "right"),
-        *([OutputColumn("seconds", "time", seconds, "right")] if rate else []),
-        OutputColumn("state", "state"),
-        OutputColumn("revision", "revision", lambda value: value[:SHOWN_DIGITS]),
-        OutputColumn("source", "source", wraps=True),
+        Column("name", "asset"),
+        Column("kind", "kind"),
+        Column("bytes", "size", lambda value: si(value, "B"), "right"),
+        *([Column("seconds", "time", seconds, "right")] if rate else []),
+        Column("state", "state"),
+        Column("revision", "revision", lambda value: value[:SHOWN_DIGITS]),
+        Column("source", "source", wraps=True),
     ]
 
 
@@ -281,7 +281,7 @@ def _verify(plan: StagingPlan, form: TableFormat, jobs: int) -> int:
     if form is TableFormat.json:
         emit_json({"recipe": plan.recipe.name, "states": states, "faults": rows})
     else:
-        columns = [OutputColumn(name, name) for name in ("asset", "fault", "path")]
+        columns = [Column(name, name) for name in ("asset", "fault", "path")]
         if rows or form is not TableFormat.text:
             emit_table(rows, columns, form)
     lacking = any(state != "verified" for state in states.values())
@@ -374,14 +374,14 @@ def print_nodes(rows: Sequence[dict[str, Any]], target: NodeTarget, form: TableF
     """The table of nodes, and in a text what is wrong on which."""
     shown = [{**row, "assets": None, "copied": ", ".join(row["copied"]) or None} for row in rows]
     columns = [
-        OutputColumn("host", "host"),
-        OutputColumn("state", "state"),
-        OutputColumn("copied", "copied"),
-        OutputColumn("way", "way"),
-        OutputColumn("bytes_copied", "size", lambda value: si(value, "B"), "right"),
-        OutputColumn("seconds", "time", seconds, "right"),
-        OutputColumn("fault", "fault"),
-        OutputColumn("remedy", "remedy", wraps=True),
+        Column("host", "host"),
+        Column("state", "state"),
+        Column("copied", "copied"),
+        Column("way", "way"),
+        Column("bytes_copied", "size", lambda value: si(value, "B"), "right"),
+        Column("seconds", "time", seconds, "right"),
+        Column("fault", "fault"),
+        Column("remedy", "remedy", wraps=True),
     ]
     emit_table(shown, columns, form)
     if form is not TableFormat.text:

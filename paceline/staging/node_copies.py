@@ -24,6 +24,7 @@ from typing import Literal, cast, get_args
 from paceline.core.assets import UNSTAGED_FOLDERS, AssetState, Manifest
 from paceline.core.errors import PacelineError, UserError
 from paceline.core.hardware import Cluster
+from paceline.core.launchers import capabilities
 from paceline.core.text import one_line
 from paceline.files.staged import CONTENT_FOLDER, DAMAGED_FILE, MANIFEST_FILE, read_manifest
 from paceline.machines.host_lists import from_allocation
@@ -126,14 +127,15 @@ def node_shells(cluster: Cluster, most: int | None = None) -> tuple[NodeShell, .
     if shutil.which("rsync") is None:
         raise UserError("--local", "takes the program rsync", remedy="apt install rsync")
     silence_s = max(1, round(SILENT_INTERVALS * cluster.ssh.alive_interval_s))
-    if cluster.launcher == "ssh":
+    launcher = capabilities(cluster.launcher)
+    if launcher.needs_hosts:
         shells: list[NodeShell] = []
         for host in cluster.hosts[:most]:
             words = tuple(ssh_argv(host, cluster.ssh))
             shells.append(NodeShell(host, words, words[: words.index("--")], silence_s))
         return tuple(shells)
     allocation = cluster.slurm.allocation
-    if cluster.launcher != "slurm" or allocation is None:
+    if not launcher.allocations or allocation is None:
         raise UserError(
             "--local",
             "is for the disks of other nodes, and none are named",

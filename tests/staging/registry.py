@@ -23,6 +23,7 @@ import pytest
 
 from tests.ports import free_port
 from tests.staging.staged import noise
+from tests.waiting import wait_until
 
 PROGRAMS = ("docker-registry", "skopeo")
 USER, PASSWORD = "me", "tr0ub4dor-and-3-more"
@@ -193,9 +194,9 @@ def _pour(source: socket.socket, target: socket.socket) -> None:
 
 
 def _until_open(port: int) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
+    def is_open() -> bool:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            return
-        time.sleep(0.02)
-    raise AssertionError("the registry does not come up")
+            return True
+        return False
+
+    wait_until(is_open, "the registry", LIMIT_S)

@@ -31,6 +31,7 @@ from paceline.staging.stager import Stager
 from paceline.staging.verification import BLOCK_BYTES, verify
 from tests.staging.mirror import Mirror
 from tests.staging.staged import content_of, folder_of, noise, recipe_of, stage_all
+from tests.waiting import wait_until
 
 FILES = {f"part-{number}": noise(BLOCK_BYTES // 2 + number, number) for number in range(4)}
 KILLS = 12
@@ -118,8 +119,7 @@ def test_an_interrupt_ends_a_transfer_that_waits_for_its_server(mirror: Mirror, 
     mirror.fail("/data/part-0", ("slow", server, 1000))
 
     def interrupt() -> None:
-        while not mirror.gets("/data/part-0"):
-            time.sleep(0.01)
+        wait_until(lambda: mirror.gets("/data/part-0"), "a request")
         time.sleep(0.1)
         ended.set()
 
@@ -138,8 +138,7 @@ def test_after_the_end_no_connection_is_opened_and_nobody_waits(mirror: Mirror, 
     mirror.fail("/data/part-0", ("slow", server, 1000))
 
     def interrupt() -> None:
-        while not mirror.gets("/data/part-0"):
-            time.sleep(0.01)
+        wait_until(lambda: mirror.gets("/data/part-0"), "a request")
         ended.set()
 
     thread = threading.Thread(target=interrupt)
