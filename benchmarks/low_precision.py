@@ -1,12 +1,12 @@
 """What each low precision does to the loss of 50 steps, beside its speed; bf16 is the measure.
 
-    python benchmarks/low_precision.py [--steps 50] [--shape tiny-llama ...] [--device cpu]
+    python benchmarks/low_precision.py [--steps 50] [--shape tiny-llama ...]
 
 All sides train the same shape on the same samples from the same weights, each in a process of its
 own. Off is |loss - bf16's| / bf16's of the same step: its largest, its mean over the steps, and the
 last step's with its sign. Yardsticks: bf16 once more, and bf16 from another seed, whose weights and
-order of samples differ. On a CPU low precision is emulated: its speed is the emulation's and says
-nothing of the format. What a device does not multiply is listed with the reason.
+order of samples differ. A CPU trains bf16 and fp32 alone. What a device
+does not multiply is listed with the reason.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from typing import Any
 from paceline.staging.conversions import made
 from paceline.staging.conversions.indexed import files_of
 from paceline.staging.conversions.tokenization import tokenization, tokenize
-from paceline.trainer.data.indexed import read_indexed
+from paceline.trainer.data.indexed_corpus import read_indexed
 
 HERE = Path(__file__).parent
 VOCABULARY = 8192

@@ -70,7 +70,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, a
 Force = Annotated[
     bool,
     typer.Option(
-        "--force", help="Run what the memory bound refuses, and dtypes that a CPU has to emulate."
+        "--force", help="Run what the memory bound refuses, and fp16 on a CPU, which emulates it."
     ),
 ]
 RunsDir = Annotated[

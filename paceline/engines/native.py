@@ -27,8 +27,8 @@ __all__ = ["LOG_FORMAT", "SUPPORT", "emulated", "job", "missing", "settings", "u
 IMPORTS = ("torch",)
 SETTINGS_FILE = "trainer.json"
 DTYPES = ("fp32", "bf16", "fp16", *NATIVE_NARROW)
-EMULATED = ("fp16", *NATIVE_NARROW)
-"""What no CPU computes by itself."""
+EMULATED = ("fp16",)
+"""What PyTorch emulates on a CPU."""
 TEXT_SOURCES = ("stdlib", "text", "jsonl")
 TOKEN_FILES = ("tokens", "indexed")
 DOCUMENT_SOURCES = (*TEXT_SOURCES, "indexed")
@@ -54,6 +54,10 @@ def unsupported(spec: RunSpec) -> list[str]:
     problems = [*unknown_settings(spec, ()), *_layout_problems(spec)]
     problems += refusals(spec, SUPPORT[""])
     dtype, fp8_recipe = spec.training.dtype, spec.training.fp8_recipe
+    if dtype in NATIVE_NARROW and spec.cluster.device == "cpu":
+        problems.append(
+            f"training.dtype {dtype} needs a GPU, because no CPU multiplies so: use bf16 or fp32"
+        )
     if dtype != "fp8" and fp8_recipe != DEFAULT_FP8_RECIPE:
         problems.append(f"training.fp8_recipe {fp8_recipe} is for training.dtype=fp8, not {dtype}")
     if spec.memory_limit_bytes is not None and spec.cluster.device != "cpu":

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from paceline.trainer.config import LossScaleConfig, TrainingConfig, is_adapter
 from paceline.trainer.parallel.mesh import MeshAxis
-from paceline.trainer.replica.local_shards import LocalShards
 from paceline.trainer.replica.replica import Replica
-from paceline.trainer.replica.weight_slices import WeightSlices
+from paceline.trainer.replica.weight_slices import LocalShards, WeightSlices
 from paceline.trainer.schedule import RATE_TIMES
 
 

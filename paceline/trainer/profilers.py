@@ -28,7 +28,7 @@ def make_profiler(
 
         return TorchProfiler(config, world, group_axes(mesh), paused)
     if config.tool == "nsys":
-        from paceline.trainer.measure.nsys_profiler import NsysProfiler
+        from paceline.trainer.measure.torch_profiler import NsysProfiler
 
         return NsysProfiler(config, world, group_axes(mesh), paused)
     from paceline.trainer.measure.memory_profiler import MemoryProfiler

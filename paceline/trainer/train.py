@@ -1,4 +1,10 @@
-"""One training from start to end: what is joined, read and made before the loop, left after it."""
+"""One training from start to end: what is joined, read and made before the loop, left after it.
+
+Warm-up steps on random samples before a clock starts pay for what only first steps do: libraries'
+workspaces, compiled code, the communicators' connections. With a learning rate of 0 no weight
+moves, so none has to be copied; the optimizer's state and what random numbers come next are put
+back.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,7 @@ import os
 import platform
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +20,7 @@ from torch import distributed as dist
 
 from paceline.trainer.config import ConfigError, ModelConfig, TrainerConfig
 from paceline.trainer.config_checks import config_problems
-from paceline.trainer.data.batches import Loader, sampler_of
+from paceline.trainer.data.batches import Loader, Sampler, sampler_of
 from paceline.trainer.data.corpus import Corpus, data_record, load_corpus, load_validation
 from paceline.trainer.data.latents import LatentCorpus
 from paceline.trainer.evaluation import Evaluator
@@ -29,11 +36,13 @@ from paceline.trainer.measure.profiler import closing
 from paceline.trainer.measure.traffic import watch_traffic
 from paceline.trainer.model.attention import AttentionShape, attention_kernel
 from paceline.trainer.model.document_attention import document_kernel
+from paceline.trainer.optim import LossScaler
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
 from paceline.trainer.profilers import make_profiler
+from paceline.trainer.randomness import kept_randomness
 from paceline.trainer.replica.assembly import DTYPES, make_replica
 from paceline.trainer.replica.replica import Replica
-from paceline.trainer.schedule import BatchSizes
+from paceline.trainer.schedule import BatchSizes, set_rate
 from paceline.trainer.trainer import Trainer
 
 
@@ -119,7 +128,6 @@ def start_clock(
 ) -> None:
     """Warm up, wait for all ranks, and let the run begin."""
     assert config.mlperf is not None, "the run is timed"
-    from paceline.trainer.warmup import warm_up
 
     steps = config.mlperf.warmup_steps
     heartbeat.beat("while warming up")
@@ -227,3 +235,48 @@ def start_record(config: TrainerConfig, world: World, mesh: Mesh, corpus: Corpus
         **placement(),
         "data": data_record(config.data, corpus),
     }
+
+
+def warm_up(trainer: Trainer, config: TrainerConfig, steps: int) -> float:
+    """Train and evaluate so many steps on random samples, and forget them; seconds that it took.
+
+    To be called before anything is trained or loaded: the optimizer's state ends empty.
+    """
+    began = time.perf_counter()
+    replica, world = trainer.replica, trainer.world
+    synthetic = replace(config, data=replace(config.data, source="synthetic", packing="packed"))
+    corpus, mesh = load_corpus(synthetic), replica.mesh
+    training = config.training
+    sampler = Sampler(
+        corpus.num_windows, training.global_batch, config.dp, training.seed, training.ramp_up
+    )
+    loader = Loader(corpus, sampler, synthetic, mesh, pin=world.device.type == "cuda")
+    masked, scaler = trainer.masked, trainer.scaler
+    with kept_randomness(world.device):
+        try:
+            trainer.masked = False
+            trainer.scaler = LossScaler(training.loss_scale) if scaler is not None else None
+            for _ in range(steps):
+                batch, _ = loader.next()
+                set_rate(trainer.optimizer, 0.0)
+                trainer.step(batch.to(world.device))
+            few = min(steps * config.num_microbatches, 8) * config.layout.micro_batch * config.dp
+            if steps:
+                Evaluator(
+                    shortened(synthetic, few), replica, world, load_validation(synthetic)
+                ).loss()
+        finally:
+            loader.close()
+            trainer.masked, trainer.scaler = masked, scaler
+    trainer.optimizer.state.clear()
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+    return time.perf_counter() - began
+
+
+def shortened(config: TrainerConfig, samples: int) -> TrainerConfig:
+    """The same with an evaluation of so many samples at most."""
+    evaluation = config.training.evaluation
+    assert evaluation is not None, "a timed run is evaluated"
+    fewer = replace(evaluation, samples=min(evaluation.samples, samples))
+    return replace(config, training=replace(config.training, evaluation=fewer))

@@ -16,16 +16,16 @@ from torch import Tensor
 
 from paceline.trainer.config import MESH_AXES, TrainerConfig
 from paceline.trainer.data.batches import Loader, LocalBatch
+from paceline.trainer.evaluation import Quality, evaluation_plan
 from paceline.trainer.measure.clock import Lap, StepClock
-from paceline.trainer.measure.cores import CoreUse
 from paceline.trainer.measure.event_log import EventLog, resident_bytes
+from paceline.trainer.measure.machine import CoreUse
 from paceline.trainer.measure.memory import MemoryWatch
 from paceline.trainer.measure.outcome import NotFiniteError
 from paceline.trainer.measure.profiler import DATA, UPDATE, Profiler
 from paceline.trainer.optim import LossScaler, clip_factor, make_optimizer, scale_gradients
 from paceline.trainer.parallel.collectives import all_reduce
 from paceline.trainer.parallel.mesh import World
-from paceline.trainer.quality import Quality, evaluation_plan
 from paceline.trainer.replica.replica import Replica
 from paceline.trainer.schedule import LearningRate, set_rate
 

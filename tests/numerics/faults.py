@@ -16,7 +16,7 @@ from paceline.trainer.model import decoder
 from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.model.flux import HeadNorm
 from paceline.trainer.model.layers import ColumnParallelLinear
-from paceline.trainer.model.recompute import recomputed
+from paceline.trainer.model.network import recomputed
 from paceline.trainer.parallel import collectives
 from paceline.trainer.parallel.mesh import World
 from paceline.trainer.parallel.tensor import ParamPlan

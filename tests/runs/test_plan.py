@@ -69,10 +69,15 @@ def test_a_layout_too_large_for_one_device_says_how_much_it_needs():
         )
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "fp8", "nvfp4"])
-def test_force_trains_in_what_a_cpu_emulates(dtype: str):
-    plan = make_plan(Request("tiny-llama", overrides=(f"dtype={dtype}",), devices=1, force=True))
-    assert plan.spec.training.dtype == dtype
+def test_force_trains_in_what_a_cpu_emulates():
+    plan = make_plan(Request("tiny-llama", overrides=("dtype=fp16",), devices=1, force=True))
+    assert plan.spec.training.dtype == "fp16"
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "mxfp8", "nvfp4"])
+def test_force_trains_in_nothing_that_a_cpu_lacks(dtype: str):
+    with pytest.raises(UserError, match=f"training.dtype {dtype} needs a GPU"):
+        make_plan(Request("tiny-llama", overrides=(f"dtype={dtype}",), devices=1, force=True))
 
 
 def test_force_runs_what_the_bound_refuses():
@@ -84,8 +89,8 @@ def test_force_runs_what_the_bound_refuses():
     ("overrides", "words"),
     [
         (("dtype=fp16",), "fp16 on a CPU is emulated"),
-        (("dtype=fp8",), "fp8 on a CPU is emulated"),
-        (("dtype=nvfp4",), "nvfp4 on a CPU is emulated"),
+        (("dtype=fp8",), "training.dtype fp8 needs a GPU, because no CPU multiplies so"),
+        (("dtype=nvfp4",), "training.dtype nvfp4 needs a GPU"),
         (
             ("dtype=mxfp8", "layout.tp=2", "model.ffn_size=800"),
             "matrices 400 wide .* mxfp8, because it takes multiples of 32: use a tp below 2 or",

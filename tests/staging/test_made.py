@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.staging.converters import CONVERTERS, ConversionJob, convert
-from paceline.trainer.data.indexed import read_indexed
+from paceline.trainer.data.indexed_corpus import read_indexed
 
 
 def test_every_maker_fills_its_folder_and_says_how_far_it_is(tmp_path: Path) -> None:

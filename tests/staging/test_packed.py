@@ -17,7 +17,7 @@ from paceline.core.errors import UserError
 from paceline.staging.conversions.packed import packed_npy, packed_rows
 from paceline.staging.conversions.packed_npy import read_packed
 from paceline.staging.converters import ConversionJob, convert
-from paceline.trainer.data.indexed import read_indexed
+from paceline.trainer.data.indexed_corpus import read_indexed
 
 GOVREPORT = [
     {"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]},

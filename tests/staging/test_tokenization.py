@@ -13,7 +13,7 @@ from paceline.core.errors import UserError
 from paceline.staging.conversions import made, tokenization
 from paceline.staging.conversions.indexed import IndexedWriter, files_of
 from paceline.staging.conversions.tokenization import end_id, load_tokenizer, tokenize
-from paceline.trainer.data.indexed import HEAD, read_indexed
+from paceline.trainer.data.indexed_corpus import HEAD, read_indexed
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from paceline.trainer.model import context_parallel, decoder
 from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.model.decoder import Decoder, LayerSetting
 from paceline.trainer.model.document_attention import COMPUTED, keep_documents_from_compiler
-from paceline.trainer.model.weights import freeze, init_weights
+from paceline.trainer.model.network import freeze, init_weights
 from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.offline import memory_trace
 from paceline.trainer.parallel.mesh import ALONE, Mesh, World

@@ -14,7 +14,7 @@ import torch
 from paceline.trainer.config import parse_config
 from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.model.dropout import drop, drop_stream, hashed
-from paceline.trainer.model.recompute import recomputed
+from paceline.trainer.model.network import recomputed
 from paceline.trainer.parallel.mesh import join_world
 from paceline.trainer.parallel.tensor import NO_TP
 from tests import forks

@@ -25,7 +25,7 @@ from paceline.trainer.data.corpus import TokenCorpus, load_corpus, load_validati
 from paceline.trainer.evaluation import sample_weights
 from paceline.trainer.model.decoder import Decoder, LayerSetting
 from paceline.trainer.model.loss import IGNORE_INDEX
-from paceline.trainer.model.weights import init_weights
+from paceline.trainer.model.network import init_weights
 from paceline.trainer.offline import memory_trace
 from paceline.trainer.parallel.mesh import ALONE, Mesh, MeshAxis
 from tests.trainer import peers

@@ -17,7 +17,7 @@ from paceline.engines import native
 from paceline.files.events import StartEvent, StepEvent, read_events
 from paceline.files.recipe import Recipe, load_recipe, recipe_names, resolve
 from paceline.trainer.config import TrainerConfig, parse_config
-from paceline.trainer.model.weights import count_parameters, freeze
+from paceline.trainer.model.network import count_parameters, freeze
 from paceline.trainer.parallel.mesh import Mesh
 from paceline.trainer.replica.assembly import make_network, setting_of
 from tests.trainer.example import log, train, world_size

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.trainer.model import attention, loss
 from paceline.trainer.model import context_parallel as context
-from paceline.trainer.model import ring_attention as ring
+from paceline.trainer.model import context_parallel as ring
 from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.model.loss import IGNORE_INDEX, chunked_cross_entropy
 from paceline.trainer.parallel.mesh import MeshAxis

@@ -15,7 +15,7 @@ from paceline.trainer.config import ConfigError, TrainerConfig
 from paceline.trainer.data.corpus import Corpus
 from paceline.trainer.data.document_bounds import attended_share
 from paceline.trainer.model.loss import IGNORE_INDEX
-from paceline.trainer.model.weights import mixed_seed
+from paceline.trainer.model.network import mixed_seed
 from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.parallel.mesh import Mesh
 from paceline.trainer.schedule import BatchSizes

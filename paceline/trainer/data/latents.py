@@ -16,10 +16,19 @@ import torch
 from torch import Generator, Tensor
 
 from paceline.trainer.config import LATENT_FILES, ConfigError, EvaluationConfig, TrainerConfig
-from paceline.trainer.data.latent_files import IMAGE, TEXT, EncodedFiles, LatentFiles, shapes
-from paceline.trainer.data.shards import TRAIN, VAL, ShardedFiles, part_folder
+from paceline.trainer.data.shards import (
+    IMAGE,
+    TEXT,
+    TRAIN,
+    VAL,
+    EncodedFiles,
+    LatentFiles,
+    ShardedFiles,
+    part_folder,
+    shapes,
+)
 from paceline.trainer.model.flux import own_part
-from paceline.trainer.model.weights import mixed_seed
+from paceline.trainer.model.network import mixed_seed
 from paceline.trainer.model_config import FluxConfig
 from paceline.trainer.parallel.mesh import MeshAxis
 

@@ -20,7 +20,7 @@ from paceline.trainer.data.document_bounds import window_bounds
 from paceline.trainer.data.validation_split import too_little
 from paceline.trainer.model.context_parallel import local_positions
 from paceline.trainer.model.loss import IGNORE_INDEX
-from paceline.trainer.model.weights import mixed_seed
+from paceline.trainer.model.network import mixed_seed
 from paceline.trainer.parallel.mesh import MeshAxis
 
 SPLIT_SEED = 1234

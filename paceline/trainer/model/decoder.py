@@ -17,23 +17,23 @@ import torch
 from torch import Tensor, nn
 
 from paceline.trainer.config import LoraConfig
-from paceline.trainer.model.activations import ACTIVATIONS
+from paceline.trainer.model.attention import Rope, rope_tables_on, rotate
 from paceline.trainer.model.context_parallel import attend, local_positions
 from paceline.trainer.model.document_attention import restarted
 from paceline.trainer.model.dropout import drop_apart, drop_stream
 from paceline.trainer.model.layers import (
+    ACTIVATIONS,
     ColumnParallelLinear,
     Head,
     Linear,
+    Norm,
     PositionEmbedding,
+    QKNorm,
     RowParallelLinear,
     VocabParallelEmbedding,
 )
 from paceline.trainer.model.loss import head_loss
-from paceline.trainer.model.network import Network
-from paceline.trainer.model.norm import Norm, QKNorm
-from paceline.trainer.model.recompute import recomputed
-from paceline.trainer.model.rotary import Rope, rope_tables_on, rotate
+from paceline.trainer.model.network import Network, recomputed
 from paceline.trainer.model.windowed_attention import load_kernels
 from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.parallel.mesh import ALONE, MeshAxis

@@ -19,13 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.trainer.model.activations import gelu_tanh
+from paceline.trainer.model.attention import rotate
 from paceline.trainer.model.context_parallel import attend_all
 from paceline.trainer.model.decoder import LayerSetting
-from paceline.trainer.model.layers import ColumnParallelLinear, Linear, RowParallelLinear
-from paceline.trainer.model.network import INIT_STD, Network
-from paceline.trainer.model.recompute import recomputed
-from paceline.trainer.model.rotary import rotate
+from paceline.trainer.model.layers import ColumnParallelLinear, Linear, RowParallelLinear, gelu_tanh
+from paceline.trainer.model.network import INIT_STD, Network, recomputed
 from paceline.trainer.model_config import FluxConfig
 from paceline.trainer.parallel.collectives import copy_to, gather_features
 from paceline.trainer.parallel.mesh import MeshAxis

@@ -8,8 +8,8 @@ weight's gradient is computed in the compute dtype.
 `mxfp8`: 32 numbers along the summed dimension have one, a power of two (e4m3 throughout).
 `nvfp4`: 16 such numbers, of weights a block of 16 x 16, have one in e4m3, the tensor another.
 
-Results are in the compute dtype. Over a tensor-parallel axis the scales are each rank's own. A CPU
-emulates the rounding: torchao itself, or `emulated` where torchao has kernels for GPUs alone.
+Results are in the compute dtype. Over a tensor-parallel axis the scales are each rank's own. No CPU
+multiplies so.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.config import NARROW, ConfigError
-from paceline.trainer.model.emulated import SIGNS, blockwise_product, nvfp4_product
 
 Product = Callable[[Tensor, Tensor], Tensor]
 """(..., in) x (out, in) -> (..., out), differentiable, in the first one's dtype."""
+CPU_PRODUCTS: dict[str, Callable[[str], Product]] = {}
+"""By recipe, for tests that compute what a GPU would; empty in a training."""
+SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+"""The signs of the Hadamard transform, once drawn: any do, and replicas must share them."""
 
 
 @cache
@@ -35,15 +38,18 @@ def low_precision_product(device_type: str, recipe: str) -> Product:
     To be asked for before anything is compiled, because the compiler would follow the imports.
     Raises ConfigError without torchao, and where the device or its PyTorch lacks the products.
     """
+    makers = CPU_PRODUCTS if device_type == "cpu" else _MAKERS
+    if recipe not in makers:
+        raise ConfigError(f"{_named(recipe)} needs a GPU; on a CPU use training.dtype=bf16")
     try:
-        product = _MAKERS.get(recipe, _by_float8)(recipe, device_type == "cpu")
+        product = makers[recipe](recipe)
     except ImportError as error:
         raise ConfigError(f"{_named(recipe)} needs torchao and its kernels: {error}") from error
     _try(product, device_type, recipe)
     return product
 
 
-def _by_float8(recipe: str, emulate: bool) -> Product:
+def float8_product(recipe: str, emulate: bool = False) -> Product:
     """The recipes of torchao.float8."""
     from torchao.float8.config import Float8LinearConfig
     from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
@@ -58,7 +64,7 @@ def _by_float8(recipe: str, emulate: bool) -> Product:
     return product
 
 
-def _by_mxfp8(_: str, emulate: bool) -> Product:
+def mxfp8_product(emulate: bool = False) -> Product:
     """torchao's products of MX formats (OCP Microscaling Formats 1.0), as it trains by them."""
     from torchao.prototype.moe_training.mxfp8_linear import mx_mm
     from torchao.prototype.mx_formats.config import (
@@ -83,10 +89,8 @@ def _by_mxfp8(_: str, emulate: bool) -> Product:
     return product
 
 
-def _by_blockwise(_: str, emulate: bool) -> Product:
+def _blockwise_product() -> Product:
     """torchao's products of blocks of 128, whose kernels are Triton's alone."""
-    if emulate:
-        return blockwise_product
     from torchao.prototype.blockwise_fp8_training.linear import fp8_blockwise_mm
 
     def product(x: Tensor, weight: Tensor) -> Tensor:
@@ -95,10 +99,8 @@ def _by_blockwise(_: str, emulate: bool) -> Product:
     return product
 
 
-def _by_nvfp4(_: str, emulate: bool) -> Product:
+def _nvfp4_product() -> Product:
     """torchao's NVFP4 training, whose kernels are Triton's alone."""
-    if emulate:
-        return nvfp4_product
     from torchao.prototype.moe_training.nvfp4_training.nvfp4_linear import nvfp4_linear
 
     def product(x: Tensor, weight: Tensor) -> Tensor:
@@ -109,7 +111,12 @@ def _by_nvfp4(_: str, emulate: bool) -> Product:
     return product
 
 
-_MAKERS = {"blockwise": _by_blockwise, "mxfp8": _by_mxfp8, "nvfp4": _by_nvfp4}
+_MAKERS: dict[str, Callable[[str], Product]] = {
+    **dict.fromkeys(("tensorwise", "rowwise", "rowwise_with_gw_hp"), float8_product),
+    "blockwise": lambda _: _blockwise_product(),
+    "mxfp8": lambda _: mxfp8_product(),
+    "nvfp4": lambda _: _nvfp4_product(),
+}
 
 
 def _try(product: Product, device_type: str, recipe: str) -> None:

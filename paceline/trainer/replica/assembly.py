@@ -8,9 +8,15 @@ from paceline.trainer.config import NARROW, ConfigError, TrainerConfig
 from paceline.trainer.measure.clock import StepClock
 from paceline.trainer.model.decoder import Decoder, LayerSetting, ModelPart
 from paceline.trainer.model.flux import MMDiT
-from paceline.trainer.model.low_precision_layers import use_low_precision
-from paceline.trainer.model.network import Network
-from paceline.trainer.model.weights import count_parameters, freeze, init_weights, mixed_seed
+from paceline.trainer.model.layers import Linear
+from paceline.trainer.model.low_precision import low_precision_product
+from paceline.trainer.model.network import (
+    Network,
+    count_parameters,
+    freeze,
+    init_weights,
+    mixed_seed,
+)
 from paceline.trainer.model_config import FluxConfig, Model
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.parallel.stages import stage_layers, stages_of
@@ -22,8 +28,8 @@ from paceline.trainer.replica.replica import (
     Replica,
     ShardedReplica,
     compile_blocks,
+    shard,
 )
-from paceline.trainer.replica.sharding import shard
 
 DTYPES = {
     "fp32": torch.float32,
@@ -33,6 +39,8 @@ DTYPES = {
     **dict.fromkeys(NARROW, torch.bfloat16),
 }
 """What is computed in between matrix products."""
+FEW_OUTPUTS = 4
+"""A layer has few outputs when it has so many times more inputs."""
 COPIED_ON = ("cuda",)
 """Devices on which a replica alone keeps copies of its weights to compute with."""
 
@@ -85,6 +93,19 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
     if world.device.type in COPIED_ON:
         replica.copies = ComputeCopies(parts)
     return replica
+
+
+def use_low_precision(model: Network, device_type: str, recipe: str) -> None:
+    """Have the linear layers of all blocks multiply so; head and adapters stay as they are.
+
+    On a GPU so do layers with few outputs, such as the keys of grouped heads: casting their input
+    takes longer than their product saves. Raises as `low_precision_product`.
+    """
+    product = low_precision_product(device_type, recipe)
+    for module in model.blocks.modules():
+        if isinstance(module, Linear):
+            narrow = module.out_features * FEW_OUTPUTS <= module.in_features
+            module.low_precision = None if narrow and device_type == "cuda" else product
 
 
 def make_network(model: Model, setting: LayerSetting, part: ModelPart | None = None) -> Network:

@@ -17,8 +17,15 @@ from paceline.staging.conversions.indexed import IndexedWriter, files_of
 from paceline.trainer.config import ConfigError, parse_config
 from paceline.trainer.data.batches import sampler_of
 from paceline.trainer.data.corpus import load_corpus, load_validation
-from paceline.trainer.data.indexed import IndexedFile, NumpyShuffle, read_indexed, shuffled
-from paceline.trainer.data.indexed_corpus import IndexedCorpus, blended, numpy_sum
+from paceline.trainer.data.indexed_corpus import (
+    IndexedCorpus,
+    IndexedFile,
+    NumpyShuffle,
+    blended,
+    numpy_sum,
+    read_indexed,
+    shuffled,
+)
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.parallel.mesh import MeshAxis
 from tests.trainer.example import settings

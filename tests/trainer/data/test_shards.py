@@ -20,8 +20,7 @@ from paceline.staging.conversions.webdataset import index_shard, write_shard
 from paceline.trainer.config import ConfigError, TrainerConfig, parse_config
 from paceline.trainer.data import shards as reader
 from paceline.trainer.data.corpus import load_corpus, load_validation
-from paceline.trainer.data.latent_files import EncodedFiles, shapes
-from paceline.trainer.data.shards import TRAIN, ShardedFiles
+from paceline.trainer.data.shards import TRAIN, EncodedFiles, ShardedFiles, shapes
 from paceline.trainer.evaluation import sample_weights
 from paceline.trainer.parallel.mesh import ALONE, MeshAxis
 from tests.example import make_spec

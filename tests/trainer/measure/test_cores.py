@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import json, os, threading, time
-from paceline.trainer.measure.cores import CoreUse
+from paceline.trainer.measure.machine import CoreUse
 
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 cores = CoreUse()

@@ -21,10 +21,10 @@ from paceline.files.recipe import load_recipe, resolve
 from paceline.mlperf.check import official_checker
 from paceline.mlperf.rules import BENCHMARKS
 from paceline.trainer.config import TrainerConfig, parse_config
+from paceline.trainer.evaluation import Quality, evaluation_plan
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.mllog import MllogFile, MlperfRun, schedule
 from paceline.trainer.measure.mllog import settings as logged
-from paceline.trainer.quality import Quality, evaluation_plan
 
 installed = pytest.mark.skipif(
     not official_checker.checker_rulesets(), reason="mlperf-logging is not installed"

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 import torch
 
-from paceline.trainer.measure.nsys_profiler import NsysProfiler
+from paceline.trainer.measure.torch_profiler import NsysProfiler
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.profilers import make_profiler
 from paceline.trainer.side_outputs import ProfileConfig

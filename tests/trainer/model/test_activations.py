@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.trainer.model.activations import ACTIVATIONS
+from paceline.trainer.model.layers import ACTIVATIONS
 
 PYTORCH = {
     "silu": functional.silu,

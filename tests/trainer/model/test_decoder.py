@@ -11,15 +11,14 @@ from torch.nn import functional
 
 from paceline.core.shape import DecoderShape, num_parameters
 from paceline.trainer.config import parse_config
+from paceline.trainer.model.attention import rope_tables, rotate
 from paceline.trainer.model.decoder import (
     Decoder,
     LayerSetting,
     ModelPart,
 )
-from paceline.trainer.model.layers import Linear
-from paceline.trainer.model.norm import Norm
-from paceline.trainer.model.rotary import rope_tables, rotate
-from paceline.trainer.model.weights import count_parameters, init_weights
+from paceline.trainer.model.layers import Linear, Norm
+from paceline.trainer.model.network import count_parameters, init_weights
 from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.parallel.mesh import Mesh
 from tests.core.shapes import GPT_1B3_PADDED, LLAMA_8B, LLAMA_70B, OPT_13B, OPT_350M, TINY

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from paceline.trainer.config import ConfigError, Fp8Recipe, parse_config
 from paceline.trainer.model.decoder import Decoder, LayerSetting
-from paceline.trainer.model.emulated import e2m1_rounded, fp4_rounded, fp8_rounded, mixed
 from paceline.trainer.model.layers import Linear
 from paceline.trainer.model_config import ModelConfig
 from tests.trainer.example import settings, steps, train
@@ -28,8 +27,13 @@ from torchao.prototype.moe_training.nvfp4_training.hadamard_utils import get_rht
 from torchao.prototype.mx_formats.mx_tensor import MXTensor
 from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
 
+from paceline.trainer.model import low_precision
 from paceline.trainer.model.low_precision import SIGNS, low_precision_product
-from paceline.trainer.model.low_precision_layers import use_low_precision
+from paceline.trainer.replica.assembly import use_low_precision
+from tests.trainer import emulated
+from tests.trainer.emulated import e2m1_rounded, fp4_rounded, fp8_rounded, mixed
+
+emulated.install()
 
 FP8_RECIPES = get_args(Fp8Recipe)
 RECIPES = (*FP8_RECIPES, "mxfp8", "nvfp4")
@@ -225,6 +229,12 @@ def test_products_that_a_device_lacks_are_refused_before_training(
     words = rf"training.{setting}: .*\(CUBLAS_STATUS_NOT_SUPPORTED\); use training\.{instead}$"
     with pytest.raises(ConfigError, match=words):
         low_precision_product.__wrapped__("cpu", recipe)
+
+
+def test_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(low_precision, "CPU_PRODUCTS", {})
+    with pytest.raises(ConfigError, match="dtype mxfp8 needs a GPU; on a CPU use"):
+        low_precision_product.__wrapped__("cpu", "mxfp8")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device with CUDA may have the kernels")

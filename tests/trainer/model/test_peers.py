@@ -13,7 +13,7 @@ pytest.importorskip("peft")
 
 from paceline.trainer.config import TrainerConfig, parse_config
 from paceline.trainer.model.decoder import Decoder, LayerSetting
-from paceline.trainer.model.weights import freeze, init_weights
+from paceline.trainer.model.network import freeze, init_weights
 from paceline.trainer.parallel.mesh import Mesh
 from tests.trainer import peers
 from tests.trainer.example import settings

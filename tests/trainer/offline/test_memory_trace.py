@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 from paceline.trainer.offline import memory_trace
-from paceline.trainer.offline.fakes import attention, rms_norm
+from paceline.trainer.offline.memory_trace import attention, rms_norm
 from tests.trainer.example import program, run_ranks, settings
 
 DRIVER = Path(__file__).parents[1] / "memory_driver.py"

@@ -18,8 +18,7 @@ from paceline.trainer.config import ModelConfig, parse_config
 from paceline.trainer.model.decoder import Decoder, LayerSetting
 from paceline.trainer.model.flux import MMDiT
 from paceline.trainer.model.layers import ColumnParallelLinear, Linear, RowParallelLinear
-from paceline.trainer.model.network import Network
-from paceline.trainer.model.weights import init_weights
+from paceline.trainer.model.network import Network, init_weights
 from paceline.trainer.parallel.mesh import Mesh, MeshAxis
 from paceline.trainer.parallel.tensor import (
     NO_TP,

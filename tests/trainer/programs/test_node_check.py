@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.trainer.measure.clock import HostClock
-from paceline.trainer.programs import node_facts
+from paceline.trainer.programs import node_check
 from paceline.trainer.programs.bandwidth import BLOCKS, median, sustained
 from tests.ports import free_port
 from tests.trainer.example import LIMIT_S, program
@@ -141,7 +141,7 @@ esac""",
         tmp_path, "dmesg", 'echo "[1.0] NVRM: Xid (PCI:0000:17:00): 79, pid=1, fell off the bus"'
     )
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (gpu,) = node_facts.gpus()
+    (gpu,) = node_check.gpus()
     assert (gpu["name"], gpu["ecc_uncorrected"], gpu["temperature_c"]) == (
         "NVIDIA H100",
         None,
@@ -149,17 +149,17 @@ esac""",
     )
     assert (gpu["hw_slowdown"], gpu["hw_thermal_slowdown"]) == ("Active", "Not Active")
     assert "rows_failed" not in gpu
-    assert node_facts.xids() == [{"address": "0000:17:00", "xid": 79}]
+    assert node_check.xids() == [{"address": "0000:17:00", "xid": 79}]
     fake_command(tmp_path, "dmesg", "exit 1")
-    assert node_facts.xids() is None
+    assert node_check.xids() is None
 
 
 @pytest.mark.parametrize(
     "said", ["N/A", "[N/A]", "[Not Supported]", "[Unknown Error]", "[GPU is lost]"]
 )
 def test_what_a_driver_does_not_tell_is_unknown(said: str) -> None:
-    assert node_facts._known(f" {said} ") is None
-    assert node_facts._known(" 0 ") == "0"
+    assert node_check._known(f" {said} ") is None
+    assert node_check._known(" 0 ") == "0"
 
 
 def test_remapped_rows_are_asked_for_in_either_way(
@@ -176,7 +176,7 @@ esac""",
     )
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
-    found = node_facts.gpus()
+    found = node_check.gpus()
 
     assert [(gpu["rows_pending"], gpu["rows_failed"]) for gpu in found] == [
         ("Yes", "No"),
@@ -186,7 +186,7 @@ esac""",
 
 def test_a_bound_rank_tells_the_cores_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_BOUND", json.dumps({"host_cores": "0-3,8"}))
-    assert node_facts.node_facts()["num_cores"] == 5
+    assert node_check.node_facts()["num_cores"] == 5
 
 
 def test_a_throttled_device_cannot_look_fast_between_its_pauses() -> None:

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from paceline.trainer.config import parse_config
 from paceline.trainer.model.decoder import Decoder, LayerSetting, ModelPart
 from paceline.trainer.parallel.mesh import World, make_mesh
-from paceline.trainer.replica.sharding import shard
+from paceline.trainer.replica.replica import shard
 from tests.numerics.cases import Case
 
 RANKS = 2

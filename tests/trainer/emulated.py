@@ -1,9 +1,11 @@
-"""Products of block-scaled formats as a GPU rounds them, computed in fp32.
+"""Low-precision products on a CPU, which the trainer refuses: what a format does to the numbers.
 
-For what torchao trains with kernels for GPUs alone: blocks of 128 (DeepSeek-V3, arXiv:2412.19437,
-section 3.3; torchao.prototype.blockwise_fp8_training) and NVFP4 with two-dimensional scales of
-weights, and in the backward pass stochastic rounding and, for the weight's gradient, a random
-Hadamard transform (NVIDIA, arXiv:2509.25149; torchao.prototype.moe_training.nvfp4_training).
+torchao emulates most formats itself. For what it trains with kernels for GPUs alone products are
+rounded here as a GPU rounds them, and computed in fp32: blocks of 128 (DeepSeek-V3,
+arXiv:2412.19437, section 3.3; torchao.prototype.blockwise_fp8_training) and NVFP4 with
+two-dimensional scales of weights, and in the backward pass stochastic rounding and, for the
+weight's gradient, a random Hadamard transform (NVIDIA, arXiv:2509.25149;
+torchao.prototype.moe_training.nvfp4_training).
 """
 
 from __future__ import annotations
@@ -13,13 +15,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.trainer.model import low_precision
+from paceline.trainer.model.low_precision import SIGNS, float8_product, mxfp8_product
+
 E4M3_MAX, E2M1_MAX = 448.0, 6.0
 LEAST_AMAX = 1e-12
 LEAST_SCALE = 2.0**-6
 """e4m3's smallest normal number."""
 FP8_BLOCK, FP4_BLOCK = 128, 16
-SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
-"""The signs of the Hadamard transform, once drawn: any do, and replicas must share them."""
+
+
+def install() -> None:
+    """Let this process train in every recipe on a CPU."""
+    low_precision.CPU_PRODUCTS.update(
+        blockwise=lambda _: blockwise_product,
+        nvfp4=lambda _: nvfp4_product,
+        mxfp8=lambda _: mxfp8_product(emulate=True),
+        **{
+            recipe: lambda recipe: float8_product(recipe, emulate=True)
+            for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+        },
+    )
 
 
 def blockwise_product(x: Tensor, weight: Tensor) -> Tensor:
