@@ -11,7 +11,6 @@ import pytest
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.mlperf.check import official_checker
 from paceline.mlperf.check.compliance import check
-from paceline.mlperf.check.findings import Check, CheckedFile, CheckFinding, check_lines, check_rows
 from paceline.mlperf.rules import UNOFFICIAL
 from tests.mlperf.samples import line, submission, trial
 
@@ -148,28 +147,3 @@ def test_the_label_tells_small_siblings_by_whatever_rules(tmp_path: Path):
     assert check(small, "tiny").label.startswith("not an MLPerf result: checked by rules with")
     assert check(whole).label == UNOFFICIAL
     assert check(whole, "tiny").label.startswith(UNOFFICIAL)
-
-
-FINDING = CheckFinding(key="seed", line=1200, message="seed is\nmissing")
-
-
-def test_findings_stand_with_their_line_under_their_file():
-    files = (
-        CheckedFile(file="a", status="failed", findings=(FINDING,), warnings=(FINDING,)),
-        CheckedFile(file="b", status="passed"),
-    )
-    check = Check(
-        place="p",
-        ruleset="5.1.0",
-        ruleset_from="option",
-        checker="mlperf-logging 1",
-        status="failed",
-        files=files,
-    )
-
-    text = list(check_lines(check))
-    assert text[0] == "1 of 2 logs pass 5.1.0 (as asked for), mlperf-logging 1 · p"
-    assert "    line 1,200: seed is missing" in text
-    assert "    line 1,200: warning: seed is missing" in text
-    assert text[-1] == "unofficial, not verified by MLCommons Association"
-    assert [row.get("level") for row in check_rows(check)] == ["finding", "warning", None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import inf
 
 from paceline.core.telemetry import Energy
-from paceline.mlperf.score.convergence import Convergence
 from paceline.mlperf.score.score import (
     Score,
     ScoredRun,
@@ -108,33 +107,6 @@ SCORE = Score(
     olympic_mean_minutes=2.0,
     windows=(ScoreWindow(files=("a",) * 10, failed=0, olympic_mean_minutes=2.0, chosen=True),) * 2,
 )
-
-
-def test_a_score_says_its_label_its_spread_and_that_it_is_a_median_window():
-    text = "\n".join(score_lines(SCORE))
-
-    assert "flux1 · system not stated · runs" in text
-    assert "2.5000 minutes, unofficial, not verified by MLCommons Association" in text
-    assert "mean of 8 of 10 runs (2.0000 to 2.0000)" in text
-    assert "the median of 2 windows" in text
-    assert "FLOP/s" not in text and "convergence" not in text
-
-
-def test_without_a_score_the_reason_stands_in_its_place():
-    refused = SCORE.model_copy(
-        update={
-            "score_minutes": None,
-            "status": "no-reference",
-            "reason": "a\nb",
-            "warnings": ("c\nd",),
-        }
-    )
-    rcp = Convergence(status="missing", reason="too large", global_batch=9, reference_batches=())
-    text = list(score_lines(refused.model_copy(update={"rcp": rcp})))
-
-    assert any(f"none, no-reference: a b ({SCORE.label})" in line for line in text)
-    assert any("missing: too large" in line for line in text)
-    assert all("\n" not in line for line in text)
 
 
 def test_a_row_holds_the_run_and_the_score_of_its_set():
