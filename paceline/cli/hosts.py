@@ -20,7 +20,7 @@ from paceline.core.hosts import Host, hostfile_text
 from paceline.core.units import counted, there_are
 from paceline.files.documents import write_text
 from paceline.files.run_folder import runs_root
-from paceline.machines.host_lists import from_allocation, from_partition
+from paceline.machines.slurm.client import from_allocation, from_partition
 from paceline.machines.ssh.checks import Questions, check_hosts
 from paceline.report.document import Column
 

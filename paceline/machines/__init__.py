@@ -1,8 +1,7 @@
 """Machines: each renders a Job as a script, starts that very script and watches it.
 
 local, ssh and slurm are the launchers; placement chooses one for a request. node holds what every
-node of a job runs, the same under ssh and Slurm; probe measures what a machine is and can reach;
-host_lists asks Slurm for hosts.
+node of a job runs, the same under ssh and Slurm; probe measures what a machine is and can reach.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ byte what runs, wherever the run folder lies.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shlex
 import signal
@@ -27,6 +26,7 @@ from paceline.files.documents import write_text
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE, STEPS_FOLDER
 from paceline.machines import Handle, JobEnd
 from paceline.machines.node.script import open_variables, secret_variables
+from paceline.machines.programs import die_with_parent
 
 LOCAL_ADDRESS = "--local-addr=127.0.0.1"
 """Without it ranks meet at this machine's own name, which a container may be unable to resolve."""
@@ -34,9 +34,6 @@ NO_LOG_FOLDER = "--log-dir=/dev/null"
 """Ranks write into launcher.log; without it each start leaves a folder in /tmp."""
 GRACE_S = 5.0
 """How long programs may take to end after SIGTERM before they are killed."""
-
-_PR_SET_PDEATHSIG = 1
-"""Of linux/prctl.h: the signal that this process gets when its parent dies."""
 
 
 def render(job: Job) -> str:
@@ -171,7 +168,7 @@ def submit(job: Job, folder: Path, env: dict[str, str] | None = None) -> LocalRu
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=partial(_die_with_parent, os.getpid())
+                preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM)
                 if sys.platform == "linux"
                 else None,
             )
@@ -186,10 +183,3 @@ def submit(job: Job, folder: Path, env: dict[str, str] | None = None) -> LocalRu
 def unfit_hosts(cluster: Cluster, folder: Path) -> dict[str, str]:
     """Return no host: this machine runs the check itself."""
     return {}
-
-
-def _die_with_parent(parent: int) -> None:
-    """Have the kernel send this process SIGTERM when `parent` dies, or at once if it is dead."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGTERM)

@@ -16,9 +16,9 @@ from paceline.core.launchers import LauncherName, capabilities
 from paceline.core.units import counted, there_are
 from paceline.files import catalog
 from paceline.files.recipe import Recipe
-from paceline.machines.host_lists import from_allocation, from_partition
 from paceline.machines.probe.inventory import local_cluster
 from paceline.machines.slurm import client
+from paceline.machines.slurm.client import from_allocation, from_partition
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from paceline.core.interrupts import held
 from paceline.core.secrets import redact
@@ -44,7 +45,9 @@ def run_program(
                     errors="replace",
                     env={**os.environ, **(environment or {})},
                     start_new_session=True,
-                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                    preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGKILL)
+                    if sys.platform == "linux"
+                    else None,
                 )
             )
         return _ended(started[0], text, check)
@@ -75,8 +78,11 @@ def _held() -> AbstractContextManager[None]:
     return held() if threading.current_thread() is threading.main_thread() else nullcontext()
 
 
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(parent: int, number: int) -> None:
+    """In a child before its exec: have the kernel send it a signal when `parent` dies."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        os.kill(os.getpid(), number)
 
 
 def last_line(text: str) -> str:

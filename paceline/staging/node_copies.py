@@ -27,9 +27,9 @@ from paceline.core.hardware import Cluster
 from paceline.core.launchers import capabilities
 from paceline.core.text import one_line
 from paceline.files.staged import CONTENT_FOLDER, DAMAGED_FILE, MANIFEST_FILE, read_manifest
-from paceline.machines.host_lists import from_allocation
 from paceline.machines.programs import run_program
 from paceline.machines.slurm import client
+from paceline.machines.slurm.client import from_allocation
 from paceline.machines.slurm.script import checked
 from paceline.machines.slurm.steps import check_allocation
 from paceline.machines.ssh.connection import meaning, ssh_argv

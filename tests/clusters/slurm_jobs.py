@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from paceline.runs import flow
 from paceline.runs.plan import Plan
 from tests.example import make_spec
 from tests.files.test_events import END, START, STEP
+from tests.machines.ranks import exit_code
+from tests.waiting import wait_until
 
 RANK = """
 import json, os, pathlib, socket, sys, time
@@ -99,25 +100,19 @@ def start(job: Job, folder: Path, **options: Any) -> BatchRun | StepRun:
     return run
 
 
-def wait(run: BatchRun | StepRun, limit_s: float = 90) -> int:
+def wait(run: BatchRun | StepRun, limit_s: float = 180) -> int:
     """The exit code, once the run has ended."""
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        if (code := run.poll()) is not None:
-            return code
-        time.sleep(0.1)
-    raise AssertionError(f"the run did not end: {run.phase}")
+    return exit_code(run, limit_s)
 
 
-def until_ranks_run(folder: Path, ranks: int = 2, limit_s: float = 60) -> None:
+def until_ranks_run(folder: Path, ranks: int = 2) -> None:
     """Returns when so many ranks have made a step, in `folder` or its only run folder."""
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
+
+    def enough() -> bool:
         files = [*folder.glob("steps/rank-*.jsonl"), *folder.glob("*/steps/rank-*.jsonl")]
-        if len([path for path in files if '"step"' in path.read_text()]) >= ranks:
-            return
-        time.sleep(0.1)
-    raise AssertionError("the ranks did not start")
+        return len([path for path in files if '"step"' in path.read_text()]) >= ranks
+
+    wait_until(enough, "the ranks", 120)
 
 
 class Background(threading.Thread):

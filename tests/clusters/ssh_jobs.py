@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -73,13 +72,16 @@ def follow(runs: Sequence[SshRun], within_s: float = 60) -> list[int]:
     return [codes[number] for number in range(len(runs))]
 
 
-def follow_until(run: SshRun, done: Callable[[], object], within_s: float = 30) -> None:
+def follow_until(run: SshRun, done: Callable[[], object]) -> None:
     """Follow a job until something holds."""
-    deadline = time.monotonic() + within_s
-    while not done():
+
+    def holds() -> bool:
+        if done():
+            return True
         assert run.poll() is None, f"the job ended: {run.verdict()}"
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.05)
+        return False
+
+    wait_until(holds, "what the job should do")
 
 
 def running(run: SshRun, folder: Path) -> Callable[[], bool]:

@@ -10,13 +10,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 from pydantic import ValidationError
 
 from paceline.core.hardware import Cluster
 from paceline.core.job import Job
 from paceline.machines import local
+from tests.machines.ranks import exit_code, rank_pids, wait_gone
 
 RANK = """
 import os, sys, time
@@ -46,44 +46,6 @@ def make_job(program: str = RANK, *arguments: str, **fields: object) -> Job:
     )
 
 
-def rank_pids(folder: Path, count: int = 2, within_s: float = 60) -> list[int]:
-    """Process ids that the ranks wrote, once all have."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        texts = [p.read_text() for p in folder.glob("pid-*")]
-        if len(texts) == count and all(texts):
-            return [int(t) for t in texts]
-        time.sleep(0.05)
-    raise AssertionError("the ranks did not start")
-
-
-def wait_gone(pids: list[int], within_s: float = 30) -> list[int]:
-    """Those of `pids` that still run after a while."""
-    deadline = time.monotonic() + within_s
-    alive = pids
-    while alive and time.monotonic() < deadline:
-        alive = [p for p in alive if psutil.pid_exists(p) and _running(p)]
-        time.sleep(0.05)
-    return alive
-
-
-def _running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_for_exit(run: local.LocalRun, within_s: float = 60) -> int:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        code = run.poll()
-        if code is not None:
-            return code
-        time.sleep(0.05)
-    raise AssertionError("the job did not end")
-
-
 def start(job: Job, folder: Path) -> local.LocalRun:
     local.prepare(job, folder)
     return local.submit(job, folder)
@@ -93,7 +55,7 @@ def test_the_script_on_disk_is_the_rendered_text_byte_for_byte(tmp_path: Path):
     job = make_job(RANK, "0", "0")
     run = start(job, tmp_path)
     assert (tmp_path / "job.sh").read_text() == local.render(job)
-    assert wait_for_exit(run) == 0
+    assert exit_code(run) == 0
 
 
 def test_the_script_runs_by_hand_from_any_folder(tmp_path: Path):
@@ -141,7 +103,7 @@ def test_a_newline_in_the_name_cannot_leave_the_comment():
 
 
 def test_a_failing_rank_fails_the_job(tmp_path: Path):
-    assert wait_for_exit(start(make_job(RANK, "0", "7"), tmp_path)) != 0
+    assert exit_code(start(make_job(RANK, "0", "7"), tmp_path)) != 0
 
 
 def test_stop_ends_ranks_that_ignore_sigterm(tmp_path: Path):
@@ -149,7 +111,7 @@ def test_stop_ends_ranks_that_ignore_sigterm(tmp_path: Path):
     pids = rank_pids(tmp_path)
     run.poll()
     run.stop(grace_s=0.5)
-    assert wait_gone([*pids, run.process.pid]) == []
+    wait_gone([*pids, run.process.pid])
 
 
 def test_a_second_interrupt_ends_ranks_that_ignore_sigterm(
@@ -166,7 +128,7 @@ def test_a_second_interrupt_ends_ranks_that_ignore_sigterm(
     monkeypatch.setattr(run.process, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.stop()
-    assert wait_gone([*pids, run.process.pid], within_s=30) == []
+    wait_gone([*pids, run.process.pid])
 
 
 def test_a_machine_that_cannot_resolve_its_own_name_runs_too(tmp_path: Path):
@@ -209,20 +171,20 @@ def test_killing_the_controller_ends_the_ranks(tmp_path: Path):
     pids = rank_pids(tmp_path)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert wait_gone(pids, within_s=60) == []
+    wait_gone(pids)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's parent-death signal")
 def test_a_job_whose_controller_died_before_it_could_ask_ends_at_once():
     program = (
-        "import os, time\n"
-        "from paceline.machines import local\n"
+        "import os, signal, time\n"
+        "from paceline.machines.programs import die_with_parent\n"
         "parent = os.getpid()\n"
         "if os.fork() == 0:\n"
         "    while os.getppid() == parent:\n"
         "        time.sleep(0.01)\n"
         "    print('orphaned', flush=True)\n"
-        "    local._die_with_parent(parent)\n"
+        "    die_with_parent(parent, signal.SIGTERM)\n"
         "    print('still there', flush=True)\n"
     )
     done = subprocess.run(

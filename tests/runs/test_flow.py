@@ -21,6 +21,7 @@ from paceline.runs import flow
 from paceline.runs.plan import make_plan
 from tests.cli.test_errors import paceline
 from tests.surroundings import own_folders
+from tests.waiting import wait_until
 
 SMALL_SETTINGS = (
     *("model.num_layers=1", "model.hidden_size=64", "model.ffn_size=128"),
@@ -47,25 +48,22 @@ def only_run(runs: Path) -> Path:
     return folder
 
 
-def wait_for_steps(runs: Path, count: int, within_s: float = 90) -> list[int]:
+def trainer_pids(runs: Path, count: int, folder: str = "*") -> list[int]:
+    """The ranks' process ids, once both have written more than `count` steps; empty before."""
+    files = sorted(runs.glob(f"{folder}/{STEPS_FOLDER}/rank-*.jsonl"))
+    texts = [file.read_text() for file in files]
+    if len(texts) < 2 or any(text.count('{"event": "step"') <= count for text in texts):
+        return []
+    return [json.loads(text.splitlines()[0])["pid"] for text in texts]
+
+
+def wait_for_steps(runs: Path, count: int) -> list[int]:
     """Wait until both ranks have written more than `count` steps; the ranks' process ids."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        files = sorted(runs.glob(f"*/{STEPS_FOLDER}/rank-*.jsonl"))
-        texts = [f.read_text() for f in files]
-        if len(texts) == 2 and all(text.count('{"event": "step"') > count for text in texts):
-            return [json.loads(text.splitlines()[0])["pid"] for text in texts]
-        time.sleep(0.1)
-    raise AssertionError("the run did not come so far")
+    return wait_until(lambda: trainer_pids(runs, count), f"{count} steps", 300)
 
 
-def assert_gone(pids: list[int], within_s: float = 30) -> None:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if not [p for p in pids if psutil.pid_exists(p)]:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"still running: {pids}")
+def assert_gone(pids: list[int]) -> None:
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), f"the end of {pids}", 120)
 
 
 def result_of(runs: Path) -> dict[str, Any]:
@@ -254,7 +252,7 @@ def test_a_killed_controller_leaves_an_incomplete_run_and_no_orphans(tmp_path: P
     pids = wait_for_steps(tmp_path, 10)
     process.kill()
     process.communicate(timeout=60)
-    assert_gone(pids, within_s=60)
+    assert_gone(pids)
     result = result_of(tmp_path)
     assert result["status"] == "incomplete" and result["steps_done"] >= 10
     assert json.loads(paceline("list", "--json", runs=tmp_path).stdout)[0]["status"] == "incomplete"

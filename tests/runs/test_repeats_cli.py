@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ import pytest
 from paceline.cli.repeat import exit_code
 from paceline.compare.over_time.repeats import GroupResult, SeriesResult
 from tests.cli.test_errors import paceline
-from tests.runs.test_flow import SMALL, assert_gone, start
+from tests.runs.test_flow import SMALL, assert_gone, start, trainer_pids
+from tests.waiting import wait_until
 
 QUICK = ["run", "tiny-llama", "--no-probe", "--devices", "1", *SMALL, "--set", "steps=40"]
 
@@ -141,15 +141,9 @@ def test_an_interrupted_series_keeps_what_has_ended_and_goes_on(tmp_path: Path):
     assert [record["status"] for record in records(tmp_path)] == ["ok", "cancelled", "ok"]
 
 
-def second_runs_ranks(runs: Path, within_s: float = 120) -> list[int]:
+def second_runs_ranks(runs: Path) -> list[int]:
     """Wait until the second run trains; its process ids."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        files = sorted(runs.glob("*-2/steps/rank-*.jsonl"))
-        if len(files) == 2 and all(len(f.read_text().splitlines()) > 1 for f in files):
-            return [json.loads(f.read_text().splitlines()[0])["pid"] for f in files]
-        time.sleep(0.05)
-    raise AssertionError("the second run did not begin")
+    return wait_until(lambda: trainer_pids(runs, 0, "*-2"), "the second run", 300)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.core.errors import SystemFaultError, UserError
+from paceline.core.hosts import Host, expand
 from paceline.core.job import Job
 from paceline.core.secrets import SECRET_NAME
 from paceline.machines.node.script import secret_variables
@@ -34,7 +35,12 @@ QUEUE_LIMIT_S = 20.0
 """How long squeue may take, which all runs of this process wait for."""
 _SETTINGS: dict[str, dict[str, str]] = {}
 """What each cluster says of itself, by its SLURM_CONF."""
+PARTITION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
+
+
+class UnknownJobError(SystemFaultError):
+    """Slurm does not know the job (any more)."""
 
 
 def ask(words: Sequence[str], limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
@@ -130,6 +136,44 @@ def has_accounting() -> bool:
 def stores_environment() -> bool:
     """Whether Slurm writes the environment of jobs into its database."""
     return "job_env" in settings().get("AccountingStoreFlags", "")
+
+
+def from_allocation(job: str) -> tuple[Host, ...]:
+    """The hosts of a running Slurm job; raises UserError where it has none (yet)."""
+    nodes = _answer(["squeue", "--noheader", "--jobs", job, "--states=running", "--format=%N"])
+    names = expand(",".join(nodes.split()), f"job {job}")
+    if not names:
+        raise UserError(f"job {job}", "has no hosts: it does not run", remedy="squeue --me")
+    return tuple(Host(name=name) for name in dict.fromkeys(names))
+
+
+def from_partition(partition: str | None = None) -> tuple[Host, ...]:
+    """The idle hosts of a partition, of all without one; raises UserError when none is idle."""
+    if partition is not None and not PARTITION.fullmatch(partition):
+        raise UserError("partition", f"{partition!r} is no name of one")
+    options = [f"--partition={partition}"] if partition else []
+    listing = _answer(["sinfo", "--noheader", "--format=%t %N", *options])
+    # sinfo's own --states=idle also takes drained nodes, and those that do not answer (`idle*`).
+    lines = (line.split() for line in listing.splitlines())
+    idle = [line[1] for line in lines if len(line) == 2 and line[0] == "idle"]
+    names = expand(",".join(idle), "sinfo")
+    if not names:
+        raise UserError(
+            f"partition {partition}" if partition else "sinfo",
+            "has no idle node",
+            remedy="sinfo tells the nodes' states",
+        )
+    return tuple(Host(name=name) for name in dict.fromkeys(names))
+
+
+def _answer(words: Sequence[str]) -> str:
+    """What a command of Slurm prints; raises SystemFaultError where it is missing or fails."""
+    done = ask(words, QUEUE_LIMIT_S)
+    if done.returncode:
+        messages = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        unknown = NO_SUCH_JOB in done.stderr
+        raise (UnknownJobError if unknown else SystemFaultError)(words[0], messages[0])
+    return done.stdout
 
 
 def needs_pyxis(job: Job) -> None:

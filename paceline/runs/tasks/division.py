@@ -13,10 +13,10 @@ from paceline.core.hosts import Host, compress
 from paceline.core.run import RunSpec
 from paceline.core.units import counted, there_are
 from paceline.files.recipe import Recipe
-from paceline.machines.host_lists import from_allocation
 from paceline.machines.node.bind import even_shares, whole_cores
 from paceline.machines.placement import Request, Where, choose_cluster, hosts_of, with_slurm_nodes
 from paceline.machines.probe.inventory import inventory
+from paceline.machines.slurm.client import from_allocation
 from paceline.runs.tasks.slot import MOST_SLOTS, JobSlot, numbered_slots
 
 

@@ -15,9 +15,9 @@ from paceline.core.result import Result
 from paceline.core.run import RunSpec
 from paceline.engines import engine
 from paceline.files.run_folder import read_record
-from paceline.machines.host_lists import UnknownJobError, from_allocation
 from paceline.machines.node.bind import Core, even_shares
 from paceline.machines.node.binding import bound, bound_to
+from paceline.machines.slurm.client import UnknownJobError, from_allocation
 from paceline.runs.plan import Plan
 
 MOST_SLOTS = 128

@@ -19,9 +19,9 @@ from paceline.core.node_groups import ScalingKind
 from paceline.core.units import counted, there_are
 from paceline.files.recipe import Recipe, load_recipe
 from paceline.files.run_folder import new_folder, run_folders
-from paceline.machines.host_lists import from_allocation
 from paceline.machines.placement import Request, choose_cluster, hosts_of, with_slurm_nodes
 from paceline.machines.probe.inventory import inventory
+from paceline.machines.slurm.client import from_allocation
 from paceline.runs.compilation import equally_compiled
 from paceline.runs.plan import make_plan
 from paceline.scaling.campaigns.record import (

@@ -23,10 +23,10 @@ from paceline.files.documents import read_text, read_value, write_value
 from paceline.files.run_folder import new_folder
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 from paceline.machines import Handle, JobEnd, launcher
-from paceline.machines.host_lists import from_allocation
 from paceline.machines.node.binding import bound
 from paceline.machines.placement import Where, device_kind, placed
 from paceline.machines.probe.inventory import inventory, local_cluster
+from paceline.machines.slurm.client import from_allocation
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from paceline.scaling.check.fitness import (
     CheckReport,

@@ -8,7 +8,6 @@ import platform
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -19,6 +18,7 @@ from paceline.core.telemetry import Telemetry, energy_between, read_telemetry
 from paceline.machines.node.agent import SAMPLER, SYSTEM_ROOT
 from paceline.machines.node.script import NODE_SCRIPT, SAMPLER_FILE, prepare_node
 from paceline.machines.probe import telemetry
+from tests.waiting import wait_until
 
 WAITING = """
 import glob, sys, time
@@ -81,17 +81,18 @@ def telemetry_of(folder: Path) -> Telemetry:
     return telemetry
 
 
-def child_of(agent: int, file: str, within_s: float = 60) -> psutil.Process:
+def child_of(agent: int, file: str) -> psutil.Process:
     """The agent's process that runs a file, once it has begun."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        for child in psutil.Process(agent).children():
+
+    def child() -> psutil.Process | None:
+        for process in psutil.Process(agent).children():
             # What the script itself starts is short.
             with contextlib.suppress(psutil.NoSuchProcess):
-                if file in " ".join(child.cmdline()):
-                    return child
-        time.sleep(0.02)
-    raise AssertionError(f"nothing runs {file}")
+                if file in " ".join(process.cmdline()):
+                    return process
+        return None
+
+    return wait_until(child, f"a process that runs {file}")
 
 
 def gone(process: psutil.Process, within_s: float = 30) -> bool:

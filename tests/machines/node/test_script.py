@@ -25,6 +25,7 @@ from paceline.machines.node.script import (
     secret_variables,
 )
 from paceline.runs.ending import agent_exits
+from tests.machines.ranks import rank_pids
 
 PLACE = """
 import os, sys
@@ -65,16 +66,6 @@ def start(folder: Path, node: int = 1) -> subprocess.Popen[str]:
     )
 
 
-def pids(folder: Path, within_s: float = 30) -> list[int]:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        texts = [path.read_text() for path in folder.glob("pid-*")]
-        if len(texts) == 2 and all(texts):
-            return [int(text) for text in texts]
-        time.sleep(0.02)
-    raise AssertionError("the ranks did not start")
-
-
 def test_ranks_know_their_place(tmp_path: Path):
     prepare_node(make_job(PLACE, "a b", "$(id)"), tmp_path)
     output, _ = start(tmp_path).communicate(timeout=60)
@@ -95,14 +86,14 @@ def test_the_first_failure_is_told_and_ends_the_others(
     output, _ = process.communicate(timeout=60)
     assert time.monotonic() - began < 30
     assert process.returncode == code and agent_exits([output]) == {3: printed_code}
-    assert not any(psutil.pid_exists(pid) for pid in pids(tmp_path))
+    assert not any(psutil.pid_exists(pid) for pid in rank_pids(tmp_path))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_an_agent_that_is_asked_to_end_ends_its_ranks(tmp_path: Path, number: signal.Signals):
     prepare_node(make_job(FAILING, "time.sleep(60)"), tmp_path)
     process = start(tmp_path)
-    ranks = pids(tmp_path)
+    ranks = rank_pids(tmp_path)
     os.kill(ranks[0], signal.SIGSTOP)  # a stopped rank must not hold the ending up
     process.send_signal(number)
     process.communicate(timeout=60)
@@ -117,7 +108,7 @@ def test_an_order_to_end_disturbs_no_ending_that_has_begun(tmp_path: Path):
     )
     prepare_node(make_job(stubborn, "time.sleep(0.5); sys.exit(7)"), tmp_path)
     process = start(tmp_path)
-    ranks, out = pids(tmp_path), process.stdout
+    ranks, out = rank_pids(tmp_path), process.stdout
     assert out and out.readline().startswith("@exit rank=3")
     time.sleep(0.2)
     process.send_signal(signal.SIGTERM)

@@ -24,6 +24,8 @@ from paceline.machines.probe.telemetry_program import (
     sample,
     start_line,
 )
+from tests.machines.ranks import wait_gone
+from tests.waiting import wait_until
 
 RANGE = 262_143_328_850
 SMI = """#!/bin/sh
@@ -120,13 +122,11 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 def test_a_run_is_sampled_from_its_beginning_to_behind_its_end(node: Path, tmp_path: Path):
     with sampled(tmp_path, 0.02, node):
-        while not list(tmp_path.glob("telemetry/*")) or len(lines(tmp_path)) < 3:
-            time.sleep(0.01)
+        wait_until(
+            lambda: list(tmp_path.glob("telemetry/*")) and len(lines(tmp_path)) > 2, "samples"
+        )
         put(node, "sys/class/powercap/intel-rapl:0", "package-0", 13)
-        latest = time.monotonic() + 60
-        while lines(tmp_path)[-1]["cpu_energy_j"] != pytest.approx(3.0):
-            assert time.monotonic() < latest, lines(tmp_path)[-1]
-            time.sleep(0.01)
+        wait_until(lambda: lines(tmp_path)[-1]["cpu_energy_j"] == pytest.approx(3.0), "the energy")
         stop = time.time()
     (path,) = (tmp_path / "telemetry").iterdir()
     telemetry = read_telemetry(path.read_text().splitlines())
@@ -166,16 +166,11 @@ def test_the_sampler_ends_with_whoever_started_it(node: Path, tmp_path: Path):
     parent = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    while not out.exists() or len(out.read_text().splitlines()) < 3:
-        time.sleep(0.01)
+    wait_until(lambda: out.exists() and len(out.read_text().splitlines()) > 2, "samples")
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{pid}").exists() and "Z" not in status(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not Path(f"/proc/{pid}").exists() or "Z" in status(pid)
+    wait_gone([pid])
 
 
 def status(pid: int) -> str:

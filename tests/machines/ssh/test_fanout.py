@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,13 +13,11 @@ import pytest
 
 from paceline.core.errors import SystemFaultError
 from paceline.machines.ssh.session import Fanout, Session, allow_files
+from tests.waiting import wait_until
 
 
-def drive(fanout: Fanout, done: Callable[[], bool], within_s: float = 20) -> None:
-    deadline = time.monotonic() + within_s
-    while not done():
-        assert time.monotonic() < deadline, "it did not come"
-        fanout.step(0.05)
+def drive(fanout: Fanout, done: Callable[[], bool]) -> None:
+    wait_until(lambda: done() or (fanout.step(0.05) and done()), "the sessions", pause_s=0)
 
 
 def bash(text: str, log: Path | None = None) -> Session:

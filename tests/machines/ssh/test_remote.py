@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from paceline.machines.ssh import remote
+from tests.waiting import wait_until
 
 SLEEPER = "import sys, time; open(sys.argv[1], 'w').write('x'); time.sleep(100)"
 
@@ -63,7 +63,7 @@ def stranger(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         env={**os.environ, remote.MARK: "another"},
         start_new_session=True,
     )
-    assert eventually((tmp_path / "other").exists)
+    wait_until((tmp_path / "other").exists, "the expected end")
     yield process
     assert process.poll() is None, "the stranger was ended"
     process.kill()
@@ -89,13 +89,6 @@ def node_script(folder: Path, text: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "node.sh").write_text(text)
     return str(folder)
-
-
-def eventually(done: Callable[[], object], within_s: float = 20) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline and not done():
-        time.sleep(0.05)
-    return bool(done())
 
 
 def test_the_job_sees_its_words_and_its_secrets_as_they_are(host: Host, tmp_path: Path):
@@ -133,11 +126,13 @@ def test_the_job_ends_by_itself_when(host: Host, tmp_path: Path, how: str):
     host.send(remote.start(node_script(tmp_path, script), "m1", silence_s))
     group = int(host.heard("@pgid"))
     if silence_s == 60:
-        assert eventually((tmp_path / "started").exists)
+        wait_until((tmp_path / "started").exists, "the expected end")
         finish(host)
     else:
         assert host.heard("@rc") == "143"
-    assert eventually(lambda: not [p for p in psutil.process_iter() if _group(p.pid) == group])
+    wait_until(
+        lambda: not [p for p in psutil.process_iter() if _group(p.pid) == group], "the expected end"
+    )
 
 
 def test_a_job_that_carries_no_mark_yet_ends_with_its_connection_too(
@@ -158,7 +153,7 @@ def test_ranks_that_left_the_group_and_ignore_sigterm_are_ended_and_others_are_n
     monkeypatch.setattr(remote, "PROGRAM", quick)
     host.send(remote.start(node_script(tmp_path, stubborn), "mine", 60))
     group = int(host.heard("@pgid"))
-    assert eventually((tmp_path / "far").exists)
+    wait_until((tmp_path / "far").exists, "the expected end")
     assert through_a_second_connection(remote.end("mine", group)) == "@ended\n"
     assert host.heard("@rc") == "137"
     assert not [p for p in psutil.process_iter(["cmdline"]) if "far" in (p.info["cmdline"] or [])]

@@ -21,7 +21,9 @@ from paceline.machines.ssh.run import SshRun
 from paceline.runs import flow
 from paceline.runs.plan import Plan
 from tests.example import make_spec
+from tests.machines.ranks import exit_code
 from tests.machines.ssh.stand_in import install, make_job
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -37,21 +39,15 @@ def start(folder: Path, *hosts: str, **fields: object) -> SshRun:
     return ssh.submit(job, folder)
 
 
-def finish(run: SshRun, within_s: float = 40) -> int:
-    deadline = time.monotonic() + within_s
-    while (code := run.poll()) is None:
-        assert time.monotonic() < deadline, "the job did not end"
-        time.sleep(0.05)
+def finish(run: SshRun) -> int:
+    code = exit_code(run)
     run.sweep()
     return code
 
 
-def left(folder: Path, within_s: float = 10) -> list[int]:
-    """Processes that still run in a folder after the moment that a watcher's last sleep takes."""
-    deadline = time.monotonic() + within_s
-    while (pids := ranks(folder)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return pids
+def wait_for_none_left(folder: Path) -> None:
+    """Wait until no process runs in a folder: a watcher's last sleep takes a moment."""
+    wait_until(lambda: not ranks(folder), f"the end of what runs in {folder}")
 
 
 def ranks(folder: Path) -> list[int]:
@@ -100,7 +96,7 @@ def test_a_job_runs_on_every_host_and_its_secrets_reach_it_alone(tmp_path: Path,
     assert (folder / "logs" / "host-b.log").read_text() == "rank 1 s3 cret\n"
     words = argv.read_text().split("\0")
     assert words.count(remote.COMMAND) == 2
-    assert not [word for word in words if "s3" in word or "touch" in word]
+    assert not [word for word in words if "s3 c" in word or "touch" in word]
     assert not [p for p in folder.iterdir() if p.is_file() and "s3 cret" in p.read_text()]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bin", folder.name]
     assert run.verdict() is None
@@ -119,7 +115,7 @@ def test_as_many_hosts_as_nodes_are_needed(tmp_path: Path):
 def test_a_host_at_fault_stops_everything_before_it_starts(tmp_path: Path):
     with pytest.raises(SystemFaultError, match=r"stranger: its host key is unknown.*fingerprint"):
         start(tmp_path / "run", "a", "stranger")
-    assert left(tmp_path / "run") == []
+    wait_for_none_left(tmp_path / "run")
 
 
 def test_the_code_of_the_rank_that_failed_first_is_the_jobs(tmp_path: Path):
@@ -127,7 +123,7 @@ def test_the_code_of_the_rank_that_failed_first_is_the_jobs(tmp_path: Path):
     assert finish(run) == 5
     assert run.verdict() is None
     assert "@exit rank=1 code=5" in (tmp_path / "run" / "logs" / "host-b.log").read_text()
-    assert left(tmp_path / "run") == []
+    wait_for_none_left(tmp_path / "run")
 
 
 def test_a_local_ssh_that_dies_is_a_lost_host_whose_ranks_end(tmp_path: Path):
@@ -140,7 +136,7 @@ def test_a_local_ssh_that_dies_is_a_lost_host_whose_ranks_end(tmp_path: Path):
     verdict = run.verdict()
     assert verdict is not None
     assert verdict.hosts == ("b",)
-    assert left(tmp_path / "run") == []
+    wait_for_none_left(tmp_path / "run")
 
 
 def test_when_all_hosts_are_lost_the_own_network_is_suspected(tmp_path: Path):
@@ -173,10 +169,7 @@ def test_a_host_that_returns_no_sign_of_life_is_lost(
     assert (verdict.hosts, "no sign of life" in verdict.reason) == (("a",), True)
     for pid in filter(psutil.pid_exists, frozen):
         os.kill(pid, signal.SIGCONT)
-    deadline = time.monotonic() + 20
-    while ranks(tmp_path / "run") and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left(tmp_path / "run") == []
+    wait_for_none_left(tmp_path / "run")
 
 
 def test_time_in_which_the_controller_stood_still_is_nobodys_silence(
@@ -198,15 +191,16 @@ def test_stop_ends_everything_and_may_be_called_again(tmp_path: Path):
     assert run.stop() == 143
     assert (run.stop(), run.poll()) == (143, 143)
     run.sweep()
-    assert left(tmp_path / "run") == []
+    wait_for_none_left(tmp_path / "run")
     assert not run.sockets.exists()
 
 
-def wait_for_ranks(run: SshRun, folder: Path, within_s: float = 30) -> None:
+def wait_for_ranks(run: SshRun, folder: Path) -> None:
     """Follow a job until all its ranks have said something."""
-    deadline = time.monotonic() + within_s
-    while not all(host.session.last_output for host in run.hosts):
+
+    def all_spoke() -> bool:
         assert run.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        return all(host.session.last_output for host in run.hosts)
+
+    wait_until(all_spoke, "the ranks")
     assert ranks(folder)

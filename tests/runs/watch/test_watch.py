@@ -23,6 +23,7 @@ from paceline.runs.watch.reader import RECENT, RunReader
 from paceline.runs.watch.state import WatchState
 from tests.command import paceline
 from tests.explain.example import STEPS, write_parts
+from tests.waiting import wait_until
 
 QUICK = ("steps=1000000", "compile=none", "seq_len=32", "model.num_layers=1", "batch_per_device=1",
          "layout.micro_batch=1", "memory_parts=false")  # fmt: skip
@@ -81,17 +82,15 @@ def test_a_running_training_is_watched_and_goes_on(tmp_path: Path):
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + LIMIT_S
-        while not run_folders(tmp_path):
-            assert run.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        (folder,) = run_folders(tmp_path)
+        (folder,) = wait_until(lambda: run_folders(tmp_path), "the run folder", LIMIT_S)
         reader = RunReader(folder)
-        state = reader.state()
-        while (state.step or 0) < 2 * RECENT:
-            assert run.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+
+        def state_after_some_steps() -> WatchState | None:
+            assert run.poll() is None
             state = reader.state()
+            return state if (state.step or 0) >= 2 * RECENT else None
+
+        state = wait_until(state_after_some_steps, "steps", LIMIT_S)
         assert state.status == "running" and len(state.ranks) == 2
         assert state.step_time_s and state.usual_s and state.eta_s and state.memory_bytes
         before = {path: path.read_bytes() for path in folder.glob("*.json")}

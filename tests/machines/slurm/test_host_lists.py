@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hosts import Host
-from paceline.machines.host_lists import from_allocation, from_partition
+from paceline.machines.slurm.client import from_allocation, from_partition
 
 
 def names(hosts: tuple[Host, ...]) -> list[str]:
@@ -66,5 +66,5 @@ def test_what_slurm_says_against_it_is_told(slurm: Path, monkeypatch: pytest.Mon
     with pytest.raises(SystemFaultError, match="sinfo: exit code 1"):
         from_partition()
     monkeypatch.setenv("PATH", str(slurm / "nothing"))
-    with pytest.raises(SystemFaultError, match="is not installed here"):
+    with pytest.raises(SystemFaultError, match="is not on this machine"):
         from_allocation("17")
