@@ -1,10 +1,14 @@
-"""What kind of work a kernel is, by its name."""
+"""What kind of work a kernel, or an operation on a CPU, is by its name; the own time of calls."""
 
 from __future__ import annotations
 
 import re
+from array import array
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Literal
+
+import numpy as np
 
 Kind = Literal["gemm", "attention", "optimizer", "memory_bound", "other"]
 KINDS: tuple[Kind, ...] = ("gemm", "attention", "optimizer", "memory_bound", "other")
@@ -70,3 +74,101 @@ def axis_of(description: str) -> str:
     Megatron's groups are called as TENSOR_MODEL_PARALLEL_GROUP, those of a device mesh as mesh_tp.
     """
     return next((axis for axis, pattern in _AXES if pattern.search(description)), "unknown")
+
+
+DATA = "paceline:data"
+"""What the native trainer marks: waiting for the next batch, ..."""
+CLIP = "paceline:clip"
+"""... and clipping, which is taken for a part of the optimizer's step."""
+
+_DATA = re.compile(rf"{DATA}|enumerate\(DataLoader\)")
+_OPTIMIZER = re.compile(rf"Optimizer\.(?:step|zero_grad)|{CLIP}")
+_ATTENTION = re.compile(r"attention|flash", re.I)
+_GEMM = re.compile(
+    r"aten::(?:mm|addmm|bmm|baddbmm|matmul|linear|einsum|_scaled_mm|dot|mv|addmv|_addmm_activation"
+    r"|mkldnn_linear|_?convolution\w*|conv\d?d?)(?:_backward)?$|mkldnn|onednn"
+)
+_BOOKKEEPING = re.compile(
+    r"aten::(?:_?unsafe_view|view\w*|_?reshape\w*|t|numpy_T|transpose_?|permute|expand\w*|as_strided\w*"
+    r"|slice|select|split\w*|chunk|narrow|unsqueeze_?|squeeze_?|detach_?|alias|empty\w*|resize_\w*"
+    r"|set_|result_type|to|contiguous|flatten|unflatten|unbind|movedim|lift_fresh|item"
+    r"|_local_scalar_dense|is_\w+|size|stride|requires_grad_|new_empty\w*|diagonal|T)$"
+    r"|^detach_?$|^autograd::|^torch::autograd|^c10d::|^record_param_comms|^gloo:|Backward\d*$|^paceline:"
+)
+
+
+@lru_cache(maxsize=65536)
+def operation_label(name: str) -> str | None:
+    """The kind of an operation's own time; None for what only prepares or passes on."""
+    if _BOOKKEEPING.search(name):
+        return None
+    if _ATTENTION.search(name):
+        return "attention"
+    if "::" not in name and "fused" not in name:
+        return None  # a function of autograd in Python: what it calls has names of its own
+    if _GEMM.search(name):
+        return "gemm"
+    return "memory_bound" if name.startswith("aten::") else kind_of(name)
+
+
+@lru_cache(maxsize=65536)
+def annotation_label(name: str) -> str | None:
+    """The kind that all operations inside a marked stretch have, if it is one of those."""
+    return "optimizer" if _OPTIMIZER.search(name) else None
+
+
+def is_data_wait(name: str) -> bool:
+    """Whether a marked stretch waits for a batch."""
+    return _DATA.search(name) is not None
+
+
+class Calls:
+    """The nested calls of one thread, in 20 bytes each."""
+
+    def __init__(self) -> None:
+        self._names, self._begins, self._ends = array("i"), array("d"), array("d")
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def add(self, name: int, begin_s: float, end_s: float) -> None:
+        """One call, by the number of its name."""
+        self._names.append(name)
+        self._begins.append(begin_s)
+        self._ends.append(end_s)
+
+    def own_time(
+        self, names: Sequence[str], inside: Sequence[str | None], of: Sequence[str | None]
+    ) -> Iterator[tuple[str, str, float, float]]:
+        """(name, label, begin, end) of every stretch in which a call runs itself.
+
+        `of` has the label of each name's own time, `inside` the one that it gives to all calls
+        inside it, which goes before; attention gives its own.
+        """
+        begins, ends = np.array(self._begins), np.array(self._ends)
+        stack: list[tuple[int, float, str | None, str | None]] = []
+        """Name, end, label, label given to those inside."""
+        at = 0.0
+        for row in np.lexsort((-ends, begins)):
+            name, begin, end = self._names[row], float(begins[row]), float(ends[row])
+            while stack and stack[-1][1] <= begin:
+                closed, until, label, _ = stack.pop()
+                if label is not None and until > at:
+                    yield names[closed], label, at, until
+                at = max(at, until)
+            if stack:
+                outer, until, label, given = stack[-1]
+                if label is not None and begin > at:
+                    yield names[outer], label, at, begin
+                end = min(end, until)
+            else:
+                given = None
+            label = given or inside[name] or of[name]
+            given = given or inside[name] or ("attention" if label == "attention" else None)
+            stack.append((name, end, label, given))
+            at = max(at, begin)
+        while stack:
+            closed, until, label, _ = stack.pop()
+            if label is not None and until > at:
+                yield names[closed], label, at, until
+            at = max(at, until)

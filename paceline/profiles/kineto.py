@@ -21,11 +21,13 @@ import numpy as np
 
 from paceline.core.errors import UserError
 from paceline.files.documents import open_regular
-from paceline.profiles.kernels import axis_of, is_communication, kind_of
-from paceline.profiles.operations import (
+from paceline.profiles.kernels import (
     Calls,
     annotation_label,
+    axis_of,
+    is_communication,
     is_data_wait,
+    kind_of,
     operation_label,
 )
 from paceline.profiles.timeline import (

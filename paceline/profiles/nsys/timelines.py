@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import UserError
-from paceline.profiles.kernels import is_communication, kind_of
-from paceline.profiles.operations import annotation_label, is_data_wait
+from paceline.profiles.kernels import annotation_label, is_communication, is_data_wait, kind_of
 from paceline.profiles.timeline import (
     COMMUNICATION,
     NONE,
