@@ -26,19 +26,21 @@ from tests.trainer.example import (
     train,
     world_size,
 )
+from tests.waiting import wait_until
 
 ENDLESS = 10**6
 
 
 def wait_for_steps(folder: Path, count: int, ranks: int = 1) -> list[int]:
     """Wait until every rank has written `count` lines; the ranks' process ids."""
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
+
+    def pids() -> list[int] | None:
         files = sorted(folder.glob("steps/rank-*.jsonl"))
         if len(files) == ranks and all(f.read_text().count("\n") > count for f in files):
             return [json.loads(f.read_text().splitlines()[0])["pid"] for f in files]
-        time.sleep(0.05)
-    raise AssertionError("the training did not come so far")
+        return None
+
+    return wait_until(pids, f"{count} steps of every rank", LIMIT_S)
 
 
 def is_running(pid: int) -> bool:
@@ -50,10 +52,7 @@ def is_running(pid: int) -> bool:
 
 
 def wait_until_gone(pids: list[int], within_s: float = 30) -> None:
-    deadline = time.monotonic() + within_s
-    while any(map(is_running, pids)):
-        assert time.monotonic() < deadline, f"still running: {pids}"
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(is_running, pids)), f"the end of {pids}", within_s)
 
 
 def begin(folder: Path, ranks: int = 1) -> tuple[Popen[str], list[int]]:

@@ -13,6 +13,7 @@ import pytest
 
 from paceline.runs.ending import Ending, judge, read_evidence, stacks
 from tests.trainer.example import settings, start
+from tests.waiting import wait_until
 
 RANKS = 2
 HANG_LIMIT_S = 5.0
@@ -107,15 +108,15 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Job]:
 
 
 def wait_for(jobs: Collection[Job]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while running := [job for job in jobs if job.ended is None]:
-        assert time.monotonic() < deadline, [job.folder.name for job in running]
-        for job in running:
-            if job.process.poll() is not None:
+    def all_ended() -> bool:
+        for job in jobs:
+            if job.ended is None and job.process.poll() is not None:
                 job.ended = time.time()
                 _, errors = job.process.communicate()
                 (job.folder / "logs" / "launcher.log").write_text(errors)
-        time.sleep(0.05)
+        return all(job.ended is not None for job in jobs)
+
+    wait_until(all_ended, f"{[job.folder.name for job in jobs]}", LIMIT_S)
 
 
 @pytest.mark.parametrize(

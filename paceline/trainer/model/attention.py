@@ -110,8 +110,8 @@ def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """(B, Tq, N, D) queries that see all of (B, Tk, N, D) keys and values -> (B, Tq, N, D)."""
     if q.device.type == "cpu" and q.shape[1] * k.shape[1] <= LONGEST_PLAIN**2:
         heads = q.shape[2]
-        q, k, v = (_by_head(x) for x in (q * q.shape[-1] ** -0.5, k, v))
-        out = torch.bmm(torch.softmax(torch.bmm(q, k.transpose(1, 2)), dim=-1), v)
+        q, k, v = (_by_head(x) for x in (q * q.shape[-1] ** -0.5, k, v))  # (B N, T, D)
+        out = torch.bmm(torch.softmax(torch.bmm(q, k.transpose(1, 2)), dim=-1), v)  # (B N, Tq, D)
         return out.unflatten(0, (-1, heads)).transpose(1, 2)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
@@ -129,14 +129,16 @@ class BlockedAttention(torch.autograd.Function):
         batch, seq_len, heads, width = q.shape
         kv_heads = k.shape[2]
         groups = heads // kv_heads
-        rows = (q * width**-0.5).view(batch, seq_len, kv_heads, groups, width)
+        rows = (q * width**-0.5).view(batch, seq_len, kv_heads, groups, width)  # (B, T, K, G, D)
+        # (B K, G, T, D)
         rows = rows.permute(0, 2, 3, 1, 4).reshape(batch * kv_heads, groups, seq_len, width)
-        keys, values = _by_head(k), _by_head(v)
+        keys, values = _by_head(k), _by_head(v)  # (B K, Tk, D)
         out = torch.empty_like(rows)
         kept: list[Tensor] = []
         for part, end in _blocks(seq_len, k.shape[1]):
+            # (B K, G rows, end)
             scores = torch.bmm(rows[:, :, part].flatten(1, 2), keys[:, :end].transpose(1, 2))
-            kept.append(_causal_softmax(scores, groups))
+            kept.append(_causal_softmax(scores, groups))  # (B K, G rows, end)
             out[:, :, part] = torch.bmm(kept[-1], values[:, :end]).unflatten(1, (groups, -1))
         ctx.save_for_backward(rows, keys, values, *kept)
         ctx.shape = q.shape
@@ -147,17 +149,17 @@ class BlockedAttention(torch.autograd.Function):
         rows, keys, values, *kept = ctx.saved_tensors
         batch, seq_len, _, width = ctx.shape
         groups = rows.shape[1]
-        grad = grad_output.unflatten(2, (-1, groups)).permute(0, 2, 3, 1, 4)
-        grad = grad.reshape(rows.shape)
+        grad = grad_output.unflatten(2, (-1, groups)).permute(0, 2, 3, 1, 4)  # (B, K, G, T, D)
+        grad = grad.reshape(rows.shape)  # (B K, G, T, D)
         grad_rows, grad_keys, grad_values = (
             torch.empty_like(rows),
             torch.zeros_like(keys),
             torch.zeros_like(values),
         )
         for (part, end), p in zip(_blocks(seq_len, keys.shape[1]), kept, strict=True):
-            above = grad[:, :, part].flatten(1, 2)
+            above = grad[:, :, part].flatten(1, 2)  # (B K, G rows, D)
             grad_values[:, :end].baddbmm_(p.transpose(1, 2), above)
-            by_p = torch.bmm(above, values[:, :end].transpose(1, 2))
+            by_p = torch.bmm(above, values[:, :end].transpose(1, 2))  # (B K, G rows, end)
             by_score = torch.ops.aten._softmax_backward_data(by_p, p, -1, p.dtype)
             grad_rows[:, :, part] = torch.bmm(by_score, keys[:, :end]).unflatten(1, (groups, -1))
             grad_keys[:, :end].baddbmm_(by_score.transpose(1, 2), rows[:, :, part].flatten(1, 2))
@@ -231,7 +233,7 @@ def part_gradients(
     """This part's gradients of q, k and v, given the output and logarithms of all parts merged."""
     shape, queries, keys = k.shape, q.shape[1], k.shape[1]
     k, v = _for_kernel(q, k), _for_kernel(q, v)
-    by_head = (x.transpose(1, 2) for x in (grad, q, k, v, out))
+    by_head = (x.transpose(1, 2) for x in (grad, q, k, v, out))  # (B, N, T, D)
     # The kernel reads the logarithms as if they lay close together.
     lse = lse.contiguous()
     if q.device.type == "cpu":
@@ -250,7 +252,7 @@ def part_gradients(
 
 def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
     """Take another part into `out` (B, Tq, N, D) and `lse` (B, N, Tq), in place."""
-    total = torch.logaddexp(lse, more_lse)
+    total = torch.logaddexp(lse, more_lse)  # (B, N, Tq)
     old, new = (
         torch.exp(x - total).transpose(1, 2).unsqueeze(-1).to(out.dtype) for x in (lse, more_lse)
     )
@@ -270,7 +272,7 @@ def _for_kernel(q: Tensor, x: Tensor) -> Tensor:
 def _causal_softmax(scores: Tensor, groups: int) -> Tensor:
     """(B K, G rows, keys), which it may overwrite, -> probabilities; the last row sees all keys."""
     keys = scores.shape[-1]
-    by_row = scores.unflatten(1, (groups, -1))
+    by_row = scores.unflatten(1, (groups, -1))  # (B K, G, rows, keys)
     rows = by_row.shape[2]
     if compiler.is_compiling():
         # A mask would be computed anew for every element, by its index.

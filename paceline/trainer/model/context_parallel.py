@@ -95,15 +95,15 @@ def attend_all(q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis) -> Tensor:
 def _with_all_keys_unmasked(
     q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis, _dropout: float, _window: int | None
 ) -> Tensor:
-    k, v = gather_sequence(torch.cat([k, v], dim=-1), cp).chunk(2, dim=-1)
+    k, v = gather_sequence(torch.cat([k, v], dim=-1), cp).chunk(2, dim=-1)  # (B, T, N, D) each
     return full_attention(q, k, v)
 
 
 def _with_all_keys(
     q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis, dropout: float, window: int | None
 ) -> Tensor:
-    early_k, early_v, late_k, late_v = _GatherKeys.apply(k, v, cp)
-    early_q, late_q = q.chunk(2, dim=1)
+    early_k, early_v, late_k, late_v = _GatherKeys.apply(k, v, cp)  # (B, keys seen, K, D)
+    early_q, late_q = q.chunk(2, dim=1)  # (B, t / 2, N, D)
     early = causal_attention(early_q, early_k, early_v, dropout, window)
     late = causal_attention(late_q, late_k, late_v, dropout, window)
     return torch.cat([early, late], dim=1)
@@ -118,10 +118,10 @@ def _with_some_heads(
     copies = lcm(kv_heads, cp.size) // kv_heads
     if copies > 1:
         k, v = k.repeat_interleave(copies, dim=2), v.repeat_interleave(copies, dim=2)
-    parts = [x.unflatten(2, (cp.size, -1)) for x in (q, k, v)]
-    local = torch.cat(parts, dim=3).permute(2, 1, 0, 3, 4)
-    whole = _ToTokens.apply(local, cp).transpose(0, 1)
-    q, k, v = whole.split([part.shape[3] for part in parts], dim=2)
+    parts = [x.unflatten(2, (cp.size, -1)) for x in (q, k, v)]  # (B, t, n, heads / n, D)
+    local = torch.cat(parts, dim=3).permute(2, 1, 0, 3, 4)  # (n, t, B, all heads / n, D)
+    whole = _ToTokens.apply(local, cp).transpose(0, 1)  # (B, T, all heads / n, D)
+    q, k, v = whole.split([part.shape[3] for part in parts], dim=2)  # (B, T, heads / n, D)
     out = causal_attention(q, k, v, dropout, window)
     return _ToHeads.apply(out.transpose(0, 1), cp).permute(2, 1, 0, 3, 4).flatten(2, 3)
 
@@ -146,19 +146,19 @@ class _GatherKeys(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, k: Tensor, v: Tensor, cp: MeshAxis) -> Views:
-        packed = torch.stack([k.transpose(0, 1), v.transpose(0, 1)], dim=1)
-        parts = packed.new_empty(cp.size, *packed.shape)
+        packed = torch.stack([k.transpose(0, 1), v.transpose(0, 1)], dim=1)  # (t, 2, B, K, D)
+        parts = packed.new_empty(cp.size, *packed.shape)  # (n, t, 2, B, K, D)
         all_gather_into(parts.flatten(0, 1), packed, cp.group)
-        whole, chunk = _in_order(parts), k.shape[1] // 2
+        whole, chunk = _in_order(parts), k.shape[1] // 2  # (T, 2, B, K, D)
         ctx.cp, ctx.shape = cp, whole.shape
         early, late = (cp.index + 1) * chunk, (2 * cp.size - cp.index) * chunk
-        k, v = whole.transpose(0, 2).unbind(1)
+        k, v = whole.transpose(0, 2).unbind(1)  # (B, T, K, D)
         return k[:, :early], v[:, :early], k[:, :late], v[:, :late]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         early_k, early_v, late_k, late_v = grads
-        whole = late_k.new_empty(ctx.shape)
+        whole = late_k.new_empty(ctx.shape)  # (T, 2, B, K, D)
         late, early = late_k.shape[1], early_k.shape[1]
         for of_all, of_early, of_late in zip(
             whole.transpose(0, 2).unbind(1), (early_k, early_v), (late_k, late_v), strict=True
@@ -166,7 +166,7 @@ class _GatherKeys(torch.autograd.Function):
             of_all[:, :late] = of_late
             of_all[:, :early] += of_early
         whole[late:] = 0
-        parts = _by_rank(whole, ctx.cp.size)
+        parts = _by_rank(whole, ctx.cp.size)  # (n, t, 2, B, K, D)
         local = torch.empty_like(parts[0])
         reduce_scatter_into(local, parts.flatten(0, 1), ctx.cp.group)
         grad_k, grad_v = local.transpose(0, 2).unbind(1)
@@ -213,7 +213,7 @@ def _in_order(parts: Tensor) -> Tensor:
 
 def _by_rank(whole: Tensor, size: int) -> Tensor:
     """(T, ...) tokens in the order of the sequence -> (n, t, ...) as the ranks hold them."""
-    chunks = whole.unflatten(0, (2 * size, -1))
+    chunks = whole.unflatten(0, (2 * size, -1))  # (2n, t / 2, ...)
     order = [chunk for rank in range(size) for chunk in (rank, 2 * size - 1 - rank)]
     return torch.cat([chunks[chunk] for chunk in order]).unflatten(0, (size, -1))
 
@@ -227,9 +227,9 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis) -> Tensor:
         ctx.cp = cp
-        block = torch.stack([k, v])
+        block = torch.stack([k, v])  # (2, B, t, K, D)
         arriving = _Passage(block, cp)
-        out, lse, rest = attend_part(q, k, v, causal=True)
+        out, lse, rest = attend_part(q, k, v, causal=True)  # (B, t, N, D), (B, N, t)
         # Rounding the output after every part would add up.
         wide = out.to(torch.promote_types(q.dtype, torch.float32))
         for step in range(1, cp.size):
@@ -237,7 +237,7 @@ class RingAttention(torch.autograd.Function):
             if step < cp.size - 1:
                 arriving = _Passage(block, cp)
             mine, theirs = _needed(step, cp, q.shape[1])
-            keys, values = block[:, :, theirs]
+            keys, values = block[:, :, theirs]  # (B, t or t / 2, K, D)
             part, part_lse, _ = attend_part(q[:, mine], keys, values, causal=False)
             merge(wide[:, mine], lse[:, :, mine], part, part_lse)
         out = wide.to(q.dtype)

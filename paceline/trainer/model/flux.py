@@ -93,6 +93,7 @@ class Stream(nn.Module):
     def heads(self, x: Tensor, chunks: Chunks) -> Chunks:
         """(B, t, H) -> (B, t, N, D) queries, keys and values."""
         x = self.tp.gather_input(modulated(x, *chunks[:2]))
+        # (B, t, N, D)
         q, k, v = self.qkv(x).unflatten(-1, (-1, 3 * self.head_dim)).chunk(3, dim=-1)
         return self.q_norm(q), self.k_norm(k), v
 
@@ -100,7 +101,7 @@ class Stream(nn.Module):
         """(B, t, H) and (B, t, N, D) -> (B, t, H)."""
         gate, *shift_and_scale, ffn_gate = chunks[2:]
         x = torch.addcmul(x, gate, self.o(attention.flatten(2)))
-        inner = self.up(self.tp.gather_input(modulated(x, *shift_and_scale)))
+        inner = self.up(self.tp.gather_input(modulated(x, *shift_and_scale)))  # (B, t, R H / tp)
         out = self.down(gelu_tanh(inner))
         return torch.addcmul(x, ffn_gate, out)
 
@@ -122,7 +123,8 @@ class DoubleBlock(nn.Module):
     def _layers(self, text: Tensor, image: Tensor, vec: Tensor, rope: Rope) -> Chunks:
         of_text, of_image = self.text.modulation(vec), self.image.modulation(vec)
         both = zip(self.text.heads(text, of_text), self.image.heads(image, of_image), strict=True)
-        q, k, v = (torch.cat(pair, dim=1) for pair in both)
+        q, k, v = (torch.cat(pair, dim=1) for pair in both)  # (B, text + image, N, D)
+        # (B, text + image, N, D)
         out = attend_all(rotate(q, *rope), rotate(k, *rope), v, self.setting.cp)
         text_out, image_out = out.split([text.shape[1], image.shape[1]], dim=1)
         return (
@@ -153,10 +155,11 @@ class SingleBlock(nn.Module):
     def _layers(self, x: Tensor, vec: Tensor, rope: Rope) -> Tensor:
         shift, scale, gate = self.modulation(vec)
         inner = self.linear1(self.setting.tp.gather_input(modulated(x, shift, scale)))
+        # (B, t, N, D), ffn (B, t, N, R D)
         q, k, v, ffn = inner.unflatten(-1, (-1, sum(self.parts))).split(self.parts, dim=-1)
         q, k = rotate(self.q_norm(q), *rope), rotate(self.k_norm(k), *rope)
         out = attend_all(q, k, v, self.setting.cp)
-        both = torch.cat([out, gelu_tanh(ffn)], dim=-1)
+        both = torch.cat([out, gelu_tanh(ffn)], dim=-1)  # (B, t, N, (1 + R) D)
         return torch.addcmul(x, gate, self.linear2(both.flatten(2)))
 
 
@@ -201,8 +204,8 @@ class MMDiT(Network):
         """(B, image, C): from the data to the noise, as the model sees it."""
         assert self.rope is not None, "make_tables comes first"
         dtype = self.setting.dtype
-        image, words = self.image_in(noisy.to(dtype)), self.text_in(text.to(dtype))
-        vec = self.time_in(self._waves(time)) + self.pooled_in(pooled.to(dtype))
+        image, words = self.image_in(noisy.to(dtype)), self.text_in(text.to(dtype))  # (B, t, H)
+        vec = self.time_in(self._waves(time)) + self.pooled_in(pooled.to(dtype))  # (B, H)
         # Every layer behind it is cut, so that all its gradients are shares of one sum.
         vec = copy_to(functional.silu(vec), self.setting.tp.axis)
         x: Tensor | None = None
@@ -210,7 +213,7 @@ class MMDiT(Network):
             if isinstance(block, DoubleBlock):
                 words, image = block(words, image, vec, self.rope)
                 continue
-            x = torch.cat([words, image], dim=1) if x is None else x
+            x = torch.cat([words, image], dim=1) if x is None else x  # (B, text + image, H)
             x = block(x, vec, self.rope)
         assert x is not None, "there is at least one single block"
         x = modulated(x[:, words.shape[1] :], *self.modulation(vec))
@@ -219,7 +222,7 @@ class MMDiT(Network):
     def _waves(self, time: Tensor) -> Tensor:
         """(B,) -> (B, 256) cosines and sines of the time."""
         assert self.rates is not None, "make_tables comes first"
-        angle = torch.outer(time.to(self.rates.dtype) * TIME_SCALE, self.rates)
+        angle = torch.outer(time.to(self.rates.dtype) * TIME_SCALE, self.rates)  # (B, 128)
         return torch.cat([angle.cos(), angle.sin()], dim=-1).to(self.setting.dtype)
 
     def make_tables(self, device: torch.device) -> None:
@@ -261,16 +264,16 @@ def rope_tables(model: FluxConfig, cp: MeshAxis) -> tuple[Tensor, Tensor]:
     """
     rows = torch.arange(model.patches, dtype=torch.float64)
     row, column = torch.meshgrid(rows, rows, indexing="ij")
-    places = torch.stack([torch.zeros_like(row), row, column], dim=-1).flatten(0, 1)
+    places = torch.stack([torch.zeros_like(row), row, column], dim=-1).flatten(0, 1)  # (image, 3)
     text = torch.zeros(model.text_len, 3, dtype=torch.float64)
-    coordinates = torch.cat([own_part(text, cp), own_part(places, cp)])
+    coordinates = torch.cat([own_part(text, cp), own_part(places, cp)])  # (t, 3)
     angles = [
         torch.outer(
             coordinates[:, axis], model.rope_theta ** (-torch.arange(0, width, 2).double() / width)
         )
         for axis, width in enumerate(model.rope_axes)
     ]
-    angle = torch.cat(angles, dim=-1)
+    angle = torch.cat(angles, dim=-1)  # (t, D / 2)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat([cos, cos], -1).unsqueeze(1), torch.cat([-sin, sin], -1).unsqueeze(1)
 

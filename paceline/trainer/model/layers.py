@@ -59,7 +59,7 @@ class Linear(nn.Linear):
         weight = self.compute_weight
         weight = local(self.weight).to(input.dtype) if weight is None else weight
         if self.low_precision is not None:
-            out = self.low_precision(input, weight)
+            out = self.low_precision(input, weight)  # (..., out)
             out = out if bias is None else out + bias
         else:
             out = functional.linear(input, weight, bias)
@@ -67,8 +67,8 @@ class Linear(nn.Linear):
             return out
         drops = self.lora.dropout > 0 and self.training
         inner = drop(input, self.lora.dropout) if drops else input
-        inner = functional.linear(inner, local(self.lora_a).to(input.dtype))
-        update = functional.linear(inner, local(self.lora_b).to(input.dtype))
+        inner = functional.linear(inner, local(self.lora_a).to(input.dtype))  # (..., rank)
+        update = functional.linear(inner, local(self.lora_b).to(input.dtype))  # (..., out)
         return torch.add(out, update, alpha=self.lora.alpha / self.lora.rank)
 
 

@@ -178,16 +178,16 @@ def _chunk(
     hidden: Tensor, weight: Tensor, targets: Tensor, scale: Scale, wide: torch.dtype, tp: MeshAxis
 ) -> tuple[Tensor, Tensor]:
     """Summed loss of some tokens, and its gradient by their logits in hidden's dtype."""
-    logits = functional.linear(hidden, weight)
-    real = (targets != IGNORE_INDEX).to(wide).unsqueeze(1)
+    logits = functional.linear(hidden, weight)  # (tokens, vocab / tp)
+    real = (targets != IGNORE_INDEX).to(wide).unsqueeze(1)  # (tokens, 1)
     if tp.size == 1:
         index = targets.clamp_min(0).unsqueeze(1)
-        log_p = torch.log_softmax(logits, dim=-1, dtype=wide)
+        log_p = torch.log_softmax(logits, dim=-1, dtype=wide)  # (tokens, vocab)
         loss = -(log_p.gather(1, index) * real).sum()
-        grad = log_p.exp_()
+        grad = log_p.exp_()  # (tokens, vocab), in place
         grad.scatter_add_(1, index, grad.new_full(index.shape, -1))
     else:
-        losses, grad = _sliced(logits.to(wide), targets, tp)
+        losses, grad = _sliced(logits.to(wide), targets, tp)  # (tokens, 1), (tokens, vocab / tp)
         loss = (losses * real).sum()
     factor = real * scale
     if wide == hidden.dtype:
@@ -223,8 +223,8 @@ def _logits_gradient(
     """As `_chunk` of (rows, vocab) logits; (rows,) `factor` is 0 for ignored targets."""
     x = logits.to(wide)
     index = targets.clamp_min(0).unsqueeze(1)
-    log_sum = torch.logsumexp(x, dim=1, keepdim=True)
-    losses = (log_sum - x.gather(1, index)).squeeze(1)
+    log_sum = torch.logsumexp(x, dim=1, keepdim=True)  # (rows, 1)
+    losses = (log_sum - x.gather(1, index)).squeeze(1)  # (rows,)
     hit = torch.arange(x.shape[1], device=x.device).unsqueeze(0) == index
     grad = (torch.exp(x - log_sum) - hit.to(wide)) * factor.unsqueeze(1)
     return torch.where(targets == IGNORE_INDEX, 0.0, losses).sum(), grad.to(logits.dtype)
@@ -236,16 +236,18 @@ def _sliced(logits: Tensor, targets: Tensor, tp: MeshAxis) -> tuple[Tensor, Tens
     Every slice is summed relative to its own largest logit, so that one exchange of three numbers
     a token is enough.
     """
+    # (tokens, 1), as rows of this slice
     local = (targets - tp.index * logits.shape[1]).unsqueeze(1)
     inside = ((local >= 0) & (local < logits.shape[1])).to(logits.dtype)
     index = local.clamp(0, logits.shape[1] - 1)
-    at_target = logits.gather(1, index) * inside
-    largest = logits.amax(dim=1, keepdim=True)
+    at_target = logits.gather(1, index) * inside  # (tokens, 1), 0 on all ranks but one
+    largest = logits.amax(dim=1, keepdim=True)  # (tokens, 1)
     grad = logits.sub_(largest).exp_()
-    mine = torch.cat([largest, grad.sum(dim=1, keepdim=True), at_target], dim=1)
+    mine = torch.cat([largest, grad.sum(dim=1, keepdim=True), at_target], dim=1)  # (tokens, 3)
     all_ranks = all_gather_into(mine.new_empty(tp.size, *mine.shape).flatten(0, 1), mine, tp.group)
+    # (tp, tokens, 1)
     largests, sums, at_targets = all_ranks.view(tp.size, *mine.shape).split(1, dim=2)
-    log_sum = torch.logsumexp(largests + sums.log(), dim=0)
+    log_sum = torch.logsumexp(largests + sums.log(), dim=0)  # (tokens, 1)
     losses = log_sum - at_targets.sum(dim=0)
     grad.mul_(torch.exp(largest - log_sum)).scatter_add_(1, index, -inside)
     return losses, grad

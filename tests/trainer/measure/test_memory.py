@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +28,7 @@ from paceline.trainer.measure.memory import (
 from paceline.trainer.replica.weight_slices import ALIGNED
 from tests.example import SHAPE
 from tests.trainer.example import lines, log, run_ranks, settings, steps, train, train_alone
+from tests.waiting import wait_until
 
 DRIVER = Path(__file__).parents[1] / "memory_driver.py"
 LIMIT_S = 240
@@ -353,10 +353,8 @@ def test_the_sampler_sees_memory_that_is_gone_again():
     assert idle.peak_bytes
     with ResidentSampler() as busy:
         block = np.ones(size, dtype=np.uint8)
-        deadline = time.monotonic() + LIMIT_S
-        while (busy.peak_bytes or 0) < idle.peak_bytes + 0.9 * size:
-            assert time.monotonic() < deadline, "its thread has seen nothing"
-            time.sleep(0.001)
+        most = idle.peak_bytes + 0.9 * size
+        wait_until(lambda: (busy.peak_bytes or 0) >= most, "the sampler's thread", LIMIT_S, 0.001)
         del block
 
 
