@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json, RunName, RunsDir
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.output import TableForm, TableFormat, emit_json, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED
 from paceline.core.units import counted, si
 from paceline.files.run_folder import find_run, runs_root
+from paceline.report.document import Column
 from paceline.runs.bundles.verification import BundleCheck, check_bundle
 from paceline.runs.bundles.writing import write_bundle
 
@@ -72,7 +73,7 @@ def verify(
     rows = [{"stored": None, "recomputed": None, **row} for row in rows]
     if rows or form is not TableFormat.text:
         names = ("what", "name", "stored", "recomputed")
-        columns = [OutputColumn(name, name) for name in names]
+        columns = [Column(name, name) for name in names]
         emit_table(rows, columns, form, document=check.model_dump(mode="json"))
     if form is TableFormat.text:
         echo(_sentence(check))

@@ -8,7 +8,6 @@ import typer
 
 from paceline.cli.options import Json
 from paceline.cli.output import (
-    OutputColumn,
     TableForm,
     TableFormat,
     Where,
@@ -21,6 +20,7 @@ from paceline.core.hardware import Device, Dtype, Link
 from paceline.core.units import GIB
 from paceline.files import catalog
 from paceline.files.catalog import find_device
+from paceline.report.document import Column
 
 _FOR_PEOPLE = (TableFormat.text, TableFormat.md)
 
@@ -69,11 +69,11 @@ def _list_devices(where: list[str] | None, form: TableFormat) -> None:
     catalogued = {device.name: device for device in catalog.devices()}
     rows = select_rows([_summary(device, dtypes) for device in catalogued.values()], where)
     columns = [
-        OutputColumn("name", "device"),
-        *(OutputColumn(f"{dtype}_flops_per_s", dtype, _tera, "right") for dtype in dtypes),
-        OutputColumn("memory_bytes", "GiB", _gib, "right"),
-        OutputColumn("memory_bytes_per_s", "TB/s", _tera, "right"),
-        OutputColumn("source", "source", lambda source: source.partition(":")[0]),
+        Column("name", "device"),
+        *(Column(f"{dtype}_flops_per_s", dtype, _tera, "right") for dtype in dtypes),
+        Column("memory_bytes", "GiB", _gib, "right"),
+        Column("memory_bytes_per_s", "TB/s", _tera, "right"),
+        Column("source", "source", lambda source: source.partition(":")[0]),
     ]
     if form in _FOR_PEOPLE:
         echo("Dense peaks by dtype in TFLOP/s, memory in GiB, its bandwidth in TB/s\n")
@@ -129,11 +129,11 @@ def _figures(device: Device) -> list[dict[str, Any]]:
     ]
 
 
-def _figure_columns(form: TableFormat) -> list[OutputColumn]:
-    value = [OutputColumn("shown", "value", justify="right")]
+def _figure_columns(form: TableFormat) -> list[Column]:
+    value = [Column("shown", "value", justify="right")]
     if form is TableFormat.csv:
-        value = [OutputColumn("value", "value"), OutputColumn("unit", "unit")]
-    return [OutputColumn("figure", "figure"), *value, OutputColumn("source", "source", wraps=True)]
+        value = [Column("value", "value"), Column("unit", "unit")]
+    return [Column("figure", "figure"), *value, Column("source", "source", wraps=True)]
 
 
 def _show_links(name: str | None, where: list[str] | None, form: TableFormat) -> None:
@@ -145,12 +145,10 @@ def _show_links(name: str | None, where: list[str] | None, form: TableFormat) ->
             echo(f"note: {match.note}", err=True)
         listed = (match.link,) if match.link else ()
     columns = [
-        OutputColumn("name", "link"),
-        OutputColumn(
-            "kind", "between", {"intra": "devices of a node", "inter": "nodes"}.__getitem__
-        ),
-        OutputColumn("bytes_per_s", "GB/s", _giga, "right"),
-        OutputColumn("source", "source", wraps=True),
+        Column("name", "link"),
+        Column("kind", "between", {"intra": "devices of a node", "inter": "nodes"}.__getitem__),
+        Column("bytes_per_s", "GB/s", _giga, "right"),
+        Column("source", "source", wraps=True),
     ]
     rows = select_rows(
         [link.model_dump(mode="json") for link in listed], where, tuple(Link.model_fields)

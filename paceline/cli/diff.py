@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json, RunsDir
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.output import TableForm, TableFormat, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED
 from paceline.core.run_report import RunReport
 from paceline.files.archive import is_archive
 from paceline.files.run_folder import find_run, runs_root
+from paceline.report.document import Column
 from paceline.runs.bundles.verification import opened_bundle
 from paceline.runs.difference import RunDiff, run_diff
 from paceline.runs.outcome import evaluate
@@ -55,10 +56,10 @@ def diff(
     rows = [part.model_dump() for part in difference.differences]
     if rows or form is not TableFormat.text:
         columns = [
-            OutputColumn("kind", "kind"),
-            OutputColumn("item", "item"),
-            OutputColumn("a", "A", _cell),
-            OutputColumn("b", "B", _cell),
+            Column("kind", "kind"),
+            Column("item", "item"),
+            Column("a", "A", _cell),
+            Column("b", "B", _cell),
         ]
         emit_table(rows, columns, form, document=difference.model_dump(mode="json"))
     if form is TableFormat.text:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -205,14 +205,6 @@ def refuse_where(where: list[str] | None, name: str) -> None:
             f"selects rows of the list, not of {name!r}",
             remedy="leave out the name or --where",
         )
-
-
-def print_sentences(sentences: Iterable[str], form: TableFormat) -> None:
-    """The answer in sentences before its table, in the forms that people read."""
-    if form in (TableFormat.text, TableFormat.md):
-        for sentence in sentences:
-            echo(sentence if form is TableFormat.text else f"- {sentence}")
-        echo("")
 
 
 def write_page(path: Path, page: str) -> None:

@@ -10,7 +10,6 @@ import typer
 
 from paceline.cli.options import Json
 from paceline.cli.output import (
-    OutputColumn,
     TableForm,
     TableFormat,
     Where,
@@ -23,6 +22,7 @@ from paceline.cli.terminal import echo
 from paceline.core.shape import num_parameters
 from paceline.core.units import count
 from paceline.files.recipe import Recipe, load_recipe, override_keys, recipe_names, recipe_path
+from paceline.report.document import Column
 
 
 def recipes(
@@ -72,16 +72,16 @@ def _summary(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _columns() -> list[OutputColumn]:
+def _columns() -> list[Column]:
     return [
-        OutputColumn("recipe", "recipe"),
-        OutputColumn("parameters", "parameters", count, "right"),
-        OutputColumn("seq_len", "seq", str, "right"),
-        OutputColumn("batch", "batch", str, "right"),
-        OutputColumn("dtype", "dtype"),
-        OutputColumn("devices", "devices", str, "right"),
-        OutputColumn("variants", "variants"),
-        OutputColumn("title", "title"),
+        Column("recipe", "recipe"),
+        Column("parameters", "parameters", count, "right"),
+        Column("seq_len", "seq", str, "right"),
+        Column("batch", "batch", str, "right"),
+        Column("dtype", "dtype"),
+        Column("devices", "devices", str, "right"),
+        Column("variants", "variants"),
+        Column("title", "title"),
     ]
 
 
@@ -93,7 +93,7 @@ def _print_one(name: str, form: TableFormat) -> None:
         emit_json(recipe)
     else:
         rows = [{"field": field, "value": value} for field, value in _flat(recipe)]
-        emit_table(rows, [OutputColumn("field", "field"), OutputColumn("value", "value")], form)
+        emit_table(rows, [Column("field", "field"), Column("value", "value")], form)
 
 
 def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -108,4 +108,4 @@ def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
 
 def _print_fields(where: list[str] | None, form: TableFormat) -> None:
     rows = select_rows([{"field": key} for key in override_keys()], where)
-    emit_table(rows, [OutputColumn("field", "field")], form)
+    emit_table(rows, [Column("field", "field")], form)

@@ -9,7 +9,6 @@ import typer
 
 from paceline.cli.options import Json, ReportForm, ReportFormat, RunName, RunsDir
 from paceline.cli.output import (
-    OutputColumn,
     TableForm,
     TableFormat,
     Where,
@@ -28,6 +27,7 @@ from paceline.estimate.explanation import explained
 from paceline.files.documents import write_text
 from paceline.files.index import COLUMNS, Index, listing
 from paceline.files.run_folder import REPORT_FILE, find_run, runs_root
+from paceline.report.document import Column
 from paceline.report.run_document import run_document
 from paceline.runs.outcome import evaluate
 
@@ -65,20 +65,20 @@ def computed_result(folder: Path) -> Result:
     return evaluate(folder).result
 
 
-def _listed_columns(form: TableFormat, grouped: bool) -> list[OutputColumn]:
+def _listed_columns(form: TableFormat, grouped: bool) -> list[Column]:
     shown = [
-        OutputColumn("run", "run"),
-        OutputColumn("status", "status"),
-        OutputColumn("tokens_per_s", "tokens/s", lambda v: f"{v:,.0f}", "right"),
-        OutputColumn("step_time_s", "step s", lambda v: significant(v, 4), "right"),
-        OutputColumn("mfu", "MFU", percent, "right"),
-        OutputColumn("of_achievable", "of achievable", percent, "right"),
-        OutputColumn("steps", "steps", str, "right"),
+        Column("run", "run"),
+        Column("status", "status"),
+        Column("tokens_per_s", "tokens/s", lambda v: f"{v:,.0f}", "right"),
+        Column("step_time_s", "step s", lambda v: significant(v, 4), "right"),
+        Column("mfu", "MFU", percent, "right"),
+        Column("of_achievable", "of achievable", percent, "right"),
+        Column("steps", "steps", str, "right"),
     ]
     if form is not TableFormat.csv:
-        return [*shown, OutputColumn("group", "group")] if grouped else shown
+        return [*shown, Column("group", "group")] if grouped else shown
     names = ("created", "recipe", "tag", "group", "device", "devices", "layout", "dtype", "key")
-    return [*shown, *(OutputColumn(name, name) for name in names)]
+    return [*shown, *(Column(name, name) for name in names)]
 
 
 def show(
@@ -175,9 +175,9 @@ def rebuild(
         echo(f"left out: {problem}", err=True)
     row = {"root": str(root), "runs": count, "unreadable": len(unreadable)}
     columns = [
-        OutputColumn("root", "runs in"),
-        OutputColumn("runs", "indexed"),
-        OutputColumn("unreadable", "left out"),
+        Column("root", "runs in"),
+        Column("runs", "indexed"),
+        Column("unreadable", "left out"),
     ]
     document = {"runs": count, "unreadable": unreadable}
     emit_table([row], columns, TableFormat.json if as_json else form, document=document)

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -18,8 +18,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from paceline.core.text import one_line, printable
-from paceline.report.document import Document, Links, Preformatted, Table, Verdict
-from paceline.report.head import PageHead, card
+from paceline.report.document import Document, Links, Preformatted, Table
+from paceline.report.figures import split_unit
 from paceline.report.theme import DARK, LIGHT, ON_PAGE, WHOSE, css_variables
 from paceline.report.vega import vega_bundle
 
@@ -40,56 +40,36 @@ class EmbeddedChart:
     spec: Markup
 
 
-def render_page(
-    template: str, head: PageHead, charts: Mapping[str, alt.LayerChart], **content: Any
-) -> str:
-    """A page that loads nothing: the answer at its head, its template, its charts for the page."""
-    figures = [_embedded_chart(name, chart) for name, chart in charts.items()]
-    bundle = vega_bundle() if figures else ""
+def render_document(document: Document) -> str:
+    """Return the page of a document, which loads nothing; every text in it is escaped."""
+    drawn = document.charts(ON_PAGE) if document.charts else {}
+    charts = [_embedded_chart(name, chart) for name, chart in drawn.items()]
+    bundle = vega_bundle() if charts else ""
     script = _template_text("page.js")
+    sections = document.sections_for("page")
+    title = one_line(document.title)
     return (
         _environment()
-        .get_template(template)
+        .get_template("page.html.j2")
         .render(
-            **content,
-            head=head,
+            document=document,
+            title=title,
+            window_title=one_line(document.window_title) or title,
+            cards=[
+                (figure, *split_unit(one_line(figure.value)), tuple(filter(None, figure.details)))
+                for figure in document.figures
+            ],
+            charts=charts,
+            alerts=[each for each in sections if each.tone == "alert"],
+            panels=[each for each in sections if each.tone != "alert" and each.shown != "folded"],
+            folds=[each for each in sections if each.tone != "alert" and each.shown == "folded"],
             policy=_policy(bundle, script),
             style=Markup(_template_text("page.css")),
             light=Markup(css_variables(LIGHT)),
             dark=Markup(css_variables(DARK)),
             bundle=Markup(bundle),
             script=Markup(script),
-            figures={figure.name: figure for figure in figures},
         )
-    )
-
-
-def render_document(document: Document) -> str:
-    """Return the page of a document; every text in it is escaped."""
-    verdict = document.verdict or Verdict("")
-    head = PageHead(
-        eyebrow=document.kind,
-        name=one_line(document.title),
-        chip=verdict.text,
-        tone=verdict.tone,
-        setup=document.setup,
-        sentences=document.answer,
-        cards=tuple(
-            card(figure.label, figure.value, figure.interval, figure.details)
-            for figure in document.figures
-        ),
-        title=one_line(document.window_title or document.title),
-    )
-    charts = document.charts(ON_PAGE) if document.charts else {}
-    sections = document.sections_for("page")
-    return render_page(
-        "document.html.j2",
-        head,
-        charts,
-        alerts=[section for section in sections if section.tone == "alert"],
-        sections=[each for each in sections if each.tone != "alert" and each.shown != "folded"],
-        folds=[section for section in sections if section.shown == "folded"],
-        notes=document.notes,
     )
 
 

@@ -13,17 +13,18 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.output import OutputColumn, TableFormat, emit_json, emit_table, select_rows
+from paceline.cli.output import TableFormat, emit_json, emit_table, select_rows
 from paceline.core.errors import UserError
+from paceline.report.document import Column
 
 ROWS: list[dict[str, Any]] = [
     {"name": "first", "rate_per_s": 1234567.125, "note": 'a | b, "c"', "hidden": 1},
     {"name": "second one", "rate_per_s": None, "note": "[bold]not markup[/bold]"},
 ]
 COLUMNS = [
-    OutputColumn("name", "name"),
-    OutputColumn("rate_per_s", "1000/s", lambda value: f"{value / 1000:.1f}", "right"),
-    OutputColumn("note", "note"),
+    Column("name", "name"),
+    Column("rate_per_s", "1000/s", lambda value: f"{value / 1000:.1f}", "right"),
+    Column("note", "note"),
 ]
 
 
