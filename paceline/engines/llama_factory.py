@@ -16,12 +16,12 @@ from paceline.core.units import GIB
 from paceline.engines.log_reading.log_content import LogContent, LogFormat, numbers, whole_numbers
 from paceline.engines.log_reading.records import (
     Records,
+    RunningTotals,
     json_field,
     keep_total_steps,
     ratio,
     watched,
 )
-from paceline.engines.log_reading.running_total import RunningTotals
 
 __all__ = ["LOG_FORMAT"]
 

@@ -22,12 +22,12 @@ from paceline.engines.log_reading.log_content import (
 from paceline.engines.log_reading.records import (
     NUMBER,
     Records,
+    RunningTotals,
     keep_total_steps,
     last_match,
     watched,
     without_colours,
 )
-from paceline.engines.log_reading.running_total import RunningTotals
 
 __all__ = ["LOG_FORMAT"]
 

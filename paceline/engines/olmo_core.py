@@ -15,6 +15,7 @@ from paceline.core.units import GIB, TERA
 from paceline.engines.log_reading.log_content import LogContent, LogFormat, excerpt, whole_numbers
 from paceline.engines.log_reading.records import (
     Records,
+    RunningTotals,
     field,
     keep_total_steps,
     last_match,
@@ -22,7 +23,6 @@ from paceline.engines.log_reading.records import (
     watched,
     without_colours,
 )
-from paceline.engines.log_reading.running_total import RunningTotals
 
 __all__ = ["LOG_FORMAT"]
 

@@ -17,9 +17,8 @@ from paceline.core.units import TERA
 from paceline.core.window import Window
 from paceline.engines.log_reading.log_content import LogContent, LogFormat
 from paceline.logs.completion import completed_steps
-from paceline.logs.disagreement import PrintedFigure, find_disagreements, last_digit
+from paceline.logs.disagreement import PrintedFigure, find_disagreements, last_digit, peak_doubt
 from paceline.logs.parsed_log import Disagreement
-from paceline.logs.peak_doubt import peak_doubt
 from paceline.machines.placement import find_device
 
 COARSE = 0.005

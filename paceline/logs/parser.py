@@ -29,8 +29,7 @@ from paceline.engines import log_format, log_formats
 from paceline.engines.log_reading.log_content import LogContent, LogFormat
 from paceline.engines.log_reading.profilers import profile_watched
 from paceline.files.log_file import FIRST_BYTES, LogFile, utf16
-from paceline.logs.completion import completed_steps, paced_steps
-from paceline.logs.ending import missing_end
+from paceline.logs.completion import completed_steps, missing_end, paced_steps
 from paceline.logs.facts import UserSettings, all_facts, path_sources
 from paceline.logs.figures import (
     LogFigures,

@@ -16,11 +16,11 @@ from paceline.core.steps import FloatColumn
 from paceline.core.units import GIB
 from paceline.engines.log_reading.hf_settings import (
     RUNNING,
+    TrainSummaries,
     complete_settings,
     pieces,
     read_settings,
 )
-from paceline.engines.log_reading.hf_summary import TrainSummaries
 from paceline.engines.log_reading.log_content import Fact, LogContent, LogFormat, numbers
 from paceline.engines.log_reading.records import (
     Records,

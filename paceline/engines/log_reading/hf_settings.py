@@ -6,9 +6,10 @@ Its own block, its arguments, and what DeepSpeed prints of its configuration.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from paceline.engines.log_reading.log_content import LogContent
-from paceline.engines.log_reading.records import keep_whole_numbers
+from paceline.engines.log_reading.log_content import LogContent, numbers
+from paceline.engines.log_reading.records import Records, field, keep_whole_numbers
 
 RUNNING = b"***** Running training *****"
 _NUMBERING = re.compile(
@@ -82,3 +83,117 @@ def complete_settings(log: LogContent) -> None:
         devices, rest = divmod(total, part * accumulation)
         if devices and not rest:
             log.facts.setdefault("num_devices", devices)
+
+
+SAME_RUN = 0.05
+"""Ranks of one run time it within this part of each other; else the lines are of several runs."""
+
+TOKENS_TOLERANCE = 0.01
+"""Tokens over seconds and the printed tokens/s within this part of each other count the same."""
+
+FEWEST_DIGITS = 3
+"""Significant digits below which a printed rate is too coarse for a step time."""
+
+_FIELDS = {
+    "run_time_s": field(rb"'train_runtime': '?"),
+    "samples_per_s": field(rb"'train_samples_per_second': '?"),
+    "steps_per_s": field(rb"'train_steps_per_second': '?"),
+    "tokens_per_s": field(rb"'train_tokens_per_second': '?"),
+    "tokens": field(rb"'num_input_tokens_seen': '?"),
+}
+
+
+@dataclass(frozen=True)
+class TrainSummary:
+    """One rank's figures, by the names of FIGURE_NAMES and `tokens`."""
+
+    values: dict[str, float]
+    texts: dict[str, bytes]
+
+    @property
+    def run_time_s(self) -> float:
+        """Seconds from the first batch to the end, evaluations and checkpoints included."""
+        return self.values["run_time_s"]
+
+
+class TrainSummaries:
+    """The summaries of one run: the longest counts, for the run lasts as long as its last rank."""
+
+    def __init__(self) -> None:
+        self._longest: TrainSummary | None = None
+        self._shortest_s = 0.0
+        self._count = 0
+
+    def begin(self) -> None:
+        """Forget what was read: another run begins."""
+        self._longest, self._count = None, 0
+
+    def add(self, record: bytes) -> None:
+        """Take one rank's dictionary."""
+        fields = Records([record])
+        texts = {name: printed[0] for name, f in _FIELDS.items() if (printed := fields.texts(f))}
+        values = {name: numbers([text]).item() for name, text in texts.items()}
+        sound = {name: value for name, value in values.items() if 0 < value < 1e18}
+        if "run_time_s" not in sound:
+            return
+        summary = TrainSummary(sound, texts)
+        longest = self._longest
+        if longest is not None and not self._is_of_the_run(summary, longest):
+            self.begin()
+        self._count += 1
+        if self._longest is None:
+            self._longest, self._shortest_s = summary, summary.run_time_s
+        elif summary.run_time_s > self._longest.run_time_s:
+            self._longest = summary
+        self._shortest_s = min(self._shortest_s, summary.run_time_s)
+
+    def keep(self, log: LogContent) -> None:
+        """Put the run's figures into the log."""
+        if self._longest is None:
+            return
+        values, texts = self._longest.values, self._longest.texts
+        for name in ("run_time_s", "samples_per_s"):
+            if name in values:
+                log.figures[name] = values[name]
+        if "steps_per_s" in values:
+            self._keep_steps(log, values["steps_per_s"], texts["steps_per_s"])
+        if "tokens_per_s" in values:
+            _keep_tokens(log, values)
+        if self._count > 1:
+            log.remark(
+                f"the run's figures are printed {self._count:,} times, by its ranks, for "
+                f"{self._shortest_s:.7g} to {self._longest.run_time_s:.7g} s: the longest counts"
+            )
+
+    def _is_of_the_run(self, summary: TrainSummary, longest: TrainSummary) -> bool:
+        return abs(summary.run_time_s - longest.run_time_s) <= SAME_RUN * longest.run_time_s
+
+    def _keep_steps(self, log: LogContent, value: float, text: bytes) -> None:
+        digits = len(text.partition(b"e")[0].replace(b".", b"").lstrip(b"0"))
+        if digits >= FEWEST_DIGITS:
+            log.figures["steps_per_s"] = value
+        else:
+            log.remark(
+                f"train_steps_per_second {value:g} is left out: it has {digits} significant digit"
+                f"{'' if digits == 1 else 's'}"
+            )
+
+
+def _keep_tokens(log: LogContent, values: dict[str, float]) -> None:
+    """Keep tokens/s only where it is certain that it is of all devices.
+
+    Some versions count what one process reads; then `num_input_tokens_seen`, which is of all, is a
+    multiple of it.
+    """
+    value = values["tokens_per_s"]
+    if "tokens" in values:
+        is_of_all = abs(values["tokens"] / values["run_time_s"] / value - 1) <= TOKENS_TOLERANCE
+    else:
+        is_of_all = log.facts.get("num_devices") == 1
+    if is_of_all:
+        log.figures["tokens_per_s"] = value
+    else:
+        log.remark(
+            f"train_tokens_per_second {value:g} is left out: it may count the tokens of one "
+            "process only"
+        )

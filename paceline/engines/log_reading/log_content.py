@@ -14,8 +14,7 @@ import numpy as np
 from paceline.core.axes import AXIS
 from paceline.core.layout import AXIS_FIELDS
 from paceline.core.steps import FLOATS, FloatColumn, IntColumn, Steps
-from paceline.engines.log_reading.column import GrowingColumn
-from paceline.engines.log_reading.step_order import REPAIRS, Rows, grows, restarts
+from paceline.engines.log_reading.column import REPAIRS, GrowingColumn, Rows, grows, restarts
 
 EXACT = {"step_time_s", "tokens"}
 """Columns kept in 64 bit; of the others a log prints no more than 32 bit hold."""

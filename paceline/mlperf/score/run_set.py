@@ -22,8 +22,8 @@ from paceline.core.telemetry import (
 )
 from paceline.files.documents import write_text
 from paceline.files.recipe import load_recipe
+from paceline.logs.disagreement import peak_doubt
 from paceline.logs.parser import as_text
-from paceline.logs.peak_doubt import peak_doubt
 from paceline.machines.probe.telemetry import FOLDER
 from paceline.mlperf.result_logs import (
     PLACEHOLDER,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.engines.log_reading.device_count import device_count
+from paceline.engines.verl import device_count
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.engines.log_reading.running_total import RunningTotals
+from paceline.engines.log_reading.records import RunningTotals
 
 NAN = float("nan")
 
