@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
 from paceline.cli.options import Device, DeviceKind, Json
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_table
+from paceline.cli.output import TableForm, TableFormat, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.units import binary, percent, si
@@ -21,6 +22,7 @@ from paceline.machines.probe.rates import (
     probe_latency,
     probe_memory,
 )
+from paceline.report.document import Column
 
 
 def memory(
@@ -42,17 +44,9 @@ def memory(
     probe = probe_memory(
         sys.executable, kind, threads or (cores if kind == "cpu" else None), seconds
     )
-    rows = [row.model_dump(mode="json") for row in probe.rows]
-    about = {"threads": probe.threads, "torch": probe.torch}
-    document = {
-        "probe": "memory",
-        "device": probe.device_name,
-        **about,
-        "rows": rows,
-        "best": max(rows, key=lambda row: row["bytes_per_s"]),
-    }
-    columns = [_size_column(), _rate_column("bytes_per_s", "copied"), *_repeat_columns()]
-    emit_table(rows, columns, TableFormat.json if as_json else form, document=document)
+    about = {"probe": "memory", "device": probe.device_name, "threads": probe.threads}
+    columns = [SIZE, _rate("bytes_per_s", "copied")]
+    _emit(probe, about, columns, "bytes_per_s", TableFormat.json if as_json else form)
 
 
 def collective(
@@ -79,23 +73,19 @@ def collective(
         )
     threads = max(1, cores // processes)
     probe = probe_collective(sys.executable, kind, processes, threads, seconds)
-    rows = [row.model_dump(mode="json") for row in probe.rows]
-    about = {"ranks": probe.ranks, "backend": probe.backend, "torch": probe.torch}
-    document = {
+    about = {
         "probe": "collective",
         "device": probe.device_name,
-        **about,
-        "rows": rows,
-        "best": max(rows, key=lambda row: row["bus_bytes_per_s"]),
+        "ranks": probe.ranks,
+        "backend": probe.backend,
     }
     columns = [
-        _size_column(),
-        _rate_column("bytes_per_s", "payload"),
-        _rate_column("bus_bytes_per_s", "bus"),
-        _latency_column(),
-        *_repeat_columns(),
+        SIZE,
+        _rate("bytes_per_s", "payload"),
+        _rate("bus_bytes_per_s", "bus"),
+        _time("latency_s", "time"),
     ]
-    emit_table(rows, columns, TableFormat.json if as_json else form, document=document)
+    _emit(probe, about, columns, "bus_bytes_per_s", TableFormat.json if as_json else form)
 
 
 def attention(
@@ -118,24 +108,14 @@ def attention(
     shapes = attention_shapes(recipe)
     threads = cores if kind == "cpu" else None
     probe = probe_attention(sys.executable, kind, dtype, shapes, threads, seconds)
-    rows = [row.model_dump(mode="json") for row in probe.rows]
-    document = {
-        "probe": "attention",
-        "device": probe.device_name,
-        "torch": probe.torch,
-        "dtype": dtype,
-        "rows": rows,
-        "best": max(rows, key=lambda row: row["flops_per_s"]),
-    }
-    flat = [{**row, "shape": "x".join(map(str, row["shape"]))} for row in rows]
+    about = {"probe": "attention", "device": probe.device_name, "dtype": dtype}
     columns = [
-        OutputColumn("shape", "batch x tokens x heads x kv heads x width"),
-        _time_column("forward_s", "forward"),
-        _time_column("backward_s", "backward"),
-        _flops_column(),
-        *_repeat_columns(),
+        Column("shape", "batch x tokens x heads x kv heads x width"),
+        _time("forward_s", "forward"),
+        _time("backward_s", "backward"),
+        Column("flops_per_s", "FLOP/s", lambda value: si(value, "FLOP/s"), "right"),
     ]
-    emit_table(flat, columns, TableFormat.json if as_json else form, document=document)
+    _emit(probe, about, columns, "flops_per_s", TableFormat.json if as_json else form)
 
 
 def latency(
@@ -150,16 +130,9 @@ def latency(
     """
     kind, _, _ = _machine(device)
     probe = probe_latency(sys.executable, kind, seconds)
-    rows = [row.model_dump(mode="json") for row in probe.rows]
-    document = {
-        "probe": "latency",
-        "device": probe.device_name,
-        "torch": probe.torch,
-        "rows": rows,
-        "best": rows[0],
-    }
-    columns = [_time_column("latency_s", "one operation"), *_repeat_columns()]
-    emit_table(rows, columns, TableFormat.json if as_json else form, document=document)
+    about = {"probe": "latency", "device": probe.device_name}
+    columns = [_time("latency_s", "one operation")]
+    _emit(probe, about, columns, None, TableFormat.json if as_json else form)
 
 
 def _machine(device: DeviceKind) -> tuple[str, int, int]:
@@ -171,28 +144,34 @@ def _machine(device: DeviceKind) -> tuple[str, int, int]:
     return kind, machine["cpu"]["usable_cores"], len(machine["gpus"])
 
 
-def _size_column() -> OutputColumn:
-    return OutputColumn("bytes", "size", binary, "right")
+def _emit(
+    probe: Any,
+    about: dict[str, Any],
+    columns: Sequence[Column],
+    best_by: str | None,
+    form: TableFormat,
+) -> None:
+    """Print the rows of a probe; in JSON with `about` and the best row by `best_by`, or the first.
 
-
-def _rate_column(key: str, title: str) -> OutputColumn:
-    return OutputColumn(key, title, lambda value: si(value, "B/s"), "right")
-
-
-def _latency_column() -> OutputColumn:
-    return OutputColumn("latency_s", "time", lambda value: f"{1e6 * value:,.0f} us", "right")
-
-
-def _time_column(key: str, title: str) -> OutputColumn:
-    return OutputColumn(key, title, lambda value: f"{1e6 * value:,.1f} us", "right")
-
-
-def _flops_column() -> OutputColumn:
-    return OutputColumn("flops_per_s", "FLOP/s", lambda value: si(value, "FLOP/s"), "right")
-
-
-def _repeat_columns() -> list[OutputColumn]:
-    return [
-        OutputColumn("n", "n", str, "right"),
-        OutputColumn("spread", "spread", percent, "right"),
+    The columns are followed by the number of repeats and their spread.
+    """
+    rows = [row.model_dump(mode="json") for row in probe.rows]
+    best = max(rows, key=lambda row: row[best_by]) if best_by else rows[0]
+    flat = [
+        {**row, "shape": "x".join(map(str, row["shape"]))} if "shape" in row else row
+        for row in rows
     ]
+    document = {**about, "torch": probe.torch, "rows": rows, "best": best}
+    emit_table(flat, [*columns, *REPEATS], form, document=document)
+
+
+def _rate(key: str, title: str) -> Column:
+    return Column(key, title, lambda value: si(value, "B/s"), "right")
+
+
+def _time(key: str, title: str) -> Column:
+    return Column(key, title, lambda value: f"{1e6 * value:,.1f} us", "right")
+
+
+SIZE = Column("bytes", "size", binary, "right")
+REPEATS = (Column("n", "n", str, "right"), Column("spread", "spread", percent, "right"))
