@@ -13,7 +13,10 @@ EXIT_INCOMPLETE = 4
 
 
 class PacelineError(Exception):
-    """One sentence for the user: `where: what; allowed; remedy`. `hosts` are those at fault."""
+    """One sentence for the user: `where: what; allowed; remedy`. `hosts` are those at fault.
+
+    `others` are further problems of the same input, a line each.
+    """
 
     exit_code = EXIT_SYSTEM_FAULT
 
@@ -25,13 +28,14 @@ class PacelineError(Exception):
         allowed: str | None = None,
         remedy: str | None = None,
         hosts: Iterable[str] = (),
+        others: Iterable[PacelineError] = (),
     ) -> None:
         self.hosts = tuple(hosts)
         self.where, self.what, self.allowed, self.remedy = where, what, allowed, remedy
         parts = [f"{where}: {what}"]
         parts += [f"allowed: {allowed}"] if allowed else []
         parts += [remedy] if remedy else []
-        super().__init__("; ".join(parts))
+        super().__init__("\n".join(["; ".join(parts), *map(str, others)]))
 
 
 class UserError(PacelineError):

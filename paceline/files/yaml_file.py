@@ -24,6 +24,8 @@ Document = dict[str, Any]
 LARGEST_BYTES = 1 << 22
 DEEPEST = 200
 """Brackets that may be open at the same time; the parser's time grows with their square."""
+MAX_PROBLEMS = 20
+"""Of one document that are shown."""
 MOST_NODES = 100_000
 """Of a document with all its aliases written out."""
 
@@ -225,9 +227,28 @@ def _explain(
     document: Document,
     where: str,
 ) -> UserError:
-    # A mistyped name also leaves its field missing; the typing error is the one to show.
-    first = min(errors, key=lambda error: error["type"] != "extra_forbidden")
-    members = _members(first, errors, content)
+    """Return all problems of a document as one refusal, a line each."""
+    # A mistyped name also leaves its field missing; the typing error is the first to show.
+    order = {"extra_forbidden": 0, "missing": 2}
+    remaining = sorted(errors, key=lambda error: order.get(error["type"], 1))
+    groups: list[list[ErrorDetails]] = []
+    while remaining and len(groups) < MAX_PROBLEMS:
+        groups.append(_members(remaining[0], remaining, content))
+        remaining = [e for e in remaining if all(e is not one for one in groups[-1])]
+    first, *others = groups
+    lines = [_problem(members, model, document, where) for members in others]
+    return _problem(first, model, document, where, lines)
+
+
+def _problem(
+    members: list[ErrorDetails],
+    model: type[BaseModel],
+    document: Document,
+    where: str,
+    others: Iterable[UserError] = (),
+) -> UserError:
+    """Return what is wrong with one field; `members` has an error of each member of a union."""
+    first = members[0]
     whole = first["loc"][:-1] if len(members) > 1 else first["loc"]
     # A union adds its member's type to the path ("literal['a','b']"), which is no field; the name
     # of an unknown field is the user's, brackets included.
@@ -236,9 +257,7 @@ def _explain(
     tagged = (*(part for part in inside if "[" not in str(part)), *own)
     loc = _without_tags(model, tagged) or _named_field(first, model)
     line = line_of(document, loc)
-    place = f"{where}:{line}" if line else where
     field = ".".join(str(part) for part in loc) or "(the whole file)"
-    others = len(errors) - len(members)
     problem = problem_of_union(members, hidden="env" in loc)
     if not first["loc"]:
         problem = problem._replace(what=problem.what.removeprefix(f"{field}: "))
@@ -247,9 +266,12 @@ def _explain(
         remedy = did_you_mean(str(loc[-1]), (allowed or "").split(", "))
     elif first["type"] == "literal_error" and isinstance(first["input"], str):
         remedy = did_you_mean(first["input"], (allowed or "").replace("'", "").split(", "))
-    more = f" (and {others} more)" if others else ""
     return UserError(
-        place, f"{field}: {problem.what}{more}", allowed=allowed, remedy=remedy or None
+        f"{where}:{line}" if line else where,
+        f"{field}: {problem.what}",
+        allowed=allowed,
+        remedy=remedy or None,
+        others=others,
     )
 
 

@@ -32,12 +32,14 @@ class Example(Value):
         (
             "counts",
             {"int": "a", "float": "b"},
-            "counts.int: 'a' is no whole number (and 1 more); allowed: a whole number",
+            "counts.int: 'a' is no whole number; allowed: a whole number\n"
+            "mine.yaml: counts.float: 'b' is no whole number; allowed: a whole number",
         ),
         (
             "env",
             {"int": ["hush"], "str": ["hush"]},
-            "env.int: is no text (and 1 more); "
+            "env.int: is no text; allowed: text, in quotes where it reads as something else\n"
+            "mine.yaml: env.str: is no text; "
             "allowed: text, in quotes where it reads as something else",
         ),
         ("settings", {"x": [1]}, f"settings.x: a list does not fit; allowed: {SCALARS}"),
@@ -50,7 +52,8 @@ class Example(Value):
         (
             "settings",
             {"int": [1], "str": [2]},
-            f"settings.int: a list does not fit (and 4 more); allowed: {SCALARS}",
+            f"settings.int: a list does not fit; allowed: {SCALARS}\n"
+            f"mine.yaml: settings.str: a list does not fit; allowed: {SCALARS}",
         ),
     ],
 )
