@@ -19,9 +19,8 @@ from paceline.core.result import Result
 from paceline.files.run_folder import RunRecord, current_status, groups, read_record, run_folders
 from paceline.machines.placement import Request, Where
 from paceline.machines.probe.inventory import inventory
-from paceline.runs.command_plan import requested_recipe
 from paceline.runs.outcome import evaluate
-from paceline.runs.plan import Plan, make_plan, plan_again
+from paceline.runs.plan import Plan, make_plan, plan_again, requested_recipe
 from paceline.runs.tasks.division import divide, slots_for
 from paceline.runs.tasks.slot import JobSlot
 

@@ -15,7 +15,7 @@ from paceline.core.errors import SystemFaultError, UserError
 from paceline.files.run_folder import read_record
 from paceline.machines import slurm
 from paceline.machines.slurm.batch import BatchRun
-from paceline.machines.slurm.queue import QUEUE
+from paceline.machines.slurm.client import QUEUE
 from paceline.mlperf.result_logs import read_log
 from paceline.runs import outcome
 from tests.clusters.bed import Bed

@@ -14,8 +14,8 @@ from paceline.files.documents import open_regular
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER, SCRIPT_FILE
 from paceline.machines import Handle, JobEnd
 from paceline.machines.slurm import client
+from paceline.machines.slurm.client import QUEUE, Queue
 from paceline.machines.slurm.foreign import keep_linked_logs, submitted_logs
-from paceline.machines.slurm.queue import QUEUE, Queue
 from paceline.machines.slurm.record import Diary, Marks, SlurmRecord, read_marks
 from paceline.machines.slurm.states import (
     NODE_LOST,

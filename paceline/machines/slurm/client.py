@@ -1,4 +1,4 @@
-"""Slurm's commands: each takes words, never a line for a shell."""
+"""Slurm's commands, each of words and never a line for a shell; one question for all jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import os
 import re
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.core.errors import SystemFaultError, UserError
@@ -19,6 +22,7 @@ from paceline.machines.slurm.states import (
     SACCT_FORM,
     SQUEUE_FORM,
     JobState,
+    merged,
     parse_sacct,
     parse_squeue,
 )
@@ -231,3 +235,81 @@ def _error_text(text: str) -> str:
         re.sub(r"^\w+: (error|fatal): ", "", line) for line in text.splitlines() if line.strip()
     ]
     return "; ".join(dict.fromkeys(lines))[:500] or "without a word"
+
+
+FIRST_S, LONGEST_S, GROWTH = 0.5, 10.0, 1.4
+"""Seconds between two questions: at first, at most, and their growth while nothing changes."""
+AT_LEAST_S = 0.25
+"""Between two questions of which the second one is urgent."""
+
+
+@dataclass
+class Queue:
+    """What Slurm last said of the jobs that are watched; any thread may ask."""
+
+    longest_s: float = LONGEST_S
+    questions: int = 0
+    silent_since: float | None = None
+    """Since when Slurm has not answered, by time.monotonic()."""
+    _states: dict[str, JobState | None] = field(default_factory=dict[str, JobState | None])
+    _missing: dict[str, float] = field(default_factory=dict[str, float])
+    """Since when Slurm has answered without a job that it had known."""
+    _asked_at: float = -1e9
+    _interval_s: float = FIRST_S
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def watch(self, job: str) -> None:
+        """Ask about this job too, soon; an earlier one of its number is forgotten."""
+        with self._lock:
+            self._states[job] = None
+            self._missing.pop(job, None)
+            self._interval_s = FIRST_S
+
+    def forget(self, job: str) -> None:
+        """Ask about this job no more."""
+        with self._lock:
+            self._states.pop(job, None)
+
+    def state(self, job: str, urgent: bool = False) -> JobState | None:
+        """What is known of a job; None while Slurm has not said anything of it.
+
+        `urgent` asks now, if the last question is not just over.
+        """
+        with self._lock:
+            self._states.setdefault(job, None)
+            due_s = AT_LEAST_S if urgent else self._interval_s
+            if time.monotonic() - self._asked_at >= due_s:
+                self._ask()
+            return self._states[job]
+
+    def missing_s(self, job: str) -> float:
+        """For how long neither queue nor accounting have known of a job whose end nobody told."""
+        since = self._missing.get(job)
+        return 0.0 if since is None else time.monotonic() - since
+
+    def _ask(self) -> None:
+        open_jobs = [job for job, state in self._states.items() if not (state and state.ended)]
+        known = states(open_jobs) if open_jobs else {}
+        self._asked_at, self.questions = time.monotonic(), self.questions + 1
+        if known is None:
+            self.silent_since = self.silent_since or self._asked_at
+            return
+        self.silent_since = None
+        over = [job for job in open_jobs if job not in known or known[job].ended]
+        rows = accounts(over) if over else {}
+        changed = False
+        for job in open_jobs:
+            row = rows.get(job)
+            if job in known or (row and row.ended):
+                self._missing.pop(job, None)
+            else:
+                self._missing.setdefault(job, self._asked_at)
+            state = merged(known.get(job), row) or self._states[job]
+            changed = changed or state != self._states[job]
+            self._states[job] = state
+        grown_s = min(self._interval_s * GROWTH, self.longest_s)
+        self._interval_s = FIRST_S if changed else grown_s
+
+
+QUEUE = Queue()
+"""The one that all runs of this process share."""

@@ -14,7 +14,7 @@ from paceline.core.units import counted
 from paceline.files.run_folder import LAUNCHER_LOG, LOGS_FOLDER
 from paceline.machines import JobEnd, local
 from paceline.machines.slurm import client
-from paceline.machines.slurm.queue import QUEUE, Queue
+from paceline.machines.slurm.client import QUEUE, Queue
 from paceline.machines.slurm.states import JobState, failed_nodes, host_names
 
 STOP_GRACE_S = 60.0

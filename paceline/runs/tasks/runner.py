@@ -17,7 +17,7 @@ from paceline.core.errors import PacelineError, SystemFaultError
 from paceline.core.hardware import Cluster
 from paceline.core.result import Result
 from paceline.files.run_folder import Repeat, Trial
-from paceline.machines.slurm.array import Gathering, Submit
+from paceline.machines.slurm import Gathering, Submit
 from paceline.runs import flow
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.slot import (

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.errors import SystemFaultError
 from paceline.core.job import Job
-from paceline.machines.slurm.array import Gathering
+from paceline.machines.slurm import Gathering
 from paceline.machines.slurm.batch import BatchRun
 from tests.machines.slurm.slurm_stand_ins import put
 from tests.machines.slurm.test_script import make_job

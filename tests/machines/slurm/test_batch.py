@@ -11,7 +11,7 @@ from paceline.core.errors import SystemFaultError
 from paceline.machines import slurm
 from paceline.machines.slurm import batch
 from paceline.machines.slurm.batch import BatchRun
-from paceline.machines.slurm.queue import Queue
+from paceline.machines.slurm.client import Queue
 from paceline.machines.slurm.record import Diary, Marks, left_job, read_marks, read_slurm_record
 from paceline.machines.slurm.states import JobState
 from tests.machines.slurm.slurm_stand_ins import put

@@ -13,7 +13,7 @@ import pytest
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.job import BatchScript, Job
 from paceline.machines import slurm
-from paceline.machines.slurm.array import Gathering
+from paceline.machines.slurm import Gathering
 from paceline.machines.slurm.batch import BatchRun
 from paceline.machines.slurm.foreign import keep_linked_logs, submitted_logs
 from tests.machines.slurm.slurm_stand_ins import put

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.machines.slurm import queue as slurm_queue
-from paceline.machines.slurm.queue import Queue
+from paceline.machines.slurm import client
+from paceline.machines.slurm.client import Queue
 from tests.machines.slurm.slurm_stand_ins import put
 
 RUNNING = "echo '1|RUNNING|a|None'; echo '2|RUNNING|b|None'"
@@ -28,7 +28,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(slurm_queue, "time", clock)
+    monkeypatch.setattr(client, "time", clock)
     return clock
 
 
@@ -60,7 +60,7 @@ def test_questions_grow_rare_while_nothing_changes_and_urgent_ones_come_at_once(
     gaps = [later - earlier for earlier, later in itertools.pairwise(question_times)]
     assert gaps[0] < 1 and 9.9 < max(gaps) < 10.2 and gaps == sorted(gaps)
     before = queue.questions
-    clock.now += slurm_queue.AT_LEAST_S
+    clock.now += client.AT_LEAST_S
     assert queue.state("1", urgent=True) and queue.questions == before + 1
 
 
