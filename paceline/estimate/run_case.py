@@ -159,7 +159,7 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         domain=machine.domain,
         power=machine.power,
         mesh=machine.mesh,
-        crowding=machine.crowding,
+        cpu_oversubscription=machine.cpu_oversubscription,
         scattered=machine.scattered,
         **_levels(machine),
         software=software.name,
@@ -181,7 +181,7 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         tensors = trained_tensors(case.layers, case.gated, adapted)
         if spec.lora and not spec.lora.train_rest:
             tensors = case.layers * 2 * adapted
-        case = replace(case, visited_tensors=tensors)
+        case = replace(case, param_tensors=tensors)
     return with_memory(case, spec)
 
 

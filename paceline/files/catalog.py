@@ -15,10 +15,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from pydantic import PositiveFloat
+
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.hardware import Cluster, Device, Dtype, Link
 from paceline.core.site import Site
-from paceline.core.value import Value
+from paceline.core.value import PositiveInt, Value
 from paceline.files.yaml_file import Document, line_of, read_model, read_shipped
 
 # Words that describe a device without naming another product: sizes, watts, memory, form factor.
@@ -73,6 +75,39 @@ class _DeviceFile(Value):
     dtypes: dict[Dtype, tuple[str, ...]]
     devices: tuple[Device, ...]
     unstated: tuple[_Unstated, ...]
+
+
+class DeviceFamily(Value):
+    """A family of devices, as the time model tells it from others of its generation."""
+
+    name: str
+    link: str | None = None
+    """What its devices have inside a node, where the generation does not tell it."""
+    domain: PositiveInt | None = None
+    """Devices of one fast domain where it is larger than a node."""
+    mesh: bool = False
+    """Devices are linked one by one inside a node, without a switch."""
+
+
+class DeviceGeneration(Value):
+    """What the time model needs of a generation; generations.yaml says what each field means."""
+
+    name: str
+    what: str
+    gemm_efficiency: PositiveFloat
+    gemm_sd: PositiveFloat
+    release_year: float = 2000.0
+    gemm_alignment: PositiveFloat = 64.0
+    softmax_width: float = 0.0
+    watts_per_tflops: PositiveFloat | None = None
+    intra_bytes_per_s: PositiveFloat | None = None
+    inter_bytes_per_s: PositiveFloat | None = None
+    pcie: str | None = None
+    families: tuple[DeviceFamily, ...] = ()
+
+
+class _GenerationFile(Value):
+    generations: tuple[DeviceGeneration, ...]
 
 
 class _LinkFile(Value):
@@ -328,6 +363,23 @@ def _unknown(kind: str, name: str, groups: Sequence[tuple[str, ...]]) -> UserErr
 @cache
 def _device_file() -> _DeviceFile:
     return _load(_DeviceFile, "devices.yaml")
+
+
+@cache
+def generations() -> dict[str, DeviceGeneration]:
+    """Return the generations of devices by name."""
+    entries = _load(_GenerationFile, "generations.yaml").generations
+    return {entry.name: entry for entry in entries}
+
+
+@cache
+def generation_of(family: str) -> tuple[DeviceGeneration, DeviceFamily]:
+    """Return the generation and the entry of a family; one that is not listed is `other`."""
+    for generation in generations().values():
+        for entry in generation.families:
+            if entry.name == family:
+                return generation, entry
+    return generations()["other"], DeviceFamily(name=family)
 
 
 @cache

@@ -196,5 +196,5 @@ def cpu_machine(calibration: Calibration, ranks: int) -> Machine:
         inter_bytes_per_s=link,
         power=1.0,
         notes=tuple(notes),
-        crowding=max(1.0, ranks / cores),
+        cpu_oversubscription=max(1.0, ranks / cores),
     )

@@ -12,6 +12,7 @@ import numpy as np
 from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.model.coefficients import CENTRE, NAMES, OF_EXPERTS, WIDTH, named
 from paceline.estimate.model.step import step_time
+from paceline.files import catalog
 
 SCALE, EXPERTS_SCALE = 0.08, 0.15
 """What a good model still misses of a published step time, as a deviation of the logarithm; the
@@ -34,7 +35,7 @@ class Fit:
     covariance: Floats
 
 
-PRODUCTS = ("volta", "ampere", "hopper", "blackwell", "amd", "cdna4", "tpu", "other")
+PRODUCTS = tuple(name for name in catalog.generations() if name != "cpu")
 PRODUCTS_SD = 0.12
 """How far the products of all generations together lie from their priors: how much of the best
 published product is left in a training is one question, asked of each of them."""

@@ -300,7 +300,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         case = adapters_of_chat(case) if has_adapters(row) else usual
     if visits_tensors(software, dtype):
         adapted = ADAPTED if case.frozen else 0
-        case = replace(case, visited_tensors=trained_tensors(layers, case.gated, adapted))
+        case = replace(case, param_tensors=trained_tensors(layers, case.gated, adapted))
     return replace(case, **recomputed(row, case, hardware.device.memory_bytes))
 
 

@@ -32,13 +32,14 @@ from paceline.estimate.model.experts import (
     fused,
     grouped_rate,
     host_s,
-    immaturity,
     local_experts,
     routed,
+    software_age_factor,
     tokens_of_each,
     traffic,
 )
 from paceline.estimate.model.weights import expert_shards
+from paceline.files import catalog
 
 BYTES = 2
 
@@ -97,31 +98,21 @@ def _swapped(x: Cases, c: Mapping[str, float], tokens: Floats) -> Floats:
     return to_tokens * (2 + again) + to_heads * (2 + x.full_recompute)
 
 
-GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "amd", "cdna4", "tpu", "other", "cpu")
+GENERATIONS = catalog.generations()
+"""What generations.yaml of the catalog declares of each."""
 STACKS = ("softmax", "fused", "torch")
-LAUNCHED = {
-    "volta": 2017.5, "ampere": 2020.4, "hopper": 2022.8, "blackwell": 2024.9, "amd": 2023.9,
-    "cdna4": 2025.5, "tpu": 2025.9, "other": 2000.0, "cpu": 2000.0,
-}  # fmt: skip
-"""When the first devices of a generation could be had, in years."""
-HALVED = 1.0
-"""Years in which what a generation's kernels lack halves."""
+RELEASE_YEAR = {name: each.release_year for name, each in GENERATIONS.items()}
+KERNEL_HALF_LIFE_Y = 1.0
+"""Years after its release in which what a generation's kernels lack of their speed halves."""
 FLASH_2 = 2023.54
 """When flash attention 2 came out, in years (arXiv:2307.08691)."""
 A100_PEAK = 3.12e14
 TRAFFIC = 0.3
 """Of a product's memory traffic, what its arithmetic does not hide."""
-ALIGNMENT = dict.fromkeys(GENERATIONS, 64.0) | {"blackwell": 128.0, "tpu": 256.0}
-"""Sizes that it divides fill the tiles of a product: rows of a tensor core's largest instruction
-(64 of Hopper's wgmma, 128 of Blackwell's tcgen05), columns of a TPU's arrays."""
-EXPONENTIALS = dict.fromkeys(GENERATIONS, 0.0) | {
-    "hopper": 64.0,
-    "blackwell": 128.0,
-    "tpu": 1e4,
-}
-"""Width of a head at which a score's exponential takes as long as its products, where these
-outran it: half of 128 on Hopper (Shah et al., arXiv:2407.08608), 128 at 2.3 times its rate of
-products; on a TPU products of narrower heads leave columns idle."""
+ALIGNMENT = {name: each.gemm_alignment for name, each in GENERATIONS.items()}
+"""Sizes that it divides fill the tiles of a product."""
+SOFTMAX_WIDTH = {name: each.softmax_width for name, each in GENERATIONS.items()}
+"""Width of a head at which a score's exponential takes as long as its products."""
 USUAL_HEAD = 128
 SHARPNESS = 4
 """max(device, host) as (d^4 + h^4)^(1/4): where both are equal neither hides all of the other."""
@@ -164,14 +155,18 @@ def tokens(x: Cases) -> Floats:
 
 
 def product_rate(x: Cases, c: Mapping[str, float], narrow: bool = True) -> Floats:
-    """FLOP/s of large products: peak x efficiency, in the linear layers' dtype or in 16 bit."""
+    """FLOP/s of large GEMMs: peak x efficiency, in the linear layers' dtype or in 16 bit."""
     efficiency = by_word(x, "generation", {name: c[f"gemm_{name}"] for name in GENERATIONS})
+    # Clocks under load follow from the power that is there for the arithmetic.
     efficiency = efficiency * x.power ** c["power_exponent"]
-    age = np.maximum(0.0, x.released - by_word(x, "generation", LAUNCHED))
-    efficiency = efficiency * np.exp(-c["young"] * 2.0 ** (-age / HALVED))
+    # exp(-immaturity 2^(-age / half-life)): software of a generation's first year is slowest.
+    age = np.maximum(0.0, x.released - by_word(x, "generation", RELEASE_YEAR))
+    efficiency = efficiency * np.exp(-c["kernel_immaturity"] * 2.0 ** (-age / KERNEL_HALF_LIFE_Y))
     efficiency = efficiency * np.where(x.has("stack", "torch"), c["gemm_torch"], 1.0)
     if not narrow:
         return x.peak_16bit * efficiency
+    # Narrow formats reach less of their peak than 16 bit of its own: 8 bit, else 4 bit, and less
+    # again where blocks of numbers have scales. Without a narrow peak 16 bit stands.
     share = np.where(x.four_bit > 0, c["gemm_4bit"], c["gemm_8bit"])
     share = share * np.where(x.block_scaled > 0, c["gemm_blocks"], 1.0)
     return np.where(x.peak_narrow > 0, x.peak_narrow * share, x.peak_16bit) * efficiency
@@ -247,7 +242,7 @@ def _linear(x: Cases, c: Mapping[str, float]) -> Floats:
     heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
     grouped = grouped_rate(x, c, rate, product_rate(x, c, narrow=False))
     several = x.experts > 1
-    slower = np.where(several, c["imbalance"] * immaturity(x, c), 1.0)
+    slower = np.where(several, c["imbalance"] * software_age_factor(x, c), 1.0)
     ffn = local * _ffn(x, c, grouped, tokens_of_each(x), x.ffn / shards) * slower
     # Experts' products start together, as one.
     ffn = ffn - np.where(several, 2 * (local - 1) * _start(x, c), 0.0)
@@ -335,7 +330,7 @@ def _of_narrow_heads(x: Cases, width: Floats) -> Floats:
     """Rate of attention with heads narrower than 128 over that of such ones: d / (d + e), e the
     width at which exponentials take as long as products.
     """
-    even = by_word(x, "generation", EXPONENTIALS)
+    even = by_word(x, "generation", SOFTMAX_WIDTH)
     narrow = width / (width + even) * (USUAL_HEAD + even) / USUAL_HEAD
     return np.where(width < USUAL_HEAD, narrow, 1.0)
 
@@ -345,7 +340,7 @@ def _of_narrow_numbers(x: Cases, width: Floats) -> Floats:
 
     Recipes that have experts' own kernels compute it so, but in 4 bit.
     """
-    even = by_word(x, "generation", EXPONENTIALS)
+    even = by_word(x, "generation", SOFTMAX_WIDTH)
     return np.where(fused(x) & (x.four_bit == 0), (width + even) / (width / 2 + even), 1.0)
 
 
@@ -366,7 +361,7 @@ def _elementwise(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
     own = routed(x) * traffic(x, c)
     ffn = x.ffn * own + x.shared_ffn
     permuted = np.where(x.experts > 1, 4 * c["permuted"] * own * x.hidden, 0.0)
-    permuted = permuted * immaturity(x, c)
+    permuted = permuted * software_age_factor(x, c)
     widths = 12 * x.hidden / shared + permuted
     widths = widths + ((4 + 2 * x.gated) * ffn + 3 * attention) / x.tp
     pass_s = 2 * tokens(x) * widths / rate * c["elementwise"]
@@ -396,7 +391,7 @@ def _host(x: Cases, c: Mapping[str, float]) -> Floats:
     # graph; a captured iteration has room for as many as may come.
     whole = np.where(x.has("cuda_graphs", "none"), whole, 0.0)
     whole = whole + np.where(x.has("cuda_graphs", "iteration"), 0.0, host_s(x, c))
-    return whole * np.where(x.compiled > 0, 0.5, 1.0) * x.crowding
+    return whole * np.where(x.compiled > 0, 0.5, 1.0) * x.cpu_oversubscription
 
 
 def launches_s(x: Cases, c: Mapping[str, float]) -> Floats:

@@ -17,10 +17,8 @@ CudaGraphs = Literal["none", "blocks", "iteration"]
 Dispatcher = Literal["any", "alltoall", "deepep", "hybridep"]
 EpOverlap = Literal["any", "on", "off"]
 CpExchange = Literal["any", "all-gather", "all-to-all", "ring"]
-Generation = Literal[
-    "volta", "ampere", "hopper", "blackwell", "amd", "cdna4", "tpu", "other", "cpu"
-]  # fmt: skip
-"""`amd` are MI300X and MI325X (CDNA 3)."""
+Generation = str
+"""A name of generations.yaml; `amd` are MI300X and MI325X (CDNA 3)."""
 Stack = Literal["softmax", "fused", "torch"]
 """How a framework computes a block: Megatron of 2020-22 with its softmax kernels, Transformer
 Engine and Megatron core since, or PyTorch's own modules."""
@@ -92,7 +90,7 @@ class Case:
     flash: bool = True
     """Attention that stores no scores."""
     compiled: bool = False
-    visited_tensors: float = 0
+    param_tensors: float = 0
     """Trained tensors that the optimizer, without ZeRO, visits one after the other, behind an
     exchange of 16-bit gradients that nothing hides: DeepSpeed's in fp16."""
     cuda_graphs: CudaGraphs = "none"
@@ -121,7 +119,7 @@ class Case:
     """Narrow numbers with a scale for every 16 or 32 (MX, NV formats)."""
     power: float = 1.0
     """Power limit over that of the data sheet."""
-    crowding: float = 1.0
+    cpu_oversubscription: float = 1.0
     """Processes that share a core of a CPU: what a host does takes so much longer."""
     stack: Stack = "fused"
     schedule: Schedule = "1f1b"

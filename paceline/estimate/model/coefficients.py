@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.estimate.model.case import Floats
+from paceline.files import catalog
 
 
 @dataclass(frozen=True)
@@ -21,18 +22,11 @@ class Prior:
 
 
 PRIORS: tuple[Prior, ...] = (
-    # Share of the dense peak that large 16-bit products reach: 0.85 of the best product published
-    # (A100 0.87, H100 0.80, B200 and GB200 0.75, MI300X 0.51, MI325X 0.60, MI355X 0.62:
-    # ml-engineering, compute/accelerator; TPU v7 0.83: accelerator-microbenchmarks, Ironwood).
-    Prior("gemm_volta", 0.62, 0.05, "16-bit products of a V100 over its peak"),
-    Prior("gemm_ampere", 0.74, 0.05, "16-bit products of an A100 over its peak"),
-    Prior("gemm_hopper", 0.68, 0.05, "16-bit products of an H100 or H200 over its peak"),
-    Prior("gemm_blackwell", 0.64, 0.05, "16-bit products of a B200 or B300 over its peak"),
-    Prior("gemm_amd", 0.48, 0.25, "16-bit products of an MI300X or MI325X over its peak"),
-    Prior("gemm_cdna4", 0.53, 0.20, "16-bit products of an MI350X or MI355X over its peak"),
-    Prior("gemm_tpu", 0.70, 0.20, "16-bit products of a TPU over its peak"),
-    Prior("gemm_other", 0.48, 0.30, "16-bit products of another device over its peak"),
-    Prior("gemm_cpu", 0.70, 0.30, "products of a CPU over the rate that was probed"),
+    # Share of the dense peak that large 16-bit GEMMs reach, by generation (generations.yaml).
+    *(
+        Prior(f"gemm_{each.name}", each.gemm_efficiency, each.gemm_sd, f"GEMMs of {each.what}")
+        for each in catalog.generations().values()
+    ),
     Prior("gemm_8bit", 0.92, 0.10, "8-bit products' share of their peak, over that of 16-bit ones"),
     Prior("gemm_4bit", 0.55, 0.30, "the same of 4-bit products"),
     Prior("gemm_blocks", 0.93, 0.10, "what scales for small blocks leave of it"),
@@ -43,7 +37,7 @@ PRIORS: tuple[Prior, ...] = (
     Prior("grouped_tokens", 100.0, 0.70, "tokens of an expert at which products run at half rate"),
     Prior("imbalance", 1.05, 0.10, "time of the fullest expert rank over the mean's"),
     Prior("experts_pace", 0.20, 0.60, "share by which what experts add gets faster in a year"),
-    Prior("young", 0.20, 0.50, "what software of a device's first year lacks of the rate"),
+    Prior("kernel_immaturity", 0.20, 0.50, "what a device's first software lacks of its rate"),
     Prior("power_exponent", 0.70, 0.30, "how the rate follows the power limit"),
     Prior("cast_traffic", 1.0, 0.50, "memory traffic of casts to narrow types, over one pass"),
     Prior("flash", 0.52, 0.25, "flash attention's forward products over the 16-bit peak"),

@@ -106,13 +106,15 @@ def start_s(x: Cases, c: Mapping[str, float], span: Floats) -> Floats:
     Hosts begin it, as they do between nodes; in captured steps the device does.
     """
     graph = np.where(span <= x.domain, c["intra_start_graph_s"], c["inter_start_graph_s"])
-    return np.where(x.has("cuda_graphs", "none"), c["inter_start_s"] * x.crowding, graph)
+    return np.where(
+        x.has("cuda_graphs", "none"), c["inter_start_s"] * x.cpu_oversubscription, graph
+    )
 
 
 def _own_start_s(x: Cases, c: Mapping[str, float], span: Floats) -> Floats:
     """The same where hosts, too, begin it faster inside the fast domain."""
     by_host = (span <= x.domain) & x.has("cuda_graphs", "none")
-    return np.where(by_host, c["intra_start_s"] * x.crowding, start_s(x, c, span))
+    return np.where(by_host, c["intra_start_s"] * x.cpu_oversubscription, start_s(x, c, span))
 
 
 def all_reduce_s(

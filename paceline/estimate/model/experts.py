@@ -27,7 +27,7 @@ def routed(x: Cases) -> Floats:
     return np.where(x.experts > 1, x.experts_per_token, 1.0)
 
 
-def immaturity(x: Cases, c: Mapping[str, float]) -> Floats:
+def software_age_factor(x: Cases, c: Mapping[str, float]) -> Floats:
     """Time of what experts add over that of 2026's software: e to the pace x years before."""
     return np.exp(c["experts_pace"] * (EXPERTS_YEAR - x.released))
 
@@ -78,7 +78,7 @@ def exchange_s(x: Cases, c: Mapping[str, float]) -> Floats:
     sent = 2 * x.micro_batch * x.seq_len / x.cp / x.tp * routed(x) * x.hidden
     shown = np.where(
         x.has("ep_overlap", "any"),
-        c["ep_exposed"] * immaturity(x, c),
+        c["ep_exposed"] * software_age_factor(x, c),
         np.where(x.has("ep_overlap", "on"), c["ep_overlapped"], 1.0),
     )
     seconds = all_to_all_s(x, c, sent, x.ep, expert_shards(x) * x.cp, routed(x))
@@ -91,4 +91,4 @@ def host_s(x: Cases, c: Mapping[str, float]) -> Floats:
     With a capacity beyond which tokens are dropped there is nothing to wait for.
     """
     waits = np.where(x.drops_tokens > 0, c["host_capacity"], 1.0)
-    return np.where(x.experts > 1, c["host_experts_s"] * immaturity(x, c) * waits, 0.0)
+    return np.where(x.experts > 1, c["host_experts_s"] * software_age_factor(x, c) * waits, 0.0)

@@ -13,26 +13,6 @@ from paceline.core.site import Site
 from paceline.estimate.model.case import Generation
 from paceline.files import catalog
 
-INTRA = {"volta": 150e9, "ampere": 300e9, "hopper": 450e9, "blackwell": 900e9}
-"""NVLink 2 to 5, bytes/s of one device in one direction, where no link is named."""
-INTER = {
-    "volta": 12.5e9, "ampere": 25e9, "hopper": 50e9, "blackwell": 50e9, "amd": 50e9, "cdna4": 50e9
-}  # fmt: skip
-"""The usual network port of a device, 100 to 400 Gb/s, where none is named."""
-PCIE = {"volta": "PCIe-3", "ampere": "PCIe-4", "hopper": "PCIe-5"}
-"""What cards have among each other; bridges between pairs do not count."""
-XGMI = ("MI300X", "MI325X", "MI350X", "MI355X")
-"""Families that are linked one by one inside a node."""
-OF_FAMILY = {
-    **dict.fromkeys(XGMI[:2], "xGMI-MI300"), **dict.fromkeys(XGMI[2:], "xGMI-MI350"),
-    "H800": "NVLink4-H800",
-    "TPU-v5e": "ICI-v5e", "TPU-v5p": "ICI-v5p", "TPU-v6e": "ICI-v6e", "TPU-v7": "ICI-v7",
-    "T4": "PCIe-3",
-    **dict.fromkeys(("A10", "A30", "A40", "L4", "L40", "L40S"), "PCIe-4"),
-    **dict.fromkeys(("RTX3090", "RTX4090", "RTXA6000", "RTX6000ADA"), "PCIe-4"),
-    **dict.fromkeys(("RTX5090", "RTXPRO6000"), "PCIe-5"),
-}  # fmt: skip
-"""What devices of a family have inside a node, where their generation does not tell it."""
 FALLBACK_LINK = 25e9
 _BANDWIDTH = re.compile(
     r"(?<![\d.,])(?<!\d[eE])(?<!\d[eE][+-])"  # nothing that a number ends with
@@ -81,7 +61,7 @@ def stated_bytes_per_s(text: str, per_node: int) -> float | None:
     return rate or None
 
 
-def intra_rate(name: str | None, device: Device, generation: Generation) -> Rate:
+def intra_rate(name: str | None, device: Device) -> Rate:
     """Inside a node; raises UserError for a name that is neither known nor states a rate."""
     match = _match(name, device)
     if match and match.link and match.link.bytes_per_s and match.link.kind == "intra":
@@ -89,12 +69,13 @@ def intra_rate(name: str | None, device: Device, generation: Generation) -> Rate
     stated = stated_bytes_per_s(name, 1) if name else None
     if stated and match is None:
         return Rate(stated, note=_reading(name, stated))
-    card = PCIE.get(generation) if "PCIe" in device.name else None
-    link = card or OF_FAMILY.get(device.family)
-    usual = INTRA.get(generation, FALLBACK_LINK)
+    generation, family = catalog.generation_of(device.family)
+    card = generation.pcie if "PCIe" in device.name else None
+    link = card or family.link
+    usual = generation.intra_bytes_per_s or FALLBACK_LINK
     usual = (catalog.link(link).bytes_per_s or usual) if link else usual
     note = f"links inside a node are taken as {usual / 1e9:g} GB/s"
-    return Rate(usual, assumed=link is None and generation not in INTRA, note=note)
+    return Rate(usual, assumed=link is None and generation.intra_bytes_per_s is None, note=note)
 
 
 def inter_rate(name: str | None, generation: Generation, per_node: int) -> Rate:
@@ -110,7 +91,7 @@ def inter_rate(name: str | None, generation: Generation, per_node: int) -> Rate:
     stated = stated_bytes_per_s(name, per_node) if name else None
     if stated:
         return Rate(stated, note=_reading(name, stated))
-    usual = INTER.get(generation, FALLBACK_LINK)
+    usual = catalog.generations()[generation].inter_bytes_per_s or FALLBACK_LINK
     if match and match.link is None:
         return Rate(usual)  # no network: nothing crosses it
     return Rate(usual, True, f"the network is taken as {usual / 1e9:g} GB/s a device")
@@ -133,26 +114,10 @@ def _match(name: str | None, device: Device | None = None) -> catalog.LinkMatch 
         return None
 
 
-GENERATIONS: dict[str, Generation] = {
-    "V100": "volta",
-    "A100": "ampere", "A800": "ampere",
-    "H100": "hopper", "H200": "hopper", "H800": "hopper", "H20": "hopper", "GH200": "hopper",
-    "B200": "blackwell", "B300": "blackwell", "GB200": "blackwell", "GB300": "blackwell",
-    "MI300X": "amd", "MI325X": "amd", "MI350X": "cdna4", "MI355X": "cdna4",
-    "TPU-v5e": "tpu", "TPU-v5p": "tpu", "TPU-v6e": "tpu", "TPU-v7": "tpu",
-    "cpu": "cpu",
-}  # fmt: skip
-"""By family of the catalog; others are `other`, with a wider prior."""
-RACK = {"GB200": 72, "GB300": 72, "TPU-v5e": 256, "TPU-v5p": 8960, "TPU-v6e": 256, "TPU-v7": 9216}
-"""Devices in one fast domain where it is larger than a node: NVL72, pods of TPUs."""
-WATTS_PER_TFLOPS = {
-    "volta": 2.4, "ampere": 1.282, "hopper": 0.7074, "blackwell": 0.48, "amd": 0.66, "cdna4": 0.556
-}  # fmt: skip
-"""Of V100-SXM2, A100-SXM, H100-SXM and GB200, whose products the rates were fitted to, and of those
-that priors are of, the middle of MI300X (0.574) and MI325X (0.765), and MI355X: clocks under load
-follow from what power is there for the arithmetic."""
-MOST_POWER = 1.25
+MAX_POWER = 1.25
+"""Of the power available for a FLOP/s, over that of the generation's usual device."""
 SMALL_BOARD = 4
+"""Devices of a board on which A100s and H100s have no NVLink switch."""
 _POWER = re.compile(r"(\d{3,4})\s?W\b")
 _PROXIED = re.compile(r"\bEFA(v\d)?\b")
 """Networks whose ports devices cannot drive themselves (Mao et al., arXiv:2512.19849)."""
@@ -192,7 +157,7 @@ class Machine:
     intra_bytes_per_s: float
     inter_bytes_per_s: float
     power: float
-    crowding: float = 1.0
+    cpu_oversubscription: float = 1.0
     """Processes that share a core, 1 where each has its own."""
     proxied: bool = False
     """Host threads hand what devices send to the network's ports."""
@@ -242,11 +207,12 @@ def machine(
     """
     match = catalog.find_device(device)
     entry = match.device
-    generation = GENERATIONS.get(entry.family, "other")
+    known, family = catalog.generation_of(entry.family)
+    generation = known.name
     stated = _POWER.search(device)
     power = float(stated[1]) / entry.power_w if stated and entry.power_w else 1.0
-    domain = RACK.get(entry.family, devices_per_node)
-    inside = intra_rate(intra, entry, generation)
+    domain = family.domain or devices_per_node
+    inside = intra_rate(intra, entry)
     between = inter_rate(inter, generation, devices_per_node)
     return Machine(
         device=entry,
@@ -269,10 +235,10 @@ def _power(device: Device, generation: Generation, limit: float) -> float:
     `limit` is the power limit over that of the data sheet.
     """
     peak = device.peak_flops_per_s("bf16") or device.peak_flops_per_s("fp16")
-    usual = WATTS_PER_TFLOPS.get(generation)
+    usual = catalog.generations()[generation].watts_per_tflops
     if not (peak and device.power_w and usual):
         return min(1.0, limit)
-    return min(MOST_POWER, limit * device.power_w / (peak / 1e12) / usual)
+    return min(MAX_POWER, limit * device.power_w / (peak / 1e12) / usual)
 
 
 def _meshed(device: Device, generation: Generation, per_node: int) -> bool:
@@ -280,10 +246,11 @@ def _meshed(device: Device, generation: Generation, per_node: int) -> bool:
 
     NVLink has switches from A100's boards of eight on, and in racks.
     """
-    if "PCIe" in device.name or device.family in RACK:
+    family = catalog.generation_of(device.family)[1]
+    if "PCIe" in device.name or family.domain:
         return False
     boards = generation in ("ampere", "hopper") and per_node <= SMALL_BOARD
-    return generation == "volta" or device.family in XGMI or boards
+    return family.mesh or boards
 
 
 def with_fabric(machine: Machine, site: Site) -> Machine:
@@ -295,11 +262,11 @@ def with_fabric(machine: Machine, site: Site) -> Machine:
     if not site.fabric:
         return replace(machine, scattered=site.placement == "scattered")
     first, *network = site.fabric
-    inside = intra_rate(first.link, machine.device, machine.generation)
+    inside = intra_rate(first.link, machine.device)
     domain = float(first.devices or site.world_size)
     levels = [Level(first.name, first.devices or inf, inside.bytes_per_s, first.latency_s)]
     rate, assumed = inf, False
-    usual = intra_rate(None, machine.device, machine.generation).note
+    usual = intra_rate(None, machine.device).note
     usual_network = inter_rate(None, machine.generation, site.devices_per_node).note
     notes = [note for note in machine.notes if note not in (usual, usual_network)] + [inside.note]
     for place, level in enumerate(network):

@@ -216,7 +216,7 @@ def followed_step(x: Cases, c: Mapping[str, float]) -> StepTime:
     work = pieces(x, c)
     whole = _pipelines_s(x, work)
     busy = work.num_microbatches * (work.slowest + work.passed)
-    waits = np.maximum(0.0, whole - busy) / x.crowding
+    waits = np.maximum(0.0, whole - busy) / x.cpu_oversubscription
     return step_of(x, c, work, np.where(np.isnan(whole), closed_bubble(x, work), waits))
 
 

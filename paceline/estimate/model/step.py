@@ -132,7 +132,7 @@ def _exchanged(x: Cases, c: Mapping[str, float], common: Floats, experts: Floats
     moved = common * (ranks - 1) / ranks + experts * (of_experts - 1) / of_experts
     rate = group_rate(x, c, x.tp * ranks, x.tp)
     # A GPU's host runs ahead: there they are part of a block's host time.
-    host = np.where(x.has("generation", "cpu"), c["host_sharded_s"] * x.crowding, 0.0)
+    host = np.where(x.has("generation", "cpu"), c["host_sharded_s"] * x.cpu_oversubscription, 0.0)
     start = np.where(ranks > 1, start_s(x, c, x.tp * ranks) + host + latency_s(x, ranks, x.tp), 0.0)
     reduced = np.where(x.has("stack", "torch"), 4.0, 2.0)
     owned = reduced * (common / ranks + experts / of_experts)
@@ -237,7 +237,9 @@ def pieces(x: Cases, c: Mapping[str, float]) -> Pieces:
     head, layer = head + root, block.total + zero
     with_head = last * layer + head >= most * layer
     beside = np.where(
-        x.has("cuda_graphs", "iteration"), launches_s(x, c), c["host_microbatch_s"] * x.crowding
+        x.has("cuda_graphs", "iteration"),
+        launches_s(x, c),
+        c["host_microbatch_s"] * x.cpu_oversubscription,
     )
     own_head, own_root = (np.where(with_head, part, 0.0) for part in (head, root))
     return Pieces(
@@ -277,7 +279,7 @@ def step_of(x: Cases, c: Mapping[str, float], work: Pieces, bubble: Floats) -> S
     dp, optimizer = _dp(x, c, work.slowest), _optimizer(x, c)
     fixed = by_word(x, "stack", {name: c[f"step_{name}_s"] for name in STACKS})
     compiled = x.has("stack", "torch") & (x.compiled > 0) & ~x.has("generation", "cpu")
-    fixed = np.where(compiled, c["step_compiled_s"], fixed) * x.crowding
+    fixed = np.where(compiled, c["step_compiled_s"], fixed) * x.cpu_oversubscription
     fixed = np.where(x.has("cuda_graphs", "iteration"), c["step_graph_s"], fixed)
     fixed = fixed + c["host_tensor_s"] * visited(x)
     busy = m * (work.slowest + work.passed) + bubble + dp + optimizer + fixed
@@ -310,7 +312,7 @@ def closed_bubble(x: Cases, work: Pieces) -> Floats:
     others = others + (x.pp - 1) * (work.passed + work.beside)
     share = np.where(x.has("schedule", "zero-bubble"), 1 / 3, 1.0) / x.vp
     round_trips = np.where(x.vp > 1, others - (m - 1) * (1 - 1 / x.vp) * slowest, 0.0)
-    return np.where(x.pp > 1, np.maximum(share * others, round_trips) / x.crowding, 0.0)
+    return np.where(x.pp > 1, np.maximum(share * others, round_trips) / x.cpu_oversubscription, 0.0)
 
 
 def _head(x: Cases, c: Mapping[str, float]) -> Floats:

@@ -135,7 +135,7 @@ def trained_tensors(layers: float, gated: bool, adapted: float = 0) -> float:
 
 def visited(x: Cases) -> Floats:
     """Trained tensors that the optimizer visits one after the other."""
-    return np.where(x.zero_stage == 0, x.visited_tensors, 0.0)
+    return np.where(x.zero_stage == 0, x.param_tensors, 0.0)
 
 
 def table_weights(x: Cases) -> Floats:

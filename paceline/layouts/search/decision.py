@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from paceline.estimate.model.case import Bools, Floats
-from paceline.layouts.search.residuals import Belief
+from paceline.layouts.search.residuals import Posterior
 
 MOST_RUNS = 3
 """Of one layout, where several are close."""
@@ -42,7 +42,7 @@ class Move:
 class SearchState:
     """All that a decision rests on."""
 
-    belief: Belief
+    belief: Posterior
     measured: Measured
     open: Bools
     """Layouts that may be tried: no run yet, and no reason against one."""

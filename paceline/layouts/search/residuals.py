@@ -78,7 +78,7 @@ class LayoutPrior:
 
 
 @dataclass(frozen=True)
-class Belief:
+class Posterior:
     """What is believed of every layout after some runs, as ln of its seconds."""
 
     mean: Floats
@@ -95,7 +95,7 @@ class _Scale:
     noise: float
 
 
-def believe(prior: LayoutPrior, rows: list[int], log_measured: Floats) -> Belief:
+def believe(prior: LayoutPrior, rows: list[int], log_measured: Floats) -> Posterior:
     """The belief about all layouts given runs of some: `rows` says of which, repeats included.
 
     Mean and variance are those of the mixture over all scales of the error's parts.
@@ -112,7 +112,7 @@ def believe(prior: LayoutPrior, rows: list[int], log_measured: Floats) -> Belief
     square = np.einsum("s,sl->l", weights, np.array([v + mean**2 for mean, v in moments]))
     variance = np.maximum(square - shift**2, 1e-12)
     noise = float(weights @ np.array([scale.noise for scale in scales]))
-    return Belief(prior.log_predicted + shift, np.sqrt(variance), noise)
+    return Posterior(prior.log_predicted + shift, np.sqrt(variance), noise)
 
 
 def _moments(

@@ -18,7 +18,7 @@ from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.estimate.fit.interval import Z80
 from paceline.estimate.memory.device_memory import verdict
 from paceline.layouts.search.decision import close_to, seconds_of
-from paceline.layouts.search.residuals import Belief
+from paceline.layouts.search.residuals import Posterior
 from paceline.layouts.sweep.result import SINGLE_RUNS, Prediction, certainty
 from paceline.layouts.tune.search import Search, TriedLayout
 from paceline.layouts.tune.trials import LayoutRunner
@@ -164,7 +164,7 @@ def prediction(search: Search, row: int) -> Prediction:
     )
 
 
-def expected(belief: Belief, row: int) -> Expected:
+def expected(belief: Posterior, row: int) -> Expected:
     """What a belief says of a layout's next run."""
     sd = float(np.hypot(belief.sd[row], belief.noise_sd))
     mean = float(belief.mean[row])

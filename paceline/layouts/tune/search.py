@@ -22,7 +22,7 @@ from paceline.estimate.fit.refit import prior_of, refit
 from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.layouts.search.decision import SearchState, Why, best_of, decide, worth_trying
 from paceline.layouts.search.memory import needs_as_much, odds_after
-from paceline.layouts.search.residuals import Belief, LayoutPrior, believe, features
+from paceline.layouts.search.residuals import LayoutPrior, Posterior, believe, features
 from paceline.layouts.tune.candidates import Candidates
 
 _TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
@@ -88,7 +88,7 @@ class Learner:
         values, vectors = np.linalg.eigh(prior_of(self.candidates.evidence).covariance)
         self._root = vectors * np.sqrt(np.maximum(values, 0.0))
 
-    def belief(self, measured: Mapping[int, Sequence[float]]) -> Belief:
+    def belief(self, measured: Mapping[int, Sequence[float]]) -> Posterior:
         """The belief after these runs, by the row of their layout."""
         pairs = [(row, seconds) for row, runs in measured.items() for seconds in runs]
         rows, seconds = [row for row, _ in pairs], np.array([s for _, s in pairs], dtype=float)
@@ -138,7 +138,7 @@ class TriedLayout:
     """One layout with its runs."""
 
     row: int
-    expected: Belief
+    expected: Posterior
     """Of all layouts, before its first run."""
     outcomes: list[TrialOutcome] = field(default_factory=list[TrialOutcome])
 
@@ -159,9 +159,9 @@ class Search:
 
     candidates: Candidates
     learner: Learner
-    first: Belief
+    first: Posterior
     """Before any run."""
-    belief: Belief
+    belief: Posterior
     tried: dict[int, TriedLayout] = field(default_factory=dict[int, TriedLayout])
     stop: Stop = "not begun"
 

@@ -209,7 +209,10 @@ def test_processes_share_cores_and_memory():
     assert four.peak_wide("fp32") == 5e10 and four.device.memory_bytes_per_s == 5e9
     assert any("oversubscribed" in note for note in four.notes)
     assert not any("oversubscribed" in note for note in two.notes)
-    assert cpu_machine(calibration(), 1).crowding == two.crowding == 1 and four.crowding == 2
+    assert (
+        cpu_machine(calibration(), 1).cpu_oversubscription == two.cpu_oversubscription == 1
+        and four.cpu_oversubscription == 2
+    )
 
 
 def test_another_dtype_has_no_rate():

@@ -42,7 +42,7 @@ def test_the_script_of_opt_13b_trains_adapters_beside_embeddings():
     # 40 blocks of rank 128 on 18 h of inputs and outputs, and the tied table, of 12.9B parameters.
     trained = 40 * 128 * 18 * 5120 + 50272 * 5120
     assert found.case.trained_share == pytest.approx(trained / (40 * 12 * 5120**2 + 50272 * 5120))
-    assert found.case.visited_tensors == 40 * (16 + 6)
+    assert found.case.param_tensors == 40 * (16 + 6)
     assert not read(OPT_350M).case.frozen
     assert not read(OPT_13B, source="DeepSpeed").case.frozen
 
@@ -52,12 +52,12 @@ def test_the_script_of_opt_13b_trains_adapters_beside_embeddings():
     [({}, True), ({"dtype": "bf16"}, False), ({"source": "pytorch/torchtitan"}, False)],
 )
 def test_deepspeed_visits_tensors_in_fp16(changes: dict[str, str], visited: bool):
-    assert (read(OPT_350M, **changes).case.visited_tensors == 24 * 16) is visited
+    assert (read(OPT_350M, **changes).case.param_tensors == 24 * 16) is visited
 
 
 def test_a_visited_tensor_costs_the_host_and_its_exchange_shows():
     case = read(OPT_350M).case
-    plain, sharded = replace(case, visited_tensors=0), replace(case, zero_stage=1)
+    plain, sharded = replace(case, param_tensors=0), replace(case, zero_stage=1)
     assert step(case).fixed - step(plain).fixed == pytest.approx(C["host_tensor_s"] * 24 * 16)
     assert step(case).optimizer == pytest.approx(step(plain).optimizer * 82 / 26)
     assert step(sharded).fixed == pytest.approx(step(plain).fixed)
@@ -80,7 +80,7 @@ def test_scores_of_single_operations_move_more_until_hugging_face_fused_them():
 def test_the_published_step_lies_in_the_estimate_of_its_recipe(recipe: str, measured_s: float):
     question = Question(recipe, "H100-SXM", 8, stack="deepspeed@24.07")
     case = case_of(question.spec, question.machine, question.software)
-    assert case.visited_tensors and not case.flash
+    assert case.param_tensors and not case.flash
     assert np.log(step(case).total[0] / measured_s) == pytest.approx(0, abs=0.05)
     newest = Question(recipe, "H100-SXM", 8, stack="deepspeed")
     assert case_of(newest.spec, newest.machine, newest.software).flash
@@ -122,4 +122,4 @@ def test_adapters_alone_are_visited_where_nothing_else_trains():
     spec = spec.model_copy(update={"engine": "deepspeed_chat"})
     assert spec.lora and not spec.lora.train_rest
     found = case_of(spec, machine, software_of(spec))
-    assert found.visited_tensors == 80 * 2 * len(spec.lora.targets)
+    assert found.param_tensors == 80 * 2 * len(spec.lora.targets)

@@ -244,7 +244,7 @@ def test_sequence_parallelism_starts_two_collectives_for_each_sum():
 
 
 def test_processes_that_share_cores_share_their_hosts_time():
-    alone, crowded = step(generation="cpu"), step(generation="cpu", crowding=2.0)
+    alone, crowded = step(generation="cpu"), step(generation="cpu", cpu_oversubscription=2.0)
     assert crowded.host[0] == pytest.approx(2 * alone.host[0])
     assert crowded.fixed[0] == pytest.approx(2 * alone.fixed[0])
     assert crowded.gemm[0] == alone.gemm[0] and crowded.tp[0] > alone.tp[0]
@@ -253,7 +253,7 @@ def test_processes_that_share_cores_share_their_hosts_time():
 def test_who_fills_a_pipeline_has_the_cores_of_those_that_wait():
     free = {**C} | {name: 1e-12 for name in C if name.startswith("host_") or "start_s" in name}
     alone, crowded = (
-        step_time(cases_of([replace(LLAMA_70B, generation="cpu", crowding=n)]), free)
+        step_time(cases_of([replace(LLAMA_70B, generation="cpu", cpu_oversubscription=n)]), free)
         for n in (1.0, 2.0)
     )
     assert crowded.gemm[0] == pytest.approx(alone.gemm[0])

@@ -17,7 +17,7 @@ from paceline.layouts.search.decision import (
     to_repeat,
     worth_trying,
 )
-from paceline.layouts.search.residuals import Belief
+from paceline.layouts.search.residuals import Posterior
 
 
 def state(seconds: list[float], sd: float | list[float], **more: Any) -> SearchState:
@@ -25,7 +25,7 @@ def state(seconds: list[float], sd: float | list[float], **more: Any) -> SearchS
     size = len(seconds)
     measured: dict[int, list[float]] = more.pop("measured", {})
     usual: dict[str, Any] = {
-        "belief": Belief(np.log(seconds), np.broadcast_to(np.array(sd), size), 0.01),
+        "belief": Posterior(np.log(seconds), np.broadcast_to(np.array(sd), size), 0.01),
         "measured": measured,
         "open": np.array([row not in measured for row in range(size)]),
         "p_oom": np.zeros(size),

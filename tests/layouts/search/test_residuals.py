@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.estimate.fit.interval import Z80
-from paceline.layouts.search.residuals import SHARED_SD, Belief, LayoutPrior, believe
+from paceline.layouts.search.residuals import SHARED_SD, LayoutPrior, Posterior, believe
 
 GRID = np.array([[a, b] for a in range(4) for b in range(4)], dtype=float)
 """Two axes of four values."""
@@ -16,7 +16,7 @@ def prior(predicted: float = 1.0, loadings: int = 1) -> LayoutPrior:
     return LayoutPrior(GRID, np.full(len(GRID), np.log(predicted)), np.zeros((len(GRID), loadings)))
 
 
-def after(rows: list[int], seconds: np.ndarray, expected: LayoutPrior | None = None) -> Belief:
+def after(rows: list[int], seconds: np.ndarray, expected: LayoutPrior | None = None) -> Posterior:
     return believe(expected or prior(), rows, np.log(seconds[rows]))
 
 
