@@ -101,6 +101,7 @@ def full_attention(x: FlopsInput) -> float:
 
 
 def _causal_blocks_again(x: FlopsInput) -> float:
+    # 1/3 of attention's 12 L (a d) s is its forward pass, and half of that is not masked.
     return _blocks_again(x, attention_per_token(x) / 6)
 
 
@@ -123,6 +124,7 @@ def palm(x: FlopsInput) -> float:
 
 
 def _six_n_again(x: FlopsInput) -> float:
+    # One more forward pass of the three passes that 6 P counts.
     return 2.0 * _counted_parameters(x) if x.recompute == "full" else 0.0
 
 
@@ -142,7 +144,9 @@ def _counted_parameters(x: FlopsInput) -> float:
 
 def _narayanan_again(x: FlopsInput) -> float:
     layers, h = x.shape.num_layers, x.shape.hidden_size
+    # Forward pass of attention's two products: 2 of them x 2 FLOPs x s x h, mask ignored.
     attention = 4.0 * layers * h * x.seq_len * x.attended_share
+    # 24 l h^2: forward pass of a GPT block's 12 h^2 weights at 2 FLOPs each.
     return attention + 24 * layers * h**2 if x.recompute == "full" else attention
 
 
@@ -157,6 +161,7 @@ def narayanan(x: FlopsInput) -> float:
 
 
 def _megatron_deepspeed_again(x: FlopsInput) -> float:
+    # f = 4 of 24 f l h^2 (...) in place of 3: the difference is one forward pass.
     return _narayanan(x, 24, 16) if x.recompute == "full" else 0.0
 
 
@@ -171,6 +176,7 @@ def megatron_deepspeed(x: FlopsInput) -> float:
 
 def _narayanan(x: FlopsInput, coefficient: int, head: int) -> float:
     layers, h, vocab = x.shape.num_layers, x.shape.hidden_size, x.shape.padded_vocab()
+    # Relative to the blocks' weights: attention's products s / 6h, the head's V / (head l h).
     bracket = 1 + x.seq_len * x.attended_share / (6 * h) + vocab / (head * layers * h)
     return coefficient * layers * h**2 * bracket
 
