@@ -92,16 +92,16 @@ def check(
     placement = location.where()
     seconds, partners, limit_s = QUICK if quick else FAST if fast else (2.0, 7, 300.0)
     request = CheckRequest(
-        placement,
-        device.value,
-        devices,
-        seconds,
-        partners,
-        at_once,
-        limit or limit_s,
-        wait,
-        against,
-        ALONE * (limit or limit_s) if quick else None,
+        where=placement,
+        device=device.value,
+        devices=devices,
+        seconds=seconds,
+        num_rounds=partners,
+        at_once=at_once,
+        limit_s=limit or limit_s,
+        wait_s=wait,
+        against=against,
+        alone_s=ALONE * (limit or limit_s) if quick else None,
     )
     outcome = run_check(request, runs_root(runs_dir), lambda what: echo(f"  {what}", err=True))
     for notice in outcome.notices:

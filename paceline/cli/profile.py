@@ -142,16 +142,16 @@ def profile(
             allowed="one of RECIPE, RUN and --from FILE",
         )
     request = Request(
-        name,
-        variant,
-        options.with_engine(overrides, engine),
-        devices,
-        device.value,
-        cluster,
-        timeout,
-        force,
-        location.where(),
-        runs_dir,
+        recipe=name,
+        variant=variant,
+        overrides=options.with_engine(overrides, engine),
+        devices=devices,
+        device=device.value,
+        cluster=cluster,
+        timeout_s=timeout,
+        force=force,
+        where=location.where(),
+        runs_dir=runs_dir,
     )
     first, last = parse_steps(_asked_steps(context, steps))
     flags = {"gpu_metrics": gpu_metrics, "cpu_samples": cpu_samples}

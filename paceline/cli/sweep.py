@@ -151,19 +151,28 @@ def sweep(
     varied, fixed = dimensions(named, options.with_engine(overrides, engine))
     placement = location.where()
     request = Request(
-        recipe, variant, fixed, devices, device.value, cluster, timeout, force, placement, runs_dir
+        recipe=recipe,
+        variant=variant,
+        overrides=fixed,
+        devices=devices,
+        device=device.value,
+        cluster=cluster,
+        timeout_s=timeout,
+        force=force,
+        where=placement,
+        runs_dir=runs_dir,
     )
     how = _How(output.chosen, runs_dir, tag, dry_run, evidence)
     sweep_request = SweepOptions(
-        request,
-        varied,
-        repeat,
-        name,
-        not every,
-        nodes_per_trial,
-        max_parallel,
-        prune_above,
-        stack,
+        request=request,
+        dimensions=varied,
+        repeats=repeat,
+        name=name,
+        prune=not every,
+        nodes_per_trial=nodes_per_trial,
+        max_parallel=max_parallel,
+        prune_above=prune_above,
+        stack=stack,
     )
     raise typer.Exit(_sweep(sweep_request, how))
 

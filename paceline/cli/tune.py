@@ -180,16 +180,16 @@ def tune(
         else _per_host(_given(gpus, "--gpus"), placement)
     )
     request = Request(
-        recipe,
-        variant,
-        changes,
-        devices,
-        device or "auto",
-        cluster,
-        timeout,
-        force,
-        placement,
-        runs_dir,
+        recipe=recipe,
+        variant=variant,
+        overrides=changes,
+        devices=devices,
+        device=device or "auto",
+        cluster=cluster,
+        timeout_s=timeout,
+        force=force,
+        where=placement,
+        runs_dir=runs_dir,
     )
     space = Space(most_tp=most_tp, most_cp=most_cp, schedules=SCHEDULES)
     tune_request = TuneOptions(
