@@ -184,7 +184,8 @@ def test_the_published_figures_own_log_is_judged_against_it(tmp_path: Path):
     )
     assert result["verdict"]["kind"] == "undecided" and result["references"][0]["comparable"]
     shown = paceline("show", "last", "--runs-dir", tmp_path / "runs").stdout
-    assert "mean, as printed" in shown and "median" not in shown
+    assert "Step time, mean" in shown and "median" not in shown
+    assert "as the source prints it" in shown
     (page,) = (tmp_path / "runs").glob("*/report.html")
     assert "as the source prints it" in page.read_text()
 
