@@ -8,13 +8,21 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.staging.converters import CONVERTERS, ConversionJob, convert
+from paceline.staging.conversions import made
+from paceline.staging.converters import ConversionJob, convert
 from paceline.trainer.data.indexed_corpus import read_indexed
+
+MAKERS = {
+    "tokenizer": made.make_tokenizer,
+    "jsonl": made.make_jsonl,
+    "indexed": made.make_indexed,
+    "gpt2": made.make_gpt2,
+}
 
 
 def test_every_maker_fills_its_folder_and_says_how_far_it_is(tmp_path: Path) -> None:
     files: dict[str, set[str]] = {}
-    for name, maker in CONVERTERS.items():
+    for name, maker in MAKERS.items():
         (tmp_path / name).mkdir()
         seen: list[tuple[int, int]] = []
         maker(tmp_path / name, lambda *at, seen=seen: seen.append(at))
@@ -27,7 +35,7 @@ def test_every_maker_fills_its_folder_and_says_how_far_it_is(tmp_path: Path) -> 
     with (tmp_path / "jsonl" / "code.jsonl").open() as lines:
         assert all(json.loads(line)["text"] is not None for line in lines)
     tokenizers = {
-        (tmp_path / name / "tokenizer.json").read_bytes() for name in CONVERTERS if name != "jsonl"
+        (tmp_path / name / "tokenizer.json").read_bytes() for name in MAKERS if name != "jsonl"
     }
     assert len(tokenizers) == 1
 
@@ -41,7 +49,7 @@ def test_transformers_loads_the_model_and_its_tokenizer(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    CONVERTERS["gpt2"](tmp_path, lambda done, total: None)
+    made.make_gpt2(tmp_path, lambda done, total: None)
 
     model, tokenizer = (
         kind.from_pretrained(tmp_path) for kind in (AutoModelForCausalLM, AutoTokenizer)
