@@ -110,7 +110,7 @@ same: $(VENV)/.installed-tested ## compare the JSON of every verb with what is r
 	$(BIN)/python -m tests.forms compare
 
 .PHONY: lint
-lint: $(VENV)/.installed-tested ## ruff, pyright, and what each room may import
+lint: $(VENV)/.installed-tested ## ruff, pyright, and what each package may import
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports

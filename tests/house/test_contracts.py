@@ -1,4 +1,4 @@
-"""The rooms of the package and their imports: pyproject.toml says it, import-linter holds it.
+"""The subpackages and their imports: pyproject.toml says it, import-linter holds it.
 
 `make lint` checks the package. Here each contract is seen to fail on a copy that breaks it.
 """
@@ -50,7 +50,8 @@ def test_the_package_keeps_its_contracts(copy: Path) -> None:
     assert broken_contracts(copy) == []
 
 
-ROOMS, CYCLES = "A room uses the rooms below it", "Neighbours import each other in one direction"
+LAYERS = "A package imports only packages below it"
+CYCLES = "Neighbours import each other in one direction"
 TRAINER = "The trainer is a program of its own, and torch is for it alone"
 LIBRARIES = "The trainer takes nothing but torch"
 
@@ -58,11 +59,11 @@ LIBRARIES = "The trainer takes nothing but torch"
 @pytest.mark.parametrize(
     ("file", "line", "contract"),
     [
-        ("core/units.py", "from paceline.files import recipe", ROOMS),
-        ("core/units.py", "def f():\n    from paceline.runs import flow", ROOMS),
-        ("estimate/extra.py", "from paceline.runs import flow", ROOMS),
-        ("engines/extra.py", "from paceline.machines import local", ROOMS),
-        ("extra/__init__.py", "", ROOMS),
+        ("core/units.py", "from paceline.files import recipe", LAYERS),
+        ("core/units.py", "def f():\n    from paceline.runs import flow", LAYERS),
+        ("estimate/extra.py", "from paceline.runs import flow", LAYERS),
+        ("engines/extra.py", "from paceline.machines import local", LAYERS),
+        ("extra/__init__.py", "", LAYERS),
         ("core/stats.py", "from paceline.core import window", CYCLES),
         ("runs/flow.py", "from paceline.trainer import config", TRAINER),
         ("core/flops.py", "def f():\n    import torch.nn", TRAINER),
@@ -92,7 +93,7 @@ def test_no_file_has_a_name_that_says_nothing() -> None:
     assert not names & VAGUE_NAMES
 
 
-def test_few_modules_stand_beside_the_rooms() -> None:
+def test_few_modules_are_outside_a_package() -> None:
     beside = [name for name, _ in modules() if "/" not in name]
 
     assert len(beside) <= MOST_TOP_MODULES
