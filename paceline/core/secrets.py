@@ -143,29 +143,34 @@ def _without_forms(text: str) -> str:
     lower = text.lower()
     if len(lower) != len(text):  # A few letters become two, which would move all that follows.
         lower = "".join(letter if len(letter.lower()) != 1 else letter.lower() for letter in text)
-    parts: list[str] = []
-    done = 0
+    spans: list[tuple[int, int]] = []
+    # A form does not begin inside what it has matched; others may: `npm_NAME_token=VALUE`.
+    ends = [0] * len(_FORMS)
     for beginning in _BEGINNING.finditer(lower):
         start = beginning.start()
-        if start < done:
-            continue
-        for form in _FORMS:
-            match = form.match(text, start)
-            if match and (replacement := _replacement(match)) != match[0]:
-                parts += [text[done:start], replacement]
-                done = match.end()
-                break
+        for at, form in enumerate(_FORMS):
+            match = form.match(text, start) if start >= ends[at] else None
+            if match and (span := _secret_span(match)):
+                spans.append(span)
+                ends[at] = match.end()
+    parts: list[str] = []
+    done = 0
+    for start, end in sorted(spans):
+        if start >= done:
+            parts += [text[done:start], REDACTED]
+        done = max(done, end)
     return "".join([*parts, text[done:]]) if parts else text
 
 
-def _replacement(match: re.Match[str]) -> str:
+def _secret_span(match: re.Match[str]) -> tuple[int, int] | None:
+    """Return where the secret of a form begins and ends; None where it is no secret."""
     parts = match.groupdict()
     if "value" in parts:
         before = match.string[max(0, match.start() - 12) : match.start()]
         is_cache_key = parts["name"].lower().startswith("key") and not _OF_KEYS.search(before)
         if is_cache_key or not _is_random(parts["value"]):
-            return match[0]
-    return (parts.get("keep") or "") + REDACTED
+            return None
+    return match.start() + len(parts.get("keep") or ""), match.end()
 
 
 def _is_random(word: str) -> bool:

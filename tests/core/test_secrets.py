@@ -93,6 +93,10 @@ def test_redacting_again_changes_nothing(form: str):
     assert redact(clean) == clean
 
 
+def test_a_name_with_the_form_of_a_secret_does_not_hide_the_secret_behind_it():
+    assert redact("npm_registryaccesstoken=a1B2c3D4e5") == f"{REDACTED}={REDACTED}"
+
+
 def test_what_stands_around_a_secret_stays():
     text = f"before\n{PRIVATE_KEY}\nafter"
     assert redact(text) == f"before\n{REDACTED}\nafter"
