@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, field_serializer, field_validator
+from pydantic import (
+    NonNegativeFloat,
+    PositiveFloat,
+    ValidationError,
+    field_serializer,
+    field_validator,
+)
 
 from paceline.core.errors import UserError
 from paceline.core.hosts import check_name, first_repeated
@@ -154,13 +160,26 @@ class SlurmSettings(Value):
         return options
 
     def with_variables(self, environment: Mapping[str, str]) -> SlurmSettings:
-        """Return the settings with those that are unset taken from the user's SBATCH_ variables."""
+        """Return the settings with those that are unset taken from the user's SBATCH_ variables.
+
+        Raises UserError for a variable whose value does not fit.
+        """
         values = {
-            field: environment[option.variable]
+            field: value
             for field, option in self.declared_options().items()
-            if option.variable and option.variable in environment and getattr(self, field) is None
+            if option.variable and getattr(self, field) is None
+            if (value := environment.get(option.variable))
         }
-        return SlurmSettings.model_validate({**self.model_dump(), **values}) if values else self
+        try:
+            return SlurmSettings.model_validate({**self.model_dump(), **values}) if values else self
+        except ValidationError as error:
+            problem = error.errors()[0]
+            option = self.declared_options()[str(problem["loc"][0])]
+            raise UserError(
+                f"{option.variable}={problem['input']}",
+                problem["msg"],
+                remedy="change or unset the variable",
+            ) from error
 
 
 class Cluster(Value):

@@ -65,6 +65,12 @@ def test_slurm_settings_that_are_unset_come_from_the_users_variables(
     assert placed(cluster, Where(TWO, launcher="ssh")).slurm == cluster.slurm
 
 
+def test_a_users_variable_that_is_empty_or_does_not_fit():
+    assert SlurmSettings().with_variables({"SBATCH_PARTITION": ""}) == SlurmSettings()
+    with pytest.raises(UserError, match=r"^SBATCH_SEGMENT_SIZE=many: .*valid integer"):
+        SlurmSettings().with_variables({"SBATCH_SEGMENT_SIZE": "many"})
+
+
 def test_without_slurm_many_nodes_need_hosts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert Where(nodes=4).kind({}) == "local"
