@@ -12,7 +12,6 @@ from paceline.audit.tables import audit as run_audit
 from paceline.cli.log_options import DeviceName, DtypeName, TotalTokens
 from paceline.cli.options import Json
 from paceline.cli.output import (
-    OutputColumn,
     TableForm,
     TableFormat,
     Where,
@@ -23,6 +22,7 @@ from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED
 from paceline.core.units import counted
 from paceline.files.csv_table import Declared
+from paceline.report.document import Column
 
 KEYS = ("table", "row", "column", "printed", "recomputed", "difference", "cause")
 
@@ -130,12 +130,12 @@ def _size(difference: float) -> str:
     return f"{100 * difference:+.3g} %"
 
 
-def _columns() -> list[OutputColumn]:
+def _columns() -> list[Column]:
     return [
-        *(OutputColumn(key, key) for key in KEYS[:4]),
-        OutputColumn("recomputed", "recomputed", _number, "right"),
-        OutputColumn("difference", "difference", _size, "right"),
-        OutputColumn("cause", "cause", wraps=True),
+        *(Column(key, key) for key in KEYS[:4]),
+        Column("recomputed", "recomputed", _number, "right"),
+        Column("difference", "difference", _size, "right"),
+        Column("cause", "cause", wraps=True),
     ]
 
 

@@ -15,7 +15,6 @@ from paceline.cli.campaign_options import refuse_beside_resume
 from paceline.cli.campaign_progress import CampaignDisplay
 from paceline.cli.options import ReportFormat
 from paceline.cli.output import (
-    OutputColumn,
     TableFormat,
     emit,
     emit_table,
@@ -29,6 +28,7 @@ from paceline.core.units import counted
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import runs_root
 from paceline.machines import slurm
+from paceline.report.document import Column
 from paceline.runs.flow import command_line
 from paceline.scaling.analysis.analysis import AnalysisContext
 from paceline.scaling.campaigns.plan import (
@@ -225,13 +225,13 @@ def _print_plan(campaign: Campaign, form: TableFormat) -> None:
         for round_ in campaign.plan
     ]
     columns = [
-        OutputColumn("round", "round", justify="right"),
-        OutputColumn("nodes", "nodes", justify="right"),
-        OutputColumn("gpus", "gpus", justify="right"),
-        OutputColumn("global_batch", "global batch", justify="right"),
-        OutputColumn("n", "sub-clusters", justify="right"),
-        OutputColumn("left_over", "left over"),
-        OutputColumn("groups", "on"),
+        Column("round", "round", justify="right"),
+        Column("nodes", "nodes", justify="right"),
+        Column("gpus", "gpus", justify="right"),
+        Column("global_batch", "global batch", justify="right"),
+        Column("n", "sub-clusters", justify="right"),
+        Column("left_over", "left over"),
+        Column("groups", "on"),
     ]
     emit_table(
         rows, columns, form, document={**campaign.model_dump(mode="json"), "key": campaign.key}

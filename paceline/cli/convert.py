@@ -20,13 +20,14 @@ from paceline.audit.conversion import (
 from paceline.audit.conversion import convert as convert_figure
 from paceline.cli.log_options import DeviceName, DtypeName, GlobalBatch, NumDevices
 from paceline.cli.options import Json
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.output import TableForm, TableFormat, emit_json, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.flops import FlopsInput, flops_input
 from paceline.core.layout import Layout, Recompute
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe
+from paceline.report.document import Column
 
 
 def convert(
@@ -205,14 +206,14 @@ def _document(quantity: Quantity, conversion: Conversion) -> dict[str, Any]:
     }
 
 
-def _columns() -> list[OutputColumn]:
+def _columns() -> list[Column]:
     return [
-        OutputColumn("side", "side"),
-        OutputColumn("convention", "convention"),
-        OutputColumn("mfu", "MFU", lambda v: f"{100 * v:.2f} %", "right"),
-        OutputColumn("flops_per_s_per_device", "FLOP/s a device", _tera, "right"),
-        OutputColumn("flops_per_token", "FLOPs a token", lambda v: f"{v:.5g}", "right"),
-        OutputColumn("peak_flops_per_s", "peak", _tera, "right"),
-        OutputColumn("formula", "formula"),
-        OutputColumn("source", "source", wraps=True),
+        Column("side", "side"),
+        Column("convention", "convention"),
+        Column("mfu", "MFU", lambda v: f"{100 * v:.2f} %", "right"),
+        Column("flops_per_s_per_device", "FLOP/s a device", _tera, "right"),
+        Column("flops_per_token", "FLOPs a token", lambda v: f"{v:.5g}", "right"),
+        Column("peak_flops_per_s", "peak", _tera, "right"),
+        Column("formula", "formula"),
+        Column("source", "source", wraps=True),
     ]

@@ -11,7 +11,6 @@ import typer
 
 from paceline.cli.options import Json
 from paceline.cli.output import (
-    OutputColumn,
     TableForm,
     TableFormat,
     Where,
@@ -25,6 +24,7 @@ from paceline.core.errors import UserError
 from paceline.core.units import gib
 from paceline.engines import Needs, engine, engine_names, log_formats, needs
 from paceline.engines.launch import environments
+from paceline.report.document import Column
 
 
 class Action(StrEnum):
@@ -192,24 +192,24 @@ def _installable() -> str:
 
 
 _FORMAT_COLUMNS = [
-    OutputColumn("engine", "engine"),
-    OutputColumn("framework", "framework"),
-    OutputColumn("step_line", "a step line looks like"),
-    OutputColumn("step_number", "step number"),
-    OutputColumn("convention", "printed FLOP/s count"),
+    Column("engine", "engine"),
+    Column("framework", "framework"),
+    Column("step_line", "a step line looks like"),
+    Column("step_number", "step number"),
+    Column("convention", "printed FLOP/s count"),
 ]
 _FEATURE_COLUMNS = [
-    OutputColumn("engine", "engine"),
-    OutputColumn("started_by", "started by"),
-    OutputColumn("feature", "feature"),
-    OutputColumn("takes", "takes"),
-    OutputColumn("reason", "reason"),
+    Column("engine", "engine"),
+    Column("started_by", "started by"),
+    Column("feature", "feature"),
+    Column("takes", "takes"),
+    Column("reason", "reason"),
 ]
 _COLUMNS = [
-    OutputColumn("name", "engine"),
-    OutputColumn("title", "framework"),
-    OutputColumn("state", "state"),
-    OutputColumn("requires", "requires", " ".join),
-    OutputColumn("size_bytes", "size", lambda size: gib(size) if size else ""),
-    OutputColumn("remedy", "how to get it"),
+    Column("name", "engine"),
+    Column("title", "framework"),
+    Column("state", "state"),
+    Column("requires", "requires", " ".join),
+    Column("size_bytes", "size", lambda size: gib(size) if size else ""),
+    Column("remedy", "how to get it"),
 ]

@@ -9,13 +9,14 @@ import typer
 
 from paceline.cli import log_options as log
 from paceline.cli import options
-from paceline.cli.output import OutputColumn, TableFormat, emit, emit_table
+from paceline.cli.output import TableFormat, emit, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.units import counted
 from paceline.files.archive import is_archive
 from paceline.files.run_folder import runs_root
 from paceline.logs.facts import UserSettings
+from paceline.report.document import Column
 from paceline.report.run_document import run_document
 from paceline.runs.bundles.archive_import import ImportedArchive, import_archive, import_bundle
 from paceline.runs.bundles.verification import is_bundle
@@ -103,5 +104,5 @@ def _print_taken(taken: ImportedArchive, form: options.ReportFormat) -> None:
         {"run": result.run, "status": result.status, "log": report.command}
         for result, report in zip(results, taken.reports, strict=True)
     ]
-    columns = [OutputColumn(name, name) for name in ("run", "status", "log")]
+    columns = [Column(name, name) for name in ("run", "status", "log")]
     emit_table(rows, columns, TableFormat(form.value), document=document)

@@ -11,7 +11,7 @@ import typer
 
 from paceline.cli import host_options as place
 from paceline.cli import options
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.output import TableForm, TableFormat, emit_json, emit_table
 from paceline.cli.printing import print_plan, tell_notices
 from paceline.cli.progress import progress_display
 from paceline.cli.terminal import echo
@@ -25,6 +25,7 @@ from paceline.mlperf.run.request import SeriesRequest, answer, plan_trials, stan
 from paceline.mlperf.run.text import answer_lines, trial_row, trial_text
 from paceline.mlperf.run.tiny_data import not_to_be_trained
 from paceline.mlperf.run.trials import SeriesAnswer, TrialSeries, TrialState, TrialTask, run_trials
+from paceline.report.document import Column
 from paceline.runs.flow import Watcher, command_line
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.slot import JobSlot
@@ -231,21 +232,21 @@ def _emit(series_answer: SeriesAnswer, form: TableFormat) -> None:
         return
     rows = [trial_row(series_answer.series, trial) for trial in series_answer.series.trials]
     if form is TableFormat.csv:
-        emit_table(rows, [OutputColumn(name, name) for name in rows[0]], form)
+        emit_table(rows, [Column(name, name) for name in rows[0]], form)
         return
     emit_table(rows, _columns(), form)
     echo("\n" + "\n".join(answer_lines(series_answer)))
 
 
-def _columns() -> list[OutputColumn]:
+def _columns() -> list[Column]:
     return [
-        OutputColumn("number", "trial", str, "right"),
-        OutputColumn("seed", "seed", str, "right"),
-        OutputColumn("status", "status"),
-        OutputColumn("samples_to_target", "samples", "{:,}".format, "right"),
-        OutputColumn("minutes", "minutes", "{:.4f}".format, "right"),
-        OutputColumn("last_loss", "last loss", "{:.4f}".format, "right"),
-        OutputColumn("samples_per_s", "samples/s", lambda v: significant(v, 4), "right"),
-        OutputColumn("run", "run", one_line),
-        OutputColumn("reason", "why", one_line, wraps=True),
+        Column("number", "trial", str, "right"),
+        Column("seed", "seed", str, "right"),
+        Column("status", "status"),
+        Column("samples_to_target", "samples", "{:,}".format, "right"),
+        Column("minutes", "minutes", "{:.4f}".format, "right"),
+        Column("last_loss", "last loss", "{:.4f}".format, "right"),
+        Column("samples_per_s", "samples/s", lambda v: significant(v, 4), "right"),
+        Column("run", "run", one_line),
+        Column("reason", "why", one_line, wraps=True),
     ]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.output import TableForm, TableFormat, emit_json, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, EXIT_OK
 from paceline.core.text import one_line
@@ -18,6 +18,7 @@ from paceline.mlperf.score.run_set import score as score_runs
 from paceline.mlperf.score.score import Score
 from paceline.mlperf.score.text import score_lines, score_row
 from paceline.mlperf.submission.package_check import check as check_place
+from paceline.report.document import Column
 
 EXIT_CODES = {
     "ok": EXIT_OK,
@@ -71,24 +72,24 @@ def _emit(result: Score, form: TableFormat) -> None:
         return
     rows = [score_row(result, run) for run in result.runs]
     if form is TableFormat.csv:
-        emit_table(rows, [OutputColumn(name, name) for name in rows[0]], form)
+        emit_table(rows, [Column(name, name) for name in rows[0]], form)
         return
     echo("\n".join(score_lines(result)) + "\n")
     emit_table(rows, _columns(), form)
 
 
-def _columns() -> list[OutputColumn]:
+def _columns() -> list[Column]:
     return [
-        OutputColumn("file", "run", one_line),
-        OutputColumn("status", "status"),
-        OutputColumn("part", "part"),
-        OutputColumn("minutes", "minutes", "{:.4f}".format, "right"),
-        OutputColumn("samples_to_target", "samples", "{:,}".format, "right"),
-        OutputColumn("median_samples_per_s", "samples/s", lambda v: significant(v, 5), "right"),
-        OutputColumn("initialisation_minutes", "init min", "{:.3f}".format, "right"),
-        OutputColumn("global_batch", "batch", "{:,}".format, "right"),
-        OutputColumn("seeds", "seeds"),
-        OutputColumn("reason", "why", one_line, wraps=True),
+        Column("file", "run", one_line),
+        Column("status", "status"),
+        Column("part", "part"),
+        Column("minutes", "minutes", "{:.4f}".format, "right"),
+        Column("samples_to_target", "samples", "{:,}".format, "right"),
+        Column("median_samples_per_s", "samples/s", lambda v: significant(v, 5), "right"),
+        Column("initialisation_minutes", "init min", "{:.3f}".format, "right"),
+        Column("global_batch", "batch", "{:,}".format, "right"),
+        Column("seeds", "seeds"),
+        Column("reason", "why", one_line, wraps=True),
     ]
 
 
@@ -138,6 +139,6 @@ def check(
         echo("\n".join(check_lines(result)))
     else:
         names = ("file", "status", "level", "line", "key", "message")
-        emit_table(check_rows(result), [OutputColumn(name, name) for name in names], form)
+        emit_table(check_rows(result), [Column(name, name) for name in names], form)
     if result.status != "passed":
         raise typer.Exit(EXIT_GATE_FAILED if result.status == "failed" else EXIT_INCOMPLETE)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.output import TableForm, TableFormat, emit_json, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED, EXIT_INCOMPLETE, UserError
 from paceline.mlperf.rules import BENCHMARKS, SCORED_ONLY
@@ -21,6 +21,7 @@ from paceline.mlperf.submission.text import (
     package_lines,
     package_rows,
 )
+from paceline.report.document import Column
 
 Ruleset = Annotated[
     str | None, typer.Option(help="Rules of which round; default 5.1.0.", show_default=False)
@@ -62,7 +63,7 @@ def system(
     if form is TableFormat.json:
         emit_json(description.model_dump(mode="json"))
     else:
-        columns = [OutputColumn("field", "field"), OutputColumn("value", "value", wraps=True)]
+        columns = [Column("field", "field"), Column("value", "value", wraps=True)]
         emit_table(description_rows(description), columns, form)
     if form in (TableFormat.text, TableFormat.md):
         echo("\n" + "\n".join(description_lines(description)))
@@ -144,4 +145,4 @@ def _emit_package(made: Package, form: TableFormat) -> None:
         echo("\n".join(package_lines(made)))
         return
     names = ("benchmark", "file", "source", "score_minutes", "scaling_factor", "label")
-    emit_table(package_rows(made), [OutputColumn(name, name) for name in names], form)
+    emit_table(package_rows(made), [Column(name, name) for name in names], form)

@@ -63,8 +63,6 @@ IfNone = Literal["refuse", "tell", "accept"]
 MOST_VALUES = 20
 """Values of a column that are named."""
 
-OutputColumn = Column
-
 
 def emit(
     document: Document,
@@ -125,7 +123,7 @@ def _json(data: Any) -> str:
 
 def emit_table(
     rows: Sequence[Row],
-    columns: Sequence[OutputColumn],
+    columns: Sequence[Column],
     form: TableFormat,
     *,
     document: object = None,

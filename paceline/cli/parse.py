@@ -15,7 +15,6 @@ from rich.progress import track
 from paceline.cli import log_options as log
 from paceline.cli.options import Json
 from paceline.cli.output import (
-    OutputColumn,
     Row,
     TableForm,
     TableFormat,
@@ -30,6 +29,7 @@ from paceline.core.units import percent, significant
 from paceline.logs.facts import UserSettings
 from paceline.logs.parsed_log import ParsedLog
 from paceline.logs.parser import STANDARD_INPUT, Parsing, log_files, parse_log, standard_input
+from paceline.report.document import Column
 from paceline.report.logs import (
     STEP_COLUMNS,
     log_lines,
@@ -148,25 +148,25 @@ def _emit(documents: list[ParsedLog], form: TableFormat, single: bool, where: Wh
         d.model_dump(mode="json") for d, row in zip(documents, rows, strict=True) if row in kept
     ]
     if form is TableFormat.csv:
-        emit_table(kept, [OutputColumn(name, name) for name in log_row(None)], form)
+        emit_table(kept, [Column(name, name) for name in log_row(None)], form)
     else:
         emit_table(kept, _columns(kept), form, document=chosen)
 
 
-def _columns(rows: Sequence[Row]) -> list[OutputColumn]:
+def _columns(rows: Sequence[Row]) -> list[Column]:
     """Those of which some row has a figure: a terminal is narrow."""
     columns = [
-        OutputColumn("engine", "engine"),
-        OutputColumn("status", "status"),
-        OutputColumn("n_steps", "steps", "{:,}".format, "right"),
-        OutputColumn("step_time_s", "step s", lambda v: significant(v, 4), "right"),
-        OutputColumn("spread", "spread", percent, "right"),
-        OutputColumn("tokens_per_s", "tokens/s", "{:,.0f}".format, "right"),
-        OutputColumn("samples_per_s", "samples/s", lambda v: significant(v, 4), "right"),
-        OutputColumn("tflops_per_device", "TFLOP/s", lambda v: significant(v, 4), "right"),
-        OutputColumn("mfu", "MFU", percent, "right"),
-        OutputColumn("findings", "findings", str, "right"),
-        OutputColumn("file", "file", one_line),
+        Column("engine", "engine"),
+        Column("status", "status"),
+        Column("n_steps", "steps", "{:,}".format, "right"),
+        Column("step_time_s", "step s", lambda v: significant(v, 4), "right"),
+        Column("spread", "spread", percent, "right"),
+        Column("tokens_per_s", "tokens/s", "{:,.0f}".format, "right"),
+        Column("samples_per_s", "samples/s", lambda v: significant(v, 4), "right"),
+        Column("tflops_per_device", "TFLOP/s", lambda v: significant(v, 4), "right"),
+        Column("mfu", "MFU", percent, "right"),
+        Column("findings", "findings", str, "right"),
+        Column("file", "file", one_line),
     ]
     rates = {"spread", "tokens_per_s", "samples_per_s", "tflops_per_device", "mfu", "findings"}
     return [c for c in columns if c.key not in rates or any(row[c.key] for row in rows)]
@@ -192,8 +192,8 @@ def _emit_steps(parsings: Iterator[Parsing], form: TableFormat, single: bool) ->
         del parsing  # The next log needs the memory.
     if form in (TableFormat.text, TableFormat.md):
         names = [n for n in STEP_COLUMNS if any(row.get(n) is not None for row in rows)]
-        columns = [] if single else [OutputColumn("file", "file", one_line)]
-        emit_table(rows, [*columns, *(OutputColumn(n, n, justify="right") for n in names)], form)
+        columns = [] if single else [Column("file", "file", one_line)]
+        emit_table(rows, [*columns, *(Column(n, n, justify="right") for n in names)], form)
     elif form is TableFormat.json:
         sys.stdout.write("]\n" if as_list else "\n")
     return documents

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from paceline.cli.options import Device, DeviceKind, Json
-from paceline.cli.output import OutputColumn, TableForm, TableFormat, emit_json, emit_table
+from paceline.cli.output import TableForm, TableFormat, emit_json, emit_table
 from paceline.cli.terminal import echo
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import Dtype
@@ -17,6 +17,7 @@ from paceline.machines.placement import device_kind, find_device
 from paceline.machines.probe.context import ContextProbe, probe_context
 from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.probe.inventory import inventory
+from paceline.report.document import Column
 from paceline.report.figures import written
 from paceline.runs.flow import probe_this_machine
 
@@ -90,14 +91,14 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "shape": "x".join(map(str, row["shape"]))}
 
 
-def _columns() -> list[OutputColumn]:
+def _columns() -> list[Column]:
     return [
-        OutputColumn("dtype", "dtype"),
-        OutputColumn("shape", "m x n x k"),
-        OutputColumn("flops_per_s", "FLOP/s", lambda v: si(v, "FLOP/s"), "right"),
-        OutputColumn("statistic", "from the"),
-        OutputColumn("n", "n", str, "right"),
-        OutputColumn("spread", "spread", percent, "right"),
+        Column("dtype", "dtype"),
+        Column("shape", "m x n x k"),
+        Column("flops_per_s", "FLOP/s", lambda v: si(v, "FLOP/s"), "right"),
+        Column("statistic", "from the"),
+        Column("n", "n", str, "right"),
+        Column("spread", "spread", percent, "right"),
     ]
 
 
@@ -166,17 +167,17 @@ def _catalog_context(probe: ContextProbe) -> dict[str, Any] | None:
     }
 
 
-def _context_columns() -> list[OutputColumn]:
+def _context_columns() -> list[Column]:
     def size(value: float) -> str:
         return written(value, "bytes")
 
     return [
-        OutputColumn("stage", "after"),
-        OutputColumn("what", "what it is"),
-        OutputColumn("kind", "kind"),
-        OutputColumn("bytes", "in use", size, "right"),
-        OutputColumn("added_bytes", "added", size, "right"),
-        OutputColumn("pool_bytes", "in torch's pool", size, "right"),
-        OutputColumn("n", "n", str, "right"),
-        OutputColumn("spread", "spread", percent, "right"),
+        Column("stage", "after"),
+        Column("what", "what it is"),
+        Column("kind", "kind"),
+        Column("bytes", "in use", size, "right"),
+        Column("added_bytes", "added", size, "right"),
+        Column("pool_bytes", "in torch's pool", size, "right"),
+        Column("n", "n", str, "right"),
+        Column("spread", "spread", percent, "right"),
     ]

@@ -12,7 +12,7 @@ import typer
 
 from paceline.cli.host_options import MaxParallel, NodesPerTrial
 from paceline.cli.options import ReportFormat
-from paceline.cli.output import OutputColumn, TableFormat, emit_table
+from paceline.cli.output import TableFormat, emit_table
 from paceline.cli.printing import ExecutionOptions, plan_content, print_plan, tell_notices
 from paceline.cli.progress import progress_display, run_headline
 from paceline.cli.terminal import echo
@@ -22,6 +22,7 @@ from paceline.core.result import Result
 from paceline.core.units import counted, significant
 from paceline.files.run_folder import runs_root
 from paceline.machines.placement import Request, Where
+from paceline.report.document import Column
 from paceline.runs.flow import Watcher, command_line
 from paceline.runs.plan import Plan
 from paceline.runs.repeat_plan import (
@@ -236,9 +237,9 @@ def _print_series(result: SeriesResult, form: ReportFormat) -> None:
             echo(line)
     else:
         plain = ("group", "repeat", "run", "status", "n", "spread")
-        columns = [OutputColumn(name, name) for name in plain]
+        columns = [Column(name, name) for name in plain]
         columns += [
-            OutputColumn(name, name, lambda v: significant(v, 4), "right") for name in ROW_METRICS
+            Column(name, name, lambda v: significant(v, 4), "right") for name in ROW_METRICS
         ]
         emit_table(group_rows(result), columns, TableFormat(form.value))
 
