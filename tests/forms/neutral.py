@@ -30,9 +30,9 @@ class Neutral:
     def of_this_machine(cls, work: Path, root: Path, version: str) -> Neutral:
         """Also of folders, the interpreter, Paceline's version, and today's dates and times."""
         volatile = (
-            (re.escape(str(work)), "<work>"),
-            (re.escape(sys.executable), "<python>"),
-            (re.escape(str(root)), "<repository>"),
+            (_path_pattern(work), "<work>"),
+            (_path_pattern(sys.executable), "<python>"),
+            (_path_pattern(root), "<repository>"),
             (rf"(?<![\d.]){re.escape(version)}(?![\d.])", "<version>"),
             (rf"{time.strftime('%Y-%m-%d')}(T[\d:.+]+)?", "<today>"),
         )
@@ -55,6 +55,11 @@ class Neutral:
         for pattern, word in self.patterns:
             text = re.sub(pattern, word, text)
         return text
+
+
+def _path_pattern(path: Path | str) -> str:
+    """Return a pattern of the path, also as Markdown writes it: with backslashes."""
+    return "".join(c if c.isalnum() else rf"\\?{re.escape(c)}" for c in str(path))
 
 
 def kinds(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +93,11 @@ def test_only_what_a_machine_or_a_day_decides_is_neutral():
     assert neutral.value({"/tmp/x": ["/tmp/x/a", 1.5]}) == {"<work>": ["<work>/a", 1.5]}
     assert neutral.lines("note: other programs use 7 % of the cores\n1.5 s") == ["1.5 s"]
     assert kinds({"torch": "2.13.0", "n": {"a": None}}) == {"torch": "str", "n": {"a": "NoneType"}}
+
+
+def test_a_path_is_neutral_also_as_markdown_escapes_it():
+    neutral = Neutral.of_this_machine(Path("/tmp/tmpx_y_"), Path("/repository"), "1.0")
+    assert neutral.text(r"/tmp/tmpx\_y\_/runs and /tmp/tmpx_y_") == "<work>/runs and <work>"
 
 
 def test_a_process_that_may_use_one_core_shows_the_plans_of_two():
