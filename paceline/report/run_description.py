@@ -57,12 +57,13 @@ def window_mask(report: RunReport) -> npt.NDArray[np.bool_]:
 
 
 def describe_setup(report: RunReport) -> list[str]:
-    """What ran, in short parts: recipe, engine, devices, dtype, layout, batch, parameters."""
+    """Return what ran in short parts: recipe, variant, engine, devices, dtype, layout, batch."""
     result, facts = report.result, report.facts
     label = f" ({facts.device_label})" if facts.device_label else ""
     n = facts.num_devices
     parts = [
-        f"{result.recipe} ({facts.variant})" if facts.variant else result.recipe,
+        result.recipe,
+        f"variant {facts.variant}" if facts.variant else None,
         f"{facts.engine} log" if facts.origin == "imported" else facts.engine,
         f"{n or 'unknown number'} x {facts.device}{label}"
         if facts.device

@@ -60,7 +60,8 @@ if TYPE_CHECKING:
     from paceline.report.theme import Look
 
 LOG_LINES = 12
-MAX_REFERENCES = 5
+MAX_STACKS = 4
+"""Stack files that a text names."""
 MAX_RANKS = 64
 NAMED_FILES = ("report.html", "result.json", "steps.jsonl", "job.sh")
 STATUS_LABELS = {"oom": "✕ out of memory", "nan": "✕ NaN", "timeout": "✕ timeout"}
@@ -170,7 +171,9 @@ def _outcome(report: RunReport) -> Iterator[Section]:
         tail = "\n".join(result.log_tail[-LOG_LINES:])
         yield Preformatted(title="End of the log", text=tail, tone="alert")
         if report.stacks:
-            names = ", ".join(report.stacks)
+            more = max(0, len(report.stacks) - MAX_STACKS)
+            names = ", ".join(list(report.stacks)[:MAX_STACKS])
+            names += f" and {more:,} more" if more else ""
             yield Notes(title="What the ranks did at the end", lines=[names], shown="text")
     elif throughput(result) is None:
         steps = f"No figure: {describe_window(result)}. {progress(result)}"
@@ -186,7 +189,9 @@ def _confidence(report: RunReport) -> list[str]:
         basis = f"{describe_window(result).capitalize()}: {describe_rule(report)}."
         headline = throughput(result)
         if headline is None or half_width(headline[1]) is None:
-            lines.append(f"{basis} Too few steps for an interval.")
+            uneven = result.window.state == "uneven"
+            why = "No interval: the steps keep to no one level." if uneven else ""
+            lines.append(f"{basis} {why or 'Too few steps for an interval.'}")
         else:
             metric = headline[1]
             lines.append(
@@ -201,9 +206,7 @@ def _places(report: RunReport) -> Iterator[str]:
     """Yield how far the run came, and where its files are."""
     result = report.result
     if result.status == "ok":
-        yield f"{progress(result)}"
-    if result.num_parameters is None and not report.folder:
-        return
+        yield progress(result)
     names = [name for name in NAMED_FILES if name in report.files]
     yield "   ".join([report.folder or result.run, *names])
 
@@ -280,10 +283,18 @@ def _throughput(result: Result) -> Figure:
         None if in_tokens else _named(result, "samples_per_s_mean", "{} at the mean step"),
         _named(result, "tokens_per_s", "{} of text") if padded and not in_tokens else None,
         _named(result, "real_token_fraction", "{} of the tokens are real") if padded else None,
-        _named(result, "days_to_train", "{} for the whole training"),
+        _training_time(result),
     ]
     text = value_text(metric) if headline else "none"
     return _figure("Throughput", text, metric, lines if headline else [reason_for_none(metric)])
+
+
+def _training_time(result: Result) -> str | None:
+    """`12 days for the whole training, 15T tokens`, None when unknown."""
+    metric = result.metrics.get("days_to_train")
+    length = ((metric and metric.note) or "").removeprefix("for ")
+    text = _named(result, "days_to_train", "{} for the whole training")
+    return f"{text}, {length}" if text and length else text
 
 
 def _step_time(result: Result) -> Figure:

@@ -71,6 +71,16 @@ def test_the_setup_names_devices_dtype_layout_and_batch() -> None:
     ]
 
 
+def test_the_setup_names_the_variant_after_the_recipe() -> None:
+    run = report()
+    facts = run.facts.model_copy(update={"variant": "long"})
+    assert page.describe_setup(replace(run, facts=facts))[:3] == [
+        "tiny-llama",
+        "variant long",
+        "native",
+    ]
+
+
 def test_the_setup_of_foreign_logs_is_the_recipe_alone() -> None:
     assert page.describe_setup(replace(failed_report(), spec=None, facts=RunSettings())) == [
         "tiny-llama"

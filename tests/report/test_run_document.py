@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from paceline.cli.options import ReportFormat
 from paceline.cli.output import rendered
 from paceline.core.result import Metric, Status
 from paceline.core.run_report import RunReport
+from paceline.report.markdown import markdown
 from paceline.report.run_document import metric_rows, run_document, run_figures
 from paceline.report.terminal import plain_text
 from tests.report.example import (
@@ -84,6 +86,31 @@ def test_a_run_without_success_says_status_reason_log_and_what_to_do(status: Sta
     for part in (run.reason, "[rank 1] exit code 1", "What to do: ", "3 of 60 steps done"):
         assert str(part) in text
     assert "tokens/s" not in text and "MFU" not in text
+
+
+def test_the_text_names_few_of_many_stacks() -> None:
+    stacks = {f"logs/rank{rank}.stack": "at work" for rank in range(1024)}
+    text = printed(replace(failed_report(), stacks=stacks))
+    assert "logs/rank3.stack and 1,020 more" in text and "rank4" not in text
+
+
+def test_a_page_says_why_there_is_no_interval() -> None:
+    result = report().result
+    assert result.window is not None
+    bare = {
+        name: metric.model_copy(update={"low": None, "high": None})
+        for name, metric in result.metrics.items()
+    }
+    uneven = result.window.model_copy(update={"state": "uneven"})
+    assert "Too few steps for an interval." in markdown(run_document(report(metrics=bare)))
+    document = run_document(report(metrics=bare, window=uneven))
+    assert "No interval: the steps keep to no one level." in markdown(document)
+
+
+def test_the_days_of_a_training_come_with_its_tokens() -> None:
+    days = Metric(value=12.0, unit="days", note="for 15T tokens")
+    run = report(metrics={**report().result.metrics, "days_to_train": days})
+    assert "12.00 days for the whole training, 15T tokens" in run_figures(run)[0].details
 
 
 def test_a_single_step_gives_no_figure_and_says_so() -> None:
