@@ -8,7 +8,6 @@ from math import exp, hypot, log
 
 import numpy as np
 
-from paceline.compare.directions import COSTS, better, follows, is_speed
 from paceline.compare.judgement import MetricComparison, SideFigure, Word
 from paceline.compare.scatter import RunScatter
 from paceline.compare.sides import Pair, Side
@@ -27,7 +26,7 @@ from paceline.compare.significance import (
     made_apart,
 )
 from paceline.core.flops import without_recompute
-from paceline.core.metrics import METRICS
+from paceline.core.metrics import METRICS, OVERHEAD, metric_class
 
 IDENTICAL = "identical values in all repeats: rounded or counted, so no spread can be told"
 
@@ -145,18 +144,18 @@ def _compare(
     blank = MetricComparison(
         metric=name,
         unit=_unit(name, baseline, candidate),
-        better=better(name),
+        better=metric_class(name).better,
         primary=primary,
         baseline=_side_figure(ours),
         candidate=_side_figure(theirs),
-        follows=follows(name),
+        follows=metric_class(name).follows,
     )
     base, cand = _positive(ours), _positive(theirs)
     if base is None or cand is None:
         return blank.model_copy(update={"note": _why_unknown(name, baseline, candidate)})
     if note := _conventions(name, baseline, candidate):
         return blank.model_copy(update={"note": note})
-    speed = is_speed(name)
+    speed = metric_class(name).is_speed
     resolution = baseline.rounding + candidate.rounding if speed else 0.0
     errors = baseline.within_run_error(name), candidate.within_run_error(name)
     contrast = weigh(
@@ -166,9 +165,9 @@ def _compare(
         resolution=resolution,
         published=baseline.published,
         known_error=hypot(*errors),
-        scatter=scatter if "step_time_s" in (name, follows(name)) else None,
+        scatter=scatter if "step_time_s" in (name, metric_class(name).follows) else None,
         apart=sides.apart,
-        counted=not speed and name not in COSTS,
+        counted=not speed and metric_class(name) is not OVERHEAD,
     )
     return blank.model_copy(
         update={
@@ -191,11 +190,11 @@ def word(name: str, change: Change) -> Word:
     """What a change of the metric `name` is called."""
     if change in ("same", "undecided"):
         return change
-    improves = better(name)
+    improves = metric_class(name).better
     if improves is None:
         return "differs"
     good = change == improves
-    if is_speed(name):
+    if metric_class(name).is_speed:
         return "faster" if good else "slower"
     return "better" if good else "worse"
 

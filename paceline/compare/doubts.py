@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from paceline.compare.comparability import EQUAL_BATCH, Likeness
 from paceline.compare.contrast import IDENTICAL
-from paceline.compare.directions import is_speed
 from paceline.compare.judgement import GateWord, MetricComparison
 from paceline.compare.over_time.environment import environment_changes
 from paceline.compare.scatter import RunScatter
 from paceline.compare.sides import Pair, outlying
 from paceline.compare.significance import MIN_REPEATS, NO_SPREAD, power
+from paceline.core.metrics import metric_class
 from paceline.core.result import finite_value
 from paceline.core.units import percent
 
@@ -123,7 +123,7 @@ def remark_on_figures(
             if (
                 figures.spread is not None
                 and figures.spread < NO_SPREAD
-                and is_speed(primary.metric)
+                and metric_class(primary.metric).is_speed
             ):
                 remarks.doubt(f"{primary.metric} of {side.name}: {IDENTICAL}")
         remarks.notes += _power(sides, primary, margin)

@@ -13,7 +13,6 @@ from paceline.compare.comparability import (
     window_difference,
 )
 from paceline.compare.contrast import compare_metrics
-from paceline.compare.directions import is_speed
 from paceline.compare.doubts import (
     Remarks,
     causes,
@@ -39,6 +38,7 @@ from paceline.compare.significance import (
     corrected,
 )
 from paceline.compare.verdicts import sentence
+from paceline.core.metrics import metric_class
 from paceline.core.result import finite_value
 
 ORDER: tuple[GateWord, ...] = (
@@ -121,7 +121,11 @@ def _verdict(
     verdict = min(words, key=ORDER.index)
     lead = primaries[words.index(verdict)]
     remark_on_figures(sides, primaries, blank.margin, remarks, scatter)
-    if verdict == "same" and is_speed(lead.metric) and leaves_its_level(sides, blank.margin):
+    if (
+        verdict == "same"
+        and metric_class(lead.metric).is_speed
+        and leaves_its_level(sides, blank.margin)
+    ):
         verdict, needed, how = "undecided", None, ONE_LEVEL
     else:
         needed, how = _repeats(primaries, verdict, sides, scatter)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import log
 from statistics import median
 
-from paceline.compare.directions import RATES
 from paceline.compare.significance import MIN_REPEATS
+from paceline.core.metrics import RATE, metric_class
 from paceline.core.result import (
     AS_PRINTED,
     LAST_STEP,
@@ -209,7 +209,7 @@ def figure(member: Member, name: str, at_mean: bool) -> float | None:
         return value
     if name == "step_time_s":
         return finite_value(member.metrics.get("step_time_mean_s"))
-    if name not in RATES:
+    if metric_class(name) is not RATE:
         return value
     # jitter_tax is the mean step over the median one, less 1.
     tax = finite_value(member.metrics.get("jitter_tax"))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from paceline.compare.directions import is_speed
 from paceline.compare.judgement import GateWord, MetricComparison
 from paceline.compare.sides import Pair
+from paceline.core.metrics import metric_class
 from paceline.core.units import percent, significant
 
 LABELS: dict[str, str] = {
@@ -49,7 +49,7 @@ def sentence(sides: Pair, lead: MetricComparison, verdict: GateWord, margin: flo
     if lead.ratio is None or verdict == "invalid":
         return f"Not judged: {lead.metric} is not known ({lead.note or 'no value'})."
     within = percent(margin + lead.resolution, 2 if lead.resolution else 1)
-    good = "fast" if is_speed(lead.metric) else "good"
+    good = "fast" if metric_class(lead.metric).is_speed else "good"
     opening = {
         "same": f"{cand} is as {good} as {base} within {within}",
         "undecided": f"Undecided whether {cand} differs from {base} by more than {within}",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,15 +26,54 @@ ROUNDED = ", and half a printed digit"
 
 
 @dataclass(frozen=True)
+class MetricClass:
+    """How a metric compares: which way it improves, and whether it is a speed."""
+
+    better: Literal["lower", "higher"] | None
+    """None where neither way is an improvement."""
+    is_speed: bool = False
+    """Whether a change is called slower and faster, not worse and better."""
+    follows: str | None = None
+    """The metric that this one expresses in another unit, None when it stands for itself."""
+
+
+TIME = MetricClass("lower", is_speed=True)
+MEAN_TIME = MetricClass("lower", is_speed=True, follows="step_time_mean_s")
+RATE = MetricClass("higher", is_speed=True, follows="step_time_s")
+MEAN_RATE = MetricClass("higher", is_speed=True, follows="step_time_mean_s")
+OVERHEAD = MetricClass("lower")
+"""A share of the step, which varies from run to run as the step does."""
+USAGE = MetricClass("lower")
+"""Memory and energy."""
+NEUTRAL = MetricClass(None)
+
+
+@dataclass(frozen=True)
 class MetricKind:
-    """A metric's name, what it means, and the function that computes it."""
+    """One metric: all that is declared of it, and the function that computes it."""
 
     name: str
+    title: str
     describes: str
+    compares: MetricClass
     compute: Callable[[TimedRun], Metric]
+    needs: Literal["any figure", "steps", "many steps"] = "any figure"
+    """What a log has to print: `steps` where a printed rate is not enough, `many steps` where a
+    figure for the whole run is not."""
+    in_window: bool = True
+    """Whether it is taken from the steady window, not from the whole run or the machine."""
 
 
 METRICS: dict[str, MetricKind] = {}
+ENERGY_PER_TOKEN = "energy_per_token_j"
+"""Measured beside the steps, by runs whose devices report their power."""
+
+
+def metric_class(name: str) -> MetricClass:
+    """Return how the metric called `name` compares; unknown names are neutral."""
+    if name in METRICS:
+        return METRICS[name].compares
+    return USAGE if name == ENERGY_PER_TOKEN or name.startswith("memory_") else NEUTRAL
 
 
 def measure(run: TimedRun) -> dict[str, Metric]:
@@ -42,10 +82,12 @@ def measure(run: TimedRun) -> dict[str, Metric]:
 
 
 def _metric(
-    name: str, describes: str
+    name: str, title: str, describes: str, compares: MetricClass, **options: Any
 ) -> Callable[[Callable[[TimedRun], Metric]], Callable[[TimedRun], Metric]]:
+    """Register the decorated function as the metric called `name`."""
+
     def register(compute: Callable[[TimedRun], Metric]) -> Callable[[TimedRun], Metric]:
-        METRICS[name] = MetricKind(name, describes, compute)
+        METRICS[name] = MetricKind(name, title, describes, compares, compute, **options)
         return compute
 
     return register
@@ -56,7 +98,13 @@ def _kind_of_interval(run: TimedRun) -> str:
     return kind + (ROUNDED if run.resolution_s else "")
 
 
-@_metric("step_time_s", "Median steady step (mean if uneven): what the machine can do.")
+@_metric(
+    "step_time_s",
+    "Step time, median",
+    "Median steady step (mean if uneven): what the machine can do.",
+    TIME,
+    needs="steps",
+)
 def _step_time(run: TimedRun) -> Metric:
     low, high = run.interval_s or (None, None)
     return Metric(
@@ -71,46 +119,85 @@ def _step_time(run: TimedRun) -> Metric:
     )
 
 
-@_metric("step_time_mean_s", "Mean of the window, spikes included: what the clock pays.")
+@_metric(
+    "step_time_mean_s",
+    "Step time, mean",
+    "Mean of the window, spikes included: what the clock pays.",
+    TIME,
+    needs="steps",
+)
 def _step_time_mean(run: TimedRun) -> Metric:
     return Metric(value=run.times.mean, unit="s", n=run.times.n, statistic="mean")
 
 
-@_metric("step_time_p05_s", "5th percentile of the window's step times.")
+@_metric(
+    "step_time_p05_s",
+    "Step time, 5th percentile",
+    "5th percentile of the window's step times.",
+    TIME,
+    needs="many steps",
+)
 def _step_time_p05(run: TimedRun) -> Metric:
     return Metric(value=run.times.p05, unit="s", n=run.times.n, statistic="p05")
 
 
-@_metric("step_time_p95_s", "95th percentile of the window's step times.")
+@_metric(
+    "step_time_p95_s",
+    "Step time, 95th percentile",
+    "95th percentile of the window's step times.",
+    TIME,
+    needs="many steps",
+)
 def _step_time_p95(run: TimedRun) -> Metric:
     return Metric(value=run.times.p95, unit="s", n=run.times.n, statistic="p95")
 
 
-@_metric("jitter_tax", "Mean over median step time, minus 1: what spikes cost.")
+@_metric(
+    "jitter_tax",
+    "Jitter tax",
+    "Mean over median step time, minus 1: what spikes cost.",
+    OVERHEAD,
+    needs="steps",
+)
 def _jitter_tax(run: TimedRun) -> Metric:
     return Metric(value=run.times.jitter_tax, unit="fraction", n=run.times.n)
 
 
-@_metric("tokens_per_s", "Real (unpadded) tokens per second at the median step, all devices.")
+@_metric(
+    "tokens_per_s",
+    "Throughput",
+    "Real (unpadded) tokens per second at the median step, all devices.",
+    RATE,
+)
 def _tokens_per_s(run: TimedRun) -> Metric:
     return _rate(run, _real_tokens_per_s(run), "tokens/s")
 
 
-@_metric("tokens_per_s_per_device", "Real tokens per second at the median step and device.")
+@_metric(
+    "tokens_per_s_per_device",
+    "Throughput per device",
+    "Real tokens per second at the median step and device.",
+    RATE,
+)
 def _tokens_per_s_per_device(run: TimedRun) -> Metric:
     rate, num_devices = _real_tokens_per_s(run), run.facts.num_devices
     per_device = rate / num_devices if rate is not None and num_devices else None
     return _rate(run, per_device, "tokens/s/device", "num_devices")
 
 
-@_metric("padded_tokens_per_s", "Token positions per second, padding included, all devices.")
+@_metric(
+    "padded_tokens_per_s",
+    "Throughput with padding",
+    "Token positions per second, padding included, all devices.",
+    RATE,
+)
 def _padded_tokens_per_s(run: TimedRun) -> Metric:
     seq_len, batch = run.seq_len, run.global_batch
     rate = tokens_per_s(seq_len, batch, run.typical_step_s) if seq_len and batch else None
     return _rate(run, rate, "tokens/s", "seq_len", "global_batch")
 
 
-@_metric("real_token_fraction", "Real tokens over token positions.")
+@_metric("real_token_fraction", "Real tokens", "Real tokens over token positions.", NEUTRAL)
 def _real_token_fraction(run: TimedRun) -> Metric:
     real, seq_len, batch = _real_tokens(run), run.seq_len, run.global_batch
     if real is None or not seq_len or not batch:
@@ -120,7 +207,12 @@ def _real_token_fraction(run: TimedRun) -> Metric:
     return Metric(value=real / (batch * seq_len), unit="fraction", n=run.times.n)
 
 
-@_metric("attended_share", "What document masking leaves of attention's pairs in a sequence.")
+@_metric(
+    "attended_share",
+    "Attended pairs",
+    "What document masking leaves of attention's pairs in a sequence.",
+    NEUTRAL,
+)
 def _attended_share(run: TimedRun) -> Metric:
     """Sum of l^2 over documents of l tokens / seq_len^2: what the FLOPs of this run count."""
     share = run.attended_share
@@ -129,14 +221,19 @@ def _attended_share(run: TimedRun) -> Metric:
     return Metric(value=share, unit="fraction", n=run.times.n, statistic="mean")
 
 
-@_metric("samples_per_s", "Sequences per second at the median step, all devices.")
+@_metric("samples_per_s", "Samples", "Sequences per second at the median step, all devices.", RATE)
 def _samples_per_s(run: TimedRun) -> Metric:
     batch = run.global_batch
     rate = samples_per_s(batch, run.typical_step_s) if batch else None
     return _rate(run, rate, "samples/s", "global_batch")
 
 
-@_metric("samples_per_s_mean", "Sequences of the steady steps over their seconds, all devices.")
+@_metric(
+    "samples_per_s_mean",
+    "Samples, mean",
+    "Sequences of the steady steps over their seconds, all devices.",
+    MEAN_RATE,
+)
 def _samples_per_s_mean(run: TimedRun) -> Metric:
     """per_device_batch x world x timed steps / their seconds, as Lambda's benchmark prints it."""
     batch, unit = run.global_batch, "samples/s"
@@ -146,30 +243,45 @@ def _samples_per_s_mean(run: TimedRun) -> Metric:
     return Metric(value=rate, unit=unit, n=run.times.n, statistic="mean")
 
 
-@_metric("model_flops_per_s_per_device", "FLOP/s of one device, recomputation not counted.")
+@_metric(
+    "model_flops_per_s_per_device",
+    "Model FLOP/s per device",
+    "FLOP/s of one device, recomputation not counted.",
+    RATE,
+)
 def _flops(run: TimedRun) -> Metric:
     return _flops_rate(run, run.flops_per_s_per_device, run.model_convention, *COUNTED)
 
 
-@_metric("hardware_flops_per_s_per_device", "As model FLOP/s, recomputation counted as work.")
+@_metric(
+    "hardware_flops_per_s_per_device",
+    "Hardware FLOP/s per device",
+    "As model FLOP/s, recomputation counted as work.",
+    RATE,
+)
 def _hardware_flops(run: TimedRun) -> Metric:
     rate, convention = run.hardware_flops_per_s_per_device, run.hardware_convention
     return _flops_rate(run, rate, convention, *COUNTED, "layout")
 
 
-@_metric("mfu", "Model FLOP/s over the device's dense data-sheet peak.")
+@_metric("mfu", "MFU", "Model FLOP/s over the device's dense data-sheet peak.", RATE)
 def _mfu(run: TimedRun) -> Metric:
     rate, convention = run.flops_per_s_per_device, run.model_convention
     return _share(run, rate, convention, run.peak_flops_per_s, run.peak_source)
 
 
-@_metric("hfu", "As MFU, with the configured recomputation counted as work.")
+@_metric("hfu", "HFU", "As MFU, with the configured recomputation counted as work.", RATE)
 def _hfu(run: TimedRun) -> Metric:
     rate, convention = run.hardware_flops_per_s_per_device, run.hardware_convention
     return _share(run, rate, convention, run.peak_flops_per_s, run.peak_source)
 
 
-@_metric("of_achievable", "Model FLOP/s over the best matrix product measured on this machine.")
+@_metric(
+    "of_achievable",
+    "Of what is reachable here",
+    "Model FLOP/s over the best matrix product measured on this machine.",
+    RATE,
+)
 def _of_achievable(run: TimedRun) -> Metric:
     rate, num_devices = run.flops_per_s_per_device, run.facts.num_devices
     return _share(
@@ -182,57 +294,110 @@ def _of_achievable(run: TimedRun) -> Metric:
     )
 
 
-@_metric("achievable_flops_per_s", "Best matrix product measured here, all devices together.")
+@_metric(
+    "achievable_flops_per_s",
+    "Reachable on this machine",
+    "Best matrix product measured here, all devices together.",
+    NEUTRAL,
+    in_window=False,
+)
 def _achievable(run: TimedRun) -> Metric:
     return Metric(value=run.achievable_flops_per_s, unit="FLOP/s", source=run.achievable_source)
 
 
-@_metric("startup_s", "From the launch to the first step's begin.")
+@_metric(
+    "startup_s", "Start-up", "From the launch to the first step's begin.", TIME, in_window=False
+)
 def _startup(run: TimedRun) -> Metric:
     return Metric(value=run.startup_s, unit="s", n=1 if run.startup_s is not None else None)
 
 
-@_metric("first_step_s", "The first step, with lazy initialisation and compilation.")
+@_metric(
+    "first_step_s",
+    "First step",
+    "The first step, with lazy initialisation and compilation.",
+    TIME,
+    needs="steps",
+    in_window=False,
+)
 def _first_step(run: TimedRun) -> Metric:
     if not len(run.steps) or run.steps.index[0] > 1 or run.steps.averaged_over[0] > 1:
         return Metric(value=None, unit="s", note="the log begins later or averages over steps")
     return Metric(value=first_value(run.steps["step_time_s"][:1]), unit="s", n=1)
 
 
-@_metric("memory_allocated_bytes", "Peak of the allocator's live tensors, largest rank.")
+@_metric(
+    "memory_allocated_bytes",
+    "Memory, allocated peak",
+    "Peak of the allocator's live tensors, largest rank.",
+    USAGE,
+    in_window=False,
+)
 def _memory_allocated(run: TimedRun) -> Metric:
     return _peak_memory(run, "allocated")
 
 
-@_metric("memory_reserved_bytes", "Peak that the allocator holds from the device, largest rank.")
+@_metric(
+    "memory_reserved_bytes",
+    "Memory, reserved peak",
+    "Peak that the allocator holds from the device, largest rank.",
+    USAGE,
+    in_window=False,
+)
 def _memory_reserved(run: TimedRun) -> Metric:
     return _peak_memory(run, "reserved")
 
 
-@_metric("memory_resident_bytes", "Peak resident set of the process, largest rank.")
+@_metric(
+    "memory_resident_bytes",
+    "Memory, resident peak",
+    "Peak resident set of the process, largest rank.",
+    USAGE,
+    in_window=False,
+)
 def _memory_resident(run: TimedRun) -> Metric:
     return _peak_memory(run, "resident")
 
 
-@_metric("memory_device_used_bytes", "Peak in use on a device by all programs, context included.")
+@_metric(
+    "memory_device_used_bytes",
+    "Memory, used on the device",
+    "Peak in use on a device by all programs, context included.",
+    USAGE,
+    in_window=False,
+)
 def _memory_device_used(run: TimedRun) -> Metric:
     return _peak_memory(run, "device_used")
 
 
 @_metric(
     "data_wait_fraction",
+    "Waiting for data",
     "Share of the step that the slowest loader keeps its rank waiting, median step.",
+    OVERHEAD,
+    needs="steps",
 )
 def _data_wait(run: TimedRun) -> Metric:
     return _fraction_of_step(run, "data_wait_s")
 
 
-@_metric("comm_wait_fraction", "Share of the step blocked in collectives, median rank.")
+@_metric(
+    "comm_wait_fraction",
+    "Waiting in collectives",
+    "Share of the step blocked in collectives, median rank.",
+    OVERHEAD,
+    needs="steps",
+)
 def _comm_wait(run: TimedRun) -> Metric:
     return _fraction_of_step(run, "comm_wait_s")
 
 
-@_metric("days_to_train", "Days for the recipe's total tokens at the mean step, no failures.")
+@_metric(
+    "days_to_train",
+    "Whole training",
+    "Days for the recipe's total tokens at the mean step, no failures.",
+    MEAN_TIME,
+)
 def _days_to_train(run: TimedRun) -> Metric:
     total, tokens = run.facts.total_tokens, _tokens_trained_on(run)
     if total is None:
@@ -245,7 +410,7 @@ def _days_to_train(run: TimedRun) -> Metric:
     )
 
 
-@_metric("loss_last", "Mean loss of the window's last five steps.")
+@_metric("loss_last", "Loss at the end", "Mean loss of the window's last five steps.", NEUTRAL)
 def _loss_last(run: TimedRun) -> Metric:
     last = run.window["loss"][-5:]
     model = run.facts.model

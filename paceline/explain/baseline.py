@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.compare.comparability import likeness
-from paceline.compare.directions import better
 from paceline.compare.over_time.environment import environment_changes
 from paceline.core.errors import UserError
+from paceline.core.metrics import metric_class
 from paceline.core.units import step_seconds
 from paceline.estimate.answer import Estimate
 from paceline.estimate.explanation import explain as estimated
@@ -111,7 +111,7 @@ def _published(run: ObservedRun) -> Baseline:
         )
     row = rows[0]
     assert row.ratio is not None
-    faster = row.ratio if better(row.metric) == "higher" else 1 / row.ratio
+    faster = row.ratio if metric_class(row.metric).better == "higher" else 1 / row.ratio
     title = f"{row.reference} ({row.source}), {row.reference_value:g} {row.unit}"
     return Baseline("reference", title, run.account.parts.total * faster)
 

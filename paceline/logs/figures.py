@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.core.levels import uneven_warning
-from paceline.core.metrics import measure
+from paceline.core.metrics import METRICS, measure
 from paceline.core.result import Metric, WindowRecord
 from paceline.core.run import RunSettings
 from paceline.core.stats import Summary, printed_step_s, summarize
@@ -25,21 +25,6 @@ COARSE = 0.005
 """A printed step time that resolves less than this share of the step limits every figure."""
 
 JITTER_WARNING = 0.1
-OF_STEPS = {
-    "step_time_s",
-    "step_time_mean_s",
-    "step_time_p05_s",
-    "step_time_p95_s",
-    "jitter_tax",
-    "first_step_s",
-    "data_wait_fraction",
-    "comm_wait_fraction",
-}
-"""Metrics that a rate alone does not tell."""
-
-OF_MANY_STEPS = {"step_time_p05_s", "step_time_p95_s"}
-"""Metrics that one figure for the whole run does not tell."""
-
 PARTIAL, FULL = 0.2, 0.999
 """Of a batch: so much may the last ones of epochs take off the mean, and so near it is whole."""
 
@@ -143,7 +128,9 @@ def figures_without_batch(
     if not finite.all():  # A copy of everything that a long log need not pay for.
         timed = timed.select(finite)
     figures = figures_of(of_one, timed, timed, log, printed, uneven)
-    metrics = {name: m for name, m in figures.metrics.items() if name not in OF_STEPS}
+    metrics = {
+        name: m for name, m in figures.metrics.items() if METRICS[name].needs == "any figure"
+    }
     return replace(figures, metrics=metrics | rates)
 
 
@@ -262,7 +249,7 @@ def rates_of(facts: RunSettings, window: Steps, uneven: bool = False) -> dict[st
 
 def _as_printed(name: str, metric: Metric) -> Metric:
     """A metric of a run of which nothing but a mean is known."""
-    if name in OF_MANY_STEPS:
+    if METRICS[name].needs == "many steps":
         return Metric(value=None, unit=metric.unit, note="the log prints one figure for the run")
     if metric.statistic is None and metric.spread is None:
         return metric

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from paceline.core.metrics import ENERGY_PER_TOKEN, METRICS
 from paceline.core.result import (
     MemoryByPart,
     Metric,
@@ -16,45 +17,6 @@ from paceline.core.result import (
 from paceline.core.text import printable
 from paceline.core.units import GIB, MIB, percent, seconds, si, significant
 from paceline.report.run_description import step_range
-
-LABELS: dict[str, str] = {
-    "tokens_per_s": "Throughput",
-    "tokens_per_s_per_device": "Throughput per device",
-    "padded_tokens_per_s": "Throughput with padding",
-    "samples_per_s": "Samples",
-    "samples_per_s_mean": "Samples, mean",
-    "real_token_fraction": "Real tokens",
-    "attended_share": "Attended pairs",
-    "energy_per_token_j": "Energy of a token",
-    "step_time_s": "Step time, median",
-    "step_time_mean_s": "Step time, mean",
-    "step_time_p05_s": "Step time, 5th percentile",
-    "step_time_p95_s": "Step time, 95th percentile",
-    "jitter_tax": "Jitter tax",
-    "model_flops_per_s_per_device": "Model FLOP/s per device",
-    "hardware_flops_per_s_per_device": "Hardware FLOP/s per device",
-    "mfu": "MFU",
-    "hfu": "HFU",
-    "of_achievable": "Of what is reachable here",
-    "achievable_flops_per_s": "Reachable on this machine",
-    "startup_s": "Start-up",
-    "first_step_s": "First step",
-    "memory_allocated_bytes": "Memory, allocated peak",
-    "memory_reserved_bytes": "Memory, reserved peak",
-    "memory_resident_bytes": "Memory, resident peak",
-    "memory_device_used_bytes": "Memory, used on the device",
-    "data_wait_fraction": "Waiting for data",
-    "comm_wait_fraction": "Waiting in collectives",
-    "days_to_train": "Whole training",
-    "loss_last": "Loss at the end",
-}
-
-NOT_FROM_WINDOW = frozenset(
-    {"startup_s", "first_step_s", "achievable_flops_per_s"}
-    | {f"memory_{kind}_bytes" for kind in ("allocated", "reserved", "resident", "device_used")}
-)
-"""Figures that look at the whole run or at the machine."""
-
 
 SMALLEST_PART_BYTES = 0.05 * MIB
 """Smaller parts of the memory would be written as zero."""
@@ -75,7 +37,9 @@ PARTS = {
 
 def label(name: str) -> str:
     """A metric's name for people."""
-    return LABELS.get(name) or printable(name).replace("_", " ")
+    if name == ENERGY_PER_TOKEN:
+        return "Energy of a token"
+    return METRICS[name].title if name in METRICS else printable(name).replace("_", " ")
 
 
 def written(value: float, unit: str, digits: int = 3) -> str:
@@ -156,7 +120,11 @@ def split_unit(text: str) -> tuple[str, str]:
 def window_text(result: Result, name: str) -> str | None:
     """The steps behind the metric `name`, None when it does not come from the window."""
     window = result.window
-    if name in NOT_FROM_WINDOW or window is None or window.first_step is None:
+    if (
+        (name in METRICS and not METRICS[name].in_window)
+        or window is None
+        or window.first_step is None
+    ):
         return None
     return window.rule if window.rule == "as printed" else step_range(window)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from paceline.compare.comparability import likeness
-from paceline.compare.directions import better
 from paceline.compare.over_time.environment import (
     EnvironmentChange,
     Items,
@@ -28,7 +27,7 @@ from paceline.compare.over_time.timeline import (
 from paceline.compare.scatter import RunScatter, run_scatter
 from paceline.compare.significance import MARGIN
 from paceline.core.errors import PacelineError, UserError, did_you_mean
-from paceline.core.metrics import METRICS
+from paceline.core.metrics import METRICS, metric_class
 from paceline.core.result import Result, finite_value
 from paceline.core.run import RunSettings
 from paceline.core.stats import printed_step_s
@@ -341,7 +340,7 @@ def _slow_drift(drift: Drift, metric: str) -> SlowDrift:
 
 
 def _worse(metric: str, ratio: float) -> bool | None:
-    direction = better(metric)
+    direction = metric_class(metric).better
     return None if direction is None else (ratio > 1) == (direction == "lower")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.core.metrics import ENERGY_PER_TOKEN
 from paceline.core.result import Metric, RunVerdict
 from paceline.core.steps import Steps
 from paceline.core.telemetry import GpuSample, Telemetry, energy_between, read_telemetry
@@ -16,7 +17,6 @@ from paceline.core.units import counted
 from paceline.files.documents import read_lines
 from paceline.machines.probe.telemetry import FOLDER
 
-ENERGY_PER_TOKEN = "energy_per_token_j"
 WH_J = 3600.0
 THROTTLED = "throttled"
 THROTTLED_SHARE = 0.05

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.compare.directions import is_speed
 from paceline.compare.over_time.environment import EnvironmentChange
 from paceline.compare.scatter import RunScatter
+from paceline.core.metrics import metric_class
 from paceline.core.units import percent
 from paceline.core.value import NonNegativeInt, Value
 
@@ -101,5 +101,5 @@ def change_text(change: LevelChange | SlowDrift, metric: str) -> str:
     ratio, worse = change.ratio, change.worse
     if worse is None:
         return f"{percent(abs(ratio - 1))} {'higher' if ratio > 1 else 'lower'}"
-    words = ("slower", "faster") if is_speed(metric) else ("worse", "better")
+    words = ("slower", "faster") if metric_class(metric).is_speed else ("worse", "better")
     return f"{percent(abs(ratio - 1))} {words[0] if worse else words[1]}"

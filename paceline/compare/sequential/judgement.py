@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Literal
 
 from paceline.compare.contrast import word
-from paceline.compare.directions import is_speed
 from paceline.compare.judge import ONE_LEVEL, judge, leaves_its_level
 from paceline.compare.judgement import (
     Comparison,
@@ -25,6 +24,7 @@ from paceline.compare.sequential.look import (
 )
 from paceline.compare.sides import Pair
 from paceline.compare.verdicts import signed
+from paceline.core.metrics import metric_class
 from paceline.core.units import counted, percent
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
@@ -172,7 +172,7 @@ def _looked_at(
         return blank.model_copy(update={"verdict": "invalid", "ended": "failed", "sentence": text})
     rounded = Design(design.most_pairs, design.margin, comparison.resolution)
     looks = looks_along(values[0], values[1], rounded)
-    several_levels = is_speed(name) and leaves_its_level(sides, design.margin)
+    several_levels = metric_class(name).is_speed and leaves_its_level(sides, design.margin)
     if several_levels:
         looks = [replace(k, answer="futile") if k.answer == "same" else k for k in looks]
     last = looks[-1]
