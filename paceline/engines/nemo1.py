@@ -215,7 +215,7 @@ LOG_FORMAT = LogFormat(
         _TIME + rb"[0-9]|(?:s/it|it/s), [^\[\]\r\n]{0,600}" + _LOSS_KEY + rb"[0-9nNi-]"
     ),
     read=read,
-    example="progress bar with `train_step_timing in s=11.20`, else its `41.36s/it`",
+    example="progress bar with `train_step_timing in s=12.34`, else its `41.2s/it`",
     numbered="`global_step`",
     end_marker="`Trainer.fit` stopped",
 )

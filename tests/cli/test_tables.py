@@ -46,7 +46,7 @@ def test_a_dry_run_writes_nothing_and_prints_the_script_alone(tmp_path: Path):
     assert done.stdout.startswith("#!/usr/bin/env bash\n")
     assert [p.name for p in tmp_path.iterdir() if p.name != "cache"] == []
     content = json.loads(paceline("run", "tiny-llama", "--dry-run", "--json").stdout)
-    assert content["script"] == done.stdout and content["settings"]["schema"] == 1
+    assert content["script"] == done.stdout and content["settings"]["schema"] == 2
 
 
 def test_list_shows_selects_and_rebuilds(tmp_path: Path):

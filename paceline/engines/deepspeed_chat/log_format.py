@@ -288,7 +288,7 @@ LOG_FORMAT = LogFormat(
         rb"Throughput: [0-9.]{1,24} samples/sec|SamplesPerSec=[0-9]|, Samples/sec: [0-9.]"
     ),
     read=read,
-    example="`Throughput: 943.455 samples/sec`, `CurrSamplesPerSec=`",
+    example="`Throughput: 987.654 samples/sec`, `CurrSamplesPerSec=`",
     numbered="`global_step`",
     end_marker="exits successfully",
     precedence=8,
