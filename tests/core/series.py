@@ -1,7 +1,6 @@
 """Synthetic step series and runs whose truth is known, and what rules make of them.
 
-Used by the tests in a short form and by benchmarks/window_rmse.py and benchmarks/gate_power.py in a
-long one.
+Used by the tests in a short form and by benchmarks/verdicts.py in a long one.
 """
 
 from __future__ import annotations
