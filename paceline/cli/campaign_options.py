@@ -55,6 +55,7 @@ MinPerNode = Annotated[
         "--min-per-node",
         min=0,
         metavar="SAMPLES/S",
+        rich_help_panel="Judgement",
         help="Minimum throughput per node; sub-clusters below it are marked Fail in results.csv.",
     ),
 ]

@@ -12,21 +12,20 @@ PANELS = {
     "What is trained": "--variant --set --engine --layout --tokens --tiny --synthetic --data "
     "--heldout",
     "What to vary": "--zero --mbs --recompute --gbs --most-tp --most-cp "
-    "--most-ep --sizes --split --rounds --scaling --interleave --compare --stages --samples "
+    "--most-ep --sizes --split --rounds --scaling --compare --stages --samples "
     "--max-nodes --least-efficiency --every-batch --seed",
     "What is measured": "--ops --min-bytes --max-bytes --pairs --seconds --processes --size "
     "--sample-bytes",
     "What is profiled": "--tool --ranks --gpu-metrics --cpu-samples",
     "Place": "--local --device --devices --gpus --cluster --hosts --nodes --launcher --allocation "
-    "--interface --bind --ssh-config --nodes-per-trial --max-parallel --at-once --oversubscribe "
+    "--ssh-config --max-parallel --at-once --oversubscribe "
     "--per --per-node --gpus-per-node --on --intra --inter --topology",
     "Budget": "--budget --repeat --trials --trial-limit --steps --timeout --extra-rounds --fast "
     "--quick --limit --wait",
     "Time model": "--evidence --stack --dispatcher --compiled --cuda-graphs --released --trace "
     "--measured --measured-s",
     "Judgement": "--reference --history --against --check --fail-on-findings --drain-file",
-    "Without a campaign": "--from",
-    "Output": "--where --tag --runs-dir --top --write --html --charts --output --format --json",
+    "Output": "--where --tag --runs-dir --top --write --html --charts --format --json",
 }
 PANEL_OF = {option: panel for panel, options in PANELS.items() for option in options.split()}
 

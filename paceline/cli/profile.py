@@ -85,7 +85,12 @@ def profile(
     ] = False,
     source: Annotated[
         Path | None,
-        typer.Option("--from", metavar="FILE", help="Read what a tool has left; nothing runs."),
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            rich_help_panel="What is profiled",
+            help="Read what a tool has left; nothing runs.",
+        ),
     ] = None,
     variant: options.Variant = None,
     overrides: options.Overrides = None,

@@ -49,7 +49,12 @@ def scale(
     recipe: campaign_options.Recipe = None,
     source: Annotated[
         Path | None,
-        typer.Option("--from", metavar="CSV", help="Analyse results that were measured elsewhere."),
+        typer.Option(
+            "--from",
+            metavar="CSV",
+            rich_help_panel="Without a campaign",
+            help="Analyse results that were measured elsewhere.",
+        ),
     ] = None,
     sizes: Annotated[
         str | None,
