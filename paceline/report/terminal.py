@@ -61,7 +61,7 @@ def print_document(document: Document, console: Console, *, headline: bool = Tru
 def plain_text(document: Document) -> str:
     """Return a document as a pipe gets it."""
     buffer = StringIO()
-    print_document(document, Console(file=buffer))
+    print_document(document, Console(file=buffer, force_terminal=False))
     return buffer.getvalue()
 
 
