@@ -27,7 +27,9 @@ MAX_FILES = 100_000
 MAX_BYTES = 1 << 35
 """Of all unpacked files together; the logs of a thousand runs are a hundredth."""
 MAX_HEADER_BYTES = 1 << 18
-"""Of one header, which is read into memory whole; Python's recursion limit bounds their number."""
+"""Of one header, which is read into memory whole."""
+MAX_MEMBER_HEADER_BYTES = 1 << 20
+"""Of all headers of one member together, the map of a sparse file included."""
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _LONG_HEADERS = (
     tarfile.XHDTYPE,
@@ -37,6 +39,8 @@ _LONG_HEADERS = (
     tarfile.GNUTYPE_LONGLINK,
 )
 _BLOCK_BYTES = 1 << 20
+_AHEAD_BYTES = 1 << 15
+"""Of what the library reads of a stream before it is asked for, and of what fills up a block."""
 _MEMBER_HEADER_BYTES = 4096
 """Of a member beside its content, on average: headers, and what fills up the last block."""
 _BROKEN = (tarfile.TarError, EOFError, zlib.error, RecursionError, ValueError, gzip.BadGzipFile)
@@ -123,8 +127,9 @@ def unpack(
     files: dict[str, None] = {}
     links: list[str] = []
     num_bytes = 0
-    with _read(path, limits.total_bytes + limits.files * _MEMBER_HEADER_BYTES) as archive:
-        for count, member in enumerate(_members(archive)):
+    max_bytes = limits.total_bytes + limits.files * _MEMBER_HEADER_BYTES
+    with _read(path, max_bytes) as (archive, stream):
+        for count, member in enumerate(_members(archive, stream)):
             if count >= limits.files:
                 raise UserError(str(path), f"holds more than {limits.files:,} members")
             if member.isdir():
@@ -141,6 +146,7 @@ def unpack(
             if member.name in files:
                 raise UserError(str(path), f"holds {member.name!r} twice")
             files[member.name] = None
+            stream.expect(member.size)
             try:
                 # Owner, mode and time are those of any new file here.
                 archive.extract(member, folder, set_attrs=False, filter="data")
@@ -151,17 +157,18 @@ def unpack(
 
 def first_name(path: Path) -> str:
     """Return the path of an archive's first member, "" where it is empty; raises as `unpack`."""
-    with _read(path, MAX_HEADER_BYTES * 4, to_its_end=False) as archive:
+    with _read(path, MAX_HEADER_BYTES * 4, to_its_end=False) as (archive, _):
         member = archive.next()
         return member.name if member else ""
 
 
-def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+def _members(archive: tarfile.TarFile, stream: _CappedStream) -> Iterator[tarfile.TarInfo]:
     """Yield every member; the library would keep all headers for random access."""
     while (member := archive.next()) is not None:
         yield member
         archive.members.clear()  # pyright: ignore
         archive.pax_headers.clear()  # pyright: ignore
+        stream.expect(MAX_MEMBER_HEADER_BYTES)
 
 
 def _inner_name(path: Path, name: str) -> str:
@@ -174,13 +181,17 @@ def _inner_name(path: Path, name: str) -> str:
 
 
 @contextmanager
-def _read(path: Path, max_bytes: int, *, to_its_end: bool = True) -> Iterator[tarfile.TarFile]:
+def _read(
+    path: Path, max_bytes: int, *, to_its_end: bool = True
+) -> Iterator[tuple[tarfile.TarFile, _CappedStream]]:
     """Open an archive as a stream; its end, where packers put checksums, is read as well."""
     try:
         with _uncompressed(path) as raw:
-            stream = cast(IO[bytes], _CappedStream(raw, path, max_bytes))
-            with tarfile.open(fileobj=stream, mode="r|", tarinfo=_CheckedHeader) as archive:
-                yield archive
+            stream = _CappedStream(raw, path, max_bytes)
+            file = cast(IO[bytes], stream)
+            with tarfile.open(fileobj=file, mode="r|", tarinfo=_CheckedHeader) as archive:
+                yield archive, stream
+            stream.expect(max_bytes)
             while to_its_end and stream.read(_BLOCK_BYTES):
                 pass
     except _BROKEN as error:
@@ -210,17 +221,29 @@ class _CheckedHeader(tarfile.TarInfo):
 
 
 class _CappedStream:
-    """A stream that ends with an error beyond what an archive may unpack to."""
+    """A stream that ends with an error beyond what an archive, or one member's headers, may have.
+
+    The library reads all headers of a member, and the map of a sparse file, before it returns.
+    """
 
     def __init__(self, stream: IO[bytes], path: Path, max_bytes: int) -> None:
         self._stream, self._path, self._left = stream, path, max_bytes
+        self.expect(MAX_MEMBER_HEADER_BYTES)
+
+    def expect(self, size: int) -> None:
+        """Set how many bytes may be read until this is called again, beside what is read ahead."""
+        self._expected = size + _AHEAD_BYTES
 
     def read(self, size: int) -> bytes:
-        """Return at most `size` bytes; raises UserError beyond the limit."""
+        """Return at most `size` bytes; raises UserError beyond a limit."""
         block = self._stream.read(size)
         self._left -= len(block)
+        self._expected -= len(block)
         if self._left < 0:
             raise UserError(str(self._path), "unpacks to more than an archive may hold")
+        if self._expected < 0:
+            what = f"has a member whose headers have more than {MAX_MEMBER_HEADER_BYTES:,} bytes"
+            raise UserError(str(self._path), what)
         return block
 
 

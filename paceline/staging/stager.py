@@ -1,4 +1,4 @@
-"""Staging: all assets of an plan at the same time, each after those that it is made of."""
+"""Staging: all assets of a plan at the same time, each after those that it is made of."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ USUAL_JOBS = 4
 
 @dataclass(frozen=True)
 class Stager:
-    """How an plan is staged; `tell` is called with what a user should know meanwhile."""
+    """How a plan is staged; `tell` is called with what a user should know meanwhile."""
 
     jobs: int = USUAL_JOBS
     runtime: str | None = None

@@ -48,9 +48,14 @@ class RemoteFile:
     """Of the content as git stores it: what a hub says of small files."""
 
     @property
+    def has_digest(self) -> bool:
+        """Whether the source or the recipe states what shows that a file is of one version."""
+        return any((self.sha256, self.md5, self.git_sha1))
+
+    @property
     def is_checkable(self) -> bool:
         """Whether the source or the recipe states what shows that a file is whole."""
-        return self.bytes is not None or any((self.sha256, self.md5, self.git_sha1))
+        return self.bytes is not None or self.has_digest
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,7 @@ def _verified(file: RemoteFile, path: Path, callbacks: TransferCallbacks) -> Sta
 def _receive(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks) -> None:
     held, version = part.bytes, part.version
     headers: dict[str, str] = {}
-    if held and (version or file.is_checkable):
+    if held and (version or file.has_digest):
         headers = {"Range": f"bytes={held}-", **({"If-Range": version} if version else {})}
     with open_url(file.url, callbacks.gate, headers) as response:
         callbacks.check()

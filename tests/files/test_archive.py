@@ -125,11 +125,21 @@ def test_what_the_headers_of_a_member_say_is_forgotten_with_it(
 
 
 def test_many_headers_before_one_member_are_refused(tmp_path: Path):
-    whole = extended("run/a", {"comment": "x" * 2_000})
+    whole = extended("run/a", {"comment": "x" * 200_000})
     path = tmp_path / "a.tar.gz"
-    path.write_bytes(gzip.compress(whole[:-512] * 1_000 + whole[-512:] + bytes(1024)))
+    path.write_bytes(gzip.compress(whole[:-512] * 8 + whole[-512:] + bytes(1024)))
 
-    with pytest.raises(UserError, match="recursion"):
+    with pytest.raises(UserError, match="whose headers have more than"):
+        unpack(path, tmp_path / "here")
+
+
+def test_the_map_of_a_sparse_file_cannot_fill_the_memory(tmp_path: Path):
+    """Pax's sparse files begin with a map of any length, which the library reads into a list."""
+    header = extended("run/a", {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"})
+    path = tmp_path / "bomb.tar.gz"
+    path.write_bytes(gzip.compress(header + b"1000000000\n" + b"0\n" * (1 << 22)))
+
+    with pytest.raises(UserError, match="whose headers have more than"):
         unpack(path, tmp_path / "here")
 
 

@@ -30,8 +30,9 @@ class Mirror:
     gated: set[str] = field(default_factory=set)
     faults: dict[str, deque[Any]] = field(default_factory=dict)
     """What goes wrong with the next requests of a path, one after the other: an HTTP status, or
-    ("cut", bytes), ("damage",), ("slow", event, bytes), ("redirect", url), or
-    ("headers", {...}): None is none, and a range is sent whatever version is asked for."""
+    ("cut", bytes), the same with headers behind it, ("damage",), ("slow", event, bytes),
+    ("redirect", url), or ("headers", {...}): None is none, and a range is sent whatever version is
+    asked for."""
     silent: bool = False
     """Tell no sizes in advance."""
     asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
@@ -123,6 +124,8 @@ class _Handler(BaseHTTPRequestHandler):
         begin, status = 0, 200
         match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         other = fault[1] if fault and fault[0] == "headers" else {}
+        if fault and fault[0] == "cut":
+            other = dict(*fault[2:])
         if match and (other or self.headers.get("If-Range", tag) == tag):
             begin, status = int(match[1]), 206
         if begin > len(content):

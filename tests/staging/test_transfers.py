@@ -87,6 +87,19 @@ def test_a_file_that_changed_meanwhile_is_fetched_anew(mirror: Mirror, tmp_path:
     assert content_of(one, tmp_path, "corpus") == {"corpus.bin": other}
 
 
+def test_without_a_version_or_a_digest_a_cut_file_is_fetched_anew(mirror: Mirror, tmp_path: Path):
+    """A size alone, which the server tells, does not show that both parts are of one version."""
+    one = recipe(mirror)
+    nameless = {"ETag": None, "Connection": "close"}
+    mirror.fail(PATH, ("cut", BLOCK_BYTES, nameless), *[500] * 5)
+    with pytest.raises(SystemFaultError):
+        stage_all(one, tmp_path)
+    mirror.files[PATH] = other = noise(len(DATA), seed=1)
+    mirror.fail(PATH, ("headers", nameless))
+    stage_all(one, tmp_path)
+    assert content_of(one, tmp_path, "corpus") == {"corpus.bin": other}
+
+
 def test_the_rest_of_another_version_is_not_put_behind_the_first(mirror: Mirror, tmp_path: Path):
     one = recipe(mirror)
     mirror.fail(PATH, ("cut", BLOCK_BYTES), *[500] * 5)
