@@ -59,7 +59,7 @@ def _blocks(document: Document) -> Iterator[str]:
 
 def _figures(figures: Sequence[Figure]) -> str:
     rows = [
-        (figure.label, figure.value, figure.interval, "; ".join(figure.details))
+        (figure.label, figure.value, figure.interval, "; ".join(filter(None, figure.details)))
         for figure in figures
     ]
     lines = [_table_line(md_text(cell) for cell in row) for row in rows]

@@ -81,6 +81,17 @@ def test_every_medium_shows_every_block_once_and_nothing_of_an_empty_one(form: s
     assert shown.index("warning a text") < shown.index("Step time") < shown.index("=row")
 
 
+def test_an_empty_detail_leaves_no_separator():
+    figure = Figure("Step time", "0.2 s", "", ("one", "", "two"))
+    shown = rendered(Document(kind="a", title="b", figures=(figure,)), ReportFormat.md)
+    assert "| one; two |" in shown
+
+
+def test_a_file_has_no_colours_where_a_terminal_is_forced(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b" not in rendered(example(), ReportFormat.text)
+
+
 def test_text_in_a_pipe_is_plain_and_its_lines_are_whole():
     text = rendered(example(), ReportFormat.text)
     assert "\x1b" not in text and "title a text · setup a text\n" in text

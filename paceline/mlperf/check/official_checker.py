@@ -128,7 +128,9 @@ def _last_words(errors: str) -> str:
 
 TOKEN = b":::MLLOG "
 FIELDS = ("time_ms", "key", "value", "metadata")
-MAX_MESSAGE_CHARACTERS = 600
+MAX_MESSAGE_CHARACTERS = 900
+MAX_LINE_CHARACTERS = 300
+"""Of a line of a message: a long line of the log hides the failed test below it otherwise."""
 _KEY = re.compile(r"(?:CHECK for|occurrence of) '([^']*)'|Failed checks for (\S+) :")
 _LINE = re.compile(r" in line (\d+)(?=:\n)")
 _CONTEXT = re.compile(r"^current (?:context|line)\[", re.MULTILINE)
@@ -192,7 +194,8 @@ def finding(message: str, lines: ResultLines) -> CheckFinding:
     if (match := _LINE.search(text)) and int(match[1]) < len(lines.numbers):
         line = lines.numbers[int(match[1])]
         text = text.replace(match[0], "", 1)
-    return CheckFinding(key=key, line=line, message=text[:MAX_MESSAGE_CHARACTERS])
+    short = "\n".join(part[:MAX_LINE_CHARACTERS] for part in text.splitlines())
+    return CheckFinding(key=key, line=line, message=short[:MAX_MESSAGE_CHARACTERS])
 
 
 def incomplete_records(lines: ResultLines) -> list[CheckFinding]:

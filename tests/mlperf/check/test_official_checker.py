@@ -94,6 +94,11 @@ def test_a_message_has_the_key_and_the_line_it_is_about(
     assert located.message == message.replace(" in line 2", "")
 
 
+def test_a_long_line_of_the_log_does_not_hide_the_test_that_failed():
+    message = f"CHECK for 'seed' failed in line 2:\n{'x' * 5000}\nfailed test: v['value'] > 0"
+    assert finding(message, LINES).message.endswith("failed test: v['value'] > 0")
+
+
 def test_records_without_a_field_are_named():
     lines = ResultLines.of(b'a\n:::MLLOG {bad\n:::MLLOG {"key": "x", "value": 1}\n')
 
