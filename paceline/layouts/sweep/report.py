@@ -115,7 +115,6 @@ OF_PREDICTIONS = ("predicted_s", "prediction_error", "predicted_memory_bytes", "
 
 def sweep_document(result: SweepResult) -> Document:
     """Return a sweep for every medium."""
-    best = result.best
     varied = [f"{name}: {', '.join(values)}" for name, values in result.dimensions.items()]
     rows = [_row(row) for row in result.rows]
     unfinished = result.halted or ("interrupted" if result.interrupted else "")
@@ -124,9 +123,7 @@ def sweep_document(result: SweepResult) -> Document:
         kind="layouts compared",
         title=result.name,
         window_title=f"Sweep {result.name}",
-        verdict=Verdict(
-            f"best: {best.label}" if best else "no layout has a speed", "good" if best else "alert"
-        ),
+        verdict=_verdict(result),
         setup=(result.recipe, *varied),
         answer=result.sentences,
         figures=_figures(result),
@@ -139,7 +136,7 @@ def sweep_document(result: SweepResult) -> Document:
                 lines=[f"Not all has run: {unfinished}"] if unfinished else [],
             ),
             Table(
-                title="Layouts, in the order in which they ran",
+                title="Layouts, in the order in which they run",
                 name="layouts",
                 columns=shown_columns(result),
                 rows=[_for_people(row) for row in rows],
@@ -150,6 +147,20 @@ def sweep_document(result: SweepResult) -> Document:
         data=result,
         csv=Table(columns=[Column(key, key) for key in (*others, *CSV_KEYS)], rows=rows),
     )
+
+
+def _is_planned(result: SweepResult) -> bool:
+    """Return whether nothing has run yet, as with `--dry-run`."""
+    statuses = {row.status for row in result.rows}
+    return "waiting" in statuses and statuses <= {"waiting", "refused", "pruned"}
+
+
+def _verdict(result: SweepResult) -> Verdict:
+    if result.best:
+        return Verdict(f"best: {result.best.label}", "good")
+    if _is_planned(result):
+        return Verdict("nothing has run yet")
+    return Verdict("no layout has a speed", "alert")
 
 
 def shown_columns(result: SweepResult) -> list[Column]:
@@ -233,6 +244,8 @@ def memory_note(result: SweepResult) -> str:
 def _figures(result: SweepResult) -> tuple[Figure, ...]:
     """Return speed, step time and memory of the best layout, and what became of all of them."""
     best = result.best
+    if _is_planned(result):
+        return (_count_figure(result),)
     if best is None:
         why = "no layout has a speed; the table says why"
         return (*(unknown_figure(label, why) for label in FIGURES), _count_figure(result))

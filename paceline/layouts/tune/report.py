@@ -45,7 +45,7 @@ def ranking_document(ranking: Ranking) -> Document:
         words = f"cannot run: {ranking.recipe_problem}"
     notes += [f"The recipe's own layout: {words}.", f"Rests on {ranking.evidence}."]
     nothing_fits = ranking.n_pruned == ranking.n_layouts
-    verdict = Verdict("")
+    verdict = None
     if nothing_fits:
         least = gib(ranking.least_memory_bytes)
         text = f"no layout fits: the smallest needs {least} a device; take more or larger devices"

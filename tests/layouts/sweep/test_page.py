@@ -7,6 +7,7 @@ from typing import Any
 from paceline.layouts.sweep.charts import agreement_chart, sweep_charts
 from paceline.layouts.sweep.report import sweep_document
 from paceline.layouts.sweep.result import SweepResult
+from paceline.report.document import Verdict
 from paceline.report.html import render_document
 from paceline.report.theme import EXPORT
 from tests.layouts.sweep.test_charts import EXPECTED, result, row
@@ -70,3 +71,11 @@ def test_without_figures_there_are_no_charts_and_still_a_page():
     empty = result(row(1, "refused", reason="no"))
     assert sweep_charts(empty, "", EXPORT) == {} and agreement_chart(empty, EXPORT) is None
     assert "no layout has a speed" in page_of(empty)
+
+
+def test_before_anything_has_run_nothing_is_said_to_have_no_speed():
+    planned = sweep_document(result(row(1, "waiting"), row(2, "refused", reason="no")))
+    assert planned.verdict == Verdict("nothing has run yet", "plain")
+    assert [figure.label for figure in planned.figures] == ["Layouts measured"]
+    failed = sweep_document(result(row(1, "waiting"), row(2, "failed", reason="no")))
+    assert failed.verdict == Verdict("no layout has a speed", "alert")
