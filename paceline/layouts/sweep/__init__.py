@@ -2,5 +2,5 @@
 
 plan.py says what varies, what can run and in which order, prediction.py what is expected of it,
 trials.py runs what is missing and keeps what each combination has measured. result.py is what comes
-out, shown by table.py, charts.py and page.py.
+out, made a document by report.py and charts.py.
 """
