@@ -288,7 +288,7 @@ def test_what_cannot_be_explained_says_why(tmp_path: Path):
 def test_the_verb_prints_text_and_tables(tmp_path: Path):
     write_parts(tmp_path, "it", ({"data": 0.1}, {}))
     text = paceline("explain", "it", runs=tmp_path).stdout
-    assert "first cause: data starvation" in text and "try: " in text
+    assert "First cause  data starvation" in text and "what to try" in text
     itself = paceline("explain", "it", "--against", "it", runs=tmp_path).stdout
     assert "as long as run it; no cause is named" in itself
     table = paceline("explain", "it", "--format", "csv", runs=tmp_path)

@@ -73,15 +73,3 @@ def test_adapters_learn_on_frozen_weights_in_low_precision(
 
     losses = [line["loss"] for line in steps(tmp_path)]
     assert losses[-1] < losses[0] - 0.01
-
-
-def test_a_layout_that_cuts_a_block_is_refused_with_its_reason(tmp_path: Path) -> None:
-    raw = settings(steps=1, **WIDE, **BLOCKWISE)
-    raw["layout"].update(tp=4)
-    raw["model"].update(num_heads=4, num_kv_heads=4)
-
-    assert train(tmp_path, raw) == 1
-
-    words = "query heads: a rank's matrices are 64 wide, and blockwise takes multiples of 128"
-    # The first rank that fails ends the others, whichever it is.
-    assert any(words in log(tmp_path, rank) for rank in range(4))
