@@ -11,7 +11,7 @@ TESTED := native,stage,mlperf,fp8,dev,test
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 CLUSTER_PACKAGES := openssh-server openssh-client iproute2 slurmctld slurmd slurm-client munge \
-  slurmdbd slurm-wlm-mysql-plugin mariadb-server gcc libslurm-dev skopeo docker-registry
+  slurmdbd slurm-wlm-mysql-plugin mariadb-server gcc libslurm-dev skopeo docker-registry rsync
 # Files that begin with _ are the other side of a comparison, started by the benchmark itself.
 # The nightly ones need root and the packages of deps-clusters, or the memory of 64 ranks.
 BENCHMARKS = $(filter-out $(NIGHTLY),$(wildcard benchmarks/[a-z]*.py))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -16,6 +17,8 @@ from paceline.core.interrupts import held
 from paceline.core.secrets import redact
 
 LOOK_S = 0.2
+MAX_AFTER_END_S = 10.0
+"""How long what a command has started may still say something after the command has ended."""
 _PR_SET_PDEATHSIG = 1
 """Of linux/prctl.h: the signal that this process gets when its parent dies."""
 _LIBC = ctypes.CDLL(None)
@@ -30,7 +33,8 @@ def run_program(
 ) -> subprocess.CompletedProcess[str]:
     """A command's end and what it said; it and all that it started are killed if `check` raises.
 
-    It does not outlive this process, which would write beside the one that comes after it.
+    It does not outlive this process, which would write beside the one that comes after it. What it
+    has started and left is heard for another `MAX_AFTER_END_S`, and then killed.
     """
     started: list[subprocess.Popen[str]] = []
     try:
@@ -64,6 +68,7 @@ def run_program(
 def _ended(
     process: subprocess.Popen[str], text: str | None, check: Callable[[], None]
 ) -> subprocess.CompletedProcess[str]:
+    ended_at: float | None = None
     while True:
         try:
             output, errors = process.communicate(text, timeout=LOOK_S)
@@ -71,6 +76,10 @@ def _ended(
         except subprocess.TimeoutExpired:
             text = None
             check()
+        if process.poll() is not None:
+            ended_at = ended_at or time.monotonic()
+            if time.monotonic() - ended_at > MAX_AFTER_END_S:
+                _kill(process)  # the group of what it has left, which holds its pipes
 
 
 def _held() -> AbstractContextManager[None]:

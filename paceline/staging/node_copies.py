@@ -42,6 +42,9 @@ SILENT_INTERVALS = 12
 """Signs of life (`alive_interval_s`) after which a transfer without a byte has failed."""
 PARTIAL = ".rsync-partial"
 SHELL = ("bash", "--noprofile", "--norc", "-s")
+OUTLIVING = ("bash", "-c", 'trap "" USR1; exec "$0" "$@"')
+"""Before rsync's remote shell: rsync kills it by SIGUSR1 when it fails, and with it the message of
+the node's own rsync, which comes on the standard error of that shell and may still be under way."""
 ANOTHER_FOLDER = "give another folder with --local"
 FAULTS = (
     (r"(?:rsync|sha256sum): (?:command )?not found", "has no rsync or sha256sum", "install them"),
@@ -124,31 +127,40 @@ def node_shells(cluster: Cluster, most: int | None = None) -> tuple[NodeShell, .
 
     Raises UserError for a cluster that names no nodes, or fewer.
     """
-    if shutil.which("rsync") is None:
-        raise UserError("--local", "takes the program rsync", remedy="apt install rsync")
-    silence_s = max(1, round(SILENT_INTERVALS * cluster.ssh.alive_interval_s))
     launcher = capabilities(cluster.launcher)
-    if launcher.needs_hosts:
-        shells: list[NodeShell] = []
-        for host in cluster.hosts[:most]:
-            words = tuple(ssh_argv(host, cluster.ssh))
-            shells.append(NodeShell(host, words, words[: words.index("--")], silence_s))
-        return tuple(shells)
-    allocation = cluster.slurm.allocation
-    if not launcher.allocations or allocation is None:
+    allocation = cluster.slurm.allocation if launcher.allocations else None
+    if not launcher.needs_hosts and allocation is None:
         raise UserError(
             "--local",
             "is for the disks of other nodes, and none are named",
             allowed="--hosts FILE|LIST, --allocation JOBID, --cluster FILE with hosts",
             remedy="inside Slurm take nodes first: salloc",
         )
+    if shutil.which("rsync") is None:
+        raise UserError("--local", "takes the program rsync", remedy="apt install rsync")
+    silence_s = max(1, round(SILENT_INTERVALS * cluster.ssh.alive_interval_s))
+    if launcher.needs_hosts or allocation is None:
+        shells: list[NodeShell] = []
+        for host in cluster.hosts[:most]:
+            words = tuple(ssh_argv(host, cluster.ssh))
+            shells.append(NodeShell(host, words, words[: words.index("--")], silence_s))
+        return tuple(shells)
     hosts = cluster.hosts or tuple(host.name for host in from_allocation(allocation))
     check_allocation(allocation, hosts, max(len(hosts), most or 0))
     options = ("--nodes=1", "--ntasks=1", "--overlap", "--mem=0", "--cpu-bind=none", "--export=ALL")
-    step = ("srun", f"--jobid={checked('allocation', allocation)}", *options, "--nodelist")
+    step = ("srun", f"--jobid={checked('allocation', allocation)}", *options)
+    # A step passes on whole lines, for which rsync's protocol would wait until its timeout.
+    # Unbuffered it passes on parts of them, and srun's own messages between those of a script.
+    remote = (*step, "--unbuffered", "--nodelist")
     environment = client.environment({})
     return tuple(
-        NodeShell(host, (*step, checked("nodelist", host), *SHELL), step, silence_s, environment)
+        NodeShell(
+            host,
+            (*step, "--nodelist", checked("nodelist", host), *SHELL),
+            remote,
+            silence_s,
+            environment,
+        )
         for host in hosts[:most]
     )
 
@@ -292,7 +304,8 @@ class _NodeCopy:
                 command = shlex.join(["rsync", *options, str(source), target])
                 done = self._run(self.shell.argv, check, f"{command}\n", progress)
             else:
-                remote = ["-e", shlex.join(self.shell.remote), f"--timeout={self.shell.silence_s}"]
+                remote = ["-e", shlex.join((*OUTLIVING, *self.shell.remote))]
+                remote += [f"--timeout={self.shell.silence_s}"]
                 place = [str(folder / CONTENT_FOLDER), f"{self.shell.host}:{target}"]
                 done = self._run(("rsync", *options, *remote, "-s", *place), check, None, progress)
             text = progress.read_text(encoding="utf-8", errors="replace")
@@ -376,10 +389,16 @@ class _NodeCopy:
 
 
 def _failure(done: CompletedProcess[str]) -> _NodeError:
-    """What the node's programs or ssh say is wrong."""
+    """What the node's programs, ssh or srun say is wrong."""
     for pattern, fault, remedy in FAULTS:
         if re.search(pattern, done.stderr):
             return _NodeError(fault, remedy)
     fault, remedy = meaning(done.stderr)
-    lines = [line for line in done.stderr.splitlines() if line.startswith("rsync: ")]
-    return _NodeError(one_line(lines[0] if lines and remedy is None else fault), remedy)
+    if remedy is None:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        # srun adds that its task failed to what the task says.
+        lines = [line for line in lines if not line.startswith("srun: ")] or lines
+        first = [line for line in lines if line.startswith("rsync: ")][:1]
+        silent = [f"ended with code {done.returncode} without a word"]
+        fault = one_line((first or lines[-1:] or silent)[0][:200])
+    return _NodeError(fault, remedy)

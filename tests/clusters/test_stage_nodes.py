@@ -16,16 +16,24 @@ import pytest
 
 from paceline.files.recipe import load_recipe
 from paceline.files.staged import staged_path
-from tests.clusters.bed import Bed
+from tests.clusters.bed import Bed, Host
+from tests.clusters.bed.needs import need_programs
 from tests.clusters.ssh_jobs import follow, log_of, make_job, start
 from tests.command import paceline
 
 RECIPE = "tiny-llama"
 LOCAL = "/dev/shm/node-disk"
+SMALL = "/dev/shm/small"
 READS = """
 import pathlib, socket, sys
 print(socket.gethostname(), len(pathlib.Path(sys.argv[1]).read_bytes()))
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def rsync() -> None:
+    """Of this machine, whose programs the hosts have too."""
+    need_programs("rsync")
 
 
 @pytest.fixture
@@ -44,6 +52,11 @@ def stage(root: Path, *words: object, env: dict[str, str] | None = None) -> tupl
 
 def states(nodes: dict[str, Any]) -> dict[str, str]:
     return {host: node["state"] for host, node in nodes.items()}
+
+
+def mount_small_disk(node: Host) -> None:
+    """Give a host a disk that has no room for the corpus."""
+    node.call("sh", "-c", f"mkdir {SMALL} && mount -t tmpfs -o size=1m tmpfs {SMALL}")
 
 
 def test_each_host_gets_its_copy_and_the_one_that_refuses_is_named(ssh_hosts: Bed, source: Path):
@@ -72,8 +85,8 @@ def test_each_host_gets_its_copy_and_the_one_that_refuses_is_named(ssh_hosts: Be
     assert nodes["node-003"]["faults"] == [
         {"asset": "corpus", "fault": "changed", "path": "code.jsonl"}
     ]
-    node.call("sh", "-c", "mkdir /dev/shm/small && mount -t tmpfs -o size=1m tmpfs /dev/shm/small")
-    code, nodes = stage(source, "--local", "/dev/shm/small", *over_ssh[2:])
+    mount_small_disk(node)
+    code, nodes = stage(source, "--local", SMALL, *over_ssh[2:])
     assert code == 2 and states(nodes)["node-003"] == "failed"
     assert nodes["node-003"]["fault"] == "its disk is full"
 
@@ -91,6 +104,15 @@ def test_inside_slurm_nodes_read_what_they_see_and_are_sent_the_rest(
         assert code == 0 and states(nodes) == {"node-001": "staged", "node-002": "staged"}
         ways |= {node["way"] for node in nodes.values()}
     assert ways == {"sent", "shared"}
+    mount_small_disk(slurm_cluster.hosts["node-002"])
+    code, nodes = stage(source, "--local", SMALL, env=inside)
+    assert code == 2 and states(nodes) == {"node-001": "staged", "node-002": "failed"}
+    assert nodes["node-002"]["fault"] == "its disk is full"
+    code, nodes = stage(source, "--local", "/proc/nothing", env=inside)
+    faults = {node["fault"] for node in nodes.values()}
+    assert code == 2 and faults == {
+        "mkdir: cannot create directory '/proc/nothing': No such file or directory"
+    }
     slurm_cluster.slurm.ask("scancel", number)
 
 

@@ -16,12 +16,19 @@ from paceline.staging.node_copies import PARTIAL, NodeOrder, NodeShell, on_nodes
 from paceline.staging.plan import staging_plan
 from paceline.staging.stager import Stager
 from paceline.staging.verification import verify
+from tests.clusters.bed.needs import need_programs
 from tests.staging.mirror import Mirror
 from tests.staging.staged import noise, recipe_of
 
 FILES = {"a.bin": 300_000, "deep/b.bin": 700_000, "c.txt": 10}
 TOTAL = sum(FILES.values())
 SHELL = ("bash", "--noprofile", "--norc", "-s")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def rsync() -> None:
+    """Of this machine."""
+    need_programs("rsync")
 
 
 def can_mount() -> bool:
@@ -49,6 +56,13 @@ def staged(mirror: Mirror, tmp_path: Path) -> tuple[Path, ...]:
     Stager().stage(plan)
     (plan.assets[0].folder / CONTENT_FOLDER / "a.bin").chmod(0o755)
     return tuple(part.folder for part in plan.assets)
+
+
+LATE = """shift
+"$@" <&0 2>"$0" & exec <&- >&-
+wait $!; code=$?
+sleep 0.5; cat "$0" >&2; exit $code"""
+"""A remote shell whose standard error comes after the end of the connection, as ssh's may."""
 
 
 def shell(*argv: str, host: str = "node", silence_s: int = 20):
@@ -180,3 +194,34 @@ def test_a_full_disk_of_a_node_is_told(staged: tuple[Path, ...], tmp_path: Path,
     finally:
         subprocess.run(["umount", str(local)], check=True)
     assert (full.state, full.fault) == ("failed", "its disk is full")
+
+
+@pytest.mark.skipif(not can_mount(), reason="no disk can be mounted here")
+def test_what_a_node_says_at_its_end_is_heard(staged: tuple[Path, ...], tmp_path: Path):
+    local = tmp_path / "there"
+    local.mkdir()
+    late = NodeShell("node", SHELL, ("bash", "-c", LATE, str(tmp_path / "messages")), 20)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(local)], check=True)
+    try:
+        (full,) = on_nodes([late], order(staged, local))
+    finally:
+        subprocess.run(["umount", str(local)], check=True)
+    assert (full.state, full.fault) == ("failed", "its disk is full")
+
+
+@pytest.mark.parametrize(
+    ("errors", "fault"),
+    [
+        ("mkdir: no\nsrun: error: node: task 0: Exited with exit code 1\n", "mkdir: no"),
+        ("srun: error: Unable to create step\n", "srun: error: Unable to create step"),
+        ("rsync: [receiver] odd\nrsync error: odd (code 12)\n", "rsync: [receiver] odd"),
+        ("", "ended with code 7 without a word"),
+    ],
+    ids=["task", "srun", "rsync", "silent"],
+)
+def test_a_fault_without_a_known_cause_is_told_as_the_node_says_it(
+    staged: tuple[Path, ...], tmp_path: Path, errors: str, fault: str
+):
+    words = ("bash", "-c", 'cat >/dev/null; printf %s "$0" >&2; exit 7', errors)
+    (failed,) = on_nodes([shell(*words)], order(staged, tmp_path / "there"))
+    assert (failed.state, failed.fault) == ("failed", fault)

@@ -1,9 +1,10 @@
-"""What this machine lacks for a bed."""
+"""What this machine lacks for a bed, or for a test that needs one of its programs."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def lacking(plan: Plan) -> str | None:
     if plan.containers and not Path("/usr/include/slurm/spank.h").exists():
         missing.append("libslurm-dev")
     if missing:
-        return f"not installed: {', '.join(missing)}; `make deps-clusters` installs them"
+        return not_installed(missing)
     kinds = ("--net", "--uts", "--ipc", "--mount", "--pid")
     try:
         call(["unshare", *kinds, "--fork", "--mount-proc", "sh", "-c", TRIAL])
@@ -42,9 +43,24 @@ def lacking(plan: Plan) -> str | None:
     return None
 
 
+def not_installed(names: Sequence[str]) -> str:
+    """What is missing, and how to get it."""
+    return f"not installed: {', '.join(names)}; `make deps-clusters` installs them"
+
+
 def need(plan: Plan) -> None:
     """Skips a test where the machine cannot have such a bed, and fails it where one is required."""
-    missing = lacking(plan)
+    skip_or_fail(lacking(plan))
+
+
+def need_programs(*names: str) -> None:
+    """Skips a test where programs are missing, and fails it where beds are required."""
+    missing = [name for name in names if shutil.which(name) is None]
+    skip_or_fail(not_installed(missing) if missing else None)
+
+
+def skip_or_fail(missing: str | None) -> None:
+    """Skips a test for what is missing, and fails it where that is required (PACELINE_REQUIRE)."""
     if missing and "clusters" in os.environ.get("PACELINE_REQUIRE", "").split(","):
         pytest.fail(missing)
     if missing:
