@@ -21,6 +21,8 @@ AssetState = Literal["missing", "partial", "staged", "damaged"]
 """`partial`: begun, and not ended; `damaged`: other files than the manifest says."""
 AssetName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,59}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+HexDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""Of SHA-256; nothing else, as digests stand in the scripts that verify copies on nodes."""
 Md5 = Annotated[str, StringConstraints(pattern=r"^md5:[0-9a-f]{32}$")]
 UNSTAGED_FOLDERS = frozenset({".git", "__pycache__"})
 """Belong to the programs that use an asset, and are never part of one."""
@@ -147,7 +149,7 @@ class StagedFile(Value):
 
     path: InnerPath
     bytes: NonNegativeInt
-    sha256: str
+    sha256: HexDigest
 
 
 class Manifest(Value):
@@ -158,7 +160,7 @@ class Manifest(Value):
     revision: str | None
     """The commit or digest that was had, where the source tells it."""
     bytes: NonNegativeInt
-    sha256: str
+    sha256: HexDigest
     """Of all paths and digests together: equal contents have equal ones."""
     files: tuple[StagedFile, ...]
     origin: str

@@ -306,7 +306,8 @@ class _NodeCopy:
             else:
                 remote = ["-e", shlex.join((*OUTLIVING, *self.shell.remote))]
                 remote += [f"--timeout={self.shell.silence_s}"]
-                place = [str(folder / CONTENT_FOLDER), f"{self.shell.host}:{target}"]
+                host = f"[{self.shell.host}]" if ":" in self.shell.host else self.shell.host
+                place = [str(folder / CONTENT_FOLDER), f"{host}:{target}"]
                 done = self._run(("rsync", *options, *remote, "-s", *place), check, None, progress)
             text = progress.read_text(encoding="utf-8", errors="replace")
         if done.returncode:

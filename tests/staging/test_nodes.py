@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.files.staged import CONTENT_FOLDER, PARTIAL_FOLDER, asset_state
+from paceline.files.staged import CONTENT_FOLDER, MANIFEST_FILE, PARTIAL_FOLDER, asset_state
 from paceline.staging.ending import StageEnd, StageEndedError
 from paceline.staging.node_copies import PARTIAL, NodeOrder, NodeShell, on_nodes
 from paceline.staging.plan import staging_plan
@@ -82,6 +82,20 @@ def same(staged: tuple[Path, ...], local: Path) -> None:
         assert asset_state(copy) == "staged" and verify(copy, folder.name) == []
         assert (copy / "manifest.json").read_text() == (folder / "manifest.json").read_text()
         assert not (copy / PARTIAL_FOLDER).exists()
+
+
+def test_an_ipv6_address_is_no_daemon_of_rsync(staged: tuple[Path, ...], tmp_path: Path):
+    (node,) = on_nodes([shell(host="fd00::5")], order(staged, tmp_path / "there"))
+    assert (node.state, node.way, node.fault) == ("staged", "sent", None)
+    same(staged, tmp_path / "there")
+
+
+def test_a_digest_that_a_shell_would_run_makes_no_manifest(staged: tuple[Path, ...]):
+    manifest = staged[1] / MANIFEST_FILE
+    text = manifest.read_text()
+    for digest in (word for word in text.split('"') if len(word) == 64):
+        manifest.write_text(text.replace(digest, "0;touch x"))
+        assert asset_state(staged[1]) == "damaged"
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["sent", "shared"])
