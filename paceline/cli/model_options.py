@@ -40,7 +40,6 @@ def _known_stack(stack: str | None) -> str | None:
 
 Recipe = Annotated[str, typer.Argument(help="Name of a recipe, or a YAML file.", metavar="RECIPE")]
 DeviceName = Annotated[str, typer.Option(help="A device of `paceline devices`, e.g. H100.")]
-Gpus = Annotated[int, typer.Option(min=1, help="Number of devices.")]
 PerNode = Annotated[
     int | None,
     typer.Option(min=1, help="Devices of a node; default 8, or what a cluster file says."),
