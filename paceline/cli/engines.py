@@ -73,10 +73,14 @@ def engines(
       paceline engines remove deepspeed_chat
     """
     form = TableFormat.json if as_json else form
-    if formats and action is None:
+    lists = [name for name, on in (("--features", features), ("--log-formats", formats)) if on]
+    if lists and (action is not None or len(lists) > 1):
+        other = f"engines {action}" if action else lists[1]
+        raise UserError(lists[0], f"is a list of its own beside {other}", remedy="leave one out")
+    if formats:
         emit_table(select_rows(_format_rows(), where), _FORMAT_COLUMNS, form)
         return
-    if features and action is None:
+    if features:
         rows = [row for each in engine_names() for row in _feature_rows(each)]
         emit_table(select_rows(rows, where), _FEATURE_COLUMNS, form)
         return

@@ -191,3 +191,9 @@ def test_the_list_of_features_says_what_an_engine_takes():
     rows = {row["feature"]: row for row in json.loads(done.stdout)}
     assert rows.keys() == engine("torchtitan").SUPPORT[""].keys()
     assert (rows["training.dtype"]["takes"], rows["lora"]["takes"]) == ("fp32, bf16", "no")
+
+
+@pytest.mark.parametrize("words", [("--log-formats",), ("install", "megatron")])
+def test_the_list_of_features_stands_alone(words: tuple[str, ...]) -> None:
+    done = paceline("engines", *words, "--features")
+    assert done.returncode == 1 and "--features: is a list of its own" in done.stderr
