@@ -42,6 +42,8 @@ def unpredicted(x: ParallelRun) -> str | None:
         return "what moves is not known for latent attention and layers that predict more tokens"
     if x.lora is not None:
         return "what moves is not known for adapters"
+    if shape.kv_heads % layout.tp:
+        return "what moves is not known where tensor ranks hold copies of key/value heads"
     if sharded and layout.pp > 1:
         return f"what moves is not known for ZeRO-{layout.zero_stage} in a pipeline"
     if sharded and layout.tp > 1:
