@@ -18,7 +18,7 @@ from paceline.core.training import DEFAULT_FP8_RECIPE
 from paceline.engines.launch.programs import unknown_settings
 from paceline.engines.log_reading import native_lines, native_log
 from paceline.engines.log_reading.log_content import LogFormat
-from paceline.engines.support import DEEPSEEK, no, only, refusals
+from paceline.engines.support import BYTE_VOCAB, DEEPSEEK, no, only, refusals
 from paceline.files.home import cache_folder
 from paceline.files.trainer_program import PROGRAM_FOLDER, program_files
 
@@ -36,8 +36,6 @@ LATENT_FILES = ("latents", "webdataset")
 LATENT_SOURCES = ("synthetic", *LATENT_FILES)
 COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """Graphs and machine code, for all ranks and runs; Inductor locks what it writes there."""
-BYTE_VOCAB = 257
-"""One id for each byte and one that ends a document."""
 SUPPORT = {
     "": {
         **DEEPSEEK,
