@@ -46,6 +46,7 @@ def source() -> Iterator[Path]:
 def stage(root: Path, *words: object, env: dict[str, str] | None = None) -> tuple[int, Any]:
     """The exit code of `paceline stage`, and what became of each node by its name."""
     done = paceline("stage", RECIPE, "--to", root, "--json", *words, env=env)
+    print(done.stderr)  # shown where the test fails
     document = json.loads(done.stdout) if done.stdout else {"nodes": []}
     return done.returncode, {node["host"]: node for node in document["nodes"]}
 
