@@ -17,6 +17,7 @@ from paceline.cli.runs import computed_result
 from paceline.core.errors import PacelineError
 from paceline.files.index import Index
 from paceline.files.run_folder import find_runs, groups
+from paceline.report.document import Document
 from paceline.report.run_document import run_document
 from paceline.runs.comparison import Gate, compare_runs
 from paceline.runs.comparison_report import comparison_document
@@ -178,15 +179,18 @@ def _page(folders: Folders) -> str:
 
 
 def _compare(folders: Folders) -> str:
-    return output.rendered(
-        comparison_document(compare_runs(folders.root, BESIDE, CHANGED, Gate(0.01, (), ()))),
-        ReportFormat.html,
-    )
+    comparison = compare_runs(folders.root, BESIDE, CHANGED, Gate(0.01, (), ()))
+    return _everywhere(comparison_document(comparison))
 
 
 def _history(folders: Folders) -> str:
     paths = [folders.root / CHANGED, folders.root / BESIDE]
-    return output.rendered(history_document(recipe_history(RECIPE, paths)), ReportFormat.html)
+    return _everywhere(history_document(recipe_history(RECIPE, paths)))
+
+
+def _everywhere(document: Document) -> str:
+    forms = (ReportFormat.text, ReportFormat.json, ReportFormat.md, ReportFormat.html)
+    return "\n".join(output.rendered(document, form) for form in forms)
 
 
 def _names(folders: Folders) -> str:
