@@ -305,7 +305,8 @@ class _NodeCopy:
                 done = self._run(self.shell.argv, check, f"{command}\n", progress)
             else:
                 remote = ["-e", shlex.join((*OUTLIVING, *self.shell.remote))]
-                remote += [f"--timeout={self.shell.silence_s}"]
+                # Checksums are read in silence; then ssh or Slurm alone tell of a lost node.
+                remote += [] if with_checksums else [f"--timeout={self.shell.silence_s}"]
                 host = f"[{self.shell.host}]" if ":" in self.shell.host else self.shell.host
                 place = [str(folder / CONTENT_FOLDER), f"{host}:{target}"]
                 done = self._run(("rsync", *options, *remote, "-s", *place), check, None, progress)
