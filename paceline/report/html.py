@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from paceline.core.text import one_line, printable
-from paceline.report.document import Document, Links, Preformatted, Table
+from paceline.report.document import Document, Links, Preformatted, Section, Table
 from paceline.report.figures import split_unit
 from paceline.report.theme import DARK, LIGHT, ON_PAGE, WHOSE, css_variables
 from paceline.report.vega import vega_bundle
@@ -40,13 +40,17 @@ class EmbeddedChart:
     spec: Markup
 
 
+MAX_PAGE_ROWS = 500
+"""Rows of a table on a page: thousands of layouts or nodes would make it slow to open."""
+
+
 def render_document(document: Document) -> str:
     """Return the page of a document, which loads nothing; every text in it is escaped."""
     drawn = document.charts(ON_PAGE) if document.charts else {}
     charts = [_embedded_chart(name, chart) for name, chart in drawn.items()]
     bundle = vega_bundle() if charts else ""
     script = _template_text("page.js")
-    sections = document.sections_for("page")
+    sections = [_shortened(section) for section in document.sections_for("page")]
     title = one_line(document.title)
     return (
         _environment()
@@ -71,6 +75,16 @@ def render_document(document: Document) -> str:
             script=Markup(script),
         )
     )
+
+
+def _shortened(section: Section) -> Section:
+    """Return a section with at most MAX_PAGE_ROWS rows, and a note of how many are left out."""
+    left_out = len(section.rows) - MAX_PAGE_ROWS if isinstance(section, Table) else 0
+    if not isinstance(section, Table) or left_out <= 0:
+        return section
+    note = f"{left_out:,} more rows are left out; CSV and JSON have all of them."
+    note = f"{section.note} {note}" if section.note else note
+    return replace(section, rows=section.rows[:MAX_PAGE_ROWS], note=note)
 
 
 def _embedded_chart(name: str, chart: alt.LayerChart) -> EmbeddedChart:

@@ -24,7 +24,8 @@ def asset_lock(folder: Path, waiting: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock of an asset's folder; `waiting` is called with the owner while another does."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / LOCK_FILE
-    lock = FileLock(file)
+    # As other files: the umask decides whether a group may take the lock of a shared folder.
+    lock = FileLock(file, mode=0o666)
     while True:
         try:
             lock.acquire(blocking=False)

@@ -22,6 +22,7 @@ from paceline.report.document import (
     Verdict,
     unknown_figure,
 )
+from paceline.report.html import MAX_PAGE_ROWS, render_document
 from paceline.report.terminal import print_document
 
 HOSTILE = "\x1b[31m<b>*x*</b>\u202e | [bold]y[/bold]"
@@ -126,3 +127,11 @@ def test_csv_is_the_first_table_unrounded_and_no_formula():
 
 def test_json_is_the_data():
     assert rendered(example(), ReportFormat.json) == '{\n  "value": 1.25\n}\n'
+
+
+def test_a_page_shortens_a_long_table_and_says_so():
+    rows = [{"name": f"row-{at}."} for at in range(MAX_PAGE_ROWS + 7)]
+    table = Table(columns=(Column("name", "name"),), rows=rows, note="All runs.")
+    page = render_document(Document(kind="an example", title="long", sections=(table,)))
+    assert f"row-{MAX_PAGE_ROWS - 1}." in page and f"row-{MAX_PAGE_ROWS}." not in page
+    assert "All runs. 7 more rows are left out" in page.replace("\N{NO-BREAK SPACE}", " ")
