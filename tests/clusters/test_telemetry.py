@@ -61,13 +61,13 @@ def test_hosts_over_ssh_are_added_and_a_dark_one_is_named(bed: Bed, tmp_path: Pa
         bed, hosts, files={"rank.py": UNTIL_TOLD}, sampled=True, env={SYSTEM_ROOT: str(root)}
     )
     run = ssh_jobs.start(job, folder)
-    ssh_jobs.follow_until(run, sampling(folder, hosts[:2]), 60)
-    ssh_jobs.follow_until(run, lambda: len(by_host(folder)) == 3, 60)
+    ssh_jobs.follow_until(run, sampling(folder, hosts[:2]))
+    ssh_jobs.follow_until(run, lambda: len(by_host(folder)) == 3)
     assert len(samplers(bed)) == 2, "nothing is left to sample on the third"
 
     (domain / "energy_uj").write_text("17000000")
     seen = lambda host: by_host(folder)[host].samples[-1].cpu_energy_j == 7  # noqa: E731
-    ssh_jobs.follow_until(run, lambda: all(map(seen, hosts[:2])), 60)
+    ssh_jobs.follow_until(run, lambda: all(map(seen, hosts[:2])))
     (folder / "go").touch()
     assert ssh_jobs.follow([run]) == [0]
 
@@ -88,7 +88,7 @@ def test_no_sampler_is_left_on_a_host(bed: Bed, tmp_path: Path, how: str) -> Non
     root, hosts = make_root(tmp_path / "host"), bed.names[:2]
     job = ssh_jobs.make_job(bed, hosts, sampled=True, env={SYSTEM_ROOT: str(root)})
     run = ssh_jobs.start(job, tmp_path / "run")
-    ssh_jobs.follow_until(run, sampling(tmp_path / "run", hosts), 60)
+    ssh_jobs.follow_until(run, sampling(tmp_path / "run", hosts))
     assert len(samplers(bed)) == 2
     if how == "stop":
         run.stop()
