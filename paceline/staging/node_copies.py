@@ -321,8 +321,10 @@ class _NodeCopy:
     def _verify(self, folder: Path) -> None:
         """Read every file again on the node; what is wrong marks the asset there as damaged."""
         name, state, manifest = folder.name, self.states[folder.name], self.manifests[folder]
-        if manifest is None or (self.order.verify and state not in ("staged", "damaged")):
+        if self.order.verify and (manifest is None or state not in ("staged", "damaged")):
             return
+        if manifest is None:  # A copy must not be published without having been compared.
+            raise _NodeError(f"{name} has no manifest", "stage it again")
         self.log.phase(self.shell.host, f"verifying {name}")
         content = folder / CONTENT_FOLDER
         links = {file.path for file in manifest.files if (content / file.path).is_symlink()}
