@@ -53,16 +53,6 @@ class PipelineTime:
         return 1 - sum(self.busy_s) / (len(self.busy_s) * self.total_s)
 
 
-def stage_seconds(
-    sizes: Sequence[int], layer_s: float, first_s: float = 0.0, last_s: float = 0.0
-) -> list[float]:
-    """Seconds of each stage: its layers, the embedding on the first and the head on the last."""
-    seconds = [size * layer_s for size in sizes]
-    seconds[0] += first_s
-    seconds[-1] += last_s
-    return seconds
-
-
 def pipeline_s(
     stage_forward_s: Sequence[float],
     stage_backward_s: Sequence[float],

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.layout import Schedule
 from paceline.core.pipeline import Pass, bubble_fraction, idle_fraction, stage_sizes
-from paceline.estimate.model.pipeline import PipelineTime, pipeline_s, stage_seconds
+from paceline.estimate.model.pipeline import PipelineTime, pipeline_s
 from tests.core.test_pipeline import Order, gpipe, interleaved, one_f_one_b, zb_h1
 
 SIZES = [(1, 1), (2, 1), (2, 2), (2, 8), (3, 7), (4, 2), (4, 16), (8, 64)]
@@ -75,13 +75,12 @@ def test_no_number_of_micro_batches_locks_the_pipeline(schedule: Schedule, m: in
 
 
 def test_the_slowest_stage_sets_the_pace_and_the_others_wait():
-    sizes = stage_sizes(24, 4, 1)
-    forward = stage_seconds(sizes, 1.0, last_s=4.0)
+    *others, last = map(float, stage_sizes(24, 4, 1))
+    forward = [*others, last + 4.0]  # the head is on the last stage
     assert forward == [6, 6, 6, 10]
     timing = pipeline_s(forward, [2 * s for s in forward], 32)
     assert timing.total_s == pytest.approx(32 * 30 + 3 * 18)
     assert timing.idle[3] < 0.1 < 0.4 < timing.idle[0]
-    assert stage_seconds([12], 1.0, 0.5, 2.0) == [14.5]
 
 
 def test_exchanges_lengthen_the_fill_and_never_a_single_rank():
