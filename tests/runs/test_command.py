@@ -31,7 +31,7 @@ import steplog
 
 rank = int(os.environ["RANK"])
 print("argv", sys.argv[1:], "env", os.environ.get("API_KEY"))
-for number in range(60):
+for number in range(120):
     with steplog.step(tokens=1000, samples=4, loss=3.0) as step:
         time.sleep(0.03 if rank else 0.01)
         with steplog.waiting_for_ranks():
@@ -78,7 +78,7 @@ def test_a_program_is_measured_by_its_event_lines(start: Runner) -> None:
 
     result = report.result
     assert result.status == "ok" and result.recipe == "loop.py"
-    assert (result.steps_done, result.steps_asked) == (60, 0)
+    assert (result.steps_done, result.steps_asked) == (120, 0)
     metrics = {name: metric.value for name, metric in result.metrics.items()}
     step_time_s = metrics["step_time_s"]
     assert step_time_s and metrics["tokens_per_s"] == pytest.approx(2000 / step_time_s)
