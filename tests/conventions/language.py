@@ -2,8 +2,8 @@
 
     python -m tests.conventions.language [--summary] [PATH ...]
 
-Prints `file:line: kind: what; remedy` for each finding and exits with 1 if there is any. A line that
-needs one of these words, because a file format or another program uses it, ends with the comment
+Prints `file:line: kind: what; remedy` for each finding and exits with 1 if there is any. A line
+that needs such a word, because a file format or another program uses it, ends with the comment
 `# language: allow`.
 """
 
