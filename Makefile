@@ -110,11 +110,17 @@ same: $(VENV)/.installed-tested ## compare the JSON of every verb with what is r
 	$(BIN)/python -m tests.forms compare
 
 .PHONY: lint
-lint: $(VENV)/.installed-tested ## ruff, pyright, and what each package may import
+lint: $(VENV)/.installed-tested ## ruff, pyright, what each package may import, and the docs site
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(MAKE) docs
+
+.PHONY: docs
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(VENV)/.installed-tested ## build the documentation site into site/ and check its links
+	$(BIN)/mkdocs build --strict --quiet
 
 .PHONY: bench
 bench: $(VENV)/.installed-bench ## run every benchmark in benchmarks/ (one alone: make bench-NAME)
@@ -190,7 +196,7 @@ deps-profiling: | $(BIN)/pip ## unpack Nsight Systems from Debian's non-free sec
 
 .PHONY: clean
 clean: ## remove what tools leave behind; runs/ and the virtual environment stay
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find paceline tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip is the last thing that a new environment gets, so a half-made one is made again. The venv
