@@ -24,7 +24,7 @@ from _result import Surroundings, keep
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from paceline.explain.explanation import Explanation
-from tests.explain.faults import FAULTS, SETTINGS, as_urgent, explained, train
+from tests.explain.faults import FAULTS, SETTINGS, as_urgent, explain_tagged_run, train
 
 URGENT = 19
 LEAST_NAMED = 0.9
@@ -42,7 +42,7 @@ def main() -> int:
         tags = [f"healthy-{number}" for number in range(options.healthy)]
         for tag in tags:
             train(root, tag, urgent=URGENT)
-        tags.sort(key=lambda tag: explained(root, tag, None).step_s)
+        tags.sort(key=lambda tag: explain_tagged_run(root, tag, None).step_s)
         usual = tags.pop(len(tags) // 2)
         healthy = [_row(root, tag, usual, None) for tag in tags]
         faults = [_faulty(root, cause, usual) for cause in FAULTS if FAULTS[cause].needs()]
@@ -76,7 +76,7 @@ def _faulty(root: Path, cause: str, usual: str) -> dict[str, Any]:
 
 
 def _row(root: Path, tag: str, usual: str, fault: str | None) -> dict[str, Any]:
-    beside, alone = explained(root, tag, usual), explained(root, tag, None)
+    beside, alone = explain_tagged_run(root, tag, usual), explain_tagged_run(root, tag, None)
     row = {"fault": fault, "against_run": _said(beside), "against_itself": _said(alone)}
     told = ", ".join(f"{c.cause} {c.share:.0%}" for c in beside.causes) or "nothing"
     print(

@@ -8,7 +8,7 @@ import typer
 
 from paceline.cli.options import ChartsFolder, Html, RunName, RunsDir
 from paceline.cli.output import TableOptions, emit
-from paceline.explain.answer import explain as explained
+from paceline.explain.diagnosis import explain as explain_run
 from paceline.explain.report import explanation_document
 from paceline.files.run_folder import find_run, runs_root
 
@@ -52,5 +52,5 @@ def explain(
       paceline explain 2026-11 --against estimate --json
     """
     root = runs_root(runs_dir)
-    answer = explained(find_run(root, run), against, root, profile)
+    answer = explain_run(find_run(root, run), against, root, profile)
     emit(explanation_document(answer), output.chosen, page=html, charts=charts)

@@ -1,1 +1,1 @@
-"""Why a run is as slow as it is: its lost time by cause, each with evidence and what to try."""
+"""The causes of a slow run: lost time by cause, each with evidence and a remedy."""

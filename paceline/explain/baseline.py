@@ -1,4 +1,4 @@
-"""What a run is held against: another run, a published row, an estimate, or itself."""
+"""The baseline of a diagnosis: another run, a published row, an estimate, or the run itself."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from paceline.core.units import step_seconds
 from paceline.estimate.answer import Estimate
 from paceline.estimate.explanation import explain as estimated
 from paceline.estimate.explanation import measured_run, question_of
-from paceline.explain.account import StepParts
-from paceline.explain.explanation import Against
-from paceline.explain.observed import ObservedRun, observed
-from paceline.explain.profiled import ProfiledStep, profile_of_run
+from paceline.explain.explanation import BaselineKind
+from paceline.explain.observed_run import ObservedRun, observed_run
+from paceline.explain.profiled_step import ProfiledStep, own_profiled_step
+from paceline.explain.step_breakdown import StepParts
 from paceline.files.run_folder import find_run
 
-WORDS = ("reference", "estimate")
+BASELINE_KEYWORDS = ("reference", "estimate")
 SAME_WORK = ("model", "lora", "seq_len")
-"""What must be equal for steps of two runs to be the same work a sequence."""
+"""Settings that must be equal for two runs to do the same work per sequence."""
 COMMUNICATION = ("tp", "cp", "ep", "zero", "stages", "dp", "jitter")
-"""Parts of an estimate that are waits for collectives."""
+"""Parts of an estimate that count as waits for collectives."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The step that a run is held against, as far as it is known."""
+    """The step time with which a run is compared, and its parts if they are known."""
 
-    kind: Against
+    kind: BaselineKind
     title: str
     step_s: float | None = None
     parts: StepParts | None = None
-    """None where nobody knows where its seconds went."""
+    """None if the baseline has no breakdown by part."""
     error_s: float = 0.0
     """Standard error of its compute part."""
     run: ObservedRun | None = None
@@ -45,18 +45,18 @@ class Baseline:
 
 
 def baseline_of(run: ObservedRun, against: str | None, root: Path) -> Baseline:
-    """The baseline of a name: of a run, `reference` or `estimate`; None is the run itself.
+    """Return the baseline for a run name, `reference` or `estimate`; None means the run itself.
 
-    Raises UserError where there is none, or where its steps are other work.
+    Raises UserError if there is none or if its steps do different work.
     """
     if against is None:
-        return Baseline("itself", "itself: the seconds in which its ranks could not work")
+        return Baseline("itself", "itself: the time in which its ranks could not work")
     if against == "reference":
         return _published(run)
     if against == "estimate":
         return _estimate(run)
     folder = find_run(root, against)
-    return _other_run(run, observed(folder), profile_of_run(folder))
+    return _other_run(run, observed_run(folder), own_profiled_step(folder))
 
 
 def _other_run(run: ObservedRun, other: ObservedRun, profile: ProfiledStep | None) -> Baseline:
@@ -66,7 +66,7 @@ def _other_run(run: ObservedRun, other: ObservedRun, profile: ProfiledStep | Non
         different = "; ".join(f"{d.key} {d.candidate}, not {d.baseline}" for d in work)
         raise UserError(
             f"--against {other.result.run}",
-            f"trains something else, so its steps say nothing of these: {different}",
+            f"trains something else, so its steps are not comparable: {different}",
             remedy="name a run of the same model and sequence length, or `estimate`",
         )
     factor, note = _scale(run, other)
@@ -88,7 +88,7 @@ def _other_run(run: ObservedRun, other: ObservedRun, profile: ProfiledStep | Non
 
 
 def _scale(run: ObservedRun, other: ObservedRun) -> tuple[float, tuple[str, ...]]:
-    """By what the other's step is to be multiplied to do this one's work, and a note of it."""
+    """Return the factor that scales the other run's step to this run's work, with a note."""
     ours, theirs = (
         side.account.samples / side.facts.num_devices
         if side.account.samples and side.facts.num_devices
@@ -97,7 +97,9 @@ def _scale(run: ObservedRun, other: ObservedRun) -> tuple[float, tuple[str, ...]
     )
     if ours is None or theirs is None or ours == theirs:
         return 1.0, ()
-    note = f"its step of {theirs:g} sequences a device counts {ours / theirs:.3g} times"
+    note = (
+        f"the baseline's step of {theirs:g} sequences per device is scaled by {ours / theirs:.3g}"
+    )
     return ours / theirs, (note,)
 
 
@@ -119,10 +121,10 @@ def _published(run: ObservedRun) -> Baseline:
 def _estimate(run: ObservedRun) -> Baseline:
     measured = measured_run(run.report)
     answer = estimated(measured, question_of(measured))
-    interval = f"80 % interval {step_seconds(answer.low_s)}-{step_seconds(answer.high_s)} s"
-    # 80 % of a normal distribution lie within 1.28 standard errors on both sides.
+    interval = f"80% interval {step_seconds(answer.low_s)}-{step_seconds(answer.high_s)} s"
+    # 80% of a normal distribution is within 1.28 standard errors of the mean.
     error_s = (answer.high_s - answer.low_s) / (2 * 1.28)
-    title = f"the estimate, {interval}; it rests on: {answer.evidence.title}"
+    title = f"the estimate, {interval}, based on {answer.evidence.title}"
     return Baseline("estimate", title, answer.step_time_s, _parts(answer), error_s)
 
 

@@ -1,21 +1,21 @@
-"""All causes of what a run takes longer, the largest first."""
+"""All causes of lost time, largest first."""
 
 from __future__ import annotations
 
-from paceline.explain.inquiry import Finding, Inquiry
-from paceline.explain.waits import WAITS
-from paceline.explain.work import of_work
+from paceline.explain.context import DiagnosisContext, Finding
+from paceline.explain.wait_causes import WAIT_CAUSES
+from paceline.explain.work_causes import work_causes
 
-NAMED_SHARE = 0.05
-"""Of the step: what takes less is not worth a name."""
-NAMED_ALONE = 0.1
-"""The same where no baseline tells how much is usual."""
+MIN_CAUSE_SHARE = 0.05
+"""Minimum share of the step that a cause must take to be reported."""
+MIN_CAUSE_SHARE_ALONE = 0.1
+"""The same without a baseline that shows how much is normal."""
 
 
-def findings(question: Inquiry) -> list[Finding]:
-    """Everything that takes enough of the step to be named, the largest first."""
-    alone = question.base.step_s is None
-    least = (NAMED_ALONE if alone else NAMED_SHARE) * question.parts.total
-    named = [f for look in WAITS for f in look(question) if f.seconds >= least]
-    named += [f for f in of_work(question) if f.seconds >= least]
-    return sorted(named, key=lambda finding: -finding.seconds)
+def findings(context: DiagnosisContext) -> list[Finding]:
+    """Return the causes that take enough of the step to be reported, largest first."""
+    alone = context.base.step_s is None
+    min_s = (MIN_CAUSE_SHARE_ALONE if alone else MIN_CAUSE_SHARE) * context.parts.total
+    large = [f for find in WAIT_CAUSES for f in find(context) if f.seconds >= min_s]
+    large += [f for f in work_causes(context) if f.seconds >= min_s]
+    return sorted(large, key=lambda finding: -finding.seconds)

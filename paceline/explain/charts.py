@@ -14,8 +14,8 @@ from paceline.report.step_charts import finish
 from paceline.report.theme import Look
 
 BAR_HEIGHT = 30
-LEAST_SHARE = 0.001
-"""Of a step, that a part must have to be seen."""
+MIN_SHARE = 0.001
+"""Minimum share of a step for which a part is drawn."""
 COLOURS = {
     "compute": "steady",
     "data": "ink",
@@ -29,7 +29,7 @@ COLOURS = {
 
 
 def explanation_charts(answer: Explanation, look: Look) -> dict[str, alt.LayerChart]:
-    """Both charts by name; none of causes where no time was lost."""
+    """Return both charts by name; the chart of causes only if time was lost."""
     parts = parts_chart(answer, look)
     if answer.lost_s <= 0:
         return {"parts": parts}
@@ -37,7 +37,7 @@ def explanation_charts(answer: Explanation, look: Look) -> dict[str, alt.LayerCh
 
 
 def causes_chart(answer: Explanation, look: Look) -> alt.LayerChart:
-    """A bar a cause: seconds of the mean step, with its share of the lost time; the rest last."""
+    """Return a bar chart of the seconds lost per cause, with the unexplained time last."""
     rows = [_bar(each.cause, each.seconds, each.share, "cause") for each in answer.causes]
     rest_s = answer.unexplained_s
     rows.append(_bar("unexplained", rest_s, rest_s / answer.lost_s, "rest"))
@@ -51,10 +51,10 @@ def causes_chart(answer: Explanation, look: Look) -> alt.LayerChart:
         tooltip=[
             alt.Tooltip("cause:N"),
             alt.Tooltip("seconds:Q", title="seconds of a step", format=".4~f"),
-            alt.Tooltip("share:N", title="of what is lost"),
+            alt.Tooltip("share:N", title="of the lost time"),
         ],
     )
-    # Room for the words behind the longest bar.
+    # Leave room for the label behind the longest bar.
     longest = 1.4 * max(row["seconds"] for row in rows)
     x = alt.X("seconds:Q", title="seconds of a step", scale=alt.Scale(domain=[0, longest]))
     colours = [look.palette.accent, look.palette.warmup]
@@ -64,20 +64,20 @@ def causes_chart(answer: Explanation, look: Look) -> alt.LayerChart:
     bars = base.mark_bar(height={"band": 0.7}).encode(x=x, color=colour).properties(name="causes")
     words = base.mark_text(align="left", dx=6, color=look.palette.ink).encode(x=x, text="words:N")
     note = (
-        f"{significant(answer.lost_s)} s of a step are lost {_held_against(answer)}; beside each "
-        "bar its share of them and its seconds."
+        f"{significant(answer.lost_s)} s per step are lost {_comparison_phrase(answer)}. Next to "
+        "each bar: its share of the lost time and its seconds."
     )
     height = 40 + BAR_HEIGHT * len(rows)
     return finish([bars, words], look, "Lost time by cause", [note], height, answer.run)
 
 
 def parts_chart(answer: Explanation, look: Look) -> alt.LayerChart:
-    """The mean step cut into its parts, and the baseline's below it where that is known."""
+    """Return a bar of the mean step by part, and the baseline's below it if known."""
     sides = {"this run": answer.parts_s}
     if answer.baseline_parts_s:
         sides["baseline"] = answer.baseline_parts_s
     rows = [row for side, parts in sides.items() for row in _segments(side, parts)]
-    used = [part for part in COLOURS if any(row["part"] == _title(part) for row in rows)]
+    parts_present = [part for part in COLOURS if any(row["part"] == _title(part) for row in rows)]
     bars = (
         alt.Chart(alt.Data(values=rows), name="parts")
         .mark_bar(height=18, stroke=look.palette.card, strokeWidth=1)
@@ -88,8 +88,8 @@ def parts_chart(answer: Explanation, look: Look) -> alt.LayerChart:
             color=alt.Color(
                 "part:N",
                 scale=alt.Scale(
-                    domain=[_title(part) for part in used],
-                    range=[getattr(look.palette, COLOURS[part]) for part in used],
+                    domain=[_title(part) for part in parts_present],
+                    range=[getattr(look.palette, COLOURS[part]) for part in parts_present],
                 ),
                 legend=alt.Legend(columns=4),
             ),
@@ -101,8 +101,8 @@ def parts_chart(answer: Explanation, look: Look) -> alt.LayerChart:
             ],
         )
     )
-    note = f"Mean of {counted(answer.n, 'step')}; every second belongs to one part."
-    title = "Where the mean step's seconds go"
+    note = f"Mean of {counted(answer.n, 'step')}. The parts add up to the step."
+    title = "Mean step by part"
     return finish([bars], look, title, [note], 60 + BAR_HEIGHT * len(sides), answer.run)
 
 
@@ -117,10 +117,10 @@ def _bar(cause: str, seconds: float, share: float, kind: str) -> dict[str, Any]:
     }
 
 
-def _held_against(answer: Explanation) -> str:
+def _comparison_phrase(answer: Explanation) -> str:
     if answer.baseline_s is None:
         return "in which the ranks could not work"
-    return f"against {one_line(answer.baseline)}"
+    return f"compared with {one_line(answer.baseline)}"
 
 
 def _segments(side: str, parts: Mapping[str, float]) -> Iterator[dict[str, Any]]:
@@ -128,7 +128,7 @@ def _segments(side: str, parts: Mapping[str, float]) -> Iterator[dict[str, Any]]
     for part in COLOURS:
         seconds = parts.get(part, 0.0)
         start += seconds
-        if seconds > LEAST_SHARE * whole:
+        if seconds > MIN_SHARE * whole:
             yield {
                 "side": side,
                 "part": _title(part),

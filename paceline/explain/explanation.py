@@ -1,4 +1,4 @@
-"""What `paceline explain` answers."""
+"""The result of `paceline explain`."""
 
 from __future__ import annotations
 
@@ -20,59 +20,59 @@ CauseName = Literal[
     "memory allocator",
     "host gap",
 ]
-Against = Literal["itself", "run", "reference", "estimate"]
+BaselineKind = Literal["itself", "run", "reference", "estimate"]
 
 
 class CauseEvidence(Value):
-    """One figure that speaks for a cause."""
+    """A measurement or setting that supports a cause."""
 
     what: str
     value: float
     unit: str
     n: NonNegativeInt | None
-    """Steps, samples or ranks behind it; None for what is a setting or a formula."""
+    """Number of steps, samples or ranks measured; None for a setting or a formula."""
     source: str
 
 
 class Cause(Value):
-    """One reason for which time was lost."""
+    """One cause of lost time."""
 
     cause: CauseName
     share: float
-    """Of the lost time, 0-1."""
+    """Share of the lost time, 0-1."""
     seconds: float
-    """Of the mean step."""
+    """Seconds lost per mean step."""
     evidence: tuple[CauseEvidence, ...]
     remedy: str
 
 
 class Explanation(Value):
-    """Why a run's steps are as long as they are, the largest cause first."""
+    """The causes of a run's step time, largest first."""
 
     schema_version: Literal[1] = 1
     run: str
-    against: Against
+    baseline_kind: BaselineKind
     baseline: str
-    """What it was held against, in words."""
+    """Description of the baseline."""
     step_s: float
-    """Mean step, spikes included."""
+    """Mean step in seconds, spikes included."""
     baseline_s: float | None
-    """What the same step takes there; None against itself."""
+    """Step time of the baseline in seconds; None if the run is its own baseline."""
     n: NonNegativeInt
-    """Steps behind `step_s`."""
+    """Number of steps averaged in `step_s`."""
     lost_s: float
-    """Seconds of a step beyond the baseline; against itself those in which no rank could work."""
+    """Seconds per step beyond the baseline, or without one the time in which no rank worked."""
     causes: tuple[Cause, ...]
     unexplained_s: float
-    """What no cause explains of `lost_s`."""
+    """Seconds of `lost_s` that no cause explains."""
     parts_s: dict[str, float]
-    """Where the mean step's seconds went; they add up to it."""
+    """Seconds of the mean step by part; their sum is `step_s`."""
     baseline_parts_s: dict[str, float] | None
     differences: tuple[str, ...] = ()
-    """Settings and surroundings in which the two runs differ."""
+    """Settings and environment in which the two runs differ."""
     notes: tuple[str, ...] = ()
 
     @property
     def first(self) -> Cause | None:
-        """The cause of most of the lost time; None where none is named."""
+        """The largest cause; None if there is none."""
         return self.causes[0] if self.causes else None

@@ -1,4 +1,4 @@
-"""The event lines of a run's ranks as far as an explanation looks at them."""
+"""The recorded step events of a run's ranks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from paceline.files.documents import read_lines
 from paceline.files.events import EndEvent, StartEvent, StepEvent, read_events
 from paceline.files.run_folder import STEPS_FOLDER
 
-MOST_STEPS = 1000
-"""Of a rank, the last ones: a longer run has no other usual step."""
+MAX_STEPS = 1000
+"""Maximum number of steps per rank, the last ones; more do not change the mean step."""
 _FILE = re.compile(r"rank-(\d+)\.jsonl")
 
 
 @dataclass(frozen=True)
 class RankEvents:
-    """What one rank told."""
+    """The events of one rank."""
 
     start: StartEvent | None
     steps: tuple[StepEvent, ...]
@@ -27,15 +27,15 @@ class RankEvents:
 
 
 def rank_events(folder: Path, first: int, last: int) -> dict[int, RankEvents]:
-    """The steps `first` to `last` of every rank, at most MOST_STEPS, without watched ones."""
+    """Return the steps `first` to `last` of every rank, up to MAX_STEPS, without tracked ones."""
     ranks: dict[int, RankEvents] = {}
     for path in sorted((folder / STEPS_FOLDER).glob("rank-*.jsonl")):
-        named = _FILE.fullmatch(path.name)
-        if named is None:
+        match = _FILE.fullmatch(path.name)
+        if match is None:
             continue
         try:
-            ranks[int(named[1])] = _read(read_lines(path), first, last)
-        except OSError:  # no file, or none that can be read: this rank tells nothing
+            ranks[int(match[1])] = _read(read_lines(path), first, last)
+        except OSError:  # A rank without a readable file is left out.
             continue
     return ranks
 
@@ -43,7 +43,7 @@ def rank_events(folder: Path, first: int, last: int) -> dict[int, RankEvents]:
 def _read(lines: Iterable[str], first: int, last: int) -> RankEvents:
     start: StartEvent | None = None
     end: EndEvent | None = None
-    steps: deque[StepEvent] = deque(maxlen=MOST_STEPS)
+    steps: deque[StepEvent] = deque(maxlen=MAX_STEPS)
     for event in read_events(lines):
         if isinstance(event, StartEvent):
             start = event

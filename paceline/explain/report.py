@@ -1,4 +1,4 @@
-"""The answer of `paceline explain` as a document."""
+"""The report of `paceline explain` as a document."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 CAUSES = (
     Column("cause", "cause"),
-    Column("share", "of what is lost", percent, "right"),
-    Column("seconds", "of a step", lambda value: f"{significant(value)} s", "right"),
-    Column("remedy", "what to try", wraps=True),
+    Column("share", "of lost time", percent, "right"),
+    Column("seconds", "per step", lambda value: f"{significant(value)} s", "right"),
+    Column("remedy", "remedy", wraps=True),
 )
 EVIDENCE = (
     Column("cause", "cause"),
-    Column("what", "what"),
-    Column("figure", "figure", justify="right"),
+    Column("what", "evidence"),
+    Column("figure", "value", justify="right"),
     Column("n", "n", lambda value: f"{value:,}", "right"),
     Column("source", "source", wraps=True),
 )
@@ -31,21 +31,21 @@ CSV_KEYS = ("cause", "share", "seconds", "evidence", "remedy")
 
 
 def explanation_document(answer: Explanation) -> Document:
-    """Return the causes by their share of the lost time, with their evidence and remedies."""
+    """Return the causes by their share of the lost time, with evidence and remedies."""
     first = answer.first
     return Document(
         kind="why a run is slow",
         title=answer.run,
-        verdict=Verdict(first.cause, "alert") if first else Verdict("no cause is named"),
-        setup=(f"against {answer.baseline}",),
+        verdict=Verdict(first.cause, "alert") if first else Verdict("no cause found"),
+        setup=(f"compared with {answer.baseline}",),
         answer=(headline(answer),),
         figures=tuple(_figures(answer)),
         sections=(
             Table(
-                title="Causes, and what to try",
+                title="Causes and remedies",
                 columns=CAUSES,
                 rows=[cause.model_dump() for cause in answer.causes],
-                note="Causes that overlap in time can add up to more than the loss.",
+                note="Causes can overlap in time, so their sum can exceed the lost time.",
             ),
             Table(
                 title="Evidence",
@@ -57,7 +57,7 @@ def explanation_document(answer: Explanation) -> Document:
                 ],
             ),
             Table(
-                title="Where the mean step's seconds went",
+                title="Mean step by part",
                 columns=[
                     Column("part", "part"),
                     Column("time", "this run", justify="right"),
@@ -65,10 +65,10 @@ def explanation_document(answer: Explanation) -> Document:
                     *([Column("baseline", "baseline")] if answer.baseline_parts_s else []),
                 ],
                 rows=list(_parts(answer)),
-                note="The parts of each mean step add up to it.",
+                note="The parts add up to the mean step.",
             ),
         ),
-        notes=(*(f"differs: {each}" for each in answer.differences), *answer.notes),
+        notes=(*(f"different setting: {each}" for each in answer.differences), *answer.notes),
         charts=lambda theme: _charts(answer, theme),
         data=answer,
         csv=Table(
@@ -82,28 +82,28 @@ def explanation_document(answer: Explanation) -> Document:
 
 
 def headline(answer: Explanation) -> str:
-    """Return what takes most of the lost time, in one sentence."""
-    step = f"{significant(answer.step_s)} s a step (n = {answer.n})"
+    """Return the step time, the loss and its largest cause in one sentence."""
+    step = f"{significant(answer.step_s)} s per step (n = {answer.n})"
     if answer.baseline_s is None:
-        lost = f"{percent(answer.lost_s / answer.step_s, 0)} of it without work"
+        loss = f"{percent(answer.lost_s / answer.step_s, 0)} of it lost"
     elif not answer.lost_s:
-        lost = f"as long as {answer.baseline}"
+        loss = f"the same as {answer.baseline}"
     else:
-        lost = (
+        loss = (
             f"{significant(abs(answer.lost_s))} s {'more' if answer.lost_s > 0 else 'less'} than "
             f"{answer.baseline}"
         )
     first = answer.first
     why = (
-        f"first cause: {first.cause}, {percent(first.share, 0)} of what is lost"
+        f"largest cause: {first.cause}, {percent(first.share, 0)} of the lost time"
         if first
-        else "no cause is named"
+        else "no cause found"
     )
-    return f"{answer.run}: {step}, {lost}; {why}"
+    return f"{answer.run}: {step}, {loss}; {why}"
 
 
 def evidence_text(evidence: CauseEvidence) -> str:
-    """Return one figure with unit, n and source."""
+    """Return one piece of evidence with unit, n and source."""
     n = "" if evidence.n is None else f", n = {evidence.n}"
     return f"{evidence.what}: {_figure(evidence)}{n} [{evidence.source}]"
 
@@ -116,24 +116,24 @@ def _charts(answer: Explanation, theme: Look) -> Mapping[str, LayerChart]:
 
 def _figures(answer: Explanation) -> Iterator[Figure]:
     base = answer.baseline_s
-    beside = () if base is None else (f"{significant(base)} s in the baseline",)
-    yield Figure("Mean step", f"{significant(answer.step_s)} s", f"n = {answer.n}", beside)
+    baseline_line = () if base is None else (f"baseline {significant(base)} s",)
+    yield Figure("Mean step", f"{significant(answer.step_s)} s", f"n = {answer.n}", baseline_line)
     if answer.lost_s <= 0:
-        yield unknown_figure("Lost", "the step is no longer than it should be")
-        yield unknown_figure("First cause", "nothing is lost")
-        yield unknown_figure("Unexplained", "nothing is lost")
+        yield unknown_figure("Lost", "the step is not slower than the baseline")
+        yield unknown_figure("Largest cause", "no time is lost")
+        yield unknown_figure("Unexplained", "no time is lost")
         return
-    lost = f"{significant(answer.lost_s)} s of it"
-    yield Figure("Lost", percent(answer.lost_s / answer.step_s), "of the mean step", (lost,))
+    lost_line = f"{significant(answer.lost_s)} s per step"
+    yield Figure("Lost", percent(answer.lost_s / answer.step_s), "of the mean step", (lost_line,))
     if first := answer.first:
-        share = f"{percent(first.share)} of what is lost"
-        step = f"{significant(first.seconds)} s of a step"
-        yield Figure("First cause", first.cause, share, (step,))
+        share = f"{percent(first.share)} of the lost time"
+        step = f"{significant(first.seconds)} s per step"
+        yield Figure("Largest cause", first.cause, share, (step,))
     else:
-        yield unknown_figure("First cause", "no cause is large enough, and sure enough")
-    rest_s = answer.unexplained_s
-    step = f"{significant(rest_s)} s of a step"
-    yield Figure("Unexplained", percent(rest_s / answer.lost_s), "of what is lost", (step,))
+        yield unknown_figure("Largest cause", "no cause is large and significant enough")
+    unexplained_s = answer.unexplained_s
+    step = f"{significant(unexplained_s)} s per step"
+    yield Figure("Unexplained", percent(unexplained_s / answer.lost_s), "of the lost time", (step,))
 
 
 def _figure(evidence: CauseEvidence) -> str:

@@ -16,7 +16,7 @@ from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.question import Question
 from paceline.estimate.report import EstimateOutput, estimate_document
 from paceline.estimate.scenarios import compare_scenarios, step_time_ratio
-from paceline.explain.answer import explain
+from paceline.explain.diagnosis import explain
 from paceline.explain.report import explanation_document
 from paceline.layouts.sweep.report import sweep_document
 from paceline.mlperf.compare.comparison import compare

@@ -1,4 +1,4 @@
-"""Run folders whose steps are known part by part."""
+"""Run folders with known step parts."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def write_parts(
     global_batch: int = 8,
     device: str = "cpu",
 ) -> Path:
-    """A run whose ranks work 0.2 s a step (1 % noise), and have what `ranks` states besides.
+    """Write a run whose ranks work 0.2 s per step (1% noise) plus the times in `ranks`.
 
-    Keys: `work`, `data`, `checkpoint`, `waited`, `throttled`, `system`, `comm`, all in seconds; who
-    is done first waits for the others.
+    Keys: `work` (a factor), and in seconds `data`, `checkpoint`, `waited`, `throttled`, `system`,
+    `comm`. The ranks that finish first wait for the others.
     """
     layout = layout or Layout(micro_batch=4)
     training = Training(seq_len=32, global_batch=global_batch, steps=STEPS, dtype="fp32")
@@ -60,7 +60,7 @@ def write_parts(
 
 
 def _event(rank: dict[str, float], busy_s: float, wait_s: float) -> dict[str, Any]:
-    """A step line of a rank that was busy and waited for others so long."""
+    """Return a step event of a rank with these busy and waiting times."""
     checkpoint = rank.get("checkpoint", 0.0)
     return {
         **STEP,

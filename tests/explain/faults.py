@@ -1,4 +1,4 @@
-"""Faults that are seeded into real small trainings, and what `paceline explain` says of each."""
+"""Faults injected into real small trainings, and their diagnosis by `paceline explain`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from paceline.explain.answer import explain
+from paceline.explain.diagnosis import explain
 from paceline.explain.explanation import CauseName, Explanation
 from paceline.files.run_folder import find_run
 
@@ -53,10 +53,10 @@ def patch():
 
 threading.Thread(target=patch, daemon=True).start()
 """
-"""A `sitecustomize` that makes every batch of the trainer's loader late, as slow storage does."""
+"""A `sitecustomize` that delays every batch of the trainer's loader, as slow storage does."""
 
 Action = Callable[[list[int]], contextlib.AbstractContextManager[None]]
-"""What happens to the ranks' processes while they train."""
+"""A fault applied to the ranks' processes during training."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,18 @@ class Fault:
     cause: CauseName
     settings: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
-    before: tuple[str, ...] = ()
-    """Words before the command, which start it elsewhere."""
+    launcher: tuple[str, ...] = ()
+    """Command prefix that starts the training in another environment."""
     files: dict[str, str] = field(default_factory=dict[str, str])
-    """Written beside the runs; {beside} in options and settings is that folder."""
+    """Files to write; {folder} in the options is their folder."""
     action: Action | None = None
     needs: Callable[[], bool] = lambda: True
-    """Whether this machine can be given the fault."""
+    """True if the fault can be injected on this machine."""
 
 
 @contextmanager
 def stopped_now_and_then(pids: list[int], on_s: float = 0.03, off_s: float = 0.1) -> Iterator[None]:
-    """The last rank stands still again and again, as a device that is too hot does."""
+    """Pause the last rank repeatedly, as a thermally throttled device does."""
     over = threading.Event()
 
     def pulse() -> None:
@@ -97,8 +97,8 @@ def stopped_now_and_then(pids: list[int], on_s: float = 0.03, off_s: float = 0.1
 
 
 @contextmanager
-def beside_busy_loops(pids: list[int], count: int = 4) -> Iterator[None]:
-    """Other programs use the same cores, at the ranks' own priority."""
+def with_busy_loops(pids: list[int], count: int = 4) -> Iterator[None]:
+    """Run busy loops on the same cores at the ranks' own priority."""
     loop = [sys.executable, "-c", "while True: pass"]
     loops = [subprocess.Popen(loop, start_new_session=True) for _ in range(count)]
     try:
@@ -113,7 +113,7 @@ def beside_busy_loops(pids: list[int], count: int = 4) -> Iterator[None]:
 
 @contextmanager
 def under_quota(pids: list[int], cores: float = 0.8) -> Iterator[None]:
-    """All ranks together get fewer cores than they have threads: a CPU's form of a clock limit."""
+    """Give all ranks together fewer cores than threads, the CPU form of a clock limit."""
     (QUOTA / "cpu.cfs_period_us").write_text("20000")
     (QUOTA / "cpu.cfs_quota_us").write_text(f"{20000 * cores:.0f}")
     try:
@@ -123,39 +123,39 @@ def under_quota(pids: list[int], cores: float = 0.8) -> Iterator[None]:
 
 
 IN_GROUP = ("sh", "-c", f'mkdir -p {QUOTA} && echo $$ > {QUOTA}/cgroup.procs && exec "$@"', "sh")
-"""Words that start a command in a control group of its own, without a limit at first."""
+"""Command prefix that starts a process in its own control group, initially without a limit."""
 
 
 def has_quota() -> bool:
-    """Whether control groups of version 1 can be made here."""
+    """Return True if cgroup v1 groups can be created here."""
     return os.access(QUOTA.parent / "cgroup.procs", os.W_OK)
 
 
 def has_network_spaces() -> bool:
-    """Whether this user may have a network of its own with a slow loopback."""
+    """Return True if this user may create a network namespace with a slow loopback."""
     return os.geteuid() == 0 and all(map(shutil.which, ("unshare", "ip", "tc")))
 
 
 def slow_loopback(rate: str) -> tuple[str, ...]:
-    """Words that start a command where ranks reach each other at this rate only."""
+    """Return a command prefix that limits the loopback to this rate."""
     shape = f"tc qdisc add dev lo root tbf rate {rate} burst 256kb latency 500ms"
     return ("unshare", "-n", "sh", "-c", f'ip link set lo up && {shape} && exec "$@"', "sh")
 
 
 FAULTS: dict[str, Fault] = {
     "slow rank": Fault("slow rank", action=stopped_now_and_then),
-    "slow link": Fault("slow link", before=slow_loopback("300mbit"), needs=has_network_spaces),
+    "slow link": Fault("slow link", launcher=slow_loopback("300mbit"), needs=has_network_spaces),
     "data starvation": Fault(
         "data starvation", files={"sitecustomize.py": SLOW_LOADER.format(seconds=0.6)}
     ),
     "small micro-batch": Fault("small micro-batch", settings=("layout.micro_batch=1",)),
-    "clock limit": Fault("clock limit", before=IN_GROUP, action=under_quota, needs=has_quota),
-    "other load": Fault("other load", action=beside_busy_loops),
+    "clock limit": Fault("clock limit", launcher=IN_GROUP, action=under_quota, needs=has_quota),
+    "other load": Fault("other load", action=with_busy_loops),
     "pipeline bubble": Fault("pipeline bubble", settings=("layout.pp=2",)),
     "recompute": Fault("recompute", settings=("layout.recompute=full",)),
     "thread binding": Fault(
         "thread binding",
-        options=("--bind", "{beside}/bind.txt"),
+        options=("--bind", "{folder}/bind.txt"),
         files={"bind.txt": "0 0\n1 0\n"},
     ),
     "checkpoint stalls": Fault(
@@ -172,30 +172,30 @@ def train(
     urgent: int = 0,
     settings: tuple[str, ...] = (),
 ) -> Path:
-    """The folder of a real run of two ranks with the fault, under the tag.
+    """Run a real training of two ranks with the fault and return its folder.
 
-    `urgent` is how much more its ranks are to be heeded than other programs (0-20, needs root).
-    Raises RuntimeError where the run does not end well.
+    `urgent` raises the ranks' scheduling priority (0-20, needs root).
+    Raises RuntimeError if the run fails.
     """
-    seeded = fault or Fault("other load")
-    beside = root / f"{tag}-files"
-    beside.mkdir(parents=True)
-    for name, text in seeded.files.items():
-        (beside / name).write_text(text)
-    changes = (*SETTINGS, *seeded.settings, *settings)
-    options = [word.format(beside=beside) for word in seeded.options]
+    injected = fault or Fault("other load")
+    folder = root / f"{tag}-files"
+    folder.mkdir(parents=True)
+    for name, text in injected.files.items():
+        (folder / name).write_text(text)
+    changes = (*SETTINGS, *injected.settings, *settings)
+    options = [word.format(folder=folder) for word in injected.options]
     command = [
-        *seeded.before, sys.executable, "-m", "paceline", "run", "tiny-llama", "--no-probe",
+        *injected.launcher, sys.executable, "-m", "paceline", "run", "tiny-llama", "--no-probe",
         "--devices", "2", "--json", "--tag", tag, "--runs-dir", str(root), *options,
         *(word for change in changes for word in ("--set", change)),
     ]  # fmt: skip
-    path = os.pathsep.join(filter(None, [str(beside), os.environ.get("PYTHONPATH")]))
-    with (beside / "out").open("w") as out, (beside / "err").open("w") as err:
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
         run = subprocess.Popen(
             command, env={**os.environ, "PYTHONPATH": path}, stdout=out, stderr=err
         )
         try:
-            _accompany(run, root, tag, seeded, urgent)
+            _accompany(run, root, tag, injected, urgent)
             code = run.wait(LIMIT_S)
         finally:
             run.terminate()
@@ -203,14 +203,14 @@ def train(
             with contextlib.suppress(OSError):
                 QUOTA.rmdir()
     if code:
-        raise RuntimeError((beside / "err").read_text()[-2000:])
+        raise RuntimeError((folder / "err").read_text()[-2000:])
     return find_run(root, tag)
 
 
 def _accompany(
     run: subprocess.Popen[bytes], root: Path, tag: str, fault: Fault, urgent: int
 ) -> None:
-    """Wait for the ranks, and do to them what the fault asks for until the run has ended."""
+    """Apply the fault to the ranks from their start until the run has ended."""
     if fault.action is None and not urgent:
         return
     pids = _ranks(run, root, tag, urgent)
@@ -220,7 +220,7 @@ def _accompany(
 
 
 def as_urgent(pid: int, priority: int) -> None:
-    """Give a process and its session this priority (-20 to 19) as far as the system allows."""
+    """Set the priority (-20 to 19) of a process and its session as far as the system allows."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, pid, priority)
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -230,15 +230,15 @@ def as_urgent(pid: int, priority: int) -> None:
 
 
 def _ranks(run: subprocess.Popen[bytes], root: Path, tag: str, urgent: int) -> list[int]:
-    """Process ids of both ranks once they train; empty where the run ends before."""
-    heeded: set[int] = set()
+    """Return the process ids of both ranks once they train; empty if the run ends first."""
+    prioritised: set[int] = set()
     while run.poll() is None:
         with contextlib.suppress(psutil.NoSuchProcess):
             starter = psutil.Process(run.pid)
             family = [starter, *starter.children(recursive=True)] if urgent else []
-            for process in [p for p in family if p.pid not in heeded]:
+            for process in [p for p in family if p.pid not in prioritised]:
                 as_urgent(process.pid, -urgent)
-                heeded.add(process.pid)
+                prioritised.add(process.pid)
         files = sorted(root.glob(f"*-{tag}-*/steps/rank-*.jsonl"))
         starts = [path.read_text().partition("\n") for path in files]
         if len(starts) == 2 and all(newline for _, newline, _ in starts):
@@ -248,7 +248,7 @@ def _ranks(run: subprocess.Popen[bytes], root: Path, tag: str, urgent: int) -> l
 
 
 def _await_end(run: subprocess.Popen[bytes], root: Path, tag: str) -> None:
-    """Return when the ranks have written their end lines: what follows is no training."""
+    """Wait until all ranks have written their end events."""
     while run.poll() is None:
         files = sorted(root.glob(f"*-{tag}-*/steps/rank-*.jsonl"))
         if all('"event": "end"' in path.read_text()[-500:] for path in files):
@@ -256,6 +256,6 @@ def _await_end(run: subprocess.Popen[bytes], root: Path, tag: str) -> None:
         time.sleep(0.02)
 
 
-def explained(root: Path, tag: str, against: str | None) -> Explanation:
-    """What is said of the run under a tag."""
+def explain_tagged_run(root: Path, tag: str, against: str | None) -> Explanation:
+    """Return the explanation of the run with a tag."""
     return explain(find_run(root, tag), against, root)

@@ -1,4 +1,4 @@
-"""Every cause is named where it is, with its seconds; none where nothing is lost."""
+"""Every cause is found with its seconds; none if no time is lost."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout, Recompute
 from paceline.core.result import ReferenceComparison
-from paceline.explain.account import StepParts
-from paceline.explain.answer import explain
-from paceline.explain.answer import explained as answered
 from paceline.explain.baseline import baseline_of
+from paceline.explain.diagnosis import explain, explain_run
 from paceline.explain.explanation import Explanation
-from paceline.explain.observed import observed
-from paceline.explain.work import recomputed_share
+from paceline.explain.observed_run import observed_run
+from paceline.explain.step_breakdown import StepParts
+from paceline.explain.work_causes import recomputed_share
 from paceline.files.documents import write_text, write_value
 from paceline.profiles.profile import PROFILE_FILE, Profile
 from tests.command import paceline
@@ -30,12 +29,12 @@ STAGED = Layout(pp=2, micro_batch=4)
 CROWDED = {"cores": "0", "threads": 1}
 
 
-def again(recompute: Recompute, micro_batch: int = 4) -> Layout:
+def recomputing(recompute: Recompute, micro_batch: int = 4) -> Layout:
     return Layout(micro_batch=micro_batch, recompute=recompute)
 
 
 def write_profile(folder: Path, host_gap_s: float) -> None:
-    """A profile of a step of 0.4 s."""
+    """Write a profile of a step of 0.4 s."""
     profile = Profile(
         tool="torch", run=folder.name, ranks=(0,), steps=(5,), step_time_s=0.4, n=2,
         parts={"gemm": 0.4 - host_gap_s, "host_gap": host_gap_s},
@@ -43,8 +42,8 @@ def write_profile(folder: Path, host_gap_s: float) -> None:
     write_value(folder / PROFILE_FILE, profile)
 
 
-def causes_of(explained: Explanation) -> list[str]:
-    return [cause.cause for cause in explained.causes]
+def causes_of(explanation: Explanation) -> list[str]:
+    return [cause.cause for cause in explanation.causes]
 
 
 def answer(root: Path, name: str = "it", against: str | None = None, **more: Any) -> Explanation:
@@ -63,16 +62,16 @@ def answer(root: Path, name: str = "it", against: str | None = None, **more: Any
         ("pipeline bubble", 0.1, {"ranks": ({"comm": 0.1},) * 2, "layout": STAGED}),
     ],
 )
-def test_a_wait_is_named_with_its_seconds(
+def test_a_wait_is_found_with_its_seconds(
     cause: str, seconds: float, written: dict[str, Any], tmp_path: Path
 ):
     write_parts(tmp_path, "it", **written)
-    explained = answer(tmp_path)
-    (named,) = explained.causes
-    assert named.cause == cause
-    assert named.seconds == pytest.approx(seconds, rel=0.05)
-    assert named.share == pytest.approx(named.seconds / explained.lost_s)
-    assert named.evidence[0].unit == "s/step" and named.evidence[0].n == STEPS
+    explanation = answer(tmp_path)
+    (found,) = explanation.causes
+    assert found.cause == cause
+    assert found.seconds == pytest.approx(seconds, rel=0.05)
+    assert found.share == pytest.approx(found.seconds / explanation.lost_s)
+    assert found.evidence[0].unit == "s/step" and found.evidence[0].n == STEPS
 
 
 @pytest.mark.parametrize(
@@ -93,61 +92,63 @@ def test_a_wait_is_named_with_its_seconds(
         ("thread binding", {"ranks": ({"work": 1.5},) * 2}, {"start": {"threads": 2}}),
     ],
 )
-def test_longer_work_is_laid_to_what_differs(
+def test_longer_work_is_explained_by_different_settings(
     cause: str, written: dict[str, Any], usual: dict[str, Any], tmp_path: Path
 ):
     write_parts(tmp_path, "it", **written)
     write_parts(tmp_path, "usual", **usual)
-    explained = answer(tmp_path, against="usual")
-    (named,) = explained.causes
-    assert named.cause == cause
-    assert named.seconds == pytest.approx(0.1, rel=0.05)
-    assert explained.lost_s == pytest.approx(0.1, rel=0.05)
-    assert explained.unexplained_s == pytest.approx(0, abs=0.005)
+    explanation = answer(tmp_path, against="usual")
+    (found,) = explanation.causes
+    assert found.cause == cause
+    assert found.seconds == pytest.approx(0.1, rel=0.05)
+    assert explanation.lost_s == pytest.approx(0.1, rel=0.05)
+    assert explanation.unexplained_s == pytest.approx(0, abs=0.005)
 
 
-def test_less_recomputation_than_the_baselines_is_to_blame_for_nothing(tmp_path: Path):
-    write_parts(tmp_path, "it", ({"work": 1.5},) * 2, layout=again("selective"))
-    write_parts(tmp_path, "usual", layout=again("full"))
+def test_less_recomputation_than_the_baseline_is_not_a_cause(tmp_path: Path):
+    write_parts(tmp_path, "it", ({"work": 1.5},) * 2, layout=recomputing("selective"))
+    write_parts(tmp_path, "usual", layout=recomputing("full"))
     assert answer(tmp_path, against="usual").causes == ()
 
 
-def test_recomputation_is_blamed_for_what_the_baseline_does_not_recompute(tmp_path: Path):
-    """Of other micro-batches, by its FLOPs."""
+def test_recomputation_takes_the_time_that_the_baseline_does_not_recompute(tmp_path: Path):
+    """With different micro-batches it is attributed by FLOPs."""
     shares: dict[str, float] = {}
-    for name, layout in (("it", again("full", 2)), ("usual", again("selective"))):
+    for name, layout in (("it", recomputing("full", 2)), ("usual", recomputing("selective"))):
         folder = write_parts(tmp_path, name, ({"work": 3.0},) * 2, layout=layout)
-        shares[name] = recomputed_share(observed(folder))
-    write_parts(tmp_path, "it", ({"work": 6.0},) * 2, layout=again("full", 2))
-    explained = answer(tmp_path, against="usual")
-    named = next(cause for cause in explained.causes if cause.cause == "recompute")
+        shares[name] = recomputed_share(observed_run(folder))
+    write_parts(tmp_path, "it", ({"work": 6.0},) * 2, layout=recomputing("full", 2))
+    explanation = answer(tmp_path, against="usual")
+    found = next(cause for cause in explanation.causes if cause.cause == "recompute")
     more = shares["it"] - shares["usual"]
     assert 0 < more < shares["it"]
-    assert named.seconds == pytest.approx(more * explained.parts_s["compute"])
-    assert [e.value for e in named.evidence[-2:]] == [shares["it"], shares["usual"]]
+    assert found.seconds == pytest.approx(more * explanation.parts_s["compute"])
+    assert [e.value for e in found.evidence[-2:]] == [shares["it"], shares["usual"]]
 
 
 def test_recomputation_that_memory_needs_is_not_lost(tmp_path: Path):
-    run = observed(write_parts(tmp_path, "it", device="H100-SXM", layout=again("full")))
-    spared = answered(run, baseline_of(run, None, tmp_path), None)
+    run = observed_run(write_parts(tmp_path, "it", device="H100-SXM", layout=recomputing("full")))
+    spared = explain_run(run, baseline_of(run, None, tmp_path), None)
     assert [cause.cause for cause in spared.causes] == ["recompute"]
     assert spared.unexplained_s == pytest.approx(0, abs=1e-3)
     facts = run.facts.model_copy(update={"device_memory_bytes": 1.0})
     run = replace(run, report=replace(run.report, facts=facts))
-    needed = answered(run, baseline_of(run, None, tmp_path), None)
+    needed = explain_run(run, baseline_of(run, None, tmp_path), None)
     assert needed.causes == ()
     assert needed.lost_s == pytest.approx(spared.lost_s - spared.causes[0].seconds)
 
 
-def test_longer_work_without_any_difference_is_called_unexplained(tmp_path: Path):
+def test_longer_work_without_different_settings_is_unexplained(tmp_path: Path):
     write_parts(tmp_path, "it", ({"work": 1.5},) * 2)
     write_parts(tmp_path, "usual")
-    explained = answer(tmp_path, against="usual")
-    assert explained.causes == ()
+    explanation = answer(tmp_path, against="usual")
+    assert explanation.causes == ()
     assert (
-        explained.unexplained_s == pytest.approx(explained.lost_s) == pytest.approx(0.1, rel=0.05)
+        explanation.unexplained_s
+        == pytest.approx(explanation.lost_s)
+        == pytest.approx(0.1, rel=0.05)
     )
-    assert "nothing recorded says why" in explained.notes[0]
+    assert "for no recorded reason" in explanation.notes[0]
 
 
 def test_a_run_as_fast_as_its_baseline_gets_no_cause(tmp_path: Path):
@@ -158,54 +159,54 @@ def test_a_run_as_fast_as_its_baseline_gets_no_cause(tmp_path: Path):
     assert answer(tmp_path, "alone").causes == ()
 
 
-def test_several_causes_come_by_their_share(tmp_path: Path):
+def test_causes_are_sorted_by_share(tmp_path: Path):
     write_parts(tmp_path, "it", ({"data": 0.05, "checkpoint": 0.2}, {"checkpoint": 0.2}))
     first, second = answer(tmp_path).causes
     assert (first.cause, second.cause) == ("checkpoint stalls", "data starvation")
     assert first.share + second.share == pytest.approx(1, abs=0.01)
 
 
-def test_a_baseline_of_other_sizes_counts_by_its_sequences(tmp_path: Path):
+def test_a_baseline_of_another_batch_is_scaled_by_its_sequences(tmp_path: Path):
     write_parts(tmp_path, "it")
     write_parts(tmp_path, "twice", ({"work": 2.0},) * 2, global_batch=16)
-    explained = answer(tmp_path, against="twice")
-    assert explained.baseline_s == pytest.approx(0.2, rel=0.02)
-    assert "counts 0.5 times" in explained.notes[0]
+    explanation = answer(tmp_path, against="twice")
+    assert explanation.baseline_s == pytest.approx(0.2, rel=0.02)
+    assert "is scaled by 0.5" in explanation.notes[0]
 
 
 def test_a_host_that_a_campaign_flagged_is_evidence(tmp_path: Path):
     write_parts(tmp_path, "it", ({}, {"work": 1.5}))
     write_text(tmp_path / "campaign-1" / "scale.json", json.dumps({"flagged": ["h"]}))
     (cause,) = answer(tmp_path).causes
-    assert [e.source for e in cause.evidence if "flagged" in e.what] == ["campaign campaign-1"]
+    assert [e.source for e in cause.evidence if "flagged" in e.what] == ["scaling test campaign-1"]
 
 
-def test_a_profile_adds_what_steps_do_not_tell(tmp_path: Path):
+def test_a_profile_adds_the_host_gap(tmp_path: Path):
     write_parts(tmp_path, "it", ({"comm": 0.1},) * 2, device="H100-SXM")
     folder = write_parts(tmp_path, "profiled", device="H100-SXM")
     write_profile(folder, 0.1)
-    told = [paceline("explain", "it", "--profile", name, "--json", runs=tmp_path)
+    outputs = [paceline("explain", "it", "--profile", name, "--json", runs=tmp_path)
             for name in ("profiled", folder / PROFILE_FILE)]  # fmt: skip
-    (cause,) = json.loads(told[0].stdout)["causes"]
+    (cause,) = json.loads(outputs[0].stdout)["causes"]
     assert cause["cause"] == "host gap" and cause["evidence"][0]["value"] == 0.25
     assert cause["seconds"] == pytest.approx(0.3 / 4, rel=0.02)
-    assert told[0].stdout == told[1].stdout
+    assert outputs[0].stdout == outputs[1].stdout
     assert [cause.cause for cause in answer(tmp_path, "profiled").causes] == ["host gap"]
     with pytest.raises(UserError, match="was not profiled"):
         answer(tmp_path, profile="it")
 
 
-def test_a_host_gap_is_held_against_the_baselines_own(tmp_path: Path):
+def test_a_host_gap_is_compared_with_the_baselines(tmp_path: Path):
     folder = write_parts(tmp_path, "it", ({"comm": 0.2},) * 2, device="H100-SXM")
     usual = write_parts(tmp_path, "usual", device="H100-SXM")
     write_profile(folder, 0.2)
-    # Without a profile nobody knows how much of it is usual.
+    # Without a profile the baseline's host gap is unknown.
     for against in ("usual", "estimate"):
         assert "host gap" not in causes_of(answer(tmp_path, against=against))
     write_profile(usual, 0.1)
-    explained = answer(tmp_path, against="usual")
-    gap = next(cause for cause in explained.causes if cause.cause == "host gap")
-    assert gap.seconds == pytest.approx(explained.step_s / 2 - (explained.baseline_s or 0) / 4)
+    explanation = answer(tmp_path, against="usual")
+    gap = next(cause for cause in explanation.causes if cause.cause == "host gap")
+    assert gap.seconds == pytest.approx(explanation.step_s / 2 - (explanation.baseline_s or 0) / 4)
     assert [evidence.value for evidence in gap.evidence] == [0.5, 0.25]
     write_profile(usual, 0.4)
     assert "host gap" not in causes_of(answer(tmp_path, against="usual"))
@@ -213,9 +214,9 @@ def test_a_host_gap_is_held_against_the_baselines_own(tmp_path: Path):
 
 def test_the_parts_add_up_to_the_step(tmp_path: Path):
     write_parts(tmp_path, "it", ({"data": 0.02, "waited": 0.03}, {"comm": 0.01, "waited": 0.02}))
-    explained = answer(tmp_path)
-    assert sum(explained.parts_s.values()) == pytest.approx(explained.step_s)
-    assert list(explained.parts_s) == [field.name for field in fields(StepParts)]
+    explanation = answer(tmp_path)
+    assert sum(explanation.parts_s.values()) == pytest.approx(explanation.step_s)
+    assert list(explanation.parts_s) == [field.name for field in fields(StepParts)]
 
 
 def write_clock(folder: Path, mhz: float) -> None:
@@ -225,7 +226,7 @@ def write_clock(folder: Path, mhz: float) -> None:
     write_text(folder / "telemetry" / "h.jsonl", text)
 
 
-def test_a_lower_clock_of_the_devices_is_named(tmp_path: Path):
+def test_a_lower_device_clock_is_a_cause(tmp_path: Path):
     write_clock(write_parts(tmp_path, "it", ({"work": 1.5},) * 2, device="H100-SXM"), 1000.0)
     write_clock(write_parts(tmp_path, "usual", device="H100-SXM"), 1500.0)
     (cause,) = answer(tmp_path, against="usual").causes
@@ -233,31 +234,33 @@ def test_a_lower_clock_of_the_devices_is_named(tmp_path: Path):
     assert [e.value for e in cause.evidence if e.unit == "MHz"] == [1000.0, 1500.0]
 
 
-def test_an_estimate_tells_what_a_step_should_take(tmp_path: Path):
+def test_an_estimate_can_be_the_baseline(tmp_path: Path):
     write_parts(tmp_path, "it", ({"data": 0.5}, {}), device="H100-SXM")
-    explained = answer(tmp_path, against="estimate")
-    assert explained.baseline_s and explained.baseline_parts_s
-    assert sum(explained.baseline_parts_s.values()) == pytest.approx(explained.baseline_s)
-    assert explained.lost_s == pytest.approx(explained.step_s - explained.baseline_s)
-    assert [cause.cause for cause in explained.causes] == ["data starvation"]
-    assert explained.unexplained_s > 0.1  # the ranks' 0.2 s of work, which take milliseconds there
+    explanation = answer(tmp_path, against="estimate")
+    assert explanation.baseline_s and explanation.baseline_parts_s
+    assert sum(explanation.baseline_parts_s.values()) == pytest.approx(explanation.baseline_s)
+    assert explanation.lost_s == pytest.approx(explanation.step_s - explanation.baseline_s)
+    assert [cause.cause for cause in explanation.causes] == ["data starvation"]
+    assert (
+        explanation.unexplained_s > 0.1
+    )  # the ranks' 0.2 s of work, which take milliseconds there
 
 
 @pytest.mark.parametrize(("metric", "ratio"), [("samples_per_s", 0.5), ("step_time_s", 2.0)])
-def test_a_published_row_tells_what_a_step_should_take(metric: str, ratio: float, tmp_path: Path):
-    run = observed(write_parts(tmp_path, "it", ({"data": 0.2}, {})))
+def test_a_published_row_can_be_the_baseline(metric: str, ratio: float, tmp_path: Path):
+    run = observed_run(write_parts(tmp_path, "it", ({"data": 0.2}, {})))
     row = ReferenceComparison(
         reference="row", source="paper", metric=metric, reference_value=1.0, unit="u",
         ratio=ratio, comparable=True,
     )  # fmt: skip
     result = run.result.model_copy(update={"references": (row,)})
     run = replace(run, report=replace(run.report, result=result))
-    explained = answered(run, baseline_of(run, "reference", tmp_path), None)
-    assert explained.baseline_s == pytest.approx(explained.step_s / 2)
-    assert [cause.cause for cause in explained.causes] == ["data starvation"]
+    explanation = explain_run(run, baseline_of(run, "reference", tmp_path), None)
+    assert explanation.baseline_s == pytest.approx(explanation.step_s / 2)
+    assert [cause.cause for cause in explanation.causes] == ["data starvation"]
 
 
-def test_a_loop_that_marks_no_waits_is_explained_as_far_as_it_tells(tmp_path: Path):
+def test_a_run_that_records_no_waits_is_explained_by_its_other_parts(tmp_path: Path):
     folder = write_parts(tmp_path, "it", ({"data": 0.1},))
     path = folder / "steps" / "rank-00000.jsonl"
     unmarked = [json.loads(line) for line in path.read_text().splitlines()]
@@ -268,7 +271,7 @@ def test_a_loop_that_marks_no_waits_is_explained_as_far_as_it_tells(tmp_path: Pa
     assert [cause.cause for cause in answer(tmp_path).causes] == ["data starvation"]
 
 
-def test_what_cannot_be_explained_says_why(tmp_path: Path):
+def test_runs_that_cannot_be_explained_raise_errors(tmp_path: Path):
     write_parts(tmp_path, "it")
     for against, words in (
         ("reference", "no published row"),
@@ -288,8 +291,8 @@ def test_what_cannot_be_explained_says_why(tmp_path: Path):
 def test_the_verb_prints_text_and_tables(tmp_path: Path):
     write_parts(tmp_path, "it", ({"data": 0.1}, {}))
     text = paceline("explain", "it", runs=tmp_path).stdout
-    assert "First cause  data starvation" in text and "what to try" in text
+    assert "Largest cause  data starvation" in text and "remedy" in text
     itself = paceline("explain", "it", "--against", "it", runs=tmp_path).stdout
-    assert "as long as run it; no cause is named" in itself
+    assert "the same as run it; no cause found" in itself
     table = paceline("explain", "it", "--format", "csv", runs=tmp_path)
     assert table.stdout.splitlines()[0] == "cause,share,seconds,evidence,remedy"

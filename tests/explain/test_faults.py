@@ -1,4 +1,4 @@
-"""Faults seeded into real trainings are found; all ten by `make bench-explain`."""
+"""Faults injected into real trainings are found; `make bench-explain` tests all ten."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from pathlib import Path
 
 import pytest
 
-from tests.explain.faults import FAULTS, explained, train
+from tests.explain.faults import FAULTS, explain_tagged_run, train
 
 SMALL = ("batch_per_device=4", "layout.micro_batch=4")
-"""Little work: on a busy machine a step must stay shorter than what the faults add."""
+"""Small steps: on a busy machine a step must stay shorter than the injected delay."""
 STEPS = {"data starvation": 12, "slow rank": 40}
-"""A rank is only slowed from where it is seen to train, which may be a second late."""
+"""Number of steps; the fault starts up to a second after the training does."""
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of this machine, a healthy one among them."""
+    """Train a healthy run on this machine."""
     root = tmp_path_factory.mktemp("runs")
     train(root, "usual", settings=(*SMALL, "steps=40"))
     return root
 
 
-def test_a_healthy_run_gets_no_cause_but_what_else_used_the_cores(root: Path):
-    # Other programs of this machine may use them meanwhile.
-    alone = explained(root, "usual", None)
+def test_a_healthy_run_gets_no_cause_except_other_load(root: Path):
+    # Other processes on this machine may use the cores during the test.
+    alone = explain_tagged_run(root, "usual", None)
     assert {cause.cause for cause in alone.causes} <= {"other load"}
-    assert explained(root, "usual", "usual").causes == ()
+    assert explain_tagged_run(root, "usual", "usual").causes == ()
 
 
 @pytest.mark.parametrize("cause", STEPS)
-def test_a_fault_is_named(cause: str, root: Path):
+def test_a_fault_is_found(cause: str, root: Path):
     tag = cause.replace(" ", "-")
     train(root, tag, FAULTS[cause], settings=(*SMALL, f"steps={STEPS[cause]}"))
-    causes = [c for c in explained(root, tag, None).causes if c.cause != "other load"]
+    causes = [c for c in explain_tagged_run(root, tag, None).causes if c.cause != "other load"]
     assert causes and causes[0].cause == cause
     assert causes[0].evidence and causes[0].seconds > 0

@@ -1,4 +1,4 @@
-"""The page of an explanation: causes ranked with what speaks for them, foreign text escaped."""
+"""The page of an explanation shows ranked causes with evidence and escapes foreign text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from paceline.core.layout import Layout
-from paceline.explain.answer import explain
+from paceline.core.units import percent
 from paceline.explain.charts import explanation_charts
+from paceline.explain.diagnosis import explain
 from paceline.explain.explanation import Explanation
 from paceline.explain.report import explanation_document
 from paceline.report.html import render_document
@@ -23,7 +24,7 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run, and one of the same training that saves often and recomputes."""
+    """Write a run, and one of the same training that saves often and recomputes."""
     root = tmp_path_factory.mktemp("runs")
     write_parts(root, "before")
     again = Layout(micro_batch=4, recompute="full")
@@ -37,42 +38,42 @@ def answer(runs: Path) -> Explanation:
     return explain(runs / "after", "before", runs)
 
 
-def drawn(answer: Explanation, chart: str) -> list[dict[str, Any]]:
-    """The rows that a chart draws."""
+def chart_rows(answer: Explanation, chart: str) -> list[dict[str, Any]]:
+    """Return the data rows of a chart."""
     return explanation_charts(answer, EXPORT)[chart].to_dict()["data"]["values"]
 
 
-def test_bars_are_the_causes_in_their_order_and_the_rest(answer: Explanation):
-    rows = drawn(answer, "causes")
+def test_bars_show_the_causes_in_order_and_the_unexplained_time(answer: Explanation):
+    rows = chart_rows(answer, "causes")
     assert [row["cause"] for row in rows] == ["checkpoint stalls", "recompute", "unexplained"]
     assert [row["seconds"] for row in rows[:-1]] == [each.seconds for each in answer.causes]
     assert rows[-1]["seconds"] == answer.unexplained_s
 
 
 def test_parts_of_both_runs_add_up_to_their_mean_steps(answer: Explanation):
-    ends = {row["side"]: row["end"] for row in drawn(answer, "parts")}
+    ends = {row["side"]: row["end"] for row in chart_rows(answer, "parts")}
     assert ends["this run"] == pytest.approx(answer.step_s)
     assert ends["baseline"] == pytest.approx(answer.baseline_s)
 
 
-def test_the_page_has_every_cause_with_share_figures_and_what_to_try(answer: Explanation):
+def test_the_page_shows_every_cause_with_share_evidence_and_remedy(answer: Explanation):
     page = unescape(render_document(explanation_document(answer))).replace(
         "\N{NO-BREAK SPACE}", " "
     )
     for cause in answer.causes:
-        assert cause.cause in page and f"{100 * cause.share:.1f} %" in page
+        assert cause.cause in page and percent(cause.share) in page
         assert cause.remedy in page and all(each.what in page for each in cause.evidence)
-    assert "differs: recompute: none -> full" in page
+    assert "different setting: recompute: none -> full" in page
 
 
-def test_where_nothing_is_lost_no_cause_is_drawn(runs: Path):
+def test_no_cause_is_drawn_if_no_time_is_lost(runs: Path):
     answer = explain(runs / "before", "after", runs)
     assert [*explanation_charts(answer, EXPORT)] == ["parts"]
     page = render_document(explanation_document(answer))
-    assert "no cause is named" in page and "nothing is lost" in page
+    assert "no cause found" in page and "no time is lost" in page
 
 
-def test_what_others_wrote_is_escaped(answer: Explanation):
+def test_foreign_text_is_escaped(answer: Explanation):
     cause = answer.causes[0]
     evidence = tuple(
         each.model_copy(update={"what": HOSTILE, "source": HOSTILE}) for each in cause.evidence
@@ -93,11 +94,11 @@ def test_what_others_wrote_is_escaped(answer: Explanation):
 
 def test_the_verb_writes_page_and_charts(runs: Path, tmp_path: Path):
     page, folder = tmp_path / "why.html", tmp_path / "charts"
-    told = paceline(
+    output = paceline(
         "explain", "after", "--against", "before", "--runs-dir", runs, "--json",
         "--html", page, "--charts", folder,
     )  # fmt: skip
-    assert Explanation.model_validate_json(told.stdout).run == "after"
+    assert Explanation.model_validate_json(output.stdout).run == "after"
     assert page.read_text("utf-8").startswith("<!doctype html>")
     assert sorted(path.name for path in folder.iterdir()) == ["causes.svg", "parts.svg"]
     svg = (folder / "causes.svg").read_text("utf-8")

@@ -1,8 +1,8 @@
-"""Where the seconds of a run's steps went: parts that add up to the mean step.
+"""A breakdown of a run's mean step into parts that add up to it.
 
-Ranks wait for each other, so a delay of one is a wait of all others. What delays a rank by itself
-is taken at the rank that has most of it; what is left of everybody's wait for collectives, the
-smallest over ranks, is communication.
+Ranks wait for each other, so a delay on one rank is a wait on all others. Each delay is therefore
+counted once, on the rank where it is largest. Communication is the wait for collectives that all
+ranks share: the minimum over the ranks.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from paceline.core.pipeline import bubble_fraction
 from paceline.explain.rank_events import RankEvents
 from paceline.files.events import StepEvent
 
-LEAST_STEPS = 5
-"""Fewer tell nothing of a usual step."""
+MIN_STEPS = 5
+"""Minimum number of steps from which a mean step is computed."""
 BEYOND_ERROR = 4.0
-"""Standard errors that a rank must be slower than the others of its stage to be called so."""
+"""Standard errors by which a straggler must be slower than the other ranks of its stage."""
 
 Table = npt.NDArray[np.float64]
 """(ranks, steps), in seconds."""
@@ -33,21 +33,21 @@ Rows = Sequence[Sequence[StepEvent]]
 
 @dataclass(frozen=True)
 class StepParts:
-    """Seconds of the mean step by part; they add up to it."""
+    """Seconds of the mean step by part; the sum is the whole step."""
 
     compute: float
-    """The ranks' own work, and whatever has no name."""
+    """The ranks' own work and everything that no other part covers."""
     data: float = 0.0
-    """The slowest loader keeps its rank waiting."""
+    """Time that the rank with the slowest data loader waits for data."""
     checkpoint: float = 0.0
     straggler: float = 0.0
-    """The busiest rank works longer than the others of its stage do."""
+    """Extra work time of the busiest rank compared with the other ranks of its stage."""
     core_wait: float = 0.0
-    """The thread that trains could have run and had no core."""
+    """Time that the training thread was runnable but had no core."""
     bubble: float = 0.0
-    """Stages without a micro-batch, by the schedule's formula."""
+    """Time that stages have no micro-batch, by the formula of the schedule."""
     communication: float = 0.0
-    """All ranks wait for collectives at the same time."""
+    """Time that all ranks wait for collectives simultaneously."""
 
     @property
     def total(self) -> float:
@@ -55,80 +55,80 @@ class StepParts:
         return sum(getattr(self, field.name) for field in fields(self))
 
     def scaled(self, factor: float) -> StepParts:
-        """All parts times `factor`, as for another number of samples."""
+        """Return all parts multiplied by `factor`, for example to adjust the number of samples."""
         return StepParts(**{f.name: getattr(self, f.name) * factor for f in fields(self)})
 
 
 @dataclass(frozen=True)
-class Account:
-    """The parts of a run's mean step, and how sure they are."""
+class StepBreakdown:
+    """The parts of a run's mean step and their uncertainty."""
 
     parts: StepParts
     n: int
-    """Steps that they are a mean of."""
+    """Number of steps that were averaged."""
     samples: float | None
-    """Sequences of a step over all ranks."""
+    """Sequences per step over all ranks."""
     error_s: float
-    """Standard error of the compute part over the steps."""
+    """Standard error of the compute part, in seconds."""
     throttled_s: float | None
-    """Mean seconds a step in which the quota of the cores was spent, added up over cores of the
-    rank that had most; None where nothing counts it."""
+    """Mean seconds per step in which the CPU quota was exhausted, summed over cores, on the rank
+    with the most; None if the system does not count it."""
     system_share: float | None
-    """Share of the processor time that was spent inside the kernel, all ranks."""
+    """Share of the CPU time spent in the kernel, over all ranks."""
     marks_waits: bool = True
-    """Whether its ranks tell what they wait in collectives; else that is in their own work."""
+    """True if the ranks report their waits for collectives; otherwise `compute` includes them."""
     slow_rank: int | None = None
-    """The rank behind `straggler`."""
+    """The rank that causes `straggler`."""
     waiting_rank: int | None = None
     """The rank that waited longest for a core."""
 
 
-def account_of(
+def break_down_steps(
     ranks: Mapping[int, RankEvents],
     layout: Layout | None,
     num_microbatches: int | None,
     stages: Mapping[int, int] | None = None,
     *,
     on_cores: bool = True,
-) -> Account | None:
-    """The account of the steps that every rank has finished; None for too few.
+) -> StepBreakdown | None:
+    """Return the breakdown of the steps that every rank completed; None if they are too few.
 
-    `stages` has the pipeline stage of each rank: only ranks of one do equal work. `on_cores` says
-    that ranks compute on processor cores, for which they may have to wait.
+    `stages` maps each rank to its pipeline stage, because only ranks of one stage do equal work.
+    Set `on_cores` if the ranks compute on CPU cores, for which they may have to wait.
     """
     events = [{s.step: s for s in rank.steps} for _, rank in sorted(ranks.items())]
     common = sorted(set.intersection(*(set(steps) for steps in events))) if events else []
-    if len(common) < LEAST_STEPS:
+    if len(common) < MIN_STEPS:
         return None
     numbers, rows = sorted(ranks), [[steps[number] for number in common] for steps in events]
     tables = _Tables.of(rows, on_cores)
     if not tables.step.any():
         return None
-    slow, straggler = _slowest(tables.own, [(stages or {}).get(rank, 0) for rank in numbers])
+    slow, straggler = _slowest(tables.own_work, [(stages or {}).get(rank, 0) for rank in numbers])
     series = _series(tables, straggler, _bubble(layout, num_microbatches))
-    return Account(
+    return StepBreakdown(
         parts=StepParts(**{name: float(values.mean()) for name, values in series.items()}),
         n=len(common),
         samples=_samples(rows),
         error_s=float(np.std(series["compute"]) / len(common) ** 0.5),
-        throttled_s=_throttled(rows),
+        throttled_s=_throttled_seconds(rows),
         system_share=_system_share(rows),
         marks_waits=all(s.comm_wait_s is not None for row in rows for s in row),
         slow_rank=None if slow is None else numbers[slow],
-        waiting_rank=numbers[int(tables.waited.mean(axis=1).argmax())],
+        waiting_rank=numbers[int(tables.core_wait.mean(axis=1).argmax())],
     )
 
 
 @dataclass(frozen=True)
 class _Tables:
-    """What every rank did in every step."""
+    """Seconds of every rank in every step, by activity; all of shape (ranks, steps)."""
 
     step: Table
     comm: Table
     data: Table
     checkpoint: Table
-    waited: Table
-    """For a core, outside waits for other ranks, which delay nobody by themselves."""
+    core_wait: Table
+    """Wait for a core outside collectives; a wait inside one delays nobody."""
 
     @classmethod
     def of(cls, rows: Rows, on_cores: bool) -> _Tables:
@@ -143,48 +143,48 @@ class _Tables:
         )
 
     @property
-    def own(self) -> Table:
-        """The ranks' own work."""
-        waits = self.comm + self.checkpoint + self.data + self.waited
+    def own_work(self) -> Table:
+        """The ranks' own work: the step without all waits."""
+        waits = self.comm + self.checkpoint + self.data + self.core_wait
         return np.maximum(self.step - waits, 0.0)
 
 
 def _series(tables: _Tables, straggler: Row, bubble_share: float) -> dict[str, Row]:
-    """Seconds of every step by part, the names of StepParts."""
+    """Return the seconds of every step by part, keyed by the names of StepParts."""
     times, network = tables.step.max(axis=0), tables.comm.min(axis=0)
     # Two ranks that wait for cores at different times delay each other twice.
-    waited = np.sort(tables.waited, axis=0)
-    twice = np.minimum(network, waited[-2]) if len(waited) > 1 else np.zeros(len(times))
+    core_waits = np.sort(tables.core_wait, axis=0)
+    twice = np.minimum(network, core_waits[-2]) if len(core_waits) > 1 else np.zeros(len(times))
     network = network - twice
     waits = {
         "data": tables.data.max(axis=0),
         "checkpoint": np.median(tables.checkpoint, axis=0),
         "straggler": straggler,
-        "core_wait": waited[-1] + twice,
+        "core_wait": core_waits[-1] + twice,
     }
-    left = times - sum(waits.values())
-    bubble = np.minimum(network, bubble_share * np.maximum(left, 0.0))
+    remaining = times - sum(waits.values())
+    bubble = np.minimum(network, bubble_share * np.maximum(remaining, 0.0))
     exchange = {"bubble": bubble, "communication": network - bubble}
-    return {"compute": left - network, **waits, **exchange}
+    return {"compute": remaining - network, **waits, **exchange}
 
 
-def _table(rows: Rows, second: Callable[[StepEvent], float | None]) -> Table:
-    """One quantity of all ranks and steps; 0 where it is not told."""
-    return np.array([[second(step) or 0.0 for step in row] for row in rows], dtype=np.float64)
+def _table(rows: Rows, quantity: Callable[[StepEvent], float | None]) -> Table:
+    """Return one quantity for all ranks and steps; 0 where it was not recorded."""
+    return np.array([[quantity(step) or 0.0 for step in row] for row in rows], dtype=np.float64)
 
 
-def _slowest(own: Table, stages: Sequence[int]) -> tuple[int | None, Row]:
-    """The rank that the others of its stage wait for, and by step what it works longer than them.
+def _slowest(work: Table, stages: Sequence[int]) -> tuple[int | None, Row]:
+    """Return the straggler and its extra work time per step compared with its stage's other ranks.
 
-    None, and nothing, where the difference is not beyond its own scatter over the steps.
+    Return None and zeros if the difference is within its own variation over the steps.
     """
-    zero = np.zeros(own.shape[1])
+    zero = np.zeros(work.shape[1])
     slowest: tuple[int | None, Row] = (None, zero)
     for rank, stage in enumerate(stages):
         others = [r for r, of in enumerate(stages) if of == stage and r != rank]
         if not others:
             continue
-        excess = own[rank] - np.median(own[others], axis=0)
+        excess = work[rank] - np.median(work[others], axis=0)
         error = float(excess.std()) / len(excess) ** 0.5
         if excess.mean() > max(BEYOND_ERROR * error, slowest[1].mean()):
             slowest = (rank, np.maximum(excess, 0.0))
@@ -204,13 +204,13 @@ def _samples(rows: Rows) -> float | None:
     return sum(flat) / len(rows[0]) if complete and flat else None
 
 
-def _throttled(rows: Rows) -> float | None:
-    means = [
+def _throttled_seconds(rows: Rows) -> float | None:
+    throttled_means = [
         np.mean([s.cores.throttled_s for s in row if s.cores.throttled_s is not None])
         for row in rows
         if any(s.cores.throttled_s is not None for s in row)
     ]
-    return float(max(means)) if means else None
+    return float(max(throttled_means)) if throttled_means else None
 
 
 def _system_share(rows: Rows) -> float | None:
@@ -220,5 +220,5 @@ def _system_share(rows: Rows) -> float | None:
         for s in row
         if s.cores.user_s is not None and s.cores.system_s is not None
     ]
-    user, system = (sum(pair[at] for pair in pairs) for at in (0, 1))
+    user, system = (sum(pair[index] for pair in pairs) for index in (0, 1))
     return system / (user + system) if user + system > 0 else None

@@ -1,19 +1,19 @@
-"""What causes are looked for in, and what each of them finds."""
+"""The input of every cause detector, and the findings they return."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.explain.account import StepParts
 from paceline.explain.baseline import Baseline
 from paceline.explain.explanation import Cause, CauseEvidence, CauseName
-from paceline.explain.observed import ObservedRun
-from paceline.explain.profiled import ProfiledStep
+from paceline.explain.observed_run import ObservedRun
+from paceline.explain.profiled_step import ProfiledStep
+from paceline.explain.step_breakdown import StepParts
 
 
 @dataclass(frozen=True)
-class Inquiry:
-    """A run, what it is held against, and what a profile tells of it."""
+class DiagnosisContext:
+    """A run, its baseline and its profile."""
 
     run: ObservedRun
     base: Baseline
@@ -25,9 +25,9 @@ class Inquiry:
 
     @property
     def host_gap_s(self) -> float | None:
-        """Seconds of a step in which the device had nothing to do, beyond the baseline's.
+        """Seconds per step in which the device was idle, minus those of the baseline.
 
-        Against the run itself all of them; None where a profile is missing that would say so.
+        None if a profile that would show it is missing.
         """
         gap_s = self.profile.host_gap * self.parts.total if self.profile else None
         if gap_s is None or self.base.kind == "itself":
@@ -37,12 +37,12 @@ class Inquiry:
         return gap_s - self.base.profile.host_gap * self.base.parts.total
 
     def excess(self, name: str) -> float:
-        """Seconds that a part is longer than the baseline's."""
+        """Return the seconds by which a part is longer than the baseline's."""
         past = getattr(self.base.parts, name) if self.base.parts else 0.0
         return getattr(self.parts, name) - past
 
     def figures(self, what: str, name: str) -> list[CauseEvidence]:
-        """A part of the run's step, and the same of the baseline where that is known."""
+        """Return a part of the run's step as evidence, with the baseline's if it is known."""
         account, base = self.run.account, self.base
         ours = CauseEvidence(
             what=what,
@@ -60,7 +60,7 @@ class Inquiry:
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause before its share is known."""
+    """A cause before its share of the lost time is known."""
 
     cause: CauseName
     seconds: float
@@ -68,7 +68,7 @@ class Finding:
     remedy: str
 
     def of(self, lost_s: float) -> Cause:
-        """The cause, of so much lost time."""
+        """Return the cause with its share of `lost_s`."""
         seconds = min(self.seconds, lost_s)
         return Cause(
             cause=self.cause,

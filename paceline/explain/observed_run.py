@@ -1,4 +1,4 @@
-"""A run as an explanation sees it: its steps' account, its settings, and what surrounded it."""
+"""A run with everything that a diagnosis needs: step breakdown, settings, environment, clocks."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from paceline.core.result import Result
 from paceline.core.run import RunSettings, RunSpec
 from paceline.core.run_report import RunReport
 from paceline.core.telemetry import read_telemetry
-from paceline.explain.account import LEAST_STEPS, Account, account_of
 from paceline.explain.rank_events import RankEvents, rank_events
+from paceline.explain.step_breakdown import MIN_STEPS, StepBreakdown, break_down_steps
 from paceline.files.documents import read_json, read_lines
 from paceline.machines.probe.telemetry import FOLDER as TELEMETRY_FOLDER
 from paceline.runs.outcome import evaluate, place_of
 
 CAMPAIGN_RESULT = "scale.json"
-REMEDY = "explain a run of the native trainer, or one whose loop writes paceline.steplog's lines"
+REMEDY = "choose a run of the native trainer or one that logs its steps with paceline.steplog"
 
 
 @dataclass(frozen=True)
 class ObservedRun:
-    """One run with everything that its causes are looked for in."""
+    """One run with all data in which causes are searched."""
 
     report: RunReport
-    account: Account
+    account: StepBreakdown
     places: tuple[Place, ...]
     environment: Mapping[str, str]
     clock: tuple[float, float | None, int] | None
-    """Mean clock of its devices, the highest that they allow (MHz), and samples; None without."""
-    blamed: Mapping[str, str]
-    """Hosts that a scaling campaign beside it flagged as slow, with the campaign's name."""
+    """Mean clock, maximum clock (both MHz) and number of samples; None without telemetry."""
+    flagged_hosts: Mapping[str, str]
+    """Hosts that a scaling test in the same folder flagged as slow, with the test's name."""
 
     @property
     def result(self) -> Result:
@@ -52,31 +52,31 @@ class ObservedRun:
 
     @property
     def layout(self) -> Layout:
-        """Its layout, one device's where nobody said."""
+        """The layout; that of one device if the run states none."""
         return self.facts.layout or Layout()
 
     @property
     def threads(self) -> int | None:
-        """Threads of its first rank."""
+        """Threads of the first rank."""
         return self.places[0].threads if self.places else None
 
     @property
-    def overcommitted(self) -> str | None:
-        """How its ranks are bound to too few cores; None where they are not."""
+    def overcommitment(self) -> str | None:
+        """A description of ranks bound to too few cores; None if there are enough."""
         return overcommitted(self.places)
 
     @property
     def source(self) -> str:
-        """Where its figures come from."""
+        """The run and steps to which the figures belong."""
         window = self.result.window
         steps = f", steps {window.first_step}-{window.last_step}" if window else ""
         return f"run {self.result.run}{steps}"
 
 
-def observed(folder: Path) -> ObservedRun:
-    """The run in a folder.
+def observed_run(folder: Path) -> ObservedRun:
+    """Return the run in a folder.
 
-    Raises UserError where it has no event lines of steps, as an imported log has none.
+    Raises UserError if it has no recorded step events, for example an imported log.
     """
     report = evaluate(folder)
     window, name = report.result.window, f"run {folder.name}"
@@ -86,7 +86,7 @@ def observed(folder: Path) -> ObservedRun:
     ranks = rank_events(folder, window.first_step, window.last_step)
     account = _account(report, ranks)
     if account is None:
-        what = f"has no event lines of {LEAST_STEPS} steps that all its ranks have done"
+        what = f"has fewer than {MIN_STEPS} recorded steps that all ranks completed"
         raise UserError(name, what, remedy=REMEDY)
     starts = {rank: events.start for rank, events in sorted(ranks.items())}
     return ObservedRun(
@@ -95,16 +95,16 @@ def observed(folder: Path) -> ObservedRun:
         places=tuple(place_of(rank, start) for rank, start in starts.items() if start),
         environment=environment_items(report.inventory, report.result.versions),
         clock=_clock(folder, report, ranks),
-        blamed=_blamed(folder.parent),
+        flagged_hosts=_flagged_hosts(folder.parent),
     )
 
 
-def _account(report: RunReport, ranks: Mapping[int, RankEvents]) -> Account | None:
+def _account(report: RunReport, ranks: Mapping[int, RankEvents]) -> StepBreakdown | None:
     spec = report.spec
     count = None
     if spec is not None:
         count = spec.layout.num_microbatches(spec.world_size, spec.training.global_batch)
-    return account_of(
+    return break_down_steps(
         ranks,
         report.facts.layout,
         count,
@@ -116,16 +116,18 @@ def _account(report: RunReport, ranks: Mapping[int, RankEvents]) -> Account | No
 def _clock(
     folder: Path, report: RunReport, ranks: Mapping[int, RankEvents]
 ) -> tuple[float, float | None, int] | None:
-    """Mean clock of all devices while the ranks trained, and the highest allowed, in MHz."""
-    began = min((r.start.time_unix for r in ranks.values() if r.start), default=None)
-    ended = max((r.end.time_unix for r in ranks.values() if r.end), default=None)
-    if began is None or ended is None:
+    """Return mean and maximum clock of all devices during training, in MHz, and the samples."""
+    start_unix = min((r.start.time_unix for r in ranks.values() if r.start), default=None)
+    end_unix = max((r.end.time_unix for r in ranks.values() if r.end), default=None)
+    if start_unix is None or end_unix is None:
         return None
     clocks: list[float] = []
     for path in sorted((folder / TELEMETRY_FOLDER).glob("*.jsonl")):
         telemetry = read_telemetry(read_lines(path))
         inside = (
-            [s for s in telemetry.samples if began <= s.time_unix <= ended] if telemetry else []
+            [s for s in telemetry.samples if start_unix <= s.time_unix <= end_unix]
+            if telemetry
+            else []
         )
         clocks += [gpu.sm_clock_mhz for s in inside for gpu in s.gpus if gpu.sm_clock_mhz]
         if report.facts.device == "cpu":
@@ -137,11 +139,11 @@ def _clock(
     return (fmean(clocks), limit, len(clocks)) if clocks else None
 
 
-def _blamed(root: Path) -> dict[str, str]:
-    """Flagged hosts of the campaigns whose folders lie beside the run."""
+def _flagged_hosts(root: Path) -> dict[str, str]:
+    """Return the hosts flagged by scaling tests that are stored in the same folder."""
     hosts: dict[str, str] = {}
     for path in sorted(root.glob(f"*/{CAMPAIGN_RESULT}")):
-        flagged = read_json(path).get("flagged")
-        words = [w for w in flagged if isinstance(w, str)] if isinstance(flagged, list) else []
-        hosts |= dict.fromkeys(words, path.parent.name)
+        names = read_json(path).get("flagged")
+        hosts_flagged = [w for w in names if isinstance(w, str)] if isinstance(names, list) else []
+        hosts |= dict.fromkeys(hosts_flagged, path.parent.name)
     return hosts

@@ -1,43 +1,43 @@
-"""Causes that keep ranks from working: each takes what its wait is longer than the baseline's.
+"""Causes that keep ranks waiting; each takes the time that its wait exceeds the baseline's.
 
-Against the run itself a wait counts whole.
+Without a baseline the whole wait counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from paceline.explain.context import DiagnosisContext, Finding, setting
 from paceline.explain.explanation import CauseEvidence
-from paceline.explain.inquiry import Finding, Inquiry, setting
 
 THROTTLED_SHARE = 0.1
-"""Of the waits for cores, in time that the quota was spent, from which the quota is to blame."""
+"""Minimum share of the core waits with an exhausted quota from which the quota is the cause."""
 
 
-def _data(q: Inquiry) -> Iterator[Finding]:
+def _data(q: DiagnosisContext) -> Iterator[Finding]:
     yield Finding(
         "data starvation",
         q.excess("data"),
-        tuple(q.figures("wait for the loader, slowest rank", "data")),
-        "put the data on faster or nearer storage, tokenize before the run, pack samples, or share "
-        "the loading out over more processes",
+        tuple(q.figures("wait for the data loader, slowest rank", "data")),
+        "put the data on faster or local storage, tokenize before the run, pack samples, or use "
+        "more loader processes",
     )
 
 
-def _checkpoints(q: Inquiry) -> Iterator[Finding]:
+def _checkpoints(q: DiagnosisContext) -> Iterator[Finding]:
     spec = q.run.spec
     every = spec.checkpoint.every if spec else None
     saving = setting("steps between checkpoints", every, q.run) if every else ()
     yield Finding(
         "checkpoint stalls",
         q.excess("checkpoint"),
-        (*q.figures("wait for the checkpoint", "checkpoint"), *saving),
-        "save less often (checkpoint.every), in the background (checkpoint.asynchronous=true), or "
+        (*q.figures("wait for checkpoints", "checkpoint"), *saving),
+        "save less often (checkpoint.every), asynchronously (checkpoint.asynchronous=true), or "
         "to faster storage",
     )
 
 
-def _slow_rank(q: Inquiry) -> Iterator[Finding]:
+def _slow_rank(q: DiagnosisContext) -> Iterator[Finding]:
     account = q.run.account
     slow = next((r for r in q.run.result.ranks if r.rank == account.slow_rank), None)
     if slow is None:
@@ -53,15 +53,15 @@ def _slow_rank(q: Inquiry) -> Iterator[Finding]:
         for rank in (slow, *(r for r in q.run.result.ranks if r.stage == slow.stage and r != slow))
         if rank.busy_time_s is not None
     ][:4]
-    campaign = q.run.blamed.get(slow.host)
+    campaign = q.run.flagged_hosts.get(slow.host)
     blame = (
         (
             CauseEvidence(
                 what=f"{slow.host} was flagged slow",
                 value=1,
-                unit="campaign",
+                unit="scaling test",
                 n=None,
-                source=f"campaign {campaign}",
+                source=f"scaling test {campaign}",
             ),
         )
         if campaign
@@ -70,52 +70,52 @@ def _slow_rank(q: Inquiry) -> Iterator[Finding]:
     yield Finding(
         "slow rank",
         q.excess("straggler"),
-        (*q.figures("work of the slowest rank beyond the others'", "straggler"), *busy, *blame),
-        f"run `paceline check` on {slow.host}, leave it out (--hosts), and look at its "
-        "clocks, temperature and other programs",
+        (*q.figures("extra work time of the slowest rank", "straggler"), *busy, *blame),
+        f"run `paceline check` on {slow.host}, exclude it (--hosts), and check its "
+        "clocks, temperature and other processes",
     )
 
 
-def _core_wait(q: Inquiry) -> Iterator[Finding]:
-    account, waited = q.run.account, q.excess("core_wait")
-    figures = q.figures(f"wait for a core, rank {account.waiting_rank} most", "core_wait")
-    throttled = account.throttled_s or 0.0
-    if throttled >= THROTTLED_SHARE * q.parts.core_wait and throttled > 0:
-        spent = CauseEvidence(
-            what="quota of the cores was spent, added up over cores",
-            value=throttled,
+def _core_wait(q: DiagnosisContext) -> Iterator[Finding]:
+    account, wait_s = q.run.account, q.excess("core_wait")
+    figures = q.figures(f"wait for a CPU core, longest on rank {account.waiting_rank}", "core_wait")
+    throttled_s = account.throttled_s or 0.0
+    if throttled_s >= THROTTLED_SHARE * q.parts.core_wait and throttled_s > 0:
+        quota = CauseEvidence(
+            what="time with exhausted CPU quota, summed over cores",
+            value=throttled_s,
             unit="s/step",
             n=account.n,
             source=f"cpu.stat of the control groups, {q.run.source}",
         )
         yield Finding(
             "clock limit",
-            waited,
-            (*figures, spent),
-            "raise the control group's CPU quota (cpu.max, the container's or job's limit of "
-            "cores)",
+            wait_s,
+            (*figures, quota),
+            "raise the CPU quota of the control group (cpu.max, or the CPU limit of the container "
+            "or job)",
         )
-    elif bound := q.run.overcommitted:
+    elif bound := q.run.overcommitment:
         place = CauseEvidence(
             what=bound, value=account.n, unit="steps", n=account.n, source=q.run.source
         )
         yield Finding(
             "thread binding",
-            waited,
+            wait_s,
             (*figures, place),
-            "bind each rank to cores of its own (--bind auto) and give it no more threads than "
+            "bind each rank to its own cores (--bind auto), with at most as many threads as "
             "cores (cluster.threads_per_device)",
         )
     else:
         yield Finding(
             "other load",
-            waited,
+            wait_s,
             tuple(figures),
-            "end the other programs on the host, or ask for the whole node; `top` shows them",
+            "stop other processes on the host (see `top`), or request the node exclusively",
         )
 
 
-def _bubble(q: Inquiry) -> Iterator[Finding]:
+def _bubble(q: DiagnosisContext) -> Iterator[Finding]:
     spec, layout = q.run.spec, q.run.layout
     if layout.pp == 1 or spec is None:
         return
@@ -127,31 +127,31 @@ def _bubble(q: Inquiry) -> Iterator[Finding]:
             *q.figures("stages without a micro-batch", "bubble"),
             *setting(f"micro-batches over {layout.pp} stages", count, q.run),
         ),
-        "more micro-batches a step (smaller layout.micro_batch, larger global batch), "
+        "use more micro-batches per step (smaller layout.micro_batch, larger global batch), "
         "layout.schedule=zero-bubble, layout.vp=2, or fewer stages",
     )
 
 
-def _communication(q: Inquiry) -> Iterator[Finding]:
-    # Nobody knows what it should be without a baseline that tells it.
+def _communication(q: DiagnosisContext) -> Iterator[Finding]:
+    # Without a baseline communication has no expected time.
     if q.base.parts is None:
         return
     yield Finding(
         "slow link",
         q.excess("communication"),
         tuple(q.figures("all ranks wait for collectives", "communication")),
-        "measure the link (`paceline probe collective`), look at the interface that is used "
-        "(--interface), or exchange less often (larger micro-batch or batch, other layout)",
+        "measure the link (`paceline probe collective`), check the network interface "
+        "(--interface), or communicate less often (larger micro-batch or batch, other layout)",
     )
 
 
-def _host_gap(q: Inquiry) -> Iterator[Finding]:
-    # On processor cores a step in which nothing runs waits for a core, which is told already.
+def _host_gap(q: DiagnosisContext) -> Iterator[Finding]:
+    # On CPUs an idle step waits for a core, which _core_wait already covers.
     if q.host_gap_s is None or q.run.facts.device == "cpu":
         return
     gaps = tuple(
         CauseEvidence(
-            what="nothing runs on the device, the program has not given it work",
+            what="device idle, waiting for kernel launches from the CPU",
             value=profile.host_gap,
             unit="of the step",
             n=profile.n,
@@ -164,11 +164,11 @@ def _host_gap(q: Inquiry) -> Iterator[Finding]:
         "host gap",
         q.host_gap_s,
         gaps,
-        "compile (training.compile=blocks), make the micro-batch larger, or free the host's cores",
+        "compile (training.compile=blocks), use a larger micro-batch, or free CPU cores",
     )
 
 
-WAITS: tuple[Callable[[Inquiry], Iterator[Finding]], ...] = (
+WAIT_CAUSES: tuple[Callable[[DiagnosisContext], Iterator[Finding]], ...] = (
     _data,
     _checkpoints,
     _slow_rank,

@@ -1,4 +1,4 @@
-"""Where a profile's breakdown of a step enters: parts that steps alone do not tell."""
+"""A profile's breakdown of a step, which shows parts that step times alone do not."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from paceline.profiles.profile import PROFILE_FILE, Profile
 
 @dataclass(frozen=True)
 class ProfiledStep:
-    """A profiled step by part; its own length is no figure, for profiling takes time."""
+    """A profiled step by part, in shares because profiling itself lengthens the step."""
 
     shares: Mapping[str, float]
-    """Of the step, by the profile's categories."""
+    """Shares of the step by category of the profile."""
     n: int
-    """Steps times ranks."""
+    """Number of steps times ranks."""
     source: str
 
     @property
     def host_gap(self) -> float:
-        """Share of the step in which nothing ran, beyond named waits."""
+        """Share of the step in which the device was idle, known waits excluded."""
         return self.shares.get("host_gap", 0.0)
 
 
-def profiled_step(root: Path, name: str) -> ProfiledStep:
-    """The profile that `name` stands for: a profile.json, or a run that has one.
+def load_profiled_step(root: Path, name: str) -> ProfiledStep:
+    """Return the profile `name`: a profile.json, or a run that has one.
 
-    Raises UserError where there is none, or none that takes a step apart.
+    Raises UserError if there is none or if it has no breakdown of a step.
     """
     path = Path(name)
     path = path if path.is_file() else find_run(root, name) / PROFILE_FILE
@@ -40,13 +40,13 @@ def profiled_step(root: Path, name: str) -> ProfiledStep:
     step = _step(path)
     if step is None:
         raise UserError(
-            str(path), "takes no step apart", remedy="--tool torch or nsys tells a step by part"
+            str(path), "has no step breakdown", remedy="profile with --tool torch or nsys"
         )
     return step
 
 
-def profile_of_run(folder: Path) -> ProfiledStep | None:
-    """The run's own profile, None where it was not profiled or its tool takes no step apart."""
+def own_profiled_step(folder: Path) -> ProfiledStep | None:
+    """Return the run's own profile; None without one that breaks a step down."""
     path = folder / PROFILE_FILE
     return _step(path) if path.is_file() else None
 

@@ -1,0 +1,94 @@
+"""The diagnosis of a slow run: its lost time by cause, and the unexplained remainder."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from paceline.explain.baseline import Baseline, baseline_of
+from paceline.explain.causes import MIN_CAUSE_SHARE, findings
+from paceline.explain.context import DiagnosisContext
+from paceline.explain.explanation import Explanation
+from paceline.explain.observed_run import ObservedRun, observed_run
+from paceline.explain.profiled_step import ProfiledStep, load_profiled_step, own_profiled_step
+from paceline.explain.step_breakdown import StepParts
+from paceline.explain.work_causes import avoidable_recompute_findings
+
+
+def explain(
+    folder: Path,
+    against: str | None,
+    root: Path,
+    profile: str | None = None,
+) -> Explanation:
+    """Explain why the run in `folder` is slow compared with the baseline `against` (baseline_of).
+
+    `profile` is a profile of the same training; the default is the run's own profile, if any.
+
+    Raises UserError if the run has no recorded steps or the baseline is unavailable.
+    """
+    run = observed_run(folder)
+    step = load_profiled_step(root, profile) if profile else own_profiled_step(folder)
+    return explain_run(run, baseline_of(run, against, root), step)
+
+
+def explain_run(run: ObservedRun, base: Baseline, profile: ProfiledStep | None) -> Explanation:
+    """Return the causes of the time that the run loses compared with the baseline.
+
+    A run that loses less than 5% of its step counts as equally fast and gets no cause.
+    """
+    parts, context = run.account.parts, DiagnosisContext(run, base, profile)
+    large_findings = findings(context)
+    lost_s = _lost_seconds(context)
+    if base.step_s is not None and lost_s < MIN_CAUSE_SHARE * parts.total:
+        large_findings = []
+    causes = tuple(finding.of(lost_s) for finding in large_findings) if lost_s > 0 else ()
+    return Explanation(
+        run=run.result.run,
+        baseline_kind=base.kind,
+        baseline=base.title,
+        step_s=parts.total,
+        baseline_s=base.step_s,
+        n=run.account.n,
+        lost_s=lost_s,
+        causes=causes,
+        unexplained_s=max(0.0, lost_s - sum(cause.seconds for cause in causes)),
+        parts_s=asdict(parts),
+        baseline_parts_s=asdict(base.parts) if base.parts else None,
+        differences=base.differences,
+        notes=(
+            *base.notes,
+            *_unexplained_work_note(context, len(causes)),
+            *_unmarked_waits_note(run),
+        ),
+    )
+
+
+def _lost_seconds(context: DiagnosisContext) -> float:
+    """Return the seconds lost per step compared with the baseline.
+
+    Without a baseline, all time in which the ranks do not work is lost, and so is recomputation
+    that is not needed to fit into memory.
+    """
+    parts, base_s = context.parts, context.base.step_s
+    if base_s is not None:
+        return parts.total - base_s
+    host_gap_s = (context.host_gap_s or 0.0) if context.run.facts.device != "cpu" else 0.0
+    recompute_s = sum(finding.seconds for finding in avoidable_recompute_findings(context))
+    return parts.total - parts.compute + min(parts.compute, host_gap_s + recompute_s)
+
+
+def _unexplained_work_note(context: DiagnosisContext, num_causes: int) -> tuple[str, ...]:
+    """Return a note if the ranks' own work is slower for no recorded reason."""
+    excess = context.excess("compute") if context.base.parts else 0.0
+    parts: StepParts = context.parts
+    if num_causes or excess < MIN_CAUSE_SHARE * parts.total:
+        return ()
+    return (f"the ranks' own work takes {excess:.4g} s longer for no recorded reason",)
+
+
+def _unmarked_waits_note(run: ObservedRun) -> tuple[str, ...]:
+    """Return a note if waits for collectives are not recorded."""
+    if run.account.marks_waits or (run.facts.num_devices or 1) == 1:
+        return ()
+    return ("the program records no waits for collectives; they count as the ranks' own work",)
