@@ -1,8 +1,9 @@
-"""Every command that README, documents and help texts show is one that the verbs understand."""
+"""Commands in README, docs and help texts are valid; console blocks show what they print."""
 
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,9 @@ from paceline.cli.verbs import GROUPS, VERBS
 from paceline.files.recipe import load_recipe, recipe_names
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OUTPUTS = runpy.run_path(str(ROOT / "docs" / "outputs.py"))
+DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 def shown_in(path: Path) -> Iterator[str]:
@@ -73,6 +76,32 @@ def test_every_example_is_understood(command: str):
         overrides = parameters.get("overrides") or ()
         single = [text for text in overrides if "," not in text or "{" in text]
         load_recipe(recipe, parameters.get("variant"), single)
+
+
+@pytest.mark.parametrize("page", OUTPUTS["pages"](), ids=lambda path: str(path.relative_to(ROOT)))
+def test_console_blocks_show_what_their_commands_print(page: Path, tmp_path: Path):
+    """`python docs/outputs.py PAGE` records the output again after an intended change."""
+    shell = OUTPUTS["Shell"](tmp_path)
+    for step in OUTPUTS["steps"](page.read_text("utf-8")):
+        output = shell.run(step.command)
+        if step.kind == "recorded":
+            assert DATE.sub("DATE", output) == DATE.sub("DATE", step.shown), step.command
+        else:
+            assert shell.code in (0, 3, 4), f"{step.command}\n{output}"
+
+
+def test_steps_of_a_page_are_found_with_their_output():
+    text = (
+        "<!-- setup: true -->\n```console\n$ echo a \\\n  b\na b\n$ false\n```\n"
+        "<!-- varies -->\n```console\n$ date\nnow\n```\n"
+    )
+    found = [(step.command, step.shown, step.kind) for step in OUTPUTS["steps"](text)]
+    assert found == [
+        ("true", "", "setup"),
+        ("echo a \\\n  b\n", "a b\n", "recorded"),
+        ("false\n", "", "recorded"),
+        ("date\n", "now\n", "varies"),
+    ]
 
 
 def test_an_option_that_is_not_there_is_noticed():
