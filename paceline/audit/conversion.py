@@ -42,7 +42,7 @@ def read_quantity(text: str, where: str) -> Quantity:
     number, unit = _split(text, where, FORMS)
     if unit == "%":
         if number > 100:
-            raise UserError(where, "is more than the peak", remedy="more than 100 % is no MFU")
+            raise UserError(where, "is more than the peak", remedy="more than 100% is no MFU")
         return Quantity("mfu", number / 100)
     if unit in ("s", "ms"):
         return Quantity("step_time_s", number / (1000 if unit == "ms" else 1))
@@ -242,7 +242,7 @@ def _possible(share: float | None) -> float | None:
     """An MFU; raises UserError above 1, where the figure, the model or a peak cannot be right."""
     if share is not None and share > 1:
         raise UserError(
-            f"{100 * share:.1f} %",
+            f"{100 * share:.1f}%",
             "would come out, more than the peak",
             remedy="check the model, the sequence length and both peaks",
         )

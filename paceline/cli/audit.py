@@ -127,7 +127,7 @@ def _print_text(findings: list[AuditFinding]) -> None:
 
 def _size(difference: float) -> str:
     """A relative difference with its sign and three digits: `+0.402 %`."""
-    return f"{100 * difference:+.3g} %"
+    return f"{100 * difference:+.3g}%"
 
 
 def _columns() -> list[Column]:

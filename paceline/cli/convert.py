@@ -178,7 +178,7 @@ def _print_text(figure: str, quantity: Quantity, conversion: Conversion) -> None
 
 def _amounts(side: StatedFigure, first: str = "flops_per_s_per_device") -> str:
     """What is known of a side, the kind of figure that was given first."""
-    share = None if side.mfu is None else f"{100 * side.mfu:.2f} % {side.share}"
+    share = None if side.mfu is None else f"{100 * side.mfu:.2f}% {side.share}"
     rate = None if side.flops_per_s_per_device is None else _tera(side.flops_per_s_per_device)
     both = [share, rate] if first == "mfu" else [rate, share]
     return ", ".join(filter(None, both))
@@ -210,7 +210,7 @@ def _columns() -> list[Column]:
     return [
         Column("side", "side"),
         Column("convention", "convention"),
-        Column("mfu", "MFU", lambda v: f"{100 * v:.2f} %", "right"),
+        Column("mfu", "MFU", lambda v: f"{100 * v:.2f}%", "right"),
         Column("flops_per_s_per_device", "FLOP/s a device", _tera, "right"),
         Column("flops_per_token", "FLOPs a token", lambda v: f"{v:.5g}", "right"),
         Column("peak_flops_per_s", "peak", _tera, "right"),

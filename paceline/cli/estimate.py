@@ -380,7 +380,7 @@ def _time_sentence(time: TimeToTrain) -> str:
     """Return a benchmark's time to train, and what it is made of."""
     return (
         f"{time.benchmark} of round {time.ruleset} to its target: {time.minutes:.3g} minutes "
-        f"({time.low_minutes:.3g} to {time.high_minutes:.3g}, 80 % of single runs), "
+        f"({time.low_minutes:.3g} to {time.high_minutes:.3g}, 80% of single runs), "
         f"{time.samples:,.0f} samples (reference runs scatter by {time.samples_stdev:,.0f}), "
         f"{counted(time.num_evaluations, 'evaluation')} of {time.evaluation_s:.3g} s; {time.label}"
     )

@@ -267,7 +267,7 @@ def _columns() -> list[Column]:
         Column("units_per_s", "a second", lambda value: f"{value:,.4g}", "right"),
         Column("unit_bytes", "of", binary, "right"),
         Column("unit_s", "one takes", lambda value: f"{1e3 * value:,.3g} ms", "right"),
-        Column("slow_unit_s", "99 %", lambda value: f"{1e3 * value:,.3g} ms", "right"),
+        Column("slow_unit_s", "99%", lambda value: f"{1e3 * value:,.3g} ms", "right"),
         Column("n", "n", str, "right"),
         Column("spread", "spread", percent, "right"),
         Column("method", "page cache"),

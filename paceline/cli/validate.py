@@ -80,8 +80,8 @@ def _notes(validation: Validation) -> Iterator[str]:
     if memory.mape is not None and memory.median is not None and memory.within_10 is not None:
         yield (
             f"memory stated by {counted(memory.n, 'row')}: MAPE {_share(memory.mape)}, "
-            f"median {_share(memory.median)}, within 5 % {_share(memory.within_5 or 0)}, "
-            f"within 10 % {_share(memory.within_10)}"
+            f"median {_share(memory.median)}, within 5% {_share(memory.within_5 or 0)}, "
+            f"within 10% {_share(memory.within_10)}"
         )
     reasons = Counter(row.reason for row in validation.unmodelled)
     for reason, count in reasons.most_common():
@@ -101,8 +101,8 @@ _COLUMNS = [
     Column("n", "n", justify="right"),
     Column("mape", "MAPE", _share, "right"),
     Column("median", "median |ln|", lambda value: f"{value:.3f}", "right"),
-    Column("within_10", "within 10 %", _share, "right"),
-    Column("within_20", "within 20 %", _share, "right"),
-    Column("coverage_80", "in 80 % interval", _share, "right"),
+    Column("within_10", "within 10%", _share, "right"),
+    Column("within_20", "within 20%", _share, "right"),
+    Column("coverage_80", "in 80% interval", _share, "right"),
     Column("flat_mape", "45 %-of-peak rule", _share, "right"),
 ]

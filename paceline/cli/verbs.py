@@ -164,7 +164,7 @@ Clusters
     nodes.
 Know before you run
   estimate = estimate:estimate
-    Estimate step time, throughput, days, money and energy of a recipe, with an 80 % interval.
+    Estimate step time, throughput, days, money and energy of a recipe, with an 80% interval.
   rampup = rampup:rampup
     Plan a batch ramp-up: layout, nodes, device hours and days of every stage. Nothing runs.
   validate = validate:validate

@@ -76,7 +76,7 @@ def remark_on_runs(
     elif sides.apart and scatter is not None:
         remarks.notes.append(
             "all runs of one side came before all of the other: the interval is widened by "
-            f"{100 * scatter.between:.2g} % a side, which the machine changes from day to day"
+            f"{100 * scatter.between:.2g}% a side, which the machine changes from day to day"
         )
 
 
@@ -149,8 +149,8 @@ def _power(sides: Pair, primary: MetricComparison, margin: float) -> list[str]:
     scatter = (sum(variances) / len(known)) ** 0.5
     share = power(variances, n, 2 * margin, margin, primary.resolution)
     return [
-        f"{n} runs{' a side' if len(known) > 1 else ''} that lie {100 * scatter:.2g} % apart "
-        f"(between runs) find a change of {percent(2 * margin)} in {100 * share:.0f} % of cases"
+        f"{n} runs{' a side' if len(known) > 1 else ''} that lie {100 * scatter:.2g}% apart "
+        f"(between runs) find a change of {percent(2 * margin)} in {100 * share:.0f}% of cases"
     ]
 
 

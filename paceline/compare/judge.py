@@ -253,5 +253,5 @@ def _repeats(
         )
     most = max((plan for plan in plans if plan is not None), default=1)
     turns = "made in turns (A B A B ...); " if sides.apart else ""
-    chance = "decides with 80 % probability if ratio and spread stay as they are"
+    chance = "decides with 80% probability if ratio and spread stay as they are"
     return max(most, 1), turns + chance

@@ -34,7 +34,7 @@ class RunScatter(Value):
     def words(self) -> str:
         """The scatter and where it is from, for people."""
         return (
-            f"{100 * self.single:.2g} % from run to run, by {counted(self.n_runs, 'run')} of "
+            f"{100 * self.single:.2g}% from run to run, by {counted(self.n_runs, 'run')} of "
             f"{counted(self.n_occasions, 'day')} in this machine's history"
         )
 

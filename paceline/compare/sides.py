@@ -230,7 +230,7 @@ def outlying(names: Sequence[str], values: Sequence[float], margin: float) -> li
         reach = max(margin, OUTLYING_RANGES * (max(others) - min(others)))
         if abs(distance) > reach:
             sentences.append(
-                f"{names[at]} lies {100 * abs(distance):.1f} % "
+                f"{names[at]} lies {100 * abs(distance):.1f}% "
                 f"{'above' if distance > 0 else 'below'} its other repeats"
             )
     return sentences

@@ -69,10 +69,10 @@ def change_text(comparison: MetricComparison) -> str:
     text = f"{comparison.metric} {values[0]} against {values[1]}, {signed(comparison.ratio)}"
     if comparison.low is None or comparison.high is None:
         return text
-    return f"{text} (95 % interval {signed(comparison.low)} to {signed(comparison.high)})"
+    return f"{text} (95% interval {signed(comparison.low)} to {signed(comparison.high)})"
 
 
 def signed(ratio: float) -> str:
     """A ratio as a change: `1.0204` is `+2.04 %`."""
     change = 100 * (ratio - 1)
-    return f"{round(change, 2) + 0.0:+.2f} %" if abs(change) < 10 else f"{change:+.1f} %"
+    return f"{round(change, 2) + 0.0:+.2f}%" if abs(change) < 10 else f"{change:+.1f}%"

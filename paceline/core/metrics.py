@@ -20,8 +20,8 @@ from paceline.core.units import count
 COUNTED = ("model", "seq_len", "global_batch", "num_devices", "flops_convention")
 """Settings without which FLOP/s cannot be told."""
 
-WITHIN_RUN = "within-run 95 %, moving-block bootstrap of the median"
-ORDERED = "within-run 95 %, order statistics of the median"
+WITHIN_RUN = "within-run 95%, moving-block bootstrap of the median"
+ORDERED = "within-run 95%, order statistics of the median"
 ROUNDED = ", and half a printed digit"
 
 

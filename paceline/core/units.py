@@ -116,5 +116,5 @@ def day_count(value: float) -> str:
 
 
 def percent(fraction: float, digits: int = 1) -> str:
-    """A fraction as per cent: `percent(0.361)` = `36.1 %`."""
-    return f"{100 * fraction:.{digits}f} %"
+    """A fraction as per cent: `percent(0.361)` = `36.1%`."""
+    return f"{100 * fraction:.{digits}f}%"

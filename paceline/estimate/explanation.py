@@ -198,7 +198,7 @@ def measured_sentence(estimate: Estimate) -> str:
     source += "" if measured.spread is None else f", spread {percent(measured.spread, 1)}"
     where = "in" if measured.in_interval else "outside"
     return (
-        f"Expected {step_seconds(estimate.step_time_s)} s a step (80 % interval {low}-{high} s); "
+        f"Expected {step_seconds(estimate.step_time_s)} s a step (80% interval {low}-{high} s); "
         f"the measured {step_seconds(measured.step_time_s)} s ({source}) are "
         f"{measured.ratio:.3f} times that, {where} the interval. "
         f"The estimate rests on: {estimate.evidence.title}."

@@ -56,7 +56,7 @@ ELASTICITY_COLUMNS = (
     Column("figure", "figure"),
     Column("value", "taken as", justify="right"),
     Column("elasticity", "elasticity", "{:.3f}".format, "right"),
-    Column("interval", "80 %", justify="right"),
+    Column("interval", "80%", justify="right"),
     Column("doubled", "step if twice as fast", justify="right"),
 )
 LEVEL_COLUMNS = (
@@ -158,7 +158,7 @@ def comparison_sentence(first: Estimate, second: Estimate, offer: ScenarioCompar
     return (
         f"{place(second)} against {place(first)}: "
         f"{speed_unit(first)} {_ratio(offer.tokens_per_s)}, "
-        f"step time {_ratio(offer.step_time)}{other}{cost}; in brackets 80 %."
+        f"step time {_ratio(offer.step_time)}{other}{cost}; in brackets 80%."
     )
 
 
@@ -186,7 +186,7 @@ def _step_figure(estimate: Estimate) -> Figure:
     return Figure(
         "Step time",
         f"{step_seconds(estimate.step_time_s)} s",
-        f"{step_seconds(estimate.low_s)} to {step_seconds(estimate.high_s)} s (80 %)",
+        f"{step_seconds(estimate.low_s)} to {step_seconds(estimate.high_s)} s (80%)",
         (f"largest parts: {shares}",),
     )
 
@@ -199,7 +199,7 @@ def _throughput_figure(estimate: Estimate) -> Figure:
     return Figure(
         "Throughput",
         main,
-        f"{low} to {high} (80 %)",
+        f"{low} to {high} (80%)",
         (
             other,
             f"{si(estimate.flops_per_s_per_device, 'FLOP/s')} a device",
@@ -229,7 +229,7 @@ def _training_figure(estimate: Estimate, timed: bool) -> Figure:
         details.append("cost not known: no price; --price states one")
     else:
         least, most = (cost.cost * end / cost.days for end in (low, high))
-        details.append(f"cost {cost.cost:,.0f}, {least:,.0f} to {most:,.0f} (80 %)")
+        details.append(f"cost {cost.cost:,.0f}, {least:,.0f} to {most:,.0f} (80%)")
     if cost.spot_cost is not None:
         details.append(f"spot {cost.spot_cost:,.0f}")
     details.append(_energy(estimate))
@@ -237,7 +237,7 @@ def _training_figure(estimate: Estimate, timed: bool) -> Figure:
         details.append(f"{cost.carbon_kg:,.0f} kg CO2")
     if cost.checkpoints is not None:
         details.append(_checkpoint_words(cost.checkpoints))
-    ends = f"{day_count(low)} to {day_count(high)} days (80 %)"
+    ends = f"{day_count(low)} to {day_count(high)} days (80%)"
     return Figure(label, days(cost.days), ends, tuple(details))
 
 
@@ -288,7 +288,7 @@ def _sections(output: EstimateOutput, names: Sequence[str]) -> list[Section]:
                 name="scenarios",
                 columns=_scenario_columns(first),
                 rows=list(_scenario_rows(output)),
-                note=f"Relative to first: {speed_unit(first)} over the first scenario's, with 80 % "
+                note=f"Relative to first: {speed_unit(first)} over the first scenario's, with 80% "
                 "in brackets; an error that both share cancels. Training and cost are of all its "
                 "tokens.",
             )
@@ -306,8 +306,8 @@ def _sections(output: EstimateOutput, names: Sequence[str]) -> list[Section]:
                 title=f"What would help most{name}",
                 columns=ELASTICITY_COLUMNS,
                 rows=[_elasticity_row(each, estimate) for each in elasticities],
-                note=f"An elasticity of 0.3: 1 % faster brings 0.3 % more {speed_unit(estimate)}. "
-                "They add up to 1. The 80 % are by what the coefficients leave open.",
+                note=f"An elasticity of 0.3: 1% faster brings 0.3% more {speed_unit(estimate)}. "
+                "They add up to 1. The 80% are by what the coefficients leave open.",
             )
         )
     for name, tracing in zip(whose, output.tracings, strict=False):
@@ -319,7 +319,7 @@ def _scenario_columns(first: Estimate) -> tuple[Column, ...]:
     return (
         Column("scenario", "scenario"),
         Column("step", "step", justify="right"),
-        Column("interval", "80 % interval", justify="right"),
+        Column("interval", "80% interval", justify="right"),
         Column("speed", speed_unit(first), justify="right"),
         Column("ratio", "relative to first", justify="right"),
         Column("training", "training", justify="right"),

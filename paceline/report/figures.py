@@ -49,7 +49,7 @@ def written(value: float, unit: str, digits: int = 3) -> str:
     """
     match unit:
         case "fraction" | "1" | "" if 1e-5 <= abs(value) < 1e-3:
-            return f"{significant(100 * value, 2)} %"
+            return f"{significant(100 * value, 2)}%"
         case "fraction" | "1" | "":
             return percent(0.0 if abs(value) < 1e-5 else value)
         case "s" if abs(value) < 0.1:
@@ -94,12 +94,12 @@ def plus_minus(metric: Metric | None) -> str | None:
     half = half_width(metric)
     if half is None:
         return None
-    return f"± {100 * half:.1f} %" if half >= 0.0005 else "± < 0.1 %"
+    return f"± {100 * half:.1f}%" if half >= 0.0005 else "± < 0.1%"
 
 
 def interval_name(metric: Metric) -> str:
     """The kind of interval in short: what stands before the first comma."""
-    return printable((metric.interval or "95 %").split(",")[0])
+    return printable((metric.interval or "95%").split(",")[0])
 
 
 def interval_text(metric: Metric) -> str | None:
@@ -153,7 +153,7 @@ def straggler_text(straggler: Straggler | None) -> str | None:
     if straggler is None or not straggler.named:
         return None
     host = f" on {printable(straggler.host)}" if straggler.host else ""
-    return f"rank {straggler.rank}{host} busiest (+{100 * straggler.excess:.1f} %)"
+    return f"rank {straggler.rank}{host} busiest (+{100 * straggler.excess:.1f}%)"
 
 
 def rank_parts(rank: RankMemory, with_context: bool = True) -> dict[str, float]:

@@ -79,9 +79,9 @@ def log_lines(log: ParsedLog) -> Iterator[str]:
 def disagreement_text(finding: Disagreement) -> str:
     """A disagreement in one sentence."""
     scale = {"FLOP/s": 1 / TERA, "fraction": 100.0}.get(finding.unit, 1.0)
-    unit = {"FLOP/s": "TFLOP/s", "fraction": "%"}.get(finding.unit, finding.unit)
+    unit = {"FLOP/s": " TFLOP/s", "fraction": "%"}.get(finding.unit, f" {finding.unit}")
     printed, ours = (
-        f"{significant(value * scale, 4)} {unit}" for value in (finding.printed, finding.computed)
+        f"{significant(value * scale, 4)}{unit}" for value in (finding.printed, finding.computed)
     )
     return (
         f"{finding.figure}: the log prints {printed}, its own speed gives {ours} "

@@ -185,7 +185,7 @@ def _rank_label(
     """The named rank's excess above its line, where nothing else is drawn."""
     row = next(row for row in rows if row["rank"] == straggler.rank)
     place = (row["rank"] - rows[0]["rank"] + 0.5) / (rows[-1]["rank"] - rows[0]["rank"] + 1)
-    text = f"rank {straggler.rank}: +{100 * straggler.excess:.1f} %"
+    text = f"rank {straggler.rank}: +{100 * straggler.excess:.1f}%"
     return (
         alt.Chart(alt.Data(values=[{**row, "text": text}]), name="straggler")
         .mark_text(
@@ -201,10 +201,10 @@ def _rank_label(
 def _ranks_sentence(straggler: Straggler | None, staged: bool) -> str:
     words = "Dot: busy, median of the window. Line: waiting for the others, up to the step time."
     if straggler is None or not straggler.named:
-        return f"{words} No rank stands out by more than chance and 1 %."
+        return f"{words} No rank stands out by more than chance and 1%."
     share = 100 * straggler.share_of_steps
     which = "busiest of its stage" if staged else "busiest"
-    return f"{words} Rank {straggler.rank} is the {which} in {share:.0f} % of the steps."
+    return f"{words} Rank {straggler.rank} is the {which} in {share:.0f}% of the steps."
 
 
 def _limit_rule(limit_bytes: float, x: alt.X, look: Look) -> alt.Chart:

@@ -134,7 +134,7 @@ def describe_rule(report: RunReport) -> str:
         parts.append(f"global batch {window.global_batch:,} x {window.seq_len:,} tokens throughout")
     if window.drift is not None:
         # Adding 0.0 turns a rounded minus zero into zero.
-        parts.append(f"drift {round(100 * window.drift, 1) + 0.0:+.1f} % over the window")
+        parts.append(f"drift {round(100 * window.drift, 1) + 0.0:+.1f}% over the window")
     return ", ".join(parts)
 
 

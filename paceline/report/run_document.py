@@ -68,7 +68,7 @@ STATUS_LABELS = {"oom": "✕ out of memory", "nan": "✕ NaN", "timeout": "✕ t
 METRIC_COLUMNS = (
     Column("label", "figure"),
     Column("value", "value"),
-    Column("interval", "95 % interval"),
+    Column("interval", "95% interval"),
     Column("spread", "spread"),
     Column("n", "n", justify="right"),
     Column("statistic", "from"),
@@ -195,7 +195,7 @@ def _confidence(report: RunReport) -> list[str]:
         else:
             metric = headline[1]
             lines.append(
-                f"{basis} {plus_minus(metric)}: {metric.interval or '95 %'}. It covers the "
+                f"{basis} {plus_minus(metric)}: {metric.interval or '95%'}. It covers the "
                 "scatter of this run's steps, not the change from one run to the next; repeats "
                 "show that."
             )

@@ -265,7 +265,7 @@ def _window_sentence(report: RunReport, drawn: ChartSteps) -> str:
     band = band_s(report)
     if not drawn.in_window.any():
         return f"{counted(drawn.num_timed, 'step')}, {describe_window(report.result)}"
-    width = f", band ± {100 * band / drawn.centre_s:.1f} %" if band else ""
+    width = f", band ± {100 * band / drawn.centre_s:.1f}%" if band else ""
     return (
         f"Dashed: median {written(drawn.centre_s, 's')} of {describe_window(report.result)}{width}"
     )

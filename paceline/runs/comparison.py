@@ -116,7 +116,7 @@ def parse_margin(text: str) -> float:
     except ValueError:
         value = -1.0
     if rest.strip() or not 0 <= value < 0.5:
-        raise UserError(f"--margin {text}", "is no margin", allowed="0 to 50 %, written 1% or 0.01")
+        raise UserError(f"--margin {text}", "is no margin", allowed="0 to 50%, written 1% or 0.01")
     return value
 
 

@@ -132,9 +132,7 @@ def changes_chart(comparison: Comparison, look: Look) -> alt.LayerChart | None:
         bars.encode(x=x, x2="high:Q"),
         dots.encode(x=alt.X("change:Q"), tooltip=tips),
     ]
-    note = (
-        f"Dot: change. Line: its 95 % interval. Ground: the margin of {percent(margin / 100, 2)}."
-    )
+    note = f"Dot: change. Line: its 95% interval. Ground: the margin of {percent(margin / 100, 2)}."
     height = _changes_height(comparison)
     return finish(layers, look, "Change of each figure", [note], height, comparison.title)
 

@@ -41,7 +41,7 @@ COLUMNS = (
             ("baseline", "baseline"),
             ("candidate", "candidate"),
             ("change", "change"),
-            ("interval", "95 % interval"),
+            ("interval", "95% interval"),
             ("p", "p"),
             ("p_corrected", "p corrected"),
         )
@@ -135,7 +135,7 @@ def _change_figure(comparison: Comparison, lead: MetricComparison | None) -> Fig
         return unknown_figure("Change", comparison.verdict)
     interval = "no interval: it takes three runs a side"
     if comparison.low is not None and comparison.high is not None:
-        interval = f"{signed(comparison.low)} to {signed(comparison.high)} (95 %)"
+        interval = f"{signed(comparison.low)} to {signed(comparison.high)} (95%)"
     p = None if comparison.p is None else f"p {p_text(comparison.p)}"
     details = (BETTER.get(lead.better or ""), p)
     text = signed(comparison.ratio)

@@ -54,7 +54,7 @@ SERIES_COLUMNS = (
 CHANGE_COLUMNS = (
     Column("date", "first run after"),
     Column("change", "change"),
-    Column("interval", "95 % interval"),
+    Column("interval", "95% interval"),
     Column("before", "before", justify="right"),
     Column("after", "after", justify="right"),
     Column("runs", "runs", justify="right"),
@@ -123,7 +123,7 @@ def _answer(history: History) -> tuple[str, ...]:
     text = change_text(change, history.metric).capitalize()
     return (
         f"{text} since {change.date[:10]}: {before} before, {after} after "
-        f"({interval_text(change)}, 95 %).",
+        f"({interval_text(change)}, 95%).",
     )
 
 
@@ -166,7 +166,7 @@ def _change_figure(series: RunSeries, history: History) -> Figure:
         return Figure(
             "Last change",
             change_text(change, history.metric),
-            f"{interval_text(change)} (95 %)",
+            f"{interval_text(change)} (95%)",
             (
                 f"on {change.date[:10]}",
                 f"{counted(change.n_before, 'run')} before, {change.n_after} after",
@@ -246,9 +246,9 @@ def _series_notes(history: History) -> Iterator[str]:
 
 
 def _drift(drift: SlowDrift, history: History) -> str:
-    interval = _spaced(f"{drift.low - 1:+.1%} to {drift.high - 1:+.1%}")
+    interval = f"{drift.low - 1:+.1%} to {drift.high - 1:+.1%}"
     change = change_text(drift, history.metric)
-    return f"slow drift: the last value is {change} than the first ({interval}, 95 %)"
+    return f"slow drift: the last value is {change} than the first ({interval}, 95%)"
 
 
 def _left_out(history: History) -> tuple[str, ...]:
@@ -327,13 +327,9 @@ def history_verdict(history: History) -> str:
 
 
 def interval_text(change: LevelChange) -> str:
-    """Both ends of the change: `+1.1 % to +2.3 %`."""
+    """Both ends of the change: `+1.1% to +2.3%`."""
     low, high = sorted((change.low - 1, change.high - 1))
-    return _spaced(f"{low:+.1%} to {high:+.1%}")
-
-
-def _spaced(text: str) -> str:
-    return text.replace("%", " %")
+    return f"{low:+.1%} to {high:+.1%}"
 
 
 def _middle(values: Sequence[float]) -> float:

@@ -46,7 +46,7 @@ def group_lines(group: GroupResult) -> Iterator[str]:
     if lead is not None:
         sure = plus_minus(lead)
         interval = f"  {sure}" if sure else ""
-        kind = "run-to-run 95 %" if sure else "no interval: it takes 3 runs"
+        kind = "run-to-run 95%" if sure else "no interval: it takes 3 runs"
         yield f"  {value_text(lead)}{interval}      median of {counted(lead.n or 0, 'run')}; {kind}"
     step = figures.get("step_time_s")
     if step is not None and finite_value(step) is not None:

@@ -104,7 +104,7 @@ def efficiency(
         .encode(tooltip=[alt.Tooltip("nodes:Q"), alt.Tooltip("value:Q", title="%", format=".2f")]),
     ]
     note = (
-        f"Dot: one sub-cluster. Mark: mean of the size, line: its 95 % interval. 100 %: "
+        f"Dot: one sub-cluster. Mark: mean of the size, line: its 95% interval. 100%: "
         f"{_ideal_words(result)}, {result.scaling} scaling.{_reference_words(reference)}"
     )
     return finish(layers, look, "Efficiency", [note], HEIGHT, whose)
@@ -157,7 +157,7 @@ def nodes(result: ScaleResult, look: Look, whose: str = "") -> alt.LayerChart:
     note = (
         "How slow a node would have been found is not known."
         if smallest is None
-        else f"A node {100 * smallest:.1f} % slower would have been found in 9 of 10 cases."
+        else f"A node {100 * smallest:.1f}% slower would have been found in 9 of 10 cases."
     )
     return finish([dots, names], look, "Nodes alone", [note], HEIGHT, whose)
 

@@ -195,7 +195,7 @@ def _efficiency_figure(result: ScaleResult, largest: SizeResult) -> Figure:
     label = f"Efficiency on {counted(largest.nodes, 'node')}"
     if largest.nodes == result.base.nodes:
         return unknown_figure(label, "only one size was measured, it is its own base", [speed])
-    base = f"100 %: {largest.nodes / result.base.nodes:g} x the {result.base.statistic}"
+    base = f"100%: {largest.nodes / result.base.nodes:g} x the {result.base.statistic}"
     span = interval(largest.low, largest.high)
     return Figure(label, percent(largest.efficiency, 2), span, (speed, base))
 
@@ -232,7 +232,7 @@ def interval(low: float | None, high: float | None) -> str:
     """Return both ends of a 95% interval of a share, or that there is none."""
     if low is None or high is None:
         return "no interval: too few values"
-    return f"{100 * low:.2f} to {percent(high, 2)} (95 %)"
+    return f"{100 * low:.2f} to {percent(high, 2)} (95%)"
 
 
 def share(value: float) -> str:

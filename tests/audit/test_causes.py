@@ -66,7 +66,7 @@ def words(changes: Iterable[Change], column: str, text: str, unit: float = 1.0) 
             "27.05%",
             "follows with a peak of 1979 TFLOP/s, the sparse one, not the 989 TFLOP/s stated",
         ),
-        ("50.55%", "follows with causal attention, which is -6.6 % in FLOPs"),
+        ("50.55%", "follows with causal attention, which is -6.6% in FLOPs"),
         ("27.06%", "follows with a global batch of 64, not the 128 stated"),
         ("27.06%", "follows with a number of devices of 128, not the 64 stated"),
         ("53.57%", "follows with the FLOPs of a sequence rounded to 3.9E+15"),

@@ -78,7 +78,7 @@ def test_text_has_a_line_a_finding_under_its_table_and_says_what_was_checked():
     lines = run("nvidia-llama31").stdout.splitlines()
     assert lines[0] == "nvidia-llama31-70b-bf16"
     line = next(line for line in lines if "2248957" in line)
-    assert "not 2239949" in line and "+0.402 %" in line and "14.92 s" in line
+    assert "not 2239949" in line and "+0.402%" in line and "14.92 s" in line
     assert lines[-3] == (
         "15 rows, 58 cells checked: 50 follow (3 of them only cut, or only alone: --all), 8 do not."
     )

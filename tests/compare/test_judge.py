@@ -16,7 +16,7 @@ def test_clearly_slower_repeats_are_slower():
     assert (judged.verdict, judged.confidence, judged.repeats_needed) == ("slower", "normal", 0)
     assert judged.ratio == pytest.approx(1.03) and judged.low is not None and judged.low > 1
     assert (judged.n_a, judged.n_b, judged.metric) == (3, 3, "step_time_s")
-    assert "b is slower than a" in judged.sentence and "+3.00 %" in judged.sentence
+    assert "b is slower than a" in judged.sentence and "+3.00%" in judged.sentence
 
 
 def test_exchanged_sides_give_the_opposite():
@@ -32,7 +32,7 @@ def test_too_noisy_repeats_are_undecided_and_say_how_many_more_it_takes():
     judged = judge(repeats(3, name="a"), repeats(3, 0.006, name="b"))
     assert judged.verdict == "undecided"
     assert judged.repeats_needed is not None and 1 <= judged.repeats_needed < 50
-    assert judged.repeats_note is not None and "80 %" in judged.repeats_note
+    assert judged.repeats_note is not None and "80%" in judged.repeats_note
 
 
 def test_at_the_margin_no_number_of_repeats_is_promised():
@@ -47,7 +47,7 @@ def test_fewer_than_three_repeats_decide_nothing_that_is_timed(n: int, change: f
     judged = judge(repeats(n, deviation=0.001, name="a"), repeats(n, change, 0.001, name="b"))
     assert (judged.verdict, judged.confidence) == ("undecided", "low")
     assert (judged.p, judged.low, judged.repeats_needed) == (None, None, 3 - n)
-    assert f"{100 * change:+.{1 if change > 0.1 else 2}f} %" in judged.sentence
+    assert f"{100 * change:+.{1 if change > 0.1 else 2}f}%" in judged.sentence
     assert "Low confidence" in judged.sentence and judged.why_low
 
 
@@ -231,7 +231,7 @@ def test_whole_second_logs_widen_the_margin_and_say_so():
     sides = side([29.0], "a", printed_step_s=1.0), side([28.0], "b", printed_step_s=1.0)
     judged = judge(*sides)
     assert judged.verdict == "undecided" and judged.resolution == pytest.approx(0.0351, abs=1e-4)
-    assert any("printed to within 3.51 %" in note for note in judged.notes)
+    assert any("printed to within 3.51%" in note for note in judged.notes)
 
 
 def test_figures_counted_in_different_conventions_are_not_held_together():
@@ -267,10 +267,10 @@ def test_with_another_sequence_length_flops_are_compared_if_they_are_known():
 @pytest.mark.parametrize(("deviation", "found"), [(0.004, (90, 100)), (0.01, (20, 55))])
 def test_the_power_for_the_scatter_that_was_seen_is_told(deviation: float, found: tuple[int, int]):
     judged = judge(repeats(3, 0, deviation, name="a"), repeats(3, 0, deviation, name="b"))
-    (note,) = [note for note in judged.notes if "find a change of 2.0 %" in note]
-    assert f"lie {100 * deviation:.2g} % apart" in note
+    (note,) = [note for note in judged.notes if "find a change of 2.0%" in note]
+    assert f"lie {100 * deviation:.2g}% apart" in note
     low, high = found
-    assert low <= int(note.split(" in ")[-1].split(" %")[0]) <= high
+    assert low <= int(note.split(" in ")[-1].split("%")[0]) <= high
 
 
 def test_no_power_is_told_where_the_printed_digits_hide_the_difference():
@@ -278,6 +278,6 @@ def test_no_power_is_told_where_the_printed_digits_hide_the_difference():
         row = Side("row", (member("row"),), published=True, resolution=resolution)
         return judge(row, repeats(3, 0.002, 0.004, name="b")).notes
 
-    (note,) = [note for note in notes(0.001) if "find a change of 2.0 %" in note]
-    assert note.startswith("3 runs that lie 0.4 % apart")
+    (note,) = [note for note in notes(0.001) if "find a change of 2.0%" in note]
+    assert note.startswith("3 runs that lie 0.4% apart")
     assert not any("find a change" in note for note in notes(0.5 / 29))

@@ -73,7 +73,7 @@ def test_the_noise_within_runs_is_read_from_their_intervals():
 
 def test_a_repeat_far_from_all_others_is_named():
     assert outlying(["a", "b", "c"], [0.2, 0.201, 0.26], 0.01) == [
-        "c lies 26.0 % above its other repeats"
+        "c lies 26.0% above its other repeats"
     ]
     assert outlying(["a", "b", "c"], [0.2, 0.201, 0.203], 0.01) == []
     assert outlying(["a", "b"], [0.2, 0.4], 0.01) == []

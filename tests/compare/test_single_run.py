@@ -25,7 +25,7 @@ def against(ratio: float | None, comparable: bool = True) -> ReferenceComparison
 
 @pytest.mark.parametrize(
     ("ratio", "words"),
-    [(0.9, "10.0 % slower"), (0.995, "0.5 % slower"), (1.005, "0.5 % faster"), (1.03, "3.0 % f")],
+    [(0.9, "10.0% slower"), (0.995, "0.5% slower"), (1.005, "0.5% faster"), (1.03, "3.0% f")],
 )
 def test_one_run_decides_nothing_and_says_where_it_lies(ratio: float, words: str):
     verdict = single_run_verdict("ok", None, WINDOW, (against(ratio),))
@@ -41,7 +41,7 @@ def test_without_a_comparable_row_there_is_no_verdict_but_a_reason():
 
 def test_a_comparable_row_counts_even_behind_others():
     rows = (against(None, comparable=False), against(0.9))
-    assert "10.0 % slower" in single_run_verdict("ok", None, WINDOW, rows).sentence
+    assert "10.0% slower" in single_run_verdict("ok", None, WINDOW, rows).sentence
 
 
 def test_a_run_that_changes_its_level_has_no_one_figure():
@@ -62,7 +62,7 @@ def printed(ratio: float, resolution: float = 0.0) -> ReferenceComparison:
 
 def test_how_far_a_reference_was_rounded_is_told():
     verdict = single_run_verdict("ok", None, WINDOW, (printed(0.96, 0.0556),))
-    assert "printed to within 5.56 %" in verdict.sentence
+    assert "printed to within 5.56%" in verdict.sentence
 
 
 @pytest.mark.parametrize(("ratio", "doubted"), [(1.04, False), (1.2, True), (0.8, False)])

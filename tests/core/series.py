@@ -62,11 +62,11 @@ class Workload:
 
 SCENARIOS: dict[str, Workload] = {
     "warm-up only, 100 steps": Workload(),
-    "3 % spikes, 100 steps": Workload(spike_rate=0.03),
-    "10 % spikes, 100 steps": Workload(spike_rate=0.10),
-    "3 % spikes, 25 steps": Workload(steps=25, spike_rate=0.03),
-    "3 % spikes, 500 steps": Workload(steps=500, spike_rate=0.03),
-    "every 10th step +25 %, 200 steps": Workload(steps=200, every=10),
+    "3% spikes, 100 steps": Workload(spike_rate=0.03),
+    "10% spikes, 100 steps": Workload(spike_rate=0.10),
+    "3% spikes, 25 steps": Workload(steps=25, spike_rate=0.03),
+    "3% spikes, 500 steps": Workload(steps=500, spike_rate=0.03),
+    "every 10th step +25%, 200 steps": Workload(steps=200, every=10),
 }
 
 

@@ -30,7 +30,7 @@ def test_the_reported_step_time_is_within_a_quarter_of_a_per_cent(scenario: str)
 
 
 def test_other_rules_would_fail_that_test():
-    spiky = SCENARIOS["3 % spikes, 100 steps"]
+    spiky = SCENARIOS["3% spikes, 100 steps"]
     rmse_of = {rule: rmse(errors(spiky, RULES[rule], rng(), 1500)) for rule in OTHERS}
     assert rmse_of["last step"] > 0.05 and rmse_of["mean of steps 35-44"] > 0.015
     assert rmse_of["mean without the first 5"] > 0.02

@@ -75,7 +75,7 @@ def test_gib_is_not_gb():
 
 
 def test_percent_takes_a_fraction():
-    assert percent(0.3617, 2) == "36.17 %"
+    assert percent(0.3617, 2) == "36.17%"
 
 
 @given(st.floats(1e-9, 1e12))

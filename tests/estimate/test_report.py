@@ -66,7 +66,7 @@ def test_the_setup_has_the_software_that_was_asked_for():
 def test_seconds_keep_their_digits_and_short_trainings_are_not_of_no_days():
     short = found(devices=16_384, step_time_s=12.4, low_s=11.0, high_s=13.81)
     step, _, training, _ = document(short).figures
-    assert (step.value, step.interval) == ("12.40 s", "11.00 to 13.81 s (80 %)")
+    assert (step.value, step.interval) == ("12.40 s", "11.00 to 13.81 s (80%)")
     assert training.value == "0.071 days" and training.details[0].startswith("1.00T tokens, ")
 
 
@@ -74,7 +74,7 @@ def test_steps_of_hours_are_in_whole_seconds():
     hours = found(step_time_s=12_340.0, low_s=11_000.0, high_s=13_810.0)
     told = document(beside(hours, 12_345.0, "as stated"))
     assert told.answer[0].startswith(
-        "Expected 12,340 s a step (80 % interval 11,000-13,810 s); the measured 12,345 s"
+        "Expected 12,340 s a step (80% interval 11,000-13,810 s); the measured 12,345 s"
     )
     assert told.figures[0].value == "12,340 s"
 

@@ -50,9 +50,7 @@ def test_columns_have_other_names_and_any_case(tmp_path: Path):
     assert row.printed["tokens_per_s_per_device"] == "2048"
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("54.1%", 0.541), ("0.541", 0.541), ("54.10 %", 0.541)]
-)
+@pytest.mark.parametrize(("text", "value"), [("54.1%", 0.541), ("0.541", 0.541), ("54.10%", 0.541)])
 def test_mfu_is_a_fraction_or_in_per_cent(tmp_path: Path, text: str, value: float):
     (row,) = read_csv(write(tmp_path, f"step_time_s,mfu\n1.0,{text}\n"), Declared()).rows
     assert row.figure("mfu") == pytest.approx(value)

@@ -91,7 +91,7 @@ def test_a_change_of_the_recorded_forms_names_its_case():
 def test_only_what_a_machine_or_a_day_decides_is_neutral():
     neutral = Neutral(((r"/tmp/x", "<work>"),))
     assert neutral.value({"/tmp/x": ["/tmp/x/a", 1.5]}) == {"<work>": ["<work>/a", 1.5]}
-    assert neutral.lines("note: other programs use 7 % of the cores\n1.5 s") == ["1.5 s"]
+    assert neutral.lines("note: other programs use 7% of the cores\n1.5 s") == ["1.5 s"]
     assert kinds({"torch": "2.13.0", "n": {"a": None}}) == {"torch": "str", "n": {"a": "NoneType"}}
 
 

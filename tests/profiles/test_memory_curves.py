@@ -74,8 +74,8 @@ def test_a_peak_is_told_by_step_and_part_with_the_pools_empty_share(tmp_path: Pa
     ]
     figures = {figure.label: figure for figure in profile_document(profile, "it").figures}
     assert figures["Highest peak"].value == "6.00 GiB"
-    assert figures["Highest peak"].details == ("allocated, rank 3", "step 21, 50 %")
-    assert figures["Fragmentation"].value == "25.0 %"
+    assert figures["Highest peak"].details == ("allocated, rank 3", "step 21, 50%")
+    assert figures["Fragmentation"].value == "25.0%"
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
 
 

@@ -74,13 +74,13 @@ def test_overhead_holds_profiled_steps_against_others_of_the_run() -> None:
     assert (cost.n_profiled, cost.n_plain) == (2, 6)
     early = Profiling(tool="torch", ranks=(0,), first_step=1, last_step=14)
     assert "no other steps" in str(overhead(make_steps(times[:14]), early).why)
-    assert overhead_text(cost).startswith("Overhead of profiling: +20.0 % (median of 2 profiled")
+    assert overhead_text(cost).startswith("Overhead of profiling: +20.0% (median of 2 profiled")
 
 
 def test_a_profiler_that_seems_to_speed_a_run_up_is_no_overhead() -> None:
     faster = Overhead(fraction=-0.214, profiled_s=0.44, plain_s=0.56, n_profiled=11, n_plain=22)
     text = overhead_text(faster)
-    assert "not measurable. The profiled steps are faster by 21.4 %" in text
+    assert "not measurable. The profiled steps are faster by 21.4%" in text
     assert "-" not in text and "0.4400 s, of 22 others of the run 0.5600 s" in text
 
 
@@ -118,7 +118,7 @@ def test_text_and_page_say_where_the_time_goes(tmp_path: Path) -> None:
     read = profile(tmp_path)
     text = rendered(profile_document(read, "tiny"), TableFormat.text)
     assert "0.0010 s a step, mean of 2" in text and "ranks 0-1" in text and "step 20" in text
-    assert "GEMMs" in text and "40.0 %" in text and "Profiling slows a run" in text
+    assert "GEMMs" in text and "40.0%" in text and "Profiling slows a run" in text
     page = render_document(profile_document(read, "tiny <llama>"))
     assert "nvjet_&lt;b&gt;" in page and "<b>bold" not in page and "tiny <llama>" not in page
     assert list(COLOURS) == list(CATEGORIES)

@@ -94,7 +94,7 @@ def test_the_verb_reads_traces_from_elsewhere_and_refuses_bad_ones(tmp_path: Pat
     good = write(tmp_path / "trace.json.gz", events)
     answer = paceline("profile", "--from", good)
     assert answer.returncode == 0, answer.stderr
-    assert "matrix products" in answer.stdout and "40.0 %" in answer.stdout
+    assert "matrix products" in answer.stdout and "40.0%" in answer.stdout
     rows = paceline("profile", "--from", good, "--format", "csv").stdout.splitlines()
     assert rows[0] == "part,seconds,share,in_sum,means"
     (tmp_path / "torn.json").write_text('{"traceEvents": [{"ph"')

@@ -244,7 +244,7 @@ def referenced_report() -> RunReport:
     )
     verdict = RunVerdict(
         kind="faster",
-        sentence="2.1 % faster than tiny-llama/epyc-9654 (one run against a margin of 1 %; "
+        sentence="2.1% faster than tiny-llama/epyc-9654 (one run against a margin of 1%; "
         "repeats would make it certain).",
     )
     run = report(references=references, verdict=verdict)

@@ -22,9 +22,9 @@ from tests.report.example import report
         (0.2310, "s", "0.2310 s"),
         (0.004123, "s", "0.004123 s"),
         (3725.0, "s", "1 h 02 min"),
-        (0.4137, "fraction", "41.4 %"),
-        (0.00031, "fraction", "0.031 %"),
-        (-2.0e-7, "fraction", "0.0 %"),
+        (0.4137, "fraction", "41.4%"),
+        (0.00031, "fraction", "0.031%"),
+        (-2.0e-7, "fraction", "0.0%"),
         (9.9e11, "FLOP/s", "990 GFLOP/s"),
         (2**30 * 0.61, "bytes", "0.61 GiB"),
         (2**20 * 12.5, "bytes", "12.5 MiB"),
@@ -49,8 +49,8 @@ def test_an_unknown_value_says_why(value: float | None) -> None:
 
 
 def test_plus_minus_takes_the_wider_side_of_the_interval() -> None:
-    assert figures.plus_minus(Metric(value=100, unit="s", low=99, high=103)) == "± 3.0 %"
-    assert figures.plus_minus(Metric(value=100, unit="s", low=99.99, high=100)) == "± < 0.1 %"
+    assert figures.plus_minus(Metric(value=100, unit="s", low=99, high=103)) == "± 3.0%"
+    assert figures.plus_minus(Metric(value=100, unit="s", low=99.99, high=100)) == "± < 0.1%"
     assert figures.plus_minus(Metric(value=100, unit="s")) is None
     assert figures.plus_minus(Metric(value=0, unit="s", low=0, high=1)) is None
 
@@ -90,7 +90,7 @@ def test_memory_names_its_kinds_with_the_reserved_peak_first() -> None:
 
 def test_only_a_named_straggler_is_written() -> None:
     straggler = Straggler(rank=3, host="node-1", excess=0.021, share_of_steps=0.9, named=True)
-    assert figures.straggler_text(straggler) == "rank 3 on node-1 busiest (+2.1 %)"
+    assert figures.straggler_text(straggler) == "rank 3 on node-1 busiest (+2.1%)"
     assert figures.straggler_text(straggler.model_copy(update={"named": False})) is None
     assert figures.straggler_text(None) is None
 

@@ -84,8 +84,8 @@ def test_elements_close_in_order(page: Page) -> None:
 def test_the_page_says_how_fast_how_sure_how_far_and_where_the_data_lies(page: Page) -> None:
     for part in (
         "17,422 tokens/s",
-        "± 0.2 % within-run 95 %",
-        "62.7 %",
+        "± 0.2% within-run 95%",
+        "62.7%",
         "of the 590 GFLOP/s this machine reaches in bf16",
         "MFU: no data-sheet peak for cpu in bf16",
         "54 steady steps (7-60): rule auto",
@@ -199,7 +199,7 @@ def test_the_share_of_the_limit_is_the_mfu_where_nothing_was_probed() -> None:
         update={"value": None, "note": "the reachable rate was not probed"}
     )
     card = run_figures(report(metrics=metrics))[2]
-    assert card.value == "36.2 %"
+    assert card.value == "36.2%"
     assert card.details == (
         "MFU: of the data-sheet peak in bf16, causal FLOPs",
         "Share of what this machine reaches: the reachable rate was not probed",
@@ -247,7 +247,7 @@ def test_json_in_a_script_has_no_markup_and_reads_back(content: object) -> None:
 
 
 def test_numbers_keep_their_units_on_a_line() -> None:
-    assert unbroken("band ± 1.3 % of 20 steps") == "band ±\xa01.3\xa0% of 20\xa0steps"
+    assert unbroken("band ± 1.3% of 20 steps") == "band ±\xa01.3% of 20\xa0steps"
 
 
 def test_nested_inventory_becomes_lines() -> None:

@@ -108,4 +108,4 @@ def test_a_share_is_told_in_per_cent():
     finding = Disagreement(
         figure="mfu", printed=0.40, computed=0.41, unit="fraction", ratio=0.9756, cause="rounding"
     )
-    assert "prints 40.00 %, its own speed gives 41.00 % (" in disagreement_text(finding)
+    assert "prints 40.00%, its own speed gives 41.00% (" in disagreement_text(finding)

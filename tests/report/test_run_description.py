@@ -91,7 +91,7 @@ def test_the_rule_states_warm_up_batch_and_drift() -> None:
     text = page.describe_rule(report(window=window(drift=-0.0004, global_batch=16, seq_len=256)))
     assert text == (
         "rule auto, 8 warm-up steps left out, global batch 16 x 256 tokens throughout, "
-        "drift +0.0 % over the window"
+        "drift +0.0% over the window"
     )
 
 

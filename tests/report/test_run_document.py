@@ -39,10 +39,10 @@ def csv_rows(run: RunReport) -> list[dict[str, str]]:
 
 def test_the_figures_have_value_interval_steps_and_background() -> None:
     speed, step, share, memory = run_figures(report())
-    assert speed.value == "17,422 tokens/s" and speed.interval == "± 0.2 % within-run 95 %"
+    assert speed.value == "17,422 tokens/s" and speed.interval == "± 0.2% within-run 95%"
     assert speed.details[0] == "median of 54 steady steps (7-60)"
-    assert {"rank 1 on node-000 busiest (+2.0 %)", "2.31 s start-up"} <= set(step.details)
-    assert share.value == "62.7 %"
+    assert {"rank 1 on node-000 busiest (+2.0%)", "2.31 s start-up"} <= set(step.details)
+    assert share.value == "62.7%"
     assert share.details == (
         "of the 590 GFLOP/s this machine reaches in bf16",
         "MFU: no data-sheet peak for cpu in bf16",
@@ -56,7 +56,7 @@ def test_padded_samples_come_with_the_text_in_them() -> None:
     run = report(headline="samples_per_s", metrics={**metrics, "real_token_fraction": share})
     speed = run_figures(run)[0]
     assert speed.value.endswith("samples/s")
-    assert {"17,422 tokens/s of text", "75.0 % of the tokens are real"} <= set(speed.details)
+    assert {"17,422 tokens/s of text", "75.0% of the tokens are real"} <= set(speed.details)
 
 
 def test_images_are_counted_in_samples_without_tokens() -> None:

@@ -132,7 +132,7 @@ def test_what_parse_prints_is_a_side(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("text", "margin"),
-    [("1%", 0.01), (" 2.5 % ", 0.025), ("0.01", 0.01), ("0", 0.0), ("3e-3", 0.003)],
+    [("1%", 0.01), (" 2.5% ", 0.025), ("0.01", 0.01), ("0", 0.0), ("3e-3", 0.003)],
 )
 def test_a_margin_is_per_cent_or_a_fraction(text: str, margin: float):
     assert parse_margin(text) == pytest.approx(margin)

@@ -60,9 +60,7 @@ def text_of(history: History, form: ReportFormat = ReportFormat.text) -> str:
 def test_the_newest_change_has_its_size_its_date_and_what_changed_with_it(changed: History):
     document = history_document(changed)
     now, change, noise, runs = document.figures
-    assert (
-        now.value.startswith("0.2") and "% slower" in change.value and "(95 %)" in change.interval
-    )
+    assert now.value.startswith("0.2") and "% slower" in change.value and "(95%)" in change.interval
     assert change.details[:2] == ("on 2026-10-09", "8 runs before, 7 after")
     assert "in 9 of 10 cases" in noise.details[-1] and runs.value == "15"
     assert document.verdict is not None and document.verdict.tone == "alert"

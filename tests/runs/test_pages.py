@@ -36,7 +36,7 @@ def drawn(spec: dict[str, Any], layer: str) -> list[dict[str, Any]]:
 
 def test_a_comparison_begins_with_the_change_and_both_sides(comparison: Comparison):
     change, baseline, candidate, confidence = comparison_document(comparison).figures
-    assert change.value.startswith("+5.06") and "(95 %)" in change.interval
+    assert change.value.startswith("+5.06") and "(95%)" in change.interval
     assert baseline.value.endswith(" s") and candidate.value.endswith(" s")
     # Three of one, then three of the other: what changed in between counts as well.
     assert confidence.value == "low" and confidence.details[0] == "3 and 3 runs"

@@ -45,7 +45,7 @@ def failed(root: Path) -> Result:
 
 def test_the_text_has_the_median_its_interval_and_every_run(tmp_path: Path):
     text = "\n".join(group_lines(group(results(tmp_path, 0.2, 0.21, 0.204))))
-    assert "g: 3 of 3 repeats" in text and "median of 3 runs; run-to-run 95 %" in text
+    assert "g: 3 of 3 repeats" in text and "median of 3 runs; run-to-run 95%" in text
     assert "tokens/s  ± " in text and "spread from run to run 2." in text
     assert "each 0.2000 0.2100 0.2040 s" in text
 

@@ -16,10 +16,10 @@ FEWEST_FOR_INTERVAL = 3
 LARGEST_LOG_DEVIATION = 0.5
 """Beyond this the logarithms of the runs' values make no interval that anybody could use."""
 
-RUN_TO_RUN = "run-to-run 95 %, Student's t on the logarithms of the runs' values"
+RUN_TO_RUN = "run-to-run 95%, Student's t on the logarithms of the runs' values"
 
 
-PLAIN = "run-to-run 95 %, Student's t on the runs' values"
+PLAIN = "run-to-run 95%, Student's t on the runs' values"
 
 
 class GroupResult(Value):

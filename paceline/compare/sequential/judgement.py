@@ -220,7 +220,7 @@ def _look(name: str, look: PairsLook) -> SequentialLook:
 def _sentence(sides: Pair, metric: str, verdict: Word, look: PairsLook, design: Design) -> str:
     base, cand = sides.baseline.name, sides.candidate.name
     figures = (
-        f"{metric} {signed(look.ratio)} ({signed(look.low)} to {signed(look.high)}, 95 % over all "
+        f"{metric} {signed(look.ratio)} ({signed(look.low)} to {signed(look.high)}, 95% over all "
         f"looks) after {counted(look.num_pairs, 'pair')}"
     )
     within = percent(design.margin + design.resolution, 2 if design.resolution else 1)

@@ -116,7 +116,7 @@ def agreement_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
             ],
         )
     )
-    note = "Dot: one layout. Bar: 80 % interval of the prediction. Dashed: predicted as measured."
+    note = "Dot: one layout. Bar: 80% interval of the prediction. Dashed: predicted as measured."
     layers, title = [diagonal, bars, dots], "Predicted against measured"
     return finish(layers, look, title, [note], HEIGHT, whose(result))
 

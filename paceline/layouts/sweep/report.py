@@ -101,7 +101,7 @@ SWEEP_COLUMNS = (
     SweepColumn("predicted_s", "predicted s", _number, _expected("step_time_s")),
     SweepColumn("predicted_low_s", value=_expected("low_s")),
     SweepColumn("predicted_high_s", value=_expected("high_s")),
-    SweepColumn("prediction_error", "error", lambda error: f"{100 * error:+.1f} %"),
+    SweepColumn("prediction_error", "error", lambda error: f"{100 * error:+.1f}%"),
     SweepColumn("predicted_memory_bytes", "predicted GiB", _gibibytes, _expected("memory_bytes")),
     SweepColumn("p_oom", "P(OOM)", "{:.0%}".format, _expected("p_oom")),
     SweepColumn("predicted_memory", value=_expected("memory")),
@@ -277,7 +277,7 @@ def _step_figure(best: SweepRow) -> Figure:
         return unknown_figure(FIGURES[1], "no step has a time")
     interval = "no interval: too few steps"
     if best.low_s is not None and best.high_s is not None:
-        interval = f"{significant(best.low_s, 4)} to {significant(best.high_s, 4)} s (95 %)"
+        interval = f"{significant(best.low_s, 4)} to {significant(best.high_s, 4)} s (95%)"
     details: list[str] = []
     if best.n is not None:
         details.append(f"median of {best.n:,} {'steps' if len(best.runs) < 2 else 'runs'}")
@@ -286,7 +286,7 @@ def _step_figure(best: SweepRow) -> Figure:
     if expected := best.prediction:
         low, high = significant(expected.low_s, 3), significant(expected.high_s, 3)
         seconds = significant(expected.step_time_s, 3)
-        details.append(f"{seconds} s predicted ({low} to {high} s, 80 %)")
+        details.append(f"{seconds} s predicted ({low} to {high} s, 80%)")
     return Figure(FIGURES[1], f"{significant(best.step_time_s, 4)} s", interval, tuple(details))
 
 

@@ -188,18 +188,14 @@ def sentences(rows: Sequence[SweepRow]) -> Iterator[str]:
     errors = [abs(log(1 + e)) for row in rows if (e := row.prediction_error) is not None]
     if errors:
         yield (
-            f"predicted against measured: median error {100 * median(errors):.1f} %, "
-            f"largest {100 * max(errors):.1f} %, {counted(len(errors), 'layout')}"
+            f"predicted against measured: median error {100 * median(errors):.1f}%, "
+            f"largest {100 * max(errors):.1f}%, {counted(len(errors), 'layout')}"
         )
 
 
 def certainty(chance: float) -> str:
     """`93 % probability`, `more than 99 % probability`."""
-    return (
-        "more than 99 % probability"
-        if chance > 0.99
-        else f"{chance:.0%} probability".replace("%", " %")
-    )
+    return "more than 99% probability" if chance > 0.99 else f"{chance:.0%} probability"
 
 
 def tally(rows: Sequence[SweepRow]) -> str:

@@ -321,7 +321,7 @@ _LEFT = {
 }
 _WHY = {
     "not begun": "nothing was started; {runs} known from before, {layouts} may be worth a try",
-    "bound": "stopped after {runs}: of no other layout is even the optimistic bound (95 %) "
+    "bound": "stopped after {runs}: of no other layout is even the optimistic bound (95%) "
     "faster than the best",
     "budget": "stopped because the budget of {budget} was spent ({runs}); {layouts} may "
     "still be faster, a larger --budget goes on",
@@ -350,7 +350,7 @@ def _of_the_best(result: TuneResult, best: TuneRow) -> Iterator[str]:
 
 def _of_the_axes(result: TuneResult) -> Iterator[str]:
     changes = [
-        f"{effect.setting} instead of {effect.instead_of} {100 * (effect.ratio - 1):+.0f} %"
+        f"{effect.setting} instead of {effect.instead_of} {100 * (effect.ratio - 1):+.0f}%"
         + ("" if effect.measured else " (expected)")
         for effect in result.effects[:MOST_EFFECTS]
     ]

@@ -392,7 +392,7 @@ def _with_interval(factor: Factor) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{100 * value:+.2f} %"
+    return f"{100 * value:+.2f}%"
 
 
 def _names(hosts: Sequence[str]) -> str:

@@ -66,8 +66,8 @@ def test_errors_of_hardware_count_and_those_of_programs_do_not():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"folder_free_bytes": 1e8}, "100 MB (0.0 %) are free where the runs lie"),
-        ({"folder_free_bytes": 1.5e10}, "15.0 GB (1.5 %) are free where the runs lie"),
+        ({"folder_free_bytes": 1e8}, "100 MB (0.0%) are free where the runs lie"),
+        ({"folder_free_bytes": 1.5e10}, "15.0 GB (1.5%) are free where the runs lie"),
         ({"temporary_free_bytes": 0}, "0 B are free in its folder for temporary files"),
     ],
 )

@@ -59,7 +59,7 @@ def test_a_disturbed_value_is_told_and_to_be_repeated():
     measured = alone([100 + 0.1 * (at % 5) for at in range(15)] + [94.0])
     words = text_of(analyse(measured))
     assert "No node is flagged" in words
-    assert "n16 was 6.19 % below the median node" in words and "repeat before draining" in words
+    assert "n16 was 6.19% below the median node" in words and "repeat before draining" in words
     result = scale_result(analyse(measured))
     assert result.flagged == () and [suspect.host for suspect in result.suspects] == ["n16"]
 
@@ -112,7 +112,7 @@ def test_a_change_of_the_whole_cluster_is_no_nodes_fault():
     today[5] *= 0.96
     analysis = analyse(alone(today.tolist()), AnalysisContext(history=history))
     assert [node.host for node in analysis.blame.flagged] == ["n6"]
-    assert "The median node is 1.49 % slower" in text_of(analysis)
+    assert "The median node is 1.49% slower" in text_of(analysis)
     assert "slower than its own history: that is the cluster's change" in text_of(analysis)
 
 
@@ -258,17 +258,17 @@ def test_a_node_that_a_wide_spread_hides_is_suspected_and_its_pairs_flag_it():
     assert [(suspect.host, suspect.confirmed) for suspect in result.suspects] == [("n1", True)]
     assert result.suspects[0].pair_loss == pytest.approx(0.37)
     words = "\n".join(result.sentences)
-    assert "n1 is 37.80 % below the median node (z -3.6, one value), and its pairs" in words
-    assert "37.0 % slower: confirmed." in words
+    assert "n1 is 37.80% below the median node (z -3.6, one value), and its pairs" in words
+    assert "37.0% slower: confirmed." in words
 
 
 @pytest.mark.parametrize(
     ("own", "controls", "confirmed", "words"),
     [
-        ([0.38, 0.10], CONTROLS, False, "24.0 % slower than others, which does not confirm it"),
-        ([0.00, -0.02], CONTROLS, False, "1.0 % faster than others, which does not confirm it"),
-        ([0.36, 0.38], [8 * at for at in CONTROLS], False, "37.0 % slower than others, which does"),
-        ([0.38], CONTROLS, None, "38.0 % slower than others, but these are too few to confirm it"),
+        ([0.38, 0.10], CONTROLS, False, "24.0% slower than others, which does not confirm it"),
+        ([0.00, -0.02], CONTROLS, False, "1.0% faster than others, which does not confirm it"),
+        ([0.36, 0.38], [8 * at for at in CONTROLS], False, "37.0% slower than others, which does"),
+        ([0.38], CONTROLS, None, "38.0% slower than others, but these are too few to confirm it"),
         ([0.36, 0.38], [], None, "no second measurement bears it out; repeat before draining"),
     ],
     ids=["one pair", "no pair", "controls scatter as much", "a pair is missing", "no controls"],
@@ -285,7 +285,7 @@ def test_a_suspected_node_is_not_flagged_when(
     result = scale_result(analysis)
     assert result.flagged == () and result.suspects[0].confirmed is confirmed
     text = "\n".join(result.sentences)
-    assert words in text and text.count("n1 was 37.80 % below the median node") == 1
+    assert words in text and text.count("n1 was 37.80% below the median node") == 1
 
 
 def test_flagged_nodes_go_first_where_there_are_too_few_proven_ones_for_all():

@@ -23,18 +23,18 @@ def sentences_on(
 
 def test_opt_13b_has_no_single_culprit(reference_data: Path):
     words = sentences_on(published(reference_data, "opt-13b").measured)
-    assert words.startswith("64 nodes reach 98.58 % (98.35 to 98.81) of 64 times the median node")
+    assert words.startswith("64 nodes reach 98.58% (98.35 to 98.81) of 64 times the median node")
     assert "No node is flagged" in words
-    assert "No single replacement helps: replacing ml-512-node-020 alone gives +0.04 %" in words
-    assert "the slow tail together costs about 0.9 %" in words
-    assert "a node 1.8 % slower" in words
+    assert "No single replacement helps: replacing ml-512-node-020 alone gives +0.04%" in words
+    assert "the slow tail together costs about 0.9%" in words
+    assert "a node 1.8% slower" in words
     assert "1 value of 1node left out: measured apart" in words
 
 
 def test_opt_350m_claims_no_straggler(reference_data: Path):
     words = sentences_on(published(reference_data, "opt-350m").measured)
     assert "not separable: groups do not follow their slowest member" in words
-    assert "No node is held to account for the loss of 1.80 %" in words
+    assert "No node is held to account for the loss of 1.80%" in words
     assert "replacing" not in words.lower()
 
 
@@ -84,8 +84,8 @@ def test_few_nodes_are_too_few():
 def test_a_reference_is_named_with_how_far_the_median_is_from_it():
     context = AnalysisContext(reference=HealthySpeed(100.0))
     words = sentences_on([*alone([99.0, 95.0]), group("n1 n2", 188.0)], context)
-    assert "The median node reaches 97.00 % of the reference, 100 samples/s." in words
-    assert "n2 was 5.00 % below the reference (by the margin alone, one value): suspect" in words
+    assert "The median node reaches 97.00% of the reference, 100 samples/s." in words
+    assert "n2 was 5.00% below the reference (by the margin alone, one value): suspect" in words
     assert "How small a fault would have been found is not known" in words
 
 

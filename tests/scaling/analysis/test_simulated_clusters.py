@@ -96,7 +96,7 @@ def test_made_up_speeds_are_as_ordered():
 
 @pytest.mark.parametrize("setting", [Setting(16), Setting(64, rounds=2)], ids=lambda s: s.name)
 def test_the_short_form_of_the_benchmark_keeps_its_targets(setting: Setting):
-    rows = {"none": rates(setting, 0.0, 20), "3 %": rates(setting, 0.03, 20)}
+    rows = {"none": rates(setting, 0.0, 20), "3%": rates(setting, 0.03, 20)}
     assert missed({setting.name: rows}, 20) == []
 
 

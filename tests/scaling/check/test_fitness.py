@@ -129,7 +129,7 @@ def test_where_only_the_margin_judges_no_z_is_made_up_and_the_report_says_so():
     report = checked(readings, Past(references={"pair": HealthySpeed(100.0)}))
     assert report.drain == () and report.hosts[0].verdict == "look"
     (remark,) = report.hosts[0].remarks
-    words = "10.0 % below the reference (by the margin alone: low confidence)"
+    words = "10.0% below the reference (by the margin alone: low confidence)"
     assert remark.endswith(f"{words}: repeat before draining")
-    assert "judged by the margin of 1 % alone" in report.sentences[1]
+    assert "judged by the margin of 1% alone" in report.sentences[1]
     assert "too few" not in report.sentences[1]

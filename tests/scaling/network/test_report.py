@@ -126,7 +126,7 @@ def test_what_the_stated_links_carry_stands_beside_what_is_reached():
     assert (all_reduce.expected_bytes_per_s, all_reduce.share) == (400e9, 0.8)
     assert directions.expected_bytes_per_s == 400e9
     assert directions.share == pytest.approx(50 / 400, rel=0.01)
-    assert "80.0 % of what InfiniBand-NDR carries" in " ".join(network.sentences)
+    assert "80.0% of what InfiniBand-NDR carries" in " ".join(network.sentences)
     (inside,) = network_report((row,), (), identity, "2026", 3.0, (), fabric).fabric
     assert inside.link == "NVLink4" and inside.share == pytest.approx(320 / 450)
 
