@@ -34,9 +34,9 @@ from paceline.report.logs import (
     STEP_COLUMNS,
     log_lines,
     log_row,
-    series_csv,
-    series_json,
-    series_rows,
+    step_csv,
+    step_json,
+    step_rows,
 )
 
 
@@ -182,12 +182,12 @@ def _emit_steps(parsings: Iterator[Parsing], form: TableFormat, single: bool) ->
         document, first = parsing.document, not documents
         if form is TableFormat.csv:
             file = None if single else document.file
-            sys.stdout.writelines(series_csv(parsing.steps, file, header=first))
+            sys.stdout.writelines(step_csv(parsing.steps, file, header=first))
         elif form is TableFormat.json:
             sys.stdout.write("" if first else ",\n")
-            sys.stdout.writelines(series_json(document.file, document.status, parsing.steps))
+            sys.stdout.writelines(step_json(document.file, document.status, parsing.steps))
         else:
-            rows += [{"file": document.file, **row} for row in series_rows(parsing.steps)]
+            rows += [{"file": document.file, **row} for row in step_rows(parsing.steps)]
         documents.append(document)
         del parsing  # The next log needs the memory.
     if form in (TableFormat.text, TableFormat.md):

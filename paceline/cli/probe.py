@@ -18,7 +18,7 @@ from paceline.machines.probe.context import ContextProbe, probe_context
 from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.probe.inventory import inventory
 from paceline.report.document import Column
-from paceline.report.figures import written
+from paceline.report.figures import format_value
 from paceline.runs.flow import probe_this_machine
 
 
@@ -161,15 +161,15 @@ def _catalog_context(probe: ContextProbe) -> dict[str, Any] | None:
         "device": catalogued.name,
         "context_bytes": catalogued.context_bytes,
         "ratio": ratio,
-        "sentence": f"context {written(measured.bytes, 'bytes')} here, "
-        f"{written(catalogued.context_bytes, 'bytes')} in the catalog for {catalogued.name}: "
+        "sentence": f"context {format_value(measured.bytes, 'bytes')} here, "
+        f"{format_value(catalogued.context_bytes, 'bytes')} in the catalog for {catalogued.name}: "
         f"{ratio:.2f} x",
     }
 
 
 def _context_columns() -> list[Column]:
     def size(value: float) -> str:
-        return written(value, "bytes")
+        return format_value(value, "bytes")
 
     return [
         Column("stage", "after"),

@@ -47,7 +47,7 @@ from paceline.report.document import (
 if TYPE_CHECKING:
     from altair import LayerChart
 
-    from paceline.report.theme import Look
+    from paceline.report.theme import ChartTheme
 
 TONES: dict[str, Tone] = {"fits": "good", "borderline": "plain", "out of memory": "alert"}
 NO_LENGTH = "the recipe states no number of tokens; --tokens does"
@@ -389,7 +389,7 @@ def _basis(estimate: Estimate) -> list[str]:
 
 
 def _charts(
-    estimates: Sequence[Estimate], names: Sequence[str], theme: Look
+    estimates: Sequence[Estimate], names: Sequence[str], theme: ChartTheme
 ) -> Mapping[str, LayerChart]:
     from paceline.report.waterfall import waterfall_chart  # Altair takes long to import.
 

@@ -10,8 +10,8 @@ import altair as alt
 from paceline.core.text import one_line
 from paceline.core.units import counted, percent, significant
 from paceline.explain.explanation import Explanation
-from paceline.report.step_charts import finish
-from paceline.report.theme import Look
+from paceline.report.step_charts import finish_chart
+from paceline.report.theme import ChartTheme
 
 BAR_HEIGHT = 30
 MIN_SHARE = 0.001
@@ -28,7 +28,7 @@ COLOURS = {
 """The palette's colour of each part of `StepParts`, in the order of the bars."""
 
 
-def explanation_charts(answer: Explanation, look: Look) -> dict[str, alt.LayerChart]:
+def explanation_charts(answer: Explanation, look: ChartTheme) -> dict[str, alt.LayerChart]:
     """Return both charts by name; the chart of causes only if time was lost."""
     parts = parts_chart(answer, look)
     if answer.lost_s <= 0:
@@ -36,7 +36,7 @@ def explanation_charts(answer: Explanation, look: Look) -> dict[str, alt.LayerCh
     return {"causes": causes_chart(answer, look), "parts": parts}
 
 
-def causes_chart(answer: Explanation, look: Look) -> alt.LayerChart:
+def causes_chart(answer: Explanation, look: ChartTheme) -> alt.LayerChart:
     """Return a bar chart of the seconds lost per cause, with the unexplained time last."""
     rows = [_bar(each.cause, each.seconds, each.share, "cause") for each in answer.causes]
     rest_s = answer.unexplained_s
@@ -68,10 +68,10 @@ def causes_chart(answer: Explanation, look: Look) -> alt.LayerChart:
         "each bar: its share of the lost time and its seconds."
     )
     height = 40 + BAR_HEIGHT * len(rows)
-    return finish([bars, words], look, "Lost time by cause", [note], height, answer.run)
+    return finish_chart([bars, words], look, "Lost time by cause", [note], height, answer.run)
 
 
-def parts_chart(answer: Explanation, look: Look) -> alt.LayerChart:
+def parts_chart(answer: Explanation, look: ChartTheme) -> alt.LayerChart:
     """Return a bar of the mean step by part, and the baseline's below it if known."""
     sides = {"this run": answer.parts_s}
     if answer.baseline_parts_s:
@@ -103,7 +103,7 @@ def parts_chart(answer: Explanation, look: Look) -> alt.LayerChart:
     )
     note = f"Mean of {counted(answer.n, 'step')}. The parts add up to the step."
     title = "Mean step by part"
-    return finish([bars], look, title, [note], 60 + BAR_HEIGHT * len(sides), answer.run)
+    return finish_chart([bars], look, title, [note], 60 + BAR_HEIGHT * len(sides), answer.run)
 
 
 def _bar(cause: str, seconds: float, share: float, kind: str) -> dict[str, Any]:

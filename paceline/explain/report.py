@@ -12,7 +12,7 @@ from paceline.report.document import Column, Document, Figure, Table, Verdict, u
 if TYPE_CHECKING:
     from altair import LayerChart
 
-    from paceline.report.theme import Look
+    from paceline.report.theme import ChartTheme
 
 CAUSES = (
     Column("cause", "cause"),
@@ -108,7 +108,7 @@ def evidence_text(evidence: CauseEvidence) -> str:
     return f"{evidence.what}: {_figure(evidence)}{n} [{evidence.source}]"
 
 
-def _charts(answer: Explanation, theme: Look) -> Mapping[str, LayerChart]:
+def _charts(answer: Explanation, theme: ChartTheme) -> Mapping[str, LayerChart]:
     from paceline.explain.charts import explanation_charts  # Altair takes long to import.
 
     return explanation_charts(answer, theme)

@@ -10,15 +10,15 @@ import altair as alt
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.run_report import RunReport
 from paceline.report import machine_charts, memory, step_charts, waterfall
-from paceline.report.theme import EXPORT, Look
+from paceline.report.theme import EXPORT, ChartTheme
 
-CHARTS: dict[str, Callable[[RunReport, Look], alt.LayerChart | None]] = {
-    "step-times": step_charts.step_series,
+CHARTS: dict[str, Callable[[RunReport, ChartTheme], alt.LayerChart | None]] = {
+    "step-times": step_charts.step_time_chart,
     "distribution": step_charts.distribution,
     "ranks": machine_charts.ranks,
     "loss": step_charts.loss,
     "memory": machine_charts.memory,
-    "memory-parts": memory.by_part,
+    "memory-parts": memory.memory_by_part_chart,
     "waterfall": waterfall.run_waterfall,
     "references": machine_charts.references,
 }
@@ -28,10 +28,10 @@ FORMATS = ("svg", "png")
 PIXELS_PER_UNIT = 2
 
 
-def run_charts(report: RunReport, look: Look) -> dict[str, alt.LayerChart]:
+def run_charts(report: RunReport, theme: ChartTheme) -> dict[str, alt.LayerChart]:
     """The charts that the run has data for, by name."""
-    drawn = {name: draw(report, look) for name, draw in CHARTS.items()}
-    return {name: chart for name, chart in drawn.items() if chart is not None}
+    charts = {name: draw(report, theme) for name, draw in CHARTS.items()}
+    return {name: chart for name, chart in charts.items() if chart is not None}
 
 
 def save_chart(chart: alt.LayerChart, path: Path) -> Path:

@@ -53,7 +53,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from altair import LayerChart
 
-    from paceline.report.theme import Look
+    from paceline.report.theme import ChartTheme
 
 Tone = Literal["good", "alert", "plain"]
 """The colour of a verdict or a section."""
@@ -173,7 +173,7 @@ class Document:
     sections: tuple[Section, ...] = ()
     notes: tuple[str, ...] = ()
     """Reservations and provenance, last in every medium."""
-    charts: Callable[[Look], Mapping[str, LayerChart]] | None = None
+    charts: Callable[[ChartTheme], Mapping[str, LayerChart]] | None = None
     """Builds the charts by name, for the page or for export."""
     data: Any = None
     """What JSON prints: a value with `model_dump_json`, or plain lists and dicts."""

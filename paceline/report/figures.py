@@ -18,10 +18,10 @@ from paceline.core.text import printable
 from paceline.core.units import GIB, MIB, percent, seconds, si, significant
 from paceline.report.run_description import step_range
 
-SMALLEST_PART_BYTES = 0.05 * MIB
+MIN_PART_BYTES = 0.05 * MIB
 """Smaller parts of the memory would be written as zero."""
-REST = "rest"
-PARTS = {
+UNATTRIBUTED = "rest"
+PART_COLOURS = {
     "weights": "steady",
     "gradients": "steady_soft",
     "optimizer": "band",
@@ -30,19 +30,19 @@ PARTS = {
     "buffers": "ink",
     "other": "muted",
     "context": "warmup",
-    REST: "warmup_soft",
+    UNATTRIBUTED: "warmup_soft",
 }
 """The palette's colour of each part, in the order of the bars."""
 
 
-def label(name: str) -> str:
+def metric_title(name: str) -> str:
     """A metric's name for people."""
     if name == ENERGY_PER_TOKEN:
         return "Energy of a token"
     return METRICS[name].title if name in METRICS else printable(name).replace("_", " ")
 
 
-def written(value: float, unit: str, digits: int = 3) -> str:
+def format_value(value: float, unit: str, digits: int = 3) -> str:
     """`value` with its unit as people write it; fractions as per cent, bytes as GiB or MiB.
 
     `digits` are the significant ones of a rate in FLOP/s or B/s.
@@ -72,7 +72,7 @@ def value_text(metric: Metric | None) -> str:
     if metric.unit == "s" and metric.n == 1 and 0.1 <= value < 120:
         # One observation does not carry the four decimals of a median.
         return f"{significant(value)} s"
-    return written(value, metric.unit)
+    return format_value(value, metric.unit)
 
 
 def reason_for_none(metric: Metric | None) -> str:
@@ -106,7 +106,7 @@ def interval_text(metric: Metric) -> str | None:
     """`0.2301 to 0.2322 s`, or None when there is no interval."""
     if metric.low is None or metric.high is None or not math.isfinite(metric.low + metric.high):
         return None
-    low, high = (written(end, metric.unit, 4) for end in (metric.low, metric.high))
+    low, high = (format_value(end, metric.unit, 4) for end in (metric.low, metric.high))
     number, unit = split_unit(low)
     return f"{number} to {high}" if unit == split_unit(high)[1] else f"{low} to {high}"
 
@@ -138,7 +138,7 @@ def throughput(result: Result) -> tuple[str, Metric] | None:
     return None
 
 
-def memory_by_kind(result: Result) -> dict[str, float]:
+def peak_memory_by_kind(result: Result) -> dict[str, float]:
     """Peak bytes of the fullest rank by kind, the kind that is held against the device first."""
     peaks: dict[str, float] = {}
     for kind in ("reserved", "allocated", "device_used", "resident"):
@@ -162,20 +162,22 @@ def rank_parts(rank: RankMemory, with_context: bool = True) -> dict[str, float]:
     With the context the bar ends at the process's resident peak without the tracker's own part, or
     at what the allocator reserved.
     """
-    held = rank.at_peak_bytes or rank.parts_bytes
+    bytes_by_part = rank.at_peak_bytes or rank.parts_bytes
     parts = {
-        name: max(held.get(name) or 0.0, 0.0) for name in PARTS if name not in ("context", REST)
+        name: max(bytes_by_part.get(name) or 0.0, 0.0)
+        for name in PART_COLOURS
+        if name not in ("context", UNATTRIBUTED)
     }
     if not with_context:
         return parts
     parts["context"] = rank.parts_bytes.get("context") or 0.0
     peak = rank.peak_bytes.get("reserved")
-    taken = 0.0
+    context_bytes = 0.0
     if peak is None:
-        taken = parts["context"] + (rank.watcher_bytes or 0.0)
+        context_bytes = parts["context"] + (rank.watcher_bytes or 0.0)
         peak = rank.peak_bytes.get("resident") or 0.0
     tensors = sum(parts.values()) - parts["context"]
-    parts[REST] = max(0.0, peak - taken - tensors)
+    parts[UNATTRIBUTED] = max(0.0, peak - context_bytes - tensors)
     return parts
 
 
@@ -183,16 +185,16 @@ def memory_sentence(memory: MemoryByPart) -> str:
     """The largest rank's parts in one line."""
     rank = next(rank for rank in memory.ranks if rank.rank == memory.largest_rank)
     parts = rank_parts(rank, with_context=False)
-    listed = ", ".join(
-        f"{name} {written(size, 'bytes')}"
+    part_list = ", ".join(
+        f"{name} {format_value(size, 'bytes')}"
         for name, size in parts.items()
-        if size >= SMALLEST_PART_BYTES
+        if size >= MIN_PART_BYTES
     )
     context = rank.parts_bytes.get("context")
-    before = f"; {written(context, 'bytes')} context" if context else ""
+    before = f"; {format_value(context, 'bytes')} context" if context else ""
     why = f" ({printable(rank.why)})" if rank.why else ""
     if rank.at_peak_bytes is None:
-        listed = listed or "nothing known"
-        return f"rank {rank.rank} holds {listed}{before}; its peak is not told by part{why}"
-    total = written(sum(rank.at_peak_bytes.values()), "bytes")
-    return f"rank {rank.rank} at its peak, {total} {rank.kind}: {listed}{before}{why}"
+        part_list = part_list or "nothing known"
+        return f"rank {rank.rank} holds {part_list}{before}; its peak is not told by part{why}"
+    total = format_value(sum(rank.at_peak_bytes.values()), "bytes")
+    return f"rank {rank.rank} at its peak, {total} {rank.kind}: {part_list}{before}{why}"

@@ -20,11 +20,11 @@ from markupsafe import Markup
 from paceline.core.text import one_line, printable
 from paceline.report.document import Document, Links, Preformatted, Section, Table
 from paceline.report.figures import split_unit
-from paceline.report.theme import DARK, LIGHT, ON_PAGE, WHOSE, css_variables
+from paceline.report.theme import DARK, LIGHT, ON_PAGE, TITLE_SEPARATOR, css_variables
 from paceline.report.vega import vega_bundle
 
 FIGURE_START = "0123456789+-\N{MINUS SIGN}±<"
-LONGEST_FIGURE, LONGEST_SHORT, LONGEST_NAME = 32, 20, 40
+MAX_FIGURE_CHARS, MAX_SHORT_CHARS, MAX_NAME_CHARS = 32, 20, 40
 """Characters of a cell that stays on one line."""
 
 
@@ -46,11 +46,11 @@ MAX_PAGE_ROWS = 500
 
 def render_document(document: Document) -> str:
     """Return the page of a document, which loads nothing; every text in it is escaped."""
-    drawn = document.charts(ON_PAGE) if document.charts else {}
-    charts = [_embedded_chart(name, chart) for name, chart in drawn.items()]
+    chart_by_name = document.charts(ON_PAGE) if document.charts else {}
+    charts = [_embedded_chart(name, chart) for name, chart in chart_by_name.items()]
     bundle = vega_bundle() if charts else ""
     script = _template_text("page.js")
-    sections = [_shortened(section) for section in document.sections_for("page")]
+    sections = [_limit_rows(section) for section in document.sections_for("page")]
     title = one_line(document.title)
     return (
         _environment()
@@ -77,12 +77,12 @@ def render_document(document: Document) -> str:
     )
 
 
-def _shortened(section: Section) -> Section:
+def _limit_rows(section: Section) -> Section:
     """Return a section with at most MAX_PAGE_ROWS rows, and a note of how many are left out."""
-    left_out = len(section.rows) - MAX_PAGE_ROWS if isinstance(section, Table) else 0
-    if not isinstance(section, Table) or left_out <= 0:
+    num_omitted = len(section.rows) - MAX_PAGE_ROWS if isinstance(section, Table) else 0
+    if not isinstance(section, Table) or num_omitted <= 0:
         return section
-    note = f"{left_out:,} more rows are left out; CSV and JSON have all of them."
+    note = f"{num_omitted:,} more rows are left out; CSV and JSON have all of them."
     note = f"{section.note} {note}" if section.note else note
     return replace(section, rows=section.rows[:MAX_PAGE_ROWS], note=note)
 
@@ -91,7 +91,7 @@ def _embedded_chart(name: str, chart: alt.LayerChart) -> EmbeddedChart:
     """The chart with its title taken out: the page sets and wraps that itself."""
     spec = chart.to_dict()
     title = spec.pop("title")
-    text, _, whose = title["text"].partition(WHOSE)
+    text, _, whose = title["text"].partition(TITLE_SEPARATOR)
     notes = tuple(title["subtitle"])
     return EmbeddedChart(name, text, whose, notes, json_for_script(spec))
 
@@ -104,14 +104,16 @@ def column_kinds(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[st
     columns = list(zip(*rows, strict=True)) or [()] * len(heads)
     kinds = [_kind([cell for cell in cells if cell]) for cells in columns]
     names = max((len(cells[0]) for cells in rows), default=0)
-    return ["short" if names <= LONGEST_NAME else "words", *kinds[1:]]
+    return ["short" if names <= MAX_NAME_CHARS else "words", *kinds[1:]]
 
 
 def _kind(cells: Sequence[str]) -> str:
     longest = max(map(len, cells), default=0)
-    if longest <= LONGEST_FIGURE and all(cell == "-" or cell[0] in FIGURE_START for cell in cells):
+    if longest <= MAX_FIGURE_CHARS and all(
+        cell == "-" or cell[0] in FIGURE_START for cell in cells
+    ):
         return "figure"
-    return "short" if longest <= LONGEST_SHORT else "words"
+    return "short" if longest <= MAX_SHORT_CHARS else "words"
 
 
 def json_for_script(content: Any) -> Markup:
@@ -140,9 +142,9 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_shown,
+        finalize=_clean_string,
     )
-    environment.filters["unbroken"] = unbroken
+    environment.filters["unbroken"] = with_no_break_spaces
     environment.filters["quoted"] = quote
     environment.globals["column_kinds"] = column_kinds
     environment.globals["hints"] = lambda table: (
@@ -154,12 +156,12 @@ def _environment() -> Environment:
     return environment
 
 
-def unbroken(text: str) -> str:
+def with_no_break_spaces(text: str) -> str:
     """`text` in which a number keeps its unit, and a sign its number, on one line."""
     return re.sub(r"(?<=±) (?=\d)|(?<=\d) (?=[%A-Za-z])", "\N{NO-BREAK SPACE}", text)
 
 
-def _shown(value: Any) -> Any:
+def _clean_string(value: Any) -> Any:
     """Strings without control characters, except what the page made itself."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 

@@ -15,11 +15,11 @@ from paceline.core.text import one_line
 from paceline.core.units import TERA, count, counted, gib, percent, significant
 from paceline.logs.parsed_log import Disagreement, ParsedLog
 from paceline.report.csv_table import csv_cell
-from paceline.report.figures import interval_name, plus_minus, value_text, written
-from paceline.report.run_description import window_words
+from paceline.report.figures import format_value, interval_name, plus_minus, value_text
+from paceline.report.run_description import describe_window_record
 
 STEP_COLUMNS = ("step", *FLOATS, "averaged_over")
-ROWS_AT_ONCE = 10_000
+ROWS_PER_BLOCK = 10_000
 DIGITS = 5
 
 
@@ -80,21 +80,21 @@ def disagreement_text(finding: Disagreement) -> str:
     """A disagreement in one sentence."""
     scale = {"FLOP/s": 1 / TERA, "fraction": 100.0}.get(finding.unit, 1.0)
     unit = {"FLOP/s": " TFLOP/s", "fraction": "%"}.get(finding.unit, f" {finding.unit}")
-    printed, ours = (
+    log_value, computed = (
         f"{significant(value * scale, 4)}{unit}" for value in (finding.printed, finding.computed)
     )
     return (
-        f"{finding.figure}: the log prints {printed}, its own speed gives {ours} "
+        f"{finding.figure}: the log prints {log_value}, its own speed gives {computed} "
         f"(ratio {finding.ratio:.3f}): {finding.cause}"
     )
 
 
-def series_rows(steps: Steps) -> list[dict[str, Any]]:
+def step_rows(steps: Steps) -> list[dict[str, Any]]:
     """Every step as a mapping; None where the log does not say, `inf` where it printed NaN."""
     return [row for block in _blocks(steps) for row in block]
 
 
-def series_json(file: str, status: str, steps: Steps) -> Iterator[str]:
+def step_json(file: str, status: str, steps: Steps) -> Iterator[str]:
     """Every step as a JSON document with the log's name and status, some thousand at a time."""
     yield json.dumps({"file": file, "status": status})[:-1] + ', "steps": ['
     before = "\n"
@@ -104,7 +104,7 @@ def series_json(file: str, status: str, steps: Steps) -> Iterator[str]:
     yield "\n]}"
 
 
-def series_csv(steps: Steps, file: str | None, header: bool) -> Iterator[str]:
+def step_csv(steps: Steps, file: str | None, header: bool) -> Iterator[str]:
     """Every step as CSV lines, some thousand at a time."""
     names = STEP_COLUMNS if file is None else ("file", *STEP_COLUMNS)
     if header:
@@ -119,8 +119,8 @@ def series_csv(steps: Steps, file: str | None, header: bool) -> Iterator[str]:
 
 
 def _blocks(steps: Steps) -> Iterator[list[dict[str, Any]]]:
-    for start in range(0, len(steps), ROWS_AT_ONCE):
-        part = steps.select(slice(start, start + ROWS_AT_ONCE))
+    for start in range(0, len(steps), ROWS_PER_BLOCK):
+        part = steps.select(slice(start, start + ROWS_PER_BLOCK))
         columns = {name: [_cell(v) for v in part[name].tolist()] for name in FLOATS}
         averaged = part.averaged_over.tolist()
         yield [
@@ -171,13 +171,13 @@ def _figures(log: ParsedLog) -> Iterator[str]:
     step = metrics.get("step_time_s")
     if step is not None and step.value is not None and window is not None:
         interval = plus_minus(step)
-        sure = f"; {interval_name(step)}" if interval else ""
+        interval_kind = f"; {interval_name(step)}" if interval else ""
         tax = metrics["jitter_tax"].value
         of_median = tax and step.statistic == "median"
         mean = metrics["step_time_mean_s"].value if of_median else None
-        also = f", {significant(mean, DIGITS)} s mean" if mean is not None else ""
-        value = f"{significant(step.value, DIGITS)} s a step{also}  {interval or ''}".rstrip()
-        yield f"{value}      {window_words(window)}{sure}"
+        mean_text = f", {significant(mean, DIGITS)} s mean" if mean is not None else ""
+        value = f"{significant(step.value, DIGITS)} s a step{mean_text}  {interval or ''}".rstrip()
+        yield f"{value}      {describe_window_record(window)}{interval_kind}"
     names = ("tokens_per_s", "samples_per_s")
     if log.tokens_per_s is None:
         names = ("tokens_per_s_per_device", "samples_per_s")
@@ -185,8 +185,10 @@ def _figures(log: ParsedLog) -> Iterator[str]:
     flops, mfu = metrics.get("model_flops_per_s_per_device"), metrics.get("mfu")
     if flops is not None and flops.value is not None:
         hardware = metrics["hardware_flops_per_s_per_device"]
-        counted = hardware.convention != flops.convention
-        rates.append(", ".join(map(_flops_text, [flops, hardware] if counted else [flops])))
+        has_own_convention = hardware.convention != flops.convention
+        rates.append(
+            ", ".join(map(_flops_text, [flops, hardware] if has_own_convention else [flops]))
+        )
     if mfu is not None and mfu.value is not None:
         rates.append(f"MFU {percent(mfu.value)}")
     if shown_rates := [rate for rate in rates if rate]:
@@ -200,7 +202,7 @@ def _figures(log: ParsedLog) -> Iterator[str]:
     elif mfu is not None and mfu.value is None and mfu.note:
         yield f"no MFU: {mfu.note}"
     if log.reported:
-        yield f"the log itself: {', '.join(_reported(log.reported))}"
+        yield f"the log itself: {', '.join(_reported_figures(log.reported))}"
 
 
 def _flops_text(metric: Metric) -> str:
@@ -212,9 +214,9 @@ def _rate(metric: Metric | None) -> str | None:
     return value_text(metric) if metric is not None and metric.value is not None else None
 
 
-def _reported(reported: dict[str, float]) -> Iterator[str]:
+def _reported_figures(figures: dict[str, float]) -> Iterator[str]:
     """The log's own figures in words."""
-    for name, value in reported.items():
+    for name, value in figures.items():
         words = name.removesuffix("_bytes").removesuffix("_per_s").replace("_", " ")
         if name.endswith("_bytes"):
             yield f"{words} {gib(value)}"
@@ -227,7 +229,7 @@ def _reported(reported: dict[str, float]) -> Iterator[str]:
         elif name.endswith("_per_s"):
             yield f"{significant(value, 4)} {words}/s"
         elif name.endswith("_s"):
-            yield f"{name.removesuffix('_s').replace('_', ' ')} {written(value, 's')}"
+            yield f"{name.removesuffix('_s').replace('_', ' ')} {format_value(value, 's')}"
         else:
             yield f"{words} {count(value)}"
 

@@ -11,50 +11,53 @@ from paceline.core.result import RankSummary, Straggler
 from paceline.core.run_report import RunReport
 from paceline.core.text import printable
 from paceline.core.units import GIB
-from paceline.report.figures import memory_by_kind, written
-from paceline.report.step_charts import finish, whole_axis
-from paceline.report.theme import Look
+from paceline.report.figures import format_value, peak_memory_by_kind
+from paceline.report.step_charts import finish_chart, integer_axis
+from paceline.report.theme import ChartTheme
 
 
-def ranks(report: RunReport, look: Look) -> alt.LayerChart | None:
+def ranks(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
     """Busy time of each rank as a dot, with a line up to its step time: the waiting."""
     rows = [row for rank in report.result.ranks if (row := _rank_row(rank)) is not None]
     if len(rows) < 2:
         return None
     straggler = report.result.straggler
-    named = straggler.rank if straggler is not None and straggler.named else None
+    straggler_rank = straggler.rank if straggler is not None and straggler.named else None
     x = alt.X(
         "rank:Q",
         title="rank (number)",
-        axis=whole_axis(rows[0]["rank"], rows[-1]["rank"]),
+        axis=integer_axis(rows[0]["rank"], rows[-1]["rank"]),
         scale=alt.Scale(domain=[rows[0]["rank"] - 0.5, rows[-1]["rank"] + 0.5], nice=False),
     )
     y = alt.Y("busy:Q", title="time in a step (s)", scale=alt.Scale(zero=False, padding=14))
     tooltip = [
         alt.Tooltip("rank:Q"),
         alt.Tooltip("host:N"),
-        *([alt.Tooltip("stage:Q", title="pipeline stage")] if _staged(rows) else []),
+        *([alt.Tooltip("stage:Q", title="pipeline stage")] if _has_stages(rows) else []),
         alt.Tooltip("busy:Q", title="busy (s)", format=".4~f"),
         alt.Tooltip("wait:Q", title="waiting (s)", format=".4~f"),
     ]
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, tooltip=tooltip)
-    layers = [_waiting(base, named, len(rows), look), _rank_dots(base, named, len(rows), look)]
-    if straggler is not None and named is not None:
-        layers.append(_rank_label(rows, straggler, x, look))
-    notes = [_ranks_sentence(straggler, _staged(rows))]
-    if _staged(rows):
-        layers += _stage_marks(rows, x, look)
+    layers = [
+        _waiting(base, straggler_rank, len(rows), theme),
+        _rank_dots(base, straggler_rank, len(rows), theme),
+    ]
+    if straggler is not None and straggler_rank is not None:
+        layers.append(_rank_label(rows, straggler, x, theme))
+    notes = [_ranks_sentence(straggler, _has_stages(rows))]
+    if _has_stages(rows):
+        layers += _stage_marks(rows, x, theme)
         notes.append("p0, p1, ...: pipeline stages, whose ranks are compared with each other only.")
-    return finish(layers, look, "Ranks", notes, 210, report.result.recipe)
+    return finish_chart(layers, theme, "Ranks", notes, 210, report.result.recipe)
 
 
-def memory(report: RunReport, look: Look) -> alt.LayerChart | None:
+def memory(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
     """Peak memory of the fullest rank by kind, against the device's memory where known."""
-    kinds = memory_by_kind(report.result)
+    kinds = peak_memory_by_kind(report.result)
     if not kinds:
         return None
     rows = [
-        {"kind": kind, "gib": value / GIB, "text": written(value, "bytes")}
+        {"kind": kind, "gib": value / GIB, "text": format_value(value, "bytes")}
         for kind, value in kinds.items()
     ]
     limit = report.facts.device_memory_bytes
@@ -68,27 +71,27 @@ def memory(report: RunReport, look: Look) -> alt.LayerChart | None:
     )
     y = alt.Y("kind:N", title=None, sort=None, axis=alt.Axis(grid=False))
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y)
-    bars = base.properties(name="kinds").mark_bar(color=look.palette.steady, height=14)
+    bars = base.properties(name="kinds").mark_bar(color=theme.palette.steady, height=14)
     layers = [bars, base.mark_text(align="left", dx=6).encode(text="text:N")]
     notes = [
         "Resident: host memory of the process. Reserved and allocated: the device's allocator. "
         "Device used: all programs on it, with the driver's context."
     ]
     if limit:
-        layers.append(_limit_rule(limit, x, look))
-        notes.append(f"Line: {written(limit, 'bytes')}, what one device has.")
+        layers.append(_limit_rule(limit, x, theme))
+        notes.append(f"Line: {format_value(limit, 'bytes')}, what one device has.")
     height = 44 + 34 * len(rows)
-    return finish(layers, look, "Memory by kind", notes, height, report.result.recipe)
+    return finish_chart(layers, theme, "Memory by kind", notes, height, report.result.recipe)
 
 
-def references(report: RunReport, look: Look) -> alt.LayerChart | None:
+def references(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
     """This run over each reference; hollow where the two are not comparable."""
     rows: list[dict[str, Any]] = [
         {
             "row": number,
             "ratio": ref.ratio,
             "name": printable(ref.reference),
-            "published": written(ref.reference_value, ref.unit),
+            "published": format_value(ref.reference_value, ref.unit),
             "kind": "comparable" if ref.comparable else "not comparable",
         }
         for number, ref in enumerate(report.result.references)
@@ -107,10 +110,10 @@ def references(report: RunReport, look: Look) -> alt.LayerChart | None:
     )
     base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("row:O", axis=None, title=None))
     names = base.mark_text(align="left", dy=-13, limit=330).encode(x=alt.value(0), text="name:N")
-    layers = [_parity(look, x), _reference_dots(base, x, look), names]
+    layers = [_parity(theme, x), _reference_dots(base, x, theme), names]
     note = "Right of the line: faster than published. Hollow: measured otherwise, not comparable."
     height = 30 + 46 * len(rows)
-    return finish(layers, look, "Against references", [note], height, report.result.recipe)
+    return finish_chart(layers, theme, "Against references", [note], height, report.result.recipe)
 
 
 def _rank_row(rank: RankSummary) -> dict[str, Any] | None:
@@ -130,11 +133,11 @@ def _rank_row(rank: RankSummary) -> dict[str, Any] | None:
     }
 
 
-def _staged(rows: list[dict[str, Any]]) -> bool:
+def _has_stages(rows: list[dict[str, Any]]) -> bool:
     return len({row["stage"] for row in rows}) > 1
 
 
-def _stage_marks(rows: list[dict[str, Any]], x: alt.X, look: Look) -> list[alt.Chart]:
+def _stage_marks(rows: list[dict[str, Any]], x: alt.X, theme: ChartTheme) -> list[alt.Chart]:
     """Each run of neighbouring ranks of one stage: its name above them, a line before the next."""
     runs = [list(run) for _, run in groupby(rows, key=lambda row: row["stage"])]
     names = [
@@ -142,7 +145,7 @@ def _stage_marks(rows: list[dict[str, Any]], x: alt.X, look: Look) -> list[alt.C
         for run in runs
     ]
     borders = [{"rank": run[0]["rank"] - 0.5} for run in runs[1:]]
-    ink = look.palette.muted
+    ink = theme.palette.muted
     return [
         alt.Chart(alt.Data(values=borders), name="borders")
         .mark_rule(color=ink, strokeDash=[2, 3])
@@ -153,34 +156,38 @@ def _stage_marks(rows: list[dict[str, Any]], x: alt.X, look: Look) -> list[alt.C
     ]
 
 
-def _waiting(base: alt.Chart, named: int | None, count: int, look: Look) -> alt.Chart:
+def _waiting(
+    base: alt.Chart, straggler_rank: int | None, count: int, theme: ChartTheme
+) -> alt.Chart:
     """Lines from busy time to step time."""
     return (
         base.properties(name="waiting")
         .mark_rule(strokeWidth=2 if count <= 32 else 1)
-        .encode(y2="until:Q", color=_accented(named, look.palette.warmup, look))
+        .encode(y2="until:Q", color=_straggler_colour(straggler_rank, theme.palette.warmup, theme))
     )
 
 
-def _rank_dots(base: alt.Chart, named: int | None, count: int, look: Look) -> alt.Chart:
+def _rank_dots(
+    base: alt.Chart, straggler_rank: int | None, count: int, theme: ChartTheme
+) -> alt.Chart:
     return (
         base.properties(name="ranks")
         .mark_circle(opacity=1, size=70 if count <= 32 else 30)
-        .encode(color=_accented(named, look.palette.steady, look))
+        .encode(color=_straggler_colour(straggler_rank, theme.palette.steady, theme))
     )
 
 
-def _accented(named: int | None, colour: str, look: Look) -> Any:
+def _straggler_colour(straggler_rank: int | None, colour: str, theme: ChartTheme) -> Any:
     """`colour`, or the accent where the rank is the named one."""
-    if named is None:
+    if straggler_rank is None:
         return alt.value(colour)
     return alt.condition(
-        alt.datum["rank"] == named, alt.value(look.palette.accent), alt.value(colour)
+        alt.datum["rank"] == straggler_rank, alt.value(theme.palette.accent), alt.value(colour)
     )
 
 
 def _rank_label(
-    rows: list[dict[str, Any]], straggler: Straggler, x: alt.X, look: Look
+    rows: list[dict[str, Any]], straggler: Straggler, x: alt.X, theme: ChartTheme
 ) -> alt.Chart:
     """The named rank's excess above its line, where nothing else is drawn."""
     row = next(row for row in rows if row["rank"] == straggler.rank)
@@ -189,7 +196,7 @@ def _rank_label(
     return (
         alt.Chart(alt.Data(values=[{**row, "text": text}]), name="straggler")
         .mark_text(
-            color=look.palette.accent,
+            color=theme.palette.accent,
             fontWeight="bold",
             dy=-9,
             align="left" if place < 0.2 else "right" if place > 0.8 else "center",
@@ -198,33 +205,33 @@ def _rank_label(
     )
 
 
-def _ranks_sentence(straggler: Straggler | None, staged: bool) -> str:
+def _ranks_sentence(straggler: Straggler | None, has_stages: bool) -> str:
     words = "Dot: busy, median of the window. Line: waiting for the others, up to the step time."
     if straggler is None or not straggler.named:
         return f"{words} No rank stands out by more than chance and 1%."
     share = 100 * straggler.share_of_steps
-    which = "busiest of its stage" if staged else "busiest"
+    which = "busiest of its stage" if has_stages else "busiest"
     return f"{words} Rank {straggler.rank} is the {which} in {share:.0f}% of the steps."
 
 
-def _limit_rule(limit_bytes: float, x: alt.X, look: Look) -> alt.Chart:
+def _limit_rule(limit_bytes: float, x: alt.X, theme: ChartTheme) -> alt.Chart:
     return (
         alt.Chart(alt.Data(values=[{"gib": limit_bytes / GIB}]), name="limit")
-        .mark_rule(color=look.palette.accent, strokeWidth=1.5)
+        .mark_rule(color=theme.palette.accent, strokeWidth=1.5)
         .encode(x=x)
     )
 
 
-def _parity(look: Look, x: alt.X) -> alt.Chart:
+def _parity(theme: ChartTheme, x: alt.X) -> alt.Chart:
     return (
         alt.Chart(alt.Data(values=[{"ratio": 1.0}]), name="parity")
-        .mark_rule(color=look.palette.ink, strokeDash=[4, 3])
+        .mark_rule(color=theme.palette.ink, strokeDash=[4, 3])
         .encode(x=x)
     )
 
 
-def _reference_dots(base: alt.Chart, x: alt.X, look: Look) -> alt.Chart:
-    palette = look.palette
+def _reference_dots(base: alt.Chart, x: alt.X, theme: ChartTheme) -> alt.Chart:
+    palette = theme.palette
     comparable = alt.datum["kind"] == "comparable"
     return (
         base.properties(name="references")

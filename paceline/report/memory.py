@@ -9,24 +9,24 @@ import altair as alt
 from paceline.core.result import MemoryByPart, RankMemory
 from paceline.core.run_report import RunReport
 from paceline.core.units import GIB, MIB, percent
-from paceline.report.figures import PARTS, memory_sentence, rank_parts, written
-from paceline.report.step_charts import finish
-from paceline.report.theme import Look
+from paceline.report.figures import PART_COLOURS, format_value, memory_sentence, rank_parts
+from paceline.report.step_charts import finish_chart
+from paceline.report.theme import ChartTheme
 
-MOST_RANKS = 16
-FAR_LIMIT = 4.0
+MAX_DRAWN_RANKS = 16
+MAX_LIMIT_RATIO = 4.0
 """A limit so many times beyond the longest bar is put in words: drawn, it would flatten them."""
 
 BOUND = "lower bound"
 
 
-def by_part(report: RunReport, look: Look) -> alt.LayerChart | None:
+def memory_by_part_chart(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
     """A bar per rank, cut into parts at the rank's peak, under the static lower bound."""
     memory = report.result.memory
     if memory is None:
         return None
-    shown = shown_ranks(memory)
-    bars = {f"rank {rank.rank}": rank_parts(rank, memory.limit_counts_context) for rank in shown}
+    ranks = largest_ranks(memory)
+    bars = {f"rank {rank.rank}": rank_parts(rank, memory.limit_counts_context) for rank in ranks}
     if memory.bound_bytes:
         bound = dict(memory.bound_bytes)
         if not memory.limit_counts_context:
@@ -35,7 +35,9 @@ def by_part(report: RunReport, look: Look) -> alt.LayerChart | None:
     longest = max(sum(parts.values()) for parts in bars.values())
     if longest == 0:
         return None
-    drawn_limit = memory.limit_bytes if (memory.limit_bytes or 0.0) <= FAR_LIMIT * longest else None
+    drawn_limit = (
+        memory.limit_bytes if (memory.limit_bytes or 0.0) <= MAX_LIMIT_RATIO * longest else None
+    )
     reach = max(longest, drawn_limit or 0.0) * 1.06
     unit, divisor = ("GiB", GIB) if reach >= 0.1 * GIB else ("MiB", MIB)
     x_scale = alt.Scale(domain=[0, reach / divisor], nice=False)
@@ -43,15 +45,15 @@ def by_part(report: RunReport, look: Look) -> alt.LayerChart | None:
     x = alt.X("start:Q", title=f"memory at the peak ({unit})", scale=x_scale, axis=x_axis)
     rows = [row for name, parts in bars.items() for row in _segments(name, parts, divisor)]
     y = alt.Y("bar:N", title=None, sort=list(bars), axis=alt.Axis(grid=False))
-    used = [part for part in PARTS if any(row["part"] == part for row in rows)]
+    parts_in_use = [part for part in PART_COLOURS if any(row["part"] == part for row in rows)]
     layers: list[alt.Chart] = [
         alt.Chart(alt.Data(values=rows), name="parts")
-        .mark_bar(height=16, stroke=look.palette.card, strokeWidth=1)
+        .mark_bar(height=16, stroke=theme.palette.card, strokeWidth=1)
         .encode(
             x=x,
             x2="end:Q",
             y=y,
-            color=_colours(used, look),
+            color=_colours(parts_in_use, theme),
             tooltip=[
                 alt.Tooltip("bar:N", title="of"),
                 alt.Tooltip("part:N"),
@@ -62,16 +64,16 @@ def by_part(report: RunReport, look: Look) -> alt.LayerChart | None:
     if drawn_limit:
         layers.append(
             alt.Chart(alt.Data(values=[{"start": drawn_limit / divisor}]), name="part-limit")
-            .mark_rule(color=look.palette.accent, strokeWidth=1.5)
+            .mark_rule(color=theme.palette.accent, strokeWidth=1.5)
             .encode(x=x)
         )
     notes, height = _notes(memory, drawn_limit), 74 + 26 * len(bars)
-    return finish(layers, look, "Memory by part", notes, height, report.result.recipe)
+    return finish_chart(layers, theme, "Memory by part", notes, height, report.result.recipe)
 
 
-def shown_ranks(memory: MemoryByPart) -> list[RankMemory]:
+def largest_ranks(memory: MemoryByPart) -> list[RankMemory]:
     """The largest ranks, in the order of their numbers."""
-    largest = sorted(memory.ranks, key=lambda rank: rank.size_bytes, reverse=True)[:MOST_RANKS]
+    largest = sorted(memory.ranks, key=lambda rank: rank.size_bytes, reverse=True)[:MAX_DRAWN_RANKS]
     return sorted(largest, key=lambda rank: rank.rank)
 
 
@@ -79,7 +81,7 @@ def _segments(bar: str, parts: dict[str, float], divisor: float) -> list[dict[st
     """One row per part that is there, from where the one before ends."""
     rows: list[dict[str, Any]] = []
     start = 0.0
-    for part in PARTS:
+    for part in PART_COLOURS:
         size = parts.get(part, 0.0)
         if size > 0:
             end = start + size
@@ -89,17 +91,17 @@ def _segments(bar: str, parts: dict[str, float], divisor: float) -> list[dict[st
                     "part": part,
                     "start": start / divisor,
                     "end": end / divisor,
-                    "size": written(size, "bytes"),
+                    "size": format_value(size, "bytes"),
                 }
             )
             start = end
     return rows
 
 
-def _colours(used: list[str], look: Look) -> alt.Color:
-    colours = [getattr(look.palette, PARTS[part]) for part in used]
+def _colours(parts: list[str], theme: ChartTheme) -> alt.Color:
+    colours = [getattr(theme.palette, PART_COLOURS[part]) for part in parts]
     return alt.Color(
-        "part:N", scale=alt.Scale(domain=used, range=colours), legend=alt.Legend(columns=3)
+        "part:N", scale=alt.Scale(domain=parts, range=colours), legend=alt.Legend(columns=3)
     )
 
 
@@ -110,17 +112,19 @@ def _notes(memory: MemoryByPart, drawn_limit: float | None) -> list[str]:
     if limit:
         largest = next(rank for rank in memory.ranks if rank.rank == memory.largest_rank)
         share = sum(rank_parts(largest, memory.limit_counts_context).values()) / limit
-        where = "Line" if drawn_limit else "Beyond the axis"
-        limit_text = f"{where}: {written(limit, 'bytes')}, {memory.limit}"
-        beside = "" if memory.limit_counts_context else " beyond the context"
+        limit_place = "Line" if drawn_limit else "Beyond the axis"
+        limit_text = f"{limit_place}: {format_value(limit, 'bytes')}, {memory.limit}"
+        scope = "" if memory.limit_counts_context else " beyond the context"
         notes.append(
-            f"{limit_text}{beside}; rank {memory.largest_rank} takes {percent(share)} of it."
+            f"{limit_text}{scope}; rank {memory.largest_rank} takes {percent(share)} of it."
         )
     if memory.limit_counts_context:
         notes.append("Rest: what is no tensor, such as workspaces, and freed memory that is kept.")
     if memory.bound_bytes:
         notes.append("Lower bound: what must be there, by arithmetic, on the most loaded rank.")
-    left = len(memory.ranks) - len(shown_ranks(memory))
-    if left:
-        notes.append(f"The {MOST_RANKS} largest ranks; {left:,} more stand in result.json.")
+    num_omitted = len(memory.ranks) - len(largest_ranks(memory))
+    if num_omitted:
+        notes.append(
+            f"The {MAX_DRAWN_RANKS} largest ranks; {num_omitted:,} more stand in result.json."
+        )
     return notes

@@ -42,18 +42,18 @@ PROGRAM_ADVICE: dict[str, str] = {
 def advice(report: RunReport) -> str:
     """What to do after a run of this status; empty after a good one."""
     status = report.result.status
-    own = PROGRAM_ADVICE if report.facts.engine == "command" else {}
-    return own.get(status) or STATUS_ADVICE.get(status, "")
+    program_advice = PROGRAM_ADVICE if report.facts.engine == "command" else {}
+    return program_advice.get(status) or STATUS_ADVICE.get(status, "")
 
 
 def window_mask(report: RunReport) -> npt.NDArray[np.bool_]:
     """Which of the report's steps lie in its window and have a time."""
     window = report.result.window
-    timed = np.isfinite(report.steps["step_time_s"])
+    has_time = np.isfinite(report.steps["step_time_s"])
     if window is None or window.first_step is None or window.last_step is None:
         return np.zeros(len(report.steps), dtype=np.bool_)
     index = report.steps.index
-    return timed & (index >= window.first_step) & (index <= window.last_step)
+    return has_time & (index >= window.first_step) & (index <= window.last_step)
 
 
 def describe_setup(report: RunReport) -> list[str]:
@@ -91,19 +91,19 @@ def _parameters(result: Result, facts: RunSettings) -> str | None:
     """`4.93M parameters`, and with adapters how many of them are trained."""
     if result.num_parameters is None:
         return None
-    trained = ""
+    trainable = ""
     if facts.lora and facts.model and facts.model.kind == "decoder":
         tp = facts.layout.tp if facts.layout else 1
-        trained = f", {count(trainable_parameters(facts.model, facts.lora, tp))} trained"
-    return f"{count(result.num_parameters)} parameters{trained}"
+        trainable = f", {count(trainable_parameters(facts.model, facts.lora, tp))} trained"
+    return f"{count(result.num_parameters)} parameters{trainable}"
 
 
 def describe_window(result: Result) -> str:
     """The window in words: `52 steady steps (9-60)`."""
-    return "no window" if result.window is None else window_words(result.window)
+    return "no window" if result.window is None else describe_window_record(result.window)
 
 
-def window_words(window: WindowRecord) -> str:
+def describe_window_record(window: WindowRecord) -> str:
     """A window in words, as describe_window."""
     if window.n == 0:
         return "no steps with a time"
@@ -128,8 +128,10 @@ def describe_rule(report: RunReport) -> str:
     if window is None:
         return "no window"
     parts = [f"rule {window.rule}", f"{counted(window.n_warmup, 'warm-up step')} left out"]
-    if untimed := _untimed(report, window):
-        parts.append(f"{counted(untimed, 'step')} inside not timed (one is watched for its memory)")
+    if num_untimed := num_untimed_steps(report, window):
+        parts.append(
+            f"{counted(num_untimed, 'step')} inside not timed (one is watched for its memory)"
+        )
     if window.global_batch is not None and window.seq_len is not None:
         parts.append(f"global batch {window.global_batch:,} x {window.seq_len:,} tokens throughout")
     if window.drift is not None:
@@ -138,7 +140,7 @@ def describe_rule(report: RunReport) -> str:
     return ", ".join(parts)
 
 
-def _untimed(report: RunReport, window: WindowRecord) -> int:
+def num_untimed_steps(report: RunReport, window: WindowRecord) -> int:
     """How many of a native run's steps within the window have no time of their own."""
     if report.facts.engine != "native" or window.first_step is None or window.last_step is None:
         return 0
@@ -147,20 +149,20 @@ def _untimed(report: RunReport, window: WindowRecord) -> int:
     return int((inside & ~np.isfinite(times)).sum())
 
 
-def describe_time(created: str | None) -> str:
+def describe_time(iso_time: str | None) -> str:
     """An ISO time as `2026-11-20 14:03:12 UTC`; what is no such time as it is."""
     try:
-        return f"{datetime.fromisoformat(created or '').astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return f"{datetime.fromisoformat(iso_time or '').astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     except ValueError:
-        return created or ""
+        return iso_time or ""
 
 
 def progress(result: Result) -> str:
     """How many steps were done of those asked for."""
-    done = result.resumed_after + result.steps_done
-    behind = (
+    num_steps = result.resumed_after + result.steps_done
+    resumed_text = (
         f", the first {result.resumed_after:,} by an earlier run" if result.resumed_after else ""
     )
     if result.steps_asked:
-        return f"{done:,} of {counted(result.steps_asked, 'step')} done{behind}"
-    return f"{counted(done, 'step')} done{behind}"
+        return f"{num_steps:,} of {counted(result.steps_asked, 'step')} done{resumed_text}"
+    return f"{counted(num_steps, 'step')} done{resumed_text}"

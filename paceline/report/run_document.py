@@ -31,19 +31,19 @@ from paceline.report.document import (
     Verdict,
 )
 from paceline.report.figures import (
+    format_value,
     half_width,
     interval_name,
     interval_text,
-    label,
-    memory_by_kind,
     memory_sentence,
+    metric_title,
+    peak_memory_by_kind,
     plus_minus,
     reason_for_none,
     straggler_text,
     throughput,
     value_text,
     window_text,
-    written,
 )
 from paceline.report.run_description import (
     advice,
@@ -57,13 +57,13 @@ from paceline.report.run_description import (
 if TYPE_CHECKING:
     from altair import LayerChart
 
-    from paceline.report.theme import Look
+    from paceline.report.theme import ChartTheme
 
 LOG_LINES = 12
 MAX_STACKS = 4
 """Stack files that a text names."""
 MAX_RANKS = 64
-NAMED_FILES = ("report.html", "result.json", "steps.jsonl", "job.sh")
+MAIN_FILES = ("report.html", "result.json", "steps.jsonl", "job.sh")
 STATUS_LABELS = {"oom": "✕ out of memory", "nan": "✕ NaN", "timeout": "✕ timeout"}
 METRIC_COLUMNS = (
     Column("label", "figure"),
@@ -103,11 +103,11 @@ PAIR = (Column("name", "name"), Column("value", "value"))
 def run_document(report: RunReport) -> Document:
     """Return the report of one run for every medium."""
     result = report.result
-    created = describe_time(result.created)
+    time_text = describe_time(result.created)
     name, *setup = describe_setup(report)
     sentence = result.verdict.sentence if result.status == "ok" else ""
     return Document(
-        kind=f"one run, {created}" if created else "one run",
+        kind=f"one run, {time_text}" if time_text else "one run",
         title=name,
         window_title=result.run,
         verdict=run_verdict(result),
@@ -149,12 +149,12 @@ def run_verdict(result: Result) -> Verdict:
     if result.status != "ok":
         return Verdict(STATUS_LABELS.get(result.status, f"✕ {result.status}"), "alert")
     kind = result.verdict.kind
-    judged = kind in ("pass", "slower", "faster")
-    low = judged and result.verdict.confidence == "low"
+    has_verdict = kind in ("pass", "slower", "faster")
+    low = has_verdict and result.verdict.confidence == "low"
     return Verdict(verdict_label(kind, low_confidence=low), verdict_tone(kind))
 
 
-def _charts(report: RunReport, theme: Look) -> Mapping[str, LayerChart]:
+def _charts(report: RunReport, theme: ChartTheme) -> Mapping[str, LayerChart]:
     from paceline.report.charts import run_charts  # Altair takes long to import.
 
     return run_charts(report, theme)
@@ -186,16 +186,16 @@ def _confidence(report: RunReport) -> list[str]:
     result = report.result
     lines: list[str] = []
     if result.window is not None and result.window.n:
-        basis = f"{describe_window(result).capitalize()}: {describe_rule(report)}."
+        steps_text = f"{describe_window(result).capitalize()}: {describe_rule(report)}."
         headline = throughput(result)
         if headline is None or half_width(headline[1]) is None:
             uneven = result.window.state == "uneven"
             why = "No interval: the steps keep to no one level." if uneven else ""
-            lines.append(f"{basis} {why or 'Too few steps for an interval.'}")
+            lines.append(f"{steps_text} {why or 'Too few steps for an interval.'}")
         else:
             metric = headline[1]
             lines.append(
-                f"{basis} {plus_minus(metric)}: {metric.interval or '95%'}. It covers the "
+                f"{steps_text} {plus_minus(metric)}: {metric.interval or '95%'}. It covers the "
                 "scatter of this run's steps, not the change from one run to the next; repeats "
                 "show that."
             )
@@ -207,7 +207,7 @@ def _places(report: RunReport) -> Iterator[str]:
     result = report.result
     if result.status == "ok":
         yield progress(result)
-    names = [name for name in NAMED_FILES if name in report.files]
+    names = [name for name in MAIN_FILES if name in report.files]
     yield "   ".join([report.folder or result.run, *names])
 
 
@@ -227,9 +227,13 @@ def _folds(report: RunReport) -> Iterator[Section]:
         yield Preformatted(title=f"Stack at the end: {name}", text=stack, shown="folded")
     yield Preformatted(title="Exact command", name="command", text=report.command, shown="folded")
     yield Preformatted(title="Job script", text=report.job_script, shown="folded")
-    resolved = json.dumps(spec.model_dump(mode="json"), indent=2) if spec else ""
-    yield Preformatted(title="Recipe, resolved", text=resolved, shown="folded")
-    environment = {**result.conventions, **result.versions, **dict(flattened(report.inventory))}
+    recipe_json = json.dumps(spec.model_dump(mode="json"), indent=2) if spec else ""
+    yield Preformatted(title="Recipe, resolved", text=recipe_json, shown="folded")
+    environment = {
+        **result.conventions,
+        **result.versions,
+        **dict(flatten_values(report.inventory)),
+    }
     yield Table(
         title="Environment",
         shown="folded",
@@ -265,7 +269,7 @@ def _interval(metric: Metric | None) -> str:
     return f"spread {percent(metric.spread)}{over}" if metric.spread else ""
 
 
-def _named(result: Result, name: str, pattern: str) -> str | None:
+def _metric_phrase(result: Result, name: str, pattern: str) -> str | None:
     """`pattern` filled with the figure `name`, None when that is unknown."""
     metric = result.metrics.get(name)
     return None if finite_value(metric) is None else pattern.format(value_text(metric))
@@ -278,11 +282,13 @@ def _throughput(result: Result) -> Figure:
     padded = (finite_value(result.metrics.get("real_token_fraction")) or 1.0) < 1.0
     lines = [
         _basis(result),
-        _named(result, "tokens_per_s_per_device", "{}") if in_tokens else None,
-        _named(result, "samples_per_s", "{}") if in_tokens else None,
-        None if in_tokens else _named(result, "samples_per_s_mean", "{} at the mean step"),
-        _named(result, "tokens_per_s", "{} of text") if padded and not in_tokens else None,
-        _named(result, "real_token_fraction", "{} of the tokens are real") if padded else None,
+        _metric_phrase(result, "tokens_per_s_per_device", "{}") if in_tokens else None,
+        _metric_phrase(result, "samples_per_s", "{}") if in_tokens else None,
+        None if in_tokens else _metric_phrase(result, "samples_per_s_mean", "{} at the mean step"),
+        _metric_phrase(result, "tokens_per_s", "{} of text") if padded and not in_tokens else None,
+        _metric_phrase(result, "real_token_fraction", "{} of the tokens are real")
+        if padded
+        else None,
         _training_time(result),
     ]
     text = value_text(metric) if headline else "none"
@@ -293,7 +299,7 @@ def _training_time(result: Result) -> str | None:
     """`12 days for the whole training, 15T tokens`, None when unknown."""
     metric = result.metrics.get("days_to_train")
     length = ((metric and metric.note) or "").removeprefix("for ")
-    text = _named(result, "days_to_train", "{} for the whole training")
+    text = _metric_phrase(result, "days_to_train", "{} for the whole training")
     return f"{text}, {length}" if text and length else text
 
 
@@ -304,41 +310,45 @@ def _step_time(result: Result) -> Figure:
             "Step time, mean",
             "none" if finite_value(metric) is None else value_text(metric),
             metric,
-            ["as the source prints it"] if finite_value(metric) else _reason(metric),
+            ["as the source prints it"] if finite_value(metric) else _reason_lines(metric),
         )
     low, high = (result.metrics.get(f"step_time_{p}_s") for p in ("p05", "p95"))
     span = None
     if finite_value(low) is not None and finite_value(high) is not None:
         span = f"{value_text(low)} to {value_text(high)} from the 5th to the 95th percentile"
-    jitter = _named(result, "jitter_tax", ", jitter tax {}") or ""
+    jitter = _metric_phrase(result, "jitter_tax", ", jitter tax {}") or ""
     lines = [
-        _named(result, "step_time_mean_s", "{} mean" + jitter),
+        _metric_phrase(result, "step_time_mean_s", "{} mean" + jitter),
         span,
         straggler_text(result.straggler),
-        _named(result, "data_wait_fraction", "{} data wait"),
-        _named(result, "startup_s", "{} start-up"),
+        _metric_phrase(result, "data_wait_fraction", "{} data wait"),
+        _metric_phrase(result, "startup_s", "{} start-up"),
     ]
     text = value_text(metric) if finite_value(metric) is not None else "none"
     statistic = (metric and metric.statistic) or "median"
     return _figure(
-        f"Step time, {statistic}", text, metric, lines if text != "none" else _reason(metric)
+        f"Step time, {statistic}", text, metric, lines if text != "none" else _reason_lines(metric)
     )
 
 
 def _limit(report: RunReport) -> Figure:
     """Share of the measured reachable rate, else MFU; the other one below it."""
     metrics = report.result.metrics
-    reached, mfu = metrics.get("of_achievable"), metrics.get("mfu")
+    of_achievable, mfu = metrics.get("of_achievable"), metrics.get("mfu")
     dtype = f" in {report.facts.dtype}" if report.facts.dtype else ""
     convention = f", {printable(mfu.convention)} FLOPs" if mfu and mfu.convention else ""
     mfu_text = f"MFU: {reason_for_none(mfu)}"
     if finite_value(mfu) is not None:
         mfu_text = f"MFU {value_text(mfu)} of the data-sheet peak{convention}"
-    if finite_value(reached) is not None:
-        limit = _named(report.result, "achievable_flops_per_s", "of the {} this machine reaches")
+    if finite_value(of_achievable) is not None:
+        limit = _metric_phrase(
+            report.result, "achievable_flops_per_s", "of the {} this machine reaches"
+        )
         first = (limit or "of what this machine reaches") + dtype
-        return _figure("Share of the limit", value_text(reached), reached, [first, mfu_text])
-    missing = f"Share of what this machine reaches: {reason_for_none(reached)}"
+        return _figure(
+            "Share of the limit", value_text(of_achievable), of_achievable, [first, mfu_text]
+        )
+    missing = f"Share of what this machine reaches: {reason_for_none(of_achievable)}"
     if report.facts.origin == "imported":
         missing = None  # The log was written elsewhere.
     if finite_value(mfu) is not None:
@@ -348,22 +358,24 @@ def _limit(report: RunReport) -> Figure:
 
 
 def _memory(report: RunReport) -> Figure:
-    kinds = memory_by_kind(report.result)
+    kinds = peak_memory_by_kind(report.result)
     if not kinds:
         metric = report.result.metrics.get("memory_resident_bytes")
-        return _figure("Memory", "none", None, _reason(metric))
+        return _figure("Memory", "none", None, _reason_lines(metric))
     kind, value = next(iter(kinds.items()))
     metric = report.result.metrics[f"memory_{kind.replace(' ', '_')}_bytes"]
     ranks = f", fullest of {metric.n:,} ranks" if metric.n and metric.n > 1 else ""
     limit = report.facts.device_memory_bytes
     lines = [f"{kind} peak{ranks}"]
-    lines += [f"{percent(value / limit)} of {written(limit, 'bytes')} a device"] if limit else []
-    lines += [f"{written(v, 'bytes')} {k} peak" for k, v in kinds.items() if k != kind]
+    lines += (
+        [f"{percent(value / limit)} of {format_value(limit, 'bytes')} a device"] if limit else []
+    )
+    lines += [f"{format_value(v, 'bytes')} {k} peak" for k, v in kinds.items() if k != kind]
     lines += [memory_sentence(report.result.memory)] if report.result.memory else []
-    return _figure("Memory", written(value, "bytes"), None, lines)
+    return _figure("Memory", format_value(value, "bytes"), None, lines)
 
 
-def _reason(metric: Metric | None) -> list[str]:
+def _reason_lines(metric: Metric | None) -> list[str]:
     return [reason_for_none(metric)]
 
 
@@ -375,14 +387,14 @@ def _basis(result: Result) -> str:
     return f"{'mean' if uneven else 'median'} of {describe_window(result)}"
 
 
-def flattened(content: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def flatten_values(content: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Nested values as dotted path and text; a list of plain values becomes one line."""
     if isinstance(content, dict) and content:
         for key, value in content.items():
-            yield from flattened(value, f"{path}.{key}" if path else str(key))
+            yield from flatten_values(value, f"{path}.{key}" if path else str(key))
     elif isinstance(content, list) and any(isinstance(item, dict | list) for item in content):
         for number, item in enumerate(content):
-            yield from flattened(item, f"{path}.{number}")
+            yield from flatten_values(item, f"{path}.{number}")
     elif isinstance(content, list):
         yield path, ", ".join(str(item) for item in content) or "none"
     elif path:
@@ -393,23 +405,24 @@ def flattened(content: Any, path: str = "") -> Iterator[tuple[str, str]]:
 def _plain(path: str, value: Any) -> str:
     """A single value; a name that ends in _bytes gives the unit."""
     if path.endswith("_bytes") and isinstance(value, int | float):
-        return written(value, "bytes")
+        return format_value(value, "bytes")
     return str(value)
 
 
 def _rank_rows(ranks: Sequence[RankSummary]) -> list[dict[str, str]]:
     """Return the table's rows; a rank is named with its pipeline stage when there are several."""
-    staged = len({rank.stage for rank in ranks}) > 1
+    has_stages = len({rank.stage for rank in ranks}) > 1
     return [
         {
-            "rank": f"{rank.rank}, stage p{rank.stage}" if staged else f"{rank.rank}",
+            "rank": f"{rank.rank}, stage p{rank.stage}" if has_stages else f"{rank.rank}",
             "host": rank.host,
             "step": _seconds(rank.step_time_s),
             "busy": _seconds(rank.busy_time_s),
             "comm_wait": _seconds(rank.comm_wait_s),
             "data_wait": _seconds(rank.data_wait_s),
             "memory": ", ".join(
-                f"{written(value, 'bytes')} {kind}" for kind, value in rank.memory_bytes.items()
+                f"{format_value(value, 'bytes')} {kind}"
+                for kind, value in rank.memory_bytes.items()
             )
             or "unknown",
             "cores": "unknown"
@@ -421,14 +434,14 @@ def _rank_rows(ranks: Sequence[RankSummary]) -> list[dict[str, str]]:
 
 
 def _seconds(value: float | None) -> str:
-    return "unknown" if value is None else written(value, "s")
+    return "unknown" if value is None else format_value(value, "s")
 
 
 def _reference_row(row: ReferenceComparison) -> dict[str, str]:
     return {
         "reference": row.reference,
-        "metric": label(row.metric),
-        "published": written(row.reference_value, row.unit),
+        "metric": metric_title(row.metric),
+        "published": format_value(row.reference_value, row.unit),
         "ratio": "none" if row.ratio is None else f"{row.ratio:.3f}",
         "comparable": "yes" if row.comparable else f"no: {row.why_not or 'no reason given'}",
         "source": row.source,
@@ -465,7 +478,7 @@ def _written_row(result: Result, name: str, metric: Metric) -> dict[str, str | N
     note = metric.note if finite_value(metric) is not None else None
     spread = _finite(metric.spread)
     return {
-        "label": label(name),
+        "label": metric_title(name),
         "describes": METRICS[name].describes if name in METRICS else "",
         "value": value_text(metric),
         "interval": interval_text(metric),

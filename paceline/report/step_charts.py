@@ -14,10 +14,10 @@ from paceline.core.steps import FloatColumn, IntColumn
 from paceline.core.text import one_line
 from paceline.core.units import counted
 from paceline.core.window import MIN_STEADY
-from paceline.report.chart_steps import ChartSteps, band_s, chart_steps, thinned_rows
-from paceline.report.figures import written
+from paceline.report.chart_steps import ChartSteps, band_half_width, chart_steps, rows_to_draw
+from paceline.report.figures import format_value
 from paceline.report.run_description import describe_window, window_mask
-from paceline.report.theme import WHOSE, Look, chart_config
+from paceline.report.theme import TITLE_SEPARATOR, ChartTheme, chart_config
 
 HEIGHT = 250
 WARMUP, OUTSIDE, NO_WINDOW = "warm-up", "outside the window", "no window"
@@ -32,32 +32,32 @@ WHOLE_LABELS = "datum.value % 1 ? '' : format(datum.value, ',d')"
 """Labels of a logarithmic axis of whole numbers, whose ticks go below 1."""
 
 
-def step_series(report: RunReport, look: Look) -> alt.LayerChart | None:
+def step_time_chart(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
     """Step time over step number: one point per step, the warm-up's ground, band and median."""
-    drawn = chart_steps(report)
-    if drawn is None:
+    steps = chart_steps(report)
+    if steps is None:
         return None
-    layers = [*_ground(report, drawn, look), _points(report, drawn, look)]
-    if drawn.in_window.any():
-        layers.append(_median_rule(drawn, look, [drawn.window_start, drawn.window_end]))
-    return finish(
+    layers = [*_ground(report, steps, theme), _points(report, steps, theme)]
+    if steps.in_window.any():
+        layers.append(_median_rule(steps, theme, [steps.window_start, steps.window_end]))
+    return finish_chart(
         layers,
-        look,
+        theme,
         "Step times",
-        [_window_sentence(report, drawn), *_drawing_notes(drawn)],
+        [_window_sentence(report, steps), *_drawing_notes(steps)],
         HEIGHT,
         report.result.recipe,
     )
 
 
-def distribution(report: RunReport, look: Look) -> alt.LayerChart | None:
+def distribution(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
     """Histogram of the window's step times on the axis of the series; None below five steps."""
-    drawn = chart_steps(report)
+    steps = chart_steps(report)
     times = report.steps["step_time_s"][window_mask(report)]
-    if drawn is None or len(times) < MIN_STEADY:
+    if steps is None or len(times) < MIN_STEADY:
         return None
-    shown = np.clip(times, drawn.low_s, drawn.high_s)
-    counts, edges = np.histogram(shown, bins=_bin_edges(shown))
+    clipped = np.clip(times, steps.low_s, steps.high_s)
+    counts, edges = np.histogram(clipped, bins=_bin_edges(clipped))
     rows = [
         {"low": float(a), "high": float(b), "steps": int(c)}
         for a, b, c in zip(edges[:-1], edges[1:], counts, strict=True)
@@ -65,14 +65,14 @@ def distribution(report: RunReport, look: Look) -> alt.LayerChart | None:
     ]
     bars = (
         alt.Chart(alt.Data(values=rows), name="bins")
-        .mark_rect(color=look.palette.steady, stroke=look.background, strokeWidth=0.5)
+        .mark_rect(color=theme.palette.steady, stroke=theme.background, strokeWidth=0.5)
         .encode(
-            y=alt.Y("low:Q", title="step time (s)", scale=_scale(drawn)),
+            y=alt.Y("low:Q", title="step time (s)", scale=_scale(steps)),
             y2="high:Q",
             x=alt.X(
                 "steps:Q",
                 title="steps in the window (count)",
-                axis=whole_axis(0, int(max(counts)), 4),
+                axis=integer_axis(0, int(max(counts)), 4),
             ),
             x2=alt.datum(0),
             tooltip=[
@@ -84,23 +84,23 @@ def distribution(report: RunReport, look: Look) -> alt.LayerChart | None:
     )
     p05, p95 = np.quantile(times, [0.05, 0.95])
     sentence = f"{describe_window(report.result)}; 5th to 95th percentile " + " to ".join(
-        written(float(p), "s") for p in (p05, p95)
+        format_value(float(p), "s") for p in (p05, p95)
     )
-    moved = int((times != shown).sum())
-    notes = [f"{moved} beyond the axis, counted in the outermost bins"] if moved else []
-    layers = [bars, _median_rule(drawn, look, [0, int(max(counts))])]
-    narrow = replace(look, width=look.width // 2) if isinstance(look.width, int) else look
-    whose = report.result.recipe
-    return finish(layers, narrow, "Distribution", [sentence, *notes], HEIGHT, whose)
+    num_clipped = int((times != clipped).sum())
+    notes = [f"{num_clipped} beyond the axis, counted in the outermost bins"] if num_clipped else []
+    layers = [bars, _median_rule(steps, theme, [0, int(max(counts))])]
+    narrow = replace(theme, width=theme.width // 2) if isinstance(theme.width, int) else theme
+    recipe = report.result.recipe
+    return finish_chart(layers, narrow, "Distribution", [sentence, *notes], HEIGHT, recipe)
 
 
-def loss(report: RunReport, look: Look) -> alt.LayerChart | None:
+def loss(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
     """Training loss over step number; None when no step has one."""
     finite = np.flatnonzero(np.isfinite(report.steps["loss"]))
     if not len(finite):
         return None
     values = report.steps["loss"][finite]
-    rows = thinned_rows(values)
+    rows = rows_to_draw(values)
     data = [
         {"step": int(i), "loss": float(v)}
         for i, v in zip(report.steps.index[finite][rows], values[rows], strict=True)
@@ -112,54 +112,59 @@ def loss(report: RunReport, look: Look) -> alt.LayerChart | None:
         y=alt.Y("loss:Q", title=f"loss ({unit.strip('()')})", scale=alt.Scale(zero=False)),
         tooltip=[alt.Tooltip("step:Q"), alt.Tooltip("loss:Q", format=".4f")],
     )
-    line = base.mark_line(color=look.palette.steady, strokeWidth=1.4)
+    line = base.mark_line(color=theme.palette.steady, strokeWidth=1.4)
     dots = base.properties(name="losses").mark_circle(
-        color=look.palette.steady, size=_dot_size(len(data)), opacity=1
+        color=theme.palette.steady, size=_dot_size(len(data)), opacity=1
     )
     last = int(report.steps.index[finite[-1]])
-    course = f"from {values[0]:.3f} to {values[-1]:.3f}" if len(values) > 1 else f"{values[0]:.3f}"
-    sentence = f"{course} {unit} at step {last:,}"
+    change = f"from {values[0]:.3f} to {values[-1]:.3f}" if len(values) > 1 else f"{values[0]:.3f}"
+    sentence = f"{change} {unit} at step {last:,}"
     notes = _thinning_note(len(data), len(values))
-    return finish([line, dots], look, "Loss", [sentence, *notes], 210, report.result.recipe)
+    return finish_chart([line, dots], theme, "Loss", [sentence, *notes], 210, report.result.recipe)
 
 
-def finish(
-    layers: list[alt.Chart], look: Look, title: str, notes: list[str], height: int, whose: str = ""
+def finish_chart(
+    layers: list[alt.Chart],
+    theme: ChartTheme,
+    title: str,
+    notes: list[str],
+    height: int,
+    subject: str = "",
 ) -> alt.LayerChart:
     """The layers as one chart with title, notes below it, size and the quiet configuration.
 
     `whose` names in the title the recipe, device or run that the chart shows.
     """
-    title = f"{title}{WHOSE}{one_line(whose)}" if whose else title
-    wrapped = [line for note in notes for line in textwrap.wrap(note, _columns(look))]
-    heading = alt.TitleParams(text=title, subtitle=wrapped)
+    title = f"{title}{TITLE_SEPARATOR}{one_line(subject)}" if subject else title
+    lines = [line for note in notes for line in textwrap.wrap(note, _columns(theme))]
+    heading = alt.TitleParams(text=title, subtitle=lines)
     chart = alt.layer(*layers)
     assert isinstance(chart, alt.LayerChart)
     chart = chart.properties(
-        width=look.width, height=height, title=heading, description=f"{title}. {' '.join(notes)}"
+        width=theme.width, height=height, title=heading, description=f"{title}. {' '.join(notes)}"
     )
-    return chart.configure(**chart_config(look), autosize={"type": "fit-x", "contains": "padding"})
+    return chart.configure(**chart_config(theme), autosize={"type": "fit-x", "contains": "padding"})
 
 
-def whole_axis(first: int, last: int, most: int = 8) -> alt.Axis:
+def integer_axis(first: int, last: int, max_ticks: int = 8) -> alt.Axis:
     """An axis of whole numbers with about `most` ticks."""
-    if last - first < most:
+    if last - first < max_ticks:
         return alt.Axis(values=list(range(first, last + 1)), format=",d")
-    return alt.Axis(tickMinStep=1, format=",d", tickCount=most)
+    return alt.Axis(tickMinStep=1, format=",d", tickCount=max_ticks)
 
 
-def _columns(look: Look) -> int:
+def _columns(theme: ChartTheme) -> int:
     """Characters that fit on a line of notes; the page wraps them itself."""
-    return 400 if look.width == "container" else int(look.width) // 6
+    return 400 if theme.width == "container" else int(theme.width) // 6
 
 
-def _points(report: RunReport, drawn: ChartSteps, look: Look) -> alt.Chart:
-    phases = _phases(report, drawn)
+def _points(report: RunReport, steps: ChartSteps, theme: ChartTheme) -> alt.Chart:
+    phases = _phases(report, steps)
     rows: list[dict[str, Any]] = [
         {"step": int(i), "time": float(t), "shown": float(s), "phase": p, "edge": bool(t != s)}
-        for i, t, s, p in zip(drawn.index, drawn.times_s, drawn.shown_s, phases, strict=True)
+        for i, t, s, p in zip(steps.index, steps.times_s, steps.drawn_s, phases, strict=True)
     ]
-    palette = look.palette
+    palette = theme.palette
     colours = {
         WARMUP: palette.warmup,
         _window_name(report): palette.steady,
@@ -171,8 +176,8 @@ def _points(report: RunReport, drawn: ChartSteps, look: Look) -> alt.Chart:
         alt.Chart(alt.Data(values=rows), name="steps")
         .mark_point(filled=True, opacity=1, size=_dot_size(len(rows)))
         .encode(
-            x=_step_axis(drawn.index),
-            y=alt.Y("shown:Q", title="step time (s)", scale=_scale(drawn)),
+            x=_step_axis(steps.index),
+            y=alt.Y("shown:Q", title="step time (s)", scale=_scale(steps)),
             color=alt.Color(
                 "phase:N", scale=alt.Scale(domain=present, range=[colours[p] for p in present])
             ),
@@ -190,69 +195,71 @@ def _points(report: RunReport, drawn: ChartSteps, look: Look) -> alt.Chart:
     )
 
 
-def _ground(report: RunReport, drawn: ChartSteps, look: Look) -> list[alt.Chart]:
+def _ground(report: RunReport, steps: ChartSteps, theme: ChartTheme) -> list[alt.Chart]:
     """The warm-up's shade and the window's band, each where there is one."""
-    if not drawn.in_window.any():
+    if not steps.in_window.any():
         return []
     layers: list[alt.Chart] = []
-    first, last = drawn.window_start, drawn.window_end
-    start = float(drawn.index[0]) - 0.5
+    first, last = steps.window_start, steps.window_end
+    start = float(steps.index[0]) - 0.5
     if start < first:
-        low, high = _domain(drawn)
+        low, high = _domain(steps)
         area = {"step": start, "step2": first, "y": low, "y2": high}
         description = f"Warm-up: {counted(round(first - start), 'step')} before the window"
-        layers.append(_rectangle("warmup", area, drawn, look.palette.shade, description))
-    band = band_s(report)
+        layers.append(_rectangle("warmup", area, steps, theme.palette.shade, description))
+    band = band_half_width(report)
     if band:
         area = {
             "step": first,
             "step2": last,
-            "y": drawn.centre_s - band,
-            "y2": drawn.centre_s + band,
+            "y": steps.centre_s - band,
+            "y2": steps.centre_s + band,
         }
-        description = f"Window's band: {written(drawn.centre_s, 's')} ± {written(band, 's')}"
-        layers.append(_rectangle("band", area, drawn, look.palette.band, description))
+        description = (
+            f"Window's band: {format_value(steps.centre_s, 's')} ± {format_value(band, 's')}"
+        )
+        layers.append(_rectangle("band", area, steps, theme.palette.band, description))
     return layers
 
 
 def _rectangle(
-    name: str, area: dict[str, float], drawn: ChartSteps, colour: str, description: str
+    name: str, area: dict[str, float], steps: ChartSteps, colour: str, description: str
 ) -> alt.Chart:
     return (
         alt.Chart(alt.Data(values=[area]), name=name)
         .mark_rect(color=colour, clip=True, tooltip=None)
         .encode(
-            x=_step_axis(drawn.index),
+            x=_step_axis(steps.index),
             x2="step2:Q",
-            y=alt.Y("y:Q", title="step time (s)", scale=_scale(drawn)),
+            y=alt.Y("y:Q", title="step time (s)", scale=_scale(steps)),
             y2="y2:Q",
             description=alt.value(description),
         )
     )
 
 
-def _median_rule(drawn: ChartSteps, look: Look, ends: list[float]) -> alt.Chart:
+def _median_rule(steps: ChartSteps, theme: ChartTheme, ends: list[float]) -> alt.Chart:
     """A thin line at the median between two x positions."""
-    rows = [{"at": end, "median": drawn.centre_s} for end in ends]
+    rows = [{"at": end, "median": steps.centre_s} for end in ends]
     return (
         alt.Chart(alt.Data(values=rows), name="median")
-        .mark_line(color=look.palette.ink, strokeWidth=1, strokeDash=[4, 3])
+        .mark_line(color=theme.palette.ink, strokeWidth=1, strokeDash=[4, 3])
         .encode(
             x="at:Q",
-            y=alt.Y("median:Q", scale=_scale(drawn)),
-            description=alt.value(f"Median: {written(drawn.centre_s, 's')}"),
+            y=alt.Y("median:Q", scale=_scale(steps)),
+            description=alt.value(f"Median: {format_value(steps.centre_s, 's')}"),
         )
     )
 
 
-def _phases(report: RunReport, drawn: ChartSteps) -> list[str]:
+def _phases(report: RunReport, steps: ChartSteps) -> list[str]:
     window = report.result.window
     if window is None or window.first_step is None:
-        return [NO_WINDOW] * len(drawn.index)
+        return [NO_WINDOW] * len(steps.index)
     first, name = window.first_step, _window_name(report)
     return [
         name if inside else WARMUP if index < first else OUTSIDE
-        for index, inside in zip(drawn.index, drawn.in_window, strict=True)
+        for index, inside in zip(steps.index, steps.in_window, strict=True)
     ]
 
 
@@ -261,25 +268,24 @@ def _window_name(report: RunReport) -> str:
     return WINDOW.get(window.state if window else "", "steady window")
 
 
-def _window_sentence(report: RunReport, drawn: ChartSteps) -> str:
-    band = band_s(report)
-    if not drawn.in_window.any():
-        return f"{counted(drawn.num_timed, 'step')}, {describe_window(report.result)}"
-    width = f", band ± {100 * band / drawn.centre_s:.1f}%" if band else ""
-    return (
-        f"Dashed: median {written(drawn.centre_s, 's')} of {describe_window(report.result)}{width}"
-    )
+def _window_sentence(report: RunReport, steps: ChartSteps) -> str:
+    band = band_half_width(report)
+    if not steps.in_window.any():
+        return f"{counted(steps.num_steps, 'step')}, {describe_window(report.result)}"
+    width = f", band ± {100 * band / steps.centre_s:.1f}%" if band else ""
+    median = format_value(steps.centre_s, "s")
+    return f"Dashed: median {median} of {describe_window(report.result)}{width}"
 
 
-def _drawing_notes(drawn: ChartSteps) -> list[str]:
+def _drawing_notes(steps: ChartSteps) -> list[str]:
     """What the drawing does not show as it is: points at the edge, thinned points."""
     notes: list[str] = []
-    if drawn.num_moved:
-        slowest = written(float(drawn.times_s.max()), "s")
+    if steps.num_beyond_axis:
+        slowest = format_value(float(steps.times_s.max()), "s")
         notes.append(
-            f"▲ {drawn.num_moved} beyond the axis, drawn at its edge; slowest step {slowest}"
+            f"▲ {steps.num_beyond_axis} beyond the axis, drawn at its edge; slowest step {slowest}"
         )
-    return notes + _thinning_note(len(drawn.index), drawn.num_timed)
+    return notes + _thinning_note(len(steps.index), steps.num_steps)
 
 
 def _thinning_note(num_drawn: int, total: int) -> list[str]:
@@ -288,13 +294,13 @@ def _thinning_note(num_drawn: int, total: int) -> list[str]:
     return [f"{num_drawn:,} of {total:,} steps drawn: the lowest and highest of equal groups"]
 
 
-def _bin_edges(shown: FloatColumn) -> FloatColumn:
+def _bin_edges(values: FloatColumn) -> FloatColumn:
     """Between 5 and 40 equal bins by the Freedman-Diaconis width."""
-    low, high = float(shown.min()), float(shown.max())
+    low, high = float(values.min()), float(values.max())
     if high <= low:
         return np.array([0.999 * low, 1.001 * low])
-    q25, q75 = np.quantile(shown, [0.25, 0.75])
-    width = 2 * (q75 - q25) / len(shown) ** (1 / 3)
+    q25, q75 = np.quantile(values, [0.25, 0.75])
+    width = 2 * (q75 - q25) / len(values) ** (1 / 3)
     bins = 5 if width <= 0 else int(np.clip(np.ceil((high - low) / width), 5, 40))
     return np.linspace(low, high, bins + 1)
 
@@ -302,16 +308,16 @@ def _bin_edges(shown: FloatColumn) -> FloatColumn:
 def _step_axis(index: IntColumn) -> alt.X:
     first, last = int(index[0]), int(index[-1])
     scale = alt.Scale(domain=[first - 0.5, last + 0.5], nice=False)
-    return alt.X("step:Q", title="step (number)", axis=whole_axis(first, last), scale=scale)
+    return alt.X("step:Q", title="step (number)", axis=integer_axis(first, last), scale=scale)
 
 
-def _domain(drawn: ChartSteps) -> list[float]:
-    margin = 0.05 * (drawn.high_s - drawn.low_s)
-    return [max(drawn.low_s - margin, 0.0), drawn.high_s + margin]
+def _domain(steps: ChartSteps) -> list[float]:
+    margin = 0.05 * (steps.high_s - steps.low_s)
+    return [max(steps.low_s - margin, 0.0), steps.high_s + margin]
 
 
-def _scale(drawn: ChartSteps) -> alt.Scale:
-    return alt.Scale(domain=_domain(drawn), nice=False, zero=False)
+def _scale(steps: ChartSteps) -> alt.Scale:
+    return alt.Scale(domain=_domain(steps), nice=False, zero=False)
 
 
 def _dot_size(count: int) -> int:

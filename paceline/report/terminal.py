@@ -76,7 +76,7 @@ def print_table(
     lines = _clean_lines([[column.title for column in columns], *cells])
     widths = [max(map(len, cells)) + 2 for cells in zip(*lines, strict=True)]
     if not console.is_terminal or sum(widths[:-1]) + MIN_LAST_WIDTH + indent > console.width:
-        _print(console, Text("\n".join(_aligned(lines, columns))), indent, whole=True)
+        _print(console, Text("\n".join(_align_columns(lines, columns))), indent, whole=True)
         return
     table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for title, column in zip(lines[0], columns, strict=True):
@@ -140,7 +140,7 @@ def _print_figures(figures: Sequence[Figure], console: Console) -> None:
         _print(console, line)
 
 
-def _aligned(lines: list[list[str]], columns: Sequence[Column]) -> list[str]:
+def _align_columns(lines: list[list[str]], columns: Sequence[Column]) -> list[str]:
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     return [
         "  ".join(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 FONT = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 EXPORT_WIDTH = 640
-WHOSE = " \N{MIDDLE DOT} "
+TITLE_SEPARATOR = " \N{MIDDLE DOT} "
 """Between what a chart shows and whose it is, in its title."""
 
 
@@ -78,7 +78,7 @@ PAGE = Palette(**{field.name: f"var(--{field.name})" for field in fields(Palette
 
 
 @dataclass(frozen=True)
-class Look:
+class ChartTheme:
     """Where a chart is drawn: its colours and its width in pixels."""
 
     palette: Palette
@@ -86,8 +86,8 @@ class Look:
     background: str
 
 
-ON_PAGE = Look(PAGE, "container", "transparent")
-EXPORT = Look(LIGHT, EXPORT_WIDTH, LIGHT.card)
+ON_PAGE = ChartTheme(PAGE, "container", "transparent")
+EXPORT = ChartTheme(LIGHT, EXPORT_WIDTH, LIGHT.card)
 
 
 def css_variables(palette: Palette) -> str:
@@ -95,9 +95,9 @@ def css_variables(palette: Palette) -> str:
     return " ".join(f"--{name}: {colour};" for name, colour in asdict(palette).items())
 
 
-def chart_config(look: Look) -> dict[str, Any]:
+def chart_config(theme: ChartTheme) -> dict[str, Any]:
     """Vega-Lite configuration: quiet axes, horizontal grid, legend on top."""
-    colours = look.palette
+    colours = theme.palette
     text = {
         "labelColor": colours.muted,
         "titleColor": colours.muted,
@@ -107,9 +107,9 @@ def chart_config(look: Look) -> dict[str, Any]:
     }
     return {
         "font": FONT,
-        "background": look.background,
+        "background": theme.background,
         # A saved chart's reader may have a wider font than the labels were measured with.
-        "padding": {"left": 4 if look is ON_PAGE else 24, "right": 12, "top": 6, "bottom": 4},
+        "padding": {"left": 4 if theme is ON_PAGE else 24, "right": 12, "top": 6, "bottom": 4},
         "view": {"stroke": None},
         "axis": {
             **text,

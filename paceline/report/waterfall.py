@@ -11,11 +11,11 @@ from paceline.core.run_report import RunReport
 from paceline.core.text import printable
 from paceline.core.units import percent
 from paceline.core.waterfall import WaterfallLevel
-from paceline.report.step_charts import finish
-from paceline.report.theme import Look
+from paceline.report.step_charts import finish_chart
+from paceline.report.theme import ChartTheme
 
 BAR_HEIGHT = 26
-WHOLE = ("peak", "estimated", "measured")
+TOTALS = ("peak", "estimated", "measured")
 
 
 def bars(levels: Sequence[WaterfallLevel]) -> list[dict[str, Any]]:
@@ -23,7 +23,7 @@ def bars(levels: Sequence[WaterfallLevel]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     before = 0.0
     for level in levels:
-        start = 0.0 if level.name in WHOLE else before
+        start = 0.0 if level.name in TOTALS else before
         rows.append(
             {
                 "name": printable(level.name),
@@ -32,7 +32,7 @@ def bars(levels: Sequence[WaterfallLevel]) -> list[dict[str, Any]]:
                 "told": percent(level.share, 1),
                 "seconds": level.lost_s,
                 "kind": "whole"
-                if level.name in WHOLE
+                if level.name in TOTALS
                 else "lost"
                 if level.share <= before
                 else "gained",
@@ -44,8 +44,8 @@ def bars(levels: Sequence[WaterfallLevel]) -> list[dict[str, Any]]:
 
 def waterfall_chart(
     levels: Sequence[WaterfallLevel],
-    look: Look,
-    whose: str = "",
+    theme: ChartTheme,
+    subject: str = "",
     peak: str = "the dense peak",
     convention: str | None = None,
 ) -> alt.LayerChart:
@@ -53,7 +53,7 @@ def waterfall_chart(
 
     `convention` is the one by which all FLOPs are counted, where it is known.
     """
-    rows, palette = bars(levels), look.palette
+    rows, palette = bars(levels), theme.palette
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y(
             "name:N", sort=[row["name"] for row in rows], title=None, axis=alt.Axis(labelLimit=180)
@@ -90,12 +90,12 @@ def waterfall_chart(
             "“Not explained” is what the measured step takes more, or less, than the estimated one."
         )
     title = "From the peak to the measured step" if measured else "From the peak to the estimate"
-    return finish([marks, text], look, title, notes, BAR_HEIGHT * len(rows), whose)
+    return finish_chart([marks, text], theme, title, notes, BAR_HEIGHT * len(rows), subject)
 
 
-def run_waterfall(report: RunReport, look: Look) -> alt.LayerChart | None:
+def run_waterfall(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
     """The run's way from the peak to its measured step; None where it was not estimated."""
     if not report.waterfall:
         return None
     name, convention = report.result.recipe, report.facts.flops_convention
-    return waterfall_chart(report.waterfall, look, name, convention=convention)
+    return waterfall_chart(report.waterfall, theme, name, convention=convention)

@@ -15,20 +15,20 @@ from paceline.compare.judgement import (
 )
 from paceline.core.text import one_line
 from paceline.core.units import percent
-from paceline.report.step_charts import finish
-from paceline.report.theme import Look
+from paceline.report.step_charts import finish_chart
+from paceline.report.theme import ChartTheme
 
 ROW_HEIGHT = 26
 SIDES = ("baseline", "candidate")
 
 
-def comparison_charts(comparison: Comparison, look: Look) -> dict[str, alt.LayerChart]:
+def comparison_charts(comparison: Comparison, look: ChartTheme) -> dict[str, alt.LayerChart]:
     """The runs of both sides, and the changes of all metrics, where there is enough to draw."""
     charts = {"sides": sides_chart(comparison, look), "changes": changes_chart(comparison, look)}
     return {name: chart for name, chart in charts.items() if chart is not None}
 
 
-def sides_chart(comparison: Comparison, look: Look) -> alt.LayerChart | None:
+def sides_chart(comparison: Comparison, look: ChartTheme) -> alt.LayerChart | None:
     """The figure of every run, one row of dots a side; None without figures of both."""
     lead = lead_metric(comparison)
     if lead is None:
@@ -70,7 +70,7 @@ def sides_chart(comparison: Comparison, look: Look) -> alt.LayerChart | None:
         .encode(x=x, y=y)
     )
     note = "Dot: one run, the median of its steady steps. Mark: geometric mean of the side."
-    return finish(
+    return finish_chart(
         [dots, marks],
         look,
         "Every run",
@@ -90,7 +90,7 @@ def _run_rows(side: str, figure: SideFigure, summary: SideSummary) -> list[dict[
     ]
 
 
-def changes_chart(comparison: Comparison, look: Look) -> alt.LayerChart | None:
+def changes_chart(comparison: Comparison, look: ChartTheme) -> alt.LayerChart | None:
     """Change of each metric with its interval; None where no metric has a ratio."""
     rows = [
         {
@@ -134,7 +134,7 @@ def changes_chart(comparison: Comparison, look: Look) -> alt.LayerChart | None:
     ]
     note = f"Dot: change. Line: its 95% interval. Ground: the margin of {percent(margin / 100, 2)}."
     height = _changes_height(comparison)
-    return finish(layers, look, "Change of each figure", [note], height, comparison.title)
+    return finish_chart(layers, look, "Change of each figure", [note], height, comparison.title)
 
 
 def _changes_height(comparison: Comparison) -> int:

@@ -24,12 +24,12 @@ from paceline.report.document import (
     Verdict,
     unknown_figure,
 )
-from paceline.report.figures import written
+from paceline.report.figures import format_value
 
 if TYPE_CHECKING:
     from altair import LayerChart
 
-    from paceline.report.theme import Look
+    from paceline.report.theme import ChartTheme
 
 MAX_CAUSES = 12
 BETTER = {"lower": "less is better", "higher": "more is better"}
@@ -113,7 +113,7 @@ def comparison_document(comparison: Comparison) -> Document:
     )
 
 
-def _charts(comparison: Comparison, theme: Look) -> Mapping[str, LayerChart]:
+def _charts(comparison: Comparison, theme: ChartTheme) -> Mapping[str, LayerChart]:
     from paceline.runs.comparison_charts import comparison_charts  # Altair takes long to import.
 
     return comparison_charts(comparison, theme)
@@ -151,7 +151,7 @@ def _side_figure(
     if figure is None or lead is None or figure.value is None:
         return unknown_figure(label, "it has no such figure", (side.short_name, who, *left_out))
     spread = "" if figure.spread is None else f"spread {percent(figure.spread, 2)} between runs"
-    text = written(figure.value, lead.unit, 4)
+    text = format_value(figure.value, lead.unit, 4)
     return Figure(label, text, spread, (side.short_name, who, *left_out))
 
 
@@ -184,7 +184,7 @@ def _metric_row(metric: MetricComparison) -> dict[str, Any]:
     if metric.low is not None and metric.high is not None:
         interval = f"{signed(metric.low)} to {signed(metric.high)}"
     baseline, candidate = (
-        None if side.value is None else written(side.value, metric.unit)
+        None if side.value is None else format_value(side.value, metric.unit)
         for side in (metric.baseline, metric.candidate)
     )
     return {

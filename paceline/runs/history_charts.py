@@ -8,14 +8,14 @@ import altair as alt
 
 from paceline.compare.over_time.timeline import History, RunSeries, change_text
 from paceline.core.text import one_line
-from paceline.report.step_charts import finish
-from paceline.report.theme import Look
+from paceline.report.step_charts import finish_chart
+from paceline.report.theme import ChartTheme
 
 HEIGHT = 240
 
 
 def history_charts(
-    history: History, look: Look, limit: int | None = None
+    history: History, look: ChartTheme, limit: int | None = None
 ) -> dict[str, alt.LayerChart]:
     """Return a chart of each of the first `limit` series that has more than one value."""
     return {
@@ -25,7 +25,9 @@ def history_charts(
     }
 
 
-def series_chart(series: RunSeries, history: History, look: Look, at: int = 1) -> alt.LayerChart:
+def series_chart(
+    series: RunSeries, history: History, look: ChartTheme, at: int = 1
+) -> alt.LayerChart:
     """Every value over its time, the levels as a line, steps as rules."""
     rows = [
         {
@@ -68,10 +70,12 @@ def series_chart(series: RunSeries, history: History, look: Look, at: int = 1) -
     note += " Orange: a change of the level." if series.changes else ""
     several = len({each.name for each in history.series}) < len(history.series)
     whose = f"{series.name}, series {at}" if several else series.name
-    return finish(layers, look, f"{history.metric} over time", [note], HEIGHT, whose)
+    return finish_chart(layers, look, f"{history.metric} over time", [note], HEIGHT, whose)
 
 
-def _change_layers(series: RunSeries, history: History, x: alt.X, look: Look) -> list[alt.Chart]:
+def _change_layers(
+    series: RunSeries, history: History, x: alt.X, look: ChartTheme
+) -> list[alt.Chart]:
     """A rule at each change of the level, with its size."""
     if not series.changes:
         return []

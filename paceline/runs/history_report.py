@@ -23,12 +23,12 @@ from paceline.report.document import (
     Verdict,
     unknown_figure,
 )
-from paceline.report.figures import written
+from paceline.report.figures import format_value
 
 if TYPE_CHECKING:
     from altair import LayerChart
 
-    from paceline.report.theme import Look
+    from paceline.report.theme import ChartTheme
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 STEP_MARK = "│"
@@ -107,7 +107,7 @@ def history_document(history: History) -> Document:
     )
 
 
-def _charts(history: History, theme: Look) -> Mapping[str, LayerChart]:
+def _charts(history: History, theme: ChartTheme) -> Mapping[str, LayerChart]:
     from paceline.runs.history_charts import history_charts  # Altair takes long to import.
 
     return history_charts(history, theme, MAX_CHARTS)
@@ -119,7 +119,7 @@ def _answer(history: History) -> tuple[str, ...]:
     if series is None or not series.changes:
         return ()
     change = series.changes[-1]
-    before, after = (written(x, history.unit, 4) for x in (change.old_level, change.new_level))
+    before, after = (format_value(x, history.unit, 4) for x in (change.old_level, change.new_level))
     text = change_text(change, history.metric).capitalize()
     return (
         f"{text} since {change.date[:10]}: {before} before, {after} after "
@@ -139,7 +139,7 @@ def _figures(history: History) -> tuple[Figure, ...]:
     return (
         Figure(
             f"{history.metric} now",
-            written(last.level, history.unit, 4),
+            format_value(last.level, history.unit, 4),
             "",
             ("level of the newest series", f"last run {last.date[:10]}", series.name),
         ),
@@ -203,7 +203,7 @@ def _noise_figure(series: RunSeries) -> Figure:
 
 def _series_row(series: RunSeries, history: History) -> dict[str, Any]:
     values = [point.value for point in series.points]
-    low, high = (written(end, history.unit, 4) for end in (min(values), max(values)))
+    low, high = (format_value(end, history.unit, 4) for end in (min(values), max(values)))
     days = dict.fromkeys((series.points[0].date[:10], series.points[-1].date[:10]))
     findable = series.findable
     return {
@@ -211,7 +211,7 @@ def _series_row(series: RunSeries, history: History) -> dict[str, Any]:
         "runs": f"{series.n_runs:,}",
         "days": " to ".join(days),
         "range": low if low == high else f"{low} to {high}",
-        "now": written(series.points[-1].level, history.unit, 4),
+        "now": format_value(series.points[-1].level, history.unit, 4),
         "noise": None if series.noise is None else percent(series.noise, 2),
         "findable": None if findable is None or findable > USELESS else percent(findable),
     }
@@ -228,8 +228,8 @@ def _change_row(change: LevelChange, history: History) -> dict[str, Any]:
         "date": change.date[:10],
         "change": change_text(change, history.metric),
         "interval": interval_text(change),
-        "before": written(change.old_level, history.unit, 4),
-        "after": written(change.new_level, history.unit, 4),
+        "before": format_value(change.old_level, history.unit, 4),
+        "after": format_value(change.new_level, history.unit, 4),
         "runs": f"{change.n_before} / {change.n_after}",
         "environment": "; ".join(
             filter(None, (*items, f"{more} more" if more else "", change.environment_note))

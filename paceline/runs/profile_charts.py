@@ -10,8 +10,8 @@ import altair as alt
 from paceline.core.units import MIB, counted, percent
 from paceline.profiles.breakdown import TITLES, MeanBreakdown
 from paceline.profiles.profile import Profile, RankCurve
-from paceline.report.step_charts import finish
-from paceline.report.theme import Look
+from paceline.report.step_charts import finish_chart
+from paceline.report.theme import ChartTheme
 from paceline.report.waterfall import waterfall_chart
 
 MAX_RANKS = 32
@@ -32,7 +32,7 @@ MAX_CURVES = 4
 CURVE_HEIGHT = 220
 
 
-def profile_charts(profile: Profile, name: str, look: Look) -> dict[str, alt.LayerChart]:
+def profile_charts(profile: Profile, name: str, look: ChartTheme) -> dict[str, alt.LayerChart]:
     """The step by category of every rank, and the way from the peak, where they are known."""
     charts: dict[str, alt.LayerChart] = {}
     if profile.breakdowns:
@@ -45,7 +45,7 @@ def profile_charts(profile: Profile, name: str, look: Look) -> dict[str, alt.Lay
     return charts
 
 
-def categories_chart(profile: Profile, name: str, look: Look) -> alt.LayerChart:
+def categories_chart(profile: Profile, name: str, look: ChartTheme) -> alt.LayerChart:
     """A bar a rank: its mean step, cut into categories."""
     ranks = profile.ranks[:MAX_RANKS]
     rows = [row for rank in ranks for row in _segments(profile, rank)]
@@ -79,7 +79,7 @@ def categories_chart(profile: Profile, name: str, look: Look) -> alt.LayerChart:
     notes = ["Mean of the profiled steps; every moment of a step belongs to one category."]
     if len(profile.ranks) > MAX_RANKS:
         notes.append(f"The first {MAX_RANKS} of {len(profile.ranks):,} ranks.")
-    return finish(
+    return finish_chart(
         [bars], look, "Where a step's time goes", notes, 80 + ROW_HEIGHT * len(ranks), name
     )
 
@@ -100,7 +100,7 @@ def _segments(profile: Profile, rank: int) -> Iterator[dict[str, Any]]:
             start += part_s
 
 
-def memory_chart(curves: Sequence[RankCurve], name: str, look: Look) -> alt.LayerChart:
+def memory_chart(curves: Sequence[RankCurve], name: str, look: ChartTheme) -> alt.LayerChart:
     """A line a rank over the step in which its peak is, of the ranks with the highest peaks."""
     shown = sorted(curves, key=lambda curve: -curve.peak_bytes)[:MAX_CURVES]
     rows = [
@@ -126,4 +126,4 @@ def memory_chart(curves: Sequence[RankCurve], name: str, look: Look) -> alt.Laye
     notes = [f"What is {shown[0].kind}, in the step with the peak of each rank."]
     if len(curves) > len(shown):
         notes.append(f"The {MAX_CURVES} highest of {counted(len(curves), 'rank')}.")
-    return finish([lines], look, "Memory over a step", notes, CURVE_HEIGHT, name)
+    return finish_chart([lines], look, "Memory over a step", notes, CURVE_HEIGHT, name)

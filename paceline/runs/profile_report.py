@@ -24,7 +24,7 @@ from paceline.report.document import (
 if TYPE_CHECKING:
     from altair import LayerChart
 
-    from paceline.report.theme import Look
+    from paceline.report.theme import ChartTheme
 
 MAX_SIZES = 4
 """Message sizes of a collective that are shown; JSON has all."""
@@ -55,7 +55,7 @@ def profile_document(profile: Profile, name: str) -> Document:
     )
 
 
-def _charts(profile: Profile, name: str, theme: Look) -> Mapping[str, LayerChart]:
+def _charts(profile: Profile, name: str, theme: ChartTheme) -> Mapping[str, LayerChart]:
     from paceline.runs.profile_charts import profile_charts  # Altair takes long to import.
 
     return profile_charts(profile, name, theme)

@@ -10,7 +10,7 @@ from paceline.compare.verdicts import verdict_label
 from paceline.core.result import Result, finite_value
 from paceline.core.text import printable
 from paceline.core.units import counted, percent
-from paceline.report.figures import plus_minus, split_unit, value_text, written
+from paceline.report.figures import format_value, plus_minus, split_unit, value_text
 
 HEADLINES = ("tokens_per_s", "padded_tokens_per_s", "samples_per_s")
 MOST_CHANGES = 4
@@ -121,8 +121,8 @@ def _each(group: GroupResult) -> str:
     """`0.2301 0.2310 0.2322 s`: every run's step time, in the order in which they ran."""
     steps = [run.metrics["step_time_s"] for run in group.runs if has_figure(run)]
     times = [time for metric in steps if (time := finite_value(metric)) is not None]
-    parts = [split_unit(written(time, "s")) for time in times]
+    parts = [split_unit(format_value(time, "s")) for time in times]
     units = {unit for _, unit in parts}
     if len(units) != 1:
-        return " ".join(written(time, "s") for time in times)
+        return " ".join(format_value(time, "s") for time in times)
     return f"{' '.join(number for number, _ in parts)} {units.pop()}"

@@ -9,8 +9,8 @@ import altair as alt
 
 from paceline.core.node_groups import GroupThroughput, by_size
 from paceline.core.text import printable
-from paceline.report.step_charts import WHOLE_LABELS, finish
-from paceline.report.theme import Look
+from paceline.report.step_charts import WHOLE_LABELS, finish_chart
+from paceline.report.theme import ChartTheme
 from paceline.scaling.analysis.result import ScaleResult
 
 HEIGHT = 260
@@ -23,7 +23,7 @@ MOST_DOTS = 500
 def scaling_charts(
     result: ScaleResult,
     measured: Sequence[GroupThroughput],
-    look: Look,
+    look: ChartTheme,
     reference: float | None = None,
     whose: str = "",
 ) -> dict[str, alt.LayerChart]:
@@ -43,7 +43,7 @@ def scaling_charts(
 def throughput(
     result: ScaleResult,
     measured: Sequence[GroupThroughput],
-    look: Look,
+    look: ChartTheme,
     reference: float | None = None,
     whose: str = "",
 ) -> alt.LayerChart:
@@ -61,7 +61,7 @@ def throughput(
         _line(name, [{"nodes": n, "value": rate * n} for n in ends], y, look)
         for name, rate in lines
     ]
-    return finish(
+    return finish_chart(
         [*ideal, _dots(measured, y, look, 1.0)],
         look,
         "Throughput",
@@ -74,7 +74,7 @@ def throughput(
 def efficiency(
     result: ScaleResult,
     measured: Sequence[GroupThroughput],
-    look: Look,
+    look: ChartTheme,
     reference: float | None = None,
     whose: str = "",
 ) -> alt.LayerChart:
@@ -107,10 +107,10 @@ def efficiency(
         f"Dot: one sub-cluster. Mark: mean of the size, line: its 95% interval. 100%: "
         f"{_ideal_words(result)}, {result.scaling} scaling.{_reference_words(reference)}"
     )
-    return finish(layers, look, "Efficiency", [note], HEIGHT, whose)
+    return finish_chart(layers, look, "Efficiency", [note], HEIGHT, whose)
 
 
-def nodes(result: ScaleResult, look: Look, whose: str = "") -> alt.LayerChart:
+def nodes(result: ScaleResult, look: ChartTheme, whose: str = "") -> alt.LayerChart:
     """Every node alone, the slowest first and named; flagged ones named in another colour."""
     rows = [
         {
@@ -159,7 +159,7 @@ def nodes(result: ScaleResult, look: Look, whose: str = "") -> alt.LayerChart:
         if smallest is None
         else f"A node {100 * smallest:.1f}% slower would have been found in 9 of 10 cases."
     )
-    return finish([dots, names], look, "Nodes alone", [note], HEIGHT, whose)
+    return finish_chart([dots, names], look, "Nodes alone", [note], HEIGHT, whose)
 
 
 def _x() -> alt.X:
@@ -172,7 +172,11 @@ def _x() -> alt.X:
 
 
 def _dots(
-    measured: Sequence[GroupThroughput], y: alt.Y, look: Look, times: float, per_node: bool = False
+    measured: Sequence[GroupThroughput],
+    y: alt.Y,
+    look: ChartTheme,
+    times: float,
+    per_node: bool = False,
 ) -> alt.Chart:
     rows = [
         {
@@ -208,7 +212,7 @@ def _every(ordered: Sequence[T], most: int) -> list[T]:
     return list(ordered[::step]) + ([ordered[-1]] if step > 1 else [])
 
 
-def _line(name: str, rows: list[dict[str, float]], y: alt.Y, look: Look) -> alt.Chart:
+def _line(name: str, rows: list[dict[str, float]], y: alt.Y, look: ChartTheme) -> alt.Chart:
     colour = look.palette.ink if name == "ideal" else look.palette.good
     return (
         alt.Chart(alt.Data(values=rows), name=name)

@@ -22,7 +22,7 @@ from paceline.scaling.campaigns.result import CampaignResult
 if TYPE_CHECKING:
     from altair import LayerChart
 
-    from paceline.report.theme import Look
+    from paceline.report.theme import ChartTheme
 
 MAX_NODE_ROWS = 64
 MAX_LEADING = 2
@@ -148,7 +148,7 @@ def _node_table(result: ScaleResult) -> Table:
 def _charts(
     result: ScaleResult,
     measured: Sequence[GroupThroughput],
-    look: Look,
+    look: ChartTheme,
     reference: float | None,
     name: str,
 ) -> dict[str, LayerChart]:

@@ -17,9 +17,9 @@ from paceline.core.run_report import RunReport
 from paceline.core.steps import Step, Steps
 from paceline.core.units import GIB
 from paceline.core.window import steady_window
-from paceline.report.chart_steps import MAX_POINTS, axis_range, chart_steps, thinned_rows
+from paceline.report.chart_steps import MAX_POINTS, axis_range, chart_steps, rows_to_draw
 from paceline.report.charts import CHARTS, run_charts, save_chart, save_charts
-from paceline.report.theme import DARK, EXPORT, LIGHT, ON_PAGE, Look
+from paceline.report.theme import DARK, EXPORT, LIGHT, ON_PAGE, ChartTheme
 from tests.report.example import (
     failed_report,
     reference,
@@ -29,7 +29,7 @@ from tests.report.example import (
 )
 
 
-def spec_of(name: str, run: RunReport, look: Look = EXPORT) -> dict[str, Any]:
+def spec_of(name: str, run: RunReport, look: ChartTheme = EXPORT) -> dict[str, Any]:
     """The Vega-Lite specification of one chart of the run."""
     return run_charts(run, look)[name].to_dict()
 
@@ -115,7 +115,7 @@ def test_many_steps_are_thinned_to_their_extremes_and_the_chart_says_so() -> Non
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=300), st.integers(2, 100))
 def test_thinning_keeps_order_and_extremes(values: list[float], most: int) -> None:
     column = np.array(values)
-    rows = thinned_rows(column, most)
+    rows = rows_to_draw(column, most)
     assert len(rows) <= max(most, len(values) if len(values) <= most else most)
     assert list(rows) == sorted(set(rows))
     assert column[rows].max() == column.max() and column[rows].min() == column.min()

@@ -32,7 +32,7 @@ from tests.report.example import report
     ],
 )
 def test_a_value_is_written_with_its_unit(value: float, unit: str, text: str) -> None:
-    assert figures.written(value, unit) == text
+    assert figures.format_value(value, unit) == text
 
 
 def test_one_observation_is_not_written_with_the_digits_of_a_median() -> None:
@@ -85,7 +85,10 @@ def test_memory_names_its_kinds_with_the_reserved_peak_first() -> None:
         for kind, value in (("allocated", 1e9), ("reserved", 2e9), ("resident", None))
     }
     result = report().result.model_copy(update={"metrics": metrics})
-    assert list(figures.memory_by_kind(result).items()) == [("reserved", 2e9), ("allocated", 1e9)]
+    assert list(figures.peak_memory_by_kind(result).items()) == [
+        ("reserved", 2e9),
+        ("allocated", 1e9),
+    ]
 
 
 def test_only_a_named_straggler_is_written() -> None:
@@ -110,4 +113,4 @@ def test_printable_text_has_no_control_characters(text: str) -> None:
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e18, max_value=1e18))
 def test_every_finite_value_gets_its_unit(value: float) -> None:
     for unit, ending in (("tokens/s", "tokens/s"), ("fraction", "%"), ("s", ("s", "min"))):
-        assert figures.written(value, unit).endswith(ending)
+        assert figures.format_value(value, unit).endswith(ending)

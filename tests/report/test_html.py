@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from paceline.core.metrics import METRICS
 from paceline.core.result import Status
-from paceline.report.html import json_for_script, unbroken
-from paceline.report.run_document import flattened, run_figures
+from paceline.report.html import json_for_script, with_no_break_spaces
+from paceline.report.run_document import flatten_values, run_figures
 from paceline.report.theme import DARK, LIGHT, Palette
 from tests.report.example import (
     HOSTILE,
@@ -247,12 +247,12 @@ def test_json_in_a_script_has_no_markup_and_reads_back(content: object) -> None:
 
 
 def test_numbers_keep_their_units_on_a_line() -> None:
-    assert unbroken("band ± 1.3% of 20 steps") == "band ±\xa01.3% of 20\xa0steps"
+    assert with_no_break_spaces("band ± 1.3% of 20 steps") == "band ±\xa01.3% of 20\xa0steps"
 
 
 def test_nested_inventory_becomes_lines() -> None:
     nested = {"a": {"b": [1, 2], "c_bytes": 2**30}, "d": [{"e": None}], "f": [], "g": {}}
-    assert dict(flattened(nested)) == {
+    assert dict(flatten_values(nested)) == {
         "a.b": "1, 2",
         "a.c_bytes": "1.00 GiB",
         "d.0.e": "none",

@@ -17,9 +17,9 @@ from paceline.report.logs import (
     disagreement_text,
     log_lines,
     log_row,
-    series_csv,
-    series_json,
-    series_rows,
+    step_csv,
+    step_json,
+    step_rows,
 )
 from tests.example import noisy
 from tests.logs.example import maxtext_log
@@ -80,13 +80,13 @@ def test_a_series_tells_unknown_from_nan():
     steps = Steps.of(
         [Step(1, step_time_s=0.5, loss=float("inf")), Step(2, step_time_s=0.25, loss=2.0)]
     )
-    first, second = series_rows(steps)
+    first, second = step_rows(steps)
     assert first["loss"] == "nan" and first["grad_norm"] is None and second["loss"] == 2.0
 
 
 def test_a_long_series_goes_out_whole():
     steps = Steps.of(Step(n, step_time_s=1 / (n + 1)) for n in range(25_000))
-    text = "".join(series_csv(steps, "a,b.log", header=True))
+    text = "".join(step_csv(steps, "a,b.log", header=True))
     rows = list(csv.DictReader(io.StringIO(text)))
     assert len(rows) == 25_000 and rows[-1]["step"] == "24999" and rows[0]["file"] == "a,b.log"
 
@@ -94,9 +94,9 @@ def test_a_long_series_goes_out_whole():
 def test_a_series_in_json_is_one_document_however_long():
     for count in (0, 1, 25_000):
         steps = Steps.of(Step(n, step_time_s=1 / (n + 1)) for n in range(count))
-        document = json.loads("".join(series_json('a"b.log', "ok", steps)))
+        document = json.loads("".join(step_json('a"b.log', "ok", steps)))
         assert (document["file"], document["status"]) == ('a"b.log', "ok")
-        assert document["steps"] == series_rows(steps) and len(document["steps"]) == count
+        assert document["steps"] == step_rows(steps) and len(document["steps"]) == count
 
 
 def test_a_name_over_two_lines_stays_on_one(document):

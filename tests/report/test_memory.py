@@ -9,13 +9,19 @@ import pytest
 
 from paceline.core.result import MemoryByPart, RankMemory
 from paceline.core.units import GIB, MIB
-from paceline.report.memory import MOST_RANKS, PARTS, by_part, memory_sentence, rank_parts
+from paceline.report.memory import (
+    MAX_DRAWN_RANKS,
+    PART_COLOURS,
+    memory_by_part_chart,
+    memory_sentence,
+    rank_parts,
+)
 from paceline.report.theme import DARK, EXPORT, LIGHT
 from tests.report.example import memory_by_part, rank_memory, render_html, report
 
 
 def spec_of(memory: MemoryByPart) -> dict[str, Any]:
-    chart = by_part(report(memory=memory), EXPORT)
+    chart = memory_by_part_chart(report(memory=memory), EXPORT)
     assert chart is not None
     return chart.to_dict()
 
@@ -37,7 +43,9 @@ def test_a_bar_is_cut_without_gaps_and_ends_at_the_resident_peak():
     assert all(a["end"] == b["start"] for a, b in pairwise(rows))
     watcher = rank.watcher_bytes or 0.0
     assert rows[-1]["end"] * GIB == pytest.approx((rank.peak_bytes["resident"] or 0.0) - watcher)
-    assert [row["part"] for row in rows] == [p for p in PARTS if p in {r["part"] for r in rows}]
+    assert [row["part"] for row in rows] == [
+        p for p in PART_COLOURS if p in {r["part"] for r in rows}
+    ]
 
 
 def test_on_a_gpu_the_bar_ends_at_what_the_allocator_reserved_and_the_context():
@@ -76,7 +84,7 @@ def test_the_largest_ranks_are_shown_and_the_rest_is_told():
     spec = spec_of(memory_by_part(ranks=ranks, largest_rank=39))
     bars = {row["bar"] for row in rows_of(spec, "parts")} - {"lower bound"}
 
-    assert bars == {f"rank {n}" for n in range(40 - MOST_RANKS, 40)}
+    assert bars == {f"rank {n}" for n in range(40 - MAX_DRAWN_RANKS, 40)}
     assert "24 more stand in result.json" in notes_of(spec)
 
 
@@ -103,7 +111,7 @@ def test_the_sentence_names_the_kind_and_every_part_with_its_unit():
 
 
 def test_without_a_watched_step_there_is_no_chart():
-    assert by_part(report(memory=None), EXPORT) is None
+    assert memory_by_part_chart(report(memory=None), EXPORT) is None
 
 
 def test_hostile_reasons_stay_text():
@@ -115,7 +123,7 @@ def test_hostile_reasons_stay_text():
 
 @pytest.mark.parametrize("palette", [LIGHT, DARK])
 def test_no_two_parts_have_the_same_colour(palette: Any):
-    colours = [getattr(palette, name) for name in PARTS.values()]
+    colours = [getattr(palette, name) for name in PART_COLOURS.values()]
     assert len(set(colours)) == len(colours)
 
 
@@ -123,7 +131,7 @@ def test_nothing_known_is_nothing_drawn_and_said_so():
     bare = RankMemory(rank=0, step=2, kind=None, parts_bytes={}, at_peak_bytes=None, peak_bytes={})
     memory = memory_by_part(ranks=(bare,), limit_bytes=None, limit=None, bound_bytes={})
 
-    assert by_part(report(memory=memory), EXPORT) is None
+    assert memory_by_part_chart(report(memory=memory), EXPORT) is None
     assert memory_sentence(memory) == "rank 0 holds nothing known; its peak is not told by part"
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from paceline.engines.log_reading.log_content import LogContent, numbers, whole_numbers
 from paceline.engines.log_reading.mllog import TOKEN, MlRecord, number
 
-ROWS_AT_ONCE = 4096
+ROWS_PER_BLOCK = 4096
 MOST_ENDS = 10_000
 LARGEST_STEP = 1 << 62
 LOSSES = ("train_loss", "reduced_train_loss")
@@ -135,7 +135,7 @@ class StepLines:
     def _begin_single(self, step: bytes, time: bytes, loss: bytes) -> None:
         self.begun = True
         self._rows.append((step, time, loss))
-        if len(self._rows) >= ROWS_AT_ONCE:
+        if len(self._rows) >= ROWS_PER_BLOCK:
             self._flush()
 
     def _flush(self) -> None:
@@ -237,7 +237,7 @@ class _Blocks:
                 _newer(loss, old_loss),
             )
             return
-        if len(self._rows) >= ROWS_AT_ONCE:
+        if len(self._rows) >= ROWS_PER_BLOCK:
             self.flush()
         self._rows.append((step, time, rate, loss))
 

@@ -6,13 +6,15 @@ import altair as alt
 
 from paceline.core.units import GIB, counted
 from paceline.layouts.sweep.result import SweepResult
-from paceline.report.step_charts import finish
-from paceline.report.theme import Look
+from paceline.report.step_charts import finish_chart
+from paceline.report.theme import ChartTheme
 
 HEIGHT = 280
 
 
-def sweep_charts(result: SweepResult, memory_note: str, look: Look) -> dict[str, alt.LayerChart]:
+def sweep_charts(
+    result: SweepResult, memory_note: str, look: ChartTheme
+) -> dict[str, alt.LayerChart]:
     """Speed over memory, and predicted over measured step time, where there is enough to draw."""
     charts = {
         "front": front_chart(result, memory_note, look),
@@ -21,7 +23,7 @@ def sweep_charts(result: SweepResult, memory_note: str, look: Look) -> dict[str,
     return {name: chart for name, chart in charts.items() if chart is not None}
 
 
-def front_chart(result: SweepResult, memory_note: str, look: Look) -> alt.LayerChart | None:
+def front_chart(result: SweepResult, memory_note: str, look: ChartTheme) -> alt.LayerChart | None:
     """Tokens/s over memory, the front joined by a line; None when fewer than two rows have both."""
     points = [
         {
@@ -68,10 +70,12 @@ def front_chart(result: SweepResult, memory_note: str, look: Look) -> alt.LayerC
     )
     note = "Dot: one layout. Orange: no other is as fast with as little memory. "
     note += memory_note
-    return finish([line, dots, names], look, "Speed and memory", [note], HEIGHT, whose(result))
+    return finish_chart(
+        [line, dots, names], look, "Speed and memory", [note], HEIGHT, whose(result)
+    )
 
 
-def agreement_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
+def agreement_chart(result: SweepResult, look: ChartTheme) -> alt.LayerChart | None:
     """Predicted over measured step time with the 80 % intervals; None without any prediction."""
     points = [
         {
@@ -118,7 +122,7 @@ def agreement_chart(result: SweepResult, look: Look) -> alt.LayerChart | None:
     )
     note = "Dot: one layout. Bar: 80% interval of the prediction. Dashed: predicted as measured."
     layers, title = [diagonal, bars, dots], "Predicted against measured"
-    return finish(layers, look, title, [note], HEIGHT, whose(result))
+    return finish_chart(layers, look, title, [note], HEIGHT, whose(result))
 
 
 def whose(result: SweepResult) -> str:

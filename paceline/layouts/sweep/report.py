@@ -24,7 +24,7 @@ from paceline.report.document import (
 if TYPE_CHECKING:
     from altair import LayerChart
 
-    from paceline.report.theme import Look
+    from paceline.report.theme import ChartTheme
 
 NO_SPEED = "x"
 """Where a run ended without one."""
@@ -309,7 +309,7 @@ def _count_figure(result: SweepResult) -> Figure:
     return Figure("Layouts measured", value, "", (runs, *others))
 
 
-def _charts(result: SweepResult, theme: Look) -> Mapping[str, LayerChart]:
+def _charts(result: SweepResult, theme: ChartTheme) -> Mapping[str, LayerChart]:
     from paceline.layouts.sweep.charts import sweep_charts  # Altair takes long to import.
 
     return sweep_charts(result, memory_note(result), theme)

@@ -23,12 +23,12 @@ from paceline.report.document import (
     Verdict,
     unknown_figure,
 )
-from paceline.report.figures import written
+from paceline.report.figures import format_value
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from paceline.report.theme import Look
+    from paceline.report.theme import ChartTheme
 
 LABELS = ("Score", "Against published", "Samples to target", "Strong scaling")
 HEIGHT = 320
@@ -117,7 +117,7 @@ def scores_document(comparison: ScoreComparison) -> Document:
 def _rates(scores: Sequence[ComparedScore]) -> Iterator[str]:
     for score in scores:
         if score.model_flops_per_s_per_device is not None:
-            rate = written(score.model_flops_per_s_per_device, "FLOP/s", 4)
+            rate = format_value(score.model_flops_per_s_per_device, "FLOP/s", 4)
             yield one_line(f"{score.name}: {rate} a device, {score.convention}; {NOT_A_METRIC}")
 
 
@@ -187,7 +187,7 @@ def _samples_figure(first: ComparedScore) -> Figure:
     rate, flops = first.samples_per_s, first.model_flops_per_s_per_device
     lines = [f"global batch {first.global_batch:,}"] if first.global_batch else []
     lines += [f"{significant(rate, 5)} samples/s with evaluations"] if rate else []
-    lines += [f"{written(flops, 'FLOP/s', 4)} a device, {NOT_A_METRIC}"] if flops else []
+    lines += [f"{format_value(flops, 'FLOP/s', 4)} a device, {NOT_A_METRIC}"] if flops else []
     if first.mean_samples_to_target is None:
         return unknown_figure(LABELS[2], "no run converged", lines)
     return Figure(LABELS[2], f"{first.mean_samples_to_target:,.0f} samples", "", ("mean", *lines))
@@ -242,11 +242,11 @@ def compared_rows(comparison: ScoreComparison) -> list[dict[str, Any]]:
     return rows
 
 
-def time_to_train(comparison: ScoreComparison, look: Look) -> alt.LayerChart:
+def time_to_train(comparison: ScoreComparison, look: ChartTheme) -> alt.LayerChart:
     """Minutes over accelerators, both logarithmic: published as dots, own scores marked."""
     import altair as alt  # It takes long to import.
 
-    from paceline.report.step_charts import finish
+    from paceline.report.step_charts import finish_chart
 
     kinds = {score.accelerator for score in comparison.own}
     published = [
@@ -298,7 +298,7 @@ def time_to_train(comparison: ScoreComparison, look: Look) -> alt.LayerChart:
     ]
     layers = layers or [_marks([], "none").mark_point()]
     whose = f"{comparison.benchmark}, MLPerf Training {comparison.ruleset}"
-    return finish(layers, look, "Time to train", notes, HEIGHT, whose)
+    return finish_chart(layers, look, "Time to train", notes, HEIGHT, whose)
 
 
 def _marks(rows: Sequence[dict[str, Any]], name: str) -> alt.Chart:

@@ -11,7 +11,7 @@ from paceline.core.units import counted, significant
 from paceline.mlperf.rules import NOT_A_METRIC, RULESET_ORIGINS
 from paceline.mlperf.score.convergence import Convergence
 from paceline.mlperf.score.score import Score, ScoredRun
-from paceline.report.figures import written
+from paceline.report.figures import format_value
 
 JOULES_A_WH = 3600.0
 
@@ -73,9 +73,10 @@ def _parts(score: Score) -> Iterator[str]:
         overall = significant(score.overall_samples_per_s, 5)
         yield f"overall      {overall} samples/s with evaluations"
     if score.model_flops_per_s_per_device is not None:
+        rate = format_value(score.model_flops_per_s_per_device, "FLOP/s", 4)
         yield (
-            f"model        {written(score.model_flops_per_s_per_device, 'FLOP/s', 4)} a device on "
-            f"{score.num_devices}, {score.convention}, with evaluations; {NOT_A_METRIC}"
+            f"model        {rate} a device on {score.num_devices}, {score.convention}, "
+            f"with evaluations; {NOT_A_METRIC}"
         )
     elif score.overall_samples_per_s is not None:
         yield f"model        unknown: {score.model_flops_reason}"

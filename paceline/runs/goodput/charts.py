@@ -9,8 +9,8 @@ import altair as alt
 
 from paceline.core.text import one_line
 from paceline.core.units import percent, seconds
-from paceline.report.step_charts import finish
-from paceline.report.theme import Look
+from paceline.report.step_charts import finish_chart
+from paceline.report.theme import ChartTheme
 from paceline.runs.goodput.ledger import Account, AttemptEntry, GoodputLedger
 
 BAR_HEIGHT = 30
@@ -34,7 +34,7 @@ COLOURS: dict[Account, str] = {
 UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
-def goodput_charts(ledger: GoodputLedger, look: Look) -> dict[str, alt.LayerChart]:
+def goodput_charts(ledger: GoodputLedger, look: ChartTheme) -> dict[str, alt.LayerChart]:
     """A bar of the whole time and one of each attempt, cut into accounts."""
     length, unit = next(each for each in UNITS if ledger.wall_s >= each[0] or each[0] == 1.0)
     bars: dict[str, dict[Account, float]] = {"all": ledger.seconds}
@@ -72,7 +72,7 @@ def goodput_charts(ledger: GoodputLedger, look: Look) -> dict[str, alt.LayerChar
         notes.append(f"The first {MOST_ATTEMPTS} of {len(ledger.attempts):,} attempts.")
     height = 60 + BAR_HEIGHT * len(bars)
     title = "Where the time went"
-    return {"accounts": finish([chart], look, title, notes, height, one_line(ledger.name))}
+    return {"accounts": finish_chart([chart], look, title, notes, height, one_line(ledger.name))}
 
 
 def _segments(

@@ -12,7 +12,7 @@ from paceline.runs.goodput.ledger import ACCOUNTS, AttemptEntry, GoodputLedger
 if TYPE_CHECKING:
     from altair import LayerChart
 
-    from paceline.report.theme import Look
+    from paceline.report.theme import ChartTheme
 
 LEDGER = (
     Column("account", "account", lambda name: str(name).replace("_", " ")),
@@ -68,7 +68,7 @@ def goodput_document(ledger: GoodputLedger) -> Document:
     )
 
 
-def _charts(ledger: GoodputLedger, theme: Look) -> Mapping[str, LayerChart]:
+def _charts(ledger: GoodputLedger, theme: ChartTheme) -> Mapping[str, LayerChart]:
     from paceline.runs.goodput.charts import goodput_charts  # Altair takes long to import.
 
     return goodput_charts(ledger, theme)

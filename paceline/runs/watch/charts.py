@@ -8,8 +8,8 @@ from typing import Any
 import altair as alt
 
 from paceline.core.units import counted
-from paceline.report.step_charts import finish
-from paceline.report.theme import Look
+from paceline.report.step_charts import finish_chart
+from paceline.report.theme import ChartTheme
 from paceline.runs.watch.page import busiest_ranks, clean
 from paceline.runs.watch.state import RankNow, WatchState
 
@@ -18,7 +18,7 @@ COLOURS = {"works": "steady", "waits for data": "accent", "waits for ranks": "go
 """The palette's colour of what a rank does with its step."""
 
 
-def snapshot_charts(state: WatchState, look: Look) -> dict[str, alt.LayerChart]:
+def snapshot_charts(state: WatchState, look: ChartTheme) -> dict[str, alt.LayerChart]:
     """A bar a rank, the busiest: what it does with a recent step; none before there are steps."""
     rows = [row for rank in busiest_ranks(state) for row in _segments(rank)]
     if not rows:
@@ -49,7 +49,9 @@ def snapshot_charts(state: WatchState, look: Look) -> dict[str, alt.LayerChart]:
     if len(ranks) < len(state.ranks):
         notes.append(f"The {len(ranks)} busiest of {len(state.ranks):,} ranks.")
     height = 60 + BAR_HEIGHT * len(ranks)
-    return {"ranks": finish([bars], look, "Who waits for whom", notes, height, clean(state.run))}
+    return {
+        "ranks": finish_chart([bars], look, "Who waits for whom", notes, height, clean(state.run))
+    }
 
 
 def _segments(rank: RankNow) -> Iterator[dict[str, Any]]:

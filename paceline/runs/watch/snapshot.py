@@ -21,7 +21,7 @@ from paceline.runs.watch.state import WatchState
 if TYPE_CHECKING:
     from altair import LayerChart
 
-    from paceline.report.theme import Look
+    from paceline.report.theme import ChartTheme
 
 
 def snapshot_document(state: WatchState) -> Document:
@@ -57,7 +57,7 @@ def snapshot_document(state: WatchState) -> Document:
     )
 
 
-def _charts(state: WatchState, theme: Look) -> Mapping[str, LayerChart]:
+def _charts(state: WatchState, theme: ChartTheme) -> Mapping[str, LayerChart]:
     from paceline.runs.watch.charts import snapshot_charts  # Altair takes long to import.
 
     return snapshot_charts(state, theme)

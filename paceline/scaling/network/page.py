@@ -23,7 +23,7 @@ from paceline.scaling.network.report import NetworkReport
 if TYPE_CHECKING:
     import altair as alt
 
-    from paceline.report.theme import Look
+    from paceline.report.theme import ChartTheme
 
 HEIGHT = 300
 MAX_ROWS = 64
@@ -111,7 +111,7 @@ HOST_COLUMNS = (
 )
 
 
-def network_charts(report: NetworkReport, look: Look) -> dict[str, alt.LayerChart]:
+def network_charts(report: NetworkReport, look: ChartTheme) -> dict[str, alt.LayerChart]:
     """Return time and bus rate over payload, both axes logarithmic, and a map of all pairs."""
     charts: dict[str, alt.LayerChart] = {}
     if report.collectives:
@@ -124,11 +124,11 @@ def network_charts(report: NetworkReport, look: Look) -> dict[str, alt.LayerChar
 
 
 def _over_payload(
-    report: NetworkReport, look: Look, field: str, title: str, axis: str
+    report: NetworkReport, look: ChartTheme, field: str, title: str, axis: str
 ) -> alt.LayerChart:
     import altair as alt  # It takes long to import.
 
-    from paceline.report.step_charts import finish
+    from paceline.report.step_charts import finish_chart
 
     scale, unit = (1e6, "us") if field == "latency_s" else (1e-9, "GB/s")
     rows = [
@@ -163,15 +163,15 @@ def _over_payload(
     )
     lines = base.properties(name=f"{field}_lines").mark_line(strokeWidth=1.5)
     dots = base.properties(name=f"{field}_dots").mark_circle(size=36, opacity=1)
-    return finish([lines, dots], look, title, [note], HEIGHT)
+    return finish_chart([lines, dots], look, title, [note], HEIGHT)
 
 
 def _map(
-    report: NetworkReport, look: Look, field: str, title: str, scale: float, unit: str
+    report: NetworkReport, look: ChartTheme, field: str, title: str, scale: float, unit: str
 ) -> alt.LayerChart:
     import altair as alt  # It takes long to import.
 
-    from paceline.report.step_charts import finish
+    from paceline.report.step_charts import finish_chart
 
     kept = {host.host for host in report.hosts[:MAX_HOSTS]}
     rows = [
@@ -210,7 +210,7 @@ def _map(
         )
     else:
         note = "Half of a small message's way there and back, of the slowest device."
-    return finish([chart], look, title, [note + left_out], HEIGHT)
+    return finish_chart([chart], look, title, [note + left_out], HEIGHT)
 
 
 def _verdict(report: NetworkReport) -> Verdict:
