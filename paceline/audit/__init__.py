@@ -1,1 +1,1 @@
-"""Published tables recomputed from their own speeds; figures converted between conventions."""
+"""Recompute published tables from their own speeds, and convert figures between conventions."""

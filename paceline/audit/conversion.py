@@ -1,4 +1,4 @@
-"""A published MFU, FLOP/s or step time, read and converted to another convention or peak."""
+"""Convert a published MFU, FLOP/s or step time to another FLOPs convention or peak."""
 
 from __future__ import annotations
 
@@ -31,18 +31,21 @@ FORMS = "54.1%, 1249TFLOP/s or 12.5s"
 
 @dataclass(frozen=True)
 class Quantity:
-    """One figure in base units: MFU as a fraction, FLOP/s of a device, seconds a step."""
+    """One figure in base units: MFU as a fraction, FLOP/s per device, or seconds per step."""
 
     kind: Kind
     value: float
 
 
-def read_quantity(text: str, where: str) -> Quantity:
-    """A figure with its unit; raises UserError for a bare number, which could be any kind."""
+def parse_quantity(text: str, where: str) -> Quantity:
+    """Parse a figure with its unit.
+
+    Raises UserError for a number without a unit, because it could be any of the kinds.
+    """
     number, unit = _split(text, where, FORMS)
     if unit == "%":
         if number > 100:
-            raise UserError(where, "is more than the peak", remedy="more than 100% is no MFU")
+            raise UserError(where, "is more than 100% of the peak", allowed="an MFU up to 100%")
         return Quantity("mfu", number / 100)
     if unit in ("s", "ms"):
         return Quantity("step_time_s", number / (1000 if unit == "ms" else 1))
@@ -52,7 +55,10 @@ def read_quantity(text: str, where: str) -> Quantity:
 
 
 def read_flops_per_s(text: str, where: str) -> float:
-    """FLOP/s of `989e12`, `989TFLOP/s` or `1.979 PFLOPS`; raises UserError for anything else."""
+    """Parse FLOP/s such as `989e12`, `989TFLOP/s` or `1.979 PFLOPS`.
+
+    Raises UserError for any other text.
+    """
     allowed = "989e12 or 989TFLOP/s"
     number, unit = _split(text, where, allowed)
     if unit in ("%", "s", "ms"):
@@ -64,7 +70,7 @@ def read_flops_per_s(text: str, where: str) -> float:
 
 
 def _split(text: str, where: str, allowed: str) -> tuple[float, str]:
-    """The positive number and the unit in lower case."""
+    """Return the positive number and its unit in lower case."""
     match = _QUANTITY.fullmatch(text.strip())
     digits = match[1].replace(",", "") if match else ""
     value = float(digits) if digits and digits != "." else 0.0
@@ -82,7 +88,7 @@ WITHOUT_ADAPTERS = ("palm", "six-n", "narayanan", "megatron-deepspeed")
 
 @dataclass(frozen=True)
 class StatedFigure:
-    """One way to state the figure."""
+    """The figure under one FLOPs convention."""
 
     convention: str
     flops_per_token: float
@@ -90,59 +96,64 @@ class StatedFigure:
     flops_per_s_per_device: float | None
     mfu: float | None
     share: str
-    """What `mfu` is: MFU, or HFU where recomputed work is counted."""
+    """Name of the fraction: MFU, or HFU where recomputed work is counted."""
     formula: str
     source: str
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """The figure as published and as converted; `ratio` is the converted over the given one."""
+    """The published and the converted figure; `ratio` is converted over published."""
 
-    given: StatedFigure
-    wanted: StatedFigure
+    published: StatedFigure
+    converted: StatedFigure
     ratio: float
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """The peaks of both sides in FLOP/s; None, on both sides, is not known."""
+    """Peak FLOP/s of the published and of the converted figure; None if unknown."""
 
     published: float | None
     target: float | None
 
 
 def convert(
-    figure: Quantity, published: str, target: str, x: FlopsInput, peaks: Peaks
+    figure: Quantity, from_convention: str, to_convention: str, x: FlopsInput, peaks: Peaks
 ) -> Conversion:
-    """A figure counted by the convention `published` as `target` counts it.
+    """Convert a figure from one FLOPs convention to another.
 
-    FLOP/s scale with the FLOPs of a token: F_target / F_published; MFU with the peaks as well.
-    Raises UserError for a convention that does not apply, or a result above the peak.
+    FLOP/s scale with the FLOPs per token, `F_to / F_from`. MFU also scales with the ratio of the
+    peaks. Raises UserError for a convention that does not apply and for a result above the peak.
     """
-    before, after = _flops(published, x, "--from"), _flops(target, x, "--to")
+    flops_from, flops_to = _flops(from_convention, x, "--from"), _flops(to_convention, x, "--to")
     rate = figure.value
     if figure.kind == "mfu":
         if peaks.published is None:
-            share = _possible(figure.value * after / before)
+            share = _checked_mfu(figure.value * flops_to / flops_from)
             return Conversion(
-                _side(published, before, None, None, figure.value),
-                _side(target, after, None, None, share),
-                after / before,
-                ("the same peak is taken on both sides; without it there is no FLOP/s",),
+                _stated_figure(from_convention, flops_from, None, None, figure.value),
+                _stated_figure(to_convention, flops_to, None, None, share),
+                flops_to / flops_from,
+                ("Both figures assume the same, unknown peak, so FLOP/s cannot be given.",),
             )
         rate = figure.value * peaks.published
-    converted = rate * after / before
-    share_before, share_after = rates.mfu(rate, peaks.published), rates.mfu(converted, peaks.target)
+    converted_rate = rate * flops_to / flops_from
+    share_before, share_after = (
+        rates.mfu(rate, peaks.published),
+        rates.mfu(converted_rate, peaks.target),
+    )
     ratio = (
         share_after / share_before
         if figure.kind == "mfu" and share_before and share_after
-        else after / before
+        else flops_to / flops_from
     )
     return Conversion(
-        _side(published, before, peaks.published, rate, share_before),
-        _side(target, after, peaks.target, converted, _possible(share_after)),
+        _stated_figure(from_convention, flops_from, peaks.published, rate, share_before),
+        _stated_figure(
+            to_convention, flops_to, peaks.target, converted_rate, _checked_mfu(share_after)
+        ),
         ratio,
         (),
     )
@@ -151,21 +162,21 @@ def convert(
 def from_step_time(
     step_time_s: float, target: str, x: FlopsInput, peaks: Peaks, batch: int, devices: int
 ) -> Conversion:
-    """FLOP/s of a device, and MFU, of a step of `batch` sequences on `devices` devices."""
+    """Return FLOP/s per device and MFU of a step with `batch` sequences on `devices` devices."""
     flops = _flops(target, x, "--to")
     rate = rates.flops_per_s_per_device(flops * x.seq_len, batch, step_time_s, devices)
-    share = _possible(rates.mfu(rate, peaks.target))
-    side = _side(target, flops, peaks.target, rate, share)
+    share = _checked_mfu(rates.mfu(rate, peaks.target))
+    side = _stated_figure(target, flops, peaks.target, rate, share)
     return Conversion(side, side, 1.0, ())
 
 
-def peaks_of(
+def resolve_peaks(
     device: str | None, dtype: Dtype | None, published: float | None, target: float | None
 ) -> Peaks:
-    """The stated peaks, else those of the device's data sheet.
+    """Return the given peaks, or those of the device's data sheet.
 
-    A published figure may rest on a sparse peak; one to convert to may not. Raises UserError for
-    that, for a device without a peak, and for a dtype that it lacks.
+    A published figure may be based on a sparse peak, but the target may not. Raises UserError for
+    a sparse target peak, a device without a peak, and a dtype that the device does not support.
     """
     if device is None:
         return Peaks(
@@ -189,13 +200,16 @@ def peaks_of(
 
 
 def _flops(name: str, x: FlopsInput, option: str) -> float:
-    """FLOPs of a token; raises UserError for an unknown convention or one that does not apply."""
+    """Return FLOPs per token.
+
+    Raises UserError for a convention that is unknown or does not apply to the model.
+    """
     convention = without_recompute(name)
     if convention not in CONVENTIONS:
         raise UserError(
             f"{option} {name}",
-            "is not a convention",
-            allowed=f"{', '.join(CONVENTIONS)}, each with {RECOMPUTED} for hardware FLOPs",
+            "is not a FLOPs convention",
+            allowed=f"{', '.join(CONVENTIONS)}; append {RECOMPUTED} for hardware FLOPs",
             remedy=did_you_mean(convention, CONVENTIONS) or None,
         )
     if x.lora and convention in WITHOUT_ADAPTERS:
@@ -204,18 +218,20 @@ def _flops(name: str, x: FlopsInput, option: str) -> float:
     applicable = x.shape.conventions
     if applicable and convention not in applicable:
         raise UserError(
-            f"{option} {name}", "counts no model of this kind", allowed=", ".join(applicable)
+            f"{option} {name}",
+            "does not apply to this kind of model",
+            allowed=", ".join(applicable),
         )
     if name != convention and x.recompute == "none":
         raise UserError(
             f"{option} {name}",
-            "needs to know what is recomputed",
-            remedy=f"add --recompute selective or --recompute full, or take {convention}",
+            "needs the activation checkpointing mode",
+            remedy=f"add --recompute selective or --recompute full, or use {convention}",
         )
     return flops_per_token(name, x)
 
 
-def _side(
+def _stated_figure(
     name: str,
     flops: float,
     peak: float | None,
@@ -226,24 +242,24 @@ def _side(
     formula, source = _formula_and_source(convention)
     if name == convention:
         return StatedFigure(name, flops, peak, rate, share, "MFU", formula, source)
-    formula = f"{formula} Recomputation is counted as work."
+    formula = f"{formula} Recomputed work is counted."
     name = with_recompute(convention)
     return StatedFigure(name, flops, peak, rate, share, "HFU", formula, source)
 
 
 def _formula_and_source(convention: str) -> tuple[str, str]:
-    """The formula of a convention, and who uses it, as its definition tells them."""
+    """Return the formula of a convention and who uses it, from the docstring of its definition."""
     paragraphs = (CONVENTIONS[convention].per_token.__doc__ or "").strip().split("\n\n")
     lines = [" ".join(paragraph.split()) for paragraph in paragraphs]
     return lines[0].removeprefix("FLOPs per token: "), " ".join(lines[1:])
 
 
-def _possible(share: float | None) -> float | None:
-    """An MFU; raises UserError above 1, where the figure, the model or a peak cannot be right."""
+def _checked_mfu(share: float | None) -> float | None:
+    """Return an MFU; raise UserError above 1, where the figure, the model or a peak is wrong."""
     if share is not None and share > 1:
         raise UserError(
-            f"{100 * share:.1f}%",
-            "would come out, more than the peak",
+            f"MFU {100 * share:.1f}%",
+            "is impossible: it exceeds the peak",
             remedy="check the model, the sequence length and both peaks",
         )
     return share

@@ -1,4 +1,4 @@
-"""A published table checked against itself: which cells follow from their row, and why not."""
+"""Check which cells of a published table follow from their row, and why others do not."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Literal
 from paceline.audit.derivation import (
     COLUMNS,
     SPEEDS,
+    AlternativeInputs,
     Cell,
     Change,
     Inputs,
-    Options,
     Relation,
     RowSpeed,
     State,
     explains,
-    implied,
+    implied_step_times,
     judge,
     missing,
     other_inputs,
@@ -31,10 +31,13 @@ from paceline.audit.derivation import (
 from paceline.core.printed import Interval, exactly, like
 
 Pair = tuple[Cell, Relation]
-COUNT_FLOPS = frozenset({"flops_per_s_per_device", "mfu"})
-"""Columns that share the FLOPs of a sequence: alone they may speak against those, not the speed."""
-SOUND = 0.8
-"""Share of a table's rows whose FLOPs follow, from which on their count is beyond doubt."""
+FLOPS_COLUMN_SET = frozenset({"flops_per_s_per_device", "mfu"})
+"""Columns that share the FLOPs per sequence.
+
+Alone they can contradict that FLOPs count, but not the speed of the row.
+"""
+MIN_SOUND_SHARE = 0.8
+"""Fraction of a table's rows whose FLOPs must follow before its FLOPs count is trusted."""
 
 
 @dataclass(frozen=True)
@@ -45,25 +48,25 @@ class AuditLine:
     table: str
     cells: Mapping[str, Cell]
     inputs: Inputs
-    options: Options = field(default_factory=Options)
+    options: AlternativeInputs = field(default_factory=AlternativeInputs)
     twin: AuditLine | None = None
-    """A row of the same configuration: speeds must agree, a missing one is taken from it."""
+    """A row of the same configuration. Its speed must agree, and replaces a missing one."""
 
 
 @dataclass(frozen=True)
 class TimedLine:
-    """A line with the step time by which its cells are judged."""
+    """A line with the step time against which its cells are checked."""
 
     line: AuditLine
     column: str | None = None
-    """The column that gives the speed; None when it is the twin's."""
+    """Column that gives the speed; None if the twin gives it."""
     speed: RowSpeed | None = None
-    meant: Interval | None = None
-    """The step times on which the other cells agree, where they contradict the printed speed."""
-    agreeing: tuple[str, ...] = ()
+    consistent_step_times: Interval | None = None
+    """Step times on which the other cells agree if they contradict the printed speed."""
+    agreeing_columns: tuple[str, ...] = ()
 
-    def derived(self) -> Iterator[Pair]:
-        """The cells that follow from the step time or the settings, with how."""
+    def derived_cells(self) -> Iterator[Pair]:
+        """Yield each cell that follows from the step time or the settings, with its relation."""
         for column, cell in self.line.cells.items():
             how = relation(column, self.line.inputs)
             if how and column != self.column and (how.power == 0 or self.speed):
@@ -71,30 +74,40 @@ class TimedLine:
 
     @property
     def step_time_s(self) -> float | None:
-        """As printed; or as the other cells have it, at the printed precision."""
-        if self.speed is None or self.meant is None or self.column != "step_time_s":
-            return self.meant.middle if self.meant else self.speed and self.speed.step_time_s
-        printed = self.line.cells["step_time_s"].printed
-        rounded = float(like(self.meant.middle, printed).replace(",", ""))
-        return rounded if self.meant.meets(exactly(rounded)) else self.meant.middle
+        """Step time as printed, or as implied by the other cells at the printed precision."""
+        if self.speed is None or self.consistent_step_times is None or self.column != "step_time_s":
+            return (
+                self.consistent_step_times.middle
+                if self.consistent_step_times
+                else self.speed and self.speed.step_time_s
+            )
+        printed_text = self.line.cells["step_time_s"].printed
+        rounded_value = float(
+            like(self.consistent_step_times.middle, printed_text).replace(",", "")
+        )
+        return (
+            rounded_value
+            if self.consistent_step_times.meets(exactly(rounded_value))
+            else self.consistent_step_times.middle
+        )
 
 
-def timed(lines: Iterable[AuditLine]) -> list[TimedLine]:
-    """Every line with its step time; where the other cells contradict it together, with theirs.
+def with_step_times(lines: Iterable[AuditLine]) -> list[TimedLine]:
+    """Return every line with its step time, or with the one on which its other cells agree.
 
-    Step times that another row prints are no contradiction of the speed: there the other cells were
-    taken from that row.
+    If that agreed step time is printed by another row, the printed speed is kept: the cells were
+    copied from that row.
     """
-    printed = [_printed_speed(line) for line in lines]
-    sound = _sound_tables(printed)
-    rows = [_with_agreement(row, row.line.table in sound) for row in printed]
-    return [_settled(row, rows) for row in rows]
+    with_printed_speed = [_printed_speed(line) for line in lines]
+    sound_tables = _sound_tables(with_printed_speed)
+    rows = [_with_agreement(row, row.line.table in sound_tables) for row in with_printed_speed]
+    return [_with_consistent_speed(row, rows) for row in rows]
 
 
 def other_step_times(row: TimedLine, rows: Sequence[TimedLine]) -> dict[str, float]:
-    """Step times of the other rows by their names, the same table's and the nearest rows first.
+    """Return step times of the other rows with their names, nearest rows of the table first.
 
-    Of rows above it also the step time that their cells agree on, for which another is printed.
+    Rows above contribute the step time on which their cells agree, even if they print another.
     """
     places = {other.line.name: at for at, other in enumerate(rows)}
     place = places[row.line.name]
@@ -112,66 +125,72 @@ def other_step_times(row: TimedLine, rows: Sequence[TimedLine]) -> dict[str, flo
 
 
 def _sound_tables(rows: Sequence[TimedLine]) -> set[str]:
-    """Tables in which nearly all rows, and at least three, have FLOPs that follow."""
+    """Return the tables with at least three rows of which nearly all have consistent FLOPs."""
     follow: dict[str, list[bool]] = {}
     for row in rows:
-        counted = [pair for pair in row.derived() if pair[0].column in COUNT_FLOPS]
-        if counted:
-            states = [judge(*pair, row.speed) for pair in counted]
+        flops_cells = [pair for pair in row.derived_cells() if pair[0].column in FLOPS_COLUMN_SET]
+        if flops_cells:
+            states = [judge(*pair, row.speed) for pair in flops_cells]
             follow.setdefault(row.line.table, []).append("fails" not in states)
-    return {table for table, f in follow.items() if len(f) > 2 and sum(f) >= SOUND * len(f)}
+    return {
+        table for table, f in follow.items() if len(f) > 2 and sum(f) >= MIN_SOUND_SHARE * len(f)
+    }
 
 
 def _printed_speed(line: AuditLine) -> TimedLine:
-    printed = speed_of(line.cells, line.inputs)
-    if printed and (line.twin is None or printed[0] in SPEEDS):
-        return TimedLine(line, *printed)
-    lent = speed_of(line.twin.cells, line.twin.inputs) if line.twin else None
-    return TimedLine(line, None, lent[1] if lent else None)
+    column_and_speed = speed_of(line.cells, line.inputs)
+    if column_and_speed and (line.twin is None or column_and_speed[0] in SPEEDS):
+        return TimedLine(line, *column_and_speed)
+    twin_speed = speed_of(line.twin.cells, line.twin.inputs) if line.twin else None
+    return TimedLine(line, None, twin_speed[1] if twin_speed else None)
 
 
 def _with_agreement(row: TimedLine, flops_are_sound: bool) -> TimedLine:
     speed = row.speed
     if row.column is None or speed is None:
         return row
-    pairs = [pair for pair in row.derived() if pair[1].power]
+    pairs = [pair for pair in row.derived_cells() if pair[1].power]
     failing = [pair for pair in pairs if judge(*pair, speed) == "fails"]
-    meant, agreeing = _largest_agreement(failing)
-    if meant is None:
+    step_times, agreeing = _largest_agreement(failing)
+    if step_times is None:
         return row
     names = tuple(cell.column for cell, _ in agreeing)
-    against = [p for p in pairs if p not in failing and not _allows(p, meant)]
-    doubtful_count = COUNT_FLOPS.issuperset(names) and not flops_are_sound
-    if against or doubtful_count or _otherwise(row.line, speed, agreeing, flops_are_sound):
+    against = [p for p in pairs if p not in failing and not _allows(p, step_times)]
+    doubtful_count = FLOPS_COLUMN_SET.issuperset(names) and not flops_are_sound
+    if (
+        against
+        or doubtful_count
+        or _another_input_explains(row.line, speed, agreeing, flops_are_sound)
+    ):
         return row
-    return replace(row, meant=meant, agreeing=names)
+    return replace(row, consistent_step_times=step_times, agreeing_columns=names)
 
 
 def _largest_agreement(failing: Sequence[Pair]) -> tuple[Interval | None, list[Pair]]:
-    """The step times from which most of the failing cells follow, if two or more do."""
+    """Return the step times from which most failing cells follow, if at least two do."""
     best: tuple[Interval | None, list[Pair]] = (None, [])
     for start in failing:
-        meant, agreeing = implied(*start), list[Pair]()
+        step_times, agreeing = implied_step_times(*start), list[Pair]()
         for pair in failing:
-            span = implied(*pair)
-            both = meant.common(span) if meant and span else None
+            span = implied_step_times(*pair)
+            both = step_times.common(span) if step_times and span else None
             if both:
-                meant = both
+                step_times = both
                 agreeing.append(pair)
         if len(agreeing) >= 2 and len(agreeing) > len(best[1]):
-            best = meant, agreeing
+            best = step_times, agreeing
     return best
 
 
-def _allows(pair: Pair, meant: Interval) -> bool:
-    span = implied(*pair)
-    return span is not None and span.meets(meant)
+def _allows(pair: Pair, step_times: Interval) -> bool:
+    span = implied_step_times(*pair)
+    return span is not None and span.meets(step_times)
 
 
-def _otherwise(
+def _another_input_explains(
     line: AuditLine, speed: RowSpeed, agreeing: Sequence[Pair], flops_are_sound: bool
 ) -> bool:
-    """True when one input other than the step time explains all the agreeing cells."""
+    """Return whether one input other than the step time explains all agreeing cells."""
     return any(
         all(explains(change, cell, how) for cell, how in agreeing)
         for change in other_inputs(line.inputs, speed, line.options)
@@ -179,51 +198,53 @@ def _otherwise(
     )
 
 
-def _settled(row: TimedLine, rows: Sequence[TimedLine]) -> TimedLine:
-    """The row judged by what its cells agree on, unless that is another row's step time."""
-    meant = row.meant
-    if meant is None:
+def _with_consistent_speed(row: TimedLine, rows: Sequence[TimedLine]) -> TimedLine:
+    """Return the row with the speed its cells agree on, unless another row prints that speed."""
+    step_times = row.consistent_step_times
+    if step_times is None:
         return row
-    if any(meant.meets(exactly(t)) for t in other_step_times(row, rows).values()):
-        return replace(row, meant=None, agreeing=())
+    if any(step_times.meets(exactly(t)) for t in other_step_times(row, rows).values()):
+        return replace(row, consistent_step_times=None, agreeing_columns=())
     t, cell = row.step_time_s, row.line.cells[row.column or ""]
-    if t is None or not meant.meets(exactly(t)):
+    if t is None or not step_times.meets(exactly(t)):
         return row
-    # What the cell should print leaves as much open as what it does print.
+    # The corrected cell has the same rounding interval as the printed one.
     how = relation(cell.column, row.line.inputs)
     half = cell.printed.step * cell.unit / 2
     value = how.at(t) if how else t
-    allowed = how.step_times(Interval(value - half, value + half)) if how else None
-    return replace(row, speed=RowSpeed(t, allowed or meant))
+    cell_step_times = how.step_times(Interval(value - half, value + half)) if how else None
+    return replace(row, speed=RowSpeed(t, cell_step_times or step_times))
 
 
-UNEXPLAINED = "no other value of a single input gives it"
-ALONE = "nothing else in its row gives it"
+UNEXPLAINED = "no change of a single input explains it"
+ALONE = "no other cell of its row determines it"
 NO_SPEED = "its row prints no speed"
-CUT = "follows only if its further digits were cut, not rounded"
-ROUNDING = "follows alone within the rounding of the step time, not beside the row's other figures"
+CUT = "follows only if its digits were truncated instead of rounded"
+ROUNDING = (
+    "follows within the rounding of the step time, but not together with the row's other cells"
+)
 LACKS = {
-    "flops_per_sample": "known count of FLOPs (model shape, sequence length, convention)",
+    "flops_per_sample": "FLOPs count (needs model shape, sequence length and convention)",
     "peak_flops_per_s": "declared peak",
     "total_tokens": "declared number of tokens",
     "base_samples_per_s": "base for speed-ups",
 }
 WHOLE_JOB = frozenset({"tokens_per_s", "samples_per_s", "days"})
-"""Columns of the whole job, which scale with its devices from row to row."""
+"""Columns that describe the whole job and therefore scale with its number of devices."""
 
 
 @dataclass(frozen=True)
 class CellVerdict:
-    """One cell: whether it follows, what it should be, and why it is not that."""
+    """Verdict on one cell: whether it follows, the expected value, and why it differs."""
 
     line: AuditLine
     cell: Cell
     state: State | Literal["strained", "speed", "unchecked"]
-    """`strained`: it follows, yet not from the step time that the row's other cells leave open."""
+    """`strained`: it follows, but not from a step time that the row's other cells allow."""
     recomputed: float | None = None
     """In base units."""
     resolution: float | None = None
-    """The smallest relative change of the cell that is surely noticed."""
+    """Smallest relative change of the cell that is certainly detected."""
     cause: str | None = None
 
     @property
@@ -233,16 +254,16 @@ class CellVerdict:
 
 
 Words = Mapping[tuple[str, str], list[str]]
-"""By row and column: the words of every change that explains the cell, the most plausible first."""
+"""Explanations of each cell by row and column, the most plausible first."""
 
 
 def check(lines: Sequence[AuditLine]) -> list[CellVerdict]:
-    """A verdict on every cell of the lines of one source, in their order."""
-    rows = timed(lines)
+    """Return a verdict on every cell of the lines of one source, in order."""
+    rows = with_step_times(lines)
     words = {
         (row.line.name, cell.column): _words(row, cell, how, rows)
         for row in rows
-        for cell, how in row.derived()
+        for cell, how in row.derived_cells()
         if _doubtful(row, cell, how)
     }
     votes = Counter(
@@ -261,22 +282,32 @@ def _doubtful(row: TimedLine, cell: Cell, how: Relation) -> bool:
 
 
 def _is_strained(row: TimedLine, cell: Cell, how: Relation) -> bool:
-    """True when the cell needs a step time that another cell of the row excludes."""
-    needed = implied(cell, how)
-    if row.speed is None or needed is None or needed.meets(exactly(row.speed.step_time_s)):
+    """Return whether the cell needs a step time that another cell of the row excludes."""
+    required_step_times = implied_step_times(cell, how)
+    if (
+        row.speed is None
+        or required_step_times is None
+        or required_step_times.meets(exactly(row.speed.step_time_s))
+    ):
         return False
-    others = [implied(*pair) for pair in row.derived() if pair[0] is not cell]
-    return any(o and o.meets(row.speed.interval) and not o.meets(needed) for o in others)
+    others = [implied_step_times(*pair) for pair in row.derived_cells() if pair[0] is not cell]
+    return any(
+        o and o.meets(row.speed.interval) and not o.meets(required_step_times) for o in others
+    )
 
 
 def _words(row: TimedLine, cell: Cell, how: Relation, rows: Sequence[TimedLine]) -> list[str]:
-    """What explains the cell exactly; if it fails, else within the rounding of the step time."""
+    """Return exact explanations of a cell.
+
+    If a failing cell has none, accept explanations within the rounding of the step time.
+    """
     fails = judge(cell, how, row.speed) == "fails"
     for within_rounding in (False, True) if fails else (False,):
         words = [
             change.words
             for change in _changes(row, rows)
-            if explains(change, cell, how, within_rounding) and _borne(change, row, cell, rows)
+            if explains(change, cell, how, within_rounding)
+            and _is_supported(change, row, cell, rows)
         ]
         if how.power and not within_rounding:
             words += _multiples(row, cell, rows)
@@ -285,21 +316,21 @@ def _words(row: TimedLine, cell: Cell, how: Relation, rows: Sequence[TimedLine])
     return []
 
 
-def _borne(change: Change, row: TimedLine, cell: Cell, rows: Sequence[TimedLine]) -> bool:
-    """True unless the cells that share the changed input follow without the change only."""
+def _is_supported(change: Change, row: TimedLine, cell: Cell, rows: Sequence[TimedLine]) -> bool:
+    """Return False if cells that share the changed input follow only without the change."""
     if change.of_row:
         return not any(
-            _only_without(change, row, *pair) for pair in row.derived() if pair[0] != cell
+            _only_without(change, row, *pair) for pair in row.derived_cells() if pair[0] != cell
         )
     if not change.of_column:
         return True
     for_it = against = 0
     for other in rows:
-        stated, mine = other.line.inputs, row.line.inputs
-        peer, how = other.line.cells.get(cell.column), relation(cell.column, stated)
-        same = (stated.flops_per_sample, stated.peak_flops_per_s) == (
-            mine.flops_per_sample,
-            mine.peak_flops_per_s,
+        other_row_inputs, own_inputs = other.line.inputs, row.line.inputs
+        peer, how = other.line.cells.get(cell.column), relation(cell.column, other_row_inputs)
+        same = (other_row_inputs.flops_per_sample, other_row_inputs.peak_flops_per_s) == (
+            own_inputs.flops_per_sample,
+            own_inputs.peak_flops_per_s,
         )
         if other.line.table != row.line.table or not same or not (peer and how and other.speed):
             continue
@@ -312,11 +343,15 @@ def _borne(change: Change, row: TimedLine, cell: Cell, rows: Sequence[TimedLine]
 
 
 def _only_without(change: Change, row: TimedLine, cell: Cell, how: Relation) -> bool:
-    """True when the change would break a cell that follows."""
-    changed = relation(cell.column, change.inputs)
-    if changed is None or changed == how or judge(cell, how, row.speed) == "fails":
+    """Return whether the change would break a cell that follows."""
+    changed_relation = relation(cell.column, change.inputs)
+    if (
+        changed_relation is None
+        or changed_relation == how
+        or judge(cell, how, row.speed) == "fails"
+    ):
         return False
-    return judge(cell, changed, row.speed) == "fails"
+    return judge(cell, changed_relation, row.speed) == "fails"
 
 
 def _changes(row: TimedLine, rows: Sequence[TimedLine]) -> Iterator[Change]:
@@ -333,35 +368,46 @@ def _own_changes(row: TimedLine) -> Iterator[Change]:
 
 
 def _multiples(row: TimedLine, cell: Cell, rows: Sequence[TimedLine]) -> Iterator[str]:
-    """Rows of the table whose printed cell, scaled by the number of devices, is this one."""
-    mine = row.line.inputs.num_devices
+    """Yield rows of the table whose cell, scaled by the number of devices, equals this one."""
+    num_devices = row.line.inputs.num_devices
     for other in rows if cell.column in WHOLE_JOB else ():
-        theirs, printed = other.line.inputs.num_devices, other.line.cells.get(cell.column)
-        if other.line.table != row.line.table or other is row or not (mine and theirs and printed):
+        other_num_devices, other_cell = (
+            other.line.inputs.num_devices,
+            other.line.cells.get(cell.column),
+        )
+        if (
+            other.line.table != row.line.table
+            or other is row
+            or not (num_devices and other_num_devices and other_cell)
+        ):
             continue
-        scale = theirs / mine if cell.column == "days" else mine / theirs
-        if scale != 1 and abs(printed.value * scale / cell.value - 1) < 1e-9:
-            yield f"is {printed.printed.digits} of {other.line.name} times {scale:.4g}"
+        scale = (
+            other_num_devices / num_devices
+            if cell.column == "days"
+            else num_devices / other_num_devices
+        )
+        if scale != 1 and abs(other_cell.value * scale / cell.value - 1) < 1e-9:
+            yield f"is {other_cell.printed.digits} of {other.line.name} times {scale:.4g}"
 
 
 def _ballots(row: TimedLine, cell: Cell, word: str) -> tuple[tuple[str, str, str], ...]:
-    """A change that explains much of a row or of a table's column is the likelier one."""
+    """Return votes: a change that explains more of a row or a column is more likely."""
     return ("row", row.line.name, word), ("column", f"{row.line.table} {cell.column}", word)
 
 
 def _verdicts(
     row: TimedLine, words: Words, votes: Counter[tuple[str, str, str]]
 ) -> Iterator[CellVerdict]:
-    derived = {cell.column: how for cell, how in row.derived()}
+    relations = {cell.column: how for cell, how in row.derived_cells()}
     for column, cell in row.line.cells.items():
         if column == row.column:
-            yield _speed_verdict(row, cell, bool(derived))
-        elif column in derived:
+            yield _speed_verdict(row, cell, bool(relations))
+        elif column in relations:
             likely = sorted(
                 words.get((row.line.name, column), []),
                 key=lambda word: -sum(votes[ballot] for ballot in _ballots(row, cell, word)),
             )
-            yield _derived_verdict(row, cell, derived[column], likely[0] if likely else None)
+            yield _derived_verdict(row, cell, relations[column], likely[0] if likely else None)
         else:
             yield CellVerdict(row.line, cell, "unchecked", cause=_why_unchecked(row, column))
 
@@ -374,7 +420,7 @@ def _derived_verdict(row: TimedLine, cell: Cell, how: Relation, words: str | Non
     if state == "fails":
         cause = words or slip_of_digits(cell, how, t) or UNEXPLAINED
     elif state == "cut":
-        cause = CUT if cell.cut().meets(exactly(how.at(t))) else words or CUT
+        cause = CUT if cell.truncation_interval().meets(exactly(how.at(t))) else words or CUT
     elif words:
         cause = f"{ROUNDING}; {words}"
     return CellVerdict(
@@ -388,14 +434,14 @@ def _derived_verdict(row: TimedLine, cell: Cell, how: Relation, words: str | Non
 
 
 def _speed_verdict(row: TimedLine, cell: Cell, has_derived: bool) -> CellVerdict:
-    """The row's own speed: contradicted by its other cells, by its twin, or taken as it stands."""
+    """Check the row's own speed against its other cells and its twin."""
     twin = row.line.twin
     other = twin.cells.get(cell.column) if twin else None
-    if row.meant and row.speed:
-        return _contradicted(row, cell)
+    if row.consistent_step_times and row.speed:
+        return _contradicted_verdict(row, cell)
     if twin and other:
-        agrees = cell.rounded().meets(other.rounded())
-        evidence = ", from which the other figures of this row follow" if has_derived else ""
+        agrees = cell.rounding_interval().meets(other.rounding_interval())
+        evidence = ", and the other figures of this row follow from that" if has_derived else ""
         cause = f"{twin.name} prints {other.printed.text} for the same configuration{evidence}"
         state = "follows" if agrees else "fails"
         resolution = cell.printed.resolution + other.printed.resolution
@@ -407,15 +453,15 @@ def _speed_verdict(row: TimedLine, cell: Cell, has_derived: bool) -> CellVerdict
     return CellVerdict(row.line, cell, "unchecked", cause=ALONE)
 
 
-def _contradicted(row: TimedLine, cell: Cell) -> CellVerdict:
+def _contradicted_verdict(row: TimedLine, cell: Cell) -> CellVerdict:
     how = relation(cell.column, row.line.inputs)
-    assert how and row.meant and row.speed
+    assert how and row.consistent_step_times and row.speed
     value = how.at(row.speed.step_time_s)
-    meant = Relation(how.over(row.meant), 0)
-    shown = like(value / cell.unit, cell.printed)
-    cause = f"{' and '.join(row.agreeing)} follow together from {shown}"
-    slip = slip_of_digits(cell, meant)
-    resolution = cell.printed.resolution + row.meant.relative_width
+    consistent_value = Relation(how.over(row.consistent_step_times), 0)
+    value_text = like(value / cell.unit, cell.printed)
+    cause = f"{' and '.join(row.agreeing_columns)} all follow from {value_text}"
+    slip = slip_of_digits(cell, consistent_value)
+    resolution = cell.printed.resolution + row.consistent_step_times.relative_width
     cause = f"{cause}; {slip}" if slip else cause
     return CellVerdict(row.line, cell, "fails", value, resolution, cause)
 

@@ -1,10 +1,10 @@
-"""What the cells of a published row follow from, and the changed input under which one would.
+"""Derive the cells of a published row from its step time, and find inputs that explain a mismatch.
 
-With everything else of a row fixed, tokens/s, MFU or days are `coefficient x t^power`, t the step
-time. A cell follows when some t inside the rounding interval of the row's own speed gives it.
+For a fixed row, tokens/s, MFU and days are `coefficient x t^power` with step time t. A cell follows
+if some t inside the rounding interval of the row's own speed gives the printed digits.
 
-Changes of an input come in a fixed order of plausibility. One explains a cell when the changed
-input, taken at its full value, gives the printed digits.
+Changed inputs are tried in a fixed order of plausibility. A change explains a cell if the changed
+input gives the printed digits.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from paceline.core.printed import Interval, Printed, exactly, misprints
 from paceline.core.units import percent
 
 State = Literal["follows", "cut", "fails"]
-"""`cut`: only if digits were dropped where the others are rounded."""
+"""`cut`: the cell follows only if its digits were truncated instead of rounded."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a row's figures are computed from besides its step time; None is not known."""
+    """Inputs of a row's figures other than its step time; None if unknown."""
 
     seq_len: float | None = None
     global_batch: float | None = None
@@ -34,12 +34,12 @@ class Inputs:
     timed_steps: float | None = None
     base_num_devices: float | None = None
     base_samples_per_s: Interval | None = None
-    """Throughput of the row that speed-ups relate to."""
+    """Throughput of the base row of speed-ups."""
     settings: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
-    """Columns without a step time in them (replicas, nodes, FLOPs of a token), with their value."""
+    """Columns that do not depend on the step time (replicas, nodes, FLOPs per token)."""
 
     def value(self, name: str) -> float:
-        """An input that is known, as one number."""
+        """Return a known input as one number."""
         value = getattr(self, name)
         assert value is not None, name
         return value.middle if isinstance(value, Interval) else float(value)
@@ -53,16 +53,16 @@ class Relation:
     power: Literal[-1, 0, 1]
 
     def at(self, step_time_s: float) -> float:
-        """The value at one step time, with the middle of the coefficient."""
+        """Return the value at one step time, with the middle of the coefficient."""
         return self.coefficient.middle * step_time_s**self.power
 
     def over(self, step_time_s: Interval) -> Interval:
-        """All values at step times of an interval."""
+        """Return all values at step times of an interval."""
         ends = sorted((step_time_s.low**self.power, step_time_s.high**self.power))
         return Interval(self.coefficient.low * ends[0], self.coefficient.high * ends[1])
 
     def step_times(self, values: Interval) -> Interval | None:
-        """The step times at which the value lies in `values`; None when none enters."""
+        """Return the step times that give `values`; None if the value has no step time in it."""
         if self.power == 0 or values.low <= 0:
             return None
         if self.power == 1:
@@ -83,18 +83,18 @@ class Cell:
         """The figure in base units."""
         return self.printed.value * self.unit
 
-    def rounded(self) -> Interval:
-        """The values in base units that round to it."""
+    def rounding_interval(self) -> Interval:
+        """Return the values in base units that round to the printed figure."""
         return self.printed.rounded().times(self.unit)
 
-    def cut(self) -> Interval:
-        """The values in base units that are cut to it."""
+    def truncation_interval(self) -> Interval:
+        """Return the values in base units that truncate to the printed figure."""
         return self.printed.cut().times(self.unit)
 
 
 @dataclass(frozen=True)
 class RowSpeed:
-    """The step time that a row's own speed gives: as printed, and what rounding leaves open."""
+    """Step time given by a row's own speed: as printed, and its rounding interval."""
 
     step_time_s: float
     interval: Interval
@@ -160,9 +160,9 @@ COLUMNS: dict[str, tuple[Literal[-1, 1], tuple[str, ...], Coefficient]] = {
     "speedup": (-1, (*_SAMPLES, *_BASE), _speedup),
     "scaling_efficiency": (-1, (*_SAMPLES, *_BASE, "num_devices", "base_num_devices"), _efficiency),
 }
-"""Columns that a step time enters: its power, the inputs needed, the value at one second.
+"""Columns that depend on the step time: power, required inputs, and value at one second.
 
-The order is also the order in which a printed column serves as the row's speed.
+The first of these columns that a row prints gives its speed.
 """
 
 
@@ -174,17 +174,17 @@ SPEEDS = (
     "tokens_per_s_per_device",
     "flops_per_s_per_device",
 )
-"""Columns that are measured; the others are computed by whoever prints them."""
+"""Columns that are measured; authors compute the others from them."""
 
 
 def missing(column: str, inputs: Inputs) -> tuple[str, ...]:
-    """The inputs that `column` needs and the row does not give."""
+    """Return the inputs that `column` needs and the row does not give."""
     _, needs, _ = COLUMNS[column]
     return tuple(name for name in needs if getattr(inputs, name) is None)
 
 
 def relation(column: str, inputs: Inputs) -> Relation | None:
-    """How `column` follows from a step time; None when inputs are missing or nothing gives it."""
+    """Return how `column` follows from a step time; None if inputs are missing."""
     if column in inputs.settings:
         return Relation(inputs.settings[column], 0)
     if column not in COLUMNS or missing(column, inputs):
@@ -195,7 +195,7 @@ def relation(column: str, inputs: Inputs) -> Relation | None:
 
 
 def _corners(inputs: Inputs, needs: tuple[str, ...]) -> list[Inputs]:
-    """The inputs with every needed interval at each of its ends."""
+    """Return the inputs with every required interval at each of its ends."""
     corners = [inputs]
     for name in needs:
         value = getattr(inputs, name)
@@ -206,76 +206,82 @@ def _corners(inputs: Inputs, needs: tuple[str, ...]) -> list[Inputs]:
 
 
 def speed_of(cells: Mapping[str, Cell], inputs: Inputs) -> tuple[str, RowSpeed] | None:
-    """The column that a row's other figures are computed from, and the step times it allows."""
+    """Return the column that determines a row's other figures, and the step times it allows."""
     for column in COLUMNS:
         cell = cells.get(column)
         how = relation(column, inputs) if cell else None
         if cell is None or how is None or cell.value <= 0 or cell.printed.bound:
             continue
-        exact, allowed = how.step_times(exactly(cell.value)), how.step_times(cell.rounded())
+        exact, allowed = (
+            how.step_times(exactly(cell.value)),
+            how.step_times(cell.rounding_interval()),
+        )
         if exact and allowed:
             return column, RowSpeed(exact.middle, allowed)
     return None
 
 
 def judge(cell: Cell, how: Relation, speed: RowSpeed | None) -> State:
-    """Whether a cell follows: from the printed step time first, then from any that rounds to it."""
+    """Check a cell against the printed step time, then against any that rounds to it."""
     if speed is None:
         exact = allowed = how.coefficient
     else:
         exact, allowed = exactly(how.at(speed.step_time_s)), how.over(speed.interval)
     for values in (exact, allowed):
-        if cell.rounded().meets(values):
+        if cell.rounding_interval().meets(values):
             return "follows"
-        if cell.cut().meets(values):
+        if cell.truncation_interval().meets(values):
             return "cut"
     return "fails"
 
 
-def implied(cell: Cell, how: Relation) -> Interval | None:
-    """The step times from which the cell follows, rounded or cut."""
-    rounded, cut = how.step_times(cell.rounded()), how.step_times(cell.cut())
-    if rounded is None or cut is None:
+def implied_step_times(cell: Cell, how: Relation) -> Interval | None:
+    """Return the step times from which the cell follows, rounded or truncated."""
+    if_rounded, if_truncated = (
+        how.step_times(cell.rounding_interval()),
+        how.step_times(cell.truncation_interval()),
+    )
+    if if_rounded is None or if_truncated is None:
         return None
-    return Interval(min(rounded.low, cut.low), max(rounded.high, cut.high))
+    return Interval(min(if_rounded.low, if_truncated.low), max(if_rounded.high, if_truncated.high))
 
 
 FACTORS = (2, 4, 8)
-"""Batches and devices are miscounted in powers of two."""
-NUANCE = 0.05
+"""Typical miscounts of batches and devices are powers of two."""
+MAX_NUANCE = 0.05
 MIN_DIGITS = 3
-"""With fewer digits some misprint always fits."""
+"""With fewer digits, some misprint always fits."""
 
 
 @dataclass(frozen=True)
-class Options:
-    """Other values that a row's inputs could have had, by what a cause calls them."""
+class AlternativeInputs:
+    """Alternative values of a row's inputs, keyed by their description."""
 
     peaks_flops_per_s: Mapping[str, float] = field(default_factory=dict[str, float])
     flops_per_sample: Mapping[str, float] = field(default_factory=dict[str, float])
     bases: Mapping[str, Inputs] = field(default_factory=dict[str, Inputs])
-    """The row's inputs with another base for its speed-ups."""
+    """Inputs of the row with another base for its speed-ups."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A changed input: its words, and the inputs and speed that it leads to."""
+    """A changed input: its description, and the resulting inputs and speed."""
 
     words: str
     inputs: Inputs
     speed: RowSpeed
     only_speed: bool = False
-    """True when the inputs are the row's own."""
+    """True if only the step time changes."""
     of_column: bool = False
-    """True for a nuance of what a table states once: other cells of the column must bear it too."""
+    """True for a small change of a table-wide input that other cells of the column must support."""
     of_row: bool = False
-    """True for a count that the row states: its other cells must bear it too."""
+    """True for a count of the row, which its other cells must support."""
 
 
 def other_speeds(
-    inputs: Inputs, step_times_s: Mapping[str, float], options: Options
+    inputs: Inputs, step_times_s: Mapping[str, float], options: AlternativeInputs
 ) -> Iterator[Change]:
-    """Step times of other rows, alone and then together with another peak."""
+    """Yield step times of other rows, first alone and then together with another peak."""
     alone = [
         Change(f"follows from {t:.10g} s, the step time of {name}", inputs, _at(t), True)
         for name, t in step_times_s.items()
@@ -287,30 +293,29 @@ def other_speeds(
             yield replace(peak, words=words, of_column=False)
 
 
-def other_inputs(inputs: Inputs, speed: RowSpeed, options: Options) -> Iterator[Change]:
-    """Every change of an input other than the step time."""
+def other_inputs(inputs: Inputs, speed: RowSpeed, options: AlternativeInputs) -> Iterator[Change]:
+    """Yield every change of an input other than the step time."""
     yield from other_peaks(inputs, speed, options)
     yield from _other_flops(inputs, speed, options)
-    for words, based in options.bases.items():
-        yield Change(words, based, speed)
+    for words, base_inputs in options.bases.items():
+        yield Change(words, base_inputs, speed)
     yield from _rounded_flops(inputs, speed)
     yield from _miscounts(inputs, speed)
 
 
-def other_peaks(inputs: Inputs, speed: RowSpeed, options: Options) -> Iterator[Change]:
-    """Peaks that the row does not declare."""
-    declared = inputs.peak_flops_per_s
-    for name, peak in options.peaks_flops_per_s.items() if declared else ():
-        if declared and peak != declared:
-            words = (
-                f"follows with a peak of {_tera(peak)}, {name}, not the {_tera(declared)} stated"
-            )
-            changed = replace(inputs, peak_flops_per_s=peak)
-            yield Change(words, changed, speed, of_column=_is_nuance(peak, declared))
+def other_peaks(inputs: Inputs, speed: RowSpeed, options: AlternativeInputs) -> Iterator[Change]:
+    """Yield peaks other than the declared one."""
+    declared_peak = inputs.peak_flops_per_s
+    for name, peak in options.peaks_flops_per_s.items() if declared_peak else ():
+        if declared_peak and peak != declared_peak:
+            words = f"follows with a peak of {_tera(peak)}, {name}, "
+            words += f"not the declared {_tera(declared_peak)}"
+            changed_inputs = replace(inputs, peak_flops_per_s=peak)
+            yield Change(words, changed_inputs, speed, of_column=_is_nuance(peak, declared_peak))
 
 
 def rounded_speeds(inputs: Inputs, speed: RowSpeed) -> Iterator[Change]:
-    """The row's step time with fewer decimals."""
+    """Yield the row's step time with fewer decimals."""
     for decimals in (2, 1, 0):
         t = round(speed.step_time_s, decimals)
         if t > 0 and abs(t / speed.step_time_s - 1) > 1e-9:
@@ -319,73 +324,73 @@ def rounded_speeds(inputs: Inputs, speed: RowSpeed) -> Iterator[Change]:
 
 
 def explains(change: Change, cell: Cell, how: Relation, within_rounding: bool = False) -> bool:
-    """True when the change enters the cell and makes it follow, rounded or cut.
+    """Return whether the change affects the cell and makes it follow, rounded or truncated.
 
-    With `within_rounding` from any step time that rounds to the printed one.
+    With `within_rounding`, any step time that rounds to the printed one is accepted.
     """
-    changed = relation(cell.column, change.inputs)
-    if changed is None or (changed == how and not change.only_speed):
+    changed_relation = relation(cell.column, change.inputs)
+    if changed_relation is None or (changed_relation == how and not change.only_speed):
         return False
-    values = exactly(changed.at(change.speed.step_time_s))
+    values = exactly(changed_relation.at(change.speed.step_time_s))
     if within_rounding:
-        values = changed.over(change.speed.interval)
-    return cell.rounded().meets(values) or cell.cut().meets(values)
+        values = changed_relation.over(change.speed.interval)
+    return cell.rounding_interval().meets(values) or cell.truncation_interval().meets(values)
 
 
 def slip_of_digits(cell: Cell, how: Relation, step_time_s: float = 1.0) -> str | None:
-    """The slip in the cell's own digits after whose repair it follows exactly, as a phrase."""
+    """Describe the misprint whose correction makes the cell follow exactly."""
     speed = _at(step_time_s) if how.power else None
     figures = sum(sign.isdigit() for sign in cell.printed.digits)
-    for slip, meant in misprints(cell.printed) if figures >= MIN_DIGITS else ():
-        # A last digit that is off by one is an author's rounding, not a misprint.
-        only_last = meant.digits[:-1] == cell.printed.digits[:-1]
-        repaired = Cell(cell.column, meant, cell.unit)
-        if not only_last and judge(repaired, how, speed) == "follows":
-            return f"{slip}: {meant.digits} would follow"
+    for slip, corrected in misprints(cell.printed) if figures >= MIN_DIGITS else ():
+        # A different last digit alone is rounding by the author, not a misprint.
+        only_last = corrected.digits[:-1] == cell.printed.digits[:-1]
+        corrected_cell = Cell(cell.column, corrected, cell.unit)
+        if not only_last and judge(corrected_cell, how, speed) == "follows":
+            return f"{slip}: {corrected.digits} would be consistent"
     for power in (-3, -2, -1, 1, 2, 3):
-        moved = Cell(cell.column, cell.printed, cell.unit * 10.0**power)
-        if judge(moved, how, speed) == "follows":
+        shifted_cell = Cell(cell.column, cell.printed, cell.unit * 10.0**power)
+        if judge(shifted_cell, how, speed) == "follows":
             return f"the decimal point is {abs(power)} too far to the {_side(power)}"
     return None
 
 
-def _other_flops(inputs: Inputs, speed: RowSpeed, options: Options) -> Iterator[Change]:
-    stated = inputs.flops_per_sample
-    for name, flops in options.flops_per_sample.items() if stated else ():
-        if stated and abs(flops / stated.middle - 1) > 1e-9:
-            size = percent(flops / stated.middle - 1)
+def _other_flops(inputs: Inputs, speed: RowSpeed, options: AlternativeInputs) -> Iterator[Change]:
+    declared_flops = inputs.flops_per_sample
+    for name, flops in options.flops_per_sample.items() if declared_flops else ():
+        if declared_flops and abs(flops / declared_flops.middle - 1) > 1e-9:
+            size = percent(flops / declared_flops.middle - 1)
             words = f"follows with {name}, which is {size} in FLOPs"
-            changed = replace(inputs, flops_per_sample=exactly(flops))
-            nuance = _is_nuance(flops, stated.middle)
-            yield Change(words, changed, speed, of_column=nuance)
+            changed_inputs = replace(inputs, flops_per_sample=exactly(flops))
+            nuance = _is_nuance(flops, declared_flops.middle)
+            yield Change(words, changed_inputs, speed, of_column=nuance)
 
 
 def _rounded_flops(inputs: Inputs, speed: RowSpeed) -> Iterator[Change]:
     flops = inputs.flops_per_sample
     for digits in (3, 2) if flops else ():
         assert flops
-        rounded = float(f"{flops.middle:.{digits - 1}e}")
-        words = f"follows with the FLOPs of a sequence rounded to {rounded:.{digits - 1}E}"
-        changed = replace(inputs, flops_per_sample=exactly(rounded))
-        yield Change(words, changed, speed, of_column=True)
+        rounded_value = float(f"{flops.middle:.{digits - 1}e}")
+        words = f"follows with the FLOPs of a sequence rounded to {rounded_value:.{digits - 1}E}"
+        changed_inputs = replace(inputs, flops_per_sample=exactly(rounded_value))
+        yield Change(words, changed_inputs, speed, of_column=True)
 
 
 def _miscounts(inputs: Inputs, speed: RowSpeed) -> Iterator[Change]:
-    stated = {"global batch": inputs.global_batch, "number of devices": inputs.num_devices}
+    counts = {"global batch": inputs.global_batch, "number of devices": inputs.num_devices}
     for factor in FACTORS:
-        for name, count in stated.items():
+        for name, count in counts.items():
             for value in (count / factor, count * factor) if count else ():
                 if value >= 1 and value % 1 == 0:
-                    words = f"follows with a {name} of {value:g}, not the {count:g} stated"
-                    yield Change(words, _counted(inputs, name, value), speed, of_row=True)
+                    words = f"follows with a {name} of {value:g}, not the declared {count:g}"
+                    yield Change(words, _with_count(inputs, name, value), speed, of_row=True)
 
 
-def _is_nuance(value: float, stated: float) -> bool:
-    """True for a change so small that a single cell would not be computed with it by mistake."""
-    return abs(value / stated - 1) < NUANCE
+def _is_nuance(value: float, declared_value: float) -> bool:
+    """Return whether a change is too small to affect a single cell by mistake."""
+    return abs(value / declared_value - 1) < MAX_NUANCE
 
 
-def _counted(inputs: Inputs, name: str, value: float) -> Inputs:
+def _with_count(inputs: Inputs, name: str, value: float) -> Inputs:
     if name == "global batch":
         return replace(inputs, global_batch=value)
     return replace(inputs, num_devices=value)

@@ -1,4 +1,4 @@
-"""Published rows as the lines that are cross-checked: cells, inputs, and how FLOPs are counted."""
+"""Turn published rows into audit lines: cells, inputs, and how FLOPs are counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from paceline.audit.crosscheck import AuditLine
-from paceline.audit.derivation import Cell, Inputs, Options, judge, relation, speed_of
+from paceline.audit.derivation import AlternativeInputs, Cell, Inputs, judge, relation, speed_of
 from paceline.core.errors import UserError
 from paceline.core.flops import (
     CONVENTIONS,
@@ -33,14 +33,14 @@ MLP: tuple[LoraTarget, ...] = ("up", "gate", "down")
 PER_DEVICE = {"tokens_per_s_per_device", "flops_per_s_per_device", "mfu"}
 
 
-def lines_of(rows: Sequence[Row]) -> list[AuditLine]:
-    """The lines of the rows of one source, which may relate to each other."""
+def audit_lines(rows: Sequence[Row]) -> list[AuditLine]:
+    """Return the audit lines of the rows of one source, which may refer to each other."""
     by_id = {row.id: row for row in rows}
     return [_line(row, rows, by_id) for row in rows]
 
 
-def cells_of(row: Row) -> dict[str, Cell]:
-    """The printed numbers of a row by column, in base units."""
+def printed_cells(row: Row) -> dict[str, Cell]:
+    """Return the printed numbers of a row by column, in base units."""
     cells: dict[str, Cell] = {}
     for column, text in row.printed.items():
         printed = read_printed(text, row.resolution.get(column))
@@ -50,16 +50,16 @@ def cells_of(row: Row) -> dict[str, Cell]:
 
 
 def flops_input(row: Row) -> FlopsInput | None:
-    """What a convention looks at for this row; None without a shape or a sequence length.
+    """Return the inputs of a FLOPs convention; None without a shape or a sequence length.
 
-    A convention that counts recomputation stands for a full one where the row states none.
+    A convention that counts recomputation implies full checkpointing if the row gives none.
     """
     shape, lora = _model(row)
     if shape is None or row.seq_len is None:
         return None
-    stated = "recompute" in row.layout.model_fields_set
-    counted = row.convention is not None and row.convention not in CONVENTIONS
-    recompute = "full" if counted and not stated else row.layout.recompute
+    states_recompute = "recompute" in row.layout.model_fields_set
+    counts_recompute = row.convention is not None and row.convention not in CONVENTIONS
+    recompute = "full" if counts_recompute and not states_recompute else row.layout.recompute
     levels = block_levels(shape, row.layout)
     nominal = row.nominal_parameters
     return FlopsInput(shape, row.seq_len, recompute, lora, nominal, levels=levels)
@@ -68,18 +68,18 @@ def flops_input(row: Row) -> FlopsInput | None:
 def _line(row: Row, rows: Sequence[Row], by_id: Mapping[str, Row]) -> AuditLine:
     twin_row = by_id.get(row.repeats or "")
     twin = _line(twin_row, rows, {}) if twin_row else None
-    cells = cells_of(row)
-    lent = row if "speedup" in cells or twin_row is None else twin_row
-    inputs = _with_base(inputs_of(row), _base(row, rows, row.base_num_devices))
-    efficiency = _efficiency_of_speedup(lent)
+    cells = printed_cells(row)
+    speedup_row = row if "speedup" in cells or twin_row is None else twin_row
+    inputs = _with_base(row_inputs(row), _base(row, rows, row.base_num_devices))
+    efficiency = _efficiency_of_speedup(speedup_row)
     if efficiency:
         inputs = _with_setting(inputs, "scaling_efficiency", efficiency)
-    options = Options(_peaks(row), _flops(row), dict(_other_bases(row, rows, inputs)))
+    options = AlternativeInputs(_peaks(row), _flops(row), dict(_other_bases(row, rows, inputs)))
     return AuditLine(row.id, row.table, cells, inputs, options, twin)
 
 
 def _model(row: Row) -> tuple[Shape | None, LoraSpec | None]:
-    """Shape and adapters of the row's recipe, or the row's own shape with its active experts."""
+    """Return shape and adapters of the row's recipe, or its own shape with its active experts."""
     if row.recipe:
         recipe = _recipe(row.recipe)
         return recipe.model, recipe.lora
@@ -92,12 +92,12 @@ def _model(row: Row) -> tuple[Shape | None, LoraSpec | None]:
 _recipe = cache(load_recipe)
 
 
-def inputs_of(row: Row) -> Inputs:
-    """What the row's figures are computed from, without what other rows give."""
-    printed = set(row.printed)
-    no_total = not printed - PER_DEVICE - {"memory_bytes"}
-    # With tokens/s and FLOP/s alone the batch cancels out, per device the devices do as well.
-    batch = row.global_batch or (None if "step_time_s" in printed else 1)
+def row_inputs(row: Row) -> Inputs:
+    """Return the inputs of the row's figures, without those that other rows give."""
+    printed_columns = set(row.printed)
+    no_total = not printed_columns - PER_DEVICE - {"memory_bytes"}
+    # With tokens/s and FLOP/s alone, the batch cancels out. Per device, the devices do as well.
+    batch = row.global_batch or (None if "step_time_s" in printed_columns else 1)
     return Inputs(
         seq_len=row.seq_len,
         global_batch=batch,
@@ -129,7 +129,7 @@ def _counts_parameters(convention: str | None) -> bool:
 
 
 def _settings(row: Row) -> Iterator[tuple[str, float]]:
-    """Columns that follow from the row's settings alone."""
+    """Yield columns that follow from the row's settings alone."""
     layout, devices, batch = row.layout, row.num_devices, row.global_batch
     if devices:
         yield "dp", layout.dp(devices)
@@ -157,11 +157,11 @@ def _matrices(x: FlopsInput, targets: Sequence[LoraTarget]) -> float:
 
 
 def _efficiency_of_speedup(row: Row) -> Interval | None:
-    """Scaling efficiency from a printed speed-up against one device."""
-    cell = cells_of(row).get("speedup")
+    """Return scaling efficiency from a printed speed-up over one device."""
+    cell = printed_cells(row).get("speedup")
     if cell is None or not row.num_devices or (row.base_num_devices or 1) != 1:
         return None
-    return cell.rounded().times(1 / row.num_devices)
+    return cell.rounding_interval().times(1 / row.num_devices)
 
 
 def _with_setting(inputs: Inputs, name: str, value: Interval) -> Inputs:
@@ -169,14 +169,14 @@ def _with_setting(inputs: Inputs, name: str, value: Interval) -> Inputs:
 
 
 def _base(row: Row, rows: Sequence[Row], num_devices: int | None) -> Row | None:
-    """The row with another number of devices to whose speed this row's is related."""
+    """Return the row with `num_devices` devices to which this row's speed-up refers."""
     table = next((r.table for r in rows if r.id == row.repeats), row.table)
     bases = (r for r in rows if r.table == table and r.num_devices == num_devices)
     return next(bases, None) if num_devices else None
 
 
 def _with_base(inputs: Inputs, base: Row | None) -> Inputs:
-    speed = speed_of(cells_of(base), inputs_of(base)) if base else None
+    speed = speed_of(printed_cells(base), row_inputs(base)) if base else None
     if base is None or speed is None or base.global_batch is None:
         return inputs
     times = speed[1].interval
@@ -199,7 +199,7 @@ def _other_bases(row: Row, rows: Sequence[Row], inputs: Inputs) -> Iterator[tupl
 
 
 def _peaks(row: Row) -> dict[str, float]:
-    """Peaks that the source could have meant: dense, then sparse, of every dtype of the device."""
+    """Return peaks the source may have used: dense, then sparse, of every dtype of the device."""
     if not row.device or not row.peak_flops_per_s:
         return {}
     try:
@@ -221,7 +221,7 @@ def _peaks(row: Row) -> dict[str, float]:
 
 
 def _flops(row: Row) -> dict[str, float]:
-    """FLOPs of a sequence in every other way to count, by what a cause calls it."""
+    """Return FLOPs per sequence under every alternative count, keyed by its description."""
     x = flops_input(row)
     if x is None:
         return {}
@@ -229,14 +229,14 @@ def _flops(row: Row) -> dict[str, float]:
     for name, convention in CONVENTIONS.items():
         counts[f"the convention {name}"] = flops_per_sample(name, x)
         if convention.printed_recomputed:
-            again = with_recompute(name)
-            counts[f"the convention {again}"] = flops_per_sample(
-                again, replace(x, recompute="full")
+            recomputed_name = with_recompute(name)
+            counts[f"the convention {recomputed_name}"] = flops_per_sample(
+                recomputed_name, replace(x, recompute="full")
             )
     if x.nominal_parameters:
-        counted = count(num_parameters(x.shape), 4)
+        num_text = count(num_parameters(x.shape), 4)
         nominal = row.convention if _counts_parameters(row.convention) else None
-        counts[f"the counted {counted} parameters"] = flops_per_sample(
+        counts[f"the counted {num_text} parameters"] = flops_per_sample(
             nominal or "six-n", replace(x, nominal_parameters=None)
         )
     return counts
@@ -249,7 +249,7 @@ FLOPS_COLUMNS = ("flops_per_s_per_device", "mfu")
 
 @dataclass(frozen=True)
 class Assumption:
-    """What was found for one model of one table, and how well it gives the table's cells."""
+    """Probable way to count FLOPs for one model of a table, and how many rows it explains."""
 
     table: str
     model: str
@@ -259,42 +259,49 @@ class Assumption:
 
     def __str__(self) -> str:
         return (
-            f"{self.table}: {self.model} counts as {self.words}: not all declared; it gives "
+            f"{self.table}: {self.model} is assumed to use {self.words}, which explains "
             f"{self.num_given:,} of {counted(self.num_rows, 'row')}"
         )
 
 
 def assume(rows: Sequence[Row], gate_is_open: bool) -> tuple[list[Row], list[Assumption]]:
-    """The rows with the convention, peak and gate that fit best where they are not declared.
+    """Fill in the convention, peak and gate that fit best where they are not declared.
 
-    One way is taken for all rows of a model in a table, and only if it gives at least three of them
-    and two thirds; else their FLOPs stay unknown. Where the convention is declared and the peak
-    alone is open, the data sheet's is taken however many rows it gives.
+    All rows of a model in a table share one choice. It must explain at least three rows and two
+    thirds of them; otherwise their FLOPs stay unknown. If only the peak is undeclared, the data
+    sheet's peak is used regardless of how many rows it explains.
     """
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.source, row.table, row.model or row.recipe or ""), []).append(row)
-    changed: dict[str, Row] = {}
+    changed_rows: dict[str, Row] = {}
     assumptions: list[Assumption] = []
     for (_, table, model), members in groups.items():
-        counted = [row for row in members if set(FLOPS_COLUMNS) & set(row.printed)]
-        best = _best(counted, gate_is_open and not counted[0].recipe) if counted else None
+        rows_with_flops = [row for row in members if set(FLOPS_COLUMNS) & set(row.printed)]
+        best = (
+            _best(rows_with_flops, gate_is_open and not rows_with_flops[0].recipe)
+            if rows_with_flops
+            else None
+        )
         if best:
             counting, num_given, words = best
-            changed |= {row.id: _with(row, counting) for row in members}
+            changed_rows |= {row.id: _with(row, counting) for row in members}
             assumptions.append(
-                Assumption(table, model or "its model", words, num_given, len(counted))
+                Assumption(table, model or "its model", words, num_given, len(rows_with_flops))
             )
         elif gate_is_open:
-            changed |= {row.id: row.model_copy(update={"shape": None}) for row in members}
-    return [changed.get(row.id, row) for row in rows], assumptions
+            changed_rows |= {row.id: row.model_copy(update={"shape": None}) for row in members}
+    return [changed_rows.get(row.id, row) for row in rows], assumptions
 
 
 Counting = dict[str, Any]
 
 
 def _best(rows: Sequence[Row], gate_is_open: bool) -> tuple[Counting, int, str] | None:
-    """The way to count that gives most rows, how many, and its words; None when nothing is open."""
+    """Return the count that explains most rows, their number, and its description.
+
+    Return None if everything is declared.
+    """
     first = rows[0]
     if flops_input(first) is None and not first.flops_per_sample:
         return None
@@ -307,10 +314,10 @@ def _best(rows: Sequence[Row], gate_is_open: bool) -> tuple[Counting, int, str] 
             best = counting, num_given
         if num_given == len(rows):
             break
-    stated = bool(first.convention) and not gate_is_open and _some_peak_is_known(rows)
-    if best is None or not (stated or best[1] >= max(MIN_ROWS, MIN_SHARE * len(rows))):
+    is_declared = bool(first.convention) and not gate_is_open and _some_peak_is_known(rows)
+    if best is None or not (is_declared or best[1] >= max(MIN_ROWS, MIN_SHARE * len(rows))):
         return None
-    return best[0], best[1], _words(best[0])
+    return best[0], best[1], _description(best[0])
 
 
 def _some_peak_is_known(rows: Sequence[Row]) -> bool:
@@ -322,9 +329,9 @@ def _peak_is_open(rows: Sequence[Row]) -> bool:
 
 
 def _countings(row: Row, gate_is_open: bool, peak_is_open: bool) -> Iterator[Counting]:
-    """Every way to count that the table leaves open, the usual ones first."""
-    stated = "recompute" in row.layout.model_fields_set
-    plain = stated and row.layout.recompute == "none"
+    """Yield every way to count that the table does not rule out, the common ones first."""
+    states_recompute = "recompute" in row.layout.model_fields_set
+    plain = states_recompute and row.layout.recompute == "none"
     open_fields = {
         "padded": (False, True) if row.shape else (False,),
         "convention": [row.convention] if row.convention else list(_conventions(plain)),
@@ -337,7 +344,7 @@ def _countings(row: Row, gate_is_open: bool, peak_is_open: bool) -> Iterator[Cou
 
 
 def _conventions(plain: bool) -> Iterator[str]:
-    """Names in which tables are printed; nothing is recomputed in a `plain` one."""
+    """Yield names of conventions; `plain` excludes those that count recomputation."""
     for name, convention in CONVENTIONS.items():
         yield name
         if convention.printed_recomputed and not plain:
@@ -345,31 +352,33 @@ def _conventions(plain: bool) -> Iterator[str]:
 
 
 def _with(row: Row, counting: Counting) -> Row:
-    """The row counted in one way."""
+    """Return the row with one way of counting FLOPs."""
     update: Counting = {"convention": counting["convention"]}
     if row.shape:
-        gated = row.shape.gated_ffn if counting["gated"] is None else counting["gated"]
+        gated_ffn = row.shape.gated_ffn if counting["gated"] is None else counting["gated"]
         vocab = _padded(row) if counting["padded"] else row.shape.vocab_size
-        update["shape"] = row.shape.model_copy(update={"gated_ffn": gated, "vocab_size": vocab})
+        update["shape"] = row.shape.model_copy(update={"gated_ffn": gated_ffn, "vocab_size": vocab})
     if row.peak_flops_per_s is None and counting["whole_peak"] is not None:
         update["peak_flops_per_s"] = _peak(row, counting["whole_peak"])
-    changed = row.model_copy(update=update)
-    x = flops_input(changed)
+    changed_row = row.model_copy(update=update)
+    x = flops_input(changed_row)
     if x and counting["digits"] and row.flops_per_sample is None:
-        rounded = float(f"{flops_per_sample(counting['convention'], x):.{counting['digits'] - 1}e}")
-        changed = changed.model_copy(update={"flops_per_sample": rounded})
-    return changed
+        rounded_flops = float(
+            f"{flops_per_sample(counting['convention'], x):.{counting['digits'] - 1}e}"
+        )
+        changed_row = changed_row.model_copy(update={"flops_per_sample": rounded_flops})
+    return changed_row
 
 
 def _padded(row: Row) -> int:
-    """The vocabulary as Megatron pads it: to a multiple of 128 x tp."""
+    """Return the vocabulary as Megatron pads it, to a multiple of 128 x tp."""
     assert row.shape
     padding = row.shape.model_copy(update={"vocab_multiple": 128})
     return padding.padded_vocab(row.layout.tp)
 
 
 def _peak(row: Row, whole: bool) -> float | None:
-    """The dense peak of the row's device and dtype, or its whole TFLOP/s."""
+    """Return the dense peak of the row's device and dtype, or that peak in whole TFLOP/s."""
     if row.device is None or row.dtype is None:
         return None
     peak = catalog.device(row.device).peak_flops_per_s(row.dtype)
@@ -377,20 +386,20 @@ def _peak(row: Row, whole: bool) -> float | None:
 
 
 def _gives(row: Row) -> bool:
-    """True when all cells of the row that count FLOPs follow."""
-    cells, inputs = cells_of(row), inputs_of(row)
+    """Return whether all cells of the row that depend on FLOPs follow."""
+    cells, inputs = printed_cells(row), row_inputs(row)
     speed = speed_of(cells, inputs)
-    counted = [column for column in FLOPS_COLUMNS if column in cells]
-    for column in counted:
+    flops_columns = [column for column in FLOPS_COLUMNS if column in cells]
+    for column in flops_columns:
         how = relation(column, inputs)
         if speed is None or column == speed[0] or how is None:
             return False
         if judge(cells[column], how, speed[1]) == "fails":
             return False
-    return bool(counted)
+    return bool(flops_columns)
 
 
-def _words(counting: Counting) -> str:
+def _description(counting: Counting) -> str:
     words = [str(counting["convention"])]
     if counting["gated"] is not None:
         words.append(

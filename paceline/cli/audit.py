@@ -114,7 +114,7 @@ def _print_text(findings: list[AuditFinding]) -> None:
     by_table: dict[str, list[list[str]]] = {}
     for f in findings:
         size = "" if f.difference is None else _size(f.difference)
-        shown = [f.row, f.column, f.printed, f"not {f.shown}", size, f.cause]
+        shown = [f.row, f.column, f.printed, f"not {f.recomputed_text}", size, f.cause]
         by_table.setdefault(f.table, []).append(shown)
     for table, lines in by_table.items():
         widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
@@ -155,9 +155,9 @@ def _closing(audit: Audit) -> list[str]:
         f"{audit.num_following:,} follow{minor}, {failing:,} do not{more}.",
         f"They follow from {counted(states.get('speed', 0), 'printed speed')}.",
     ]
-    if audit.unchecked:
-        total = sum(audit.unchecked.values())
-        reasons = sorted(audit.unchecked.items(), key=lambda item: -item[1])
+    if audit.unchecked_reasons:
+        total = sum(audit.unchecked_reasons.values())
+        reasons = sorted(audit.unchecked_reasons.items(), key=lambda item: -item[1])
         unchecked = "; ".join(f"{reason} ({count:,})" for reason, count in reasons)
         lines.append(f"{counted(total, 'cell')} could not be checked: {unchecked}.")
     return lines

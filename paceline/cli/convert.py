@@ -13,9 +13,9 @@ from paceline.audit.conversion import (
     Quantity,
     StatedFigure,
     from_step_time,
-    peaks_of,
+    parse_quantity,
     read_flops_per_s,
-    read_quantity,
+    resolve_peaks,
 )
 from paceline.audit.conversion import convert as convert_figure
 from paceline.cli.log_options import DeviceName, DtypeName, GlobalBatch, NumDevices
@@ -86,7 +86,7 @@ def convert(
       paceline convert 29s --to six-n+recompute --model gpt-1b3
       --global-batch 512 --gpus 8
     """
-    quantity = read_quantity(figure, figure)
+    quantity = parse_quantity(figure, figure)
     x = _flops_input(model, seq_len, recompute, nominal_parameters)
     peaks = _peaks(device, dtype, from_peak, peak)
     conversion = _convert(quantity, published, target, x, peaks, (global_batch, gpus))
@@ -121,7 +121,7 @@ def _flops_input(
 
 
 def _peaks(device: str | None, dtype: str | None, from_peak: str | None, peak: str | None) -> Peaks:
-    return peaks_of(
+    return resolve_peaks(
         device,
         catalog.dtype(dtype) if dtype else None,
         read_flops_per_s(from_peak, f"--from-peak {from_peak}") if from_peak else None,
@@ -157,15 +157,14 @@ def _convert(
 
 
 def _print_text(figure: str, quantity: Quantity, conversion: Conversion) -> None:
-    sides = [conversion.given, conversion.wanted]
+    published, converted = conversion.published, conversion.converted
+    sides = [published, converted]
     if quantity.kind == "step_time_s":
-        sides = [conversion.wanted]
-        echo(f"{figure} a step -> {_amounts(conversion.wanted)} ({conversion.wanted.convention})")
+        sides = [converted]
+        echo(f"{figure} per step -> {_amounts(converted)} ({converted.convention})")
     else:
-        result = _amounts(conversion.wanted, first=quantity.kind)
-        echo(
-            f"{figure} ({conversion.given.convention}) -> {result} ({conversion.wanted.convention})"
-        )
+        result = _amounts(converted, first=quantity.kind)
+        echo(f"{figure} ({published.convention}) -> {result} ({converted.convention})")
         echo(f"ratio {conversion.ratio:.4f}")
     for side in sides:
         peak = side.peak_flops_per_s
@@ -189,9 +188,9 @@ def _tera(flops_per_s: float) -> str:
 
 
 def _rows(quantity: Quantity, conversion: Conversion) -> list[dict[str, Any]]:
-    sides = {"given": conversion.given, "wanted": conversion.wanted}
+    sides = {"published": conversion.published, "converted": conversion.converted}
     if quantity.kind == "step_time_s":
-        sides = {"wanted": conversion.wanted}
+        sides = {"converted": conversion.converted}
     return [{"side": name, **asdict(side)} for name, side in sides.items()]
 
 

@@ -1,7 +1,7 @@
-"""One cell of a published table changed by 0.5 % is found, and no other.
+"""One cell of a published table changed by 0.5% is found, and no other.
 
 Only cells whose resolution is finer than the change can be found: a step time in whole seconds
-hides 3 %. A changed speed is told from its row's other cells when two of them are fine enough and
+hides 3%. A changed speed is found if two other cells of its row are fine enough and
 contradict it together; where a row prints one more figure only, either of the two could be the
 changed one, and where another row prints the original step time, the cells could have been taken
 from there.
@@ -17,7 +17,7 @@ from functools import cache
 import pytest
 
 from paceline.audit.crosscheck import CellVerdict, check
-from paceline.audit.rows import lines_of
+from paceline.audit.rows import audit_lines
 from paceline.audit.tables import audit_rows
 from paceline.core.printed import like
 from paceline.files import references
@@ -41,7 +41,7 @@ class Cell:
 def fine_cells(source: str) -> Iterator[Cell]:
     """The consistent cells of a source that are printed finely enough."""
     rows = references.source(source).rows
-    verdicts = check(lines_of(rows))
+    verdicts = check(audit_lines(rows))
     for verdict in verdicts:
         row = [v for v in verdicts if v.line.name == verdict.line.name]
         derived = verdict.state in ("follows", "cut", "strained")

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import pytest
 
 from paceline.audit.derivation import (
+    AlternativeInputs,
     Cell,
     Change,
     Inputs,
-    Options,
     Relation,
     RowSpeed,
     explains,
@@ -30,7 +30,7 @@ INPUTS = Inputs(
     peak_flops_per_s=989e12,
     total_tokens=1e12,
 )
-OPTIONS = Options(
+OPTIONS = AlternativeInputs(
     peaks_flops_per_s={"half of the sparse one": 989.5e12, "the sparse one": 1979e12},
     flops_per_sample={"causal attention": 3.68e15},
 )
@@ -60,15 +60,15 @@ def words(changes: Iterable[Change], column: str, text: str, unit: float = 1.0) 
         (
             "54.10%",
             "follows with a peak of 989.5 TFLOP/s, half of the sparse one, "
-            "not the 989 TFLOP/s stated",
+            "not the declared 989 TFLOP/s",
         ),
         (
             "27.05%",
-            "follows with a peak of 1979 TFLOP/s, the sparse one, not the 989 TFLOP/s stated",
+            "follows with a peak of 1979 TFLOP/s, the sparse one, not the declared 989 TFLOP/s",
         ),
         ("50.55%", "follows with causal attention, which is -6.6% in FLOPs"),
-        ("27.06%", "follows with a global batch of 64, not the 128 stated"),
-        ("27.06%", "follows with a number of devices of 128, not the 64 stated"),
+        ("27.06%", "follows with a global batch of 64, not the declared 128"),
+        ("27.06%", "follows with a number of devices of 128, not the declared 64"),
         ("53.57%", "follows with the FLOPs of a sequence rounded to 3.9E+15"),
     ],
 )
@@ -84,12 +84,12 @@ def test_peaks_come_before_counts():
 def test_what_does_not_enter_a_cell_cannot_explain_it():
     assert words(other_inputs(INPUTS, SPEED, OPTIONS), "tokens_per_s", "71234") == []
     halved = words(other_inputs(INPUTS, SPEED, OPTIONS), "tokens_per_s", "35617")
-    assert halved == ["follows with a global batch of 64, not the 128 stated"]
+    assert halved == ["follows with a global batch of 64, not the declared 128"]
 
 
 def test_counts_stay_whole_and_positive():
     alone = Inputs(seq_len=1, global_batch=2, num_devices=1)
-    changes = [c for c in other_inputs(alone, SPEED, Options()) if c.of_row]
+    changes = [c for c in other_inputs(alone, SPEED, AlternativeInputs()) if c.of_row]
     assert [c.words for c in changes if "batch of 0" in c.words or "devices of 0" in c.words] == []
     assert min(c.inputs.global_batch or 0 for c in changes) == 1
 
@@ -127,8 +127,8 @@ def test_only_the_nuances_of_a_table_are_asked_of_the_whole_column():
 @pytest.mark.parametrize(
     ("text", "slip"),
     [
-        ("17235", "two digits swapped: 71235 would follow"),
-        ("71285", "one digit misprinted: 71235 would follow"),
+        ("17235", "two digits swapped: 71235 would be consistent"),
+        ("71285", "one digit misprinted: 71235 would be consistent"),
         ("71236", None),
         ("712348", "the decimal point is 1 too far to the right"),
         ("712.35", "the decimal point is 2 too far to the left"),
@@ -142,7 +142,10 @@ def test_slips_of_digits_are_named(text: str, slip: str | None):
 def test_two_digits_are_too_few_for_a_misprint():
     twos = Relation(exactly(45), 0)
     assert slip_of_digits(cell("days", "55"), twos) is None
-    assert slip_of_digits(cell("days", "55.0"), twos) == "one digit misprinted: 45.0 would follow"
+    assert (
+        slip_of_digits(cell("days", "55.0"), twos)
+        == "one digit misprinted: 45.0 would be consistent"
+    )
 
 
 def test_within_rounding_a_changed_input_may_use_the_step_times_that_round_alike():

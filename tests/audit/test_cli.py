@@ -84,14 +84,14 @@ def test_text_has_a_line_a_finding_under_its_table_and_says_what_was_checked():
     )
     assert lines[-2:] == [
         "They follow from 12 printed speeds.",
-        "1 cell could not be checked: nothing else in its row gives it (1).",
+        "1 cell could not be checked: no other cell of its row determines it (1).",
     ]
 
 
 def test_reasons_for_what_could_not_be_checked_are_counted():
     last = run("megatron-bridge").stdout.splitlines()[-1]
     assert last.startswith("72 cells could not be checked: ")
-    assert "nothing else in its row gives it (36)" in last and "no known count of FLOPs" in last
+    assert "no other cell of its row determines it (36)" in last and "no FLOPs count" in last
 
 
 def test_csv_and_markdown_hold_the_same_rows():
@@ -126,8 +126,8 @@ def test_a_file_is_audited_with_what_the_options_declare(tmp_path: Path):
     ]
     result = run(str(path), *options)
     assert "line 3  days  80.29  not 81.29" in result.stdout
-    assert "one digit misprinted: 81.29 would follow" in result.stdout
-    assert "note: columns that are not understood: colour" in result.stderr
+    assert "one digit misprinted: 81.29 would be consistent" in result.stdout
+    assert "note: ignored columns: colour" in result.stderr
 
 
 def test_a_yaml_file_in_the_form_of_the_references_is_audited(tmp_path: Path):
@@ -141,7 +141,7 @@ def test_a_yaml_file_in_the_form_of_the_references_is_audited(tmp_path: Path):
     )
     (finding,) = findings(str(path))
     assert (finding["table"], finding["row"], finding["printed"]) == ("mine", "b", "32786")
-    assert finding["cause"] == "two digits swapped: 32768 would follow"
+    assert finding["cause"] == "two digits swapped: 32768 would be consistent"
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_a_yaml_file_in_the_form_of_the_references_is_audited(tmp_path: Path):
     [
         (["nvidia-lama31"], "did you mean 'nvidia-llama31'"),
         (["missing.csv"], "cannot be read"),
-        (["nvidia-llama31", "--peak", "1e15"], "declares itself"),
-        (["--convention", "causal"], "declares itself"),
+        (["nvidia-llama31", "--peak", "1e15"], "declares these values"),
+        (["--convention", "causal"], "declares these values"),
         (["x.csv", "--peak", "fast"], "--peak fast"),
         (["x.csv", "--convention", "casual"], "cannot be read"),
         (["x.csv", "--model", "llama31-7b"], "did you mean 'llama31-70b'"),
@@ -164,11 +164,11 @@ def test_bad_input_is_one_line_and_exit_code_1(arguments: list[str], complaint: 
 
 def test_what_samples_per_second_count_is_said_where_they_are_audited(tmp_path: Path):
     padded = run("opt-350m-8").stderr
-    assert "note: samples/s are read as all samples of a step over its time, padding" in padded
-    assert "the samples of lambda-1cc-opt-350m are records filled up to seq_len" in padded
+    assert "note: samples/s count all samples of a step, including padding" in padded
+    assert "samples of lambda-1cc-opt-350m are padded to seq_len" in padded
     path = tmp_path / "mine.csv"
     path.write_text("gbs,num_gpus,samples_per_s,tokens_per_s,seq_len\n16,8,32,16384,512\n")
     notes = run(str(path)).stderr
-    assert "tokens/s that follow from them count every position" in notes
+    assert "tokens/s derived from them count every position" in notes
     assert "filled up" not in notes
     assert "samples/s" not in run("nvidia-llama31").stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.audit.crosscheck import check
-from paceline.audit.rows import assume, lines_of
+from paceline.audit.rows import assume, audit_lines
 from paceline.core.flops import CONVENTIONS, FlopsInput, flops_per_sample
 from paceline.core.layout import Recompute
 from paceline.files.csv_table import Declared, read_csv
@@ -52,7 +52,7 @@ def test_a_declared_convention_that_counts_recomputation_stands_for_a_full_one(
     lines = path.read_text().splitlines()
     path.write_text("\n".join([f"{lines[0]},gated_ffn", *(f"{row},yes" for row in lines[1:])]))
     rows = read_csv(path, Declared(convention=name)).rows
-    verdicts = [v for v in check(lines_of(rows)) if v.cell.column == "flops_per_s_per_device"]
+    verdicts = [v for v in check(audit_lines(rows)) if v.cell.column == "flops_per_s_per_device"]
     assert [verdict.state for verdict in verdicts] == ["follows"] * 4
 
 

@@ -11,9 +11,9 @@ from paceline.audit.conversion import (
     Quantity,
     convert,
     from_step_time,
-    peaks_of,
+    parse_quantity,
     read_flops_per_s,
-    read_quantity,
+    resolve_peaks,
 )
 from paceline.core.errors import UserError
 from paceline.core.flops import CONVENTIONS, RECOMPUTED, FlopsInput, flops_per_token
@@ -39,14 +39,14 @@ def test_causal_is_less_than_full_attention_by_the_published_ratios(shape: objec
     x = FlopsInput(shape, 8192)  # type: ignore[arg-type]
     done = convert(Quantity("mfu", 0.541), "full-attention", "causal", x, UNKNOWN)
     assert done.ratio == pytest.approx(ratio, abs=5e-4)
-    assert done.wanted.mfu == pytest.approx(0.541 * done.ratio)
-    assert done.wanted.flops_per_s_per_device is None and "same peak" in done.notes[0]
+    assert done.converted.mfu == pytest.approx(0.541 * done.ratio)
+    assert done.converted.flops_per_s_per_device is None and "same, unknown peak" in done.notes[0]
 
 
 def test_a_sparse_peak_is_exchanged_for_the_dense_one():
     done = convert(Quantity("mfu", 0.27), "causal", "causal", X, Peaks(1979e12, 989e12))
-    assert done.wanted.mfu == pytest.approx(0.27 * 1979 / 989)
-    assert done.given.flops_per_s_per_device == done.wanted.flops_per_s_per_device
+    assert done.converted.mfu == pytest.approx(0.27 * 1979 / 989)
+    assert done.published.flops_per_s_per_device == done.converted.flops_per_s_per_device
 
 
 def test_flops_per_second_convert_without_a_peak():
@@ -57,8 +57,8 @@ def test_flops_per_second_convert_without_a_peak():
         FlopsInput(LLAMA_8B, 8192),
         UNKNOWN,
     )
-    assert done.wanted.flops_per_s_per_device == pytest.approx(1110e12, rel=1e-3)
-    assert done.wanted.mfu is None and done.notes == ()
+    assert done.converted.flops_per_s_per_device == pytest.approx(1110e12, rel=1e-3)
+    assert done.converted.mfu is None and done.notes == ()
 
 
 @given(names, names, st.floats(0.01, 0.4), st.sampled_from(["none", "full"]))
@@ -66,9 +66,9 @@ def test_there_and_back_gives_the_figure_again(
     given_: str, wanted: str, share: float, recompute: str
 ):
     x = FlopsInput(LLAMA_70B, 8192, recompute)  # type: ignore[arg-type]
-    converted = convert(Quantity("mfu", share), given_, wanted, x, Peaks(1e15, 2e15)).wanted.mfu
+    converted = convert(Quantity("mfu", share), given_, wanted, x, Peaks(1e15, 2e15)).converted.mfu
     assert converted is not None
-    back = convert(Quantity("mfu", converted), wanted, given_, x, Peaks(2e15, 1e15)).wanted.mfu
+    back = convert(Quantity("mfu", converted), wanted, given_, x, Peaks(2e15, 1e15)).converted.mfu
     assert back == pytest.approx(share)
 
 
@@ -77,7 +77,7 @@ def test_recomputed_work_is_counted_only_when_asked_for():
     plain = convert(Quantity("mfu", 0.4), "causal", "causal", x, UNKNOWN)
     counted = convert(Quantity("mfu", 0.4), "causal", "causal" + RECOMPUTED, x, UNKNOWN)
     assert plain.ratio == 1 and 1.3 < counted.ratio < 4 / 3 + 1e-9
-    assert (plain.wanted.share, counted.wanted.share) == ("MFU", "HFU")
+    assert (plain.converted.share, counted.converted.share) == ("MFU", "HFU")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_name_counts_recomputation_only_where_it_says_so(
     step_time_s: float, target: str, recompute: Recompute, tflops: float, share: str
 ):
     x = FlopsInput(GPT_1B3_PADDED, 2048, recompute, nominal_parameters=1.3e9)
-    side = from_step_time(step_time_s, target, x, UNKNOWN, batch=512, devices=8).wanted
+    side = from_step_time(step_time_s, target, x, UNKNOWN, batch=512, devices=8).converted
     assert side.flops_per_s_per_device == pytest.approx(tflops * 1e12, rel=2e-3)
     assert side.share == share and (share == "HFU") is side.convention.endswith(RECOMPUTED)
 
@@ -104,21 +104,21 @@ def test_a_name_counts_recomputation_only_where_it_says_so(
 def test_a_step_time_gives_the_cell_of_a_published_table():
     peaks = Peaks(989.5e12, 989.5e12)
     done = from_step_time(14.72, "full-attention", X, peaks, batch=128, devices=64)
-    assert done.wanted.mfu == pytest.approx(0.5415, abs=1e-4)
+    assert done.converted.mfu == pytest.approx(0.5415, abs=1e-4)
 
 
 def test_formula_and_source_stand_with_the_result():
     done = convert(Quantity("mfu", 0.4), "full-attention", "palm", X, UNKNOWN)
-    assert "12 L (a d) s" in done.given.formula and "NeMo" in done.given.source
-    assert "arXiv:2204.02311" in done.wanted.source
-    assert done.wanted.flops_per_token == flops_per_token("palm", X)
+    assert "12 L (a d) s" in done.published.formula and "NeMo" in done.published.source
+    assert "arXiv:2204.02311" in done.converted.source
+    assert done.converted.flops_per_token == flops_per_token("palm", X)
 
 
 def test_peaks_come_from_the_device_where_they_are_not_stated():
-    assert peaks_of("H100", "bf16", None, None) == Peaks(989.5e12, 989.5e12)
-    assert peaks_of("H100", "fp8", 3958e12, None) == Peaks(3958e12, 1979e12)
-    assert peaks_of(None, None, 1979e12, None) == Peaks(1979e12, 1979e12)
-    assert peaks_of(None, None, None, None) == UNKNOWN
+    assert resolve_peaks("H100", "bf16", None, None) == Peaks(989.5e12, 989.5e12)
+    assert resolve_peaks("H100", "fp8", 3958e12, None) == Peaks(3958e12, 1979e12)
+    assert resolve_peaks(None, None, 1979e12, None) == Peaks(1979e12, 1979e12)
+    assert resolve_peaks(None, None, None, None) == UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -134,17 +134,29 @@ def test_a_peak_that_cannot_be_reached_or_known_is_refused(
     device: str, wanted: float | None, complaint: str
 ):
     with pytest.raises(UserError, match=complaint):
-        peaks_of(device, None, None, wanted)
+        resolve_peaks(device, None, None, wanted)
 
 
 @pytest.mark.parametrize(
     ("given_", "wanted", "x", "share", "complaint"),
     [
-        ("full", "causal", X, 0.4, "--from full: is not a convention.*full-attention"),
-        ("causal", "casual", X, 0.4, "--to casual: is not a convention.*did you mean 'causal'"),
-        ("causal", "causal+recompute", X, 0.4, "needs to know what is recomputed.*or take causal"),
+        ("full", "causal", X, 0.4, "--from full: is not a FLOPs convention.*full-attention"),
+        (
+            "causal",
+            "casual",
+            X,
+            0.4,
+            "--to casual: is not a FLOPs convention.*did you mean 'causal'",
+        ),
+        (
+            "causal",
+            "causal+recompute",
+            X,
+            0.4,
+            "needs the activation checkpointing mode.*or use causal",
+        ),
         ("six-n", "causal", FlopsInput(OPT_13B, 512, "none", OPT_13B_LORA), 0.4, "LoRA's frozen"),
-        ("causal", "full-attention", FlopsInput(LLAMA_8B, 65536), 0.9, "more than the peak"),
+        ("causal", "full-attention", FlopsInput(LLAMA_8B, 65536), 0.9, "the peak"),
     ],
 )
 def test_what_cannot_be_converted_is_refused_with_the_reason(
@@ -169,7 +181,7 @@ def test_what_cannot_be_converted_is_refused_with_the_reason(
     ],
 )
 def test_a_figure_is_known_by_its_unit(text: str, kind: str, value: float):
-    quantity = read_quantity(text, "the figure")
+    quantity = parse_quantity(text, "the figure")
     assert (quantity.kind, quantity.value) == (kind, pytest.approx(value))
 
 
@@ -178,7 +190,7 @@ def test_a_figure_is_known_by_its_unit(text: str, kind: str, value: float):
     [
         ("54.1", "no unit"),
         ("0.541", "no unit"),
-        ("101%", "more than the peak"),
+        ("101%", "the peak"),
         ("abc", "positive figure"),
         ("", "positive figure"),
         ("0%", "positive figure"),
@@ -189,7 +201,7 @@ def test_a_figure_is_known_by_its_unit(text: str, kind: str, value: float):
 )
 def test_a_figure_that_could_be_anything_is_refused(text: str, complaint: str):
     with pytest.raises(UserError, match=complaint):
-        read_quantity(text, "the figure")
+        parse_quantity(text, "the figure")
 
 
 @pytest.mark.parametrize("text", ["989e12", "989TFLOP/s", "0.989 PFLOPS", "989,000 gflops"])

@@ -15,7 +15,7 @@ from paceline.audit.crosscheck import (
     TimedLine,
     check,
     other_step_times,
-    timed,
+    with_step_times,
 )
 from paceline.audit.derivation import Inputs, relation
 from paceline.core.printed import exactly
@@ -51,8 +51,8 @@ def test_the_cause_of_a_misprinted_step_time_names_what_agrees():
     lines[0] = with_cell(lines[0], "step_time_s", "17.42")
     cause = failing(lines)["n64", "step_time_s"].cause
     assert cause == (
-        "tokens_per_s and mfu and days follow together from 14.72; "
-        "two digits swapped: 14.72 would follow"
+        "tokens_per_s and mfu and days all follow from 14.72; "
+        "two digits swapped: 14.72 would be consistent"
     )
 
 
@@ -148,7 +148,7 @@ def test_twins_that_print_different_speeds_contradict_each_other():
     verdicts = failing([twin, other])
     assert set(verdicts) == {("example", "step_time_s")}
     cause = verdicts["example", "step_time_s"].cause or ""
-    assert cause.startswith("n64 prints 14.72 for the same configuration, from which the other")
+    assert cause.startswith("n64 prints 14.72 for the same configuration, and the other figures")
 
 
 def test_what_nothing_gives_is_not_checked():
@@ -160,7 +160,7 @@ def test_what_nothing_gives_is_not_checked():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"flops_per_sample": None}, "no known count of FLOPs"),
+        ({"flops_per_sample": None}, "no FLOPs count"),
         ({"peak_flops_per_s": None}, "no declared peak"),
         ({"flops_per_sample": None, "peak_flops_per_s": None}, "no declared peak"),
     ],
@@ -189,8 +189,8 @@ def row(rows: list[TimedLine], name: str) -> TimedLine:
 
 
 def test_a_sound_table_is_judged_by_what_it_prints():
-    rows = timed(table())
-    assert [timed_line.meant for timed_line in rows] == [None] * 4
+    rows = with_step_times(table())
+    assert [timed_line.consistent_step_times for timed_line in rows] == [None] * 4
     assert [timed_line.step_time_s for timed_line in rows] == [14.72, 14.73, 14.81, 14.89]
 
 
@@ -198,8 +198,8 @@ def test_a_sound_table_is_judged_by_what_it_prints():
 def test_a_misprinted_step_time_is_the_odd_one_out(text: str):
     lines = table()
     lines[0] = with_cell(lines[0], "step_time_s", text)
-    timed_line = row(timed(lines), "n64")
-    assert timed_line.agreeing == ("tokens_per_s", "mfu", "days")
+    timed_line = row(with_step_times(lines), "n64")
+    assert timed_line.agreeing_columns == ("tokens_per_s", "mfu", "days")
     assert timed_line.step_time_s == 14.72
     assert timed_line.speed and (
         timed_line.speed.interval.low,
@@ -212,8 +212,8 @@ def test_cells_taken_from_another_row_do_not_blame_the_step_time():
     lines[3] = replace(
         lines[3], cells={**line(512, 14.81).cells, "step_time_s": cell("step_time_s", "14.89")}
     )
-    timed_line = row(timed(lines), "n512")
-    assert timed_line.meant is None and timed_line.step_time_s == 14.89
+    timed_line = row(with_step_times(lines), "n512")
+    assert timed_line.consistent_step_times is None and timed_line.step_time_s == 14.89
 
 
 def test_cells_taken_from_a_row_above_whose_step_time_is_misprinted_are_so_too():
@@ -222,14 +222,14 @@ def test_cells_taken_from_a_row_above_whose_step_time_is_misprinted_are_so_too()
     lines[3] = replace(
         lines[3], cells={**line(512, 14.81).cells, "step_time_s": cell("step_time_s", "14.89")}
     )
-    rows = timed(lines)
-    assert row(rows, "n256").agreeing and not row(rows, "n512").agreeing
+    rows = with_step_times(lines)
+    assert row(rows, "n256").agreeing_columns and not row(rows, "n512").agreeing_columns
 
 
 def test_one_contradiction_is_not_enough():
     lines = table()
     lines[0] = with_cell(lines[0], "tokens_per_s", "70000")
-    assert row(timed(lines), "n64").meant is None
+    assert row(with_step_times(lines), "n64").consistent_step_times is None
 
 
 def test_a_cell_that_follows_speaks_for_the_step_time():
@@ -243,7 +243,7 @@ def test_a_cell_that_follows_speaks_for_the_step_time():
             "mfu": lines[0].cells["mfu"],
         },
     )
-    assert row(timed(lines), "n64").meant is None
+    assert row(with_step_times(lines), "n64").consistent_step_times is None
 
 
 def test_another_input_is_preferred_where_it_explains_all():
@@ -256,7 +256,7 @@ def test_another_input_is_preferred_where_it_explains_all():
         lines[0],
         cells={**lines[0].cells, "tokens_per_s": halved["tokens_per_s"], "days": halved["days"]},
     )
-    assert row(timed(lines), "n64").meant is None
+    assert row(with_step_times(lines), "n64").consistent_step_times is None
 
 
 def with_flops(line: AuditLine) -> AuditLine:
@@ -272,18 +272,23 @@ def with_flops(line: AuditLine) -> AuditLine:
 
 def test_flops_alone_speak_against_the_speed_only_where_their_count_is_sound():
     sound = [with_flops(line(num, 14.7 + num / 1000)) for num in (8, 16, 32, 64, 128)]
-    assert [timed_line.meant for timed_line in timed(sound)] == [None] * 5
+    assert [timed_line.consistent_step_times for timed_line in with_step_times(sound)] == [None] * 5
     one_wrong = [with_cell(sound[0], "tokens_per_s", "8955"), *sound[1:]]
-    assert row(timed(one_wrong), "n8").agreeing == ("mfu", "flops_per_s_per_device")
+    assert row(with_step_times(one_wrong), "n8").agreeing_columns == (
+        "mfu",
+        "flops_per_s_per_device",
+    )
     all_wrong = [
         with_cell(right, "tokens_per_s", f"{1.07 * right.cells['tokens_per_s'].value:.0f}")
         for right in sound
     ]
-    assert [timed_line.meant for timed_line in timed(all_wrong)] == [None] * 5
+    assert [timed_line.consistent_step_times for timed_line in with_step_times(all_wrong)] == [
+        None
+    ] * 5
 
 
 def test_neighbours_are_named_nearest_first_and_once_a_time():
-    rows = timed([*table(), line(8, 14.72, table="other")])
+    rows = with_step_times([*table(), line(8, 14.72, table="other")])
     step_times = other_step_times(row(rows, "n256"), rows)
     assert list(step_times) == ["n128", "n512", "n64"]
     assert step_times["n64"] == 14.72
@@ -292,5 +297,5 @@ def test_neighbours_are_named_nearest_first_and_once_a_time():
 def test_a_row_without_a_speed_takes_its_twins():
     twin = line(64, 14.72)
     bare = replace(twin, name="claim", cells={"mfu": twin.cells["mfu"]}, twin=twin)
-    timed_line = row(timed([twin, bare]), "claim")
+    timed_line = row(with_step_times([twin, bare]), "claim")
     assert timed_line.column is None and timed_line.step_time_s == 14.72

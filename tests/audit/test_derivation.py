@@ -14,7 +14,7 @@ from paceline.audit.derivation import (
     Inputs,
     Relation,
     RowSpeed,
-    implied,
+    implied_step_times,
     judge,
     missing,
     relation,
@@ -143,7 +143,7 @@ def test_a_bound_or_a_zero_is_no_speed(text: str):
 
 
 def test_implied_step_times_allow_for_rounding_and_cutting():
-    span = implied(cell("tokens_per_s", "95239"), how("tokens_per_s"))
+    span = implied_step_times(cell("tokens_per_s", "95239"), how("tokens_per_s"))
     assert span is not None
     for tokens in (95238.51, 95239.99):
         assert span.meets(exactly(8192 * 128 / tokens))

@@ -38,11 +38,11 @@ IRREGULAR = frozenset(
 
 STANDARD = frozenset(
     """
-    allocated allowed averaged bed cached compiled detached detected disabled elapsed embed enabled
-    escaped estimated expected exposed failed fitted fixed fused indexed installed interrupted
-    masked measured merged missed mixed need nested observed overlapped packed padded passed
-    predicted published recomputed red redacted replicated reserved reversed scaled seed shard
-    sharded shared skipped sorted speed submitted tied unexpected unused weighted
+    allocated allowed averaged bed cached compiled converted corrected detached detected disabled
+    elapsed embed enabled escaped estimated expected exposed failed fitted fixed fused indexed
+    installed interrupted masked measured merged missed mixed need nested observed overlapped packed
+    padded passed predicted printed published recomputed red redacted replicated reserved reversed
+    scaled seed shard sharded shared skipped sorted speed submitted tied unexpected unused weighted
     """.split()  # noqa: SIM905
 )
 """Participles that are terms of the field, or nouns."""

@@ -13,7 +13,7 @@ import pytest
 
 import paceline
 from paceline.audit.crosscheck import check
-from paceline.audit.rows import flops_input, inputs_of, lines_of
+from paceline.audit.rows import audit_lines, flops_input, row_inputs
 from paceline.core import rates
 from paceline.core.flops import FlopsInput, flops_per_sample
 from paceline.core.layout import Recompute
@@ -58,7 +58,7 @@ def shape_input(row: Row) -> FlopsInput:
 
 def test_every_cell_is_a_speed_recomputed_or_measured():
     states = Counter(
-        v.state for name in SEEDS for v in check(lines_of(references.source(name).rows))
+        v.state for name in SEEDS for v in check(audit_lines(references.source(name).rows))
     )
     assert states == {
         "speed": 49,
@@ -75,7 +75,7 @@ def test_flops_of_recipe_rows_are_those_of_the_shape_written_out_in_the_tests(ro
     assert row.convention
     expected = flops_per_sample(row.convention, shape_input(row))
     assert flops_per_sample(row.convention, flops_input(row) or shape_input(row)) == expected
-    flops = inputs_of(row).flops_per_sample
+    flops = row_inputs(row).flops_per_sample
     assert flops and flops.middle == (row.flops_per_sample or expected)
 
 

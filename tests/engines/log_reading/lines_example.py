@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline.audit.crosscheck import AuditLine
-from paceline.audit.derivation import Cell, Inputs, Options, relation
+from paceline.audit.derivation import AlternativeInputs, Cell, Inputs, relation
 from paceline.core.printed import exactly, read_printed
 
 UNITS = {"mfu": 0.01}
 DIGITS = {"step_time_s": ".2f", "tokens_per_s": ".0f", "mfu": ".2f", "days": ".2f"}
 STEP_TIMES = {64: 14.72, 128: 14.73, 256: 14.81, 512: 14.89}
-OPTIONS = Options(
+OPTIONS = AlternativeInputs(
     peaks_flops_per_s={"half of the sparse peak": 989.5e12, "the sparse peak": 1979e12}
 )
 
