@@ -225,7 +225,7 @@ def history_cells(size: Size) -> Iterator[Cell]:
 
 
 def pairs_cells(size: Size) -> Iterator[Cell]:
-    """What `compare --until-decided` answers in the end, and where its interval lies then."""
+    """What `compare --sequential` answers in the end, and where its interval lies then."""
     for noise in RUN_NOISES:
         for name, change in CHANGES.items():
             rng = _rng(noise.name, f"pairs {name}")

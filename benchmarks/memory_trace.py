@@ -3,8 +3,8 @@
     python benchmarks/memory_trace.py
 
 The trainer's own step is followed on tensors without memory, rank by rank (`paceline estimate
---trace`). A row is the rank of a layout that needs most: live tensors at its peak, traced and
-estimated. At least 20 layouts must be within 5 %; a missed target makes the exit code 1.
+--trace-memory`). A row is the rank of a layout that needs most: live tensors at its peak, traced
+and estimated. At least 20 layouts must be within 5 %; a missed target makes the exit code 1.
 """
 
 from __future__ import annotations

@@ -37,10 +37,13 @@ def calibrate(
             metavar="N,...", help="Numbers of processes; default 1, 2, 4, ... up to what is here."
         ),
     ] = None,
-    out: Annotated[
+    calibration_file: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Where the calibration is written, instead of the user's folder."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Where the calibration is written, instead of the user's folder.",
         ),
     ] = None,
     *,
@@ -62,14 +65,14 @@ def calibrate(
     if dtype not in (None, "fp32", "bf16", "fp16"):
         raise UserError(f"--dtype {dtype}", "is not calibrated", allowed="fp32, bf16, fp16")
     counts = _counts(ranks)
-    if out:
-        _refuse_unwritable(out)
+    if calibration_file:
+        _refuse_unwritable(calibration_file)
 
     def tell(what: str) -> None:
         echo(f"calibrate: {what}", err=True)
 
     calibration = measure(recipes or (), device.value, dtype, tell, counts)
-    path = out or file_of(calibration.device, calibration.dtype)
+    path = calibration_file or file_of(calibration.device, calibration.dtype)
     write_value(path, calibration)
     rows = [
         step.model_dump(mode="json") | {"ratio": step.predicted_s / step.measured_s}

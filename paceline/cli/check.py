@@ -33,15 +33,15 @@ def check(
     fast: Annotated[
         bool, typer.Option("--fast", help="Below 30 s: shorter measurements, two partners a host.")
     ] = False,
-    quick: Annotated[
+    devices_only: Annotated[
         bool,
         typer.Option(
-            "--quick",
+            "--devices-only",
             help="30 s a host: each device by itself, no host meets another, and a device that "
             "hangs is killed and named.",
         ),
     ] = False,
-    at_once: Annotated[
+    max_parallel: Annotated[
         int | None, typer.Option(min=1, help="So many hosts measure their rates at the same time.")
     ] = None,
     against: Annotated[
@@ -50,7 +50,7 @@ def check(
             metavar="CHECK", help="Judge by this earlier check (its folder or check.json)."
         ),
     ] = None,
-    limit: Annotated[
+    time_limit: Annotated[
         float | None,
         typer.Option(min=1, metavar="SECONDS", help="End the measurements after this."),
     ] = None,
@@ -85,23 +85,25 @@ def check(
 
       paceline check --allocation 4711 --fail-on-findings
 
-      paceline check --hosts hosts.txt --quick --drain-file bad.txt
+      paceline check --hosts hosts.txt --devices-only --drain-file bad.txt
     """
-    if quick and (fast or at_once):
-        raise UserError("--quick", "has no measurements in turn; leave --fast and --at-once out")
+    if devices_only and (fast or max_parallel):
+        raise UserError(
+            "--devices-only", "has no measurements in turn; leave --fast and --max-parallel out"
+        )
     placement = location.where()
-    seconds, partners, limit_s = QUICK if quick else FAST if fast else (2.0, 7, 300.0)
+    seconds, partners, limit_s = QUICK if devices_only else FAST if fast else (2.0, 7, 300.0)
     request = CheckRequest(
         where=placement,
         device=device.value,
         devices=devices,
         seconds=seconds,
         num_rounds=partners,
-        at_once=at_once,
-        limit_s=limit or limit_s,
+        at_once=max_parallel,
+        limit_s=time_limit or limit_s,
         wait_s=wait,
         against=against,
-        alone_s=ALONE * (limit or limit_s) if quick else None,
+        alone_s=ALONE * (time_limit or limit_s) if devices_only else None,
     )
     outcome = run_check(request, runs_root(runs_dir), lambda what: echo(f"  {what}", err=True))
     for notice in outcome.notices:

@@ -24,8 +24,8 @@ VERDICT_EXIT = {"same": 0, "faster": 0, "better": 0, "undecided": 4}
 ALWAYS_USED = frozenset(
     {"first", "second", "margin", "allow", "metric", "runs_dir", "form", "as_json"}
 )
-USED_IN_PAIRS = ALWAYS_USED | {"until_decided", "max_pairs", "group", "probe"}
-USED_WITHOUT_PAIRS = ALWAYS_USED | {"against", "html", "until_decided"}
+USED_IN_PAIRS = ALWAYS_USED | {"sequential", "max_pairs", "group", "probe"}
+USED_WITHOUT_PAIRS = ALWAYS_USED | {"against", "html", "sequential"}
 
 
 class CompareFormat(StrEnum):
@@ -73,10 +73,10 @@ def compare(
             help="Metric that the verdict depends on. Repeatable; default step_time_s.",
         ),
     ] = None,
-    until_decided: Annotated[
+    sequential: Annotated[
         bool,
         typer.Option(
-            "--until-decided",
+            "--sequential",
             help="Make pairs of runs in turns (A B, B A, ...) until they decide. A and B are two "
             "groups that ran in turns, or recipes with changes as in `run --interleave`; of other "
             "runs it says how many pairs are missing.",
@@ -123,7 +123,7 @@ def compare(
     Exit code 0: same or faster. 3: slower, not comparable or invalid. 4: undecided, and it says how
     many more repeats it takes.
 
-    With --until-decided A and B run in pairs, and after each look the verdict is either there or a
+    With --sequential A and B run in pairs, and after each look the verdict is either there or a
     further pair begins; over all looks identical sides are called different in at most 5 % of the
     cases. Ctrl-C keeps what was measured; the same command goes on.
 
@@ -135,14 +135,14 @@ def compare(
 
       paceline compare old-driver new-driver --format junit > compare.xml
 
-      paceline compare tiny-llama tiny-llama,layout.zero_stage=3 --until-decided
+      paceline compare tiny-llama tiny-llama,layout.zero_stage=3 --sequential
     """
     if (second is None) == (against is None):
         raise UserError("compare", "takes either B or --against", remedy="name the other side once")
     root = runs_root(runs_dir)
     gate = Gate(parse_margin(margin), tuple(allow or ()), tuple(metric or ()))
-    if until_decided:
-        refuse_unused(context, "--until-decided", USED_IN_PAIRS)
+    if sequential:
+        refuse_unused(context, "--sequential", USED_IN_PAIRS)
         # It needs launchers and engines, which a plain comparison does without.
         from paceline.cli.sequential import until_decided as pairs_until_decided
         from paceline.runs.sequential_comparison import PairsQuestion
@@ -150,7 +150,7 @@ def compare(
         question = PairsQuestion(root, first, second or "", gate, max_pairs, group, runs_dir)
         answer = pairs_until_decided(question, _json_alone(form, as_json), probe)
         raise typer.Exit(VERDICT_EXIT.get(answer.verdict, 3))
-    refuse_unused(context, "runs that there are (--until-decided makes them)", USED_WITHOUT_PAIRS)
+    refuse_unused(context, "runs that there are (--sequential makes them)", USED_WITHOUT_PAIRS)
     if against is not None:
         comparison = compare_with_reference(root, first, against, gate)
     else:

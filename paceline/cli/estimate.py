@@ -33,7 +33,7 @@ from paceline.files.run_folder import find_run, runs_root
 from paceline.mlperf.time_to_train import TimeToTrain, time_to_train
 from paceline.runs.outcome import evaluate
 
-_IN_A_CLUSTER = {"device", "per_node", "intra", "inter", "compare", "measured", "runs_dir"}
+_IN_A_CLUSTER = {"device", "per_node", "intra", "inter", "compare", "measured_run_name", "runs_dir"}
 """Parameters that a cluster's file answers, or that are of other devices."""
 
 
@@ -78,7 +78,7 @@ class CostOptions:
             rich_help_panel="Failures",
         ),
     ] = None
-    restart: Annotated[
+    restart_time: Annotated[
         float | None,
         typer.Option(
             min=0,
@@ -87,7 +87,7 @@ class CostOptions:
             rich_help_panel="Failures",
         ),
     ] = None
-    checkpoint: Annotated[
+    checkpoint_time: Annotated[
         float | None,
         typer.Option(
             min=0,
@@ -96,7 +96,7 @@ class CostOptions:
             rich_help_panel="Failures",
         ),
     ] = None
-    checkpoint_every: Annotated[
+    checkpoint_interval: Annotated[
         float | None,
         typer.Option(
             min=1,
@@ -122,18 +122,18 @@ class CostOptions:
         """Raises UserError for what counts with failures alone, without them."""
         if self.mtbf is None:
             given = {
-                "--checkpoint-every": self.checkpoint_every,
-                "--checkpoint": self.checkpoint,
-                "--restart": self.restart,
+                "--checkpoint-interval": self.checkpoint_interval,
+                "--checkpoint-time": self.checkpoint_time,
+                "--restart-time": self.restart_time,
             }
             for option in (name for name, value in given.items() if value is not None):
                 raise UserError(option, "counts with failures alone", remedy="add --mtbf")
             return None
         return Failures(
             device_mtbf_h=self.mtbf,
-            restart_s=RESTART_S if self.restart is None else self.restart,
-            checkpoint_s=CHECKPOINT_S if self.checkpoint is None else self.checkpoint,
-            interval_s=self.checkpoint_every,
+            restart_s=RESTART_S if self.restart_time is None else self.restart_time,
+            checkpoint_s=CHECKPOINT_S if self.checkpoint_time is None else self.checkpoint_time,
+            interval_s=self.checkpoint_interval,
         )
 
 
@@ -164,19 +164,20 @@ def estimate(
     per_node: model.PerNode = None,
     intra: model.Intra = None,
     inter: model.Inter = None,
-    stack: model.AnyStack = None,
+    software: model.AnyStack = None,
     dispatcher: model.MoeDispatcher = "any",
-    compiled: Annotated[bool, typer.Option("--compiled", help="With torch.compile.")] = False,
+    torch_compile: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
     cuda_graphs: model.CapturedParts = "none",
-    released: model.Released = None,
-    measured: Annotated[
+    software_date: model.Released = None,
+    measured_run_name: Annotated[
         str | None,
         typer.Option(
+            "--measured-run",
             metavar="RUN",
             help="A run of the recipe: estimate it, and lead on to its measured step.",
         ),
     ] = None,
-    measured_s: Annotated[
+    measured_step_time: Annotated[
         float | None,
         typer.Option(
             min=1e-6,
@@ -185,17 +186,17 @@ def estimate(
         ),
     ] = None,
     runs_dir: RunsDir = None,
-    evidence: model.EvidenceFile = None,
+    calibration: model.EvidenceFile = None,
     html: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE", help="Write a page with the way from the peak to the estimate."
         ),
     ] = None,
-    trace: Annotated[
+    trace_memory: Annotated[
         bool,
         typer.Option(
-            "--trace",
+            "--trace-memory",
             help="Also follow a step of the native trainer on tensors without memory, for the "
             "memory of its ranks; takes a minute.",
         ),
@@ -219,7 +220,7 @@ def estimate(
     costs: CostOptions,
     output: TableOptions,
 ) -> None:
-    """Estimate step time, throughput, days, money and energy of a recipe, with an 80 % interval.
+    """Estimate step time, throughput, days, money and energy of a recipe, with an 80% interval.
 
     Examples:
 
@@ -235,9 +236,9 @@ def estimate(
       paceline estimate llama31-405b --cluster my-cluster.yaml --tokens 3.8e12
 
       paceline estimate llama31-8b --variant mlperf-trial-72 --device GB300 --gpus 72 --per-node 4
-      --set training.dtype=nvfp4 --cuda-graphs iteration --released 2025.7 --mlperf 5.1.0
+      --set training.dtype=nvfp4 --cuda-graphs iteration --software-date 2025.7 --mlperf 5.1.0
 
-      paceline estimate tiny-llama --measured last
+      paceline estimate tiny-llama --measured-run last
 
     The time is the sum of what a step does: products, attention, memory traffic, exchanges, bubble,
     optimizer, host, jitter (docs/estimate.md). Nothing runs.
@@ -248,13 +249,17 @@ def estimate(
     site = catalog.site(cluster) if cluster else None
     whole = costs.costs
     changes = (*_axes(layout), *(overrides or ()))
-    given = model.given_evidence(evidence)
-    if measured is not None:
-        beside_it = {"--measured-s": measured_s, "--compare": compare, "--trace": trace}
+    given = model.given_evidence(calibration)
+    if measured_run_name is not None:
+        beside_it = {
+            "--measured-step-time": measured_step_time,
+            "--compare": compare,
+            "--trace-memory": trace_memory,
+        }
         captured = None if cuda_graphs == "none" else cuda_graphs
-        beside_it |= {"--cuda-graphs": captured, "--released": released}
+        beside_it |= {"--cuda-graphs": captured, "--software-date": software_date}
         beside_it["--dispatcher"] = dispatcher if dispatcher != "any" else None
-        _alone("--measured", {**beside_it, "--sensitivity": sensitivity, "--mlperf": mlperf})
+        _alone("--measured-run", {**beside_it, "--sensitivity": sensitivity, "--mlperf": mlperf})
         options = {
             "recipe": recipe,
             "device": device,
@@ -264,17 +269,17 @@ def estimate(
             "overrides": changes,
             "intra": intra,
             "inter": inter,
-            "stack": stack,
-            "compiled": compiled,
+            "stack": software,
+            "compiled": torch_compile,
         }
-        answer = EstimateOutput([_of_run(measured, runs_dir, options, whole, given)])
+        answer = EstimateOutput([_of_run(measured_run_name, runs_dir, options, whole, given)])
     else:
         # What is wrong comes before what is missing.
         model.check_dispatcher(dispatcher, load_recipe(recipe, variant, changes))
         question = model.question(
             recipe,
             *_devices(device, gpus, site),
-            "any" if stack is None else stack,
+            "any" if software is None else software,
             variant=variant,
             overrides=changes,
             per_node=per_node,
@@ -284,14 +289,14 @@ def estimate(
         )
         question = replace(
             question,
-            compiled=compiled,
+            compiled=torch_compile,
             cuda_graphs=cuda_graphs,
-            released=released,
+            released=software_date,
             dispatcher=dispatcher,
             site=site,
             **whole,
         )
-        besides = (measured_s, trace, sensitivity, mlperf, cluster)
+        besides = (measured_step_time, trace_memory, sensitivity, mlperf, cluster)
         answer = _answer(question, compare or [], given, *besides)
     emit(estimate_document(answer), output.chosen, page=html)
 
@@ -333,7 +338,7 @@ def _devices(device: str | None, gpus: int | None, site: Site | None) -> tuple[s
             "paceline estimate",
             f"needs {missing}",
             allowed=model.NEEDED[missing],
-            remedy="or --measured RUN, --cluster FILE",
+            remedy="or --measured-run RUN, --cluster FILE",
         )
     return device, gpus
 
@@ -411,9 +416,9 @@ def _tune_command(question: Question, file: Path | None, cluster: str | None) ->
         "--per-node": None if usual else question.devices_per_node,
         "--intra": question.intra_link,
         "--inter": question.inter_link,
-        "--stack": None if question.stack == "any" else question.stack,
+        "--software": None if question.stack == "any" else question.stack,
         "--variant": question.variant,
-        "--evidence": file,
+        "--calibration": file,
     }
     given = {name: str(value) for name, value in options.items() if value is not None}
     kept = [change for change in question.overrides if not _key(change).startswith("layout")]

@@ -38,7 +38,7 @@ def export(
             show_default=False,
         ),
     ] = None,
-    like: Annotated[
+    base_model: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
@@ -75,7 +75,7 @@ def export(
             merged=merged,
             dtype=_dtype(dtype),
             shard_bytes=max(1, int(shard_gb * GIGA)),
-            like=None if like is None else str(like),
+            like=None if base_model is None else str(base_model),
         ),
     )
     form = TableFormat.json if as_json else form

@@ -47,8 +47,8 @@ def hosts(
     partition: Annotated[
         str | None, typer.Option(help="Only idle hosts of this one.", rich_help_panel=FROM)
     ] = None,
-    first: Annotated[
-        bool, typer.Option("--first", help="The first host alone.", rich_help_panel=PART)
+    head: Annotated[
+        bool, typer.Option("--head", help="The first host alone.", rich_help_panel=PART)
     ] = False,
     take: Annotated[
         int | None, typer.Option(min=1, help="So many from the front.", rich_help_panel=PART)
@@ -86,7 +86,7 @@ def hosts(
 
       paceline hosts 'node[001-064]' --slots 8 > hosts.txt
 
-      paceline hosts hosts.txt --first
+      paceline hosts hosts.txt --head
 
       paceline hosts --idle --partition gpu --take 4
 
@@ -94,7 +94,7 @@ def hosts(
     """
     if ssh_config is not None and not ssh_config.is_file():
         raise UserError(str(ssh_config), "is not a file")
-    selected = _selected(_source(names, slurm, allocation, idle, partition), first, take, slots)
+    selected = _selected(_source(names, slurm, allocation, idle, partition), head, take, slots)
     if not check:
         _show(selected, output, table.chosen)
         return
@@ -130,7 +130,7 @@ def _selected(
     hosts: tuple[Host, ...], first: bool, take: int | None, slots: int | None
 ) -> tuple[Host, ...]:
     if first and take is not None:
-        raise UserError("--first, --take", "are asked for together", remedy="name one")
+        raise UserError("--head, --take", "are asked for together", remedy="name one")
     number = 1 if first else take
     if number is not None and number > len(hosts):
         raise UserError(f"--take {number}", there_are(len(hosts), "host"))

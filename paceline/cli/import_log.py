@@ -43,8 +43,8 @@ def import_log(
     tokens: log.TotalTokens = None,
     window: log.WindowRule = None,
     tag: options.Tag = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Import it although it was imported before.")
+    reimport: Annotated[
+        bool, typer.Option("--reimport", help="Import it although it was imported before.")
     ] = False,
     runs_dir: options.RunsDir = None,
     form: options.ReportForm = options.ReportFormat.text,
@@ -76,13 +76,13 @@ def import_log(
     form = options.ReportFormat.json if as_json else form
     root = runs_root(runs_dir)
     if is_archive(path) and not is_bundle(path):
-        taken = import_archive(path, facts, root, command_line(), tag=tag, again=again)
+        taken = import_archive(path, facts, root, command_line(), tag=tag, again=reimport)
         _print_taken(taken, form)
         return
     if is_archive(path):
-        emit(run_document(import_bundle(path, root, again)), form)
+        emit(run_document(import_bundle(path, root, reimport)), form)
         return
-    report = store(path, facts, root, command_line(), tag=tag, again=again)
+    report = store(path, facts, root, command_line(), tag=tag, again=reimport)
     emit(run_document(report), form)
 
 

@@ -66,7 +66,7 @@ def run(
         ),
     ] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first trial.")] = 1,
-    trial_limit: Annotated[
+    timeout: Annotated[
         float | None,
         typer.Option(min=0.001, metavar="SECONDS", help="Time limit of each trial."),
     ] = None,
@@ -79,7 +79,7 @@ def run(
     data: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What the benchmark trains on.")
     ] = None,
-    heldout: Annotated[
+    validation: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What it is evaluated on.")
     ] = None,
     engine: Annotated[
@@ -125,7 +125,7 @@ def run(
 
       paceline mlperf run flux1 --synthetic --trials 1         how long this machine would take
 
-      paceline mlperf run llama31-8b --data c4.bin --heldout c4-val.bin
+      paceline mlperf run llama31-8b --data c4.bin --validation c4-val.bin
       --set data.token_dtype=uint32
 
       paceline mlperf run llama31-8b --engine mlperf --cluster lambda-gb300-nvl72 --data /data
@@ -155,10 +155,10 @@ def run(
         synthetic=synthetic,
         trials=trials,
         first_seed=seed,
-        trial_limit_s=trial_limit,
+        trial_limit_s=timeout,
         drop_caches=drop_caches,
         data=data,
-        heldout=heldout,
+        heldout=validation,
         name=name,
         root=runs_root(runs_dir),
     )

@@ -33,8 +33,9 @@ def system(
         str | None,
         typer.Option(help="A cluster's name or YAML file, of which this machine is a node."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the description here; never over a file.")
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the description here; never over a file."),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -54,11 +55,11 @@ def system(
 
     Examples:
 
-      paceline mlperf system --out systems/box.json --set submitter=Example --set division=closed
+      paceline mlperf system --output systems/box.json --set submitter=Example --set division=closed
 
       paceline mlperf system --cluster cluster.yaml --set "status=Available on-premise"
     """
-    description = describe(cluster, settings or [], out, ruleset)
+    description = describe(cluster, settings or [], output, ruleset)
     form = TableFormat.json if as_json else form
     if form is TableFormat.json:
         emit_json(description.model_dump(mode="json"))
@@ -84,7 +85,9 @@ def package(
         list[str],
         typer.Option(metavar="[BENCHMARK=]FOLDER", help="The code that ran (repeatable)."),
     ],
-    out: Annotated[Path, typer.Option(help="Where the folder of the organisation is made.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where the folder of the organisation is made.")
+    ],
     ruleset: Ruleset = None,
     allow_placeholders: Annotated[
         bool, typer.Option(help="Take logs whose organisation was never filled in as they are.")
@@ -100,7 +103,7 @@ def package(
     Examples:
 
       paceline mlperf package LOGDIR --org Example --division closed --system systems/box.json
-      --code implementation --out submission
+      --code implementation --output submission
 
     Exit code 3 when the rules or the checker refuse it.
     """
@@ -110,7 +113,7 @@ def package(
         division=division,
         system=system,
         code=_codes(code),
-        out=out,
+        out=output,
         ruleset=ruleset,
         placeholders=allow_placeholders,
     )

@@ -30,10 +30,11 @@ def _known_stack(stack: str | None) -> str | None:
     names = (ANY, *SOFTWARE, *STACKS)
     name, at, release = (ANY if stack is None else stack).partition("@")
     if name not in names:
-        raise typer.BadParameter(f"must be one of {', '.join(names)}", param_hint="--stack")
+        raise typer.BadParameter(f"must be one of {', '.join(names)}", param_hint="--software")
     if at and year_of_release(release) is None:
         raise typer.BadParameter(
-            f"{release!r} is no release; write year and month, {name}@26.02", param_hint="--stack"
+            f"{release!r} is no release; write year and month, {name}@26.02",
+            param_hint="--software",
         )
     return stack
 
@@ -60,7 +61,7 @@ PlannedCluster = Annotated[
     ),
 ]
 _STACK = typer.Option(
-    "--stack",
+    "--software",
     callback=_known_stack,
     help=f"Software: {', '.join(SOFTWARE)}, or any that is fused (Transformer Engine, Megatron "
     "core), torch (PyTorch's modules, FSDP) or softmax (Megatron of 2020-22); of a release: "
@@ -69,10 +70,10 @@ _STACK = typer.Option(
 RunStack = Annotated[
     str | None,
     typer.Option(
-        "--stack",
+        "--software",
         callback=_known_stack,
-        help="Software whose times and memory are expected, as `estimate --stack`; default that of "
-        "the recipe's engine.",
+        help="Software for the expected times and memory, as for `estimate --software`; default: "
+        "the software of the recipe's engine.",
     ),
 ]
 StackName = Annotated[str, _STACK]
@@ -107,8 +108,8 @@ EvidenceFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="What `paceline calibrate --out` wrote, instead of what is stored for the device or "
-        "shipped: its coefficients, and of a processor its rates.",
+        help="Calibration file that `paceline calibrate --output` wrote; default: the stored "
+        "calibration of the device, or the coefficients that come with Paceline.",
     ),
 ]
 
@@ -157,7 +158,7 @@ def check_dispatcher(dispatcher: Dispatcher, recipe: TrainedRecipe) -> None:
 
 
 def given_evidence(path: Path | None) -> GivenEvidence | None:
-    """What the file of --evidence holds, read once; None without one."""
+    """What the file of --calibration holds, read once; None without one."""
     return read_evidence(path) if path else None
 
 

@@ -10,22 +10,22 @@ MOST_WITHOUT = 15
 """Options that a verb shows in one list."""
 PANELS = {
     "What is trained": "--variant --set --engine --layout --tokens --tiny --synthetic --data "
-    "--heldout",
-    "What to vary": "--zero --mbs --recompute --gbs --most-tp --most-cp "
-    "--most-ep --sizes --split --rounds --scaling --compare --stages --samples "
-    "--max-nodes --least-efficiency --every-batch --seed",
+    "--validation",
+    "What to vary": "--zero --mbs --recompute --gbs --max-tp --max-cp "
+    "--max-ep --sizes --split --rounds --scaling --compare --stages --samples "
+    "--max-nodes --min-efficiency --all-batches --seed",
     "What is measured": "--ops --min-bytes --max-bytes --pairs --seconds --processes --size "
     "--sample-bytes",
     "What is profiled": "--tool --ranks --gpu-metrics --cpu-samples",
     "Place": "--local --device --devices --gpus --cluster --hosts --nodes --launcher --allocation "
-    "--ssh-config --max-parallel --at-once --oversubscribe "
-    "--per --per-node --gpus-per-node --on --intra --inter --topology",
-    "Budget": "--budget --repeat --trials --trial-limit --steps --timeout --extra-rounds --fast "
-    "--quick --limit --wait",
-    "Time model": "--evidence --stack --dispatcher --compiled --cuda-graphs --released --trace "
-    "--measured --measured-s",
+    "--ssh-config --max-parallel --oversubscribe "
+    "--launch-per --per-node --gpus-per-node --assume-devices --intra --inter --topology",
+    "Budget": "--budget --repeat --trials --steps --timeout --extra-rounds --fast "
+    "--devices-only --time-limit --wait",
+    "Time model": "--calibration --software --dispatcher --compile --cuda-graphs --software-date "
+    "--trace-memory --measured-run --measured-step-time",
     "Judgement": "--reference --history --against --check --fail-on-findings --drain-file",
-    "Output": "--where --tag --runs-dir --top --write --html --charts --format --json",
+    "Output": "--where --tag --runs-dir --top --save-recipe --html --charts --format --json",
 }
 PANEL_OF = {option: panel for panel, options in PANELS.items() for option in options.split()}
 

@@ -56,10 +56,10 @@ def parse(
     convention: log.ConventionName = None,
     tokens: log.TotalTokens = None,
     window: log.WindowRule = None,
-    steps: Annotated[
+    per_step: Annotated[
         bool,
         typer.Option(
-            "--steps", help="Print every step instead of the figures.", rich_help_panel="Output"
+            "--per-step", help="Print every step instead of the figures.", rich_help_panel="Output"
         ),
     ] = False,
     fail_on_findings: Annotated[
@@ -83,7 +83,7 @@ def parse(
 
       paceline parse train.log --window 35:44 --json      iterations 35 to 44, both included
 
-      paceline parse train.log.gz --steps --format csv > steps.csv
+      paceline parse train.log.gz --per-step --format csv > steps.csv
 
     What a log prints itself stands beside our figure; a disagreement is named with its likely
     cause. Exit code 1 for a single file that cannot be read; files that are no training log are
@@ -106,7 +106,7 @@ def parse(
     form = TableFormat.json if as_json else form
     single = len(paths) == 1 and not paths[0].is_dir()
     parsings = _parsed(paths, facts, one_of_many=not single)
-    if steps:
+    if per_step:
         documents = _emit_steps(_chosen(parsings, where), form, single)
     else:
         documents = list(map(attrgetter("document"), parsings))

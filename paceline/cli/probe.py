@@ -27,8 +27,8 @@ def gemm(
         "fp32,bf16"
     ),
     device: Device = DeviceKind.auto,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Measure anew, not from the cache.")
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Measure anew, not from the cache.")
     ] = False,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
@@ -38,7 +38,7 @@ def gemm(
     Runs hold their FLOP/s against this rate ("of achievable"). It is kept per machine, torch
     version and setting.
 
-    Example: paceline probe gemm --dtype bf16 --fresh
+    Example: paceline probe gemm --dtype bf16 --no-cache
     """
     names = tuple(name.strip() for name in dtypes.split(",") if name.strip())
     wrong = [name for name in names if name not in get_args(Dtype)]
@@ -46,7 +46,7 @@ def gemm(
         raise UserError(
             "--dtype", f"{dtypes!r} is no list of dtypes", allowed=", ".join(get_args(Dtype))
         )
-    probe = probe_this_machine(names, device.value, fresh)  # type: ignore[arg-type]
+    probe = probe_this_machine(names, device.value, no_cache)  # type: ignore[arg-type]
     for name, reason in probe.skipped.items():
         echo(f"note: {name} was left out: {reason}", err=True)
     if not probe.rows:
@@ -107,7 +107,7 @@ def context(
     ranks: Annotated[
         int, typer.Option(min=1, help="Processes; from 2 on the communicator is measured too.")
     ] = 1,
-    repeats: Annotated[int, typer.Option(min=1, help="Fresh starts.")] = 3,
+    repeat: Annotated[int, typer.Option(min=1, help="Fresh starts.")] = 3,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
@@ -128,7 +128,7 @@ def context(
         )
     for notice in notices:
         echo(f"note: {notice}", err=True)
-    document = _context_document(probe_context(sys.executable, kind, ranks, repeats), kind)
+    document = _context_document(probe_context(sys.executable, kind, ranks, repeat), kind)
     form = TableFormat.json if as_json else form
     if form is TableFormat.json:
         emit_json(document)

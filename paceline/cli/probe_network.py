@@ -49,7 +49,7 @@ def network(
     seconds: Annotated[
         float, typer.Option(min=0.1, max=3600, help="For all collectives together.")
     ] = 10.0,
-    limit: Annotated[
+    time_limit: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="End the measurements after this.")
     ] = 600.0,
     wait: place.Wait = 600.0,
@@ -92,7 +92,7 @@ def network(
         most,
         seconds,
         pairs,
-        limit,
+        time_limit,
         wait,
         intra or (links.intra_link if links else None),
         inter or (links.inter_link if links else None),

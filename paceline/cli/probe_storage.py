@@ -47,10 +47,10 @@ def storage(
     run: Annotated[
         str | None, typer.Option(metavar="RUN", help="The same of a run, as it was measured.")
     ] = None,
-    on: Annotated[
+    assume_devices: Annotated[
         str | None,
         typer.Option(
-            "--on",
+            "--assume-devices",
             metavar="DEVICE[:N]",
             help="Devices of all hosts that --recipe is estimated on; default those here.",
         ),
@@ -98,13 +98,13 @@ def storage(
 
       paceline probe storage /scratch --hosts hosts.txt --devices 8     all hosts at the same time
 
-      paceline probe storage /data --recipe llama31-8b --on H100:64 --size 20GiB
+      paceline probe storage /data --recipe llama31-8b --assume-devices H100:64 --size 20GiB
     """
     placement = location.where()
     if recipe and run:
         raise UserError("--recipe and --run", "ask for two trainings", remedy="leave one out")
-    if on and not recipe:
-        raise UserError("--on", "says where a recipe trains", remedy="--recipe R")
+    if assume_devices and not recipe:
+        raise UserError("--assume-devices", "says where a recipe trains", remedy="--recipe R")
     request = StorageRequest(
         placement,
         tuple(dict.fromkeys(paths or [Path()])),
@@ -121,7 +121,7 @@ def storage(
         request,
         runs_root(runs_dir),
         lambda what: echo(f"  {what}", err=True),
-        _demand(recipe, run, on, runs_dir),
+        _demand(recipe, run, assume_devices, runs_dir),
     )
     for notice in outcome.notices:
         echo(f"note: {notice}", err=True)
@@ -180,11 +180,11 @@ def estimated_demand(recipe: str, on: str | None, cluster: Cluster) -> StorageDe
     """What a recipe needs on some devices by the estimate, without samples/s where it has none."""
     name, _, number = (on or "").partition(":")
     if number and not (number.isdecimal() and int(number)):
-        raise UserError(f"--on {on}", "is no DEVICE:N", allowed="H100:64")
+        raise UserError(f"--assume-devices {on}", "is no DEVICE:N", allowed="H100:64")
     total = int(number or cluster.world_size)
     per_node = cluster.devices_per_node
     if number and not is_cpu(name or cluster.device):  # processes need fill no hosts
-        per_node = _devices_per_node(f"--on {on}", total, cluster)
+        per_node = _devices_per_node(f"--assume-devices {on}", total, cluster)
     question = Question(recipe, name or cluster.device, total, devices_per_node=per_node)
     dtype = question.resolved_recipe.training.dtype
     source = f"the estimate for {total} x {question.device}"

@@ -33,7 +33,7 @@ def rampup(
         ),
     ] = None,
     max_nodes: Annotated[int, typer.Option(min=1, help="Most nodes of a stage.")] = 64,
-    least_efficiency: Annotated[
+    min_efficiency: Annotated[
         float,
         typer.Option(
             min=0,
@@ -51,10 +51,10 @@ def rampup(
     tokens: Annotated[
         float | None, typer.Option(min=1, help="Tokens of the whole training, e.g. 3.3e11.")
     ] = None,
-    every_batch: Annotated[
+    all_batches: Annotated[
         bool,
         typer.Option(
-            "--every-batch",
+            "--all-batches",
             help="A stage runs all batches of the ramp-up up to the next stage's, so that stages "
             "can go on from each other's checkpoint.",
         ),
@@ -82,11 +82,11 @@ def rampup(
     per_node: model.PerNode = None,
     intra: model.Intra = None,
     inter: model.Inter = None,
-    stack: model.StackName = "any",
-    most_tp: Annotated[
+    software: model.StackName = "any",
+    max_tp: Annotated[
         int | None, typer.Option(min=1, help="Largest tensor-parallel size (a node, at most 8).")
     ] = None,
-    evidence: model.EvidenceFile = None,
+    calibration: model.EvidenceFile = None,
     *,
     output: TableOptions,
 ) -> None:
@@ -104,17 +104,17 @@ def rampup(
     enough; the pipeline's bubble and the wait for other replicas count. --check says of a schedule
     made by hand what cannot run, what runs out of memory and what is slow, with the reason.
     """
-    if every_batch and samples:
+    if all_batches and samples:
         raise UserError(
-            "--every-batch",
+            "--all-batches",
             "takes the samples from the recipe's ramp-up",
             remedy="leave out --samples",
         )
     site = _site(cluster, device, per_node)
     where = _devices(site, device, per_node)
-    given = model.given_evidence(evidence)
+    given = model.given_evidence(calibration)
     question = model.question(
-        recipe, where.device, where.per_node, stack,
+        recipe, where.device, where.per_node, software,
         variant=variant, overrides=with_engine(overrides, engine),
         per_node=where.per_node, intra=intra or where.intra, inter=inter or where.inter,
         evidence=given,
@@ -122,7 +122,7 @@ def rampup(
     setting = setting_of(question, model.chosen_evidence(given, question))
     batches = tuple(int(n) for n in _numbers("--stages", stages, whole=True))
     each = _numbers("--samples", samples)
-    options = RampOptions(batches, max_nodes, least_efficiency, each, tokens, every_batch, most_tp)
+    options = RampOptions(batches, max_nodes, min_efficiency, each, tokens, all_batches, max_tp)
     schedule = read_schedule(check, setting.recipe.layout) if check else None
     plan = plan_ramp_up(setting, options)
     judged = check_schedule(setting, options, schedule, plan) if schedule else None

@@ -52,7 +52,7 @@ def run(
             show_default=False,
         ),
     ] = None,
-    per: Annotated[
+    launch_per: Annotated[
         Per | None,
         typer.Option(
             help="How often PROGRAM is started: once a `node`, as typed (default), or once for "
@@ -135,10 +135,12 @@ def run(
         where=location.where(),
         runs_dir=how.runs_dir,
         command=tuple(command or ()),
-        per=per.value if per else None,
+        per=launch_per.value if launch_per else None,
     )
-    if per and not command:
-        raise UserError("--per", "is for a program of yours", remedy="-- PROGRAM [ARGUMENT ...]")
+    if launch_per and not command:
+        raise UserError(
+            "--launch-per", "is for a program of yours", remedy="-- PROGRAM [ARGUMENT ...]"
+        )
     if repeats.wanted:
         raise typer.Exit(repeat_runs(request, repeats, how, dry_run))
     if recipe is None and not command:

@@ -1,4 +1,4 @@
-"""`paceline compare --until-decided`: pairs of runs until they decide."""
+"""`paceline compare --sequential`: pairs of runs until they decide."""
 
 from __future__ import annotations
 

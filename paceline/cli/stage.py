@@ -81,15 +81,17 @@ def stage(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what, from where and how large; fetch nothing.")
     ] = False,
-    rate: Annotated[
+    bandwidth: Annotated[
         float | None,
         typer.Option(
             min=0.001, metavar="MB/S", help="With --dry-run: say how long it takes at this rate."
         ),
     ] = None,
-    ask: Annotated[
+    query_sizes: Annotated[
         bool,
-        typer.Option("--ask", help="With --dry-run: ask the sources for sizes that none states."),
+        typer.Option(
+            "--query-sizes", help="With --dry-run: ask the sources for sizes that none states."
+        ),
     ] = False,
     check: Annotated[
         bool, typer.Option("--verify", help="Read every staged file again; fetch nothing.")
@@ -110,7 +112,7 @@ def stage(
 
     Examples:
 
-      paceline stage opt-350m-sft --dry-run --rate 500
+      paceline stage opt-350m-sft --dry-run --bandwidth 500
 
       paceline stage opt-350m-sft --to /shared/stage
 
@@ -122,7 +124,11 @@ def stage(
     are taken from the environment (HF_TOKEN), from `hf auth login` and from ~/.netrc.
     """
     form = TableFormat.json if as_json else form
-    for option, given in (("--dry-run", dry_run), ("--ask", ask), ("--rate", rate is not None)):
+    for option, given in (
+        ("--dry-run", dry_run),
+        ("--query-sizes", query_sizes),
+        ("--bandwidth", bandwidth is not None),
+    ):
         if given and check:
             raise UserError(option, "changes nothing beside --verify", remedy="leave it out")
         if given and not dry_run:
@@ -143,11 +149,11 @@ def stage(
         raise typer.Exit(_on_nodes(plan, target, form, verify=True))
     if not dry_run:
         plan = _stage(plan, jobs, runtime, asset or ())
-    elif ask:
+    elif query_sizes:
         plan = Stager(jobs=jobs).sized(plan)
     if target and not dry_run:
         raise typer.Exit(_on_nodes(plan, target, form))
-    _print_plan(plan, form, rate)
+    _print_plan(plan, form, bandwidth)
     if target:
         echo(f"note: it is then copied to {target}", err=True)
 
@@ -224,7 +230,7 @@ def _sentence(plan: StagingPlan, space: DiskSpace, rate: float | None) -> str:
     need, unknown = plan.bytes_needed, len(plan.unknown)
     parts = [f"{si(need, 'B')} to come"] if need else []
     if unknown:
-        asked = "" if need else " (--ask asks the sources)"
+        asked = "" if need else " (--query-sizes asks the sources)"
         assets = counted(len(plan.assets), "asset")
         parts.append(f"{unknown:,} of {assets} without a stated size{asked}")
     if rate and (fetched := plan.bytes_fetched):

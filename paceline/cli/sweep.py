@@ -97,8 +97,8 @@ def sweep(
             metavar="NAME", help="Name of the sweep; another name measures everything anew."
         ),
     ] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="Also run what the estimate calls hopeless.")
+    no_prune: Annotated[
+        bool, typer.Option("--no-prune", help="Also run what the estimate calls hopeless.")
     ] = False,
     prune_above: Annotated[
         float,
@@ -109,8 +109,8 @@ def sweep(
             help="Do not run what is expected to run out of memory with more than that.",
         ),
     ] = P_OOM_SURE,
-    stack: model.RunStack = None,
-    evidence: model.EvidenceFile = None,
+    software: model.RunStack = None,
+    calibration: model.EvidenceFile = None,
     tag: options.Tag = None,
     dry_run: options.DryRun = False,
     force: options.Force = False,
@@ -144,9 +144,9 @@ def sweep(
         "recompute": recompute,
         "gbs": gbs,
     }
-    if every and prune_above != P_OOM_SURE:
+    if no_prune and prune_above != P_OOM_SURE:
         raise UserError(
-            "--prune-above", "prunes, and --all runs everything", remedy="leave one out"
+            "--prune-above", "prunes, and --no-prune runs everything", remedy="leave one out"
         )
     varied, fixed = dimensions(named, options.with_engine(overrides, engine))
     placement = location.where()
@@ -162,17 +162,17 @@ def sweep(
         where=placement,
         runs_dir=runs_dir,
     )
-    how = _How(output.chosen, runs_dir, tag, dry_run, evidence)
+    how = _How(output.chosen, runs_dir, tag, dry_run, calibration)
     sweep_request = SweepOptions(
         request=request,
         dimensions=varied,
         repeats=repeat,
         name=name,
-        prune=not every,
+        prune=not no_prune,
         nodes_per_trial=nodes_per_trial,
         max_parallel=max_parallel,
         prune_above=prune_above,
-        stack=stack,
+        stack=software,
     )
     raise typer.Exit(_sweep(sweep_request, how))
 

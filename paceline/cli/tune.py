@@ -41,9 +41,9 @@ T = TypeVar("T")
 
 _OF_BOTH = {
     *("recipe", "gpus", "device", "estimate_only", "dry_run", "variant", "overrides", "engine"),
-    *("most_tp", "most_cp", "evidence", "form", "as_json"),
+    *("max_tp", "max_cp", "calibration", "form", "as_json"),
 }
-_OF_ESTIMATES = {"top", "most_ep", "per_node", "intra", "inter", "stack"}
+_OF_ESTIMATES = {"top", "max_ep", "per_node", "intra", "inter", "software"}
 """Parameters that a ranking by estimate alone has a use for: trials run on what is there, by the
 native trainer, which has no experts."""
 _IN_A_CLUSTER = {"device", "per_node", "intra", "inter"}
@@ -74,20 +74,20 @@ def tune(
     variant: options.Variant = None,
     overrides: options.Overrides = None,
     engine: options.EngineName = None,
-    most_tp: Annotated[int, typer.Option(min=1, help="Largest tensor-parallel size.")] = 8,
-    most_cp: Annotated[int, typer.Option(min=1, help="Largest context-parallel size.")] = 16,
-    most_ep: Annotated[int, typer.Option(min=1, help="Largest expert-parallel size.")] = 64,
-    evidence: model.EvidenceFile = None,
+    max_tp: Annotated[int, typer.Option(min=1, help="Largest tensor-parallel size.")] = 8,
+    max_cp: Annotated[int, typer.Option(min=1, help="Largest context-parallel size.")] = 16,
+    max_ep: Annotated[int, typer.Option(min=1, help="Largest expert-parallel size.")] = 64,
+    calibration: model.EvidenceFile = None,
     per_node: model.PerNode = None,
     intra: model.Intra = None,
     inter: model.Inter = None,
-    stack: model.StackName = "any",
+    software: model.StackName = "any",
     steps: Annotated[
         int | None,
         typer.Option(min=1, help="Steps of a trial; default the recipe's."),
     ] = None,
     timeout: options.Timeout = None,
-    write: Annotated[
+    save_recipe: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Where the best layout goes as a recipe."),
     ] = None,
@@ -124,7 +124,7 @@ def tune(
 
       paceline tune tiny-llama --gpus 2 --budget 10m
 
-      paceline tune llama31-8b --gpus 8 --budget "20 trials" --steps 30 --write fast.yaml
+      paceline tune llama31-8b --gpus 8 --budget "20 trials" --steps 30 --save-recipe fast.yaml
 
       paceline tune llama31-405b --device H100 --gpus 16384 --estimate-only
 
@@ -133,7 +133,7 @@ def tune(
     """
     changes = options.with_engine(overrides, engine)
     load_recipe(recipe, variant, changes)  # What is wrong comes before what is missing.
-    given = model.given_evidence(evidence)
+    given = model.given_evidence(calibration)
     if estimate_only:
         used = _OF_BOTH | _OF_ESTIMATES | {"cluster"}
         options.refuse_unused(context, "--estimate-only", used)
@@ -144,7 +144,7 @@ def tune(
             recipe,
             site.device if site else _given(device, "--device", "or --cluster FILE"),
             gpus or site.world_size if site else _given(gpus, "--gpus", "or --cluster FILE"),
-            stack,
+            software,
             variant=variant,
             overrides=changes,
             per_node=per_node,
@@ -153,7 +153,7 @@ def tune(
             evidence=given,
         )
         question = replace(question, site=site)
-        space = Space(most_tp=most_tp, most_cp=most_cp, most_ep=most_ep)
+        space = Space(most_tp=max_tp, most_cp=max_cp, most_ep=max_ep)
         ranking = rank(question, model.chosen_evidence(given, question), space, top)
         emit(ranking_document(ranking), output.chosen)
         return
@@ -191,9 +191,9 @@ def tune(
         where=placement,
         runs_dir=runs_dir,
     )
-    space = Space(most_tp=most_tp, most_cp=most_cp, schedules=SCHEDULES)
+    space = Space(most_tp=max_tp, most_cp=max_cp, schedules=SCHEDULES)
     tune_request = TuneOptions(
-        request, read_budget(budget), space, steps, name, write, oversubscribe, tag
+        request, read_budget(budget), space, steps, name, save_recipe, oversubscribe, tag
     )
     raise typer.Exit(_tune(tune_request, runs_root(runs_dir), output.chosen, given, dry_run))
 

@@ -25,7 +25,7 @@ def validate(
         Path, typer.Argument(metavar="CSV", help="A table with the columns of docs/estimate.md.")
     ],
     where: Where = None,
-    evidence: model.EvidenceFile = None,
+    calibration: model.EvidenceFile = None,
     *,
     output: TableOptions,
 ) -> None:
@@ -42,7 +42,7 @@ def validate(
     """
     lines = read_table(table)
     chosen = [dict(row) for row in select_rows(lines, where, list(lines[0]) if lines else ())]
-    given = model.given_evidence(evidence)
+    given = model.given_evidence(calibration)
     validation = validate_rows(table.name, chosen, given.of_gpus() if given else shipped())
     rows = [row.model_dump(mode="json") for row in validation.rows]
     answer = Document(

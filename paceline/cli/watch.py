@@ -44,7 +44,7 @@ def watch(
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Show this moment and end.")] = False,
-    every: Annotated[
+    interval: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Between two looks.")
     ] = 1.0,
     html: Annotated[
@@ -82,7 +82,7 @@ def watch(
             form = TableFormat.json if as_json else TableFormat.text
             emit(snapshot_document(state), form, page=html)
         else:
-            _follow(reader, every, as_json)
+            _follow(reader, interval, as_json)
     except KeyboardInterrupt:
         echo(f"the run goes on: {folder}", err=True)
 

@@ -1,7 +1,7 @@
 """Any program of the user's own: started as it was typed, read by its log or its event lines.
 
 `paceline run [RECIPE] -- PROGRAM [ARGUMENT ...]` starts it once on every node, in the folder that
-`paceline` was called in; `--per device` starts it once for each device, as torchrun would.
+`paceline` was called in; `--launch-per device` starts it once for each device, as torchrun would.
 """
 
 from __future__ import annotations

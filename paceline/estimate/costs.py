@@ -110,7 +110,7 @@ def training_cost(
     goodput = plan.goodput if plan else None
     if goodput is not None and not goodput >= MIN_GOODPUT:
         raise UserError(
-            "--mtbf, --restart, --checkpoint",
+            "--mtbf, --restart-time, --checkpoint-time",
             f"leave {percent(goodput, 2)} of the time for training, where goodput has no meaning",
             allowed=f"failures and checkpoints that leave {percent(MIN_GOODPUT, 0)} or more",
         )

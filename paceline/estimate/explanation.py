@@ -62,7 +62,7 @@ def measured_run(report: RunReport) -> MeasuredRun:
         raise UserError(
             f"run {result.run}",
             "is an imported log, whose settings are not all known",
-            remedy="--measured-s takes its step time",
+            remedy="--measured-step-time takes its step time",
         )
     step, window = result.metrics.get("step_time_s"), result.window
     if result.status != "ok" or step is None or step.value is None or window is None:

@@ -67,7 +67,7 @@ def export_checkpoint(name: str, runs: Path, asked: ExportRequest) -> ExportedMo
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise UserError("--to", f"{target} is there already", remedy="name a new folder")
     if asked.like is not None and not (Path(asked.like) / HUB_CONFIG).is_file():
-        raise UserError("--like", f"{asked.like} has no {HUB_CONFIG}")
+        raise UserError("--base-model", f"{asked.like} has no {HUB_CONFIG}")
     if find_spec("torch") is None:
         raise UserError("torch", "is not installed", remedy="pip install 'paceline[native]'")
     checkpoint = find_checkpoint("export", name, runs)

@@ -64,7 +64,7 @@ def import_log(
         raise UserError(
             str(path),
             f"was imported as {before.name}",
-            remedy="give --again to import it once more",
+            remedy="give --reimport to import it once more",
         )
     now = datetime.now(UTC)
     folder = new_folder(root, imported_name(document.facts, _stem(path), now, tag))

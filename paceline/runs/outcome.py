@@ -389,6 +389,6 @@ def _warnings(
     if share and share.value is not None and share.value > 1:
         warnings.append(
             "the run was faster than the reachable rate that was probed; something disturbed the "
-            "probe: `paceline probe gemm --fresh` repeats it"
+            "probe: `paceline probe gemm --no-cache` repeats it"
         )
     return tuple(warnings)

@@ -1,4 +1,4 @@
-"""`compare --until-decided`: pairs of runs made one after the other until they decide."""
+"""`compare --sequential`: pairs of runs made one after the other until they decide."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PairsQuestion:
     def __post_init__(self) -> None:
         if len(self.gate.metrics) > 1:
             raise UserError(
-                "--until-decided",
+                "--sequential",
                 "judges by one metric",
                 allowed="one --metric",
                 remedy="name the one that matters",
@@ -321,4 +321,4 @@ def go_on_command(question: PairsQuestion, names: Names) -> str:
     options += [f" --metric {name}" for name in gate.metrics]
     if question.runs_dir:
         options.append(f" --runs-dir {shlex.quote(str(question.runs_dir))}")
-    return f"paceline compare {names[0]} {names[1]} --until-decided{''.join(options)}"
+    return f"paceline compare {names[0]} {names[1]} --sequential{''.join(options)}"

@@ -34,7 +34,10 @@ def test_true_is_no_number(tmp_path: Path, setting: str):
         (["import", "no.log", "--tokens", "inf"], "must be a finite number"),
         (["import", "no.log", "--gpus", "99999999999999999999"], "is too large"),
         ([*ESTIMATE, "--set", "total_tokens=.inf"], "inf is no finite number"),
-        ([*ESTIMATE, "--checkpoint", "1e308", "--mtbf", "1", "--json"], "must be a finite number"),
+        (
+            [*ESTIMATE, "--checkpoint-time", "1e308", "--mtbf", "1", "--json"],
+            "must be a finite number",
+        ),
         ([*ESTIMATE, "--inter", "-100GB/s"], "states a negative rate"),
         ([*ESTIMATE, "--inter", "1,2,3 GB/s"], "link '1,2,3 GB/s'"),
         ([*ESTIMATE, "--inter", "infGB/s"], "inf"),

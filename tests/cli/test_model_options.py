@@ -33,7 +33,7 @@ def test_every_question_has_the_rates_of_the_file(monkeypatch: pytest.MonkeyPatc
 
 def test_a_file_of_another_device_or_dtype_is_refused_before_anything_is_estimated():
     for device, dtype, words in (
-        ("H100", "bf16", "--evidence own.json: is of cpu, by which H100 cannot be estimated"),
+        ("H100", "bf16", "--calibration own.json: is of cpu, by which H100 cannot be estimated"),
         ("cpu", "bf16", "is in fp32, and the training in bf16; allowed: a calibration in bf16"),
     ):
         overrides = (f"dtype={dtype}",)

@@ -55,7 +55,7 @@ def even(ssh_hosts: Bed) -> Bed:
 @pytest.mark.alone
 def test_a_slow_host_is_named_with_its_evidence(even: Bed, tmp_path: Path):
     even.hosts["node-003"].limit(SHARE / 3)
-    report = checked(even, tmp_path, "--at-once", "2")
+    report = checked(even, tmp_path, "--max-parallel", "2")
     assert report["drain"] == ["node-003"], report["sentences"]
     slow = by_name(report)["node-003"]
     assert all("below the other nodes (z = " in line for line in slow["evidence"])
@@ -73,7 +73,7 @@ def test_wrong_set_ups_are_named_and_the_other_hosts_are_still_measured(
     assert ssh_hosts.sshd
     ssh_hosts.sshd.lock_out(hosts["node-002"])
     hosts["node-005"].unplug()
-    report = checked(ssh_hosts, tmp_path, "--at-once", "2")
+    report = checked(ssh_hosts, tmp_path, "--max-parallel", "2")
     nodes = by_name(report)
     assert list(nodes) == ssh_hosts.names  # in the order of the hostfile, nobody dropped
     assert "refuses the log-in without a password" in nodes["node-002"]["evidence"][0]
@@ -88,8 +88,8 @@ def test_wrong_set_ups_are_named_and_the_other_hosts_are_still_measured(
 def test_a_quick_check_outlives_a_host_and_names_it_alone(ssh_hosts: Bed, tmp_path: Path):
     drain = tmp_path / "drain.txt"
     over_ssh = ["--hosts", "node-[001-004]", "--ssh-config", str(ssh_hosts.ssh_config)]
-    command = [sys.executable, "-m", "paceline", "check", "--quick", "--json", *over_ssh]
-    command += ["--limit", "180", "--drain-file", str(drain), "--runs-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "paceline", "check", "--devices-only", "--json", *over_ssh]
+    command += ["--time-limit", "180", "--drain-file", str(drain), "--runs-dir", str(tmp_path)]
     check = subprocess.Popen(
         command, env=ssh_hosts.env, cwd=ssh_hosts.shared, stdout=subprocess.PIPE, text=True
     )
@@ -145,7 +145,7 @@ def test_the_nodes_of_an_allocation_are_checked_inside_it(slurm_cluster: Bed, tm
 
 def test_slurm_leaves_out_the_hosts_of_a_drain_file(slurm_cluster: Bed, tmp_path: Path):
     drain = tmp_path / "drain.txt"
-    command = ["check", "--quick", "--launcher", "slurm", "--nodes", "2", "--json"]
+    command = ["check", "--devices-only", "--launcher", "slurm", "--nodes", "2", "--json"]
     done = paceline(
         slurm_cluster,
         *(*command, "--drain-file", str(drain), "--runs-dir", str(slurm_cluster.shared / "runs")),
@@ -183,7 +183,7 @@ def test_slurms_hosts_become_hostfiles(slurm_cluster: Bed):
         "paceline",
         "hosts",
         "--slurm",
-        "--first",
+        "--head",
     ]
     done = subprocess.run(
         inside, env=slurm_cluster.env, capture_output=True, text=True, timeout=LIMIT_S, check=False

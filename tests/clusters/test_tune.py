@@ -24,9 +24,9 @@ SMALL = [
     "--steps",
     "48",
     "--json",
-    "--most-tp",
+    "--max-tp",
     "1",
-    "--most-cp",
+    "--max-cp",
     "1",  # on busy cores their many exchanges take minutes
     *(
         word

@@ -138,12 +138,12 @@ def test_every_paceline_command_of_the_readme_is_understood(line: str, tmp_path:
     elif (
         arguments[0] in ("check", "calibrate", "probe")
         or "--local" in arguments
-        or "--until-decided" in arguments
+        or "--sequential" in arguments
         or arguments[:2] in MINUTES_OR_RESULTS
     ):
         arguments += ["--help"]  # there are no hosts and no results here, and no minutes
-    if "--trace" in arguments:
-        arguments.remove("--trace")  # its own tests follow smaller models
+    if "--trace-memory" in arguments:
+        arguments.remove("--trace-memory")  # its own tests follow smaller models
     done = paceline(*arguments, cwd=tmp_path)
     too_large = done.returncode == 1 and "cannot fit" in done.stderr
     no_runs_yet = done.returncode == 1 and "paceline run tiny-llama" in done.stderr

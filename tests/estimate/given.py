@@ -1,4 +1,4 @@
-"""Coefficients as `--evidence FILE` gives them."""
+"""Coefficients as `--calibration FILE` gives them."""
 
 from __future__ import annotations
 

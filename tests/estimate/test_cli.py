@@ -96,23 +96,26 @@ def test_scenarios_are_compared_with_the_first():
         (("--compare", "price=-1"), "price is '-1'; allowed: numbers from 0"),
         (("--compare", "price=nan"), "price is 'nan'"),
         (("--tokens", "inf"), "must be a finite number"),
-        (("--measured-s", "inf"), "must be a finite number"),
-        (("--measured-s", "0"), "measured-s"),
-        (("--checkpoint-every", "600"), "counts with failures alone; add --mtbf"),
-        (("--checkpoint", "60"), "--checkpoint: counts with failures alone; add --mtbf"),
-        (("--restart", "60"), "--restart: counts with failures alone; add --mtbf"),
-        (("--checkpoint", "30"), "--checkpoint: counts with failures alone; add --mtbf"),
-        (("--restart", "600"), "--restart: counts with failures alone; add --mtbf"),
+        (("--measured-step-time", "inf"), "must be a finite number"),
+        (("--measured-step-time", "0"), "measured-step-time"),
+        (("--checkpoint-interval", "600"), "counts with failures alone; add --mtbf"),
+        (("--checkpoint-time", "60"), "--checkpoint-time: counts with failures alone; add --mtbf"),
+        (("--restart-time", "60"), "--restart-time: counts with failures alone; add --mtbf"),
+        (("--checkpoint-time", "30"), "--checkpoint-time: counts with failures alone; add --mtbf"),
+        (("--restart-time", "600"), "--restart-time: counts with failures alone; add --mtbf"),
         (("--layout", "tp=2,pp=2,tp=4"), "says tp twice; allowed: each axis once; leave one out"),
-        (("--mtbf", "9", "--checkpoint-every", "inf"), "must be a finite number"),
-        (("--measured", "no-such-run"), "holds no run"),
-        (("--measured", "last", "--measured-s", "1"), "--measured-s is not; leave one"),
-        (("--measured", "last", "--compare", "gpus=8"), "--compare is not; leave one"),
+        (("--mtbf", "9", "--checkpoint-interval", "inf"), "must be a finite number"),
+        (("--measured-run", "no-such-run"), "holds no run"),
+        (
+            ("--measured-run", "last", "--measured-step-time", "1"),
+            "--measured-step-time is not; leave one",
+        ),
+        (("--measured-run", "last", "--compare", "gpus=8"), "--compare is not; leave one"),
         (("--mtbf", "inf"), "must be a finite number"),
-        (("--stack", "jax"), "must be one of any, "),
-        (("--stack", ""), "must be one of any, "),
+        (("--software", "jax"), "must be one of any, "),
+        (("--software", ""), "must be one of any, "),
         (("--dispatcher", "deepep"), "changes nothing: the model of llama31-70b has no experts"),
-        (("--evidence", "/none.json"), "holds no coefficients"),
+        (("--calibration", "/none.json"), "holds no coefficients"),
     ],
 )
 def test_bad_input_is_one_error_with_exit_code_1(arguments: tuple[str, ...], message: str):
@@ -155,10 +158,10 @@ def test_a_clusters_file_says_the_devices_and_takes_the_costs_of_options():
 
 
 def test_the_users_own_interval_counts_and_youngs_is_told():
-    failing = (*H100, "--mtbf", "50000", "--checkpoint", "60")
+    failing = (*H100, "--mtbf", "50000", "--checkpoint-time", "60")
     best, own = (
         json.loads(paceline(*failing, *more, "--json").stdout)["training_cost"]
-        for more in ((), ("--checkpoint-every", "900"))
+        for more in ((), ("--checkpoint-interval", "900"))
     )
     saving = own["checkpoints"]
     assert saving["interval_s"] == 900 and own["goodput"] == saving["goodput"]
@@ -171,7 +174,7 @@ def test_the_users_own_interval_counts_and_youngs_is_told():
         own["goodput"] < saving["young_goodput"] == best["goodput"] and own["days"] > best["days"]
     )
     (row,) = csv.DictReader(
-        paceline(*failing, "--checkpoint-every", "900", "--format", "csv").stdout.splitlines()
+        paceline(*failing, "--checkpoint-interval", "900", "--format", "csv").stdout.splitlines()
     )
     assert float(row["checkpoint_interval_s"]) == 900 and float(row["goodput"]) == own["goodput"]
 
@@ -179,7 +182,14 @@ def test_the_users_own_interval_counts_and_youngs_is_told():
 def test_a_stated_step_leads_the_waterfall_on_to_what_was_measured(tmp_path: Path):
     page = tmp_path / "e.html"
     done = paceline(
-        *H100, "--measured-s", "18", "--html", str(page), "--compare", "device=B200", "--json"
+        *H100,
+        "--measured-step-time",
+        "18",
+        "--html",
+        str(page),
+        "--compare",
+        "device=B200",
+        "--json",
     )
     first, other = json.loads(done.stdout)["scenarios"]
     measured, levels = first["measured"], first["waterfall"]
@@ -200,20 +210,20 @@ def test_a_run_is_estimated_as_it_was_and_its_page_shows_the_same(
     recipe, runs = micro(tmp_path), tmp_path / "runs"
     axes = ("--set", "steps=30", "--set", "layout.micro_batch=4")
     assert paceline("run", recipe, "--devices", "2", *axes, runs=runs).returncode == 0
-    without = paceline("estimate", recipe, "--measured", "last", runs=runs)
+    without = paceline("estimate", recipe, "--measured-run", "last", runs=runs)
     assert without.returncode == 1 and "`paceline calibrate` measures it" in without.stderr
     (own,) = calibrations()
     write_value(tmp_path / "own.json", own)
-    file = ("--evidence", str(tmp_path / "own.json"))
-    by_file = paceline("estimate", recipe, "--measured", "last", *file, "--json", runs=runs)
+    file = ("--calibration", str(tmp_path / "own.json"))
+    by_file = paceline("estimate", recipe, "--measured-run", "last", *file, "--json", runs=runs)
     wrong = paceline(*H100, *file)
     assert wrong.returncode == 1 and "by which H100 cannot be estimated" in wrong.stderr
     card = own.model_copy(update={"kind": "cuda", "device": "a card"})
     narrow = own.model_copy(update={"dtype": "bf16"})
     for other, words in ((card, "is of a card, by which cpu cannot"), (narrow, "is in bf16, and")):
         write_value(tmp_path / "other.json", other)
-        measured = ("estimate", recipe, "--measured", "last")
-        done = paceline(*measured, "--evidence", str(tmp_path / "other.json"), runs=runs)
+        measured = ("estimate", recipe, "--measured-run", "last")
+        done = paceline(*measured, "--calibration", str(tmp_path / "other.json"), runs=runs)
         assert done.returncode == 1 and f"other.json: {words}" in done.stderr
     ranked = paceline("tune", recipe, "--device", "cpu", "--gpus", "2", "--estimate-only", *file)
     assert ranked.returncode == 0 and "layouts estimated" in ranked.stdout
@@ -222,7 +232,7 @@ def test_a_run_is_estimated_as_it_was_and_its_page_shows_the_same(
     for kept in calibrations():
         write_value(file_of(kept.device, kept.dtype), kept)
     output = json.loads(
-        paceline("estimate", recipe, "--measured", "last", "--json", runs=runs).stdout
+        paceline("estimate", recipe, "--measured-run", "last", "--json", runs=runs).stdout
     )
     shown = json.loads(paceline("show", "last", "--json", runs=runs).stdout)
     assert output["measured"]["step_time_s"] == shown["metrics"]["step_time_s"]["value"]
@@ -231,7 +241,7 @@ def test_a_run_is_estimated_as_it_was_and_its_page_shows_the_same(
     assert (output["devices"], output["layout"], output["stack"]) == (2, "dp 2", "torch")
     assert output["waterfall"][-1]["name"] == "measured"
     refused = paceline(
-        "estimate", recipe, "--measured", "last", "--layout", "micro_batch=8", runs=runs
+        "estimate", recipe, "--measured-run", "last", "--layout", "micro_batch=8", runs=runs
     )
     assert refused.returncode == 1 and "layout.micro_batch is 4, not 8" in refused.stderr
     assert paceline("report", "last", runs=runs).returncode == 0
@@ -275,7 +285,7 @@ def test_validate_lists_scores_and_what_it_left_out(tmp_path: Path):
     }
     assert len(output["rows"]) + len(output["unmodelled"]) == len(ROWS)
     write_value(tmp_path / "own.json", calibrated(2, 1))
-    wrong = paceline("validate", str(path), "--evidence", str(tmp_path / "own.json"))
+    wrong = paceline("validate", str(path), "--calibration", str(tmp_path / "own.json"))
     assert wrong.returncode == 1 and "by which a GPU cannot be estimated" in wrong.stderr
     text = paceline("validate", str(path), "--where", "source=a")
     assert "median |ln|" in text.stdout and "predicted by" in text.stdout
@@ -327,7 +337,7 @@ def test_what_would_help_most_is_told_in_every_form(tmp_path: Path):
     assert "What would help most" in text and "latency of exchanges" in text
     (row,) = csv.DictReader(paceline(*H100, "--sensitivity", "--format", "csv").stdout.splitlines())
     assert float(row["elasticity_matrix_products"]) == pytest.approx(best["elasticity"])
-    run = paceline("estimate", "tiny-llama", "--measured", "last", "--sensitivity")
+    run = paceline("estimate", "tiny-llama", "--measured-run", "last", "--sensitivity")
     assert run.returncode == 1 and "--sensitivity is not" in run.stderr
 
 

@@ -48,12 +48,12 @@ def test_text_says_the_figures_with_window_and_convention(log: Path):
 
 def test_the_series_comes_as_csv_json_and_md(log: Path):
     table = list(
-        csv.DictReader(io.StringIO(paceline("parse", log, "--steps", "--format", "csv").stdout))
+        csv.DictReader(io.StringIO(paceline("parse", log, "--per-step", "--format", "csv").stdout))
     )
     assert len(table) == 41 and float(table[0]["step_time_s"]) == 20.0 and table[0]["mfu"] == ""
-    series = answer("parse", log, "--steps", "--json")["steps"]
+    series = answer("parse", log, "--per-step", "--json")["steps"]
     assert series[0]["step"] == 1 and series[0]["loss"] == pytest.approx(2.1)
-    assert "| 41 |" in paceline("parse", log, "--steps", "--format", "md").stdout
+    assert "| 41 |" in paceline("parse", log, "--per-step", "--format", "md").stdout
 
 
 def test_standard_input_is_read(log: Path):
@@ -109,7 +109,7 @@ def test_a_log_is_imported_once_unless_asked(log: Path, tmp_path: Path):
     assert paceline("import", log, *runs).returncode == 0
     twice = paceline("import", log, *runs)
     assert twice.returncode == 1 and "was imported as" in twice.stderr
-    assert paceline("import", log, *runs, "--again").returncode == 0
+    assert paceline("import", log, *runs, "--reimport").returncode == 0
 
 
 def test_what_is_no_log_is_not_imported(tmp_path: Path):
@@ -142,12 +142,12 @@ def test_a_window_is_asked_of_a_folder_of_which_one_log_is_too_short(log: Path):
 
 def test_the_series_of_a_folder_keeps_to_the_conditions_and_the_exit_codes(log: Path):
     (log.parent / "empty.log").write_text("")
-    both = answer("parse", log.parent, "--steps", "--json")
+    both = answer("parse", log.parent, "--per-step", "--json")
     assert [len(entry["steps"]) for entry in both] == [0, 41]
-    (row,) = answer("parse", log.parent, "--steps", "--json", "--where", "status=ok")
+    (row,) = answer("parse", log.parent, "--per-step", "--json", "--where", "status=ok")
     assert row["file"] == str(log)
     (log.parent / "gone.log").symlink_to("nowhere")
-    assert paceline("parse", log.parent / "gone.log", "--steps").returncode == 1
+    assert paceline("parse", log.parent / "gone.log", "--per-step").returncode == 1
 
 
 def test_a_name_over_two_lines_is_one_row(log: Path):

@@ -52,7 +52,7 @@ def test_a_file_keeps_its_slots_and_its_order(tmp_path: Path):
     file = tmp_path / "hosts"
     file.write_text("b slots=4\na:2\n")
     assert run(str(file)).stdout == "b slots=4\na slots=2\n"
-    assert run(str(file), "--first").stdout == "b slots=4\n"
+    assert run(str(file), "--head").stdout == "b slots=4\n"
     assert json.loads(run(str(file), "--json").stdout) == [
         {"host": "b", "slots": 4},
         {"host": "a", "slots": 2},
@@ -110,8 +110,8 @@ def test_a_hostfile_that_exists_stays(tmp_path: Path):
 
 
 def test_options_that_would_be_passed_over_are_refused(tmp_path: Path):
-    with pytest.raises(UserError, match="--first, --take: are asked for together"):
-        run("a,b", "--first", "--take", "2")
+    with pytest.raises(UserError, match="--head, --take: are asked for together"):
+        run("a,b", "--head", "--take", "2")
     with pytest.raises(UserError, match="--output: is for hostfiles"):
         run("a,b", "--check", "-o", str(tmp_path / "out"))
 

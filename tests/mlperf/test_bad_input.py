@@ -145,7 +145,7 @@ def test_an_engine_that_makes_no_trials_is_named_before_any_layout(engine: str, 
     ("words", "told"),
     [
         (["--tiny", "--name", "../series"], "--name ../series: cannot name a series; allowed: "),
-        (["--tiny", "--heldout", "x"], "--heldout: is for the whole benchmark"),
+        (["--tiny", "--validation", "x"], "--validation: is for the whole benchmark"),
         (["--tiny", "--synthetic", "--data", "x"], "--data: changes nothing beside --synthetic"),
     ],
 )

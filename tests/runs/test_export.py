@@ -44,7 +44,7 @@ def test_a_run_becomes_a_folder_once(run: Path, tmp_path: Path) -> None:
     ("words", "what"),
     [
         (["--dtype", "fp8"], "--dtype fp8: is unknown; allowed: fp32, bf16, fp16"),
-        (["--like", "nowhere"], "nowhere has no config.json"),
+        (["--base-model", "nowhere"], "nowhere has no config.json"),
     ],
 )
 def test_what_cannot_be_is_refused(words: list[str], what: str, run: Path, tmp_path: Path) -> None:

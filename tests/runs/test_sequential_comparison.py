@@ -1,4 +1,4 @@
-"""`compare --until-decided`: pairs made until they decide, and pairs that are asked for."""
+"""`compare --sequential`: pairs made until they decide, and pairs that are asked for."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_ctrl_c_keeps_what_was_measured_and_the_command_goes_on(
     broken = TwoSpeeds(0.04, lambda number, slow: "cancelled" if number == 3 else "ok")
     answer, _ = decide(monkeypatch, tmp_path, broken, group="g")
     assert (answer.verdict, answer.ended, answer.pairs) == ("undecided", "interrupted", 1)
-    assert answer.go_on == "paceline compare g-a g-b --until-decided"
+    assert answer.go_on == "paceline compare g-a g-b --sequential"
     answer, _ = decide(monkeypatch, tmp_path, TwoSpeeds(0.04), ("g-a", "g-b"))
     assert (answer.verdict, answer.ended) == ("slower", "decided")
     good = [f for folders in groups(tmp_path).values() for f in folders]
@@ -123,7 +123,7 @@ def test_ctrl_c_before_the_first_figure_is_undecided_and_no_failed_gate(
     answer, _ = decide(monkeypatch, tmp_path, broken, group="g")
     assert (answer.verdict, answer.ended, answer.pairs) == ("undecided", "interrupted", 0)
     assert answer.sentence.startswith("Not judged: g-a has no figure")
-    assert answer.go_on == "paceline compare g-a g-b --until-decided"
+    assert answer.go_on == "paceline compare g-a g-b --sequential"
 
 
 def test_the_other_way_round_the_ratio_is_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -189,7 +189,7 @@ def test_a_whole_plan_of_runs_one_side_after_the_other_asks_for_a_new_series(tmp
 def test_the_verb_prints_the_answer_as_json(tmp_path: Path):
     for at in range(12):
         make_finished(tmp_path, at, 0.2 * (1 + 0.04 * (at % 2)), tag="ab"[at % 2])
-    done = paceline("compare", "a", "b", "--until-decided", "--json", runs=tmp_path)
+    done = paceline("compare", "a", "b", "--sequential", "--json", runs=tmp_path)
     answer = json.loads(done.stdout)
     assert done.returncode == 3, done.stderr
     assert (answer["verdict"], answer["pairs"]) == ("slower", 6)

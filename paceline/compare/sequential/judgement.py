@@ -60,7 +60,7 @@ class SequentialLook(Value):
 
 
 class SequentialComparison(Value):
-    """Two sides compared while their runs are made in pairs: `compare --until-decided`.
+    """Two sides compared while their runs are made in pairs: `compare --sequential`.
 
     The candidate is judged, the baseline is the measure. Whatever the number of looks, identical
     sides are called slower or faster in at most `error` of the comparisons.

@@ -138,7 +138,7 @@ class GivenEvidence:
 
     @property
     def _where(self) -> str:
-        return f"--evidence {self.path}"
+        return f"--calibration {self.path}"
 
     def _of_another_kind(self, device: str) -> UserError:
         of = self.calibration.device if self.calibration else ""

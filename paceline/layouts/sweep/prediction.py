@@ -68,7 +68,7 @@ def _software(spec: RunSpec, stack: str | None) -> Software | None:
         return None
     if spec.cluster.device == "cpu":
         raise UserError(
-            f"--stack {stack}",
+            f"--software {stack}",
             "is of GPUs; on a processor PyTorch's modules compute whatever is run",
             remedy="leave it out",
         )

@@ -69,10 +69,10 @@ def tuned_recipe(
 
 def check_place(path: Path, recipe: str) -> None:
     """Raise UserError where no recipe can be written, or the tuning's own would be lost."""
-    where = f"--write {path}"
+    where = f"--save-recipe {path}"
     place = next(folder for folder in path.absolute().parents if folder.exists())
     if path.is_dir():
-        raise UserError(where, "is a folder", remedy=f"--write {path / 'tuned.yaml'}")
+        raise UserError(where, "is a folder", remedy=f"--save-recipe {path / 'tuned.yaml'}")
     if not (place.is_dir() and os.access(place, os.W_OK)):
         raise UserError(where, f"{place} is no folder that can be written to")
     if path.absolute() == recipe_path(recipe).absolute():

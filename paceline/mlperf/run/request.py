@@ -241,7 +241,11 @@ def _of_engine(request: SeriesRequest, benchmark: Benchmark) -> tuple[SeriesRequ
         raise UserError(
             "engine_settings.nexp", "every trial is a job of its own", remedy="use --trials"
         )
-    alone = {"--tiny": request.tiny, "--synthetic": request.synthetic, "--heldout": request.heldout}
+    alone = {
+        "--tiny": request.tiny,
+        "--synthetic": request.synthetic,
+        "--validation": request.heldout,
+    }
     if options := [name for name, value in alone.items() if value]:
         raise UserError(
             options[0],
@@ -278,7 +282,7 @@ def _variant(request: SeriesRequest, benchmark: Benchmark) -> TrialVariant:
 
 
 def _data(request: SeriesRequest, benchmark: Benchmark, batch: int, show: Showing) -> Prepared:
-    options = {"--data": request.data, "--heldout": request.heldout}
+    options = {"--data": request.data, "--validation": request.heldout}
     given = [name for name, value in options.items() if value]
     if request.synthetic:
         if given:
@@ -294,7 +298,7 @@ def _data(request: SeriesRequest, benchmark: Benchmark, batch: int, show: Showin
         raise UserError(
             f"{benchmark.name}: data",
             f"none is staged: it trains on {benchmark.trains_on}",
-            remedy="name it with --data FILE (and --heldout FILE), measure the speed with "
+            remedy="name it with --data FILE (and --validation FILE), measure the speed with "
             "--synthetic, or train the small sibling with --tiny",
         )
     return Prepared(tuple(_staged(request, benchmark)), None)

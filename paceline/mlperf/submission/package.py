@@ -87,7 +87,7 @@ def package(request: PackageRequest) -> Package:
     target = request.out / request.organisation
     if target.exists() or target.is_symlink():
         raise UserError(
-            str(target), "exists, and nothing is overwritten", remedy="give another --out"
+            str(target), "exists, and nothing is overwritten", remedy="give another --output"
         )
     _check_description(request)
     scores = [_submittable_score(place, request) for place in request.places]
@@ -138,7 +138,7 @@ def _check_names(request: PackageRequest) -> None:
     for code in request.code.values():
         if request.out.resolve().is_relative_to(code.resolve()):
             raise UserError(
-                f"--out {request.out}", f"lies in the code {code} that is copied into it"
+                f"--output {request.out}", f"lies in the code {code} that is copied into it"
             )
 
 

@@ -197,7 +197,7 @@ def describe(
         raise UserError(
             str(out),
             "exists, and nothing is overwritten",
-            remedy="give another --out, or edit the file and check it with "
+            remedy="give another --output, or edit the file and check it with "
             "`paceline mlperf check FILE`",
         )
     machine, nodes = inventory(), catalog.cluster(cluster) if cluster else None

@@ -49,7 +49,9 @@ def import_bundle(path: Path, root: Path, again: bool) -> RunReport:
         before = None if again else _imported_before(root, opened.bundle)
         if before is not None:
             raise UserError(
-                str(path), f"was imported as {before.name}", remedy="--again imports it once more"
+                str(path),
+                f"was imported as {before.name}",
+                remedy="--reimport imports it once more",
             )
         return _stored(opened, root)
 

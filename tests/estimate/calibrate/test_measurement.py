@@ -113,5 +113,5 @@ def test_what_cannot_be_kept_or_trained_is_told_before_anything_is_measured(
     ranks = CliRunner().invoke(app, [*asked, "--ranks", "1,3"]).exception
     assert isinstance(ranks, UserError) and "--ranks 3" in str(ranks) and "divides" in str(ranks)
     for out in (tmp_path, Path("/proc/none/x.json")):
-        fault = CliRunner().invoke(app, [*asked, "--ranks", "1", "--out", str(out)]).exception
+        fault = CliRunner().invoke(app, [*asked, "--ranks", "1", "--output", str(out)]).exception
         assert isinstance(fault, SystemFaultError) and "cannot be written" in str(fault)

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.test_errors import paceline
 from tests.layouts.rampup.study import SCHEDULE_16GB
 
-STUDY = ("rampup", "gpt-1b3", "--variant", "ramp-up", "--max-nodes", "16", "--stack", "softmax")
+STUDY = ("rampup", "gpt-1b3", "--variant", "ramp-up", "--max-nodes", "16", "--software", "softmax")
 NODES = ("--cluster", "jean-zay-v100-16g")
 
 
@@ -77,10 +77,10 @@ def test_markdown_has_both_tables(tmp_path: Path):
         ((*NODES, "--stages", "64,32"), "must rise"),
         ((*NODES, "--stages", "1.5"), "'1.5' is no number"),
         ((*NODES, "--samples", "0"), "'0' is no number"),
-        ((*NODES, "--samples", "9", "--every-batch"), "takes the samples from"),
+        ((*NODES, "--samples", "9", "--all-batches"), "takes the samples from"),
         ((*NODES, "--check", "/none.csv"), "cannot be read"),
-        ((*NODES, "--stack", "jax"), "must be one of any, "),
-        ((*NODES, "--least-efficiency", "2"), "least-efficiency"),
+        ((*NODES, "--software", "jax"), "must be one of any, "),
+        ((*NODES, "--min-efficiency", "2"), "min-efficiency"),
     ],
 )
 def test_bad_input_is_one_error_with_exit_code_1(arguments: tuple[str, ...], message: str):

@@ -20,7 +20,7 @@ from tests.cli.test_errors import paceline
 from tests.runs.test_flow import SMALL
 
 QUICK = ["tune", "tiny-llama", "--gpus", "2", *SMALL, "--set", "layout.micro_batch=4"]
-TRIALS = ["--steps", "30", "--most-cp", "1"]
+TRIALS = ["--steps", "30", "--max-cp", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
         *TRIALS,
         "--budget",
         "3 trials",
-        "--write",
+        "--save-recipe",
         str(runs / "fast.yaml"),
         "--json",
         runs=runs,
@@ -108,9 +108,9 @@ def test_wrong_input_is_refused(tmp_path: Path, arguments: list[str], code: int,
     [
         (["--budget", "10m"], "--estimate-only"),
         (["--steps", "5"], "--estimate-only"),
-        (["--write", "fast.yaml"], "--estimate-only"),
+        (["--save-recipe", "fast.yaml"], "--estimate-only"),
         (["--oversubscribe"], "--estimate-only"),
-        (["--stack", "softmax"], "--budget"),
+        (["--software", "softmax"], "--budget"),
         (["--per-node", "4"], "--budget"),
         (["--top", "3"], "--budget"),
     ],

@@ -39,7 +39,7 @@ def test_the_probe_answers_in_the_form_that_probes_have():
             "context",
             "--device",
             "cpu",
-            "--repeats",
+            "--repeat",
             "1",
             "--json",
         ],

@@ -127,7 +127,7 @@ def test_a_trial_beyond_its_limit_ends_and_the_series_goes_on(home: Path):
         "--tiny",
         "--trials",
         "2",
-        "--trial-limit",
+        "--timeout",
         "1",
         "--name",
         "short",

@@ -21,13 +21,13 @@ installed = pytest.mark.skipif(
 
 
 def test_system_prints_every_field_and_says_what_is_open(tmp_path: Path):
-    done = paceline("system", "--set", "submitter=Example", "--out", tmp_path / "box.json")
+    done = paceline("system", "--set", "submitter=Example", "--output", tmp_path / "box.json")
 
     assert done.returncode == 0, done.stderr
     assert "submitter " in done.stdout and "cooling: air, liquid, ..." in done.stdout
     assert f"written: {tmp_path}/box.json" in done.stdout and LABEL in done.stdout
     assert json.loads((tmp_path / "box.json").read_text())["submitter"] == "Example"
-    assert paceline("system", "--out", tmp_path / "box.json").returncode == 1
+    assert paceline("system", "--output", tmp_path / "box.json").returncode == 1
 
 
 def test_system_as_json_and_as_a_gate():
@@ -55,7 +55,7 @@ def test_package_then_check_then_compare(tmp_path: Path):
         code,
         "--system",
         description(tmp_path / f"{SYSTEM}.json"),
-        "--out",
+        "--output",
         tmp_path / "sub",
     ]
     made = paceline(*words)
@@ -87,7 +87,7 @@ def test_a_package_that_the_checker_refuses_is_named_with_its_lines(tmp_path: Pa
         "closed",
         "--code",
         f"llama2_70b_lora={runs}",
-        "--out",
+        "--output",
         tmp_path / "sub",
         "--system",
         description(tmp_path / f"{SYSTEM}.json"),

@@ -53,7 +53,7 @@ def test_a_bundle_becomes_the_run_that_it_is_of(bundle: Path, tmp_path: Path):
     assert "2026-01-01-run" in paceline("list", "--format", "csv", runs=mine).stdout
     again = paceline("import", bundle, runs=mine)
     assert again.returncode == 1 and "was imported as 2026-01-01-run" in again.stderr
-    assert paceline("import", bundle, "--again", runs=mine).returncode == 0
+    assert paceline("import", bundle, "--reimport", runs=mine).returncode == 0
     assert (mine / "2026-01-01-run-2/bundle.json").is_file()
 
 

@@ -68,7 +68,7 @@ def earlier(root: Path, factor: float, number: int, like: CheckReport) -> None:
 def test_a_machine_far_below_its_own_past_is_to_be_drained(runs: Path, tmp_path: Path):
     for number in range(3):
         earlier(tmp_path, 100.0, number, report_of(runs))
-    result = run("--runs-dir", str(tmp_path), "--fail-on-findings", "--at-once", "1")
+    result = run("--runs-dir", str(tmp_path), "--fail-on-findings", "--max-parallel", "1")
     document = json.loads(result.stdout)
     assert result.exit_code == 3 and len(document["drain"]) == 1
     assert "below its own history" in document["hosts"][0]["evidence"][0]
@@ -112,7 +112,13 @@ def test_a_quick_check_measures_each_device_by_itself(tmp_path: Path):
     drain = tmp_path / "drain.txt"
     result = CliRunner().invoke(
         app,
-        ["--quick", "--device=cpu", "--json", f"--drain-file={drain}", f"--runs-dir={tmp_path}"],
+        [
+            "--devices-only",
+            "--device=cpu",
+            "--json",
+            f"--drain-file={drain}",
+            f"--runs-dir={tmp_path}",
+        ],
     )
     assert result.exit_code == 0, result.output
     (host,) = json.loads(result.stdout)["hosts"]
@@ -121,5 +127,5 @@ def test_a_quick_check_measures_each_device_by_itself(tmp_path: Path):
 
 
 def test_a_quick_check_has_nothing_in_turn():
-    with pytest.raises(UserError, match="leave --fast and --at-once out"):
-        run("--quick")
+    with pytest.raises(UserError, match="leave --fast and --max-parallel out"):
+        run("--devices-only")

@@ -32,7 +32,7 @@ def run(folder: Path, *arguments: str, code: int = 0) -> Any:
 def test_a_folder_is_measured_and_held_against_a_training(tmp_path: Path):
     data = tmp_path / "data"
     data.mkdir()
-    brief = ("--seconds=0.1", "--size=16MiB", "--recipe=llama31-8b", "--on=H100:64")
+    brief = ("--seconds=0.1", "--size=16MiB", "--recipe=llama31-8b", "--assume-devices=H100:64")
     document = run(tmp_path, str(data), *brief)
     folder = Path(document.pop("folder"))
     best = document.pop("best")
@@ -76,5 +76,5 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path):
 )
 def test_devices_that_do_not_fill_the_hosts_are_refused(on: str, hosts: int, reason: str):
     cluster = Cluster(name="x", device="H100-SXM", nodes=hosts, devices_per_node=8)
-    with pytest.raises(UserError, match=f"--on {on}: is no multiple of {reason}"):
+    with pytest.raises(UserError, match=f"--assume-devices {on}: is no multiple of {reason}"):
         estimated_demand("tiny-llama", on, cluster)
