@@ -43,7 +43,7 @@ from paceline.trainer.measure.clock import aside
 from paceline.trainer.measure.outcome import CheckpointError
 from paceline.trainer.optim import LossScaler
 from paceline.trainer.parallel.mesh import World
-from paceline.trainer.randomness import random_states, restore_random
+from paceline.trainer.randomness import restore_rng_states, rng_states
 from paceline.trainer.replica.replica import Replica
 
 SCHEMA = 1
@@ -174,7 +174,7 @@ class Checkpoints:
         """By key what random numbers come next on this rank, if its training draws any."""
         if not self.config.draws:
             return {}
-        states = random_states(self.world.device)
+        states = rng_states(self.world.device)
         return {f"random/{kind}/{self.world.rank:05d}": state for kind, state in states.items()}
 
     def _resume_random(self, reader: CheckpointReader, state: dict[str, Any]) -> None:
@@ -185,7 +185,7 @@ class Checkpoints:
         if mine.keys() <= reader.read_metadata().state_dict_metadata.keys():
             self._load(mine, reader)
             kinds = {key.split("/")[1]: value for key, value in mine.items()}
-            restore_random(kinds, self.world.device)
+            restore_rng_states(kinds, self.world.device)
 
     def _finish(self, writer: Writer, finish: Callable[[], Any]) -> None:
         try:

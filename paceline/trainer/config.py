@@ -99,11 +99,11 @@ class TrainingConfig:
     initial_weights: str | None = None
     """A checkpoint that the model's weights are taken from."""
     fp8_recipe: Fp8Recipe = "tensorwise"
-    """What shares a scale in fp8's products; see `low_precision_product`."""
+    """Which elements share a scale in fp8 GEMMs; see `low_precision_gemm`."""
 
     @property
     def low_precision_recipe(self) -> str | None:
-        """What `low_precision_product` takes; None where no product is narrower than 16 bits."""
+        """The recipe of `low_precision_gemm`; None where no GEMM is narrower than 16 bits."""
         if self.dtype not in NARROW:
             return None
         return self.fp8_recipe if self.dtype == "fp8" else self.dtype
@@ -226,7 +226,7 @@ class TrainerConfig:
         model, lora = self.model, self.lora
         decoder = isinstance(model, ModelConfig)
         return bool(
-            (lora and lora.dropout) or (decoder and (model.dropout or model.dropped_probabilities))
+            (lora and lora.dropout) or (decoder and (model.dropout or model.attention_dropout_p))
         )
 
     def layout_record(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class ModelConfig:
         return 1.0 if scalar is None else (self.head_dim / scalar) ** 0.5
 
     @property
-    def dropped_probabilities(self) -> float:
+    def attention_dropout_p(self) -> float:
         """Share of attention's probabilities that is dropped."""
         return self.dropout if self.attention_dropout is None else self.attention_dropout
 

@@ -39,7 +39,7 @@ from paceline.trainer.model.document_attention import document_kernel
 from paceline.trainer.optim import LossScaler
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
 from paceline.trainer.profilers import make_profiler
-from paceline.trainer.randomness import kept_randomness
+from paceline.trainer.randomness import preserve_rng
 from paceline.trainer.replica.assembly import DTYPES, make_replica
 from paceline.trainer.replica.replica import Replica
 from paceline.trainer.schedule import BatchSizes, set_rate
@@ -198,7 +198,7 @@ def attention_of(config: TrainerConfig, device: torch.device) -> str:
     shape = AttentionShape(tokens, heads, kv_heads, model.head_dim, isinstance(model, ModelConfig))
     dtype = DTYPES[config.training.dtype]
     if isinstance(model, ModelConfig) and config.data.document_mask:
-        how = document_kernel(device, dtype, model.dropped_probabilities)
+        how = document_kernel(device, dtype, model.attention_dropout_p)
         return f"documents, {how}"
     kernel = attention_kernel(shape, dtype, device)
     if not isinstance(model, ModelConfig):
@@ -252,7 +252,7 @@ def warm_up(trainer: Trainer, config: TrainerConfig, steps: int) -> float:
     )
     loader = Loader(corpus, sampler, synthetic, mesh, pin=world.device.type == "cuda")
     masked, scaler = trainer.masked, trainer.scaler
-    with kept_randomness(world.device):
+    with preserve_rng(world.device):
         try:
             trainer.masked = False
             trainer.scaler = LossScaler(training.loss_scale) if scaler is not None else None

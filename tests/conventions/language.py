@@ -41,8 +41,9 @@ STANDARD = frozenset(
     allocated allowed averaged bed cached compiled converted corrected detached detected disabled
     elapsed embed enabled escaped estimated expected exposed failed fitted fixed fused indexed
     installed interrupted masked measured merged missed mixed need nested observed overlapped packed
-    padded passed predicted printed published recomputed red redacted replicated reserved reversed
-    scaled seed shard sharded shared skipped sorted speed submitted tied unexpected unused weighted
+    padded passed pooled predicted printed published recomputed red redacted replicated reserved
+    reversed scaled seed shard sharded shared skipped sorted speed submitted tied unexpected unused
+    weighted
     """.split()  # noqa: SIM905
 )
 """Participles that are terms of the field, or nouns."""

@@ -90,7 +90,7 @@ class Watched:
         return loss
 
 
-def fill(self: Network, name: str, whole: Tensor, generator: torch.Generator) -> None:
+def init_parameter(self: Network, name: str, whole: Tensor, generator: torch.Generator) -> None:
     """All weights at random, in place of the models' own beginnings.
 
     What begins as 0 (adapters, Flux' modulation) keeps other gradients 0, and with deviations of
@@ -238,7 +238,7 @@ def check_compiled() -> None:
 def main(cases: list[dict[str, Any]], folder: Path) -> None:
     """Train the cases one after the other in one world."""
     torch.set_num_threads(1)
-    Network.fill = MMDiT.fill = fill  # type: ignore[method-assign]
+    Network.init_parameter = MMDiT.init_parameter = init_parameter  # type: ignore[method-assign]
     world = join_world("cpu")
     if world.size > 1:
         watch_waits(StepClock(HostClock()))

@@ -16,7 +16,7 @@ from paceline.trainer.model import decoder
 from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.model.flux import HeadNorm
 from paceline.trainer.model.layers import ColumnParallelLinear
-from paceline.trainer.model.network import recomputed
+from paceline.trainer.model.network import activation_checkpoint
 from paceline.trainer.parallel import collectives
 from paceline.trainer.parallel.mesh import World
 from paceline.trainer.parallel.tensor import ParamPlan
@@ -64,9 +64,9 @@ def other_inputs(world: World) -> AbstractContextManager[Any]:
             factor = 1.0 if len(calls) == 1 else 1.001
             return compute(*(x * factor if isinstance(x, Tensor) else x for x in parts))
 
-        return recomputed(counted, *inputs, **settings)
+        return activation_checkpoint(counted, *inputs, **settings)
 
-    return patch.object(decoder, "recomputed", drifted)
+    return patch.object(decoder, "activation_checkpoint", drifted)
 
 
 def lonely_adapters(world: World) -> AbstractContextManager[Any]:

@@ -141,9 +141,9 @@ def places(ranks: int) -> list[dict[str, str]]:
 
 def prepare() -> None:
     """Import what takes the trainer longest, in the process that is forked."""
-    from tests.trainer import emulated
+    from tests.trainer import cpu_low_precision
 
-    emulated.install()
+    cpu_low_precision.install()
     for name in ("checkpoint", "device_mesh", "fsdp", "optim", "pipelining", "tensor"):
         importlib.import_module(f"torch.distributed.{name}")
 

@@ -25,7 +25,7 @@ from paceline.trainer.data.texts import END_OF_DOCUMENT
 from paceline.trainer.model import context_parallel, decoder
 from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.model.decoder import Decoder, LayerSetting
-from paceline.trainer.model.document_attention import COMPUTED, keep_documents_from_compiler
+from paceline.trainer.model.document_attention import COMPILABLE, exclude_documents_from_compile
 from paceline.trainer.model.network import freeze, init_weights
 from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.offline import memory_trace
@@ -136,7 +136,7 @@ class OneByOne:
         init_weights(self.model, shapes, self.config.training.seed, Mesh())
         self.model.make_tables(torch.device("cpu"))
         self.corpus = load_corpus(self.config)
-        self.places, self.rope = self.model.places, self.model.rope
+        self.position_ids, self.rope = self.model.position_ids, self.model.rope
 
     def summed(self, windows: tuple[Tensor, ...]) -> Tensor:
         """The summed loss of all documents in some windows, which their end marks part."""
@@ -151,8 +151,8 @@ class OneByOne:
     def of_document(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Its positions are the first ones of a sequence."""
         first, model = slice(len(ids)), self.model
-        if self.places is not None:
-            model.places = self.places[first]
+        if self.position_ids is not None:
+            model.position_ids = self.position_ids[first]
         if self.rope is not None:
             model.rope = model.local_rope = (self.rope[0][first], self.rope[1][first])
         return model(ids[None], targets[None])
@@ -239,7 +239,7 @@ def test_documents_that_see_each_other_are_found(
 def test_positions_that_go_on_from_document_to_document_are_found(
     texts: Path, references: dict[bool, dict[str, Any]]
 ) -> None:
-    with patch.object(decoder, "restarted", lambda places, documents, offset: places):
+    with patch.object(decoder, "restart_positions", lambda places, documents, offset: places):
         result = alone(content(texts))
 
     assert distance(result, references[False]) > MARGIN * TOLERANCE
@@ -276,9 +276,9 @@ def test_compiled_blocks_give_the_same_and_are_not_compiled_again_for_other_docu
     """A second number of documents makes it a variable, and no further one changes anything."""
     plain = OneByOne(content(texts, **{**WINDOWED, "num_layers": 2}))
     model, counter = compiled_like(plain, recompute), CompileCounterWithBackend("aot_eager")
-    frames, together = list[int](), COMPUTED["attention"]
+    frames, together = list[int](), COMPILABLE["attention"]
     try:
-        keep_documents_from_compiler()
+        exclude_documents_from_compile()
         for block in model.blocks.values():
             block.compile(backend=counter)
         for index in range(4):
@@ -290,7 +290,7 @@ def test_compiled_blocks_give_the_same_and_are_not_compiled_again_for_other_docu
     finally:
         torch._dynamo.reset()
         counters.clear()
-        COMPUTED["attention"] = together
+        COMPILABLE["attention"] = together
 
     assert 0 < frames[0] < frames[1] == frames[2] == frames[3], frames
     for mine, other in zip(model.parameters(), plain.model.parameters(), strict=True):
@@ -319,7 +319,7 @@ def test_a_whole_training_says_what_it_attended_to(texts: Path, tmp_path: Path) 
 
     start = lines(tmp_path)[0]
     assert start["data"]["document_mask"] is True
-    assert start["attention"] == "documents, one by one"
+    assert start["attention"] == "documents, per document"
     assert end(tmp_path)["status"] == "ok"
     assert all(0 < step["attended_share"] < 1 for step in steps(tmp_path))
 

@@ -13,8 +13,8 @@ import torch
 
 from paceline.trainer.config import parse_config
 from paceline.trainer.model.attention import causal_attention
-from paceline.trainer.model.dropout import drop, drop_stream, hashed
-from paceline.trainer.model.network import recomputed
+from paceline.trainer.model.dropout import dropout, hash_bits, residual_dropout
+from paceline.trainer.model.network import activation_checkpoint
 from paceline.trainer.parallel.mesh import join_world
 from paceline.trainer.parallel.tensor import NO_TP
 from tests import forks
@@ -160,7 +160,7 @@ def test_one_process_computes_again_what_it_dropped(recompute: str) -> None:
 def test_a_share_becomes_0_and_the_others_grow_by_it() -> None:
     x = torch.ones(200, 1000)
 
-    out = drop_stream(x, 0.1, NO_TP)
+    out = residual_dropout(x, 0.1, NO_TP)
 
     assert out.unique().tolist() == pytest.approx([0.0, 1 / 0.9])
     assert (out == 0).float().mean().item() == pytest.approx(0.1, abs=0.004)
@@ -171,7 +171,9 @@ def test_a_share_becomes_0_and_the_others_grow_by_it() -> None:
 @pytest.mark.parametrize("again", [False, True])
 def test_compiled_it_drops_the_same_of_a_gradient_and_other_elements_each_time(again: bool) -> None:
     def block(x: torch.Tensor) -> torch.Tensor:
-        return recomputed(lambda y: drop(y, 0.1).sin(), x, draws=True, when=again)
+        return activation_checkpoint(
+            lambda y: dropout(y, 0.1).sin(), x, preserve_rng=True, enabled=again
+        )
 
     compiled, x = torch.compile(block, fullgraph=True), torch.ones(500, 400, requires_grad=True)
     torch.manual_seed(5)
@@ -193,7 +195,10 @@ def test_hashed_numbers_are_random_in_every_bit() -> None:
     """Also beside the next number's, the next row's, and those of a neighbouring seed."""
     n, seeds = 2**18, torch.tensor([7, -3], dtype=torch.int32)
     index = torch.arange(n, dtype=torch.int32)
-    rows = [hashed(index, seeds), *(hashed(index, seeds + torch.eye(2)[i].int()) for i in (0, 1))]
+    rows = [
+        hash_bits(index, seeds),
+        *(hash_bits(index, seeds + torch.eye(2)[i].int()) for i in (0, 1)),
+    ]
     bits = [(row.unsqueeze(1) >> torch.arange(32)) & 1 for row in rows]
     pairs = [(bits[0][:-step], bits[0][step:]) for step in (1, 2, 256, 1024)]
 

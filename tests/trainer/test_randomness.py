@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from paceline.core.shape import LoraSpec, lora_parameters
-from paceline.trainer.randomness import kept_randomness
+from paceline.trainer.randomness import preserve_rng
 from tests.example import SHAPE
 from tests.trainer.example import settings, steps, train
 
@@ -39,7 +39,7 @@ def test_what_is_dropped_after_a_checkpoint_is_what_would_have_been(tmp_path: Pa
 
 
 def test_what_is_drawn_inside_is_drawn_again() -> None:
-    with kept_randomness(torch.device("cpu")):
+    with preserve_rng(torch.device("cpu")):
         inside = torch.rand(3)
 
     assert torch.equal(torch.rand(3), inside)

@@ -141,10 +141,12 @@ def fault(name: str) -> Any:
         return out.copy_(x[: len(out)])
 
     return {
-        "order": replaced(context, "_in_order", lambda parts: parts.flatten(0, 1)),
+        "order": replaced(context, "_to_sequence_order", lambda parts: parts.flatten(0, 1)),
         "unsummed": replaced(context, "reduce_scatter_into", own_part),
-        "unmerged": replaced(ring, "merge", lambda out, lse, more, more_lse: out.add_(more)),
-        "stray block": replaced(ring, "_needed", lambda *_: (slice(None), slice(None))),
+        "unmerged": replaced(
+            ring, "merge_partial_attention", lambda out, lse, part, part_lse: out.add_(part)
+        ),
+        "stray block": replaced(ring, "_visible_slices", lambda *_: (slice(None), slice(None))),
     }[name]
 
 
@@ -192,7 +194,7 @@ def context_cases(cp: MeshAxis) -> dict[str, Any]:
             with fault(name):
                 errors = context_errors(cp, exchange, HEADS["GQA"], torch.float64)
                 found[f"{exchange} fault {name}"] = errors
-        with replaced(attention, "LONGEST_BLOCKED", 0):
+        with replaced(attention, "MAX_BLOCKED_TOKENS", 0):
             errors = context_errors(cp, exchange, HEADS["GQA"], torch.float64)
             found[f"{exchange} fused"] = errors
     return found
@@ -208,8 +210,13 @@ def loss_cases(tp: MeshAxis) -> dict[str, Any]:
     found["loss tensor"] = loss_errors(tp, torch.float64, scale=torch.tensor(SCALE))
     with replaced(loss, "all_gather_into", lambda out, x, group: out.copy_(x.repeat(tp.size, 1))):
         found["loss fault no exchange"] = loss_errors(tp, torch.float64)
-    sliced, wrong = loss._sliced, MeshAxis(tp.size, tp.size - 1 - tp.index, tp.group, tp.ranks)
-    with replaced(loss, "_sliced", lambda logits, targets, _: sliced(logits, targets, wrong)):
+    sliced, wrong = (
+        loss._vocab_parallel_loss,
+        MeshAxis(tp.size, tp.size - 1 - tp.index, tp.group, tp.ranks),
+    )
+    with replaced(
+        loss, "_vocab_parallel_loss", lambda logits, targets, _: sliced(logits, targets, wrong)
+    ):
         found["loss fault wrong slice"] = loss_errors(tp, torch.float64)
     return found
 

@@ -15,7 +15,7 @@ from paceline.trainer.config import ConfigError, TrainerConfig
 from paceline.trainer.data.corpus import Corpus
 from paceline.trainer.data.document_bounds import attended_share
 from paceline.trainer.model.loss import IGNORE_INDEX
-from paceline.trainer.model.network import mixed_seed
+from paceline.trainer.model.network import derive_seed
 from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.parallel.mesh import Mesh
 from paceline.trainer.schedule import BatchSizes
@@ -105,7 +105,7 @@ class Sampler:
         kept = self._orders.get(epoch)
         if kept is not None:
             return kept
-        generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
         return torch.randperm(self.num_windows or 0, generator=generator)
 
 

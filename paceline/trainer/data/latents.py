@@ -27,8 +27,8 @@ from paceline.trainer.data.shards import (
     part_folder,
     shapes,
 )
-from paceline.trainer.model.flux import own_part
-from paceline.trainer.model.network import mixed_seed
+from paceline.trainer.model.flux import local_tokens
+from paceline.trainer.model.network import derive_seed
 from paceline.trainer.model_config import FluxConfig
 from paceline.trainer.parallel.mesh import MeshAxis
 
@@ -96,7 +96,7 @@ class LatentCorpus:
 
     def drawn(self, number: int, cp: MeshAxis) -> tuple[Tensor, ...]:
         """One sample: x = (1 - t) latent + t noise, noise - latent, t, and its text or none."""
-        generator = torch.Generator().manual_seed(mixed_seed(self.seed, number))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, number))
         sample = self.source.sample(number, generator)
         latent, noise = latent_and_noise(sample, generator)
         time, chance = torch.rand(2, generator=generator)
@@ -141,7 +141,7 @@ class ValidationLatents:
 
     def fixed(self, index: int, cp: MeshAxis) -> tuple[Tensor, ...]:
         """One sample, always the same."""
-        generator = torch.Generator().manual_seed(mixed_seed(0, -1 - index))
+        generator = torch.Generator().manual_seed(derive_seed(0, -1 - index))
         if isinstance(self.source, LatentFiles):
             sample = self.source.at(self.first + index)
         else:
@@ -163,9 +163,9 @@ def noised(
     text: dict[str, Tensor], latent: Tensor, noise: Tensor, time: Tensor, patch: int, cp: MeshAxis
 ) -> tuple[Tensor, ...]:
     """What the model takes of a latent at a time, with its text."""
-    clean, noise = (own_part(patches(x, patch), cp) for x in (latent, noise))
+    clean, noise = (local_tokens(patches(x, patch), cp) for x in (latent, noise))
     noisy = (1 - time) * clean + time * noise
-    return noisy, noise - clean, time, own_part(text["text"], cp), text["pooled"]
+    return noisy, noise - clean, time, local_tokens(text["text"], cp), text["pooled"]
 
 
 def patches(latent: Tensor, size: int) -> Tensor:

@@ -20,7 +20,7 @@ from paceline.trainer.data.document_bounds import window_bounds
 from paceline.trainer.data.validation_split import too_little
 from paceline.trainer.model.context_parallel import local_positions
 from paceline.trainer.model.loss import IGNORE_INDEX
-from paceline.trainer.model.network import mixed_seed
+from paceline.trainer.model.network import derive_seed
 from paceline.trainer.parallel.mesh import MeshAxis
 
 SPLIT_SEED = 1234
@@ -139,7 +139,7 @@ class SyntheticCorpus:
     def window(self, index: int) -> Tensor:
         """(seq_len + 1,) token ids, the same for an index on every rank."""
         part = -1 - index if self.backwards else index
-        generator = torch.Generator().manual_seed(mixed_seed(self.seed, part))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, part))
         return torch.randint(self.vocab_size, (self.seq_len + 1,), generator=generator)
 
     def real_tokens(self, indices: Sequence[int]) -> int:

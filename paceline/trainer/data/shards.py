@@ -33,7 +33,7 @@ import torch
 from torch import Generator, Tensor
 
 from paceline.trainer.config import ConfigError
-from paceline.trainer.model.network import mixed_seed
+from paceline.trainer.model.network import derive_seed
 from paceline.trainer.model_config import FluxConfig
 
 TEXT, IMAGE = ("text", "pooled"), ("mean", "logvar")
@@ -64,7 +64,7 @@ class LatentFiles(ABC):
         """The sample whose turn it is."""
         epoch, position = divmod(number, self.num_samples)
         if epoch != self._epoch:
-            shuffle = Generator().manual_seed(mixed_seed(self.seed, epoch))
+            shuffle = Generator().manual_seed(derive_seed(self.seed, epoch))
             self._epoch, self._order = epoch, torch.randperm(self.num_samples, generator=shuffle)
         return self.at(int(self._order[position]))
 

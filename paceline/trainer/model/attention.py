@@ -1,10 +1,10 @@
-"""Causal attention: PyTorch's kernels, and a blocked form, faster on CPUs for short sequences.
+"""Causal attention and rotary position embeddings.
 
-Shapes: B sequences of Tq queries and Tk >= Tq keys, N query heads in G-sized groups over K
-key/value heads, D wide. The last query sees all keys and each query before it one key less, so the
-queries may be the end of a sequence whose beginning only gives keys.
+Attention runs in PyTorch's fused kernels. On CPUs a blocked form is faster for short sequences.
 
-Rotary positions are here as well: tables of angles, and heads turned by them.
+Shapes: B sequences of Tq queries and Tk >= Tq keys; N query heads in groups of G over K key/value
+heads; head width D. The last query sees all keys and each query before it one key less, so the
+queries may be the end of a longer sequence of keys.
 """
 
 from __future__ import annotations
@@ -18,28 +18,27 @@ import torch
 from torch import Tensor, compiler
 from torch.nn import functional
 
-from paceline.trainer.model.windowed_attention import windowed_attention
+from paceline.trainer.model.windowed_attention import HALF_DTYPES, windowed_attention
 from paceline.trainer.model_config import ModelConfig
 
-LONGEST_BLOCKED = 1024
-"""Beyond this squared the CPU's fused kernel is as fast; kept probabilities need Tq Tk memory."""
+MAX_BLOCKED_TOKENS = 1024
+"""Longest sequence for `BlockedAttention`. Beyond it the CPU's fused kernel is as fast, and the
+saved probabilities would need Tq x Tk memory."""
 
-LONGEST_PLAIN = 256
-"""As LONGEST_BLOCKED, where no mask saves anything."""
-
-HALF = (torch.bfloat16, torch.float16)
+MAX_PLAIN_TOKENS = 256
+"""Longest sequence for unfused attention without a mask on a CPU."""
 
 
 @contextmanager
-def preferred_kernels(device: torch.device) -> Iterator[None]:
-    """cuDNN's fused attention first from Hopper on, where PyTorch would take FlashAttention-2.
+def prefer_cudnn_attention(device: torch.device) -> Iterator[None]:
+    """Prefer cuDNN's fused attention to FlashAttention-2 on Hopper and later GPUs.
 
-    What it does not support goes to the next kernel, as without this.
+    PyTorch falls back to the next kernel where cuDNN does not support the inputs.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
         yield
         return
-    from torch.nn.attention import SDPBackend, sdpa_kernel  # brings the compiler along
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # imports the compiler, which is slow
 
     kernels = ["CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"]
     with sdpa_kernel([SDPBackend.__members__[name] for name in kernels], set_priority=True):
@@ -48,7 +47,7 @@ def preferred_kernels(device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What one rank's attention is of: tokens and heads, `causal` or to all tokens."""
+    """Sizes of one rank's attention: tokens, heads and their width; `causal` or to all tokens."""
 
     tokens: int
     heads: int
@@ -58,9 +57,9 @@ class AttentionShape:
 
 
 def attention_kernel(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str:
-    """The kernel that trains on such a shape: `blocked`, or PyTorch's choice in lower case."""
-    longest = LONGEST_BLOCKED if shape.causal else LONGEST_PLAIN
-    if device.type == "cpu" and shape.tokens <= longest:
+    """Return the kernel for this shape: `blocked`, or PyTorch's choice in lower case."""
+    max_tokens = MAX_BLOCKED_TOKENS if shape.causal else MAX_PLAIN_TOKENS
+    if device.type == "cpu" and shape.tokens <= max_tokens:
         return "blocked" if shape.causal else "math"
     from torch.nn.attention import SDPBackend
 
@@ -68,10 +67,10 @@ def attention_kernel(shape: AttentionShape, dtype: torch.dtype, device: torch.de
         torch.empty(1, shape.tokens, heads, shape.width, dtype=dtype, device=device)
         for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
     )
-    parts = (q.requires_grad_(), _for_kernel(q, k), _for_kernel(q, v))
+    parts = (q.requires_grad_(), _expand_kv_heads(q, k), _expand_kv_heads(q, v))
     q, k, v = (x.transpose(1, 2) for x in parts)
     choose: Any = torch._fused_sdp_choice  # pyright: ignore[reportPrivateImportUsage]
-    with preferred_kernels(device):
+    with prefer_cudnn_attention(device):
         choice = choose(q, k, v, is_causal=shape.causal, enable_gqa=q.shape[1] > k.shape[1])
     return SDPBackend(choice).name.lower()
 
@@ -79,24 +78,24 @@ def attention_kernel(shape: AttentionShape, dtype: torch.dtype, device: torch.de
 def causal_attention(
     q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, window: int | None = None
 ) -> Tensor:
-    """(B, Tq, N, D) queries over (B, Tk, K, D) keys and values -> (B, Tq, N, D).
+    """Attend from (B, Tq, N, D) queries to (B, Tk, K, D) keys and values; return (B, Tq, N, D).
 
-    `dropout` is the share of the probabilities that is dropped, by PyTorch's kernels alone; a
-    query sees at most `window` keys, its own included.
+    `dropout` is the dropout probability of the attention weights; only PyTorch's kernels support
+    it. A query sees at most `window` keys, its own included.
     """
     queries, keys = q.shape[1], k.shape[1]
     if window is not None and window < keys:
         return windowed_attention(q, k, v, window, dropout)
     on_cpu = q.device.type == "cpu" and not dropout
-    if on_cpu and queries * keys <= LONGEST_BLOCKED**2:
+    if on_cpu and queries * keys <= MAX_BLOCKED_TOKENS**2:
         return BlockedAttention.apply(q, k, v)  # type: ignore[no-any-return]
     if on_cpu and queries < keys:
-        return LateAttention.apply(q, k, v)  # type: ignore[no-any-return]
-    k, v = _for_kernel(q, k), _for_kernel(q, v)
+        return OffsetCausalAttention.apply(q, k, v)  # type: ignore[no-any-return]
+    k, v = _expand_kv_heads(q, k), _expand_kv_heads(q, v)
     settings: dict[str, Any] = {"dropout_p": dropout, "enable_gqa": q.shape[2] > k.shape[2]}
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if queries < keys:
-        # It brings the compiler along, which takes seconds to import.
+        # This imports the compiler, which takes seconds.
         from torch.nn.attention.bias import causal_lower_right
 
         bias = causal_lower_right(queries, keys)
@@ -107,10 +106,10 @@ def causal_attention(
 
 
 def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """(B, Tq, N, D) queries that see all of (B, Tk, N, D) keys and values -> (B, Tq, N, D)."""
-    if q.device.type == "cpu" and q.shape[1] * k.shape[1] <= LONGEST_PLAIN**2:
+    """Attend without a mask from (B, Tq, N, D) to (B, Tk, N, D) keys; return (B, Tq, N, D)."""
+    if q.device.type == "cpu" and q.shape[1] * k.shape[1] <= MAX_PLAIN_TOKENS**2:
         heads = q.shape[2]
-        q, k, v = (_by_head(x) for x in (q * q.shape[-1] ** -0.5, k, v))  # (B N, T, D)
+        q, k, v = (_fold_heads(x) for x in (q * q.shape[-1] ** -0.5, k, v))  # (B N, T, D)
         out = torch.bmm(torch.softmax(torch.bmm(q, k.transpose(1, 2)), dim=-1), v)  # (B N, Tq, D)
         return out.unflatten(0, (-1, heads)).transpose(1, 2)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -118,10 +117,10 @@ def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class BlockedAttention(torch.autograd.Function):
-    """Attention as matrix products over blocks of queries, each with the keys up to its end.
+    """Causal attention as batched GEMMs over blocks of queries.
 
-    Skipping the blocks above the diagonal halves the work; the probabilities are kept for the
-    backward pass. Products run in the inputs' dtype, softmax in fp32 inside.
+    Each block reads the keys up to its own end, which halves the work. The probabilities are saved
+    for the backward pass. GEMMs run in the inputs' dtype, the softmax in fp32.
     """
 
     @staticmethod
@@ -132,21 +131,21 @@ class BlockedAttention(torch.autograd.Function):
         rows = (q * width**-0.5).view(batch, seq_len, kv_heads, groups, width)  # (B, T, K, G, D)
         # (B K, G, T, D)
         rows = rows.permute(0, 2, 3, 1, 4).reshape(batch * kv_heads, groups, seq_len, width)
-        keys, values = _by_head(k), _by_head(v)  # (B K, Tk, D)
+        keys, values = _fold_heads(k), _fold_heads(v)  # (B K, Tk, D)
         out = torch.empty_like(rows)
-        kept: list[Tensor] = []
+        probs: list[Tensor] = []
         for part, end in _blocks(seq_len, k.shape[1]):
             # (B K, G rows, end)
             scores = torch.bmm(rows[:, :, part].flatten(1, 2), keys[:, :end].transpose(1, 2))
-            kept.append(_causal_softmax(scores, groups))  # (B K, G rows, end)
-            out[:, :, part] = torch.bmm(kept[-1], values[:, :end]).unflatten(1, (groups, -1))
-        ctx.save_for_backward(rows, keys, values, *kept)
+            probs.append(_causal_softmax(scores, groups))  # (B K, G rows, end)
+            out[:, :, part] = torch.bmm(probs[-1], values[:, :end]).unflatten(1, (groups, -1))
+        ctx.save_for_backward(rows, keys, values, *probs)
         ctx.shape = q.shape
-        return _by_token(out, q.shape)
+        return _unfold_heads(out, q.shape)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
-        rows, keys, values, *kept = ctx.saved_tensors
+        rows, keys, values, *probs = ctx.saved_tensors
         batch, seq_len, _, width = ctx.shape
         groups = rows.shape[1]
         grad = grad_output.unflatten(2, (-1, groups)).permute(0, 2, 3, 1, 4)  # (B, K, G, T, D)
@@ -156,14 +155,14 @@ class BlockedAttention(torch.autograd.Function):
             torch.zeros_like(keys),
             torch.zeros_like(values),
         )
-        for (part, end), p in zip(_blocks(seq_len, keys.shape[1]), kept, strict=True):
-            above = grad[:, :, part].flatten(1, 2)  # (B K, G rows, D)
-            grad_values[:, :end].baddbmm_(p.transpose(1, 2), above)
-            by_p = torch.bmm(above, values[:, :end].transpose(1, 2))  # (B K, G rows, end)
-            by_score = torch.ops.aten._softmax_backward_data(by_p, p, -1, p.dtype)
-            grad_rows[:, :, part] = torch.bmm(by_score, keys[:, :end]).unflatten(1, (groups, -1))
-            grad_keys[:, :end].baddbmm_(by_score.transpose(1, 2), rows[:, :, part].flatten(1, 2))
-        grad_q = _by_token(grad_rows.mul_(width**-0.5), ctx.shape)
+        for (part, end), p in zip(_blocks(seq_len, keys.shape[1]), probs, strict=True):
+            grad_out = grad[:, :, part].flatten(1, 2)  # (B K, G rows, D)
+            grad_values[:, :end].baddbmm_(p.transpose(1, 2), grad_out)
+            grad_p = torch.bmm(grad_out, values[:, :end].transpose(1, 2))  # (B K, G rows, end)
+            grad_s = torch.ops.aten._softmax_backward_data(grad_p, p, -1, p.dtype)
+            grad_rows[:, :, part] = torch.bmm(grad_s, keys[:, :end]).unflatten(1, (groups, -1))
+            grad_keys[:, :end].baddbmm_(grad_s.transpose(1, 2), rows[:, :, part].flatten(1, 2))
+        grad_q = _unfold_heads(grad_rows.mul_(width**-0.5), ctx.shape)
         kv_shape = (batch, -1, keys.shape[1], width)
         return (
             grad_q,
@@ -172,18 +171,21 @@ class BlockedAttention(torch.autograd.Function):
         )
 
 
-class LateAttention(torch.autograd.Function):
-    """Queries that begin after the keys, from two kernels: all of the past, and the causal rest.
+class OffsetCausalAttention(torch.autograd.Function):
+    """Attention of queries that start after the first key, from two kernel calls.
 
-    It needs no Tq x Tk memory, and does no work that a mask would throw away.
+    One call covers the past keys without a mask, the other the queries' own keys with the causal
+    mask. This needs no Tq x Tk memory and computes nothing that a mask would discard.
     """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         past = k.shape[1] - q.shape[1]
-        out, lse, _ = attend_part(q, k[:, past:], v[:, past:], causal=True)
+        out, lse, _ = attention_with_lse(q, k[:, past:], v[:, past:], causal=True)
         wide = out.to(torch.promote_types(q.dtype, torch.float32))
-        merge(wide, lse, *attend_part(q, k[:, :past], v[:, :past], causal=False)[:2])
+        merge_partial_attention(
+            wide, lse, *attention_with_lse(q, k[:, :past], v[:, :past], causal=False)[:2]
+        )
         out = wide.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         return out
@@ -192,27 +194,30 @@ class LateAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         q, k, v, out, lse = ctx.saved_tensors
         past = k.shape[1] - q.shape[1]
-        old = part_gradients(grad, q, k[:, :past], v[:, :past], out, lse, causal=False)
-        new = part_gradients(grad, q, k[:, past:], v[:, past:], out, lse, causal=True)
+        old = partial_attention_backward(grad, q, k[:, :past], v[:, :past], out, lse, causal=False)
+        new = partial_attention_backward(grad, q, k[:, past:], v[:, past:], out, lse, causal=True)
         return old[0].add_(new[0]), torch.cat([old[1], new[1]], 1), torch.cat([old[2], new[2]], 1)
 
 
-Rest = tuple[Tensor, ...]
+PhiloxState = tuple[Tensor, ...]
+"""Seed and offset of the CUDA kernel's random numbers, which its backward pass requires."""
 
 
-def attend_part(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Rest]:
-    """Attention over some of the keys, by the fused kernel of the device.
+def attention_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, PhiloxState]:
+    """Attend to some of the keys with the device's fused kernel.
 
-    (B, Tq, N, D), and (B, N, Tq) logarithms of the sums of exponentials, with which `merge` joins
-    parts; and what the kernel's backward pass wants back. A causal part has as many keys as
-    queries.
+    Return the (B, Tq, N, D) output, the (B, N, Tq) log-sum-exp of the scores, with which
+    `merge_partial_attention` joins parts, and the kernel's random state for its backward pass. A
+    causal part has as many keys as queries.
     """
-    k, v = _for_kernel(q, k), _for_kernel(q, v)
+    k, v = _expand_kv_heads(q, k), _expand_kv_heads(q, v)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if q.device.type == "cpu":
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
         return out.transpose(1, 2), lse, ()
-    if q.dtype not in HALF:
+    if q.dtype not in HALF_DTYPES:
         raise ValueError(f"attention in parts on {q.device.type} needs bf16 or fp16, not {q.dtype}")
     out, lse, *_, seed, offset, _ = torch.ops.aten._scaled_dot_product_flash_attention(
         q, k, v, 0.0, causal
@@ -220,21 +225,21 @@ def attend_part(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, 
     return out.transpose(1, 2), lse, (seed, offset)
 
 
-def part_gradients(
+def partial_attention_backward(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    *rest: Tensor,
+    *philox: Tensor,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """This part's gradients of q, k and v, given the output and logarithms of all parts merged."""
-    shape, queries, keys = k.shape, q.shape[1], k.shape[1]
-    k, v = _for_kernel(q, k), _for_kernel(q, v)
+    """Return one part's gradients of q, k and v, given the merged output and log-sum-exp."""
+    kv_shape, queries, keys = k.shape, q.shape[1], k.shape[1]
+    k, v = _expand_kv_heads(q, k), _expand_kv_heads(q, v)
     by_head = (x.transpose(1, 2) for x in (grad, q, k, v, out))  # (B, N, T, D)
-    # The kernel reads the logarithms as if they lay close together.
+    # The kernel reads the log-sum-exp as contiguous memory whatever its strides are.
     lse = lse.contiguous()
     if q.device.type == "cpu":
         gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -242,40 +247,44 @@ def part_gradients(
         )
     else:
         gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            *by_head, lse, None, None, queries, keys, 0.0, causal, *rest
+            *by_head, lse, None, None, queries, keys, 0.0, causal, *philox
         )
     grad_q, grad_k, grad_v = (x.transpose(1, 2) for x in gradients)
-    if k.shape != shape:
-        grad_k, grad_v = (x.unflatten(2, (shape[2], -1)).sum(3) for x in (grad_k, grad_v))
+    if k.shape != kv_shape:
+        grad_k, grad_v = (x.unflatten(2, (kv_shape[2], -1)).sum(3) for x in (grad_k, grad_v))
     return grad_q, grad_k, grad_v
 
 
-def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
-    """Take another part into `out` (B, Tq, N, D) and `lse` (B, N, Tq), in place."""
-    total = torch.logaddexp(lse, more_lse)  # (B, N, Tq)
-    old, new = (
-        torch.exp(x - total).transpose(1, 2).unsqueeze(-1).to(out.dtype) for x in (lse, more_lse)
+def merge_partial_attention(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Add another part to `out` (B, Tq, N, D) and `lse` (B, N, Tq), in place."""
+    # Each part's output is normalised by its own sum, so both are rescaled to the common one.
+    total = torch.logaddexp(lse, part_lse)  # (B, N, Tq)
+    weight, part_weight = (  # (B, Tq, N, 1) each
+        torch.exp(x - total).transpose(1, 2).unsqueeze(-1).to(out.dtype) for x in (lse, part_lse)
     )
-    out.mul_(old).add_(more * new)
+    out.mul_(weight).add_(part * part_weight)
     lse.copy_(total)
 
 
-def _for_kernel(q: Tensor, x: Tensor) -> Tensor:
-    """Keys or values with as many heads as the kernel for q needs."""
+def _expand_kv_heads(q: Tensor, x: Tensor) -> Tensor:
+    """Repeat the heads of keys or values where the kernel does not support grouped heads."""
     groups = q.shape[2] // x.shape[2]
-    if groups == 1 or (q.device.type == "cuda" and q.dtype in HALF):
+    if groups == 1 or (q.device.type == "cuda" and q.dtype in HALF_DTYPES):
         # On CUDA only the half-precision kernel takes grouped heads without a slow fallback.
         return x
     return x.repeat_interleave(groups, dim=2)
 
 
 def _causal_softmax(scores: Tensor, groups: int) -> Tensor:
-    """(B K, G rows, keys), which it may overwrite, -> probabilities; the last row sees all keys."""
+    """Return causal probabilities of (B K, G rows, keys) scores, which may be overwritten.
+
+    The last row sees all keys.
+    """
     keys = scores.shape[-1]
     by_row = scores.unflatten(1, (groups, -1))  # (B K, G, rows, keys)
     rows = by_row.shape[2]
     if compiler.is_compiling():
-        # A mask would be computed anew for every element, by its index.
+        # Inductor would recompute a mask from the indices for every element.
         by_row = by_row + future_bias(rows, keys, scores.device)
         return torch.softmax(by_row, dim=-1).flatten(1, 2).to(scores.dtype)
     future = torch.ones(rows, rows, dtype=torch.bool).triu_(1)
@@ -285,9 +294,9 @@ def _causal_softmax(scores: Tensor, groups: int) -> Tensor:
 
 @torch.library.custom_op("paceline::future_bias", mutates_args=())
 def future_bias(rows: int, keys: int, device: torch.device) -> Tensor:
-    """(rows, keys) of fp32: -inf for keys behind a row's own, of which the last row's is the last.
+    """Return a (rows, keys) fp32 bias with -inf at the keys after a row's own position.
 
-    An operator, because the compiler leaves what it gives in memory.
+    It is a custom operator because the compiler then keeps its result in memory.
     """
     bias = torch.zeros(rows, keys, device=device)
     bias[:, keys - rows :] = torch.full((rows, rows), -torch.inf, device=device).triu_(1)
@@ -300,65 +309,55 @@ def _(rows: int, keys: int, device: torch.device) -> Tensor:
 
 
 def _blocks(queries: int, keys: int) -> list[tuple[slice, int]]:
-    """Blocks of queries and the end of their keys.
+    """Return each block of queries with the end of its keys.
 
-    Narrow enough to skip most of the future, wide enough for a product.
+    Blocks are narrow enough to skip most masked keys and wide enough for efficient GEMMs.
     """
     size, past = max(64, queries // 8), keys - queries
     stops = [(start, min(start + size, queries)) for start in range(0, queries, size)]
     return [(slice(start, stop), past + stop) for start, stop in stops]
 
 
-def _by_head(x: Tensor) -> Tensor:
-    """(B, T, K, D) -> (B K, T, D)."""
+def _fold_heads(x: Tensor) -> Tensor:
+    """Reshape (B, T, K, D) to (B K, T, D)."""
     return x.transpose(1, 2).flatten(0, 1)
 
 
-def _by_token(x: Tensor, shape: torch.Size) -> Tensor:
-    """(B K, G, T, D) -> (B, T, N, D)."""
+def _unfold_heads(x: Tensor, shape: torch.Size) -> Tensor:
+    """Reshape (B K, G, T, D) to (B, T, N, D)."""
     batch, seq_len, _, width = shape
     return x.view(batch, -1, seq_len, width).transpose(1, 2)
 
 
 Rope = tuple[Tensor, Tensor] | None
-"""Tables of cos and signed sin, (T, 1, D) each; None where positions do not rotate."""
+"""Tables of cos and signed sin, (T, 1, D) each; None without rotary positions."""
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(B, T, N, D) turned by its positions; `sin` carries the sign of the half it belongs to.
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the heads of x (B, T, N, D) by their positions.
 
-    Features beyond those of the tables stay as they are.
+    The first half of `sin` is negated, so that a roll by half a head pairs the features. Features
+    beyond the width of the tables are not rotated.
     """
     if cos.shape[-1] < x.shape[-1]:
-        turned, rest = x.tensor_split([cos.shape[-1]], dim=-1)
-        return torch.cat([rotate(turned, cos, sin), rest], dim=-1)
+        rotary, plain = x.tensor_split([cos.shape[-1]], dim=-1)
+        return torch.cat([apply_rotary(rotary, cos, sin), plain], dim=-1)
     return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, dims=-1), sin)
 
 
 def rope_tables(
-    model: ModelConfig, positions: Tensor, windowed: bool = False
+    model: ModelConfig, positions: Tensor, local_layers: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """cos and signed sin of rotary embeddings (Su et al., arXiv:2104.09864), (T, 1, D) in fp64.
+    """Return cos and signed sin of rotary embeddings (Su et al., arXiv:2104.09864).
 
-    Layers with a window may have a base of their own, and then rotate by unscaled positions.
+    Both are (T, 1, D) in fp64. Local layers (with a window) may have their own base, and then
+    rotate by unscaled positions.
     """
     half = model.rotary_dim // 2
     theta, scale = model.rope_theta, model.rope_scaling_factor
-    if windowed and model.rope_local_theta is not None:
+    if local_layers and model.rope_local_theta is not None:
         theta, scale = model.rope_local_theta, 1.0
     rate = theta ** (-torch.arange(half, dtype=torch.float64) / half) / scale
     angle = torch.outer(positions.double(), rate)
     cos, sin = (model.rope_attention_factor * table for table in (angle.cos(), angle.sin()))
     return torch.cat([cos, cos], -1).unsqueeze(1), torch.cat([-sin, sin], -1).unsqueeze(1)
-
-
-def rope_tables_on(
-    device: torch.device,
-    dtype: torch.dtype,
-    model: ModelConfig,
-    positions: Tensor,
-    windowed: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """The tables where and in what they are used."""
-    cos, sin = rope_tables(model, positions, windowed)
-    return cos.to(device, dtype), sin.to(device, dtype)

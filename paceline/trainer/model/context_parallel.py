@@ -1,15 +1,15 @@
-"""Attention over sequences of which every rank of an axis holds a part.
+"""Context parallelism: attention over sequences that are split over the ranks of an axis.
 
-A sequence of T tokens is cut into 2n chunks for n ranks; rank i holds chunks i and 2n-1-i, so that
-under a causal mask every rank has as much to do: of two chunks, one sees as little as the other
-sees much. Shapes: B sequences, t = T / n local tokens, N query heads, K key/value heads, D wide.
+A sequence of T tokens is split into 2n chunks for n ranks. Rank i holds chunks i and 2n-1-i, so
+that the causal mask leaves every rank the same amount of work. Shapes: B sequences, t = T / n local
+tokens, N query heads, K key/value heads of width D.
 
-Ring attention (Liu et al., arXiv:2310.01889): keys and values travel, queries stay. Own code,
-because PyTorch's has no CPU kernel and works through private names that rewrite its dispatcher.
-While a rank works on one block of keys the next one arrives. Of another rank's block a query needs
-all or nothing: both local chunks need the early keys of an earlier rank, only the late chunk needs
-the keys of a later one, and both are half a block of work. Partial outputs are joined by their sums
-of exponentials.
+Ring attention (Liu et al., arXiv:2310.01889): keys and values move around the ring, queries stay.
+It is implemented here because PyTorch's version has no CPU kernel and patches its dispatcher
+through private names. The next block of keys arrives while a rank works on the current one. Of
+another rank's block, a query needs all keys or none: both local chunks need the early keys of a
+lower rank, only the late chunk needs the keys of a higher rank, and either case is half a block of
+work. Partial outputs are merged by their log-sum-exp.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.model.attention import (
-    attend_part,
+    attention_with_lse,
     causal_attention,
     full_attention,
-    merge,
-    part_gradients,
+    merge_partial_attention,
+    partial_attention_backward,
 )
 from paceline.trainer.model.document_attention import document_attention
 from paceline.trainer.parallel.collectives import (
@@ -37,12 +37,12 @@ from paceline.trainer.parallel.collectives import (
 )
 from paceline.trainer.parallel.mesh import MeshAxis
 
-Views = tuple[Tensor, Tensor, Tensor, Tensor]
+KVPairs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def local_positions(seq_len: int, cp: MeshAxis) -> Tensor:
-    """Positions (t,) of this rank's tokens in a sequence that 2 x the axis' size divides."""
-    return _by_rank(torch.arange(seq_len), cp.size)[cp.index]
+    """Return the positions (t,) of this rank's tokens; 2 x the axis' size must divide `seq_len`."""
+    return _to_rank_order(torch.arange(seq_len), cp.size)[cp.index]
 
 
 def attend(
@@ -55,51 +55,51 @@ def attend(
     window: int | None = None,
     documents: Tensor | None = None,
 ) -> Tensor:
-    """(B, t, N, D) queries, (B, t, K, D) keys and values -> (B, t, N, D) causal attention.
+    """Attend causally from (B, t, N, D) queries to (B, t, K, D) keys; return (B, t, N, D).
 
-    `exchange` says what moves: "all-gather" the keys and values to everyone (Grattafiori et al.,
-    arXiv:2407.21783, section 3.3.2), "all-to-all" tokens against heads (Jacobs et al.,
-    arXiv:2309.14509), "ring" the keys and values in a circle (Liu et al., arXiv:2310.01889).
-    "all-to-all" needs as many query heads as a multiple of the axis' size; "ring" drops nothing and
-    has no `window`, which bounds the keys that a query sees. `documents`, as `document_attention`
-    takes them, are for whole sequences alone.
+    `exchange` selects the communication. "all-gather" sends the keys and values to every rank
+    (Grattafiori et al., arXiv:2407.21783, section 3.3.2). "all-to-all" trades tokens for heads
+    (Ulysses; Jacobs et al., arXiv:2309.14509); the number of query heads must be a multiple of the
+    axis' size. "ring" passes keys and values around the ranks (Liu et al., arXiv:2310.01889), and
+    supports neither dropout nor `window`, the maximum number of keys that a query sees.
+    `documents`, as in `document_attention`, requires whole sequences.
     """
     if documents is not None:
-        assert cp.size == 1, "layout checks refuse it"
+        assert cp.size == 1, "the layout checks reject this"
         return document_attention(q, k, v, documents, dropout, window)
     if cp.size == 1:
         return causal_attention(q, k, v, dropout, window)
     return EXCHANGES[exchange](q, k, v, cp, dropout, window)
 
 
-def keep_from_compiler() -> None:
-    """Have torch.compile leave the exchanges alone, because it cannot trace a wait.
+def exclude_exchanges_from_compile() -> None:
+    """Exclude the exchanges from torch.compile, which cannot trace a wait.
 
-    Done when something is compiled: a decorator would import the compiler, which takes seconds.
+    Call it before compiling. A decorator would import the compiler, which takes seconds.
     """
     disable: Any = torch.compiler.disable
     for name, exchange in EXCHANGES.items():
         EXCHANGES[name] = disable(exchange)
 
 
-def attend_all(q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis) -> Tensor:
-    """(B, t, N, D) queries, keys and values -> (B, t, N, D) attention to all tokens of all ranks.
+def full_attention_over_ranks(q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis) -> Tensor:
+    """Attend without a mask from (B, t, N, D) queries to the tokens of all ranks.
 
-    Without a mask it does not matter which tokens a rank holds, if all hold as many.
+    Without a mask the ranks may hold any tokens, as long as each holds the same number.
     """
-    return (
-        full_attention(q, k, v) if cp.size == 1 else EXCHANGES["unmasked"](q, k, v, cp, 0.0, None)
-    )
+    if cp.size == 1:
+        return full_attention(q, k, v)
+    return EXCHANGES["unmasked"](q, k, v, cp, 0.0, None)
 
 
-def _with_all_keys_unmasked(
+def _all_gather_unmasked_attention(
     q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis, _dropout: float, _window: int | None
 ) -> Tensor:
     k, v = gather_sequence(torch.cat([k, v], dim=-1), cp).chunk(2, dim=-1)  # (B, T, N, D) each
     return full_attention(q, k, v)
 
 
-def _with_all_keys(
+def _all_gather_attention(
     q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis, dropout: float, window: int | None
 ) -> Tensor:
     early_k, early_v, late_k, late_v = _GatherKeys.apply(k, v, cp)  # (B, keys seen, K, D)
@@ -109,7 +109,7 @@ def _with_all_keys(
     return torch.cat([early, late], dim=1)
 
 
-def _with_some_heads(
+def _all_to_all_attention(
     q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis, dropout: float, window: int | None
 ) -> Tensor:
     heads, kv_heads = q.shape[2], k.shape[2]
@@ -120,36 +120,36 @@ def _with_some_heads(
         k, v = k.repeat_interleave(copies, dim=2), v.repeat_interleave(copies, dim=2)
     parts = [x.unflatten(2, (cp.size, -1)) for x in (q, k, v)]  # (B, t, n, heads / n, D)
     local = torch.cat(parts, dim=3).permute(2, 1, 0, 3, 4)  # (n, t, B, all heads / n, D)
-    whole = _ToTokens.apply(local, cp).transpose(0, 1)  # (B, T, all heads / n, D)
-    q, k, v = whole.split([part.shape[3] for part in parts], dim=2)  # (B, T, heads / n, D)
+    all_tokens = _HeadsToTokens.apply(local, cp).transpose(0, 1)  # (B, T, all heads / n, D)
+    q, k, v = all_tokens.split([part.shape[3] for part in parts], dim=2)  # (B, T, heads / n, D)
     out = causal_attention(q, k, v, dropout, window)
-    return _ToHeads.apply(out.transpose(0, 1), cp).permute(2, 1, 0, 3, 4).flatten(2, 3)
+    return _TokensToHeads.apply(out.transpose(0, 1), cp).permute(2, 1, 0, 3, 4).flatten(2, 3)
 
 
-def _in_a_ring(
+def _ring_attention(
     q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis, dropout: float, window: int | None
 ) -> Tensor:
-    assert not dropout and window is None, "layout checks refuse it"
+    assert not dropout and window is None, "the layout checks reject this"
     return RingAttention.apply(q, k, v, cp)  # type: ignore[no-any-return]
 
 
 EXCHANGES = {
-    "all-gather": _with_all_keys,
-    "all-to-all": _with_some_heads,
-    "ring": _in_a_ring,
-    "unmasked": _with_all_keys_unmasked,
+    "all-gather": _all_gather_attention,
+    "all-to-all": _all_to_all_attention,
+    "ring": _ring_attention,
+    "unmasked": _all_gather_unmasked_attention,
 }
 
 
 class _GatherKeys(torch.autograd.Function):
-    """Local keys and values -> those that the early chunk sees, those that the late one sees."""
+    """Gather local keys and values into those that the early and the late chunk see."""
 
     @staticmethod
-    def forward(ctx: Any, k: Tensor, v: Tensor, cp: MeshAxis) -> Views:
+    def forward(ctx: Any, k: Tensor, v: Tensor, cp: MeshAxis) -> KVPairs:
         packed = torch.stack([k.transpose(0, 1), v.transpose(0, 1)], dim=1)  # (t, 2, B, K, D)
         parts = packed.new_empty(cp.size, *packed.shape)  # (n, t, 2, B, K, D)
         all_gather_into(parts.flatten(0, 1), packed, cp.group)
-        whole, chunk = _in_order(parts), k.shape[1] // 2  # (T, 2, B, K, D)
+        whole, chunk = _to_sequence_order(parts), k.shape[1] // 2  # (T, 2, B, K, D)
         ctx.cp, ctx.shape = cp, whole.shape
         early, late = (cp.index + 1) * chunk, (2 * cp.size - cp.index) * chunk
         k, v = whole.transpose(0, 2).unbind(1)  # (B, T, K, D)
@@ -160,133 +160,144 @@ class _GatherKeys(torch.autograd.Function):
         early_k, early_v, late_k, late_v = grads
         whole = late_k.new_empty(ctx.shape)  # (T, 2, B, K, D)
         late, early = late_k.shape[1], early_k.shape[1]
-        for of_all, of_early, of_late in zip(
+        for grad_all, grad_early, grad_late in zip(
             whole.transpose(0, 2).unbind(1), (early_k, early_v), (late_k, late_v), strict=True
         ):
-            of_all[:, :late] = of_late
-            of_all[:, :early] += of_early
+            grad_all[:, :late] = grad_late
+            grad_all[:, :early] += grad_early
         whole[late:] = 0
-        parts = _by_rank(whole, ctx.cp.size)  # (n, t, 2, B, K, D)
+        parts = _to_rank_order(whole, ctx.cp.size)  # (n, t, 2, B, K, D)
         local = torch.empty_like(parts[0])
         reduce_scatter_into(local, parts.flatten(0, 1), ctx.cp.group)
         grad_k, grad_v = local.transpose(0, 2).unbind(1)
         return grad_k, grad_v, None
 
 
-class _ToTokens(torch.autograd.Function):
-    """(n, t, ...) parts for every rank -> (T, ...) this rank's part of every token."""
+class _HeadsToTokens(torch.autograd.Function):
+    """Exchange (n, t, ...) parts for every rank for (T, ...), this rank's heads of all tokens."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, cp: MeshAxis) -> Tensor:
         ctx.cp = cp
-        return _in_order(_swap(parts, cp))
+        return _to_sequence_order(_swap(parts, cp))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _swap(_by_rank(grad, ctx.cp.size), ctx.cp), None
+        return _swap(_to_rank_order(grad, ctx.cp.size), ctx.cp), None
 
 
-class _ToHeads(torch.autograd.Function):
-    """(T, ...) this rank's part of every token -> (n, t, ...) parts from every rank."""
+class _TokensToHeads(torch.autograd.Function):
+    """Exchange (T, ...), this rank's heads of all tokens, for (n, t, ...) heads of local tokens."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, cp: MeshAxis) -> Tensor:
         ctx.cp = cp
-        return _swap(_by_rank(whole, cp.size), cp)
+        return _swap(_to_rank_order(whole, cp.size), cp)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _in_order(_swap(grad, ctx.cp)), None
+        return _to_sequence_order(_swap(grad, ctx.cp)), None
 
 
 def _swap(parts: Tensor, cp: MeshAxis) -> Tensor:
-    """(n, ...) parts for every rank -> (n, ...) parts from every rank."""
+    """Exchange (n, ...) parts for every rank for (n, ...) parts from every rank."""
     parts = parts.contiguous()
     return all_to_all_into(torch.empty_like(parts), parts, cp.group)
 
 
-def _in_order(parts: Tensor) -> Tensor:
-    """(n, t, ...) tokens as the ranks hold them -> (T, ...) in the order of the sequence."""
+def _to_sequence_order(parts: Tensor) -> Tensor:
+    """Reorder (n, t, ...) tokens as the ranks hold them to (T, ...) in sequence order."""
     early, late = zip(*(part.chunk(2) for part in parts), strict=True)
     return torch.cat([*early, *reversed(late)])
 
 
-def _by_rank(whole: Tensor, size: int) -> Tensor:
-    """(T, ...) tokens in the order of the sequence -> (n, t, ...) as the ranks hold them."""
+def _to_rank_order(whole: Tensor, size: int) -> Tensor:
+    """Reorder (T, ...) tokens in sequence order to (n, t, ...) as the ranks hold them."""
     chunks = whole.unflatten(0, (2 * size, -1))  # (2n, t / 2, ...)
     order = [chunk for rank in range(size) for chunk in (rank, 2 * size - 1 - rank)]
     return torch.cat([chunks[chunk] for chunk in order]).unflatten(0, (size, -1))
 
 
-ALL = slice(None)
+ALL_TOKENS = slice(None)
 
 
 class RingAttention(torch.autograd.Function):
-    """(B, t, N, D) queries, (B, t, K, D) keys and values of an axis' ranks -> (B, t, N, D)."""
+    """Ring attention of (B, t, N, D) queries to (B, t, K, D) keys and values of all ranks."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: MeshAxis) -> Tensor:
         ctx.cp = cp
         block = torch.stack([k, v])  # (2, B, t, K, D)
-        arriving = _Passage(block, cp)
-        out, lse, rest = attend_part(q, k, v, causal=True)  # (B, t, N, D), (B, N, t)
-        # Rounding the output after every part would add up.
-        wide = out.to(torch.promote_types(q.dtype, torch.float32))
+        kv_transfer = _RingShift(block, cp)
+        out, lse, philox = attention_with_lse(q, k, v, causal=True)  # (B, t, N, D), (B, N, t)
+        # Merge in fp32, because rounding errors of every part would add up.
+        acc_dtype = out.to(torch.promote_types(q.dtype, torch.float32))
         for step in range(1, cp.size):
-            block = arriving.wait()
+            block = kv_transfer.wait()
             if step < cp.size - 1:
-                arriving = _Passage(block, cp)
-            mine, theirs = _needed(step, cp, q.shape[1])
-            keys, values = block[:, :, theirs]  # (B, t or t / 2, K, D)
-            part, part_lse, _ = attend_part(q[:, mine], keys, values, causal=False)
-            merge(wide[:, mine], lse[:, :, mine], part, part_lse)
-        out = wide.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse, *rest)
+                kv_transfer = _RingShift(block, cp)
+            q_part, k_part = _visible_slices(step, cp, q.shape[1])
+            keys, values = block[:, :, k_part]  # (B, t or t / 2, K, D)
+            part, part_lse, _ = attention_with_lse(q[:, q_part], keys, values, causal=False)
+            merge_partial_attention(acc_dtype[:, q_part], lse[:, :, q_part], part, part_lse)
+        out = acc_dtype.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse, *philox)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
-        q, k, v, out, lse, *rest = ctx.saved_tensors
+        q, k, v, out, lse, *philox = ctx.saved_tensors
         cp: MeshAxis = ctx.cp
         block = torch.stack([k, v])
-        arriving = _Passage(block, cp)
-        grad_q, *grad_kv = part_gradients(grad, q, k, v, out, lse, *rest, causal=True)
-        wide = torch.promote_types(q.dtype, torch.float32)
-        grad_q, grad_block = grad_q.to(wide), torch.stack(grad_kv).to(wide)
+        kv_transfer = _RingShift(block, cp)
+        grad_q, *grad_kv = partial_attention_backward(grad, q, k, v, out, lse, *philox, causal=True)
+        acc_dtype = torch.promote_types(q.dtype, torch.float32)
+        grad_q, grad_block = grad_q.to(acc_dtype), torch.stack(grad_kv).to(acc_dtype)
         for step in range(1, cp.size):
-            # The gradients of a block travel with it, one step behind, and end where it began.
-            gathered = _Passage(grad_block, cp)
-            block = arriving.wait()
+            # A block's gradients follow it one step behind and end at the rank that owns it.
+            grad_transfer = _RingShift(grad_block, cp)
+            block = kv_transfer.wait()
             if step < cp.size - 1:
-                arriving = _Passage(block, cp)
-            mine, theirs = _needed(step, cp, q.shape[1])
-            k, v = block[:, :, theirs]
-            more_q, *more_kv = part_gradients(
-                grad[:, mine], q[:, mine], k, v, out[:, mine], lse[:, :, mine], *rest, causal=False
+                kv_transfer = _RingShift(block, cp)
+            q_part, k_part = _visible_slices(step, cp, q.shape[1])
+            k, v = block[:, :, k_part]
+            part_q, *part_kv = partial_attention_backward(
+                grad[:, q_part],
+                q[:, q_part],
+                k,
+                v,
+                out[:, q_part],
+                lse[:, :, q_part],
+                *philox,
+                causal=False,
             )
-            grad_q[:, mine] += more_q
-            grad_block = gathered.wait()
-            grad_block[:, :, theirs] += torch.stack(more_kv)
-        grad_k, grad_v = _Passage(grad_block, cp).wait().to(q.dtype)
+            grad_q[:, q_part] += part_q
+            grad_block = grad_transfer.wait()
+            grad_block[:, :, k_part] += torch.stack(part_kv)
+        grad_k, grad_v = _RingShift(grad_block, cp).wait().to(q.dtype)
         return grad_q.to(q.dtype), grad_k, grad_v, None
 
 
-class _Passage:
-    """A tensor on its way to the next rank, while that of the rank before arrives."""
+class _RingShift:
+    """An asynchronous send to the next rank of the ring and receive from the previous one."""
 
-    def __init__(self, leaving: Tensor, cp: MeshAxis) -> None:
-        self.leaving, self.arriving = leaving, torch.empty_like(leaving)
-        self.works = send_recv_ring(self.arriving, leaving, cp.ranks, cp.index, cp.group)
+    def __init__(self, send: Tensor, cp: MeshAxis) -> None:
+        # The sent tensor must stay alive until the transfer ends.
+        self.send_buffer, self.recv_buffer = send, torch.empty_like(send)
+        self.works = send_recv_ring(self.recv_buffer, send, cp.ranks, cp.index, cp.group)
 
     def wait(self) -> Tensor:
-        """What has arrived."""
+        """Return the received tensor once it is complete."""
         for work in self.works:
             work.wait()
-        return self.arriving
+        return self.recv_buffer
 
 
-def _needed(step: int, cp: MeshAxis, tokens: int) -> tuple[slice, slice]:
-    """Local queries, and keys that all of them see, in the block of the rank `step` before."""
+def _visible_slices(step: int, cp: MeshAxis, tokens: int) -> tuple[slice, slice]:
+    """Return the slice of local queries and the slice of keys that all of them see.
+
+    The keys are those of the block that arrives after `step` shifts.
+    """
     half = tokens // 2
-    wrapped = step > cp.index
-    return (slice(half, None), ALL) if wrapped else (ALL, slice(half))
+    from_higher_rank = step > cp.index
+    return (slice(half, None), ALL_TOKENS) if from_higher_rank else (ALL_TOKENS, slice(half))

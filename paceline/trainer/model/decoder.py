@@ -1,11 +1,11 @@
-"""One decoder for every shape: GPT-2/Megatron, OPT, BLOOM and Llama are settings of it.
+"""A decoder-only transformer, configurable as GPT-2/Megatron, OPT, BLOOM, Llama or Gemma.
 
-Shapes: B sequences of T tokens, t of them in this rank's part of the stream, H width, N heads of D,
-V vocabulary. The residual stream runs in the compute dtype; parameters keep their own dtype and are
-cast where they are used, so the same code trains fp32 master weights and parameters that FSDP
-already gathers in the compute dtype. Everything is computed on plain local tensors: with tensor
-parallelism N, V and the ffn's width are this rank's share, and `TensorParallel` says what is
-exchanged. `gelu` is the exact one, `gelu_tanh` the form that GPT-2 was trained with.
+Shapes: B sequences of T tokens, t of them in this rank's part of the residual stream, hidden size
+H, N heads of width D, vocabulary V. The residual stream runs in the compute dtype. Parameters keep
+their own dtype and are cast where they are used, so the same code trains fp32 master weights and
+parameters that FSDP gathers in the compute dtype. All tensors are plain local tensors: with tensor
+parallelism, N, V and the FFN width are this rank's share, and `TensorParallel` does the exchanges.
+`gelu` is the exact function, `gelu_tanh` the approximation that GPT-2 was trained with.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline.trainer.config import LoraConfig
-from paceline.trainer.model.attention import Rope, rope_tables_on, rotate
+from paceline.trainer.model.attention import Rope, apply_rotary, rope_tables
 from paceline.trainer.model.context_parallel import attend, local_positions
-from paceline.trainer.model.document_attention import restarted
-from paceline.trainer.model.dropout import drop_apart, drop_stream
+from paceline.trainer.model.document_attention import restart_positions
+from paceline.trainer.model.dropout import residual_dropout, with_rank_rng
 from paceline.trainer.model.layers import (
     ACTIVATIONS,
     ColumnParallelLinear,
@@ -33,7 +33,7 @@ from paceline.trainer.model.layers import (
     VocabParallelEmbedding,
 )
 from paceline.trainer.model.loss import head_loss
-from paceline.trainer.model.network import Network, recomputed
+from paceline.trainer.model.network import Network, activation_checkpoint
 from paceline.trainer.model.windowed_attention import load_kernels
 from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.parallel.mesh import ALONE, MeshAxis
@@ -42,7 +42,7 @@ from paceline.trainer.parallel.tensor import NO_TP, TensorParallel
 
 @dataclass(frozen=True)
 class LayerSetting:
-    """How a decoder computes, whatever its shape."""
+    """Settings of the computation that do not depend on the model's sizes."""
 
     seq_len: int
     dtype: torch.dtype
@@ -52,20 +52,20 @@ class LayerSetting:
     cp_exchange: str = "all-gather"
     lora: LoraConfig | None = None
     levels: tuple[str, ...] = ()
-    """What each layer recomputes, where they do not all do the same."""
+    """Recompute setting of each layer; empty where all layers use `recompute`."""
 
-    def of_layer(self, layer: int) -> LayerSetting:
-        """The setting of one layer's block."""
+    def for_layer(self, layer: int) -> LayerSetting:
+        """Return the setting of one layer's block."""
         return replace(self, recompute=self.levels[layer]) if self.levels else self
 
     def adapter(self, layer: str) -> LoraConfig | None:
-        """The adapter of a layer of a block, if it has one."""
+        """Return the LoRA settings of a linear layer of a block; None without an adapter."""
         return self.lora if self.lora and layer in self.lora.targets else None
 
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Which layers a pipeline stage holds; the first one embeds, the last one has the head."""
+    """Layers of a pipeline stage; the first stage has the embedding, the last one the head."""
 
     layers: range
     first: bool = True
@@ -73,7 +73,7 @@ class ModelPart:
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped key/value heads, to a window of the past if it has one."""
+    """Causal self-attention with grouped key/value heads and an optional sliding window."""
 
     def __init__(
         self, model: ModelConfig, setting: LayerSetting, window: int | None = None
@@ -81,7 +81,7 @@ class Attention(nn.Module):
         super().__init__()
         self.setting, self.head_dim, self.window = setting, model.head_dim, window
         self.query_scale = model.query_scale
-        self.dropout = model.dropped_probabilities
+        self.dropout = model.attention_dropout_p
         hidden, bias = model.hidden_size, model.bias
         heads_size, kv_size = model.num_heads * self.head_dim, model.kv_heads * self.head_dim
         self.q = ColumnParallelLinear(hidden, heads_size, bias, setting.adapter("q"))
@@ -92,30 +92,32 @@ class Attention(nn.Module):
         self.k_norm = QKNorm(model) if model.qk_norm else None
 
     def forward(self, x: Tensor, rope: Rope, documents: Tensor | None = None) -> Tensor:
-        """(B, t, H) -> (B, t, H); `documents` as in `document_attention`."""
-        x = self.setting.tp.gather_input(x)
-        q, k, v = (
+        """Map (B, t, H) to (B, t, H); `documents` as in `document_attention`."""
+        x = self.setting.tp.gather_input(x)  # (B, T, H)
+        q, k, v = (  # (B, T, N or K, D)
             layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.q, self.k, self.v)
         )
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
-            q, k = rotate(q, *rope), rotate(k, *rope)
+            q, k = apply_rotary(q, *rope), apply_rotary(k, *rope)
         if self.query_scale != 1:
             q = q * self.query_scale
         selective = self.setting.recompute == "selective"
-        out = recomputed(self._attend, q, k, v, documents, draws=self.dropout > 0, when=selective)
-        return self.o(out.flatten(2))
+        out = activation_checkpoint(  # (B, T, N, D)
+            self._attend, q, k, v, documents, preserve_rng=self.dropout > 0, enabled=selective
+        )
+        return self.o(out.flatten(2))  # (B, t, H)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
-        setting, drops = self.setting, self.dropout if self.training else 0.0
-        rest = {"dropout": drops, "window": self.window, "documents": documents}
-        compute = partial(attend, cp=setting.cp, exchange=setting.cp_exchange, **rest)
-        return drop_apart(setting.tp.axis, compute, q, k, v) if drops else compute(q, k, v)
+        setting, dropout = self.setting, self.dropout if self.training else 0.0
+        options = {"dropout": dropout, "window": self.window, "documents": documents}
+        compute = partial(attend, cp=setting.cp, exchange=setting.cp_exchange, **options)
+        return with_rank_rng(setting.tp.axis, compute, q, k, v) if dropout else compute(q, k, v)
 
 
 class FeedForward(nn.Module):
-    """The MLP of a block, with or without a gate."""
+    """The MLP of a block, optionally gated (SwiGLU, GeGLU)."""
 
     def __init__(self, model: ModelConfig, setting: LayerSetting) -> None:
         super().__init__()
@@ -130,23 +132,26 @@ class FeedForward(nn.Module):
         )
         self.down = RowParallelLinear(self.tp, ffn, hidden, bias, setting.adapter("down"))
         self.recompute = setting.recompute == "activation"
-        self.draws = self.down.lora is not None and self.down.lora.dropout > 0
+        self.uses_rng = self.down.lora is not None and self.down.lora.dropout > 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, t, H) -> (B, t, H)."""
-        x = self.tp.gather_input(x)
-        inner = [layer(x) for layer in (self.gate, self.up) if layer is not None]
-        return recomputed(self._activated, *inner, draws=self.draws, when=self.recompute)
+        """Map (B, t, H) to (B, t, H)."""
+        x = self.tp.gather_input(x)  # (B, T, H)
+        inner = [layer(x) for layer in (self.gate, self.up) if layer is not None]  # (B, T, F)
+        return activation_checkpoint(
+            self._activate, *inner, preserve_rng=self.uses_rng, enabled=self.recompute
+        )
 
-    def _activated(self, x: Tensor, gated: Tensor | None = None) -> Tensor:
-        x = self.activation(x)
-        return self.down(x if gated is None else x * gated)
+    def _activate(self, x: Tensor, up: Tensor | None = None) -> Tensor:
+        x = self.activation(x)  # (B, T, F)
+        return self.down(x if up is None else x * up)  # (B, t, H)
 
 
 class DecoderBlock(nn.Module):
-    """Attention and MLP with their residuals; norms before (pre) or after the sums (post).
+    """Attention and MLP with their residual connections.
 
-    Or before each of the two and behind it, ahead of the sum (both).
+    `norm_position`: `pre` normalises the inputs of attention and MLP, `post` the residual sums,
+    and `both` the inputs and the outputs.
     """
 
     def __init__(
@@ -156,8 +161,8 @@ class DecoderBlock(nn.Module):
         self.pre = model.norm_position != "post"
         self.recompute = setting.recompute
         self.dropout, self.tp = model.dropout, setting.tp
-        of_adapters = setting.lora.dropout if setting.lora else 0.0
-        self.draws = max(of_adapters, model.dropout, model.dropped_probabilities) > 0
+        lora_dropout = setting.lora.dropout if setting.lora else 0.0
+        self.uses_rng = max(lora_dropout, model.dropout, model.attention_dropout_p) > 0
         self.attention_norm = Norm(model)
         self.attention = Attention(model, setting, window)
         self.ffn_norm = Norm(model)
@@ -167,15 +172,21 @@ class DecoderBlock(nn.Module):
         self.ffn_post_norm = Norm(model) if both else None
 
     def forward(self, x: Tensor, rope: Rope, documents: Tensor | None = None) -> Tensor:
-        """(B, t, H) -> (B, t, H)."""
-        # Inside the block, so that FSDP's gathering happens once outside of it.
-        full = self.recompute == "full"
-        return recomputed(self._layers, x, rope, documents, draws=self.draws, when=full)
+        """Map (B, t, H) to (B, t, H)."""
+        # Checkpointing lies inside the block, so that FSDP gathers its weights once, outside.
+        return activation_checkpoint(
+            self._layers,
+            x,
+            rope,
+            documents,
+            preserve_rng=self.uses_rng,
+            enabled=self.recompute == "full",
+        )
 
     def _layers(self, x: Tensor, rope: Rope, documents: Tensor | None) -> Tensor:
         if self.attention_post_norm is not None and self.ffn_post_norm is not None:
-            attended = self.attention(self.attention_norm(x), rope, documents)
-            x = x + self._drop(self.attention_post_norm(attended))
+            out = self.attention(self.attention_norm(x), rope, documents)
+            x = x + self._drop(self.attention_post_norm(out))
             return x + self._drop(self.ffn_post_norm(self._ffn(x)))
         if self.pre:
             x = x + self._drop(self.attention(self.attention_norm(x), rope, documents))
@@ -184,21 +195,23 @@ class DecoderBlock(nn.Module):
         return self.ffn_norm(x + self._drop(self._ffn(x)))
 
     def _ffn(self, x: Tensor) -> Tensor:
-        """The ffn, behind its norm where that comes first."""
-        return recomputed(self._normed_ffn, x, draws=self.draws, when=self.recompute == "ffn")
+        """Apply the MLP, with its norm first unless norms come after the sums."""
 
-    def _normed_ffn(self, x: Tensor) -> Tensor:
-        return self.ffn(self.ffn_norm(x) if self.pre else x)
+        def norm_and_ffn(x: Tensor) -> Tensor:
+            return self.ffn(self.ffn_norm(x) if self.pre else x)
+
+        return activation_checkpoint(
+            norm_and_ffn, x, preserve_rng=self.uses_rng, enabled=self.recompute == "ffn"
+        )
 
     def _drop(self, x: Tensor) -> Tensor:
-        drops = self.dropout and self.training
-        return drop_stream(x, self.dropout, self.tp) if drops else x
+        return residual_dropout(x, self.dropout, self.tp) if self.dropout and self.training else x
 
 
 class Decoder(Network):
-    """A decoder or a pipeline stage of it; `blocks` is keyed by the global layer index.
+    """A decoder or a pipeline stage of one; `blocks` is keyed by the global layer index.
 
-    Tokens or hidden states in, hidden states or the scaled loss out, as its part says.
+    The first stage takes tokens, the others hidden states; the last one returns the scaled loss.
     """
 
     def __init__(
@@ -208,52 +221,59 @@ class Decoder(Network):
         self.model, self.setting = model, setting
         self.part = part = part or ModelPart(range(model.num_layers))
         hidden, embed = model.hidden_size, model.embed_dim
-        projected = embed != hidden
+        needs_projection = embed != hidden
         holds_table = part.first or (part.last and model.tied_embeddings)
         self.embedding = (
             VocabParallelEmbedding(setting.tp, setting.dtype, model.padded_vocab, embed)
             if holds_table
             else None
         )
-        self.project_in = Linear(embed, hidden, bias=False) if projected and part.first else None
+        self.project_in = (
+            Linear(embed, hidden, bias=False) if needs_projection and part.first else None
+        )
         self.embedding_norm = Norm(model) if model.embedding_norm and part.first else None
-        places = model.max_positions + model.position_offset
-        learned = model.positions == "learned" and part.first
-        self.positions = PositionEmbedding(places, hidden) if learned else None
+        has_positions = model.positions == "learned" and part.first
+        num_positions = model.max_positions + model.position_offset
+        self.positions = PositionEmbedding(num_positions, hidden) if has_positions else None
         self.blocks = nn.ModuleDict(
-            {str(i): DecoderBlock(model, setting.of_layer(i), model.window(i)) for i in part.layers}
+            {
+                str(i): DecoderBlock(model, setting.for_layer(i), model.window(i))
+                for i in part.layers
+            }
         )
         self.final_norm = Norm(model) if model.final_norm and part.last else None
-        self.project_out = Linear(hidden, embed, bias=False) if projected and part.last else None
-        headed = part.last and not model.tied_embeddings
-        self.head = Head(embed, model.padded_vocab, bias=False) if headed else None
-        # No buffers: DDP would send them around in every step, and a meta model has no memory.
+        self.project_out = (
+            Linear(hidden, embed, bias=False) if needs_projection and part.last else None
+        )
+        has_head = part.last and not model.tied_embeddings
+        self.head = Head(embed, model.padded_vocab, bias=False) if has_head else None
+        # Not buffers: DDP would broadcast them in every step, and a meta model has no memory.
         self.rope: Rope = None
         self.local_rope: Rope = None
-        self.places: Tensor | None = None
+        self.position_ids: Tensor | None = None
 
     @property
     def tied_copy(self) -> str | None:
-        """The parameter that is another stage's as well, and only copied here."""
+        """Name of the tied parameter that another stage owns; None without one."""
         tied = self.model.tied_embeddings and self.part.last and not self.part.first
         return "embedding.weight" if tied else None
 
     def forward(
         self, x: Tensor, targets: Tensor | None = None, documents: Tensor | None = None
     ) -> Tensor:
-        """(B, T) tokens or (B, t, H) -> (B, t, H), or `scale` x the summed loss of the targets."""
+        """Map (B, T) tokens or (B, t, H) to (B, t, H), or to `scale` x the summed loss."""
         if self.part.first:
             x = self.embed(x, documents)
         for layer, block in self.blocks.items():
-            windowed = self.model.window(int(layer)) is not None
-            x = block(x, self.local_rope if windowed else self.rope, documents)
+            has_window = self.model.window(int(layer)) is not None
+            x = block(x, self.local_rope if has_window else self.rope, documents)
         if not self.part.last:
             return x
         assert targets is not None, "the last stage needs targets"
         return self.loss(x, targets)
 
     def embed(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-        """(B, T) tokens -> (B, t, H)."""
+        """Embed (B, T) tokens; return (B, t, H)."""
         assert self.embedding is not None
         x = self.embedding(tokens)
         if self.model.scale_embedding:
@@ -263,48 +283,54 @@ class Decoder(Network):
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         if self.positions is not None:
-            assert self.places is not None, "make_tables comes first"
-            places = restarted(self.places, documents, self.model.position_offset)
-            x = x + self.positions(places).to(x.dtype)
+            assert self.position_ids is not None, "make_tables comes first"
+            ids = restart_positions(self.position_ids, documents, self.model.position_offset)
+            x = x + self.positions(ids).to(x.dtype)
         if self.model.dropout and self.training:
-            x = drop_stream(x, self.model.dropout, self.setting.tp)
+            x = residual_dropout(x, self.model.dropout, self.setting.tp)
         return x
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """(B, t, H), (B, T) targets -> scaled loss, a scalar shared by a replica's tensor ranks."""
+        """Return the scaled loss of (B, t, H) for (B, T) targets, equal on all tensor ranks."""
         if self.final_norm is not None:
             x = self.final_norm(x)
         if self.project_out is not None:
             x = self.project_out(x)
-        tp, worth = self.setting.tp, self.sample_weights
-        counts = None if worth is None else worth.repeat_interleave(targets.shape[1])
+        tp, weights = self.setting.tp, self.sample_weights  # (B,)
+        if weights is not None:
+            weights = weights.repeat_interleave(targets.shape[1])  # (B T,)
         head = self.head or partial(head_loss, self.head_table)
-        x, targets = tp.gather_input(x).flatten(0, 1), targets.flatten()
+        x, targets = tp.gather_input(x).flatten(0, 1), targets.flatten()  # (B T, H), (B T,)
         settings = {"scale": self.scale, "tp": tp.axis, "compiled": self.compiled}
-        return head(x, targets=targets, counts=counts, **settings)
+        return head(x, targets=targets, token_weights=weights, **settings)
 
     @property
     def head_table(self) -> Linear | VocabParallelEmbedding:
-        """What holds the head's weight, on the last stage."""
+        """The layer that holds the head's weight; the last stage alone has one."""
         table = self.head or self.embedding
         assert table is not None, "the last stage has a head"
         return table
 
-    def fill(self, name: str, whole: Tensor, generator: torch.Generator) -> None:
-        """As all networks; the weight of a zero-centered norm, to which 1 is added, is 0."""
-        super().fill(name, whole, generator)
+    def init_parameter(self, name: str, whole: Tensor, generator: torch.Generator) -> None:
+        """Initialise a whole parameter; the weight of a zero-centered norm is 0."""
+        super().init_parameter(name, whole, generator)
         if self.model.norm_zero_centered and name.endswith("norm.weight"):
             whole.zero_()
 
     def make_tables(self, device: torch.device) -> None:
-        """Compute what belongs to this rank's positions; needed once before training."""
+        """Compute the tables of this rank's positions; required once before training."""
         load_kernels(device)
         positions = local_positions(self.setting.seq_len, self.setting.cp)
         if self.model.positions == "rope":
-            place = device, self.setting.dtype
-            self.rope = self.local_rope = rope_tables_on(*place, self.model, positions)
+            cos, sin = rope_tables(self.model, positions)
+            self.rope = cos.to(device, self.setting.dtype), sin.to(device, self.setting.dtype)
+            self.local_rope = self.rope
             if self.model.rope_local_theta is not None:
-                self.local_rope = rope_tables_on(*place, self.model, positions, windowed=True)
+                cos, sin = rope_tables(self.model, positions, local_layers=True)
+                self.local_rope = (
+                    cos.to(device, self.setting.dtype),
+                    sin.to(device, self.setting.dtype),
+                )
         elif self.positions is not None:
-            places = self.setting.tp.split_sequence(positions + self.model.position_offset)
-            self.places = places.to(device)
+            ids = self.setting.tp.split_sequence(positions + self.model.position_offset)
+            self.position_ids = ids.to(device)

@@ -1,8 +1,8 @@
-"""Causal attention of packed documents, each of which sees itself alone.
+"""Causal attention within packed documents.
 
-Shapes: B sequences of T tokens, N query heads in groups over K key/value heads, D wide; `documents`
-(B, n + 1) whole numbers, the bounds of each sequence's documents from 0 to T, of which some may be
-equal (see data/document_bounds.py).
+Shapes: B sequences of T tokens, N query heads in groups over K key/value heads of width D.
+`documents` holds (B, n + 1) integers: the bounds of each sequence's documents from 0 to T. Equal
+neighbours mark empty documents (see data/document_bounds.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.trainer.model.attention import causal_attention
-from paceline.trainer.model.windowed_attention import HALF, KERNELS, band
+from paceline.trainer.model.windowed_attention import HALF_DTYPES, KERNELS, band
 
 
 def document_attention(
@@ -25,57 +25,58 @@ def document_attention(
     dropout: float = 0.0,
     window: int | None = None,
 ) -> Tensor:
-    """(B, T, N, D) queries over (B, T, K, D) keys and values -> (B, T, N, D).
+    """Attend within documents from (B, T, N, D) queries to (B, T, K, D) keys.
 
-    `dropout` and `window` are `causal_attention`'s. A GPU is never asked how long documents are,
-    which would have the host wait for it. Where its kernel cannot be had, for fp32 or dropout or
-    from an old PyTorch, it computes all T x T pairs and masks.
+    `dropout` and `window` are those of `causal_attention`. Document lengths are never read back
+    from a GPU, because that would synchronise it with the CPU. Where the variable-length kernel is
+    unavailable (fp32, dropout, an old PyTorch), a GPU computes all T x T pairs with a mask.
     """
-    return COMPUTED["attention"](q, k, v, documents, dropout, window)
+    return COMPILABLE["attention"](q, k, v, documents, dropout, window)
 
 
 def document_kernel(device: torch.device, dtype: torch.dtype, dropout: float) -> str:
-    """How documents attend there: `one by one`, by the `varlen` kernel, or `masked`."""
+    """Return how documents attend: `per document`, with the `varlen` kernel, or `masked`."""
     if device.type == "cpu":
-        return "one by one"
-    return "varlen" if dtype in HALF and not dropout and device.type in KERNELS else "masked"
+        return "per document"
+    return "varlen" if dtype in HALF_DTYPES and not dropout and device.type in KERNELS else "masked"
 
 
-def keep_documents_from_compiler() -> None:
-    """Have torch.compile leave it alone: lengths are no constants, and a kernel is compiled."""
+def exclude_documents_from_compile() -> None:
+    """Exclude document attention from torch.compile, because document lengths vary."""
     disable: Any = torch.compiler.disable
-    COMPUTED["attention"] = disable(_computed)
+    COMPILABLE["attention"] = disable(_attend)
 
 
-def _computed(
+def _attend(
     q: Tensor, k: Tensor, v: Tensor, documents: Tensor, dropout: float, window: int | None
 ) -> Tensor:
-    way = document_kernel(q.device, q.dtype, dropout)
-    if way == "one by one":
-        return one_by_one(q, k, v, documents, dropout, window)
-    if way == "varlen":
-        return by_kernel(KERNELS[q.device.type], q, k, v, documents, window)
-    return masked(q, k, v, documents, dropout, window)
+    kernel = document_kernel(q.device, q.dtype, dropout)
+    if kernel == "per document":
+        return attend_per_document(q, k, v, documents, dropout, window)
+    if kernel == "varlen":
+        return attend_varlen(KERNELS[q.device.type], q, k, v, documents, window)
+    return attend_masked(q, k, v, documents, dropout, window)
 
 
-def one_by_one(
+def attend_per_document(
     q: Tensor, k: Tensor, v: Tensor, documents: Tensor, dropout: float, window: int | None
 ) -> Tensor:
-    """The same, one document after the other: no pair that a mask would hide is computed."""
+    """Attend in one document after the other, so that no masked pair is computed."""
     lengths = [length for length in documents.diff(dim=1).flatten().tolist() if length]
-    lines = [x.flatten(0, 1).unsqueeze(0).split(lengths, dim=1) for x in (q, k, v)]
-    out = [causal_attention(q, k, v, dropout, window) for q, k, v in zip(*lines, strict=True)]
+    # (1, B T, N, D) of all sequences -> one (1, length, N, D) for each document
+    split = [x.flatten(0, 1).unsqueeze(0).split(lengths, dim=1) for x in (q, k, v)]
+    out = [causal_attention(q, k, v, dropout, window) for q, k, v in zip(*split, strict=True)]
     return torch.cat(out, dim=1).view(q.shape)
 
 
-def by_kernel(
+def attend_varlen(
     kernel: Any, q: Tensor, k: Tensor, v: Tensor, documents: Tensor, window: int | None
 ) -> Tensor:
-    """The same by the flash kernel, which takes all documents as one line of tokens."""
+    """Attend with the variable-length flash kernel, which takes all documents concatenated."""
     batch, tokens = q.shape[:2]
-    begins = torch.arange(batch, dtype=torch.int32, device=q.device).unsqueeze(1) * tokens
-    line = documents + begins
-    bounds = torch.cat([line[:, :-1].flatten(), line[-1, -1:]])
+    offsets = torch.arange(batch, dtype=torch.int32, device=q.device).unsqueeze(1) * tokens
+    absolute = documents + offsets  # (B, n + 1) bounds in the concatenated tokens
+    bounds = torch.cat([absolute[:, :-1].flatten(), absolute[-1, -1:]])  # (B n + 1,)
     out = kernel(
         q.flatten(0, 1),
         k.flatten(0, 1),
@@ -84,38 +85,39 @@ def by_kernel(
         bounds,
         tokens,
         tokens,
-        # Keys before the query's own (-1: all of the document's), and behind it.
+        # Number of keys before (-1: all of the document's) and after the query's own.
         window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=q.shape[2] > k.shape[2],
     )
     return out.unflatten(0, (batch, tokens))
 
 
-def masked(
+def attend_masked(
     q: Tensor, k: Tensor, v: Tensor, documents: Tensor, dropout: float, window: int | None
 ) -> Tensor:
-    """The same with a mask of B x T x T."""
+    """Attend with a (B, T, T) mask."""
     tokens, groups = q.shape[1], q.shape[2] // k.shape[2]
     starts = document_starts(documents, torch.arange(tokens, device=q.device))
-    seen = starts.unsqueeze(2) == starts.unsqueeze(1)
-    seen = seen & band(tokens, tokens, window or tokens, q.device)
+    same_document = starts.unsqueeze(2) == starts.unsqueeze(1)  # (B, T, T)
+    mask = same_document & band(tokens, tokens, window or tokens, q.device)
     k, v = (x.repeat_interleave(groups, dim=2) for x in (k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = functional.scaled_dot_product_attention(q, k, v, seen.unsqueeze(1), dropout)
+    out = functional.scaled_dot_product_attention(q, k, v, mask.unsqueeze(1), dropout)
     return out.transpose(1, 2)
 
 
-COMPUTED: dict[str, Any] = {"attention": _computed}
+COMPILABLE: dict[str, Any] = {"attention": _attend}
+"""The function in use, which `exclude_documents_from_compile` replaces."""
 
 
-def restarted(places: Tensor, documents: Tensor | None, offset: int) -> Tensor:
-    """(t,) places that count from `offset` in a sequence -> (B, t) that do so in each document."""
+def restart_positions(positions: Tensor, documents: Tensor | None, offset: int) -> Tensor:
+    """Restart (t,) positions, which count from `offset`, in each document; return (B, t)."""
     if documents is None:
-        return places
-    return places - document_starts(documents, places - offset)
+        return positions
+    return positions - document_starts(documents, positions - offset)
 
 
 def document_starts(documents: Tensor, positions: Tensor) -> Tensor:
-    """(B, t) where the documents begin that tokens at (t,) positions belong to."""
+    """Return (B, t) starts of the documents that the tokens at (t,) positions belong to."""
     positions = positions.to(documents.dtype).expand(len(documents), -1).contiguous()
     return documents.gather(1, torch.searchsorted(documents, positions, right=True) - 1)

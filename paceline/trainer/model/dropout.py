@@ -1,8 +1,9 @@
-"""Dropout of the stream and of attention's probabilities.
+"""Dropout of the residual stream and of attention probabilities.
 
-Ranks that hold the same activations drop the same of them, all others draw apart. Data, context and
-pipeline ranks have generators of their own, tensor ranks draw alike (assembly.py). Where these hold
-different tokens of the stream, or heads, they draw from a seed that follows from the next number.
+Ranks that hold the same activations must drop the same elements; all others must draw independent
+numbers. Data, context and pipeline ranks have generators of their own; tensor ranks share one
+(assembly.py). Where tensor ranks hold different tokens or heads, each seeds a generator from the
+next shared number.
 """
 
 from __future__ import annotations
@@ -17,57 +18,57 @@ from torch.nn import functional
 
 from paceline.trainer.parallel.mesh import ALONE, MeshAxis
 from paceline.trainer.parallel.tensor import TensorParallel
-from paceline.trainer.randomness import drawn_apart
+from paceline.trainer.randomness import rank_specific_rng
 
 Compute = Callable[..., Tensor]
 
-LOWEST = -(2**31)
-"""The lowest number of int32."""
+INT32_MIN = -(2**31)
 
 
-def drop_stream(x: Tensor, share: float, tp: TensorParallel) -> Tensor:
-    """(B, t, H) with a share of its elements 0, and the others 1 / (1 - share) times as large."""
+def residual_dropout(x: Tensor, p: float, tp: TensorParallel) -> Tensor:
+    """Apply dropout with probability `p` to the residual stream (B, t, H)."""
     axis = tp.axis if tp.sequence_parallel else ALONE
-    return drop_apart(axis, partial(drop, share=share), x)
+    return with_rank_rng(axis, partial(dropout, p=p), x)
 
 
-def drop(x: Tensor, share: float) -> Tensor:
-    """x with a share of its elements 0, and the others 1 / (1 - share) times as large."""
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Set elements to 0 with probability `p` and scale the others by 1 / (1 - p)."""
     if x.device.type == "cpu" and compiler.is_compiling():
-        return SeededDropout.apply(x, share)  # type: ignore[no-any-return]
-    return functional.dropout(x, share)
+        return SeededDropout.apply(x, p)  # type: ignore[no-any-return]
+    return functional.dropout(x, p)
 
 
 class SeededDropout(torch.autograd.Function):
-    """Dropout that keeps two numbers for the backward pass, and draws anew by them.
+    """Dropout that saves two seeds for the backward pass and recomputes the mask from them.
 
-    What PyTorch 2.13 compiles for a CPU draws the elements one by one, and stores each one's byte.
+    Inductor's dropout on CPUs (PyTorch 2.13) draws the elements one by one and saves a byte for
+    each.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, share: float) -> Tensor:
-        seeds = torch.randint(LOWEST, -LOWEST, (2,), dtype=torch.int32, device=x.device)
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        seeds = torch.randint(INT32_MIN, -INT32_MIN, (2,), dtype=torch.int32, device=x.device)
         ctx.save_for_backward(seeds)
-        ctx.share = share
-        return _dropped(x, seeds, share)
+        ctx.p = p
+        return _apply_mask(x, seeds, p)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (seeds,) = ctx.saved_tensors
-        return _dropped(grad_output, seeds, ctx.share), None
+        return _apply_mask(grad_output, seeds, ctx.p), None
 
 
-def _dropped(x: Tensor, seeds: Tensor, share: float) -> Tensor:
-    bits = hashed(torch.arange(x.numel(), dtype=torch.int32, device=x.device), seeds)
-    kept = bits.view(x.shape) >= min(LOWEST + round(share * 2**32), -LOWEST - 1)
-    return torch.where(kept, x * (1 / (1 - share)), 0)
+def _apply_mask(x: Tensor, seeds: Tensor, p: float) -> Tensor:
+    bits = hash_bits(torch.arange(x.numel(), dtype=torch.int32, device=x.device), seeds)
+    mask = bits.view(x.shape) >= min(INT32_MIN + round(p * 2**32), -INT32_MIN - 1)
+    return torch.where(mask, x * (1 / (1 - p)), 0)
 
 
-def hashed(index: Tensor, seeds: Tensor) -> Tensor:
-    """Random bits of each number, int32: multiplications and shifts that mix all 32.
+def hash_bits(index: Tensor, seeds: Tensor) -> Tensor:
+    """Hash each int32 index to 32 random bits (lowbias32, Chris Wellons, "hash-prospector").
 
-    Constants of lowbias32 (Wellons). The second seed comes after a round of mixing, so that no
-    other seeds give the same row from elsewhere.
+    The second seed is added after one round of mixing, so that two pairs of seeds cannot give
+    shifted copies of the same sequence.
     """
     x = index * -1640531527 + seeds[0]  # 2^32 / the golden ratio
     x = (x ^ (x >> 16 & 0xFFFF)) * 0x7FEB352D + seeds[1]
@@ -76,23 +77,23 @@ def hashed(index: Tensor, seeds: Tensor) -> Tensor:
     return x ^ (x >> 15 & 0x1FFFF)
 
 
-def drop_apart(axis: MeshAxis, compute: Compute, x: Tensor, *more: Tensor) -> Tensor:
-    """compute(x, ...), for which every rank of the axis draws random numbers of its own."""
-    return compute(x, *more) if axis.size == 1 else APART["run"](axis, compute, x, *more)
+def with_rank_rng(axis: MeshAxis, compute: Compute, x: Tensor, *more: Tensor) -> Tensor:
+    """Return compute(x, ...), where every rank of the axis draws its own random numbers."""
+    return compute(x, *more) if axis.size == 1 else RUNNERS["run"](axis, compute, x, *more)
 
 
-def keep_draws_from_compiler() -> None:
-    """Have torch.compile leave the change of generators alone, because it cannot trace one.
+def exclude_rank_rng_from_compile() -> None:
+    """Exclude the change of generators from torch.compile, which cannot trace it.
 
-    Done when something is compiled: a decorator would import the compiler, which takes seconds.
+    Call it before compiling. A decorator would import the compiler, which takes seconds.
     """
     disable: Any = compiler.disable
-    APART["run"] = disable(_computed_apart)
+    RUNNERS["run"] = disable(_run_with_rank_rng)
 
 
-def _computed_apart(axis: MeshAxis, compute: Compute, x: Tensor, *more: Tensor) -> Tensor:
-    with drawn_apart(axis.index, x.device):
+def _run_with_rank_rng(axis: MeshAxis, compute: Compute, x: Tensor, *more: Tensor) -> Tensor:
+    with rank_specific_rng(axis.index, x.device):
         return compute(x, *more)
 
 
-APART: dict[str, Compute] = {"run": _computed_apart}
+RUNNERS: dict[str, Compute] = {"run": _run_with_rank_rng}

@@ -1,10 +1,11 @@
-"""Layers with parameters, and how tensor ranks hold these: the names are Megatron-Core's.
+"""Layers with parameters and how tensor ranks shard them; the names are Megatron-Core's.
 
-A column-parallel layer has shards of its outputs and takes whole inputs, a row-parallel one has
-shards of its inputs, so its outputs are summed. Of an adapter B A, the matrix on the
-side that is cut is cut alike; the other one is whole, and sees a rank's share alone.
+A column-parallel layer holds a shard of its outputs and takes whole inputs. A row-parallel layer
+holds a shard of its inputs, so its outputs are summed over the ranks. The matrix of a LoRA adapter
+B A on the sharded side is sharded in the same way; the other one is replicated and sees only a
+rank's share of the activations.
 
-Activations are written in the forms that compile well.
+Activation functions are written in the forms that compile well.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.trainer.config import LoraConfig
-from paceline.trainer.model.dropout import drop
+from paceline.trainer.model.dropout import dropout
 from paceline.trainer.model.loss import head_loss
-from paceline.trainer.model.low_precision import Product
+from paceline.trainer.model.low_precision import Gemm
 from paceline.trainer.model_config import ModelConfig
 from paceline.trainer.parallel.tensor import (
     PER_HEAD,
@@ -33,7 +34,7 @@ from paceline.trainer.parallel.tensor import (
 
 
 class Linear(nn.Linear):
-    """A linear layer that computes in its input's dtype, with a low-rank adapter if it has one."""
+    """A linear layer that computes in its input's dtype, with an optional LoRA adapter."""
 
     tp_plan: TpPlan = REPLICATED
 
@@ -44,18 +45,18 @@ class Linear(nn.Linear):
         self.lora = lora
         self.lora_a = nn.Parameter(torch.empty(lora.rank, in_features)) if lora else None
         self.lora_b = nn.Parameter(torch.empty(out_features, lora.rank)) if lora else None
-        self.low_precision: Product | None = None
-        """The layer's own product, where `use_low_precision` has set one."""
+        self.low_precision: Gemm | None = None
+        """The low-precision GEMM of this layer, set by `use_low_precision`."""
         self.compute_weight: Tensor | None = None
-        """The weight in the compute dtype, where `ComputeCopies` keeps one between steps."""
+        """Copy of the weight in the compute dtype, set by `ComputeCopies`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """(..., in) -> (..., out)."""
+        """Map (..., in) to (..., out)."""
         bias = None if self.bias is None else local(self.bias).to(input.dtype)
-        return self.product(input, bias)
+        return self.matmul(input, bias)
 
-    def product(self, input: Tensor, bias: Tensor | None = None) -> Tensor:
-        """input W^T + bias, and (alpha / rank) input A^T B^T (Hu et al., arXiv:2106.09685)."""
+    def matmul(self, input: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return input W^T + bias + (alpha / rank) input A^T B^T (Hu et al., arXiv:2106.09685)."""
         weight = self.compute_weight
         weight = local(self.weight).to(input.dtype) if weight is None else weight
         if self.low_precision is not None:
@@ -65,15 +66,15 @@ class Linear(nn.Linear):
             out = functional.linear(input, weight, bias)
         if self.lora is None or self.lora_a is None or self.lora_b is None:
             return out
-        drops = self.lora.dropout > 0 and self.training
-        inner = drop(input, self.lora.dropout) if drops else input
+        use_dropout = self.lora.dropout > 0 and self.training
+        inner = dropout(input, self.lora.dropout) if use_dropout else input
         inner = functional.linear(inner, local(self.lora_a).to(input.dtype))  # (..., rank)
         update = functional.linear(inner, local(self.lora_b).to(input.dtype))  # (..., out)
         return torch.add(out, update, alpha=self.lora.alpha / self.lora.rank)
 
 
 class ColumnParallelLinear(Linear):
-    """A linear layer whose outputs are cut over tensor ranks."""
+    """A linear layer whose outputs are sharded over tensor ranks."""
 
     tp_plan: TpPlan = {
         "weight": ParamPlan(shard_dim=0),
@@ -84,9 +85,9 @@ class ColumnParallelLinear(Linear):
 
 
 class RowParallelLinear(Linear):
-    """A linear layer whose inputs are cut over tensor ranks; the bias comes after the sum.
+    """A linear layer whose inputs are sharded over tensor ranks; the bias is added after the sum.
 
-    An adapter is linear as well, so its share goes into the same sum.
+    A LoRA adapter is linear as well, so its partial result is part of the same sum.
     """
 
     tp_plan: TpPlan = {
@@ -108,25 +109,25 @@ class RowParallelLinear(Linear):
         self.tp = tp
 
     def forward(self, input: Tensor) -> Tensor:
-        """(B, T, in) -> (B, t, out)."""
+        """Map (B, T, in / tp) to (B, t, out)."""
         if self.tp.axis.size == 1:
             return super().forward(input)
-        out = self.tp.reduce_output(self.product(input))
+        out = self.tp.reduce_output(self.matmul(input))  # (B, t, out)
         return out if self.bias is None else out + local(self.bias).to(out.dtype)
 
 
 class PositionEmbedding(nn.Embedding):
-    """A vector for each position."""
+    """Learned absolute position embeddings."""
 
     tp_plan: TpPlan = REPLICATED
 
     def forward(self, input: Tensor) -> Tensor:
-        """(t,) positions -> (t, H)."""
+        """Map (t,) or (B, t) positions to vectors of width H."""
         return functional.embedding(input, local(self.weight))
 
 
 class VocabParallelEmbedding(nn.Embedding):
-    """Token vectors in the compute dtype; tensor ranks share the vocabulary."""
+    """Token embeddings in the compute dtype, sharded by vocabulary over tensor ranks."""
 
     tp_plan: TpPlan = {"weight": ParamPlan(shard_dim=0)}
 
@@ -134,34 +135,34 @@ class VocabParallelEmbedding(nn.Embedding):
         super().__init__(vocab, width)
         self.tp, self.dtype = tp, dtype
         self.compute_weight: Tensor | None = None
-        """As a `Linear`'s, for a head that has this table."""
+        """Copy of the weight in the compute dtype, for a head that is tied to this table."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """(B, T) tokens -> (B, t, E)."""
+        """Map (B, T) tokens to (B, t, E)."""
         table = local(self.weight)
         axis = self.tp.axis
         if axis.size == 1:
             return functional.embedding(input, table).to(self.dtype)
-        index = input - axis.index * table.shape[0]
+        index = input - axis.index * table.shape[0]  # (B, T), a row of this shard or outside it
         inside = (index >= 0) & (index < table.shape[0])
         vectors = functional.embedding(index.clamp(0, table.shape[0] - 1), table)
-        # One rank alone has a token's row, so the sum is exact in any dtype.
+        # Only one rank holds a token's row, so the sum is exact in any dtype.
         return self.tp.reduce_output((vectors * inside.unsqueeze(-1)).to(self.dtype))
 
 
 class Head(ColumnParallelLinear):
-    """The vocabulary's rows, of which tensor ranks hold parts, and the loss that they give."""
+    """The output projection to the vocabulary together with its loss."""
 
     def forward(self, input: Tensor, **loss: Any) -> Tensor:
-        """(tokens, E) -> the scaled loss; see `head_loss`."""
+        """Return the scaled loss of (tokens, E) hidden states; see `head_loss`."""
         return head_loss(self, input, **loss)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """x / 2 (1 + tanh u) with u = sqrt(2 / pi) (x + 0.044715 x^3) (Hendrycks, arXiv:1606.08415).
+    """Return x / 2 (1 + tanh u), u = sqrt(2 / pi) (x + 0.044715 x^3) (arXiv:1606.08415).
 
-    Inductor's tanh takes longer on a CPU than all else of the function, so there it is compiled as
-    the equal x sigmoid(2 u).
+    On a CPU, Inductor's tanh takes longer than the rest of the function. There it is compiled as
+    x sigmoid(2 u), which is equal.
     """
     if x.device.type == "cpu" and torch.compiler.is_compiling():
         return x * torch.sigmoid(x * (2 * sqrt(2 / pi)) * (1 + 0.044715 * x * x))
@@ -169,11 +170,12 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 class Relu(torch.autograd.Function):
-    """max(x, 0), whose gradient is found by the output, which the next product keeps anyway.
+    """max(x, 0), whose backward pass uses the output, which the next GEMM saves anyway.
 
-    Compiled from PyTorch's own, a block keeps a byte for each element as well, and on a CPU those
-    bytes are written one by one (PyTorch 2.13). It would keep them of a comparison here as well, so
-    the gradient is a product: where the output is 0, one that has overflowed becomes NaN, not 0.
+    Compiled from PyTorch's own relu, a block also saves a byte for each element, and on a CPU
+    those bytes are written one by one (PyTorch 2.13). A comparison would be saved in the same way,
+    so the gradient is a multiplication: an overflowed gradient becomes NaN, not 0, where the output
+    is 0.
     """
 
     @staticmethod
@@ -189,7 +191,7 @@ class Relu(torch.autograd.Function):
 
 
 def relu(x: Tensor) -> Tensor:
-    """max(x, 0)."""
+    """Return max(x, 0)."""
     if x.device.type == "cpu" and torch.compiler.is_compiling():
         return Relu.apply(x)  # type: ignore[no-any-return]
     return functional.relu(x)
@@ -202,13 +204,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": relu,
 }
 
-
-SUMMED_NARROW = ("cpu",)
-"""Devices whose kernel sums the gradients of weight and bias in 16 bits."""
+HALF_GRAD_SUM_DEVICES = ("cpu",)
+"""Devices whose LayerNorm kernel sums the gradients of weight and bias in 16 bits."""
 
 
 class Norm(nn.Module):
-    """RMSNorm or LayerNorm over the last dimension, in its input's dtype."""
+    """RMSNorm or LayerNorm over the last dimension, computed in the input's dtype."""
 
     tp_plan: TpPlan = REPLICATED
 
@@ -220,20 +221,20 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.empty(width)) if model.norm == "layernorm" else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., H) -> (..., H)."""
+        """Normalise (..., H)."""
         weight = local(self.weight)
         weight = (1 + weight if self.zero_centered else weight).to(x.dtype)
         if self.bias is None:
             return functional.rms_norm(x, weight.shape, weight, self.eps)
         bias = local(self.bias).to(x.dtype)
-        if x.device.type in SUMMED_NARROW and x.dtype.itemsize == 2:
-            # 10 % wrong over 8,192 tokens, 70 % over 65,536 (PyTorch 2.13).
+        if x.device.type in HALF_GRAD_SUM_DEVICES and x.dtype.itemsize == 2:
+            # The kernel's sums are off by 10% over 8,192 tokens, 70% over 65,536 (PyTorch 2.13).
             return torch.addcmul(bias, functional.layer_norm(x, weight.shape, eps=self.eps), weight)
         return functional.layer_norm(x, weight.shape, weight, bias, self.eps)
 
 
 class QKNorm(Norm):
-    """The norm of every head's queries, or of its keys, with one weight for all heads."""
+    """A norm of each head's queries or keys, with one weight for all heads."""
 
     tp_plan: TpPlan = PER_HEAD
 

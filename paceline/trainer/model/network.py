@@ -1,6 +1,6 @@
-"""What the trainer asks of a model, whatever it computes.
+"""Base class of all models: loss, initial weights and activation checkpointing.
 
-Initial weights depend on the seed and a parameter's name alone, whatever the layout.
+Initial weights depend only on the seed and the parameter's name, so all layouts start equal.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ INIT_STD = 0.02
 
 
 class Network(nn.Module):
-    """A model, or a pipeline stage of it, that returns its scaled loss.
+    """A model, or a pipeline stage of one, that returns its scaled loss.
 
-    Parameters are named as in the whole model, and the module that has them says in its `tp_plan`
-    how tensor ranks hold them. `blocks` are what is compiled, recomputed and gathered one by one.
+    Parameters have the names of the whole model. The `tp_plan` of the module that owns them defines
+    how tensor ranks shard them. `blocks` are compiled, recomputed and gathered one by one.
     """
 
     model: Any
-    """The configuration it was made from."""
+    """The model configuration."""
     setting: Any
-    """How it computes: `model.Setting`, which this module lies below."""
+    """The `LayerSetting`, whose module imports this one."""
     blocks: nn.ModuleDict
     compiled: bool = False
-    """Whether its blocks are compiled, and with them what is done to logits."""
+    """True if the blocks and the loss of the logits are compiled."""
     scale: float = 1.0
-    """What the summed loss is multiplied with, set before every step."""
+    """Factor of the summed loss, set before every step."""
     sample_weights: Tensor | None = None
-    """(B,) what each target of a sample counts in an evaluation; None where all count the same."""
+    """(B,) weights of each sample's targets in an evaluation; None for equal weights."""
 
     @property
     def tied_copy(self) -> str | None:
-        """The parameter that is another stage's as well, and only copied here."""
+        """Name of the tied parameter that another stage owns; None without one."""
         return None
 
     def make_tables(self, device: torch.device) -> None:
-        """Compute what belongs to this rank's positions, if anything, once before training."""
+        """Compute the tables of this rank's positions, if any, once before training."""
 
-    def fill(self, name: str, whole: Tensor, generator: torch.Generator) -> None:
-        """Initial values of a whole parameter: matrices from N(0, 0.02), norm weights 1, biases 0.
+    def init_parameter(self, name: str, whole: Tensor, generator: torch.Generator) -> None:
+        """Initialise a whole parameter: matrices from N(0, 0.02^2), norm weights 1, biases 0.
 
-        Adapters begin without effect: the first matrix uniform in +-1/sqrt(in), the second 0.
+        A LoRA adapter starts without effect: A is uniform in +-1/sqrt(in), B is 0.
         """
         *_, layer, kind = name.split(".")
         if layer.endswith("norm") and kind == "weight":
@@ -67,44 +67,43 @@ class Network(nn.Module):
 T = TypeVar("T", Tensor, tuple[Tensor, ...])
 
 
-def recomputed(
-    compute: Callable[..., T], *inputs: Any, draws: bool = False, when: bool = True
+def activation_checkpoint(
+    compute: Callable[..., T], *inputs: Any, preserve_rng: bool = False, enabled: bool = True
 ) -> T:
-    """What `compute` returns, keeping only its inputs and computing the rest anew for the gradient.
+    """Return compute(*inputs), saving only the inputs and recomputing it in the backward pass.
 
-    `draws` says that it draws random numbers, which must then be the same ones; `when` is whether
-    to do so at all.
+    Set `preserve_rng` where `compute` draws random numbers, so that the second run repeats them.
     """
-    if not when:
+    if not enabled:
         return compute(*inputs)
-    return checkpoint(compute, *inputs, use_reentrant=False, preserve_rng_state=draws)
+    return checkpoint(compute, *inputs, use_reentrant=False, preserve_rng_state=preserve_rng)
 
 
-def mixed_seed(seed: int, part: int) -> int:
-    """A seed for one part of a run that differs from the other parts'."""
+def derive_seed(seed: int, part: int) -> int:
+    """Return the seed of one part of a run, which differs from those of the other parts."""
     return (seed * 1_000_000_007 + part) % 2**63
 
 
 @torch.no_grad()
 def init_weights(model: Network, shapes: dict[str, torch.Size], seed: int, mesh: Mesh) -> None:
-    """Fill all parameters, as the model's own `fill` says, and its tables.
+    """Initialise all parameters with the model's `init_parameter`, and compute its tables.
 
-    `shapes` are those of the whole parameters. A rank that holds a part takes it from the very
-    matrix that a single process would hold, which is made whole for a moment.
+    `shapes` are those of the whole parameters. Each parameter is created whole for a moment, so
+    that a rank's shard equals the same part of a single process's matrix.
     """
     plans = tp_plan_of(model)
     for name, parameter in model.named_parameters():
         target = local(parameter)
         whole = torch.empty(shapes[name], device=target.device, dtype=target.dtype)
         generator = torch.Generator(whole.device)
-        generator.manual_seed(mixed_seed(seed, zlib.crc32(name.encode())))
-        model.fill(name, whole, generator)
+        generator.manual_seed(derive_seed(seed, zlib.crc32(name.encode())))
+        model.init_parameter(name, whole, generator)
         target.copy_(local_shard(whole, parameter, plans[name], mesh))
     model.make_tables(next(model.parameters()).device)
 
 
 def local_shard(whole: Tensor, parameter: Tensor, plan: ParamPlan, mesh: Mesh) -> Tensor:
-    """What this rank holds of a whole parameter: its tensor shard, and FSDP's rows of that."""
+    """Return this rank's part of a whole parameter: its tensor shard, or FSDP's rows of it."""
     part = plan.shard(whole, mesh.tp)
     if not isinstance(parameter, DTensor) or mesh.shard.size == 1:
         return part
@@ -113,7 +112,7 @@ def local_shard(whole: Tensor, parameter: Tensor, plan: ParamPlan, mesh: Mesh) -
 
 
 def freeze(model: Network) -> None:
-    """Freeze what an adapted model does not train, and keep that in the compute dtype."""
+    """Freeze the parameters that LoRA does not train, and store them in the compute dtype."""
     lora = model.setting.lora
     if lora is None:
         return
@@ -124,5 +123,5 @@ def freeze(model: Network) -> None:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Number of parameters, tied ones once."""
+    """Return the number of parameters, counting tied ones once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -195,17 +195,17 @@ def _kernels_of_cuda() -> Iterator[None]:
         patch.object(functional, "scaled_dot_product_attention", attention),
         patch.object(functional, "rms_norm", rms_norm),
         patch.object(functional, "dropout", dropout),
-        patch.object(layers, "SUMMED_NARROW", ()),
-        patch.object(model_attention, "LONGEST_BLOCKED", 0),
-        patch.object(model_attention, "LONGEST_PLAIN", 0),
-        patch.object(model_attention, "LateAttention", _Late),
-        patch.object(model_attention, "_for_kernel", lambda _, x: x),
+        patch.object(layers, "HALF_GRAD_SUM_DEVICES", ()),
+        patch.object(model_attention, "MAX_BLOCKED_TOKENS", 0),
+        patch.object(model_attention, "MAX_PLAIN_TOKENS", 0),
+        patch.object(model_attention, "OffsetCausalAttention", _OffsetCausalAttention),
+        patch.object(model_attention, "_expand_kv_heads", lambda _, x: x),
         patch.dict(loss.CHUNK_BYTES, {"cpu": loss.CHUNK_BYTES["cuda"]}),
     ):
         yield
 
 
-class _Late:
+class _OffsetCausalAttention:
     """Queries that are the end of a sequence, by the same kernel: (B, T, N, D)."""
 
     @staticmethod

@@ -9,13 +9,13 @@ from paceline.trainer.measure.clock import StepClock
 from paceline.trainer.model.decoder import Decoder, LayerSetting, ModelPart
 from paceline.trainer.model.flux import MMDiT
 from paceline.trainer.model.layers import Linear
-from paceline.trainer.model.low_precision import low_precision_product
+from paceline.trainer.model.low_precision import low_precision_gemm
 from paceline.trainer.model.network import (
     Network,
     count_parameters,
+    derive_seed,
     freeze,
     init_weights,
-    mixed_seed,
 )
 from paceline.trainer.model_config import FluxConfig, Model
 from paceline.trainer.parallel.mesh import Mesh, World
@@ -53,7 +53,7 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
     """
     layout, setting, states = config.layout, setting_of(config, mesh), mesh.device_mesh
     place = mesh.data.index * mesh.pp.size + mesh.pp.index
-    torch.manual_seed(mixed_seed(config.training.seed, place))
+    torch.manual_seed(derive_seed(config.training.seed, place))
     with torch.device("meta"):
         whole = make_network(config.model, setting)
         parts = [make_network(config.model, setting, part) for part in parts_of(config, mesh)]
@@ -96,16 +96,16 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
 
 
 def use_low_precision(model: Network, device_type: str, recipe: str) -> None:
-    """Have the linear layers of all blocks multiply so; head and adapters stay as they are.
+    """Set the low-precision GEMM of the blocks' linear layers; head and adapters are unchanged.
 
-    On a GPU so do layers with few outputs, such as the keys of grouped heads: casting their input
-    takes longer than their product saves. Raises as `low_precision_product`.
+    On a GPU, layers with few outputs, such as the keys of grouped heads, are unchanged as well:
+    casting their input takes longer than the GEMM saves. Raise as `low_precision_gemm`.
     """
-    product = low_precision_product(device_type, recipe)
+    gemm = low_precision_gemm(device_type, recipe)
     for module in model.blocks.modules():
         if isinstance(module, Linear):
             narrow = module.out_features * FEW_OUTPUTS <= module.in_features
-            module.low_precision = None if narrow and device_type == "cuda" else product
+            module.low_precision = None if narrow and device_type == "cuda" else gemm
 
 
 def make_network(model: Model, setting: LayerSetting, part: ModelPart | None = None) -> Network:

@@ -24,11 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.trainer.data.batches import LocalBatch
 from paceline.trainer.measure.clock import StepClock
-from paceline.trainer.model.attention import preferred_kernels
-from paceline.trainer.model.context_parallel import keep_from_compiler
+from paceline.trainer.model.attention import prefer_cudnn_attention
+from paceline.trainer.model.context_parallel import exclude_exchanges_from_compile
 from paceline.trainer.model.decoder import Decoder
-from paceline.trainer.model.document_attention import keep_documents_from_compiler
-from paceline.trainer.model.dropout import keep_draws_from_compiler
+from paceline.trainer.model.document_attention import exclude_documents_from_compile
+from paceline.trainer.model.dropout import exclude_rank_rng_from_compile
 from paceline.trainer.model.network import Network
 from paceline.trainer.parallel.collectives import all_reduce, all_reduce_coalesced
 from paceline.trainer.parallel.mesh import Mesh, World
@@ -144,7 +144,7 @@ class Replica:
         for part in self.parts:
             part.scale = scale
         self._refresh_copies()
-        with preferred_kernels(batch.inputs.device):
+        with prefer_cudnn_attention(batch.inputs.device):
             loss = self._train(batch).to(self.wide)
         self._finalize_gradients()
         return loss
@@ -161,7 +161,7 @@ class Replica:
             part.eval()
             part.scale = 1.0
         try:
-            with preferred_kernels(batch.inputs.device):
+            with prefer_cudnn_attention(batch.inputs.device):
                 return self._evaluate(batch, weights).to(self.wide)
         finally:
             for part in self.parts:
@@ -340,9 +340,9 @@ class PipelineReplica(Replica):
 
 def compile_blocks(parts: list[Network]) -> None:
     """torch.compile for every block; the first step pays for it."""
-    keep_from_compiler()
-    keep_documents_from_compiler()
-    keep_draws_from_compiler()
+    exclude_exchanges_from_compile()
+    exclude_documents_from_compile()
+    exclude_rank_rng_from_compile()
     # Blocks are compiled one by one: DDP's splitter would cut them again at its buckets' ends.
     torch._dynamo.config.optimize_ddp = False  # pyright: ignore[reportPrivateImportUsage]
     for part in parts:

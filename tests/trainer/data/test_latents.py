@@ -69,7 +69,7 @@ def test_a_sample_takes_the_flops_of_the_formula(shape: MMDiTShape) -> None:
             torch.empty(shape.seq_len, 1, shape.head_dim),
             torch.empty(shape.seq_len, 1, shape.head_dim),
         )
-        net.rates = torch.empty(128)
+        net.frequencies = torch.empty(128)
         latent = torch.empty(1, shape.image_tokens, shape.in_channels)
         text = torch.empty(1, shape.text_len, shape.text_width)
         pooled = torch.empty(1, shape.pooled_width)

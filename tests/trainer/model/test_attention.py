@@ -10,12 +10,12 @@ from paceline.trainer.model import attention
 from paceline.trainer.model.attention import (
     AttentionShape,
     BlockedAttention,
-    LateAttention,
-    attend_part,
+    OffsetCausalAttention,
     attention_kernel,
+    attention_with_lse,
     causal_attention,
-    merge,
-    part_gradients,
+    merge_partial_attention,
+    partial_attention_backward,
 )
 
 SHAPES = [(2, 130, 4, 2, 8), (1, 64, 3, 3, 6), (2, 37, 4, 1, 8), (1, 600, 2, 1, 4), (1, 1, 2, 2, 4)]
@@ -37,7 +37,7 @@ def test_blocks_give_what_the_kernel_gives(
         for n in (heads, kv_heads, kv_heads)
     )
     blocked = with_gradients(q, k, v)
-    monkeypatch.setattr(attention, "LONGEST_BLOCKED", 0)
+    monkeypatch.setattr(attention, "MAX_BLOCKED_TOKENS", 0)
 
     for found, wanted in zip(blocked, with_gradients(q, k, v), strict=True):
         assert found.shape == wanted.shape
@@ -52,7 +52,7 @@ def test_its_gradients_are_those_of_its_output() -> None:
 
 @pytest.mark.parametrize("length", [0, 1024])
 def test_half_precision_stays_close(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "LONGEST_BLOCKED", length)
+    monkeypatch.setattr(attention, "MAX_BLOCKED_TOKENS", length)
     q, k, v = (torch.randn(2, 100, n, 16) for n in (4, 2, 2))
     half = causal_attention(q.bfloat16(), k.bfloat16(), v.bfloat16()).float()
 
@@ -76,7 +76,7 @@ def test_the_last_queries_of_a_sequence_get_what_the_whole_gives_them(
     whole = causal_attention(q, k, v)[:, keys - queries :]
     above = torch.randn_like(whole)
     wanted = [whole, *torch.autograd.grad(whole, (q, k, v), above)]
-    monkeypatch.setattr(attention, "LONGEST_BLOCKED", longest)
+    monkeypatch.setattr(attention, "MAX_BLOCKED_TOKENS", longest)
 
     late = causal_attention(q[:, keys - queries :], k, v)
 
@@ -84,7 +84,7 @@ def test_the_last_queries_of_a_sequence_get_what_the_whole_gives_them(
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("form", [BlockedAttention, LateAttention])
+@pytest.mark.parametrize("form", [BlockedAttention, OffsetCausalAttention])
 def test_gradients_of_late_queries_are_those_of_their_output(
     form: type[torch.autograd.Function],
 ) -> None:
@@ -97,7 +97,7 @@ def test_gradients_of_late_queries_are_those_of_their_output(
 
 
 def test_late_queries_in_half_precision_stay_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "LONGEST_BLOCKED", 0)
+    monkeypatch.setattr(attention, "MAX_BLOCKED_TOKENS", 0)
     q, k, v = (torch.randn(2, tokens, n, 16) for tokens, n in ((100, 4), (300, 2), (300, 2)))
     half = causal_attention(q.bfloat16(), k.bfloat16(), v.bfloat16()).float()
 
@@ -107,12 +107,14 @@ def test_late_queries_in_half_precision_stay_close(monkeypatch: pytest.MonkeyPat
 def test_parts_of_the_keys_join_in_any_order() -> None:
     q, k, v = (torch.randn(1, 12, 2, 4, dtype=torch.float64) for _ in range(3))
     parts = [slice(0, 5), slice(5, 6), slice(6, 12)]
-    whole, whole_lse, _ = attend_part(q, k, v, causal=False)
+    whole, whole_lse, _ = attention_with_lse(q, k, v, causal=False)
 
     for order in (parts, parts[::-1]):
-        out, lse, _ = attend_part(q, k[:, order[0]], v[:, order[0]], causal=False)
+        out, lse, _ = attention_with_lse(q, k[:, order[0]], v[:, order[0]], causal=False)
         for part in order[1:]:
-            merge(out, lse, *attend_part(q, k[:, part], v[:, part], causal=False)[:2])
+            merge_partial_attention(
+                out, lse, *attention_with_lse(q, k[:, part], v[:, part], causal=False)[:2]
+            )
         assert torch.allclose(out, whole, rtol=1e-12)
         assert torch.allclose(lse, whole_lse, rtol=1e-12)
 
@@ -120,8 +122,8 @@ def test_parts_of_the_keys_join_in_any_order() -> None:
 def test_the_kernels_of_a_gpu_are_called_as_they_want() -> None:
     q, k, v = (torch.empty(2, 64, n, 16, dtype=torch.bfloat16, device="meta") for n in (4, 2, 2))
 
-    out, lse, rest = attend_part(q, k, v, causal=True)
-    gradients = part_gradients(out, q, k, v, out, lse, *rest, causal=True)
+    out, lse, rest = attention_with_lse(q, k, v, causal=True)
+    gradients = partial_attention_backward(out, q, k, v, out, lse, *rest, causal=True)
 
     assert (out.shape, lse.shape) == (q.shape, (2, 4, 64))
     assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
@@ -131,7 +133,7 @@ def test_a_gpu_attends_to_parts_in_half_precision_only() -> None:
     q = torch.empty(2, 64, 4, 16, device="meta")
 
     with pytest.raises(ValueError, match="bf16 or fp16"):
-        attend_part(q, q, q, causal=True)
+        attention_with_lse(q, q, q, causal=True)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from paceline.core.shape import DecoderShape, num_parameters
 from paceline.trainer.config import parse_config
-from paceline.trainer.model.attention import rope_tables, rotate
+from paceline.trainer.model.attention import apply_rotary, rope_tables
 from paceline.trainer.model.decoder import (
     Decoder,
     LayerSetting,
@@ -80,8 +80,8 @@ def test_rotary_embeddings_depend_on_the_distance_of_positions_alone() -> None:
     q, k = torch.randn(2, 1, 1, 1, config.head_dim, dtype=torch.float64).unbind(0)
 
     def score(at_q: int, at_k: int) -> float:
-        turned_q = rotate(q, cos[at_q], sin[at_q])
-        return (turned_q * rotate(k, cos[at_k], sin[at_k])).sum().item()
+        turned_q = apply_rotary(q, cos[at_q], sin[at_q])
+        return (turned_q * apply_rotary(k, cos[at_k], sin[at_k])).sum().item()
 
     assert score(9, 4) == pytest.approx(score(25, 20), rel=1e-12)
     assert score(9, 4) != pytest.approx(score(9, 5), rel=1e-3)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.model.document_attention import (
-    by_kernel,
+    attend_masked,
+    attend_varlen,
     document_attention,
     document_kernel,
-    masked,
 )
 from paceline.trainer.model.windowed_attention import load_kernels
 from tests.trainer.gpu import GPUS
@@ -66,9 +66,11 @@ def line_of_documents(
 
 
 WAYS: dict[str, Callable[[int | None], Attend]] = {
-    "one by one": lambda window: lambda q, k, v: document_attention(q, k, v, BOUNDS, window=window),
-    "masked": lambda window: lambda q, k, v: masked(q, k, v, BOUNDS, 0.0, window),
-    "varlen": lambda window: lambda q, k, v: by_kernel(line_of_documents, q, k, v, BOUNDS, window),
+    "per document": lambda window: lambda *qkv: document_attention(*qkv, BOUNDS, window=window),
+    "masked": lambda window: lambda q, k, v: attend_masked(q, k, v, BOUNDS, 0.0, window),
+    "varlen": lambda window: (
+        lambda q, k, v: attend_varlen(line_of_documents, q, k, v, BOUNDS, window)
+    ),
 }
 
 
@@ -88,7 +90,7 @@ def test_output_and_gradients_are_those_of_the_definition(way: str, window: int 
 def test_what_no_kernel_computes_is_masked() -> None:
     cuda = torch.device("cuda")
 
-    assert document_kernel(torch.device("cpu"), torch.bfloat16, 0.1) == "one by one"
+    assert document_kernel(torch.device("cpu"), torch.bfloat16, 0.1) == "per document"
     assert document_kernel(cuda, torch.float32, 0.0) == "masked"
     assert document_kernel(cuda, torch.bfloat16, 0.1) == "masked"
 

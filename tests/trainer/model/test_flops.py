@@ -22,7 +22,7 @@ from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape, LoraSpec
 from paceline.engines import native
 from paceline.trainer.config import parse_config
-from paceline.trainer.model.windowed_attention import SHORTEST_BLOCK
+from paceline.trainer.model.windowed_attention import MIN_BLOCK_TOKENS
 from tests.trainer.test_workloads import TINY, resolved, whole_model
 
 SAMPLES = 2
@@ -77,7 +77,7 @@ def block_pairs(seq_len: int, window: int | None) -> list[int]:
     """Pairs of queries and keys that a layer multiplies, by block of queries."""
     if window is None or window >= seq_len:
         return [seq_len**2]
-    size = min(seq_len, max(SHORTEST_BLOCK, window))
+    size = min(seq_len, max(MIN_BLOCK_TOKENS, window))
     ends = [(start, min(start + size, seq_len)) for start in range(0, seq_len, size)]
     return [(stop - start) * (stop - max(0, start - window + 1)) for start, stop in ends]
 

@@ -10,10 +10,10 @@ from torch.nn import functional
 from paceline.trainer.model import loss
 from paceline.trainer.model.loss import (
     IGNORE_INDEX,
-    chunk_rows,
+    balanced_chunk_tokens,
     chunked_cross_entropy,
     compiled_chunk,
-    even_rows,
+    max_chunk_tokens,
 )
 from tests.trainer.worlds import DTYPES, LOSS_FAULTS, outcome
 
@@ -77,10 +77,10 @@ def test_fused_logits_are_the_plain_ones(
 
 
 def test_chunks_are_even() -> None:
-    assert even_rows(8192, 2668) == 2048
-    assert even_rows(33, 7) == 7
-    assert even_rows(10, 1000) == 10
-    assert even_rows(0, 5) == 1
+    assert balanced_chunk_tokens(8192, 2668) == 2048
+    assert balanced_chunk_tokens(33, 7) == 7
+    assert balanced_chunk_tokens(10, 1000) == 10
+    assert balanced_chunk_tokens(0, 5) == 1
 
 
 def test_half_precision_keeps_the_loss_in_full_precision(chunk: int) -> None:
@@ -126,9 +126,9 @@ def test_the_scale_keeps_small_fp16_gradients_alive() -> None:
 
 
 def test_a_chunk_holds_at_least_one_token() -> None:
-    assert chunk_rows("cpu", vocab=2**40, element_bytes=4) == 1
-    assert chunk_rows("cpu", vocab=8192, element_bytes=4) == 512
-    assert chunk_rows("cuda", vocab=8192, element_bytes=4) > 512
+    assert max_chunk_tokens("cpu", vocab=2**40, element_bytes=4) == 1
+    assert max_chunk_tokens("cpu", vocab=8192, element_bytes=4) == 512
+    assert max_chunk_tokens("cuda", vocab=8192, element_bytes=4) > 512
 
 
 def test_the_scale_may_be_a_tensor() -> None:

@@ -22,18 +22,21 @@ from tests.trainer.example import settings, steps, train
 
 pytest.importorskip("torchao", reason="low precision needs torchao")
 
-from torchao.float8.float8_training_tensor import Float8TrainingTensor
 from torchao.prototype.moe_training.nvfp4_training.hadamard_utils import get_rht_matrix
-from torchao.prototype.mx_formats.mx_tensor import MXTensor
 from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
 
-from paceline.trainer.model import low_precision
-from paceline.trainer.model.low_precision import SIGNS, low_precision_product
+from paceline.trainer.model.low_precision import SIGNS, _check_support, low_precision_gemm
 from paceline.trainer.replica.assembly import use_low_precision
-from tests.trainer import emulated
-from tests.trainer.emulated import e2m1_rounded, fp4_rounded, fp8_rounded, mixed
+from tests.trainer import cpu_low_precision
+from tests.trainer.cpu_low_precision import (
+    cpu_gemm,
+    hadamard_transform,
+    round_to_e2m1,
+    round_to_fp8,
+    round_to_nvfp4,
+)
 
-emulated.install()
+cpu_low_precision.install()
 
 FP8_RECIPES = get_args(Fp8Recipe)
 RECIPES = (*FP8_RECIPES, "mxfp8", "nvfp4")
@@ -70,7 +73,7 @@ def product_of(recipe: str) -> tuple[Tensor, Tensor, Tensor]:
     """A product, and the gradients of its operands."""
     x, weight, above = operands()
     x, weight = x.requires_grad_(), weight.requires_grad_()
-    found = low_precision_product("cpu", recipe)(x, weight)
+    found = cpu_gemm(recipe)(x, weight)
     of_x, of_weight = torch.autograd.grad(found, (x, weight), above)
     return found, of_x, of_weight
 
@@ -116,7 +119,7 @@ def test_a_product_and_its_gradients_are_off_by_what_three_bits_cost(recipe: str
     weight = torch.randn(128, 256, generator=generator).requires_grad_()
     above = torch.randn(128, 128, generator=generator).bfloat16()
 
-    found = low_precision_product("cpu", recipe)(x, weight)
+    found = cpu_gemm(recipe)(x, weight)
     gradients = torch.autograd.grad(found, (x, weight), above)
 
     wide_x, wide_weight = x.detach().float(), weight.detach()
@@ -169,19 +172,19 @@ def test_an_nvfp4_product_is_that_of_quantised_operands_and_gradients_are_right_
     assert 0.08 < error(of_weight[0], above.float().t() @ x.float()) < 0.25
 
 
-def test_emulated_rounding_is_torchao_s() -> None:
+def test_the_cpu_rounding_is_that_of_torchao() -> None:
     x = operands()[0]
     whole = per_tensor_amax_to_scale(x.abs().max())
     theirs = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=whole).dequantize(torch.float32)
-    assert error(fp4_rounded(x.float(), (1, 16)), theirs) < 1e-6
+    assert error(round_to_nvfp4(x.float(), (1, 16)), theirs) < 1e-6
     signs = get_rht_matrix(SIGNS, "cpu", torch.float32, 16)
     turned = (x.float().reshape(-1, 16) @ signs).reshape(x.shape)
-    torch.testing.assert_close(mixed(x.float()), turned)
+    torch.testing.assert_close(hadamard_transform(x.float()), turned)
 
 
 def test_a_scale_that_is_dropped_is_found() -> None:
     x, weight, _ = operands()
-    for recipe, rounded in (("blockwise", fp8_rounded), ("nvfp4", fp4_rounded)):
+    for recipe, rounded in (("blockwise", round_to_fp8), ("nvfp4", round_to_nvfp4)):
         line, square = LINES[recipe], SQUARES[recipe]
         unscaled = rounded(x.float(), (128, 256)) @ reference(recipe, weight, square).t()
         assert error(unscaled, reference(recipe, x, line) @ weight.float().t()) > 0.01
@@ -194,10 +197,10 @@ def test_a_scale_that_is_dropped_is_found() -> None:
 def test_rounding_at_random_keeps_the_mean_and_goes_to_neighbours() -> None:
     torch.manual_seed(0)
     x = torch.linspace(-6, 6, 49)
-    drawn = e2m1_rounded(x.expand(4096, -1), at_random=True)
+    drawn = round_to_e2m1(x.expand(4096, -1), stochastic=True)
     assert torch.isin(drawn.abs(), E2M1).all()
     assert (drawn.mean(0) - x).abs().max() < 0.06
-    nearest = e2m1_rounded(x, at_random=False)
+    nearest = round_to_e2m1(x, stochastic=False)
     assert ((drawn - x).abs() < 2).all() and ((nearest - x).abs() <= 1).all()
 
 
@@ -206,8 +209,8 @@ def test_a_row_keeps_its_digits_beside_a_much_larger_one() -> None:
     # Under the larger row's scale the smaller one is below float8's smallest number.
     x[0] = 2.0**-20
     for recipe in ("rowwise", "blockwise", "mxfp8"):
-        torch.testing.assert_close(low_precision_product("cpu", recipe)(x, weight), x)
-    assert not low_precision_product("cpu", "tensorwise")(x, weight)[0].any()
+        torch.testing.assert_close(cpu_gemm(recipe)(x, weight), x)
+    assert not cpu_gemm("tensorwise")(x, weight)[0].any()
 
 
 @pytest.mark.parametrize(
@@ -218,31 +221,28 @@ def test_a_row_keeps_its_digits_beside_a_much_larger_one() -> None:
         ("mxfp8", "dtype mxfp8", "dtype=fp8"),
     ],
 )
-def test_products_that_a_device_lacks_are_refused_before_training(
-    recipe: str, setting: str, instead: str, monkeypatch: pytest.MonkeyPatch
+def test_an_unsupported_gemm_is_rejected_before_training(
+    recipe: str, setting: str, instead: str
 ) -> None:
-    def lacking(*_: Any, **__: Any) -> Tensor:
+    def unsupported(x: Tensor, weight: Tensor) -> Tensor:
         raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED\nwhen calling cublasLt")
 
-    for kind in (Float8TrainingTensor, MXTensor):
-        monkeypatch.setattr(kind, "__torch_dispatch__", lacking)
     words = rf"training.{setting}: .*\(CUBLAS_STATUS_NOT_SUPPORTED\); use training\.{instead}$"
     with pytest.raises(ConfigError, match=words):
-        low_precision_product.__wrapped__("cpu", recipe)
+        _check_support(unsupported, "cpu", recipe)
 
 
-def test_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(low_precision, "CPU_PRODUCTS", {})
+def test_a_cpu_is_rejected() -> None:
     with pytest.raises(ConfigError, match="dtype mxfp8 needs a GPU; on a CPU use"):
-        low_precision_product.__wrapped__("cpu", "mxfp8")
+        low_precision_gemm("cpu", "mxfp8")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device with CUDA may have the kernels")
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", "blockwise"])
 def test_a_device_without_the_kernels_of_a_format_is_refused(recipe: str) -> None:
-    # Nothing is emulated off the CPU, so meta tensors meet what torchao has for devices.
+    # Meta tensors reach torchao's GPU kernels.
     with pytest.raises(ConfigError, match=rf"{recipe}.* use training|{recipe} needs torchao"):
-        low_precision_product.__wrapped__("meta", recipe)
+        low_precision_gemm.__wrapped__("meta", recipe)
 
 
 @pytest.mark.parametrize("shape", [(4, 32, 128), (128, 128)])
@@ -250,7 +250,7 @@ def test_a_device_without_the_kernels_of_a_format_is_refused(recipe: str) -> Non
 def test_a_batch_is_multiplied_as_its_rows_are(recipe: str, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(shape).bfloat16(), torch.randn(256, 128).bfloat16()
-    product = low_precision_product("cpu", recipe)
+    product = cpu_gemm(recipe)
     rows = product(x.reshape(-1, 128), weight)
     assert torch.equal(product(x, weight).reshape(rows.shape), rows)
 
@@ -288,7 +288,7 @@ def test_only_the_blocks_matrices_are_narrow() -> None:
 def test_the_compiler_takes_a_product_whole(recipe: str) -> None:
     torch.manual_seed(0)
     layer = Linear(128, 256, bias=True)
-    layer.low_precision = low_precision_product("cpu", recipe)
+    layer.low_precision = cpu_gemm(recipe)
     x = torch.randn(128, 128).bfloat16()
     wanted = layer(x)
 

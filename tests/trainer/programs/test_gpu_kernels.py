@@ -11,7 +11,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from paceline.trainer.model.attention import attend_part, causal_attention, merge, part_gradients
+from paceline.trainer.model.attention import (
+    attention_with_lse,
+    causal_attention,
+    merge_partial_attention,
+    partial_attention_backward,
+)
 from tests.trainer.example import LIMIT_S, program
 from tests.trainer.gpu import CAPABILITY, DEVICE, ON_A_GPU
 
@@ -42,12 +47,14 @@ def test_attention_in_parts_and_its_gradients() -> None:
     above = torch.randn_like(q)
     gradients = torch.autograd.grad(wanted, inputs, above.double())
 
-    out, lse, rest = attend_part(q, k[:, :32], v[:, :32], causal=False)
+    out, lse, rest = attention_with_lse(q, k[:, :32], v[:, :32], causal=False)
     out = out.float()
-    merge(out, lse, *attend_part(q, k[:, 32:], v[:, 32:], causal=False)[:2])
+    merge_partial_attention(
+        out, lse, *attention_with_lse(q, k[:, 32:], v[:, 32:], causal=False)[:2]
+    )
     of_q, of_k, of_v = zip(
         *(
-            part_gradients(
+            partial_attention_backward(
                 above, q, k[:, half], v[:, half], out.bfloat16(), lse, *rest, causal=False
             )
             for half in (slice(0, 32), slice(32, 64))
