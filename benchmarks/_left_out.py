@@ -22,7 +22,7 @@ from paceline.estimate.fit.interval import (
 from paceline.estimate.fit.posterior import fit_with_experts, predict
 from paceline.estimate.fit.published import Kind, PublishedStep
 from paceline.estimate.model.case import Cases, Floats
-from paceline.estimate.validation import flat_rule_s
+from paceline.estimate.validation import flat_rule_step_time
 
 MANY_ROWS = 10
 """Rows from which a group is compared with the flat rule by itself."""
@@ -137,7 +137,7 @@ def judged(
     measured = np.array([row.measured_s for row in rows])
     low, high = intervals(rows, x, held, by)
     inside = (low <= measured) & (measured <= high)
-    whole = Judged(held.seconds, inside, measured, flat_rule_s(x))
+    whole = Judged(held.seconds, inside, measured, flat_rule_step_time(x))
     dense = of_kind(rows, "dense")
     groups = {f"by_{what}": [[of(row)] for row in rows] for what, of in GROUPS.items()}
     groups["by_kind"] = [kinds_of(row) for row in rows]

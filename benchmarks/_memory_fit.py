@@ -13,7 +13,7 @@ import numpy as np
 from paceline.estimate.fit.posterior import equal_weights
 from paceline.estimate.memory.device_memory import memory
 from paceline.estimate.memory.framework import FITTED, PRIORS, SPREADS, Framework
-from paceline.estimate.memory.published import PublishedMemory, as_stated
+from paceline.estimate.memory.published import PublishedMemory, memory_as_reported
 from paceline.estimate.model.case import Floats, cases_of
 
 SCALE = 0.07
@@ -33,9 +33,9 @@ def fit_memory(
     -2 log P that what ran fits and what ran out does not, every source with the weight of 12 rows,
     plus the squared distance from the priors.
     """
-    stacks = {row.case.stack for row in rows if row.stated_bytes}
+    stacks = {row.case.implementation for row in rows if row.stated_bytes}
     return {
-        stack: _fit_stack([row for row in rows if row.case.stack == stack], prior)
+        stack: _fit_stack([row for row in rows if row.case.implementation == stack], prior)
         if stack in stacks
         else prior
         for stack, prior in priors.items()
@@ -63,7 +63,9 @@ def held_out_sd(rows: Sequence[PublishedMemory]) -> float:
     """
     stated = [i for i, row in enumerate(rows) if row.stated_bytes]
     fits = leave_one_source_out(rows)
-    errors = [log(as_stated([rows[i]], fits[i])[0] / (rows[i].stated_bytes or 1)) for i in stated]
+    errors = [
+        log(memory_as_reported([rows[i]], fits[i])[0] / (rows[i].stated_bytes or 1)) for i in stated
+    ]
     weights = equal_weights([rows[i].source for i in stated])
     return float(np.sqrt(np.average(np.square(errors), weights=weights)))
 
@@ -82,7 +84,9 @@ def _fit_stack(rows: list[PublishedMemory], prior: Framework) -> Framework:
     log_ndtr: Any = import_module("scipy.special").log_ndtr
 
     def errors(framework: Framework) -> Floats:
-        return np.where(ran, np.log(as_stated(rows, framework) / np.where(ran, stated, 1)), 0.0)
+        return np.where(
+            ran, np.log(memory_as_reported(rows, framework) / np.where(ran, stated, 1)), 0.0
+        )
 
     def residuals(logs: Floats) -> Floats:
         framework = _moved(prior, names, logs)

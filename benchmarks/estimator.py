@@ -31,7 +31,7 @@ from _result import Surroundings, keep
 from paceline.estimate.fit.evidence import SHIPPED, evidence_of_fit
 from paceline.estimate.fit.interval import between_sd, open_variance, residual_sd, slopes
 from paceline.estimate.fit.posterior import Fit, fit_with_experts
-from paceline.estimate.fit.published import PublishedStep, UnmodelledError, read_row
+from paceline.estimate.fit.published import PublishedStep, UnsupportedRowError, read_row
 from paceline.estimate.model.case import cases_of
 from paceline.files.documents import write_text
 
@@ -56,7 +56,7 @@ def read_tables(paths: Sequence[Path]) -> tuple[list[PublishedStep], Counter[str
             for line in csv.DictReader(lines):
                 try:
                     rows.append(read_row(line))
-                except UnmodelledError as reason:
+                except UnsupportedRowError as reason:
                     left_out[str(reason)] += 1
     return rows, left_out
 
@@ -74,15 +74,17 @@ def write_evidence(rows: Sequence[PublishedStep], fitted: Fit, held: Mapping[str
     publications = len({row.source for row in counted})
     title = f"{len(counted)} published step times from {publications} sources"
     evidence = evidence_of_fit(title, fitted, residual, len(counted), publications)
-    between = {
-        kind: between_sd(out.missed(rows)[dense], out.names[dense].tolist(), known[dense])
+    unseen_sd = {
+        "software" if kind == "stack" else kind: between_sd(
+            out.missed(rows)[dense], out.names[dense].tolist(), known[dense]
+        )
         for kind, out in held.items()
         if kind in ("stack", "device")
     }
     whole = evidence.model_copy(
         update={
-            "between": {kind: round(width, 4) for kind, width in between.items()},
-            "stacks": tuple(sorted({row.software for row in counted})),
+            "unseen_sd": {kind: round(width, 4) for kind, width in unseen_sd.items()},
+            "software": tuple(sorted({row.software for row in counted})),
             "devices": tuple(sorted({row.device for row in counted})),
         }
     )

@@ -33,14 +33,14 @@ from _memory_fit import fit_memory, leave_one_source_out
 from _result import FOLDER, Surroundings, keep
 
 from paceline.core.result import Result
-from paceline.estimate.fit.published import UnmodelledError
+from paceline.estimate.fit.published import UnsupportedRowError
 from paceline.estimate.memory.device_memory import MemoryEstimate, memory, p_oom, rank_memory
 from paceline.estimate.memory.framework import FITTED, FRAMEWORKS, NATIVE_CPU, PRIORS, Framework
 from paceline.estimate.memory.published import (
     GIB,
     LAST,
     PublishedMemory,
-    as_stated,
+    memory_as_reported,
     read_memory_row,
 )
 from paceline.estimate.model.case import Case, Floats, cases_of
@@ -82,7 +82,7 @@ def read_rows(path: Path) -> tuple[list[PublishedMemory], Counter[str]]:
         for line in csv.DictReader(lines):
             try:
                 rows.append(read_memory_row(line))
-            except UnmodelledError as reason:
+            except UnsupportedRowError as reason:
                 left_out[str(reason)] += 1
     return rows, left_out
 
@@ -95,17 +95,17 @@ def probabilities(rows: list[PublishedMemory], frameworks: Mapping[str, Framewor
 
 def judged(rows: list[PublishedMemory]) -> list[dict[str, Any]]:
     """Every row with both estimates and both probabilities."""
-    shipped, chance = as_stated(rows, FRAMEWORKS), probabilities(rows, FRAMEWORKS)
-    others, prior = leave_one_source_out(rows), as_stated(rows, PRIORS)
+    shipped, chance = memory_as_reported(rows, FRAMEWORKS), probabilities(rows, FRAMEWORKS)
+    others, prior = leave_one_source_out(rows), memory_as_reported(rows, PRIORS)
     return [
         {
             "id": row.id,
             "source": row.source,
-            "stack": row.case.stack,
+            "stack": row.case.implementation,
             "stated_gib": row.stated_bytes / GIB if row.stated_bytes else None,
             "printed_to_gib": 1.0 if WHOLE_GB in row.source else 0.0,
             "shipped_gib": shipped[i] / GIB,
-            "without_own_source_gib": float(as_stated([row], others[i])[0]) / GIB,
+            "without_own_source_gib": float(memory_as_reported([row], others[i])[0]) / GIB,
             # A stack is fitted by its own rows alone: without them its prior is left.
             "without_own_stack_gib": prior[i] / GIB,
             "p_oom": float(chance[i]),

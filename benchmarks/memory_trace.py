@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from _result import Surroundings, keep
 
-from paceline.estimate.question import Question
-from paceline.estimate.trace import trace
+from paceline.estimate.memory_trace import trace
+from paceline.estimate.request import EstimateRequest
 
 CLOSE, FEWEST = 0.05, 20
 ONE = ("layout.cp=1", "layout.tp=1", "layout.micro_batch=1")
@@ -67,7 +67,7 @@ def measured(recipe: str, device: str, devices: int, layout: str) -> dict[str, A
     """One layout's fullest rank."""
     batch = ("training.global_batch=128",) if recipe == "llama31-8b" else ()
     axes = tuple(f"layout.{axis}" for axis in layout.split())
-    traced = trace(Question(recipe, device, devices, overrides=(*ONE, *batch, *axes)))
+    traced = trace(EstimateRequest(recipe, device, devices, overrides=(*ONE, *batch, *axes)))
     most = traced.largest
     row = {
         "recipe": recipe,

@@ -30,12 +30,12 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
-from paceline.estimate.answer import Estimate, estimate_on
 from paceline.estimate.estimates import estimates_of_layouts
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.origin import release_of
 from paceline.estimate.model.case import CudaGraphs
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
+from paceline.estimate.single_estimate import Estimate, estimate_on
 from paceline.files import catalog
 from paceline.layouts.search.space import Space, feasible
 from paceline.mlperf.compare.published_scores import published_scores
@@ -206,11 +206,11 @@ def _estimated(
     device, devices, per_node, batch, dtype = place
     changes = (f"training.global_batch={batch}", f"training.dtype={dtype}")
     stack, captured, released = software
-    question = Question(
+    question = EstimateRequest(
         *(RECIPES[benchmark], device, devices, "mlperf-trial", changes, min(per_node, devices)),
-        stack=stack,
+        software=stack,
         cuda_graphs=captured,
-        released=released,
+        software_date=released,
     )
     spec, machine = question.spec_of_any_layout, question.machine
     if stated is None:
@@ -220,7 +220,7 @@ def _estimated(
         layouts = _stated_layouts(spec, *stated)
     if not layouts:
         raise UserError(f"{benchmark} on {devices} devices", "has no layout that divides")
-    every = estimates_of_layouts(spec, machine, shipped(), layouts, question.software)
+    every = estimates_of_layouts(spec, machine, shipped(), layouts, question.resolved_software)
     fastest = int(np.lexsort((every.step_time_s, ~every.fits))[0])
     spec = spec.model_copy(update={"layout": layouts[fastest]})
     return spec, estimate_on(machine, spec, question, shipped())

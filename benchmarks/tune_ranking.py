@@ -27,14 +27,15 @@ CASES = {
 PROGRAM = """
 import json, resource, sys, time
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.layouts.search.space import Space
 from paceline.layouts.tune.ranking import rank
 
 recipe, devices, *overrides = sys.argv[1:]
 begin = time.process_time()
 answer = rank(
-    Question(recipe, "H100", int(devices), overrides=tuple(overrides)), shipped(), Space(), 50
+    EstimateRequest(recipe, "H100", int(devices), overrides=tuple(overrides)),
+    shipped(), Space(), 50,
 )
 print(json.dumps({
     "processor_s": time.process_time() - begin,

@@ -16,17 +16,23 @@ from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.core.site import Site
 from paceline.core.units import LARGEST_INT, counted
-from paceline.estimate.answer import Estimate
-from paceline.estimate.answer import estimate as estimated
 from paceline.estimate.calibrate.lookup import GivenEvidence
 from paceline.estimate.costs import CHECKPOINT_S, RESTART_S, Failures, Prices
 from paceline.estimate.elasticity import elasticities
-from paceline.estimate.explanation import RunClaims, beside, explain, measured_run, question_of
 from paceline.estimate.fit.evidence import Evidence
-from paceline.estimate.question import Question
+from paceline.estimate.measured_step import (
+    RequestedSettings,
+    estimate_measured_run,
+    measured_run,
+    request_for_run,
+    with_measurement,
+)
+from paceline.estimate.memory_trace import MemoryTrace, trace
 from paceline.estimate.report import EstimateOutput, estimate_document
+from paceline.estimate.request import EstimateRequest
 from paceline.estimate.scenarios import compare_scenarios, step_time_ratio
-from paceline.estimate.trace import Tracing, trace
+from paceline.estimate.single_estimate import Estimate
+from paceline.estimate.single_estimate import estimate as estimated
 from paceline.files import catalog
 from paceline.files.recipe import MisfitError, full_key, load_recipe
 from paceline.files.run_folder import find_run, runs_root
@@ -269,7 +275,7 @@ def estimate(
             "overrides": changes,
             "intra": intra,
             "inter": inter,
-            "stack": software,
+            "software": software,
             "compiled": torch_compile,
         }
         answer = EstimateOutput([_of_run(measured_run_name, runs_dir, options, whole, given)])
@@ -291,7 +297,7 @@ def estimate(
             question,
             compiled=torch_compile,
             cuda_graphs=cuda_graphs,
-            released=software_date,
+            software_date=software_date,
             dispatcher=dispatcher,
             site=site,
             **whole,
@@ -344,7 +350,7 @@ def _devices(device: str | None, gpus: int | None, site: Site | None) -> tuple[s
 
 
 def _answer(
-    question: Question,
+    question: EstimateRequest,
     compare: list[str],
     given: GivenEvidence | None,
     measured_s: float | None,
@@ -359,7 +365,7 @@ def _answer(
     same = (given.path if given else None, cluster)
     estimates = [_estimated(*pair, *same) for pair in zip(questions, evidences, strict=True)]
     if measured_s is not None:
-        estimates[0] = beside(estimates[0], measured_s, "as stated")
+        estimates[0] = with_measurement(estimates[0], measured_s, "as stated")
     comparisons = [
         compare_scenarios(
             estimates[0], estimate, step_time_ratio(question, other, evidences[0], basis)
@@ -375,7 +381,7 @@ def _answer(
     return EstimateOutput(
         estimates,
         comparisons,
-        tracings=[_traced(each) for each in questions] if trace else (),
+        memory_traces=[_traced(each) for each in questions] if trace else (),
         elasticities=[elasticities(*pair) for pair in pairs] if sensitivity else (),
         times=[(_time_sentence(time), time) for time in times],
     )
@@ -392,7 +398,7 @@ def _time_sentence(time: TimeToTrain) -> str:
 
 
 def _estimated(
-    question: Question, evidence: Evidence, file: Path | None, cluster: str | None
+    question: EstimateRequest, evidence: Evidence, file: Path | None, cluster: str | None
 ) -> Estimate:
     """The estimate; raises UserError that names this verb's options where a layout does not fit."""
     try:
@@ -406,7 +412,7 @@ def _estimated(
         ) from error
 
 
-def _tune_command(question: Question, file: Path | None, cluster: str | None) -> str:
+def _tune_command(question: EstimateRequest, file: Path | None, cluster: str | None) -> str:
     """What ranks all layouts of the same training on the same devices, as it can be pasted."""
     usual = question.devices_per_node == model.DEVICES_PER_NODE
     options = {
@@ -416,7 +422,7 @@ def _tune_command(question: Question, file: Path | None, cluster: str | None) ->
         "--per-node": None if usual else question.devices_per_node,
         "--intra": question.intra_link,
         "--inter": question.inter_link,
-        "--software": None if question.stack == "any" else question.stack,
+        "--software": None if question.software == "any" else question.software,
         "--variant": question.variant,
         "--calibration": file,
     }
@@ -441,13 +447,13 @@ def _of_run(
 ) -> Estimate:
     """The estimate of a run as it was, and its measured step."""
     run = measured_run(evaluate(find_run(runs_root(runs_dir), name)))
-    question = question_of(run, RunClaims(**options))
+    question = request_for_run(run, RequestedSettings(**options))
     evidence = given.of(question.device, run.spec.training.dtype) if given else None
     calibration = given.calibration if given else None
-    return explain(run, replace(question, calibration=calibration, **whole), evidence)
+    return estimate_measured_run(run, replace(question, calibration=calibration, **whole), evidence)
 
 
-def _traced(question: Question) -> Tracing:
+def _traced(question: EstimateRequest) -> MemoryTrace:
     """The memory of one scenario, followed; says so, because it takes a while."""
     echo(f"following a step on {question.devices:,} x {question.device}", err=True)
     return trace(question)
@@ -473,7 +479,7 @@ SCENARIO_KEYS = {
 }
 
 
-def scenario(first: Question, text: str) -> Question:
+def scenario(first: EstimateRequest, text: str) -> EstimateRequest:
     """Return the question with a scenario's changes; raises UserError for what is none."""
     changes = dict(_change(text, part) for part in text.split(","))
     for place, other in catalog.OTHER_PLACE.items():

@@ -13,7 +13,7 @@ from paceline.estimate.calibrate.lookup import GivenEvidence, given_or_own, read
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.fit.origin import ANY, SOFTWARE, year_of_release
 from paceline.estimate.model.case import CudaGraphs, Dispatcher
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.files.recipe import Recipe as TrainedRecipe
 
 STACKS = ("fused", "torch", "softmax")
@@ -126,12 +126,12 @@ def question(
     intra: str | None = None,
     inter: str | None = None,
     evidence: GivenEvidence | None = None,
-) -> Question:
+) -> EstimateRequest:
     """What the options ask; a node has eight devices unless they say otherwise.
 
     Rates of a calibrated processor are those of the file of `evidence`, as its coefficients are.
     """
-    return Question(
+    return EstimateRequest(
         recipe,
         device,
         gpus,
@@ -162,7 +162,7 @@ def given_evidence(path: Path | None) -> GivenEvidence | None:
     return read_evidence(path) if path else None
 
 
-def chosen_evidence(given: GivenEvidence | None, question: Question) -> Evidence:
+def chosen_evidence(given: GivenEvidence | None, question: EstimateRequest) -> Evidence:
     """The coefficients of a file, of the question's device if calibrated, or the shipped ones.
 
     Raises UserError for a calibration of another kind of device, or of a processor in another

@@ -19,9 +19,9 @@ from paceline.core.errors import EXIT_INCOMPLETE, UserError
 from paceline.core.hardware import Cluster
 from paceline.core.result import finite_value
 from paceline.core.units import binary, counted, percent, si
-from paceline.estimate.answer import estimate
 from paceline.estimate.calibrate.lookup import evidence_for, is_cpu
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
+from paceline.estimate.single_estimate import estimate
 from paceline.files.run_folder import find_run, read_record, runs_root
 from paceline.report.document import Column, Document, Notes, Table, Verdict
 from paceline.runs.outcome import evaluate
@@ -185,7 +185,7 @@ def estimated_demand(recipe: str, on: str | None, cluster: Cluster) -> StorageDe
     per_node = cluster.devices_per_node
     if number and not is_cpu(name or cluster.device):  # processes need fill no hosts
         per_node = _devices_per_node(f"--assume-devices {on}", total, cluster)
-    question = Question(recipe, name or cluster.device, total, devices_per_node=per_node)
+    question = EstimateRequest(recipe, name or cluster.device, total, devices_per_node=per_node)
     dtype = question.resolved_recipe.training.dtype
     source = f"the estimate for {total} x {question.device}"
     try:

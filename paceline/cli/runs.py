@@ -23,7 +23,7 @@ from paceline.core.errors import UserError
 from paceline.core.result import Result
 from paceline.core.run_report import RunReport
 from paceline.core.units import percent, significant
-from paceline.estimate.explanation import explained
+from paceline.estimate.measured_step import with_expected_step_time
 from paceline.files.documents import write_text
 from paceline.files.index import COLUMNS, Index, listing
 from paceline.files.run_folder import REPORT_FILE, find_run, runs_root
@@ -97,7 +97,7 @@ def show(
     report = evaluate(find_run(runs_root(runs_dir), run))
     form = ReportFormat.json if as_json else form
     if form is ReportFormat.html:
-        report = explained(report)
+        report = with_expected_step_time(report)
     emit(run_document(report), form)
 
 
@@ -135,7 +135,7 @@ def report(
     folder = find_run(runs_root(runs_dir), run)
     content = evaluate(folder)
     if charts or form is ReportFormat.html:
-        content = explained(content)
+        content = with_expected_step_time(content)
     pictures = [str(path) for path in _saved_charts(content, folder, charts)] if charts else []
     if not as_json:
         for picture in pictures:

@@ -25,7 +25,7 @@ from paceline.core.errors import (
 )
 from paceline.core.layout import AXIS_FIELDS
 from paceline.core.units import counted
-from paceline.estimate.estimates import P_OOM_SURE
+from paceline.estimate.estimates import MAX_P_OOM_TO_RUN
 from paceline.files.documents import write_text, write_value
 from paceline.files.run_folder import runs_root
 from paceline.layouts.sweep.plan import Sweep, SweepOptions, dimensions, new_sweep
@@ -108,7 +108,7 @@ def sweep(
             metavar="PROBABILITY",
             help="Do not run what is expected to run out of memory with more than that.",
         ),
-    ] = P_OOM_SURE,
+    ] = MAX_P_OOM_TO_RUN,
     software: model.RunStack = None,
     calibration: model.EvidenceFile = None,
     tag: options.Tag = None,
@@ -144,7 +144,7 @@ def sweep(
         "recompute": recompute,
         "gbs": gbs,
     }
-    if no_prune and prune_above != P_OOM_SURE:
+    if no_prune and prune_above != MAX_P_OOM_TO_RUN:
         raise UserError(
             "--prune-above", "prunes, and --no-prune runs everything", remedy="leave one out"
         )

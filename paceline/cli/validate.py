@@ -69,7 +69,7 @@ def _row(name: str, score: StepAccuracy) -> dict[str, Any]:
 
 
 def _why_empty(validation: Validation) -> str:
-    why = "no row could be modelled" if validation.unmodelled else "the table has no rows"
+    why = "no row could be modelled" if validation.unsupported_rows else "the table has no rows"
     return f"nothing to compare: {why}"
 
 
@@ -83,9 +83,9 @@ def _notes(validation: Validation) -> Iterator[str]:
             f"median {_share(memory.median)}, within 5% {_share(memory.within_5 or 0)}, "
             f"within 10% {_share(memory.within_10)}"
         )
-    reasons = Counter(row.reason for row in validation.unmodelled)
+    reasons = Counter(row.reason for row in validation.unsupported_rows)
     for reason, count in reasons.most_common():
-        named = [row.id for row in validation.unmodelled if row.reason == reason]
+        named = [row.id for row in validation.unsupported_rows if row.reason == reason]
         more = f" and {count - LISTED:,} more (--json has all)" if count > LISTED else ""
         which = f"{', '.join(named[:LISTED])}{more}"
         yield f"not modelled: {counted(count, 'row')}: {reason}: {which}"

@@ -1,8 +1,9 @@
-"""How long a training step takes and what memory it needs, before anything runs.
+"""Estimates of step time and memory of a training before it runs.
 
-Formulas of time (model/) and memory (memory/) with physical coefficients (efficiencies, latencies,
-exposed shares), each with a prior and an uncertainty. Published step times move the priors (fit/),
-measurements on a machine move them further (calibrate/). All formulas take arrays, so one call
-estimates a case or all layouts of a cluster (estimates.py); a single question has one answer with
-its sources (question.py, answer.py).
+Time (model/) and memory (memory/) are computed by formulas with physical coefficients:
+efficiencies, latencies, shares of exposed communication. Each coefficient has a prior and an
+uncertainty. The priors are updated with published step times (fit/) and with measurements on a
+machine (calibrate/). All formulas take arrays, so that one call estimates one case or all layouts
+of a cluster (estimates.py). A single estimate also states its assumptions (request.py,
+single_estimate.py).
 """

@@ -1,4 +1,4 @@
-"""What a training costs: days, device hours, money, energy, carbon, and time lost to failures."""
+"""Cost of a training: days, device-hours, money, energy, carbon, and time lost to failures."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from paceline.core.value import Value
 HOUR_S = 3600.0
 KWH_J = 3.6e6
 RESTART_S, CHECKPOINT_S = 600.0, 30.0
-"""Defaults of failures: a restart, and a checkpoint that keeps the training waiting."""
+"""Default seconds of a restart and of a blocking checkpoint."""
 
 
 class Failures(Value):
-    """How often devices fail, and what a failure costs."""
+    """Failure rate of the devices and the time that a failure costs."""
 
     device_mtbf_h: PositiveFloat
-    """Mean hours between failures of one device that end the run."""
+    """Mean hours between failures of one device that stop the run."""
     restart_s: NonNegativeFloat = RESTART_S
-    """From a failure to the first step after the restart, without the lost work."""
+    """Seconds from a failure to the first step after the restart, excluding lost work."""
     checkpoint_s: NonNegativeFloat = CHECKPOINT_S
-    """How long saving a checkpoint keeps the training waiting."""
+    """Seconds for which saving a checkpoint blocks the training."""
     interval_s: PositiveFloat | None = None
-    """Of training between two checkpoints; None takes the best one."""
+    """Seconds of training between checkpoints; None takes Young's interval."""
 
     def best_interval_s(self, devices: float) -> float:
-        """Seconds between checkpoints that lose least: sqrt(2 x checkpoint x MTBF of the cluster).
+        """Return the interval in seconds that loses least: sqrt(2 x checkpoint x cluster MTBF).
 
-        Where the loss checkpoint / interval + interval / (2 MTBF) is smallest: Young, "A first
-        order approximation to the optimum checkpoint interval", CACM 17 (1974). 0 where one costs
-        nothing.
+        It minimises the loss checkpoint / interval + interval / (2 MTBF): Young, "A first order
+        approximation to the optimum checkpoint interval", CACM 17 (1974). Return 0 if checkpoints
+        are free.
         """
         return sqrt(2 * self.checkpoint_s * self.device_mtbf_h * HOUR_S / devices)
 
     def at_best(self) -> Failures:
-        """The same failures with Young's interval."""
+        """Return the same failures with Young's interval."""
         return self.model_copy(update={"interval_s": None})
 
     def goodput(self, devices: float) -> float:
-        """Share of the time that trains, 0-1: 1 / (1 + checkpoint / interval + lost / MTBF).
+        """Return the productive share of the time: 1 / (1 + checkpoint / interval + lost / MTBF).
 
-        A failure loses half an interval on average, and the restart. First order in both, so it
-        says little below 0.5.
+        A failure loses half an interval on average plus the restart. The formula is of first order
+        and is inaccurate below 0.5.
         """
         interval = self.interval_s or self.best_interval_s(devices)
         mtbf = self.device_mtbf_h * HOUR_S / devices
@@ -54,43 +54,43 @@ class Failures(Value):
 
 
 MIN_GOODPUT = 0.01
-"""Where the first-order formula has long lost its meaning."""
+"""Minimum goodput; the first-order formula is meaningless far above this already."""
 
 
 class Prices(Value):
-    """What an hour of a device costs, and its electricity."""
+    """Prices of a device-hour and properties of its electricity."""
 
     per_device_hour: NonNegativeFloat | None = None
     spot_per_device_hour: NonNegativeFloat | None = None
     pue: PositiveFloat = 1.0
-    """Power usage effectiveness: a site's energy over that of its machines."""
+    """Power usage effectiveness: energy of the site divided by that of the machines."""
     carbon_g_per_kwh: NonNegativeFloat | None = None
 
 
 class CheckpointPlan(Value):
-    """How often the state is saved, and what that leaves; goodputs are 0-1."""
+    """The checkpoint interval and the resulting goodput, 0-1."""
 
     interval_s: float
-    """The interval that `goodput` and the cost are computed with."""
+    """The interval in seconds for which `goodput` and the cost are computed."""
     goodput: float
     young_interval_s: float
-    """What loses least to first order."""
+    """The interval with the highest goodput, to first order."""
     young_goodput: float
 
 
 class TrainingCost(Value):
-    """A whole training; None where something is not known."""
+    """Cost of a whole training; None for unknown values."""
 
     total_tokens: float
     days: float
     device_hours: float
     goodput: float | None = None
     checkpoints: CheckpointPlan | None = None
-    """None without failures."""
+    """None if no failures are assumed."""
     cost: float | None = None
     spot_cost: float | None = None
     energy_kwh: float | None = None
-    """At the data sheet's power of all devices, all the time, times PUE: an upper bound."""
+    """Upper bound: data-sheet power of all devices times duration times PUE."""
     carbon_kg: float | None = None
 
 
@@ -102,17 +102,17 @@ def training_cost(
     prices: Prices,
     failures: Failures | None = None,
 ) -> TrainingCost:
-    """What training `total_tokens` at a rate takes; failures stretch it by 1 / goodput.
+    """Return the cost of training on `total_tokens`; failures lengthen it by 1 / goodput.
 
-    Raises UserError for failures that leave next to no time for training.
+    Raises UserError if failures leave almost no time for training.
     """
     plan = checkpoint_plan(failures, devices) if failures else None
     goodput = plan.goodput if plan else None
     if goodput is not None and not goodput >= MIN_GOODPUT:
         raise UserError(
             "--mtbf, --restart-time, --checkpoint-time",
-            f"leave {percent(goodput, 2)} of the time for training, where goodput has no meaning",
-            allowed=f"failures and checkpoints that leave {percent(MIN_GOODPUT, 0)} or more",
+            f"leave only {percent(goodput, 2)} of the time for training",
+            allowed=f"values that leave {percent(MIN_GOODPUT, 0)} or more",
         )
     seconds = total_tokens / tokens_per_s / (goodput or 1.0)
     hours = devices * seconds / HOUR_S
@@ -132,12 +132,12 @@ def training_cost(
 
 
 def checkpoint_plan(failures: Failures, devices: int) -> CheckpointPlan:
-    """The interval between checkpoints that is taken on so many devices, beside Young's."""
-    young = failures.best_interval_s(devices)
+    """Return the checkpoint interval used on `devices` devices, and Young's."""
+    young_interval_s = failures.best_interval_s(devices)
     return CheckpointPlan(
-        interval_s=young if failures.interval_s is None else failures.interval_s,
+        interval_s=young_interval_s if failures.interval_s is None else failures.interval_s,
         goodput=failures.goodput(devices),
-        young_interval_s=young,
+        young_interval_s=young_interval_s,
         young_goodput=failures.at_best().goodput(devices),
     )
 

@@ -1,8 +1,8 @@
-"""What would help most: how throughput follows each hardware figure of an estimate.
+"""Sensitivity of the throughput to each hardware property.
 
-A step is made of seconds at some rate (products, memory, links) and of seconds that are fixed
-(latency, host). With everything k times faster it is k times shorter, so by Euler's theorem on
-homogeneous functions the elasticities of one training add up to 1.
+A step consists of work at some rate (GEMMs, memory, links) and of fixed times (latency, CPU launch
+overhead). If everything were k times faster, the step would be k times shorter, so by Euler's
+theorem on homogeneous functions the elasticities of one training sum to 1.
 """
 
 from __future__ import annotations
@@ -21,49 +21,50 @@ from paceline.estimate.fit.interval import Z80, slopes
 from paceline.estimate.fit.posterior import Fit
 from paceline.estimate.model.case import Cases, Floats
 from paceline.estimate.model.coefficients import NAMES, named
-from paceline.estimate.model.pipeline import followed_step
-from paceline.estimate.question import Question
+from paceline.estimate.model.pipeline import simulated_step
+from paceline.estimate.request import EstimateRequest
 
 NUDGE = 1.02
-"""Factor to either side by which a figure is varied for its elasticity."""
+"""Factor by which a property is varied in both directions to compute its elasticity."""
 
 
 class Elasticity(Value):
-    """One figure's: 0.3 says that 1 % faster brings 0.3 % more throughput."""
+    """Elasticity of the throughput: at 0.3, 1% faster hardware gives 0.3% more throughput."""
 
     figure: str
     value: float | None
-    """What the estimate takes it for; None for what no data sheet states."""
+    """Value used by the estimate; None if data sheets do not state it."""
     unit: str | None
     elasticity: float
-    """d ln(throughput) / d ln(rate), at the estimate; of a latency or a host time the rate is its
-    inverse."""
+    """d ln(throughput) / d ln(rate) at the estimate; the rate of a latency is its inverse."""
     low: float
     high: float
-    """80 % by what the coefficients leave open; what the formulas themselves miss is not in it."""
-    doubled_s: float
-    """Seconds of the step if it were twice as fast; a bottleneck that moves on saves less."""
+    """Bounds of the 80% interval from the coefficients' uncertainty; excludes model error."""
+    step_time_if_doubled_s: float
+    """Step time in seconds if the property were twice as fast, including a moved bottleneck."""
 
 
 class _Figure(NamedTuple):
     name: str
     unit: str | None
     rates: tuple[str, ...] = ()
-    """Fields of a case that are as many times larger; the first that is not 0 is shown."""
+    """Fields of a case that scale with the property; the first nonzero one is reported."""
     seconds: Mapping[str, float] = MappingProxyType({})
-    """Coefficients that are smaller by a power of as many times."""
+    """Coefficients that scale with the inverse of the property, with their exponent."""
 
 
 FIGURES = (
-    _Figure("matrix products", "FLOP/s", ("peak_narrow", "peak_16bit")),
+    _Figure("GEMM throughput", "FLOP/s", ("peak_narrow", "peak_16bit")),
     _Figure("memory bandwidth", "B/s", ("memory_bytes_per_s",)),
-    _Figure("links inside the fast domain", "B/s", ("intra_bytes_per_s",)),
-    _Figure("network", "B/s", ("inter_bytes_per_s", "leaf_bytes_per_s", "pod_bytes_per_s")),
-    _Figure("latency of exchanges", None, seconds={"intra_start_s": 1, "inter_start_s": 1}),
+    _Figure("NVLink domain bandwidth", "B/s", ("intra_bytes_per_s",)),
     _Figure(
-        "host and launches",
+        "network bandwidth", "B/s", ("inter_bytes_per_s", "leaf_bytes_per_s", "pod_bytes_per_s")
+    ),
+    _Figure("communication latency", None, seconds={"intra_start_s": 1, "inter_start_s": 1}),
+    _Figure(
+        "CPU launch overhead",
         None,
-        # A product's start falls with the root of the peak (block.py); half is left to the host.
+        # The start time of a GEMM scales with the root of the peak (block.py), hence exponent 0.5.
         seconds={
             **dict.fromkeys(("host_softmax_s", "host_fused_s", "host_torch_s"), 1.0),
             **dict.fromkeys(("host_sharded_s", "host_microbatch_s"), 1.0),
@@ -74,41 +75,41 @@ FIGURES = (
 )
 
 
-def elasticities(question: Question, evidence: Evidence) -> tuple[Elasticity, ...]:
-    """Of a training by every figure, what helps most first; raises as `estimate` does."""
-    spec, machine = question.spec, question.machine
-    x = estimates_of_runs([spec], [machine], evidence, question.software).x
+def elasticities(request: EstimateRequest, evidence: Evidence) -> tuple[Elasticity, ...]:
+    """Return the elasticity of each property, largest first; raises as `estimate` does."""
+    spec, machine = request.spec, request.machine
+    x = estimates_of_runs([spec], [machine], evidence, request.resolved_software).x
     fit = evidence.fit()
-    moving = np.flatnonzero(slopes(x, fit.centre)[0]).tolist()
-    answers = [_elasticity(x, fit, figure, moving) for figure in FIGURES]
+    sensitive = np.flatnonzero(slopes(x, fit.centre)[0]).tolist()
+    answers = [_elasticity(x, fit, figure, sensitive) for figure in FIGURES]
     return tuple(sorted(answers, key=lambda each: -each.elasticity))
 
 
-def _elasticity(x: Cases, fit: Fit, figure: _Figure, moving: Sequence[int]) -> Elasticity:
-    """`moving` are the coefficients that the step depends on."""
-    faster, slower, doubled = (_scaled(x, fit.centre, figure, k) for k in (NUDGE, 1 / NUDGE, 2.0))
+def _elasticity(x: Cases, fit: Fit, figure: _Figure, sensitive: Sequence[int]) -> Elasticity:
+    """Return the elasticity of one property; the step depends on the coefficients `sensitive`."""
+    faster, slower, at_double = (_scaled(x, fit.centre, figure, k) for k in (NUDGE, 1 / NUDGE, 2.0))
     span = 2 * log(NUDGE)
     value = log(_seconds(*slower) / _seconds(*faster)) / span
-    difference = (slopes(*slower, moving) - slopes(*faster, moving))[0] / span
+    difference = (slopes(*slower, sensitive) - slopes(*faster, sensitive))[0] / span
     sd = float(np.sqrt(difference @ fit.covariance @ difference))
-    shown = (float(getattr(x, name)[0]) for name in figure.rates)
+    values = (float(getattr(x, name)[0]) for name in figure.rates)
     return Elasticity(
         figure=figure.name,
-        value=next(filter(None, shown), None),
+        value=next(filter(None, values), None),
         unit=figure.unit,
         elasticity=value,
         low=value - Z80 * sd,
         high=value + Z80 * sd,
-        doubled_s=_seconds(*doubled),
+        step_time_if_doubled_s=_seconds(*at_double),
     )
 
 
 def _scaled(x: Cases, centre: Floats, figure: _Figure, factor: float) -> tuple[Cases, Floats]:
-    """The case and the coefficients with `factor` times as much of a figure."""
+    """Return the case and the coefficients with the property scaled by `factor`."""
     rates = {name: float(getattr(x, name)[0]) * factor for name in figure.rates}
     shorter = np.array([figure.seconds.get(name, 0.0) for name in NAMES])
     return x.changed(**rates), centre - shorter * log(factor)
 
 
 def _seconds(x: Cases, centre: Floats) -> float:
-    return float(followed_step(x, named(centre)).total[0])
+    return float(simulated_step(x, named(centre)).total[0])

@@ -1,9 +1,9 @@
-"""Step time, its interval, memory and the chance to run out of it: where every estimate is made.
+"""Step time with its interval, memory, and the probability of running out of it.
 
-`run`, `estimate`, `sweep`, `tune`, `rampup`, scenarios and explanations ask here, so that the same
-training on the same machine by the same evidence gets the same figures from all of them. One
-answer holds many rows as arrays. Where thousands of layouts are ranked, rows have the closed form
-of a step at first; the picked ones are then `followed`, which is what a single estimate is.
+All commands (`run`, `estimate`, `sweep`, `tune`, `rampup`, `explain`) use this module, so that they
+report the same values for the same training. Estimates are arrays with one row per training. A
+single estimate simulates its pipeline; thousands of layouts are first ranked in closed form, and
+only the best of them are simulated.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from paceline.estimate.memory.framework import FRAMEWORKS, Framework, frameworks
 from paceline.estimate.model.case import Bools, Cases, Floats, cases_of
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.machine import Machine
-from paceline.estimate.model.pipeline import followed_step
+from paceline.estimate.model.pipeline import simulated_step
 from paceline.estimate.model.step import StepTime, step_time
 from paceline.estimate.run_case import Software, case_of, cases_of_layouts, software_of
 
-P_OOM_EVEN = 0.5
-"""What runs out of memory with a higher probability does not fit."""
-P_OOM_SURE = 0.95
-"""What runs out of memory with a higher probability is not worth a run."""
+MAX_P_OOM_TO_FIT = 0.5
+"""Maximum probability of running out of memory at which a layout counts as fitting."""
+MAX_P_OOM_TO_RUN = 0.95
+"""Maximum probability of running out of memory at which a trial run is worthwhile."""
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """Trainings on one kind of device by one evidence, one row each."""
+    """Estimates of trainings on one kind of device, one row per training."""
 
     x: Cases
     evidence: Evidence
     time: StepTime
-    """Seconds of a step, by part."""
+    """Seconds of a step by part."""
     frameworks: Mapping[str, Framework] | Framework
     context_bytes: float | None
-    """Of the device's driver; None takes what is usual for its generation."""
+    """Bytes of the driver's context; None takes the default of the device's generation."""
     device_bytes: Floats
-    """Memory of the device, infinite where nobody knows."""
+    """Memory of the device in bytes; infinite if unknown."""
     tensor_bytes: Floats
-    """What live tensors may take at most by the recipe, infinite where it does not say."""
+    """The recipe's limit on live tensors in bytes; infinite without a limit."""
 
     @property
     def step_time_s(self) -> Floats:
@@ -58,34 +58,34 @@ class Estimates:
 
     @cached_property
     def interval_s(self) -> tuple[Floats, Floats]:
-        """(low, high): 80 % of the steps lie between them."""
+        """Bounds (low, high) of the 80% interval of the step time."""
         by = self.evidence
         sd = log_sd(self.x, by.fit(), by.residual_sd, by.levels)
         return bounds(self.step_time_s, sd)
 
     @cached_property
     def memory(self) -> MemoryEstimate:
-        """Bytes of the most loaded device: allocated, reserved, in use, and by part."""
+        """Memory of the most loaded device in bytes: allocated, reserved, in use, and by part."""
         return memory(self.x, self.frameworks, self.context_bytes)
 
     @property
     def limit_bytes(self) -> Floats:
-        """What a device may have in use: its memory, or what the recipe's limit leaves of it."""
-        beside = self.memory.device_used - self.memory.allocated
-        return np.minimum(self.device_bytes, self.tensor_bytes + beside)
+        """Maximum memory in use, by the size of the device and the recipe's limit."""
+        overhead = self.memory.device_used - self.memory.allocated
+        return np.minimum(self.device_bytes, self.tensor_bytes + overhead)
 
     @cached_property
     def p_oom(self) -> Floats:
-        """Probability to run out of memory, 0-1; 0 where nobody knows how much there is."""
+        """Probability of running out of memory, 0-1; 0 if the memory size is unknown."""
         return p_oom(self.memory, self.limit_bytes)
 
     @property
     def fits(self) -> Bools:
-        """Which rather fit than not."""
-        return self.p_oom <= P_OOM_EVEN
+        """Rows that fit into memory more likely than not."""
+        return self.p_oom <= MAX_P_OOM_TO_FIT
 
     def pick(self, rows: NDArray[np.int64]) -> Estimates:
-        """Some of the rows, by their numbers."""
+        """Return the given rows."""
         return replace(
             self,
             x=self.x.pick(rows),
@@ -95,20 +95,20 @@ class Estimates:
         )
 
     def at_batch(self, global_batch: int) -> Estimates:
-        """The rows with another batch, in closed form."""
+        """Return the rows with another batch, in closed form."""
         x = self.x.changed(global_batch=global_batch)
         return replace(self, x=x, time=step_time(x, named(self.evidence.fit().centre)))
 
-    def followed(self) -> Estimates:
-        """The rows with their pipelines followed pass by pass: exact, and not for thousands."""
-        return replace(self, time=followed_step(self.x, named(self.evidence.fit().centre)))
+    def simulated(self) -> Estimates:
+        """Return the rows with simulated pipelines: exact, but too slow for thousands of rows."""
+        return replace(self, time=simulated_step(self.x, named(self.evidence.fit().centre)))
 
 
 def estimates_of_cases(x: Cases, evidence: Evidence) -> Estimates:
-    """Of cases that are no runs, in closed form; nothing limits their memory."""
-    unlimited = np.full(x.size, inf)
+    """Estimate cases in closed form, without a memory limit."""
+    no_limit = np.full(x.size, inf)
     time = step_time(x, named(evidence.fit().centre))
-    return Estimates(x, evidence, time, FRAMEWORKS, None, unlimited, unlimited)
+    return Estimates(x, evidence, time, FRAMEWORKS, None, no_limit, no_limit)
 
 
 def estimates_of_runs(
@@ -117,14 +117,15 @@ def estimates_of_runs(
     evidence: Evidence,
     software: Software | None = None,
 ) -> Estimates:
-    """Of runs, each on its machine, followed; `software` None is what their engines compute by.
+    """Estimate runs, each on its machine, with simulated pipelines.
 
-    Machines are of one kind of device. Raises UserError as `case_of` does.
+    The default `software` is that of each run's engine. All machines have the same kind of device.
+    Raises UserError as `case_of` does.
     """
     softwares = [software or software_of(spec) for spec in specs]
     x = cases_of(list(map(case_of, specs, machines, softwares)))
     native = any(each.native for each in softwares)
-    return _limited(x, specs, machines, evidence, native).followed()
+    return _with_memory_limits(x, specs, machines, evidence, native).simulated()
 
 
 def estimates_of_layouts(
@@ -134,22 +135,22 @@ def estimates_of_layouts(
     layouts: Sequence[Layout],
     software: Software | None = None,
 ) -> Estimates:
-    """Of one run in many layouts, in closed form."""
+    """Estimate one run in many layouts, in closed form."""
     software = software or software_of(spec)
     x = cases_of_layouts(spec, machine, software, layouts)
-    return _limited(x, [spec] * x.size, [machine] * x.size, evidence, software.native)
+    return _with_memory_limits(x, [spec] * x.size, [machine] * x.size, evidence, software.native)
 
 
-def _limited(
+def _with_memory_limits(
     x: Cases,
     specs: Sequence[RunSpec],
     machines: Sequence[Machine],
     evidence: Evidence,
     native: bool,
 ) -> Estimates:
-    """Cases of runs in closed form, with the memory that each may use.
+    """Return closed-form estimates of cases with the memory limits of their runs.
 
-    Processes of one machine share its memory, so that runs of more of them have less each.
+    Processes on one CPU machine share its memory, so each gets less if there are more.
     """
     sizes = [
         spec.cluster.device_memory_bytes or machine.device.memory_bytes or inf

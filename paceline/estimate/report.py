@@ -1,9 +1,9 @@
-"""An estimate as a document: step time, throughput, cost, memory, and where the time goes."""
+"""Report of an estimate: step time, throughput, cost, memory and the MFU waterfall."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +22,15 @@ from paceline.core.units import (
 )
 from paceline.core.value import Value
 from paceline.core.waterfall import WaterfallLevel
-from paceline.estimate.answer import Estimate
 from paceline.estimate.calibrate.lookup import is_cpu
 from paceline.estimate.costs import CheckpointPlan
 from paceline.estimate.elasticity import Elasticity
-from paceline.estimate.explanation import measured_sentence
 from paceline.estimate.fit.origin import ANY
+from paceline.estimate.measured_step import measured_sentence
 from paceline.estimate.memory.device_memory import verdict
+from paceline.estimate.memory_trace import MemoryTrace
 from paceline.estimate.scenarios import Ratio, ScenarioComparison
-from paceline.estimate.trace import Tracing
+from paceline.estimate.single_estimate import Estimate
 from paceline.report.document import (
     Column,
     Document,
@@ -50,53 +50,56 @@ if TYPE_CHECKING:
     from paceline.report.theme import ChartTheme
 
 TONES: dict[str, Tone] = {"fits": "good", "borderline": "plain", "out of memory": "alert"}
-NO_LENGTH = "the recipe states no number of tokens; --tokens does"
-TO_TARGET = "it trains to a target: --mlperf ROUND says how long, --tokens states another length"
+UNKNOWN_LENGTH_REASON = "the recipe has no number of tokens; set --tokens"
+TRAINS_TO_TARGET_REASON = "the recipe trains to a quality target; set --mlperf ROUND or --tokens"
 ELASTICITY_COLUMNS = (
-    Column("figure", "figure"),
-    Column("value", "taken as", justify="right"),
+    Column("figure", "property"),
+    Column("value", "value", justify="right"),
     Column("elasticity", "elasticity", "{:.3f}".format, "right"),
-    Column("interval", "80%", justify="right"),
-    Column("doubled", "step if twice as fast", justify="right"),
+    Column("interval", "80% interval", justify="right"),
+    Column("doubled", "step time if doubled", justify="right"),
 )
 LEVEL_COLUMNS = (
     Column("name", "cause"),
+    Column("points", "change", lambda points: f"{100 * points:+.1f} points", "right"),
     Column("share", "left of the peak", lambda share: percent(share, 1), "right"),
-    Column("rate", "FLOP/s a device", lambda rate: si(rate, "FLOP/s"), "right"),
-    Column("seconds", "seconds of the step", step_seconds, "right"),
+    Column("rate", "FLOP/s per device", lambda rate: si(rate, "FLOP/s"), "right"),
+    Column("seconds", "seconds per step", step_seconds, "right"),
 )
 
 
 @dataclass(frozen=True)
 class EstimateOutput:
-    """Estimates, all but the first compared with it; of each what was asked for besides."""
+    """Estimates of one or more scenarios, and optional results for each of them."""
 
     estimates: Sequence[Estimate]
     comparisons: Sequence[ScenarioComparison] = ()
-    tracings: Sequence[Tracing] = ()
+    memory_traces: Sequence[MemoryTrace] = ()
     elasticities: Sequence[Sequence[Elasticity]] = ()
     times: Sequence[tuple[str, Value]] = ()
-    """A benchmark's time to train, in a sentence and as a value."""
+    """Time to train of a benchmark, as a sentence and as a value."""
 
 
 def estimate_document(output: EstimateOutput) -> Document:
-    """Return one estimate, or several scenarios compared with the first, for every medium."""
+    """Return the report of one estimate, or of scenarios compared with the first."""
     first, names = output.estimates[0], scenario_names(output.estimates)
     fits = None if first.p_oom is None else verdict(first.p_oom)
     return Document(
-        kind="an estimate beside a measured step" if first.measured else "an estimate: nothing ran",
+        kind="estimate and measured step" if first.measured else "estimate",
         title=f"{first.recipe} on {place(first)}",
-        verdict=Verdict(fit_words(first), TONES.get(fits or "", "plain")),
+        verdict=Verdict(fit_label(first), TONES.get(fits or "", "plain")),
         setup=setup(first),
         answer=_answer(output),
         figures=(
             _step_figure(first),
             _throughput_figure(first),
-            _training_figure(first, timed=bool(output.times)),
+            _training_figure(first, has_time_to_train=bool(output.times)),
             _memory_figure(first),
         ),
         sections=tuple(_sections(output, names)),
-        notes=tuple(dict.fromkeys(note for each in output.estimates for note in _basis(each))),
+        notes=tuple(
+            dict.fromkeys(note for each in output.estimates for note in _provenance_notes(each))
+        ),
         charts=lambda theme: _charts(output.estimates, names, theme),
         data=_documents(output),
         csv=_csv(output),
@@ -104,7 +107,7 @@ def estimate_document(output: EstimateOutput) -> Document:
 
 
 def scenario_names(estimates: Sequence[Estimate]) -> list[str]:
-    """Return recipe, devices and layout of each, and its number where these are alike."""
+    """Return recipe, devices and layout of each estimate, with a number if they are equal."""
     names = [f"{each.recipe} on {place(each)}, {each.layout}" for each in estimates]
     alike = Counter(names)
     return [
@@ -114,51 +117,53 @@ def scenario_names(estimates: Sequence[Estimate]) -> list[str]:
 
 
 def place(estimate: Estimate) -> str:
-    """Return the devices: `1,024 x H100-SXM`."""
+    """Return the number and name of the devices: `1,024 x H100-SXM`."""
     return f"{estimate.devices:,} x {estimate.device}"
 
 
 def setup(estimate: Estimate) -> tuple[str, ...]:
-    """Return dtype, layout, sequence, batch (a step is of it) and software."""
-    named = estimate.software not in (ANY, estimate.stack)
-    software = f"{estimate.software} ({estimate.stack})" if named else estimate.stack
+    """Return dtype, layout, sequence length, batch size and software."""
+    has_name = estimate.software not in (ANY, estimate.implementation)
+    software = (
+        f"{estimate.software} ({estimate.implementation})" if has_name else estimate.implementation
+    )
     thing = "sample" if estimate.headline == "samples_per_s" else "sequence"
     return (
         estimate.dtype,
         beside_axes(estimate.layout, estimate.micro_batch, estimate.recompute),
         f"seq {estimate.seq_len:,}",
         f"global batch {counted(estimate.global_batch, thing)}",
-        f"stack {software}",
+        f"software {software}",
     )
 
 
-def fit_words(estimate: Estimate) -> str:
-    """Return whether it fits into the device's memory, in a word or two."""
+def fit_label(estimate: Estimate) -> str:
+    """Return a short label that says whether the training fits into memory."""
     if estimate.p_oom is None:
-        return "whether it fits is not known"
+        return "memory fit unknown"
     return {"borderline": "memory borderline"}.get(verdict(estimate.p_oom), verdict(estimate.p_oom))
 
 
 def speed_unit(estimate: Estimate) -> str:
-    """Return the unit of the rate that the recipe is known by."""
+    """Return the unit of the recipe's throughput metric."""
     return "samples/s" if estimate.headline == "samples_per_s" else "tokens/s"
 
 
 def rates(estimate: Estimate) -> tuple[str, str]:
-    """Return tokens and samples a second, the one that the recipe is known by first."""
+    """Return tokens and samples per second, the recipe's throughput metric first."""
     samples = f"{trimmed(estimate.samples_per_s)} samples/s"
     both = f"{estimate.tokens_per_s:,.0f} tokens/s", samples
     return both if estimate.headline == "tokens_per_s" else (both[1], both[0])
 
 
-def comparison_sentence(first: Estimate, second: Estimate, offer: ScenarioComparison) -> str:
-    """Return the ratios with their intervals; says so where a step is of another batch."""
-    other = f" with {offer.batch:.3g} of the batch" if offer.batch != 1 else ""
-    cost = f", money {_ratio(offer.cost)}" if offer.cost else ""
+def comparison_sentence(first: Estimate, second: Estimate, ratios: ScenarioComparison) -> str:
+    """Return the ratios with their intervals, and the ratio of the batches if they differ."""
+    batch = f" with {ratios.batch:.3g} times the batch" if ratios.batch != 1 else ""
+    cost = f", cost x{_ratio(ratios.cost)}" if ratios.cost else ""
     return (
-        f"{place(second)} against {place(first)}: "
-        f"{speed_unit(first)} {_ratio(offer.tokens_per_s)}, "
-        f"step time {_ratio(offer.step_time)}{other}{cost}; in brackets 80%."
+        f"{place(second)} compared with {place(first)}: "
+        f"{speed_unit(first)} x{_ratio(ratios.tokens_per_s)}, "
+        f"step time x{_ratio(ratios.step_time)}{batch}{cost} (80% intervals)."
     )
 
 
@@ -193,7 +198,7 @@ def _step_figure(estimate: Estimate) -> Figure:
 
 def _throughput_figure(estimate: Estimate) -> Figure:
     main, other = rates(estimate)
-    # The slowest step first, so that rates rise.
+    # The slowest step gives the lowest rate.
     low, high = (_speed(estimate, seconds) for seconds in (estimate.high_s, estimate.low_s))
     share = "no data-sheet peak" if estimate.mfu is None else f"MFU {percent(estimate.mfu, 1)}"
     return Figure(
@@ -202,34 +207,36 @@ def _throughput_figure(estimate: Estimate) -> Figure:
         f"{low} to {high} (80%)",
         (
             other,
-            f"{si(estimate.flops_per_s_per_device, 'FLOP/s')} a device",
+            f"{si(estimate.flops_per_s_per_device, 'FLOP/s')} per device",
             f"{share} ({estimate.convention})",
         ),
     )
 
 
 def _speed(estimate: Estimate, step_time_s: float) -> str:
-    """Return the rate that the recipe is known by at another step time, without its unit."""
+    """Return the recipe's throughput metric at another step time, without its unit."""
     rate: float = getattr(estimate, estimate.headline) * estimate.step_time_s / step_time_s
     return f"{rate:,.0f}" if estimate.headline == "tokens_per_s" else trimmed(rate)
 
 
-def _training_figure(estimate: Estimate, timed: bool) -> Figure:
-    """Return days, money and energy of the whole training, or why they are not known.
+def _training_figure(estimate: Estimate, has_time_to_train: bool) -> Figure:
+    """Return days, cost and energy of the whole training, or why they are unknown.
 
-    `timed` where the time to a benchmark's target is told beside it.
+    Set `has_time_to_train` if the report also has the time to a benchmark's target.
     """
     cost, label = estimate.training_cost, "Whole training"
     if cost is None:
-        to_target = "it trains to a target" if timed else TO_TARGET
-        return unknown_figure(label, to_target if estimate.to_target else NO_LENGTH)
+        to_target = (
+            "it trains to a quality target" if has_time_to_train else TRAINS_TO_TARGET_REASON
+        )
+        return unknown_figure(label, to_target if estimate.to_target else UNKNOWN_LENGTH_REASON)
     low, high = (cost.days * s / estimate.step_time_s for s in (estimate.low_s, estimate.high_s))
-    details = [f"{count(cost.total_tokens)} tokens, {cost.device_hours:,.0f} device hours"]
+    details = [f"{count(cost.total_tokens)} tokens, {cost.device_hours:,.0f} device-hours"]
     if cost.cost is None:
-        details.append("cost not known: no price; --price states one")
+        details.append("cost unknown: set --price")
     else:
-        least, most = (cost.cost * end / cost.days for end in (low, high))
-        details.append(f"cost {cost.cost:,.0f}, {least:,.0f} to {most:,.0f} (80%)")
+        low_cost, high_cost = (cost.cost * end / cost.days for end in (low, high))
+        details.append(f"cost {cost.cost:,.0f}, {low_cost:,.0f} to {high_cost:,.0f} (80%)")
     if cost.spot_cost is not None:
         details.append(f"spot {cost.spot_cost:,.0f}")
     details.append(_energy(estimate))
@@ -242,37 +249,37 @@ def _training_figure(estimate: Estimate, timed: bool) -> Figure:
 
 
 def _energy(estimate: Estimate) -> str:
-    """Return what the whole training takes at most, or why that is not known."""
+    """Return the upper bound of the training's energy, or why it is unknown."""
     if estimate.training_cost and estimate.training_cost.energy_kwh is not None:
         return f"up to {estimate.training_cost.energy_kwh:,.0f} kWh"
-    device = "this processor" if is_cpu(estimate.device) else estimate.device
-    return f"energy not known: no data sheet states the power of {device}"
+    device = "this CPU" if is_cpu(estimate.device) else estimate.device
+    return f"energy unknown: no data sheet states the power of {device}"
 
 
 def _checkpoint_words(plan: CheckpointPlan) -> str:
-    """Return goodput and checkpoint interval, and what Young's interval would leave."""
-    interval, young = (
+    """Return goodput and checkpoint interval, and the goodput of Young's interval."""
+    interval, young_interval = (
         f"{s:,.0f} s" if s >= 100 else f"{s:.3g} s"
         for s in (plan.interval_s, plan.young_interval_s)
     )
     words = f"goodput {percent(plan.goodput, 1)} with a checkpoint every {interval} of training"
     if plan.interval_s == plan.young_interval_s:
-        return f"{words} (Young's interval, which loses least)"
-    return f"{words}; {percent(plan.young_goodput, 1)} with every {young} (Young's interval)"
+        return f"{words} (Young's interval, the optimum)"
+    return f"{words}; {percent(plan.young_goodput, 1)} with Young's interval of {young_interval}"
 
 
 def _memory_figure(estimate: Estimate) -> Figure:
-    used = estimate.memory_bytes
-    odds = "whether it fits is not known: nobody states the device's memory"
+    memory = estimate.memory_bytes
+    odds = "memory fit unknown: the device's memory size is unknown"
     if estimate.p_oom is not None:
         odds = f"P(out of memory) {percent(estimate.p_oom, 0)}"
-    largest = sorted(used.parts.items(), key=lambda part: -part[1])[:2]
+    largest = sorted(memory.parts.items(), key=lambda part: -part[1])[:2]
     return Figure(
-        "Memory of the fullest device",
-        gib(used.device_used),
+        "Memory, most loaded device",
+        gib(memory.device_used),
         odds,
         (
-            f"allocated {gib(used.allocated)}, reserved {gib(used.reserved)}",
+            f"allocated {gib(memory.allocated)}, reserved {gib(memory.reserved)}",
             *(f"{name.replace('_', ' ')} {gib(value)}" for name, value in largest),
         ),
     )
@@ -288,30 +295,35 @@ def _sections(output: EstimateOutput, names: Sequence[str]) -> list[Section]:
                 name="scenarios",
                 columns=_scenario_columns(first),
                 rows=list(_scenario_rows(output)),
-                note=f"Relative to first: {speed_unit(first)} over the first scenario's, with 80% "
-                "in brackets; an error that both share cancels. Training and cost are of all its "
-                "tokens.",
+                note=f"Relative to first: {speed_unit(first)} divided by the first scenario's, "
+                "with the 80% interval; errors that both share cancel. Training and cost cover "
+                "all tokens.",
             )
         )
-    whose = [f", {name}" for name in names] if len(names) > 1 else [""]
-    for name, estimate in zip(whose, output.estimates, strict=True):
-        rows = [_level_row(level) for level in estimate.waterfall]
-        columns = LEVEL_COLUMNS
-        sections.append(Table(title=f"What each cause takes{name}", columns=columns, rows=rows))
+    suffixes = [f", {name}" for name in names] if len(names) > 1 else [""]
+    for name, estimate in zip(suffixes, output.estimates, strict=True):
+        sections.append(
+            Table(
+                title=f"MFU waterfall{name}",
+                columns=LEVEL_COLUMNS,
+                rows=list(_level_rows(estimate.waterfall)),
+            )
+        )
     for name, estimate, elasticities in zip(
-        whose, output.estimates, output.elasticities, strict=False
+        suffixes, output.estimates, output.elasticities, strict=False
     ):
         sections.append(
             Table(
-                title=f"What would help most{name}",
+                title=f"Sensitivity to hardware{name}",
                 columns=ELASTICITY_COLUMNS,
                 rows=[_elasticity_row(each, estimate) for each in elasticities],
-                note=f"An elasticity of 0.3: 1% faster brings 0.3% more {speed_unit(estimate)}. "
-                "They add up to 1. The 80% are by what the coefficients leave open.",
+                note=f"An elasticity of 0.3 means that 1% faster hardware gives 0.3% more "
+                f"{speed_unit(estimate)}. Elasticities sum to 1. The intervals cover the "
+                "uncertainty of the coefficients.",
             )
         )
-    for name, tracing in zip(whose, output.tracings, strict=False):
-        sections.append(Notes(title=f"A followed step{name}", lines=_trace_lines(tracing)))
+    for name, trace in zip(suffixes, output.memory_traces, strict=False):
+        sections.append(Notes(title=f"Memory trace{name}", lines=_trace_lines(trace)))
     return sections
 
 
@@ -349,43 +361,53 @@ def _scenario_rows(output: EstimateOutput) -> list[Row]:
     ]
 
 
-def _level_row(level: WaterfallLevel) -> Row:
-    row = {"name": level.name, "share": level.share, "rate": level.flops_per_s}
-    return {**row, "seconds": level.lost_s or None}
+def _level_rows(levels: Sequence[WaterfallLevel]) -> Iterator[Row]:
+    """Yield a row per level with its change of the share compared with the level above."""
+    above = None
+    for level in levels:
+        is_cause = level.lost_s and above is not None
+        yield {
+            "name": level.name,
+            "points": level.share - above if is_cause and above is not None else None,
+            "share": level.share,
+            "rate": level.flops_per_s,
+            "seconds": level.lost_s or None,
+        }
+        above = level.share
 
 
 def _elasticity_row(each: Elasticity, estimate: Estimate) -> Row:
-    less = 1 - each.doubled_s / estimate.step_time_s
+    saved = 1 - each.step_time_if_doubled_s / estimate.step_time_s
     return {
         "figure": each.figure,
         "value": si(each.value, each.unit) if each.value and each.unit else "not stated",
         "elasticity": each.elasticity,
         "interval": f"{each.low:.3f} to {each.high:.3f}",
-        "doubled": f"{step_seconds(each.doubled_s)} s ({percent(less, 1)} less)",
+        "doubled": f"{step_seconds(each.step_time_if_doubled_s)} s ({percent(saved, 1)} less)",
     }
 
 
-def _trace_lines(tracing: Tracing) -> list[str]:
-    """Return a line for each followed rank, the one that needs most first."""
+def _trace_lines(trace: MemoryTrace) -> list[str]:
+    """Return a line per traced rank, sorted by memory."""
     lines: list[str] = []
-    for stage in sorted(tracing.stages, key=lambda stage: -stage.trace.peak_bytes):
+    for stage in sorted(trace.stages, key=lambda stage: -stage.trace.peak_bytes):
         parts = sorted(stage.trace.at_peak_bytes.items(), key=lambda item: -item[1])
-        shown = ", ".join(f"{name} {gib(value)}" for name, value in parts if value)
+        largest_parts = ", ".join(f"{name} {gib(value)}" for name, value in parts if value)
         lines.append(
-            f"followed rank {stage.trace.rank} of {tracing.devices} (native trainer, "
+            f"traced rank {stage.trace.rank} of {trace.devices} (native trainer, "
             f"{stage.trace.kernels} kernels, live tensors): {gib(stage.trace.peak_bytes)} = "
-            f"{shown}; the formulas say {gib(stage.estimated_bytes)}, "
+            f"{largest_parts}; the memory model estimates {gib(stage.estimated_bytes)}, "
             f"{percent(abs(stage.ratio - 1), 1)} {'more' if stage.ratio > 1 else 'less'}"
         )
     return lines
 
 
-def _basis(estimate: Estimate) -> list[str]:
-    """Return where the coefficients are from, and what was assumed."""
-    kinds = estimate.evidence.model_dump(exclude={"title"})
+def _provenance_notes(estimate: Estimate) -> list[str]:
+    """Return the sources of the inputs, and the assumptions."""
+    kinds = estimate.provenance.model_dump(exclude={"title"})
     words = ", ".join(f"{name.replace('_', ' ')}: {kind}" for name, kind in kinds.items())
     notes = [f"{place(estimate)}: {note}" for note in estimate.notes]
-    return [f"Rests on {estimate.evidence.title}.", f"{words[:1].upper()}{words[1:]}.", *notes]
+    return [f"Based on {estimate.provenance.title}.", f"Sources: {words}.", *notes]
 
 
 def _charts(
@@ -402,7 +424,7 @@ def _charts(
 
 
 def _documents(output: EstimateOutput) -> Any:
-    """Return what JSON prints: one estimate, or `scenarios` with their ratios to the first."""
+    """Return the JSON content: one estimate, or `scenarios` with their ratios to the first."""
     documents = [estimate.model_dump(mode="json") for estimate in output.estimates]
     for document, comparison in zip(documents[1:], output.comparisons, strict=True):
         document |= {
@@ -410,8 +432,8 @@ def _documents(output: EstimateOutput) -> Any:
             for name in ("step_time", "tokens_per_s", "cost")
             if getattr(comparison, name) is not None
         }
-    for document, tracing in zip(documents, output.tracings, strict=False):
-        document["trace"] = tracing.model_dump(mode="json")
+    for document, trace in zip(documents, output.memory_traces, strict=False):
+        document["trace"] = trace.model_dump(mode="json")
     for document, (_, time) in zip(documents, output.times, strict=False):
         document["time_to_train"] = time.model_dump(mode="json")
     for document, elasticities in zip(documents, output.elasticities, strict=False):
@@ -420,16 +442,18 @@ def _documents(output: EstimateOutput) -> Any:
 
 
 def _csv(output: EstimateOutput) -> Table:
-    """Return a row of figures for each estimate."""
+    """Return a table with one row per estimate."""
     rows = [_flat(estimate) for estimate in output.estimates]
     for row, elasticities in zip(rows, output.elasticities, strict=False):
-        named = {each.figure.replace(" ", "_"): each.elasticity for each in elasticities}
-        row |= {f"elasticity_{name}": named[name] for name in sorted(named)}
+        by_figure = {
+            each.figure.lower().replace(" ", "_"): each.elasticity for each in elasticities
+        }
+        row |= {f"elasticity_{name}": by_figure[name] for name in sorted(by_figure)}
     return Table(columns=[Column(key, key) for key in rows[0]], rows=rows)
 
 
-_NESTED = {"parts", "training_cost", "memory_bytes", "measured", "evidence"}
-"""Fields of an estimate whose own fields are columns of its CSV."""
+_NESTED = {"parts", "training_cost", "memory_bytes", "measured", "provenance"}
+"""Nested fields of an estimate that are flattened into CSV columns."""
 
 
 def _flat(estimate: Estimate) -> dict[str, Any]:
@@ -449,6 +473,6 @@ def _flat(estimate: Estimate) -> dict[str, Any]:
         f"measured_{name}": getattr(measured, name, None)
         for name in ("step_time_s", "ratio", "in_interval")
     }
-    content |= {f"{name}_rests_on": kind for name, kind in estimate.evidence.model_dump().items()}
+    content |= {f"{name}_source": kind for name, kind in estimate.provenance.model_dump().items()}
     content |= {f"{name}_s": value for name, value in estimate.parts.items()}
     return {**content, **costs, **{f"checkpoint_{name}": value for name, value in plan.items()}}

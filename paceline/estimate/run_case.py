@@ -27,7 +27,7 @@ from paceline.core.shape import (
 )
 from paceline.estimate.fit.origin import (
     ANY,
-    STACK_OF,
+    IMPLEMENTATION_OF,
     WHOLE_EXPERTS,
     captured_experts,
     stores_scores,
@@ -40,7 +40,7 @@ from paceline.estimate.model.case import (
     CudaGraphs,
     Dispatcher,
     Floats,
-    Stack,
+    Implementation,
     cases_of,
     varied,
 )
@@ -73,7 +73,7 @@ INPUT_PARTS: tuple[LoraTarget, ...] = ("o", "down")
 class Software:
     """What computes a training."""
 
-    stack: Stack = "fused"
+    implementation: Implementation = "fused"
     compiled: bool = False
     native: bool = False
     """Memory by the constants of the trainer that comes with Paceline, as on CPUs always."""
@@ -81,22 +81,22 @@ class Software:
     """What published steps know it by (`fit/origin.py`), which narrows the interval."""
     cuda_graphs: CudaGraphs = "none"
     """What is captured in CUDA graphs."""
-    released: float = Case.released
+    software_date: float = Case.software_date
     """When it came out, in years; the newest that published steps are of where nobody says."""
     dispatcher: Dispatcher = "any"
     """What brings tokens to their experts."""
 
     @property
     def known_as(self) -> str:
-        """What `software_named` makes it of, its release aside: its name, else its stack."""
-        return self.stack if self.name == ANY else self.name
+        """What `parse_software` makes it of, its release aside: its name, else its stack."""
+        return self.implementation if self.name == ANY else self.name
 
-    def stack_on(self, machine: Machine) -> Stack:
+    def implementation_on(self, machine: Machine) -> Implementation:
         """How blocks are computed there: on a processor by PyTorch's modules always."""
-        return "torch" if machine.generation == "cpu" else self.stack
+        return "torch" if machine.generation == "cpu" else self.implementation
 
 
-def software_named(
+def parse_software(
     name: str, compiled: bool = False, native: bool = False, cuda_graphs: CudaGraphs = "none"
 ) -> Software:
     """Software by a name of `fit/origin.py`, or any that computes by a stack of that name.
@@ -104,17 +104,17 @@ def software_named(
     `nemo@26.02` is that of a release.
     """
     base, _, release = name.partition("@")
-    released = year_of_release(release) or Case.released
-    if base in STACK_OF:
-        return Software(STACK_OF[base], compiled, native, base, cuda_graphs, released)
-    return Software(cast(Stack, base), compiled, native, ANY, cuda_graphs, released)
+    software_date = year_of_release(release) or Case.software_date
+    if base in IMPLEMENTATION_OF:
+        return Software(IMPLEMENTATION_OF[base], compiled, native, base, cuda_graphs, software_date)
+    return Software(cast(Implementation, base), compiled, native, ANY, cuda_graphs, software_date)
 
 
 def software_of(spec: RunSpec) -> Software:
     """What a run's engine computes by: its own stack, or fused blocks where none is known."""
     native, compiled = spec.engine == "native", spec.training.compile != "none"
     if spec.engine in SOFTWARE_OF_ENGINE:
-        return software_named(SOFTWARE_OF_ENGINE[spec.engine], compiled)
+        return parse_software(SOFTWARE_OF_ENGINE[spec.engine], compiled)
     return Software("torch" if native else "fused", compiled, native)
 
 
@@ -133,10 +133,10 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         )
     if device.memory_bytes_per_s is None:
         raise UserError(device.name, "has no memory rate in the catalog")
-    shape, release = _shape(spec.model), (software.name, software.released)
+    shape, release = _shape(spec.model), (software.name, software.software_date)
     graphs = captured_experts(*release, machine.generation, machine.domain, training.dtype)
-    stated = software.cuda_graphs != "none" and graphs != "iteration"
-    graphs = software.cuda_graphs if stated or shape.experts <= 1 else graphs
+    is_explicit = software.cuda_graphs != "none" and graphs != "iteration"
+    graphs = software.cuda_graphs if is_explicit or shape.experts <= 1 else graphs
     case = replace(
         shape,
         seq_len=training.seq_len,
@@ -146,10 +146,10 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         frozen=spec.lora is not None,
         **_recomputed(spec.model, layout),
         selective_recompute=layout.recompute == "selective",
-        stack=software.stack_on(machine),
+        implementation=software.implementation_on(machine),
         compiled=software.compiled,
         cuda_graphs=graphs,
-        flash=software.stack != "softmax" and not stores_scores(*release),
+        flash=software.implementation != "softmax" and not stores_scores(*release),
         peak_16bit=machine.peak_wide(training.dtype),
         peak_narrow=machine.peak_narrow(training.dtype),
         memory_bytes_per_s=device.memory_bytes_per_s,
@@ -163,7 +163,7 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         scattered=machine.scattered,
         **_levels(machine),
         software=software.name,
-        released=software.released,
+        software_date=software.software_date,
         dispatcher=software.dispatcher,
         ep_overlap="on" if shape.experts > 1 and graphs == "iteration" else "any",
         whole_experts=software.name in WHOLE_EXPERTS,
@@ -177,10 +177,10 @@ def case_of(spec: RunSpec, machine: Machine, software: Software) -> Case:
         **{name: getattr(layout, name) for name in AXES},
     )
     if visits_tensors(software.name, training.dtype):
-        adapted = len(spec.lora.targets) if spec.lora else 0
-        tensors = trained_tensors(case.layers, case.gated, adapted)
+        num_adapted = len(spec.lora.targets) if spec.lora else 0
+        tensors = trained_tensors(case.layers, case.gated, num_adapted)
         if spec.lora and not spec.lora.train_rest:
-            tensors = case.layers * 2 * adapted
+            tensors = case.layers * 2 * num_adapted
         case = replace(case, param_tensors=tensors)
     return with_memory(case, spec)
 
@@ -295,13 +295,13 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
         cp_exchange=layout.cp_exchange,
     )
     if lora is not None:
-        trained = trainable_parameters(shape, lora) / num_parameters(shape)
+        trained_share = trainable_parameters(shape, lora) / num_parameters(shape)
         sizes = linear_sizes(shape)
         widths = sum(sum(sizes[name]) * uses(shape, name) for name in lora.targets if name in sizes)
         case = replace(
             case,
             frozen=True,
-            trained_share=trained,
+            trained_share=trained_share,
             trains_head=lora.train_rest,
             adapter_rank=lora.rank,
             adapter_widths=widths,
@@ -309,21 +309,23 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
         )
     if shape.kind == "mmdit":
         # The time model's blocks of 12 h^2 stand for its products; what is left counts as theirs.
-        case = replace(case, latents=_beside_a_plain_block(shape, case.compiled))
-        return _with_rest(case, num_parameters(shape))
+        case = replace(case, latents=_extra_block_activations(shape, case.compiled))
+        return _with_other_weights(case, num_parameters(shape))
     if shape.latent_attention is not None or shape.first_dense_layers or shape.mtp_layers:
         parts = parameter_parts(shape)
-        case = _with_rest(case, parts["blocks"] + parts["mtp"])
-    learned = shape.positions == "learned"
-    stated = spec.engine == "native"
+        case = _with_other_weights(case, parts["blocks"] + parts["mtp"])
+    has_learned_positions = shape.positions == "learned"
+    is_native = spec.engine == "native"
     return replace(
         case,
-        drops_stream=stated and shape.dropout > 0,
-        drops_scores=stated and shape.dropped_probabilities > 0,
+        drops_stream=is_native and shape.dropout > 0,
+        drops_scores=is_native and shape.dropped_probabilities > 0,
         vocab=float(shape.padded_vocab(layout.tp)),
         table_width=float(shape.embedding_size or 0),
         tied=shape.tied_embeddings,
-        positions=float(shape.max_positions + shape.position_offset) if learned else 0.0,
+        positions=float(shape.max_positions + shape.position_offset)
+        if has_learned_positions
+        else 0.0,
     )
 
 
@@ -342,21 +344,21 @@ def _adapters(shape: Shape, lora: LoraSpec) -> Adapters:
     What attention gives is kept by attention itself already.
     """
     drops, inputs, sizes = lora.dropout > 0, dict[LoraTarget, int](), linear_sizes(shape)
-    adapted: list[LoraTarget] = [name for name in sizes if name in lora.targets]
-    for name in adapted:
+    targets: list[LoraTarget] = [name for name in sizes if name in lora.targets]
+    for name in targets:
         if drops or name != "o":
-            kept = name if drops else SHARED_INPUT.get(name, name)
-            inputs[kept] = sizes[name][0] * uses(shape, name)
+            input_name = name if drops else SHARED_INPUT.get(name, name)
+            inputs[input_name] = sizes[name][0] * uses(shape, name)
     parts = sum(width for name, width in inputs.items() if name in INPUT_PARTS)
     return Adapters(
         adapter_inputs=sum(inputs.values()) - parts,
         adapter_parts=parts,
-        adapter_inner=lora.rank * sum(uses(shape, name) for name in adapted),
+        adapter_inner=lora.rank * sum(uses(shape, name) for name in targets),
         adapter_drops=drops,
     )
 
 
-def _beside_a_plain_block(shape: MMDiTShape, compiled: bool) -> float:
+def _extra_block_activations(shape: MMDiTShape, compiled: bool) -> float:
     """Numbers a token that an MMDiT's block keeps beyond the 16 h of a plain one, on average.
 
     A double block: both norms' outputs ahead of modulation, queries, keys and values by stream,
@@ -365,13 +367,13 @@ def _beside_a_plain_block(shape: MMDiTShape, compiled: bool) -> float:
     attention's output joined with the MLP's, the product's output, and one norm and its modulated
     output less than two: 3 h. Compilers make norms' outputs again.
     """
-    again = 1 if compiled else 0
-    double, single = 8 - 2 * again, 3 - again
+    recomputed_norms = 1 if compiled else 0
+    double, single = 8 - 2 * recomputed_norms, 3 - recomputed_norms
     blocks = double * shape.num_double_blocks + single * shape.num_single_blocks
     return shape.hidden_size * blocks / shape.num_layers
 
 
-def _with_rest(case: Case, parameters: float) -> Case:
+def _with_other_weights(case: Case, parameters: float) -> Case:
     """The case whose blocks have as many parameters as are, beside those of its products."""
     of_products = float(block_weights(cases_of([case]))[0])
     return replace(case, more_weights=parameters / case.layers - of_products)

@@ -1,4 +1,4 @@
-"""Predicted against measured: the time model on a table of published measurements."""
+"""Validation of the time model on a table of published measurements."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from paceline.core.errors import UserError, unreadable
 from paceline.core.value import Value
 from paceline.estimate.estimates import estimates_of_cases
 from paceline.estimate.fit.evidence import Evidence
-from paceline.estimate.fit.published import PublishedStep, UnmodelledError, read_row
-from paceline.estimate.memory.published import PublishedMemory, as_stated, read_memory_row
+from paceline.estimate.fit.published import PublishedStep, UnsupportedRowError, read_row
+from paceline.estimate.memory.published import PublishedMemory, memory_as_reported, read_memory_row
 from paceline.estimate.model.case import Cases, Floats, cases_of
 from paceline.estimate.model.weights import common_weights, ffn_weights
 
 SHARE, NARROW_SHARE = 0.45, 0.33
-"""Of the 16-bit peak, and of the peak of a dtype narrower than that."""
+"""MFU assumed by the flat rule for 16-bit dtypes, and for narrower ones."""
 
 
-def flat_rule_s(x: Cases) -> Floats:
-    """Seconds of a step at 45 % of the 16-bit peak (33 % of a narrower one).
+def flat_rule_step_time(x: Cases) -> Floats:
+    """Return the step time in seconds at 45% of the 16-bit peak (33% of a narrower one).
 
-    FLOP of a token: 2 a weight and pass, forward, twice backward and once more with recomputation,
-    and those of attention's two products; the head is never recomputed.
+    FLOPs per token: 2 per weight and pass (forward, two backward, one more with recompute), plus
+    those of both attention GEMMs. The head is never recomputed.
     """
     active = np.where(x.experts > 1, x.experts_per_token / x.experts, 1.0)
     weights = x.layers * (common_weights(x) + ffn_weights(x) * active)
@@ -40,39 +40,39 @@ def flat_rule_s(x: Cases) -> Floats:
     return per_token * x.seq_len * x.global_batch / x.devices / rate
 
 
-NEEDED = ("layers", "hidden", "heads", "gpu", "num_gpus", "gbs", "step_time_s")
-"""Columns without which no row says anything."""
+REQUIRED_COLUMNS = ("layers", "hidden", "heads", "gpu", "num_gpus", "gbs", "step_time_s")
+"""Columns without which no row can be estimated."""
 
 
 class StepAccuracy(Value):
-    """How well step times were predicted; shares are 0-1."""
+    """Accuracy of predicted step times; shares are 0-1."""
 
     n: int
     mape: float | None
-    """Mean of |predicted / measured - 1|; this and all others are None without rows."""
+    """Mean of |predicted / measured - 1|; all fields are None without rows."""
     median: float | None
     """Median of |ln(predicted / measured)|."""
     within_10: float | None
     within_20: float | None
     coverage_80: float | None
-    """Share of the measured step times that lie in their 80 % interval."""
+    """Share of the measured step times that are within their 80% interval."""
     flat_mape: float | None
-    """MAPE of the flat rule: 45 % of the 16-bit peak, 33 % of a narrower one."""
+    """MAPE of the flat rule: 45% of the 16-bit peak, 33% of a narrower one."""
 
 
 class MemoryAccuracy(Value):
-    """How well stated memories were predicted, each as its source states it; shares are 0-1."""
+    """Accuracy of predicted memory, in the metric of each source; shares are 0-1."""
 
     n: int
     mape: float | None
     median: float | None
-    """Of |predicted / stated - 1|."""
+    """Median of |predicted / reported - 1|."""
     within_5: float | None
     within_10: float | None
 
 
 class ValidatedRow(Value):
-    """One row: what was measured and what is predicted, in seconds of a step."""
+    """Measured and predicted step time of one row, in seconds."""
 
     id: str
     source: str
@@ -85,15 +85,15 @@ class ValidatedRow(Value):
     """predicted / measured - 1."""
 
 
-class Unmodelled(Value):
-    """A row that was left out, and why."""
+class UnsupportedRow(Value):
+    """A row that the model does not cover, with the reason."""
 
     id: str
     reason: str
 
 
 class Validation(Value):
-    """The whole table."""
+    """Accuracy on a whole table."""
 
     table: str
     evidence: str
@@ -102,30 +102,30 @@ class Validation(Value):
     by_kind: dict[str, StepAccuracy]
     memory: MemoryAccuracy
     rows: tuple[ValidatedRow, ...]
-    unmodelled: tuple[Unmodelled, ...]
+    unsupported_rows: tuple[UnsupportedRow, ...]
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file; raises UserError when it is no table or lacks a column of NEEDED.
+    """Read the rows of a CSV file; raises UserError if a column of REQUIRED_COLUMNS is missing.
 
-    An open quote, which would swallow rows, a column that is there twice and a row of more cells
-    than columns are refused too.
+    Unclosed quotes (which would swallow rows), duplicate columns and rows with more cells than
+    columns are rejected too.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
             reader = csv.DictReader(lines, strict=True)
             columns = [name for name in reader.fieldnames or () if name]
-            missing = [name for name in NEEDED if name not in columns]
-            twice = sorted({name for name in columns if columns.count(name) > 1})
-            if twice:
-                raise UserError(str(path), f"has more than one column {', '.join(twice)}")
+            missing = [name for name in REQUIRED_COLUMNS if name not in columns]
+            duplicates = sorted({name for name in columns if columns.count(name) > 1})
+            if duplicates:
+                raise UserError(str(path), f"has duplicate columns: {', '.join(duplicates)}")
             if not columns:
                 raise UserError(str(path), "is empty", allowed="a header line and rows")
             if missing:
                 raise UserError(
                     str(path),
-                    f"has no column {', '.join(missing)}",
-                    allowed="the columns of docs/estimate.md",
+                    f"lacks the columns {', '.join(missing)}",
+                    allowed="the columns in docs/estimate.md",
                 )
             return [_cells(row, path, reader.line_num) for row in reader]
     except (OSError, UnicodeDecodeError) as error:
@@ -135,9 +135,9 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 
 def _cells(row: dict[str | None, Any], path: Path, line: int) -> dict[str, str]:
-    """The cells of a row that has an id, else its line stands for it; gaps are left out.
+    """Return the cells of a row; its line number is its id if it has none.
 
-    Raises UserError for more cells than columns: behind a comma too many all of them are shifted.
+    Raises UserError for more cells than columns, because an extra comma shifts all cells after it.
     """
     beyond = [cell for cell in row.get(None) or () if cell.strip()]
     if beyond:
@@ -151,39 +151,39 @@ def _cells(row: dict[str | None, Any], path: Path, line: int) -> dict[str, str]:
 
 
 def validate_rows(table: str, lines: Sequence[dict[str, str]], evidence: Evidence) -> Validation:
-    """Every row that can be modelled with its prediction, the others with their reason."""
+    """Predict every row that the model covers, and give the reason for the others."""
     rows: list[PublishedStep] = []
-    unmodelled: list[Unmodelled] = []
+    unsupported: list[UnsupportedRow] = []
     for line in lines:
         try:
             rows.append(read_row(line))
-        except UnmodelledError as reason:
-            unmodelled.append(Unmodelled(id=line.get("id", ""), reason=str(reason)))
-    validated, flat = _predicted(rows, evidence) if rows else ([], np.zeros(0))
+        except UnsupportedRowError as reason:
+            unsupported.append(UnsupportedRow(id=line.get("id", ""), reason=str(reason)))
+    predicted_rows, flat = _predicted(rows, evidence) if rows else ([], np.zeros(0))
     sources = np.array([row.source for row in rows])
     kinds = np.array([row.kind for row in rows])
     return Validation(
         table=table,
         evidence=evidence.title,
-        overall=_accuracy(validated, flat),
-        by_source=_accuracies(validated, flat, sources),
-        by_kind=_accuracies(validated, flat, kinds),
+        overall=_accuracy(predicted_rows, flat),
+        by_source=_accuracies(predicted_rows, flat, sources),
+        by_kind=_accuracies(predicted_rows, flat, kinds),
         memory=_memory_accuracy(lines),
-        rows=tuple(validated),
-        unmodelled=tuple(unmodelled),
+        rows=tuple(predicted_rows),
+        unsupported_rows=tuple(unsupported),
     )
 
 
 def _memory_accuracy(lines: Sequence[dict[str, str]]) -> MemoryAccuracy:
-    """The accuracy of the rows that state a memory (mem_gb) and can be modelled."""
+    """Return the accuracy on the rows that report memory (mem_gb)."""
     rows: list[PublishedMemory] = []
     for line in lines:
-        with suppress(UnmodelledError, ValueError):
+        with suppress(UnsupportedRowError, ValueError):
             rows.append(read_memory_row(line))
     rows = [row for row in rows if row.stated_bytes and 0 < row.stated_bytes < inf]
     if not rows:
         return MemoryAccuracy(n=0, mape=None, median=None, within_5=None, within_10=None)
-    missed = np.abs(as_stated(rows) / np.array([row.stated_bytes for row in rows]) - 1)
+    missed = np.abs(memory_as_reported(rows) / np.array([row.stated_bytes for row in rows]) - 1)
     return MemoryAccuracy(
         n=len(rows),
         mape=float(missed.mean()),
@@ -196,11 +196,11 @@ def _memory_accuracy(lines: Sequence[dict[str, str]]) -> MemoryAccuracy:
 def _predicted(
     rows: Sequence[PublishedStep], evidence: Evidence
 ) -> tuple[list[ValidatedRow], Floats]:
-    """Rows with their predictions, and the flat rule's."""
+    """Return rows with their predictions, and the predictions of the flat rule."""
     estimates = estimates_of_cases(cases_of([row.case for row in rows]), evidence)
     columns = (estimates.step_time_s, *estimates.interval_s)
     predictions = zip(rows, *(column.tolist() for column in columns), strict=True)
-    validated = [
+    predicted_rows = [
         ValidatedRow(
             id=row.id,
             source=row.source,
@@ -213,13 +213,13 @@ def _predicted(
         )
         for row, seconds, low, high in predictions
     ]
-    return validated, flat_rule_s(estimates.x)
+    return predicted_rows, flat_rule_step_time(estimates.x)
 
 
 def _accuracies(
     rows: Sequence[ValidatedRow], flat: Floats, names: NDArray[np.str_]
 ) -> dict[str, StepAccuracy]:
-    """The accuracy of each group, the largest first."""
+    """Return the accuracy of each group, the largest group first."""
     unique, counts = np.unique(names, return_counts=True)
     accuracies: dict[str, StepAccuracy] = {}
     for name in unique[np.argsort(-counts, kind="stable")].tolist():

@@ -10,9 +10,8 @@ from paceline.compare.over_time.environment import environment_changes
 from paceline.core.errors import UserError
 from paceline.core.metrics import metric_class
 from paceline.core.units import step_seconds
-from paceline.estimate.answer import Estimate
-from paceline.estimate.explanation import explain as estimated
-from paceline.estimate.explanation import measured_run, question_of
+from paceline.estimate.measured_step import estimate_measured_run, measured_run, request_for_run
+from paceline.estimate.single_estimate import Estimate
 from paceline.explain.explanation import BaselineKind
 from paceline.explain.observed_run import ObservedRun, observed_run
 from paceline.explain.profiled_step import ProfiledStep, own_profiled_step
@@ -120,11 +119,11 @@ def _published(run: ObservedRun) -> Baseline:
 
 def _estimate(run: ObservedRun) -> Baseline:
     measured = measured_run(run.report)
-    answer = estimated(measured, question_of(measured))
+    answer = estimate_measured_run(measured, request_for_run(measured))
     interval = f"80% interval {step_seconds(answer.low_s)}-{step_seconds(answer.high_s)} s"
     # 80% of a normal distribution is within 1.28 standard errors of the mean.
     error_s = (answer.high_s - answer.low_s) / (2 * 1.28)
-    title = f"the estimate, {interval}, based on {answer.evidence.title}"
+    title = f"the estimate, {interval}, based on {answer.provenance.title}"
     return Baseline("estimate", title, answer.step_time_s, _parts(answer), error_s)
 
 

@@ -11,8 +11,8 @@ from math import exp, hypot, log
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.core.value import Value
-from paceline.estimate.answer import Estimate
 from paceline.estimate.fit.interval import Z80
+from paceline.estimate.single_estimate import Estimate
 from paceline.mlperf.rules import UNOFFICIAL, benchmark_named
 from paceline.mlperf.score.convergence import (
     ConvergenceReference,

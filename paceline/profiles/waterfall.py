@@ -44,7 +44,7 @@ def _causes(profile: Profile, ideal_s: float) -> Iterator[tuple[str, float]]:
     """Every cause that takes any time; the first may give some back, where a convention counts more
     than was computed."""
     parts = profile.parts
-    yield "products and attention", parts["gemm"] + parts["attention"] - ideal_s
+    yield "GEMMs and attention", parts["gemm"] + parts["attention"] - ideal_s
     for name in ("memory_bound", "optimizer"):
         if parts[name]:
             yield NAMES[name], parts[name]

@@ -83,9 +83,9 @@ def waterfall_chart(
     measured = levels[-1].name == "measured"
     by = f", FLOPs by {convention}" if convention else ""
     notes = [f"Share of {peak} that is left after each cause and those above it{by}."]
-    if any(row["kind"] == "gained" for row in rows if row["name"] == "products and attention"):
+    if any(row["kind"] == "gained" for row in rows if row["name"] == "GEMMs and attention"):
         notes.append("Products and attention gain what is counted and not computed.")
-    if any(level.name == "not explained" for level in levels):
+    if any(level.name == "unexplained" for level in levels):
         notes.append(
             "“Not explained” is what the measured step takes more, or less, than the estimated one."
         )

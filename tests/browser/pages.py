@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 from benchmarks._simulated_cluster import Fault, SimulatedCluster, simulate
 from paceline.compare.judgement import Comparison
 from paceline.compare.over_time.timeline import History
-from paceline.estimate.answer import Estimate, estimate
 from paceline.estimate.costs import Prices
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.question import Question
 from paceline.estimate.report import EstimateOutput, estimate_document
+from paceline.estimate.request import EstimateRequest
 from paceline.estimate.scenarios import compare_scenarios, step_time_ratio
+from paceline.estimate.single_estimate import Estimate, estimate
 from paceline.explain.diagnosis import explain
 from paceline.explain.report import explanation_document
 from paceline.layouts.sweep.report import sweep_document
@@ -59,7 +59,7 @@ def many_ranks_page() -> str:
 
 def estimate_page() -> str:
     """One estimate."""
-    found = _estimated(Question("llama31-405b", "H100-SXM", 16384))
+    found = _estimated(EstimateRequest("llama31-405b", "H100-SXM", 16384))
     return render_document(estimate_document(EstimateOutput([found])))
 
 
@@ -67,9 +67,9 @@ def scenarios_page() -> str:
     """Three scenarios, two of them on the same devices."""
     price = Prices(per_device_hour=2.5)
     questions = [
-        Question("llama31-8b", "H100-SXM", 64, prices=price),
-        Question("llama31-8b", "B200", 32, prices=price),
-        Question("llama31-8b", "H100-SXM", 64),
+        EstimateRequest("llama31-8b", "H100-SXM", 64, prices=price),
+        EstimateRequest("llama31-8b", "B200", 32, prices=price),
+        EstimateRequest("llama31-8b", "H100-SXM", 64),
     ]
     estimates = [_estimated(question) for question in questions]
     first, evidence = questions[0], shipped()
@@ -80,7 +80,7 @@ def scenarios_page() -> str:
     return render_document(estimate_document(EstimateOutput(estimates, beside)))
 
 
-def _estimated(question: Question) -> Estimate:
+def _estimated(question: EstimateRequest) -> Estimate:
     return estimate(question, shipped())
 
 

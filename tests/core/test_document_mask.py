@@ -11,9 +11,9 @@ from paceline.core.ranks import merge_ranks
 from paceline.core.run import RunSettings, RunSpec
 from paceline.core.training import Data
 from paceline.engines import native
-from paceline.estimate.answer import estimate
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
+from paceline.estimate.single_estimate import estimate
 from paceline.runs.plan import Request, make_plan
 from tests.core.shapes import FLUX
 from tests.engines.test_native import read, start, step
@@ -73,7 +73,7 @@ def test_a_masked_run_is_not_held_against_another() -> None:
 
 
 def test_an_estimate_says_that_it_knows_no_documents() -> None:
-    question = Question("tiny-llama", "H100-SXM", 8)
+    question = EstimateRequest("tiny-llama", "H100-SXM", 8)
     notes = estimate(replace(question, variant="documents"), shipped()).notes
 
     assert "are of whole windows" in " ".join(notes)

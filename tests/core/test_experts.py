@@ -12,7 +12,7 @@ from paceline.core.memory import activation_bytes_per_token
 from paceline.core.parallel_run import ParallelRun
 from paceline.core.shape import DecoderShape, block_parameters, num_parameters
 from paceline.engines.native import unsupported
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.layouts.search.space import Space, feasible, replica_layouts
 
 # Mixtral 8x7B: 46.7 billion parameters, of which a token meets 12.9 billion.
@@ -78,7 +78,7 @@ def test_a_search_varies_expert_parallelism_of_such_models_alone():
 
 
 def test_the_trainer_refuses_experts_and_they_change_the_key() -> None:
-    spec = Question("tiny-llama", "H100-SXM", 1).spec
+    spec = EstimateRequest("tiny-llama", "H100-SXM", 1).spec
     model = spec.model.model_copy(update={"num_experts": 4, "experts_per_token": 2})
     assert any(
         "num_experts" in reason for reason in unsupported(spec.model_copy(update={"model": model}))

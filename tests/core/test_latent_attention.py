@@ -14,7 +14,7 @@ from paceline.core.recompute import flops_again, kept_per_token
 from paceline.core.shape import DecoderShape, num_parameters, parameter_parts
 from paceline.engines import engine
 from paceline.engines.native import unsupported
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.files.recipe import load_recipe
 from tests.core.shapes import run_of
 
@@ -124,7 +124,7 @@ def test_sizes_that_do_not_agree_are_refused(changes: dict[str, Any], says: str)
 
 
 def test_other_engines_name_the_one_that_trains_it_and_old_keys_stay() -> None:
-    spec = Question("tiny-llama", "H100-SXM", 1).spec
+    spec = EstimateRequest("tiny-llama", "H100-SXM", 1).spec
     latent = DecoderShape.model_validate(
         {**spec.model.model_dump(), "num_kv_heads": None, "latent_attention": LATENT}
     )

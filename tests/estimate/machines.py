@@ -14,8 +14,9 @@ H100 = Case(
 )  # fmt: skip
 CPU = Case(
     layers=4, hidden=256, ffn=768, heads=8, kv_heads=4, head_dim=32, vocab=512, seq_len=256,
-    gated=True, peak_16bit=1e11, memory_bytes_per_s=1e10, intra_bytes_per_s=2e9,
-    inter_bytes_per_s=2e9, devices=2, global_batch=8, generation="cpu", stack="torch", domain=2,
+    implementation="torch", gated=True, peak_16bit=1e11, memory_bytes_per_s=1e10,
+    intra_bytes_per_s=2e9, inter_bytes_per_s=2e9, devices=2, domain=2, global_batch=8,
+    generation="cpu",
 )  # fmt: skip
 
 

@@ -8,35 +8,35 @@ from math import log
 import numpy as np
 import pytest
 
-from paceline.estimate.answer import estimate
 from paceline.estimate.elasticity import FIGURES, Elasticity, elasticities
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.interval import Z80
 from paceline.estimate.fit.posterior import predict
 from paceline.estimate.model.case import cases_of
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.estimate.run_case import case_of
+from paceline.estimate.single_estimate import estimate
 
-NODES = Question("llama31-70b", "H100-SXM", 64, intra_link="450 GB/s", inter_link="50 GB/s")
+NODES = EstimateRequest("llama31-70b", "H100-SXM", 64, intra_link="450 GB/s", inter_link="50 GB/s")
 
 
-def by_figure(question: Question) -> dict[str, Elasticity]:
-    return {each.figure: each for each in elasticities(question, shipped())}
+def by_figure(estimate_request: EstimateRequest) -> dict[str, Elasticity]:
+    return {each.figure: each for each in elasticities(estimate_request, shipped())}
 
 
 @pytest.mark.parametrize(
-    "question",
+    "estimate_request",
     [
         NODES,
         replace(NODES, overrides=("training.dtype=fp8",)),
-        Question("gpt-1b3", "V100", 64),
-        Question("opt-350m-sft", "A100", 8, stack="torch"),
-        Question("flux1-schnell", "H100", 64),
-        Question("llama2-70b-lora", "B200", 8),
+        EstimateRequest("gpt-1b3", "V100", 64),
+        EstimateRequest("opt-350m-sft", "A100", 8, software="torch"),
+        EstimateRequest("flux1-schnell", "H100", 64),
+        EstimateRequest("llama2-70b-lora", "B200", 8),
     ],
 )
-def test_all_the_step_is_seconds_at_one_of_the_figures(question: Question):
-    answers = elasticities(question, shipped())
+def test_all_the_step_is_seconds_at_one_of_the_figures(estimate_request: EstimateRequest):
+    answers = elasticities(estimate_request, shipped())
     assert sum(each.elasticity for each in answers) == pytest.approx(1.0, abs=2e-4)
     assert {each.figure for each in answers} == {figure.name for figure in FIGURES}
     assert [each.elasticity for each in answers] == sorted(
@@ -49,18 +49,20 @@ def test_all_the_step_is_seconds_at_one_of_the_figures(question: Question):
 def test_twice_of_a_figure_is_what_an_estimate_with_it_says():
     answers = by_figure(NODES)
     faster = {
-        "network": replace(NODES, inter_link="100 GB/s"),
-        "links inside the fast domain": replace(NODES, intra_link="900 GB/s"),
+        "network bandwidth": replace(NODES, inter_link="100 GB/s"),
+        "NVLink domain bandwidth": replace(NODES, intra_link="900 GB/s"),
     }
-    for name, question in faster.items():
-        assert answers[name].doubled_s == pytest.approx(estimate(question, shipped()).step_time_s)
-    assert (answers["network"].value, answers["network"].unit) == (50e9, "B/s")
-    assert answers["host and launches"].value is None
+    for name, estimate_request in faster.items():
+        assert answers[name].step_time_if_doubled_s == pytest.approx(
+            estimate(estimate_request, shipped()).step_time_s
+        )
+    assert (answers["network bandwidth"].value, answers["network bandwidth"].unit) == (50e9, "B/s")
+    assert answers["CPU launch overhead"].value is None
 
 
 def test_the_interval_is_that_of_coefficients_drawn_from_their_posterior():
-    fit, x = shipped().fit(), case_of(NODES.spec, NODES.machine, NODES.software)
-    products = by_figure(NODES)["matrix products"]
+    fit, x = shipped().fit(), case_of(NODES.spec, NODES.machine, NODES.resolved_software)
+    products = by_figure(NODES)["GEMM throughput"]
     draws = np.random.default_rng(0).multivariate_normal(fit.centre, fit.covariance, size=200)
     one = cases_of([x])
     faster = one.changed(peak_16bit=x.peak_16bit * 1.02)
@@ -72,11 +74,11 @@ def test_the_interval_is_that_of_coefficients_drawn_from_their_posterior():
 
 
 def test_what_a_training_does_not_use_does_not_help_it():
-    alone = by_figure(Question("llama31-8b", "H100", 8))
-    assert alone["network"].elasticity == 0.0
+    alone = by_figure(EstimateRequest("llama31-8b", "H100", 8))
+    assert alone["network bandwidth"].elasticity == 0.0
     assert (
-        alone["network"].doubled_s
-        == estimate(Question("llama31-8b", "H100", 8), shipped()).step_time_s
+        alone["network bandwidth"].step_time_if_doubled_s
+        == estimate(EstimateRequest("llama31-8b", "H100", 8), shipped()).step_time_s
     )
-    far = by_figure(Question("llama31-405b", "H100", 16384))
-    assert far["network"].elasticity > 10 * far["latency of exchanges"].elasticity
+    far = by_figure(EstimateRequest("llama31-405b", "H100", 16384))
+    assert far["network bandwidth"].elasticity > 10 * far["communication latency"].elasticity

@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 
 from paceline.core.layout import Layout
-from paceline.estimate.answer import estimate
 from paceline.estimate.estimates import estimates_of_layouts, estimates_of_runs
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
+from paceline.estimate.single_estimate import estimate
 from paceline.layouts.rampup.timing import RampStage, Stretch, setting_of, timed
 from paceline.layouts.search.space import Space
 from paceline.layouts.sweep.prediction import predict
 from paceline.layouts.tune.ranking import rank
 from tests.estimate.given import SHIPPED
 
-NATIVE = Question("llama31-8b", "H100-SXM", 64, stack="torch", native=True)
+NATIVE = EstimateRequest("llama31-8b", "H100-SXM", 64, software="torch", native=True)
 UNEVEN = replace(NATIVE, recipe="llama31-405b", devices=128)
 """126 layers in 16 stages: the first and the last have one less."""
 
 
-def laid_out(question: Question, axes: str, batch: int = 128) -> Question:
+def laid_out(estimate_request: EstimateRequest, axes: str, batch: int = 128) -> EstimateRequest:
     changes = tuple(f"layout.{axis}" for axis in (*axes.split(), "cp=1", "zero_stage=1"))
-    return replace(question, overrides=(*changes, f"training.global_batch={batch}"))
+    return replace(estimate_request, overrides=(*changes, f"training.global_batch={batch}"))
 
 
 QUESTIONS = (
@@ -37,9 +37,9 @@ QUESTIONS = (
 SMALL = Space(micro_batches=(1,), zero_stages=(1,), recompute=("none", "full"), most_cp=1)
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_estimate_tune_sweep_and_ramp_up_say_the_same(question: Question):
-    spec, alone = question.spec, estimate(question, shipped())
+@pytest.mark.parametrize("estimate_request", QUESTIONS)
+def test_estimate_tune_sweep_and_ramp_up_say_the_same(estimate_request: EstimateRequest):
+    spec, alone = estimate_request.spec, estimate(estimate_request, shipped())
     expected = (
         alone.step_time_s,
         alone.low_s,
@@ -52,7 +52,7 @@ def test_estimate_tune_sweep_and_ramp_up_say_the_same(question: Question):
     figures = tuple(sweep.model_dump(exclude={"memory"}).values())
     assert figures == pytest.approx(expected, rel=1e-12)
 
-    ranking = rank(question, shipped(), SMALL, top=1000)
+    ranking = rank(estimate_request, shipped(), SMALL, top=1000)
     rows = [row for row in ranking.layouts if row.layout == spec.layout]
     assert rows and ranking.recipe_layout
     for row in (*rows, ranking.recipe_layout):
@@ -61,25 +61,27 @@ def test_estimate_tune_sweep_and_ramp_up_say_the_same(question: Question):
 
     stage = RampStage((Stretch(spec.training.global_batch, None),))
     nodes = spec.cluster.nodes
-    ramp = timed(setting_of(question, shipped()), [spec.layout], stage, nodes).followed()
+    ramp = timed(setting_of(estimate_request, shipped()), [spec.layout], stage, nodes).followed()
     columns = (ramp.step_s, *ramp.interval_s, ramp.memory_bytes, ramp.p_oom)
     assert [column[0] for column in columns] == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_closed_form_would_not_have_said_it():
-    question = QUESTIONS[-2]
-    spec, machine = question.spec, question.machine
-    closed = estimates_of_layouts(spec, machine, shipped(), [spec.layout], question.software)
-    assert closed.step_time_s[0] != pytest.approx(closed.followed().step_time_s[0], rel=1e-3)
+    estimate_request = QUESTIONS[-2]
+    spec, machine = estimate_request.spec, estimate_request.machine
+    closed = estimates_of_layouts(
+        spec, machine, shipped(), [spec.layout], estimate_request.resolved_software
+    )
+    assert closed.step_time_s[0] != pytest.approx(closed.simulated().step_time_s[0], rel=1e-3)
 
 
 def test_tensor_ranks_pad_the_vocabulary_of_ranked_layouts_too():
-    gpt = Question("gpt-1b3", "A100-80GB", 64)
-    question = laid_out(gpt, "tp=8 pp=1 micro_batch=1 sequence_parallel=true")
-    alone = estimate(question, shipped())
+    gpt = EstimateRequest("gpt-1b3", "A100-80GB", 64)
+    estimate_request = laid_out(gpt, "tp=8 pp=1 micro_batch=1 sequence_parallel=true")
+    alone = estimate(estimate_request, shipped())
     recipe_has = laid_out(gpt, "tp=1 pp=1 micro_batch=1")
     ranked = rank(recipe_has, shipped(), SMALL, top=1000).layouts
-    (row,) = (row for row in ranked if row.layout == question.spec.layout)
+    (row,) = (row for row in ranked if row.layout == estimate_request.spec.layout)
     assert row.memory_bytes == alone.memory_bytes.device_used
     assert row.step_time_s == pytest.approx(alone.step_time_s, rel=1e-12)
 
@@ -95,10 +97,12 @@ def test_picked_rows_are_those_of_all():
 
 
 def test_the_recipes_own_memory_limit_counts_in_an_estimate():
-    question = QUESTIONS[0]
-    limit = 0.9 * estimate(question, shipped()).memory_bytes.allocated
-    held = replace(question, overrides=(*question.overrides, f"memory_limit_bytes={limit}"))
-    assert estimate(question, shipped()).p_oom == pytest.approx(0, abs=1e-3)
+    estimate_request = QUESTIONS[0]
+    limit = 0.9 * estimate(estimate_request, shipped()).memory_bytes.allocated
+    held = replace(
+        estimate_request, overrides=(*estimate_request.overrides, f"memory_limit_bytes={limit}")
+    )
+    assert estimate(estimate_request, shipped()).p_oom == pytest.approx(0, abs=1e-3)
     assert (estimate(held, shipped()).p_oom or 0) > 0.5
 
 

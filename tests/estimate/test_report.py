@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.estimate.answer import Estimate, estimate
-from paceline.estimate.explanation import beside
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.question import Question
+from paceline.estimate.measured_step import with_measurement
 from paceline.estimate.report import (
     EstimateOutput,
     comparison_sentence,
@@ -15,13 +13,15 @@ from paceline.estimate.report import (
     rates,
     setup,
 )
+from paceline.estimate.request import EstimateRequest
 from paceline.estimate.scenarios import Ratio, compare_scenarios
+from paceline.estimate.single_estimate import Estimate, estimate
 from paceline.report.document import Document
 
 
 def found(recipe: str = "llama31-8b", devices: int = 8, **changes: object) -> Estimate:
-    question = Question(recipe, "H100-SXM", devices)
-    return estimate(question, shipped()).model_copy(update=changes)
+    request = EstimateRequest(recipe, "H100-SXM", devices)
+    return estimate(request, shipped()).model_copy(update=changes)
 
 
 def document(one: Estimate) -> Document:
@@ -38,11 +38,14 @@ def test_samples_a_second_are_never_in_exponent_form(rate: float, shown: str):
 
 def test_scenarios_are_compared_with_separators_in_their_devices():
     first, second = (
-        estimate(Question("llama31-70b", device, 2048), shipped()) for device in ("H100", "B200")
+        estimate(EstimateRequest("llama31-70b", device, 2048), shipped())
+        for device in ("H100", "B200")
     )
     comparison = compare_scenarios(first, second, Ratio(0.5, 0.4, 0.6))
     line = comparison_sentence(first, second, comparison)
-    assert line.startswith("2,048 x B200 against 2,048 x H100-SXM: tokens/s 2.00 (1.67-2.50), ")
+    assert line.startswith(
+        "2,048 x B200 compared with 2,048 x H100-SXM: tokens/s x2.00 (1.67-2.50), "
+    )
 
 
 def test_the_setup_has_the_batch_of_a_step():
@@ -58,9 +61,12 @@ def test_the_setup_has_the_batch_of_a_step():
 
 
 def test_the_setup_has_the_software_that_was_asked_for():
-    for stack, shown in (("nemo@26.02", "stack nemo@26.02 (fused)"), ("torch", "stack torch")):
-        question = Question("llama31-8b", "H100-SXM", 8, stack=stack)
-        assert setup(estimate(question, shipped()))[-1] == shown
+    for stack, shown in (
+        ("nemo@26.02", "software nemo@26.02 (fused)"),
+        ("torch", "software torch"),
+    ):
+        request = EstimateRequest("llama31-8b", "H100-SXM", 8, software=stack)
+        assert setup(estimate(request, shipped()))[-1] == shown
 
 
 def test_seconds_keep_their_digits_and_short_trainings_are_not_of_no_days():
@@ -72,19 +78,19 @@ def test_seconds_keep_their_digits_and_short_trainings_are_not_of_no_days():
 
 def test_steps_of_hours_are_in_whole_seconds():
     hours = found(step_time_s=12_340.0, low_s=11_000.0, high_s=13_810.0)
-    told = document(beside(hours, 12_345.0, "as stated"))
+    told = document(with_measurement(hours, 12_345.0, "as stated"))
     assert told.answer[0].startswith(
-        "Expected 12,340 s a step (80% interval 11,000-13,810 s); the measured 12,345 s"
+        "Measured 12,345 s per step (as stated), 1.000 times the estimate of 12,340 s and inside "
     )
     assert told.figures[0].value == "12,340 s"
 
 
-@pytest.mark.parametrize(("device", "whose"), [("TPU-v7", "TPU-v7"), ("cpu", "this processor")])
-def test_where_energy_is_not_known_the_reason_is_told(device: str, whose: str):
+@pytest.mark.parametrize(("device", "whose"), [("TPU-v7", "TPU-v7"), ("cpu", "this CPU")])
+def test_unknown_energy_is_reported_with_the_reason(device: str, whose: str):
     known = found()
     assert known.training_cost
     assert f"up to {known.training_cost.energy_kwh:,.0f} kWh" in document(known).figures[2].details
     cost = known.training_cost.model_copy(update={"energy_kwh": None})
     blind = known.model_copy(update={"training_cost": cost, "device": device})
-    words = f"energy not known: no data sheet states the power of {whose}"
+    words = f"energy unknown: no data sheet states the power of {whose}"
     assert words in document(blind).figures[2].details

@@ -10,7 +10,7 @@ from paceline.core.training import Training
 from paceline.estimate.memory.device_memory import memory
 from paceline.estimate.memory.framework import Framework
 from paceline.estimate.model.case import Case, cases_of
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.estimate.run_case import Software, case_of, cases_of_layouts, with_memory
 from paceline.files.recipe import load_recipe
 from tests.estimate.memory.test_device_memory import LLAMA_8B
@@ -65,8 +65,8 @@ def test_an_mmdits_whole_weights_are_counted():
 
 def test_many_layouts_are_the_cases_of_their_runs():
     spec, machine = (
-        Question("gpt-1b3", "H100", 16).spec,
-        Question("gpt-1b3", "H100", 16).machine,
+        EstimateRequest("gpt-1b3", "H100", 16).spec,
+        EstimateRequest("gpt-1b3", "H100", 16).machine,
     )
     layouts = [
         Layout(tp=8, pp=2, sequence_parallel=True, zero_stage=1, micro_batch=4),

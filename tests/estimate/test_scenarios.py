@@ -9,12 +9,12 @@ import pytest
 
 from paceline.cli.estimate import scenario
 from paceline.core.errors import UserError
-from paceline.estimate.answer import estimate
 from paceline.estimate.costs import Prices
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.estimate.scenarios import compare_scenarios, step_time_ratio
-from tests.estimate.test_answer import LLAMA_70B
+from paceline.estimate.single_estimate import estimate
+from tests.estimate.test_single_estimate import LLAMA_70B
 
 
 def test_two_scenarios_share_what_is_uncertain_about_both():
@@ -39,11 +39,11 @@ def test_scenarios_with_coefficients_of_their_own_share_nothing():
 
 
 def test_a_stack_or_device_without_rows_cancels_where_both_have_it():
-    exact = shipped().model_copy(update={"between": {}})
-    evidence = exact.model_copy(update={"between": {"stack": 0.09, "device": 0.05}})
+    exact = shipped().model_copy(update={"unseen_sd": {}})
+    evidence = exact.model_copy(update={"unseen_sd": {"software": 0.09, "device": 0.05}})
     first = replace(LLAMA_70B, device="MI300X", intra_link=None)
 
-    def widths(second: Question) -> list[float]:
+    def widths(second: EstimateRequest) -> list[float]:
         ratios = (step_time_ratio(first, second, by) for by in (evidence, exact))
         return [log(high / low) for _, low, high in ratios]
 
@@ -81,13 +81,13 @@ def test_a_larger_batch_takes_longer_and_is_faster_in_tokens():
 
 @pytest.mark.parametrize("priced", ["first", "second", "neither"])
 def test_money_is_compared_where_both_have_a_price(priced: str):
-    def question(which: str) -> Question:
+    def request(which: str) -> EstimateRequest:
         prices = Prices(per_device_hour=2) if which == priced else Prices()
         return replace(LLAMA_70B, prices=prices, tokens=1e12)
 
-    questions = [question("first"), question("second")]
-    found = [estimate(each, shipped()) for each in questions]
-    ratio = step_time_ratio(questions[0], questions[1], shipped())
+    requests = [request("first"), request("second")]
+    found = [estimate(each, shipped()) for each in requests]
+    ratio = step_time_ratio(requests[0], requests[1], shipped())
     assert compare_scenarios(found[0], found[1], ratio).cost is None
 
 

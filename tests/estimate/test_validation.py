@@ -10,8 +10,8 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.memory.published import as_stated, read_memory_row
-from paceline.estimate.validation import NEEDED, read_table, validate_rows
+from paceline.estimate.memory.published import memory_as_reported, read_memory_row
+from paceline.estimate.validation import REQUIRED_COLUMNS, read_table, validate_rows
 from tests.estimate.fit.test_published import ROW
 
 ROWS = [
@@ -26,7 +26,7 @@ ROWS = [
 def test_every_row_is_scored_or_has_its_reason():
     validation = validate_rows("t", ROWS, shipped())
     assert [row.id for row in validation.rows] == ["a-1", "a-2", "b-1"]
-    assert [(row.id, row.reason[:12]) for row in validation.unmodelled] == [
+    assert [(row.id, row.reason[:12]) for row in validation.unsupported_rows] == [
         ("b-2", "the device i"),
         ("line 6", "no step time"),
     ]
@@ -53,7 +53,7 @@ def test_a_table_of_nothing_has_no_score():
     assert (
         validation.overall.n == 0
         and validation.overall.mape is None
-        and len(validation.unmodelled) == 2
+        and len(validation.unsupported_rows) == 2
     )
     assert validate_rows("t", [], shipped()).overall.n == 0
 
@@ -61,12 +61,12 @@ def test_a_table_of_nothing_has_no_score():
 def test_a_table_is_read_with_its_columns_or_refused(tmp_path: Path):
     path = tmp_path / "t.csv"
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*NEEDED, "id"], extrasaction="ignore")
+        writer = csv.DictWriter(file, [*REQUIRED_COLUMNS, "id"], extrasaction="ignore")
         writer.writeheader()
         writer.writerow(ROW)
     assert read_table(path)[0]["hidden"] == "4096"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(UserError, match="has no column layers"):
+    with pytest.raises(UserError, match="lacks the columns layers"):
         read_table(path)
     path.write_text("")
     with pytest.raises(UserError, match="is empty; allowed: a header line and rows"):
@@ -79,27 +79,27 @@ def test_a_table_is_read_with_its_columns_or_refused(tmp_path: Path):
 
 
 def test_a_table_that_would_lose_rows_or_figures_is_refused(tmp_path: Path):
-    path, header = tmp_path / "t.csv", ",".join([*NEEDED, "id"])
-    row = ",".join(ROW[name] for name in [*NEEDED, "id"])
+    path, header = tmp_path / "t.csv", ",".join([*REQUIRED_COLUMNS, "id"])
+    row = ",".join(ROW[name] for name in [*REQUIRED_COLUMNS, "id"])
     path.write_text(f'{header}\n"{row}\n{row}\n{row}\n')
     with pytest.raises(UserError, match="cannot be read as CSV: unexpected end of data"):
         read_table(path)
     path.write_text(f"{header},layers\n{row},99\n")
-    with pytest.raises(UserError, match="has more than one column layers"):
+    with pytest.raises(UserError, match="has duplicate columns: layers"):
         read_table(path)
 
 
 def test_a_row_without_an_id_is_known_by_its_line(tmp_path: Path):
-    path, header = tmp_path / "t.csv", ",".join([*NEEDED, "notes"])
-    row = ",".join(ROW[name] for name in NEEDED)
+    path, header = tmp_path / "t.csv", ",".join([*REQUIRED_COLUMNS, "notes"])
+    row = ",".join(ROW[name] for name in REQUIRED_COLUMNS)
     path.write_text(f'{header}\n{row},"two\nlines"\n{row}\n\n{row},\n')
     assert [line["id"] for line in read_table(path)] == ["line 3", "line 4", "line 6"]
     assert [row.id for row in validate_rows("t", read_table(path), shipped()).rows][-1] == "line 6"
 
 
 def test_a_row_that_a_comma_shifts_is_refused(tmp_path: Path):
-    path, header = tmp_path / "t.csv", ",".join(NEEDED)
-    row = ",".join(ROW[name] for name in NEEDED)
+    path, header = tmp_path / "t.csv", ",".join(REQUIRED_COLUMNS)
+    row = ",".join(ROW[name] for name in REQUIRED_COLUMNS)
     path.write_text(f"{header}\n{row},,\n{row},5\n")
     with pytest.raises(UserError, match=r"t\.csv:3: has more cells than columns: 5; put text"):
         read_table(path)
@@ -109,7 +109,7 @@ def test_memories_are_judged_where_they_are_stated():
     stated = {**ROW, "mem_gb": "20"}
     unreadable = [{**ROW, "mem_gb": text} for text in ("", "nan", "-3", "much", "inf")]
     accuracy = validate_rows("t", [stated, *unreadable], shipped()).memory
-    predicted = as_stated([read_memory_row(stated)])[0]
+    predicted = memory_as_reported([read_memory_row(stated)])[0]
     assert accuracy.n == 1 and accuracy.mape == accuracy.median == pytest.approx(
         abs(predicted / 20 / 2**30 - 1)
     )

@@ -7,13 +7,13 @@ from math import ceil, exp, hypot, log
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.estimate.answer import Estimate, estimate
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
+from paceline.estimate.single_estimate import Estimate, estimate
 from paceline.mlperf.score.convergence import reference_at
 from paceline.mlperf.time_to_train import UNSURE_EVALUATION, time_to_train
 
-ASKED = Question(
+ASKED = EstimateRequest(
     "llama31-8b", "GB300", 72, "mlperf-trial-72", ("training.dtype=nvfp4",), devices_per_node=4
 )
 

@@ -105,7 +105,7 @@ def test_the_waterfall_ends_at_the_measured_rate(tmp_path: Path) -> None:
     levels = waterfall(profile(tmp_path), flops_per_step=1e8, peak_flops_per_s=1e12)
     assert [level.name for level in levels] == [
         "peak",
-        "products and attention",
+        "GEMMs and attention",
         "communication dp",
         "nothing runs (host)",
         "measured",

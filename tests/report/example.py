@@ -257,10 +257,10 @@ def levels() -> tuple[WaterfallLevel, ...]:
         WaterfallLevel(name=name, flops_per_s=share * 1e11, share=share, lost_s=lost)
         for name, share, lost in (
             ("peak", 1.0, 0.0),
-            ("large products", 0.8, 0.025),
+            ("GEMM efficiency", 0.8, 0.025),
             ("memory-bound work", 2 / 3, 0.025),
             ("estimated", 2 / 3, 0.0),
-            ("not explained", 0.5, 0.05),
+            ("unexplained", 0.5, 0.05),
             ("measured", 0.5, 0.0),
         )
     )

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from paceline.estimate.answer import estimate
-from paceline.estimate.explanation import beside
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.model.waterfall import to_measured
-from paceline.estimate.question import Question
+from paceline.estimate.measured_step import with_measurement
+from paceline.estimate.model.waterfall import extend_to_measured
 from paceline.estimate.report import EstimateOutput, estimate_document
+from paceline.estimate.request import EstimateRequest
+from paceline.estimate.single_estimate import estimate
 from paceline.report.charts import run_charts, save_chart
 from paceline.report.html import render_document
 from paceline.report.theme import EXPORT
 from paceline.report.waterfall import bars, waterfall_chart
 from tests.report.example import levels, referenced_report, render_html, report
 
-FOUND = estimate(Question("llama31-70b", "H100-SXM", 64), shipped())
+FOUND = estimate(EstimateRequest("llama31-70b", "H100-SXM", 64), shipped())
 
 
 def test_the_levels_lead_from_the_peak_to_the_estimated_rate():
@@ -29,7 +29,7 @@ def test_the_levels_lead_from_the_peak_to_the_estimated_rate():
     assert FOUND.mfu == pytest.approx(levels[-1].share)
     ideal = FOUND.flops_per_s_per_device * FOUND.step_time_s / levels[0].flops_per_s
     assert sum(level.lost_s for level in levels) == pytest.approx(FOUND.step_time_s - ideal)
-    assert {"tensor parallelism", "context parallelism", "bubble"} <= {
+    assert {"tensor parallelism", "context parallelism", "pipeline bubble"} <= {
         level.name for level in levels
     }
     assert "expert parallelism" not in {level.name for level in levels}
@@ -47,10 +47,10 @@ def test_where_a_convention_counts_what_is_not_computed_that_is_said():
     long = ("training.seq_len=131072", "training.batch_per_device=1", "layout.cp=8")
     for convention, rises in (("full-attention", True), ("causal", False)):
         asked = (*long, f"flops_convention={convention}")
-        found = estimate(Question("llama31-8b", "H100-SXM", 64, overrides=asked), shipped())
+        found = estimate(EstimateRequest("llama31-8b", "H100-SXM", 64, overrides=asked), shipped())
         shares = {level.name: level.share for level in found.waterfall}
-        assert (shares["products and attention"] > shares["large products"]) is rises
-        words = f"by {convention}, which counts attention that a causal mask leaves out"
+        assert (shares["GEMMs and attention"] > shares["GEMM efficiency"]) is rises
+        words = f"the convention {convention}, which counts masked attention"
         assert any(words in note for note in found.notes) is rises
         chart = waterfall_chart(found.waterfall, EXPORT, convention=convention).to_dict()
         assert f"FLOPs by {convention}" in str(chart)
@@ -59,24 +59,24 @@ def test_where_a_convention_counts_what_is_not_computed_that_is_said():
 
 def test_the_page_escapes_names():
     hostile = FOUND.model_copy(
-        update={"recipe": "<script>x</script>", "stack": "a & b", "notes": ("1 < 2",)}
+        update={"recipe": "<script>x</script>", "implementation": "a & b", "notes": ("1 < 2",)}
     )
     page = render_document(estimate_document(EstimateOutput([hostile]))).replace(
         "\N{NO-BREAK SPACE}", " "
     )
     assert "<script>x" not in page and "1 &lt; 2" in page and "a &amp; b" in page
-    assert "large products" in page
+    assert "GEMM efficiency" in page
 
 
 def test_the_chart_can_be_drawn(tmp_path: Path):
     """Vega refuses layers of one name with data of their own, which no specification shows."""
     svg = save_chart(waterfall_chart(FOUND.waterfall, EXPORT), tmp_path / "w.svg").read_text()
-    assert "large products" in svg and "54." in svg
+    assert "GEMM efficiency" in svg and "54." in svg
 
 
 @pytest.mark.parametrize(("factor", "kind"), [(1.2, "lost"), (0.9, "gained"), (1.0, "lost")])
 def test_a_measured_step_is_a_bar_of_its_own_and_the_rest_hangs_between(factor: float, kind: str):
-    rows = bars(to_measured(FOUND.waterfall, FOUND.step_time_s, factor * FOUND.step_time_s))
+    rows = bars(extend_to_measured(FOUND.waterfall, FOUND.step_time_s, factor * FOUND.step_time_s))
     estimated, rest, measured = rows[-3:]
     assert (rest["start"], rest["end"]) == (estimated["end"], measured["end"])
     assert rest["kind"] == kind and measured["kind"] == estimated["kind"] == "whole"
@@ -84,10 +84,10 @@ def test_a_measured_step_is_a_bar_of_its_own_and_the_rest_hangs_between(factor: 
 
 
 def test_the_page_of_a_measured_step_says_so():
-    measured = EstimateOutput([beside(FOUND, 18.0, "as stated")])
+    measured = EstimateOutput([with_measurement(FOUND, 18.0, "as stated")])
     page = render_document(estimate_document(measured))
-    assert "an estimate beside a measured step" in page and "nothing ran" not in page
-    assert "not explained" in page and "to the measured step" in page
+    assert "estimate and measured step" in page
+    assert "unexplained" in page and "to the measured step" in page
 
 
 def test_a_run_has_the_chart_and_the_sentence_where_it_was_estimated():

@@ -102,7 +102,7 @@ def probe_rates(
     python: str, kind: str, dtype: Dtype, ranks: int, threads: int | None, recipes: Sequence[Recipe]
 ) -> Rates:
     """All probes in `ranks` processes at once; raises SystemFaultError when they fail."""
-    question = {
+    request = {
         "device": kind,
         "dtype": dtype,
         "threads": threads,
@@ -113,7 +113,7 @@ def probe_rates(
     }
     return Rates(
         probe_lines(
-            python, "programs.calibration", question, ranks=ranks, threads=threads, limit_s=LIMIT_S
+            python, "programs.calibration", request, ranks=ranks, threads=threads, limit_s=LIMIT_S
         )
     )
 

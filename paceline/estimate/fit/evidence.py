@@ -34,10 +34,10 @@ class Evidence(Value):
     """Of the coefficients' logarithms; pairs that are left out are 0."""
     residual_sd: Annotated[dict[str, NonNegativeFloat], Field(min_length=1)]
     """What the formulas miss, as a deviation of the logarithm, by stack."""
-    between: dict[str, NonNegativeFloat] = {}
+    unseen_sd: dict[str, NonNegativeFloat] = {}
     """How far a stack and a device lie from the formulas that no row was of, as deviations of the
     logarithm: `stack`, `device`; neither for evidence of one machine."""
-    stacks: tuple[str, ...] = ()
+    software: tuple[str, ...] = ()
     """Software that rows were of."""
     devices: tuple[str, ...] = ()
     """Families of devices that rows were of."""
@@ -63,8 +63,8 @@ class Evidence(Value):
     @property
     def levels(self) -> Levels:
         """What is not known of stacks and devices that no row was of."""
-        stack, device = (self.between.get(name, 0.0) for name in ("stack", "device"))
-        return Levels(stack, device, self.stacks, self.devices)
+        stack, device = (self.unseen_sd.get(name, 0.0) for name in ("software", "device"))
+        return Levels(stack, device, self.software, self.devices)
 
     def fit(self) -> Fit:
         """The coefficients as vectors; one that the file does not have keeps its prior.

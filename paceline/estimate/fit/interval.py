@@ -41,30 +41,32 @@ class Levels:
     was looked at has none.
     """
 
-    stack: float = 0.0
-    device: float = 0.0
-    stacks: tuple[str, ...] = ()
+    software_sd: float = 0.0
+    device_sd: float = 0.0
+    software: tuple[str, ...] = ()
     """Names of `fit/origin.py` of which there were rows."""
     devices: tuple[str, ...] = ()
     """Families of the catalog of which there were rows."""
 
     def variance(self, x: Cases) -> Floats:
         """What is not known of each case's stack and device."""
-        return self._of_stacks(x) + self._of_devices(x)
+        return self._software_variance(x) + self._device_variance(x)
 
     def variance_between(self, first: Cases, second: Cases) -> Floats:
         """What is not known of how cases differ: a stack or a device that both have cancels."""
         stacks, devices = (
             first.words[word] != second.words[word] for word in ("software", "family")
         )
-        of_stacks = self._of_stacks(first) + self._of_stacks(second)
-        return stacks * of_stacks + devices * (self._of_devices(first) + self._of_devices(second))
+        of_stacks = self._software_variance(first) + self._software_variance(second)
+        return stacks * of_stacks + devices * (
+            self._device_variance(first) + self._device_variance(second)
+        )
 
-    def _of_stacks(self, x: Cases) -> Floats:
-        return np.where(np.isin(x.words["software"], self.stacks), 0.0, self.stack**2)
+    def _software_variance(self, x: Cases) -> Floats:
+        return np.where(np.isin(x.words["software"], self.software), 0.0, self.software_sd**2)
 
-    def _of_devices(self, x: Cases) -> Floats:
-        return np.where(np.isin(x.words["family"], self.devices), 0.0, self.device**2)
+    def _device_variance(self, x: Cases) -> Floats:
+        return np.where(np.isin(x.words["family"], self.devices), 0.0, self.device_sd**2)
 
 
 ALL_SEEN = Levels()
@@ -104,7 +106,7 @@ def residual_sd(
         x, missed, known, names = x.pick(dense), missed[dense], known[dense], names[dense]
     pooled, variances = _beyond(missed, known), dict[str, float]()
     for stack in ("softmax", "fused", "torch"):
-        rows = x.has("stack", stack)
+        rows = x.has("implementation", stack)
         count = len(np.unique(names[rows]))
         own = _beyond(missed[rows], known[rows]) if count else 0.0
         variances[stack] = (count * own + STACK_SOURCES * pooled) / (count + STACK_SOURCES)
@@ -141,7 +143,9 @@ def own_variance(
     and more for links and variants of devices that nobody states.
     `slope` as from `slopes`.
     """
-    missed = np.select([x.has("stack", name) for name in residual], list(residual.values()))
+    missed = np.select(
+        [x.has("implementation", name) for name in residual], list(residual.values())
+    )
     far = PER_DOUBLING * np.maximum(0.0, np.log2(np.maximum(x.devices, 1) / FAR))
     unseen = np.select(
         [x.experts > 1, x.causal == 0, x.frozen > 0],

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from paceline.core.hardware import Dtype
-from paceline.estimate.model.case import CudaGraphs, Generation, Stack
+from paceline.estimate.model.case import CudaGraphs, Generation, Implementation
 from paceline.estimate.model.machine import NARROW
 from paceline.estimate.model.step import NODE
 
@@ -26,7 +26,7 @@ _SOFTWARE: tuple[tuple[str, str], ...] = (
 )
 """Names, and what stands for them in a row's stack, source, model or notes; the first one counts.
 vTrain measured Megatron-DeepSpeed by a fork of its own and Megatron's kernels."""
-STACK_OF: Mapping[str, Stack] = {
+IMPLEMENTATION_OF: Mapping[str, Implementation] = {
     **dict.fromkeys((ANY, "nemo", "megatron", "maxtext", "primus"), "fused"),
     **dict.fromkeys(("composer", "torchtitan", "deepspeed", "hf", "native"), "torch"),
     "megatron-deepspeed": "softmax",
@@ -63,9 +63,9 @@ FUSED_SINCE = 2024.8
 request 33298), which gave it to OPT, the last one of the models with recipes here."""
 
 
-def stores_scores(software: str, released: float) -> bool:
-    """Whether attention stores its scores in software of today's kind that was released then."""
-    return software in _MODULES_OF_HF and released < FUSED_SINCE
+def stores_scores(software: str, software_date: float) -> bool:
+    """Return True if attention stores its scores in this software of that date."""
+    return software in _MODULES_OF_HF and software_date < FUSED_SINCE
 
 
 def visits_tensors(software: str, dtype: Dtype) -> bool:
@@ -76,13 +76,13 @@ def visits_tensors(software: str, dtype: Dtype) -> bool:
 
 
 def captured_experts(
-    software: str, released: float, generation: Generation, domain: float, dtype: Dtype
+    software: str, software_date: float, generation: Generation, domain: float, dtype: Dtype
 ) -> CudaGraphs:
     """What of a step with experts is a CUDA graph."""
     able = software == "nemo" and generation == "blackwell"
-    if able and dtype in NARROW and released >= CAPTURED_SINCE:
+    if able and dtype in NARROW and software_date >= CAPTURED_SINCE:
         return "iteration"
-    return "blocks" if able and domain > NODE and released >= BLOCKS_SINCE else "none"
+    return "blocks" if able and domain > NODE and software_date >= BLOCKS_SINCE else "none"
 
 
 def year_of_release(text: str) -> float | None:

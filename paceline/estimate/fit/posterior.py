@@ -38,7 +38,7 @@ class Fit:
 PRODUCTS = tuple(name for name in catalog.generations() if name != "cpu")
 PRODUCTS_SD = 0.12
 """How far the products of all generations together lie from their priors: how much of the best
-published product is left in a training is one question, asked of each of them."""
+published product is left in a training is one request, asked of each of them."""
 _SHARED = np.isin(NAMES, [f"gemm_{name}" for name in PRODUCTS]) * PRODUCTS_SD
 PRIOR = Fit(CENTRE, np.diag(WIDTH**2) + np.outer(_SHARED, _SHARED))
 """Before any step time."""

@@ -16,7 +16,7 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Dtype
 from paceline.estimate.fit.origin import (
     ANY,
-    STACK_OF,
+    IMPLEMENTATION_OF,
     release_of,
     software_of,
     stores_scores,
@@ -36,7 +36,7 @@ from paceline.estimate.fit.row_details import (
     recomputed,
     score_width,
 )
-from paceline.estimate.model.case import Case, Stack, cases_of
+from paceline.estimate.model.case import Case, Implementation, cases_of
 from paceline.estimate.model.machine import FOUR_BIT, NARROW, machine, stated_bytes_per_s
 from paceline.estimate.model.weights import block_weights, trained_tensors
 from paceline.files import catalog
@@ -84,7 +84,7 @@ MOST = 1e12
 """No size in a table is larger; what is counts as a gap, as do numbers that are not positive."""
 
 
-class UnmodelledError(ValueError):
+class UnsupportedRowError(ValueError):
     """A row that cannot be modelled; its text is one of REASONS."""
 
 
@@ -106,7 +106,7 @@ class PublishedStep:
 
 
 def read_row(row: Mapping[str, str]) -> PublishedStep:
-    """A row as a case; raises UnmodelledError with one of REASONS.
+    """A row as a case; raises UnsupportedRowError with one of REASONS.
 
     A number that is not positive, or no number, is a gap. Gaps: micro-batch, tp, pp, cp, vp, ep are
     1; kv heads are heads; ffn is 4 x hidden; the vocabulary 50,304; the sequence 512; recomputation
@@ -119,14 +119,14 @@ def read_row(row: Mapping[str, str]) -> PublishedStep:
     """
     measured = _number(row, "step_time_s")
     if measured is None:
-        raise UnmodelledError(NO_TIME)
+        raise UnsupportedRowError(NO_TIME)
     kind = kind_of(row)
     experts = _experts(row)
     if kind == "moe" and experts is None:
-        raise UnmodelledError(NO_EXPERTS)
+        raise UnsupportedRowError(NO_EXPERTS)
     case = _case(row, kind, experts)
     if kind == "dense" and measured < _least_s(case):
-        raise UnmodelledError(IMPOSSIBLE)
+        raise UnsupportedRowError(IMPOSSIBLE)
     name, memory = row.get("id", ""), _number(row, "mem_gb")
     family = catalog.find_device(row.get("gpu", "")).device.family
     return PublishedStep(
@@ -167,7 +167,7 @@ def kind_of(row: Mapping[str, str]) -> Kind:
     return "first step" if _FIRST_STEP.search(notes) else "dense"
 
 
-def stack_of(row: Mapping[str, str]) -> Stack:
+def implementation_of(row: Mapping[str, str]) -> Implementation:
     """How the framework computes, by the name of its attention.
 
     "softmax" stands in rows of Megatron up to 2022, "TE", "unfused" and "local" in those of
@@ -181,7 +181,7 @@ def stack_of(row: Mapping[str, str]) -> Stack:
     core = attention in ("transformer_engine", "unfused", "local") or bool(_FUSED.search(attention))
     software = software_of(row)
     if software not in _CHANGED and not core:
-        return STACK_OF[software]
+        return IMPLEMENTATION_OF[software]
     pipeline = (_number(row, "pp") or 1) > 1
     plain_core = attention == "flash" and (zero_stage(row.get("zero", "")) != 3 or pipeline)
     return "fused" if core or plain_core else "torch"
@@ -217,9 +217,9 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
     layers, hidden, heads = (_number(row, name) for name in ("layers", "hidden", "heads"))
     devices, batch = _number(row, "num_gpus"), _number(row, "gbs")
     if not (layers and hidden and heads):
-        raise UnmodelledError(NO_SHAPE)
+        raise UnsupportedRowError(NO_SHAPE)
     if not (devices and batch):
-        raise UnmodelledError(NO_LAYOUT)
+        raise UnsupportedRowError(NO_LAYOUT)
     per_node = int(_number(row, "gpus_per_node") or 8)
     try:
         hardware = machine(
@@ -227,7 +227,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         )
         hardware.peak_16bit()
     except UserError as error:
-        raise UnmodelledError(NO_DEVICE) from error
+        raise UnsupportedRowError(NO_DEVICE) from error
     dtype = dtype_of(row.get("dtype", ""))
     narrow = hardware.device.peak_flops_per_s(dtype) if dtype in NARROW else None
     emulated = dtype in NARROW and narrow is None
@@ -235,12 +235,12 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
     pp, ffn = _number(row, "pp") or 1.0, _number(row, "ffn") or 4 * hidden
     if kind != "moe" or experts is None:
         experts = Experts(1, 1, ffn)
-    model, stack, ffn = row.get("model", ""), stack_of(row), experts.width
+    model, implementation, ffn = row.get("model", ""), implementation_of(row), experts.width
     kv_heads = _number(row, "kv_heads") or heads
     width = head_width(model) or hidden / heads
     software, attention = software_of(row), row.get("attention_impl", "").lower()
     replicas = max(1.0, devices / (pp * axes["tp"] * axes["cp"]))
-    released = release_of(row) or Case.released
+    software_date = release_of(row) or Case.software_date
     case = Case(
         layers=layers,
         hidden=hidden,
@@ -249,7 +249,7 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         kv_heads=kv_heads,
         head_dim=width,
         score_width=score_width(model),
-        vocab=_vocabulary(row, stack, axes["tp"]),
+        vocab=_vocabulary(row, implementation, axes["tp"]),
         seq_len=_number(row, "seq_len") or DEFAULT_SEQ_LEN,
         peak_16bit=hardware.peak_wide(dtype),
         peak_narrow=narrow or 0.0,
@@ -268,23 +268,23 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
         zero_stage=3 if _SHARDED.search(row.get("notes", "")) else zero_stage(row.get("zero", "")),
         sequence_parallel=row.get("seq_parallel", "").strip().lower()
         in ("1", "1.0", "true", "yes"),
-        flash=_is_flash(attention, software, released),
+        flash=_is_flash(attention, software, software_date),
         compiled="compile" in row.get("notes", ""),
         generation=hardware.generation,
         domain=hardware.domain,
         power=hardware.power,
         four_bit=dtype in FOUR_BIT,
         block_scaled=dtype in ("mxfp8", *FOUR_BIT),
-        stack=stack,
+        implementation=implementation,
         mesh=hardware.mesh,
         assumed_intra=hardware.assumed.intra,
         assumed_inter=hardware.assumed.inter,
         assumed_device=hardware.assumed.device or emulated,
         tp=axes["tp"],
         cp=axes["cp"],
-        vp=_chunks(row, stack, layers, pp, axes),
+        vp=_chunks(row, implementation, layers, pp, axes),
         ep=axes["ep"],
-        released=released,
+        software_date=software_date,
         proxied=hardware.proxied,
         software=software if row.get("stack") else ANY,
         family=hardware.device.family,
@@ -304,15 +304,19 @@ def _case(row: Mapping[str, str], kind: Kind, experts: Experts | None) -> Case:
     return replace(case, **recomputed(row, case, hardware.device.memory_bytes))
 
 
-def _is_flash(attention: str, software: str, released: float) -> bool:
+def _is_flash(attention: str, software: str, software_date: float) -> bool:
     """Whether attention stores no scores; software of today's has it where a row does not say."""
     if not attention:
-        return software in _FLASH and not stores_scores(software, released)
+        return software in _FLASH and not stores_scores(software, software_date)
     return attention not in ("unfused", "local") and "softmax" not in attention
 
 
 def _chunks(
-    row: Mapping[str, str], stack: Stack, layers: float, pp: float, axes: Mapping[str, float]
+    row: Mapping[str, str],
+    implementation: Implementation,
+    layers: float,
+    pp: float,
+    axes: Mapping[str, float],
 ) -> float:
     """Chunks of a stage: stated, else 1 unless fewer than three micro-batches a stage would wait.
 
@@ -322,7 +326,7 @@ def _chunks(
     stated, batch = _number(row, "vp"), _number(row, "gbs") or 1.0
     replicas = (_number(row, "num_gpus") or 1.0) / (axes["tp"] * axes["cp"] * pp)
     few = batch / max(1.0, replicas) / (_number(row, "mbs") or 1.0) < FEW_A_STAGE * pp
-    if stated or stack != "fused" or pp < DEEP or not few:
+    if stated or implementation != "fused" or pp < DEEP or not few:
         return stated or 1.0
     whole = (chunks for chunks in range(8, 1, -1) if layers / pp / chunks >= LEAST_LAYERS)
     even = (n for n in whole if not (layers % (pp * n) and (layers + 2) % (pp * n)))
@@ -346,10 +350,10 @@ def is_tuned(row: Mapping[str, str]) -> bool:
     return bool(_TUNED.search(f"{row.get('model', '')} {row.get('notes', '')}"))
 
 
-def _vocabulary(row: Mapping[str, str], stack: Stack, tp: float) -> float:
+def _vocabulary(row: Mapping[str, str], implementation: Implementation, tp: float) -> float:
     """Rows of the embedding: Megatron pads them, PyTorch's models have as many as they state."""
     stated = _number(row, "vocab") or DEFAULT_VOCAB
-    multiple = PADDED * tp if stack != "torch" else 1.0
+    multiple = PADDED * tp if implementation != "torch" else 1.0
     return ceil(stated / multiple) * multiple
 
 

@@ -15,7 +15,7 @@ from paceline.core.hardware import Dtype
 from paceline.estimate.fit.evidence import Evidence, evidence_of_fit
 from paceline.estimate.fit.interval import Z80, undetermined
 from paceline.estimate.fit.posterior import PRIOR, Fit, moved, predict
-from paceline.estimate.model.block import STACKS, block_time, product_rate, product_s
+from paceline.estimate.model.block import IMPLEMENTATIONS, block_time, product_rate, product_s
 from paceline.estimate.model.case import Case, Cases, Floats, cases_of, varied
 from paceline.estimate.model.coefficients import CENTRE, NAMES, WIDTH
 from paceline.estimate.model.collectives import all_reduce_s
@@ -189,7 +189,7 @@ def cpu_prior(dtype: Dtype) -> Evidence:
         at = NAMES.index(name)
         twice = 2.0 if dtype == "fp32" and name in BY_BYTES else 1.0
         centre[at], width[at] = np.log(twice * median), sd
-    residual: dict[str, float] = dict.fromkeys(STACKS, MISSED)
+    residual: dict[str, float] = dict.fromkeys(IMPLEMENTATIONS, MISSED)
     return evidence_of_fit(TITLE, Fit(centre, np.diag(width**2)), residual, 0, 0)
 
 
@@ -265,7 +265,7 @@ def _residual(evidence: Evidence, x: Cases, measured_s: Floats, centre: Floats) 
     missed = np.log(predict(x, centre) / measured_s)
     deviations = dict(evidence.residual_sd)
     for stack, before in deviations.items():
-        rows = missed[x.has("stack", stack)]
+        rows = missed[x.has("implementation", stack)]
         if not rows.size:
             continue
         now = float(np.quantile(np.abs(rows), 0.8)) / Z80

@@ -216,7 +216,7 @@ def of_experts(row: Mapping[str, str], case: Case, software: str, dtype: Dtype) 
     """
     notes, model = row.get("notes", ""), row.get("model", "")
     drops, graph = flag(row, "token_drop"), flag(row, "cuda_graphs")
-    usual = captured_experts(software, case.released, case.generation, case.domain, dtype)
+    usual = captured_experts(software, case.software_date, case.generation, case.domain, dtype)
     captured = usual if graph is None else "iteration" if graph else "none"
     etp = re.search(r"\bETP\s*=?\s*(\d+)", (row.get("etp") and f"ETP{row['etp']}") or notes)
     return Stated(

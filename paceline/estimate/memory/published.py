@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from paceline.core.errors import UserError
-from paceline.estimate.fit.published import NO_DEVICE, UnmodelledError, read_row
+from paceline.estimate.fit.published import NO_DEVICE, UnsupportedRowError, read_row
 from paceline.estimate.memory.device_memory import MemoryEstimate, memory, rank_memory
 from paceline.estimate.memory.framework import FRAMEWORKS, Framework
 from paceline.estimate.model.case import Case, Floats, cases_of
@@ -69,7 +69,7 @@ class PublishedMemory:
 
 
 def read_memory_row(row: Mapping[str, str]) -> PublishedMemory:
-    """A row that states memory (mem_gb, in GiB) or ran out; raises UnmodelledError with the reason.
+    """Read a row with memory (mem_gb, in GiB) or that ran out; raises UnsupportedRowError.
 
     The same gaps as in `read_row` are filled; models without a gate have learned positions and a
     tied head, and the notes tell of an optimizer with 8-bit moments.
@@ -77,15 +77,15 @@ def read_memory_row(row: Mapping[str, str]) -> PublishedMemory:
     notes, stated = row.get("notes", ""), (row.get("mem_gb") or "").strip()
     ran_out = notes.startswith("OOM")
     if not stated and not ran_out:
-        raise UnmodelledError(NO_MEMORY)
+        raise UnsupportedRowError(NO_MEMORY)
     # Whoever ran out has no step time. None is needed here; no peak forbids this one.
     case = read_row({**row, "step_time_s": "1e9"}).case
     if float(row.get("pp") or 1) > case.layers:
-        raise UnmodelledError(MORE_STAGES)
+        raise UnsupportedRowError(MORE_STAGES)
     try:
         device = catalog.find_device(row.get("gpu", "")).device
     except UserError as error:
-        raise UnmodelledError(NO_DEVICE) from error
+        raise UnsupportedRowError(NO_DEVICE) from error
     variant = _SIZE.search(row.get("gpu", ""))
     case = replace(
         case,
@@ -110,7 +110,7 @@ def _settings(path: str) -> Mapping[str, Any]:
     return next((settings for word, settings in SETTINGS.items() if word in path), none)
 
 
-def as_stated(
+def memory_as_reported(
     rows: Sequence[PublishedMemory], frameworks: Mapping[str, Framework] | Framework = FRAMEWORKS
 ) -> Floats:
     """Estimated bytes of the kind and of the rank that each row states.
@@ -129,7 +129,8 @@ def as_stated(
         for kind in set(KINDS.values())
     }
     stated = [
-        totals[rank_of_source(row.source), KINDS[row.case.stack]][i] for i, row in enumerate(rows)
+        totals[rank_of_source(row.source), KINDS[row.case.implementation]][i]
+        for i, row in enumerate(rows)
     ]
     return np.minimum(stated, [row.device_bytes for row in rows])
 

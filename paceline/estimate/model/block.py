@@ -100,7 +100,7 @@ def _swapped(x: Cases, c: Mapping[str, float], tokens: Floats) -> Floats:
 
 GENERATIONS = catalog.generations()
 """What generations.yaml of the catalog declares of each."""
-STACKS = ("softmax", "fused", "torch")
+IMPLEMENTATIONS = ("softmax", "fused", "torch")
 RELEASE_YEAR = {name: each.release_year for name, each in GENERATIONS.items()}
 KERNEL_HALF_LIFE_Y = 1.0
 """Years after its release in which what a generation's kernels lack of their speed halves."""
@@ -160,9 +160,9 @@ def product_rate(x: Cases, c: Mapping[str, float], narrow: bool = True) -> Float
     # Clocks under load follow from the power that is there for the arithmetic.
     efficiency = efficiency * x.power ** c["power_exponent"]
     # exp(-immaturity 2^(-age / half-life)): software of a generation's first year is slowest.
-    age = np.maximum(0.0, x.released - by_word(x, "generation", RELEASE_YEAR))
+    age = np.maximum(0.0, x.software_date - by_word(x, "generation", RELEASE_YEAR))
     efficiency = efficiency * np.exp(-c["kernel_immaturity"] * 2.0 ** (-age / KERNEL_HALF_LIFE_Y))
-    efficiency = efficiency * np.where(x.has("stack", "torch"), c["gemm_torch"], 1.0)
+    efficiency = efficiency * np.where(x.has("implementation", "torch"), c["gemm_torch"], 1.0)
     if not narrow:
         return x.peak_16bit * efficiency
     # Narrow formats reach less of their peak than 16 bit of its own: 8 bit, else 4 bit, and less
@@ -291,7 +291,7 @@ def _summing(x: Cases, c: Mapping[str, float]) -> Floats:
     heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
     ffn = (2 + x.gated) * x.hidden * x.ffn * local_experts(x) / expert_shards(x)
     weights = 2 * x.hidden * (heads + kv) / x.tp + ffn
-    share = by_word(x, "stack", {"softmax": 1.0, "fused": TRAFFIC, "torch": 0.0})
+    share = by_word(x, "implementation", {"softmax": 1.0, "fused": TRAFFIC, "torch": 0.0})
     once = 8 * weights / (x.memory_bytes_per_s * c["memory"])
     return np.where(x.frozen > 0, 0.0, share * once)
 
@@ -314,8 +314,8 @@ def _attention(x: Cases, c: Mapping[str, float]) -> Floats:
     full = 4 * _attended(x) * tokens(x) * x.heads * width / x.tp
     rate = product_rate(x, c, narrow=False)
     new = x.has("generation", "hopper") | x.has("generation", "blackwell")
-    torch = np.where(~x.has("stack", "fused") & new, c["flash_torch"], 1.0)
-    torch = torch * np.where(x.released < FLASH_2, c["flash_early"], 1.0)
+    torch = np.where(~x.has("implementation", "fused") & new, c["flash_torch"], 1.0)
+    torch = torch * np.where(x.software_date < FLASH_2, c["flash_early"], 1.0)
     torch = torch * np.where(x.has("generation", "tpu"), c["flash_tpu"], 1.0)
     torch = torch * _of_narrow_heads(x, width) * _of_narrow_numbers(x, width)
     share = np.where(x.causal > 0, 0.5, 1.0)
@@ -373,7 +373,7 @@ def _elementwise(x: Cases, c: Mapping[str, float]) -> tuple[Floats, Floats]:
 
 def _tp(x: Cases, c: Mapping[str, float]) -> Floats:
     """Two all-reduces of t h numbers a forward pass, or the gathers and scatters in their place."""
-    overlapped = x.has("stack", "fused") & (x.sequence_parallel > 0)
+    overlapped = x.has("implementation", "fused") & (x.sequence_parallel > 0)
     exposed = np.where(overlapped, c["tp_exposed_fused"], c["tp_exposed"])
     starts = np.where(x.sequence_parallel > 0, 2.0, 1.0)
     sums = all_reduce_s(x, c, 2 * tokens(x) * x.hidden, x.tp, np.ones(x.size), starts)
@@ -382,10 +382,10 @@ def _tp(x: Cases, c: Mapping[str, float]) -> Floats:
 
 def _host(x: Cases, c: Mapping[str, float]) -> Floats:
     """Host time of a block's forward and backward pass."""
-    whole = by_word(x, "stack", {name: c[f"host_{name}_s"] for name in STACKS})
+    whole = by_word(x, "implementation", {name: c[f"host_{name}_s"] for name in IMPLEMENTATIONS})
     for generation in ("volta", "ampere"):
         whole = whole * np.where(x.has("generation", generation), c[f"host_{generation}"], 1.0)
-    tp = np.where(x.has("stack", "fused"), c["host_tp_fused"], c["host_tp"])
+    tp = np.where(x.has("implementation", "fused"), c["host_tp_fused"], c["host_tp"])
     whole = whole * np.where(x.tp > 1, 1 + tp, 1.0)
     # How many tokens come decides the size of experts' products, so these lie outside of a block's
     # graph; a captured iteration has room for as many as may come.
@@ -411,7 +411,7 @@ def by_word(x: Cases, word: str, values: Mapping[str, float]) -> Floats:
 
 def _is_eager(x: Cases) -> Bools:
     """Where PyTorch runs every operation by itself."""
-    return x.has("stack", "torch") & (x.compiled == 0)
+    return x.has("implementation", "torch") & (x.compiled == 0)
 
 
 def _power_of_two(size: Floats) -> Floats:

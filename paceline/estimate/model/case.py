@@ -19,7 +19,7 @@ EpOverlap = Literal["any", "on", "off"]
 CpExchange = Literal["any", "all-gather", "all-to-all", "ring"]
 Generation = str
 """A name of generations.yaml; `amd` are MI300X and MI325X (CDNA 3)."""
-Stack = Literal["softmax", "fused", "torch"]
+Implementation = Literal["softmax", "fused", "torch"]
 """How a framework computes a block: Megatron of 2020-22 with its softmax kernels, Transformer
 Engine and Megatron core since, or PyTorch's own modules."""
 
@@ -121,7 +121,7 @@ class Case:
     """Power limit over that of the data sheet."""
     cpu_oversubscription: float = 1.0
     """Processes that share a core of a CPU: what a host does takes so much longer."""
-    stack: Stack = "fused"
+    implementation: Implementation = "fused"
     schedule: Schedule = "1f1b"
     """Order of a pipeline's micro-batches; what waits in memory follows from it."""
     dp_shard: float = 0
@@ -136,7 +136,7 @@ class Case:
     """Rows of a table of learned positions."""
     table_width: float = 0
     """Of the embedding where it is not the model's."""
-    released: float = 2026.6
+    software_date: float = 2026.6
     """When its software came out, in years; the newest that published steps are of."""
     software: str = "any"
     """What the evidence knows it by (`fit/origin.py`), "any" where nobody says."""
@@ -195,7 +195,7 @@ class Case:
 Bools = NDArray[np.bool_]
 WORDS = (
     "generation",
-    "stack",
+    "implementation",
     "schedule",
     "software",
     "family",

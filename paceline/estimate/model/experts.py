@@ -29,7 +29,7 @@ def routed(x: Cases) -> Floats:
 
 def software_age_factor(x: Cases, c: Mapping[str, float]) -> Floats:
     """Time of what experts add over that of 2026's software: e to the pace x years before."""
-    return np.exp(c["experts_pace"] * (EXPERTS_YEAR - x.released))
+    return np.exp(c["experts_pace"] * (EXPERTS_YEAR - x.software_date))
 
 
 def fused(x: Cases) -> Bools:
@@ -37,8 +37,8 @@ def fused(x: Cases) -> Bools:
 
     A whole step that is captured has them: no host knows how many tokens an expert gets.
     """
-    able = x.has("generation", "blackwell") & x.has("stack", "fused") & (x.peak_narrow > 0)
-    there = (x.released >= FUSED_SINCE) | x.has("cuda_graphs", "iteration")
+    able = x.has("generation", "blackwell") & x.has("implementation", "fused") & (x.peak_narrow > 0)
+    there = (x.software_date >= FUSED_SINCE) | x.has("cuda_graphs", "iteration")
     return able & (x.experts > 1) & there
 
 

@@ -197,7 +197,7 @@ MOST_PASSES = 400_000
 """Of all ranks in a step; beyond it, a second of work, the closed form stands."""
 
 
-def followed_step(x: Cases, c: Mapping[str, float]) -> StepTime:
+def simulated_step(x: Cases, c: Mapping[str, float]) -> StepTime:
     """Seconds of a step by part.
 
     Stages are as long as their layers, the last one's head and what every chunk passes on make

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.estimate.model.block import (
-    STACKS,
+    IMPLEMENTATIONS,
     Block,
     block_time,
     by_word,
@@ -97,7 +97,7 @@ def added(x: Cases, c: Mapping[str, float], work: Floats, exchange: Floats) -> F
 
     max(work, exchange) + e min(work, exchange) - work, e the share of the shorter that shows.
     """
-    early = x.has("stack", "softmax")
+    early = x.has("implementation", "softmax")
     exposed = np.where(early, c["zero3_exposed_early"], c["zero3_exposed"])
     both = np.maximum(work, exchange) + exposed * np.minimum(work, exchange)
     return np.where(exchanges_in_blocks(x) & (copies(x)[0] > 1), both - work, 0.0)
@@ -119,7 +119,7 @@ def once(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
 
 def _scatters_once(x: Cases) -> Bools:
     """Gradients are reduced behind the last micro-batch: in PyTorch's pipelines, or if asked."""
-    return (x.has("stack", "torch") & (x.pp > 1)) | (x.gradients_once > 0)
+    return (x.has("implementation", "torch") & (x.pp > 1)) | (x.gradients_once > 0)
 
 
 def _exchanged(x: Cases, c: Mapping[str, float], common: Floats, experts: Floats) -> Exchanged:
@@ -134,7 +134,7 @@ def _exchanged(x: Cases, c: Mapping[str, float], common: Floats, experts: Floats
     # A GPU's host runs ahead: there they are part of a block's host time.
     host = np.where(x.has("generation", "cpu"), c["host_sharded_s"] * x.cpu_oversubscription, 0.0)
     start = np.where(ranks > 1, start_s(x, c, x.tp * ranks) + host + latency_s(x, ranks, x.tp), 0.0)
-    reduced = np.where(x.has("stack", "torch"), 4.0, 2.0)
+    reduced = np.where(x.has("implementation", "torch"), 4.0, 2.0)
     owned = reduced * (common / ranks + experts / of_experts)
     among = all_reduce_s(x, c, owned, copies(x)[0] / ranks, x.tp * ranks)
     return Exchanged(
@@ -277,8 +277,8 @@ def step_of(x: Cases, c: Mapping[str, float], work: Pieces, bubble: Floats) -> S
     """
     m, layers = work.num_microbatches, work.layers
     dp, optimizer = _dp(x, c, work.slowest), _optimizer(x, c)
-    fixed = by_word(x, "stack", {name: c[f"step_{name}_s"] for name in STACKS})
-    compiled = x.has("stack", "torch") & (x.compiled > 0) & ~x.has("generation", "cpu")
+    fixed = by_word(x, "implementation", {name: c[f"step_{name}_s"] for name in IMPLEMENTATIONS})
+    compiled = x.has("implementation", "torch") & (x.compiled > 0) & ~x.has("generation", "cpu")
     fixed = np.where(compiled, c["step_compiled_s"], fixed) * x.cpu_oversubscription
     fixed = np.where(x.has("cuda_graphs", "iteration"), c["step_graph_s"], fixed)
     fixed = fixed + c["host_tensor_s"] * visited(x)
@@ -339,11 +339,11 @@ def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:
     Tensor ranks share it out with sequence parallelism, and in Megatron core without it as well
     (Narayanan et al., arXiv:2104.04473, 4.1).
     """
-    shared = np.where((x.sequence_parallel > 0) | x.has("stack", "fused"), x.tp, 1.0)
+    shared = np.where((x.sequence_parallel > 0) | x.has("implementation", "fused"), x.tp, 1.0)
     span = model_devices(x) * replicas(x)
     moved = 2 * tokens(x) * x.hidden / shared / port_rate(x, c, span)
     one_way = moved + start_s(x, c, span) + one_way_s(x, span)
-    exposed = np.where(x.has("stack", "softmax"), c["pp_exposed"], c["pp_exposed_fused"])
+    exposed = np.where(x.has("implementation", "softmax"), c["pp_exposed"], c["pp_exposed_fused"])
     return np.where(x.pp > 1, 2 * x.vp * one_way * exposed, 0.0)
 
 
@@ -357,7 +357,7 @@ def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
     apart as all expert ranks reach, so that few of a domain share what leaves it.
     """
     (ranks, expert_copies), weights = copies(x), rank_weights(x)
-    early, behind = x.has("stack", "softmax"), visited(x) > 0
+    early, behind = x.has("implementation", "softmax"), visited(x) > 0
     gradient = np.where((early & (x.summed_gradient_bytes == 0)) | behind, 2.0, 4.0)
     span = x.tp * ranks
     strides = (x.tp, expert_shards(x) * expert_ranks(x))
@@ -367,7 +367,7 @@ def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
         needed = needed + moved / group_rate(x, c, span, stride)
     last_backward = BACKWARD_SHARE * slowest / np.where(x.pp > 1, x.vp, 1.0)
     share = {name: c[f"dp_exposed_{name}"] for name in ("softmax", "fused")}
-    shown = by_word(x, "stack", {**share, "torch": c["dp_exposed"]})
+    shown = by_word(x, "implementation", {**share, "torch": c["dp_exposed"]})
     exposed = np.maximum(needed - last_backward, shown * needed)
     unsharded = np.where(ranks > 1, np.where(behind, needed, exposed), 0.0)
     return np.where(exchanges_in_blocks(x), once(x, c, slowest), unsharded)

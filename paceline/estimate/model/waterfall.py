@@ -1,4 +1,4 @@
-"""From the peak to the estimated or measured rate: what each cause leaves of a device's FLOP/s."""
+"""MFU waterfall: the share of the dense peak that is left after each cause."""
 
 from __future__ import annotations
 
@@ -9,71 +9,76 @@ from paceline.estimate.model.block import product_rate
 from paceline.estimate.model.case import Cases
 from paceline.estimate.model.step import StepTime
 
-COMPUTED = "products and attention"
+COMPUTED = "GEMMs and attention"
 CAUSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (COMPUTED, ("gemm", "head", "attention")),
     ("memory-bound work", ("elementwise", "optimizer")),
-    ("host and fixed time", ("host", "fixed")),
+    ("CPU launch overhead", ("host", "fixed")),
     ("tensor parallelism", ("tp",)),
     ("context parallelism", ("cp",)),
     ("expert parallelism", ("ep",)),
-    ("sharded weights", ("zero",)),
-    ("between stages", ("stages",)),
-    ("gradients", ("dp",)),
-    ("bubble", ("bubble",)),
-    ("jitter", ("jitter",)),
+    ("weight gathering", ("zero",)),
+    ("pipeline transfers", ("stages",)),
+    ("gradient exchange", ("dp",)),
+    ("pipeline bubble", ("bubble",)),
+    ("jitter overhead", ("jitter",)),
 )
-"""In this order, each with the parts of a step that it adds up."""
+"""Causes in order, each with the parts of a step that it sums."""
 
 
 def waterfall(
     x: Cases, c: Mapping[str, float], time: StepTime, flops_per_device: float
 ) -> tuple[WaterfallLevel, ...]:
-    """Levels of one case from the dense peak down to the estimated rate.
+    """Return the levels of one case from the dense peak down to the estimated rate.
 
-    `flops_per_device` are those of a step in a convention, and all levels are of it. The second
-    level is what large products reach; the third adds real sizes, recomputation, and attention,
-    which may take less than a convention counts for it. Causes without any time are left out.
+    All levels use the FLOPs of a step in one convention, `flops_per_device`. The second level is
+    the efficiency of large GEMMs. The third adds the effects of real GEMM sizes, recomputation and
+    attention; it can rise, because a convention may count FLOPs that are not executed. Causes that
+    take no time are left out.
     """
     peak = float(x.peak_narrow[0] or x.peak_16bit[0])
-    parts, spent = time.at(0), flops_per_device / peak
+    parts, elapsed_s = time.at(0), flops_per_device / peak
     levels = [WaterfallLevel(name="peak", flops_per_s=peak, share=1.0, lost_s=0.0)]
-    reached = flops_per_device / float(product_rate(x, c)[0])
+    gemm_s = flops_per_device / float(product_rate(x, c)[0])
     causes = {name: sum(parts[part] for part in of_cause) for name, of_cause in CAUSES}
-    first = causes.pop(CAUSES[0][0])
-    steps = {"large products": reached - spent, CAUSES[0][0]: first - reached, **causes}
+    computed_s = causes.pop(COMPUTED)
+    steps = {"GEMM efficiency": gemm_s - elapsed_s, COMPUTED: computed_s - gemm_s, **causes}
     for name, seconds in steps.items():
         if seconds == 0:
             continue
-        spent += seconds
-        rate = flops_per_device / spent
+        elapsed_s += seconds
+        rate = flops_per_device / elapsed_s
         levels.append(
             WaterfallLevel(name=name, flops_per_s=rate, share=rate / peak, lost_s=seconds)
         )
     return (*levels, levels[-1].model_copy(update={"name": "estimated", "lost_s": 0.0}))
 
 
-def rise_notes(levels: Sequence[WaterfallLevel], convention: str) -> tuple[str, ...]:
-    """Why real products and attention are above large products, where they are."""
+def uncomputed_flops_notes(levels: Sequence[WaterfallLevel], convention: str) -> tuple[str, ...]:
+    """Return a note if a convention counts FLOPs that are not executed, so that a level rises."""
     if not any(level.name == COMPUTED and level.lost_s < 0 for level in levels):
         return ()
-    whose = "attention that a causal mask leaves out" if convention == "full-attention" else "work"
+    what = "masked attention" if convention == "full-attention" else "work"
     return (
-        f"from the peak on all FLOP/s are by {convention}, which counts {whose} that is not "
-        f"computed: {COMPUTED} are above large products",
+        f"FLOP/s follow the convention {convention}, which counts {what} that is not executed, so "
+        f"the level {COMPUTED} rises",
     )
 
 
-def to_measured(
+def extend_to_measured(
     levels: Sequence[WaterfallLevel], estimated_s: float, measured_s: float
 ) -> tuple[WaterfallLevel, ...]:
-    """The levels of an estimate and two more: what they do not explain, and the measured rate.
+    """Return the levels of an estimate, extended by the unexplained time and the measured rate.
 
-    All seconds lost and those at the peak's rate add up to the measured step.
+    The lost seconds and the time at the peak rate sum to the measured step.
     """
     last, peak = levels[-1], levels[0].flops_per_s
     rate = last.flops_per_s * estimated_s / measured_s
-    rest = WaterfallLevel(
-        name="not explained", flops_per_s=rate, share=rate / peak, lost_s=measured_s - estimated_s
+    unexplained = WaterfallLevel(
+        name="unexplained", flops_per_s=rate, share=rate / peak, lost_s=measured_s - estimated_s
     )
-    return (*levels, rest, rest.model_copy(update={"name": "measured", "lost_s": 0.0}))
+    return (
+        *levels,
+        unexplained,
+        unexplained.model_copy(update={"name": "measured", "lost_s": 0.0}),
+    )

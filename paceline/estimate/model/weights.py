@@ -113,7 +113,7 @@ def exchanges_in_blocks(x: Cases) -> NDArray[np.bool_]:
     micro-batch: with many micro-batches in flight all would be needed again at once (Llama 3,
     arXiv:2407.21783, 3.3.2; MegaScale, arXiv:2402.15627, 3.2).
     """
-    keeps = (x.pp > 1) & ~x.has("stack", "torch")
+    keeps = (x.pp > 1) & ~x.has("implementation", "torch")
     return (x.zero_stage >= 2) & ~keeps
 
 

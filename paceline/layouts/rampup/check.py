@@ -16,7 +16,7 @@ from paceline.core.layout_checks import layout_problems
 from paceline.core.problem import refusal
 from paceline.core.units import counted, gib, step_seconds
 from paceline.core.value import Value
-from paceline.estimate.estimates import P_OOM_EVEN
+from paceline.estimate.estimates import MAX_P_OOM_TO_FIT
 from paceline.layouts.rampup.plan import (
     RampOptions,
     RampPlan,
@@ -237,7 +237,7 @@ def _best(
 def _verdict(plan: StagePlan | None, slower: float | None) -> Verdict:
     if plan is None:
         return "cannot run"
-    if plan.p_oom > P_OOM_EVEN:
+    if plan.p_oom > MAX_P_OOM_TO_FIT:
         return "out of memory"
     return "slow" if slower is not None and slower > SLOW else "good"
 
@@ -246,7 +246,7 @@ def _reasons(plan: StagePlan) -> list[str]:
     """What the step loses most to."""
     num, pp = plan.micro_batches, plan.layout.pp
     reasons: list[str] = []
-    if plan.p_oom > P_OOM_EVEN:
+    if plan.p_oom > MAX_P_OOM_TO_FIT:
         reasons.append(f"needs {gib(plan.memory_bytes)} a device")
     each = "one micro-batch" if num == 1 else f"{num} micro-batches"
     if plan.bubble >= WORTH_TELLING:

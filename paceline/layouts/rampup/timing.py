@@ -22,7 +22,7 @@ from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.model.case import Floats
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.model.step import StepTime
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.estimate.run_case import Software
 from paceline.files.recipe import Recipe
 from paceline.layouts.search.space import Space, feasible
@@ -229,7 +229,7 @@ class StageEstimates:
 
     def followed(self) -> StageEstimates:
         """The same with pipelines followed pass by pass."""
-        return replace(self, batches=tuple(estimates.followed() for estimates in self.batches))
+        return replace(self, batches=tuple(estimates.simulated() for estimates in self.batches))
 
     def fastest(self) -> StageEstimates | None:
         """The fastest layout that fits, followed; None where none does."""
@@ -245,7 +245,7 @@ class StageEstimates:
         return np.sum([weight * seconds(estimates.time) for weight, estimates in pairs], axis=0)
 
 
-def setting_of(question: Question, evidence: Evidence) -> Setting:
+def setting_of(question: EstimateRequest, evidence: Evidence) -> Setting:
     """What a question stands for, on one node; the recipe's own ramp-up does not count.
 
     Raises UserError for what is in no catalog, and for what the recipe's engine refuses.
@@ -257,7 +257,7 @@ def setting_of(question: Question, evidence: Evidence) -> Setting:
     plain = spec.model_copy(update={"layout": Layout(zero_stage=spec.layout.zero_stage)})
     if spec.engine != NATIVE and (faults := engine(spec.engine).unsupported(plain)):
         raise UserError(recipe.name, "; ".join(faults), remedy="change it with --set")
-    return Setting(recipe, spec, machine, evidence, question.software)
+    return Setting(recipe, spec, machine, evidence, question.resolved_software)
 
 
 def runnable(setting: Setting, stage: RampStage, nodes: int, space: Space) -> list[Layout]:

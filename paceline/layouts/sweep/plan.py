@@ -14,7 +14,7 @@ from paceline.core.errors import UserError
 from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.run import RunSpec
 from paceline.estimate.calibrate.lookup import GivenEvidence
-from paceline.estimate.estimates import P_OOM_EVEN, P_OOM_SURE
+from paceline.estimate.estimates import MAX_P_OOM_TO_FIT, MAX_P_OOM_TO_RUN
 from paceline.files.recipe import full_key, load_recipe
 from paceline.layouts.sweep.prediction import hopeless, predict
 from paceline.layouts.sweep.result import Prediction
@@ -149,7 +149,7 @@ class SweepOptions:
     nodes_per_trial: int | None = None
     """None and no max_parallel: everything that was asked for belongs to one run at a time."""
     max_parallel: int | None = None
-    prune_above: float = P_OOM_SURE
+    prune_above: float = MAX_P_OOM_TO_RUN
     """Probability of running out of memory above which a combination is not run."""
     stack: str | None = None
     """Software whose times and memory are expected; None is that of the recipe's engine."""
@@ -370,7 +370,7 @@ def _place(choice: Choice) -> tuple[float, ...]:
     if spec is None or expected is None:
         return (kind, *small)
     per_token = expected.step_time_s / (spec.training.global_batch * spec.training.seq_len)
-    return (kind, expected.p_oom > P_OOM_EVEN, per_token, *small)
+    return (kind, expected.p_oom > MAX_P_OOM_TO_FIT, per_token, *small)
 
 
 def _name(options: SweepOptions, recipe: str) -> str:

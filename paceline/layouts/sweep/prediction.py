@@ -8,9 +8,9 @@ from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
 from paceline.core.units import gib, step_seconds
 from paceline.estimate.calibrate.lookup import GivenEvidence, given_or_own, machine_for
-from paceline.estimate.estimates import P_OOM_EVEN, P_OOM_SURE, estimates_of_runs
+from paceline.estimate.estimates import MAX_P_OOM_TO_FIT, MAX_P_OOM_TO_RUN, estimates_of_runs
 from paceline.estimate.memory.device_memory import verdict
-from paceline.estimate.run_case import Software, software_named
+from paceline.estimate.run_case import Software, parse_software
 from paceline.layouts.sweep.result import Prediction
 
 HOPELESS = 2.0
@@ -72,14 +72,14 @@ def _software(spec: RunSpec, stack: str | None) -> Software | None:
             "is of GPUs; on a processor PyTorch's modules compute whatever is run",
             remedy="leave it out",
         )
-    return software_named(stack, spec.training.compile != "none")
+    return parse_software(stack, spec.training.compile != "none")
 
 
 def hopeless(
     predictions: Sequence[Prediction | None],
     tokens: Sequence[int],
     limit_bytes: float | None,
-    prune_above: float = P_OOM_SURE,
+    prune_above: float = MAX_P_OOM_TO_RUN,
 ) -> list[str | None]:
     """Why each is not worth running, None where it is or nothing was predicted.
 
@@ -89,7 +89,7 @@ def hopeless(
     fitting = [
         prediction.high_s / n
         for prediction, n in zip(predictions, tokens, strict=True)
-        if prediction is not None and prediction.p_oom <= P_OOM_EVEN
+        if prediction is not None and prediction.p_oom <= MAX_P_OOM_TO_FIT
     ]
     fastest = min(fitting, default=None)
     return [

@@ -21,7 +21,12 @@ from paceline.core.window import MIN_STEADY
 from paceline.engines import engine
 from paceline.estimate.calibrate.calibration import Calibration
 from paceline.estimate.calibrate.lookup import GivenEvidence, given_or_own, machine_for
-from paceline.estimate.estimates import P_OOM_EVEN, P_OOM_SURE, Estimates, estimates_of_layouts
+from paceline.estimate.estimates import (
+    MAX_P_OOM_TO_FIT,
+    MAX_P_OOM_TO_RUN,
+    Estimates,
+    estimates_of_layouts,
+)
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.memory.device_memory import UNLIKELY
 from paceline.estimate.model.case import Bools, Cases, Floats
@@ -139,7 +144,7 @@ class Candidates:
     @property
     def likely_to_fit(self) -> Bools:
         """Where a try is not sure to end for lack of memory."""
-        return self.p_oom <= P_OOM_SURE
+        return self.p_oom <= MAX_P_OOM_TO_RUN
 
     def plan(self, row: int) -> Plan:
         """The plan of one; raises UserError when it cannot run after all."""
@@ -257,7 +262,7 @@ def _budgets(
     that fits beyond doubt.
     """
     odds, found, known = estimated(layouts).p_oom, list[Layout](), set(layouts)
-    for bound in (P_OOM_EVEN, UNLIKELY):
+    for bound in (MAX_P_OOM_TO_FIT, UNLIKELY):
         full = (layouts[cut.full] for cut in between(layouts, odds, bound))
         cuts = that_take_budgets(spec, full)
         found += largest_that_fit(cuts, lambda some: estimated(some).p_oom, bound)
@@ -271,7 +276,7 @@ def _kept(
 
     What runs out of memory is often the fastest otherwise, and must not take all the room.
     """
-    best_first = np.lexsort((seconds, odds > P_OOM_SURE))
+    best_first = np.lexsort((seconds, odds > MAX_P_OOM_TO_RUN))
     kept = set(best_first[:MOST].tolist()) | (set() if recipe_row is None else {recipe_row})
     return np.array(sorted(kept), dtype=np.int64)
 

@@ -16,11 +16,11 @@ from paceline.core.layout_checks import layout_problems
 from paceline.core.run import RunSpec
 from paceline.core.units import counted, gib
 from paceline.core.value import Value
-from paceline.estimate.estimates import P_OOM_EVEN, Estimates, estimates_of_layouts
+from paceline.estimate.estimates import MAX_P_OOM_TO_FIT, Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.memory.device_memory import Verdict, verdict
-from paceline.estimate.model.case import Stack
-from paceline.estimate.question import Question
+from paceline.estimate.model.case import Implementation
+from paceline.estimate.request import EstimateRequest
 from paceline.layouts.search.memory import between, largest_that_fit, that_take_budgets
 from paceline.layouts.search.space import Space, feasible
 
@@ -64,7 +64,7 @@ class Ranking(Value):
     evidence: str
 
 
-def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Ranking:
+def rank(question: EstimateRequest, evidence: Evidence, space: Space, top: int) -> Ranking:
     """The `top` fastest layouts that fit; raises UserError when none divides the devices.
 
     All are ranked by the closed form of a step, and the first ones again by following their
@@ -75,20 +75,22 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
     if machine.device.memory_bytes is None:
         raise UserError(machine.device.name, "has no memory size in the catalog")
     sizes = (spec.world_size, spec.training.global_batch, spec.training.seq_len)
-    stack = question.software.stack_on(machine)
+    stack = question.resolved_software.implementation_on(machine)
     layouts, refused = feasible(spec.model, *sizes, worth(space.around(spec.layout), stack))
     if not layouts:
         raise UserError(
             f"{spec.recipe} on {counted(spec.world_size, 'device')}", "has no layout that divides"
         )
-    estimated = partial(estimates_of_layouts, spec, machine, evidence, software=question.software)
+    estimated = partial(
+        estimates_of_layouts, spec, machine, evidence, software=question.resolved_software
+    )
     every = estimated(layouts)
     budgets = _budgets(spec, layouts, every, estimated, top)
     likely = [*(layouts[row] for row in _best_first(every)[:top]), *budgets]
     likely = [likely[row] for row in _best_first(estimated(likely))[:top]]
     problems = layout_problems(spec.parallel)
     own = [] if problems else [spec.layout]
-    best = estimated([*likely, *own]).followed()
+    best = estimated([*likely, *own]).simulated()
     rows = _rows(best, [*likely, *own])
     again = _best_first(best.pick(np.arange(len(likely))))
     return Ranking(
@@ -98,7 +100,7 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
         n_layouts=len(layouts) + len(budgets),
         n_infeasible=refused,
         n_pruned=int((~every.fits).sum()),
-        bound=f"more than {P_OOM_EVEN:.0%} likely to exceed {gib(every.device_bytes[0])}",
+        bound=f"more than {MAX_P_OOM_TO_FIT:.0%} likely to exceed {gib(every.device_bytes[0])}",
         least_memory_bytes=float(every.memory.needed.min()),
         layouts=tuple(rows[row] for row in again),
         recipe_layout=rows[-1] if own else None,
@@ -107,7 +109,7 @@ def rank(question: Question, evidence: Evidence, space: Space, top: int) -> Rank
     )
 
 
-def worth(space: Space, stack: Stack) -> Space:
+def worth(space: Space, stack: Implementation) -> Space:
     """The space without selective recomputation where a stack keeps no scores to compute again."""
     if stack != "fused":
         return space
@@ -128,10 +130,10 @@ def _budgets(
     seconds = every.step_time_s
     fitting = np.sort(seconds[every.fits])
     bar = fitting[top - 1] if len(fitting) >= top else inf
-    cuts = between(layouts, every.p_oom, P_OOM_EVEN)
+    cuts = between(layouts, every.p_oom, MAX_P_OOM_TO_FIT)
     promising = [layouts[cut.full] for cut in cuts if seconds[cut.none] < bar]
     cut = that_take_budgets(spec, promising)
-    return largest_that_fit(cut, lambda some: estimated(some).p_oom, P_OOM_EVEN)
+    return largest_that_fit(cut, lambda some: estimated(some).p_oom, MAX_P_OOM_TO_FIT)
 
 
 def _best_first(estimates: Estimates) -> NDArray[np.int64]:

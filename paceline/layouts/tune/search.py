@@ -14,7 +14,7 @@ import numpy as np
 from paceline.core.errors import UserError
 from paceline.core.result import Status
 from paceline.core.units import counted
-from paceline.estimate.estimates import P_OOM_SURE
+from paceline.estimate.estimates import MAX_P_OOM_TO_RUN
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.fit.interval import slopes
 from paceline.estimate.fit.posterior import predict
@@ -206,7 +206,7 @@ class Search:
     @property
     def surely_out(self) -> Bools:
         """Layouts that may fit by the estimate, and surely do not, going by those that ran out."""
-        return self.candidates.likely_to_fit & (self.dominated | (self.p_oom > P_OOM_SURE))
+        return self.candidates.likely_to_fit & (self.dominated | (self.p_oom > MAX_P_OOM_TO_RUN))
 
     @property
     def open(self) -> Bools:

@@ -10,7 +10,6 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
-from paceline.estimate.answer import provenance_of
 from paceline.estimate.calibrate.calibration import (
     Calibration,
     Placement,
@@ -28,6 +27,7 @@ from paceline.estimate.calibrate.lookup import (
 )
 from paceline.estimate.fit.evidence import Evidence, shipped
 from paceline.estimate.fit.refit import cpu_prior
+from paceline.estimate.single_estimate import estimate_provenance
 from paceline.files.documents import write_value
 
 PLACEMENTS = (
@@ -118,7 +118,7 @@ def test_it_says_whether_it_is_from_here():
 
 def test_a_title_is_text_and_says_nothing_of_the_provenance():
     entitled = cpu_prior("fp32").model_copy(update={"title": "measured here: not at all"})
-    basis = provenance_of(entitled, cpu_machine(calibration(), 2), None, None)
+    basis = estimate_provenance(entitled, cpu_machine(calibration(), 2), None, None)
     assert (basis.coefficients, basis.title) == ("public prior", "measured here: not at all")
 
 

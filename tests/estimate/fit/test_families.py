@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.estimate.fit.published import read_row, stack_of
+from paceline.estimate.fit.published import implementation_of, read_row
 from paceline.estimate.fit.row_details import experts_of, gate_by_size, head_width, is_gated
 from tests.estimate.fit.test_published import ROW
 
@@ -79,7 +79,7 @@ def test_heads_may_be_wider_than_the_hidden_size_and_scores_than_heads():
     ],
 )
 def test_software_and_pipelines_tell_how_blocks_are_computed(row: dict[str, str], stack: str):
-    assert stack_of(row) == stack
+    assert implementation_of(row) == stack
 
 
 def test_few_micro_batches_a_stage_are_interleaved_where_nobody_says():

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.interval import Levels, between_sd, log_sd, residual_sd
-from paceline.estimate.fit.origin import SOFTWARE, STACK_OF
+from paceline.estimate.fit.origin import IMPLEMENTATION_OF, SOFTWARE
 from paceline.estimate.fit.posterior import (
     PRIOR,
     fit,
@@ -21,7 +21,7 @@ from paceline.estimate.fit.posterior import (
 from paceline.estimate.fit.published import read_row
 from paceline.estimate.model.case import cases_of
 from paceline.estimate.model.coefficients import CENTRE, NAMES, OF_EXPERTS
-from paceline.estimate.run_case import software_named
+from paceline.estimate.run_case import parse_software
 from tests.estimate.fit.test_families import COUNTS, LARGE
 from tests.estimate.fit.test_published import ROW
 
@@ -42,10 +42,12 @@ def test_the_width_between_groups_is_that_of_their_means():
 
 def test_what_formulas_miss_lies_beyond_what_fits_leave_open():
     rng, case = np.random.default_rng(4), read_row(ROW).case
-    fused, torch = replace(case, stack="fused"), replace(case, stack="torch")
+    fused, torch = replace(case, implementation="fused"), replace(case, implementation="torch")
     x, sources = cases_of([fused] * 900 + [torch] * 100), list("abcdefghi") * 100 + ["j"] * 100
     known = np.full(1000, 0.03**2)
-    missed = np.hypot(0.03, np.where(x.has("stack", "torch"), 0.2, 0.05)) * rng.normal(size=1000)
+    missed = np.hypot(0.03, np.where(x.has("implementation", "torch"), 0.2, 0.05)) * rng.normal(
+        size=1000
+    )
     residual = residual_sd(x, missed, known, sources)
     assert residual["fused"] == pytest.approx(0.05, rel=0.15)
     assert 0.06 < residual["torch"] < 0.15
@@ -54,10 +56,10 @@ def test_what_formulas_miss_lies_beyond_what_fits_leave_open():
 
 
 def test_a_stack_or_device_that_was_looked_at_narrows_the_interval():
-    between = {"stack": 0.09, "device": 0.05}
-    evidence, case = shipped().model_copy(update={"between": between}), read_row(ROW).case
-    assert shipped().between["stack"] > 0.03
-    seen = replace(case, software=evidence.stacks[0], family=evidence.devices[0])
+    between = {"software": 0.09, "device": 0.05}
+    evidence, case = shipped().model_copy(update={"unseen_sd": between}), read_row(ROW).case
+    assert shipped().unseen_sd["software"] > 0.03
+    seen = replace(case, software=evidence.software[0], family=evidence.devices[0])
     cases = [seen, replace(seen, software="any"), replace(seen, family="Wonder-9000")]
     sd = log_sd(cases_of(cases), evidence.fit(), evidence.residual_sd, evidence.levels)
     widths = list(between.values())
@@ -68,9 +70,13 @@ def test_a_stack_or_device_that_was_looked_at_narrows_the_interval():
 
 
 def test_every_software_computes_by_some_stack():
-    assert set(SOFTWARE) | {"any"} == set(STACK_OF)
-    assert software_named("nemo").stack == "fused" and software_named("nemo").name == "nemo"
-    assert software_named("softmax").name == "any" and software_named("any").stack == "fused"
+    assert set(SOFTWARE) | {"any"} == set(IMPLEMENTATION_OF)
+    assert (
+        parse_software("nemo").implementation == "fused" and parse_software("nemo").name == "nemo"
+    )
+    assert (
+        parse_software("softmax").name == "any" and parse_software("any").implementation == "fused"
+    )
 
 
 def test_sources_of_one_stack_share_what_they_count_for():

@@ -30,11 +30,11 @@ from paceline.estimate.fit.published import (
     NO_LAYOUT,
     NO_SHAPE,
     NO_TIME,
-    UnmodelledError,
+    UnsupportedRowError,
     dtype_of,
+    implementation_of,
     kind_of,
     read_row,
-    stack_of,
     zero_stage,
 )
 from paceline.estimate.fit.row_details import is_gated
@@ -54,7 +54,7 @@ def test_gaps_have_defaults():
     case = read_row(ROW).case
     assert (case.ffn, case.kv_heads, case.head_dim, case.vocab) == (16384, 32, 128, 50688)
     assert (case.pp, case.cp, case.vp, case.ep) == (1, 1, 1, 1)
-    assert case.full_recompute and not case.flash and case.stack == "softmax"
+    assert case.full_recompute and not case.flash and case.implementation == "softmax"
 
 
 @pytest.mark.parametrize(
@@ -70,16 +70,16 @@ def test_gaps_have_defaults():
     ],
 )
 def test_a_row_that_cannot_be_modelled_says_why(changes: dict[str, str], reason: str):
-    with pytest.raises(UnmodelledError) as caught:
+    with pytest.raises(UnsupportedRowError) as caught:
         read_row({**ROW, **changes})
     assert str(caught.value) == reason
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "inf", "nan", "1e30", "many"])
 def test_what_is_no_positive_number_is_a_gap(value: str):
-    with pytest.raises(UnmodelledError, match=NO_TIME):
+    with pytest.raises(UnsupportedRowError, match=NO_TIME):
         read_row({**ROW, "step_time_s": value})
-    with pytest.raises(UnmodelledError, match=NO_SHAPE):
+    with pytest.raises(UnsupportedRowError, match=NO_SHAPE):
         read_row({**ROW, "hidden": value})
     same = ("vocab", "seq_len", "gpus_per_node", "ffn", "kv_heads", "cp", "vp", "ep", "pp")
     assert read_row({**ROW, **dict.fromkeys(same, value)}) == read_row({**ROW, "seq_len": ""})
@@ -93,7 +93,7 @@ def test_a_network_that_nobody_knows_is_the_usual_one():
 
 
 def test_a_device_without_a_peak_is_left_out():
-    with pytest.raises(UnmodelledError, match=NO_DEVICE):
+    with pytest.raises(UnsupportedRowError, match=NO_DEVICE):
         read_row({**ROW, "gpu": "cpu"})
 
 
@@ -147,7 +147,7 @@ def test_recomputation_that_is_not_stated_follows_from_the_memory():
     ],
 )  # fmt: skip
 def test_the_stack_follows_from_the_attention(attention: str, zero: str, stack: str):
-    assert stack_of({"attention_impl": attention, "zero": zero}) == stack
+    assert implementation_of({"attention_impl": attention, "zero": zero}) == stack
 
 
 def test_an_optimizer_with_sharded_states_is_stage_1():
@@ -286,7 +286,7 @@ def test_shipped_coefficients_meet_what_they_were_fitted_to(reference_data: Path
         for line in csv.DictReader(lines):
             try:
                 rows.append(read_row(line))
-            except UnmodelledError as reason:
+            except UnsupportedRowError as reason:
                 reasons.add(str(reason))
     dense = [row for row in rows if row.kind == "dense"]
     x, measured = cases_of([row.case for row in dense]), np.array([row.measured_s for row in dense])

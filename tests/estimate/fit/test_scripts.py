@@ -13,7 +13,7 @@ from paceline.estimate.fit.published import PublishedStep, read_row
 from paceline.estimate.model.case import Case, cases_of
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.step import StepTime, step_time
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.estimate.run_case import case_of, software_of
 
 C = named(shipped().fit().centre)
@@ -68,7 +68,7 @@ def test_a_visited_tensor_costs_the_host_and_its_exchange_shows():
 
 def test_scores_of_single_operations_move_more_until_hugging_face_fused_them():
     case = read(OPT_350M).case
-    assert case.flash == 0 and case.stack == "torch"
+    assert case.flash == 0 and case.implementation == "torch"
     assert read(OPT_350M, release="25.02").case.flash
     compiled = step(replace(case, compiled=True))
     assert 1.3 < step(case).attention[0] / compiled.attention[0] < 1.75
@@ -78,12 +78,12 @@ def test_scores_of_single_operations_move_more_until_hugging_face_fused_them():
     ("recipe", "measured_s"), [("opt-350m-sft", 0.2036), ("opt-13b-sft", 1.7545)]
 )
 def test_the_published_step_lies_in_the_estimate_of_its_recipe(recipe: str, measured_s: float):
-    question = Question(recipe, "H100-SXM", 8, stack="deepspeed@24.07")
-    case = case_of(question.spec, question.machine, question.software)
+    request = EstimateRequest(recipe, "H100-SXM", 8, software="deepspeed@24.07")
+    case = case_of(request.spec, request.machine, request.resolved_software)
     assert case.param_tensors and not case.flash
     assert np.log(step(case).total[0] / measured_s) == pytest.approx(0, abs=0.05)
-    newest = Question(recipe, "H100-SXM", 8, stack="deepspeed")
-    assert case_of(newest.spec, newest.machine, newest.software).flash
+    newest = EstimateRequest(recipe, "H100-SXM", 8, software="deepspeed")
+    assert case_of(newest.spec, newest.machine, newest.resolved_software).flash
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_the_published_step_lies_in_the_estimate_of_its_recipe(recipe: str, meas
     ],
 )
 def test_engines_are_estimated_as_what_they_run(engine: str, stack: str, name: str):
-    spec = Question("opt-350m-sft", "H100-SXM", 8).spec
+    spec = EstimateRequest("opt-350m-sft", "H100-SXM", 8).spec
     found = software_of(spec.model_copy(update={"engine": engine}))
-    assert (found.stack, found.name) == (stack, name)
+    assert (found.implementation, found.name) == (stack, name)
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,16 @@ def test_bigsciences_engine_is_expected_as_bigscience_measured_it(
     layout: str, published_s: float, published_gib: float
 ):
     overrides = ("engine=megatron_deepspeed", f"layout.{layout}")
-    question = Question("gpt-1b3", "V100-SXM2-32GB", 8, devices_per_node=4, overrides=overrides)
-    found = estimates_of_runs([question.spec], [question.machine], shipped())
+    request = EstimateRequest(
+        "gpt-1b3", "V100-SXM2-32GB", 8, devices_per_node=4, overrides=overrides
+    )
+    found = estimates_of_runs([request.spec], [request.machine], shipped())
     assert found.step_time_s[0] == pytest.approx(published_s, rel=0.1)
     assert found.memory.device_used[0] / 2**30 == pytest.approx(published_gib, rel=0.2)
 
 
 def test_adapters_alone_are_visited_where_nothing_else_trains():
-    asked = Question("llama2-70b-lora", "H100-SXM", 8, overrides=("dtype=fp16",))
+    asked = EstimateRequest("llama2-70b-lora", "H100-SXM", 8, overrides=("dtype=fp16",))
     spec, machine = asked.spec, asked.machine
     spec = spec.model_copy(update={"engine": "deepspeed_chat"})
     assert spec.lora and not spec.lora.train_rest

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.estimate.fit.published import UnmodelledError
+from paceline.estimate.fit.published import UnsupportedRowError
 from paceline.estimate.memory.published import PublishedMemory, read_memory_row
 
 
@@ -20,6 +20,6 @@ def rows(reference_data: Path) -> list[PublishedMemory]:
         for line in csv.DictReader(lines):
             try:
                 published.append(read_memory_row(line))
-            except UnmodelledError:
+            except UnsupportedRowError:
                 continue
     return published

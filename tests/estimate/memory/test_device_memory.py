@@ -55,7 +55,7 @@ layouts = st.fixed_dictionaries(
         "sequence_parallel": st.booleans(), "flash": st.booleans(), "frozen": st.booleans(),
         "gated": st.booleans(), "tied": st.booleans(), "devices": st.sampled_from([64.0, 1024.0]),
         "schedule": st.sampled_from(["1f1b", "gpipe", "zero-bubble"]),
-        "stack": st.sampled_from(["softmax", "fused", "torch"]),
+        "implementation": st.sampled_from(["softmax", "fused", "torch"]),
     }
 )  # fmt: skip
 
@@ -86,7 +86,7 @@ def test_no_rank_needs_more_than_what_is_needed(layout: dict[str, Any]):
 
 
 def test_deepspeed_holds_16_bit_weights_and_gradients_and_shares_masters():
-    layout = {"stack": "torch", "software": "deepspeed", "zero_stage": 1}
+    layout = {"implementation": "torch", "software": "deepspeed", "zero_stage": 1}
     known = frameworks_of("hopper", False)
     assert part("weights", known, **layout) == pytest.approx(2 * LLAMA_PARAMETERS, rel=1e-3)
     assert part("gradients", known, **layout) == pytest.approx(2 * LLAMA_PARAMETERS, rel=1e-3)
@@ -96,7 +96,7 @@ def test_deepspeed_holds_16_bit_weights_and_gradients_and_shares_masters():
 
 
 def test_recomputing_selectively_never_keeps_more():
-    cut = {"stack": "torch", "tp": 8, "sequence_parallel": True}
+    cut = {"implementation": "torch", "tp": 8, "sequence_parallel": True}
     less = part("activations", FRAMEWORKS, **cut, selective_recompute=True)
     assert less < part("activations", FRAMEWORKS, **cut)
 
@@ -270,12 +270,12 @@ def test_a_measured_context_takes_the_place_of_the_usual_one():
 
 def test_a_stack_without_constants_is_refused():
     with pytest.raises(ValueError, match="torch"):
-        needed({"fused": PLAIN}, stack="torch")
+        needed({"fused": PLAIN}, implementation="torch")
 
 
 @given(layouts)
 def test_the_native_estimate_is_never_below_what_run_refuses_by(layout: dict[str, Any]):
-    layout |= {"stack": "fused", "frozen": False, "flash": True}
+    layout |= {"implementation": "fused", "frozen": False, "flash": True}
     layout |= {"vp": 1.0} if layout["pp"] == 1 or layout["schedule"] != "1f1b" else {}
     layout |= {"sequence_parallel": layout["sequence_parallel"] and layout["tp"] > 1}
     recompute = (

@@ -10,7 +10,7 @@ import pytest
 from benchmarks._memory_fit import fit_memory, held_out_sd, leave_one_source_out
 from paceline.estimate.memory.device_memory import memory
 from paceline.estimate.memory.framework import FITTED, FRAMEWORKS, PRIORS, Framework
-from paceline.estimate.memory.published import GIB, PublishedMemory, as_stated
+from paceline.estimate.memory.published import GIB, PublishedMemory, memory_as_reported
 from paceline.estimate.model.case import cases_of
 from tests.estimate.memory.test_device_memory import LLAMA_8B
 from tests.estimate.memory.test_published import read
@@ -24,7 +24,7 @@ def synthetic(truth: Framework) -> list[PublishedMemory]:
             micro_batch=float(batch),
             zero_stage=float(zero),
             tp=float(tp),
-            stack="fused",
+            implementation="fused",
         )
         for batch in (1, 2, 4)
         for zero in (0, 1)
@@ -34,7 +34,7 @@ def synthetic(truth: Framework) -> list[PublishedMemory]:
         PublishedMemory(str(number), f"source {number % 2}", case, 1e15, 1.0)
         for number, case in enumerate(cases)
     ]
-    stated = as_stated(blank, truth)
+    stated = memory_as_reported(blank, truth)
     return [replace(row, stated_bytes=float(stated[i])) for i, row in enumerate(blank)]
 
 
@@ -80,7 +80,8 @@ def test_what_is_missed_is_no_more_than_what_is_promised_of_sources_that_the_fit
     rows: list[PublishedMemory],
 ):
     missed = {
-        stack: held_out_sd([row for row in rows if row.case.stack == stack]) for stack in FRAMEWORKS
+        stack: held_out_sd([row for row in rows if row.case.implementation == stack])
+        for stack in FRAMEWORKS
     }
     assert missed == pytest.approx(NOW, abs=0.002)
     assert {stack: f.log_sd for stack, f in FRAMEWORKS.items()} == BLIND
@@ -91,7 +92,7 @@ def test_half_the_memories_of_a_source_that_the_fit_never_saw_are_met_within_thr
 ):
     others = leave_one_source_out(rows)
     errors = [
-        as_stated([row], others[i])[0] / row.stated_bytes - 1
+        memory_as_reported([row], others[i])[0] / row.stated_bytes - 1
         for i, row in enumerate(rows)
         if row.stated_bytes
     ]

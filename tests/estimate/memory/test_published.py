@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.estimate.fit.published import UnmodelledError
+from paceline.estimate.fit.published import UnsupportedRowError
 from paceline.estimate.memory.device_memory import memory, p_oom, rank_memory, verdict
 from paceline.estimate.memory.published import (
     GIB,
     MORE_STAGES,
     NO_MEMORY,
     PublishedMemory,
-    as_stated,
+    memory_as_reported,
     read_memory_row,
 )
 from paceline.estimate.model.case import cases_of
@@ -78,7 +78,7 @@ def test_the_176b_runs_waited_for_each_kernel():
 def test_no_more_is_stated_than_a_device_has():
     row = read(pp="1", mbs="64")
     assert memory(cases_of([row.case])).device_used[0] > row.device_bytes
-    assert as_stated([row])[0] == row.device_bytes
+    assert memory_as_reported([row])[0] == row.device_bytes
 
 
 def test_a_variant_with_more_memory_than_the_catalogs_keeps_its_own():
@@ -89,7 +89,7 @@ def test_a_variant_with_more_memory_than_the_catalogs_keeps_its_own():
     ("changes", "reason"), [({"mem_gb": ""}, NO_MEMORY), ({"pp": "64"}, MORE_STAGES)]
 )
 def test_rows_that_say_nothing_are_left_out_with_the_reason(changes: dict[str, str], reason: str):
-    with pytest.raises(UnmodelledError, match=reason):
+    with pytest.raises(UnsupportedRowError, match=reason):
         read(**changes)
 
 
@@ -104,8 +104,8 @@ def test_each_source_is_met_in_its_own_kind_and_rank():
         (golden, rank_memory(cases_of([golden.case]), -1).allocated),
         (fsdp, memory(cases_of([fsdp.case])).reserved),
     ):
-        assert as_stated([row]).tolist() == pytest.approx(wanted.tolist())
-    assert as_stated([study])[0] < as_stated([megatron])[0]
+        assert memory_as_reported([row]).tolist() == pytest.approx(wanted.tolist())
+    assert memory_as_reported([study])[0] < memory_as_reported([megatron])[0]
 
 
 def test_the_row_that_its_study_calls_borderline_is_called_so(rows: list[PublishedMemory]):
@@ -118,7 +118,7 @@ def test_published_memories_are_met_within_five_percent_in_the_middle(rows: list
     own = [row for row in rows if row.stated_bytes]
     stated = np.array([row.stated_bytes for row in own])
     assert len(own) >= 100
-    assert np.median(np.abs(as_stated(own) / stated - 1)) <= 0.05
+    assert np.median(np.abs(memory_as_reported(own) / stated - 1)) <= 0.05
 
 
 def test_the_1b3_study_runs_out_where_it_did_and_its_neighbours_do_not(rows: list[PublishedMemory]):

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.estimate.answer import estimate
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.block import Block, block_time
 from paceline.estimate.model.case import Case, CudaGraphs, cases_of
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.step import StepTime, step_time
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.estimate.run_case import case_of
+from paceline.estimate.single_estimate import estimate
 from tests.estimate.memory.test_device_memory import LLAMA_8B
 
 C = named(shipped().fit().centre)
@@ -72,16 +72,16 @@ def test_large_blocks_hardly_gain():
 
 
 def test_older_software_is_slower_and_a_question_says_so():
-    asked = Question("llama31-8b", "GB300", 8, devices_per_node=4)
+    asked = EstimateRequest("llama31-8b", "GB300", 8, devices_per_node=4)
     old, new = (
-        estimate(replace(asked, released=year), shipped()) for year in (2025.2, None)
+        estimate(replace(asked, software_date=year), shipped()) for year in (2025.2, None)
     )  # fmt: skip
     assert old.parts["gemm"] > 1.03 * new.parts["gemm"]
     assert old.parts["elementwise"] == pytest.approx(new.parts["elementwise"])
 
 
 def test_a_question_of_graphs_reaches_the_case():
-    asked = Question("llama31-8b", "GB300", 8, devices_per_node=4, cuda_graphs="iteration")
-    case = case_of(asked.spec, asked.machine, asked.software)
+    asked = EstimateRequest("llama31-8b", "GB300", 8, devices_per_node=4, cuda_graphs="iteration")
+    case = case_of(asked.spec, asked.machine, asked.resolved_software)
     assert case.cuda_graphs == "iteration"
     assert estimate(asked, shipped()).parts["fixed"] == pytest.approx(C["step_graph_s"])

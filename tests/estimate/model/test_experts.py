@@ -18,7 +18,7 @@ QWEN = Case(
     seq_len=4096, gated=True, experts=128, experts_per_token=8, peak_16bit=2.5e15,
     peak_narrow=5e15, block_scaled=True, memory_bytes_per_s=8e12, intra_bytes_per_s=900e9,
     inter_bytes_per_s=100e9, devices=64, global_batch=256, micro_batch=4, tp=8, pp=2, ep=32,
-    zero_stage=1, sequence_parallel=True, generation="blackwell", released=2026.5,
+    zero_stage=1, sequence_parallel=True, generation="blackwell", software_date=2026.5,
 )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_attention_is_in_8_bit_where_experts_have_kernels_of_their_own():
     wide = parts(peak_narrow=0.0, block_scaled=False).attention
     assert wide > 1.3 * parts().attention
     assert parts(four_bit=True).attention == pytest.approx(wide)
-    assert parts(released=2026.3).attention > 1.3 * parts().attention
+    assert parts(software_date=2026.3).attention > 1.3 * parts().attention
 
 
 def test_tokens_beyond_a_capacity_spare_the_host_a_wait():
@@ -71,18 +71,19 @@ def test_tokens_beyond_a_capacity_spare_the_host_a_wait():
 
 
 def test_narrow_products_without_kernels_of_their_own_take_the_time_of_16_bit():
-    before, after = parts(released=2026.3), parts(released=2026.45)
+    before, after = parts(software_date=2026.3), parts(software_date=2026.45)
     assert before.gemm > 1.2 * after.gemm
     wide = {"peak_narrow": 0.0, "block_scaled": False}
-    assert parts(released=2026.45, **wide).gemm == pytest.approx(
-        parts(released=2026.3, **wide).gemm, rel=0.05
+    assert parts(software_date=2026.45, **wide).gemm == pytest.approx(
+        parts(software_date=2026.3, **wide).gemm, rel=0.05
     )
 
 
 def test_dense_models_do_not_ask_when_experts_became_faster():
     dense = {"experts": 1.0, "experts_per_token": 1.0, "ep": 1.0}
     assert (
-        parts(released=2026.45, **dense).elementwise == parts(released=2026.3, **dense).elementwise
+        parts(software_date=2026.45, **dense).elementwise
+        == parts(software_date=2026.3, **dense).elementwise
     )
 
 

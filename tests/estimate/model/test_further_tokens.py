@@ -14,15 +14,15 @@ from paceline.estimate.model.block import product_rate, product_s
 from paceline.estimate.model.case import Case, Cases, cases_of
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.step import pieces
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.estimate.run_case import case_of
 
-QUESTION = Question("deepseek-v3", "H100", 1024, overrides=("layout.tp=2",))
+QUESTION = EstimateRequest("deepseek-v3", "H100", 1024, overrides=("layout.tp=2",))
 NEXT = replace(QUESTION, overrides=(*QUESTION.overrides, "model.mtp_layers=0"))
 
 
-def case(question: Question) -> Case:
-    return case_of(question.spec, question.machine, question.software)
+def case(request: EstimateRequest) -> Case:
+    return case_of(request.spec, request.machine, request.resolved_software)
 
 
 def estimates(case: Case) -> Estimates:

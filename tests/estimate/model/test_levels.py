@@ -10,12 +10,12 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.site import FabricLevel, Site
-from paceline.estimate.answer import Estimate, estimate
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.case import Case, cases_of
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.collectives import all_reduce_s, all_to_all_s, group_rate, port_rate
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
+from paceline.estimate.single_estimate import Estimate, estimate
 from tests.estimate.model.test_step import LLAMA_70B
 
 C = named(shipped().fit().centre)
@@ -29,8 +29,8 @@ def site(**changes: Any) -> Site:
 
 
 def asked(where: Site, devices: int | None = None) -> Estimate:
-    question = Question("llama31-70b", where.device, devices or where.world_size)
-    return estimate(replace(question, site=where), shipped())
+    request = EstimateRequest("llama31-70b", where.device, devices or where.world_size)
+    return estimate(replace(request, site=where), shipped())
 
 
 def rates(case: Case, span: float, stride: float) -> tuple[float, float]:
@@ -75,7 +75,7 @@ def test_a_plain_fabric_is_the_same_as_the_links_it_has():
         FabricLevel(name="NVLink", devices=8, link="NVLink4"),
         FabricLevel(name="rail", link="InfiniBand-NDR"),
     )
-    plain = Question(
+    plain = EstimateRequest(
         "llama31-70b", "H100-SXM", 512, intra_link="NVLink4", inter_link="InfiniBand-NDR"
     )
     assert asked(site(fabric=levels)).step_time_s == pytest.approx(

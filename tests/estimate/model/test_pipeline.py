@@ -12,7 +12,7 @@ from paceline.core.pipeline import stage_sizes
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.case import Case, cases_of
 from paceline.estimate.model.coefficients import named
-from paceline.estimate.model.pipeline import followed_step
+from paceline.estimate.model.pipeline import simulated_step
 from paceline.estimate.model.step import pieces, step_time
 from paceline.estimate.model.weights import stage_layers
 
@@ -36,7 +36,7 @@ MODEL = Case(
 )  # fmt: skip
 def test_equal_stages_take_what_the_closed_form_says(layout: dict[str, Any]):
     x = cases_of([replace(MODEL, **layout)])
-    followed, closed = followed_step(x, C), step_time(x, C)
+    followed, closed = simulated_step(x, C), step_time(x, C)
     assert followed.bubble[0] == pytest.approx(closed.bubble[0], rel=1e-6)
     assert followed.total[0] == pytest.approx(closed.total[0], rel=1e-9)
 
@@ -46,7 +46,7 @@ def test_equal_stages_take_what_the_closed_form_says(layout: dict[str, Any]):
 )
 def test_uneven_stages_come_close(layout: dict[str, Any]):
     x = cases_of([replace(MODEL, pp=4, vocab=128256, **layout)])
-    followed, closed = followed_step(x, C), step_time(x, C)
+    followed, closed = simulated_step(x, C), step_time(x, C)
     work = pieces(x, C)
     busy = work.num_microbatches * (work.slowest + work.passed)
     assert followed.total[0] == pytest.approx(closed.total[0], rel=0.05)
@@ -55,23 +55,23 @@ def test_uneven_stages_come_close(layout: dict[str, Any]):
 
 def test_rows_are_followed_each_by_itself():
     cases = [replace(MODEL, pp=pp, layers=33, vocab=128256) for pp in (4, 1, 8)]
-    together = followed_step(cases_of(cases), C).total
-    alone = [followed_step(cases_of([case]), C).total[0] for case in cases]
+    together = simulated_step(cases_of(cases), C).total
+    alone = [simulated_step(cases_of([case]), C).total[0] for case in cases]
     assert together.tolist() == pytest.approx(alone, rel=1e-12)
 
 
 def test_without_a_pipeline_nothing_waits_and_far_too_many_passes_keep_the_closed_form():
     alone = cases_of([MODEL])
-    assert followed_step(alone, C).bubble[0] == 0
+    assert simulated_step(alone, C).bubble[0] == 0
     huge = cases_of([replace(MODEL, pp=32, global_batch=64_000)])
-    assert followed_step(huge, C).total[0] == step_time(huge, C).total[0]
+    assert simulated_step(huge, C).total[0] == step_time(huge, C).total[0]
 
 
 def test_a_head_beside_fewer_layers_hides_in_the_pipeline():
     counted = cases_of([replace(MODEL, pp=8, layers=126, vocab=128256, global_batch=512)])
     behind = cases_of([replace(MODEL, pp=8, layers=128, vocab=128256, global_batch=512)])
     assert pieces(counted, C).own_head[0] > 0
-    assert followed_step(behind, C).total[0] > followed_step(counted, C).total[0]
+    assert simulated_step(behind, C).total[0] > simulated_step(counted, C).total[0]
 
 
 @pytest.mark.parametrize(

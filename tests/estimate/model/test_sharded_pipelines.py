@@ -39,7 +39,7 @@ def test_a_pipeline_gathers_and_scatters_once_a_step(stage: str):
 
 
 def test_pipelines_of_pytorch_go_on_exchanging_in_every_block():
-    case = replace(read_row({**GPT, "zero": "3"}).case, stack="torch")
+    case = replace(read_row({**GPT, "zero": "3"}).case, implementation="torch")
     assert step_time(cases_of([case]), named(shipped().fit().centre)).zero[0] > 0
 
 

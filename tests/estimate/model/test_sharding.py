@@ -18,7 +18,7 @@ from tests.estimate.machines import CPU, H100
 
 C = named(shipped().fit().centre)
 ON_CPU = cpu_prior("bf16").medians
-TORCH = replace(H100, stack="torch", devices=64, global_batch=256)
+TORCH = replace(H100, implementation="torch", devices=64, global_batch=256)
 
 
 def gpus(**changes: Any) -> StepTime:

@@ -33,7 +33,7 @@ layouts = st.fixed_dictionaries(
         "tp": sizes, "pp": sizes, "cp": sizes, "micro_batch": sizes,
         "zero_stage": st.sampled_from([0.0, 1.0, 2.0, 3.0]),
         "full_recompute": st.booleans(), "flash": st.booleans(),
-        "stack": st.sampled_from(["softmax", "fused", "torch"]),
+        "implementation": st.sampled_from(["softmax", "fused", "torch"]),
         "generation": st.sampled_from(["volta", "ampere", "hopper", "blackwell", "other", "cpu"]),
         "frozen": st.booleans(), "causal": st.booleans(),
         "peak_narrow": st.sampled_from([0.0, 2e15]),
@@ -93,7 +93,7 @@ def test_a_part_answers_to_what_it_is_about(changes: dict[str, Any], part: str, 
     [
         {"peak_16bit": 500e12}, {"intra_bytes_per_s": 50e9}, {"inter_bytes_per_s": 5e9},
         {"memory_bytes_per_s": 1e12}, {"hidden": 8190, "head_dim": 127.97}, {"power": 0.7},
-        {"sequence_parallel": False}, {"compiled": False, "stack": "torch"}, {"domain": 2},
+        {"sequence_parallel": False}, {"compiled": False, "implementation": "torch"}, {"domain": 2},
     ],
     ids=str,
 )  # fmt: skip
@@ -189,7 +189,7 @@ def test_tensor_parallelism_overlaps_with_sequence_parallelism_alone():
     plain, shared = step(**cut, sequence_parallel=False), step(**cut)
     # As many bytes, but twice the starts.
     assert plain.tp[0] > 1.5 * shared.tp[0]
-    torch = {"stack": "torch"}
+    torch = {"implementation": "torch"}
     assert step(**cut, **torch).tp[0] > step(**cut, **torch, sequence_parallel=False).tp[0]
 
 
@@ -238,7 +238,9 @@ def test_sequence_parallelism_starts_two_collectives_for_each_sum():
     more = [
         float((step_time(x, slow).tp - step_time(x, C).tp)[0])
         for sequence in (False, True)
-        for x in [cases_of([replace(LLAMA_70B, stack="torch", sequence_parallel=sequence)])]
+        for x in [
+            cases_of([replace(LLAMA_70B, implementation="torch", sequence_parallel=sequence)])
+        ]
     ]
     assert more[1] == pytest.approx(2 * more[0]) and more[0] > 0
 

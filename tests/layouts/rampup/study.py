@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.layouts.rampup.plan import RampOptions, RampPlan, plan_ramp_up
 from paceline.layouts.rampup.timing import Setting, setting_of
 
@@ -21,9 +21,9 @@ SCHEDULE_16GB = """
 SCHEDULE_32GB = "NNODES,BS,MBS\n8,32,1\n16,64,1\n32,128,1\n"
 
 
-def question(device: str, *overrides: str) -> Question:
+def question(device: str, *overrides: str) -> EstimateRequest:
     """Nodes of 4 V100 on Omni-Path, as on Jean Zay in 2021."""
-    return Question(
+    return EstimateRequest(
         "gpt-1b3", device, 4, "ramp-up", overrides, 4, "NVLink2", "Omni-Path-100", "softmax"
     )
 

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.layouts.rampup.plan import RampOptions, plan_ramp_up, space_of, stages_of
 from paceline.layouts.rampup.timing import doublings, setting_of
 from tests.layouts.rampup.study import planned, setting
@@ -98,7 +98,7 @@ def test_one_vocabulary_for_stages_that_go_on_from_each_other():
     assert space_of(setting(), RampOptions()).most_tp == 4
     assert space_of(setting(), RampOptions(every_batch=True)).most_tp == 1
     assert space_of(setting(), RampOptions(most_tp=2)).most_tp == 2
-    llama = setting_of(Question("llama31-8b", "H100", 8), shipped())
+    llama = setting_of(EstimateRequest("llama31-8b", "H100", 8), shipped())
     assert space_of(llama, RampOptions(every_batch=True)).most_tp == 8
 
 
@@ -112,7 +112,7 @@ def test_a_training_has_an_end():
 
 
 def test_a_recipe_without_a_ramp_up_needs_stages_and_samples():
-    plain = setting_of(Question("llama31-8b", "H100", 8, tokens=1e9), shipped())
+    plain = setting_of(EstimateRequest("llama31-8b", "H100", 8, tokens=1e9), shipped())
     with pytest.raises(UserError, match="has no ramp-up"):
         stages_of(plain, RampOptions())
     with pytest.raises(UserError, match="how long a stage lasts"):
@@ -136,7 +136,7 @@ def test_stages_that_cannot_be_are_refused(options: RampOptions, message: str):
 
 def test_a_model_that_fits_nowhere_is_refused():
     fp16 = ("training.dtype=fp16",)
-    question = Question("llama31-405b", "V100-16GB", 4, overrides=fp16, devices_per_node=4)
+    question = EstimateRequest("llama31-405b", "V100-16GB", 4, overrides=fp16, devices_per_node=4)
     huge = setting_of(question, shipped())
     with pytest.raises(UserError, match="no layout that fits on up to 1 node "):
         plan_ramp_up(huge, RampOptions((32,), most_nodes=1, samples=(100,)))

@@ -10,9 +10,9 @@ from paceline.core.layout import Layout
 from paceline.core.layout_checks import layout_problems, native_problems
 from paceline.core.parallel_run import ParallelRun
 from paceline.core.pipeline import bubble_fraction
-from paceline.estimate.answer import estimate
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
+from paceline.estimate.single_estimate import estimate
 from paceline.layouts.rampup.timing import RampStage, Stretch, problems, runnable, setting_of, timed
 from paceline.layouts.search.space import Space
 from tests.layouts.rampup.study import question, setting
@@ -87,7 +87,7 @@ def test_the_trainers_own_rules_hold_for_its_recipes():
 
 
 def test_it_is_the_estimate_of_the_same_run():
-    whole = Question("llama31-8b", "H100", 64, overrides=("training.global_batch=256",))
+    whole = EstimateRequest("llama31-8b", "H100", 64, overrides=("training.global_batch=256",))
     layout = setting_of(whole, shipped()).recipe.layout
     stage = RampStage((Stretch(256, None),))
     estimates = timed(setting_of(whole, shipped()), [layout], stage, 8).followed()
@@ -95,7 +95,7 @@ def test_it_is_the_estimate_of_the_same_run():
 
 
 def test_a_recipe_whose_own_layout_does_not_fit_the_devices_is_no_obstacle():
-    large = setting_of(Question("llama31-405b", "H100", 1, devices_per_node=1), shipped())
+    large = setting_of(EstimateRequest("llama31-405b", "H100", 1, devices_per_node=1), shipped())
     assert large.recipe.layout.model_devices > 1 and large.spec.layout == large.recipe.layout
 
 

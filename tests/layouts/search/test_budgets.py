@@ -7,9 +7,9 @@ import pytest
 
 from paceline.core.layout import Layout
 from paceline.core.run import RunSpec
-from paceline.estimate.estimates import P_OOM_EVEN, Estimates, estimates_of_layouts
+from paceline.estimate.estimates import MAX_P_OOM_TO_FIT, Estimates, estimates_of_layouts
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.layouts.search.memory import (
     BUDGETS,
     between,
@@ -45,7 +45,7 @@ def test_of_the_budgets_that_fit_the_largest_is_kept():
 
 @pytest.fixture(scope="module")
 def spec() -> RunSpec:
-    return Question("llama31-8b", "H100", 8).spec_of_any_layout
+    return EstimateRequest("llama31-8b", "H100", 8).spec_of_any_layout
 
 
 @pytest.mark.parametrize("axes", [{}, {"pp": 4, "vp": 2}, {"tp": 2, "sequence_parallel": True}])
@@ -60,7 +60,7 @@ def test_a_larger_budget_takes_no_longer_and_needs_no_less(spec: RunSpec, axes: 
 
 
 def test_the_largest_budget_that_fits_uses_the_devices_memory(spec: RunSpec):
-    (found,) = largest_that_fit([FULL], lambda some: _estimates(spec, some).p_oom, P_OOM_EVEN)
+    (found,) = largest_that_fit([FULL], lambda some: _estimates(spec, some).p_oom, MAX_P_OOM_TO_FIT)
     more = by_budget(FULL, (found.recompute_budget or 0.0) + 0.1)
     assert _estimates(spec, [found, more]).fits.tolist() == [True, False]
 
@@ -70,10 +70,12 @@ def test_only_the_native_trainer_takes_them_and_not_in_every_layout(spec: RunSpe
     assert that_take_budgets(spec, [FULL, bubbles]) == [FULL]
     other = spec.model_copy(update={"engine": "megatron"})
     assert that_take_budgets(other, [FULL]) == []
-    flux = Question("flux1-schnell", "H100", 8).spec_of_any_layout
+    flux = EstimateRequest("flux1-schnell", "H100", 8).spec_of_any_layout
     assert that_take_budgets(flux, [FULL]) == []
 
 
 def _estimates(spec: RunSpec, layouts: list[Layout]) -> Estimates:
-    question = Question("llama31-8b", "H100", 8)
-    return estimates_of_layouts(spec, question.machine, shipped(), layouts, question.software)
+    question = EstimateRequest("llama31-8b", "H100", 8)
+    return estimates_of_layouts(
+        spec, question.machine, shipped(), layouts, question.resolved_software
+    )

@@ -9,9 +9,9 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.estimate.calibrate.lookup import GivenEvidence
-from paceline.estimate.estimates import P_OOM_SURE
+from paceline.estimate.estimates import MAX_P_OOM_TO_RUN
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.model.case import Stack
+from paceline.estimate.model.case import Implementation
 from paceline.layouts.sweep.plan import Choice, Sweep, SweepOptions, dimensions, new_sweep
 from paceline.machines.placement import Request
 from paceline.machines.probe import inventory
@@ -38,8 +38,8 @@ def planned(
     place: dict[str, Any] | None = None,
     prune: bool = True,
     name: str | None = None,
-    prune_above: float = P_OOM_SURE,
-    stack: Stack | None = None,
+    prune_above: float = MAX_P_OOM_TO_RUN,
+    stack: Implementation | None = None,
     sets: tuple[str, ...] = (),
     **named: str,
 ) -> Sweep:

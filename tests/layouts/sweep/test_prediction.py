@@ -10,12 +10,12 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.run import RunSpec
-from paceline.estimate.answer import estimate
 from paceline.estimate.calibrate.calibration import Calibration, Placement, file_of
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.memory.device_memory import USUAL_CONTEXT_BYTES, verdict
 from paceline.estimate.model.machine import machine
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
+from paceline.estimate.single_estimate import estimate
 from paceline.files.documents import write_value
 from paceline.layouts.sweep import prediction
 from paceline.layouts.sweep.prediction import hopeless, predict
@@ -26,7 +26,7 @@ from tests.example import make_spec
 
 def spec(device: str = "H100", devices: int = 8, **layout: Any) -> RunSpec:
     overrides = tuple(f"layout.{key}={value}" for key, value in layout.items())
-    return Question("llama31-8b", device, devices, overrides=overrides).spec
+    return EstimateRequest("llama31-8b", device, devices, overrides=overrides).spec
 
 
 def expected(
@@ -44,12 +44,12 @@ def expected(
 
 def test_a_prediction_is_the_estimate_of_the_stack_that_the_native_trainer_is():
     (predicted,) = predict([spec(micro_batch=1)], SHIPPED)
-    question = Question(
+    question = EstimateRequest(
         "llama31-8b",
         "H100-SXM",
         8,
         overrides=("layout.micro_batch=1",),
-        stack="torch",
+        software="torch",
         native=True,
     )
     alone = estimate(question, shipped())
@@ -185,12 +185,12 @@ def test_another_stack_has_its_own_times_and_memory():
     runs = [spec(micro_batch=1, zero_stage=1)]
     (own,), (megatron,) = predict(runs, SHIPPED), predict(runs, SHIPPED, "softmax")
     alone = estimate(
-        Question(
+        EstimateRequest(
             "llama31-8b",
             "H100-SXM",
             8,
             overrides=("layout.micro_batch=1", "layout.zero_stage=1"),
-            stack="softmax",
+            software="softmax",
         ),
         shipped(),
     )

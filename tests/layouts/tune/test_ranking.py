@@ -12,17 +12,17 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.core.layout_checks import layout_problems
 from paceline.estimate import estimates
-from paceline.estimate.answer import estimate
-from paceline.estimate.estimates import P_OOM_EVEN
+from paceline.estimate.estimates import MAX_P_OOM_TO_FIT
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.case import Cases
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
+from paceline.estimate.single_estimate import estimate
 from paceline.layouts.search import space
 from paceline.layouts.search.space import Space
 from paceline.layouts.tune.candidates import settings
 from paceline.layouts.tune.ranking import Ranking, rank
 
-QUESTION = Question("llama31-70b", "H100-SXM", 64)
+QUESTION = EstimateRequest("llama31-70b", "H100-SXM", 64)
 SPACE = Space(micro_batches=(1, 2), recompute=("none", "full"))
 
 
@@ -42,7 +42,7 @@ def test_the_fastest_that_fits_comes_first(ranking: Ranking):
 def test_every_layout_has_its_interval_and_its_odds(ranking: Ranking):
     for row in ranking.layouts:
         assert row.low_s < row.step_time_s < row.high_s
-        assert row.fits == (row.p_oom <= P_OOM_EVEN) and row.memory_bytes > 0
+        assert row.fits == (row.p_oom <= MAX_P_OOM_TO_FIT) and row.memory_bytes > 0
 
 
 def test_a_ranked_layout_is_what_estimate_says_of_it(ranking: Ranking):
@@ -54,7 +54,7 @@ def test_a_ranked_layout_is_what_estimate_says_of_it(ranking: Ranking):
 
 
 def test_what_fits_by_a_budget_alone_is_listed_with_the_largest_that_fits():
-    question = Question("llama31-405b", "H100", 512)
+    question = EstimateRequest("llama31-405b", "H100", 512)
     space = Space(micro_batches=(1,), recompute=("none", "full"), zero_stages=(3,), most_cp=2)
     found = rank(question, shipped(), space, top=20)
     best = found.layouts[0]
@@ -69,8 +69,8 @@ def test_what_fits_by_a_budget_alone_is_listed_with_the_largest_that_fits():
             {"recompute": "full", "recompute_budget": None},
         )
     )
-    assert none.p_oom is not None and none.p_oom > P_OOM_EVEN
-    assert full.p_oom is not None and full.p_oom < P_OOM_EVEN
+    assert none.p_oom is not None and none.p_oom > MAX_P_OOM_TO_FIT
+    assert full.p_oom is not None and full.p_oom < MAX_P_OOM_TO_FIT
     assert none.step_time_s < best.step_time_s < full.step_time_s
     without = rank(replace(question, overrides=("engine=megatron",)), shipped(), space, top=20)
     assert {row.layout.recompute for row in without.layouts} <= {"none", "full"}
@@ -95,7 +95,7 @@ def test_a_device_of_unknown_size_is_refused():
 
 @pytest.mark.parametrize(("recipe", "devices"), [("llama31-70b", 8), ("llama31-8b", 7)])
 def test_devices_that_the_recipes_own_layout_does_not_divide(recipe: str, devices: int):
-    ranked = rank(Question(recipe, "B200", devices), shipped(), SPACE, top=3)
+    ranked = rank(EstimateRequest(recipe, "B200", devices), shipped(), SPACE, top=3)
     assert ranked.recipe_layout is None and ranked.layouts[0].step_time_s > 0
     assert ranked.recipe_problem
     assert ranked.devices == devices
@@ -132,13 +132,13 @@ def test_65536_devices_take_one_estimate_a_layout_and_few_that_are_followed(
         counted["checked"] += 1
         return layout_problems(*arguments)
 
-    for name in ("step_time", "followed_step", "log_sd", "memory"):
+    for name in ("step_time", "simulated_step", "log_sd", "memory"):
         monkeypatch.setattr(estimates, name, counting(name))
     monkeypatch.setattr(space, "layout_problems", checked)
     found = rank(replace(QUESTION, devices=65_536), shipped(), Space(), top=20)
     # Budgets of recomputation are estimated nine to a cut, of which the largest that fits counts.
     assert found.n_layouts > 10_000 and counted["step_time"] < 1.3 * found.n_layouts
-    assert counted["followed_step"] == counted["log_sd"] == 21
+    assert counted["simulated_step"] == counted["log_sd"] == 21
     assert counted["memory"] <= 2 * found.n_layouts + 50
     combinations = found.n_layouts + found.n_infeasible
     assert counted["checked"] < 0.55 * combinations

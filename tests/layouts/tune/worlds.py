@@ -12,7 +12,7 @@ from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.case import Floats
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.step import step_time
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.files.recipe import load_recipe
 from paceline.layouts.search.residuals import features
 from paceline.layouts.search.space import Space, feasible
@@ -27,7 +27,7 @@ SPACE = Space(
 
 def made_up(layouts: list[Layout] | None = None, *, blind: bool = False) -> Candidates:
     """The layouts of an 8B model on eight H100s; `blind` has no time model."""
-    question = Question("llama31-8b", "H100", 8)
+    question = EstimateRequest("llama31-8b", "H100", 8)
     spec, machine = question.spec_of_any_layout, question.machine
     if layouts is None:
         layouts, _ = feasible(spec.model, 8, spec.training.global_batch, 8192, SPACE)

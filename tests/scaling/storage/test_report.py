@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.core.hardware import Cluster
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.scaling.storage.report import StorageReport, demand_of, storage_report
 from tests.scaling.network.test_report import IDENTITY
 
@@ -43,7 +43,7 @@ def report(*lines: dict[str, Any], need: float | None = None) -> StorageReport:
     names = [f"n{node}" for node in range(9)]
     demand = None
     if need is not None:
-        spec = Question("tiny-llama", "H100", 4).spec
+        spec = EstimateRequest("tiny-llama", "H100", 4).spec
         demand = demand_of(spec, "an estimate", need).model_copy(update={"sample_bytes": 1000})
     return storage_report(lines, names, IDENTITY, "2026-01-01T00:00:00+00:00", 3.0, [], demand)
 
@@ -99,7 +99,7 @@ def test_a_disk_gives_what_a_training_needs_or_makes_it_wait():
 
 
 def test_a_host_reads_the_samples_of_its_own_replicas_once():
-    spec = Question("llama31-8b", "H100", 64).spec
+    spec = EstimateRequest("llama31-8b", "H100", 64).spec
     parts = spec.num_parameters
     layout = spec.layout.model_copy(update={"tp": 8, "pp": 2, "cp": 1})  # two hosts a replica
     halves = demand_of(spec.model_copy(update={"layout": layout}), "x", 40.0)

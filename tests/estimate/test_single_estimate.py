@@ -8,13 +8,13 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.core.run import RunSettings
-from paceline.estimate.answer import estimate
 from paceline.estimate.costs import Failures, Prices
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.estimate.run_case import Software, case_of
+from paceline.estimate.single_estimate import estimate
 
-LLAMA_70B = Question(
+LLAMA_70B = EstimateRequest(
     "llama31-70b", "H100-SXM", 64, intra_link="NVLink4", inter_link="InfiniBand-NDR"
 )
 
@@ -26,8 +26,8 @@ def test_the_published_step_of_the_70b_lies_in_the_interval():
     )
     assert found.mfu == pytest.approx(0.541, rel=0.06)
     assert sum(found.parts.values()) == pytest.approx(found.step_time_s)
-    assert not found.notes and "published" in found.evidence.title
-    assert (found.evidence.coefficients, found.evidence.links) == ("public prior", "stated")
+    assert not found.notes and "published" in found.provenance.title
+    assert (found.provenance.coefficients, found.provenance.links) == ("public prior", "stated")
     assert found.waterfall[-1].flops_per_s == pytest.approx(found.flops_per_s_per_device)
 
 
@@ -39,7 +39,7 @@ def test_the_published_step_of_the_70b_lies_in_the_interval():
     ],
 )  # fmt: skip
 def test_every_kind_of_model_can_be_estimated(recipe: str, devices: int):
-    found = estimate(Question(recipe, "H100", devices), shipped())
+    found = estimate(EstimateRequest(recipe, "H100", devices), shipped())
     assert 0 < found.low_s < found.step_time_s < found.high_s
     assert found.mfu is not None and 0.05 < found.mfu < 0.75
 
@@ -52,13 +52,13 @@ def test_every_kind_of_model_can_be_estimated(recipe: str, devices: int):
     ],
 )  # fmt: skip
 def test_an_estimate_is_led_by_the_rate_that_a_run_is_led_by(recipe: str, headline: str):
-    question = Question(recipe, "H100", 8)
-    found = estimate(question, shipped())
-    assert found.headline == headline == RunSettings.of(question.spec).headline
+    request = EstimateRequest(recipe, "H100", 8)
+    found = estimate(request, shipped())
+    assert found.headline == headline == RunSettings.of(request.spec).headline
 
 
 def test_adapters_train_faster_than_the_whole_model():
-    spec = Question("llama2-70b-lora", "H100", 8).spec
+    spec = EstimateRequest("llama2-70b-lora", "H100", 8).spec
     case = case_of(spec, LLAMA_70B.machine, Software())
     assert case.frozen and case.gated and case.layers == 80
 
@@ -90,7 +90,7 @@ def test_scales_that_nobody_timed_are_said_to_be_timed_as_others(
     [("A100-PCIe-80GB", 31.5e9), ("H100-PCIe", 63e9), ("H100-SXM", 450e9), ("MI300X", 448e9)],
 )
 def test_usual_links_are_those_of_the_device(device: str, bytes_per_s: float):
-    here = Question("llama31-8b", device, 8).machine
+    here = EstimateRequest("llama31-8b", device, 8).machine
     assert here.intra_bytes_per_s == pytest.approx(bytes_per_s, rel=0.01)
 
 
@@ -101,22 +101,24 @@ def test_usual_links_are_told():
 
 
 def test_the_bill_counts_tokens_money_and_failures():
-    question = replace(
+    request = replace(
         LLAMA_70B,
         tokens=15e12,
         prices=Prices(per_device_hour=2.0),
         failures=Failures(device_mtbf_h=5e4),
     )
-    found = estimate(question, shipped()).training_cost
+    found = estimate(request, shipped()).training_cost
     assert found is not None and found.goodput is not None and found.energy_kwh is not None
     assert found.cost == pytest.approx(2 * found.device_hours)
     assert found.days == pytest.approx(found.device_hours / 64 / 24)
 
 
 def test_the_automatic_dtype_is_the_one_that_a_run_takes():
-    old, new = (estimate(Question("tiny-llama", d, 8), shipped()) for d in ("V100-32GB", "H100"))
+    old, new = (
+        estimate(EstimateRequest("tiny-llama", d, 8), shipped()) for d in ("V100-32GB", "H100")
+    )
     assert (old.dtype, new.dtype) == ("fp32", "bf16")
-    assert Question("tiny-llama", "V100-32GB", 8).spec_of_any_layout.training.dtype == "fp32"
+    assert EstimateRequest("tiny-llama", "V100-32GB", 8).spec_of_any_layout.training.dtype == "fp32"
 
 
 def test_a_link_counts_as_stated_only_where_it_can_be():
@@ -127,9 +129,9 @@ def test_a_link_counts_as_stated_only_where_it_can_be():
         with pytest.raises(UserError, match=words):
             estimate(replace(LLAMA_70B, **swapped), shipped())  # type: ignore[arg-type]
     usual = estimate(replace(LLAMA_70B, intra_link=None, inter_link=None), shipped())
-    assert usual.evidence.links != "stated" and usual.evidence.network != "stated"
+    assert usual.provenance.links != "stated" and usual.provenance.network != "stated"
     rates = estimate(replace(LLAMA_70B, intra_link="450 GB/s", inter_link="8x400 Gb/s"), shipped())
-    assert (rates.evidence.links, rates.evidence.network) == ("stated", "stated")
+    assert (rates.provenance.links, rates.provenance.network) == ("stated", "stated")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_a_link_counts_as_stated_only_where_it_can_be():
     [
         ({"device": "Wonder-9000"}, "is not in the catalog"),
         ({"device": "cpu"}, "is not calibrated in"),
-        ({"devices": 63}, "is no multiple of 8 a node"),
+        ({"devices": 63}, "is not a multiple of 8 devices per node"),
         ({"devices": 24}, "does not divide 24 devices"),
         ({"overrides": ("dtype=nvfp4",)}, "does not compute in nvfp4"),
         ({"device": "V100-32GB"}, "does not compute in bf16.*training.dtype=fp16"),

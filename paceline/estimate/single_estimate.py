@@ -1,4 +1,4 @@
-"""Step time, throughput and cost of a recipe on a cluster that nobody has run it on."""
+"""Estimate of step time, throughput, memory and cost of one recipe on one cluster."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from paceline.estimate.estimates import estimates_of_runs
 from paceline.estimate.fit.evidence import Evidence, EvidenceKind
 from paceline.estimate.model.coefficients import named
 from paceline.estimate.model.machine import Machine
-from paceline.estimate.model.waterfall import rise_notes, waterfall
-from paceline.estimate.question import Question
+from paceline.estimate.model.waterfall import uncomputed_flops_notes, waterfall
+from paceline.estimate.request import EstimateRequest
 from paceline.files import catalog
 
 Kind = Literal[EvidenceKind, "data sheet", "stated", "assumed"]
 
 
 class Provenance(Value):
-    """Where an estimate's inputs are from."""
+    """Sources of the inputs of an estimate."""
 
     title: str
-    """Of the coefficients."""
+    """Description of the measurements to which the coefficients are fitted."""
     coefficients: Kind
     peak: Kind
     memory_rate: Kind
     links: Kind
-    """Inside a node."""
+    """Bandwidth inside a node."""
     network: Kind
     memory: Kind
-    """What a framework keeps in memory."""
+    """Constants of the framework's memory use."""
 
 
-def provenance_of(
+def estimate_provenance(
     evidence: Evidence, machine: Machine, links: str | None, network: str | None
 ) -> Provenance:
-    """The basis of one estimate; `links` and `network` are the names that were given."""
+    """Return the sources of an estimate; `links` and `network` are the names given by the user."""
     links_are: Kind = "assumed" if machine.assumed.intra else "data sheet"
     network_is: Kind = "assumed" if machine.assumed.inter else "data sheet"
     on_cpu = machine.generation == "cpu"
@@ -61,13 +61,13 @@ def provenance_of(
 
 
 def _link(kind: Kind, name: str | None, where: Literal["intra", "inter"]) -> Kind:
-    """A name counts where it says what link is there: no network inside a node, nor the reverse."""
+    """Return "stated" if the name is a link of the right kind, intra-node or inter-node."""
     if not name or kind == "assumed":
         return kind
     try:
         link = catalog.find_link(name).link
     except UserError:
-        return "stated"  # a rate, since the machine is known
+        return "stated"  # A bandwidth instead of a name.
     return "stated" if link is None or link.kind == where else kind
 
 
@@ -78,93 +78,92 @@ class MemoryBytes(Value):
     reserved: float
     device_used: float
     parts: dict[str, float]
-    """They add up to `device_used`."""
+    """Bytes by category; their sum is `device_used`."""
 
 
 class MeasuredStep(Value):
-    """A step time that was measured, beside the estimated one."""
+    """A measured step time, compared with the estimate."""
 
     step_time_s: float
     source: str
-    """The run that it is of, or that it was stated."""
+    """Origin of the measurement."""
     n: int | None = None
-    """Steps whose median it is; None for a stated one."""
+    """Number of steps whose median it is; None if stated by the user."""
     spread: float | None = None
-    """Robust relative spread of these."""
+    """Robust relative spread of the steps."""
     ratio: float
-    """Measured over estimated."""
+    """Measured step time divided by the estimated one."""
     in_interval: bool
-    """Whether it lies in the estimate's 80 % interval."""
+    """True if the measured step time is within the 80% interval of the estimate."""
 
 
 class Estimate(Value):
-    """The answer; fractions are 0-1, `low` and `high` hold 80 %."""
+    """An estimate; fractions are 0-1; `low_s` and `high_s` bound the 80% interval."""
 
     recipe: str
     device: str
     devices: int
     layout: str
-    """Its axes that are larger than one."""
+    """Parallel axes larger than one."""
     micro_batch: int
     recompute: str
-    """none, selective, full, or budget and its share."""
+    """Activation recompute: none, selective, full, or a budget with its share."""
     dtype: str
     global_batch: int
-    """Of a step; a recipe's may grow with its devices."""
+    """Samples per step; some recipes scale it with the number of devices."""
     seq_len: int
     software: str
-    """As it was asked for: a name of published steps, of a release or not, or `any`."""
-    stack: str
-    """How it computes there."""
+    """Requested software, with an optional release: nemo@26.02; `any` if not specified."""
+    implementation: str
+    """Kernels of its transformer blocks: fused, torch or softmax."""
     step_time_s: float
     low_s: float
     high_s: float
     parts: dict[str, float]
-    """Seconds of the step, by part."""
+    """Seconds of the step by part."""
     tokens_per_s: float
     samples_per_s: float
     headline: Headline = Field("tokens_per_s", exclude=True)
-    """Which of the two states the speed, as of a run (RunSettings.headline)."""
+    """The throughput metric of the recipe (RunSettings.headline)."""
     to_target: bool = Field(False, exclude=True)
-    """Whether a quality ends the training, so that no number of tokens is its length."""
+    """True if training ends at a quality target instead of a number of tokens."""
     flops_per_s_per_device: float
     mfu: float | None
     convention: str
-    reachable: float
-    """Share of the dense peak that large products reach here, by the coefficients."""
+    gemm_efficiency: float
+    """Share of the dense peak that large GEMMs reach on this device."""
     memory_bytes: MemoryBytes
     p_oom: float | None
-    """Probability that the device runs out of memory; None where its size is unknown."""
+    """Probability of running out of memory; None if the device's memory size is unknown."""
     training_cost: TrainingCost | None
     waterfall: tuple[WaterfallLevel, ...]
-    """From the peak to `flops_per_s_per_device`, and on to what was measured."""
+    """MFU waterfall from the dense peak to the estimated and, if known, the measured rate."""
     measured: MeasuredStep | None = None
-    evidence: Provenance
+    provenance: Provenance
     notes: tuple[str, ...]
 
 
-def estimate(question: Question, evidence: Evidence) -> Estimate:
-    """The estimate of one recipe; raises UserError for what cannot run or is in no catalog."""
-    spec = question.spec
-    return estimate_on(question.machine, spec, question, evidence)
+def estimate(request: EstimateRequest, evidence: Evidence) -> Estimate:
+    """Estimate one recipe; raises UserError if it cannot run or the device is unknown."""
+    return estimate_on(request.machine, request.spec, request, evidence)
 
 
 def estimate_on(
-    machine: Machine, spec: RunSpec, question: Question, evidence: Evidence
+    machine: Machine, spec: RunSpec, request: EstimateRequest, evidence: Evidence
 ) -> Estimate:
-    """The estimate of a resolved run; of `question` count stack, links, tokens, and costs alone."""
-    estimates = estimates_of_runs([spec], [machine], evidence, question.software)
-    needed, time, training = estimates.memory, estimates.time, spec.training
+    """Estimate a resolved run; only software, links, tokens and costs of `request` are used."""
+    estimates = estimates_of_runs([spec], [machine], evidence, request.resolved_software)
+    memory, time, training = estimates.memory, estimates.time, spec.training
     seconds = float(estimates.step_time_s[0])
     low, high = estimates.interval_s
     coefficients = named(evidence.fit().centre)
     rate = tokens_per_s(training.seq_len, training.global_batch, seconds)
     flops_input = FlopsInput(spec.model, training.seq_len, lora=spec.lora)
     per_sample = training.seq_len * model_flops_per_token(spec.flops_convention, flops_input)
-    reached = flops_per_s_per_device(per_sample, training.global_batch, seconds, spec.world_size)
-    tokens = question.tokens or training.whole_tokens
-    levels = waterfall(estimates.x, coefficients, time, reached * seconds)
-    # A measured peak is no data sheet's.
+    achieved = flops_per_s_per_device(per_sample, training.global_batch, seconds, spec.world_size)
+    tokens = request.tokens or training.whole_tokens
+    levels = waterfall(estimates.x, coefficients, time, achieved * seconds)
+    # A CPU's measured peak is not a data-sheet peak, so there is no MFU.
     peak = None if machine.generation == "cpu" else machine.device.peak_flops_per_s(training.dtype)
     return Estimate(
         recipe=spec.recipe,
@@ -176,8 +175,8 @@ def estimate_on(
         dtype=training.dtype,
         global_batch=training.global_batch,
         seq_len=training.seq_len,
-        software="native" if question.native else question.stack,
-        stack=question.software.stack_on(machine),
+        software="native" if request.native else request.software,
+        implementation=request.resolved_software.implementation_on(machine),
         step_time_s=seconds,
         low_s=float(low[0]),
         high_s=float(high[0]),
@@ -186,15 +185,15 @@ def estimate_on(
         samples_per_s=training.global_batch / seconds,
         headline=RunSettings.of(spec).headline,
         to_target=training.to_target,
-        flops_per_s_per_device=reached,
-        mfu=mfu(reached, peak),
+        flops_per_s_per_device=achieved,
+        mfu=mfu(achieved, peak),
         convention=spec.flops_convention,
-        reachable=coefficients.get(f"gemm_{machine.generation}", float("nan")),
+        gemm_efficiency=coefficients.get(f"gemm_{machine.generation}", float("nan")),
         memory_bytes=MemoryBytes(
-            allocated=float(needed.allocated[0]),
-            reserved=float(needed.reserved[0]),
-            device_used=float(needed.device_used[0]),
-            parts=needed.at(0),
+            allocated=float(memory.allocated[0]),
+            reserved=float(memory.reserved[0]),
+            device_used=float(memory.device_used[0]),
+            parts=memory.at(0),
         ),
         p_oom=float(estimates.p_oom[0]) if isfinite(estimates.limit_bytes[0]) else None,
         training_cost=training_cost(
@@ -202,51 +201,51 @@ def estimate_on(
             rate,
             spec.world_size,
             machine.device.power_w,
-            question.prices,
-            question.failures,
+            request.prices,
+            request.failures,
         )
         if tokens
         else None,
         waterfall=levels,
-        evidence=provenance_of(evidence, machine, *_links(question)),
+        provenance=estimate_provenance(evidence, machine, *_links(request)),
         notes=(
             *machine.notes,
             *_recipe_notes(training),
             *_data_notes(spec.data),
-            *rise_notes(levels, spec.flops_convention),
+            *uncomputed_flops_notes(levels, spec.flops_convention),
         ),
     )
 
 
 def _recipe_notes(training: Training) -> tuple[str, ...]:
-    """What the time model does not know of how fp8's products are scaled."""
+    """Return a note if the scaling granularity of fp8 GEMMs has no measurements of its own."""
     if training.dtype != "fp8" or training.fp8_recipe == DEFAULT_FP8_RECIPE:
         return ()
     wide = (
-        ", and the weights' gradients, which it computes in bf16, as if they were in fp8"
+        " (including weight gradients, which this recipe computes in bf16)"
         if training.fp8_recipe == "rowwise_with_gw_hp"
         else ""
     )
     return (
-        f"fp8_recipe {training.fp8_recipe} is timed as {DEFAULT_FP8_RECIPE}, for want of "
-        f"measurements{wide}: likely too fast",
+        f"fp8_recipe {training.fp8_recipe} is timed as {DEFAULT_FP8_RECIPE}{wide} because no "
+        "measurements exist; the estimate is probably too fast",
     )
 
 
 def _data_notes(data: Data) -> tuple[str, ...]:
-    """What is not known of the data before a run."""
+    """Return a note if the time depends on document lengths, which are unknown before a run."""
     if not data.document_mask:
         return ()
     return (
-        "data.document_mask: time, FLOPs and MFU are of whole windows, because nothing is known of "
-        "the documents' lengths before a run: its attention does less, by metric attended_share",
+        "data.document_mask: time, FLOPs and MFU assume full attention windows because document "
+        "lengths are unknown before a run; the metric attended_share shows the real share",
     )
 
 
-def _links(question: Question) -> tuple[str | None, str | None]:
-    """The names that were given of links inside a node and of the network."""
-    if question.site is None:
-        return question.intra_link, question.inter_link
-    named = [level.link for level in question.site.fabric[:2]]
-    inside, network = (*named, None, None)[:2]
-    return inside or question.site.intra_link, network or question.site.inter_link
+def _links(request: EstimateRequest) -> tuple[str | None, str | None]:
+    """Return the user's names of the intra-node link and of the network."""
+    if request.site is None:
+        return request.intra_link, request.inter_link
+    links = [level.link for level in request.site.fabric[:2]]
+    inside, network = (*links, None, None)[:2]
+    return inside or request.site.intra_link, network or request.site.inter_link

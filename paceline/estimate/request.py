@@ -1,4 +1,4 @@
-"""What is asked of an estimate, and the recipe, devices and machine that the question names."""
+"""The request for an estimate, and the recipe, cluster and machine it resolves to."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from paceline.estimate.costs import Failures, Prices
 from paceline.estimate.fit.origin import ANY
 from paceline.estimate.model.case import CudaGraphs, Dispatcher
 from paceline.estimate.model.machine import Machine, with_fabric
-from paceline.estimate.run_case import Software, software_named
+from paceline.estimate.run_case import Software, parse_software
 from paceline.files import catalog
 from paceline.files.recipe import Recipe, load_recipe, resolve
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is to be estimated; recipe, cluster and machine are looked up once, when first used."""
+class EstimateRequest:
+    """What to estimate; recipe, cluster and machine are resolved once, on first use."""
 
     recipe: str
     device: str
@@ -36,39 +36,39 @@ class Question:
     devices_per_node: int = 8
     intra_link: str | None = None
     inter_link: str | None = None
-    stack: str = ANY
-    """Software of `fit/origin.py`, or how it computes: fused, torch or softmax; of a release with
-    its year and month, nemo@26.02."""
+    software: str = ANY
+    """Name from SOFTWARE (`fit/origin.py`) or an implementation: fused, torch or softmax. An
+    optional release has year and month: nemo@26.02."""
     dispatcher: Dispatcher = "any"
-    """What brings tokens to their experts."""
+    """MoE token dispatcher."""
     compiled: bool = False
     cuda_graphs: CudaGraphs = "none"
-    """What is captured in CUDA graphs, so that no host starts its kernels."""
-    released: float | None = None
-    """When the software came out, in years; None for the newest that was looked at."""
+    """Part of the step captured in CUDA graphs, which removes its CPU launch overhead."""
+    software_date: float | None = None
+    """Release date of the software as a decimal year; None for the newest with measurements."""
     tokens: float | None = None
-    """Length of the whole training; None takes the recipe's."""
+    """Tokens of the whole training; None takes the recipe's."""
     prices: Prices = field(default_factory=Prices)
     failures: Failures | None = None
     site: Site | None = None
-    """A cluster's file, which then says all of devices and links."""
+    """A cluster file, which then defines devices and links."""
     calibration: Calibration | None = None
-    """Of a processor, from a file; None for the user's own."""
+    """Calibration of a CPU from a file; None for the one stored on this machine."""
     native: bool = False
-    """Memory by the constants of the trainer that comes with Paceline, as on CPUs always."""
+    """True to use the native trainer's memory constants, as is always done on CPUs."""
 
     @property
-    def software(self) -> Software:
-        """What computes the training."""
-        named = software_named(self.stack, self.compiled, self.native, self.cuda_graphs)
-        released = self.released or named.released
-        return replace(named, released=released, dispatcher=self.dispatcher)
+    def resolved_software(self) -> Software:
+        """The software that runs the training."""
+        software = parse_software(self.software, self.compiled, self.native, self.cuda_graphs)
+        software_date = self.software_date or software.software_date
+        return replace(software, software_date=software_date, dispatcher=self.dispatcher)
 
     @cached_property
     def resolved_recipe(self) -> Recipe:
-        """The recipe with its variant and overrides; `auto` is the dtype of that device.
+        """The recipe with its variant and overrides.
 
-        Where it leaves open whether blocks are compiled, the question says it.
+        A dtype of `auto` becomes the device's dtype, and compile `auto` becomes the request's.
         """
         recipe = load_recipe(self.recipe, self.variant, self.overrides)
         changes: dict[str, str] = {}
@@ -81,12 +81,12 @@ class Question:
 
     @cached_property
     def spec(self) -> RunSpec:
-        """The recipe resolved on the devices asked for."""
+        """The recipe resolved on the requested devices."""
         return resolve(self.resolved_recipe, self.cluster, True, self.variant)
 
     @cached_property
     def spec_of_any_layout(self) -> RunSpec:
-        """The recipe on the devices, whether or not its own layout and batch fit there."""
+        """The recipe on the requested devices, even if its own layout and batch do not fit."""
         recipe, cluster = self.resolved_recipe, self.cluster
         batch = recipe.training.batch(cluster.world_size, cluster.nodes)
         single = recipe.training.model_copy(
@@ -102,9 +102,9 @@ class Question:
 
     @cached_property
     def cluster(self) -> Cluster:
-        """The devices asked for; raises UserError where they do not fill whole nodes."""
+        """The requested devices; raises UserError if they do not fill whole nodes."""
         if self.site is not None:
-            return _part_of(self.site, self.devices)
+            return _sub_cluster(self.site, self.devices)
         per_node = min(self.devices_per_node, self.devices)
         if is_cpu(self.device):
             per_node = self.devices
@@ -119,16 +119,16 @@ class Question:
         if cluster.world_size != self.devices:
             raise UserError(
                 f"--gpus {self.devices}",
-                f"is no multiple of {per_node} a node",
-                remedy="--per-node N",
+                f"is not a multiple of {per_node} devices per node",
+                remedy="set --per-node",
             )
         return cluster
 
     @cached_property
     def machine(self) -> Machine:
-        """The devices asked for with their links.
+        """The requested devices with their links.
 
-        Raises UserError as `machine_for` does, and for a link in the place of another kind.
+        Raises UserError as `machine_for` does, and if a link is given in the wrong place.
         """
         check_link("intra", self.intra_link)
         check_link("inter", self.inter_link)
@@ -138,24 +138,24 @@ class Question:
 
 
 def check_link(place: catalog.LinkPlace, name: str | None) -> None:
-    """Raise UserError where the option of that place names a link of the other one."""
+    """Raise UserError if an intra-node link is given as the network, or the reverse."""
     if name and (words := catalog.misplaced(name, place)):
         raise UserError(
             f"--{place} {name}",
             f"is {words}",
             allowed=f"{catalog.LINK_ALLOWED}, or a rate",
-            remedy=f"--{catalog.OTHER_PLACE[place]} {shlex.quote(name)} says it",
+            remedy=f"use --{catalog.OTHER_PLACE[place]} {shlex.quote(name)}",
         )
 
 
-def _part_of(site: Site, devices: int) -> Cluster:
-    """Return the cluster with so many devices of it; raises UserError for more than it has."""
-    nodes, rest = divmod(devices, site.devices_per_node)
-    if rest:
+def _sub_cluster(site: Site, devices: int) -> Cluster:
+    """Return the site with only `devices` devices; raises UserError if it has fewer."""
+    nodes, remainder = divmod(devices, site.devices_per_node)
+    if remainder:
         raise UserError(
             f"--gpus {devices}",
-            f"is no multiple of {site.devices_per_node} a node",
-            remedy="devices_per_node in the cluster's file",
+            f"is not a multiple of {site.devices_per_node} devices per node",
+            remedy="change devices_per_node in the cluster file",
         )
     if devices > site.world_size:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Memory of a layout by following the trainer's own step, beside what the memory model says."""
+"""Memory of a layout from a traced step of the native trainer, compared with the memory model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from paceline.engines import native
 from paceline.estimate.memory.device_memory import rank_memory
 from paceline.estimate.memory.framework import NATIVE_CPU, NATIVE_CUDA
 from paceline.estimate.model.case import Case, cases_of
-from paceline.estimate.question import Question
+from paceline.estimate.request import EstimateRequest
 from paceline.estimate.run_case import case_of
 from paceline.machines.probe.trace import RankTrace, trace_ranks
 
 
 class StageTrace(Value):
-    """One pipeline rank, traced and estimated alike: live tensors alone."""
+    """Traced and estimated memory of live tensors on one pipeline rank."""
 
     stage: int
     trace: RankTrace
@@ -26,12 +26,12 @@ class StageTrace(Value):
 
     @property
     def ratio(self) -> float:
-        """Estimated over traced."""
+        """Estimated peak divided by the traced peak."""
         return self.estimated_bytes / self.trace.peak_bytes
 
 
-class Tracing(Value):
-    """The pipeline ranks that need most: the first two and the last."""
+class MemoryTrace(Value):
+    """Traces of the pipeline ranks with the highest memory: the first two and the last."""
 
     layout: str
     devices: int
@@ -39,42 +39,42 @@ class Tracing(Value):
 
     @property
     def largest(self) -> StageTrace:
-        """The rank that needs most."""
+        """The rank with the highest peak."""
         return max(self.stages, key=lambda traced: traced.trace.peak_bytes)
 
 
-def trace(question: Question, python: str = sys.executable) -> Tracing:
-    """Follow the recipe in its layout on the devices asked for.
+def trace(request: EstimateRequest, python: str = sys.executable) -> MemoryTrace:
+    """Trace the recipe in its layout on the requested devices.
 
-    Raises UserError for what cannot run, SystemFaultError where PyTorch cannot follow it.
+    Raises UserError if it cannot run, SystemFaultError if PyTorch cannot trace it.
     """
-    spec = question.spec
-    # What follows a step sees no compiled block.
-    case = case_of(spec, question.machine, replace(question.software, compiled=False))
-    return trace_spec(spec, case, python)
+    spec = request.spec
+    # Tracing runs without compiled blocks.
+    case = case_of(spec, request.machine, replace(request.resolved_software, compiled=False))
+    return trace_spec_memory(spec, case, python)
 
 
-def trace_spec(spec: RunSpec, case: Case, python: str = sys.executable) -> Tracing:
-    """Follow a resolved run whose estimate is `case`'s."""
+def trace_spec_memory(spec: RunSpec, case: Case, python: str = sys.executable) -> MemoryTrace:
+    """Trace a resolved run and compare it with the memory estimate of `case`."""
     pp, x = spec.layout.pp, cases_of([case])
     stages = sorted({0, min(1, pp - 1), pp - 1})
     per_stage = spec.world_size // pp
     traces = trace_ranks(
         python, native.settings(spec), spec.world_size, [stage * per_stage for stage in stages]
     )
-    # Workspaces of libraries are no tensors, and a trace does not see them.
+    # Library workspaces are not tensors, so a trace does not see them.
     framework = NATIVE_CPU if spec.cluster.device == "cpu" else replace(NATIVE_CUDA, fixed=0)
-    needed = [rank_memory(x, stage, framework) for stage in stages]
-    return Tracing(
+    estimates = [rank_memory(x, stage, framework) for stage in stages]
+    return MemoryTrace(
         layout=spec.layout.label(spec.world_size),
         devices=spec.world_size,
         stages=tuple(
             StageTrace(
                 stage=stage,
-                trace=traced,
+                trace=rank_trace,
                 estimated_bytes=float(memory.allocated[0]),
                 estimated_parts=memory.at(0),
             )
-            for stage, traced, memory in zip(stages, traces, needed, strict=True)
+            for stage, rank_trace, memory in zip(stages, traces, estimates, strict=True)
         ),
     )
