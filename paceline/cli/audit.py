@@ -31,41 +31,49 @@ def audit(
     target: Annotated[
         str | None,
         typer.Argument(
-            help="A source, table or row of the references, or a CSV or YAML file; default all.",
+            help="Source, table or row of the references, or a CSV or YAML file; default: all "
+            "references.",
             metavar="TABLE|FILE",
         ),
     ] = None,
     all_cells: Annotated[
         bool,
-        typer.Option("--all", help="Also cells that follow only from cut digits, or only alone."),
+        typer.Option(
+            "--all",
+            help="Also list cells that are consistent only if digits were truncated, or only "
+            "when taken alone.",
+        ),
     ] = False,
     model: Annotated[
-        str | None, typer.Option("--model", help="Of a CSV file: a recipe with the model's shape.")
+        str | None,
+        typer.Option("--model", help="For a CSV file: recipe with the shape of the model."),
     ] = None,
     device: DeviceName = None,
     dtype: DtypeName = None,
     convention: Annotated[
-        str | None, typer.Option("--convention", help="Of a CSV file: how it counts FLOPs.")
+        str | None,
+        typer.Option("--convention", help="For a CSV file: FLOPs convention of its figures."),
     ] = None,
     peak: Annotated[
         str | None,
-        typer.Option("--peak", help="Of a CSV file: what its MFU divides by, e.g. 989TFLOP/s."),
+        typer.Option(
+            "--peak", help="For a CSV file: peak FLOP/s that its MFU divides by, e.g. 989TFLOP/s."
+        ),
     ] = None,
     tokens: TotalTokens = None,
     fail_on_findings: Annotated[
-        bool, typer.Option("--fail-on-findings", help="Exit with 3 when a cell does not follow.")
+        bool, typer.Option("--fail-on-findings", help="Exit with 3 if a cell is inconsistent.")
     ] = False,
     where: Where = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Recompute published tables and name what does not follow, and why.
+    """Recompute published tables, report inconsistent cells and explain them.
 
-    Tokens/s, MFU, TFLOP/s, days and speed-ups are computed anew with the
-    convention and the peak that the table declares. A cell follows when some
-    step time that rounds to the printed one gives it. For the others a cause
-    is looked for: another row's step time, a sparse peak, another convention,
-    swapped digits and more.
+    Tokens/s, MFU, TFLOP/s, days and speed-ups are recomputed with the FLOPs convention and the
+    peak that the table declares. A cell is consistent if some step time that rounds to the printed
+    one gives it. For the other cells a likely cause is searched: the step time of another row, a
+    sparse peak, another convention, swapped digits and more.
 
     Examples:
 

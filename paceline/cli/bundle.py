@@ -23,16 +23,22 @@ def bundle(
     runs_dir: RunsDir = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="File to write; default RUN.bundle.tar.gz here."),
+        typer.Option(
+            "--output", "-o", help="Output file; default: RUN.bundle.tar.gz in the current folder."
+        ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was written as JSON: {file, bundle}.")
+        bool,
+        typer.Option(
+            "--json",
+            help="Print the path and the content list of the bundle as JSON: {file, bundle}.",
+        ),
     ] = False,
 ) -> None:
-    """Write a run as one archive that `verify`, `diff`, `import` and `run --from` read anywhere.
+    """Write a run as one archive that `verify`, `diff`, `import` and `run --from` can read.
 
-    It holds the run folder without checkpoints and secrets, and the SHA-256 of every file. The same
-    run gives the same bytes.
+    The bundle holds the run folder without checkpoints and secrets, and the SHA-256 of every file.
+    The same run always gives the same bytes.
 
     Example: paceline bundle last --output run.bundle.tar.gz
     """
@@ -50,14 +56,16 @@ def bundle(
 
 
 def verify(
-    file: Annotated[Path, typer.Argument(metavar="BUNDLE", help="What `paceline bundle` wrote.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="BUNDLE", help="Bundle written by `paceline bundle`.")
+    ],
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Check a bundle: the digest of every file, and its figures recomputed from the raw files.
+    """Verify a bundle: check the digest of every file and recompute its figures.
 
-    Nothing of it is run. Exit code 3 where a file or a figure is another one. Digests tell damage
-    and slips; whether the maker wrote the truth they cannot tell.
+    Nothing in the bundle is executed. Exit code 3 if a file or a figure differs. Digests detect
+    damage and mistakes; they do not prove that the author was honest.
 
     Example: paceline verify run.bundle.tar.gz
     """

@@ -23,18 +23,21 @@ def calibrate(
     recipes: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Recipes whose shapes are measured; default small ones.", metavar="[RECIPE]..."
+            help="Recipes whose layer shapes are measured; default: a few small ones.",
+            metavar="[RECIPE]...",
         ),
     ] = None,
     device: Device = DeviceKind.auto,
     dtype: Annotated[
         str | None,
-        typer.Option(help="fp32, bf16 or fp16; default bf16 where the device computes in it."),
+        typer.Option(help="Data type: fp32, bf16 or fp16; default bf16 if the device supports it."),
     ] = None,
     ranks: Annotated[
         str | None,
         typer.Option(
-            metavar="N,...", help="Numbers of processes; default 1, 2, 4, ... up to what is here."
+            metavar="N,...",
+            help="Numbers of processes to measure; default 1, 2, 4, ... up to the size of this "
+            "machine.",
         ),
     ] = None,
     calibration_file: Annotated[
@@ -43,18 +46,17 @@ def calibrate(
             "--output",
             "-o",
             metavar="FILE",
-            help="Where the calibration is written, instead of the user's folder.",
+            help="File for the calibration; default: a file in the user's data folder.",
         ),
     ] = None,
     *,
     output: TableOptions,
 ) -> None:
-    """Measure this machine for `estimate`, `sweep` and `tune`: probes, and short
-    trainings of 2 and 4 layers.
+    """Measure this machine, so that `estimate`, `sweep` and `tune` predict it better.
 
-    Takes about two minutes on an otherwise idle machine. The coefficients of the time model, as
-    they come with the package, are moved by what was measured; the file is found again by device
-    and dtype.
+    Runs probes and short trainings of 2 and 4 layers, about two minutes on an otherwise idle
+    machine. The measurements adjust the coefficients of the time model. The calibration is stored
+    by device and data type and used by later estimates.
 
     Examples:
 

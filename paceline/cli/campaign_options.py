@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.options import Panel
 from paceline.core.errors import UserError
 from paceline.machines.placement import Request, Where
 from paceline.scaling.campaigns.plan import CampaignRequest
@@ -14,7 +15,7 @@ from paceline.scaling.campaigns.plan import CampaignRequest
 Recipe = Annotated[
     str | None,
     typer.Argument(
-        help="Name of a recipe, or a YAML file, that is trained in sub-clusters.",
+        help="Recipe to train in sub-clusters: name or path of a YAML file.",
         metavar="RECIPE",
         show_default=False,
     ),
@@ -25,29 +26,43 @@ Overrides = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help='Override a recipe field, e.g. --set steps=20, --set "global_batch=16 per node".',
+        rich_help_panel=Panel.recipe,
     ),
 ]
 GpusPerNode = Annotated[
     str | None,
     typer.Option(
         metavar="1,8",
-        help="Devices used of a node: the last one in all sizes, the others on single nodes.",
+        help="Devices per node; the largest number is used at all sizes, the others on "
+        "single nodes.",
+        rich_help_panel=Panel.hosts,
     ),
 ]
 Repeats = Annotated[
     int,
-    typer.Option("--repeat", min=1, help="How often each round is run."),
+    typer.Option(
+        "--repeat",
+        min=1,
+        help="Number of times that each round is run.",
+        rich_help_panel=Panel.limits,
+    ),
 ]
 Topology = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Lines `HOSTS SWITCH`, or Slurm's topology.conf, for --split topology.",
+        help="Network topology for --split topology: lines `HOSTS SWITCH`, or Slurm's "
+        "topology.conf.",
+        rich_help_panel=Panel.hosts,
     ),
 ]
 MaxParallel = Annotated[
     int | None,
-    typer.Option(min=1, help="Sub-clusters at once; default 128."),
+    typer.Option(
+        min=1,
+        help="Maximum number of concurrent sub-clusters (default 128).",
+        rich_help_panel=Panel.hosts,
+    ),
 ]
 MinPerNode = Annotated[
     float | None,
@@ -55,7 +70,7 @@ MinPerNode = Annotated[
         "--min-per-node",
         min=0,
         metavar="SAMPLES/S",
-        rich_help_panel="Judgement",
+        rich_help_panel=Panel.criteria,
         help="Minimum throughput per node; sub-clusters below it are marked Fail in results.csv.",
     ),
 ]
@@ -63,22 +78,25 @@ ExtraRounds = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Rounds that may follow suspicions up: slow nodes beside proven ones, slow groups "
-        "halved; default 8.",
+        help="Maximum number of extra rounds that test suspect nodes next to known-good ones"
+        " and split slow groups (default 8).",
+        rich_help_panel=Panel.limits,
     ),
 ]
 Name = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Of the campaign; one that measures the same is gone on with.",
+        help="Name of the scaling test; an existing test with the same settings is resumed.",
+        rich_help_panel=Panel.output,
     ),
 ]
 Resume = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Go on with a campaign (name, prefix or `last`). Takes no RECIPE.",
+        help="Resume a scaling test by name, unique prefix or `last`. Takes no RECIPE.",
+        rich_help_panel=Panel.limits,
     ),
 ]
 

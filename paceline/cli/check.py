@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import host_options as place
-from paceline.cli.options import Device, DeviceKind, Json, RunsDir
+from paceline.cli.options import Device, DeviceKind, Json, Panel, RunsDir
 from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
@@ -31,38 +31,63 @@ def check(
     device: Device = DeviceKind.auto,
     devices: place.DevicesOfEach = None,
     fast: Annotated[
-        bool, typer.Option("--fast", help="Below 30 s: shorter measurements, two partners a host.")
+        bool,
+        typer.Option(
+            "--fast",
+            help="Finish in less than 30 s: shorter measurements, two partners per host.",
+            rich_help_panel=Panel.limits,
+        ),
     ] = False,
     devices_only: Annotated[
         bool,
         typer.Option(
             "--devices-only",
-            help="30 s a host: each device by itself, no host meets another, and a device that "
-            "hangs is killed and named.",
+            help="Check every device by itself in about 30 s, without pairs of hosts. A device "
+            "that hangs is killed and reported.",
+            rich_help_panel=Panel.limits,
         ),
     ] = False,
     max_parallel: Annotated[
-        int | None, typer.Option(min=1, help="So many hosts measure their rates at the same time.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Maximum number of hosts that measure at the same time.",
+            rich_help_panel=Panel.hosts,
+        ),
     ] = None,
     against: Annotated[
         Path | None,
         typer.Option(
-            metavar="CHECK", help="Judge by this earlier check (its folder or check.json)."
+            metavar="CHECK",
+            help="Compare with this earlier check (its folder or check.json).",
+            rich_help_panel=Panel.criteria,
         ),
     ] = None,
     time_limit: Annotated[
         float | None,
-        typer.Option(min=1, metavar="SECONDS", help="End the measurements after this."),
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="Maximum duration of the measurements.",
+            rich_help_panel=Panel.limits,
+        ),
     ] = None,
     wait: place.Wait = 600.0,
     fail_on_findings: Annotated[
-        bool, typer.Option("--fail-on-findings", help="Exit 3 when a host should be drained.")
+        bool,
+        typer.Option(
+            "--fail-on-findings",
+            help="Exit with 3 if a host should be drained.",
+            rich_help_panel=Panel.criteria,
+        ),
     ] = False,
     drain_file: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the hosts to drain there, one a line: `sbatch --exclude ./FILE` takes it.",
+            help="Write the hosts to drain to this file, one per line, for `sbatch --exclude "
+            "./FILE`.",
+            rich_help_panel=Panel.criteria,
         ),
     ] = None,
     runs_dir: RunsDir = None,
@@ -71,11 +96,12 @@ def check(
     *,
     location: place.HostOptions,
 ) -> None:
-    """Check all hosts at the same time, and say which to drain, with the evidence.
+    """Check all hosts at the same time and report which to drain, with the evidence.
 
-    Log-in, clocks, versions, limits and the shared folder; GPUs and their health; disk; the rates
-    of matrix products, memory and all-reduce inside each host and in pairs of hosts. From eight
-    hosts on they are judged by each other, below that by their own earlier checks or by --against.
+    Covers log-in, clocks, versions, limits and the shared folder; GPUs and their health; disks;
+    GEMM throughput, memory bandwidth and all-reduce, within each host and in pairs of hosts. Eight
+    or more hosts are compared with each other, fewer with their own earlier checks or with
+    --against.
 
     Examples:
 

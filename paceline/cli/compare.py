@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paceline.cli.options import Json, RunsDir, refuse_unused
+from paceline.cli.options import Html, Json, RunsDir, refuse_unused
 from paceline.cli.output import emit, emit_files
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
@@ -44,42 +43,42 @@ def compare(
         str,
         typer.Argument(
             metavar="A",
-            help="The baseline: a run, a group of repeats, a tag, a result file, or several by "
-            "commas. With --against it is what is judged.",
+            help="Baseline: a run, a group of repeats, a tag, a result file, or a "
+            "comma-separated list of these. With --against, the side to judge.",
         ),
     ],
     second: Annotated[
-        str | None, typer.Argument(metavar="B", help="What is judged, named in the same ways.")
+        str | None, typer.Argument(metavar="B", help="Side to judge, given in the same way.")
     ] = None,
     against: Annotated[
         str | None,
         typer.Option(
             metavar="REFERENCE",
-            help="Judge A against a published row, table or source; `reference` takes the row "
+            help="Compare A with a published row, table or source; `reference` takes the row "
             "nearest to the run.",
         ),
     ] = None,
     margin: Annotated[
-        str, typer.Option(help="Smaller differences do not matter: 1% or 0.01.")
+        str, typer.Option(help="Differences below this margin do not count: 1% or 0.01.")
     ] = "1%",
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="A setting that may differ, e.g. dtype. Repeatable."),
+        typer.Option(metavar="KEY", help="Setting that may differ, e.g. dtype. Repeatable."),
     ] = None,
     metric: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Metric that the verdict depends on. Repeatable; default step_time_s.",
+            help="Metric that decides the verdict (default step_time_s). Repeatable.",
         ),
     ] = None,
     sequential: Annotated[
         bool,
         typer.Option(
             "--sequential",
-            help="Make pairs of runs in turns (A B, B A, ...) until they decide. A and B are two "
-            "groups that ran in turns, or recipes with changes as in `run --interleave`; of other "
-            "runs it says how many pairs are missing.",
+            help="Run A and B in pairs (A B, B A, ...) until the verdict is decided. A and B are"
+            " two interleaved groups, or recipes with changes as for `run --interleave`; "
+            "for other runs, the number of missing pairs is printed.",
         ),
     ] = False,
     max_pairs: Annotated[
@@ -87,7 +86,8 @@ def compare(
         typer.Option(
             min=3,
             max=1000,
-            help="Give up after so many pairs (16); to be settled before the first look.",
+            help="Maximum number of pairs (default 16). Must be fixed before the first interim "
+            "analysis.",
             show_default=False,
         ),
     ] = None,
@@ -95,37 +95,36 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Name of the groups NAME-a and NAME-b of a new series.",
+            help="Name of a new series, whose groups are called NAME-a and NAME-b.",
         ),
     ] = None,
     probe: Annotated[
         bool,
         typer.Option(
-            help="Measure this machine's reachable rate before the first run.",
+            help="Measure the achievable GEMM throughput of this machine before the first run.",
         ),
     ] = True,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the page with its charts.")
-    ] = None,
+    html: Html = None,
     runs_dir: RunsDir = None,
     form: Annotated[
         CompareFormat,
-        typer.Option("--format", help="md suits a pull request, junit a CI server."),
+        typer.Option("--format", help="Output format; md suits a pull request, junit a CI server."),
     ] = CompareFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Say whether B is slower than A, faster, the same, or whether that is undecided.
+    """Test whether B is slower than A, faster, the same, or whether that is undecided.
 
-    From three repeats a side on it is a test over repeats (Welch's t on the runs' medians); fewer
-    are undecided unless the history of the configuration tells how far its runs lie apart. Ratios
-    are B over A, so of a step time above 1 is slower; with --against they are A over the reference.
+    With three or more repeats per side this is a test over repeats (Welch's t-test on the medians
+    of the runs). With fewer it is undecided, unless the history of the configuration shows its
+    run-to-run variation. Ratios are B over A: a step time above 1 is slower. With --against they
+    are A over the reference.
 
-    Exit code 0: same or faster. 3: slower, not comparable or invalid. 4: undecided, and it says how
-    many more repeats it takes.
+    Exit codes: 0 same or faster; 3 slower, not comparable or invalid; 4 undecided, with the number
+    of further repeats that are needed.
 
-    With --sequential A and B run in pairs, and after each look the verdict is either there or a
-    further pair begins; over all looks identical sides are called different in at most 5 % of the
-    cases. Ctrl-C keeps what was measured; the same command goes on.
+    With --sequential, A and B run in pairs until an interim analysis reaches a verdict. Over all
+    interim analyses, identical sides are called different in at most 5% of cases. Ctrl-C keeps
+    finished runs, and the same command resumes.
 
     Examples:
 

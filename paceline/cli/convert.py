@@ -32,45 +32,57 @@ from paceline.report.document import Column
 
 def convert(
     figure: Annotated[
-        str, typer.Argument(help="54.1%, 1249TFLOP/s or a step time, 12.5s.", metavar="FIGURE")
+        str,
+        typer.Argument(
+            help="Published figure: MFU (54.1%), FLOP/s per device (1249TFLOP/s) or step time "
+            "(12.5s).",
+            metavar="FIGURE",
+        ),
     ],
     model: Annotated[
-        str, typer.Option("--model", help="A recipe whose model was trained, by name or file.")
+        str, typer.Option("--model", help="Recipe of the trained model, by name or file.")
     ],
     published: Annotated[
-        str | None, typer.Option("--from", help="The convention in which it was published.")
+        str | None, typer.Option("--from", help="FLOPs convention of the published figure.")
     ] = None,
-    target: Annotated[str, typer.Option("--to", help="The convention wanted.")] = "causal",
+    target: Annotated[str, typer.Option("--to", help="FLOPs convention to convert to.")] = "causal",
     seq_len: Annotated[
         int | None,
-        typer.Option("--seq-len", min=1, help="Tokens a sequence; default the recipe's."),
+        typer.Option(
+            "--seq-len", min=1, help="Sequence length in tokens; default: as in the recipe."
+        ),
     ] = None,
     device: DeviceName = None,
     dtype: DtypeName = None,
     from_peak: Annotated[
-        str | None, typer.Option(help="The peak that the figure divides by, e.g. 1979e12.")
+        str | None,
+        typer.Option(help="Peak FLOP/s that the published MFU divides by, e.g. 1979e12."),
     ] = None,
     peak: Annotated[
-        str | None, typer.Option("--peak", help="The dense peak to divide by, e.g. 989TFLOP/s.")
+        str | None,
+        typer.Option("--peak", help="Dense peak FLOP/s for the converted MFU, e.g. 989TFLOP/s."),
     ] = None,
     recompute: Annotated[
-        str | None, typer.Option(help="none, selective or full; default the recipe's.")
+        str | None,
+        typer.Option(
+            help="Activation checkpointing of the run: none, selective or full; default: as in "
+            "the recipe."
+        ),
     ] = None,
     nominal_parameters: Annotated[
         float | None,
-        typer.Option(min=1, help="The rounded count that six-n was published with, e.g. 1.3e9."),
+        typer.Option(min=1, help="Rounded parameter count used with six-n, e.g. 1.3e9."),
     ] = None,
     global_batch: GlobalBatch = None,
     gpus: NumDevices = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Convert a published MFU, TFLOP/s or step time to another convention.
+    """Convert a published MFU, TFLOP/s or step time to another FLOPs convention.
 
-    Conventions: full-attention, causal, palm, six-n, narayanan,
-    megatron-deepspeed. None of them counts recomputed work; with +recompute
-    behind the name it is counted too (HFU), as much of it as --recompute says.
-    A step time needs --global-batch and --gpus.
+    Conventions: full-attention, causal, palm, six-n, narayanan, megatron-deepspeed. None of them
+    counts recomputation. Append +recompute to count it too (HFU), as set by --recompute. A step
+    time needs --global-batch and --gpus.
 
     Examples:
 

@@ -27,28 +27,29 @@ _FOR_PEOPLE = (TableFormat.text, TableFormat.md)
 
 def devices(
     name: Annotated[
-        str | None, typer.Argument(help="One device or link, e.g. H100 or 'NVIDIA H200'.")
+        str | None, typer.Argument(help="Device or link to show, e.g. H100 or 'NVIDIA H200'.")
     ] = None,
-    links: Annotated[bool, typer.Option("--links", help="Interconnects instead.")] = False,
+    links: Annotated[
+        bool, typer.Option("--links", help="List interconnects instead of devices.")
+    ] = False,
     where: Where = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """List the hardware that Paceline knows, every figure with its source.
+    """List the hardware that Paceline knows, with the source of every figure.
 
-    MFU divides by these peaks. They are dense: vendors also print figures
-    with 2:4 sparsity, twice as high, which training does not reach. A dtype
-    without a figure is one that the vendor does not state.
+    MFU is relative to these peaks. They are dense: vendors also print figures with 2:4 sparsity,
+    which are twice as high and not reached in training. A data type without a figure is one that
+    the vendor does not state.
 
-    Names are forgiving: h100-sxm, "NVIDIA H100 80GB HBM3" and H100-SXM5-80GB
-    are one device. A name that leaves the variant open, like H100, takes the
-    first of its family and says so.
+    Names are matched loosely: h100-sxm, "NVIDIA H100 80GB HBM3" and H100-SXM5-80GB are one device.
+    A name without the variant, like H100, takes the first device of its family and prints a note.
 
     Examples:
 
       paceline devices                   all devices
 
-      paceline devices H100              one device, every figure with its source
+      paceline devices H100              one device, with the source of every figure
 
       paceline devices --links           interconnects, per device and direction
 

@@ -27,21 +27,23 @@ LONGEST_CELL = 60
 
 def diff(
     first: Annotated[
-        str, typer.Argument(metavar="A", help="A run, or a bundle: folder, prefix, tag, FILE.")
+        str, typer.Argument(metavar="A", help="Run (folder, prefix or tag) or bundle file.")
     ],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another, named in the same ways.")],
+    second: Annotated[
+        str, typer.Argument(metavar="B", help="Second run or bundle, given in the same way.")
+    ],
     fail_on_findings: Annotated[
-        bool, typer.Option(help="Exit with 3 when anything differs.")
+        bool, typer.Option(help="Exit with 3 if anything differs.")
     ] = False,
     runs_dir: RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Name what differs between two runs, what usually matters most first.
+    """List the differences between two runs, the most important first.
 
-    First another amount of work (model, batch, layout, dtype), then settings, what was read
-    (by its digest, not its place), the program, and the machine: container, driver, CUDA, torch,
-    clocks, power limits, variables. Whether the speed differs `paceline compare` says.
+    First come differences in the work (model, batch, layout, data type), then settings, inputs (by
+    digest, not by path), the program, and the machine: container, driver, CUDA, torch, clocks,
+    power limits, environment variables. `paceline compare` tests whether the speed differs.
 
     Examples:
 

@@ -36,19 +36,23 @@ class Action(StrEnum):
 
 def engines(
     action: Annotated[
-        Action | None, typer.Argument(help="Make or take away the environment of NAME.")
+        Action | None,
+        typer.Argument(help="Create (install) or delete (remove) the environment of engine NAME."),
     ] = None,
-    name: Annotated[str | None, typer.Argument(help="A framework, as the list names it.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Engine, as named in the list.")] = None,
     isolated: Annotated[
         bool,
         typer.Option(
             "--isolated",
-            help="A torch of its own: without this, packages of the interpreter that runs "
-            "Paceline are seen behind the environment's own.",
+            help="Install a separate torch. By default the environment falls back to the "
+            "packages of the interpreter that runs Paceline.",
         ),
     ] = False,
     features: Annotated[
-        bool, typer.Option("--features", help="List the features that engines lack, and why.")
+        bool,
+        typer.Option(
+            "--features", help="List the features that engines do not support, with the reason."
+        ),
     ] = False,
     formats: Annotated[
         bool, typer.Option("--log-formats", help="List the log formats that `parse` recognizes.")
@@ -57,10 +61,10 @@ def engines(
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """List the frameworks that `run` can start, what they need, and install it apart.
+    """List the training frameworks that `run` can start, and install their environments.
 
-    An environment lies in $PACELINE_ENGINES, else in ~/.local/share/paceline/engines. `python` of
-    a cluster file, or a container, goes before it.
+    Environments are stored in $PACELINE_ENGINES, else in ~/.local/share/paceline/engines. `python`
+    in a cluster file, or a container, takes precedence.
 
     Examples:
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypedDict
 import typer
 
 from paceline.cli import model_options as model
-from paceline.cli.options import Overrides, RunsDir, Variant, refuse_unused
+from paceline.cli.options import Overrides, Panel, RunsDir, Variant, refuse_unused
 from paceline.cli.output import TableOptions, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
@@ -60,15 +60,16 @@ class CostOptions:
         float | None,
         typer.Option(
             min=1,
-            help="Tokens of the whole training, e.g. 15e12, for days and money; default the "
-            "recipe's, 1e12 where it names none; a recipe may say null, as fine-tuning does.",
+            help="Tokens of the whole training, e.g. 15e12, for its duration and cost; default: "
+            "as in the recipe, else 1e12.",
         ),
     ] = None
     price: Annotated[
         float | None, typer.Option(min=0, help="Price per device-hour, in any currency.")
     ] = None
     spot_price: Annotated[
-        float | None, typer.Option(min=0, help="Price per interruptible device-hour.")
+        float | None,
+        typer.Option(min=0, help="Price per device-hour of interruptible (spot) capacity."),
     ] = None
     pue: Annotated[float, typer.Option(min=1, help="Power usage effectiveness of the site.")] = 1.0
     carbon: Annotated[
@@ -89,7 +90,7 @@ class CostOptions:
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="Time from a failure to the first step after it (default 600).",
+            help="Time from a failure to the next training step (default 600).",
             rich_help_panel="Failures",
         ),
     ] = None
@@ -98,7 +99,7 @@ class CostOptions:
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="Time that saving a checkpoint keeps the training waiting (default 30).",
+            help="Time that training stops for a checkpoint (default 30).",
             rich_help_panel="Failures",
         ),
     ] = None
@@ -107,8 +108,7 @@ class CostOptions:
         typer.Option(
             min=1,
             metavar="SECONDS",
-            help="Training time between two checkpoints; default Young's interval, which loses "
-            "least.",
+            help="Training time between two checkpoints; default: Young's optimal interval.",
             rich_help_panel="Failures",
         ),
     ] = None
@@ -147,13 +147,22 @@ def estimate(
     context: typer.Context,
     recipe: model.Recipe,
     device: Annotated[
-        str | None, typer.Option(help="A device of `paceline devices`, e.g. H100.")
+        str | None,
+        typer.Option(
+            help="Device name, as listed by `paceline devices`, e.g. H100.",
+            rich_help_panel=Panel.hosts,
+        ),
     ] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Number of devices.")] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=1, help="Total number of devices.", rich_help_panel=Panel.hosts),
+    ] = None,
     layout: Annotated[
         str | None,
         typer.Option(
-            metavar="AXES", help="Layout instead of the recipe's: tp=4,pp=4,zero_stage=1."
+            metavar="AXES",
+            help="Layout settings that override the recipe's: tp=4,pp=4,zero_stage=1.",
+            rich_help_panel=Panel.recipe,
         ),
     ] = None,
     cluster: model.PlannedCluster = None,
@@ -163,8 +172,9 @@ def estimate(
         list[str] | None,
         typer.Option(
             metavar="SCENARIO",
-            help="Compare with another scenario: device=B200,gpus=32,price=4. What is left out is "
-            "as in the first. Repeatable.",
+            help="Compare with another scenario: device=B200,gpus=32,price=4. Other settings "
+            "stay the same. Repeatable.",
+            rich_help_panel=Panel.search,
         ),
     ] = None,
     per_node: model.PerNode = None,
@@ -172,7 +182,14 @@ def estimate(
     inter: model.Inter = None,
     software: model.AnyStack = None,
     dispatcher: model.MoeDispatcher = "any",
-    torch_compile: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
+    torch_compile: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            help="Assume that the model is compiled with torch.compile.",
+            rich_help_panel=Panel.time_model,
+        ),
+    ] = False,
     cuda_graphs: model.CapturedParts = "none",
     software_date: model.Released = None,
     measured_run_name: Annotated[
@@ -180,7 +197,9 @@ def estimate(
         typer.Option(
             "--measured-run",
             metavar="RUN",
-            help="A run of the recipe: estimate it, and lead on to its measured step.",
+            help="Estimate this run of the recipe and compare the estimate with its measured "
+            "step time.",
+            rich_help_panel=Panel.time_model,
         ),
     ] = None,
     measured_step_time: Annotated[
@@ -188,7 +207,8 @@ def estimate(
         typer.Option(
             min=1e-6,
             metavar="SECONDS",
-            help="A step time that was measured elsewhere.",
+            help="Step time measured elsewhere, to compare with the estimate.",
+            rich_help_panel=Panel.time_model,
         ),
     ] = None,
     runs_dir: RunsDir = None,
@@ -196,37 +216,43 @@ def estimate(
     html: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write a page with the way from the peak to the estimate."
+            metavar="FILE",
+            help="Also write an HTML report with the MFU waterfall to this file.",
+            rich_help_panel=Panel.output,
         ),
     ] = None,
     trace_memory: Annotated[
         bool,
         typer.Option(
             "--trace-memory",
-            help="Also follow a step of the native trainer on tensors without memory, for the "
-            "memory of its ranks; takes a minute.",
+            help="Also trace the memory of every rank over one step of the native trainer, "
+            "without allocating it (takes a minute).",
+            rich_help_panel=Panel.time_model,
         ),
     ] = False,
     sensitivity: Annotated[
         bool,
         typer.Option(
             "--sensitivity",
-            help="Also what would help most: how throughput follows each hardware figure.",
+            help="Also show how much throughput depends on each hardware figure.",
+            rich_help_panel=Panel.output,
         ),
     ] = False,
     mlperf: Annotated[
         str | None,
         typer.Option(
             metavar="ROUND",
-            help="Also a benchmark's time to train, by the reference convergence points of a "
-            "round: 5.1.0. The recipe needs a benchmark: --variant mlperf-trial.",
+            help="Also estimate the time to train of an MLPerf benchmark from the reference "
+            "convergence points of this round, e.g. 5.1.0. Requires a benchmark: --variant "
+            "mlperf-trial.",
+            rich_help_panel=Panel.output,
         ),
     ] = None,
     *,
     costs: CostOptions,
     output: TableOptions,
 ) -> None:
-    """Estimate step time, throughput, days, money and energy of a recipe, with an 80% interval.
+    """Estimate step time, throughput, duration, cost and energy of a training, with 80% intervals.
 
     Examples:
 
@@ -246,8 +272,8 @@ def estimate(
 
       paceline estimate tiny-llama --measured-run last
 
-    The time is the sum of what a step does: products, attention, memory traffic, exchanges, bubble,
-    optimizer, host, jitter (docs/estimate.md). Nothing runs.
+    Nothing runs. The step time is the sum of its parts: GEMMs, attention, memory traffic,
+    communication, pipeline bubble, optimizer, CPU launch overhead and jitter (docs/estimate.md).
     """
     if cluster is not None:
         every = {parameter.name or "" for parameter in context.command.params}

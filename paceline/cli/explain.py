@@ -19,16 +19,16 @@ def explain(
         str | None,
         typer.Option(
             metavar="RUN|reference|estimate",
-            help="What it should take: another run, the nearest published row, or the estimate. "
-            "Without it a run is held against itself: the time in which its ranks could not work.",
+            help="Baseline: another run, the nearest published row, or the estimate. Default: "
+            "the run itself, without the time in which its ranks waited.",
         ),
     ] = None,
     profile: Annotated[
         str | None,
         typer.Option(
             metavar="RUN|FILE",
-            help="A profile of the same training: a profiled run, or its profile.json. Without it "
-            "the run's own, if it has one.",
+            help="Profile of the same training: a profiled run, or its profile.json. Default: "
+            "the profile of the run, if it has one.",
         ),
     ] = None,
     html: Html = None,
@@ -37,11 +37,11 @@ def explain(
     *,
     output: TableOptions,
 ) -> None:
-    """Say why a run is slow: causes by their share of the lost time, with evidence and remedies.
+    """Explain why a run is slow: causes, time lost to each, evidence and remedies.
 
-    Joins steps, waits, telemetry, settings, surroundings, estimate and the verdicts of scaling
-    campaigns. What no cause explains is called so, and a run that is as fast as its baseline gets
-    no cause (docs/explain.md).
+    Uses step times, waits, telemetry, settings, the environment, the estimate and the verdicts of
+    scaling tests. Time without a known cause is reported as not explained. A run that is as fast
+    as its baseline gets no cause (docs/explain.md).
 
     Examples:
 

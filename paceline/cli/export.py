@@ -24,17 +24,19 @@ def export(
         str,
         typer.Argument(
             metavar="RUN|CHECKPOINT",
-            help="A run, of which its latest checkpoint is meant, or the folder of a checkpoint.",
+            help="Run, whose latest checkpoint is exported, or the folder of a checkpoint.",
         ),
     ],
-    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where; a new folder.")],
+    to: Annotated[
+        Path, typer.Option("--to", metavar="FOLDER", help="New folder for the exported model.")
+    ],
     merged: Annotated[
-        bool, typer.Option("--merged", help="Add adapters to the weights that they adapt.")
+        bool, typer.Option("--merged", help="Merge the adapters into the base weights.")
     ] = False,
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="fp32, bf16 or fp16 for all tensors; default: each as the checkpoint has it.",
+            help="Data type of all tensors: fp32, bf16 or fp16; default: as in the checkpoint.",
             show_default=False,
         ),
     ] = None,
@@ -42,22 +44,22 @@ def export(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="A model's folder whose further settings and tokenizer are taken over; default "
-            "the one that the training began with.",
+            help="Model folder that supplies the tokenizer and other settings; default: the "
+            "model that the training started from.",
             show_default=False,
         ),
     ] = None,
     shard_gb: Annotated[
-        float, typer.Option(min=1e-6, metavar="GB", help="Size of one file at most.")
+        float, typer.Option(min=1e-6, metavar="GB", help="Maximum size of one weights file.")
     ] = 5.0,
     runs_dir: RunsDir = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Write what was trained as Hugging Face has models: safetensors, their index, config.json.
+    """Export a checkpoint as a Hugging Face model: safetensors, their index, config.json.
 
-    OPT, GPT-2, Llama and FLUX.1 from a checkpoint of any layout. Of a training of adapters it
-    writes these alone, as peft has them, or with --merged the whole model.
+    Supports OPT, GPT-2, Llama and FLUX.1, from a checkpoint of any layout. A training of adapters
+    is exported as adapters in the format of peft, or as a whole model with --merged.
 
     Examples:
 

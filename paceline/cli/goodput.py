@@ -22,13 +22,15 @@ def goodput(
         list[str],
         typer.Argument(
             metavar="RUN|LOG...",
-            help="The attempts of one training: runs by folder, prefix or tag, or logs of any "
-            "framework in their order.",
+            help="Attempts of one training: runs by folder, prefix or tag, or logs of any "
+            "framework in chronological order.",
         ),
     ],
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps of the whole training; default what the runs ask for."),
+        typer.Option(
+            min=1, help="Steps of the whole training; default: as configured in the runs."
+        ),
     ] = None,
     html: Html = None,
     charts: ChartsFolder = None,
@@ -36,11 +38,11 @@ def goodput(
     *,
     output: TableOptions,
 ) -> None:
-    """Say what a training's wall time went to over its restarts, and the days to its end.
+    """Show how the wall time of a training was spent over its restarts, and the days left.
 
-    Accounts: productive steps, slow ones, checkpoints, steps lost to a restart, compilation,
-    initialisation, queue, evaluations, stops between attempts. A log with restarts inside counts
-    as several attempts; of logs the time outside steps is not known (docs/goodput.md).
+    Categories: productive steps, slow steps, checkpoints, steps lost to a restart, compilation,
+    initialisation, queue, evaluation, gaps between attempts. A log that contains restarts counts
+    as several attempts. In logs, the time outside steps is unknown (docs/goodput.md).
 
     Examples:
 

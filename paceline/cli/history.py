@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.options import RunsDir
+from paceline.cli.options import Html, RunsDir
 from paceline.cli.output import TableOptions, Where, emit, select_rows
 from paceline.cli.runs import computed_result
 from paceline.cli.terminal import echo
@@ -23,33 +23,35 @@ from paceline.runs.history_report import history_document
 
 def history(
     recipe: Annotated[
-        str, typer.Argument(help="Recipe whose runs are looked at: name or YAML file.")
+        str, typer.Argument(help="Recipe whose runs are shown: name or path of a YAML file.")
     ],
     metric: Annotated[
-        str, typer.Option(help="Any metric of docs/metrics.md.", metavar="NAME")
+        str, typer.Option(help="Metric to show, as listed in docs/metrics.md.", metavar="NAME")
     ] = "step_time_s",
-    margin: Annotated[str, typer.Option(help="Smaller changes are not named: 1% or 0.01.")] = "1%",
+    margin: Annotated[
+        str, typer.Option(help="Changes below this margin are not reported: 1% or 0.01.")
+    ] = "1%",
     where: Where = None,
     since: Annotated[
         str | None,
-        typer.Option(metavar="DATE", help="Only runs from this day or time on: 2026-11-20, UTC."),
+        typer.Option(
+            metavar="DATE", help="Show only runs from this date or time on (UTC), e.g. 2026-11-20."
+        ),
     ] = None,
     fail: Annotated[
-        bool, typer.Option("--fail-on-findings", help="Exit with 3 when something became worse.")
+        bool, typer.Option("--fail-on-findings", help="Exit with 3 if the metric became worse.")
     ] = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the page with its charts.")
-    ] = None,
+    html: Html = None,
     runs_dir: RunsDir = None,
     *,
     output: TableOptions,
 ) -> None:
-    """Show all runs of a recipe in time order, find step changes, and name what changed with them.
+    """Show all runs of a recipe over time, detect step changes, and list what changed with them.
 
-    Only runs of the same content key, on the same kind of machine, are held against each other;
-    several such series are shown one by one. A change counts from 1 % on (--margin), with two runs
-    on either side, and beyond chance: of steady series with normal scatter at most 1 in 100 shows
-    one that is none.
+    Only runs with the same content key on the same kind of machine are compared; several such
+    series are shown separately. A change is reported if it is at least 1% (--margin), has two runs
+    on either side, and is unlikely to be chance: at most 1 in 100 stable series with normal
+    variation shows a false change.
 
     Examples:
 

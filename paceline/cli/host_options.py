@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
+from paceline.cli.options import Panel
 from paceline.core.errors import UserError, unreadable
 from paceline.core.hardware import INTERFACE_NAME
 from paceline.core.hosts import Host, expand, first_repeated, parse_hostfile
@@ -24,52 +25,76 @@ Hosts = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|LIST",
-        help="A hostfile (`node-1 slots=8` a line), or names: node[001-004],gpu-a.",
+        help="Hostfile with lines such as `node-1 slots=8`, or host names: node[001-004],gpu-a.",
+        rich_help_panel=Panel.hosts,
     ),
 ]
 Nodes = Annotated[
     int | None,
-    typer.Option(min=1, help="Number of hosts to use, or of nodes from Slurm."),
+    typer.Option(
+        min=1,
+        help="Number of hosts to use, or of nodes to request from Slurm.",
+        rich_help_panel=Panel.hosts,
+    ),
 ]
 LauncherOption = Annotated[
     str,
     typer.Option(
         "--launcher",
-        help=f"{_LAUNCHER_NAMES}. auto: Slurm inside an allocation, SSH with --hosts, Slurm "
-        "where it is installed and --nodes is above 1, else this machine.",
+        help=f"How processes are started: {_LAUNCHER_NAMES}. auto takes Slurm inside an "
+        "allocation, SSH with --hosts, Slurm if it is installed and --nodes is above 1, else this "
+        "machine.",
+        rich_help_panel=Panel.hosts,
     ),
 ]
 Allocation = Annotated[
     str | None,
     typer.Option(
         metavar="JOBID",
-        help="Run as steps inside this Slurm job; default the one that this shell is in.",
+        help="Run inside this Slurm job; default: the job of this shell.",
+        rich_help_panel=Panel.hosts,
     ),
 ]
 Interface = Annotated[
     str | None,
-    typer.Option(help="Network interface for rendezvous and collectives."),
+    typer.Option(
+        help="Network interface for rendezvous and collectives.", rich_help_panel=Panel.hosts
+    ),
 ]
 DevicesOfEach = Annotated[
     int | None,
-    typer.Option(min=1, help="Devices (CPU: processes) of each host; default slots, GPUs or 1."),
+    typer.Option(
+        min=1,
+        help="Devices per host (on CPUs: processes); default: the slots of the hostfile, "
+        "else all GPUs, else 1.",
+        rich_help_panel=Panel.hosts,
+    ),
 ]
 Wait = Annotated[
     float,
     typer.Option(
-        min=1, metavar="SECONDS", help="Give up when Slurm has no place for so long (exit 4)."
+        min=1,
+        metavar="SECONDS",
+        help="Maximum time to wait in Slurm's queue (exit code 4).",
+        rich_help_panel=Panel.limits,
     ),
 ]
 Bind = Annotated[
     str | None,
     typer.Option(
         metavar="auto|none|FILE",
-        help="Bind ranks to the cores nearest their device, or as a file says.",
+        help="CPU binding of the ranks: auto takes the cores nearest to the device, a file "
+        "lists them.",
+        rich_help_panel=Panel.hosts,
     ),
 ]
 SshConfig = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="ssh's configuration, instead of ~/.ssh/config."),
+    typer.Option(
+        metavar="FILE",
+        help="SSH configuration file (default ~/.ssh/config).",
+        rich_help_panel=Panel.hosts,
+    ),
 ]
 
 
@@ -77,18 +102,19 @@ NodesPerTrial = Annotated[
     int | None,
     typer.Option(
         min=1,
-        rich_help_panel="Place",
-        help="Share the hosts out in parts of so many nodes, on each of which one run after the "
-        "other goes on. Default with --max-parallel: as many as share the hosts evenly.",
+        rich_help_panel=Panel.hosts,
+        help="Partition the hosts into groups of N nodes; each group executes runs one at a "
+        "time. Default with --max-parallel: an even split.",
     ),
 ]
 MaxParallel = Annotated[
     int | None,
     typer.Option(
         min=1,
-        rich_help_panel="Place",
-        help="Runs at the same time: on parts of the hosts as many as fit, in Slurm's queue 128; "
-        "on one machine 1, and more share its cores or GPUs and disturb each other.",
+        rich_help_panel=Panel.hosts,
+        help="Maximum number of concurrent runs. Default: one per group of hosts, 128 in "
+        "Slurm's queue, 1 on a single machine, where concurrent runs disturb each "
+        "other.",
     ),
 ]
 
@@ -97,7 +123,7 @@ MaxParallel = Annotated[
 class HostOptions:
     """On which hosts something runs, and how programs start there."""
 
-    panel: ClassVar[str] = "Place"
+    panel: ClassVar[Panel] = Panel.hosts
     hosts: Hosts = None
     nodes: Nodes = None
     launcher: LauncherOption = "auto"

@@ -24,44 +24,33 @@ from paceline.machines.slurm.client import from_allocation, from_partition
 from paceline.machines.ssh.checks import Questions, check_hosts
 from paceline.report.document import Column
 
-FROM, PART, LOOK = "Where the hosts come from", "Which of them", "Looking at them"
-
 
 def hosts(
     names: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE|LIST]", help="A hostfile, or names: node[001-004],gpu-a."),
+        typer.Argument(metavar="[FILE|LIST]", help="Hostfile, or host names: node[001-004],gpu-a."),
     ] = None,
     slurm: Annotated[
         bool,
         typer.Option(
             "--slurm",
-            help="The hosts of the Slurm job that this shell is in.",
-            rich_help_panel=FROM,
+            help="Use the hosts of this shell's Slurm job.",
         ),
     ] = False,
     allocation: Allocation = None,
-    idle: Annotated[
-        bool, typer.Option("--idle", help="Slurm's idle hosts.", rich_help_panel=FROM)
-    ] = False,
+    idle: Annotated[bool, typer.Option("--idle", help="Use the idle hosts of Slurm.")] = False,
     partition: Annotated[
-        str | None, typer.Option(help="Only idle hosts of this one.", rich_help_panel=FROM)
+        str | None,
+        typer.Option(help="Use only the idle hosts of this Slurm partition."),
     ] = None,
-    head: Annotated[
-        bool, typer.Option("--head", help="The first host alone.", rich_help_panel=PART)
-    ] = False,
-    take: Annotated[
-        int | None, typer.Option(min=1, help="So many from the front.", rich_help_panel=PART)
-    ] = None,
-    slots: Annotated[
-        int | None, typer.Option(min=1, help="Devices of each.", rich_help_panel=PART)
-    ] = None,
+    head: Annotated[bool, typer.Option("--head", help="Select only the first host.")] = False,
+    take: Annotated[int | None, typer.Option(min=1, help="Select the first N hosts.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Devices per host.")] = None,
     check: Annotated[
         bool,
         typer.Option(
             "--check",
-            rich_help_panel=LOOK,
-            help="Whether each can be logged into without a password, and is fit to run on.",
+            help="Check that every host accepts a log-in without a password and can run Paceline.",
         ),
     ] = False,
     ssh_config: SshConfig = None,
@@ -70,15 +59,16 @@ def hosts(
         bool,
         typer.Option(
             "--fail-on-findings",
-            rich_help_panel=LOOK,
-            help="With --check: exit 3 when a host cannot be run on.",
+            help="With --check: exit with 3 if a host cannot be used.",
         ),
     ] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A new hostfile.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the hostfile to this new file.")
+    ] = None,
     *,
     table: TableOptions,
 ) -> None:
-    """Make hostfiles, and look at the hosts in them.
+    """Create hostfiles, and check the hosts in them.
 
     The text on standard output is itself a hostfile.
 

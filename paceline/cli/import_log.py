@@ -28,7 +28,7 @@ def import_log(
     path: Annotated[
         Path,
         typer.Argument(
-            help="A log file, plain or .gz; a bundle; or an archive of logs (.tar.gz, .tar.zst)."
+            help="Log file (plain or gzipped), bundle, or archive of logs (.tar.gz, .tar.zst)."
         ),
     ],
     engine: log.EngineName = None,
@@ -44,19 +44,19 @@ def import_log(
     window: log.WindowRule = None,
     tag: options.Tag = None,
     reimport: Annotated[
-        bool, typer.Option("--reimport", help="Import it although it was imported before.")
+        bool, typer.Option("--reimport", help="Import the log even if it was imported before.")
     ] = False,
     runs_dir: options.RunsDir = None,
     form: options.ReportForm = options.ReportFormat.text,
     as_json: options.Json = False,
 ) -> None:
-    """Store a training log as a run that `list`, `show`, `report` and `compare` know.
+    """Store a training log as a run for `list`, `show`, `report` and `compare`.
 
-    The raw log is copied into the run folder, secrets left out, so that a better reader can be
-    tried on it later. What the log does not say is added with the options, as for `parse`.
+    The raw log is copied into the run folder, without secrets. Settings that the log does not
+    state are added with options, as for `parse`.
 
-    A bundle is stored as it is. Of any other archive, as `llmb-run archive` writes them, every
-    training log becomes a run, and its place in the archive says what the log does not.
+    A bundle is stored unchanged. In any other archive, e.g. from `llmb-run archive`, every
+    training log becomes a run, and its path in the archive supplies missing settings.
 
     Example: paceline import train.log --model llama31-8b --device B200 --gpus 8 --seq-len 8192
     """

@@ -22,38 +22,45 @@ def compare(
     places: Annotated[
         list[Path],
         typer.Argument(
-            help="Folders of runs, or scores that `mlperf score --json` printed.",
+            help="Folders of runs, or files with the JSON output of `mlperf score`.",
             metavar="DIR|SCORE.json...",
         ),
     ],
     published: Annotated[
         Path | None,
-        typer.Option(help="CSV of published results; default those that come with Paceline."),
+        typer.Option(
+            help="CSV of published results; default: the results that come with Paceline."
+        ),
     ] = None,
     ruleset: Annotated[
         str | None,
         typer.Option(
-            help="Rules of which round; default as in `mlperf score`.", show_default=False
+            help="MLPerf Training round whose rules apply; default: as for `mlperf score`.",
+            show_default=False,
         ),
     ] = None,
     gpus: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Accelerators, where the logs do not say; once for each DIR."),
+        typer.Option(
+            min=1, help="Number of accelerators if the logs do not state it; once per DIR."
+        ),
     ] = None,
     accelerator: Annotated[
-        str | None, typer.Option(help="The kind of accelerator, where the logs do not say.")
+        str | None, typer.Option(help="Type of accelerator if the logs do not state it.")
     ] = None,
     plot: Annotated[
         list[Path] | None,
-        typer.Option(help="Write time to train over accelerators here: .svg, .png or .html."),
+        typer.Option(
+            help="Plot the time to train over accelerators to this file: .svg, .png or .html."
+        ),
     ] = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Hold scores against published results on as many accelerators of the same kind.
+    """Compare scores with published results on the same number and type of accelerators.
 
-    Two or more sets of runs of one benchmark give the efficiency of strong scaling as well, split
-    into what the larger batch needs in samples and what throughput loses. Small siblings are
+    Two or more sets of runs of one benchmark also give the strong-scaling efficiency, split into
+    the extra samples that the larger batch needs and the loss of throughput. Tiny variants are
     refused.
 
     Examples:
@@ -62,7 +69,7 @@ def compare(
 
       paceline mlperf compare eight sixteen --gpus 8 --gpus 16 --accelerator H100 --json
 
-    Exit code 4 when no set of runs has a score.
+    Exit code 4 if no set of runs has a score.
     """
     for path in plot or []:
         if path.suffix not in FORMATS:

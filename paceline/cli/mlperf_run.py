@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli import host_options as place
 from paceline.cli import options
+from paceline.cli.options import Panel
 from paceline.cli.output import TableForm, TableFormat, emit_json, emit_table
 from paceline.cli.printing import print_plan, tell_notices
 from paceline.cli.progress import progress_display
@@ -40,20 +41,26 @@ EXIT_CODES = {
 
 def run(
     benchmark: Annotated[
-        str, typer.Argument(help="llama2-70b-lora, llama31-8b or flux1.", metavar="BENCHMARK")
+        str,
+        typer.Argument(
+            help="Benchmark: llama2-70b-lora, llama31-8b or flux1.", metavar="BENCHMARK"
+        ),
     ],
     tiny: Annotated[
         bool,
         typer.Option(
-            "--tiny", help="Train its small sibling, in seconds a trial: not an MLPerf result."
+            "--tiny",
+            help="Train the tiny variant, which takes seconds per trial. Not an MLPerf result.",
+            rich_help_panel=Panel.recipe,
         ),
     ] = False,
     synthetic: Annotated[
         bool,
         typer.Option(
             "--synthetic",
-            help="A few steps on random samples, and the time that training would take: "
-            "not a result.",
+            help="Train a few steps on random samples and estimate the time to train. Not an "
+            "MLPerf result.",
+            rich_help_panel=Panel.recipe,
         ),
     ] = False,
     trials: Annotated[
@@ -61,40 +68,62 @@ def run(
         typer.Option(
             min=1,
             max=1000,
-            help="Trials, each with a seed of its own. Fewer than a begun series has leave out "
-            "those that have not begun.",
+            help="Number of trials, each with its own seed. A smaller number than before drops "
+            "trials that have not started.",
+            rich_help_panel=Panel.limits,
         ),
     ] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first trial.")] = 1,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the first trial.", rich_help_panel=Panel.search)
+    ] = 1,
     timeout: Annotated[
         float | None,
-        typer.Option(min=0.001, metavar="SECONDS", help="Time limit of each trial."),
+        typer.Option(
+            min=0.001,
+            metavar="SECONDS",
+            help="Time limit of each trial.",
+            rich_help_panel=Panel.limits,
+        ),
     ] = None,
     drop_caches: Annotated[
         bool,
         typer.Option(
-            "--drop-caches", help="Drop the kernel's file caches before each trial; needs root."
+            "--drop-caches", help="Drop the kernel's file caches before each trial (needs root)."
         ),
     ] = False,
     data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What the benchmark trains on.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Training data of the benchmark.", rich_help_panel=Panel.recipe
+        ),
     ] = None,
     validation: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What it is evaluated on.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Validation data of the benchmark.", rich_help_panel=Panel.recipe
+        ),
     ] = None,
     engine: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What trains: native, or mlperf for a submission's own run.sub and config_*.sh.",
+            help="Training framework: native, or mlperf for the run.sub and config_*.sh of a "
+            "submission.",
+            rich_help_panel=Panel.recipe,
         ),
     ] = None,
     overrides: options.Overrides = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the series; one that exists is gone on with.")
+        str | None,
+        typer.Option(
+            help="Name of the series; an existing series is resumed.", rich_help_panel=Panel.output
+        ),
     ] = None,
     devices: Annotated[
-        int | None, typer.Option(min=1, help="Devices to use; with --tiny one.")
+        int | None,
+        typer.Option(
+            min=1, help="Devices per host; default with --tiny: 1.", rich_help_panel=Panel.hosts
+        ),
     ] = None,
     device: options.Device = options.DeviceKind.auto,
     cluster: options.ClusterName = None,
@@ -103,7 +132,8 @@ def run(
     status: Annotated[
         bool,
         typer.Option(
-            "--status", help="Print how far the newest series (or --name) is; run nothing."
+            "--status",
+            help="Print the state of the newest series (or of --name) without running anything.",
         ),
     ] = False,
     runs_dir: options.RunsDir = None,
@@ -112,11 +142,10 @@ def run(
     *,
     location: place.BoundHostOptions,
 ) -> None:
-    """Train a benchmark to its target several times, and score the trials. Never an official
-    result.
+    """Train a benchmark to its target several times and score the trials. Never an official result.
 
-    The same command goes on where it was broken off: a trial that has ended is not run again, and
-    one that failed does not stop the others. Logs go to <runs>/mlperf/<series>/result_<n>.txt,
+    The same command resumes an interrupted series: finished trials are not run again, and a failed
+    trial does not stop the others. Logs are written to <runs>/mlperf/<series>/result_<n>.txt,
     where `paceline mlperf score` and `check` read them.
 
     Examples:
@@ -132,7 +161,7 @@ def run(
       --set engine_settings.config=config_GB300_18x4x1xtp1pp1cp2_8b.sh
       --set engine_settings.container=registry/llama31_8b.sqsh
 
-    Exit code 0 when all trials have ended, 4 when some are missing, 2 when all failed.
+    Exit codes: 0 all trials have finished; 4 some are missing; 2 all failed.
     """
     placement = location.where()
     alone = tiny and devices is None and cluster is None and not placement.wants_nodes

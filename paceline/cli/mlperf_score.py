@@ -35,21 +35,21 @@ def score(
     ruleset: Annotated[
         str | None,
         typer.Option(
-            help="Rules of which round; default what the logs state, then the path (v5.1), else "
-            "5.1.0.",
+            help="MLPerf Training round whose rules apply; default: the round in the logs, else "
+            "in the path (v5.1), else 5.1.0.",
             show_default=False,
         ),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="Accelerators, where the logs do not say.")
+        int | None, typer.Option(min=1, help="Number of accelerators if the logs do not state it.")
     ] = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Score a set of MLPerf runs: run times, olympic mean, convergence test, scaling, minutes.
+    """Score a set of MLPerf runs: run times, olympic mean, convergence test and scaling.
 
-    Reads a submission's result_*.txt, a launch script's <datestamp>_<i>.log, or any .log, .txt and
-    .out with :::MLLOG lines, plain or .gz. Nothing is written or deleted.
+    Reads result_*.txt of a submission, <datestamp>_<i>.log of a launch script, or any .log, .txt
+    and .out files with :::MLLOG lines, plain or gzipped. Nothing is written or deleted.
 
     Examples:
 
@@ -57,8 +57,8 @@ def score(
 
       paceline mlperf score LOGDIR --ruleset 5.1.0 --json
 
-    A score is in minutes, less is better. Exit code 0 with a score, also when the rules let a
-    failed run be dropped; 3 when the rules refuse one; 4 when runs or references are missing.
+    The score is in minutes; lower is better. Exit codes: 0 with a score, also if the rules drop a
+    failed run; 3 if the rules refuse a score; 4 if runs or reference points are missing.
     """
     result = score_runs(place, ruleset, gpus)
     _emit(result, TableFormat.json if as_json else form)
@@ -97,29 +97,28 @@ def check(
     place: Annotated[
         Path,
         typer.Argument(
-            help="A log, a folder with the logs of runs, a system description, or a submission.",
+            help="Log, folder with the logs of runs, system description or submission folder.",
             metavar="PATH",
         ),
     ],
     ruleset: Annotated[
         str | None,
         typer.Option(
-            help="Rules of which round; default what the logs state, then the path (v5.1), else "
-            "5.1.0.",
+            help="MLPerf Training round whose rules apply; default: the round in the logs, else "
+            "in the path (v5.1), else 5.1.0.",
             show_default=False,
         ),
     ] = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Run the official MLPerf checkers on logs, a system description or a whole submission.
+    """Run the official MLPerf checkers on logs, a system description or a submission.
 
-    Each message of the checkers comes with the line of the file that it is about.
+    Each message is shown with the line of the file that it is about.
 
-    A folder with systems/ and results/ is a submission: its descriptions, the number of runs, seeds
-    and convergence are checked as well. The checkers run on copies in processes of their own;
-    nothing of yours is written or deleted. They are mlperf-logging:
-    pip install 'paceline\\[mlperf]'.
+    A folder with systems/ and results/ is a submission: its descriptions, number of runs, seeds
+    and convergence are checked too. The checkers run on copies in separate processes; your files
+    are not changed. They are part of mlperf-logging: pip install 'paceline\\[mlperf]'.
 
     Examples:
 
@@ -129,7 +128,7 @@ def check(
 
       paceline mlperf check submission/MyOrganisation
 
-    Exit code 0 when all logs pass, 3 when one fails, 4 when the checker has no answer for one.
+    Exit codes: 0 all logs pass; 3 one fails; 4 the checker has no answer for one.
     """
     result = check_place(place, ruleset)
     form = TableFormat.json if as_json else form

@@ -24,34 +24,41 @@ from paceline.mlperf.submission.text import (
 from paceline.report.document import Column
 
 Ruleset = Annotated[
-    str | None, typer.Option(help="Rules of which round; default 5.1.0.", show_default=False)
+    str | None,
+    typer.Option(
+        help="MLPerf Training round whose rules apply; default 5.1.0.", show_default=False
+    ),
 ]
 
 
 def system(
     cluster: Annotated[
         str | None,
-        typer.Option(help="A cluster's name or YAML file, of which this machine is a node."),
+        typer.Option(help="Name or YAML file of the cluster that this machine belongs to."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the description here; never over a file."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="File for the description; an existing file is never overwritten.",
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Fill in a field (repeatable)."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Fill in a field. Repeatable."),
     ] = None,
     ruleset: Ruleset = None,
     fail_on_findings: Annotated[
-        bool, typer.Option(help="Exit with 3 while a field is open or wrong.")
+        bool, typer.Option(help="Exit with 3 if a field is missing or wrong.")
     ] = False,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Describe this system for an MLPerf submission, and say in plain words what is still open.
+    """Describe this system for an MLPerf submission, and list what is still missing.
 
-    Fields that the machine does not tell begin with UNKNOWN; no package is made with one. Fill them
-    in with --set or in the file; "" says that nothing is stated.
+    Fields that the machine does not report start with UNKNOWN. Fill them in with --set or in the
+    file: no package is created with one. An empty value ("") means that nothing is stated.
 
     Examples:
 
@@ -74,38 +81,49 @@ def system(
 
 def package(
     places: Annotated[
-        list[Path], typer.Argument(help="Folders of runs, one a benchmark.", metavar="DIR...")
+        list[Path], typer.Argument(help="Folders of runs, one per benchmark.", metavar="DIR...")
     ],
-    org: Annotated[str, typer.Option(help="The organisation that submits.")],
-    division: Annotated[str, typer.Option(help="closed or open.")],
+    org: Annotated[str, typer.Option(help="Name of the submitting organisation.")],
+    division: Annotated[str, typer.Option(help="Division: closed or open.")],
     system: Annotated[
-        Path, typer.Option(help="The system's description; its name without .json is the system's.")
+        Path,
+        typer.Option(
+            help="System description; the file name without .json is the name of the system."
+        ),
     ],
     code: Annotated[
         list[str],
-        typer.Option(metavar="[BENCHMARK=]FOLDER", help="The code that ran (repeatable)."),
+        typer.Option(
+            metavar="[BENCHMARK=]FOLDER",
+            help="Code that was run, for one benchmark or for all. Repeatable.",
+        ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where the folder of the organisation is made.")
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Folder in which the organisation's submission folder is created.",
+        ),
     ],
     ruleset: Ruleset = None,
     allow_placeholders: Annotated[
-        bool, typer.Option(help="Take logs whose organisation was never filled in as they are.")
+        bool, typer.Option(help="Accept logs in which the organisation was never filled in.")
     ] = False,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Lay out a submission that the official package checker accepts: logs, description, code.
+    """Create a submission that the official package checker accepts: logs, description, code.
 
-    Everything is copied, nothing is moved, changed or overwritten, and the folder is there only if
-    the checker passes it. Small siblings, synthetic data and placeholders are refused.
+    All files are copied; nothing is moved, changed or overwritten. The folder is created only if
+    the checker accepts it. Tiny variants, synthetic data and placeholders are refused.
 
     Examples:
 
       paceline mlperf package LOGDIR --org Example --division closed --system systems/box.json
       --code implementation --output submission
 
-    Exit code 3 when the rules or the checker refuse it.
+    Exit code 3 if the rules or the checker refuse it.
     """
     request = PackageRequest(
         places=tuple(places),

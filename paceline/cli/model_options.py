@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.options import Panel
 from paceline.core.errors import UserError
 from paceline.estimate.calibrate.lookup import GivenEvidence, given_or_own, read_evidence
 from paceline.estimate.fit.evidence import Evidence
@@ -39,33 +40,52 @@ def _known_stack(stack: str | None) -> str | None:
     return stack
 
 
-Recipe = Annotated[str, typer.Argument(help="Name of a recipe, or a YAML file.", metavar="RECIPE")]
-DeviceName = Annotated[str, typer.Option(help="A device of `paceline devices`, e.g. H100.")]
+Recipe = Annotated[
+    str, typer.Argument(help="Recipe name, or path of a recipe YAML file.", metavar="RECIPE")
+]
+DeviceName = Annotated[
+    str, typer.Option(help="Device name, as listed by `paceline devices`, e.g. H100.")
+]
 PerNode = Annotated[
     int | None,
-    typer.Option(min=1, help="Devices of a node; default 8, or what a cluster file says."),
+    typer.Option(
+        min=1,
+        help="Devices per node; default 8, or the value of the cluster file.",
+        rich_help_panel=Panel.hosts,
+    ),
 ]
 Intra = Annotated[
     str | None,
-    typer.Option(metavar="LINK", help="Link inside a node: NVLink4, or a rate, 450 GB/s."),
+    typer.Option(
+        metavar="LINK",
+        help="Link within a node: a name (NVLink4) or a bandwidth (450 GB/s).",
+        rich_help_panel=Panel.hosts,
+    ),
 ]
 Inter = Annotated[
     str | None,
-    typer.Option(metavar="LINK", help="Network: InfiniBand-NDR, or a rate, 8x400 Gb/s."),
+    typer.Option(
+        metavar="LINK",
+        help="Network between nodes: a name (InfiniBand-NDR) or a bandwidth (8x400 Gb/s).",
+        rich_help_panel=Panel.hosts,
+    ),
 ]
 PlannedCluster = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="A cluster of the catalog, or a YAML file, which may state the fabric in levels.",
+        help="Cluster of the catalog, or path of a cluster YAML file, which can describe "
+        "each network level.",
+        rich_help_panel=Panel.hosts,
     ),
 ]
 _STACK = typer.Option(
     "--software",
     callback=_known_stack,
-    help=f"Software: {', '.join(SOFTWARE)}, or any that is fused (Transformer Engine, Megatron "
-    "core), torch (PyTorch's modules, FSDP) or softmax (Megatron of 2020-22); of a release: "
-    "nemo@26.02. A name that published steps are of narrows the interval.",
+    help=f"Software: {', '.join(SOFTWARE)}, or a category: fused (Transformer Engine, Megatron "
+    "core), torch (PyTorch modules, FSDP) or softmax (Megatron of 2020-22). A release is written "
+    "nemo@26.02. Names with published measurements give a narrower interval.",
+    rich_help_panel=Panel.time_model,
 )
 RunStack = Annotated[
     str | None,
@@ -74,6 +94,7 @@ RunStack = Annotated[
         callback=_known_stack,
         help="Software for the expected times and memory, as for `estimate --software`; default: "
         "the software of the recipe's engine.",
+        rich_help_panel=Panel.time_model,
     ),
 ]
 StackName = Annotated[str, _STACK]
@@ -82,8 +103,9 @@ CapturedParts = Annotated[
     CudaGraphs,
     typer.Option(
         "--cuda-graphs",
-        help="What is captured in CUDA graphs, so that no host starts its kernels: none, blocks or "
-        "the whole iteration.",
+        help="Part of a step that is captured in CUDA graphs, which removes its CPU launch "
+        "overhead.",
+        rich_help_panel=Panel.time_model,
     ),
 ]
 Released = Annotated[
@@ -92,16 +114,17 @@ Released = Annotated[
         min=2017,
         max=2100,
         metavar="YEAR",
-        help="When the software came out, in years: 2025.7 for NeMo 25.09; default the newest that "
-        "published steps are of.",
+        help="Release date of the software as a decimal year, e.g. 2025.7 for NeMo 25.09; "
+        "default: the newest software with published measurements.",
+        rich_help_panel=Panel.time_model,
     ),
 ]
 MoeDispatcher = Annotated[
     Dispatcher,
     typer.Option(
         "--dispatcher",
-        help="What brings tokens to their experts, in a model with experts: alltoall (NCCL), "
-        "deepep or hybridep.",
+        help="MoE token dispatcher: alltoall (NCCL), deepep or hybridep.",
+        rich_help_panel=Panel.time_model,
     ),
 ]
 EvidenceFile = Annotated[
@@ -110,6 +133,7 @@ EvidenceFile = Annotated[
         metavar="FILE",
         help="Calibration file that `paceline calibrate --output` wrote; default: the stored "
         "calibration of the device, or the coefficients that come with Paceline.",
+        rich_help_panel=Panel.time_model,
     ),
 ]
 

@@ -31,6 +31,21 @@ import typer
 from paceline.core.errors import UserError
 
 
+class Panel(StrEnum):
+    """Headings of `--help`, for verbs with more than MAX_IN_ONE_LIST options."""
+
+    recipe = "Recipe"
+    search = "Search space"
+    measurement = "Measurement"
+    profiler = "Profiler"
+    hosts = "Hosts and devices"
+    limits = "Limits and repeats"
+    time_model = "Time model"
+    log = "Settings that the log does not state"
+    criteria = "Criteria"
+    output = "Output"
+
+
 class ReportFormat(StrEnum):
     """Forms in which one run is printed."""
 
@@ -42,63 +57,107 @@ class ReportFormat(StrEnum):
 
 
 class DeviceKind(StrEnum):
-    """On what a run goes; auto: a GPU where there is one."""
+    """Type of device; auto takes the GPUs if there are any."""
 
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
 
 
-Variant = Annotated[str | None, typer.Option(help="A variant that the recipe defines.")]
+Variant = Annotated[
+    str | None, typer.Option(help="Variant defined by the recipe.", rich_help_panel=Panel.recipe)
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a recipe field, e.g. --set steps=20."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a recipe field, e.g. --set steps=20.",
+        rich_help_panel=Panel.recipe,
     ),
 ]
 EngineName = Annotated[
     str | None,
     typer.Option(
-        "--engine", help="What trains, as `--set engine=NAME`; `paceline engines` lists them."
+        "--engine",
+        help="Training framework (`paceline engines` lists them); same as --set engine=NAME.",
+        rich_help_panel=Panel.recipe,
     ),
 ]
 Timeout = Annotated[
-    float | None, typer.Option(min=0.001, metavar="SECONDS", help="Time limit of each run.")
+    float | None,
+    typer.Option(
+        min=0.001, metavar="SECONDS", help="Time limit of each run.", rich_help_panel=Panel.limits
+    ),
 ]
-Tag = Annotated[str | None, typer.Option(help="A name under which to find what is stored.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")]
+Tag = Annotated[
+    str | None,
+    typer.Option(help="Tag for finding the results later.", rich_help_panel=Panel.output),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run without running it.")]
 Force = Annotated[
     bool,
     typer.Option(
-        "--force", help="Run what the memory bound refuses, and fp16 on a CPU, which emulates it."
+        "--force",
+        help="Run even if the model does not fit in memory, or in fp16 on a CPU (slow emulation).",
     ),
 ]
 RunsDir = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of all runs; default $PACELINE_RUNS, else ./runs.", show_default=False
+        help="Folder that stores all runs; default $PACELINE_RUNS, else ./runs.",
+        show_default=False,
+        rich_help_panel=Panel.output,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Same as --format json.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Same as --format json.", rich_help_panel=Panel.output)
+]
 Html = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Also write a page of it: one file.")
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Also write an HTML report to this file.", rich_help_panel=Panel.output
+    ),
 ]
 ChartsFolder = Annotated[
-    Path | None, typer.Option("--charts", metavar="FOLDER", help="Also save every chart as SVG.")
+    Path | None,
+    typer.Option(
+        "--charts",
+        metavar="FOLDER",
+        help="Also save all charts as SVG in this folder.",
+        rich_help_panel=Panel.output,
+    ),
 ]
 RunName = Annotated[
-    str, typer.Argument(help="A run: folder, unique prefix, tag, or `last`.", metavar="RUN")
+    str, typer.Argument(help="Run: folder, unique prefix, tag or `last`.", metavar="RUN")
 ]
-ReportForm = Annotated[ReportFormat, typer.Option("--format")]
-Device = Annotated[DeviceKind, typer.Option(help="auto, cpu or cuda.")]
-ClusterName = Annotated[str | None, typer.Option(help="A cluster of the catalog, or a YAML file.")]
+ReportForm = Annotated[
+    ReportFormat,
+    typer.Option(
+        "--format",
+        help="Output format; json and csv are unrounded, in base units.",
+        rich_help_panel=Panel.output,
+    ),
+]
+Device = Annotated[
+    DeviceKind,
+    typer.Option(
+        help="Type of device; auto takes the GPUs if there are any.", rich_help_panel=Panel.hosts
+    ),
+]
+ClusterName = Annotated[
+    str | None,
+    typer.Option(
+        help="Cluster of the catalog, or path of a cluster YAML file.", rich_help_panel=Panel.hosts
+    ),
+]
 
 
 @dataclass(frozen=True)
 class ReportOptions:
     """In which form one run is printed."""
 
-    panel: ClassVar[str] = "Output"
+    panel: ClassVar[Panel] = Panel.output
     form: ReportForm = ReportFormat.text
     as_json: Json = False
 

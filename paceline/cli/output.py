@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import typer
 from rich.console import Console
 
-from paceline.cli.options import Json, ReportFormat
+from paceline.cli.options import Json, Panel, ReportFormat
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError, did_you_mean
 from paceline.report.csv_table import csv_text
@@ -34,12 +34,20 @@ class TableFormat(StrEnum):
 
 
 TableForm = Annotated[
-    TableFormat, typer.Option("--format", help="json and csv are unrounded, in base units.")
+    TableFormat,
+    typer.Option(
+        "--format",
+        help="Output format; json and csv are unrounded, in base units.",
+        rich_help_panel=Panel.output,
+    ),
 ]
 Where = Annotated[
     list[str] | None,
     typer.Option(
-        "--where", metavar="COLUMN=VALUE", help="Only rows in which a column has a value."
+        "--where",
+        metavar="COLUMN=VALUE",
+        help="Select rows by the value of a column. Repeatable.",
+        rich_help_panel=Panel.output,
     ),
 ]
 
@@ -48,7 +56,7 @@ Where = Annotated[
 class TableOptions:
     """In which form a verb answers."""
 
-    panel: ClassVar[str] = "Output"
+    panel: ClassVar[Panel] = Panel.output
     form: TableForm = TableFormat.text
     as_json: Json = False
 

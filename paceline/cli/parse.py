@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 from paceline.cli import log_options as log
-from paceline.cli.options import Json
+from paceline.cli.options import Json, Panel
 from paceline.cli.output import (
     Row,
     TableForm,
@@ -43,7 +43,7 @@ from paceline.report.logs import (
 def parse(
     paths: Annotated[
         list[Path],
-        typer.Argument(help="Log files or folders, plain or .gz; - reads standard input."),
+        typer.Argument(help="Log files or folders, plain or gzipped; - reads standard input."),
     ],
     engine: log.EngineName = None,
     recipe: log.RecipeName = None,
@@ -59,21 +59,27 @@ def parse(
     per_step: Annotated[
         bool,
         typer.Option(
-            "--per-step", help="Print every step instead of the figures.", rich_help_panel="Output"
+            "--per-step",
+            help="Print every step instead of the summary.",
+            rich_help_panel=Panel.output,
         ),
     ] = False,
     fail_on_findings: Annotated[
-        bool, typer.Option(help="Exit with 3 when a file is not ok or disagrees with itself.")
+        bool,
+        typer.Option(
+            help="Exit with 3 if a log is incomplete or contradicts itself.",
+            rich_help_panel=Panel.criteria,
+        ),
     ] = False,
     where: Where = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Read training logs and say how fast the runs were, without launching anything.
+    """Read training logs and report how fast the runs were.
 
-    The format is recognized: NeMo, Megatron, DeepSpeed, torchtitan, Hugging Face Trainer, MaxText,
-    MLPerf and more (`paceline engines --log-formats`). What the log does not say can be added;
-    nothing is guessed.
+    The log format is detected: NeMo, Megatron, DeepSpeed, torchtitan, Hugging Face Trainer,
+    MaxText, MLPerf and more (`paceline engines --log-formats`). What a log does not state can be
+    added with options; nothing is guessed.
 
     Examples:
 
@@ -85,9 +91,9 @@ def parse(
 
       paceline parse train.log.gz --per-step --format csv > steps.csv
 
-    What a log prints itself stands beside our figure; a disagreement is named with its likely
-    cause. Exit code 1 for a single file that cannot be read; files that are no training log are
-    an answer, not an error.
+    Figures that the log itself prints are shown next to the computed ones; a disagreement is
+    reported with its likely cause. Exit code 1 if a single file cannot be read; a file that is not
+    a training log is not an error.
     """
     facts = UserSettings(
         engine,

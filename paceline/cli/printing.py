@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.options import ReportFormat, ReportOptions, RunsDir, Tag
+from paceline.cli.options import Panel, ReportFormat, ReportOptions, RunsDir, Tag
 from paceline.cli.terminal import echo
 from paceline.engines import engine
 from paceline.runs.logged_run import NATIVE
@@ -24,8 +24,8 @@ class ExecutionOptions(ReportOptions):
     probe: Annotated[
         bool,
         typer.Option(
-            help="Measure this machine's reachable rate first (kept for later).",
-            rich_help_panel="Budget",
+            help="Measure the achievable GEMM throughput of this machine first (cached).",
+            rich_help_panel=Panel.limits,
         ),
     ] = True
     runs_dir: RunsDir = None

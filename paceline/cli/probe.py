@@ -23,20 +23,20 @@ from paceline.runs.flow import probe_this_machine
 
 
 def gemm(
-    dtypes: Annotated[str, typer.Option("--dtype", help="Comma list of fp32,bf16,fp16,fp8.")] = (
-        "fp32,bf16"
-    ),
+    dtypes: Annotated[
+        str, typer.Option("--dtype", help="Comma-separated list of data types: fp32,bf16,fp16,fp8.")
+    ] = ("fp32,bf16"),
     device: Device = DeviceKind.auto,
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Measure anew, not from the cache.")
+        bool, typer.Option("--no-cache", help="Measure again instead of using the cached result.")
     ] = False,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Measure the dense matrix-product rate that torch reaches here, per dtype.
+    """Measure the GEMM throughput that torch reaches on this machine, by data type.
 
-    Runs hold their FLOP/s against this rate ("of achievable"). It is kept per machine, torch
-    version and setting.
+    Runs report their FLOP/s as a percentage of this throughput ("% of achievable"). The result is
+    cached per machine, torch version and settings.
 
     Example: paceline probe gemm --dtype bf16 --no-cache
     """
@@ -105,16 +105,21 @@ def _columns() -> list[Column]:
 def context(
     device: Device = DeviceKind.auto,
     ranks: Annotated[
-        int, typer.Option(min=1, help="Processes; from 2 on the communicator is measured too.")
+        int,
+        typer.Option(
+            min=1, help="Number of processes; with 2 or more the communicator is measured too."
+        ),
     ] = 1,
-    repeat: Annotated[int, typer.Option(min=1, help="Fresh starts.")] = 3,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Number of repeats, each in fresh processes.")
+    ] = 3,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Measure the memory that a device loses before any model.
+    """Measure the memory that a device uses before any model is loaded.
 
-    On a GPU: the driver's context, library handles and the communicator, beside the catalog's
-    context. On a CPU: the process's resident set after each of these.
+    On a GPU: driver context, library handles and communicator, compared with the catalog. On a
+    CPU: the resident set of the process after each of these.
 
     Example: paceline probe context --ranks 2
     """

@@ -24,19 +24,21 @@ from paceline.machines.probe.rates import (
 )
 from paceline.report.document import Column
 
+Seconds = Annotated[float, typer.Option(min=0.1, max=60, help="Measurement time, in seconds.")]
+
 
 def memory(
     device: Device = DeviceKind.auto,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of a CPU; default all usable cores.")
+        int | None, typer.Option(min=1, help="CPU threads; default: all usable cores.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, max=60)] = 2.0,
+    seconds: Seconds = 2.0,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Measure the rate at which a device copies its memory, read and written together.
+    """Measure the memory copy bandwidth of a device, reads plus writes.
 
-    The largest size lies beyond the caches: it bounds optimizer steps and normalisations.
+    The largest size exceeds the caches; its bandwidth bounds optimizer steps and normalisations.
 
     Example: paceline probe memory
     """
@@ -52,16 +54,17 @@ def memory(
 def collective(
     device: Device = DeviceKind.auto,
     ranks: Annotated[
-        int | None, typer.Option(min=2, help="Processes; default every GPU, 2 on a CPU.")
+        int | None,
+        typer.Option(min=2, help="Number of processes; default: all GPUs, or 2 on a CPU."),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, max=60)] = 2.0,
+    seconds: Seconds = 2.0,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Measure all-reduce among the devices of this machine, by payload.
+    """Measure all-reduce between the devices of this machine, by payload.
 
-    The bus rate is the payload's rate x 2 (n - 1) / n: what each link carries. `paceline check`
-    measures the same in pairs of hosts.
+    The bus bandwidth is the payload bandwidth x 2 (n - 1) / n, which is the traffic of each link.
+    `paceline check` measures the same between pairs of hosts.
 
     Example: paceline probe collective --ranks 2
     """
@@ -90,15 +93,18 @@ def collective(
 
 def attention(
     device: Device = DeviceKind.auto,
-    recipe: Annotated[str, typer.Option(help="Whose heads and sequence length.")] = "tiny-llama",
-    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
-    seconds: Annotated[float, typer.Option(min=0.1, max=60)] = 2.0,
+    recipe: Annotated[
+        str, typer.Option(help="Recipe that supplies the number of heads and the sequence length.")
+    ] = "tiny-llama",
+    dtype: Annotated[str, typer.Option(help="Data type: fp32, bf16 or fp16.")] = "fp32",
+    seconds: Seconds = 2.0,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Measure the trainer's causal attention, forward and backward, in a recipe's shape.
+    """Measure the trainer's causal attention, forward and backward, with the shape of a recipe.
 
-    FLOP/s count both products of the half that the mask leaves, and 2.5 times as much backward.
+    FLOP/s count both GEMMs over the half that is not masked, and 2.5 times as many in the backward
+    pass.
 
     Example: paceline probe attention --recipe tiny-llama --dtype bf16
     """
@@ -120,11 +126,11 @@ def attention(
 
 def latency(
     device: Device = DeviceKind.auto,
-    seconds: Annotated[float, typer.Option(min=0.1, max=60)] = 1.0,
+    seconds: Seconds = 1.0,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Measure how long starting one small operation takes: what tiny models wait for.
+    """Measure the launch latency of one small operation, which limits tiny models.
 
     Example: paceline probe latency
     """

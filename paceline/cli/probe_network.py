@@ -8,7 +8,7 @@ import typer
 
 from paceline.cli import host_options as place
 from paceline.cli import model_options as model
-from paceline.cli.options import Device, DeviceKind, Json, RunsDir
+from paceline.cli.options import Device, DeviceKind, Json, Panel, RunsDir
 from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
@@ -28,10 +28,22 @@ def network(
     device: Device = DeviceKind.auto,
     devices: place.DevicesOfEach = None,
     operations: Annotated[
-        str, typer.Option("--ops", help=f"Comma list of {', '.join(OPERATIONS)}; all, none.")
+        str,
+        typer.Option(
+            "--ops",
+            help=f"Comma-separated list of {', '.join(OPERATIONS)}; or all, or none.",
+            rich_help_panel=Panel.measurement,
+        ),
     ] = "all",
     least: Annotated[
-        int, typer.Option("--min-bytes", min=SMALLEST, max=LARGEST, help="Smallest payload.")
+        int,
+        typer.Option(
+            "--min-bytes",
+            min=SMALLEST,
+            max=LARGEST,
+            help="Smallest payload in bytes.",
+            rich_help_panel=Panel.measurement,
+        ),
     ] = 1024,
     most: Annotated[
         int | None,
@@ -39,23 +51,43 @@ def network(
             "--max-bytes",
             min=SMALLEST,
             max=LARGEST,
-            help="Largest payload and message; default 16 MiB, 256 MiB on GPUs.",
+            help="Largest payload and message in bytes; default 16 MiB, on GPUs 256 MiB.",
+            rich_help_panel=Panel.measurement,
         ),
     ] = None,
     pairs: Annotated[
         bool,
-        typer.Option("--pairs/--no-pairs", help="Latency and rate between all pairs of hosts."),
+        typer.Option(
+            "--pairs/--no-pairs",
+            help="Measure latency and bandwidth between all pairs of hosts.",
+            rich_help_panel=Panel.measurement,
+        ),
     ] = True,
     seconds: Annotated[
-        float, typer.Option(min=0.1, max=3600, help="For all collectives together.")
+        float,
+        typer.Option(
+            min=0.1,
+            max=3600,
+            help="Measurement time for all collectives together, in seconds.",
+            rich_help_panel=Panel.measurement,
+        ),
     ] = 10.0,
     time_limit: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="End the measurements after this.")
+        float,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="Maximum duration of the measurements.",
+            rich_help_panel=Panel.limits,
+        ),
     ] = 600.0,
     wait: place.Wait = 600.0,
     cluster: Annotated[
         str | None,
-        typer.Option(help="A cluster of the catalog, or a YAML file: its links, expected here."),
+        typer.Option(
+            help="Cluster of the catalog or YAML file whose link bandwidths are expected.",
+            rich_help_panel=Panel.hosts,
+        ),
     ] = None,
     intra: model.Intra = None,
     inter: model.Inter = None,
@@ -65,11 +97,12 @@ def network(
     *,
     location: place.HostOptions,
 ) -> None:
-    """Measure every collective among all devices, and latency and rate between all hosts.
+    """Measure all collectives, and the latency and bandwidth between all hosts.
 
-    Payload and bus rates are those of nccl-tests, and results are checked. All devices of a host
-    send at once, so that a slow one shows. A page with log-log charts and maps of all pairs, and
-    the JSON, lie under runs/networks. Beside it stands what the stated links carry.
+    Payload and bus bandwidth are defined as in nccl-tests, and results are checked. All devices of
+    a host send at the same time, so that a slow one shows. An HTML page with log-log charts and
+    maps of all pairs, and the JSON, are stored in runs/networks. The measured bandwidth is shown
+    next to the stated one of the links.
 
     Examples:
 
@@ -79,7 +112,7 @@ def network(
 
       paceline probe network --allocation 4711 --max-bytes 1073741824
 
-      paceline probe network --hosts hosts.txt --inter 8x400Gb/s  and the share of it
+      paceline probe network --hosts hosts.txt --inter 8x400Gb/s  and the percentage of it
     """
     placement = location.where()
     links = catalog.cluster(cluster) if cluster else None

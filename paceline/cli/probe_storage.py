@@ -12,7 +12,7 @@ import typer
 
 from paceline.cli import host_options as place
 from paceline.cli.model_options import DEVICES_PER_NODE
-from paceline.cli.options import Device, DeviceKind, Json, RunsDir
+from paceline.cli.options import Device, DeviceKind, Json, Panel, RunsDir
 from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_INCOMPLETE, UserError
@@ -38,21 +38,32 @@ SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "g
 
 def storage(
     paths: Annotated[
-        list[Path] | None, typer.Argument(metavar="[PATH]...", help="Folders; default this one.")
+        list[Path] | None,
+        typer.Argument(
+            metavar="[PATH]...", help="Folders to measure; default: the current folder."
+        ),
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(help="What a training of it needs, by the estimate, and whether it is given."),
+        typer.Option(
+            help="Recipe whose estimated storage demand is compared with the measured rates."
+        ),
     ] = None,
     run: Annotated[
-        str | None, typer.Option(metavar="RUN", help="The same of a run, as it was measured.")
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Run whose measured storage demand is compared with the measured rates.",
+        ),
     ] = None,
     assume_devices: Annotated[
         str | None,
         typer.Option(
             "--assume-devices",
             metavar="DEVICE[:N]",
-            help="Devices of all hosts that --recipe is estimated on; default those here.",
+            help="Devices that --recipe is estimated for, over all hosts; default: the devices "
+            "of these hosts.",
+            rich_help_panel=Panel.hosts,
         ),
     ] = None,
     device: Device = DeviceKind.auto,
@@ -60,23 +71,42 @@ def storage(
     processes: Annotated[
         str | None,
         typer.Option(
-            metavar="N,...", help="Processes at once; default 1 and as many as devices of a host."
+            metavar="N,...",
+            help="Numbers of concurrent processes; default: 1 and the number of devices per host.",
+            rich_help_panel=Panel.measurement,
         ),
     ] = None,
     operations: Annotated[
-        str, typer.Option("--ops", help=f"Comma list of {', '.join(OPERATIONS)}; all.")
+        str,
+        typer.Option(
+            "--ops",
+            help=f"Comma-separated list of {', '.join(OPERATIONS)}; or all.",
+            rich_help_panel=Panel.measurement,
+        ),
     ] = "all",
     size: Annotated[
-        str, typer.Option(help="Of all files of a host together: 1GiB, 500MB.")
+        str,
+        typer.Option(
+            help="Total size of the files per host: 1GiB, 500MB.", rich_help_panel=Panel.measurement
+        ),
     ] = "1GiB",
     sample: Annotated[
         int | None,
         typer.Option(
-            "--sample-bytes", min=1, help="Of a sample; default the recipe's, else 8,194."
+            "--sample-bytes",
+            min=1,
+            help="Bytes per sample; default: as in the recipe, else 8,194.",
+            rich_help_panel=Panel.measurement,
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.1, max=3600, help="For all operations in a folder.")
+        float,
+        typer.Option(
+            min=0.1,
+            max=3600,
+            help="Measurement time for all operations in a folder, in seconds.",
+            rich_help_panel=Panel.measurement,
+        ),
     ] = 10.0,
     wait: place.Wait = 600.0,
     runs_dir: RunsDir = None,
@@ -85,12 +115,12 @@ def storage(
     *,
     location: place.HostOptions,
 ) -> None:
-    """Measure what disks give to loaders and saves.
+    """Measure the storage bandwidth for data loading and checkpoints.
 
-    By one process and by as many at once as a host has devices: reads in a row and of samples out
-    of a mapped file, as the trainer's loader reads; writes, checkpoints with fsync, small files.
-    What may come from the page cache is marked. With a recipe or a run: whether steps would wait
-    for data, and what a checkpoint takes.
+    Measures with one process and with as many as a host has devices: sequential reads, random
+    samples of a mapped file as in the trainer's loader, writes, checkpoints with fsync, and small
+    files. Results that may come from the page cache are marked. With a recipe or a run, it also
+    reports whether steps would wait for data and how long a checkpoint takes.
 
     Examples:
 

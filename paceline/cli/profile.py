@@ -12,7 +12,7 @@ import typer
 
 from paceline.cli import host_options as place
 from paceline.cli import options
-from paceline.cli.options import ReportFormat
+from paceline.cli.options import Panel, ReportFormat
 from paceline.cli.output import TableForm, TableFormat, emit
 from paceline.cli.printing import print_plan, tell_notices
 from paceline.cli.progress import progress_display
@@ -48,31 +48,41 @@ def profile(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A recipe by name or file, or a run to profile the same again.",
+            help="Recipe name or file, or a run to repeat under the profiler.",
             metavar="RECIPE|RUN",
             show_default=False,
         ),
     ] = None,
     tool_name: Annotated[
-        ToolChoice, typer.Option("--tool", help="One alone: each would disturb the others.")
+        ToolChoice,
+        typer.Option(
+            "--tool",
+            help="Profiler; only one at a time, because profilers disturb each other.",
+            rich_help_panel=Panel.profiler,
+        ),
     ] = ToolChoice.torch,
     ranks: Annotated[
         str | None,
         typer.Option(
             metavar="LIST",
             envvar="RUN_CONF_PROFILE_RANKS",
-            help="0,8 or 0-3 or all; default one a pipeline stage and node.",
+            help="Ranks to profile: 0,8 or 0-3 or all; default: one per pipeline stage and node.",
+            rich_help_panel=Panel.profiler,
         ),
     ] = None,
     steps: Annotated[
-        str, typer.Option(metavar="A-B", help="Which steps are profiled, both included.")
+        str,
+        typer.Option(
+            metavar="A-B", help="First and last step to profile.", rich_help_panel=Panel.limits
+        ),
     ] = "20-30",
     gpu_metrics: Annotated[
         bool,
         typer.Option(
             "--gpu-metrics",
             envvar="RUN_CONF_PROFILE_GPU_METRICS",
-            help="nsys: sample the GPUs' counters too, once a node.",
+            help="With nsys: also sample the hardware counters of the GPUs, once per node.",
+            rich_help_panel=Panel.profiler,
         ),
     ] = False,
     cpu_samples: Annotated[
@@ -80,7 +90,8 @@ def profile(
         typer.Option(
             "--cpu-samples",
             envvar="RUN_CONF_PROFILE_CPU",
-            help="nsys: sample what the CPUs do too.",
+            help="With nsys: also sample CPU activity.",
+            rich_help_panel=Panel.profiler,
         ),
     ] = False,
     source: Annotated[
@@ -88,21 +99,27 @@ def profile(
         typer.Option(
             "--from",
             metavar="FILE",
-            rich_help_panel="What is profiled",
-            help="Read what a tool has left; nothing runs.",
+            rich_help_panel=Panel.profiler,
+            help="Read an existing file of the profiler instead of running anything.",
         ),
     ] = None,
     variant: options.Variant = None,
     overrides: options.Overrides = None,
     engine: options.EngineName = None,
-    devices: Annotated[int | None, typer.Option(min=1, help="Devices, as of `run`.")] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Devices per host, as for `paceline run`.", rich_help_panel=Panel.hosts
+        ),
+    ] = None,
     device: options.Device = options.DeviceKind.auto,
     cluster: options.ClusterName = None,
     dry_run: options.DryRun = False,
     timeout: options.Timeout = None,
     tag: options.Tag = None,
     probe: Annotated[
-        bool, typer.Option(help="Measure this machine's reachable rate first (kept for later).")
+        bool,
+        typer.Option(help="Measure the achievable GEMM throughput of this machine first (cached)."),
     ] = True,
     force: options.Force = False,
     html: options.Html = None,
@@ -113,25 +130,26 @@ def profile(
     *,
     location: place.HostOptions,
 ) -> None:
-    """Say where a step's time or memory goes, by a run of its own under one profiler.
+    """Show where the time or the memory of a training step goes, with one profiler.
 
-    The run is marked: `compare` refuses it and `history` leaves it out, for a profiler slows what
-    it looks at. By how much is measured on the same run's other steps. What the tool writes stays
-    in the run's folder `profiles/`, its reading in profile.json.
+    Profiling takes a run of its own. `compare` refuses it and `history` leaves it out, because a
+    profiler slows the steps that it records; the slowdown is measured on the other steps of the
+    run. The files of the profiler are kept in the run's folder `profiles/`, their evaluation in
+    profile.json.
 
     Examples:
 
       paceline profile tiny-llama                         where the time of a step goes
 
-      paceline profile last --ranks all --steps 10-12     the newest run again, profiled
+      paceline profile last --ranks all --steps 10-12     repeat the newest run under the profiler
 
-      paceline profile tiny-llama --tool memory           how memory rises and falls over a step
+      paceline profile tiny-llama --tool memory           memory in use over a step
 
-      paceline profile --from trace.json.gz               a trace of anybody's PyTorch
+      paceline profile --from trace.json.gz               evaluate an existing PyTorch trace
 
-      paceline profile tiny-llama --tool nccl --devices 2  bytes by axis, beside the layout's
+      paceline profile tiny-llama --tool nccl --devices 2  bytes per axis, measured and expected
 
-      paceline profile --tool nccl --from nccl.log        a log of anybody's NCCL
+      paceline profile --tool nccl --from nccl.log        evaluate an existing NCCL log
     """
     form = TableFormat.json if as_json else form
     if source is not None:

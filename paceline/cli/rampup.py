@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from paceline.cli import model_options as model
-from paceline.cli.options import EngineName, Overrides, Variant, with_engine
+from paceline.cli.options import EngineName, Overrides, Panel, Variant, with_engine
 from paceline.cli.output import TableOptions, emit
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
@@ -23,58 +23,84 @@ from paceline.report.document import Column, Document, Table
 def rampup(
     recipe: model.Recipe,
     device: Annotated[
-        str | None, typer.Option(help="A device of `paceline devices`, e.g. V100-32GB.")
+        str | None,
+        typer.Option(
+            help="Device name, as listed by `paceline devices`, e.g. V100-32GB.",
+            rich_help_panel=Panel.hosts,
+        ),
     ] = None,
     stages: Annotated[
         str | None,
         typer.Option(
             metavar="32,64,128,...",
-            help="First batch of each stage; default doubles the recipe's first one.",
+            help="First batch size of each stage; default: repeated doubling of the recipe's "
+            "first batch.",
+            rich_help_panel=Panel.search,
         ),
     ] = None,
-    max_nodes: Annotated[int, typer.Option(min=1, help="Most nodes of a stage.")] = 64,
+    max_nodes: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Maximum number of nodes per stage.", rich_help_panel=Panel.search
+        ),
+    ] = 64,
     min_efficiency: Annotated[
         float,
         typer.Option(
             min=0,
             max=1,
-            help="Share of the best tokens/s a device at the last batch that a stage keeps; 0 "
-            "takes the fastest.",
+            help="Minimum throughput per device of a stage, as a fraction of the best one at the"
+            " last batch; 0 takes the fastest layout.",
+            rich_help_panel=Panel.search,
         ),
     ] = 0.8,
     samples: Annotated[
         str | None,
         typer.Option(
-            metavar="N,...", help="Samples of each stage, or one number for all but the last."
+            metavar="N,...",
+            help="Samples per stage: a list, or one number for all stages but the last.",
+            rich_help_panel=Panel.search,
         ),
     ] = None,
     tokens: Annotated[
-        float | None, typer.Option(min=1, help="Tokens of the whole training, e.g. 3.3e11.")
+        float | None,
+        typer.Option(
+            min=1, help="Tokens of the whole training, e.g. 3.3e11.", rich_help_panel=Panel.recipe
+        ),
     ] = None,
     all_batches: Annotated[
         bool,
         typer.Option(
             "--all-batches",
-            help="A stage runs all batches of the ramp-up up to the next stage's, so that stages "
-            "can go on from each other's checkpoint.",
+            help="Train all batch sizes of the ramp-up within a stage, so that each stage can "
+            "resume from the checkpoint of the one before.",
+            rich_help_panel=Panel.search,
         ),
     ] = False,
     check: Annotated[
         Path | None,
         typer.Option(
             metavar="TABLE",
-            help="Judge a schedule (CSV or Markdown: nodes, batch, micro_batch, tp, pp, ...).",
+            help="Check an existing schedule (CSV or Markdown: nodes, batch, micro_batch, tp, "
+            "pp, ...).",
+            rich_help_panel=Panel.criteria,
         ),
     ] = None,
     every_size: Annotated[
         bool,
         typer.Option(
-            "--all", help="List the best layout on every number of nodes.", rich_help_panel="Output"
+            "--all",
+            help="List the best layout for every number of nodes.",
+            rich_help_panel=Panel.output,
         ),
     ] = False,
     cluster: Annotated[
         str | None,
-        typer.Option(help="A cluster of the catalog, or a YAML file: device, links, Slurm."),
+        typer.Option(
+            help="Cluster of the catalog, or path of a cluster YAML file with device, links and "
+            "Slurm settings.",
+            rich_help_panel=Panel.hosts,
+        ),
     ] = None,
     variant: Variant = None,
     overrides: Overrides = None,
@@ -84,13 +110,18 @@ def rampup(
     inter: model.Inter = None,
     software: model.StackName = "any",
     max_tp: Annotated[
-        int | None, typer.Option(min=1, help="Largest tensor-parallel size (a node, at most 8).")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Maximum tensor-parallel size; default: the devices per node, up to 8.",
+            rich_help_panel=Panel.search,
+        ),
     ] = None,
     calibration: model.EvidenceFile = None,
     *,
     output: TableOptions,
 ) -> None:
-    """Plan a batch ramp-up: layout, nodes, device hours and days of every stage. Nothing runs.
+    """Plan a batch-size ramp-up: layout, nodes, device-hours and days of every stage.
 
     Examples:
 
@@ -100,9 +131,10 @@ def rampup(
       paceline rampup gpt-1b3 --variant ramp-up --cluster jean-zay-v100-16g
       --set layout.pp=2 --check table.md
 
-    Each stage gets the fastest layout that fits, on the most nodes that keep their devices busy
-    enough; the pipeline's bubble and the wait for other replicas count. --check says of a schedule
-    made by hand what cannot run, what runs out of memory and what is slow, with the reason.
+    Nothing runs. Each stage gets the fastest layout that fits in memory, on the largest number of
+    nodes that keeps its devices efficient; the pipeline bubble and the wait for other replicas are
+    included. --check reports which stages of an existing schedule cannot run, run out of memory or
+    are slow, with the reason.
     """
     if all_batches and samples:
         raise UserError(

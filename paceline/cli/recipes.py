@@ -27,10 +27,10 @@ from paceline.report.document import Column
 
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(help="One recipe by name or file: prints its YAML.")
+        str | None, typer.Argument(help="Recipe name or file whose YAML is printed.")
     ] = None,
     fields: Annotated[
-        bool, typer.Option("--fields", help="List every field that --set can override.")
+        bool, typer.Option("--fields", help="List all fields that --set can override.")
     ] = False,
     where: Where = None,
     form: TableForm = TableFormat.text,

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from paceline.cli.host_options import MaxParallel, NodesPerTrial
-from paceline.cli.options import ReportFormat
+from paceline.cli.options import Panel, ReportFormat
 from paceline.cli.output import TableFormat, emit_table
 from paceline.cli.printing import ExecutionOptions, plan_content, print_plan, tell_notices
 from paceline.cli.progress import progress_display, run_headline
@@ -51,31 +51,32 @@ BROKEN_OFF = frozenset({"incomplete", "cancelled"})
 class RepeatOptions:
     """Options that ask for more than one run."""
 
-    panel: ClassVar[str] = "Budget"
+    panel: ClassVar[Panel] = Panel.limits
     repeat: Annotated[
         str | None,
         typer.Option(
             metavar="N|same",
             help="Number of repeats, run sequentially and stored as one group for `paceline "
-            "compare`. `same`: as many as it takes to call two configurations the same (5).",
+            "compare`. `same` means 5, the minimum for the verdict that two configurations "
+            "are equally fast.",
         ),
     ] = None
     interleave: Annotated[
         tuple[str, str] | None,
         typer.Option(
             metavar="A B",
-            help="Run two configurations in turn (A B, B A, ...), each --repeat times (5). A and B "
-            'are changes to RECIPE, separated by commas: KEY=VALUE, :VARIANT or another RECIPE; "" '
-            "is RECIPE as it stands.",
-            rich_help_panel="What to vary",
+            help="Run two configurations alternately (A B, B A, ...), each --repeat times "
+            "(default 5). A and B are comma-separated changes to RECIPE: KEY=VALUE, "
+            ':VARIANT or another RECIPE; "" is RECIPE unchanged.',
+            rich_help_panel=Panel.search,
         ),
     ] = None
     group: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Name of the group; one that exists gets the repeats that it lacks of "
-            "--repeat (5).",
+            help="Group name. If the group exists, only its missing repeats of --repeat (default"
+            " 5) are run.",
         ),
     ] = None
     resume: Annotated[

@@ -11,6 +11,7 @@ import typer
 from paceline.cli import host_options as place
 from paceline.cli import options
 from paceline.cli.bundle_plan import bundle_plan
+from paceline.cli.options import Panel
 from paceline.cli.output import emit
 from paceline.cli.printing import ExecutionOptions, print_plan, tell_notices
 from paceline.cli.progress import progress_display
@@ -41,13 +42,13 @@ def run(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            help="Name of a recipe, or a YAML file.", metavar="RECIPE", show_default=False
+            help="Recipe name, or path of a recipe YAML file.", metavar="RECIPE", show_default=False
         ),
     ] = None,
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A program of yours to measure, with its arguments.",
+            help="Your own program to measure, with its arguments.",
             metavar="-- PROGRAM ...",
             show_default=False,
         ),
@@ -55,8 +56,9 @@ def run(
     launch_per: Annotated[
         Per | None,
         typer.Option(
-            help="How often PROGRAM is started: once a `node`, as typed (default), or once for "
-            "each `device`, with RANK, WORLD_SIZE, MASTER_ADDR, ... as torchrun sets them."
+            help="Start PROGRAM once per `node`, as typed (default), or once per `device`, with "
+            "RANK, WORLD_SIZE, MASTER_ADDR and the other variables that torchrun sets.",
+            rich_help_panel=Panel.hosts,
         ),
     ] = None,
     variant: options.Variant = None,
@@ -66,8 +68,9 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Devices to use (on every host); default every GPU, or two processes on a CPU, "
-            "and more where the layout needs them.",
+            help="Devices per host; default: all GPUs, or two processes on a CPU, or more if the"
+            " layout needs them.",
+            rich_help_panel=Panel.hosts,
         ),
     ] = None,
     device: options.Device = options.DeviceKind.auto,
@@ -77,8 +80,9 @@ def run(
         typer.Option(
             "--from",
             metavar="BUNDLE",
-            rich_help_panel="What is trained",
-            help="Repeat the run of a bundle; look at --dry-run first. Takes no RECIPE.",
+            rich_help_panel=Panel.recipe,
+            help="Repeat the run of a bundle; use --dry-run first to see its commands. Takes no "
+            "RECIPE.",
         ),
     ] = None,
     dry_run: options.DryRun = False,
@@ -89,35 +93,35 @@ def run(
     repeats: RepeatOptions,
     how: ExecutionOptions,
 ) -> None:
-    """Train a recipe on this machine or on hosts, measure it, and write the report.
+    """Train a recipe on this machine or on hosts, measure it, and write a report.
 
     Examples:
 
-      paceline run tiny-llama                        the first run on a new machine
+      paceline run tiny-llama                        a first run on a new machine
 
       paceline run tiny-llama --set layout.zero_stage=3 --set steps=100
 
       paceline run tiny-llama --devices 4 --set layout.tp=2 --set layout.pp=2
 
-      paceline run llama31-8b --dry-run              what would start, without starting it
+      paceline run llama31-8b --dry-run              print the commands without running them
 
-      paceline run tiny-llama --hosts node[001-004]  over SSH; --launcher slurm --nodes 4 by Slurm
+      paceline run tiny-llama --hosts node[001-004]  over SSH, or --launcher slurm --nodes 4
 
-      paceline run tiny-llama --repeat 5             how much it varies from run to run
+      paceline run tiny-llama --repeat 5             measure the run-to-run variation
 
       paceline run tiny-llama --interleave "" layout.zero_stage=3
 
       paceline run --interleave tiny-llama tiny-gpt
 
-      paceline run --from RUN.bundle.tar.gz --dry-run            what would repeat somebody's run
+      paceline run --from RUN.bundle.tar.gz --dry-run            how to repeat a bundled run
 
-      paceline run -- torchrun --nproc-per-node 8 train.py       any program of yours, measured
+      paceline run -- torchrun --nproc-per-node 8 train.py       measure your own program
 
-    Any layout can be set; one that cannot run is refused with the reason
-    (docs/layouts.md has them all).
+    Any parallel layout can be set. A layout that cannot run is refused with the reason
+    (docs/layouts.md).
 
-    Progress goes to standard error, the report to standard output. Everything about a run lies
-    in one folder: job.sh, logs, steps, result.json and report.html.
+    Progress goes to standard error, the report to standard output. A run is stored in one folder:
+    job.sh, logs, steps, result.json and report.html.
     """
     if bundle is not None:
         options.refuse_unused(context, "--from", WITH_A_BUNDLE)

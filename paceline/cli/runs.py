@@ -38,10 +38,10 @@ def list_runs(
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """List runs, oldest first, with their status and headline figures.
+    """List runs, oldest first, with their status and key figures.
 
-    A run whose controller was killed shows as `incomplete`, with the steps and figures it has.
-    Folders that cannot be read are named on standard error. `--where group=NAME` lists the repeats
+    A run whose controller was killed is shown as `incomplete`, with the steps and figures that it
+    has. Unreadable folders are reported on standard error. `--where group=NAME` lists the repeats
     of one group.
 
     Example: paceline list --where status=ok --where recipe=tiny-llama --format csv
@@ -87,10 +87,10 @@ def show(
     form: ReportForm = ReportFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Show one run: status, figures, where its files lie.
+    """Show one run: status, figures, and where its files are.
 
-    The figures are computed anew from the raw files, so this works while a run goes on and after
-    it was killed.
+    The figures are recomputed from the raw files, so this works during a run and after it was
+    killed.
 
     Example: paceline show last --json
     """
@@ -106,22 +106,25 @@ def report(
     runs_dir: RunsDir = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="File to write; default report.html in the run folder."
-        ),
+        typer.Option("--output", "-o", help="Output file; default: report.html in the run folder."),
     ] = None,
     form: ReportForm = ReportFormat.html,
     charts: Annotated[
         str | None,
-        typer.Option(help="Also save every chart: svg, png or svg,png.", metavar="FORMATS"),
+        typer.Option(
+            help="Also save all charts in these formats: svg, png or svg,png.", metavar="FORMATS"
+        ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the written files as JSON: {report, charts}.")
+        bool,
+        typer.Option(
+            "--json", help="Print the paths of the written files as JSON: {report, charts}."
+        ),
     ] = False,
 ) -> None:
-    """Write the report of one run as a file, and its charts as pictures.
+    """Write the report of a run to a file, and its charts as images.
 
-    The HTML is one file that opens without a network. `--output -` prints it instead.
+    The HTML report is one file that opens without a network. `--output -` prints it instead.
 
     Example: paceline report last --charts svg,png
     """
@@ -165,7 +168,7 @@ def _saved_charts(content: RunReport, folder: Path, charts: str) -> list[Path]:
 def rebuild(
     runs_dir: RunsDir = None, form: TableForm = TableFormat.text, as_json: Json = False
 ) -> None:
-    """Read every run folder again and make the index anew.
+    """Rebuild the index from all run folders.
 
     Example: paceline db rebuild --runs-dir /shared/runs
     """

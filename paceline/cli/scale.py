@@ -11,6 +11,7 @@ import typer
 from paceline.cli import campaign_options, options
 from paceline.cli import host_options as place
 from paceline.cli.campaign import CampaignOptions, run_campaign
+from paceline.cli.options import Panel
 from paceline.cli.output import (
     TableForm,
     TableFormat,
@@ -52,47 +53,70 @@ def scale(
         typer.Option(
             "--from",
             metavar="CSV",
-            rich_help_panel="Without a campaign",
-            help="Analyse results that were measured elsewhere.",
+            rich_help_panel=Panel.recipe,
+            help="Analyse the measurements in this file instead of running a recipe.",
         ),
     ] = None,
     sizes: Annotated[
         str | None,
         typer.Option(
-            metavar="1,2,4,...,N", help="Nodes a sub-cluster; default 1,2,4,... and all (N)."
+            metavar="1,2,4,...,N",
+            help="Nodes per sub-cluster; default 1,2,4,... and all hosts (N).",
+            rich_help_panel=Panel.search,
         ),
     ] = None,
     split: Annotated[
-        SplitWay, typer.Option(help="Who works together: neighbours, changing pairs, anybody.")
+        SplitWay,
+        typer.Option(
+            help="How hosts are grouped: adjacent, in rotating pairs, at random, or by network "
+            "topology.",
+            rich_help_panel=Panel.search,
+        ),
     ] = SplitWay.contiguous,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Arrangements of each size; each host meets others in each.")
+        int,
+        typer.Option(
+            min=1,
+            help="Number of groupings per size; hosts get new partners in each.",
+            rich_help_panel=Panel.search,
+        ),
     ] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Random seed.", rich_help_panel=Panel.search)
+    ] = 0,
     scaling: Annotated[
         ScalingWay | None,
         typer.Option(
-            help="Whether the batch grows with the nodes; default as the recipe or results say."
+            help="Weak scaling grows the batch with the nodes, strong scaling keeps it; default:"
+            " as in the recipe or the results.",
+            rich_help_panel=Panel.search,
         ),
     ] = None,
     reference: Annotated[
         float | None,
         typer.Option(
-            metavar="SAMPLES/S", help="What a healthy node reaches; judges few nodes too."
+            metavar="SAMPLES/S",
+            help="Throughput of a healthy node; with it, small clusters can be judged too.",
+            rich_help_panel=Panel.criteria,
         ),
     ] = None,
     history: Annotated[
         Path | None,
-        typer.Option(metavar="CSV", help="Earlier results: each node by its own, from 3 on."),
+        typer.Option(
+            metavar="CSV",
+            help="Earlier results; a node with at least 3 is compared with its own history.",
+            rich_help_panel=Panel.criteria,
+        ),
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the page with its charts.")
-    ] = None,
-    charts: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Also save every chart as SVG.")
-    ] = None,
+    html: options.Html = None,
+    charts: options.ChartsFolder = None,
     fail: Annotated[
-        bool, typer.Option("--fail-on-findings", help="Exit with 3 when a node is flagged.")
+        bool,
+        typer.Option(
+            "--fail-on-findings",
+            help="Exit with 3 if a node is flagged.",
+            rich_help_panel=Panel.criteria,
+        ),
     ] = False,
     where: Where = None,
     variant: options.Variant = None,
@@ -118,14 +142,12 @@ def scale(
     *,
     location: place.BoundHostOptions,
 ) -> None:
-    """Split scaling efficiency into waiting for the slowest node and communication, and name
-    slow nodes.
+    """Split scaling efficiency into stragglers and communication, and identify slow nodes.
 
-    A node is flagged when it is more than 1 % and four robust standard
-    deviations below the median of at least eight nodes, or three, and its
-    repeats, its groups or pairs with proven nodes bear it out; else it is
-    suspected. The answer says what replacing it would give, and how small a
-    fault would have been found.
+    A node is flagged if its throughput is more than 1% and four robust standard deviations below
+    the median of at least eight nodes. Three standard deviations are enough if repeats, groups or
+    pairs with known-good nodes confirm it; otherwise the node is a suspect. The report also shows
+    what replacing a node would gain, and how small a fault the test could have detected.
 
     Examples:
 

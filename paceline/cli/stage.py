@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import host_options as place
-from paceline.cli.options import ClusterName, Json
+from paceline.cli.options import ClusterName, Json, Panel
 from paceline.cli.output import (
     TableForm,
     TableFormat,
@@ -48,26 +48,31 @@ SHOWN_DIGITS = 12
 
 def stage(
     recipe: Annotated[
-        str, typer.Argument(help="Name of a recipe, or a YAML file.", metavar="RECIPE")
+        str, typer.Argument(help="Recipe name, or path of a recipe YAML file.", metavar="RECIPE")
     ],
     engine: Annotated[
         str | None,
         typer.Option(
-            help="Only what this engine needs; without it what any engine of the recipe needs.",
+            help="Stage only what this engine needs; default: the assets of all engines of the "
+            "recipe.",
             show_default=False,
+            rich_help_panel=Panel.recipe,
         ),
     ] = None,
     asset: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only this asset, and those that it is made of."),
+        typer.Option(
+            metavar="NAME",
+            help="Stage only this asset and the assets that it is made from. Repeatable.",
+        ),
     ] = None,
     to: Annotated[
         Path | None,
         typer.Option(
             "--to",
             metavar="FOLDER",
-            help=f"Where to put it; default ${STAGE_VARIABLE}, else ~/.local/share/paceline/stage. "
-            f"Runs look in ${STAGE_VARIABLE}.",
+            help=f"Destination folder; default ${STAGE_VARIABLE}, else "
+            f"~/.local/share/paceline/stage. Runs look for assets in ${STAGE_VARIABLE}.",
             show_default=False,
         ),
     ] = None,
@@ -79,36 +84,41 @@ def stage(
     allocation: place.Allocation = None,
     ssh_config: place.SshConfig = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what, from where and how large; fetch nothing.")
+        bool, typer.Option("--dry-run", help="Print sources and sizes without fetching anything.")
     ] = False,
     bandwidth: Annotated[
         float | None,
         typer.Option(
-            min=0.001, metavar="MB/S", help="With --dry-run: say how long it takes at this rate."
+            min=0.001,
+            metavar="MB/S",
+            help="With --dry-run: estimate the download time at this bandwidth.",
         ),
     ] = None,
     query_sizes: Annotated[
         bool,
         typer.Option(
-            "--query-sizes", help="With --dry-run: ask the sources for sizes that none states."
+            "--query-sizes",
+            help="With --dry-run: query the sources for sizes that the recipe does not state.",
         ),
     ] = False,
     check: Annotated[
-        bool, typer.Option("--verify", help="Read every staged file again; fetch nothing.")
+        bool, typer.Option("--verify", help="Verify all staged files; fetch nothing.")
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="Files at the same time.")] = USUAL_JOBS,
+    jobs: Annotated[
+        int, typer.Option(min=1, max=64, help="Number of files processed in parallel.")
+    ] = USUAL_JOBS,
     runtime: Annotated[
         str | None,
         typer.Option(
-            help="Program for container images; default the first of enroot, apptainer, "
-            "singularity, docker, podman and skopeo that is here.",
+            help="Program for container images; default: the first one installed of enroot, "
+            "apptainer, singularity, docker, podman and skopeo.",
             show_default=False,
         ),
     ] = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
-    """Fetch or make what a recipe needs: models, data, code, containers, each verified.
+    """Fetch and verify what a recipe needs: models, data, code and containers.
 
     Examples:
 
@@ -120,8 +130,8 @@ def stage(
 
       paceline stage opt-350m-sft --local /scratch/stage --hosts hosts.txt
 
-    A call that was broken off goes on where it was, and what is there is not fetched again. Tokens
-    are taken from the environment (HF_TOKEN), from `hf auth login` and from ~/.netrc.
+    An interrupted call resumes where it stopped, and complete files are not fetched again. Access
+    tokens are taken from the environment (HF_TOKEN), from `hf auth login` and from ~/.netrc.
     """
     form = TableFormat.json if as_json else form
     for option, given in (
@@ -302,8 +312,8 @@ Local = Annotated[
     str | None,
     typer.Option(
         metavar="FOLDER",
-        help="Stage here, then copy it to this folder on the own disk of every node that --hosts, "
-        "--allocation or --cluster names; with --verify read it again there.",
+        help="After staging, copy the assets to this folder on the local disk of every node "
+        "of --hosts, --allocation or --cluster; with --verify, check the copies there.",
     ),
 ]
 

@@ -12,6 +12,7 @@ from paceline.cli import host_options as place
 from paceline.cli import model_options as model
 from paceline.cli import options
 from paceline.cli.layout_progress import sweep_display
+from paceline.cli.options import Panel
 from paceline.cli.output import ReportFormat, TableFormat, TableOptions, emit, rendered
 from paceline.cli.progress import run_headline
 from paceline.cli.terminal import echo
@@ -55,23 +56,26 @@ def _axis_lists() -> type[Any]:
 class AxisLists(_axis_lists()):
     """Sizes of the parallel axes that a sweep varies."""
 
-    panel: ClassVar[str] = "What to vary"
+    panel: ClassVar[Panel] = Panel.search
 
 
 def sweep(
     recipe: model.Recipe,
     axes: AxisLists,
-    zero: Annotated[str | None, _list("ZeRO stages, 0 to 3.")] = None,
-    mbs: Annotated[str | None, _list("Micro-batches, in sequences.")] = None,
-    recompute: Annotated[str | None, _list("none, selective, full, budget.")] = None,
-    gbs: Annotated[str | None, _list("Global batches, in sequences.")] = None,
+    zero: Annotated[str | None, _list("ZeRO stages: 0 to 3.")] = None,
+    mbs: Annotated[str | None, _list("Micro-batch sizes, in sequences.")] = None,
+    recompute: Annotated[
+        str | None, _list("Activation checkpointing: none, selective, full, budget.")
+    ] = None,
+    gbs: Annotated[str | None, _list("Global batch sizes, in sequences.")] = None,
     variant: options.Variant = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE[,VALUE...]",
-            help="Override a recipe field; a list of values varies it.",
+            help="Override a recipe field; several values make it a dimension of the sweep.",
+            rich_help_panel=Panel.recipe,
         ),
     ] = None,
     engine: options.EngineName = None,
@@ -79,8 +83,9 @@ def sweep(
         int | None,
         typer.Option(
             min=1,
-            help="Devices to use (on every host); default every GPU, or on a CPU as many processes "
-            "as the largest layout needs.",
+            help="Devices per host; default: all GPUs, or on a CPU as many processes as the "
+            "largest layout needs.",
+            rich_help_panel=Panel.hosts,
         ),
     ] = None,
     device: options.Device = options.DeviceKind.auto,
@@ -88,17 +93,29 @@ def sweep(
     nodes_per_trial: place.NodesPerTrial = None,
     max_parallel: place.MaxParallel = None,
     repeat: Annotated[
-        int, typer.Option(min=1, help="Runs of each; all run once before any runs again.")
+        int,
+        typer.Option(
+            min=1,
+            help="Number of runs per combination; all combinations run once before any runs again.",
+            rich_help_panel=Panel.limits,
+        ),
     ] = 1,
     timeout: options.Timeout = None,
     name: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Name of the sweep; another name measures everything anew."
+            metavar="NAME",
+            help="Name of the sweep; a new name measures everything again.",
+            rich_help_panel=Panel.output,
         ),
     ] = None,
     no_prune: Annotated[
-        bool, typer.Option("--no-prune", help="Also run what the estimate calls hopeless.")
+        bool,
+        typer.Option(
+            "--no-prune",
+            help="Also run combinations that the estimate would skip.",
+            rich_help_panel=Panel.search,
+        ),
     ] = False,
     prune_above: Annotated[
         float,
@@ -106,7 +123,8 @@ def sweep(
             min=0,
             max=1,
             metavar="PROBABILITY",
-            help="Do not run what is expected to run out of memory with more than that.",
+            help="Skip combinations that run out of memory with a higher probability than this.",
+            rich_help_panel=Panel.search,
         ),
     ] = MAX_P_OOM_TO_RUN,
     software: model.RunStack = None,
@@ -119,12 +137,11 @@ def sweep(
     location: place.BoundHostOptions,
     output: TableOptions,
 ) -> None:
-    """Run a recipe in every combination of some settings and say which is fastest.
+    """Run a recipe in all combinations of some settings and report which is fastest.
 
-    Every list is a dimension. Combinations that cannot run are listed with
-    the reason, those that end by lack of memory, time or with NaN are rows
-    like the others. Runs that the sweep has already are not repeated: the
-    same command goes on after Ctrl-C, and one with longer lists adds to it.
+    Each list is one dimension. Combinations that cannot run are listed with the reason; runs that
+    end out of memory, at the time limit or with NaN are rows like the others. Finished runs are
+    not repeated: the same command resumes an interrupted sweep, and longer lists extend it.
 
     Examples:
 

@@ -12,6 +12,7 @@ from paceline.cli import host_options as place
 from paceline.cli import model_options as model
 from paceline.cli import options
 from paceline.cli.layout_progress import tune_display
+from paceline.cli.options import Panel
 from paceline.cli.output import TableFormat, TableOptions, emit
 from paceline.cli.progress import run_headline
 from paceline.cli.terminal import echo
@@ -55,28 +56,49 @@ def tune(
     recipe: model.Recipe,
     gpus: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of devices in all; processes where they are CPUs."),
+        typer.Option(
+            min=1, help="Total number of devices (on CPUs: processes).", rich_help_panel=Panel.hosts
+        ),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="What may be tried: 10m, 1h, `20 trials`."),
+        typer.Option(
+            metavar="TEXT",
+            help="Budget for trials: 10m, 1h or `20 trials`.",
+            rich_help_panel=Panel.limits,
+        ),
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
-            help="auto, cpu or cuda; with --estimate-only a device of `paceline devices`."
+            help="Type of device: auto, cpu or cuda; with --estimate-only a name of `paceline "
+            "devices`.",
+            rich_help_panel=Panel.hosts,
         ),
     ] = None,
     estimate_only: Annotated[
-        bool, typer.Option("--estimate-only", help="Rank by estimate; nothing runs.")
+        bool,
+        typer.Option(
+            "--estimate-only", help="Rank layouts by estimate only, without running them."
+        ),
     ] = False,
-    top: Annotated[int, typer.Option(min=1, help="Layouts that a ranking lists.")] = 50,
+    top: Annotated[
+        int,
+        typer.Option(min=1, help="Number of layouts in the ranking.", rich_help_panel=Panel.output),
+    ] = 50,
     variant: options.Variant = None,
     overrides: options.Overrides = None,
     engine: options.EngineName = None,
-    max_tp: Annotated[int, typer.Option(min=1, help="Largest tensor-parallel size.")] = 8,
-    max_cp: Annotated[int, typer.Option(min=1, help="Largest context-parallel size.")] = 16,
-    max_ep: Annotated[int, typer.Option(min=1, help="Largest expert-parallel size.")] = 64,
+    max_tp: Annotated[
+        int, typer.Option(min=1, help="Maximum tensor-parallel size.", rich_help_panel=Panel.search)
+    ] = 8,
+    max_cp: Annotated[
+        int,
+        typer.Option(min=1, help="Maximum context-parallel size.", rich_help_panel=Panel.search),
+    ] = 16,
+    max_ep: Annotated[
+        int, typer.Option(min=1, help="Maximum expert-parallel size.", rich_help_panel=Panel.search)
+    ] = 64,
     calibration: model.EvidenceFile = None,
     per_node: model.PerNode = None,
     intra: model.Intra = None,
@@ -84,17 +106,24 @@ def tune(
     software: model.StackName = "any",
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps of a trial; default the recipe's."),
+        typer.Option(
+            min=1, help="Steps per trial; default: as in the recipe.", rich_help_panel=Panel.limits
+        ),
     ] = None,
     timeout: options.Timeout = None,
     save_recipe: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where the best layout goes as a recipe."),
+        typer.Option(
+            metavar="FILE",
+            help="Save the best layout as a recipe in this file.",
+            rich_help_panel=Panel.output,
+        ),
     ] = None,
     name: Annotated[
         str | None,
         typer.Option(
-            help="Name of the tuning; another name measures everything anew.",
+            help="Name of the tuning; a new name measures everything again.",
+            rich_help_panel=Panel.output,
         ),
     ] = None,
     oversubscribe: Annotated[
@@ -102,6 +131,7 @@ def tune(
         typer.Option(
             "--oversubscribe",
             help="Allow more processes than physical cores.",
+            rich_help_panel=Panel.hosts,
         ),
     ] = False,
     dry_run: options.DryRun = False,
@@ -113,12 +143,11 @@ def tune(
     location: place.BoundHostOptions,
     output: TableOptions,
 ) -> None:
-    """Find the fastest layout of a recipe, by few runs or by estimate alone.
+    """Find the fastest layout of a recipe, with a few runs or by estimate only.
 
-    Layouts are ranked by the time model; the most promising one runs, the
-    model learns from it, and so on until no other layout can be expected to be
-    faster or the budget is spent. The best one is written as a recipe. The same
-    command goes on after Ctrl-C.
+    The time model ranks the layouts. The most promising one runs, the model learns from it, and so
+    on until no other layout is likely to be faster or the budget is spent. The best layout is
+    saved as a recipe. The same command resumes an interrupted tuning.
 
     Examples:
 
@@ -128,8 +157,8 @@ def tune(
 
       paceline tune llama31-405b --device H100 --gpus 16384 --estimate-only
 
-    With --estimate-only layouts whose sizes do not divide are counted, those
-    that would run out of memory with more than even odds are pruned.
+    With --estimate-only, layouts whose sizes do not divide are only counted, and layouts that
+    probably run out of memory are left out.
     """
     changes = options.with_engine(overrides, engine)
     load_recipe(recipe, variant, changes)  # What is wrong comes before what is missing.

@@ -22,14 +22,17 @@ LISTED = 10
 
 def validate(
     table: Annotated[
-        Path, typer.Argument(metavar="CSV", help="A table with the columns of docs/estimate.md.")
+        Path,
+        typer.Argument(
+            metavar="CSV", help="CSV file with the columns described in docs/estimate.md."
+        ),
     ],
     where: Where = None,
     calibration: model.EvidenceFile = None,
     *,
     output: TableOptions,
 ) -> None:
-    """Predict the step time of every row and compare it with what was measured.
+    """Predict the step time of every row of a table and compare it with the measured one.
 
     Examples:
 
@@ -37,8 +40,8 @@ def validate(
 
       paceline validate measured.csv --where gpu=H100-SXM-80GB --json
 
-    Rows that cannot be modelled are listed with the reason. csv lists the rows, the other forms the
-    scores, overall, by source and by kind.
+    Rows that cannot be modelled are listed with the reason. --format csv lists the rows; the other
+    formats show the accuracy overall, by kind and by source.
     """
     lines = read_table(table)
     chosen = [dict(row) for row in select_rows(lines, where, list(lines[0]) if lines else ())]

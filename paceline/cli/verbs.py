@@ -10,14 +10,15 @@ from pathlib import PurePath
 from typing import Any, cast
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from paceline.cli.panels import group_options
 from paceline.core import interrupts
 from paceline.core.errors import UserError
 from paceline.core.secrets import redact
 from paceline.core.units import LARGEST_INT
 
+MAX_IN_ONE_LIST = 15
+"""Number of options that `--help` shows without headings."""
 LARGEST_NUMBER = 1e100
 """Of an option; no quantity comes near it, and its square is still a number."""
 COMMAND = "command"
@@ -106,7 +107,10 @@ class Verb:
         app = typer.Typer(add_completion=False)
         app.command(self.name, cls=VerbCommand)(expanded(function))
         command = typer.main.get_command(app)
-        group_options(command.params)
+        options = [param for param in command.params if isinstance(param, TyperOption)]
+        if len(options) <= MAX_IN_ONE_LIST:
+            for option in options:
+                option.rich_help_panel = None
         return command
 
     def function(self) -> Any:
@@ -137,82 +141,80 @@ def _verbs(table: str) -> dict[str, tuple[Verb, ...]]:
 VERBS = _verbs("""
 Measure
   run = run:run
-    Train a recipe on this machine or on hosts, measure it, and write the report.
+    Train a recipe on this machine or on hosts, measure it, and write a report.
   sweep = sweep:sweep
-    Run a recipe in every combination of some settings and say which is fastest.
+    Run a recipe in all combinations of some settings and report which is fastest.
   tune = tune:tune
-    Find the fastest layout of a recipe, by few runs or by estimate alone.
+    Find the fastest layout of a recipe, with a few runs or by estimate only.
   calibrate = calibrate:calibrate
-    Measure this machine for `estimate`, `sweep` and `tune`: probes, and short trainings of 2
-    and 4 layers.
+    Measure this machine, so that `estimate`, `sweep` and `tune` predict it better.
   profile = profile:profile
-    Say where a step's time or memory goes, by a run of its own under one profiler.
+    Show where the time or the memory of a training step goes, with one profiler.
   probe = group
-    Measure what this machine reaches, apart from training.
+    Measure the parts of a machine: GEMMs, memory, network, storage.
   mlperf = group
-    MLPerf Training by its rules: run, score, check and package. Never an official result.
+    Run, score, check and package MLPerf Training benchmarks. Never an official result.
 Prepare
   stage = stage:stage
-    Fetch or make what a recipe needs: models, data, code, containers, each verified.
+    Fetch and verify what a recipe needs: models, data, code and containers.
 Clusters
   hosts = hosts:hosts
-    Make hostfiles, and look at the hosts in them.
+    Create hostfiles, and check the hosts in them.
   check = check:check
-    Check all hosts at the same time, and say which to drain, with the evidence.
+    Check all hosts at the same time and report which to drain, with the evidence.
   scale = scale:scale
-    Split scaling efficiency into waiting for the slowest node and communication, and name slow
-    nodes.
-Know before you run
+    Split scaling efficiency into stragglers and communication, and identify slow nodes.
+Plan
   estimate = estimate:estimate
-    Estimate step time, throughput, days, money and energy of a recipe, with an 80% interval.
+    Estimate step time, throughput, duration, cost and energy of a training, with 80% intervals.
   rampup = rampup:rampup
-    Plan a batch ramp-up: layout, nodes, device hours and days of every stage. Nothing runs.
+    Plan a batch-size ramp-up: layout, nodes, device-hours and days of every stage.
   validate = validate:validate
-    Predict the step time of every row and compare it with what was measured.
-Read logs and tables
+    Predict the step time of every row of a table and compare it with the measured one.
+Logs and tables
   parse = parse:parse
-    Read training logs and say how fast the runs were, without launching anything.
+    Read training logs and report how fast the runs were.
   import = import_log:import_log
-    Store a training log as a run that `list`, `show`, `report` and `compare` know.
+    Store a training log as a run for `list`, `show`, `report` and `compare`.
   audit = audit:audit
-    Recompute published tables and name what does not follow, and why.
+    Recompute published tables, report inconsistent cells and explain them.
   convert = convert:convert
-    Convert a published MFU, TFLOP/s or step time to another convention.
-Judge
+    Convert a published MFU, TFLOP/s or step time to another FLOPs convention.
+Analyse
   explain = explain:explain
-    Say why a run is slow: causes by their share of the lost time, with evidence and remedies.
+    Explain why a run is slow: causes, time lost to each, evidence and remedies.
   goodput = goodput:goodput
-    Say what a training's wall time went to over its restarts, and the days to its end.
+    Show how the wall time of a training was spent over its restarts, and the days left.
   compare = compare:compare
-    Say whether B is slower than A, faster, the same, or whether that is undecided.
+    Test whether B is slower than A, faster, the same, or whether that is undecided.
   diff = diff:diff
-    Name what differs between two runs, what usually matters most first.
+    List the differences between two runs, the most important first.
   history = history:history
-    Show all runs of a recipe in time order, find step changes, and name what changed with them.
-Stored runs
+    Show all runs of a recipe over time, detect step changes, and list what changed with them.
+Runs
   watch = watch:watch
-    Show a run while it goes on: pace beside its own past, rates, waits, memory, clocks, ETA.
+    Watch a run in progress: speed, rates, waits, memory, clocks and ETA.
   list = runs:list_runs
-    List runs, oldest first, with their status and headline figures.
+    List runs, oldest first, with their status and key figures.
   show = runs:show
-    Show one run: status, figures, where its files lie.
+    Show one run: status, figures, and where its files are.
   report = runs:report
-    Write the report of one run as a file, and its charts as pictures.
+    Write the report of a run to a file, and its charts as images.
   bundle = bundle:bundle
-    Write a run as one archive that `verify`, `diff`, `import` and `run --from` read anywhere.
+    Write a run as one archive that `verify`, `diff`, `import` and `run --from` can read.
   export = export:export
-    Write what was trained as Hugging Face has models: safetensors, their index, config.json.
+    Export a checkpoint as a Hugging Face model: safetensors, their index, config.json.
   verify = bundle:verify
-    Check a bundle: the digest of every file, and its figures recomputed from the raw files.
+    Verify a bundle: check the digest of every file and recompute its figures.
   db = group
-    The index of runs, which can be deleted and rebuilt.
-What there is
+    Manage the index of runs, which can be deleted and rebuilt at any time.
+Reference
   recipes = recipes:recipes
     List the recipes, or print one as a starting point for your own.
   devices = devices:devices
-    List the hardware that Paceline knows, every figure with its source.
+    List the hardware that Paceline knows, with the source of every figure.
   engines = engines:engines
-    List the frameworks that `run` can start, what they need, and install it apart.
+    List the training frameworks that `run` can start, and install their environments.
   version = version:version
     Print the versions of Paceline, Python and torch.
 """)
@@ -220,38 +222,38 @@ What there is
 GROUPS = _verbs("""
 probe
   memory = probe_machine:memory
-    Measure the rate at which a device copies its memory, read and written together.
+    Measure the memory copy bandwidth of a device, reads plus writes.
   collective = probe_machine:collective
-    Measure all-reduce among the devices of this machine, by payload.
+    Measure all-reduce between the devices of this machine, by payload.
   network = probe_network:network
-    Measure every collective among all devices, and latency and rate between all hosts.
+    Measure all collectives, and the latency and bandwidth between all hosts.
   storage = probe_storage:storage
-    Measure what disks give to loaders and saves.
+    Measure the storage bandwidth for data loading and checkpoints.
   attention = probe_machine:attention
-    Measure the trainer's causal attention, forward and backward, in a recipe's shape.
+    Measure the trainer's causal attention, forward and backward, with the shape of a recipe.
   latency = probe_machine:latency
-    Measure how long starting one small operation takes: what tiny models wait for.
+    Measure the launch latency of one small operation, which limits tiny models.
   gemm = probe:gemm
-    Measure the dense matrix-product rate that torch reaches here, per dtype.
+    Measure the GEMM throughput that torch reaches on this machine, by data type.
   context = probe:context
-    Measure the memory that a device loses before any model.
+    Measure the memory that a device uses before any model is loaded.
 mlperf
   run = mlperf_run:run
-    Train a benchmark to its target several times, and score the trials. Never an official
+    Train a benchmark to its target several times and score the trials. Never an official
     result.
   system = mlperf_submission:system
-    Describe this system for an MLPerf submission, and say in plain words what is still open.
+    Describe this system for an MLPerf submission, and list what is still missing.
   package = mlperf_submission:package
-    Lay out a submission that the official package checker accepts: logs, description, code.
+    Create a submission that the official package checker accepts: logs, description, code.
   compare = mlperf_compare:compare
-    Hold scores against published results on as many accelerators of the same kind.
+    Compare scores with published results on the same number and type of accelerators.
   score = mlperf_score:score
-    Score a set of MLPerf runs: run times, olympic mean, convergence test, scaling, minutes.
+    Score a set of MLPerf runs: run times, olympic mean, convergence test and scaling.
   check = mlperf_score:check
-    Run the official MLPerf checkers on logs, a system description or a whole submission.
+    Run the official MLPerf checkers on logs, a system description or a submission.
 db
   rebuild = runs:rebuild
-    Read every run folder again and make the index anew.
+    Rebuild the index from all run folders.
 """)
 """Verbs of verbs."""
 

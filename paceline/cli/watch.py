@@ -33,31 +33,34 @@ APPEARS_S = 120.0
 def watch(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="A run: folder, unique prefix, tag, or `last`."),
+        typer.Argument(metavar="RUN", help="Run: folder, unique prefix, tag or `last`."),
     ] = None,
     command: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[-- COMMAND]",
-            help="A program to start as `paceline run -- COMMAND` does, and to watch.",
+            help="Program to start, as with `paceline run -- COMMAND`, and to watch.",
             show_default=False,
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Show this moment and end.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Show the current state once and exit.")
+    ] = False,
     interval: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Between two looks.")
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two updates.")
     ] = 1.0,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --once: also write a page of it.")
+        Path | None,
+        typer.Option(metavar="FILE", help="With --once: also write an HTML page to this file."),
     ] = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Show a run while it goes on: pace beside its own past, rates, waits, memory, clocks, ETA.
+    """Watch a run in progress: speed, rates, waits, memory, clocks and ETA.
 
-    It only reads the run folder, so it works over SSH or a shared disk, and the run goes on when
-    the watching ends (Ctrl-C). `--once --json` prints one moment for scripts; `--json` alone one
-    object a line at every look.
+    It only reads the run folder, so it works over SSH or on a shared disk. The run continues when
+    you stop watching (Ctrl-C). `--once --json` prints the current state for scripts; `--json`
+    alone prints one object per line at every update.
 
     Examples:
 
