@@ -1,1 +1,1 @@
-"""Reports of one run: terminal, HTML page, tables and charts, all from one RunReport."""
+"""Reports: documents, their renderers (terminal, Markdown, CSV, HTML) and charts."""

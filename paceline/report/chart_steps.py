@@ -1,4 +1,4 @@
-"""Which steps a chart draws, and where: thinning and the range of the axis."""
+"""Selection of the steps that a chart draws, and the range of its axis."""
 
 from __future__ import annotations
 
@@ -11,49 +11,52 @@ from paceline.core.run_report import RunReport
 from paceline.core.steps import FloatColumn, IntColumn
 from paceline.report.run_description import window_mask
 
-MAX_POINTS = 5000
-"""More steps than this are thinned, which the chart says."""
+MAX_POINTS = 1000
+"""Maximum number of points in a chart. Longer series are thinned, and the chart says so."""
+
+MIN_RANGE = 0.1
+"""Minimum extent of the axis to both sides of the median, as a fraction of the median."""
 
 MAX_BANDS = 4
-"""Steps further than this many band half-widths from the median are drawn at the edge."""
+"""Steps further from the median than this many half-widths of the band are drawn at the edge."""
 
 
 @dataclass(frozen=True)
 class ChartSteps:
-    """The timed steps as they are drawn."""
+    """Steps with a time, as a chart draws them."""
 
     index: IntColumn
     times_s: FloatColumn
-    """True step times."""
+    """Measured step times."""
     drawn_s: FloatColumn
-    """Step times moved to the edge of the axis where they lie beyond it."""
+    """Step times clipped to the axis."""
     in_window: npt.NDArray[np.bool_]
     num_steps: int
-    """Timed steps before thinning."""
+    """Number of steps with a time, before thinning."""
     centre_s: float
-    """Median of the window, of all steps without one."""
+    """Median of the window, or of all steps if there is no window."""
     low_s: float
     high_s: float
-    """What the axis spans."""
+    """Upper end of the axis; `low_s` is the lower end."""
 
     @property
     def window_start(self) -> float:
-        """Half a step before the window's first step."""
+        """Position on the step axis where the window starts."""
         return float(self.index[self.in_window][0]) - 0.5
 
     @property
     def window_end(self) -> float:
-        """Half a step after the window's last step."""
+        """Position on the step axis where the window ends."""
         return float(self.index[self.in_window][-1]) + 0.5
 
     @property
     def num_beyond_axis(self) -> int:
-        """Drawn steps that lie beyond the axis."""
+        """Number of drawn steps whose time is beyond the axis."""
         return int((self.times_s != self.drawn_s).sum())
 
 
 def chart_steps(report: RunReport) -> ChartSteps | None:
-    """The steps with a time, thinned and fitted to the axis; None when there are none."""
+    """Return the steps with a time, thinned and clipped to the axis, or None if there are none."""
     rows_with_time = np.flatnonzero(np.isfinite(report.steps["step_time_s"]))
     if not len(rows_with_time):
         return None
@@ -75,7 +78,7 @@ def chart_steps(report: RunReport) -> ChartSteps | None:
 
 
 def rows_to_draw(values: FloatColumn, max_rows: int = MAX_POINTS) -> IntColumn:
-    """Rows to draw: all up to `most`, else the lowest and the highest of equal groups."""
+    """Return the rows to draw: all, or the lowest and highest of equal groups above `max_rows`."""
     if len(values) <= max_rows:
         return np.arange(len(values))
     groups = np.array_split(np.arange(len(values)), max_rows // 2)
@@ -84,24 +87,24 @@ def rows_to_draw(values: FloatColumn, max_rows: int = MAX_POINTS) -> IntColumn:
 
 
 def axis_range(
-    times: FloatColumn, centre_s: float, band_half_width: float | None
+    times: FloatColumn, centre_s: float, half_width_s: float | None
 ) -> tuple[float, float]:
-    """Seconds that the axis spans: all steps, but at most EDGE_BANDS bands around the median."""
+    """Return the seconds that the axis spans.
+
+    It shows all steps up to MAX_BANDS half-widths of the window's band around the median, and at
+    least MIN_RANGE of the median to both sides, so that noise is not magnified.
+    """
     low, high = float(times.min()), float(times.max())
-    if band_half_width:
-        low = max(low, centre_s - MAX_BANDS * band_half_width)
-        high = min(high, centre_s + MAX_BANDS * band_half_width)
-        low, high = (
-            min(low, centre_s - 1.5 * band_half_width),
-            max(high, centre_s + 1.5 * band_half_width),
-        )
-        low = max(low, 0.0)
-    if high <= low:
-        low, high = 0.99 * centre_s, 1.01 * centre_s
-    return low, high
+    if half_width_s:
+        low = max(low, centre_s - MAX_BANDS * half_width_s)
+        high = min(high, centre_s + MAX_BANDS * half_width_s)
+        low = min(low, centre_s - 1.5 * half_width_s)
+        high = max(high, centre_s + 1.5 * half_width_s)
+    low, high = min(low, (1 - MIN_RANGE) * centre_s), max(high, (1 + MIN_RANGE) * centre_s)
+    return max(low, 0.0), high
 
 
 def band_half_width(report: RunReport) -> float | None:
-    """Half-width of the window's band in seconds; None when too few steps make a window."""
+    """Return the half-width of the window's band in seconds; None for a window of too few steps."""
     window = report.result.window
     return None if window is None or window.state in ("short", "none") else window.half_width_s

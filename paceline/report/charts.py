@@ -1,4 +1,4 @@
-"""All charts of one run, and their files."""
+"""Charts of one run, and their files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from paceline.report.theme import EXPORT, ChartTheme
 
 CHARTS: dict[str, Callable[[RunReport, ChartTheme], alt.LayerChart | None]] = {
     "step-times": step_charts.step_time_chart,
-    "distribution": step_charts.distribution,
-    "ranks": machine_charts.ranks,
-    "loss": step_charts.loss,
-    "memory": machine_charts.memory,
+    "distribution": step_charts.step_time_histogram,
+    "ranks": machine_charts.rank_chart,
+    "loss": step_charts.loss_chart,
+    "memory": machine_charts.peak_memory_chart,
     "memory-parts": memory.memory_by_part_chart,
-    "waterfall": waterfall.run_waterfall,
-    "references": machine_charts.references,
+    "waterfall": waterfall.run_waterfall_chart,
+    "references": machine_charts.reference_chart,
 }
 """Charts in the page's order; each returns None when the run has no data for it."""
 
@@ -29,18 +29,16 @@ PIXELS_PER_UNIT = 2
 
 
 def run_charts(report: RunReport, theme: ChartTheme) -> dict[str, alt.LayerChart]:
-    """The charts that the run has data for, by name."""
+    """Return the charts that the run has data for, by name."""
     charts = {name: draw(report, theme) for name, draw in CHARTS.items()}
     return {name: chart for name, chart in charts.items() if chart is not None}
 
 
 def save_chart(chart: alt.LayerChart, path: Path) -> Path:
-    """Write one chart as .svg or .png (two pixels a unit), by the path's suffix."""
+    """Write one chart as .svg or .png (two pixels per unit), depending on the path's suffix."""
     form = path.suffix.removeprefix(".")
     if form not in FORMATS:
-        raise UserError(
-            str(path), "charts are not written in this format", allowed=", ".join(FORMATS)
-        )
+        raise UserError(str(path), "is not a chart format", allowed=", ".join(FORMATS))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         chart.save(path, format=form, scale_factor=PIXELS_PER_UNIT if form == "png" else 1)
@@ -50,14 +48,14 @@ def save_chart(chart: alt.LayerChart, path: Path) -> Path:
 
 
 def save_charts(report: RunReport, folder: Path, formats: Iterable[str] = FORMATS) -> list[Path]:
-    """Write every chart of the run into `folder`, one file per format; returns the files."""
+    """Write every chart of the run into `folder`, one file per format, and return the paths."""
     return save_all(run_charts(report, EXPORT), folder, formats)
 
 
 def save_all(
     charts: Mapping[str, alt.LayerChart], folder: Path, formats: Iterable[str] = FORMATS
 ) -> list[Path]:
-    """Write charts into `folder` under their names, one file per format; returns the files."""
+    """Write charts into `folder` as NAME.FORMAT and return the paths."""
     return [
         save_chart(chart, folder / f"{name}.{form}")
         for form in formats

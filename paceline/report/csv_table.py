@@ -1,4 +1,4 @@
-"""Tables as CSV: full precision, base units, no cell that a spreadsheet would compute."""
+"""Tables as CSV: full precision, base units, and no cell that a spreadsheet takes for a formula."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The output model: what a feature answers, built once and rendered for every medium.
+"""The output model: the result of a feature, built once and rendered for every medium.
 
-A feature has one function that turns its result into a `Document`; renderers turn that into
+A feature has one function that turns its result into a `Document`. Renderers turn that into
 terminal text (`report/terminal.py`), Markdown (`report/markdown.py`), CSV (`report/csv_table.py`)
-and a page (`report/html.py`); JSON is `data` as it is. A verb hands the document to
-`cli.output.emit(document, form, page=..., charts=...)` and prints nothing of the answer itself.
-A sentence, a figure or a column is therefore worded in one place. Build it like this:
+and a page (`report/html.py`). JSON is `data`, unchanged. A command passes the document to
+`cli.output.emit(document, form, page=..., charts=...)` and prints nothing else, so that each
+sentence, figure and column is worded in one place. Build it like this:
 
     def history_document(history: History) -> Document:
         return Document(
@@ -12,10 +12,10 @@ A sentence, a figure or a column is therefore worded in one place. Build it like
             title=history.recipe,
             setup=(history.metric, counted(history.n_runs, "run")),
             verdict=Verdict("1 change", "alert"),
-            answer=("2.1 % slower since 2026-01-12: 0.2000 s before, 0.2042 s after.",),
+            answer=("2.1% slower since 2026-01-12: 0.2000 s before, 0.2042 s after.",),
             figures=(
-                Figure("Now", written(level, "s"), "", ("level of the newest series",)),
-                Figure("Scatter", percent(noise), "from run to run"),
+                Figure("Now", format_value(level, "s"), "", ("level of the newest series",)),
+                Figure("Variation", percent(noise), "from run to run"),
                 unknown_figure("Last change", "too few runs"),
             ),
             sections=(
@@ -25,7 +25,7 @@ A sentence, a figure or a column is therefore worded in one place. Build it like
                     rows=[{"name": "2 x cpu", "n_runs": 14}],
                     note="Runs of one series ran the same on the same kind of machine.",
                 ),
-                Preformatted(title="2 x cpu", text="▁▁▂▆▇", shown="text"),
+                Preformatted(title="2 x cpu", text="▁▁▂▆▇", media="text"),
             ),
             notes=("8 runs failed and are left out",),
             charts=lambda theme: history_charts(history, theme),
@@ -33,15 +33,18 @@ A sentence, a figure or a column is therefore worded in one place. Build it like
             csv=Table(columns=..., rows=...),
         )
 
-Rules. Texts are plain: no markup, no escapes, no control characters of your own; each renderer
-escapes what it prints. Values are written with their unit by `report/figures.written` or
-`core/units`. A page shows at most four figures in a row, so order them by importance. `None` in a
-table shows as `-`, and as an empty field in CSV. `Column.format` serves text, Markdown and page;
-CSV gets the raw value. A section's `shown` says which media have it; a "folded" one is a fold on
-the page and is left out elsewhere. Sections with the tone "alert" come before the figures.
+Rules:
 
-This module imports nothing but the standard library: charts are built only when a page or a chart
-folder is asked for, so a verb's text needs neither altair nor jinja2.
+- Texts are plain, without markup, escapes or control characters; each renderer escapes its output.
+- `report/figures.format_value` and `core/units` write values with their units.
+- A page shows at most four figures in a row, so order them by importance.
+- `None` in a table shows as `-`, and as an empty field in CSV.
+- `Column.format` applies to text, Markdown and page; CSV contains the raw value.
+- A section's `media` lists where it appears; "folded" sections are collapsed on the page and left
+  out elsewhere. Sections with the tone "alert" come before the figures.
+
+This module imports only the standard library. Charts are built when a page or a chart folder is
+requested, so a command's text needs neither altair nor jinja2.
 """
 
 from __future__ import annotations
@@ -57,9 +60,9 @@ if TYPE_CHECKING:
 
 Tone = Literal["good", "alert", "plain"]
 """The colour of a verdict or a section."""
-Shown = Literal["everywhere", "text", "long", "page", "folded"]
-"""Media that show a section: "text" are terminal and Markdown, "long" all but a terminal, "folded"
-is a fold on the page."""
+Media = Literal["everywhere", "text", "long", "page", "folded"]
+"""Media that show a section. "text": terminal and Markdown; "long": all but the terminal; "folded":
+collapsed on the page."""
 Medium = Literal["terminal", "markdown", "page"]
 Row = Mapping[str, Any]
 UNKNOWN = "not known"
@@ -76,26 +79,26 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Figure:
-    """One important value: written with its unit, with its uncertainty and its background."""
+    """One important value with its unit, uncertainty and background."""
 
     label: str
     value: str
     interval: str = ""
-    """The interval and its kind, else the spread, else empty."""
+    """Interval and its kind, or the spread, or empty."""
     details: tuple[str, ...] = ()
-    """Where it comes from, one short fact a line."""
+    """Background of the value, one short fact per line."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: the row's key, its title, and how people see a value."""
+    """One column of a table: the row's key, the title, and the format of a value."""
 
     key: str
     title: str
     format: Callable[[Any], str] = str
     justify: Literal["left", "right"] = "left"
     wraps: bool = False
-    """Whether the last column, on a narrow terminal, takes more lines or is cut."""
+    """True to wrap the column on a narrow terminal if it is the last one; False to cut it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +108,7 @@ class Section:
     title: str = ""
     name: str = ""
     """Id of the section on the page."""
-    shown: Shown = "everywhere"
+    media: Media = "everywhere"
     tone: Tone = "plain"
 
 
@@ -117,7 +120,7 @@ class Table(Section):
     rows: Sequence[Row]
     note: str = ""
     hint_key: str = ""
-    """Key of an explanation of the row that a page shows under the first cell."""
+    """Key of an explanation of the row, which a page shows under the first cell."""
 
     def cells(self) -> list[list[str]]:
         """Return every row as text, `-` for None."""
@@ -132,26 +135,26 @@ class Table(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Notes(Section):
-    """Sentences, one a line."""
+    """Sentences, one per line."""
 
     lines: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preformatted(Section):
-    """Text whose line breaks and spaces count: a log's end, a script, a sparkline."""
+    """Text with significant line breaks and spaces: the end of a log, a script, a sparkline."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Links(Section):
-    """Files beside a page, by their relative paths."""
+    """Files next to a page, by their relative paths."""
 
     paths: Sequence[str]
 
 
-HIDDEN: dict[Medium, tuple[Shown, ...]] = {
+HIDDEN: dict[Medium, tuple[Media, ...]] = {
     "terminal": ("long", "page", "folded"),
     "markdown": ("page", "folded"),
     "page": ("text",),
@@ -160,32 +163,32 @@ HIDDEN: dict[Medium, tuple[Shown, ...]] = {
 
 @dataclass(frozen=True)
 class Document:
-    """One answer of a verb, independent of the medium."""
+    """The result of a command, independent of the medium."""
 
     kind: str
-    """What it is a report of, in a few words: "one run", "runs over time"."""
+    """Subject of the report in a few words: "one run", "runs over time"."""
     title: str
     verdict: Verdict | None = None
     setup: tuple[str, ...] = ()
     answer: tuple[str, ...] = ()
-    """The answer in sentences."""
+    """The result in sentences."""
     figures: tuple[Figure, ...] = ()
     sections: tuple[Section, ...] = ()
     notes: tuple[str, ...] = ()
-    """Reservations and provenance, last in every medium."""
+    """Caveats and provenance, last in every medium."""
     charts: Callable[[ChartTheme], Mapping[str, LayerChart]] | None = None
-    """Builds the charts by name, for the page or for export."""
+    """Builder of the charts by name, for the page or for export."""
     data: Any = None
-    """What JSON prints: a value with `model_dump_json`, or plain lists and dicts."""
+    """Content of the JSON output: a value with `model_dump_json`, or plain lists and dicts."""
     csv: Table | None = None
-    """The table that CSV prints, by default the first one among the sections."""
+    """Table for CSV, by default the first one among the sections."""
     window_title: str = field(default="", kw_only=True)
     """Title of the browser's window, by default the title."""
 
     def sections_for(self, medium: Medium) -> list[Section]:
         """Return the sections with content that a medium shows."""
         hidden = HIDDEN[medium]
-        return [each for each in self.sections if each.shown not in hidden and not is_empty(each)]
+        return [each for each in self.sections if each.media not in hidden and not is_empty(each)]
 
     def csv_table(self) -> Table | None:
         """Return the table that CSV prints, None if the document has no table."""

@@ -1,4 +1,4 @@
-"""Figures written for people: a value with its unit, its interval and its name."""
+"""Values formatted for people: with unit, interval and name."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from paceline.core.units import GIB, MIB, percent, seconds, si, significant
 from paceline.report.run_description import step_range
 
 MIN_PART_BYTES = 0.05 * MIB
-"""Smaller parts of the memory would be written as zero."""
-UNATTRIBUTED = "rest"
+"""Smallest part of the memory that is listed; smaller ones would round to zero."""
+UNATTRIBUTED = "unattributed"
 PART_COLOURS = {
     "weights": "steady",
     "gradients": "steady_soft",
@@ -32,20 +32,20 @@ PART_COLOURS = {
     "context": "warmup",
     UNATTRIBUTED: "warmup_soft",
 }
-"""The palette's colour of each part, in the order of the bars."""
+"""Colour in the palette of each part, in the order of the bars."""
 
 
 def metric_title(name: str) -> str:
-    """A metric's name for people."""
+    """Return a metric's name for people."""
     if name == ENERGY_PER_TOKEN:
-        return "Energy of a token"
+        return "Energy per token"
     return METRICS[name].title if name in METRICS else printable(name).replace("_", " ")
 
 
 def format_value(value: float, unit: str, digits: int = 3) -> str:
-    """`value` with its unit as people write it; fractions as per cent, bytes as GiB or MiB.
+    """Return `value` with its unit; fractions as percentages, bytes as GiB or MiB.
 
-    `digits` are the significant ones of a rate in FLOP/s or B/s.
+    `digits` is the number of significant digits of a rate in FLOP/s or B/s.
     """
     match unit:
         case "fraction" | "1" | "" if 1e-5 <= abs(value) < 1e-3:
@@ -65,23 +65,23 @@ def format_value(value: float, unit: str, digits: int = 3) -> str:
 
 
 def value_text(metric: Metric | None) -> str:
-    """The figure with its unit, or `none: reason`."""
+    """Return the value with its unit, or `none: REASON`."""
     value = finite_value(metric)
     if metric is None or value is None:
         return f"none: {reason_for_none(metric)}"
     if metric.unit == "s" and metric.n == 1 and 0.1 <= value < 120:
-        # One observation does not carry the four decimals of a median.
+        # A single observation is less precise than a median, which has four decimals.
         return f"{significant(value)} s"
     return format_value(value, metric.unit)
 
 
 def reason_for_none(metric: Metric | None) -> str:
-    """Why there is no value."""
+    """Return the reason why there is no value."""
     return printable((metric.note if metric else None) or "not measured")
 
 
 def half_width(metric: Metric | None) -> float | None:
-    """Half of the 95 % interval relative to the value (the wider side), or None."""
+    """Return the wider half of the 95% interval relative to the value, or None."""
     value = finite_value(metric)
     if metric is None or not value or metric.low is None or metric.high is None:
         return None
@@ -90,7 +90,7 @@ def half_width(metric: Metric | None) -> float | None:
 
 
 def plus_minus(metric: Metric | None) -> str | None:
-    """`± 0.4 %`, or None when there is no interval."""
+    """Return `± 0.4%`, or None if there is no interval."""
     half = half_width(metric)
     if half is None:
         return None
@@ -98,12 +98,12 @@ def plus_minus(metric: Metric | None) -> str | None:
 
 
 def interval_name(metric: Metric) -> str:
-    """The kind of interval in short: what stands before the first comma."""
+    """Return the kind of interval in short: the text before the first comma."""
     return printable((metric.interval or "95%").split(",")[0])
 
 
 def interval_text(metric: Metric) -> str | None:
-    """`0.2301 to 0.2322 s`, or None when there is no interval."""
+    """Return `0.2301 to 0.2322 s`, or None if there is no interval."""
     if metric.low is None or metric.high is None or not math.isfinite(metric.low + metric.high):
         return None
     low, high = (format_value(end, metric.unit, 4) for end in (metric.low, metric.high))
@@ -112,13 +112,13 @@ def interval_text(metric: Metric) -> str | None:
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """Number and unit of a written figure; all of it is the number if it has several."""
+    """Return number and unit of a formatted value; the whole text as number if it has several."""
     match = re.fullmatch(r"([-+]?[\d.,]+) (\D+)", text)
     return (match[1], match[2]) if match else (text, "")
 
 
 def window_text(result: Result, name: str) -> str | None:
-    """The steps behind the metric `name`, None when it does not come from the window."""
+    """Return the steps behind the metric `name`, or None if it is not computed from the window."""
     window = result.window
     if (
         (name in METRICS and not METRICS[name].in_window)
@@ -130,7 +130,7 @@ def window_text(result: Result, name: str) -> str | None:
 
 
 def throughput(result: Result) -> tuple[str, Metric] | None:
-    """Name and metric of the headline: what the workload is measured in, else what there is."""
+    """Return name and metric of the throughput: the recipe's own unit first, then any other."""
     for name in (result.headline, "tokens_per_s", "padded_tokens_per_s", "samples_per_s"):
         metric = result.metrics.get(name)
         if finite_value(metric) is not None and metric is not None:
@@ -139,7 +139,7 @@ def throughput(result: Result) -> tuple[str, Metric] | None:
 
 
 def peak_memory_by_kind(result: Result) -> dict[str, float]:
-    """Peak bytes of the fullest rank by kind, the kind that is held against the device first."""
+    """Return peak bytes of the fullest rank by kind, the one that the device limits first."""
     peaks: dict[str, float] = {}
     for kind in ("reserved", "allocated", "device_used", "resident"):
         value = finite_value(result.metrics.get(f"memory_{kind}_bytes"))
@@ -149,7 +149,7 @@ def peak_memory_by_kind(result: Result) -> dict[str, float]:
 
 
 def straggler_text(straggler: Straggler | None) -> str | None:
-    """`rank 1 busiest (+2.1 %)`, or None unless it is named."""
+    """Return `rank 1 busiest (+2.1%)`, or None without a significant straggler."""
     if straggler is None or not straggler.named:
         return None
     host = f" on {printable(straggler.host)}" if straggler.host else ""
@@ -157,10 +157,10 @@ def straggler_text(straggler: Straggler | None) -> str | None:
 
 
 def rank_parts(rank: RankMemory, with_context: bool = True) -> dict[str, float]:
-    """Bytes by part at the rank's peak; what it holds where the peak is not told by part.
+    """Return bytes by part at the rank's peak, or between steps if the peak has no breakdown.
 
-    With the context the bar ends at the process's resident peak without the tracker's own part, or
-    at what the allocator reserved.
+    With the context, the parts add up to what the allocator reserved. Without an allocator they add
+    up to the resident peak of the process minus the memory tracker's own memory.
     """
     bytes_by_part = rank.at_peak_bytes or rank.parts_bytes
     parts = {
@@ -182,7 +182,7 @@ def rank_parts(rank: RankMemory, with_context: bool = True) -> dict[str, float]:
 
 
 def memory_sentence(memory: MemoryByPart) -> str:
-    """The largest rank's parts in one line."""
+    """Return the largest rank's memory by part as one line."""
     rank = next(rank for rank in memory.ranks if rank.rank == memory.largest_rank)
     parts = rank_parts(rank, with_context=False)
     part_list = ", ".join(
@@ -194,7 +194,7 @@ def memory_sentence(memory: MemoryByPart) -> str:
     before = f"; {format_value(context, 'bytes')} context" if context else ""
     why = f" ({printable(rank.why)})" if rank.why else ""
     if rank.at_peak_bytes is None:
-        part_list = part_list or "nothing known"
-        return f"rank {rank.rank} holds {part_list}{before}; its peak is not told by part{why}"
+        part_list = part_list or "an unknown amount"
+        return f"rank {rank.rank} holds {part_list}{before}; no breakdown of its peak{why}"
     total = format_value(sum(rank.at_peak_bytes.values()), "bytes")
     return f"rank {rank.rank} at its peak, {total} {rank.kind}: {part_list}{before}{why}"

@@ -1,4 +1,4 @@
-"""Documents as pages: a single file each that opens without a network."""
+"""Documents as HTML pages: one self-contained file each, which loads nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from paceline.report.vega import vega_bundle
 
 FIGURE_START = "0123456789+-\N{MINUS SIGN}±<"
 MAX_FIGURE_CHARS, MAX_SHORT_CHARS, MAX_NAME_CHARS = 32, 20, 40
-"""Characters of a cell that stays on one line."""
+"""Maximum lengths of cells that stay on one line, by kind of column."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class EmbeddedChart:
 
 
 MAX_PAGE_ROWS = 500
-"""Rows of a table on a page: thousands of layouts or nodes would make it slow to open."""
+"""Maximum number of rows of a table; thousands of layouts or nodes would make a page slow."""
 
 
 def render_document(document: Document) -> str:
@@ -65,8 +65,8 @@ def render_document(document: Document) -> str:
             ],
             charts=charts,
             alerts=[each for each in sections if each.tone == "alert"],
-            panels=[each for each in sections if each.tone != "alert" and each.shown != "folded"],
-            folds=[each for each in sections if each.tone != "alert" and each.shown == "folded"],
+            panels=[each for each in sections if each.tone != "alert" and each.media != "folded"],
+            folds=[each for each in sections if each.tone != "alert" and each.media == "folded"],
             policy=_policy(bundle, script),
             style=Markup(_template_text("page.css")),
             light=Markup(css_variables(LIGHT)),
@@ -97,9 +97,9 @@ def _embedded_chart(name: str, chart: alt.LayerChart) -> EmbeddedChart:
 
 
 def column_kinds(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A class a column: figures stand right, they and short words on one line, others wrap.
+    """Return a CSS class per column: figures are right-aligned, figures and short texts never wrap.
 
-    The first column names the row and stands left whatever it holds.
+    The first column names the row and is always left-aligned.
     """
     columns = list(zip(*rows, strict=True)) or [()] * len(heads)
     kinds = [_kind([cell for cell in cells if cell]) for cells in columns]
@@ -125,7 +125,7 @@ def json_for_script(content: Any) -> Markup:
 
 
 def _policy(*scripts: str) -> str:
-    """A content policy: nothing is loaded, and only these very scripts run."""
+    """Return a content security policy that loads nothing and runs only the given scripts."""
     hashes = (hashlib.sha256(script.encode()).digest() for script in scripts if script)
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)
     return (
@@ -157,12 +157,12 @@ def _environment() -> Environment:
 
 
 def with_no_break_spaces(text: str) -> str:
-    """`text` in which a number keeps its unit, and a sign its number, on one line."""
+    """Return `text` with no-break spaces between numbers and their units."""
     return re.sub(r"(?<=±) (?=\d)|(?<=\d) (?=[%A-Za-z])", "\N{NO-BREAK SPACE}", text)
 
 
 def _clean_string(value: Any) -> Any:
-    """Strings without control characters, except what the page made itself."""
+    """Return strings without control characters; markup of the page itself is unchanged."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

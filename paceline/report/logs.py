@@ -24,7 +24,7 @@ DIGITS = 5
 
 
 def log_row(log: ParsedLog | None) -> dict[str, Any]:
-    """One log as a row of a table, in base units; of None the names alone."""
+    """Return one log as a row of a table in base units; for None, a row without values."""
     metrics = log.metrics if log else {}
     times = log.step_time_s if log else None
     facts = log.facts if log else RunSettings()
@@ -63,12 +63,12 @@ def log_row(log: ParsedLog | None) -> dict[str, Any]:
 
 
 def log_lines(log: ParsedLog) -> Iterator[str]:
-    """One log for a terminal; names and log text come without control characters."""
+    """Yield the terminal lines of one log, without control characters."""
     yield one_line(" · ".join([log.file, *_setup(log.facts, log.window)]))
     if log.status != "ok":
         yield one_line(f"  {log.status}: {log.reason}")
     if log.sources:
-        yield f"  from its path: {', '.join(_from_path(log))}"
+        yield f"  from the path: {', '.join(_from_path(log))}"
     yield from (f"  {line}" for line in _figures(log))
     for finding in log.disagreements:
         yield f"  ! {disagreement_text(finding)}"
@@ -77,25 +77,25 @@ def log_lines(log: ParsedLog) -> Iterator[str]:
 
 
 def disagreement_text(finding: Disagreement) -> str:
-    """A disagreement in one sentence."""
+    """Return a disagreement as one sentence."""
     scale = {"FLOP/s": 1 / TERA, "fraction": 100.0}.get(finding.unit, 1.0)
     unit = {"FLOP/s": " TFLOP/s", "fraction": "%"}.get(finding.unit, f" {finding.unit}")
     log_value, computed = (
         f"{significant(value * scale, 4)}{unit}" for value in (finding.printed, finding.computed)
     )
     return (
-        f"{finding.figure}: the log prints {log_value}, its own speed gives {computed} "
+        f"{finding.figure}: the log prints {log_value}, but its step times give {computed} "
         f"(ratio {finding.ratio:.3f}): {finding.cause}"
     )
 
 
 def step_rows(steps: Steps) -> list[dict[str, Any]]:
-    """Every step as a mapping; None where the log does not say, `inf` where it printed NaN."""
+    """Return one mapping per step: None if the log has no value, `nan` if it printed NaN."""
     return [row for block in _blocks(steps) for row in block]
 
 
 def step_json(file: str, status: str, steps: Steps) -> Iterator[str]:
-    """Every step as a JSON document with the log's name and status, some thousand at a time."""
+    """Yield the steps as one JSON document with the log's name and status, in blocks."""
     yield json.dumps({"file": file, "status": status})[:-1] + ', "steps": ['
     before = "\n"
     for block in _blocks(steps):
@@ -105,7 +105,7 @@ def step_json(file: str, status: str, steps: Steps) -> Iterator[str]:
 
 
 def step_csv(steps: Steps, file: str | None, header: bool) -> Iterator[str]:
-    """Every step as CSV lines, some thousand at a time."""
+    """Yield the steps as CSV lines, in blocks."""
     names = STEP_COLUMNS if file is None else ("file", *STEP_COLUMNS)
     if header:
         yield ",".join(names) + "\n"
@@ -157,7 +157,7 @@ def _setup(facts: RunSettings, window: WindowRecord | None) -> Iterator[str]:
 
 
 def _from_path(log: ParsedLog) -> Iterator[str]:
-    """The facts that the log's place alone states."""
+    """Yield the settings that only the log's path states."""
     for name in log.sources:
         value = getattr(log.facts, name)
         if name == "nominal_parameters":
@@ -176,7 +176,9 @@ def _figures(log: ParsedLog) -> Iterator[str]:
         of_median = tax and step.statistic == "median"
         mean = metrics["step_time_mean_s"].value if of_median else None
         mean_text = f", {significant(mean, DIGITS)} s mean" if mean is not None else ""
-        value = f"{significant(step.value, DIGITS)} s a step{mean_text}  {interval or ''}".rstrip()
+        value = (
+            f"{significant(step.value, DIGITS)} s per step{mean_text}  {interval or ''}".rstrip()
+        )
         yield f"{value}      {describe_window_record(window)}{interval_kind}"
     names = ("tokens_per_s", "samples_per_s")
     if log.tokens_per_s is None:
@@ -202,12 +204,12 @@ def _figures(log: ParsedLog) -> Iterator[str]:
     elif mfu is not None and mfu.value is None and mfu.note:
         yield f"no MFU: {mfu.note}"
     if log.reported:
-        yield f"the log itself: {', '.join(_reported_figures(log.reported))}"
+        yield f"reported by the log: {', '.join(_reported_figures(log.reported))}"
 
 
 def _flops_text(metric: Metric) -> str:
     rate = None if metric.value is None else significant(metric.value / TERA, 4)
-    return f"{rate} TFLOP/s a device ({metric.convention})"
+    return f"{rate} TFLOP/s per device ({metric.convention})"
 
 
 def _rate(metric: Metric | None) -> str | None:
@@ -215,15 +217,15 @@ def _rate(metric: Metric | None) -> str | None:
 
 
 def _reported_figures(figures: dict[str, float]) -> Iterator[str]:
-    """The log's own figures in words."""
+    """Yield the figures that the log itself reports."""
     for name, value in figures.items():
         words = name.removesuffix("_bytes").removesuffix("_per_s").replace("_", " ")
         if name.endswith("_bytes"):
             yield f"{words} {gib(value)}"
         elif name == "tflops_per_device":
-            yield f"{significant(value, 4)} TFLOP/s a device"
+            yield f"{significant(value, 4)} TFLOP/s per device"
         elif name == "tokens_per_s_per_device":
-            yield f"{significant(value, 4)} tokens/s a device"
+            yield f"{significant(value, 4)} tokens/s per device"
         elif name == "mfu":
             yield f"MFU {percent(value)}"
         elif name.endswith("_per_s"):

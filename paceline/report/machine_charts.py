@@ -1,4 +1,4 @@
-"""Charts of one run that are not over steps: ranks, memory, references."""
+"""Charts of one run by rank, kind of memory and reference."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from paceline.report.step_charts import finish_chart, integer_axis
 from paceline.report.theme import ChartTheme
 
 
-def ranks(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
-    """Busy time of each rank as a dot, with a line up to its step time: the waiting."""
+def rank_chart(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
+    """Return a chart of each rank's busy time (dot) and waiting time (line up to the step time)."""
     rows = [row for rank in report.result.ranks if (row := _rank_row(rank)) is not None]
     if len(rows) < 2:
         return None
@@ -47,12 +47,12 @@ def ranks(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
     notes = [_ranks_sentence(straggler, _has_stages(rows))]
     if _has_stages(rows):
         layers += _stage_marks(rows, x, theme)
-        notes.append("p0, p1, ...: pipeline stages, whose ranks are compared with each other only.")
+        notes.append("p0, p1, ...: pipeline stages; ranks are compared within their stage.")
     return finish_chart(layers, theme, "Ranks", notes, 210, report.result.recipe)
 
 
-def memory(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
-    """Peak memory of the fullest rank by kind, against the device's memory where known."""
+def peak_memory_chart(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
+    """Return a bar chart of the fullest rank's peak memory by kind, with the device's memory."""
     kinds = peak_memory_by_kind(report.result)
     if not kinds:
         return None
@@ -61,7 +61,7 @@ def memory(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
         for kind, value in kinds.items()
     ]
     limit = report.facts.device_memory_bytes
-    # Room for the figure beside the longest bar.
+    # Leave room for the value next to the longest bar.
     reach = max(1.35 * max(kinds.values()), 1.06 * (limit or 0.0)) / GIB
     x = alt.X(
         "gib:Q",
@@ -74,18 +74,18 @@ def memory(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
     bars = base.properties(name="kinds").mark_bar(color=theme.palette.steady, height=14)
     layers = [bars, base.mark_text(align="left", dx=6).encode(text="text:N")]
     notes = [
-        "Resident: host memory of the process. Reserved and allocated: the device's allocator. "
-        "Device used: all programs on it, with the driver's context."
+        "Resident: CPU memory of the process. Reserved and allocated: the device's allocator. "
+        "Device used: all programs on the device, including the driver's context."
     ]
     if limit:
         layers.append(_limit_rule(limit, x, theme))
-        notes.append(f"Line: {format_value(limit, 'bytes')}, what one device has.")
+        notes.append(f"Line: {format_value(limit, 'bytes')}, the memory of one device.")
     height = 44 + 34 * len(rows)
     return finish_chart(layers, theme, "Memory by kind", notes, height, report.result.recipe)
 
 
-def references(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
-    """This run over each reference; hollow where the two are not comparable."""
+def reference_chart(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
+    """Return a chart of the ratio of this run to each reference."""
     rows: list[dict[str, Any]] = [
         {
             "row": number,
@@ -111,13 +111,13 @@ def references(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
     base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("row:O", axis=None, title=None))
     names = base.mark_text(align="left", dy=-13, limit=330).encode(x=alt.value(0), text="name:N")
     layers = [_parity(theme, x), _reference_dots(base, x, theme), names]
-    note = "Right of the line: faster than published. Hollow: measured otherwise, not comparable."
+    note = "Right of the line: faster than published. Hollow: not comparable."
     height = 30 + 46 * len(rows)
     return finish_chart(layers, theme, "Against references", [note], height, report.result.recipe)
 
 
 def _rank_row(rank: RankSummary) -> dict[str, Any] | None:
-    """A rank with a busy time; waiting is what the step has beyond it."""
+    """Return the row of a rank with a busy time; waiting is the rest of the step."""
     if rank.busy_time_s is None:
         return None
     until = rank.step_time_s
@@ -138,7 +138,7 @@ def _has_stages(rows: list[dict[str, Any]]) -> bool:
 
 
 def _stage_marks(rows: list[dict[str, Any]], x: alt.X, theme: ChartTheme) -> list[alt.Chart]:
-    """Each run of neighbouring ranks of one stage: its name above them, a line before the next."""
+    """Return a label above the ranks of each pipeline stage, and lines between stages."""
     runs = [list(run) for _, run in groupby(rows, key=lambda row: row["stage"])]
     names = [
         {"rank": (run[0]["rank"] + run[-1]["rank"]) / 2, "text": f"p{run[0]['stage']}"}
@@ -159,7 +159,7 @@ def _stage_marks(rows: list[dict[str, Any]], x: alt.X, theme: ChartTheme) -> lis
 def _waiting(
     base: alt.Chart, straggler_rank: int | None, count: int, theme: ChartTheme
 ) -> alt.Chart:
-    """Lines from busy time to step time."""
+    """Return lines from busy time to step time."""
     return (
         base.properties(name="waiting")
         .mark_rule(strokeWidth=2 if count <= 32 else 1)
@@ -178,7 +178,7 @@ def _rank_dots(
 
 
 def _straggler_colour(straggler_rank: int | None, colour: str, theme: ChartTheme) -> Any:
-    """`colour`, or the accent where the rank is the named one."""
+    """Return `colour`, and the accent for the straggler."""
     if straggler_rank is None:
         return alt.value(colour)
     return alt.condition(
@@ -189,7 +189,7 @@ def _straggler_colour(straggler_rank: int | None, colour: str, theme: ChartTheme
 def _rank_label(
     rows: list[dict[str, Any]], straggler: Straggler, x: alt.X, theme: ChartTheme
 ) -> alt.Chart:
-    """The named rank's excess above its line, where nothing else is drawn."""
+    """Return a label with the straggler's excess, above its line."""
     row = next(row for row in rows if row["rank"] == straggler.rank)
     place = (row["rank"] - rows[0]["rank"] + 0.5) / (rows[-1]["rank"] - rows[0]["rank"] + 1)
     text = f"rank {straggler.rank}: +{100 * straggler.excess:.1f}%"
@@ -206,9 +206,9 @@ def _rank_label(
 
 
 def _ranks_sentence(straggler: Straggler | None, has_stages: bool) -> str:
-    words = "Dot: busy, median of the window. Line: waiting for the others, up to the step time."
+    words = "Dot: median busy time. Line: time waiting for other ranks, up to the step time."
     if straggler is None or not straggler.named:
-        return f"{words} No rank stands out by more than chance and 1%."
+        return f"{words} No rank is slower by more than noise and 1%."
     share = 100 * straggler.share_of_steps
     which = "busiest of its stage" if has_stages else "busiest"
     return f"{words} Rank {straggler.rank} is the {which} in {share:.0f}% of the steps."

@@ -1,4 +1,4 @@
-"""Memory by part: what the ranks held at their peak, against the limit and the lower bound."""
+"""Chart of each rank's memory by part at its peak, with the limit and the lower bound."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from paceline.report.theme import ChartTheme
 
 MAX_DRAWN_RANKS = 16
 MAX_LIMIT_RATIO = 4.0
-"""A limit so many times beyond the longest bar is put in words: drawn, it would flatten them."""
+"""A limit beyond this multiple of the longest bar is only given in the notes, not drawn."""
 
 BOUND = "lower bound"
 
 
 def memory_by_part_chart(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
-    """A bar per rank, cut into parts at the rank's peak, under the static lower bound."""
+    """Return one bar per rank, divided into parts at the rank's peak, below the lower bound."""
     memory = report.result.memory
     if memory is None:
         return None
@@ -55,9 +55,9 @@ def memory_by_part_chart(report: RunReport, theme: ChartTheme) -> alt.LayerChart
             y=y,
             color=_colours(parts_in_use, theme),
             tooltip=[
-                alt.Tooltip("bar:N", title="of"),
+                alt.Tooltip("bar:N", title="rank"),
                 alt.Tooltip("part:N"),
-                alt.Tooltip("size:N", title="bytes"),
+                alt.Tooltip("size:N", title="size"),
             ],
         )
     ]
@@ -72,13 +72,13 @@ def memory_by_part_chart(report: RunReport, theme: ChartTheme) -> alt.LayerChart
 
 
 def largest_ranks(memory: MemoryByPart) -> list[RankMemory]:
-    """The largest ranks, in the order of their numbers."""
+    """Return the largest ranks, ordered by rank."""
     largest = sorted(memory.ranks, key=lambda rank: rank.size_bytes, reverse=True)[:MAX_DRAWN_RANKS]
     return sorted(largest, key=lambda rank: rank.rank)
 
 
 def _segments(bar: str, parts: dict[str, float], divisor: float) -> list[dict[str, Any]]:
-    """One row per part that is there, from where the one before ends."""
+    """Return one row per part with memory, stacked from left to right."""
     rows: list[dict[str, Any]] = []
     start = 0.0
     for part in PART_COLOURS:
@@ -116,15 +116,15 @@ def _notes(memory: MemoryByPart, drawn_limit: float | None) -> list[str]:
         limit_text = f"{limit_place}: {format_value(limit, 'bytes')}, {memory.limit}"
         scope = "" if memory.limit_counts_context else " beyond the context"
         notes.append(
-            f"{limit_text}{scope}; rank {memory.largest_rank} takes {percent(share)} of it."
+            f"{limit_text}{scope}; rank {memory.largest_rank} uses {percent(share)} of it."
         )
     if memory.limit_counts_context:
-        notes.append("Rest: what is no tensor, such as workspaces, and freed memory that is kept.")
+        notes.append("Unattributed: memory outside tensors, such as workspaces and cached blocks.")
     if memory.bound_bytes:
-        notes.append("Lower bound: what must be there, by arithmetic, on the most loaded rank.")
+        notes.append("Lower bound: calculated minimum on the most loaded rank.")
     num_omitted = len(memory.ranks) - len(largest_ranks(memory))
     if num_omitted:
         notes.append(
-            f"The {MAX_DRAWN_RANKS} largest ranks; {num_omitted:,} more stand in result.json."
+            f"The {MAX_DRAWN_RANKS} largest ranks; {num_omitted:,} more are in result.json."
         )
     return notes

@@ -1,4 +1,4 @@
-"""A run in words: its setup, its window, how far it came, and what to do after a failure."""
+"""Descriptions of a run: setup, window, progress, and advice after a failure."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from paceline.core.units import count, counted
 STATUS_ADVICE: dict[str, str] = {
     "oom": "Use a smaller layout.micro_batch or training.seq_len, a higher layout.zero_stage, "
     "layout.recompute=full, or more devices.",
-    "nan": "Lower training.lr, train in bf16 or fp32, and look at the last losses before the NaN.",
-    "timeout": "Raise time_limit_s or ask for fewer training.steps; the log's end shows what it "
-    "waited for.",
-    "failed": "Read the log's end below; the whole log is in the run folder, and job.sh repeats "
-    "the start.",
-    "incomplete": "Start it again, with more training.steps if it came to its end; what it has "
-    "is shown.",
-    "cancelled": "It was stopped on request; start it again for a figure.",
-    "running": "It is still running; the figures are preliminary.",
-    "queued": "It has not started yet.",
+    "nan": "Lower training.lr, train in bf16 or fp32, and check the last losses before the NaN.",
+    "timeout": "Raise time_limit_s or lower training.steps. The end of the log shows what the run "
+    "was waiting for.",
+    "failed": "Read the end of the log below. The run folder has the complete log, and job.sh to "
+    "start the run again.",
+    "incomplete": "Start the run again, with more training.steps if it reached its end. The report "
+    "shows the steps so far.",
+    "cancelled": "The run was stopped by the user. Start it again for a result.",
+    "running": "The run is in progress; its figures are preliminary.",
+    "queued": "The run has not started yet.",
 }
 PROGRAM_ADVICE: dict[str, str] = {
     "oom": "Give the program smaller micro-batches, shorter sequences or more devices.",
-    "nan": "Lower its learning rate, train in bf16 or fp32, and look at the last losses before the "
+    "nan": "Lower the learning rate, train in bf16 or fp32, and check the last losses before the "
     "NaN.",
-    "timeout": "Raise time_limit_s or let the program take fewer steps; the log's end shows what "
-    "it waited for.",
-    "incomplete": "Let the program take more steps if it came to its end; where its log tells "
-    "none, `paceline.steplog` in its loop does. What it has is shown.",
+    "timeout": "Raise time_limit_s or run fewer steps. The end of the log shows what the program "
+    "was waiting for.",
+    "incomplete": "Run more steps if the program reached its end. If its log has no step times, "
+    "print them in a supported format or add paceline.steplog to the training loop.",
 }
-"""Of a program of the user's own, which no field of a recipe changes."""
+"""Advice for a user's own program, which recipe fields do not change."""
 
 
 def advice(report: RunReport) -> str:
-    """What to do after a run of this status; empty after a good one."""
+    """Return what to do after a run of this status; empty after a successful run."""
     status = report.result.status
     program_advice = PROGRAM_ADVICE if report.facts.engine == "command" else {}
     return program_advice.get(status) or STATUS_ADVICE.get(status, "")
 
 
 def window_mask(report: RunReport) -> npt.NDArray[np.bool_]:
-    """Which of the report's steps lie in its window and have a time."""
+    """Return the mask of the steps that are in the window and have a time."""
     window = report.result.window
     has_time = np.isfinite(report.steps["step_time_s"])
     if window is None or window.first_step is None or window.last_step is None:
@@ -80,7 +80,7 @@ def describe_setup(report: RunReport) -> list[str]:
 
 
 def _layout(facts: RunSettings) -> str | None:
-    """The layout in words; of a log its axes, because few logs state the rest."""
+    """Return the layout as text; for a log only its axes, because few logs report more."""
     layout, n = facts.layout, facts.num_devices
     if layout is None or not n:
         return None
@@ -88,7 +88,7 @@ def _layout(facts: RunSettings) -> str | None:
 
 
 def _parameters(result: Result, facts: RunSettings) -> str | None:
-    """`4.93M parameters`, and with adapters how many of them are trained."""
+    """Return `4.93M parameters`, and for LoRA the number of trainable ones."""
     if result.num_parameters is None:
         return None
     trainable = ""
@@ -99,16 +99,16 @@ def _parameters(result: Result, facts: RunSettings) -> str | None:
 
 
 def describe_window(result: Result) -> str:
-    """The window in words: `52 steady steps (9-60)`."""
+    """Return the window as text: `52 steady steps (9-60)`."""
     return "no window" if result.window is None else describe_window_record(result.window)
 
 
 def describe_window_record(window: WindowRecord) -> str:
-    """A window in words, as describe_window."""
+    """Return a window as text, like describe_window."""
     if window.n == 0:
         return "no steps with a time"
     if window.rule == "as printed":
-        return "one figure as the source prints it"
+        return "one value as printed by the source"
     kinds = {"steady": "steady steps", "drifting": "drifting steps", "uneven": "uneven steps"}
     kind = kinds.get(window.state, "steps")
     kind = kind.removesuffix("s") if window.n == 1 else kind
@@ -117,21 +117,19 @@ def describe_window_record(window: WindowRecord) -> str:
 
 
 def step_range(window: WindowRecord) -> str:
-    """First and last step number of a window that has steps: `9-60`."""
+    """Return first and last step number of a window: `9-60`."""
     first, last = window.first_step or 0, window.last_step or 0
     return f"{first:,}" if first == last else f"{first:,}-{last:,}"
 
 
 def describe_rule(report: RunReport) -> str:
-    """By which rule the window was chosen and what was left out."""
+    """Return the rule of the window, and which steps are excluded."""
     window = report.result.window
     if window is None:
         return "no window"
     parts = [f"rule {window.rule}", f"{counted(window.n_warmup, 'warm-up step')} left out"]
     if num_untimed := num_untimed_steps(report, window):
-        parts.append(
-            f"{counted(num_untimed, 'step')} inside not timed (one is watched for its memory)"
-        )
+        parts.append(f"{counted(num_untimed, 'step')} without a time (used to measure memory)")
     if window.global_batch is not None and window.seq_len is not None:
         parts.append(f"global batch {window.global_batch:,} x {window.seq_len:,} tokens throughout")
     if window.drift is not None:
@@ -141,7 +139,7 @@ def describe_rule(report: RunReport) -> str:
 
 
 def num_untimed_steps(report: RunReport, window: WindowRecord) -> int:
-    """How many of a native run's steps within the window have no time of their own."""
+    """Return the number of steps in a native run's window without a step time."""
     if report.facts.engine != "native" or window.first_step is None or window.last_step is None:
         return 0
     index, times = report.steps.index, report.steps["step_time_s"]
@@ -150,7 +148,7 @@ def num_untimed_steps(report: RunReport, window: WindowRecord) -> int:
 
 
 def describe_time(iso_time: str | None) -> str:
-    """An ISO time as `2026-11-20 14:03:12 UTC`; what is no such time as it is."""
+    """Return an ISO time as `2026-11-20 14:03:12 UTC`; other text unchanged."""
     try:
         return f"{datetime.fromisoformat(iso_time or '').astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     except ValueError:
@@ -158,7 +156,7 @@ def describe_time(iso_time: str | None) -> str:
 
 
 def progress(result: Result) -> str:
-    """How many steps were done of those asked for."""
+    """Return the number of completed steps of those requested."""
     num_steps = result.resumed_after + result.steps_done
     resumed_text = (
         f", the first {result.resumed_after:,} by an earlier run" if result.resumed_after else ""

@@ -61,19 +61,19 @@ if TYPE_CHECKING:
 
 LOG_LINES = 12
 MAX_STACKS = 4
-"""Stack files that a text names."""
+"""Maximum number of stack files that the text lists."""
 MAX_RANKS = 64
 MAIN_FILES = ("report.html", "result.json", "steps.jsonl", "job.sh")
 STATUS_LABELS = {"oom": "✕ out of memory", "nan": "✕ NaN", "timeout": "✕ timeout"}
 METRIC_COLUMNS = (
-    Column("label", "figure"),
+    Column("label", "metric"),
     Column("value", "value"),
     Column("interval", "95% interval"),
     Column("spread", "spread"),
     Column("n", "n", justify="right"),
     Column("statistic", "from"),
     Column("convention", "convention"),
-    Column("remark", "source, note"),
+    Column("remark", "source and note"),
 )
 CSV_KEYS = (
     *("run", "status", "name", "value", "unit", "n", "spread", "low", "high", "interval"),
@@ -91,7 +91,7 @@ RANK_COLUMNS = (
 )
 REFERENCE_COLUMNS = (
     Column("reference", "reference"),
-    Column("metric", "figure"),
+    Column("metric", "metric"),
     Column("published", "published"),
     Column("ratio", "this run / reference"),
     Column("comparable", "comparable"),
@@ -117,7 +117,7 @@ def run_document(report: RunReport) -> Document:
         sections=(
             *_outcome(report),
             Notes(title="Warnings", name="warnings", lines=result.warnings, tone="alert"),
-            Notes(title="Confidence", name="how-sure", lines=_confidence(report), shown="long"),
+            Notes(title="Confidence", name="how-sure", lines=_confidence(report), media="long"),
             Table(
                 title="References",
                 name="references",
@@ -125,9 +125,9 @@ def run_document(report: RunReport) -> Document:
                 rows=[_reference_row(row) for row in result.references],
             ),
             Table(
-                title="All figures",
+                title="All metrics",
                 name="metrics",
-                shown="long",
+                media="long",
                 columns=METRIC_COLUMNS,
                 rows=[_written_row(result, *each) for each in result.metrics.items()],
                 hint_key="describes",
@@ -174,7 +174,7 @@ def _outcome(report: RunReport) -> Iterator[Section]:
             more = max(0, len(report.stacks) - MAX_STACKS)
             names = ", ".join(list(report.stacks)[:MAX_STACKS])
             names += f" and {more:,} more" if more else ""
-            yield Notes(title="What the ranks did at the end", lines=[names], shown="text")
+            yield Notes(title="Stack traces at the end", lines=[names], media="text")
     elif throughput(result) is None:
         steps = f"No figure: {describe_window(result)}. {progress(result)}"
         lines = [f"{steps}; a figure needs at least five steady steps."]
@@ -190,14 +190,13 @@ def _confidence(report: RunReport) -> list[str]:
         headline = throughput(result)
         if headline is None or half_width(headline[1]) is None:
             uneven = result.window.state == "uneven"
-            why = "No interval: the steps keep to no one level." if uneven else ""
+            why = "No interval: step time is not stationary." if uneven else ""
             lines.append(f"{steps_text} {why or 'Too few steps for an interval.'}")
         else:
             metric = headline[1]
             lines.append(
                 f"{steps_text} {plus_minus(metric)}: {metric.interval or '95%'}. It covers the "
-                "scatter of this run's steps, not the change from one run to the next; repeats "
-                "show that."
+                "variation of this run's steps, not run-to-run variation; repeats measure that."
             )
     return [*lines, *([report.expected] if report.expected else [])]
 
@@ -218,17 +217,17 @@ def _folds(report: RunReport) -> Iterator[Section]:
     more = max(0, len(result.ranks) - MAX_RANKS)
     yield Table(
         title="Ranks",
-        shown="folded",
+        media="folded",
         columns=RANK_COLUMNS,
         rows=rows,
         note=f"{more} more ranks are in result.json." if more else "",
     )
     for name, stack in list(report.stacks.items())[:MAX_RANKS]:
-        yield Preformatted(title=f"Stack at the end: {name}", text=stack, shown="folded")
-    yield Preformatted(title="Exact command", name="command", text=report.command, shown="folded")
-    yield Preformatted(title="Job script", text=report.job_script, shown="folded")
+        yield Preformatted(title=f"Stack trace at the end: {name}", text=stack, media="folded")
+    yield Preformatted(title="Exact command", name="command", text=report.command, media="folded")
+    yield Preformatted(title="Job script", text=report.job_script, media="folded")
     recipe_json = json.dumps(spec.model_dump(mode="json"), indent=2) if spec else ""
-    yield Preformatted(title="Recipe, resolved", text=recipe_json, shown="folded")
+    yield Preformatted(title="Resolved recipe", text=recipe_json, media="folded")
     environment = {
         **result.conventions,
         **result.versions,
@@ -236,22 +235,22 @@ def _folds(report: RunReport) -> Iterator[Section]:
     }
     yield Table(
         title="Environment",
-        shown="folded",
+        media="folded",
         columns=PAIR,
         rows=[{"name": name, "value": value} for name, value in environment.items()],
     )
     if result.status == "ok":
         tail = "\n".join(result.log_tail)
-        yield Preformatted(title="End of the log", text=tail, shown="folded")
-    yield Links(title="Raw files", paths=report.files, shown="folded")
+        yield Preformatted(title="End of the log", text=tail, media="folded")
+    yield Links(title="Raw files", paths=report.files, media="folded")
 
 
 def run_figures(report: RunReport) -> tuple[Figure, ...]:
-    """Return throughput, step time, share of the limit, memory; none when nothing was measured."""
+    """Return throughput, step time, MFU and memory; nothing if there are no measurements."""
     result = report.result
     if not any(finite_value(metric) is not None for metric in result.metrics.values()):
         return ()
-    return (_throughput(result), _step_time(result), _limit(report), _memory(report))
+    return (_throughput(result), _step_time(result), _utilization(report), _memory(report))
 
 
 def _figure(label: str, text: str, metric: Metric | None, lines: Iterable[str | None]) -> Figure:
@@ -259,7 +258,7 @@ def _figure(label: str, text: str, metric: Metric | None, lines: Iterable[str | 
 
 
 def _interval(metric: Metric | None) -> str:
-    """The interval, else the spread."""
+    """Return the interval, or the spread if there is none."""
     if metric is None or finite_value(metric) is None:
         return ""
     interval = plus_minus(metric)
@@ -270,7 +269,7 @@ def _interval(metric: Metric | None) -> str:
 
 
 def _metric_phrase(result: Result, name: str, pattern: str) -> str | None:
-    """`pattern` filled with the figure `name`, None when that is unknown."""
+    """Return `pattern` with the value of the metric `name`, or None if it is unknown."""
     metric = result.metrics.get(name)
     return None if finite_value(metric) is None else pattern.format(value_text(metric))
 
@@ -286,7 +285,7 @@ def _throughput(result: Result) -> Figure:
         _metric_phrase(result, "samples_per_s", "{}") if in_tokens else None,
         None if in_tokens else _metric_phrase(result, "samples_per_s_mean", "{} at the mean step"),
         _metric_phrase(result, "tokens_per_s", "{} of text") if padded and not in_tokens else None,
-        _metric_phrase(result, "real_token_fraction", "{} of the tokens are real")
+        _metric_phrase(result, "real_token_fraction", "{} of the tokens are not padding")
         if padded
         else None,
         _training_time(result),
@@ -296,7 +295,7 @@ def _throughput(result: Result) -> Figure:
 
 
 def _training_time(result: Result) -> str | None:
-    """`12 days for the whole training, 15T tokens`, None when unknown."""
+    """Return `12 days for the whole training, 15T tokens`, or None if unknown."""
     metric = result.metrics.get("days_to_train")
     length = ((metric and metric.note) or "").removeprefix("for ")
     text = _metric_phrase(result, "days_to_train", "{} for the whole training")
@@ -310,13 +309,13 @@ def _step_time(result: Result) -> Figure:
             "Step time, mean",
             "none" if finite_value(metric) is None else value_text(metric),
             metric,
-            ["as the source prints it"] if finite_value(metric) else _reason_lines(metric),
+            ["as printed by the source"] if finite_value(metric) else _reason_lines(metric),
         )
     low, high = (result.metrics.get(f"step_time_{p}_s") for p in ("p05", "p95"))
     span = None
     if finite_value(low) is not None and finite_value(high) is not None:
         span = f"{value_text(low)} to {value_text(high)} from the 5th to the 95th percentile"
-    jitter = _metric_phrase(result, "jitter_tax", ", jitter tax {}") or ""
+    jitter = _metric_phrase(result, "jitter_tax", ", jitter overhead {}") or ""
     lines = [
         _metric_phrase(result, "step_time_mean_s", "{} mean" + jitter),
         span,
@@ -331,30 +330,26 @@ def _step_time(result: Result) -> Figure:
     )
 
 
-def _limit(report: RunReport) -> Figure:
-    """Share of the measured reachable rate, else MFU; the other one below it."""
+def _utilization(report: RunReport) -> Figure:
+    """Return MFU, or the share of achievable GEMM throughput; the other one in the details."""
     metrics = report.result.metrics
     of_achievable, mfu = metrics.get("of_achievable"), metrics.get("mfu")
     dtype = f" in {report.facts.dtype}" if report.facts.dtype else ""
-    convention = f", {printable(mfu.convention)} FLOPs" if mfu and mfu.convention else ""
-    mfu_text = f"MFU: {reason_for_none(mfu)}"
-    if finite_value(mfu) is not None:
-        mfu_text = f"MFU {value_text(mfu)} of the data-sheet peak{convention}"
-    if finite_value(of_achievable) is not None:
-        limit = _metric_phrase(
-            report.result, "achievable_flops_per_s", "of the {} this machine reaches"
-        )
-        first = (limit or "of what this machine reaches") + dtype
-        return _figure(
-            "Share of the limit", value_text(of_achievable), of_achievable, [first, mfu_text]
-        )
-    missing = f"Share of what this machine reaches: {reason_for_none(of_achievable)}"
-    if report.facts.origin == "imported":
-        missing = None  # The log was written elsewhere.
-    if finite_value(mfu) is not None:
-        first = f"MFU: of the data-sheet peak{dtype}{convention}"
-        return _figure("Share of the limit", value_text(mfu), mfu, [first, missing])
-    return _figure("Share of the limit", "none", None, [mfu_text, missing])
+    limit = _metric_phrase(report.result, "achievable_flops_per_s", "{} achievable GEMM throughput")
+    limit = f"of {limit or 'the achievable GEMM throughput'}{dtype}"
+    has_share = finite_value(of_achievable) is not None
+    not_probed = None  # The machine of an imported log is another one.
+    if report.facts.origin != "imported":
+        not_probed = f"achievable GEMM throughput: {reason_for_none(of_achievable)}"
+    if mfu is not None and finite_value(mfu) is not None:
+        convention = f", {printable(mfu.convention)} FLOPs" if mfu.convention else ""
+        share = f"{value_text(of_achievable)} {limit}" if has_share else not_probed
+        peak = f"of the data-sheet peak{dtype}{convention}"
+        return _figure("MFU", value_text(mfu), mfu, [peak, share])
+    no_mfu = f"MFU: {reason_for_none(mfu)}"
+    if has_share:
+        return _figure("Of achievable", value_text(of_achievable), of_achievable, [limit, no_mfu])
+    return _figure("MFU", "none", None, [*_reason_lines(mfu), not_probed])
 
 
 def _memory(report: RunReport) -> Figure:
@@ -388,7 +383,7 @@ def _basis(result: Result) -> str:
 
 
 def flatten_values(content: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Nested values as dotted path and text; a list of plain values becomes one line."""
+    """Yield nested values as dotted path and text; a list of plain values is one line."""
     if isinstance(content, dict) and content:
         for key, value in content.items():
             yield from flatten_values(value, f"{path}.{key}" if path else str(key))
@@ -403,7 +398,7 @@ def flatten_values(content: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _plain(path: str, value: Any) -> str:
-    """A single value; a name that ends in _bytes gives the unit."""
+    """Return a single value as text, with its unit if the name ends in _bytes."""
     if path.endswith("_bytes") and isinstance(value, int | float):
         return format_value(value, "bytes")
     return str(value)

@@ -1,4 +1,4 @@
-"""Charts over steps: step times with their window, their distribution, the loss."""
+"""Charts over steps: step times with their window, their distribution, and the loss."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ WINDOW = {
     "uneven": "window (uneven)",
     "short": "window (too few steps)",
 }
-"""What a window is called that is not simply steady."""
+"""Names of windows that are not steady."""
 
 WHOLE_LABELS = "datum.value % 1 ? '' : format(datum.value, ',d')"
-"""Labels of a logarithmic axis of whole numbers, whose ticks go below 1."""
+"""Vega expression for labels of a logarithmic axis of integers, which has ticks below 1."""
 
 
 def step_time_chart(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
-    """Step time over step number: one point per step, the warm-up's ground, band and median."""
+    """Return a chart of step time over step number, with warm-up, window band and median."""
     steps = chart_steps(report)
     if steps is None:
         return None
@@ -50,8 +50,8 @@ def step_time_chart(report: RunReport, theme: ChartTheme) -> alt.LayerChart | No
     )
 
 
-def distribution(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
-    """Histogram of the window's step times on the axis of the series; None below five steps."""
+def step_time_histogram(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
+    """Return a histogram of the window's step times, or None below five steps."""
     steps = chart_steps(report)
     times = report.steps["step_time_s"][window_mask(report)]
     if steps is None or len(times) < MIN_STEADY:
@@ -87,15 +87,17 @@ def distribution(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
         format_value(float(p), "s") for p in (p05, p95)
     )
     num_clipped = int((times != clipped).sum())
-    notes = [f"{num_clipped} beyond the axis, counted in the outermost bins"] if num_clipped else []
+    notes = (
+        [f"{num_clipped} beyond the axis, included in the outermost bins"] if num_clipped else []
+    )
     layers = [bars, _median_rule(steps, theme, [0, int(max(counts))])]
     narrow = replace(theme, width=theme.width // 2) if isinstance(theme.width, int) else theme
     recipe = report.result.recipe
     return finish_chart(layers, narrow, "Distribution", [sentence, *notes], HEIGHT, recipe)
 
 
-def loss(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
-    """Training loss over step number; None when no step has one."""
+def loss_chart(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
+    """Return a chart of training loss over step number, or None if no step has a loss."""
     finite = np.flatnonzero(np.isfinite(report.steps["loss"]))
     if not len(finite):
         return None
@@ -131,9 +133,9 @@ def finish_chart(
     height: int,
     subject: str = "",
 ) -> alt.LayerChart:
-    """The layers as one chart with title, notes below it, size and the quiet configuration.
+    """Return the layers as one chart with title, notes, size and Paceline's configuration.
 
-    `whose` names in the title the recipe, device or run that the chart shows.
+    `subject` is the recipe, device or run of the chart, for the title.
     """
     title = f"{title}{TITLE_SEPARATOR}{one_line(subject)}" if subject else title
     lines = [line for note in notes for line in textwrap.wrap(note, _columns(theme))]
@@ -147,14 +149,14 @@ def finish_chart(
 
 
 def integer_axis(first: int, last: int, max_ticks: int = 8) -> alt.Axis:
-    """An axis of whole numbers with about `most` ticks."""
+    """Return an axis of integers with about `max_ticks` ticks."""
     if last - first < max_ticks:
         return alt.Axis(values=list(range(first, last + 1)), format=",d")
     return alt.Axis(tickMinStep=1, format=",d", tickCount=max_ticks)
 
 
 def _columns(theme: ChartTheme) -> int:
-    """Characters that fit on a line of notes; the page wraps them itself."""
+    """Return how many characters fit on a line of notes; a page wraps them itself."""
     return 400 if theme.width == "container" else int(theme.width) // 6
 
 
@@ -196,7 +198,7 @@ def _points(report: RunReport, steps: ChartSteps, theme: ChartTheme) -> alt.Char
 
 
 def _ground(report: RunReport, steps: ChartSteps, theme: ChartTheme) -> list[alt.Chart]:
-    """The warm-up's shade and the window's band, each where there is one."""
+    """Return the shaded warm-up and the band of the window, if there are any."""
     if not steps.in_window.any():
         return []
     layers: list[alt.Chart] = []
@@ -239,7 +241,7 @@ def _rectangle(
 
 
 def _median_rule(steps: ChartSteps, theme: ChartTheme, ends: list[float]) -> alt.Chart:
-    """A thin line at the median between two x positions."""
+    """Return a dashed line at the median between two x positions."""
     rows = [{"at": end, "median": steps.centre_s} for end in ends]
     return (
         alt.Chart(alt.Data(values=rows), name="median")
@@ -278,12 +280,12 @@ def _window_sentence(report: RunReport, steps: ChartSteps) -> str:
 
 
 def _drawing_notes(steps: ChartSteps) -> list[str]:
-    """What the drawing does not show as it is: points at the edge, thinned points."""
+    """Return notes about points that are clipped to the axis or thinned."""
     notes: list[str] = []
     if steps.num_beyond_axis:
         slowest = format_value(float(steps.times_s.max()), "s")
         notes.append(
-            f"▲ {steps.num_beyond_axis} beyond the axis, drawn at its edge; slowest step {slowest}"
+            f"▲ {steps.num_beyond_axis} beyond the axis, drawn at its edge. Slowest step: {slowest}"
         )
     return notes + _thinning_note(len(steps.index), steps.num_steps)
 
@@ -295,7 +297,7 @@ def _thinning_note(num_drawn: int, total: int) -> list[str]:
 
 
 def _bin_edges(values: FloatColumn) -> FloatColumn:
-    """Between 5 and 40 equal bins by the Freedman-Diaconis width."""
+    """Return the edges of 5 to 40 equal bins by the Freedman-Diaconis rule."""
     low, high = float(values.min()), float(values.max())
     if high <= low:
         return np.array([0.999 * low, 1.001 * low])

@@ -1,7 +1,8 @@
 """Documents and tables as terminal text.
 
-On a terminal: wrapped to its width, the headline bold, the verdict in the colour of its tone, notes
-dim (rich obeys NO_COLOR). In a pipe or a file: the same lines, plain, aligned and never broken.
+On a terminal the text is wrapped to its width, with a bold headline, a coloured verdict and dim
+notes (rich obeys NO_COLOR). A pipe or a file gets the same lines without style or
+wrapping.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from paceline.report.document import (
 
 STYLES: dict[Tone, str] = {"good": "bold green", "alert": "bold red", "plain": "bold"}
 MIN_LAST_WIDTH = 8
-"""Characters of the last column of a table that is fitted to a terminal."""
+"""Minimum width in characters of a table's last column on a terminal."""
 INDENT = 2
 
 
 def print_document(document: Document, console: Console, *, headline: bool = True) -> None:
-    """Print a document; `headline` False leaves out title and setup, shown before."""
+    """Print a document; `headline` False leaves out title and setup."""
     if headline:
         _print(console, Text(_line(" · ".join((document.title, *document.setup))), "bold"), 0)
     if document.verdict and document.verdict.text:
@@ -59,7 +60,7 @@ def print_document(document: Document, console: Console, *, headline: bool = Tru
 
 
 def plain_text(document: Document) -> str:
-    """Return a document as a pipe gets it."""
+    """Return a document as plain text, as printed to a pipe."""
     buffer = StringIO()
     print_document(document, Console(file=buffer, force_terminal=False))
     return buffer.getvalue()
@@ -68,9 +69,9 @@ def plain_text(document: Document) -> str:
 def print_table(
     rows: Sequence[Row], columns: Sequence[Column], console: Console, indent: int = 0
 ) -> None:
-    """Print a table; on a terminal that is too narrow only the last column gives way.
+    """Print a table; on a narrow terminal, the last column is wrapped or cut.
 
-    Where even that is not enough, the terminal may break the lines: no value is cut.
+    If even that is not enough, the terminal wraps the lines and no value is cut.
     """
     cells = Table(columns=columns, rows=rows).cells()
     lines = _clean_lines([[column.title for column in columns], *cells])
@@ -88,7 +89,7 @@ def print_table(
 
 
 def _print(console: Console, text: Text, indent: int = INDENT, whole: bool = False) -> None:
-    """Print a text with an indent: wrapped on a terminal unless `whole`, as it is elsewhere."""
+    """Print a text with an indent, wrapped on a terminal unless `whole`."""
     if not console.is_terminal:
         lines = text.plain.split("\n")
         console.file.write("".join(f"{' ' * indent}{line}".rstrip() + "\n" for line in lines))
@@ -100,7 +101,7 @@ def _print(console: Console, text: Text, indent: int = INDENT, whole: bool = Fal
 
 
 def _print_section(section: Section, console: Console) -> None:
-    """Print an empty line, the title and what is below it."""
+    """Print an empty line, the title and the content of a section."""
     console.print()
     if section.title:
         style = STYLES["alert"] if section.tone == "alert" else "bold"
@@ -117,7 +118,7 @@ def _print_section(section: Section, console: Console) -> None:
 
 
 def _print_figures(figures: Sequence[Figure], console: Console) -> None:
-    """Print one line a figure: label, value, interval, then what it comes from."""
+    """Print one line per figure: label, value, interval and details."""
     label_width = max(len(_line(figure.label)) for figure in figures)
     value_width = max(len(_line(figure.value)) for figure in figures)
     for figure in figures:
@@ -152,12 +153,12 @@ def _align_columns(lines: list[list[str]], columns: Sequence[Column]) -> list[st
 
 
 def _line(text: str) -> str:
-    """Return a text cleaned, on one line."""
+    """Return a text on one line, without control characters."""
     return " ".join(clean(text).splitlines())
 
 
 def _clean_lines(lines: list[list[str]]) -> list[list[str]]:
-    """Return the cells cleaned; one look at all of them is enough for most tables."""
+    """Return the cells without control characters; one call checks most tables as a whole."""
     together = "\n".join(cell for line in lines for cell in line)
     if clean(together) == together and together.count("\n") < sum(map(len, lines)):
         return lines

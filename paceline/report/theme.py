@@ -1,7 +1,7 @@
 """Colours and chart settings, defined once for the page (light and dark) and for exports.
 
-The hues are blue, orange and grey of different lightness: they stay apart under the common colour
-blindnesses and in a grey print.
+The hues are blue, orange and grey of different lightness, so that they are distinguishable with
+common forms of colour blindness and in greyscale print.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, Literal
 FONT = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 EXPORT_WIDTH = 640
 TITLE_SEPARATOR = " \N{MIDDLE DOT} "
-"""Between what a chart shows and whose it is, in its title."""
+"""Separator in a chart's title between what it shows and its subject."""
 
 
 @dataclass(frozen=True)
 class Palette:
-    """The colours of one appearance."""
+    """Colours of one colour scheme."""
 
     page: str
     card: str
@@ -25,16 +25,16 @@ class Palette:
     muted: str
     line: str
     steady: str
-    """The steps that count."""
+    """Steps in the window."""
     band: str
     warmup: str
     shade: str
-    """The ground under the warm-up."""
+    """Background of the warm-up."""
     accent: str
-    """What the reader should look at: a straggler, a limit, a failure."""
+    """Emphasis: a straggler, a limit, a failure."""
     good: str
     steady_soft: str
-    """Lighter relatives, for parts of one bar."""
+    """Lighter variants, for parts of one bar."""
     good_soft: str
     warmup_soft: str
 
@@ -74,12 +74,12 @@ DARK = Palette(
 )
 
 PAGE = Palette(**{field.name: f"var(--{field.name})" for field in fields(Palette)})
-"""Colours as CSS variables, so that one drawing follows the page's appearance."""
+"""Colours as CSS variables, so that one chart follows the page's colour scheme."""
 
 
 @dataclass(frozen=True)
 class ChartTheme:
-    """Where a chart is drawn: its colours and its width in pixels."""
+    """Colours and width in pixels of a chart."""
 
     palette: Palette
     width: int | Literal["container"]
@@ -91,12 +91,12 @@ EXPORT = ChartTheme(LIGHT, EXPORT_WIDTH, LIGHT.card)
 
 
 def css_variables(palette: Palette) -> str:
-    """The palette as CSS custom properties."""
+    """Return the palette as CSS custom properties."""
     return " ".join(f"--{name}: {colour};" for name, colour in asdict(palette).items())
 
 
 def chart_config(theme: ChartTheme) -> dict[str, Any]:
-    """Vega-Lite configuration: quiet axes, horizontal grid, legend on top."""
+    """Return the Vega-Lite configuration: light axes, horizontal grid, legend on top."""
     colours = theme.palette
     text = {
         "labelColor": colours.muted,
@@ -108,7 +108,7 @@ def chart_config(theme: ChartTheme) -> dict[str, Any]:
     return {
         "font": FONT,
         "background": theme.background,
-        # A saved chart's reader may have a wider font than the labels were measured with.
+        # The viewer of a saved chart may have a wider font than the one that was measured here.
         "padding": {"left": 4 if theme is ON_PAGE else 24, "right": 12, "top": 6, "bottom": 4},
         "view": {"stroke": None},
         "axis": {

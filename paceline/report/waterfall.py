@@ -1,4 +1,4 @@
-"""From the peak to the estimated rate, or the measured one: a bar for what each cause takes."""
+"""MFU waterfall: one bar per cause, from the device's peak to the estimated or measured rate."""
 
 from __future__ import annotations
 
@@ -16,30 +16,39 @@ from paceline.report.theme import ChartTheme
 
 BAR_HEIGHT = 26
 TOTALS = ("peak", "estimated", "measured")
+UNEXPLAINED = "unexplained"
+LABEL_ROOM = 1.32
+"""Right end of the axis as a share of the peak, which leaves room for the labels of long bars."""
 
 
-def bars(levels: Sequence[WaterfallLevel]) -> list[dict[str, Any]]:
-    """A row a level: whole bars for the ends, and for causes what lies between two levels."""
+def waterfall_rows(levels: Sequence[WaterfallLevel]) -> list[dict[str, Any]]:
+    """Return one row per level: a full bar for a total, and what a cause takes between two levels.
+
+    `change` is what the cause takes in percentage points of the peak, `remaining` what is left.
+    """
     rows: list[dict[str, Any]] = []
     before = 0.0
     for level in levels:
-        start = 0.0 if level.name in TOTALS else before
+        total = level.name in TOTALS
+        remaining = percent(level.share, 1)
         rows.append(
             {
                 "name": printable(level.name),
-                "start": start,
+                "start": 0.0 if total else before,
                 "end": level.share,
-                "told": percent(level.share, 1),
+                "change": remaining if total else _points(level.share - before),
+                "remaining": "" if total else f"{remaining} left",
                 "seconds": level.lost_s,
-                "kind": "whole"
-                if level.name in TOTALS
-                else "lost"
-                if level.share <= before
-                else "gained",
+                "kind": "total" if total else "loss" if level.share <= before else "gain",
             }
         )
         before = level.share
     return rows
+
+
+def _points(difference: float) -> str:
+    """Return a difference of two shares in percentage points with a proper minus sign: `−27.4`."""
+    return f"{100 * difference + 0.0:+.1f}".replace("-", "\N{MINUS SIGN}")
 
 
 def waterfall_chart(
@@ -49,18 +58,20 @@ def waterfall_chart(
     peak: str = "the dense peak",
     convention: str | None = None,
 ) -> alt.LayerChart:
-    """Shares of the peak, one bar below the other; `whose` as in `finish`, `peak` in words.
+    """Return the waterfall chart, the first level on top.
 
-    `convention` is the one by which all FLOPs are counted, where it is known.
+    `subject` is as in `finish_chart`, `peak` describes 100%, and `convention` is the FLOPs
+    convention of all rates if it is known.
     """
-    rows, palette = bars(levels), theme.palette
+    rows, palette = waterfall_rows(levels), theme.palette
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y(
             "name:N", sort=[row["name"] for row in rows], title=None, axis=alt.Axis(labelLimit=180)
         ),
         tooltip=[
             alt.Tooltip("name:N"),
-            alt.Tooltip("told:N", title="left of the peak"),
+            alt.Tooltip("change:N", title="points of the peak"),
+            alt.Tooltip("remaining:N"),
             alt.Tooltip("seconds:Q", title="seconds of the step", format=".4~f"),
         ],
     )
@@ -68,33 +79,37 @@ def waterfall_chart(
         "kind:N",
         legend=None,
         scale=alt.Scale(
-            domain=["whole", "lost", "gained"],
+            domain=["total", "loss", "gain"],
             range=[palette.steady, palette.accent, palette.good],
         ),
     )
-    x = alt.X("start:Q", title="share of the peak (%)", axis=alt.Axis(format=".0%", tickCount=5))
-    marks = base.mark_bar(height={"band": 0.7}).encode(x=x, x2="end:Q", color=colour)
-    # Of two layers with one name, Vega refuses the second.
-    marks = marks.properties(name="waterfall")
-    text = base.mark_text(align="left", dx=6, color=palette.ink).encode(
-        x=alt.X("right:Q"), text="told:N"
+    x = alt.X(
+        "start:Q",
+        title="share of the peak (%)",
+        axis=alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 1]),
+        scale=alt.Scale(domain=[0, max(LABEL_ROOM, *(level.share for level in levels))]),
     )
-    text = text.transform_calculate(right="max(datum.start, datum.end)")
-    measured = levels[-1].name == "measured"
+    # Vega refuses two layers with the same name, so only the bars have one.
+    bars = base.mark_bar(height={"band": 0.7}).encode(x=x, x2="end:Q", color=colour)
+    bars = bars.properties(name="waterfall")
+    labels = base.transform_calculate(right="max(datum.start, datum.end)").encode(x="right:Q")
+    changes = labels.mark_text(align="left", dx=6, color=palette.ink).encode(text="change:N")
+    remains = labels.mark_text(align="left", dx=46, color=palette.muted).encode(text="remaining:N")
     by = f", FLOPs by {convention}" if convention else ""
-    notes = [f"Share of {peak} that is left after each cause and those above it{by}."]
-    if any(row["kind"] == "gained" for row in rows if row["name"] == "GEMMs and attention"):
-        notes.append("Products and attention gain what is counted and not computed.")
-    if any(level.name == "unexplained" for level in levels):
-        notes.append(
-            "“Not explained” is what the measured step takes more, or less, than the estimated one."
-        )
-    title = "From the peak to the measured step" if measured else "From the peak to the estimate"
-    return finish_chart([marks, text], theme, title, notes, BAR_HEIGHT * len(rows), subject)
+    notes = [
+        f"Percentage points of {peak} that each cause takes, and in grey what is left after it{by}."
+    ]
+    if any(row["kind"] == "gain" and row["name"] != UNEXPLAINED for row in rows):
+        notes.append("A gain: the FLOPs convention counts operations that are not computed.")
+    if any(level.name == UNEXPLAINED for level in levels):
+        notes.append(f"{UNEXPLAINED.capitalize()}: difference of the measured and estimated step.")
+    title = f"MFU waterfall to the {levels[-1].name} step"
+    height = BAR_HEIGHT * len(rows)
+    return finish_chart([bars, changes, remains], theme, title, notes, height, subject)
 
 
-def run_waterfall(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
-    """The run's way from the peak to its measured step; None where it was not estimated."""
+def run_waterfall_chart(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
+    """Return the waterfall chart of a run, or None if the run was not estimated."""
     if not report.waterfall:
         return None
     name, convention = report.result.recipe, report.facts.flops_convention

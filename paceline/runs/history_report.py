@@ -80,7 +80,7 @@ def history_document(history: History) -> Document:
         figures=_figures(history),
         sections=(
             *(
-                Preformatted(title=series.name, text=sparkline(list(_levels(series))), shown="text")
+                Preformatted(title=series.name, text=sparkline(list(_levels(series))), media="text")
                 for series in history.series
                 if len(series.points) > 1
             ),

@@ -228,7 +228,7 @@ def _sections(profile: Profile) -> Iterator[Section]:
     )
     yield Table(
         title="What each cause takes",
-        shown="page",
+        media="page",
         columns=(
             Column("name", "cause"),
             Column("share", "left of the peak", percent, "right"),

@@ -68,7 +68,7 @@ def scaling_document(
             Table(
                 title="Slowest measured values",
                 name="naive",
-                shown="page",
+                media="page",
                 columns=[Column("nodes", "nodes", justify="right"), *_share_columns(_NAIVE)],
                 rows=rows,
                 note="Naive factors take the slowest measured value as it is, which is too slow "
@@ -128,7 +128,7 @@ def _node_table(result: ScaleResult) -> Table:
     return Table(
         title="Nodes, the slowest first",
         name="nodes",
-        shown="page",
+        media="page",
         columns=(
             Column("host", "host"),
             Column("value", "samples/s", "{:.6g}".format, "right"),

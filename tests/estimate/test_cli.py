@@ -247,7 +247,7 @@ def test_a_run_is_estimated_as_it_was_and_its_page_shows_the_same(
     assert paceline("report", "last", runs=runs).returncode == 0
     (page,) = runs.glob("*/report.html")
     text = page.read_text()
-    assert "From the peak to the measured step" in text and "Expected " in text
+    assert "MFU waterfall to the measured step" in text and "Expected " in text
 
 
 def calibrations() -> list[Calibration]:

@@ -42,7 +42,13 @@ def test_one_file_is_one_object_and_a_folder_is_a_list(log: Path):
 def test_text_says_the_figures_with_window_and_convention(log: Path):
     done = paceline("parse", log, *ADDED, "--dtype", "bf16")
     assert done.returncode == 0
-    for words in ("a step", "40 steady steps (2-41)", "tokens/s", "TFLOP/s a device (", "MFU"):
+    for words in (
+        "s per step",
+        "40 steady steps (2-41)",
+        "tokens/s",
+        "TFLOP/s per device (",
+        "MFU",
+    ):
         assert words in done.stdout
 
 
@@ -185,9 +191,9 @@ def test_the_published_figures_own_log_is_judged_against_it(tmp_path: Path):
     assert result["verdict"]["kind"] == "undecided" and result["references"][0]["comparable"]
     shown = paceline("show", "last", "--runs-dir", tmp_path / "runs").stdout
     assert "Step time, mean" in shown and "median" not in shown
-    assert "as the source prints it" in shown
+    assert "as printed by the source" in shown
     (page,) = (tmp_path / "runs").glob("*/report.html")
-    assert "as the source prints it" in page.read_text()
+    assert "as printed by the source" in page.read_text()
 
 
 def test_few_steps_are_not_judged_and_the_report_says_why(tmp_path: Path):

@@ -62,7 +62,7 @@ def test_model_and_hardware_flops_have_names_of_their_own(tmp_path: Path, conven
     assert model.value == pytest.approx(35.25e12, rel=1e-3)
     assert hardware.value == pytest.approx(47.0e12, rel=1e-3)
     shown = "\n".join(log_lines(log))
-    assert "35.25 TFLOP/s a device (six-n), 47.01 TFLOP/s a device (six-n+recompute)" in shown
+    assert "35.25 TFLOP/s per device (six-n), 47.01 TFLOP/s per device (six-n+recompute)" in shown
 
 
 def test_days_are_paid_at_the_mean_step(tmp_path: Path):

@@ -157,7 +157,7 @@ def test_ranks_are_drawn_with_the_named_one_marked() -> None:
 def test_equal_ranks_have_no_mark() -> None:
     spec = spec_of("ranks", report(8, 60, None))
     assert not any(layer.get("name") == "straggler" for layer in spec["layer"])
-    assert "No rank stands out" in mentioned(spec["title"])
+    assert "No rank is slower" in mentioned(spec["title"])
 
 
 def test_pipeline_stages_are_marked_where_there_are_several() -> None:
@@ -170,8 +170,8 @@ def test_pipeline_stages_are_marked_where_there_are_several() -> None:
         ("p1", 5.5),
     ]
     assert [row["rank"] for row in rows_of(spec, "borders")] == [3.5]
-    notes = mentioned(spec["title"])
-    assert "compared with each other only" in notes and "of its stage in" in notes
+    notes = " ".join(spec["title"]["subtitle"])
+    assert "compared within their stage" in notes and "of its stage in" in notes
     flat = spec_of("ranks", report(8, 60, 5))
     assert not any(layer.get("name") in ("stages", "borders") for layer in flat["layer"])
     assert "stage" not in mentioned(flat["title"])

@@ -86,10 +86,10 @@ def test_the_page_says_how_fast_how_sure_how_far_and_where_the_data_lies(page: P
         "17,422 tokens/s",
         "± 0.2% within-run 95%",
         "62.7%",
-        "of the 590 GFLOP/s this machine reaches in bf16",
+        "of 590 GFLOP/s achievable GEMM throughput in bf16",
         "MFU: no data-sheet peak for cpu in bf16",
         "54 steady steps (7-60): rule auto",
-        "not the change from one run to the next",
+        "not run-to-run variation",
         "runs/2026-11-20-tiny-llama-dp2-2xcpu-3fa9c0de",
         "▲ faster",
     ):
@@ -192,7 +192,7 @@ def test_unknown_figures_show_their_reason_and_never_none_or_nan() -> None:
     assert "None" not in text and "nan" not in text.lower().split()
 
 
-def test_the_share_of_the_limit_is_the_mfu_where_nothing_was_probed() -> None:
+def test_mfu_comes_first_and_names_a_missing_probe() -> None:
     metrics = dict(report().result.metrics)
     metrics["mfu"] = metrics["mfu"].model_copy(update={"value": 0.3617, "note": None})
     metrics["of_achievable"] = metrics["mfu"].model_copy(
@@ -201,8 +201,8 @@ def test_the_share_of_the_limit_is_the_mfu_where_nothing_was_probed() -> None:
     card = run_figures(report(metrics=metrics))[2]
     assert card.value == "36.2%"
     assert card.details == (
-        "MFU: of the data-sheet peak in bf16, causal FLOPs",
-        "Share of what this machine reaches: the reachable rate was not probed",
+        "of the data-sheet peak in bf16, causal FLOPs",
+        "achievable GEMM throughput: the reachable rate was not probed",
     )
 
 

@@ -37,7 +37,7 @@ def document(tmp_path: Path):
 def test_the_first_lines_say_what_was_run_and_how_fast(document):
     lines = list(log_lines(document))
     assert "8 x H100-SXM · bf16 · seq 8,192 · global batch 8 sequences" in lines[0]
-    assert "a step" in lines[1] and "30 steady steps (0-29)" in lines[1]
+    assert "s per step" in lines[1] and "30 steady steps (0-29)" in lines[1]
     assert "tokens/s" in lines[2] and "(full-attention)" in lines[2]
 
 
@@ -53,7 +53,7 @@ def test_flops_without_an_mfu_say_what_that_takes(tmp_path: Path):
         model="llama31-8b", device="B200", num_devices=8, global_batch=8, seq_len=8192
     )
     text = "\n".join(log_lines(parse_log(path, settings).document))
-    assert "TFLOP/s a device" in text and "no MFU: not known: dtype" in text
+    assert "TFLOP/s per device" in text and "no MFU: not known: dtype" in text
 
 
 def test_a_row_and_the_row_of_nothing_have_the_same_columns(document):
@@ -108,4 +108,4 @@ def test_a_share_is_told_in_per_cent():
     finding = Disagreement(
         figure="mfu", printed=0.40, computed=0.41, unit="fraction", ratio=0.9756, cause="rounding"
     )
-    assert "prints 40.00%, its own speed gives 41.00% (" in disagreement_text(finding)
+    assert "prints 40.00%, but its step times give 41.00% (" in disagreement_text(finding)

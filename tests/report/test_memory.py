@@ -76,26 +76,26 @@ def test_the_static_lower_bound_stands_above_the_ranks():
     spec = spec_of(memory_by_part())
     bars = list(dict.fromkeys(row["bar"] for row in rows_of(spec, "parts")))
 
-    assert bars == ["lower bound", "rank 0", "rank 1"] and "by arithmetic" in notes_of(spec)
+    assert bars == ["lower bound", "rank 0", "rank 1"] and "calculated minimum" in notes_of(spec)
 
 
-def test_the_largest_ranks_are_shown_and_the_rest_is_told():
+def test_the_largest_ranks_are_shown_and_the_others_counted():
     ranks = tuple(rank_memory(n, resident=(1 + (n == 39)) * GIB + n) for n in range(40))
     spec = spec_of(memory_by_part(ranks=ranks, largest_rank=39))
     bars = {row["bar"] for row in rows_of(spec, "parts")} - {"lower bound"}
 
     assert bars == {f"rank {n}" for n in range(40 - MAX_DRAWN_RANKS, 40)}
-    assert "24 more stand in result.json" in notes_of(spec)
+    assert "24 more are in result.json" in notes_of(spec)
 
 
-def test_a_peak_that_was_not_told_by_part_says_why():
+def test_a_peak_without_a_breakdown_says_why():
     rank = rank_memory(0, kind=None, at_peak_bytes=None, why="compiled blocks hide")
     sentence = memory_sentence(memory_by_part(ranks=(rank,)))
 
-    assert "not told by part (compiled blocks hide)" in sentence and "weights" in sentence
+    assert "no breakdown of its peak (compiled blocks hide)" in sentence and "weights" in sentence
 
 
-def test_a_part_that_could_not_be_told_apart_is_said_beside_the_parts():
+def test_parts_that_cannot_be_separated_are_noted():
     rank = rank_memory(0, kind="allocated", why="activations include gradients")
     sentence = memory_sentence(memory_by_part(ranks=(rank,)))
 
@@ -132,7 +132,7 @@ def test_nothing_known_is_nothing_drawn_and_said_so():
     memory = memory_by_part(ranks=(bare,), limit_bytes=None, limit=None, bound_bytes={})
 
     assert memory_by_part_chart(report(memory=memory), EXPORT) is None
-    assert memory_sentence(memory) == "rank 0 holds nothing known; its peak is not told by part"
+    assert memory_sentence(memory) == "rank 0 holds an unknown amount; no breakdown of its peak"
 
 
 def test_ranks_may_lack_any_figure():

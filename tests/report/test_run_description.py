@@ -38,7 +38,7 @@ def window(**fields: object) -> WindowRecord:
         (window(state="drifting"), "52 drifting steps (9-60)"),
         (window(n=3, last_step=11, state="short"), "3 steps (9-11, too few for a figure)"),
         (window(n=1, last_step=9, state="short"), "1 step (9, too few for a figure)"),
-        (window(rule="as printed", n=1), "one figure as the source prints it"),
+        (window(rule="as printed", n=1), "one value as printed by the source"),
         (window(n=0, first_step=None, last_step=None, state="none"), "no steps with a time"),
         (None, "no window"),
     ],
@@ -106,7 +106,7 @@ def test_a_step_of_the_window_that_was_not_timed_is_told() -> None:
     times = np.where(full.steps.index == 20, np.nan, full.steps["step_time_s"])
     steps = replace(full.steps, columns={**full.steps.columns, "step_time_s": times})
     text = page.describe_rule(replace(full, steps=steps))
-    assert ", 1 step inside not timed (one is watched for its memory)" in text
+    assert ", 1 step without a time (used to measure memory)" in text
 
 
 def test_times_are_written_in_utc_and_anything_else_as_it_is() -> None:

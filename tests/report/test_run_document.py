@@ -44,7 +44,7 @@ def test_the_figures_have_value_interval_steps_and_background() -> None:
     assert {"rank 1 on node-000 busiest (+2.0%)", "2.31 s start-up"} <= set(step.details)
     assert share.value == "62.7%"
     assert share.details == (
-        "of the 590 GFLOP/s this machine reaches in bf16",
+        "of 590 GFLOP/s achievable GEMM throughput in bf16",
         "MFU: no data-sheet peak for cpu in bf16",
     )
     assert memory.value.endswith("GiB") and memory.details[0].startswith("resident peak")
@@ -56,7 +56,7 @@ def test_padded_samples_come_with_the_text_in_them() -> None:
     run = report(headline="samples_per_s", metrics={**metrics, "real_token_fraction": share})
     speed = run_figures(run)[0]
     assert speed.value.endswith("samples/s")
-    assert {"17,422 tokens/s of text", "75.0% of the tokens are real"} <= set(speed.details)
+    assert {"17,422 tokens/s of text", "75.0% of the tokens are not padding"} <= set(speed.details)
 
 
 def test_images_are_counted_in_samples_without_tokens() -> None:
@@ -104,7 +104,7 @@ def test_a_page_says_why_there_is_no_interval() -> None:
     uneven = result.window.model_copy(update={"state": "uneven"})
     assert "Too few steps for an interval." in markdown(run_document(report(metrics=bare)))
     document = run_document(report(metrics=bare, window=uneven))
-    assert "No interval: the steps keep to no one level." in markdown(document)
+    assert "No interval: step time is not stationary." in markdown(document)
 
 
 def test_the_days_of_a_training_come_with_its_tokens() -> None:
@@ -177,5 +177,5 @@ def test_no_text_in_csv_starts_a_formula_and_no_number_becomes_text(
 def test_no_text_breaks_out_of_its_markdown_cell(text: str) -> None:
     metric = Metric(value=1.0, unit=text, note=text, source=text, convention=text, statistic=text)
     markdown = rendered(run_document(report(metrics={text: metric})), ReportFormat.md)
-    row = markdown[markdown.index("### All figures") :].splitlines()[4]
+    row = markdown[markdown.index("### All metrics") :].splitlines()[4]
     assert len(re.findall(r"(?<!\\)\|", row.replace(r"\\", ""))) == 9

@@ -1,4 +1,4 @@
-"""From the peak to the estimate: levels that add up, and a page that escapes what it shows."""
+"""The MFU waterfall: levels that add up, and a page that escapes its texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.estimate.single_estimate import estimate
 from paceline.report.charts import run_charts, save_chart
 from paceline.report.html import render_document
 from paceline.report.theme import EXPORT
-from paceline.report.waterfall import bars, waterfall_chart
+from paceline.report.waterfall import waterfall_chart, waterfall_rows
 from tests.report.example import levels, referenced_report, render_html, report
 
 FOUND = estimate(EstimateRequest("llama31-70b", "H100-SXM", 64), shipped())
@@ -36,7 +36,7 @@ def test_the_levels_lead_from_the_peak_to_the_estimated_rate():
 
 
 def test_a_bar_hangs_from_the_one_before():
-    rows = bars(FOUND.waterfall)
+    rows = waterfall_rows(FOUND.waterfall)
     assert rows[0]["start"] == rows[-1]["start"] == 0
     assert all(row["start"] == before["end"] for before, row in pairwise(rows[:-1]))
     chart = waterfall_chart(FOUND.waterfall, EXPORT).to_dict()
@@ -54,7 +54,7 @@ def test_where_a_convention_counts_what_is_not_computed_that_is_said():
         assert any(words in note for note in found.notes) is rises
         chart = waterfall_chart(found.waterfall, EXPORT, convention=convention).to_dict()
         assert f"FLOPs by {convention}" in str(chart)
-        assert ("gain what is counted and not computed" in str(chart)) is rises
+        assert ("counts operations that are not computed" in str(chart)) is rises
 
 
 def test_the_page_escapes_names():
@@ -74,12 +74,13 @@ def test_the_chart_can_be_drawn(tmp_path: Path):
     assert "GEMM efficiency" in svg and "54." in svg
 
 
-@pytest.mark.parametrize(("factor", "kind"), [(1.2, "lost"), (0.9, "gained"), (1.0, "lost")])
+@pytest.mark.parametrize(("factor", "kind"), [(1.2, "loss"), (0.9, "gain"), (1.0, "loss")])
 def test_a_measured_step_is_a_bar_of_its_own_and_the_rest_hangs_between(factor: float, kind: str):
-    rows = bars(extend_to_measured(FOUND.waterfall, FOUND.step_time_s, factor * FOUND.step_time_s))
+    measured_s = factor * FOUND.step_time_s
+    rows = waterfall_rows(extend_to_measured(FOUND.waterfall, FOUND.step_time_s, measured_s))
     estimated, rest, measured = rows[-3:]
     assert (rest["start"], rest["end"]) == (estimated["end"], measured["end"])
-    assert rest["kind"] == kind and measured["kind"] == estimated["kind"] == "whole"
+    assert rest["kind"] == kind and measured["kind"] == estimated["kind"] == "total"
     assert measured["start"] == 0 and measured["end"] == pytest.approx(estimated["end"] / factor)
 
 
@@ -92,8 +93,8 @@ def test_the_page_of_a_measured_step_says_so():
 
 def test_a_run_has_the_chart_and_the_sentence_where_it_was_estimated():
     page = render_html(referenced_report())
-    assert "From the peak to the measured step" in page
+    assert "MFU waterfall to the measured step" in page
     assert ">Expected 0.15" in page
     assert "waterfall" not in run_charts(report(), EXPORT)
     assert ">Expected 0.15" not in render_html(report())
-    assert bars(levels())[-2]["kind"] == "lost"
+    assert waterfall_rows(levels())[-2]["kind"] == "loss"

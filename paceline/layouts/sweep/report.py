@@ -131,7 +131,7 @@ def sweep_document(result: SweepResult) -> Document:
             Notes(
                 title="Unfinished",
                 name="unfinished",
-                shown="page",
+                media="page",
                 tone="alert",
                 lines=[f"Not all has run: {unfinished}"] if unfinished else [],
             ),
