@@ -87,7 +87,7 @@ def test_stale_tables_are_replaced_and_nothing_else_is():
 
 
 def documents() -> list[Path]:
-    roots = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
+    roots = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
     return [*(ROOT / name for name in roots), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -104,32 +104,45 @@ def test_a_decision_is_short(path: Path):
     assert len(path.read_text().splitlines()) <= 40
 
 
-def shell_lines() -> list[str]:
-    blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", README, re.DOTALL)
+def shell_lines(text: str) -> list[str]:
+    """The commands of a document's `sh` blocks and tables."""
+    blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", text, re.DOTALL)
     whole = [block.replace("\\\n", " ") for block in blocks]
     lines = [line.split("#")[0].strip() for block in whole for line in block.splitlines()]
-    return [line for line in lines if line.startswith("paceline ")]
+    return [
+        *[line for line in lines if line.startswith("paceline ")],
+        *re.findall(r"\| `(paceline run [^`]+|paceline mlperf [^`]+)` \|", text),
+    ]
 
 
 PLANNED = {
-    "deepspeed_chat": "opt-350m-sft · deepspeed_chat · 512 x H100-SXM",
+    "deepspeed_chat": " · deepspeed_chat · 512 x H100-SXM",
     "megatron_deepspeed": "gpt-1b3 · megatron_deepspeed · 8 x V100-SXM2-32GB",
     "mlperf": "exec sbatch --parsable --no-requeue",
     "nemo": "megatron_gpt_pretraining.py",
 }
 LLMB = "llmb-run submit -w pretrain_llama3.1"
-"""The procedures of the four sources by their own engine, and what a plan shows of each."""
+"""What the plan of each published benchmark shows, by its engine."""
+GUIDES = [
+    line
+    for path in sorted((ROOT / "docs" / "how-to").glob("reproduce-*.md"))
+    for line in shell_lines(path.read_text())
+    if "--engine " in line and "--cluster " in line
+]
 MINUTES_OR_RESULTS = [["mlperf", verb] for verb in ("run", "score", "check")]
 
 
-@pytest.mark.parametrize("line", shell_lines())
-def test_every_paceline_command_of_the_readme_is_understood(line: str, tmp_path: Path):
+@pytest.mark.parametrize("line", [*shell_lines(README), *GUIDES])
+def test_every_command_of_the_readme_and_the_benchmark_guides_is_understood(
+    line: str, tmp_path: Path
+):
     """Commands are run as a dry run where they would train; all must be valid and known."""
     (tmp_path / "train.log").write_text(megatron_log([5.7] * 20))
     (tmp_path / "logs").mkdir()
     for suffix in (".bin", ".idx"):
         (tmp_path / "pile_text_document").with_suffix(suffix).touch()
-    arguments = shlex.split(line)[1:]
+    (tmp_path / "hosts.txt").write_text("node[001-064] slots=8\n")
+    arguments = shlex.split(line.replace("/data/pile_text", "pile_text"))[1:]
     engine = arguments[arguments.index("--engine") + 1] if "--engine" in arguments else None
     if engine == "mlperf":
         arguments = ["mlperf", "run", "--dry-run", *with_config(arguments[2:], tmp_path)]
@@ -138,7 +151,7 @@ def test_every_paceline_command_of_the_readme_is_understood(line: str, tmp_path:
     elif (
         arguments[0] in ("check", "calibrate", "probe")
         or "--local" in arguments
-        or "--sequential" in arguments
+        or "compare" in arguments
         or arguments[:2] in MINUTES_OR_RESULTS
     ):
         arguments += ["--help"]  # there are no hosts and no results here, and no minutes
@@ -153,9 +166,8 @@ def test_every_paceline_command_of_the_readme_is_understood(line: str, tmp_path:
         assert done.returncode == 0 and shown in done.stdout + done.stderr
 
 
-def test_each_of_the_four_procedures_has_a_command_of_its_own_engine():
-    lines = shell_lines()
-    assert all(any(f"--engine {name} " in line for line in lines) for name in PLANNED)
+def test_each_published_benchmark_has_a_command_with_its_engine():
+    assert all(any(f"--engine {name} " in f"{line} " for line in GUIDES) for name in PLANNED)
 
 
 def with_config(arguments: list[str], folder: Path) -> list[str]:
@@ -181,5 +193,19 @@ def test_the_manual_names_all_that_a_comparison_can_allow():
     assert f"`{' '.join([*KEYS, *OF_FIGURES])}`" in " ".join(read("usage.md").split())
 
 
-def test_every_recipe_is_in_the_readme():
-    assert [name for name in recipe_names() if name not in README] == []
+def test_every_recipe_is_in_the_docs():
+    page = read("reference/workloads.md")
+    assert [name for name in recipe_names() if f"`{name}`" not in page] == []
+
+
+def test_the_readme_stays_short():
+    assert len(README.split()) <= 900
+
+
+def test_the_project_url_is_that_of_pyproject():
+    (repository,) = re.findall(
+        r'^Repository = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M
+    )
+    texts = [path.read_text() for path in [*documents(), ROOT / "CITATION.cff"]]
+    urls = {url for text in texts for url in re.findall(r"https://example\.org/[\w/-]+", text)}
+    assert all(url.startswith(repository) for url in urls)
