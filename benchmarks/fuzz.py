@@ -33,7 +33,7 @@ from _result import FOLDER, Surroundings, keep
 from paceline.core import stats
 from paceline.core.errors import PacelineError
 from paceline.engines import log_formats
-from paceline.files.csv_table import Declared, read_csv
+from paceline.files.csv_table import TableDefaults, read_csv
 from paceline.files.recipe import load_recipe, recipe_names
 from paceline.machines.slurm import states, steps
 from tests.attacks.fields import VERBS, Folders, changes
@@ -109,7 +109,7 @@ def of_tables(rng: random.Random, work: Path) -> Iterator[Try]:
     path = work / "table.csv"
     while True:
         path.write_bytes(mutated(rng.choice(texts), rng))
-        yield lambda: read_csv(path, Declared())
+        yield lambda: read_csv(path, TableDefaults())
 
 
 def of_slurm(rng: random.Random, work: Path) -> Iterator[Try]:

@@ -18,7 +18,7 @@ from paceline.core.layout import MODEL_AXES
 from paceline.core.printed import like
 from paceline.core.units import counted
 from paceline.files import references
-from paceline.files.csv_table import Declared, read_csv
+from paceline.files.csv_table import TableDefaults, read_csv
 from paceline.files.recipe import load_recipe, recipe_names
 from paceline.files.references import Row
 
@@ -242,7 +242,7 @@ class AuditReport:
     notes: tuple[str, ...] = ()
 
 
-def audit(target: str | None = None, options: Declared | None = None) -> AuditReport:
+def audit(target: str | None = None, options: TableDefaults | None = None) -> AuditReport:
     """Audit a source, table or row that comes with Paceline, a file, or all tables.
 
     Raises UserError for an unknown name, with the nearest one, or for a faulty file, with its line.
@@ -250,20 +250,20 @@ def audit(target: str | None = None, options: Declared | None = None) -> AuditRe
     path = Path(target or "")
     # Path.is_file raises for names that are not valid file names.
     if path.suffix.lower() in (".csv", ".yaml", ".yml") or os.path.isfile(path):  # noqa: PTH113
-        return _audit_file(path, options or Declared())
-    if options and options != Declared():
+        return _audit_file(path, options or TableDefaults())
+    if options and options != TableDefaults():
         where = target or "the tables that come with Paceline"
         raise UserError(where, "declares these values itself; the options apply only to CSV files")
     if target is None:
         audits = merge_audits(audit_rows(s.rows) for s in references.sources().values())
         return AuditReport(audits, tuple(samples_notes(references.rows())))
-    source, rows = references.located(target)
+    source, rows = references.find_source_and_rows(target)
     return AuditReport(
         audit_rows(source.rows, [row.id for row in rows]), tuple(samples_notes(rows))
     )
 
 
-def _audit_file(path: Path, options: Declared) -> AuditReport:
+def _audit_file(path: Path, options: TableDefaults) -> AuditReport:
     if path.suffix.lower() in (".yaml", ".yml"):
         rows = references.read_source(path).rows
         return AuditReport(audit_rows(rows), tuple(samples_notes(rows)))
@@ -274,7 +274,9 @@ def _audit_file(path: Path, options: Declared) -> AuditReport:
         )
     table = read_csv(path, options)
     rows, assumptions = assume(table.rows, table.gated_is_open)
-    notes = [f"ignored columns: {', '.join(table.ignored)}"] if table.ignored else []
+    notes = (
+        [f"ignored columns: {', '.join(table.ignored_columns)}"] if table.ignored_columns else []
+    )
     parts = (audit_rows(group) for group in _by_source(rows))
     notes += [*map(str, assumptions), *samples_notes(rows)]
     return AuditReport(merge_audits(parts), tuple(notes))

@@ -21,7 +21,7 @@ from paceline.cli.output import (
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_GATE_FAILED
 from paceline.core.units import counted
-from paceline.files.csv_table import Declared
+from paceline.files.csv_table import TableDefaults
 from paceline.report.document import Column
 
 KEYS = ("table", "row", "column", "printed", "recomputed", "difference", "cause")
@@ -111,10 +111,10 @@ def _declared(
     convention: str | None,
     peak: str | None,
     tokens: float | None,
-) -> Declared:
+) -> TableDefaults:
 
     flops_per_s = read_flops_per_s(peak, f"--peak {peak}") if peak else None
-    return Declared(model, device, dtype, convention, flops_per_s, tokens)
+    return TableDefaults(model, device, dtype, convention, flops_per_s, tokens)
 
 
 def _print_text(findings: list[AuditFinding]) -> None:

@@ -34,7 +34,7 @@ from paceline.estimate.scenarios import compare_scenarios, step_time_ratio
 from paceline.estimate.single_estimate import Estimate
 from paceline.estimate.single_estimate import estimate as estimated
 from paceline.files import catalog
-from paceline.files.recipe import MisfitError, full_key, load_recipe
+from paceline.files.recipe import LayoutError, full_key, load_recipe
 from paceline.files.run_folder import find_run, runs_root
 from paceline.mlperf.time_to_train import TimeToTrain, time_to_train
 from paceline.runs.outcome import evaluate
@@ -429,7 +429,7 @@ def _estimated(
     """The estimate; raises UserError that names this verb's options where a layout does not fit."""
     try:
         return estimated(question, evidence)
-    except MisfitError as error:
+    except LayoutError as error:
         raise UserError(
             error.where,
             error.what,
@@ -510,7 +510,7 @@ def scenario(first: EstimateRequest, text: str) -> EstimateRequest:
     changes = dict(_change(text, part) for part in text.split(","))
     for place, other in catalog.OTHER_PLACE.items():
         name = changes.get(place)
-        if words := catalog.misplaced(name, place):
+        if words := catalog.link_place_problem(name, place):
             raise UserError(
                 f"--compare {text}",
                 f"{place} {name} is {words}",

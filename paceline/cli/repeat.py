@@ -90,7 +90,7 @@ class RepeatOptions:
     max_parallel: MaxParallel = None
 
     @property
-    def wanted(self) -> bool:
+    def are_requested(self) -> bool:
         """Whether a group of runs is asked for."""
         return any(x is not None for x in (self.repeat, self.interleave, self.group, self.resume))
 

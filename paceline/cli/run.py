@@ -145,7 +145,7 @@ def run(
         raise UserError(
             "--launch-per", "is for a program of yours", remedy="-- PROGRAM [ARGUMENT ...]"
         )
-    if repeats.wanted:
+    if repeats.are_requested:
         raise typer.Exit(repeat_runs(request, repeats, how, dry_run))
     if recipe is None and not command:
         raise typer.BadParameter("Missing argument 'RECIPE'.", param_hint="RECIPE")

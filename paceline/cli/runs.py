@@ -173,7 +173,7 @@ def rebuild(
     Example: paceline db rebuild --runs-dir /shared/runs
     """
     root = runs_root(runs_dir)
-    count, unreadable = Index.open(root, anew=True).rebuild(computed_result)
+    count, unreadable = Index.open(root, rebuild=True).rebuild(computed_result)
     for problem in unreadable:
         echo(f"left out: {problem}", err=True)
     row = {"root": str(root), "runs": count, "unreadable": len(unreadable)}

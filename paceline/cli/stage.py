@@ -26,7 +26,7 @@ from paceline.core.units import counted, seconds, si
 from paceline.engines import engine_names
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe
-from paceline.files.staged import CONTENT_FOLDER, STAGE_VARIABLE, stage_root, unstaged
+from paceline.files.staged import CONTENT_FOLDER, STAGE_VARIABLE, stage_root, staging_error
 from paceline.machines.placement import Where, placed
 from paceline.report.document import Column
 from paceline.staging.disk_space import REMEDY, DiskSpace, disk_space, space_shortage
@@ -355,7 +355,7 @@ def node_target(local: str | None, cluster: str | None, where: Where) -> NodeTar
 def copy_to_nodes(plan: StagingPlan, target: NodeTarget, verify: bool) -> tuple[NodeOutcome, ...]:
     """What became of the plan's assets on each node; raises UserError if one is not staged."""
     names = [part.asset.name for part in plan.assets]
-    if problem := unstaged(plan.recipe, names, plan.root):
+    if problem := staging_error(plan.recipe, names, plan.root):
         raise problem
     folders = tuple(part.folder for part in plan.assets)
     order = NodeOrder(plan.root, target.local, folders, verify)

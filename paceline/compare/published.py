@@ -31,7 +31,7 @@ def compare_with_references(
     rows: list[Row] = []
     for name in names:
         with contextlib.suppress(UserError):
-            rows += references.named(name)
+            rows += references.find_rows(name)
     run = Member("this run", "ok", facts, metrics)
     comparisons = [_compare(run, row) for row in timed(rows) if row.recipe == facts.recipe]
     return tuple(sorted(comparisons, key=lambda c: not c.comparable))

@@ -1,4 +1,4 @@
-"""Archives: written alike from the same files, and unpacked within limits, for any may be hostile.
+"""Write reproducible archives, and unpack archives within limits, because any may be hostile.
 
 The standard library's `data` filter keeps members inside the folder and refuses devices. Beyond it
 links are never made, and files, bytes and headers have limits.
@@ -25,11 +25,11 @@ from paceline.files.documents import open_regular
 SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar")
 MAX_FILES = 100_000
 MAX_BYTES = 1 << 35
-"""Of all unpacked files together; the logs of a thousand runs are a hundredth."""
+"""Maximum size of all unpacked files together, a hundred times the logs of a thousand runs."""
 MAX_HEADER_BYTES = 1 << 18
-"""Of one header, which is read into memory whole."""
+"""Maximum size of one header, which is read into memory as a whole."""
 MAX_MEMBER_HEADER_BYTES = 1 << 20
-"""Of all headers of one member together, the map of a sparse file included."""
+"""Maximum size of all headers of one member, including the map of a sparse file."""
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _LONG_HEADERS = (
     tarfile.XHDTYPE,
@@ -40,27 +40,27 @@ _LONG_HEADERS = (
 )
 _BLOCK_BYTES = 1 << 20
 _AHEAD_BYTES = 1 << 15
-"""Of what the library reads of a stream before it is asked for, and of what fills up a block."""
+"""Bytes that `tarfile` may read ahead or that pad the last block."""
 _MEMBER_HEADER_BYTES = 4096
-"""Of a member beside its content, on average: headers, and what fills up the last block."""
+"""Average overhead of a member: its headers, and the padding of its last block."""
 _BROKEN = (tarfile.TarError, EOFError, zlib.error, RecursionError, ValueError, gzip.BadGzipFile)
 
 
 @dataclass(frozen=True)
 class ArchiveLimits:
-    """How much an archive may hold."""
+    """Limits of an archive's content."""
 
     files: int = MAX_FILES
     total_bytes: int = MAX_BYTES
 
 
 @dataclass(frozen=True)
-class Unpacked:
-    """What an archive held."""
+class UnpackedArchive:
+    """Files that were unpacked from an archive."""
 
     files: tuple[str, ...]
-    """Paths inside the folder that it was unpacked into."""
-    left_out: tuple[str, ...]
+    """Paths relative to the destination folder."""
+    skipped_links: tuple[str, ...]
     """Links, which are never followed."""
 
 
@@ -74,18 +74,18 @@ class ArchivedFile:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file is called as archives are that `unpack` reads."""
+    """Return True for a file name with a suffix that `unpack` supports."""
     return path.name.endswith(SUFFIXES)
 
 
 def write_archive(path: Path, members: Iterable[ArchivedFile]) -> None:
-    """Write a .tar.gz whose bytes follow from names and contents alone: no times, no owners.
+    """Write a .tar.gz that depends only on names and contents, not on times or owners.
 
-    Raises UserError where there is a file of that name, SystemFaultError where it cannot be
-    written; then nothing is left behind.
+    Raises UserError if the file exists, and SystemFaultError if it cannot be written. No partial
+    file is left behind.
     """
     if path.exists() or path.is_symlink():
-        raise UserError(str(path), "is there already", remedy="name another file with --output")
+        raise UserError(str(path), "already exists", remedy="name another file with --output")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")
@@ -116,12 +116,12 @@ def _write_members(packed: IO[bytes], members: Iterable[ArchivedFile]) -> None:
 
 def unpack(
     path: Path, folder: Path, *, skip_links: bool = False, limits: ArchiveLimits | None = None
-) -> Unpacked:
-    """Unpack a .tar.gz, .tar.zst or .tar into `folder`, regular files alone.
+) -> UnpackedArchive:
+    """Unpack the regular files of a .tar.gz, .tar.zst or .tar into `folder`.
 
-    Raises UserError for a file that is no archive, a torn one, and one with a name outside its
-    folder, a name twice, a link (unless `skip_links`), a device, or more than `limits`;
-    SystemFaultError where the disk is full or the program `zstd` is missing.
+    Raises UserError for a file that is not an archive, is truncated, or exceeds `limits`, and for
+    members that are duplicates, links (unless `skip_links`), devices, or outside the folder.
+    Raises SystemFaultError if the disk is full or the program `zstd` is missing.
     """
     limits = limits or ArchiveLimits()
     files: dict[str, None] = {}
@@ -148,22 +148,25 @@ def unpack(
             files[member.name] = None
             stream.expect(member.size)
             try:
-                # Owner, mode and time are those of any new file here.
+                # The archive's owner, mode and time are not restored.
                 archive.extract(member, folder, set_attrs=False, filter="data")
             except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-                raise UserError(str(path), f"{member.name!r} is a file and a folder") from error
-    return Unpacked(tuple(files), tuple(links))
+                raise UserError(
+                    str(path), f"{member.name!r} is both a file and a folder"
+                ) from error
+    return UnpackedArchive(tuple(files), tuple(links))
 
 
 def first_name(path: Path) -> str:
-    """Return the path of an archive's first member, "" where it is empty; raises as `unpack`."""
+    """Return the path of an archive's first member, "" if it is empty; raise the errors of
+    `unpack`."""
     with _read(path, MAX_HEADER_BYTES * 4, to_its_end=False) as (archive, _):
         member = archive.next()
         return member.name if member else ""
 
 
 def _members(archive: tarfile.TarFile, stream: _CappedStream) -> Iterator[tarfile.TarInfo]:
-    """Yield every member; the library would keep all headers for random access."""
+    """Yield every member, and drop the headers that `tarfile` keeps for random access."""
     while (member := archive.next()) is not None:
         yield member
         archive.members.clear()  # pyright: ignore
@@ -172,11 +175,11 @@ def _members(archive: tarfile.TarFile, stream: _CappedStream) -> Iterator[tarfil
 
 
 def _inner_name(path: Path, name: str) -> str:
-    """Return the member's path; raises UserError where it would not be inside the folder."""
+    """Return the member's path; raise UserError if it would be outside the folder."""
     inner = PurePosixPath(name).as_posix()
     outside = name.startswith("/") or ".." in PurePosixPath(name).parts or "\\" in name
     if outside or not name.isprintable():
-        raise UserError(str(path), f"{name[:100]!r} is not a path inside it")
+        raise UserError(str(path), f"{name[:100]!r} is not a path inside the archive")
     return inner
 
 
@@ -184,9 +187,9 @@ def _inner_name(path: Path, name: str) -> str:
 def _read(
     path: Path, max_bytes: int, *, to_its_end: bool = True
 ) -> Iterator[tuple[tarfile.TarFile, _CappedStream]]:
-    """Open an archive as a stream; its end, where packers put checksums, is read as well."""
+    """Open an archive as a stream, and read its end too, where compressors store checksums."""
     try:
-        with _uncompressed(path) as raw:
+        with _open_decompressed(path) as raw:
             stream = _CappedStream(raw, path, max_bytes)
             file = cast(IO[bytes], stream)
             with tarfile.open(fileobj=file, mode="r|", tarinfo=_CheckedHeader) as archive:
@@ -201,7 +204,7 @@ def _read(
 
 
 class _CheckedHeader(tarfile.TarInfo):
-    """A header that is refused before more than MAX_HEADER_BYTES are read into memory by it."""
+    """A header that is rejected before it makes `tarfile` read more than MAX_HEADER_BYTES."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -210,8 +213,8 @@ class _CheckedHeader(tarfile.TarInfo):
         except tarfile.HeaderError as error:
             if buf == bytes(tarfile.BLOCKSIZE):  # the mark of an archive's end
                 raise
-            # The library would take any other for the end, too.
-            why = str(error) if buf else "it ends without the mark of its end"
+            # `tarfile` would take any other invalid header for the end, too.
+            why = str(error) if buf else "the end-of-archive marker is missing"
             raise tarfile.ReadError(why) from error
         if header.type in _LONG_HEADERS and not 0 <= header.size <= MAX_HEADER_BYTES:
             raise UserError("archive", f"has a header of {header.size:,} bytes")
@@ -221,7 +224,7 @@ class _CheckedHeader(tarfile.TarInfo):
 
 
 class _CappedStream:
-    """A stream that ends with an error beyond what an archive, or one member's headers, may have.
+    """A stream that raises an error beyond the size limit of an archive or of a member's headers.
 
     The library reads all headers of a member, and the map of a sparse file, before it returns.
     """
@@ -231,16 +234,16 @@ class _CappedStream:
         self.expect(MAX_MEMBER_HEADER_BYTES)
 
     def expect(self, size: int) -> None:
-        """Set how many bytes may be read until this is called again, beside what is read ahead."""
+        """Set how many bytes may be read until the next call, in addition to read-ahead."""
         self._expected = size + _AHEAD_BYTES
 
     def read(self, size: int) -> bytes:
-        """Return at most `size` bytes; raises UserError beyond a limit."""
+        """Return at most `size` bytes; raise UserError beyond a limit."""
         block = self._stream.read(size)
         self._left -= len(block)
         self._expected -= len(block)
         if self._left < 0:
-            raise UserError(str(self._path), "unpacks to more than an archive may hold")
+            raise UserError(str(self._path), "exceeds the size limit of an archive when unpacked")
         if self._expected < 0:
             what = f"has a member whose headers have more than {MAX_MEMBER_HEADER_BYTES:,} bytes"
             raise UserError(str(self._path), what)
@@ -248,8 +251,8 @@ class _CappedStream:
 
 
 @contextmanager
-def _uncompressed(path: Path) -> Iterator[IO[bytes]]:
-    """The unpacked bytes of an archive, packed in whichever way its first bytes say."""
+def _open_decompressed(path: Path) -> Iterator[IO[bytes]]:
+    """Open an archive's decompressed bytes; its first bytes identify the compression."""
     try:
         file = open_regular(path)
     except OSError as error:
@@ -258,32 +261,34 @@ def _uncompressed(path: Path) -> Iterator[IO[bytes]]:
         first = file.read(4)
         file.seek(0)
         if first == _ZSTD:
-            with _zstd(path, file) as unpacked:
-                yield unpacked
+            with _zstd(path, file) as stream:
+                yield stream
         elif first.startswith(_GZIP):
-            with gzip.GzipFile(fileobj=file) as unpacked:
-                yield cast(IO[bytes], unpacked)
+            with gzip.GzipFile(fileobj=file) as stream:
+                yield cast(IO[bytes], stream)
         else:
             yield file
 
 
 @contextmanager
-def _zstd(path: Path, file: IO[bytes]) -> Iterator[IO[bytes]]:
+def _zstd(path: Path, archive: IO[bytes]) -> Iterator[IO[bytes]]:
     program = shutil.which("zstd")
     if program is None:
         raise SystemFaultError(
-            str(path), "takes the program zstd, which is not installed", remedy="apt install zstd"
+            str(path), "needs the program zstd, which is not installed", remedy="apt install zstd"
         )
-    # What was read of the file is in a buffer that the program does not see.
-    os.lseek(file.fileno(), 0, os.SEEK_SET)
+    # Python has buffered the first bytes, which zstd would miss.
+    os.lseek(archive.fileno(), 0, os.SEEK_SET)
     command = [program, "--decompress", "--stdout", "--quiet", "--memory=512MB"]
     with subprocess.Popen(
-        command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command, stdin=archive, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         assert process.stdout
         try:
             yield process.stdout
             if not process.stdout.read(1) and process.wait():
-                raise UserError(str(path), f"is torn: zstd ended with {process.returncode}")
+                raise UserError(
+                    str(path), f"is damaged: zstd exited with code {process.returncode}"
+                )
         finally:
-            process.kill()  # What follows the archive's end may be endless.
+            process.kill()  # The data after the archive's end may be endless.

@@ -1,8 +1,8 @@
-"""The hardware catalog: devices, links, dtypes and clusters by name, every figure with its source.
+"""The hardware catalog of devices, links, dtypes and clusters, with a source for every figure.
 
-Names are found in three steps: the same letters and digits as a name or an alias; else the words of
-the description against the words that the catalog knows for a device of that family; else an error.
-A description that leaves something open gives a match with `exact` False and a note.
+A name is resolved in three steps. It matches a name or an alias by its letters and digits.
+Otherwise its words are compared with the words that the catalog knows for a device of that family.
+Otherwise it is an error. An ambiguous description gives a match with `exact` False and a note.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from paceline.files.yaml_file import Document, line_of, read_model, read_shipped
 
 # Words that describe a device without naming another product: sizes, watts, memory, form factor.
 _DESCRIBES_DEVICE = re.compile(r"\d+(gb|gib|g|w)|hbm\d?e?|sxm\d?|pcie|nvl\d*")
-# Words that say how much of a link there is, not which link it is.
+# Words that state the number or rate of links, not the kind of link.
 _DESCRIBES_LINK = re.compile(r"\d+(x\d+)?x?(gb|gbps|gbit|tb)?|s|uni|per|node|gpu|nic|port|connectx")
 
 LinkPlace = Literal["intra", "inter"]
 OTHER_PLACE: dict[LinkPlace, LinkPlace] = {"intra": "inter", "inter": "intra"}
-LINK_ALLOWED = "a link of that kind that `paceline devices --links` lists"
+LINK_ALLOWED = "a link of the right kind from `paceline devices --links`"
 _RATE = re.compile(r"[1-9][\d.,]*\s*[GTM]i?[Bb]")
-"""What states a rate of its own begins so; whether a link can be as fast is judged in its use."""
+"""Start of a description that states its own rate; the caller checks the rate."""
 _PLACES = {"intra": "a link inside a node", "inter": "a network between nodes"}
 
 FileT = TypeVar("FileT", bound=Value)
@@ -41,7 +41,7 @@ NamedT = TypeVar("NamedT", Device, Link)
 
 @dataclass(frozen=True)
 class DeviceMatch:
-    """The device that a description names; `note` says what was left open or unknown."""
+    """A device that matches a description; `note` states what was ambiguous or unknown."""
 
     device: Device
     exact: bool
@@ -50,23 +50,23 @@ class DeviceMatch:
 
 @dataclass(frozen=True)
 class LinkMatch:
-    """The link class that a description names; `link` is None where no network is crossed."""
+    """A link class that matches a description; `link` is None if no network is used."""
 
     link: Link | None
     exact: bool
     note: str | None = None
     node_bytes_per_s: float | None = None
-    """What the description states for a whole node in one direction, if it does."""
+    """Bandwidth of a whole node in one direction, if the description states it."""
 
 
-class _Unstated(Value):
-    """Descriptions that leave something open, and the name that is taken instead."""
+class _AmbiguousName(Value):
+    """Ambiguous descriptions, and the catalog name that is assumed for them."""
 
     names: tuple[str, ...]
     means: str | None
     by_family: dict[str, str] = {}
     memory_bytes_per_s: float | None = None
-    """Of a device, where its source states it."""
+    """Memory bandwidth of a device, if the source states it."""
     note: str
 
 
@@ -74,23 +74,23 @@ class _DeviceFile(Value):
     sources: dict[str, str]
     dtypes: dict[Dtype, tuple[str, ...]]
     devices: tuple[Device, ...]
-    unstated: tuple[_Unstated, ...]
+    ambiguous: tuple[_AmbiguousName, ...]
 
 
 class DeviceFamily(Value):
-    """A family of devices, as the time model tells it from others of its generation."""
+    """A family of devices within a generation, as the time model distinguishes them."""
 
     name: str
     link: str | None = None
-    """What its devices have inside a node, where the generation does not tell it."""
+    """Link inside a node, if it differs from the generation's."""
     domain: PositiveInt | None = None
-    """Devices of one fast domain where it is larger than a node."""
+    """Devices in one NVLink domain (or TPU pod), if it is larger than a node."""
     mesh: bool = False
-    """Devices are linked one by one inside a node, without a switch."""
+    """True if the devices of a node are linked point to point, without a switch."""
 
 
 class DeviceGeneration(Value):
-    """What the time model needs of a generation; generations.yaml says what each field means."""
+    """Inputs of the time model for a generation; generations.yaml documents the fields."""
 
     name: str
     what: str
@@ -113,7 +113,7 @@ class _GenerationFile(Value):
 class _LinkFile(Value):
     sources: dict[str, str]
     links: tuple[Link, ...]
-    unstated: tuple[_Unstated, ...]
+    ambiguous: tuple[_AmbiguousName, ...]
 
 
 class _ClusterFile(Value):
@@ -121,147 +121,154 @@ class _ClusterFile(Value):
 
 
 def devices() -> tuple[Device, ...]:
-    """All devices of the catalog; the first of a family is what its bare name resolves to."""
+    """Return all devices of the catalog; the bare name of a family resolves to its first device."""
     return _device_file().devices
 
 
 def device(name: str) -> Device:
-    """The device that `name` resolves to; raises UserError for one that is not in the catalog."""
+    """Return the device that `name` resolves to; raise UserError for an unknown one."""
     return find_device(name).device
 
 
 def find_device(name: str) -> DeviceMatch:
-    """The device that `name` describes, with what was left open; raises UserError without one."""
+    """Return the device that `name` describes, with a note if ambiguous; raise UserError without
+    one."""
     same = _same_name(name, devices())
     if same:
         return DeviceMatch(same, exact=True)
-    entry = _unstated(name, _device_file().unstated)
+    entry = _find_ambiguous(name, _device_file().ambiguous)
     if entry and entry.means:
-        taken = device(entry.means)
+        match = device(entry.means)
         if entry.memory_bytes_per_s:
-            taken = taken.model_copy(update={"memory_bytes_per_s": entry.memory_bytes_per_s})
-        return DeviceMatch(taken, False, f"{name}: {entry.note}")
+            match = match.model_copy(update={"memory_bytes_per_s": entry.memory_bytes_per_s})
+        return DeviceMatch(match, False, f"{name}: {entry.note}")
     words = _words(name) - {"memory", "size", "not", "stated"}
     family = [d for d in devices() if d.family.lower() in words]
     vocabulary = {word for d in family for word in _vocabulary(d)}
-    fitting = [d for d in family if words & vocabulary <= _vocabulary(d)]
+    candidates = [d for d in family if words & vocabulary <= _vocabulary(d)]
     extra = sorted(words - vocabulary)
-    one_family = len({d.family for d in fitting}) == 1
+    one_family = len({d.family for d in candidates}) == 1
     if not one_family or not all(map(_DESCRIBES_DEVICE.fullmatch, extra)):
         raise _unknown("device", name, [(d.name, d.family, *d.aliases) for d in devices()])
-    open_points = [f"could be any of {', '.join(d.name for d in fitting)}"] if fitting[1:] else []
-    open_points += [f"{' '.join(extra)} is not known of {fitting[0].family}"] if extra else []
-    note = f"{name}: {'; '.join(open_points)}; taken as {fitting[0].name}" if open_points else None
-    return DeviceMatch(fitting[0], exact=note is None, note=note)
+    open_points = (
+        [f"could be any of {', '.join(d.name for d in candidates)}"] if candidates[1:] else []
+    )
+    open_points += [f"{' '.join(extra)} is unknown for {candidates[0].family}"] if extra else []
+    note = (
+        f"{name}: {'; '.join(open_points)}; assuming {candidates[0].name}" if open_points else None
+    )
+    return DeviceMatch(candidates[0], exact=note is None, note=note)
 
 
 def links() -> tuple[Link, ...]:
-    """All link classes of the catalog."""
+    """Return all link classes of the catalog."""
     return _link_file().links
 
 
 def link(name: str, device: Device | None = None) -> Link:
-    """The link class that `name` resolves to, of `device` where it states no generation.
+    """Return the link class that `name` resolves to, for `device` if it states no generation.
 
-    Raises UserError for an unknown one or for none.
+    Raises UserError for an unknown link, or for a name that means no link.
     """
     match = find_link(name, device).link
     if match is None:
-        raise UserError(f"link {name!r}", "means that no network is crossed")
+        raise UserError(f"link {name!r}", "means that no network is used")
     return match
 
 
 def find_link(name: str, device: Device | None = None) -> LinkMatch:
-    """The link class that `name` describes; `device` settles an unstated NVLink generation.
+    """Return the link class that `name` describes; `device` decides an unstated NVLink generation.
 
     Raises UserError for an unknown description.
     """
     plain = re.sub(r"\([^)]*\)", "", name)
     node_bytes_per_s = _node_bytes_per_s(plain)
-    entry = _unstated(plain, _link_file().unstated)
+    entry = _find_ambiguous(plain, _link_file().ambiguous)
     if entry:
         means = (entry.by_family.get(device.family) if device else None) or entry.means
-        chosen = link(means) if means else None
-        return LinkMatch(chosen, chosen is None, f"{name}: {entry.note}", node_bytes_per_s)
+        resolved_link = link(means) if means else None
+        return LinkMatch(
+            resolved_link, resolved_link is None, f"{name}: {entry.note}", node_bytes_per_s
+        )
     match = _same_name(plain, links()) or _link_in(_words(plain))
     if match is None:
         raise _unknown("link", name, [(x.name, *x.aliases) for x in links()])
     return LinkMatch(match, exact=True, node_bytes_per_s=node_bytes_per_s)
 
 
-def misplaced(name: str | None, place: LinkPlace) -> str | None:
-    """What a link of the catalog is that does not belong in that place; None for one that does.
+def link_place_problem(name: str | None, place: LinkPlace) -> str | None:
+    """Return what a link of the catalog is if it does not belong in `place`, else None.
 
-    What is in no catalog may state its rate.
+    A link that is not in the catalog may state its rate.
     """
     try:
-        found = find_link(name).link if name else None
+        match = find_link(name).link if name else None
     except UserError:
         return None
-    return None if found is None or found.kind == place else _PLACES[found.kind]
+    return None if match is None or match.kind == place else _PLACES[match.kind]
 
 
 def dtype(name: str) -> Dtype:
-    """The dtype that `name` means; raises UserError for one that no peak is kept for."""
+    """Return the dtype that `name` means; raise UserError for one without a peak in the catalog."""
     names = _device_file().dtypes
     for canonical, aliases in names.items():
-        if _squash(name) in map(_squash, (canonical, *aliases)):
+        if _name_key(name) in map(_name_key, (canonical, *aliases)):
             return canonical
     raise _unknown("dtype", name, [(canonical, *aliases) for canonical, aliases in names.items()])
 
 
 def clusters() -> tuple[Cluster, ...]:
-    """The clusters of the published procedures."""
+    """Return the clusters of the published benchmarks."""
     return _cluster_file().clusters
 
 
 def cluster(name_or_path: str | Path) -> Cluster:
-    """A cluster of the catalog, or the one described by a YAML file.
+    """Return a cluster of the catalog, or the one that a YAML file describes.
 
-    Raises UserError for an unknown name, an unreadable file, or a device or link in it that is not
-    in the catalog.
+    Raises UserError for an unknown name, an unreadable file, or an unknown device or link in it.
     """
     if _is_file(Path(name_or_path)):
         return site(name_or_path).as_cluster
     for entry in clusters():
-        if _squash(entry.name) == _squash(str(name_or_path)):
+        if _name_key(entry.name) == _name_key(str(name_or_path)):
             return entry
     names = [(entry.name,) for entry in clusters()]
     raise _unknown("cluster", str(name_or_path), [*names, ("a path that ends in .yaml",)])
 
 
 def site(name_or_path: str | Path) -> Site:
-    """The same cluster with what planning needs; raises UserError as `cluster` does."""
+    """Return the same cluster with the fields for planning; raise the errors of `cluster`."""
     path = Path(name_or_path)
     if not _is_file(path):
         entry = cluster(name_or_path)
         return Site.model_validate({name: getattr(entry, name) for name in entry.model_fields_set})
     entry, document = read_model(Site, path)
-    return _checked(entry, document, str(path))
+    return _with_catalog_names(entry, document, str(path))
 
 
 def _is_file(path: Path) -> bool:
     return path.suffix in (".yaml", ".yml") or len(path.parts) > 1
 
 
-def _checked(cluster: Site, document: Document, where: str) -> Site:
-    """`cluster` with the catalog's own names; raises UserError with the line of an unknown one."""
+def _with_catalog_names(cluster: Site, document: Document, where: str) -> Site:
+    """Return `cluster` with the catalog's names; raise UserError with the line of an unknown
+    one."""
     names = {"device": cluster.device, "intra_link": cluster.intra_link}
     names["inter_link"] = cluster.inter_link
-    for field, written in names.items():
+    for field, name in names.items():
         try:
-            if not written:
+            if not name:
                 continue
             if field == "device":
-                names[field] = device(written).name
+                names[field] = device(name).name
             else:
-                names[field] = link(written, device(cluster.device)).name
-                _check_place(field, written)
+                names[field] = link(name, device(cluster.device)).name
+                _check_place(field, name)
         except UserError as error:
             raise _at_line(error, where, document, (field,)) from error
-    for level, stated in enumerate(cluster.fabric):
+    for level, fabric_level in enumerate(cluster.fabric):
         try:
-            _check_level(level, stated.link, cluster.device)
+            _check_level(level, fabric_level.link, cluster.device)
         except UserError as error:
             raise _at_line(error, where, document, ("fabric", level, "link")) from error
     return cluster.model_copy(update=names)
@@ -270,13 +277,14 @@ def _checked(cluster: Site, document: Document, where: str) -> Site:
 def _at_line(
     error: UserError, where: str, document: Document, field: tuple[int | str, ...]
 ) -> UserError:
-    """The refusal of a field of a cluster's file, with its line."""
+    """Return the error about a field of a cluster's file, with its line."""
     place, what = f"{where}:{line_of(document, field)}", f"{error.where} {error.what}"
     return UserError(place, what, allowed=error.allowed, remedy=error.remedy)
 
 
 def _check_level(level: int, name: str | None, device_name: str) -> None:
-    """Raises UserError for a fabric's link that is unknown and no rate, or of the other kind."""
+    """Raise UserError for a fabric link of the wrong kind, or an unknown one that states no
+    rate."""
     if name is None:
         return
     try:
@@ -288,41 +296,44 @@ def _check_level(level: int, name: str | None, device_name: str) -> None:
         where = f"fabric.{level}.link {name!r}"
         raise UserError(where, error.what, allowed=allowed, remedy=error.remedy) from error
     if level and _RATE.search(name):
-        return  # NVLink over racks, say
-    if words := misplaced(name, "inter" if level else "intra"):
+        return  # for example NVLink over racks
+    if words := link_place_problem(name, "inter" if level else "intra"):
         raise UserError(
             f"fabric.{level}.link {name}",
             f"is {words}",
             allowed=LINK_ALLOWED,
-            remedy="the first level is the fast domain, those behind it are networks",
+            remedy="use NVLink or PCIe for the first level, and networks for the others",
         )
 
 
 def _check_place(field: str, name: str) -> None:
-    """Raises UserError for a network inside a node, or for a node's link between nodes."""
+    """Raise UserError for a network inside a node, or for a node's link between nodes."""
     place: LinkPlace = "intra" if field == "intra_link" else "inter"
-    if words := misplaced(name, place):
+    if words := link_place_problem(name, place):
         raise UserError(
             f"{field} {name}",
             f"is {words}",
             allowed=LINK_ALLOWED,
-            remedy=f"{OTHER_PLACE[place]}_link: {name} says it",
+            remedy=f"write `{OTHER_PLACE[place]}_link: {name}`",
         )
 
 
 def _same_name(name: str, entries: Sequence[NamedT]) -> NamedT | None:
-    squashed = _squash(name)
-    return next((e for e in entries if squashed in map(_squash, (e.name, *e.aliases))), None)
+    key = _name_key(name)
+    return next((e for e in entries if key in map(_name_key, (e.name, *e.aliases))), None)
 
 
-def _unstated(name: str, entries: Sequence[_Unstated]) -> _Unstated | None:
-    return next((e for e in entries if _squash(name) in map(_squash, e.names)), None)
+def _find_ambiguous(name: str, entries: Sequence[_AmbiguousName]) -> _AmbiguousName | None:
+    return next((e for e in entries if _name_key(name) in map(_name_key, e.names)), None)
 
 
 def _link_in(words: frozenset[str]) -> Link | None:
-    """The link whose longest alias stands in `words`, if the rest only says how much of it."""
-    named = [(_words(alias), entry) for entry in links() for alias in (entry.name, *entry.aliases)]
-    inside = [(alias, entry) for alias, entry in named if alias <= words]
+    """Return the link with the longest alias among `words`, if the other words only state a number
+    or a rate."""
+    aliases = [
+        (_words(alias), entry) for entry in links() for alias in (entry.name, *entry.aliases)
+    ]
+    inside = [(alias, entry) for alias, entry in aliases if alias <= words]
     if not inside:
         return None
     alias, entry = max(inside, key=lambda pair: len(pair[0]))
@@ -338,14 +349,14 @@ def _node_bytes_per_s(text: str) -> float | None:
 
 
 @cache
-def _squash(text: str) -> str:
+def _name_key(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
 @cache
 def _words(text: str) -> frozenset[str]:
-    joined = re.sub(r"(\d)\s+(gi?b|w)\b", r"\1\2", text.lower())
-    return frozenset(re.findall(r"[a-z0-9]+", joined))
+    text_with_units = re.sub(r"(\d)\s+(gi?b|w)\b", r"\1\2", text.lower())
+    return frozenset(re.findall(r"[a-z0-9]+", text_with_units))
 
 
 def _vocabulary(device: Device) -> set[str]:
@@ -374,7 +385,7 @@ def generations() -> dict[str, DeviceGeneration]:
 
 @cache
 def generation_of(family: str) -> tuple[DeviceGeneration, DeviceFamily]:
-    """Return the generation and the entry of a family; one that is not listed is `other`."""
+    """Return the generation and the entry of a family; an unlisted family belongs to `other`."""
     for generation in generations().values():
         for entry in generation.families:
             if entry.name == family:

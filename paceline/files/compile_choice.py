@@ -1,4 +1,4 @@
-"""What `training.compile: auto` of a recipe comes to in one run."""
+"""The meaning of `training.compile: auto` for one run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from paceline.core.run import RunSpec
 from paceline.files import catalog
 
 
-def with_compile(spec: RunSpec, asked: CompileOption) -> RunSpec:
-    """The run with its blocks compiled or not, as was asked or as it pays."""
-    taken = _taken(spec, asked)
-    if taken == spec.training.compile:
+def with_compile(spec: RunSpec, option: CompileOption) -> RunSpec:
+    """Return the run with compilation as requested, or with `auto` decided by the expected
+    saving."""
+    mode = _compile_mode(spec, option)
+    if mode == spec.training.compile:
         return spec
-    return spec.model_copy(update={"training": spec.training.model_copy(update={"compile": taken})})
+    return spec.model_copy(update={"training": spec.training.model_copy(update={"compile": mode})})
 
 
 def expected_saving(spec: RunSpec) -> CompileSaving | None:
-    """What compiled blocks save in all steps of a run; None where no measurement tells.
+    """Return the time that compiled blocks save over all steps, None without a measurement.
 
     While a batch ramps up, each step counts as one of the smallest batch.
     """
@@ -39,21 +40,21 @@ def expected_saving(spec: RunSpec) -> CompileSaving | None:
     return saving(work, peak=_peak(cluster, training.dtype))
 
 
-def _taken(spec: RunSpec, asked: CompileOption) -> Compile:
+def _compile_mode(spec: RunSpec, option: CompileOption) -> Compile:
     native = spec.engine == "native"
     if native and spec.training.dtype in NARROW and spec.cluster.device != "cpu":
-        # Scaling and casting are passes of their own over every operand unless they are fused.
+        # Without fusion, scaling and casting are separate passes over every operand.
         return "blocks"
-    if asked != "auto":
-        return asked
-    # Nobody has looked whether other hosts have the compiler that Inductor calls.
-    here = spec.cluster.runs_here
-    expected = expected_saving(spec) if native and here else None
+    if option != "auto":
+        return option
+    # It is unknown whether other hosts have the compiler that Inductor calls.
+    runs_here = spec.cluster.runs_here
+    expected = expected_saving(spec) if native and runs_here else None
     return "blocks" if expected and expected.pays and _can_be_compiled(spec) else "none"
 
 
 def _can_be_compiled(spec: RunSpec) -> bool:
-    """Whether the layout's rules say nothing against compiled blocks."""
+    """Return True if the layout's rules allow compiled blocks."""
     without, compiled = (
         native_problems(replace(spec.parallel, compiled=compiled)) for compiled in (False, True)
     )

@@ -1,4 +1,4 @@
-"""A table in a CSV file as published rows; every fault is one error with its line."""
+"""Read a CSV table as published rows, with the line of every error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PRINTED: dict[str, tuple[str, str]] = {
     "days": ("days", "days"),
     "mem_gb": ("memory_bytes", "GiB"),
 }
-"""Columns of printed figures: the metric and its unit."""
+"""Columns of printed figures, with their metric and unit."""
 COUNTS = {
     "layers": "num_layers",
     "hidden": "hidden_size",
@@ -51,7 +51,7 @@ COUNTS = {
     **{axis: axis for axis in AXIS_FIELDS},
     "mbs": "micro_batch",
 }
-"""Columns of whole numbers, by the field that they fill."""
+"""Columns of whole numbers, with the field that each one sets."""
 AMOUNTS = ("peak_tflops", "total_tokens", "nominal_parameters", "flops_per_sample")
 WORDS = ("id", "source", "table", "model", "gpu", "dtype", "convention", "recompute", "gated_ffn")
 OTHER_NAMES = {
@@ -73,19 +73,19 @@ UNUSED = {
     "inter_node_net",
     "notes",
 }
-"""Columns that are known and decide no figure."""
+"""Known columns that affect no figure."""
 NO_FIGURE = {"", "-", "x", "oom", "n/a"}
 NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:e[+-]?\d+)?\s*%?", re.IGNORECASE)
 MOSTLY_WHOLE = 2 / 3
 SMALLEST, LARGEST = 1e-9, 1e30
-"""Beyond these no figure of training can lie."""
+"""Bounds of a plausible training figure."""
 SHAPE = ("num_layers", "hidden_size", "ffn_size", "num_heads", "vocab_size")
 AXES = (*AXIS_FIELDS, "micro_batch")
 
 
 @dataclass(frozen=True)
-class Declared:
-    """What the user says of the whole table; a column of the table goes first."""
+class TableDefaults:
+    """Defaults for the whole table from the command line; columns of the table take precedence."""
 
     model: str | None = None
     device: str | None = None
@@ -97,17 +97,17 @@ class Declared:
 
 @dataclass(frozen=True)
 class CsvTable:
-    """The rows of a file, and what its reader should know about them."""
+    """The rows of a file, and notes about its columns."""
 
     rows: tuple[Row, ...]
-    ignored: tuple[str, ...]
-    """Columns that nothing here understands."""
+    ignored_columns: tuple[str, ...]
+    """Unknown columns."""
     gated_is_open: bool
-    """True when no column says whether the feed-forward layers have a gate."""
+    """True if no column states whether the feed-forward layers are gated."""
 
 
-def read_csv(path: Path, declared: Declared) -> CsvTable:
-    """The rows of a CSV file; raises UserError with the line of the first fault."""
+def read_csv(path: Path, defaults: TableDefaults) -> CsvTable:
+    """Return the rows of a CSV file; raise UserError with the line of the first error."""
     lines = list(csv_lines(path))
     header = _header(path, lines)
     cells = [(line, dict(zip(header, values, strict=True))) for line, values in lines[1:]]
@@ -115,20 +115,21 @@ def read_csv(path: Path, declared: Declared) -> CsvTable:
         for column, text in row.items():
             _check(f"{path}:{line}", column, text)
     whole = _whole_columns([row for _, row in cells])
-    rows = tuple(_row(f"{path}:{line}", line, row, declared, whole) for line, row in cells)
+    rows = tuple(_row(f"{path}:{line}", line, row, defaults, whole) for line, row in cells)
     columns = {*PRINTED, *COUNTS, *AMOUNTS, *WORDS, *UNUSED}
-    seen: set[str] = set()
+    ids: set[str] = set()
     for row in rows:
-        if row.id in seen:
-            raise UserError(row.where, f"is a second row called {row.id!r}")
-        seen.add(row.id)
+        if row.id in ids:
+            raise UserError(row.where, f"duplicates the row id {row.id!r}")
+        ids.add(row.id)
     return CsvTable(
         rows, tuple(name for name in header if name not in columns), "gated_ffn" not in header
     )
 
 
 def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line number and stripped cells of every line with any; raises UserError for other files."""
+    """Yield the line number and stripped cells of every non-empty line; raise UserError if it is
+    not CSV."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -148,11 +149,11 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 def _header(path: Path, lines: Sequence[tuple[int, list[str]]]) -> list[str]:
     if not lines:
         raise UserError(str(path), "is empty", allowed="a header line and rows")
-    line, written = lines[0]
-    names = [OTHER_NAMES.get(name.lower(), name.lower()) for name in written]
-    repeated = [name for name, n in Counter(names).items() if n > 1]
-    if repeated:
-        raise UserError(f"{path}:{line}", f"two columns are called {repeated[0]!r}")
+    line, column_names = lines[0]
+    names = [OTHER_NAMES.get(name.lower(), name.lower()) for name in column_names]
+    duplicates = [name for name, n in Counter(names).items() if n > 1]
+    if duplicates:
+        raise UserError(f"{path}:{line}", f"two columns are called {duplicates[0]!r}")
     if not set(names) & set(PRINTED):
         near = did_you_mean(names[0], PRINTED) or None
         if len(names) == 1 and re.search("[;\t|]", names[0]):
@@ -171,7 +172,7 @@ def _header(path: Path, lines: Sequence[tuple[int, list[str]]]) -> list[str]:
 
 
 def _check(where: str, column: str, text: str) -> None:
-    """Raise UserError for a cell that cannot be what its column holds."""
+    """Raise UserError for a cell with an invalid value for its column."""
     number = column in PRINTED or column in COUNTS or column in AMOUNTS
     if not number or (text.lower() in NO_FIGURE):
         return
@@ -187,13 +188,14 @@ def _check(where: str, column: str, text: str) -> None:
     if column in COUNTS and not value.value.is_integer():
         raise UserError(where, f"{column}: {text!r} is not a whole number")
     if text.endswith("%") and column not in ("mfu", "mfu_pct"):
-        raise UserError(where, f"{column}: {text!r} is not in per cent")
+        raise UserError(where, f"{column}: {text!r} must not be a percentage")
     if column == "mfu" and not text.endswith("%") and value.value > 1:
-        raise UserError(where, f"mfu: {text!r} is neither a fraction nor has it a per cent sign")
+        raise UserError(where, f"mfu: {text!r} must be a fraction from 0 to 1 or end with %")
 
 
 def _whole_columns(rows: Iterable[Mapping[str, str]]) -> set[tuple[str, str, str]]:
-    """Columns of a table in which most figures end with `.0`, which a program has written there."""
+    """Return the columns in which most figures end with `.0`, an artifact of the writing
+    program."""
     ends: dict[tuple[str, str, str], list[bool]] = {}
     for row in rows:
         for column in PRINTED:
@@ -208,7 +210,7 @@ def _row(
     where: str,
     line: int,
     cells: Mapping[str, str],
-    declared: Declared,
+    defaults: TableDefaults,
     whole: set[tuple[str, str, str]],
 ) -> Row:
     source, table = cells.get("source", ""), cells.get("table", "")
@@ -222,16 +224,16 @@ def _row(
         for name in AMOUNTS
         if cells.get(name, "").lower() not in NO_FIGURE
     }
-    printed: dict[str, str] = {}
+    cells_by_metric: dict[str, str] = {}
     units: dict[str, str] = {}
     for column, (metric, unit) in PRINTED.items():
         text = cells.get(column, "")
         if text.lower() not in NO_FIGURE:
             is_whole = (source, table, column) in whole
-            printed[metric] = text.removesuffix(".0") if is_whole else text
+            cells_by_metric[metric] = text.removesuffix(".0") if is_whole else text
             units[metric] = "1" if column == "mfu" and not text.endswith("%") else unit
-    recipe, model = _model(cells.get("model") or declared.model)
-    peak = amounts["peak_tflops"] * 1e12 if "peak_tflops" in amounts else declared.peak_flops_per_s
+    recipe, model = _model(cells.get("model") or defaults.model)
+    peak = amounts["peak_tflops"] * 1e12 if "peak_tflops" in amounts else defaults.peak_flops_per_s
     return Row(
         id=cells.get("id") or f"line {line}",
         table=table or source or "table",
@@ -242,38 +244,38 @@ def _row(
         model=model,
         shape=None if recipe else _shape(where, counts, cells.get("gated_ffn", "")),
         experts_per_token=counts.get("experts_per_token"),
-        device=_resolved(where, "gpu", cells.get("gpu") or declared.device),
+        device=_catalog_name(where, "gpu", cells.get("gpu") or defaults.device),
         devices_per_node=counts.get("devices_per_node"),
         num_devices=counts.get("num_devices"),
         layout=_layout(counts, cells.get("recompute", "")),
-        dtype=_resolved(where, "dtype", cells.get("dtype") or declared.dtype),
+        dtype=_catalog_name(where, "dtype", cells.get("dtype") or defaults.dtype),
         seq_len=counts.get("seq_len"),
         global_batch=counts.get("global_batch"),
-        convention=_convention(where, cells.get("convention") or declared.convention),
+        convention=_convention(where, cells.get("convention") or defaults.convention),
         nominal_parameters=amounts.get("nominal_parameters"),
         flops_per_sample=amounts.get("flops_per_sample"),
-        total_tokens=amounts.get("total_tokens") or declared.total_tokens,
+        total_tokens=amounts.get("total_tokens") or defaults.total_tokens,
         peak_flops_per_s=peak,
-        printed=printed,
+        printed=cells_by_metric,
         units=units,
     )
 
 
 def _model(name: str | None) -> tuple[str | None, str | None]:
-    """The recipe of that name, or the name as it stands."""
+    """Return (recipe, None) for the name of a recipe, else (None, name)."""
     if name and name.lower() in recipe_names():
         return name.lower(), None
     return None, name or None
 
 
-def _shape(where: str, counts: Mapping[str, int], gated: str) -> DecoderShape | None:
-    """The model's shape if all that decides FLOPs is stated; a missing gate is settled later."""
+def _shape(where: str, counts: Mapping[str, int], gated_ffn: str) -> DecoderShape | None:
+    """Return the model's shape if it determines the FLOPs; a missing gate is resolved later."""
     if any(name not in counts for name in SHAPE):
         return None
     fields: dict[str, Any] = {
         name: counts[name] for name in (*SHAPE, "num_kv_heads", "head_size") if name in counts
     }
-    flag = gated.lower() in ("1", "true", "yes")
+    flag = gated_ffn.lower() in ("1", "true", "yes")
     try:
         return DecoderShape(**fields, gated_ffn=flag)
     except ValidationError as error:
@@ -288,8 +290,8 @@ def _layout(counts: Mapping[str, int], recompute: str) -> Layout:
     return Layout(**fields)
 
 
-def _resolved(where: str, column: str, name: str | None) -> Any:
-    """A device or dtype by the catalog's name; raises UserError with the line."""
+def _catalog_name(where: str, column: str, name: str | None) -> Any:
+    """Return the catalog's name of a device or dtype; raise UserError with the line."""
     if not name:
         return None
     try:

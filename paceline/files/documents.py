@@ -1,8 +1,8 @@
-"""Files that others may have made, read within limits; files of ours, written whole or not at all.
+"""Read untrusted files within limits, and write files atomically.
 
-A run folder may come from anywhere: what should be a file can be a pipe that never ends, a device,
-or a document nested a million times. Reading takes regular files of a bounded size and raises an
-error that says what is wrong.
+A run folder may come from anywhere. What should be a file can be an endless pipe, a device, or a
+document nested a million times. Only regular files of a bounded size are read; anything else raises
+an error that states the problem.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from paceline.core.secrets import redact
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 LARGEST_BYTES = 1 << 28
-"""Of a document that is read whole; the largest of ours, a campaign's record, is a hundredth."""
+"""Maximum size of a document, a hundred times the largest that Paceline writes."""
 LONGEST_LINE = 1 << 20
-"""Characters of a line of events; ours have about 500."""
+"""Maximum characters in a line of events; Paceline writes about 500."""
 
 
 def read_text(path: Path, largest: int = LARGEST_BYTES) -> str:
-    """A regular file's text.
+    """Return a regular file's text.
 
-    Raises OSError when it cannot be read or is no regular file, ValueError when it is too large or
-    not UTF-8.
+    Raises OSError if it cannot be read or is not a regular file, and ValueError if it is too large
+    or not UTF-8.
     """
     with open_regular(path) as file:
         content = file.read(largest + 1)
@@ -45,28 +45,27 @@ def read_text(path: Path, largest: int = LARGEST_BYTES) -> str:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """A regular file's lines, what is longer than LONGEST_LINE in pieces; raises OSError."""
+    """Yield a regular file's lines, longer ones in pieces of LONGEST_LINE; raise OSError."""
     with TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
         while line := file.readline(LONGEST_LINE):
             yield line
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A regular file opened for reading; raises OSError, also for a pipe, a folder or a device."""
+    """Open a regular file for reading; raise OSError, also for a pipe, a folder or a device."""
     # Without O_NONBLOCK, opening a pipe would wait for its writer.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return os.fdopen(handle, "rb")
 
 
 def parse_json(text: str, *, nan: bool = False) -> Any:
-    """The value of a JSON text; raises ValueError for anything else.
+    """Return the value of a JSON text; raise ValueError for anything else.
 
-    NaN and infinity are refused, or taken with `nan`: a step's loss may be one.
-
-    Half a surrogate pair is no character: what holds one could not be written again.
+    NaN and infinity are rejected unless `nan` is set, because a step's loss may be one. An unpaired
+    surrogate is rejected because it could not be written again.
     """
     try:
         value = json.loads(text, parse_constant=None if nan else _no_number)
@@ -78,7 +77,7 @@ def parse_json(text: str, *, nan: bool = False) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, empty when the file is missing or torn."""
+    """Return a JSON object from a file, {} if the file is missing or damaged."""
     try:
         content = parse_json(read_text(path))
     except (OSError, ValueError):
@@ -87,7 +86,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_value(path: Path, model: type[ModelT]) -> ModelT:
-    """The value in a JSON file; raises UserError when it is missing or not of that form."""
+    """Return the value in a JSON file; raise UserError if it is missing or does not fit `model`."""
     try:
         return model.model_validate_json(read_text(path))
     except FileNotFoundError as error:
@@ -102,8 +101,8 @@ def read_value(path: Path, model: type[ModelT]) -> ModelT:
 def write_text(path: Path, text: str | Iterable[str]) -> None:
     """Write `text`, or its parts, so that a reader sees the old file or the new, never a part.
 
-    A link is followed; what is no regular file (a device, a pipe) is written into and stays.
-    Secrets are left out.
+    A link is followed. An existing device or pipe is written into and not replaced. Secrets are
+    redacted.
     """
     parts = [text] if isinstance(text, str) else text
     text = (redact(part, os.environ) for part in parts)
@@ -141,11 +140,11 @@ def _replace(path: Path, text: Iterable[str]) -> None:
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 LONGEST_KEY_BYTES = 1 << 16
-"""Of a private key; what is longer is none."""
+"""Maximum size of a private key."""
 _BEGIN, _END = b"-----BEGIN ", b"-----END "
 
 
@@ -155,14 +154,14 @@ class _Lines(Protocol):
 
 
 def text_blocks(file: _Lines, size: int) -> Iterator[bytes]:
-    """The file's bytes in blocks of about `size`, each of whole lines and whole private keys.
+    """Yield the file's bytes in blocks of about `size` that split no line and no private key.
 
-    A line that is longer than `size` is cut: it must not fill the memory.
+    A line that is longer than `size` is split, so that it cannot fill the memory.
     """
     while block := file.read(size):
         block += file.readline(size)
-        most = len(block) + LONGEST_KEY_BYTES
-        while _is_in_key(block) and (line := file.readline(most - len(block))):
+        max_size = len(block) + LONGEST_KEY_BYTES
+        while _is_in_key(block) and (line := file.readline(max_size - len(block))):
             block += line
         yield block
 

@@ -1,9 +1,9 @@
-"""Event lines of the native trainer and of `paceline.steplog`: a JSON object a line, a file a rank.
+"""Event lines of the native trainer and of `paceline.steplog`: one file per rank, JSON per line.
 
-What a program of somebody else cannot tell is left out or null: None, never a guess.
-Schema 1. A `start` line when training begins, a `step` line per optimizer step, a `memory` line
-about the step that was watched for it, an `eval` line per evaluation, an `end` line with the status
-and the cause. A run that was killed has no `end` line and at most one torn last line.
+A value that a program does not know is omitted or null, never a guess.
+Schema 1: a `start` line when training begins, a `step` line per optimizer step, a `memory` line
+about the step whose memory was traced, an `eval` line per evaluation, and an `end` line with the
+status and the cause. A killed run has no `end` line and at most one truncated last line.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from paceline.files.documents import parse_json
 SCHEMA = 1
 CORES = r"\d{1,5}(-\d{1,5})?"
 EVENT_BEGINS = '{"event"'
-"""How the trainer's lines begin, torn ones included."""
+"""Start of the trainer's lines, including truncated ones."""
 MaybeNan = Annotated[float, Field(allow_inf_nan=True)]
-"""What a training that went wrong may say of itself, NaN and infinity included."""
+"""A number that may be NaN or infinite, such as the loss of a diverged training."""
 Cause = Literal["own_fault", "peer_lost", "no_progress", "waiting"]
-"""Why a rank failed: by itself, because another was gone, or ended by its watchdog, which found it
-without progress outside a collective or waiting for other ranks inside one."""
+"""Cause of a rank's failure: its own fault, the loss of another rank, or its watchdog, which found
+it without progress outside a collective or waiting for other ranks inside one."""
 
 
 class MemoryPeaks(Value):
-    """Peaks so far, by kind; None where the device has no such count."""
+    """Memory peaks so far in bytes, by kind; None if the device has no such counter."""
 
     allocated: NonNegativeFloat | None = None
     reserved: NonNegativeFloat | None = None
     resident: NonNegativeFloat | None = None
     device_used: NonNegativeFloat | None = None
-    """In use on the device, the driver's context and other programs included."""
+    """Memory in use on the device, including the driver's context and other programs."""
 
 
 class Bound(Value):
-    """How a rank was bound to cores before its program started."""
+    """Binding of a rank to cores before its program started."""
 
     by: Literal["cpu", "cuda", "file"] | None
-    """Even shares, the cores near its GPU, or a file; None where it could not be bound."""
+    """Equal shares, the cores near its GPU, or a file; None if the rank could not be bound."""
     threads: NonNegativeInt
-    """Whole cores that it has."""
+    """Number of whole cores."""
     nic: str | None = None
     """The InfiniBand device nearest its GPU."""
     host_cores: str | None = None
-    """The hardware threads that it could have used unbound."""
+    """Hardware threads that were available without binding."""
     why: str | None = None
-    """Why it could not be bound."""
+    """Reason why it could not be bound."""
 
 
 class StartEvent(Value):
-    """The first line of a rank: what it is and runs."""
+    """First line of a rank: its identity and configuration."""
 
     event: Literal["start"] = "start"
     # A mapping named `schema` would shadow pydantic's own attribute, hence the alias.
@@ -68,9 +68,9 @@ class StartEvent(Value):
     host: str
     pid: NonNegativeInt
     time_unix: float
-    """When training was ready to begin."""
+    """Time at which training was ready to start."""
     monotonic_s: float | None = None
-    """The same by the host's monotonic clock, which nobody sets; None in older files."""
+    """The same time by the host's monotonic clock, which is never adjusted."""
     torch: str | None = None
     python: str
     cuda: str | None = None
@@ -82,118 +82,120 @@ class StartEvent(Value):
     dtype: str | None = None
     matmul_precision: str | None = None
     attention: str | None = None
-    """Which kernel computes attention: `blocked` is Paceline's own on a CPU, others PyTorch's.
+    """Attention kernel: `blocked` is Paceline's own on a CPU, the others are PyTorch's.
 
-    `windowed` is that of layers with a sliding window: alone where all have one that is shorter
-    than the sequence, else behind the kernel of the others, `blocked, windowed`.
+    `windowed` is the kernel of layers with a sliding window shorter than the sequence. It stands
+    alone if all layers have one, else after the kernel of the others: `blocked, windowed`.
     """
     threads: NonNegativeInt | None = None
     cores: Annotated[str, Field(pattern=rf"^{CORES}(,{CORES})*$")] | None = None
-    """Hardware threads that the rank may use, `0-3,8`; None where the system does not say."""
+    """Hardware threads that the rank may use, `0-3,8`; None if the system does not report them."""
     numa_nodes: NonNegativeInt | None = None
     bound: Bound | None = None
-    """None where no binding was asked for."""
+    """None if no binding was requested."""
     data: dict[str, Any] = {}
     first_step: PositiveInt = 1
-    """The one after the checkpoint that the run went on from."""
+    """First step of this run, after the checkpoint that it resumed from."""
 
     @property
     def stage(self) -> int:
-        """This rank's place on the pipeline axis; 0 where the line does not say."""
+        """This rank's pipeline stage; 0 if the line does not state it."""
         coordinates = self.layout.get("coordinates")
         stage = coordinates.get("pp") if isinstance(coordinates, dict) else None
         return stage if isinstance(stage, int) and 0 <= stage <= LARGEST_INT else 0
 
 
 class CoreSeconds(Value):
-    """What the host gave a rank's process during a step, in seconds; None where it does not say."""
+    """CPU time of a rank's process during a step in seconds; None if the host does not report
+    it."""
 
     user_s: NonNegativeFloat | None = None
-    """Processor time of all its threads."""
+    """CPU time of all its threads in user mode."""
     system_s: NonNegativeFloat | None = None
-    """The same inside the kernel."""
+    """CPU time of all its threads in the kernel."""
     waited_s: NonNegativeFloat | None = None
-    """In which the thread that trains could have run and had no core."""
+    """Time in which the training thread was runnable but had no core."""
     throttled_s: NonNegativeFloat | None = None
-    """In which its control groups had spent their quota of the cores, added up over cores."""
+    """Time in which its control groups had used up their CPU quota, summed over cores."""
 
 
 class StepEvent(Value):
-    """One optimizer step of one rank; tokens and samples are this rank's own."""
+    """One optimizer step of one rank; tokens and samples are those of this rank."""
 
     event: Literal["step"] = "step"
     step: NonNegativeInt
     loss: MaybeNan | None = None
     grad_norm: MaybeNan | None = None
     lr: NonNegativeFloat | None = None
-    """The learning rate that it was taken with; None in lines from before it was written."""
+    """Learning rate of the step."""
     lora_lr: NonNegativeFloat | None = None
-    """That of the adapters, None where they have none of their own."""
+    """Learning rate of the adapters, None if they have none of their own."""
     tokens: NonNegativeFloat | None = None
     samples: NonNegativeFloat | None = None
     global_batch: NonNegativeInt | None = None
     seq_len: NonNegativeInt | None = None
     step_time_s: NonNegativeFloat
     busy_time_s: NonNegativeFloat | None = None
-    """The step minus the time blocked in collectives and by its checkpoint; None where the program
+    """Step time minus the time blocked in collectives and by its checkpoint; None if the program
     does not mark such waits."""
     comm_wait_s: NonNegativeFloat | None = None
     data_wait_s: NonNegativeFloat | None = None
     attended_share: NonNegativeFloat | None = None
-    """What document masking leaves of the pairs of query and key in the rank's samples, 0-1; None
+    """Fraction (0-1) of the query-key pairs in the rank's samples that document masking keeps; None
     without document masking."""
     memory_bytes: MemoryPeaks = MemoryPeaks()
     cores: CoreSeconds = CoreSeconds()
     skipped: bool = False
     checkpoint_s: NonNegativeFloat | None = None
-    """Part of the step in which it waited for its checkpoint; None where none was saved."""
+    """Time that the step waited for its checkpoint; None if none was saved."""
     tracked: bool = False
-    """Its memory was watched, which takes time: the step time is no figure of the training."""
+    """True if its memory was traced, which takes time: the step time does not count."""
     profiled: bool = False
-    """A profiler was attached to this rank, in a run that is for that."""
+    """True if a profiler was attached to this rank."""
 
 
 class MemoryEvent(Value):
-    """What one rank's memory was used for, from one early step that was watched."""
+    """Memory of one rank by part, from one early traced step."""
 
     event: Literal["memory"] = "memory"
     step: NonNegativeInt
     kind: Literal["tracked", "allocated"] | None
-    """What `at_peak_bytes` adds up to: the tensors that were tracked, or the allocator's peak."""
+    """Total that `at_peak_bytes` adds up to: the tracked tensors, or the allocator's peak."""
     tracker: str | None
     why: str | None = None
-    """Why nothing was tracked, or what of the peak could not be told apart."""
+    """Reason why nothing was tracked, or which parts of the peak could not be separated."""
     watcher_bytes: NonNegativeFloat | None = None
-    """What loading the tracker added to the resident set, which keeps it from then on."""
+    """Bytes that loading the tracker added to the resident set for good."""
     parts_bytes: dict[str, NonNegativeFloat | None]
-    """Weights, gradients, optimizer and buffers as held; the other parts at the peak; context."""
+    """Weights, gradients, optimizer and buffers as allocated; the other parts at the peak;
+    context."""
     at_peak_bytes: dict[str, float] | None
-    """By part at the moment of the peak."""
+    """Bytes by part at the time of the peak."""
     peak_bytes: dict[str, NonNegativeFloat | None]
     """Peaks by kind: allocated, reserved, device_used, resident, tracked."""
 
 
 class EvalEvent(Value):
-    """One evaluation on held-out samples; every rank tells the same loss."""
+    """One evaluation on held-out samples; every rank reports the same loss."""
 
     event: Literal["eval"] = "eval"
     step: NonNegativeInt
     """The last step before it."""
     samples: NonNegativeInt
-    """Samples that the training has seen, over all ranks."""
+    """Training samples so far, over all ranks."""
     num_samples: NonNegativeInt
-    """Held-out samples that it went over."""
+    """Held-out samples of the evaluation."""
     loss: float | None
-    """Mean over their targets; None where it is no finite number."""
+    """Mean over their targets; None if it is not finite."""
     target: float | None = None
     reached: bool
-    """Whether the loss is not above the target; False without one, and on random samples."""
+    """True if the loss is at or below the target; False without one, and on random samples."""
     eval_time_s: NonNegativeFloat
-    """Not part of any step."""
+    """Time of the evaluation, which is not part of any step."""
 
 
 class EndEvent(Value):
-    """The last line of a rank that ended on its own terms."""
+    """Last line of a rank that was not killed."""
 
     event: Literal["end"] = "end"
     status: Literal["ok", "oom", "nan", "failed"]
@@ -201,19 +203,19 @@ class EndEvent(Value):
     steps: NonNegativeInt
     time_unix: float
     reached: bool | None = None
-    """Whether an evaluation reached the target, which ends a training; None without a target."""
+    """True if an evaluation reached the target, which ends a training; None without a target."""
     cause: Cause | None = None
-    """None where the status is ok."""
+    """None if the status is ok."""
     silent_s: NonNegativeFloat | None = None
-    """How long nothing had moved when its watchdog ended it; None where that did not."""
+    """Time without progress when its watchdog ended it; None if the watchdog did not."""
     doing: str | None = None
-    """What the rank did all that time."""
+    """Activity of the rank during that time."""
 
     @model_validator(mode="before")
     @classmethod
     def _has_a_cause(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        untold = fields.get("status") != "ok" and "cause" not in fields
-        return {**fields, **_cause_in_words(fields)} if untold else fields
+        lacks_cause = fields.get("status") != "ok" and "cause" not in fields
+        return {**fields, **_cause_in_words(fields)} if lacks_cause else fields
 
 
 OUT_OF_MEMORY = ("memoryerror", "out of memory", "cannot allocate memory", "unable to allocate")
@@ -225,23 +227,26 @@ _NO_PROGRESS = re.compile(
 
 
 def _cause_in_words(fields: dict[str, Any]) -> dict[str, Any]:
-    """What the reason tells, of end lines without `cause`: old ones and `paceline.steplog`'s."""
+    """Infer the cause from the reason, for end lines of `paceline.steplog`, which have no
+    `cause`."""
     reason = str(fields.get("reason"))
     if reason.startswith("another rank ended first"):
         return {"cause": "peer_lost"}
-    if stopped := _NO_PROGRESS.fullmatch(reason):
-        waits = stopped[3] == "waiting for other ranks"
+    if match := _NO_PROGRESS.fullmatch(reason):
+        waits = match[3] == "waiting for other ranks"
         return {
             "cause": "waiting" if waits else "no_progress",
-            "silent_s": stopped[1],
-            "doing": stopped[2],
+            "silent_s": match[1],
+            "doing": match[2],
         }
     words = reason.lower()
-    lost = any(sign in words for sign in LOST_PEER)
-    full = fields.get("status") == "failed" and any(sign in words for sign in OUT_OF_MEMORY)
+    is_peer_lost = any(sign in words for sign in LOST_PEER)
+    is_out_of_memory = fields.get("status") == "failed" and any(
+        sign in words for sign in OUT_OF_MEMORY
+    )
     return {
-        **({"status": "oom"} if full else {}),
-        "cause": "peer_lost" if lost else "own_fault",
+        **({"status": "oom"} if is_out_of_memory else {}),
+        "cause": "peer_lost" if is_peer_lost else "own_fault",
     }
 
 
@@ -250,84 +255,84 @@ _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="e
 
 
 @dataclass
-class Unread:
-    """Event lines that were passed over."""
+class SkippedLines:
+    """Event lines that were skipped."""
 
     lines: int = 0
     newest_schema: int | None = None
-    """The largest schema beyond ours that a start line has."""
+    """Largest newer schema version in a start line."""
 
     @property
-    def sentence(self) -> str | None:
-        """What the reader must know of it; None when every line was understood."""
+    def warning(self) -> str | None:
+        """Warning about skipped lines; None if every line was read."""
         if self.newest_schema is not None:
             return (
-                f"the event lines are of schema {self.newest_schema} and this version knows schema "
-                f"{SCHEMA}: {self.lines:,} of them were passed over; update Paceline"
+                f"the event lines have schema {self.newest_schema} and this version reads schema "
+                f"{SCHEMA}: {self.lines:,} of them were skipped; update Paceline"
             )
         if not self.lines:
             return None
         what = "1 event line is" if self.lines == 1 else f"{self.lines:,} event lines are"
-        return f"{what} not valid in schema {SCHEMA} and passed over"
+        return f"{what} not valid in schema {SCHEMA} and skipped"
 
 
-def read_events(lines: Iterable[str], unread: Unread | None = None) -> Iterator[Event]:
-    """The events in `lines`; what is no event line is passed over, what is no valid one counted.
+def read_events(lines: Iterable[str], skipped_lines: SkippedLines | None = None) -> Iterator[Event]:
+    """Yield the events in `lines`, skip other lines, and count invalid event lines.
 
-    A last line that is torn is neither: that is how the file of a killed or running rank ends.
+    A truncated last line is not counted, because the file of a killed or running rank ends so.
     """
-    unread = unread or Unread()
-    torn = False
+    skipped_lines = skipped_lines or SkippedLines()
+    is_torn = False
     for line in lines:
         if not line.startswith("{"):
             continue
-        unread.lines += torn
-        torn = False
+        skipped_lines.lines += is_torn
+        is_torn = False
         try:
             fields = parse_json(line, nan=True)
         except ValueError:
-            torn = line.startswith(EVENT_BEGINS)
+            is_torn = line.startswith(EVENT_BEGINS)
             continue
         if not isinstance(fields, dict) or "event" not in fields:
             continue
         try:
             yield _EVENT.validate_python(fields)
         except (ValidationError, OverflowError):
-            _count(fields, unread)
+            _count(fields, skipped_lines)
 
 
-def _count(fields: dict[str, Any], unread: Unread) -> None:
-    unread.lines += 1
+def _count(fields: dict[str, Any], skipped_lines: SkippedLines) -> None:
+    skipped_lines.lines += 1
     schema = fields.get("schema")
     if isinstance(schema, int) and schema > SCHEMA:
-        unread.newest_schema = max(schema, unread.newest_schema or 0)
+        skipped_lines.newest_schema = max(schema, skipped_lines.newest_schema or 0)
 
 
 @dataclass(frozen=True)
 class RankLog:
-    """What one rank's event lines say; None = it did not come that far."""
+    """The events of one rank; None if it did not get that far."""
 
     start: StartEvent | None
     steps: tuple[Step, ...]
     end: EndEvent | None
-    unread: Unread = field(default_factory=Unread)
+    skipped_lines: SkippedLines = field(default_factory=SkippedLines)
     memory: MemoryEvent | None = None
-    """The last one, if its memory was watched."""
-    tracked: StepEvent | None = None
-    """The step that was watched for it."""
+    """Last memory event, if its memory was traced."""
+    tracked_step: StepEvent | None = None
+    """Step whose memory was traced."""
     evaluations: tuple[EvalEvent, ...] = ()
 
 
 def read_rank(lines: Iterable[str]) -> RankLog:
-    """Everything in one rank's event lines."""
+    """Read all event lines of one rank."""
     start: StartEvent | None = None
     end: EndEvent | None = None
     memory: MemoryEvent | None = None
-    tracked: StepEvent | None = None
+    tracked_step: StepEvent | None = None
     steps: list[Step] = []
     evaluations: list[EvalEvent] = []
-    unread = Unread()
-    for event in read_events(lines, unread):
+    skipped_lines = SkippedLines()
+    for event in read_events(lines, skipped_lines):
         if isinstance(event, StartEvent):
             start = event
         elif isinstance(event, EndEvent):
@@ -337,13 +342,15 @@ def read_rank(lines: Iterable[str]) -> RankLog:
         elif isinstance(event, EvalEvent):
             evaluations.append(event)
         else:
-            tracked = event if event.tracked else tracked
+            tracked_step = event if event.tracked else tracked_step
             steps.append(to_step(event))
-    return RankLog(start, tuple(steps), end, unread, memory, tracked, tuple(evaluations))
+    return RankLog(
+        start, tuple(steps), end, skipped_lines, memory, tracked_step, tuple(evaluations)
+    )
 
 
 def to_step(event: StepEvent) -> Step:
-    """The event as the Step that all log formats share; a watched step has no time in it."""
+    """Convert the event to the Step that all log formats share; a traced step gets no time."""
     memory = event.memory_bytes
     return Step(
         index=event.step,

@@ -1,4 +1,4 @@
-"""Paths that begin with somebody's home folder."""
+"""Paths in a user's home folder."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from paceline.core.errors import UserError
 
 
 def home_path(where: str, text: str) -> Path:
-    """`text` as a path with its `~` or `~user` filled in.
+    """Expand `~` or `~user` in a path.
 
-    Raises UserError, in which `where` goes before the path, for a user whose home nobody knows.
+    Raises UserError for a user without a home; `where` precedes the path in its message.
     """
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
         raise UserError(
             f"{where} {text}".strip(),
-            "names a user without a home",
-            remedy="give the folder's whole path",
+            "refers to a user without a home folder",
+            remedy="give the absolute path",
         ) from error
 
 
 def cache_folder() -> Path:
-    """Where a user's caches lie, which anybody may delete: $XDG_CACHE_HOME, else ~/.cache."""
+    """Return the folder of the user's caches: in $XDG_CACHE_HOME, else in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"

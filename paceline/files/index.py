@@ -1,4 +1,4 @@
-"""An index of run folders for quick listing; the folders are the truth."""
+"""An index of run folders for fast listing; the folders remain the source of truth."""
 
 from __future__ import annotations
 
@@ -38,56 +38,61 @@ from paceline.files.home import cache_folder
 from paceline.files.run_folder import RESULT_FILE, RUN_FILE, RunRecord, read_record, run_folders
 
 Evaluate = Callable[[Path], Result]
-"""Computes a run's result from its raw files; the caller gives it, because it lies above."""
+"""Function that computes a run's result from its raw files; passed in to avoid an import cycle."""
 
-SCHEMA_VERSION = 4
-"""Part of the table's name: a table of another version is left alone and the index built anew."""
-
+_COLUMN_TYPES = {
+    "created": String,
+    "recipe": String,
+    "tag": String,
+    "group": String,
+    "status": String,
+    "device": String,
+    "devices": Integer,
+    "layout": String,
+    "dtype": String,
+    "tokens_per_s": Float,
+    "step_time_s": Float,
+    "mfu": Float,
+    "of_achievable": Float,
+    "steps": Integer,
+    "key": String,
+}
 _METADATA = MetaData()
+# The table's name depends on its columns, so that a table of another version is never read.
+_COLUMNS_DIGEST = hashlib.sha256(
+    repr([(name, kind.__name__) for name, kind in _COLUMN_TYPES.items()]).encode()
+).hexdigest()[:8]
 RUNS = Table(
-    f"runs_v{SCHEMA_VERSION}",
+    f"runs_{_COLUMNS_DIGEST}",
     _METADATA,
     Column("root", String, primary_key=True),
     Column("run", String, primary_key=True),
-    Column("created", String),
-    Column("recipe", String),
-    Column("tag", String),
-    Column("group", String),
-    Column("status", String),
-    Column("device", String),
-    Column("devices", Integer),
-    Column("layout", String),
-    Column("dtype", String),
-    Column("tokens_per_s", Float),
-    Column("step_time_s", Float),
-    Column("mfu", Float),
-    Column("of_achievable", Float),
-    Column("steps", Integer),
-    Column("key", String),
+    *(Column(name, kind) for name, kind in _COLUMN_TYPES.items()),
     Column("stamp", String),
 )
 
-COLUMNS = tuple(c.name for c in RUNS.columns if c.name not in ("root", "stamp"))
-"""What a row says of its run; the others are for the index alone."""
+COLUMNS = ("run", *_COLUMN_TYPES)
+"""Columns about the run; the others are internal."""
 
 _DAMAGE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 @dataclass(frozen=True)
 class Listing:
-    """All readable runs, oldest first, and what a reader must be told besides."""
+    """All readable runs, oldest first, with warnings."""
 
     rows: list[dict[str, Any]]
     left_out: list[str]
     """One sentence for each folder that cannot be read."""
     fault: str | None = None
-    """Why the index was of no use, so that every folder was read."""
+    """Reason why the index could not be used and every folder was read."""
 
 
 def listing(root: Path, evaluate: Evaluate) -> Listing:
-    """All runs under `root`, from the folders alone when the user's cache cannot hold an index.
+    """List all runs under `root`, directly from the folders if the user's cache has no usable
+    index.
 
-    Raises SystemFaultError when the database in $PACELINE_DB cannot be used.
+    Raises SystemFaultError if the database in $PACELINE_DB cannot be used.
     """
     try:
         return Index.open(root).rows(evaluate)
@@ -106,62 +111,65 @@ class Index:
     root: Path
 
     @classmethod
-    def open(cls, root: Path, anew: bool = False) -> Index:
-        """The index of `root`: $PACELINE_DB by URL, else SQLite in the user's cache.
+    def open(cls, root: Path, rebuild: bool = False) -> Index:
+        """Open the index of `root`: $PACELINE_DB by URL, else SQLite in the user's cache.
 
-        Not beside the runs, because SQLite is unsafe on network file systems. The file in the
-        cache is made again when it is damaged or `anew` is asked for.
+        It is not stored with the runs, because SQLite is unsafe on network file systems. The file
+        in the cache is created again if it is damaged or if `rebuild` is set.
         """
         if url := os.environ.get("PACELINE_DB"):
-            return cls(_connected(url), root)
+            return cls(_connect(url), root)
         file = _sqlite_file(root)
-        if anew:
+        if rebuild:
             _remove(file)
         url = URL.create("sqlite", database=str(file))
         try:
-            return cls(_connected(url), root)
+            return cls(_connect(url), root)
         except SystemFaultError as fault:
             if not _is_damage(fault.__cause__):
                 raise
         _remove(file)
-        return cls(_connected(url), root)
+        return cls(_connect(url), root)
 
     @classmethod
     def in_memory(cls, root: Path) -> Index:
-        """An empty index that ends with the process."""
-        return cls(_connected("sqlite://", poolclass=StaticPool), root)
+        """Return an empty index in memory."""
+        return cls(_connect("sqlite://", poolclass=StaticPool), root)
 
     def add(self, folder: Path, result: Result) -> None:
-        """Put one run into the index, replacing what it said before."""
+        """Add one run to the index, or replace its row."""
         self._write([folder.name], [_row(folder, read_record(folder), result)])
 
     def rebuild(self, evaluate: Evaluate) -> tuple[int, list[str]]:
-        """Read every folder again: (runs, a sentence for each folder that cannot be read)."""
+        """Read every folder again and return (number of runs, one message per unreadable
+        folder)."""
         rows, left_out = _read(run_folders(self.root), evaluate)
-        self._write(self._stored(), rows)
+        self._write(self._stored_rows(), rows)
         return len(rows), left_out
 
     def rows(self, evaluate: Evaluate) -> Listing:
-        """All runs, oldest first; folders that are new, changed or unfinished are read again."""
-        stored = self._stored()
+        """Return all runs, oldest first; read folders that are new, changed or unfinished."""
+        stored_rows = self._stored_rows()
         folders = {folder.name: folder for folder in run_folders(self.root)}
         current = {
-            n: stored[n] for n in folders if n in stored and _is_current(stored[n], folders[n])
+            n: stored_rows[n]
+            for n in folders
+            if n in stored_rows and _is_current(stored_rows[n], folders[n])
         }
         read, left_out = _read((f for n, f in folders.items() if n not in current), evaluate)
-        self._write(stored.keys() - current.keys(), read)
+        self._write(stored_rows.keys() - current.keys(), read)
         rows = sorted([*current.values(), *read], key=lambda row: (row["created"], row["run"]))
         return Listing([{name: row[name] for name in COLUMNS} for row in rows], left_out)
 
-    def _stored(self) -> dict[str, dict[str, Any]]:
+    def _stored_rows(self) -> dict[str, dict[str, Any]]:
         query = select(RUNS).where(RUNS.c.root == str(self.root.resolve()))
         with _faults(), self.engine.connect() as connection:
             return {row.run: dict(row._mapping) for row in connection.execute(query)}
 
-    def _write(self, gone: Iterable[str], rows: list[dict[str, Any]]) -> None:
-        """Replace the runs named in `gone`, and those in `rows`, by `rows`."""
+    def _write(self, names_to_delete: Iterable[str], rows: list[dict[str, Any]]) -> None:
+        """Delete the runs `names_to_delete` and those in `rows`, then insert `rows`."""
         root = str(self.root.resolve())
-        names = [{"name": name} for name in {*gone, *(row["run"] for row in rows)}]
+        names = [{"name": name} for name in {*names_to_delete, *(row["run"] for row in rows)}]
         if not names:
             return
         same = (RUNS.c.root == root) & (RUNS.c.run == bindparam("name"))
@@ -180,20 +188,20 @@ def _read(folders: Iterable[Path], evaluate: Evaluate) -> tuple[list[dict[str, A
             rows.append(_row(folder, record, _result(folder, record, evaluate)))
         except (PacelineError, OSError) as error:
             left_out.append(str(error))
-        except Exception as error:  # one folder of somebody else must not hide all others
+        except Exception as error:  # one broken folder must not hide the others
             left_out.append(f"{folder}: cannot be evaluated: {type(error).__name__}: {error}"[:300])
     return rows, left_out
 
 
 def _result(folder: Path, record: RunRecord, evaluate: Evaluate) -> Result:
     if record.status in FINAL and (folder / RESULT_FILE).is_file():
-        with suppress(PacelineError):  # the raw files still tell what a torn result does not
+        with suppress(PacelineError):  # a damaged result is computed again from the raw files
             return read_value(folder / RESULT_FILE, Result)
     return evaluate(folder)
 
 
 def _row(folder: Path, record: RunRecord, result: Result) -> dict[str, Any]:
-    facts = record.known
+    facts = record.settings
     if (facts.num_devices or 0) > LARGEST_INT:
         raise UserError(str(folder), f"{facts.num_devices} devices are more than can be indexed")
     layout = facts.layout.label(facts.num_devices) if facts.layout and facts.num_devices else None
@@ -228,7 +236,7 @@ def _is_current(row: dict[str, Any], folder: Path) -> bool:
 
 
 def _stamp(folder: Path) -> str:
-    """A text that changes when the run's record or result is written again."""
+    """Return a text that changes when the run's record or result is written again."""
     times: list[int] = []
     for name in (RUN_FILE, RESULT_FILE):
         try:
@@ -238,12 +246,12 @@ def _stamp(folder: Path) -> str:
     return " ".join(map(str, times))
 
 
-def _connected(url: str | URL, **options: Any) -> Engine:
+def _connect(url: str | URL, **options: Any) -> Engine:
     with _faults():
         engine = create_engine(url, **options)
         _METADATA.create_all(engine)
         with engine.connect() as connection:
-            connection.execute(select(RUNS).limit(1)).all()  # a table of another form shows here
+            connection.execute(select(RUNS).limit(1)).all()  # fails if the table's columns differ
         return engine
 
 
@@ -258,14 +266,14 @@ def _faults() -> Iterator[None]:
 
 def _remedy(error: Exception) -> str:
     if os.environ.get("PACELINE_DB"):
-        return "check PACELINE_DB; without it the index lies in your cache"
+        return "check PACELINE_DB; without it the index is in your cache"
     if _is_damage(error) or isinstance(error, IntegrityError):
-        return "`paceline db rebuild` makes it anew"
-    return "give it a place that can be written with XDG_CACHE_HOME"
+        return "`paceline db rebuild` creates it again"
+    return "set XDG_CACHE_HOME to a writable folder"
 
 
 def _is_damage(error: BaseException | None) -> bool:
-    """True when SQLite says that the file is not its own, torn, or has a table of another form."""
+    """Return True if SQLite reports a damaged file, another file type, or different columns."""
     code: int = getattr(getattr(error, "orig", None), "sqlite_errorcode", 0)
     return code & 0xFF in _DAMAGE
 
@@ -275,13 +283,13 @@ def _sqlite_file(root: Path) -> Path:
     try:
         cache = cache_folder()
         cache.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         raise SystemFaultError("index database", str(error), remedy=_remedy(error)) from error
     return cache / f"index-{digest}.sqlite"
 
 
 def _remove(file: Path) -> None:
-    """Delete the database; a journal left behind would be played into the next one."""
+    """Delete the database and its journal, which SQLite would replay into the next one."""
     try:
         for end in ("", "-journal", "-wal", "-shm"):
             file.with_name(file.name + end).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a run is about to read, looked at before it starts and kept in its folder."""
+"""Inputs of a run, recorded in its folder before it starts."""
 
 from __future__ import annotations
 
@@ -14,39 +14,38 @@ from paceline.core.run_inputs import RunInput, RunInputs
 from paceline.files.staged import CONTENT_FOLDER, content_sizes, read_manifest
 
 INPUTS_FILE = "inputs.json"
-"""Of a run folder, where the run reads anything."""
+"""File of a run folder that lists the run's inputs, if it has any."""
 DIGEST_LIMIT_BYTES = 1 << 26
-"""Of the files of one input that no manifest describes; larger ones are told by their size."""
+"""Maximum size of an input without a manifest that is hashed; larger ones are compared by size."""
 _OF_FILES = ("data", "training", "checkpoint", "engine_settings")
-"""Parts of a run's settings that name files."""
+"""Parts of a run's settings that contain paths."""
 INDEXED = (".bin", ".idx")
-"""What a prefix stands for."""
+"""Suffixes of the files of an indexed data set, which is given by their common prefix."""
 
 
-def inputs_of(spec: RunSpec, texts: Mapping[str, Path]) -> RunInputs | None:
-    """What the settings of a run name on this machine, and `texts` by a field's name.
+def find_run_inputs(spec: RunSpec, texts: Mapping[str, Path]) -> RunInputs | None:
+    """Return the files that a run's settings and `texts` (by field) refer to on this machine.
 
-    None where they name nothing. What lies in a staged asset is told by its manifest and not read
-    again.
+    None if there are none. Staged assets are described by their manifests and not read again.
     """
     content = {} if spec.bare else spec.model_dump(mode="json", include=set(_OF_FILES))
-    named = [*_paths(content, ""), *((name, str(path)) for name, path in texts.items())]
+    paths = [*_paths(content, ""), *((name, str(path)) for name, path in texts.items())]
     manifests: dict[str, Manifest] = {}
     inputs: list[RunInput] = []
-    for field, path in dict.fromkeys(named):
+    for field, path in dict.fromkeys(paths):
         if files := _files(Path(path)):
             inputs.append(_input(field, Path(path), files, manifests))
     return RunInputs(inputs=tuple(inputs), manifests=tuple(manifests.values())) if inputs else None
 
 
-def input_at(field: str, path: Path) -> RunInput | None:
-    """What lies at a path now, as `inputs_of` would tell it; None where nothing does."""
+def find_input(field: str, path: Path) -> RunInput | None:
+    """Return the input at a path as `find_run_inputs` would, None if there is none."""
     files = _files(path)
     return _input(field, path, files, {}) if files else None
 
 
 def _paths(value: object, field: str) -> Iterator[tuple[str, str]]:
-    """Each absolute path in the settings with its field."""
+    """Yield (field, path) for each absolute path in the settings."""
     if isinstance(value, Mapping):
         for name, part in cast(Mapping[str, Any], value).items():
             yield from _paths(part, f"{field}.{name}" if field else name)
@@ -58,7 +57,7 @@ def _paths(value: object, field: str) -> Iterator[tuple[str, str]]:
 
 
 def _files(path: Path) -> dict[Path, int]:
-    """The files that a path stands for, with their bytes; none where it stands for none."""
+    """Return the files that a path refers to, with their sizes in bytes."""
     if path.is_dir():
         return {path / name: size for name, size in sorted(content_sizes(path).items())}
     several = [path.with_name(path.name + suffix) for suffix in INDEXED]
@@ -77,8 +76,12 @@ def _input(
         return RunInput(field=field, path=str(path), files=len(files), bytes=total, sha256=digest)
     manifests[manifest.sha256] = manifest
     by_path = {file.path: file for file in manifest.files}
-    listed = {file: by_path.get(file.relative_to(content).as_posix()) for file in files}
-    digests = {file: staged.sha256 for file, staged in listed.items() if staged is not None}
+    staged_files = {file: by_path.get(file.relative_to(content).as_posix()) for file in files}
+    digests = {
+        file: staged_file.sha256
+        for file, staged_file in staged_files.items()
+        if staged_file is not None
+    }
     return RunInput(
         field=field,
         path=str(path),
@@ -86,13 +89,16 @@ def _input(
         inside=path.relative_to(content).as_posix().removeprefix("."),
         revision=manifest.revision,
         files=len(files),
-        bytes=sum(staged.bytes if staged else files[file] for file, staged in listed.items()),
-        sha256=_joined(path, digests) if len(digests) == len(files) else None,
+        bytes=sum(
+            staged_file.bytes if staged_file else files[file]
+            for file, staged_file in staged_files.items()
+        ),
+        sha256=_combined_digest(path, digests) if len(digests) == len(files) else None,
     )
 
 
 def _digest(path: Path, files: Iterable[Path]) -> str | None:
-    """SHA-256 of files that lie at `path`; None where one cannot be read."""
+    """Return the SHA-256 of the files at `path`, None if one cannot be read."""
     digests: dict[Path, str] = {}
     for file in files:
         try:
@@ -100,11 +106,12 @@ def _digest(path: Path, files: Iterable[Path]) -> str | None:
                 digests[file] = hashlib.file_digest(content, "sha256").hexdigest()
         except OSError:
             return None
-    return _joined(path, digests)
+    return _combined_digest(path, digests)
 
 
-def _joined(path: Path, digests: Mapping[Path, str]) -> str:
-    """One digest of files at `path`, wherever that lies: of the names inside of it."""
+def _combined_digest(path: Path, digests: Mapping[Path, str]) -> str:
+    """Combine the files' digests and relative names into one digest, independent of the
+    location."""
     if len(digests) == 1:
         return next(iter(digests.values()))
     folder = path if path.is_dir() else path.parent

@@ -1,4 +1,4 @@
-"""Log files as blocks of whole lines, whatever their size and however they are damaged."""
+"""Read log files of any size as blocks of whole lines, even if they are damaged."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from pathlib import Path
 from typing import BinaryIO
 
 BLOCK_BYTES = 1 << 18
-"""Larger blocks are read no faster, and what is made of one takes many times its size."""
+"""Larger blocks are not faster, and parsing a block takes many times its size in memory."""
 
 MAX_LINE_BYTES = 1 << 20
-"""Longer lines are cut: a file without line ends must not fill the memory."""
+"""Longer lines are truncated, so that a file without line ends cannot fill the memory."""
 
 RECORD_BYTES = 1 << 14
-"""How far back a record may have begun that goes on over the end of a block."""
+"""Maximum size of a record that may be split by the end of a block."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 FIRST_BYTES = 1 << 12
-"""From which the encoding of a log is told."""
+"""Number of bytes from which the encoding is detected."""
 MANY, FEW = 0.6, 0.1
-"""Share of zeros among the one and the other half of the bytes of UTF-16 that is mostly ASCII."""
+"""Minimum and maximum share of zeros in the high and low bytes of UTF-16 text that is mostly
+ASCII."""
 
 
 class LogFile:
-    """One log, plain or gzip, as an iterable of blocks; afterwards it says what it met.
+    """One log, plain or gzip, as an iterable of blocks; afterwards its attributes report damage.
 
     A line ends at a line feed or a carriage return (progress bars). `begins` is a literal that
-    starts a record which may be wrapped over several lines: blocks are not split within one.
+    starts a record which may be wrapped over several lines; a block never ends within one.
     """
 
     def __init__(self, path: Path, begins: bytes | None = None) -> None:
@@ -38,61 +39,63 @@ class LogFile:
         self.num_bytes = 0
         """Bytes read, after decompression."""
         self.cut_lines = 0
-        """Lines longer than MAX_LINE_BYTES, of which only that much was used."""
-        self.broken_off: str | None = None
-        """Why the file could not be read to its end."""
+        """Number of lines that were truncated to MAX_LINE_BYTES."""
+        self.read_error: str | None = None
+        """Reason why the file could not be read to its end."""
         self.ends_in_line = False
         """True when the last line has no line end."""
 
     def __iter__(self) -> Iterator[bytes]:
-        """The blocks from the beginning; raises OSError when the file cannot be opened or read."""
+        """Yield the blocks from the start; raise OSError if the file cannot be opened or read."""
         self.num_bytes = self.cut_lines = 0
-        self.broken_off, self.ends_in_line = None, False
-        held = b""
+        self.read_error, self.ends_in_line = None, False
+        pending = b""
         for lines in self._whole_lines():
-            text = held + lines
+            text = pending + lines
             end = self._last_record(text)
-            held = text[end:]
+            pending = text[end:]
             if end:
                 yield text[:end]
-        if held:
-            yield held
+        if pending:
+            yield pending
 
     def _whole_lines(self) -> Iterator[bytes]:
-        """Text that ends with a line, but for the file's last; lines that are too long are cut."""
-        rest, in_cut_line = b"", False
+        """Yield text that ends with a line end, except at the end of the file; truncate long
+        lines."""
+        pending, in_cut_line = b"", False
         for data in self._data():
             first = _first_end(data)
-            length = len(rest) + (first - 1 if first else len(data))
+            length = len(pending) + (first - 1 if first else len(data))
             if length > MAX_LINE_BYTES and not in_cut_line:
                 self.cut_lines += 1
-                yield (rest + data)[:MAX_LINE_BYTES] + b"\n"
-                rest, in_cut_line = b"", True
+                yield (pending + data)[:MAX_LINE_BYTES] + b"\n"
+                pending, in_cut_line = b"", True
             if in_cut_line:
                 if not first:
                     continue
                 data, in_cut_line = data[first:], False
             end = _last_end(data)
             if end:
-                yield rest + data[:end]
-                rest = b""
-            rest += data[end:]
-        self.ends_in_line = in_cut_line or bool(rest)
-        if rest:
-            yield rest
+                yield pending + data[:end]
+                pending = b""
+            pending += data[end:]
+        self.ends_in_line = in_cut_line or bool(pending)
+        if pending:
+            yield pending
 
     def _last_record(self, lines: bytes) -> int:
-        """Where the line begins that opens the last record if that may go on, else the length."""
+        """Return the start of the last record's first line if the record may continue, else the
+        length."""
         if self.begins is None:
             return len(lines)
-        begun = lines.rfind(self.begins, max(0, len(lines) - RECORD_BYTES))
-        if begun < 0:
+        record_start = lines.rfind(self.begins, max(0, len(lines) - RECORD_BYTES))
+        if record_start < 0:
             return len(lines)
-        line = max(lines.rfind(b"\n", 0, begun), lines.rfind(b"\r", 0, begun)) + 1
+        line = max(lines.rfind(b"\n", 0, record_start), lines.rfind(b"\r", 0, record_start)) + 1
         return line if line or len(lines) < RECORD_BYTES else len(lines)
 
     def _data(self) -> Iterator[bytes]:
-        """The content in pieces that do not split a CR LF."""
+        """Yield the content in pieces that do not split a CR LF."""
         end = b""
         for piece in self._pieces():
             self.num_bytes += len(piece)
@@ -103,16 +106,16 @@ class LogFile:
             yield end
 
     def _pieces(self) -> Iterator[bytes]:
-        """The content, decompressed, in pieces of at most BLOCK_BYTES."""
+        """Yield the decompressed content in pieces of at most BLOCK_BYTES."""
         with self.path.open("rb") as raw:
             if raw.peek(2)[:2] == GZIP_MAGIC:
-                yield from self._gunzipped(raw)
+                yield from self._gunzip(raw)
                 return
             while data := raw.read(BLOCK_BYTES):
                 yield data
 
-    def _gunzipped(self, raw: BinaryIO) -> Iterator[bytes]:
-        """All that can be decompressed, up to the place of any damage."""
+    def _gunzip(self, raw: BinaryIO) -> Iterator[bytes]:
+        """Yield all bytes before the first damage."""
         parts: list[bytes] = []
         size = 0
         try:
@@ -125,24 +128,26 @@ class LogFile:
                         yield b"".join(parts)
                         parts, size = [], 0
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            self.broken_off = f"the compressed file is damaged or cut short ({error})"
+            self.read_error = f"the compressed file is damaged or truncated ({error})"
         if parts:
             yield b"".join(parts)
 
 
 def _first_end(data: bytes) -> int:
-    """The place behind the first line end, or 0 when there is none."""
+    """Return the offset after the first line end, 0 if there is none."""
     ends = [at for at in (data.find(b"\n"), data.find(b"\r")) if at >= 0]
     return min(ends) + 1 if ends else 0
 
 
 def _last_end(data: bytes) -> int:
-    """The place behind the last line end, or 0 when there is none."""
+    """Return the offset after the last line end, 0 if there is none."""
     return max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
 
 
 def utf16(beginning: bytes) -> str | None:
-    """The name that `iconv` has for UTF-16 text that begins so, with a mark or without; or None."""
+    """Return the `iconv` name of the UTF-16 variant of this text, with or without a byte order
+    mark,
+    else None."""
     if beginning[:2] in UTF16_MARKS:
         return "UTF-16"
     even, odd = (

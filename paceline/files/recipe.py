@@ -1,4 +1,4 @@
-"""Recipes: what to train and measure, one YAML file each; resolving one gives a RunSpec."""
+"""Recipes: one YAML file per workload, resolved into a RunSpec."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from paceline.files.yaml_file import (
 )
 
 PerNode = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8} per node$")]
-"""A batch that grows with the nodes: `16 per node`."""
+"""Batch size that grows with the number of nodes: `16 per node`."""
 SHIPPED = Path(__file__).parent / "recipes"
 """The folder of the recipes that come with Paceline."""
 LONGEST_NAME = 100
@@ -55,16 +55,16 @@ _BATCH = re.compile(r"[1-9][0-9]{0,8}( per node)?")
 
 
 class RecipeTraining(TrainingBase):
-    """Training as a recipe states it: the batch per step or per device, the dtype or `auto`."""
+    """Training settings of a recipe: the batch per step or per device, the dtype or `auto`."""
 
     global_batch: PositiveInt | PerNode | None = None
     """Sequences per optimizer step over all devices: a number, or `16 per node`."""
     batch_per_device: PositiveInt | None = None
     """Sequences per optimizer step and device (weak scaling)."""
     dtype: Literal["auto", "fp32", "fp16", "bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"] = "bf16"
-    """`auto`: bf16 where the device computes it natively, else fp32."""
+    """`auto`: bf16 if the device computes it natively, else fp32."""
     compile: CompileOption = "auto"
-    """`blocks`: torch.compile for every transformer block; `auto`: where it pays in the steps."""
+    """`blocks`: torch.compile for every transformer block; `auto`: only if it saves time."""
 
     @field_validator("global_batch", mode="before")
     @classmethod
@@ -73,9 +73,7 @@ class RecipeTraining(TrainingBase):
         number = isinstance(value, int | float) and 1 <= value <= LARGEST_INT and value % 1 == 0
         if words or number or value is None:
             return value
-        raise ValueError(
-            f"must be a whole number from 1 to {LARGEST_INT:,}, or as in `16 per node`"
-        )
+        raise ValueError(f"must be a whole number from 1 to {LARGEST_INT:,}, or like `16 per node`")
 
     @model_validator(mode="after")
     def _one_batch(self) -> Self:
@@ -85,11 +83,11 @@ class RecipeTraining(TrainingBase):
 
     @property
     def batch_per_node(self) -> int | None:
-        """N of a global batch that is `N per node`."""
+        """Sequences per node, if the global batch is `N per node`."""
         return int(self.global_batch.split()[0]) if isinstance(self.global_batch, str) else None
 
     def batch(self, num_devices: int, num_nodes: int = 1) -> int:
-        """Sequences per optimizer step on so many devices."""
+        """Return the sequences per optimizer step on this number of devices."""
         if self.batch_per_device is not None:
             return self.batch_per_device * num_devices
         if isinstance(self.global_batch, int):
@@ -97,55 +95,58 @@ class RecipeTraining(TrainingBase):
         return (self.batch_per_node or 1) * num_nodes
 
 
-class MisfitError(UserError):
+class LayoutError(UserError):
     """A layout or a batch that does not fit the devices."""
 
 
 class Recipe(Value):
-    """One workload: model, training, data, layout, and the published rows it is held against."""
+    """One workload: model, training, data, layout, and the published rows to compare it with."""
 
     name: str
     title: str
     description: str = ""
     engine: str = "native"
-    """A file of engines/."""
+    """Name of an engine in `paceline/engines`."""
     engine_settings: EngineSettings = {}
-    """What only that engine knows, by its own names."""
+    """Settings of this engine alone, by the engine's names."""
     model: Shape
     lora: LoraSpec | None = None
     training: RecipeTraining
     data: Data = Data()
     layout: Layout = Layout()
     devices: PositiveInt | None = None
-    """Devices to run on; None is every accelerator, or two processes on a CPU."""
+    """Devices to run on; None means every accelerator, or two processes on a CPU."""
     scaling: ScalingKind | None = None
-    """How the batch goes with the devices in `paceline scale`: `weak` (it grows) or `strong` (it
-    stays); None is strong where `global_batch` is a number, else weak."""
+    """Scaling in `paceline scale`: `weak` (the batch grows with the devices) or `strong` (it
+    stays);
+    None means strong if `global_batch` is a number, else weak."""
     flops_convention: str = "causal"
     nominal_parameters: PositiveFloat | None = None
     time_limit_s: PositiveFloat | None = USUAL_TIME_LIMIT_S
     hang_limit_s: PositiveFloat = 300.0
-    """A rank that finishes no micro-batch for so long is taken as hung."""
+    """Time without a finished micro-batch after which a rank counts as hung."""
     memory_limit_bytes: PositiveFloat | None = None
-    """On a CPU: what each rank may allocate beyond what it uses before the model is made."""
+    """Memory that each CPU rank may allocate in addition to what it uses before the model
+    exists."""
     memory_parts: bool = True
-    """Watch one early step to tell the peak's memory by part; its time counts in no figure."""
+    """Trace one early step to split the peak memory by part; its time is excluded from all
+    figures."""
     checkpoint: Checkpointing = Checkpointing()
     mlperf: MlperfLog | None = None
-    """Labels of the MLPerf log that the run writes; None writes none."""
+    """Labels of the MLPerf log that the run writes; None for no log."""
     references: tuple[str, ...] = ()
-    """Reference tables or rows by id."""
+    """Ids of reference tables or rows."""
     assets: tuple[Asset, ...] = ()
-    """What `paceline stage` fetches or makes for it."""
+    """Files that `paceline stage` downloads or creates."""
     variants: dict[str, dict[str, Any]] = {}
-    """Named sets of overrides, by dotted field."""
+    """Named sets of overrides, by dotted field name."""
 
     @field_validator("name")
     @classmethod
     def _names_a_folder(cls, name: str) -> str:
-        """The name itself: it stands in scripts, folder names and on terminals."""
+        """Check the name, which is used in scripts, folder names and terminal output."""
         if not (name.isprintable() and 0 < len(name) <= LONGEST_NAME):
-            raise ValueError(f"must be 1 to {LONGEST_NAME} characters, none of them for control")
+            raise ValueError(f"must be 1 to {LONGEST_NAME} printable characters")
         return name
 
     @field_validator("assets")
@@ -158,7 +159,7 @@ class Recipe(Value):
     @field_validator("flops_convention")
     @classmethod
     def _known_convention(cls, name: str) -> str:
-        """The convention itself: hardware FLOP/s add what the layout recomputes anyway."""
+        """Drop the suffix for recomputation, because hardware FLOP/s follow from the layout."""
         return without_recompute(known_convention(name))
 
     @model_validator(mode="after")
@@ -178,11 +179,11 @@ class Recipe(Value):
             )
         if model.kind == "mmdit" and self.training.seq_len != model.seq_len:
             raise ValueError(
-                f"training.seq_len {self.training.seq_len} must be the model's text_len and image "
-                f"tokens together, {model.seq_len}"
+                f"training.seq_len {self.training.seq_len} must be the sum of the model's text_len "
+                f"and image tokens, {model.seq_len}"
             )
         if model.kind == "mmdit" and self.lora is not None:
-            raise ValueError("lora is for decoders")
+            raise ValueError("lora is supported for decoders only")
         return self
 
 
@@ -194,7 +195,8 @@ def recipe_names() -> list[str]:
 
 
 def recipe_path(name: str) -> Path:
-    """Return the file of a recipe by name or path; raise UserError with the nearest name."""
+    """Return the file of a recipe by name or path; raise UserError that suggests the nearest
+    name."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return path
@@ -208,8 +210,8 @@ def recipe_path(name: str) -> Path:
 def load_recipe(name: str, variant: str | None = None, overrides: Iterable[str] = ()) -> Recipe:
     """Return a recipe by name or file, with a variant and then `key=value` overrides applied.
 
-    A command that asks again for the same gets the same value: files are read and checked once.
-    Raise UserError with file and line for the file, with the option's text for an override.
+    The result is cached, so that a command reads and checks each file once.
+    Raises UserError with the file and line, or with the option's text for an override.
     """
     path = recipe_path(name)
     changed_ns = path.stat().st_mtime_ns if path.is_file() else 0
@@ -247,7 +249,7 @@ def _read(path: Path, _changed_ns: int) -> tuple[Recipe, Document]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`key=value` as (dotted key, YAML value); `steps` alone means `training.steps`."""
+    """Parse `key=value` into (dotted key, YAML value); `steps` alone means `training.steps`."""
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
         raise UserError(f"--set {text}", "is not key=value", remedy="for example --set steps=20")
@@ -258,26 +260,26 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 @cache
 def override_keys() -> list[str]:
-    """Every dotted field that `--set` takes."""
-    return sorted({*_dotted(Recipe, "")})
+    """Return every dotted field that `--set` accepts."""
+    return sorted({*_dotted_fields(Recipe, "")})
 
 
 def full_key(key: str) -> str:
-    """The dotted field for `key`; a last name that occurs once, or in training, may stand alone."""
+    """Return the dotted field for `key`; a last part that is unique, or in training, is enough."""
     keys = override_keys()
     if key in keys or key.rpartition(".")[0] in keys:
         return key
     groups = {group for field in keys for group in _groups(field)}
-    named = [group for group in groups if key in (group, group.rpartition(".")[2])]
-    if len(named) == 1:
-        return named[0]
+    matching_groups = [group for group in groups if key in (group, group.rpartition(".")[2])]
+    if len(matching_groups) == 1:
+        return matching_groups[0]
     matches = [field for field in keys if field.rpartition(".")[2] == key]
     if len(matches) == 1:
         return matches[0]
     if f"training.{key}" in matches:
         return f"training.{key}"
     if matches:
-        raise UserError(f"--set {key}", "names several fields", allowed=", ".join(matches))
+        raise UserError(f"--set {key}", "matches several fields", allowed=", ".join(matches))
     leaves = [*keys, *(field.rpartition(".")[2] for field in keys)]
     raise UserError(
         f"--set {key}",
@@ -287,14 +289,15 @@ def full_key(key: str) -> str:
 
 
 def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | None) -> RunSpec:
-    """The RunSpec of `recipe` on `cluster`; raises MisfitError when the layout cannot run there."""
+    """Return the RunSpec of `recipe` on `cluster`; raise LayoutError if the layout cannot run
+    there."""
     options = recipe.training
     world_size = cluster.world_size
     where = f"{recipe.name} on {world_size} x {cluster.device}"
     global_batch = options.batch(world_size, cluster.nodes)
     if global_batch > LARGEST_INT:
         raise UserError(
-            where, f"asks for a batch of {global_batch:,}", allowed=f"at most {LARGEST_INT:,}"
+            where, f"has a global batch of {global_batch:,}", allowed=f"at most {LARGEST_INT:,}"
         )
     automatic: Dtype = "bf16" if native_bf16 else "fp32"
     dtype = automatic if options.dtype == "auto" else options.dtype
@@ -302,7 +305,7 @@ def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | 
     training = Training(**fields, global_batch=global_batch, dtype=dtype)
     problems = _batch_problems(recipe, training, world_size)
     if problems:
-        raise MisfitError(
+        raise LayoutError(
             where,
             "; ".join(problems),
             remedy="change the layout or the batch with --set, or the number of devices",
@@ -332,16 +335,16 @@ def resolve(recipe: Recipe, cluster: Cluster, native_bf16: bool, variant: str | 
 
 
 def _batch_problems(recipe: Recipe, training: Training, world_size: int) -> list[str]:
-    """Why the layout cannot run a step of the whole batch, or else of a smaller one before it."""
+    """Return why the layout cannot run a step of the full batch, or of a smaller ramp-up batch."""
     run = ParallelRun(
         recipe.layout, recipe.model, world_size, training.global_batch, training.seq_len
     )
     problems = layout_problems(run)
     if problems or training.ramp_up is None:
         return problems
-    never = training.ramp_up.problem(training.global_batch)
-    if never:
-        return [never]
+    problem = training.ramp_up.problem(training.global_batch)
+    if problem:
+        return [problem]
     for batch in training.batches:
         for problem in layout_problems(replace(run, global_batch=batch)):
             return [f"training.ramp_up: {problem}"]
@@ -360,50 +363,52 @@ def _variant(recipe: Recipe, variant: str, path: Path) -> dict[str, Any]:
 
 
 def _check_variants(recipe: Recipe, document: Document, path: Path) -> None:
-    """Raise UserError with its line for a change of a variant that could never be used."""
+    """Raise UserError with the line of an invalid override in a variant."""
     for variant, changes in recipe.variants.items():
         content = cast(Document, plain(document))
-        for written, value in changes.items():
+        for variant_key, value in changes.items():
             try:
-                key = full_key(written)
+                key = full_key(variant_key)
                 content = _with(content, key, value)
                 validate(Recipe, content, key)
             except UserError as error:
-                line = line_of(document, ("variants", variant, written))
-                what = error.what.removeprefix(f"{written}: ")
+                line = line_of(document, ("variants", variant, variant_key))
+                what = error.what.removeprefix(f"{variant_key}: ")
                 raise UserError(
                     f"{path}:{line}",
-                    f"variants.{variant}.{written}: {what}",
+                    f"variants.{variant}.{variant_key}: {what}",
                     allowed=error.allowed,
                     remedy=error.remedy,
                 ) from error
 
 
 def _groups(key: str) -> list[str]:
-    """`a.b.c` -> `a`, `a.b`: what an override gives as a whole, like `training.ramp_up`."""
+    """Return the groups of a key, `a` and `a.b` of `a.b.c`, which an override may replace as a
+    whole."""
     parts = key.split(".")[:-1]
     return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def _with(content: Document, key: str, value: Any) -> Document:
-    """A copy of `content` where the dotted `key` is `value`; giving one batch drops the other."""
-    head, _, rest = key.partition(".")
-    if rest:
+    """Return a copy of `content` with `key` set to `value`; setting one kind of batch drops the
+    other."""
+    head, _, inner_key = key.partition(".")
+    if inner_key:
         inner = content.get(head)
-        value = _with(cast(Document, inner) if isinstance(inner, dict) else {}, rest, value)
-    changed = {**content, head: value}
+        value = _with(cast(Document, inner) if isinstance(inner, dict) else {}, inner_key, value)
+    result = {**content, head: value}
     rival = {"global_batch": "batch_per_device", "batch_per_device": "global_batch"}.get(head)
     if rival:
-        changed.pop(rival, None)
-    return changed
+        result.pop(rival, None)
+    return result
 
 
-def _dotted(model: type[Value], prefix: str) -> list[str]:
+def _dotted_fields(model: type[Value], prefix: str) -> list[str]:
     keys: list[str] = []
     for name, field in model.model_fields.items():
         annotation: Any = field.annotation
         several = get_origin(annotation) is tuple
         nested = [] if several else [t for t in models_in(annotation) if issubclass(t, Value)]
-        keys += [key for kind in nested for key in _dotted(kind, f"{prefix}{name}.")]
+        keys += [key for kind in nested for key in _dotted_fields(kind, f"{prefix}{name}.")]
         keys += [] if nested else [f"{prefix}{name}"]
     return keys

@@ -1,7 +1,7 @@
-"""Published figures: tables of printed cells with what they were measured on.
+"""Published figures: tables of printed cells with the configuration of each measurement.
 
-A reference is never an expectation of Paceline. Cells keep the source's own characters, whether
-they follow from the rest of their row or not; `paceline audit` tells which do not, and why.
+A reference is not an expectation of Paceline. Cells keep the source's characters, even if they
+contradict their row; `paceline audit` reports contradictions with their cause.
 """
 
 from __future__ import annotations
@@ -33,51 +33,52 @@ UNIT_SIZES: dict[str, float] = {"%": 0.01, "TFLOP/s": TERA, "GiB": GIB}
 
 
 class Row(Value):
-    """One published measurement with what decides it; None is what the source does not state."""
+    """One published measurement and its configuration; None if the source does not state a
+    value."""
 
     id: str
     table: str
     source: str
     where: str
     window: str
-    """The steps that the source's figures are from: `last step`, `as printed` if it is silent."""
+    """Steps that the figures are from, for example `last step`; `as printed` if not stated."""
     statement: str | None = None
-    """For a claim of the text: what is claimed, in other words than the source's."""
+    """Paraphrase of a claim in the source's text."""
     recipe: str | None = None
     model: str | None = None
-    """The source's name of the model, for rows without a recipe."""
+    """Model name in the source, for rows without a recipe."""
     shape: DecoderShape | None = None
-    """Of the model, for rows without a recipe."""
+    """Model shape, for rows without a recipe."""
     experts_per_token: PositiveInt | None = None
-    """Experts that see a token; `shape.ffn_size` is then that of one expert."""
+    """Active experts per token; `shape.ffn_size` is then the size of one expert."""
     device: str | None = None
-    """A name of the device catalog."""
+    """Name in the device catalog."""
     devices_per_node: PositiveInt | None = None
     num_devices: PositiveInt | None = None
     hosts: str | None = None
     layout: Layout = Layout()
-    """Only the fields that were given are stated by the source."""
+    """Parallel layout; only the fields that are set are stated by the source."""
     dtype: Dtype | None = None
     seq_len: PositiveInt | None = None
     global_batch: PositiveInt | None = None
     convention: str | None = None
-    """How the source counts FLOPs; None when it counts none, or in no way known here."""
+    """FLOPs convention of the source; None if it states none or an unknown one."""
     nominal_parameters: PositiveFloat | None = None
     peak_flops_per_s: PositiveFloat | None = None
-    """The peak that the source declares for its MFU."""
+    """Peak that the source uses for its MFU."""
     flops_per_sample: PositiveFloat | None = None
-    """The source's own rounded figure, where it computes with one."""
+    """Rounded FLOPs per sample that the source computes with."""
     total_tokens: PositiveFloat | None = None
     base_num_devices: PositiveInt | None = None
-    """Devices of the row in the same table to which speed-ups relate."""
+    """Devices of the baseline row for speed-ups in the same table."""
     repeats: str | None = None
-    """Another row of the same source that states the same configuration."""
+    """Id of another row of the source with the same configuration."""
     status: Literal["ok", "oom"] = "ok"
     printed: dict[str, str]
-    """Cells by metric, as the source prints them."""
+    """Cells by metric, as printed in the source."""
     units: dict[str, str]
     resolution: dict[str, PositiveFloat] = {}
-    """What a cell is a multiple of, where that is more than its last digit shows."""
+    """Step size of a cell by metric, if it is coarser than its last digit."""
     note: str | None = None
 
     @model_validator(mode="after")
@@ -90,13 +91,15 @@ class Row(Value):
         return self
 
     def figure(self, metric: str) -> float | None:
-        """The first number of a printed cell in base units (`12.50%` is 0.125), else None."""
+        """Return the first number of a printed cell in base units (`12.50%` is 0.125), else
+        None."""
         number = read_printed(self.printed.get(metric, ""))
         return number and number.value * UNIT_SIZES.get(self.units[metric], 1.0)
 
     @property
     def step_time_s(self) -> float | None:
-        """Seconds a step: printed, or from printed samples/s or tokens/s; None without a speed."""
+        """Seconds per step, printed or derived from samples/s or tokens/s; None without any of
+        them."""
         samples_per_s = self.figure("samples_per_s") or self._samples_per_s_of_tokens()
         if samples_per_s and self.global_batch:
             return rates.step_time_s(self.global_batch, samples_per_s)
@@ -104,7 +107,7 @@ class Row(Value):
 
     @property
     def samples_per_s(self) -> float | None:
-        """Sequences per second over all devices, printed or from the step time."""
+        """Sequences per second over all devices, from the step time."""
         step_time_s = self.step_time_s
         if not (step_time_s and self.global_batch):
             return None
@@ -112,14 +115,14 @@ class Row(Value):
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens per second over all devices, from the row's own speed."""
+        """Tokens per second over all devices, from the step time."""
         step_time_s = self.step_time_s
         if not (step_time_s and self.global_batch and self.seq_len):
             return None
         return rates.tokens_per_s(self.seq_len, self.global_batch, step_time_s)
 
     def _samples_per_s_of_tokens(self) -> float | None:
-        """From printed tokens/s, in rows that print no step time."""
+        """Return samples/s from printed tokens/s, for rows without a step time."""
         if "step_time_s" in self.printed or not self.seq_len:
             return None
         total = self.figure("tokens_per_s")
@@ -129,10 +132,10 @@ class Row(Value):
 
 
 class ReferenceTable(Value):
-    """Rows that stand together in a source; `common` in the file is filled into each of them.
+    """One table of a source; the file's `common` section is copied into each row.
 
-    Many rows may be written as `rows_csv`: one line a row, columns by their dotted names
-    (`layout.tp`, `printed.step_time_s`), an empty cell for what is not stated.
+    Rows may be written as `rows_csv`: one line per row, dotted column names (`layout.tp`,
+    `printed.step_time_s`), and an empty cell for a value that is not stated.
     """
 
     id: str
@@ -141,21 +144,21 @@ class ReferenceTable(Value):
 
 
 class ConvergencePoint(Value):
-    """Samples that a benchmark's reference needed to its target, in repeated runs at one batch."""
+    """Samples that a benchmark's reference code needed to reach the target, at one batch size."""
 
     id: str
     benchmark: str
     rulesets: tuple[str, ...]
-    """Rounds of MLPerf Training in which it is valid."""
+    """MLPerf Training rounds in which the point is valid."""
     global_batch: PositiveInt
     samples_to_target: tuple[PositiveInt, ...]
-    """One figure a run."""
+    """Samples to the target, one figure per run."""
     hyperparameters: dict[str, float] = {}
     platform: str | None = None
 
 
 class Source(Value):
-    """One file: the tables of one publication."""
+    """One file with the tables of one publication."""
 
     source: str
     where: str
@@ -163,64 +166,64 @@ class Source(Value):
     tables: tuple[ReferenceTable, ...] = ()
     convergence: tuple[ConvergencePoint, ...] = ()
     scores_csv: str | None = None
-    """Published MLPerf Training results, one a line."""
+    """Published MLPerf Training results, one per line."""
 
     @model_validator(mode="before")
     @classmethod
     def _fill_rows(cls, document: dict[str, Any]) -> dict[str, Any]:
-        filled = dict(document)
+        content = dict(document)
         common = _merged(
             {key: document.get(key) for key in ("source", "where", "window")},
-            _taken_common(filled),
+            _pop_common(content),
         )
-        return _each(filled, "tables", lambda table: _with_filled_rows(table, common))
+        return _each(content, "tables", lambda table: _with_filled_rows(table, common))
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
-        repeated = [name for name, n in Counter(row.id for row in self.rows).items() if n > 1]
-        if repeated:
-            raise ValueError(f"two rows are called {repeated[0]!r}")
+        duplicates = [name for name, n in Counter(row.id for row in self.rows).items() if n > 1]
+        if duplicates:
+            raise ValueError(f"two rows are called {duplicates[0]!r}")
         return self
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The rows of all its tables."""
+        """Rows of all tables."""
         return tuple(row for table in self.tables for row in table.rows)
 
 
 def source_names() -> list[str]:
-    """Names of the files that come with Paceline, without `.yaml`."""
+    """Return the names of the shipped files, without `.yaml`."""
     return sorted(_files())
 
 
 @cache
 def source(name: str) -> Source:
-    """Return the file called `name`; raise KeyError for an unknown one."""
+    """Return the shipped source `name`; raise KeyError for an unknown one."""
     return Source.model_validate(read_shipped(_files()[name]))
 
 
 def read_source(path: Path) -> Source:
-    """Return a user's file in the form of references; raise UserError with its line."""
+    """Return a user's file of references; raise UserError with the line of an error."""
     return read_model(Source, path)[0]
 
 
 def sources() -> dict[str, Source]:
-    """All files that come with Paceline, by name."""
+    """Return all shipped sources by name."""
     return {name: source(name) for name in source_names()}
 
 
 def tables() -> tuple[ReferenceTable, ...]:
-    """Every table of every source."""
+    """Return every table of every source."""
     return tuple(table for source in sources().values() for table in source.tables)
 
 
 def rows() -> tuple[Row, ...]:
-    """Every row of every table."""
+    """Return every row of every table."""
     return tuple(row for table in tables() for row in table.rows)
 
 
 def row(row_id: str) -> Row:
-    """The row called `row_id`; raises UserError with the nearest name."""
+    """Return the row with this id; raise UserError that suggests the nearest id."""
     for name in _files_with(row_id):
         for candidate in source(name).rows:
             if candidate.id == row_id:
@@ -228,18 +231,19 @@ def row(row_id: str) -> Row:
     raise _unknown(f"reference row {row_id!r}", row_id, [row.id for row in rows()])
 
 
-def named(name: str) -> tuple[Row, ...]:
-    """Rows of a source (file), table or row by its name; raises UserError with the nearest name.
+def find_rows(name: str) -> tuple[Row, ...]:
+    """Return the rows of a source, table or row by name; raise UserError that suggests a name.
 
-    They may lack a throughput (out of memory, node schedules) and belong to several recipes.
+    Rows may lack a throughput (out of memory, node schedules) and belong to several recipes.
     """
-    return located(name)[1]
+    return find_source_and_rows(name)[1]
 
 
-def located(name: str) -> tuple[Source, tuple[Row, ...]]:
-    """The source that holds what `name` names, and those of its rows; raises as `named` does.
+def find_source_and_rows(name: str) -> tuple[Source, tuple[Row, ...]]:
+    """Return the source that contains `name` and the matching rows; raise the errors of
+    `find_rows`.
 
-    Only files that contain the name are read.
+    Only files that contain the name are parsed.
     """
     if name in _files():
         return source(name), source(name).rows
@@ -255,8 +259,8 @@ def located(name: str) -> tuple[Source, tuple[Row, ...]]:
     raise _unknown(f"reference {name!r}", name, groups)
 
 
-def for_recipe(recipe: str) -> tuple[Row, ...]:
-    """Rows of `recipe` with a measured throughput, in the order of the tables."""
+def rows_of_recipe(recipe: str) -> tuple[Row, ...]:
+    """Return the rows of a recipe with a measured throughput, in the order of the tables."""
     candidates = [row for name in _files_with(recipe) for row in source(name).rows]
     return tuple(r for r in candidates if r.recipe == recipe and r.step_time_s is not None)
 
@@ -269,7 +273,7 @@ def _files() -> dict[str, Path]:
 
 
 def _files_with(name: str) -> Iterator[str]:
-    """Files in whose text `name` stands as a whole, so that no other needs to be parsed."""
+    """Yield the files whose text contains the whole word `name`, so that no other is parsed."""
     whole = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
     for file in source_names():
         if whole.search(_files()[file].read_text(encoding="utf-8")):
@@ -280,21 +284,21 @@ def _unknown(where: str, word: str, choices: list[str]) -> UserError:
     allowed = ", ".join(source_names())
     hint = did_you_mean(word, choices) or None
     return UserError(
-        where, "is unknown", allowed=f"{allowed}, or their tables and rows", remedy=hint
+        where, "is unknown", allowed=f"{allowed}, or one of their tables or rows", remedy=hint
     )
 
 
 def _with_filled_rows(table: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
-    filled = dict(table)
-    shared = _merged(_merged(common, {"table": table.get("id")}), _taken_common(filled))
-    compact, listed = filled.pop("rows_csv", None), filled.get("rows") or []
-    if compact is not None and isinstance(listed, list):
-        filled["rows"] = [*listed, *_expanded(str(compact), str(table.get("id")))]
-    return _each(filled, "rows", lambda row: _merged(shared, row))
+    document = dict(table)
+    shared = _merged(_merged(common, {"table": table.get("id")}), _pop_common(document))
+    compact, rows = document.pop("rows_csv", None), document.get("rows") or []
+    if compact is not None and isinstance(rows, list):
+        document["rows"] = [*rows, *_rows_from_csv(str(compact), str(table.get("id")))]
+    return _each(document, "rows", lambda row: _merged(shared, row))
 
 
-def _taken_common(document: dict[str, Any]) -> dict[str, Any]:
-    """Takes out what is stated once for all; raises ValueError if that is no mapping."""
+def _pop_common(document: dict[str, Any]) -> dict[str, Any]:
+    """Remove and return the `common` section; raise ValueError if it is not a mapping."""
     common = document.pop("common", None) or {}
     if not isinstance(common, dict):
         raise ValueError(f"common must be a mapping, not {common!r}")
@@ -304,7 +308,7 @@ def _taken_common(document: dict[str, Any]) -> dict[str, Any]:
 def _each(
     document: dict[str, Any], name: str, fill: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The document with its list of mappings filled; anything else is left for the validation."""
+    """Apply `fill` to each mapping of a list; anything else is left for the validation."""
     entries = document.get(name)
     if isinstance(entries, list):
         document[name] = [
@@ -314,8 +318,9 @@ def _each(
     return document
 
 
-def _expanded(text: str, table: str) -> Iterator[dict[str, Any]]:
-    """Rows of CSV with dotted column names; raises ValueError for a line of another length."""
+def _rows_from_csv(text: str, table: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of CSV with dotted column names; raise ValueError for a line of another
+    length."""
     lines = csv.reader(text.splitlines())
     names = next(lines, [])
     for number, cells in enumerate(lines, start=2):
@@ -327,17 +332,17 @@ def _expanded(text: str, table: str) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = {}
         for name, cell in zip(names, cells, strict=True):
             if cell:
-                _put(row, name, cell)
+                _set_dotted(row, name, cell)
         yield row
 
 
-def _put(row: dict[str, Any], name: str, cell: str) -> None:
-    """Sets `a.b` to the cell: text under `printed`, else a number or truth value if it is one."""
+def _set_dotted(row: dict[str, Any], name: str, cell: str) -> None:
+    """Set `a.b` to the cell, as text under `printed`, else as a number or a Boolean if possible."""
     *above, last = name.split(".")
     for part in above:
         row = row.setdefault(part, {})
         if not isinstance(row, dict):
-            raise ValueError(f"rows_csv: {part} is a column of its own, so {name} cannot be one")
+            raise ValueError(f"rows_csv: the columns {part} and {name} exclude each other")
     row[last] = cell if above[:1] == ["printed"] else _scalar(cell)
 
 
@@ -353,7 +358,7 @@ def _scalar(cell: str) -> bool | int | float | str:
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`: mappings merge, anything else is replaced."""
+    """Return `base` updated by `over`; mappings are merged recursively."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)

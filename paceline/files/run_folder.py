@@ -1,16 +1,16 @@
-"""Run folders: the truth about a run, written atomically, readable at every moment.
+"""Run folders: the complete record of a run, written atomically and readable at any time.
 
-run.json      the resolved spec, the command, the controller's identity, status
-job.sh        exactly what was started
-inventory.json  the machine
-inputs.json   what it reads: data, tokenizer, weights, and the manifests of what was staged
-logs/         what the programs printed, one file a rank
-steps/        the trainer's event lines, one file a rank; beside it a mark where a rank failed
-checkpoints/  what `checkpoint.every` asked for
-telemetry/    power, energy, clocks, one file a host
-profiles/     what a profiler left; profile.json and profile.html are made of it
-steps.jsonl   the ranks merged
-result.json   metrics, window, verdict
+run.json      the resolved spec, the command, the controller process, the status
+job.sh        the script that was started
+inventory.json  the machine's hardware and software
+inputs.json   the files it reads (data, tokenizer, weights), with manifests of staged assets
+logs/         output of the programs, one file per rank
+steps/        the trainer's event lines, one file per rank, and a marker for each failed rank
+checkpoints/  checkpoints, if `checkpoint.every` is set
+telemetry/    power, energy and clocks, one file per host
+profiles/     output of a profiler; the source of profile.json and profile.html
+steps.jsonl   steps merged over all ranks
+result.json   metrics, measurement window, verdict
 report.html
 """
 
@@ -47,48 +47,48 @@ LAUNCHER_LOG = "launcher.log"
 REPORT_FILE = "report.html"
 
 RUN_SCHEMA = 2
-"""Version of run.json; another one may mean other things by the same words."""
+"""Version of run.json; other versions are rejected."""
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}-")
 
 
 class Controller(Value):
-    """The process that watches a run; it is alive only if pid, boot and start still match."""
+    """The process that controls a run; it is alive only if pid, boot and start time still match."""
 
     pid: PositiveInt
     boot_id: str
     started_unix: float
     started_ticks: int | None = None
-    """Start in clock ticks since boot, which no change of the clock moves; None outside Linux."""
+    """Start in clock ticks since boot, unaffected by clock changes; None outside Linux."""
     host: str
 
 
 class Repeat(Value):
-    """Which repeat of a group a run is; what a series that was broken off needs to go on."""
+    """Position of a run in a group of repeats, with the data to resume the group."""
 
     number: PositiveInt
-    wanted: PositiveInt
-    """Repeats that were asked for of this configuration."""
+    num_repeats: PositiveInt
+    """Number of repeats that were requested of this configuration."""
     groups: tuple[str, ...]
-    """The groups that run in turn, the run's own among them."""
+    """Groups that run interleaved, including the run's own."""
     partner: RunSpec | None = None
-    """What the other group runs, which may have no run of its own yet."""
+    """Configuration of the other group, which may have no run yet."""
     sequential: bool = False
-    """Whether the pairs are looked at while they are made, the error spent over all `wanted`."""
+    """True for a sequential comparison: interim analyses spend the error over all `num_repeats`."""
 
 
 class Trial(Value):
-    """Which part of a scaling campaign a run is."""
+    """Position of a run in a scaling test."""
 
     campaign: str
     round: PositiveInt
-    """Number of the round, over all sizes and repeats."""
+    """Round number, over all sizes and repeats."""
     purpose: Purpose
     hosts: tuple[str, ...]
 
 
 class RunRecord(Value):
-    """run.json: what was asked for and what is known while it runs."""
+    """Content of run.json: the configuration and the state of a run."""
 
     schema_version: Literal[2] = RUN_SCHEMA
     name: str
@@ -96,55 +96,55 @@ class RunRecord(Value):
     created: str
     command: tuple[str, ...]
     spec: RunSpec | None
-    """What Paceline itself runs; None for an imported log."""
+    """Configuration of a run that Paceline started; None for an imported log."""
     facts: RunSettings | None = None
-    """What is known of an imported log, or what the log of a bare command told."""
+    """Settings that an imported log, or the log of a bare command, reports."""
     log: str | None = None
-    """The imported log, by its path inside the folder."""
+    """Path of the imported log inside the folder."""
     log_sha256: str | None = None
     window: str | None = None
-    """The rule by which the imported log's window was asked for."""
+    """Rule for the measurement window that was given at the import."""
     group: str | None = None
-    """The set of repeats that the run belongs to."""
+    """Group of repeats that the run belongs to."""
     repeat: Repeat | None = None
     trial: Trial | None = None
     status: Status
     reason: str | None = None
     faulty_hosts: tuple[str, ...] = ()
-    """Hosts that the launcher names as the cause."""
+    """Hosts that the launcher identifies as the cause."""
     controller: Controller | None = None
     launched_unix: float | None = None
     launched_monotonic_s: float | None = None
-    """The same by the controller's monotonic clock, for durations on its own host."""
+    """Launch time by the controller's monotonic clock, for durations on its host."""
     ended_unix: float | None = None
     exit_code: int | None = None
     achievable_flops_per_s: PositiveFloat | None = None
-    """Reachable rate of this machine in the run's dtype, all devices together, as probed before."""
+    """Achievable GEMM throughput of all devices in the run's dtype, from an earlier probe."""
     achievable_source: str | None = None
     paceline_version: str
     log_tail: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
-    def known(self) -> RunSettings:
-        """What is known of the run, started here or imported."""
+    def settings(self) -> RunSettings:
+        """Settings of the run, from its spec or from its log."""
         return self.facts or (
             RunSettings.of(self.spec) if self.spec else RunSettings(origin="imported")
         )
 
     @property
     def key(self) -> str | None:
-        """Eight hexadecimal digits of what runs; None for an imported log."""
+        """Eight hexadecimal digits that identify the configuration; None for an imported log."""
         return self.spec.key if self.spec else None
 
 
 def runs_root(option: Path | None) -> Path:
-    """The folder of all runs: the option, else $PACELINE_RUNS, else ./runs."""
+    """Return the folder of all runs: the option, else $PACELINE_RUNS, else ./runs."""
     return home_path("", str(option or os.environ.get("PACELINE_RUNS") or "runs"))
 
 
 def folder_name(spec: RunSpec, when: datetime, tag: str | None) -> str:
-    """`<date>-<recipe>-<layout>-<n>x<device>-<key>`, with the tag if there is one."""
+    """Return `<date>-<recipe>-<layout>-<n>x<device>-<key>`, with the tag if there is one."""
     layout = None if spec.bare else spec.layout.label(spec.world_size).replace(" ", "")
     parts = [
         f"{when:%Y-%m-%d}",
@@ -160,19 +160,19 @@ def folder_name(spec: RunSpec, when: datetime, tag: str | None) -> str:
 
 
 def imported_name(facts: RunSettings, log: str, when: datetime, tag: str | None) -> str:
-    """`<date>-<recipe or the log's name>-<tag>-<engine>-<n>x<device>-imported`."""
+    """Return `<date>-<recipe or name of the log>-<tag>-<engine>-<n>x<device>-imported`."""
     devices = f"{facts.num_devices or ''}x{facts.device}" if facts.device else None
     parts = [f"{when:%Y-%m-%d}", facts.recipe or log[:60], tag, facts.engine, devices, "imported"]
     return "-".join(_slug(part) for part in parts if part)
 
 
 def new_run_folder(root: Path, spec: RunSpec, tag: str | None = None) -> Path:
-    """A new folder for one run under `root`; a number is added when the name is taken."""
+    """Create a folder for one run under `root`; add a number if the name exists."""
     return new_folder(root, folder_name(spec, datetime.now(UTC), tag))
 
 
 def new_folder(root: Path, base: str) -> Path:
-    """A new folder called `base` under `root`, with a number when that is taken."""
+    """Create the folder `base` under `root`; add a number if the name exists."""
     for number in range(1, 10_000):
         folder = root / (base if number == 1 else f"{base}-{number}")
         try:
@@ -183,16 +183,16 @@ def new_folder(root: Path, base: str) -> Path:
             if error.errno == errno.ENAMETOOLONG:
                 raise UserError(
                     f"run folder {base[:40]}...",
-                    f"its name has {len(base):,} characters, more than a file may have",
+                    f"the name is too long for a file: {len(base):,} characters",
                     remedy="give a shorter --tag or recipe name",
                 ) from error
             raise SystemFaultError(
                 str(root),
-                f"the run folder cannot be made: {error.strerror}",
-                remedy="give another place with --runs-dir",
+                f"the run folder cannot be created: {error.strerror}",
+                remedy="choose another folder with --runs-dir",
             ) from error
         return folder
-    raise SystemFaultError(str(root), f"holds 10,000 runs named {base}")
+    raise SystemFaultError(str(root), f"contains 10,000 runs named {base}")
 
 
 def read_record(folder: Path) -> RunRecord:
@@ -208,7 +208,7 @@ def read_record(folder: Path) -> RunRecord:
         writer = content.get("paceline_version")
         raise UserError(
             str(file),
-            f"has schema {version}, and this version of Paceline reads schema {RUN_SCHEMA}",
+            f"has schema {version}, but this version of Paceline reads schema {RUN_SCHEMA}",
             remedy="update Paceline"
             if version > RUN_SCHEMA
             else f"open it with the Paceline that wrote it ({writer}), or run it again",
@@ -220,7 +220,7 @@ def read_record(folder: Path) -> RunRecord:
 
 
 def this_controller() -> Controller:
-    """The identity of the running process."""
+    """Return the identity of the running process."""
     process = psutil.Process()
     return Controller(
         pid=process.pid,
@@ -232,7 +232,7 @@ def this_controller() -> Controller:
 
 
 def boot_id() -> str:
-    """A text that changes at every boot."""
+    """Return a text that changes at every boot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -240,9 +240,9 @@ def boot_id() -> str:
 
 
 def is_alive(controller: Controller) -> bool:
-    """True while the very process that `controller` describes runs on this machine.
+    """Return True if the process that `controller` describes still runs on this machine.
 
-    A controller on another host is taken to be alive: this machine cannot know.
+    A controller on another host is assumed to be alive.
     """
     if controller.host != os.uname().nodename:
         return True
@@ -264,12 +264,12 @@ def _start_ticks(pid: int) -> int | None:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # Field 22. The second one, the program's name, may hold blanks and brackets itself.
+    # Field 22. Field 2, the program's name, may itself contain blanks and brackets.
     return int(text.rpartition(")")[2].split()[19])
 
 
 def current_status(record: RunRecord) -> Status:
-    """The status now: a run whose controller is gone without a final word is `incomplete`."""
+    """Return the current status; a run whose controller died before the end is `incomplete`."""
     if record.status in FINAL or record.status == "incomplete":
         return record.status
     if record.controller is None or is_alive(record.controller):
@@ -278,9 +278,9 @@ def current_status(record: RunRecord) -> Status:
 
 
 def run_folders(root: Path) -> list[Path]:
-    """All run folders under `root` by name, which begins with the day; none of them is read.
+    """Return all run folders under `root`, sorted by name, which starts with the day.
 
-    Raises UserError when `root` is a file, SystemFaultError when it cannot be read.
+    Raises UserError if `root` is a file, SystemFaultError if it cannot be read.
     """
     try:
         folders = sorted(root.iterdir())
@@ -288,27 +288,27 @@ def run_folders(root: Path) -> list[Path]:
         return []
     except NotADirectoryError as error:
         raise UserError(
-            str(root), "is not a folder", remedy="give the folder of all runs with --runs-dir"
+            str(root), "is not a folder", remedy="set the folder of all runs with --runs-dir"
         ) from error
     except OSError as error:
         raise SystemFaultError(str(root), f"cannot be read: {error.strerror}") from error
-    # Unlike Path.is_file, this is False and no error where a folder is closed to this user.
+    # Unlike Path.is_file, this returns False for a folder that the user may not read.
     return [folder for folder in folders if os.path.isfile(folder / RUN_FILE)]  # noqa: PTH113
 
 
 def find_run(root: Path, name: str) -> Path:
-    """The folder of a run named by path, folder name, unique prefix, tag or `last`."""
+    """Return the folder of a run by path, folder name, unique prefix, tag or `last`."""
     if os.path.isfile(Path(name) / RUN_FILE):  # noqa: PTH113
         return Path(name).resolve()
     folders = run_folders(root)
     if not folders:
         raise UserError(
-            str(root), "holds no runs", remedy="start one with `paceline run tiny-llama`"
+            str(root), "contains no runs", remedy="start one with `paceline run tiny-llama`"
         )
     if name == "last":
         return _newest(folders)
     matches = [f for f in folders if f.name == name] or [
-        f for f in folders if f.name.startswith(name) or name in (_created_tag(f), _group(f))
+        f for f in folders if f.name.startswith(name) or name in (_tag_of(f), _group(f))
     ]
     if len(matches) == 1:
         return matches[0]
@@ -316,53 +316,53 @@ def find_run(root: Path, name: str) -> Path:
         raise UserError(
             f"run {name!r}", f"is not in {root}", remedy="`paceline list` shows the runs"
         )
-    shown = ", ".join(f.name for f in matches[:5])
-    raise UserError(f"run {name!r}", f"names {len(matches)} runs", allowed=shown)
+    names = ", ".join(f.name for f in matches[:5])
+    raise UserError(f"run {name!r}", f"matches {len(matches)} runs", allowed=names)
 
 
 def find_runs(root: Path, name: str) -> list[Path]:
-    """The folders that a name stands for, oldest first: one run, a group of repeats, all runs of a
-    tag, or several of these joined by commas.
+    """Return the folders of a run, a group of repeats, a tag, or a comma-separated list of these.
 
-    Raises UserError as find_run does; a prefix must still name one run.
+    The oldest comes first. Raises the errors of `find_run`; a prefix must match one run.
     """
     if "," in name:
         parts = [part.strip() for part in name.split(",") if part.strip()]
         return list(dict.fromkeys(folder for part in parts for folder in find_runs(root, part)))
-    alike = [f for f in run_folders(root) if name in (_created_tag(f), _group(f))]
-    return sorted(alike, key=_created) if len(alike) > 1 else [find_run(root, name)]
+    alike = [f for f in run_folders(root) if name in (_tag_of(f), _group(f))]
+    return sorted(alike, key=_creation_time) if len(alike) > 1 else [find_run(root, name)]
 
 
 def run_files(folder: Path) -> tuple[str, ...]:
-    """Every file of a run by its path inside the folder, hidden ones left out."""
+    """Return the path of every file of a run inside the folder, except hidden files."""
     files = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
-    shown = (p for p in files if not any(part.startswith(".") for part in p.parts))
-    return tuple(sorted(map(str, shown)))
+    visible = (p for p in files if not any(part.startswith(".") for part in p.parts))
+    return tuple(sorted(map(str, visible)))
 
 
 def groups(root: Path) -> dict[str, list[Path]]:
-    """The folders of every group of repeats under `root`, oldest first; the newest group last."""
-    created = {folder: _created(folder) for folder in run_folders(root)}
+    """Return the folders of every group of repeats under `root`, oldest first; the newest group
+    last."""
+    creation_times = {folder: _creation_time(folder) for folder in run_folders(root)}
     by_group: dict[str, list[Path]] = {}
-    for folder in sorted(created, key=lambda folder: created[folder]):
+    for folder in sorted(creation_times, key=lambda folder: creation_times[folder]):
         if group := _group(folder):
             by_group[group] = [*by_group.pop(group, []), folder]
     return by_group
 
 
 def _newest(folders: list[Path]) -> Path:
-    """The run created last; of folders named by their day only those of the last day are read."""
+    """Return the run created last; folders named by an earlier day are not read."""
     days = {folder: day[0] for folder in folders if (day := _DAY.match(folder.name))}
     last_day = max(days.values(), default="")
     latest = [folder for folder in folders if days.get(folder, last_day) == last_day]
-    return max(latest, key=lambda folder: (_created(folder), folder.name))
+    return max(latest, key=lambda folder: (_creation_time(folder), folder.name))
 
 
-def _created(folder: Path) -> str:
+def _creation_time(folder: Path) -> str:
     return str(read_json(folder / RUN_FILE).get("created", ""))
 
 
-def _created_tag(folder: Path) -> str | None:
+def _tag_of(folder: Path) -> str | None:
     return _word(folder, "tag")
 
 
@@ -371,7 +371,7 @@ def _group(folder: Path) -> str | None:
 
 
 def _word(folder: Path, field: str) -> str | None:
-    """A field of run.json where it is a text; others may have put anything there."""
+    """Return a field of run.json if it is a text, because the file may be foreign."""
     word = read_json(folder / RUN_FILE).get(field)
     return word if isinstance(word, str) else None
 

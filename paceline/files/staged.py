@@ -1,11 +1,11 @@
-"""Where staged assets lie, and whether they are whole; staging itself is another room's matter.
+"""The folders of staged assets and their state; `paceline.staging` fills them.
 
-A stage folder holds one folder for each asset, `NAME-KEY`, whichever recipes share it:
+A stage folder contains one folder per asset, `NAME-KEY`, which recipes may share:
 
-manifest.json  every file with its size and SHA-256, written last; damaged.json once one is wrong
+manifest.json  size and SHA-256 of every file, written last; damaged.json if a file is wrong
 content/       the files
-partial/       what is not whole yet
-lock           who is staging it
+partial/       incomplete files
+lock           the process that is staging the asset
 """
 
 from __future__ import annotations
@@ -26,59 +26,61 @@ from paceline.files.yaml_file import validate
 STAGE_VARIABLE = "PACELINE_STAGE"
 MANIFEST_FILE = "manifest.json"
 DAMAGED_FILE = "damaged.json"
-"""What the manifest of an asset is called once a file of it was seen to be another."""
+"""Name of an asset's manifest after a file did not match it."""
 CONTENT_FOLDER = "content"
 PARTIAL_FOLDER = "partial"
 PREFIX = "staged:"
-"""Begins a field's value that names a staged file: `staged:ASSET/PATH`."""
+"""Prefix of a field's value that refers to a staged file: `staged:ASSET/PATH`."""
 GIT_FOLDER = ".git"
 
 
 def stage_root(option: Path | None = None) -> Path:
-    """The folder of all staged assets: the option, else $PACELINE_STAGE, else the user's own."""
+    """Return the folder of all staged assets: the option, else $PACELINE_STAGE, else in the home
+    folder."""
     place = option or os.environ.get(STAGE_VARIABLE) or "~/.local/share/paceline/stage"
     return home_path("", str(place)).absolute()
 
 
 def asset_folder(root: Path, asset: Asset, assets: Iterable[Asset]) -> Path:
-    """The folder of an asset among those of its recipe."""
+    """Return the folder of an asset of a recipe."""
     by_name = {other.name: other for other in assets}
     return root / f"{asset.name}-{asset_key(asset, by_name)}"
 
 
 def asset_state(folder: Path) -> AssetState:
-    """Whether an asset is there, by its manifest and the sizes of its files; nothing is hashed."""
+    """Return the state of an asset from its manifest and file sizes, without hashing."""
     if not (folder / MANIFEST_FILE).is_file():
         if (folder / DAMAGED_FILE).is_file():
             return "damaged"
-        begun = any((folder / name).exists() for name in (PARTIAL_FOLDER, CONTENT_FOLDER))
-        return "partial" if begun else "missing"
+        has_files = any((folder / name).exists() for name in (PARTIAL_FOLDER, CONTENT_FOLDER))
+        return "partial" if has_files else "missing"
     manifest = read_manifest(folder)
     if manifest is None:
         return "damaged"
     sizes = content_sizes(folder / CONTENT_FOLDER)
-    # What programs leave beside the files, such as caches, harms nobody.
+    # Additional files, such as caches of programs, are harmless.
     whole = all(sizes.get(file.path) == file.bytes for file in manifest.files)
     return "staged" if whole else "damaged"
 
 
 def content_sizes(content: Path) -> dict[str, int]:
-    """Bytes of every file by its path inside `content`, what git and Python keep there left out."""
+    """Return the bytes of every file by its path inside `content`, except caches of git and
+    Python."""
     sizes: dict[str, int] = {}
     for folder, names, files in os.walk(content):
         names[:] = [name for name in names if name not in UNSTAGED_FOLDERS]
         for name in files:
             path = Path(folder) / name
-            # A submodule's .git is a file that names a folder of this machine.
+            # A submodule's .git is a file with the path of a folder on this machine.
             if name != GIT_FOLDER:
-                # A stager may move the folder meanwhile.
+                # Another process may move the folder meanwhile.
                 with suppress(FileNotFoundError):
                     sizes[path.relative_to(content).as_posix()] = path.lstat().st_size
     return sizes
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of an asset's folder; None where there is none that can be read."""
+    """Return the manifest of an asset's folder, None if there is no readable one."""
     try:
         return read_value(folder / MANIFEST_FILE, Manifest)
     except (UserError, SystemFaultError):
@@ -86,10 +88,9 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def staged_path(recipe: Recipe, name: str, root: Path | None = None) -> Path:
-    """The folder with the files of the recipe's asset `name`.
+    """Return the folder with the files of the recipe's asset `name`.
 
-    Raises UserError when the recipe has no such asset, or when it is not staged: with the command
-    that does it.
+    Raises UserError if the recipe has no such asset, or if it is not staged.
     """
     root = stage_root(root)
     names = [asset.name for asset in recipe.assets]
@@ -100,63 +101,65 @@ def staged_path(recipe: Recipe, name: str, root: Path | None = None) -> Path:
             allowed=", ".join(names) or "this recipe declares none",
             remedy=did_you_mean(name, names) or None,
         )
-    if problem := unstaged(recipe, [name], root):
+    if problem := staging_error(recipe, [name], root):
         raise problem
     asset = recipe.assets[names.index(name)]
     return asset_folder(root, asset, recipe.assets) / CONTENT_FOLDER
 
 
-def unstaged(recipe: Recipe, names: Iterable[str], root: Path | None = None) -> UserError | None:
-    """What to tell where some of the recipe's assets are not staged; None when all are."""
+def staging_error(
+    recipe: Recipe, names: Iterable[str], root: Path | None = None
+) -> UserError | None:
+    """Return the error about assets of the recipe that are not staged, None if all are."""
     root = stage_root(root)
     states = {
         asset.name: asset_state(asset_folder(root, asset, recipe.assets))
         for asset in recipe.assets
         if asset.name in set(names)
     }
-    lacking = [f"{name} is {state}" for name, state in states.items() if state != "staged"]
-    if not lacking:
+    not_staged = [f"{name} is {state}" for name, state in states.items() if state != "staged"]
+    if not not_staged:
         return None
     return UserError(
         f"{recipe.name}: staged in {root}",
-        ", ".join(lacking),
-        remedy=f"`paceline stage {recipe.name}` fetches what is missing"
-        f" (${STAGE_VARIABLE} says where it lies)",
+        ", ".join(not_staged),
+        remedy=f"`paceline stage {recipe.name}` fetches missing files"
+        f" (${STAGE_VARIABLE} sets the folder)",
     )
 
 
 def with_staged_files(recipe: Recipe, root: Path | None = None) -> Recipe:
-    """The recipe with the absolute path of every file that a field names as `staged:ASSET/PATH`.
+    """Return the recipe with every `staged:ASSET/PATH` replaced by its absolute path.
 
-    Raises UserError when one is not staged.
+    Raises UserError if an asset is not staged.
     """
     content = recipe.model_dump(mode="json", exclude={"assets", "variants"})
-    names = sorted(set(_named(content)))
+    names = sorted(set(_staged_names(content)))
     if not names:
         return recipe
     for name in names:
         staged_path(recipe, name, root)
-    located = cast(dict[str, Any], _located(content, recipe, root))
-    changed = {name: value for name, value in located.items() if value != content[name]}
-    whole = {**recipe.model_dump(mode="json", exclude_unset=True), **changed}
+    with_paths = cast(dict[str, Any], _with_paths(content, recipe, root))
+    updates = {name: value for name, value in with_paths.items() if value != content[name]}
+    whole = {**recipe.model_dump(mode="json", exclude_unset=True), **updates}
     return validate(Recipe, whole, recipe.name)
 
 
-def _named(value: object) -> Iterable[str]:
+def _staged_names(value: object) -> Iterable[str]:
     if isinstance(value, str) and value.startswith(PREFIX):
         yield value.removeprefix(PREFIX).partition("/")[0]
     elif isinstance(value, dict | list):
         inner = cast(Iterable[object], value.values() if isinstance(value, dict) else value)
         for part in inner:
-            yield from _named(part)
+            yield from _staged_names(part)
 
 
-def _located(value: object, recipe: Recipe, root: Path | None) -> object:
+def _with_paths(value: object, recipe: Recipe, root: Path | None) -> object:
     if isinstance(value, dict):
         items = cast(dict[str, object], value).items()
-        return {name: _located(part, recipe, root) for name, part in items}
+        return {name: _with_paths(part, recipe, root) for name, part in items}
     if isinstance(value, list):
-        return [_located(part, recipe, root) for part in cast(list[object], value)]
+        return [_with_paths(part, recipe, root) for part in cast(list[object], value)]
     if not isinstance(value, str) or not value.startswith(PREFIX):
         return value
     name, _, path = value.removeprefix(PREFIX).partition("/")

@@ -1,4 +1,4 @@
-"""A program of the trainer as files of its own, which run wherever torch is, beside no package."""
+"""Export a program of the trainer as files that need only PyTorch, not this package."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from importlib import resources
 from pathlib import Path
 
 PROGRAM_FOLDER = "trainer"
-"""What Python starts: it runs `__main__.py` in there, and looks for modules there first."""
+"""Folder that Python is started with: it runs `__main__.py` and finds modules there first."""
 _START = '''\
-"""Starts a program of Paceline's trainer from the files beside this one."""
+"""Start a program of Paceline's trainer from the files next to this one."""
 
 import runpy
 
@@ -21,9 +21,9 @@ runpy.run_module("{module}", run_name="__main__", alter_sys=True)
 
 
 def program_files(program: str) -> dict[str, str]:
-    """The text of each file of a program by its path: all that it imports, and what starts it.
+    """Return the text of each file of a program by path: all imported modules, and the entry point.
 
-    `program` is a module of the trainer, as `programs.gemm`. Imports inside functions count.
+    `program` is a module of the trainer, such as `programs.gemm`. Imports inside functions count.
     """
     start = f"paceline.trainer.{program}"
     texts: dict[str, str] = {}
@@ -38,7 +38,7 @@ def program_files(program: str) -> dict[str, str]:
 
 
 def write_program(program: str, folder: Path) -> Path:
-    """Write a program's files into `folder`; what Python is to be given to start it."""
+    """Write a program's files into `folder` and return the path to start with Python."""
     for name, text in program_files(program).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def write_program(program: str, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class _Source:
-    """A module's file, and the names that it reaches, some of which are no modules."""
+    """A module's file and its imported names, some of which are not modules."""
 
     path: str
     text: str
@@ -57,7 +57,7 @@ class _Source:
 
 @cache
 def _source(name: str) -> _Source | None:
-    """A module of this package, None for any other name."""
+    """Return a module of this package, None for any other name."""
     package, *parts = name.split(".")
     if package != "paceline":
         return None
@@ -70,7 +70,7 @@ def _source(name: str) -> _Source | None:
 
 
 def _imports(text: str) -> Iterator[str]:
-    """What a file imports: modules, and names from them, which may be modules."""
+    """Yield the imported modules, and the names imported from them, which may be modules."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

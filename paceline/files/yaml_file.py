@@ -23,21 +23,21 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 Document = dict[str, Any]
 LARGEST_BYTES = 1 << 22
 DEEPEST = 200
-"""Brackets that may be open at the same time; the parser's time grows with their square."""
+"""Maximum nesting of brackets; the parser's time grows with its square."""
 MAX_PROBLEMS = 20
-"""Of one document that are shown."""
-MOST_NODES = 100_000
-"""Of a document with all its aliases written out."""
+"""Maximum number of errors that are shown for one document."""
+MAX_NODES = 100_000
+"""Maximum number of values in a document with all aliases expanded."""
 
 _BRACKET = re.compile(r"[\[\]{}]")
 _TAG = re.compile(r"bool|int|float|str|constrained-\w+")
-"""How a union calls a member that is no model, in an error's path; a key may be called so, too."""
+"""Tag of a union's member that is not a model, in an error's path; a key may have the same name."""
 
 
 def read_document(path: Path) -> Document:
     """Return the mapping in a user's file, with line numbers; raise UserError for anything else.
 
-    YAML 1.2: `1e12` is a number, `no` is a word, duplicate keys are refused.
+    YAML 1.2: `1e12` is a number, `no` is a string, duplicate keys are rejected.
     """
     try:
         with path.open("rb") as file:
@@ -46,7 +46,7 @@ def read_document(path: Path) -> Document:
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(str(path), error) from error
     if len(content) > LARGEST_BYTES:
-        raise UserError(str(path), f"is larger than {LARGEST_BYTES:,} bytes, so no recipe")
+        raise UserError(str(path), f"is larger than {LARGEST_BYTES:,} bytes")
     _refuse_depth(text, str(path))
     try:
         document = YAML(typ="rt").load(text)
@@ -58,22 +58,22 @@ def read_document(path: Path) -> Document:
     except (YAMLError, ValueError) as error:
         raise UserError(str(path), f"is not YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
-        raise UserError(str(path), "is not YAML that can be read: nested too deeply") from error
+        raise UserError(str(path), "is nested too deeply") from error
     if not isinstance(document, dict):
-        raise UserError(str(path), "holds no mapping", allowed="`key: value` lines")
-    _refuse_bomb(document, str(path))
+        raise UserError(str(path), "is not a mapping", allowed="`key: value` lines")
+    _refuse_huge_document(document, str(path))
     return cast(Document, document)
 
 
 def read_shipped(path: Traversable) -> Document:
-    """Return the mapping in a file of this package, which only tests check."""
+    """Return the mapping in a file of this package, which the tests check."""
     return YAML(typ="safe").load(path.read_text(encoding="utf-8"))
 
 
 def read_model(model: type[ModelT], path: Path) -> tuple[ModelT, Document]:
-    """Return a user's file as a `model`, and its document for the lines of further problems.
+    """Return a user's file as a `model`, and its document for the line numbers of later errors.
 
-    Raise UserError with the line for a file that cannot be read, holds a secret, or does not fit.
+    Raise UserError with the line if the file cannot be read, contains a secret, or does not fit.
     """
     document = read_document(path)
     refuse_secrets(document, str(path))
@@ -81,25 +81,25 @@ def read_model(model: type[ModelT], path: Path) -> tuple[ModelT, Document]:
 
 
 def refuse_secrets(document: Any, where: str) -> None:
-    """Raise UserError with the line for a string with the form of a secret, outside of `env`."""
+    """Raise UserError with the line of a string that looks like a secret, outside of `env`."""
     for path in _secrets(document):
         line = line_of(document, path)
         field = f"{'.'.join(map(str, path))}: " if path else ""
         raise UserError(
             f"{where}:{line}" if line else where,
-            f"{field}holds what looks like a secret",
-            remedy="keep it in an environment variable, which is written into no file",
+            f"{field}contains what looks like a secret",
+            remedy="pass it in an environment variable, which is not written to any file",
         )
 
 
 def validate(model: type[ModelT], document: Document, where: str) -> ModelT:
-    """Return `document` as a `model`; raise UserError with line, allowed and nearest values."""
+    """Return `document` as a `model`; raise UserError with the line and the allowed values."""
     content = plain(document)
     try:
         value = model.model_validate(content)
     except ValidationError as error:
         raise _explain(error.errors(), content, model, document, where) from error
-    for path in _counted_words(content, value):
+    for path in _booleans_as_numbers(content, value):
         line = line_of(document, path)
         raise UserError(
             f"{where}:{line}" if line else where,
@@ -109,18 +109,18 @@ def validate(model: type[ModelT], document: Document, where: str) -> ModelT:
 
 
 def parse_value(text: str, where: str) -> Any:
-    """The YAML value written in `text` (`8`, `1e12`, `[1, 2]`, a word), None for an empty one."""
+    """Return the YAML value in `text` (`8`, `1e12`, `[1, 2]`, a word), None if it is empty."""
     _refuse_depth(text, where)
     try:
         value = YAML(typ="rt").load(text) if text.strip() else None
-        _refuse_bomb(value, where)
+        _refuse_huge_document(value, where)
         return plain(value)
     except (YAMLError, ValueError, RecursionError) as error:
         raise UserError(where, "the value is not YAML") from error
 
 
 def _secrets(node: Any, path: tuple[int | str, ...] = ()) -> Generator[tuple[int | str, ...]]:
-    """Where strings have the form of a secret, other than values of `env`."""
+    """Yield the paths of strings that look like a secret, except values of `env`."""
     if isinstance(node, str):
         if has_secret(node):
             yield path
@@ -133,60 +133,60 @@ def _secrets(node: Any, path: tuple[int | str, ...] = ()) -> Generator[tuple[int
             yield from _secrets(value, (*path, index))
 
 
-def _counted_words(
-    written: Any, value: Any, path: tuple[int | str, ...] = ()
+def _booleans_as_numbers(
+    raw: Any, value: Any, path: tuple[int | str, ...] = ()
 ) -> Generator[tuple[int | str, ...]]:
-    """Where `true` or `false` was written and a number was made of it, 1 or 0."""
-    if isinstance(written, bool):
+    """Yield the paths where `true` or `false` was converted to the number 1 or 0."""
+    if isinstance(raw, bool):
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield path
-    elif isinstance(written, dict):
+    elif isinstance(raw, dict):
         inside = value if isinstance(value, dict) else getattr(value, "__dict__", {})
-        for key, part in cast(Document, written).items():
-            yield from _counted_words(part, cast(Document, inside).get(key), (*path, key))
-    elif isinstance(written, list) and isinstance(value, list | tuple):
-        pairs = zip(cast(list[Any], written), cast(list[Any], value), strict=False)
-        for index, (part, made) in enumerate(pairs):
-            yield from _counted_words(part, made, (*path, index))
+        for key, part in cast(Document, raw).items():
+            yield from _booleans_as_numbers(part, cast(Document, inside).get(key), (*path, key))
+    elif isinstance(raw, list) and isinstance(value, list | tuple):
+        pairs = zip(cast(list[Any], raw), cast(list[Any], value), strict=False)
+        for index, (part, part_value) in enumerate(pairs):
+            yield from _booleans_as_numbers(part, part_value, (*path, index))
 
 
 def _refuse_depth(text: str, where: str) -> None:
-    """Raise UserError for brackets inside brackets beyond all use."""
+    """Raise UserError for too many nested brackets."""
     depth = 0
     for bracket in _BRACKET.findall(text):
         depth += 1 if bracket in "[{" else -1
         if depth > DEEPEST:
-            raise UserError(where, f"has more than {DEEPEST} brackets inside each other")
+            raise UserError(where, f"has more than {DEEPEST} nested brackets")
 
 
-def _refuse_bomb(document: Any, where: str) -> None:
-    """Raise UserError for a document that aliases make huge, or that holds itself."""
+def _refuse_huge_document(document: Any, where: str) -> None:
+    """Raise UserError for a document that aliases make huge or recursive."""
     sizes: dict[int, int] = {}
 
     def size(node: Any) -> int:
-        # A node that an alias names again is the same object: counted once, added every time.
+        # An alias refers to the same object: its size is computed once and added every time.
         if isinstance(node, dict | list):
             if id(node) not in sizes:
-                sizes[id(node)] = MOST_NODES  # met again inside itself
+                sizes[id(node)] = MAX_NODES  # found again if the node contains itself
                 inside = node.values() if isinstance(node, dict) else node
                 sizes[id(node)] = 1 + sum(map(size, cast(Iterable[Any], inside)))
             return sizes[id(node)]
         return 1
 
     try:
-        too_large = size(document) >= MOST_NODES
+        too_large = size(document) >= MAX_NODES
     except RecursionError:
         too_large = True
     if too_large:
         raise UserError(
             where,
-            f"its aliases and lists come to {MOST_NODES:,} values or more",
-            remedy="write out what is meant",
+            f"expands to {MAX_NODES:,} values or more",
+            remedy="use fewer aliases",
         )
 
 
 def plain(node: Any) -> Any:
-    """A copy of a parsed document in plain dicts, lists and scalars."""
+    """Return a copy of a parsed document in plain dicts, lists and scalars."""
     if isinstance(node, dict):
         return {str(key): plain(value) for key, value in cast(Document, node).items()}
     if isinstance(node, list):
@@ -200,7 +200,7 @@ def plain(node: Any) -> Any:
 
 
 def line_of(document: Any, path: tuple[int | str, ...]) -> int | None:
-    """1-based line on which the deepest existing part of `path` stands, or None."""
+    """Return the 1-based line of the deepest existing part of `path`, or None."""
     line: int | None = None
     node = document
     for part in path:
@@ -227,8 +227,8 @@ def _explain(
     document: Document,
     where: str,
 ) -> UserError:
-    """Return all problems of a document as one refusal, a line each."""
-    # A mistyped name also leaves its field missing; the typing error is the first to show.
+    """Return all errors of a document as one UserError, one line each."""
+    # A mistyped name also leaves its field missing; show the typing error first.
     order = {"extra_forbidden": 0, "missing": 2}
     remaining = sorted(errors, key=lambda error: order.get(error["type"], 1))
     groups: list[list[ErrorDetails]] = []
@@ -247,21 +247,21 @@ def _problem(
     where: str,
     others: Iterable[UserError] = (),
 ) -> UserError:
-    """Return what is wrong with one field; `members` has an error of each member of a union."""
+    """Return the error about one field; `members` has an error of each member of a union."""
     first = members[0]
     whole = first["loc"][:-1] if len(members) > 1 else first["loc"]
-    # A union adds its member's type to the path ("literal['a','b']"), which is no field; the name
-    # of an unknown field is the user's, brackets included.
-    own = whole[-1:] if first["type"] == "extra_forbidden" else ()
-    inside = whole[: len(whole) - len(own)]
-    tagged = (*(part for part in inside if "[" not in str(part)), *own)
-    loc = _without_tags(model, tagged) or _named_field(first, model)
+    # A union adds its member's type to the path ("literal['a','b']"), which is not a field. The
+    # name of an unknown field comes from the user and may contain brackets.
+    unknown_name = whole[-1:] if first["type"] == "extra_forbidden" else ()
+    inside = whole[: len(whole) - len(unknown_name)]
+    tagged_path = (*(part for part in inside if "[" not in str(part)), *unknown_name)
+    loc = _without_tags(model, tagged_path) or _named_field(first, model)
     line = line_of(document, loc)
     field = ".".join(str(part) for part in loc) or "(the whole file)"
     problem = problem_of_union(members, hidden="env" in loc)
     if not first["loc"]:
         problem = problem._replace(what=problem.what.removeprefix(f"{field}: "))
-    allowed, remedy = _choices(first, model, tagged) or problem.allowed, None
+    allowed, remedy = _choices(first, model, tagged_path) or problem.allowed, None
     if first["type"] == "extra_forbidden":
         remedy = did_you_mean(str(loc[-1]), (allowed or "").split(", "))
     elif first["type"] == "literal_error" and isinstance(first["input"], str):
@@ -276,14 +276,14 @@ def _problem(
 
 
 def _named_field(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, ...]:
-    """The field that a check of the whole begins its words with: `fabric: ...`."""
+    """Return the field at the start of a model validator's message, `fabric: ...`."""
     name, colon, _ = error["msg"].removeprefix("Value error, ").partition(": ")
     path = tuple(name.split("."))
     return path if colon and not error["loc"] and path[0] in model.model_fields else ()
 
 
 def _members(first: ErrorDetails, errors: list[ErrorDetails], content: Any) -> list[ErrorDetails]:
-    """The errors of a union's members, where the first one is of such, or that one alone."""
+    """Return the errors of all members of the first error's union, or the first error alone."""
     if not _is_of_member(first, content):
         return [first]
     whole = first["loc"][:-1]
@@ -292,18 +292,18 @@ def _members(first: ErrorDetails, errors: list[ErrorDetails], content: Any) -> l
 
 
 def _is_of_member(error: ErrorDetails, content: Any) -> bool:
-    """Whether an error's path ends with a tag: what it is about stands before that already."""
+    """Return True if an error's path ends with the tag of a union's member."""
     *whole, tag = error["loc"] or ("",)
     node = content
     for part in whole:
-        # A tag on the way leads no further.
+        # A tag within the path is not a key of the content.
         with suppress(LookupError, TypeError):
             node = node[part]
     return node is error["input"] and bool(_TAG.fullmatch(str(tag)))
 
 
 def _choices(error: ErrorDetails, model: type[BaseModel], loc: tuple[int | str, ...]) -> str | None:
-    """The fields that there are, where an unknown one stands or something else than fields."""
+    """Return the allowed fields, for an unknown field or a value that is not a mapping."""
     if error["type"] == "extra_forbidden":
         return ", ".join(_fields_at(model, loc[:-1])) or None
     if error["type"] == "model_type":
@@ -312,14 +312,14 @@ def _choices(error: ErrorDetails, model: type[BaseModel], loc: tuple[int | str, 
 
 
 def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    """Field names of the model that `loc`, tags of unions included, leads to."""
+    """Return the field names of the model at `loc`, which may contain tags of unions."""
     choices = [model]
     for part in loc:
         if isinstance(part, int):
             continue
-        tagged = [choice for choice in choices if len(choices) > 1 and _tag(choice) == part]
-        if tagged:
-            choices = tagged
+        matching = [choice for choice in choices if len(choices) > 1 and _tag(choice) == part]
+        if matching:
+            choices = matching
             continue
         field = choices[0].model_fields.get(part)
         nested = models_in(field.annotation) if field else []
@@ -330,13 +330,13 @@ def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
 
 
 def _without_tags(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """`loc` without the tags that a union of models puts behind its field."""
+    """Return `loc` without the tags that a union of models adds after its field."""
     path: list[int | str] = []
     choices = [model]
     for part in loc:
-        tagged = [choice for choice in choices if len(choices) > 1 and _tag(choice) == part]
-        if tagged:
-            choices = tagged
+        matching = [choice for choice in choices if len(choices) > 1 and _tag(choice) == part]
+        if matching:
+            choices = matching
             continue
         path.append(part)
         field = choices[0].model_fields.get(part) if choices and isinstance(part, str) else None
@@ -346,14 +346,14 @@ def _without_tags(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[i
 
 
 def _tag(model: type[BaseModel]) -> str | None:
-    """The word by which a union knows the model: the only value of its field `kind`."""
+    """Return the tag of a model in a union: the only value of its field `kind`."""
     kind = model.model_fields.get("kind")
     values = get_args(kind.annotation) if kind else ()
     return str(values[0]) if len(values) == 1 else None
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The models that a field's type names, all members of a union."""
+    """Return the models in a field's type, including all members of a union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in models_in(part)]

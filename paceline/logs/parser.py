@@ -178,7 +178,7 @@ def _read(
         warnings=(
             *notes,
             *_warnings(file, log, window.record, printed),
-            *([] if file.broken_off else missing_end(kind, log, steps)),
+            *([] if file.read_error else missing_end(kind, log, steps)),
         ),
     )
     if steps_of_window.known("step_time_s"):
@@ -310,8 +310,8 @@ def _status(
     bad = np.isinf(steps["loss"]) | (np.isinf(steps["grad_norm"]) & np.isfinite(steps["loss"]))
     if bad.any():
         return "nan", f"loss or gradient norm is NaN or infinite at step {steps.index[bad][0]:,}"
-    if file.broken_off or log.torn:
-        return "truncated", file.broken_off or log.torn
+    if file.read_error or log.torn:
+        return "truncated", file.read_error or log.torn
     if steps.known("step_time_s") or has_rate:
         return "ok", None
     if len(steps):
@@ -337,10 +337,10 @@ def _cut_lines(file: LogFile) -> Iterator[str]:
 
 
 def _unknown(shown: Path, user: UserSettings, file: LogFile) -> Parsing:
-    if file.num_bytes == 0 and file.broken_off is None:
+    if file.num_bytes == 0 and file.read_error is None:
         return _without_steps(shown, user, "empty", "the file holds nothing")
-    if file.broken_off:
-        return _without_steps(shown, user, "truncated", file.broken_off)
+    if file.read_error:
+        return _without_steps(shown, user, "truncated", file.read_error)
     titles = ", ".join(kind.title for kind in log_formats().values())
     reason = f"no step line of a known log format ({titles})"
     parsing = _without_steps(shown, user, "not-a-training-log", reason, file.num_bytes)

@@ -264,7 +264,7 @@ def read_log(path: Path) -> RunLog:
         log.trials = trials_of(_lines(file, system, log))
     except OSError as error:
         log.unreadable = error.strerror or str(error)
-    log.broken_off = file.broken_off
+    log.broken_off = file.read_error
     platforms = (trial.texts.get("submission_platform") for trial in log.trials)
     platform = next(filter(None, platforms), None)
     if devices := system.devices(platform, _description_of(path.parent)):

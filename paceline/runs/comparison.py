@@ -202,13 +202,13 @@ def _member_in(entry: Any) -> Member:
 def _rows(reference: str, side: Side) -> Sequence[references.Row]:
     """The published rows that `reference` stands for."""
     if reference != BEST_REFERENCE:
-        return references.named(reference)
+        return references.find_rows(reference)
     return _rows_of_recipe(side) or references.rows()
 
 
 def _rows_of_recipe(side: Side) -> list[references.Row]:
     recipes = {member.facts.recipe for member in side.members if member.facts.recipe}
-    return [row for recipe in sorted(recipes) for row in references.for_recipe(recipe)]
+    return [row for recipe in sorted(recipes) for row in references.rows_of_recipe(recipe)]
 
 
 def _check_choice(option: str, word: str, choices: Collection[str]) -> None:

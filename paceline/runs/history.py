@@ -61,7 +61,7 @@ class _SeriesRun:
 
     @property
     def facts(self) -> RunSettings:
-        window, facts = self.result.window, self.record.known
+        window, facts = self.result.window, self.record.settings
         batch = window.global_batch if window else None
         return facts.model_copy(update={"global_batch": batch}) if batch else facts
 
@@ -143,7 +143,7 @@ def _read(folder: Path, metric: str, units: set[str]) -> tuple[str, _SeriesRun |
         return str(error), None
     if result.status != "ok":
         return f"ended as {result.status}", None
-    if record.known.profiled:
+    if record.settings.profiled:
         return "with a profiler attached", None
     value = finite_value(result.metrics.get(metric))
     if value is None or value <= 0:
@@ -191,14 +191,14 @@ def _sorted_out(runs: Sequence[_SeriesRun]) -> list[_ComparableRuns]:
 
 
 def _identity(run: _SeriesRun) -> tuple[str, ...]:
-    facts = run.record.known
+    facts = run.record.settings
     cpu = facts.device_label if facts.device == "cpu" else None
     return (run.record.key or "", cpu or "", *_manner(run))
 
 
 def _manner(run: _SeriesRun) -> tuple[str, str]:
     """By what program and which rule the figure was taken."""
-    return run.record.known.engine or "", run.result.window.rule if run.result.window else ""
+    return run.record.settings.engine or "", run.result.window.rule if run.result.window else ""
 
 
 def _belongs(run: _SeriesRun, series: _ComparableRuns) -> bool:

@@ -73,13 +73,13 @@ def evaluate_log(folder: Path, record: RunRecord) -> RunReport:
     path = folder / (record.log or "")
     if not path.is_file():
         raise UserError(str(path), "is missing", remedy="import the log again")
-    given = UserSettings(engine=record.known.engine, window=record.window, facts=record.known)
+    given = UserSettings(engine=record.settings.engine, window=record.window, facts=record.settings)
     parsing = parse_log(path, given)
     return RunReport(
         result=log_result(folder.name, record, parsing),
         steps=_attempt(parsing),
         spec=None,
-        facts=record.known,
+        facts=record.settings,
         command=shlex.join(record.command),
         job_script="",
         folder=str(folder),
@@ -96,7 +96,7 @@ def _attempt(parsing: Parsing) -> Steps:
 
 def log_result(name: str, record: RunRecord, parsing: Parsing) -> Result:
     """A parsed log as the Result of the run that wrote it."""
-    log, facts = parsing.document, record.known
+    log, facts = parsing.document, record.settings
     status = RUN_STATUS.get(log.status, "failed")
     window = log.window
     trusted = window if window and window.judgeable else None
@@ -211,12 +211,12 @@ def parsed(folder: Path, record: RunRecord) -> Parsing | None:
     if path is None:
         return None
     if record.spec and record.spec.bare and record.facts is None:
-        known = record.known
+        known = record.settings
         started = UserSettings(device=known.device, num_devices=known.num_devices)
         return parse_log(path, started, called=Path(path.name))
     format_name = engine_name if engine_name in log_formats() else None
     # Its ranks count no tokens: those of packed samples follow from the batch, as in any log.
-    facts = record.known.model_copy(update={"origin": "imported"})
+    facts = record.settings.model_copy(update={"origin": "imported"})
     user = UserSettings(engine=format_name, window=record.window, facts=facts)
     return parse_log(path, user, beside=[other for other in log_files(folder) if other != path])
 
@@ -225,7 +225,7 @@ def with_told_facts(record: RunRecord, folder: Path) -> RunRecord:
     """The record of a bare command that has ended, with what its log and its ranks told of it."""
     if record.spec is None or not record.spec.bare:
         return record
-    known, parsing = record.known, parsed(folder, record)
+    known, parsing = record.settings, parsed(folder, record)
     if parsing is not None:
         told = parsing.document.facts.model_dump(exclude_none=True, exclude={"origin"})
         known = RunSettings.model_validate({**known.model_dump(), **told})
@@ -347,7 +347,7 @@ def logged_report(folder: Path, record: RunRecord, status: Status, reason: str |
         result=result,
         steps=parsing.steps if parsing else Steps.of(()),
         spec=None if spec.bare else spec,
-        facts=record.known,
+        facts=record.settings,
         command=shlex.join(record.command),
         job_script=file_text(folder / SCRIPT_FILE),
         inventory=read_json(folder / INVENTORY_FILE),
@@ -379,7 +379,7 @@ def _result(
             run=folder.name,
             created=record.created,
             metrics={},
-            headline=record.known.headline,
+            headline=record.settings.headline,
             window=None,
             conventions={},
             verdict=single_run_verdict(status, reason, None, ()),
@@ -389,7 +389,7 @@ def _result(
         )
     result = log_result(folder.name, record, parsing)
     window = result.window if result.window and result.window.judgeable else None
-    comparisons = compare_with_references(record.known, spec.references, result.metrics)
+    comparisons = compare_with_references(record.settings, spec.references, result.metrics)
     return result.model_copy(
         update={
             **own,

@@ -76,7 +76,7 @@ def evaluate(folder: Path) -> RunReport:
         ending = _ending(record, folder)
         warned = record.model_copy(update={"warnings": (*record.warnings, *ending.warnings)})
         return logged_report(folder, warned, ending.status, ending.reason)
-    facts = record.known
+    facts = record.settings
     ranks = read_ranks(folder)
     series = {rank: Steps.of(log.steps) for rank, log in ranks.items()}
     merged = merge_ranks(series)
@@ -160,7 +160,7 @@ def _result(
     status: Status,
     reason: str | None,
 ) -> Result:
-    facts, names = record.known, record.spec.references if record.spec else ()
+    facts, names = record.settings, record.spec.references if record.spec else ()
     hosts = {rank: log.start.host for rank, log in ranks.items() if log.start}
     stages = {rank: log.start.stage for rank, log in ranks.items() if log.start}
     places = [place_of(rank, log.start) for rank, log in sorted(ranks.items()) if log.start]
@@ -238,7 +238,7 @@ def _startup_s(record: RunRecord, starts: Sequence[StartEvent]) -> float | None:
 def _measured(
     record: RunRecord, ranks: Mapping[int, RankLog], merged: Steps, window: Window
 ) -> TimedRun:
-    facts = record.known
+    facts = record.settings
     device = find_device(facts.device) if facts.device else None
     no_peak = tensor_float_note(facts)
     peak = device.peaks.get(facts.dtype) if device and facts.dtype and not no_peak else None
@@ -270,12 +270,12 @@ def _memory(
             at_peak_bytes=log.memory.at_peak_bytes,
             peak_bytes=log.memory.peak_bytes,
             watcher_bytes=log.memory.watcher_bytes,
-            watched_step_s=log.tracked.step_time_s if log.tracked else None,
+            watched_step_s=log.tracked_step.step_time_s if log.tracked_step else None,
         )
         for rank, log in ranks.items()
         if log.memory
     ]
-    facts, step = record.known, metrics.get("step_time_s")
+    facts, step = record.settings, metrics.get("step_time_s")
     device = find_device(facts.device) if facts.device else None
     return memory_by_part(
         rank_memories,
@@ -324,7 +324,7 @@ def _versions(record: RunRecord, ranks: Mapping[int, RankLog]) -> dict[str, str]
 
 def _unread(ranks: Mapping[int, RankLog]) -> list[str]:
     """What was passed over in the ranks' event lines, one sentence a rank."""
-    sentences = {rank: log.unread.sentence for rank, log in ranks.items()}
+    sentences = {rank: log.skipped_lines.warning for rank, log in ranks.items()}
     return [f"rank {rank}: {sentence}" for rank, sentence in sorted(sentences.items()) if sentence]
 
 

@@ -159,7 +159,7 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     """
     recipe = requested_recipe(request)
     for name in recipe.references:
-        references.named(name)
+        references.find_rows(name)
     recipe = with_staged_files(recipe)
     runs = runs_root(request.runs_dir)
     token_files: tuple[TokenFile, ...] = ()

@@ -173,7 +173,7 @@ def resumed_series(
     spec = records[-1].spec
     if not repeats or spec is None:
         raise UserError(f"group {name!r}", "was not made by `paceline run --repeat`")
-    num_repeats = num_repeats or max(repeat.wanted for repeat in repeats)
+    num_repeats = num_repeats or max(repeat.num_repeats for repeat in repeats)
     specs = {group: spec if group == name else repeats[-1].partner for group in repeats[-1].groups}
     sides = [
         _side(group, plan_again(spec), folders.get(group, []), num_repeats)

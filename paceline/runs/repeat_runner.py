@@ -41,7 +41,7 @@ class RepeatRunner(TaskRunner[Turn, TaskOutcome]):
         sides, alone = self.series.sides, len(self.slots) == 1
         repeat = Repeat(
             number=task.number,
-            wanted=task.num_repeats,
+            num_repeats=task.num_repeats,
             groups=tuple(side.group for side in sides),
             partner=next((side.plan.spec for side in sides if side is not task.side), None),
             sequential=self.series.sequential,
@@ -73,7 +73,7 @@ class RepeatRunner(TaskRunner[Turn, TaskOutcome]):
             recipe=spec.recipe,
             changes=side.changes,
             key=spec.key,
-            wanted=self.series.num_repeats,
+            num_repeats=self.series.num_repeats,
             ok=ok,
             failed=len(outcomes) - ok,
             figures=group_figures(results),
@@ -163,7 +163,7 @@ def _comparison(
             results[0].group, RunSettings.of(sides[0].plan.spec), results[1].group, ours
         )
     for name, folders in reversed(groups(root).items()):
-        good = [r.known for folder in folders if (r := read_record(folder)).status == "ok"]
+        good = [r.settings for folder in folders if (r := read_record(folder)).status == "ok"]
         if name != results[0].group and good and good[-1].recipe == results[0].recipe:
             return _compare(name, good[-1], results[0].group, ours)
     return None

@@ -37,7 +37,7 @@ def series_lines(series: SeriesResult) -> Iterator[str]:
 def group_lines(group: GroupResult) -> Iterator[str]:
     """One group: its figures with their spread from run to run, and each run's value."""
     failed = f", {group.failed} without a figure" if group.failed else ""
-    yield f"{group.group}: {group.ok:,} of {counted(group.wanted, 'repeat')}{failed}"
+    yield f"{group.group}: {group.ok:,} of {counted(group.num_repeats, 'repeat')}{failed}"
     if group.changes:
         yield f"  {configuration(group.changes)}"
     figures = group.figures

@@ -157,7 +157,7 @@ def _repeats(root: Path, names: Names) -> list[Repeat]:
 
 def _planned(question: PairsQuestion, names: Names) -> int:
     """The pairs over which the error is spent; raises UserError when that was settled otherwise."""
-    settled = {repeat.wanted for repeat in _repeats(question.root, names) if repeat.sequential}
+    settled = {repeat.num_repeats for repeat in _repeats(question.root, names) if repeat.sequential}
     if settled and question.most_pairs not in (None, *settled):
         raise UserError(
             f"--max-pairs {question.most_pairs}",

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.compare.over_time.environment import environment_items
 from paceline.core.run import RunSpec
 from paceline.files.documents import read_json, write_text, write_value
-from paceline.files.inputs import INPUTS_FILE, inputs_of
+from paceline.files.inputs import INPUTS_FILE, find_run_inputs
 from paceline.files.run_folder import INVENTORY_FILE
 
 PROGRAM_FILES = "*/**/*.py"
@@ -23,7 +23,7 @@ def write_surroundings(
 ) -> None:
     """Keep the machine and, where the run reads anything, what that is."""
     write_text(folder / INVENTORY_FILE, json.dumps(inventory, indent=2) + "\n")
-    if inputs := inputs_of(spec, texts):
+    if inputs := find_run_inputs(spec, texts):
         write_value(folder / INPUTS_FILE, inputs)
 
 

@@ -76,7 +76,7 @@ def test_a_narrow_encoding_gets_escapes_for_what_it_lacks(tmp_path: Path, encodi
 
 def test_runs_of_nobody_are_refused(tmp_path: Path):
     done = shell("$paceline list", tmp_path, PACELINE_RUNS="~nouser/x")
-    assert_error(done, 1, "~nouser/x: names a user without a home")
+    assert_error(done, 1, "~nouser/x: refers to a user without a home")
 
 
 @pytest.mark.parametrize("verb", ["list", "run tiny-gpt --dry-run", "recipes"])

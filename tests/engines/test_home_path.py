@@ -29,7 +29,8 @@ NOBODYS = "~no-such-user/x"
 def test_a_home_folder_that_nobody_has_is_told(name: str, field: str, more: dict[str, str]) -> None:
     settings = {**more, field: NOBODYS}
     spec = make_spec(engine=name, engine_settings=settings, cluster=site(1, 2))
-    with pytest.raises(UserError, match=f"engine_settings.{field} {NOBODYS}: names a user without"):
+    text = f"engine_settings.{field} {NOBODYS}: refers to a user without"
+    with pytest.raises(UserError, match=text):
         engine(name).job(spec, "x")
 
 

@@ -253,7 +253,7 @@ def test_a_cluster_files_nvlink_is_of_its_devices(tmp_path: Path):
         ),
         (
             "device: H100\nfabric:\n  - {name: a, devices: 8}\n  - {name: b, link: NVLink4}",
-            r"mine.yaml:5: fabric.1.link NVLink4 is a link inside a node; allowed: .*; the first",
+            r"mine.yaml:5: fabric.1.link NVLink4 is a link inside a node; allowed: .*; use NVLink",
         ),
         (
             "device: H100\nfabric: [{name: a, devices: 8}, {name: b, devices: 12}]",
@@ -297,5 +297,7 @@ def test_a_link_in_the_place_of_the_other_kind_is_refused_with_its_line(tmp_path
         ("intra_link: ib ndr", "intra_link ib ndr is a network between nodes"),
     ):
         file.write_text(f"{start}{line}\n")
-        with pytest.raises(UserError, match=f"{file}:4: {words}; allowed: a link of that kind"):
+        with pytest.raises(
+            UserError, match=f"{file}:4: {words}; allowed: a link of the right kind"
+        ):
             catalog.cluster(file)

@@ -88,7 +88,7 @@ def test_case_and_punctuation_do_not_matter(device: Device):
         ("A100-SXM (memory size not stated)", "A100-SXM-80GB", "A100-SXM-40GB"),
         ("NVIDIA A100 PCIe", "A100-PCIe-80GB", "A100-PCIe-40GB"),
         ("V100-16GB", "V100-SXM2-16GB", "V100-PCIe-16GB"),
-        ("B200-192GB", "B200", "192gb is not known of B200"),
+        ("B200-192GB", "B200", "192gb is unknown for B200"),
         ("H100-SXM-96GB-HBM2e-500W", "H100-SXM", "no public data sheet"),
     ],
 )

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from paceline.audit.tables import audit
 from paceline.core.errors import UserError
-from paceline.files.csv_table import COUNTS, PRINTED, Declared, read_csv
+from paceline.files.csv_table import COUNTS, PRINTED, TableDefaults, read_csv
 
 GOOD = "id,gpu,dtype,num_gpus,seq_len,gbs,step_time_s,tokens_per_s,mfu_pct,days\n"
 ROW = "a,H100,fp8,64,8192,128,11.01,95239,36.17,121.53\n"
-DECLARED = Declared(
+DECLARED = TableDefaults(
     model="llama31-70b", convention="full-attention", peak_flops_per_s=1979e12, total_tokens=1e12
 )
 
@@ -45,41 +45,43 @@ def test_columns_have_other_names_and_any_case(tmp_path: Path):
         "Device,num_devices,global_batch,SEQ_LEN,step_time_s,tokens_per_s_per_device\n"
         "H100,8,16,1024,1.0,2048\n"
     )
-    (row,) = read_csv(write(tmp_path, text), Declared()).rows
+    (row,) = read_csv(write(tmp_path, text), TableDefaults()).rows
     assert (row.num_devices, row.global_batch, row.seq_len) == (8, 16, 1024)
     assert row.printed["tokens_per_s_per_device"] == "2048"
 
 
 @pytest.mark.parametrize(("text", "value"), [("54.1%", 0.541), ("0.541", 0.541), ("54.10%", 0.541)])
 def test_mfu_is_a_fraction_or_in_per_cent(tmp_path: Path, text: str, value: float):
-    (row,) = read_csv(write(tmp_path, f"step_time_s,mfu\n1.0,{text}\n"), Declared()).rows
+    (row,) = read_csv(write(tmp_path, f"step_time_s,mfu\n1.0,{text}\n"), TableDefaults()).rows
     assert row.figure("mfu") == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["", "-", "OOM", "x", "n/a"])
 def test_a_run_without_a_figure_may_say_so(tmp_path: Path, text: str):
-    (row,) = read_csv(write(tmp_path, f"step_time_s,tokens_per_s\n{text},5\n"), Declared()).rows
+    (row,) = read_csv(
+        write(tmp_path, f"step_time_s,tokens_per_s\n{text},5\n"), TableDefaults()
+    ).rows
     assert row.printed == {"tokens_per_s": "5"}
 
 
 def test_figures_that_a_program_wrote_with_a_zero_are_whole(tmp_path: Path):
     text = "step_time_s,tokens_per_s\n1.5,95239.0\n1.6,95240.0\n"
-    first, _ = read_csv(write(tmp_path, text), Declared()).rows
+    first, _ = read_csv(write(tmp_path, text), TableDefaults()).rows
     assert first.printed == {"step_time_s": "1.5", "tokens_per_s": "95239"}
 
 
 def test_one_figure_among_whole_ones_changes_nothing_for_the_others(tmp_path: Path):
     text = "tokens_per_s\n1254.0\n1932.3\n673.0\n736.0\n"
-    rows = read_csv(write(tmp_path, text), Declared()).rows
+    rows = read_csv(write(tmp_path, text), TableDefaults()).rows
     assert [row.printed["tokens_per_s"] for row in rows] == ["1254", "1932.3", "673", "736"]
     text = "tokens_per_s\n1254.0\n1932.3\n673.4\n736.0\n"
-    first = read_csv(write(tmp_path, text), Declared()).rows[0]
+    first = read_csv(write(tmp_path, text), TableDefaults()).rows[0]
     assert first.printed["tokens_per_s"] == "1254.0"
 
 
 def test_a_table_without_names_is_numbered_by_its_lines(tmp_path: Path):
     text = "step_time_s,tokens_per_s\n\n1.0,5\n1.0,6\n"
-    assert [row.id for row in read_csv(write(tmp_path, text), Declared()).rows] == [
+    assert [row.id for row in read_csv(write(tmp_path, text), TableDefaults()).rows] == [
         "line 3",
         "line 4",
     ]
@@ -87,14 +89,14 @@ def test_a_table_without_names_is_numbered_by_its_lines(tmp_path: Path):
 
 def test_a_byte_order_mark_and_foreign_line_ends_do_not_matter(tmp_path: Path):
     path = write(tmp_path, b"\xef\xbb\xbfstep_time_s,tokens_per_s\r\n1.0,5\r\n")
-    assert len(read_csv(path, Declared()).rows) == 1
+    assert len(read_csv(path, TableDefaults()).rows) == 1
 
 
 def test_columns_that_are_not_understood_are_named(tmp_path: Path):
     table = read_csv(
-        write(tmp_path, "step_time_s,tokens_per_s,colour,notes\n1,5,red,x\n"), Declared()
+        write(tmp_path, "step_time_s,tokens_per_s,colour,notes\n1,5,red,x\n"), TableDefaults()
     )
-    assert table.ignored == ("colour",)
+    assert table.ignored_columns == ("colour",)
 
 
 @pytest.mark.parametrize(
@@ -113,11 +115,11 @@ def test_columns_that_are_not_understood_are_named(tmp_path: Path):
         ("step_time_s,tokens_per_s\n1e999,5\n", r"mine.csv:2: step_time_s: '1e999'"),
         ("step_time_s,tokens_per_s\nnan,5\n", r"mine.csv:2: step_time_s: 'nan'"),
         ("step_time_s,gbs\n1,1.5\n", r"mine.csv:2: gbs: '1.5' is not a whole number"),
-        ("step_time_s,gbs\n1,5%\n", r"mine.csv:2: gbs: '5%' is not in per cent"),
-        ("step_time_s,mfu\n1,54\n", r"mine.csv:2: mfu: '54' is neither a fraction"),
+        ("step_time_s,gbs\n1,5%\n", r"mine.csv:2: gbs: '5%' must not be a percentage"),
+        ("step_time_s,mfu\n1,54\n", r"mine.csv:2: mfu: '54' must be a fraction"),
         ("step_time_s,tokens_per_s\n1,2,3\n", r"mine.csv:2: has 3 cells, the header 2"),
         ('step_time_s,tokens_per_s\n"1,2\n', r"mine.csv:2: is not CSV"),
-        ("id,step_time_s\na,1\na,2\n", r"mine.csv:3: is a second row called 'a'"),
+        ("id,step_time_s\na,1\na,2\n", r"mine.csv:3: duplicates the row id 'a'"),
         ("gpu,step_time_s\nRTX9999,1\n", r"mine.csv:2: device 'RTX9999' is not in the catalog"),
         ("dtype,step_time_s\nint3,1\n", r"mine.csv:2: dtype 'int3' is not in the catalog"),
         (
@@ -136,16 +138,16 @@ def test_a_faulty_file_gives_one_error_with_its_line(
     tmp_path: Path, text: str | bytes, complaint: str
 ):
     with pytest.raises(UserError, match=complaint) as refused:
-        read_csv(write(tmp_path, text), Declared())
+        read_csv(write(tmp_path, text), TableDefaults())
     assert refused.value.exit_code == 1 and "\n" not in str(refused.value)
 
 
 def test_a_missing_file_cannot_be_read(tmp_path: Path):
     with pytest.raises(UserError, match="cannot be read"):
-        read_csv(tmp_path / "none.csv", Declared())
+        read_csv(tmp_path / "none.csv", TableDefaults())
 
 
-def findings(path: Path, declared: Declared = DECLARED) -> dict[tuple[str, str], str]:
+def findings(path: Path, declared: TableDefaults = DECLARED) -> dict[tuple[str, str], str]:
     return {(f.row, f.column): f.cause for f in audit(str(path), declared).audit.findings}
 
 
@@ -164,8 +166,8 @@ def test_the_halved_throughput_of_a_published_table_is_told(tmp_path: Path):
         "model,gpu,dtype,num_gpus,seq_len,gbs,step_time_s,tokens_per_s\n"
         "Grok1 314B,GB200,bf16,512,8192,1024,7.324,572679\n"
     )
-    assert findings(write(tmp_path, text), Declared()) == {
-        ("line 2", "tokens_per_s"): "follows with a global batch of 512, not the 1024 stated"
+    assert findings(write(tmp_path, text), TableDefaults()) == {
+        ("line 2", "tokens_per_s"): "follows with a global batch of 512, not the declared 1024"
     }
 
 
@@ -178,7 +180,7 @@ def test_an_mfu_on_the_sparse_peak_is_told(tmp_path: Path):
     ]
     header = "gpu,dtype,seq_len,num_gpus,gbs,step_time_s,tokens_per_s,mfu_pct\n"
     text = header + "".join(f"H100,fp8,8192,{row}\n" for row in rows)
-    (cause,) = findings(write(tmp_path, text), Declared(model="llama31-70b")).values()
+    (cause,) = findings(write(tmp_path, text), TableDefaults(model="llama31-70b")).values()
     assert "3958 TFLOP/s, the sparse fp8 peak of H100-SXM" in cause
 
 
@@ -187,7 +189,7 @@ def test_an_mfu_on_the_sparse_peak_is_told(tmp_path: Path):
     [
         ("54.10", None),
         ("27.08", "follows with a peak of 1979 TFLOP/s, the fp8 peak of H100-SXM"),
-        ("154.10", "no other value of a single input gives it"),
+        ("154.10", "no change of a single input explains it"),
     ],
 )
 def test_a_single_row_that_names_device_and_convention_has_its_mfu_checked(
@@ -198,7 +200,7 @@ def test_a_single_row_that_names_device_and_convention_has_its_mfu_checked(
         f"llama31-70b,H100,bf16,full-attention,64,8192,128,14.72,{mfu}\n"
     )
     path = write(tmp_path, text)
-    causes, notes = findings(path, Declared()), audit(str(path)).notes
+    causes, notes = findings(path, TableDefaults()), audit(str(path)).notes
     assert "the dense peak of the data sheet" in notes[0]
     assert causes == ({} if cause is None else {("line 2", "mfu"): causes.get(("line 2", "mfu"))})
     assert (cause or "") in "".join(causes.values())
@@ -206,13 +208,13 @@ def test_a_single_row_that_names_device_and_convention_has_its_mfu_checked(
 
 def test_batch_and_devices_may_be_missing_where_they_cancel_out(tmp_path: Path):
     text = "seq_len,tokens_per_s_per_gpu,tflops_per_gpu\n8192,1639,736\n"
-    declared = Declared(model="llama31-70b", convention="causal")
+    declared = TableDefaults(model="llama31-70b", convention="causal")
     result = audit(str(write(tmp_path, text)), declared).audit
     assert (result.num_checked, result.findings) == (1, ())
 
 
 def test_options_are_refused_for_tables_that_declare_themselves():
-    with pytest.raises(UserError, match="declares itself"):
+    with pytest.raises(UserError, match="declares these values itself"):
         audit("nvidia-llama31", DECLARED)
 
 

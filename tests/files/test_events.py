@@ -122,15 +122,15 @@ def test_a_rank_knows_its_pipeline_stage_where_the_line_says_so():
         assert stage(unknown) == 0
 
 
-def test_a_rank_reads_back_its_memory_and_the_step_that_was_watched_has_no_time():
+def test_the_memory_of_a_rank_is_read_and_its_traced_step_has_no_time():
     watched = {**STEP, "step": 2, "tracked": True, "step_time_s": 9.0}
     log = read_rank(lines(START, STEP, MEMORY, watched, {**STEP, "step": 3}, END))
 
     assert log.memory is not None and log.memory.parts_bytes["activations"] == 300.0
-    assert log.tracked is not None and log.tracked.step_time_s == 9.0
+    assert log.tracked_step is not None and log.tracked_step.step_time_s == 9.0
     assert [s.step_time_s for s in log.steps] == [0.2, None, 0.2]
     assert log.steps[1].busy_time_s is None and log.steps[1].loss == 2.0
-    assert log.unread.lines == 0
+    assert log.skipped_lines.lines == 0
 
 
 def test_what_the_device_has_in_use_is_read_where_the_line_says_it():
@@ -138,7 +138,7 @@ def test_what_the_device_has_in_use_is_read_where_the_line_says_it():
     assert [s.device_used_bytes for s in read_rank(lines(STEP, used)).steps] == [None, 7.0]
 
 
-def test_a_torn_last_line_costs_only_itself():
+def test_a_truncated_last_line_loses_no_other():
     text = lines(START, STEP, {**STEP, "step": 2})
     log = read_rank([*text[:2], text[2][:40]])
     assert [s.index for s in log.steps] == [1] and log.end is None
@@ -153,31 +153,31 @@ def test_event_lines_that_are_not_valid_are_counted():
     wrong = [{**STEP, "step": -1}, {**STEP, "surprise": 1}, {"event": "step"}, {"event": "other"}]
     log = read_rank(lines(START, STEP, *wrong, END))
 
-    assert len(log.steps) == 1 and log.unread.lines == 4
-    assert log.unread.sentence == "4 event lines are not valid in schema 1 and passed over"
+    assert len(log.steps) == 1 and log.skipped_lines.lines == 4
+    assert log.skipped_lines.warning == "4 event lines are not valid in schema 1 and skipped"
 
 
 def test_a_log_of_valid_lines_has_nothing_unread():
     log = read_rank([*lines(START, STEP), "a warning\n", "{}\n", "{nonsense\n", *lines(END)])
 
-    assert log.unread.lines == 0 and log.unread.sentence is None
+    assert log.skipped_lines.lines == 0 and log.skipped_lines.warning is None
 
 
-def test_a_newer_schema_is_told():
+def test_a_newer_schema_gives_a_warning():
     log = read_rank(lines({**START, "schema": 3}, {**STEP, "new": 1}, {**START, "schema": 2}))
 
-    assert log.start is None and log.unread.newest_schema == 3
-    assert log.unread.sentence == (
-        "the event lines are of schema 3 and this version knows schema 1: 3 of them were passed "
-        "over; update Paceline"
+    assert log.start is None and log.skipped_lines.newest_schema == 3
+    assert log.skipped_lines.warning == (
+        "the event lines have schema 3 and this version reads schema 1: 3 of them were skipped; "
+        "update Paceline"
     )
 
 
-def test_a_line_torn_by_a_restart_counts_and_one_at_the_end_does_not():
+def test_a_line_truncated_by_a_restart_counts_and_one_at_the_end_does_not():
     torn = lines(STEP)[0][:40]
 
-    assert read_rank([*lines(START), torn + "\n", *lines(START, STEP)]).unread.lines == 1
-    assert read_rank([*lines(START, STEP), torn]).unread.lines == 0
+    assert read_rank([*lines(START), torn + "\n", *lines(START, STEP)]).skipped_lines.lines == 1
+    assert read_rank([*lines(START, STEP), torn]).skipped_lines.lines == 0
 
 
 def test_an_older_end_line_whose_words_are_garbled_is_an_end_all_the_same():
@@ -187,10 +187,10 @@ def test_an_older_end_line_whose_words_are_garbled_is_an_end_all_the_same():
     assert end is not None and (end.reason, end.cause) == (garbled, "own_fault")
 
 
-def test_numbers_that_no_machine_holds_make_a_line_invalid():
+def test_numbers_that_overflow_make_a_line_invalid():
     huge = [f'{{"event": "step", "step": {"9" * 5000}}}\n', *lines({**STEP, "loss": 10**400})]
 
-    assert read_rank([*huge, *lines(STEP)]).unread.lines == 2
+    assert read_rank([*huge, *lines(STEP)]).skipped_lines.lines == 2
 
 
 def test_a_nan_loss_is_kept_as_nan():

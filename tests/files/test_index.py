@@ -1,4 +1,4 @@
-"""The index says what the folders say, and can always be made anew."""
+"""The index agrees with the folders and can always be rebuilt from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def computed(folder: Path) -> Result:
 
 
 def not_computed(folder: Path) -> Result:
-    pytest.fail(f"{folder} was computed anew")
+    pytest.fail(f"{folder} was computed again")
 
 
 def rows(root: Path) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ def test_the_index_can_be_deleted_and_rebuilt(root: Path, tmp_path: Path):
     make_run(root, "a")
     before = rows(root)
     index_file(tmp_path).unlink()
-    assert Index.open(root, anew=True).rebuild(computed) == (1, [])
+    assert Index.open(root, rebuild=True).rebuild(computed) == (1, [])
     assert rows(root) == before
 
 
@@ -141,7 +141,7 @@ def test_a_table_that_takes_no_rows_is_told_and_rebuilt(root: Path, tmp_path: Pa
     )
     listed = listing(root, computed)
     assert listed.rows == before and "paceline db rebuild" in str(listed.fault)
-    assert Index.open(root, anew=True).rebuild(computed) == (1, [])
+    assert Index.open(root, rebuild=True).rebuild(computed) == (1, [])
     assert rows(root) == before
 
 
@@ -199,5 +199,5 @@ def test_a_database_of_the_user_is_never_deleted(
     alter(file, f"create table {RUNS.name} (wrong text)")
     monkeypatch.setenv("PACELINE_DB", f"sqlite:///{file}")
     with pytest.raises(SystemFaultError, match="check PACELINE_DB"):
-        Index.open(root, anew=True)
+        Index.open(root, rebuild=True)
     alter(file, f"insert into {RUNS.name} values ('kept')")

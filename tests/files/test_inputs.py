@@ -10,7 +10,7 @@ from paceline.core.run_inputs import RunInput
 from paceline.core.training import Data
 from paceline.files import inputs
 from paceline.files.documents import write_text, write_value
-from paceline.files.inputs import input_at, inputs_of
+from paceline.files.inputs import find_input, find_run_inputs
 from tests.example import make_spec
 
 
@@ -40,12 +40,12 @@ def write_manifest(root: Path, files: tuple[StagedFile, ...]) -> None:
     write_value(root / "corpus-0123456789ab/manifest.json", manifest)
 
 
-def test_a_staged_file_is_told_by_its_manifest_and_not_read_again(tmp_path: Path):
+def test_a_staged_file_is_identified_by_its_manifest_and_not_read_again(tmp_path: Path):
     file = staged(tmp_path, "text")
     sha256 = hashlib.sha256(b"text").hexdigest()
     file.write_text("rot!")
 
-    kept = inputs_of(make_spec(data=Data(source="text", path=str(file))), {})
+    kept = find_run_inputs(make_spec(data=Data(source="text", path=str(file))), {})
 
     assert kept is not None and [m.asset.name for m in kept.manifests] == ["corpus"]
     (part,) = kept.inputs
@@ -64,7 +64,7 @@ def several(folder: Path, manifest: bool) -> RunInput:
     )
     if manifest:
         write_manifest(folder, files)
-    told = input_at("data.path", content / "text")
+    told = find_input("data.path", content / "text")
     assert told is not None
     return told
 
@@ -79,7 +79,7 @@ def test_the_same_files_have_one_digest_staged_or_not(tmp_path: Path):
 def test_a_file_that_no_manifest_lists_leaves_no_digest(tmp_path: Path):
     staged(tmp_path, "text").with_name("more.txt").write_text("12345")
 
-    told = input_at("data.path", tmp_path / "corpus-0123456789ab/content/text")
+    told = find_input("data.path", tmp_path / "corpus-0123456789ab/content/text")
 
     assert told is not None
     assert (told.asset, told.files, told.bytes, told.sha256) == ("corpus", 2, 9, None)
@@ -93,7 +93,7 @@ def test_files_that_nobody_staged_are_read_up_to_a_size(tmp_path: Path):
     data = Data(source="indexed", blend=((str(tmp_path / "part"), 1.0),))
     spec = make_spec(data=data, engine_settings={"model": str(tmp_path / "model")})
 
-    kept = inputs_of(spec, {"data.text": tmp_path / "model/config.json"})
+    kept = find_run_inputs(spec, {"data.text": tmp_path / "model/config.json"})
 
     assert kept is not None and not kept.manifests
     told = {part.field: (part.files, part.bytes, part.sha256) for part in kept.inputs}
@@ -102,17 +102,17 @@ def test_files_that_nobody_staged_are_read_up_to_a_size(tmp_path: Path):
     assert told["data.text"][2] == hashlib.sha256(b"{}").hexdigest()
 
 
-def test_a_large_file_is_told_by_its_size(tmp_path: Path):
+def test_a_large_file_is_identified_by_its_size(tmp_path: Path):
     file = tmp_path / "large"
     with file.open("wb") as content:
         content.truncate(inputs.DIGEST_LIMIT_BYTES + 1)
 
-    kept = inputs_of(make_spec(data=Data(source="text", path=str(file))), {})
+    kept = find_run_inputs(make_spec(data=Data(source="text", path=str(file))), {})
 
     assert kept is not None
     assert kept.inputs[0].sha256 is None
     assert kept.inputs[0].bytes == inputs.DIGEST_LIMIT_BYTES + 1
 
 
-def test_synthetic_data_is_no_input():
-    assert inputs_of(make_spec(), {}) is None
+def test_synthetic_data_is_not_an_input():
+    assert find_run_inputs(make_spec(), {}) is None

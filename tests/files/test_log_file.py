@@ -57,7 +57,7 @@ def test_nothing_is_lost_but_what_is_beyond_the_longest_line(folder, compress, t
     assert lines_of(b"".join(blocks)) == [line[:LONGEST] for line in lines]
     assert file.cut_lines == sum(len(line) > LONGEST for line in lines)
     assert file.num_bytes == len(text)
-    assert file.broken_off is None
+    assert file.read_error is None
     assert file.ends_in_line == (text != b"" and text[-1:] not in b"\r\n")
 
 
@@ -74,7 +74,7 @@ def test_every_block_ends_with_a_line(folder, text):
 
 @given(st.lists(st.sampled_from([b"\r\n", b"word\r\n", b"\r"]), max_size=60).map(b"".join))
 @settings(deadline=None)
-def test_a_line_end_of_two_characters_is_not_torn_apart(folder, text):
+def test_a_line_end_of_two_characters_is_not_split(folder, text):
     with small_sizes():
         blocks = list(LogFile(write(folder, text)))
 
@@ -149,7 +149,7 @@ def test_a_gzip_file_may_have_many_members(tmp_path):
     file = LogFile(write(tmp_path, b"".join(map(gzip.compress, [*parts, b""]))))
 
     assert b"".join(file) == content
-    assert file.broken_off is None
+    assert file.read_error is None
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
@@ -161,10 +161,10 @@ def test_a_gzip_file_cut_short_gives_what_it_holds(tmp_path, share):
 
     assert content.startswith(text)
     assert len(text) > 0.8 * share * len(content)
-    assert file.broken_off is not None and "cut short" in file.broken_off
+    assert file.read_error is not None and "truncated" in file.read_error
 
 
-def test_a_damaged_gzip_file_gives_what_stands_before_the_damage(tmp_path):
+def test_a_damaged_gzip_file_gives_the_text_before_the_damage(tmp_path):
     content = numbered_lines(2_000_000)
     packed = bytearray(gzip.compress(content))
     packed[len(packed) // 2] ^= 0xFF
@@ -172,24 +172,24 @@ def test_a_damaged_gzip_file_gives_what_stands_before_the_damage(tmp_path):
     file = LogFile(write(tmp_path, bytes(packed)))
     text = b"".join(file)
 
-    assert file.broken_off is not None
+    assert file.read_error is not None
     assert text[: int(0.45 * len(content))] == content[: int(0.45 * len(content))]
 
 
 @pytest.mark.parametrize("tail", [b"garbage", b"\x1f\x8b", b"\x1f\x8b\x08"])
-def test_what_follows_a_gzip_member_is_told(tmp_path, tail):
+def test_garbage_after_a_gzip_member_is_reported(tmp_path, tail):
     file = LogFile(write(tmp_path, gzip.compress(b"a\n") + tail))
 
     assert b"".join(file) == b"a\n"
-    assert file.broken_off is not None
+    assert file.read_error is not None
 
 
 @pytest.mark.parametrize("content", [b"\x1f", b"\x1f\x8b", b"\x1f\x8b\x08\x00" + b"x" * 40])
-def test_the_beginning_of_a_gzip_file_is_no_crash(tmp_path, content):
+def test_the_start_of_a_gzip_file_does_not_crash(tmp_path, content):
     file = LogFile(write(tmp_path, content))
     text = b"".join(file)
 
-    assert text == content if content == b"\x1f" else file.broken_off is not None
+    assert text == content if content == b"\x1f" else file.read_error is not None
 
 
 def test_a_packed_file_takes_as_little_memory_as_a_plain_one(tmp_path):

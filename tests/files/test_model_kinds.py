@@ -1,4 +1,4 @@
-"""Recipes of both kinds of model: what a mistake in one is told as."""
+"""Error messages for mistakes in recipes of both kinds of model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_model_without_a_kind_is_a_decoder() -> None:
         (FLUX, "num_heads: 4", "num_kv_heads: 4", "model.num_kv_heads: is not a known field"),
         (FLUX, "kind: mmdit", "kind: mmdt", "kind is neither decoder nor mmdit"),
         (FLUX, "text_len: 32", "text_len: -1", "model.text_len: "),
-        (FLUX, "seq_len: 96", "seq_len: 128", "text_len and image tokens together, 96"),
+        (FLUX, "seq_len: 96", "seq_len: 128", "image tokens, 96"),
         (FLUX, "full-attention", "causal", "flops_convention must be full-attention"),
         (LLAMA, "num_heads: 8", "num_head: 8", "model.num_head: is not a known field"),
         (LLAMA, "num_heads: 8", "num_head: 8", "num_kv_heads"),

@@ -114,7 +114,7 @@ def test_a_wrong_file_is_answered_with_line_and_remedy(
     "content",
     [b"", b"- a\n", b"\xff\xfe\x00", b"{{{{", b"a: &x [*x]", b"a: 2020-13-45", b"[" * 5000],
 )
-def test_what_is_no_recipe_is_refused(tmp_path: Path, content: bytes):
+def test_a_file_that_is_not_a_recipe_is_refused(tmp_path: Path, content: bytes):
     path = tmp_path / "bad.yaml"
     path.write_bytes(content)
     with pytest.raises(UserError):
@@ -152,12 +152,12 @@ def test_a_short_name_stays_the_trainings_where_another_part_has_it_too(
 @pytest.mark.parametrize(
     "batch", ["0", "-4", "1.5", "1e30", "1152921504606846976", ".nan", "abc", "16 per rack"]
 )
-def test_a_batch_of_no_whole_number_is_told_in_words(batch: str):
+def test_the_error_about_an_invalid_batch_states_the_allowed_values(batch: str):
     with pytest.raises(UserError) as refused:
         load_recipe("tiny-llama", None, [f"training.global_batch={batch}"])
     said = (
         "training.global_batch: must be a whole number from 1 to 9,007,199,254,740,992, "
-        "or as in `16 per node`"
+        "or like `16 per node`"
     )
     assert said in str(refused.value) and "more)" not in str(refused.value)
 
@@ -197,9 +197,7 @@ def test_a_wrong_override_is_answered(text: str, words: str):
 
 
 @pytest.mark.parametrize("field", ["steps", "dtype", "global_batch"])
-def test_no_part_of_a_secret_that_was_given_for_a_value_is_repeated(
-    field: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_no_part_of_a_secret_is_repeated_in_an_error(field: str, monkeypatch: pytest.MonkeyPatch):
     secret = f"Zq7{'x1Y' * 20}w"
     monkeypatch.setenv("MY_TOKEN", secret)
     for value in (secret, f"eyJhbGciOiJIUzI1NiJ9.{'a1B2' * 20}.{'c3D4' * 11}"):
@@ -233,9 +231,9 @@ def test_a_layout_that_does_not_fit_the_devices_is_refused_with_reasons():
     assert "--set, or the number of devices" in str(caught.value)
 
 
-def test_numbers_beyond_all_counting_are_refused_like_any_other():
+def test_numbers_that_overflow_are_refused():
     recipe = load_recipe("tiny-llama", None, ["training.batch_per_device=9e15"])
-    with pytest.raises(UserError, match=r"asks for a batch of 18,\d+.*; allowed: at most 9,007"):
+    with pytest.raises(UserError, match=r"has a global batch of 18,\d+.*; allowed: at most 9,007"):
         resolve(recipe, CPU, True, None)
     for name, field in (("tiny-llama", "num_layers"), ("flux1-schnell", "num_single_blocks")):
         with pytest.raises(UserError, match=rf"{field}: [\d.]+ is too large"):
@@ -265,7 +263,7 @@ def test_the_key_follows_the_content_and_not_the_name():
     assert RunSpec.model_validate(stored).key == spec.key
 
 
-def test_labels_are_declared_beside_the_fields():
+def test_labels_are_declared_with_the_fields():
     labels = marked_fields(RunSpec, FieldMark.LABEL)
     assert {"recipe", "variant", "references", "time_limit_s", "cluster"} < {*labels}
     assert {"name", "hosts", "launcher", "slurm"} < {*labels["cluster"]}
@@ -277,7 +275,7 @@ def ramped(*changes: str) -> RunSpec:
     return resolve(recipe, CPU, True, None)
 
 
-def test_a_ramp_up_can_be_given_and_taken_away_as_a_whole():
+def test_a_ramp_up_can_be_set_and_removed_as_a_whole():
     ramped_up = load_recipe("tiny-gpt", None, ["ramp_up={start: 4, increment: 4, samples: 99}"])
     assert ramped_up.training.ramp_up is not None and ramped_up.training.ramp_up.samples == 99
     assert load_recipe("gpt-1b3-tiny", None, ["ramp_up=null"]).training.ramp_up is None

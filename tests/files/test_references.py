@@ -187,7 +187,10 @@ def test_a_wrong_file_is_refused_with_file_and_reason(
         ("tables: 3", "study.yaml:5: tables: 3 is no list; allowed: a list"),
         ("tables: [{id: t, title: x, rows: 7}]", "tables.0.rows: 7 is no list"),
         ("tables: [{id: t, title: x, rows: 7, rows_csv: 'id'}]", "tables.0.rows: 7 is no"),
-        ('tables: [{id: t, title: x, rows_csv: "id,id.a\\nb,1"}]', "id is a column of its own"),
+        (
+            'tables: [{id: t, title: x, rows_csv: "id,id.a\\nb,1"}]',
+            "the columns id and id.a exclude each other",
+        ),
         (
             "tables: [{id: t, title: x, common: {printed: {}, units: {}},\n"
             "          rows: [{id: a}, {id: a}]}]",
@@ -221,12 +224,12 @@ def test_an_unknown_row_suggests_the_nearest():
 
 
 def test_a_name_may_be_a_source_a_table_or_a_row():
-    everything = {row.id for row in references.named("lambda-1cc")}
-    table = {row.id for row in references.named("lambda-1cc-opt-13b")}
-    single = {row.id for row in references.named("opt-13b-512")}
+    everything = {row.id for row in references.find_rows("lambda-1cc")}
+    table = {row.id for row in references.find_rows("lambda-1cc-opt-13b")}
+    single = {row.id for row in references.find_rows("opt-13b-512")}
     assert single < table < everything
     with pytest.raises(UserError, match="did you mean 'lambda-1cc'"):
-        references.named("lambda-1c")
+        references.find_rows("lambda-1c")
 
 
 @pytest.mark.parametrize(
@@ -234,14 +237,14 @@ def test_a_name_may_be_a_source_a_table_or_a_row():
     [("llama31-70b", 14), ("opt-350m-sft", 8), ("opt-13b-sft", 8), ("gpt-1b3", 23), ("none", 0)],
 )
 def test_a_recipe_gets_its_measured_rows(recipe: str, rows: int):
-    measured = references.for_recipe(recipe)
+    measured = references.rows_of_recipe(recipe)
     assert len(measured) == rows
     assert all(row.tokens_per_s for row in measured)
 
 
 def test_only_the_files_that_hold_a_name_are_read():
     references.source.cache_clear()
-    assert references.named("nvidia-llama31-70b-fp8") and references.row("opt-13b-512")
+    assert references.find_rows("nvidia-llama31-70b-fp8") and references.row("opt-13b-512")
     assert references.source.cache_info().currsize == 2
     references.sources()
 
@@ -285,8 +288,8 @@ def test_a_row_that_repeats_another_states_the_same_configuration(row: Row):
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_a_recipe_runs_the_model_and_a_layout_of_its_published_rows(name: str):
     recipe = load_recipe(name)
-    cited = {row.id for named in recipe.references for row in references.named(named)}
-    rows = references.for_recipe(name)
+    cited = {row.id for named in recipe.references for row in references.find_rows(named)}
+    rows = references.rows_of_recipe(name)
     assert {row.id for row in rows} <= cited
     assert num_parameters(recipe.model) == num_parameters(SHAPES[name])
     assert linear_sizes(recipe.model) == linear_sizes(SHAPES[name])
@@ -364,9 +367,9 @@ def test_the_published_table_is_the_first_sub_cluster_of_each_size():
     for short in ("350m", "13b"):
         first = {
             row.num_devices: row
-            for row in reversed(references.named(f"lambda-1cc-subclusters-{short}"))
+            for row in reversed(references.find_rows(f"lambda-1cc-subclusters-{short}"))
         }
-        for row in references.named(f"lambda-1cc-opt-{short}"):
+        for row in references.find_rows(f"lambda-1cc-opt-{short}"):
             if row.num_devices and row.num_devices > 8:
                 assert (
                     row.printed["samples_per_s_unrounded"]

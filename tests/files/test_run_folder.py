@@ -55,7 +55,7 @@ def test_a_record_survives_the_round_trip(tmp_path: Path):
     assert read_record(tmp_path) == record
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path: Path):
+def test_a_failed_write_leaves_the_old_file_and_no_temporary_file(tmp_path: Path):
     path = tmp_path / "a.json"
     write_text(path, "old")
     with pytest.raises(UserError, match="cannot be written as UTF-8"):
@@ -64,7 +64,9 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path: Path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_file_that_finds_no_room_is_one_clear_error_and_keeps_the_old(tmp_path: Path):
+def test_a_file_that_does_not_fit_on_the_disk_is_one_clear_error_and_keeps_the_old_file(
+    tmp_path: Path,
+):
     write_text(tmp_path / "a.json", "old")
     program = (
         "import resource, signal; from pathlib import Path\n"
@@ -81,7 +83,7 @@ def test_a_file_that_finds_no_room_is_one_clear_error_and_keeps_the_old(tmp_path
 def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path: Path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(SystemFaultError, match="run folder cannot be made"):
+    with pytest.raises(SystemFaultError, match="run folder cannot be created"):
         new_run_folder(blocked, make_spec())
 
 
@@ -107,7 +109,7 @@ def test_a_run_is_found_by_folder_prefix_tag_and_last(tmp_path: Path):
     assert find_run(tmp_path, str(old)) == old
     assert find_run(tmp_path, "2026-01-01") == old
     assert find_run(tmp_path, "night") == find_run(tmp_path, "last") == new
-    with pytest.raises(UserError, match="names 2 runs"):
+    with pytest.raises(UserError, match="matches 2 runs"):
         find_run(tmp_path, "2026")
     with pytest.raises(UserError, match="is not in"):
         find_run(tmp_path, "nothing")

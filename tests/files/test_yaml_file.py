@@ -1,4 +1,4 @@
-"""What is wrong with a file's values is told of the field that the user wrote."""
+"""Error messages of YAML files that do not fit their model."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_a_layout_that_does_not_fit_on_the_devices_is_left_out_and_told():
 
 def test_what_a_devices_name_leaves_open_is_told():
     _, notes = all_facts(UserSettings(device="h100"), "megatron", LogContent())
-    assert notes and "taken as H100-SXM" in notes[0]
+    assert notes and "assuming H100-SXM" in notes[0]
     assert all_facts(UserSettings(device="B200"), "megatron", LogContent())[1] == []
 
 

@@ -51,7 +51,7 @@ def test_a_profiled_step_is_taken_apart(
     assert json.loads((folder / PROFILE_FILE).read_text()) == profile
     _agrees_with_the_trainers_clock(folder, profile)
     assert profile["overhead"]["n_profiled"] == 2 and profile["overhead"]["n_plain"] > 5
-    facts = read_record(folder).known
+    facts = read_record(folder).settings
     assert "profiled" in likeness([facts], [facts]).keys
 
 

@@ -229,7 +229,7 @@ def test_a_runs_own_verdict_is_that_of_compare_against(row_id: str, factor: floa
 
 
 def test_the_nearest_row_has_the_fewest_differences():
-    rows = timed(references.named("lambda-1cc-opt-13b"))
+    rows = timed(references.find_rows("lambda-1cc-opt-13b"))
     like = row_facts(ROW).model_copy(update={"profiled": False, "data": "text"})
     assert nearest_row(rows, [like], ()).id == ROW.id
     assert row_likeness(ROW, [like]).keys == ()

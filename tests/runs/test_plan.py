@@ -215,7 +215,7 @@ def test_a_checkpoint_is_pinned_however_it_is_named(
 def test_a_path_of_nobodys_home_is_refused_by_its_field(field: str):
     text = ("data.source=text", "data.path=/etc/hostname", "data.tokenizer=null")
     overrides = (*text, f"{field}=~no-such-user/x")
-    words = f"{field} ~no-such-user/x: names a user without a home; give"
+    words = f"{field} ~no-such-user/x: refers to a user without a home folder; give"
     with pytest.raises(UserError, match=words):
         make_plan(Request("tiny-llama", overrides=overrides, devices=2))
 
@@ -231,7 +231,7 @@ def test_weights_of_the_hub_are_a_folder(tmp_path: Path):
 def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"holds no whole checkpoint.*checkpoint\.every=N"):
         resumed(tmp_path, str(tmp_path))
-    with pytest.raises(UserError, match="holds no runs"):
+    with pytest.raises(UserError, match="contains no runs"):
         resumed(tmp_path / "runs", "nowhere")
 
 

@@ -35,7 +35,7 @@ def repeat_fields(
     """Fields of the record of one repeat."""
     return {
         "group": group,
-        "repeat": Repeat(number=number, wanted=num_repeats, groups=(group,)),
+        "repeat": Repeat(number=number, num_repeats=num_repeats, groups=(group,)),
         **fields,
     }
 
@@ -173,7 +173,7 @@ def test_a_broken_off_group_knows_what_it_lacks(tmp_path: Path):
 
 def test_two_groups_go_on_together_even_if_one_has_not_begun(tmp_path: Path):
     first, second = new_series(tmp_path, [BASE, side_request(BASE, "steps=30")], 2, "n").sides
-    repeat = Repeat(number=1, wanted=2, groups=("n-a", "n-b"), partner=second.plan.spec)
+    repeat = Repeat(number=1, num_repeats=2, groups=("n-a", "n-b"), partner=second.plan.spec)
     make_finished(tmp_path, 1, 0.2, spec=first.plan.spec, group="n-a", repeat=repeat)
     series = resumed_series(tmp_path, "n-a", None)
     assert [s.group for s in series.sides] == ["n-a", "n-b"]

@@ -55,7 +55,7 @@ def test_two_configurations_give_two_groups_with_their_figures(
     first, second = document["groups"]
     assert (first["group"], second["group"]) == ("ab-a", "ab-b")
     assert first["changes"] == ["training.seq_len=64"]
-    assert (first["ok"], first["failed"], first["wanted"]) == (2, 0, 2)
+    assert (first["ok"], first["failed"], first["num_repeats"]) == (2, 0, 2)
     step = second["figures"]["step_time_s"]
     values = [run["metrics"]["step_time_s"]["value"] for run in second["runs"]]
     assert step["value"] == pytest.approx(sum(values) / 2) and step["n"] == 2
@@ -200,7 +200,7 @@ def series_with(
         "group": "g",
         "recipe": "x",
         "key": "k",
-        "wanted": num_repeats,
+        "num_repeats": num_repeats,
         "ok": ok,
         "failed": num_repeats - ok,
         "runs": runs,

@@ -28,7 +28,7 @@ def group(runs: list[Result], num_repeats: int = 3, **fields: object) -> GroupRe
             "group": "g",
             "recipe": "example",
             "key": "k",
-            "wanted": num_repeats,
+            "num_repeats": num_repeats,
             "ok": ok,
             "failed": len(runs) - ok,
             "runs": runs,
@@ -76,7 +76,7 @@ def test_a_group_without_any_figure_has_no_figures_in_its_text(tmp_path: Path):
 
 
 def test_the_series_says_how_to_compare_and_how_to_go_on(tmp_path: Path):
-    whole = group(results(tmp_path, 0.2), wanted=1)
+    whole = group(results(tmp_path, 0.2), num_repeats=1)
     assert list(series_lines(SeriesResult(groups=(whole,))))[-1].startswith(
         "compare: paceline compare g OTHER"
     )

@@ -219,5 +219,5 @@ def test_the_copied_throughputs_are_those_of_the_result_files(reference_data: Pa
         ("lambda-1cc-opt-350m", "opt350m_bs24_samples_s"),
         ("lambda-1cc-opt-13b", "opt13b_bs16_samples_s"),
     ):
-        for row in references.named(table)[1:]:
+        for row in references.find_rows(table)[1:]:
             assert row.printed["samples_per_s_unrounded"] == lines[row.num_devices or 0][column]

@@ -31,7 +31,7 @@ class GroupResult(Value):
     changes: tuple[str, ...] = ()
     """What sets the configuration apart from the recipe as it stands."""
     key: str | None
-    wanted: PositiveInt
+    num_repeats: PositiveInt
     ok: NonNegativeInt
     """Runs with a figure; the group's figures come from these."""
     failed: NonNegativeInt
@@ -46,7 +46,7 @@ class GroupResult(Value):
     @property
     def missing(self) -> int:
         """Repeats that are still needed."""
-        return max(0, self.wanted - self.ok)
+        return max(0, self.num_repeats - self.ok)
 
 
 class SeriesResult(Value):

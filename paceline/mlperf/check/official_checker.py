@@ -70,7 +70,7 @@ def copy_unpacked(log: Path, copy: Path) -> str | None:
     file = LogFile(log)
     with copy.open("wb") as target:
         target.writelines(file)
-    return file.broken_off
+    return file.read_error
 
 
 def check_copy(

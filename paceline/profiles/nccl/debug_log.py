@@ -188,7 +188,7 @@ class DebugLog:
         log = LogFile(path)
         for block in log:
             self._block(block)
-        self.broken_off = self.broken_off or log.broken_off
+        self.broken_off = self.broken_off or log.read_error
 
     def communication(
         self, axes: Mapping[tuple[int, ...], str] | None = None, steps: int | None = None

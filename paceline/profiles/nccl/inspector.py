@@ -86,7 +86,7 @@ class InspectorLog:
             for line in block.splitlines():
                 if MARK in line:
                     self._line(line)
-        self.broken_off = self.broken_off or log.broken_off
+        self.broken_off = self.broken_off or log.read_error
 
     def communication(self, axes: Mapping[tuple[int, ...], str] | None = None) -> Communication:
         """The tables; `axes` names the groups of world ranks."""

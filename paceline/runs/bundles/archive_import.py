@@ -88,7 +88,7 @@ def import_archive(
     with tempfile.TemporaryDirectory(prefix="paceline-archive-") as name:
         place = Path(name)
         held = unpack(path, place, skip_links=True)
-        left_out = [f"{link}: is a link" for link in held.left_out]
+        left_out = [f"{link}: is a link" for link in held.skipped_links]
         passed_over = 0
         for file in log_files([place]):
             shown = file.relative_to(place).as_posix()
@@ -100,7 +100,7 @@ def import_archive(
                 reports.append(replace(report, command=shown))
             except UserError as error:
                 left_out.append(f"{shown}: {error.what}")
-    if not reports and len(left_out) == len(held.left_out):
+    if not reports and len(left_out) == len(held.skipped_links):
         raise UserError(str(path), f"holds no training log among {counted(passed_over, 'file')}")
     return ImportedArchive(tuple(reports), tuple(left_out), passed_over)
 

@@ -19,7 +19,7 @@ from paceline.core.run_inputs import RunInput
 from paceline.core.secrets import REDACTED
 from paceline.core.value import Value
 from paceline.engines import engine
-from paceline.files.inputs import INDEXED, input_at
+from paceline.files.inputs import INDEXED, find_input
 from paceline.files.run_folder import read_record
 from paceline.files.staged import CONTENT_FOLDER, asset_state, read_manifest, stage_root
 from paceline.machines.node.binding import bound
@@ -107,7 +107,7 @@ def _needed(part: RunInput) -> NeededInput:
     """Where an input lies here: in a staged asset of equal content, else in the same place."""
     other: Path | None = None
     for path, state in _places(part):
-        there = input_at(part.field, path)
+        there = find_input(part.field, path)
         if there is not None and there.is_alike(part):
             return _needed_input(part, state, path)
         if there is not None and (part.asset is not None or state == "here"):

@@ -132,7 +132,7 @@ def _attempt(
         ended_unix=ended or _last_sign_unix(ranks, steps),
         queues=True,
         steps_asked=record.spec.steps_asked if record.spec else None,
-        facts=record.known,
+        facts=record.settings,
     )
 
 
@@ -198,7 +198,7 @@ def _steps_of_lines(part: Steps) -> FloatColumn:
 def _with_watched(steps: Steps, ranks: dict[int, RankLog]) -> FloatColumn:
     """Step times with those of the steps whose memory was watched, which are in no other figure."""
     seconds = np.array(steps["step_time_s"], dtype=np.float64)
-    watched = [log.tracked for log in ranks.values() if log.tracked]
+    watched = [log.tracked_step for log in ranks.values() if log.tracked_step]
     for event in watched:
         at = np.flatnonzero(steps.index == event.step)
         seconds[at] = np.fmax(seconds[at], event.step_time_s)

@@ -114,7 +114,7 @@ class RunReader:
         left = asked - last if asked and last and status in ("queued", "running") else None
         return WatchState(
             run=self.folder.name,
-            recipe=record.known.recipe,
+            recipe=record.settings.recipe,
             status=status,
             reason=record.reason,
             step=last,
@@ -215,7 +215,7 @@ class RatesNow(TypedDict):
 
 def _rates(record: RunRecord, ranks: Sequence[_Rank], step_s: float | None) -> RatesNow:
     """The rates at a step time."""
-    facts = record.known
+    facts = record.settings
     rates = RatesNow(tokens_per_s=None, samples_per_s=None, mfu=None, of_achievable=None)
     steps = [rank.steps[-1] for rank in ranks]
     batch = steps[0].global_batch if steps else None

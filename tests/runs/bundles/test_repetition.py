@@ -12,7 +12,7 @@ import pytest
 
 from paceline.core.training import Data
 from paceline.files.documents import write_value
-from paceline.files.inputs import INPUTS_FILE, input_at, inputs_of
+from paceline.files.inputs import INPUTS_FILE, find_input, find_run_inputs
 from paceline.machines.probe.inventory import inventory, local_cluster
 from paceline.runs.bundles.repetition import _needed
 from paceline.runs.bundles.writing import write_bundle
@@ -33,7 +33,7 @@ def bundle_of(tmp_path: Path, machine: dict[str, Any], data: Data) -> Path:
     spec = make_spec(data=data, cluster=cluster)
     other = json.dumps({**machine, "kernel": "5.0-theirs"})
     folder = write_run(tmp_path / "theirs", "run", spec=spec, inventory=other)
-    if inputs := inputs_of(spec, {}):
+    if inputs := find_run_inputs(spec, {}):
         write_value(folder / INPUTS_FILE, inputs)
     return write_bundle(folder, tmp_path / "a.bundle.tar.gz")[0]
 
@@ -74,14 +74,14 @@ def test_what_was_staged_is_also_found_where_it_was_and_the_other_way_round(
 ):
     """Another machine may have staged what lay anywhere on the first, and the reverse."""
     there = staged(tmp_path / "theirs", "text")
-    part = input_at("data.path", there)
+    part = find_input("data.path", there)
     assert part is not None and part.asset == "corpus"
     (tmp_path / "theirs/corpus-0123456789ab/manifest.json").unlink()
     monkeypatch.setenv("PACELINE_STAGE", str(tmp_path / "mine"))
 
     assert _needed(part).state == "here"
 
-    unstaged = input_at("data.path", there)
+    unstaged = find_input("data.path", there)
     assert unstaged is not None and unstaged.asset is None
     there.write_text("rot!")
     assert [_needed(lost).state for lost in (part, unstaged)] == ["another", "another"]
