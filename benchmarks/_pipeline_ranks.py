@@ -28,7 +28,7 @@ from paceline.trainer.config import TrainerConfig, parse_config
 from paceline.trainer.measure.clock import HostClock, StepClock
 from paceline.trainer.model.decoder import ModelPart
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
-from paceline.trainer.replica.assembly import make_replica, parts_of
+from paceline.trainer.replica.assembly import local_parts, make_replica
 from paceline.trainer.replica.pipeline import LocalStage, PipelineRunner
 from paceline.trainer.replica.replica import Runner
 
@@ -107,7 +107,7 @@ def runner_of(config: TrainerConfig, sleep_s: float | None, world: World, mesh: 
         return replica.runner
     pass_s = sleep_s / config.layout.vp
     parts: list[Any] = [
-        Asleep(part, config.model.hidden_size, pass_s) for part in parts_of(config, mesh)
+        Asleep(part, config.model.hidden_size, pass_s) for part in local_parts(config, mesh)
     ]
     return PipelineRunner(parts, mesh.pp, config, world.device)
 

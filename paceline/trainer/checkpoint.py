@@ -1,12 +1,12 @@
-"""Sharded checkpoints: every rank writes its part, and training in any layout goes on from them.
+"""Sharded checkpoints: every rank writes its part, and a training in any layout can resume.
 
-checkpoints/step-000040/   a whole checkpoint: state.json, .metadata, and files of the ranks
-checkpoints/.step-000060/  one that is being written, or was when its training ended
-checkpoints/latest         the name of the one that was written last
+checkpoints/step-000040/   a complete checkpoint: state.json, .metadata, and files of the ranks
+checkpoints/.step-000060/  an incomplete one, being written or left by an interrupted training
+checkpoints/latest         the name of the last complete checkpoint
 
-torch.distributed.checkpoint (DCP) cuts tensors anew for the layout that loads them. What all ranks
-know is in state.json. All ranks must see the same folder. A checkpoint gets its name when every
-rank's part is on the disk.
+torch.distributed.checkpoint (DCP) reshards tensors for the layout that loads them. Unsharded state
+is in state.json. All ranks must see the same folder. A checkpoint is renamed to its final name when
+every rank's part is on the disk.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from paceline.trainer.checkpoint_reader import CheckpointReader
-from paceline.trainer.checkpoint_tensors import make_state, tensors
+from paceline.trainer.checkpoint_tensors import init_optimizer_state, state_tensors
 from paceline.trainer.config import ConfigError, TrainerConfig
 from paceline.trainer.measure.clock import aside
 from paceline.trainer.measure.outcome import CheckpointError
@@ -48,14 +48,15 @@ from paceline.trainer.replica.replica import Replica
 
 SCHEMA = 1
 FOLDER, LATEST, STATE = "checkpoints", "latest", "state.json"
-KEPT = 2
-"""Older checkpoints are deleted."""
-KEPT_OF_DATA = ("source", "packing", "loss_on", "split", "split_part")
+MAX_CHECKPOINTS = 2
+"""Number of checkpoints on the disk; older ones are deleted."""
+DATA_FIELDS = ("source", "packing", "loss_on", "split", "split_part")
+"""Fields of `data` that must be equal when a training resumes."""
 RESUME = "checkpoint.resume"
-SLOWEST_WRITE = timedelta(hours=6)
-"""How long a rank waits for the others' files."""
+MAX_WRITE_TIME = timedelta(hours=6)
+"""Maximum wait for the other ranks' files."""
 LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
-"""PyTorch's variable; there is no argument for it."""
+"""PyTorch's environment variable; it has no argument for this."""
 REMEDIES = {
     "padded_vocab": "the vocabulary is padded to a multiple of vocab_multiple x tp, so change "
     "vocab_multiple to keep it",
@@ -63,7 +64,7 @@ REMEDIES = {
 
 
 class Checkpoints:
-    """Saves and restores one training; `paused` surrounds what may take long without progress."""
+    """Saves and restores one training; the watchdog is paused inside `paused`."""
 
     def __init__(
         self,
@@ -77,17 +78,16 @@ class Checkpoints:
     ) -> None:
         self.config, self.replica, self.optimizer = config, replica, optimizer
         self.scaler, self.world, self.paused = scaler, world, paused
-        kept = {
-            name: getattr(config.training, name)
-            for name in ("seed", "global_batch", "seq_len", "ramp_up")
-        }
-        self._facts = {
+        self._fingerprint = {
             "model": asdict(config.model),
-            "training": kept,
+            "training": {
+                name: getattr(config.training, name)
+                for name in ("seed", "global_batch", "seq_len", "ramp_up")
+            },
             "data": {
                 "windows": num_windows,
                 "masked": config.data.loss_mask is not None,
-                **{name: getattr(config.data, name) for name in KEPT_OF_DATA},
+                **{name: getattr(config.data, name) for name in DATA_FIELDS},
             },
         }
         self._group = make_group() if world.size > 1 else None
@@ -95,96 +95,98 @@ class Checkpoints:
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
     def restore(self) -> int:
-        """Load what `checkpoint.resume` names; the step it was saved after, 0 if it names nothing.
+        """Load the checkpoint of `checkpoint.resume`; return its step, 0 without one.
 
-        Raises ConfigError when it is missing, broken, or another training's.
+        Raise ConfigError when it is missing, corrupt, or from another training.
         """
         resume = self.config.checkpoint.resume
         if resume is None:
             return 0
         with self.paused():
-            folder, state = self._agreed(Path(resume))
-            make_state(self.optimizer)
+            folder, state = self._find_on_rank0(Path(resume))
+            init_optimizer_state(self.optimizer)
             reader = CheckpointReader(folder)
             try:
-                self._load(tensors(self.replica, self.optimizer, mine=False), reader)
+                self._load(state_tensors(self.replica, self.optimizer, to_save=False), reader)
                 self._resume_random(reader, state)
             except CheckpointException as error:
                 raise ConfigError(
-                    f"{label(folder)}: is broken: {cause(error)}; go on from another checkpoint"
+                    f"{label(folder)}: is corrupt: {failure_reason(error)}; resume from another "
+                    "checkpoint"
                 ) from error
         if self.scaler is not None and state["loss_scale"] is not None:
             self.scaler.restore(state["loss_scale"])
         return int(state["step"])
 
-    def _load(self, what: dict[str, Tensor], reader: CheckpointReader) -> None:
+    def _load(self, state: dict[str, Tensor], reader: CheckpointReader) -> None:
         group = self._group
-        load(what, storage_reader=reader, process_group=group, no_dist=group is None)
+        load(state, storage_reader=reader, process_group=group, no_dist=group is None)
 
     def due(self, step: int) -> bool:
-        """Whether the state is to be saved after a step."""
+        """Return whether a checkpoint follows a step."""
         every = self.config.checkpoint.every
         return every is not None and (step % every == 0 or step == self.config.training.steps)
 
     def save(self, step: int) -> None:
-        """Save the state after a step, once the one before is written.
+        """Save the state after a step, once the previous checkpoint is complete.
 
-        An asynchronous save returns when the state is copied. Raises CheckpointError when this
-        checkpoint or the one before cannot be written.
+        An asynchronous save returns when the state is copied. Raise CheckpointError when this
+        checkpoint or the previous one cannot be written.
         """
         self.wait()
-        make_state(self.optimizer)
+        init_optimizer_state(self.optimizer)
         state = {
             "schema": SCHEMA,
             "step": step,
             "steps": self.config.training.steps,
             "loss_scale": self.scaler.state() if self.scaler else None,
-            **self._facts,
+            **self._fingerprint,
             "lora": asdict(self.config.lora) if self.config.lora else None,
             "layout": self.config.layout_record(),
             "torch": torch.__version__,
             "time_unix": time.time(),
         }
         writer = Writer(Path(FOLDER).absolute(), state)
-        what: dict[str, Any] = {
-            "state_dict": tensors(self.replica, self.optimizer, mine=True) | self._random(),
+        arguments: dict[str, Any] = {
+            "state_dict": state_tensors(self.replica, self.optimizer, to_save=True)
+            | self._random(),
             "storage_writer": writer,
-            # Every save's plan is the first one's: later ones need not be gathered and scattered.
+            # All saves share the first one's plan, so it is exchanged only once.
             "planner": DefaultSavePlanner(enable_plan_caching=True),
             "process_group": self._group,
             "no_dist": self._group is None,
         }
         with self.paused():
             if not self.config.checkpoint.asynchronous:
-                self._finish(writer, lambda: save(**what))
+                self._finish(writer, lambda: save(**arguments))
                 return
-            written = async_save(**what)
-            assert isinstance(written, Future), "the state is copied already"
-            self._writing = writer, written
+            future = async_save(**arguments)
+            assert isinstance(future, Future)
+            self._writing = writer, future
 
     def wait(self) -> None:
-        """Return when the last checkpoint is written; raises CheckpointError when it cannot be."""
+        """Wait for the last checkpoint; raise CheckpointError if it cannot be written."""
         if self._writing is None:
             return
-        (writer, written), self._writing = self._writing, None
+        (writer, future), self._writing = self._writing, None
         with self.paused():
-            self._finish(writer, written.result)
+            self._finish(writer, future.result)
 
     def _random(self) -> dict[str, Tensor]:
-        """By key what random numbers come next on this rank, if its training draws any."""
-        if not self.config.draws:
+        """Return this rank's generator states by key; empty if the training uses no dropout."""
+        if not self.config.uses_dropout:
             return {}
         states = rng_states(self.world.device)
         return {f"random/{kind}/{self.world.rank:05d}": state for kind, state in states.items()}
 
     def _resume_random(self, reader: CheckpointReader, state: dict[str, Any]) -> None:
-        """Draw what would have been drawn next; in another layout, ranks draw anew."""
-        mine, layout = self._random(), json.loads(json.dumps(self.config.layout_record()))
-        if not mine or state["layout"] != layout:
+        """Restore the random number generators, unless the layout has changed."""
+        to_save, layout = self._random(), json.loads(json.dumps(self.config.layout_record()))
+        if not to_save or state["layout"] != layout:
             return
-        if mine.keys() <= reader.read_metadata().state_dict_metadata.keys():
-            self._load(mine, reader)
-            kinds = {key.split("/")[1]: value for key, value in mine.items()}
+        if to_save.keys() <= reader.read_metadata().state_dict_metadata.keys():
+            self._load(to_save, reader)
+            kinds = {key.split("/")[1]: value for key, value in to_save.items()}
             restore_rng_states(kinds, self.world.device)
 
     def _finish(self, writer: Writer, finish: Callable[[], Any]) -> None:
@@ -192,20 +194,20 @@ class Checkpoints:
             finish()
         except CheckpointException as error:
             if self.world.rank == 0:
-                shutil.rmtree(writer.part, ignore_errors=True)
+                shutil.rmtree(writer.incomplete, ignore_errors=True)
             raise CheckpointError(
-                f"checkpoint {writer.whole}: cannot be written: {cause(error)}"
+                f"checkpoint {writer.complete}: cannot be written: {failure_reason(error)}"
             ) from error
         finally:
             aside.here = False
 
-    def _agreed(self, resume: Path) -> tuple[Path, dict[str, Any]]:
-        """The checkpoint that the first rank finds and its state.json; so is its ConfigError."""
+    def _find_on_rank0(self, resume: Path) -> tuple[Path, dict[str, Any]]:
+        """Return the checkpoint that rank 0 finds and its state.json, or raise its ConfigError."""
         outcome: list[Any] = [None]
         if self.world.rank == 0:
             try:
                 folder = find_checkpoint(resume)
-                outcome = [(folder, self._checked(folder))]
+                outcome = [(folder, self._read_compatible_state(folder))]
             except ConfigError as error:
                 outcome = [error]
             except OSError as error:
@@ -216,140 +218,144 @@ class Checkpoints:
             raise outcome[0]
         return outcome[0]
 
-    def _checked(self, folder: Path) -> dict[str, Any]:
-        """A checkpoint's state.json; raises ConfigError when this training cannot go on from it."""
+    def _read_compatible_state(self, folder: Path) -> dict[str, Any]:
+        """Return a checkpoint's state.json; raise ConfigError when this training cannot resume."""
         state, steps = read_state(folder), self.config.training.steps
-        for part, mine in json.loads(json.dumps(self._facts)).items():
-            for name, value in mine.items():
-                # A run reads no more of its text than all its steps need.
+        for part, values in json.loads(json.dumps(self._fingerprint)).items():
+            for name, value in values.items():
+                # The number of windows depends on the steps, because no more text is read.
                 longer = name == "windows" and state["steps"] != steps
                 if state[part].get(name, value) != value and not longer:
                     raise ConfigError(
-                        f"{label(folder)}: {part}.{name} is {state[part][name]} there and {value} "
-                        f"here; {REMEDIES.get(name, 'a training goes on as it began')}"
+                        f"{label(folder)}: {part}.{name} is {state[part][name]} in the checkpoint, "
+                        f"but {value} in this run; {REMEDIES.get(name, 'use the same value')}"
                     )
         if state["step"] >= steps:
             raise ConfigError(
-                f"{label(folder)}: was saved after step {state['step']}, and training.steps {steps}"
-                " counts from the first step on; ask for more steps"
+                f"{label(folder)}: was saved after step {state['step']}, but training.steps {steps}"
+                " includes those steps; set more steps"
             )
         return state
 
 
 class Writer(FileSystemWriter):
-    """Writes `part`, which becomes `whole` when all ranks have written."""
+    """Writes to `incomplete`, which is renamed to `complete` when all ranks have written."""
 
     def __init__(self, folder: Path, state: dict[str, Any]) -> None:
         name = f"step-{state['step']:06d}"
         self.folder, self.state = folder, state
-        self.part, self.whole = folder / f".{name}", folder / name
-        super().__init__(self.part)
+        self.incomplete, self.complete = folder / f".{name}", folder / name
+        super().__init__(self.incomplete)
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A copy in main memory; DCP's own fails for a rank without a row of a sharded tensor."""
-        self.per_thread_copy_ahead = 0  # for copying from a GPU while writing
+        """Copy the state to CPU memory; DCP's own copy fails for a rank with an empty shard."""
+        self.per_thread_copy_ahead = 0  # disables copying from a GPU while writing
         return {key: tensor.to("cpu", copy=True) for key, tensor in state_dict.items()}
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Called before the first exchange with other ranks, on the thread that writes."""
+        """Mark the writing thread before its first communication with other ranks."""
         aside.here = True
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Called on the first rank before any rank writes: remove what ended trainings left."""
-        for left in self.folder.glob(".step-*"):
-            shutil.rmtree(left)
-        self.part.mkdir()
+        """Remove incomplete checkpoints of earlier trainings (on rank 0, before any write)."""
+        for leftover in self.folder.glob(".step-*"):
+            shutil.rmtree(leftover)
+        self.incomplete.mkdir()
         return super().prepare_global_plan(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[Any]:
-        """Write this rank's part; a full disk is told as such, not as torch.save's next failure."""
+        """Write this rank's part; raise the OSError of a full disk, not torch.save's next error."""
         try:
             return super().write_data(plan, planner)
         except RuntimeError as error:
-            before = error.__context__
-            while before is not None and not isinstance(before, OSError):
-                before = before.__context__
-            raise before or error from None
+            root = error.__context__
+            while root is not None and not isinstance(root, OSError):
+                root = root.__context__
+            raise root or error from None
 
     def finish(self, metadata: Metadata, results: list[Any]) -> None:
-        """Called on the first rank when all have written: name the folder, and delete old ones."""
+        """Rename the complete checkpoint and delete old ones (on rank 0, after all writes)."""
         super().finish(metadata, results)
-        write_synced(self.part / STATE, json.dumps(self.state, indent=2) + "\n")
-        sync(self.part)
-        if self.whole.exists():
-            self.whole.rename(self.folder / f".{self.whole.name}.replaced")
-        self.part.rename(self.whole)
+        write_synced(self.incomplete / STATE, json.dumps(self.state, indent=2) + "\n")
+        sync(self.incomplete)
+        if self.complete.exists():
+            self.complete.rename(self.folder / f".{self.complete.name}.replaced")
+        self.incomplete.rename(self.complete)
         marker = self.folder / f".{LATEST}"
-        write_synced(marker, self.whole.name + "\n")
+        write_synced(marker, self.complete.name + "\n")
         marker.rename(self.folder / LATEST)
         sync(self.folder)
-        written = [file.parent for file in self.folder.glob(f"step-*/{STATE}")]
-        written.sort(key=lambda path: (path / STATE).stat().st_mtime_ns)
-        for old in written[:-KEPT]:
-            # Under its own name, half of it would be left by a kill, and taken for a checkpoint.
+        checkpoints = [file.parent for file in self.folder.glob(f"step-*/{STATE}")]
+        checkpoints.sort(key=lambda path: (path / STATE).stat().st_mtime_ns)
+        for old in checkpoints[:-MAX_CHECKPOINTS]:
+            # Rename before deletion, so that an interrupted deletion leaves no valid name.
             old.rename(self.folder / f".{old.name}.old")
-        for left in self.folder.glob(".step-*"):
-            shutil.rmtree(left)
+        for leftover in self.folder.glob(".step-*"):
+            shutil.rmtree(leftover)
 
 
 def make_group() -> dist.ProcessGroup:
-    """All ranks' group for what DCP exchanges; its ranks connect when they first have to.
+    """Return a gloo group of all ranks for DCP, whose ranks connect on first use.
 
-    One of its own, because saving goes on beside the training's collectives; gloo, because what is
-    exchanged lies in main memory. Left alone, gloo connects every rank with every other, for
-    exchanges that all go through the first rank.
+    Saving runs concurrently with the training's collectives, so it needs its own group; its data is
+    in CPU memory, so it uses gloo. By default gloo connects every pair of ranks, but all of DCP's
+    communication goes through rank 0.
     """
-    before = os.environ.get(LAZY_GLOO)
+    previous = os.environ.get(LAZY_GLOO)
     os.environ[LAZY_GLOO] = "1"
     try:
-        group = dist.new_group(backend="gloo", timeout=SLOWEST_WRITE)
+        group = dist.new_group(backend="gloo", timeout=MAX_WRITE_TIME)
     finally:
         os.environ.pop(LAZY_GLOO)
-        if before is not None:
-            os.environ[LAZY_GLOO] = before
+        if previous is not None:
+            os.environ[LAZY_GLOO] = previous
     assert isinstance(group, dist.ProcessGroup)
     return group
 
 
 def find_checkpoint(path: Path, field: str = RESUME) -> Path:
-    """The checkpoint that a path names: itself, or the latest of a run or of a checkpoints folder.
+    """Return the checkpoint at a path, or the latest one of a run or of a checkpoints folder.
 
-    Raises ConfigError when there is none.
+    Raise ConfigError when there is none.
     """
-    for place in (path, path / FOLDER):
-        if (place / STATE).is_file():
-            return place
-        if (place / LATEST).is_file():
-            return place / Path((place / LATEST).read_text().strip()).name
-    what = "holds no whole checkpoint" if path.exists() else "is missing"
-    raise ConfigError(f"{field} {path}: {what}; name a run's folder or a {FOLDER}/step-... in one")
+    for folder in (path, path / FOLDER):
+        if (folder / STATE).is_file():
+            return folder
+        if (folder / LATEST).is_file():
+            return folder / Path((folder / LATEST).read_text().strip()).name
+    problem = "has no complete checkpoint" if path.exists() else "is missing"
+    raise ConfigError(
+        f"{field} {path}: {problem}; set it to a run's folder or to a {FOLDER}/step-... in one"
+    )
 
 
 def read_state(folder: Path, field: str = RESUME) -> dict[str, Any]:
-    """A checkpoint's state.json; raises ConfigError when it is none of this version's."""
+    """Return a checkpoint's state.json; raise ConfigError when it is invalid or outdated."""
     try:
         state = json.loads((folder / STATE).read_text())
         parts = [state[name] for name in ("model", "training", "data")]
         scale = state["loss_scale"]
-        whole = state["schema"] == SCHEMA and 0 < state["step"] <= state["steps"]
-        whole = whole and all(isinstance(part, dict) for part in parts)
-        whole = whole and (scale is None or math.isfinite(scale["scale"] + scale["good"]))
+        valid = state["schema"] == SCHEMA and 0 < state["step"] <= state["steps"]
+        valid = valid and all(isinstance(part, dict) for part in parts)
+        valid = valid and (scale is None or math.isfinite(scale["scale"] + scale["good"]))
     except (ValueError, KeyError, TypeError):
-        whole, state = False, {}
-    if not whole:
-        what = "is broken or of another version; go on from another checkpoint"
-        raise ConfigError(f"{field} {folder}: {STATE} {what}")
+        valid, state = False, {}
+    if not valid:
+        raise ConfigError(
+            f"{field} {folder}: {STATE} is corrupt or has another version; resume from another "
+            "checkpoint"
+        )
     return state
 
 
 def label(path: Path) -> str:
-    """How an error about what is resumed begins."""
+    """Return the start of an error message about a resumed checkpoint."""
     return f"{RESUME} {path}"
 
 
-def cause(error: CheckpointException) -> str:
-    """The first failing rank and its reason; DCP's own text is its stack."""
+def failure_reason(error: CheckpointException) -> str:
+    """Return the first failing rank and its reason; DCP's own text is a stack trace."""
     rank, (reason, _) = min(error.failures.items(), key=lambda failure: failure[0])
     text = str(reason)
     if isinstance(reason, OSError) and reason.strerror:
@@ -358,7 +364,7 @@ def cause(error: CheckpointException) -> str:
 
 
 def write_synced(path: Path, text: str) -> None:
-    """Write a file that is on the disk afterwards."""
+    """Write a file and flush it to the disk."""
     with path.open("w") as file:
         file.write(text)
         file.flush()
@@ -366,7 +372,7 @@ def write_synced(path: Path, text: str) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Return when a folder's entries are on the disk."""
+    """Flush a folder's entries to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

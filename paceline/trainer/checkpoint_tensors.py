@@ -1,6 +1,7 @@
-"""The tensors of a training by their key in a checkpoint, each knowing its part of the whole one.
+"""State of a training as sharded tensors by checkpoint key.
 
-weights/<name>, exp_avg/<name>, exp_avg_sq/<name> and step/<name>, by names in the whole model.
+Keys are weights/<name>, exp_avg/<name>, exp_avg_sq/<name> and step/<name>, with the parameter names
+of the whole model.
 """
 
 from __future__ import annotations
@@ -29,38 +30,39 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and sizes of a rectangle."""
 
 
-def tensors(replica: Replica, optimizer: torch.optim.Optimizer, mine: bool) -> dict[str, Tensor]:
-    """The training's state by key; sharing memory with it, so that loading fills it.
+def state_tensors(
+    replica: Replica, optimizer: torch.optim.Optimizer, to_save: bool
+) -> dict[str, Tensor]:
+    """Return the training's state by key; the tensors share its memory, so loading fills it.
 
-    `mine` leaves out what another rank writes: copies of tied weights, and, where replicas hold
-    equal tensors, those that fall to another replica.
+    `to_save` omits tensors that another rank writes: copies of tied weights, and a part of the
+    tensors that are equal on all replicas.
     """
     mesh, slices, states = replica.mesh, replica.slices, optimizer.state
     copies = mesh.replicate if replica.sharded else mesh.data
-    tied = {part.tied_copy for part in replica.parts} if mine else set[str | None]()
+    tied = {part.tied_copy for part in replica.parts} if to_save else set[str | None]()
     by_key: dict[str, Tensor] = {}
 
-    def updated(parameter: nn.Parameter) -> nn.Parameter:
-        """What the optimizer has of it."""
+    def optimizer_parameter(parameter: nn.Parameter) -> nn.Parameter:
         return replica.shards.weights.get(parameter, parameter) if replica.shards else parameter
 
     for i, (name, parameter) in enumerate(replica.named_parameters()):
         if name in tied:
             continue
         plan = replica.tp_plan[name]
-        falls_to_me = not mine or i % copies.size == copies.index
-        if falls_to_me:
+        owner = not to_save or i % copies.size == copies.index
+        if owner:
             by_key[f"{WEIGHTS}{name}"] = as_dtensor(plan, parameter.detach(), mesh)
-        if slices is not None and parameter in slices.pieces:
-            piece = slices.pieces[parameter]
-            state, shape = states[piece.weight], tuple(parameter.shape)
+        if slices is not None and parameter in slices.slices:
+            part = slices.slices[parameter]
+            state, shape = states[part.weight], tuple(parameter.shape)
             for moment in MOMENTS:
                 values = state[moment]
-                by_key[f"{moment}/{name}"] = piece_of(plan, values, shape, piece.begin, mesh.tp)
-        elif slices is None and updated(parameter) in states and falls_to_me:
-            state = states[updated(parameter)]
+                by_key[f"{moment}/{name}"] = as_flat_slice(plan, values, shape, part.begin, mesh.tp)
+        elif slices is None and optimizer_parameter(parameter) in states and owner:
+            state = states[optimizer_parameter(parameter)]
             for moment in MOMENTS:
-                values = spread_like(parameter, state[moment])
+                values = as_dtensor_like(parameter, state[moment])
                 by_key[f"{moment}/{name}"] = as_dtensor(plan, values, mesh)
         else:
             continue
@@ -68,40 +70,45 @@ def tensors(replica: Replica, optimizer: torch.optim.Optimizer, mine: bool) -> d
     return by_key
 
 
-def spread_like(parameter: nn.Parameter, values: Tensor) -> Tensor:
-    """`values` of this rank's shard, as a part of the whole that the parameter is spread over."""
+def as_dtensor_like(parameter: nn.Parameter, values: Tensor) -> Tensor:
+    """Return this rank's `values` as a DTensor sharded like the parameter."""
     if not isinstance(parameter, DTensor):
         return values
-    whole = parameter.device_mesh, parameter.placements
-    size = {"shape": parameter.shape, "stride": parameter.stride()}
-    return DTensor.from_local(values, *whole, run_check=False, **size)
+    return DTensor.from_local(
+        values,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def as_dtensor(plan: ParamPlan, tensor: Tensor, mesh: Mesh) -> Tensor:
-    """A tensor that knows which part of the whole one it is."""
+    """Return this tensor rank's part of a parameter as a DTensor."""
     if isinstance(tensor, DTensor) or mesh.tp.size == 1:
         return tensor
     assert mesh.device_mesh is not None
     return DTensor.from_local(tensor, mesh.device_mesh["tp"], [plan.placement], run_check=False)
 
 
-def piece_of(
+def as_flat_slice(
     plan: ParamPlan, values: Tensor, local: tuple[int, ...], begin: int, tp: MeshAxis
-) -> FlatPiece:
-    """`values` (n,), which are elements `begin` on of this tensor rank's part of shape `local`."""
+) -> FlatSlice:
+    """Return `values` (n,), this rank's elements from `begin` on, as a slice of the tensor."""
     whole, origin, dim = list(local), [0] * len(local), plan.shard_dim
     if dim is not None:
         whole[dim] *= tp.size
         origin[dim] = tp.index * local[dim]
     boxes = [
-        (tuple(o + at for o, at in zip(origin, offsets, strict=True)), sizes)
+        (tuple(o + i for o, i in zip(origin, offsets, strict=True)), sizes)
         for offsets, sizes in rectangles(local, begin, begin + len(values))
     ]
-    return FlatPiece(values, torch.Size(whole), boxes)
+    return FlatSlice(values, torch.Size(whole), boxes)
 
 
 def rectangles(shape: tuple[int, ...], begin: int, end: int) -> Iterator[Box]:
-    """Elements `begin` to `end`, row by row, of a tensor, as rectangles in their order."""
+    """Yield the rectangles that cover elements `begin` to `end` in row-major order."""
     if begin >= end:
         return
     if len(shape) == 1:
@@ -124,33 +131,34 @@ def _in_row(row: int, boxes: Iterator[Box]) -> Iterator[Box]:
         yield (row, *offsets), (1, *sizes)
 
 
-class FlatPiece(Tensor):
-    """A run of a whole tensor's elements in row-major order, which DCP sees as rectangles.
+class FlatSlice(Tensor):
+    """Consecutive elements of a tensor in row-major order, which DCP stores as rectangles.
 
-    It has the whole one's size, and takes part in no operation. DCP asks what it asks a DTensor.
+    It has the shape of the whole tensor and supports no operations. It implements the interface
+    that DCP uses for DTensors.
     """
 
     elements: Tensor
     boxes: list[Box]
 
     @staticmethod
-    def __new__(cls, elements: Tensor, whole: torch.Size, boxes: list[Box]) -> FlatPiece:
-        """`elements` (n,) in the order of `boxes`, which it fills."""
+    def __new__(cls, elements: Tensor, whole: torch.Size, boxes: list[Box]) -> FlatSlice:
+        """Create a slice of `elements` (n,) that fill `boxes` in order."""
         return Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             cls, whole, dtype=elements.dtype, device=elements.device
         )
 
     def __init__(self, elements: Tensor, whole: torch.Size, boxes: list[Box]) -> None:
-        assert len(elements) == sum(prod(sizes) for _, sizes in boxes), "boxes hold them"
+        assert len(elements) == sum(prod(sizes) for _, sizes in boxes)
         self.elements, self.boxes = elements, boxes
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError(f"{function} of a piece of a tensor")
+        raise NotImplementedError(f"{function} of a slice of a tensor")
 
-    def to(self, *args: Any, **settings: Any) -> FlatPiece:
-        """The same piece elsewhere."""
-        return FlatPiece(self.elements.to(*args, **settings), self.shape, self.boxes)
+    def to(self, *args: Any, **settings: Any) -> FlatSlice:
+        """Move the elements to another device or dtype."""
+        return FlatSlice(self.elements.to(*args, **settings), self.shape, self.boxes)
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         return [ChunkStorageMetadata(torch.Size(o), torch.Size(s)) for o, s in self.boxes]
@@ -173,11 +181,11 @@ class FlatPiece(Tensor):
             if torch.Size(offsets) == index.offset:
                 return self.elements[start : start + count].view(sizes)
             start += count
-        raise ValueError(f"{index.fqn} has no part at {index.offset} on this rank")
+        raise ValueError(f"{index.fqn} has no rectangle at {index.offset} on this rank")
 
 
-def make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give AdamW the state that its first step would make; fp16 may skip the first steps."""
+def init_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
+    """Create AdamW's state, which its first step would create; fp16 may skip the first steps."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter not in optimizer.state:

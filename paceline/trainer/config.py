@@ -221,8 +221,8 @@ class TrainerConfig:
         return self.dp * prod(getattr(self.layout, axis) for axis in MESH_AXES if axis != "dp")
 
     @property
-    def draws(self) -> bool:
-        """Whether training drops anything at random."""
+    def uses_dropout(self) -> bool:
+        """True if the training uses dropout."""
         model, lora = self.model, self.lora
         decoder = isinstance(model, ModelConfig)
         return bool(

@@ -1,10 +1,10 @@
-"""Trying a model on samples that it never trains on, in every layout the same ones.
+"""Evaluation on held-out samples, which are the same in every layout.
 
-Each data-parallel rank takes as many micro-batches as the others, filled up with samples that count
-nothing. The result is the mean over all targets that count, or over samples of the mean over
-theirs; for a diffusion transformer the mean over the times at which its samples are tried.
+Each data-parallel rank evaluates the same number of micro-batches, padded with samples of weight 0.
+The result is the mean over all valid targets, or the mean over samples of their means; for a
+diffusion transformer it is the mean over its evaluation times.
 
-`Quality` says when a training is evaluated, and whether the result ends it.
+`Quality` decides when a training is evaluated and whether the result ends it.
 """
 
 from __future__ import annotations
@@ -31,29 +31,28 @@ from paceline.trainer.schedule import BatchSizes
 
 
 class Evaluator:
-    """Evaluates a replica together with all others; every rank must call it."""
+    """Evaluates all replicas together; every rank must call it."""
 
     def __init__(
         self, config: TrainerConfig, replica: Replica, world: World, corpus: Corpus
     ) -> None:
-        assert config.training.evaluation is not None, "there is nothing to evaluate"
+        assert config.training.evaluation is not None, "evaluation is configured"
         self.replica, self.world, self.corpus = replica, world, corpus
         self.num_samples = config.training.evaluation.samples
         mean = config.training.evaluation.mean
         self.weights = sample_weights(corpus, self.num_samples, mean)
-        self.weighs = mean == "samples" or isinstance(corpus, ValidationLatents)
-        """Whether samples count differently, and the loss has to know."""
+        self.unequal_weights = mean == "samples" or isinstance(corpus, ValidationLatents)
         self.micro_batch = config.layout.micro_batch
-        self.at_once = config.num_microbatches
-        """Micro-batches that a pipeline takes in one go."""
+        self.num_microbatches = config.num_microbatches
+        """Micro-batches per pass through the pipeline."""
 
     def loss(self) -> float:
-        """The mean loss, the same number on every rank; NaN when nothing counts."""
+        """Return the mean loss, equal on every rank; NaN without valid targets."""
         mesh = self.replica.mesh
         total, count = self.replica.zero(), 0.0
         for batch, weights, counted in self._batches():
-            there = weights.to(self.world.device) if self.weighs else None
-            total += self.replica.evaluate(batch.to(self.world.device), there)
+            on_device = weights.to(self.world.device) if self.unequal_weights else None
+            total += self.replica.evaluate(batch.to(self.world.device), on_device)
             count += counted
         both = torch.stack([total, total.new_tensor(count)])
         loss, count = all_reduce(all_reduce(both, mesh.shard), mesh.replicate).unbind()
@@ -63,35 +62,37 @@ class Evaluator:
         return mean.item()
 
     def _batches(self) -> Iterator[tuple[LocalBatch, Tensor, float]]:
-        """(micro-batches, what each sample counts, what all that counts is worth) of this rank."""
+        """Yield (micro-batches, sample weights, total weight) of this rank."""
         cp, weights = self.replica.mesh.cp, self.weights
-        mine, size = self._numbers(), self.micro_batch * self.at_once
-        for numbers in (mine[i : i + size] for i in range(0, len(mine), size)):
-            real = torch.tensor([n < self.num_samples for n in numbers])
-            stand_in = [n if n < self.num_samples else 0 for n in numbers]
-            counts = weights[stand_in] * real
-            inputs, targets, *extras = self.corpus.collate(stand_in, cp)
+        indices, size = self._sample_indices(), self.micro_batch * self.num_microbatches
+        for chunk in (indices[i : i + size] for i in range(0, len(indices), size)):
+            valid = torch.tensor([n < self.num_samples for n in chunk])
+            # Sample 0 stands in as padding with weight 0.
+            samples = [n if n < self.num_samples else 0 for n in chunk]
+            counts = weights[samples] * valid
+            inputs, targets, *extras = self.corpus.collate(samples, cp)
             if isinstance(self.corpus, ValidationLatents):
                 counted = counts.sum().item() * targets[0].numel()
             else:
-                targets = targets.masked_fill(~real.unsqueeze(1), IGNORE_INDEX)
+                targets = targets.masked_fill(~valid.unsqueeze(1), IGNORE_INDEX)
                 counted = ((targets != IGNORE_INDEX).sum(1) * counts).sum().item()
-            cut = [x.unflatten(0, (-1, self.micro_batch)) for x in (inputs, targets, *extras)]
-            batch = LocalBatch(cut[0], cut[1], int(counted), tuple(cut[2:]))
+            # (samples, ...) -> (M, B, ...)
+            fields = [x.unflatten(0, (-1, self.micro_batch)) for x in (inputs, targets, *extras)]
+            batch = LocalBatch(fields[0], fields[1], int(counted), tuple(fields[2:]))
             yield batch, counts.unflatten(0, (-1, self.micro_batch)), counted
 
-    def _numbers(self) -> range:
-        """This rank's samples; numbers beyond the last one stand for none."""
+    def _sample_indices(self) -> range:
+        """Return this rank's sample indices; those beyond the last sample are padding."""
         dp = self.replica.mesh.dp
-        each = -(-self.num_samples // (dp.size * self.micro_batch)) * self.micro_batch
-        return range(dp.index * each, (dp.index + 1) * each)
+        per_rank = -(-self.num_samples // (dp.size * self.micro_batch)) * self.micro_batch
+        return range(dp.index * per_rank, (dp.index + 1) * per_rank)
 
 
 def sample_weights(corpus: Corpus, num_samples: int, mean: str = "targets") -> Tensor:
-    """(num_samples,) what each target of a sample counts.
+    """Return (num_samples,) weights of each sample's targets.
 
-    Of latents, at every time that is tried as much as at any other. Raises ConfigError for a sample
-    without a target that counts where the mean is over samples.
+    For latents, all evaluation times have equal total weight. Raise ConfigError for a sample
+    without valid targets if the mean is over samples.
     """
     if not isinstance(corpus, ValidationLatents):
         if mean == "targets":
@@ -101,8 +102,8 @@ def sample_weights(corpus: Corpus, num_samples: int, mean: str = "targets") -> T
         ]
         if 0 in counted:
             raise ConfigError(
-                f"training.evaluation: no target of held-out sample {counted.index(0)} counts, "
-                "so there is no mean over samples; see its loss_mask"
+                f"training.evaluation: held-out sample {counted.index(0)} has no valid target, so "
+                "the mean over samples is undefined; correct its loss_mask"
             )
         return 1 / torch.tensor(counted, dtype=torch.float64)
     times = corpus.eighths[:num_samples]
@@ -112,7 +113,7 @@ def sample_weights(corpus: Corpus, num_samples: int, mean: str = "targets") -> T
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """After which steps (from 1) a training is evaluated."""
+    """The steps (from 1) after which a training is evaluated."""
 
     evaluation: EvaluationConfig
     sizes: BatchSizes
@@ -120,22 +121,22 @@ class EvaluationPlan:
 
     @property
     def interval(self) -> int:
-        """Samples between two evaluations: whole batches."""
+        """Samples between two evaluations, a multiple of the global batch."""
         return -(-self.evaluation.every_samples // self.global_batch) * self.global_batch
 
     def samples(self, step: int) -> int:
-        """Samples that the training has seen after a step."""
+        """Return the number of training samples up to a step."""
         return self.sizes.consumed(step)
 
     def due(self, step: int) -> bool:
-        """Whether there is an evaluation after a step."""
+        """Return whether an evaluation follows a step."""
         number = self.samples(step) // self.interval
         passed = number > self.samples(step - 1) // self.interval
         return passed and number > self.evaluation.skip_first
 
 
 def evaluation_plan(config: TrainerConfig) -> EvaluationPlan | None:
-    """When a training is evaluated; None when it never is."""
+    """Return the steps at which a training is evaluated; None without evaluations."""
     training = config.training
     if training.evaluation is None:
         return None
@@ -144,34 +145,34 @@ def evaluation_plan(config: TrainerConfig) -> EvaluationPlan | None:
 
 
 class Quality:
-    """Evaluates a training at the prescribed steps and keeps its records."""
+    """Evaluates a training at the planned steps and records the results."""
 
     def __init__(
         self,
         plan: EvaluationPlan,
         loss: Callable[[], float],
-        judged: bool,
+        has_target: bool,
         events: EventLog,
-        timed: MlperfRun,
+        timed_run: MlperfRun,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`judged` says that a loss can reach the target: on random samples none means anything."""
+        """Set `has_target` unless the data is random, where no loss is meaningful."""
         self.clock = clock
-        self.plan, self.loss, self.events, self.timed = plan, loss, events, timed
-        self.judged = judged
+        self.plan, self.loss, self.events, self.timed_run = plan, loss, events, timed_run
+        self.has_target = has_target
         self.reached = False
         self._block_start = self.clock()
 
     def evaluate(self, step: int) -> bool:
-        """Evaluate after a step; whether the target is reached."""
-        began, samples, evaluation = self.clock(), self.plan.samples(step), self.plan.evaluation
-        self.timed.end_block(step, samples, began - self._block_start)
-        self.timed.begin_evaluation(step, samples)
+        """Evaluate after a step; return whether the target is reached."""
+        start, samples, evaluation = self.clock(), self.plan.samples(step), self.plan.evaluation
+        self.timed_run.end_block(step, samples, start - self._block_start)
+        self.timed_run.begin_evaluation(step, samples)
         loss = self.loss()
-        seconds = self.clock() - began
+        seconds = self.clock() - start
         target = evaluation.target
-        self.reached = self.judged and target is not None and loss <= target
-        self.timed.end_evaluation(step, samples, loss, seconds)
+        self.reached = self.has_target and target is not None and loss <= target
+        self.timed_run.end_evaluation(step, samples, loss, seconds)
         self.events.write(
             "eval",
             step=step,
@@ -183,14 +184,14 @@ class Quality:
             eval_time_s=seconds,
         )
         if not self.reached:
-            self.timed.begin_block(step, samples)
+            self.timed_run.begin_block(step, samples)
         self._block_start = self.clock()
         return self.reached
 
     def stop(self, step: int) -> bool | None:
-        """The training has ended after a step; whether it reached its target, None without one."""
+        """Record the end of training; return whether the target was reached, None without one."""
         samples = self.plan.samples(step)
         if not self.reached:
-            self.timed.end_block(step, samples, self.clock() - self._block_start)
-        self.timed.stop(self.reached, step, samples)
+            self.timed_run.end_block(step, samples, self.clock() - self._block_start)
+        self.timed_run.stop(self.reached, step, samples)
         return None if self.plan.evaluation.target is None else self.reached

@@ -1,9 +1,9 @@
-"""Trains one model: python -m paceline.trainer.main trainer.json, once per rank.
+"""Train one model: python -m paceline.trainer.main trainer.json, once per rank.
 
-Started by `python -m torch.distributed.run`, or alone for a world of one. Every rank appends JSON
-lines to <events>/rank-NNNNN.jsonl, prints to <logs>/rank-NNNNN.log, and leaves its stacks in
-<logs>/rank-NNNNN.stack when it is ended. The exit code is 0 when all steps were done. Paths are
-relative to the working directory.
+Start it with `python -m torch.distributed.run`, or directly for a single process. Every rank
+appends JSON lines to <events>/rank-NNNNN.jsonl and prints to <logs>/rank-NNNNN.log. When the
+watchdog ends a rank, its stacks are in <logs>/rank-NNNNN.stack. The exit code is 0 when all steps
+were completed. Paths are relative to the working directory.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from paceline.trainer.measure.machine import die_with_parent
 from paceline.trainer.measure.mllog import MlperfRun, open_run
 from paceline.trainer.measure.outcome import outcome
 
-LAST_WORDS_S = 10.0
-"""How long a rank waits for the end lines of others that fail in the same step."""
+MAX_END_WAIT_S = 10.0
+"""Maximum wait for the end lines of other ranks that fail in the same step."""
 
 
 def main(path: str) -> int:
-    """Train, and leave an end line whatever happens; returns the exit code."""
+    """Train, write an end line whatever happens, and return the exit code."""
     rank = int(os.environ.get("RANK", "0"))
     parent = os.getppid()
     if "RANK" in os.environ:
@@ -44,32 +44,32 @@ def main(path: str) -> int:
         heartbeat.start(config.hang_limit_s)
         timed = open_run(config, rank)
         timed.begin()
-        # Importing torch takes a second and may fail; both belong after the redirection.
+        # Importing torch takes a second and may fail, so it comes after the redirection.
         from paceline.trainer.train import train
 
         reached = train(config, events, heartbeat, timed)
-    except Exception as error:  # the program's edge: every failure becomes an end line
+    except Exception as error:  # every failure becomes an end line
         traceback.print_exc()
         status, reason, cause = outcome(error)
         if timed is not None:
             timed.stop(reached=False)
     while not heartbeat.stop():
-        time.sleep(1)  # the watchdog has given up on this rank, and ends it
-    end(events, status, reason, cause, reached)
+        time.sleep(1)  # the watchdog is ending this rank
+    write_end(events, status, reason, cause, reached)
     heartbeat.remove_empty_stack()
     if status == "nan":
-        await_end_lines(raw.get("events", "steps"))
+        wait_for_end_lines(raw.get("events", "steps"))
     return 0 if status == "ok" else 1
 
 
-def end(
+def write_end(
     events: EventLog,
     status: str,
     reason: str | None,
     cause: str | None = None,
     reached: bool | None = None,
 ) -> None:
-    """Write the end line; `reached` says whether the target was, None where there is none."""
+    """Write the end line; `reached` is None without a target."""
     optional = {"cause": cause, "reached": reached}
     events.write(
         "end",
@@ -81,14 +81,15 @@ def end(
     )
 
 
-def await_end_lines(folder: str) -> None:
-    """Return when all ranks of this node have written theirs: a launcher ends all with the first.
+def wait_for_end_lines(folder: str) -> None:
+    """Wait until all ranks of this node have written their end lines.
 
-    Lost weights end all ranks in the same step, but on a busy machine not at the same time.
+    A launcher ends all ranks with the first one. NaN weights end all ranks in the same step, but
+    not at the same time on a busy machine.
     """
     first = int(os.environ.get("RANK", "0")) - int(os.environ.get("LOCAL_RANK", "0"))
     ranks = range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    deadline = time.monotonic() + LAST_WORDS_S
+    deadline = time.monotonic() + MAX_END_WAIT_S
     while time.monotonic() < deadline and not all(has_ended(folder, rank) for rank in ranks):
         time.sleep(0.05)
 
@@ -102,6 +103,6 @@ if __name__ == "__main__":
         sys.exit(f"trainer: {error}")
     sys.stdout.flush()
     sys.stderr.flush()
-    # A normal exit may wait for peers that never answer, and gloo's threads can abort it (seen with
-    # PyTorch 2.11: "terminate called without an active exception" after a good run).
+    # A normal exit may wait for peers that never answer, and gloo's threads can abort it (PyTorch
+    # 2.11: "terminate called without an active exception" after a successful run).
     os._exit(code)

@@ -1,4 +1,4 @@
-"""The optimizer, the clipping of gradients, and fp16's loss scale."""
+"""The optimizer, gradient clipping and the fp16 loss scale."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.trainer.config import LossScaleConfig, TrainingConfig, is_adapter
 from paceline.trainer.parallel.mesh import MeshAxis
 from paceline.trainer.replica.replica import Replica
 from paceline.trainer.replica.weight_slices import LocalShards, WeightSlices
-from paceline.trainer.schedule import RATE_TIMES
+from paceline.trainer.schedule import LR_SCALE
 
 
 def make_optimizer(
@@ -21,28 +21,28 @@ def make_optimizer(
     shard_state: MeshAxis | None,
     adapter_lr: float | None,
 ) -> torch.optim.Optimizer:
-    """Fused AdamW without weight decay on vectors; ranks of `shard_state` share it (ZeRO 1).
+    """Return fused AdamW without weight decay on vectors, sharded over `shard_state` (ZeRO 1).
 
-    Adapters are a group of their own where they have a learning rate of their own.
+    LoRA adapters with their own learning rate are a separate parameter group.
     """
-    trained = [(name, p) for name, p in replica.named_parameters() if p.requires_grad]
-    apart = {name for name, _ in trained if adapter_lr is not None and is_adapter(name)}
-    rest = [p for name, p in trained if name not in apart]
-    adapters = [p for name, p in trained if name in apart]
-    decay, times = training.weight_decay, (adapter_lr or training.lr) / training.lr
+    parameters = [(name, p) for name, p in replica.named_parameters() if p.requires_grad]
+    separate = {name for name, _ in parameters if adapter_lr is not None and is_adapter(name)}
+    others = [p for name, p in parameters if name not in separate]
+    adapters = [p for name, p in parameters if name in separate]
+    decay, lr_scale = training.weight_decay, (adapter_lr or training.lr) / training.lr
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in rest if p.ndim > 1], "weight_decay": decay},
-        {"params": [p for p in rest if p.ndim <= 1], "weight_decay": 0.0},
-        {"params": adapters, "weight_decay": decay, RATE_TIMES: times},
+        {"params": [p for p in others if p.ndim > 1], "weight_decay": decay},
+        {"params": [p for p in others if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": adapters, "weight_decay": decay, LR_SCALE: lr_scale},
     ]
     groups = [group for group in groups if group["params"]]
     if shard_state is not None:
-        replica.slices = WeightSlices((p for _, p in trained), shard_state)
-        pieces = replica.slices.pieces
+        replica.slices = WeightSlices((p for _, p in parameters), shard_state)
+        slices = replica.slices.slices
         for group in groups:
-            group["params"] = [pieces[p].weight for p in group["params"] if p in pieces]
+            group["params"] = [slices[p].weight for p in group["params"] if p in slices]
     elif replica.sharded:
-        replica.shards = LocalShards(p for _, p in trained)
+        replica.shards = LocalShards(p for _, p in parameters)
         for group in groups:
             group["params"] = [replica.shards.weights[p] for p in group["params"]]
     settings: dict[str, Any] = {
@@ -52,32 +52,32 @@ def make_optimizer(
         "fused": True,
     }
     optimizer = torch.optim.AdamW(groups, **settings)
-    for updated in (replica.slices, replica.shards):
-        if updated is not None:
-            updated.attach(optimizer)
+    for weights in (replica.slices, replica.shards):
+        if weights is not None:
+            weights.attach(optimizer)
     return optimizer
 
 
-def clip_factor(norm: Tensor, largest: float) -> Tensor | float:
-    """Factor on gradients of this norm that makes it at most `largest` (0: no limit)."""
-    if not largest:
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor | float:
+    """Return the factor that clips gradients of this norm to `max_norm` (0: no limit)."""
+    if not max_norm:
         return 1.0
     if not norm.is_cuda:
-        return min(1.0, largest / (norm.item() + 1e-6))
-    return torch.clamp(largest / (norm + 1e-6), max=1.0)  # stays on the device: no waiting
+        return min(1.0, max_norm / (norm.item() + 1e-6))
+    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # on the device, without synchronising
 
 
 def scale_gradients(gradients: list[Tensor], factor: Tensor | float) -> None:
-    """Multiply gradients in place; nothing to do for 1."""
+    """Multiply gradients in place."""
     if isinstance(factor, Tensor) or factor != 1.0:
         torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
 
 
 class LossScaler:
-    """fp16's dynamic loss scale (Micikevicius et al., arXiv:1710.03740, section 3.2).
+    """Dynamic loss scale of fp16 (Micikevicius et al., arXiv:1710.03740, section 3.2).
 
-    A gradient that overflows skips its step. From the plan's `hysteresis`-th one on since the scale
-    last grew, each halves it; after `window` steps without it doubles.
+    A step whose gradient overflows is skipped. After `hysteresis` overflows since the scale last
+    grew, each one halves it; `window` steps without overflow double it.
     """
 
     def __init__(self, plan: LossScaleConfig) -> None:
@@ -85,7 +85,7 @@ class LossScaler:
         self._good, self._overflows = 0, 0
 
     def accept(self, norm: float) -> bool:
-        """Whether a step with this norm of scaled gradients counts; adjusts the scale."""
+        """Adjust the scale; return whether to apply a step with this norm of scaled gradients."""
         if not math.isfinite(norm):
             self._good, self._overflows = 0, self._overflows + 1
             if self._overflows >= self.plan.hysteresis:
@@ -98,10 +98,10 @@ class LossScaler:
         return True
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps of it."""
+        """Return the state for a checkpoint."""
         return {"scale": self.scale, "good": self._good, "overflows": self._overflows}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Go on from what `state` gave."""
+        """Restore the state that `state` returned."""
         self.scale, self._good = float(state["scale"]), int(state["good"])
         self._overflows = int(state.get("overflows", 0))

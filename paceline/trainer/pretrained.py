@@ -1,4 +1,4 @@
-"""Taking a model's weights, and nothing else, from any layout's checkpoint or a hub's folder."""
+"""Load a model's weights from a checkpoint of any layout or from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from paceline.trainer.checkpoint import cause, find_checkpoint
-from paceline.trainer.checkpoint_reader import CheckpointReader, UnsoundCheckpointError
+from paceline.trainer.checkpoint import failure_reason, find_checkpoint
+from paceline.trainer.checkpoint_reader import CheckpointReader, CorruptCheckpointError
 from paceline.trainer.checkpoint_tensors import WEIGHTS, as_dtensor
 from paceline.trainer.config import ConfigError
 from paceline.trainer.hub.reader import HubReader, is_hub_folder
@@ -26,30 +26,30 @@ ADAPTERS = ("lora_a", "lora_b")
 
 @torch.no_grad()
 def load_weights(replica: Replica, source: str, model: Model) -> None:
-    """Fill a replica's weights; adapters that the checkpoint does not have stay as they are.
+    """Load a replica's weights; adapters that are missing in the checkpoint are unchanged.
 
-    Raises ConfigError when it is missing or broken, or lacks a weight of that shape.
+    Raise ConfigError when the checkpoint is missing or corrupt, or lacks a weight of that shape.
     """
     weights = {
         f"{WEIGHTS}{name}": as_dtensor(replica.tp_plan[name], parameter.detach(), replica.mesh)
         for name, parameter in replica.named_parameters()
     }
     folder = Path(source) if is_hub_folder(Path(source)) else find_checkpoint(Path(source), FIELD)
-    # All ranks need a group of their own that knows main memory, whatever they find.
+    # Loading exchanges objects in CPU memory, which needs a gloo group. All ranks must create it.
     group = dist.new_group(backend="gloo") if dist.is_initialized() else None
     assert group is None or isinstance(group, dist.ProcessGroup)
     try:
         reader = _reader(folder, model)
         if isinstance(reader, HubReader):
-            reader.check_all_taken(_names(replica, group))
-        chosen = _chosen(weights, sizes_in(reader), folder)
+            reader.check_all_taken(_weight_names(replica, group))
+        available = _available_weights(weights, tensor_sizes(reader), folder)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            load(chosen, storage_reader=reader, process_group=group, no_dist=group is None)
+            load(available, storage_reader=reader, process_group=group, no_dist=group is None)
     except CheckpointException as error:
-        raise ConfigError(f"{FIELD} {folder}: is broken: {cause(error)}") from error
-    except UnsoundCheckpointError as error:
-        raise ConfigError(f"{FIELD} {folder}: {error}; name another checkpoint") from error
+        raise ConfigError(f"{FIELD} {folder}: is corrupt: {failure_reason(error)}") from error
+    except CorruptCheckpointError as error:
+        raise ConfigError(f"{FIELD} {folder}: {error}; use another checkpoint") from error
     except OSError as error:
         raise ConfigError(f"{FIELD} {folder}: cannot be read: {error!r}") from error
 
@@ -58,28 +58,30 @@ def _reader(folder: Path, model: Model) -> CheckpointReader | HubReader:
     return HubReader(folder, model) if is_hub_folder(folder) else CheckpointReader(folder)
 
 
-def _names(replica: Replica, group: dist.ProcessGroup | None) -> set[str]:
-    """The weights of all pipeline stages."""
-    mine = [name for name, _ in replica.named_parameters()]
+def _weight_names(replica: Replica, group: dist.ProcessGroup | None) -> set[str]:
+    """Return the names of the weights of all pipeline stages."""
+    names = [name for name, _ in replica.named_parameters()]
     if group is None or replica.mesh.pp.size == 1:
-        return set(mine)
+        return set(names)
     stages: list[list[str]] = [[] for _ in range(group.size())]
-    dist.all_gather_object(stages, mine, group=group)
+    dist.all_gather_object(stages, names, group=group)
     return {name for names in stages for name in names}
 
 
-def sizes_in(reader: CheckpointReader | HubReader) -> dict[str, torch.Size]:
-    """The shape of every tensor of a checkpoint."""
+def tensor_sizes(reader: CheckpointReader | HubReader) -> dict[str, torch.Size]:
+    """Return the shape of every tensor of a checkpoint."""
     entries = reader.read_metadata().state_dict_metadata
     return {
-        key: kept.size for key, kept in entries.items() if isinstance(kept, TensorStorageMetadata)
+        key: entry.size
+        for key, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
     }
 
 
-def _chosen(
+def _available_weights(
     weights: dict[str, Tensor], sizes: dict[str, torch.Size], folder: Path
 ) -> dict[str, Tensor]:
-    """What the checkpoint has of what is wanted."""
+    """Return the weights that the checkpoint has; raise ConfigError for a missing one."""
     for key, tensor in weights.items():
         if key not in sizes and key.rpartition(".")[2] in ADAPTERS:
             continue
@@ -87,7 +89,7 @@ def _chosen(
             raise ConfigError(f"{FIELD} {folder}: has no {key.removeprefix(WEIGHTS)}")
         if sizes[key] != tensor.shape:
             raise ConfigError(
-                f"{FIELD} {folder}: {key.removeprefix(WEIGHTS)} is {tuple(sizes[key])} there and "
-                f"{tuple(tensor.shape)} here"
+                f"{FIELD} {folder}: {key.removeprefix(WEIGHTS)} is {tuple(sizes[key])} there, but "
+                f"this model needs {tuple(tensor.shape)}"
             )
     return {key: tensor for key, tensor in weights.items() if key in sizes}

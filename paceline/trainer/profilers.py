@@ -1,4 +1,4 @@
-"""Which profiler a rank runs under, by the tool that the input names."""
+"""Create the profiler of a rank."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from paceline.trainer.side_outputs import ProfileConfig
 def make_profiler(
     config: ProfileConfig | None, world: World, mesh: Mesh, paused: Paused = nullcontext
 ) -> Profiler:
-    """This rank's profiler; one that only waits for the others on ranks that are not asked for.
+    """Return this rank's profiler; ranks that are not profiled only wait for the others.
 
-    What it writes may take any time: `paused` is what the watchdog counts none in.
+    Writing a profile may take long, so the watchdog does not count time inside `paused`.
     """
     if config is None or config.tool == "nccl":
         return Profiler()
@@ -37,12 +37,14 @@ def make_profiler(
 
 
 def group_axes(mesh: Mesh) -> dict[str, str]:
-    """The axis of every process group by its name; the ranks that share states are `dp`."""
+    """Return the mesh axis of every process group by the group's name.
+
+    Groups that shard optimizer states count as `dp`.
+    """
     axes = {name: getattr(mesh, name) for name in reversed(MESH_AXES)}
     states = [mesh.data, mesh.replicate, mesh.shard]
-    named = [*axes.items(), *(("dp", axis) for axis in states)]
     groups: dict[str, str] = {}
-    for name, axis in named:
+    for name, axis in [*axes.items(), *(("dp", axis) for axis in states)]:
         if axis.group is not None:
             groups.setdefault(axis.group.group_name, name)
     return groups

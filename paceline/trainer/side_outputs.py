@@ -1,4 +1,4 @@
-"""What a training writes beside its event lines, as its input says."""
+"""Settings of a training's outputs other than event lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MlperfConfig:
-    """What an MLPerf log says of a run that the trainer cannot know, and the untimed steps."""
+    """Submission data of an MLPerf log, and the number of untimed warm-up steps."""
 
     benchmark: str
     org: str
@@ -20,7 +20,7 @@ class MlperfConfig:
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """Which tool is attached to which ranks, and for which steps, the last one included."""
+    """The profiler, the ranks it runs on, and its steps, including the last one."""
 
     tool: str
     ranks: list[int]

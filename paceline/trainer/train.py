@@ -1,9 +1,8 @@
-"""One training from start to end: what is joined, read and made before the loop, left after it.
+"""Set up, run and shut down one training.
 
-Warm-up steps on random samples before a clock starts pay for what only first steps do: libraries'
-workspaces, compiled code, the communicators' connections. With a learning rate of 0 no weight
-moves, so none has to be copied; the optimizer's state and what random numbers come next are put
-back.
+A timed run (MLPerf) starts with warm-up steps on random samples, which cover one-time costs:
+library workspaces, compilation and the connections of the communicators. They use a learning rate
+of 0, so no weight changes. The optimizer's state and the random number generators are restored.
 """
 
 from __future__ import annotations
@@ -42,78 +41,84 @@ from paceline.trainer.profilers import make_profiler
 from paceline.trainer.randomness import preserve_rng
 from paceline.trainer.replica.assembly import DTYPES, make_replica
 from paceline.trainer.replica.replica import Replica
-from paceline.trainer.schedule import BatchSizes, set_rate
+from paceline.trainer.schedule import BatchSizes, set_learning_rate
 from paceline.trainer.trainer import Trainer
 
 
 def train(
-    config: TrainerConfig, events: EventLog, heartbeat: Heartbeat, timed: MlperfRun
+    config: TrainerConfig, events: EventLog, heartbeat: Heartbeat, timed_run: MlperfRun
 ) -> bool | None:
-    """Run all steps and write the start line and one line a step.
+    """Run all steps and write the start line and one line per step.
 
-    Whether an evaluation reached the target, which ends the training; None where there is none. A
-    run that is timed touches no data before its clock runs. Raises ConfigError for what this
-    trainer cannot do, NotFiniteError when loss or gradient is lost.
+    Return whether an evaluation reached the target, which ends the training; None without a target.
+    A timed run does not touch data before its clock starts. Raise ConfigError for an unsupported
+    configuration, NotFiniteError when loss or gradient norm are not finite.
     """
     problems = config_problems(config, int(os.environ.get("WORLD_SIZE", "1")))
     if problems:
         raise ConfigError("; ".join(problems))
     heartbeat.beat("while the ranks join", waits=True)
-    world, mesh = join(config)
+    world, mesh = join_ranks(config)
     memory = MemoryWatch(
         world.device,
         config.memory_parts and config.mlperf is None,
-        untracked(config),
+        untracked_reason(config),
         limited=config.memory_limit_bytes is not None,
     )
     corpus = None if config.mlperf else load_corpus(config)
     limit_memory(config.memory_limit_bytes, config.device)
     heartbeat.beat("while the model is made")
     steps = StepClock(DeviceClock(world.device) if world.device.type == "cuda" else HostClock())
-    undo = watch_waits(steps) if world.size > 1 else None
-    end_traffic = watch_traffic(steps, world, mesh) if world.size > 1 else None
+    stop_waits = watch_waits(steps) if world.size > 1 else None
+    stop_traffic = watch_traffic(steps, world, mesh) if world.size > 1 else None
     replica = make_replica(config, world, mesh, steps)
-    initialise(config, replica, heartbeat)
+    load_initial_weights(config, replica, heartbeat)
     heartbeat.follow(steps, replica.parts, replica.stages)
     profiler = make_profiler(config.profile, world, mesh, heartbeat.paused)
     trainer = Trainer(config, replica, world, steps, events, memory, profiler=profiler)
     if config.mlperf is not None:
-        start_clock(trainer, config, timed, heartbeat)
+        start_clock(trainer, config, timed_run, heartbeat)
     corpus = corpus or load_corpus(config)
     trainer.masked = corpus.masked
     evaluator = evaluator_of(config, replica, world)
     if evaluator is not None:
-        trainer.watch_quality(evaluator, timed)
-        timed.data(train_samples(config, corpus), evaluator.num_samples)
+        trainer.watch_quality(evaluator, timed_run)
+        timed_run.data(train_samples(config, corpus), evaluator.num_samples)
     sampler = sampler_of(config, corpus.num_windows)
-    done = trainer.restore(corpus.num_windows, heartbeat.paused)
-    loader = Loader(corpus, sampler, config, mesh, pin=world.device.type == "cuda", first=done)
+    first_step = trainer.restore(corpus.num_windows, heartbeat.paused)
+    loader = Loader(
+        corpus, sampler, config, mesh, pin=world.device.type == "cuda", first=first_step
+    )
     with ExitStack() as endings:
-        for end in (end_traffic, undo, loader.close):
+        for end in (stop_traffic, stop_waits, loader.close):
             if end is not None:
                 endings.callback(end)
         endings.enter_context(closing(profiler, heartbeat.paused))
-        reached = run(trainer, loader, start_record(config, world, mesh, corpus), done)
+        reached = run_training(
+            trainer, loader, start_record(config, world, mesh, corpus), first_step
+        )
     if world.size > 1:
-        # A rank that went early would break the last collective of a slower one. The group itself
-        # is left to the process's end: gloo's destructor can wait forever for a thread of its own.
+        # A rank that exits early would break the last collective of a slower one. The group itself
+        # is never destroyed, because gloo's destructor can wait forever for one of its threads.
         heartbeat.beat("at the end", waits=True)
         dist.barrier()
     return reached
 
 
-def run(trainer: Trainer, loader: Loader, start: dict[str, Any], done: int) -> bool | None:
-    """As `Trainer.run`; a training that loses its numbers keeps the checkpoint before."""
+def run_training(
+    trainer: Trainer, loader: Loader, start: dict[str, Any], first_step: int
+) -> bool | None:
+    """Run the training; if it becomes NaN, finish writing the previous checkpoint."""
     try:
-        return trainer.run(loader, start, done)
+        return trainer.run(loader, start, first_step)
     except NotFiniteError:
         with suppress(CheckpointError):
             trainer.finish_checkpoint()
         raise
 
 
-def initialise(config: TrainerConfig, replica: Replica, heartbeat: Heartbeat) -> None:
-    """Take the weights from a checkpoint if the training begins with one's."""
+def load_initial_weights(config: TrainerConfig, replica: Replica, heartbeat: Heartbeat) -> None:
+    """Load the initial weights if the configuration has a source."""
     source = config.training.initial_weights
     if source is None or config.checkpoint.resume is not None:
         return
@@ -124,29 +129,28 @@ def initialise(config: TrainerConfig, replica: Replica, heartbeat: Heartbeat) ->
 
 
 def start_clock(
-    trainer: Trainer, config: TrainerConfig, timed: MlperfRun, heartbeat: Heartbeat
+    trainer: Trainer, config: TrainerConfig, timed_run: MlperfRun, heartbeat: Heartbeat
 ) -> None:
-    """Warm up, wait for all ranks, and let the run begin."""
+    """Warm up, wait for all ranks, and start the clock of a timed run."""
     assert config.mlperf is not None, "the run is timed"
-
     steps = config.mlperf.warmup_steps
     heartbeat.beat("while warming up")
     with heartbeat.paused():
         warmup_s = warm_up(trainer, config, steps) if steps else None
         if trainer.world.size > 1:
             dist.barrier()
-    timed.start(warmup_s)
+    timed_run.start(warmup_s)
 
 
 def evaluator_of(config: TrainerConfig, replica: Replica, world: World) -> Evaluator | None:
-    """What tries the model on the samples that are held out, if anything does."""
+    """Return the evaluator; None without evaluations."""
     if config.training.evaluation is None:
         return None
     return Evaluator(config, replica, world, load_validation(config))
 
 
 def train_samples(config: TrainerConfig, corpus: Corpus) -> int:
-    """Different samples at hand; of an endless source those that a whole training takes."""
+    """Return the number of distinct samples; for an endless source, those of the whole training."""
     num_samples = corpus.num_samples if isinstance(corpus, LatentCorpus) else corpus.num_windows
     if num_samples is not None:
         return num_samples
@@ -154,42 +158,42 @@ def train_samples(config: TrainerConfig, corpus: Corpus) -> int:
     return BatchSizes(training.ramp_up, training.global_batch).consumed(training.steps)
 
 
-def join(config: TrainerConfig) -> tuple[World, Mesh]:
-    """This rank's place among all, with PyTorch set up; raises ConfigError without the device."""
+def join_ranks(config: TrainerConfig) -> tuple[World, Mesh]:
+    """Set up PyTorch and join the process group; raise ConfigError without the device."""
     check_device(config.device)
     if config.device == "cpu":
         keep_freed_memory()
-    use_threads(config.threads)
+    set_threads(config.threads)
     torch.set_float32_matmul_precision(config.training.matmul_precision)
     world = join_world(config.device)
     return world, make_mesh(world, config.layout, config.dp)
 
 
-def use_threads(count: int | None) -> None:
-    """So many threads compute what this one asks for; None for as many as PyTorch would take."""
-    # Asked first: until then PyTorch would give this thread what any other one sets last, as the
-    # loader will.
-    usual = torch.get_num_threads()
-    torch.set_num_threads(count or usual)
+def set_threads(count: int | None) -> None:
+    """Set the number of threads of this thread's operators; None for PyTorch's default."""
+    # Read the default first. Until then PyTorch gives this thread the number that any other thread
+    # sets last, as the loader does.
+    default = torch.get_num_threads()
+    torch.set_num_threads(count or default)
 
 
-def untracked(config: TrainerConfig) -> str | None:
-    """Why the tensors of a CPU step cannot be followed, None when they can."""
+def untracked_reason(config: TrainerConfig) -> str | None:
+    """Return why the tensors of a CPU step cannot be tracked; None when they can."""
     if config.training.compile != "none":
-        return "compiled blocks allocate where torch's memory tracker does not look"
+        return "torch's memory tracker does not see the allocations of compiled blocks"
     return None
 
 
 def check_device(kind: str) -> None:
-    """Raise ConfigError when PyTorch cannot use such a device here."""
+    """Raise ConfigError when PyTorch cannot use this kind of device."""
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"device {kind}: use cpu or cuda")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device cuda: PyTorch {torch.__version__} sees no usable GPU here")
+        raise ConfigError(f"device cuda: PyTorch {torch.__version__} finds no usable GPU here")
 
 
-def attention_of(config: TrainerConfig, device: torch.device) -> str:
-    """The kernel that computes a micro-batch's attention on this rank; see `attention_kernel`."""
+def attention_name(config: TrainerConfig, device: torch.device) -> str:
+    """Return the attention kernel of this rank's micro-batches; see `attention_kernel`."""
     model, layout = config.model, config.layout
     tokens, heads = config.training.seq_len, model.num_heads // layout.tp
     kv_heads = max(1, model.kv_heads // layout.tp) if isinstance(model, ModelConfig) else heads
@@ -210,7 +214,7 @@ def attention_of(config: TrainerConfig, device: torch.device) -> str:
 
 
 def start_record(config: TrainerConfig, world: World, mesh: Mesh, corpus: Corpus) -> dict[str, Any]:
-    """What the start line says about the program, the machine and the model."""
+    """Return the start line: program, machine and model."""
     cuda = world.device.type == "cuda"
     return {
         "schema": SCHEMA,
@@ -230,7 +234,7 @@ def start_record(config: TrainerConfig, world: World, mesh: Mesh, corpus: Corpus
         "layout": {**config.layout_record(), "coordinates": mesh.coordinates},
         "dtype": config.training.dtype,
         "matmul_precision": config.training.matmul_precision,
-        "attention": attention_of(config, world.device),
+        "attention": attention_name(config, world.device),
         "threads": torch.get_num_threads(),
         **placement(),
         "data": data_record(config.data, corpus),
@@ -238,11 +242,11 @@ def start_record(config: TrainerConfig, world: World, mesh: Mesh, corpus: Corpus
 
 
 def warm_up(trainer: Trainer, config: TrainerConfig, steps: int) -> float:
-    """Train and evaluate so many steps on random samples, and forget them; seconds that it took.
+    """Train and evaluate on random samples without effect; return the seconds.
 
-    To be called before anything is trained or loaded: the optimizer's state ends empty.
+    Call it before anything is trained or loaded, because it clears the optimizer's state.
     """
-    began = time.perf_counter()
+    start = time.perf_counter()
     replica, world = trainer.replica, trainer.world
     synthetic = replace(config, data=replace(config.data, source="synthetic", packing="packed"))
     corpus, mesh = load_corpus(synthetic), replica.mesh
@@ -258,12 +262,14 @@ def warm_up(trainer: Trainer, config: TrainerConfig, steps: int) -> float:
             trainer.scaler = LossScaler(training.loss_scale) if scaler is not None else None
             for _ in range(steps):
                 batch, _ = loader.next()
-                set_rate(trainer.optimizer, 0.0)
+                set_learning_rate(trainer.optimizer, 0.0)
                 trainer.step(batch.to(world.device))
-            few = min(steps * config.num_microbatches, 8) * config.layout.micro_batch * config.dp
+            samples = (
+                min(steps * config.num_microbatches, 8) * config.layout.micro_batch * config.dp
+            )
             if steps:
                 Evaluator(
-                    shortened(synthetic, few), replica, world, load_validation(synthetic)
+                    limit_evaluation(synthetic, samples), replica, world, load_validation(synthetic)
                 ).loss()
         finally:
             loader.close()
@@ -271,12 +277,12 @@ def warm_up(trainer: Trainer, config: TrainerConfig, steps: int) -> float:
     trainer.optimizer.state.clear()
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def shortened(config: TrainerConfig, samples: int) -> TrainerConfig:
-    """The same with an evaluation of so many samples at most."""
+def limit_evaluation(config: TrainerConfig, samples: int) -> TrainerConfig:
+    """Limit the evaluation to a number of samples."""
     evaluation = config.training.evaluation
-    assert evaluation is not None, "a timed run is evaluated"
-    fewer = replace(evaluation, samples=min(evaluation.samples, samples))
-    return replace(config, training=replace(config.training, evaluation=fewer))
+    assert evaluation is not None, "timed runs have evaluations"
+    limited = replace(evaluation, samples=min(evaluation.samples, samples))
+    return replace(config, training=replace(config.training, evaluation=limited))

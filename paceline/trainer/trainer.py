@@ -1,4 +1,4 @@
-"""The training loop, and what is written about every step."""
+"""The training loop and its step records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paceline.trainer.optim import LossScaler, clip_factor, make_optimizer, scal
 from paceline.trainer.parallel.collectives import all_reduce
 from paceline.trainer.parallel.mesh import World
 from paceline.trainer.replica.replica import Replica
-from paceline.trainer.schedule import LearningRate, set_rate
+from paceline.trainer.schedule import LearningRate, set_learning_rate
 
 if TYPE_CHECKING:
     from paceline.trainer.checkpoint import Checkpoints
@@ -35,27 +35,27 @@ if TYPE_CHECKING:
     from paceline.trainer.measure.mllog import MlperfRun
 
 STEPS_PER_COLLECTION = 100
-"""Python's collector is off between these steps: its pauses would look like the machine's."""
+"""Interval of Python's garbage collection, which is off otherwise so that steps have no pauses."""
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A step whose figures may still be on their way from the device."""
+    """A step whose values may not have arrived from the device yet."""
 
     step: int
     lap: Lap
     loss_and_norm: Tensor
     samples: int
-    """Of this rank's replica, as its tokens are; its ranks report equal shares."""
+    """Samples of this rank's replica; each of its ranks reports an equal share."""
     real_tokens: int
     attended_share: float | None
     data_wait_s: float
     skipped: bool
     tracked: bool
     checkpoint_s: float | None
-    """How long the step waited for its checkpoint, None without one."""
+    """Time that the step waited for its checkpoint; None without one."""
     cores: dict[str, float]
-    """What the host's cores gave this process meanwhile; see `CoreUse`."""
+    """CPU time of this process during the step; see `CoreUse`."""
 
 
 class Trainer:
@@ -72,7 +72,7 @@ class Trainer:
         masked: bool = False,
         profiler: Profiler | None = None,
     ) -> None:
-        """`masked` says that ranks may count different numbers of targets."""
+        """Set up the optimizer; `masked` if ranks may have different numbers of valid targets."""
         self.profiler = profiler or Profiler()
         self.memory = memory or MemoryWatch(world.device, parts=False)
         self.config, self.replica, self.world = config, replica, world
@@ -89,17 +89,17 @@ class Trainer:
         self._pending: deque[Pending] = deque()
         self._quality: Quality | None = None
 
-    def watch_quality(self, evaluator: Evaluator, timed: MlperfRun) -> None:
-        """Evaluate at the prescribed steps from now on, and end when the target is reached."""
+    def watch_quality(self, evaluator: Evaluator, timed_run: MlperfRun) -> None:
+        """Evaluate at the configured steps, and end the training when the target is reached."""
         plan = evaluation_plan(self.config)
-        assert plan is not None, "there is something to evaluate"
-        judged = self.config.data.source != "synthetic"
-        self._quality = Quality(plan, evaluator.loss, judged, self.events, timed)
+        assert plan is not None, "the caller has an evaluator"
+        has_target = self.config.data.source != "synthetic"
+        self._quality = Quality(plan, evaluator.loss, has_target, self.events, timed_run)
 
     def restore(
         self, num_windows: int | None, paused: Callable[[], AbstractContextManager[None]]
     ) -> int:
-        """Get ready for checkpoints, and load one if asked to; the steps it has behind it."""
+        """Set up checkpoints, load one if configured, and return the number of completed steps."""
         settings = self.config.checkpoint
         if settings.every is None and settings.resume is None:
             return 0
@@ -111,9 +111,9 @@ class Trainer:
         return self.checkpoints.restore()
 
     def run(self, loader: Loader, start: dict[str, Any], done: int = 0) -> bool | None:
-        """Write the start line and train the steps after `done`; the first begins with that line.
+        """Write the start line and train the steps after `done`.
 
-        Whether a target was reached, None where there is none.
+        Return whether the target was reached; None without a target.
         """
         gc.collect()
         gc.freeze()
@@ -127,7 +127,7 @@ class Trainer:
             self.profiler.before(step)
             with self.profiler.marked(DATA):
                 batch, data_wait_s = loader.next()
-            set_rate(self.optimizer, self.rate.at(step - 1))
+            set_learning_rate(self.optimizer, self.rate.at(step - 1))
             with self.memory.step(self.replica.parts, [self.optimizer]) as tracked:
                 values, skipped = self.step(batch.to(self.world.device))
             if tracked:
@@ -167,33 +167,33 @@ class Trainer:
         return reached
 
     def _drain(self) -> None:
-        """Write the lines of all steps so far."""
+        """Write the records of all pending steps."""
         while self._pending:
             self._write(self._pending.popleft())
 
     def finish_checkpoint(self) -> None:
-        """Return when the last checkpoint is written; raises CheckpointError when it cannot be."""
+        """Wait for the last checkpoint; raise CheckpointError if it cannot be written."""
         if self.checkpoints is not None:
             self.checkpoints.wait()
 
     def _save(self, step: int, values: Tensor, skipped: bool) -> float | None:
-        """Save a checkpoint if one is due; how long that kept the training waiting."""
+        """Save a checkpoint if one is due; return the seconds that the training waited."""
         if self.checkpoints is None or not self.checkpoints.due(step):
             return None
         if self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)
         start = time.perf_counter()
-        # Every rank knows the same norm. Lost weights end the training when the step is written.
+        # The norm is equal on all ranks. NaN weights end the training when the step is recorded.
         if skipped or math.isfinite(values[1].item()):
             self.checkpoints.save(step)
         return time.perf_counter() - start
 
     def step(self, batch: LocalBatch) -> tuple[Tensor, bool]:
-        """Train one step; (this rank's loss and the global gradient norm, whether it was skipped).
+        """Train one step; return (this rank's loss and the gradient norm, whether it was skipped).
 
-        Ranks average gradients, so the sum of a rank's losses is divided by the mean count of
-        targets: the result is the mean over all targets. The mean loss over ranks is the reader's
-        to compute, which costs no collective.
+        Ranks average gradients, so each divides its summed loss by the mean count of targets per
+        rank. The result is the gradient of the mean over all targets. The reader of the logs
+        averages the loss over ranks, which saves a collective.
         """
         loss_scale = self.scaler.scale if self.scaler else 1.0
         loss = self.replica.train(batch, loss_scale / self._mean_count(batch))
@@ -205,17 +205,17 @@ class Trainer:
     def _mean_count(self, batch: LocalBatch) -> float:
         mesh = self.replica.mesh
         if not self.masked:
-            assert batch.counted == batch.targets.numel(), "a corpus that masks targets must say so"
+            assert batch.counted == batch.targets.numel(), "the corpus must set `masked`"
             return batch.counted
         if mesh.data.size == 1:
-            return max(float(batch.counted), 1.0)  # without asking the device, which would wait
+            return max(float(batch.counted), 1.0)  # avoids synchronising with the device
         count = torch.tensor(batch.counted, dtype=torch.float64, device=self.world.device)
         total = all_reduce(all_reduce(count, mesh.shard), mesh.replicate)
         return max(total.item(), 1.0) / mesh.data.size
 
     def _update(self, norm: Tensor, loss_scale: float) -> tuple[Tensor, bool]:
-        """Clip and apply the gradients; (their norm, whether an fp16 overflow skipped them)."""
-        # fp16 alone asks the device at once: whether the step counts decides what runs next.
+        """Clip and apply the gradients; return (their norm, whether fp16 overflow skipped them)."""
+        # Only fp16 synchronises with the device here, to decide whether to skip the step.
         accepted = self.scaler is None or self.scaler.accept(norm.item())
         norm = norm / loss_scale
         if accepted:
@@ -225,54 +225,54 @@ class Trainer:
         self.replica.zero_grad()
         return norm, not accepted
 
-    def _write(self, done: Pending) -> None:
-        """Write a step's line; raises NotFiniteError instead when its loss or gradient is lost."""
-        step_time_s, comm_wait_s = self.steps.read(done.lap)
-        loss, norm = done.loss_and_norm.tolist()
-        self._check(done, loss, norm)
+    def _write(self, entry: Pending) -> None:
+        """Write a step's record; raise NotFiniteError when its loss or gradient is not finite."""
+        step_time_s, comm_wait_s = self.steps.read(entry.lap)
+        loss, norm = entry.loss_and_norm.tolist()
+        self._check(entry, loss, norm)
         training, mesh = self.config.training, self.replica.mesh
         peers = math.prod(getattr(mesh, axis).size for axis in MESH_AXES if axis != "dp")
         self.events.write(
             "step",
-            step=done.step,
+            step=entry.step,
             loss=loss,
             grad_norm=norm,
-            **self._rates(done.step),
-            tokens=done.real_tokens / peers,
-            samples=done.samples / peers,
-            global_batch=done.samples * mesh.dp.size,
+            **self._rates(entry.step),
+            tokens=entry.real_tokens / peers,
+            samples=entry.samples / peers,
+            global_batch=entry.samples * mesh.dp.size,
             seq_len=training.seq_len,
             step_time_s=step_time_s,
-            busy_time_s=step_time_s - comm_wait_s - (done.checkpoint_s or 0.0),
+            busy_time_s=step_time_s - comm_wait_s - (entry.checkpoint_s or 0.0),
             comm_wait_s=comm_wait_s,
-            data_wait_s=done.data_wait_s,
+            data_wait_s=entry.data_wait_s,
             memory_bytes=self._memory_bytes(),
-            cores=done.cores,
-            **({} if done.attended_share is None else {"attended_share": done.attended_share}),
-            **({"skipped": True} if done.skipped else {}),
-            **({"tracked": True} if done.tracked else {}),
-            **({"profiled": True} if self.profiler.attached(done.step) else {}),
-            **({} if done.checkpoint_s is None else {"checkpoint_s": done.checkpoint_s}),
+            cores=entry.cores,
+            **({} if entry.attended_share is None else {"attended_share": entry.attended_share}),
+            **({"skipped": True} if entry.skipped else {}),
+            **({"tracked": True} if entry.tracked else {}),
+            **({"profiled": True} if self.profiler.attached(entry.step) else {}),
+            **({} if entry.checkpoint_s is None else {"checkpoint_s": entry.checkpoint_s}),
         )
 
     def _rates(self, step: int) -> dict[str, float]:
-        """The learning rates of a step (from 1)."""
+        """Return the learning rates of a step (from 1)."""
         rate = self.rate.at(step - 1)
         if self.adapter_lr is None:
             return {"lr": rate}
-        return {"lr": rate, "lora_lr": rate * self.adapter_lr / self.rate.highest}
+        return {"lr": rate, "lora_lr": rate * self.adapter_lr / self.rate.max_lr}
 
-    def _check(self, done: Pending, loss: float, norm: float) -> None:
+    def _check(self, entry: Pending, loss: float, norm: float) -> None:
         if not math.isfinite(loss):
-            raise NotFiniteError(f"the loss became {loss} in step {done.step}")
-        if done.skipped:
+            raise NotFiniteError(f"the loss became {loss} in step {entry.step}")
+        if entry.skipped:
             if self.scaler is not None and self.scaler.scale < 1:
                 raise NotFiniteError(
-                    f"the gradient overflows fp16 even unscaled in step {done.step}"
+                    f"the gradient overflows fp16 even unscaled in step {entry.step}"
                 )
         elif not math.isfinite(norm):
-            raise NotFiniteError(f"the gradient's norm became {norm} in step {done.step}")
+            raise NotFiniteError(f"the gradient's norm became {norm} in step {entry.step}")
 
     def _memory_bytes(self) -> dict[str, int | None]:
-        """Peaks so far: PyTorch's and the device's on CUDA, resident on the host."""
+        """Return peak memory so far: PyTorch's and the device's on CUDA, and resident memory."""
         return {**self.memory.peaks(), "resident": resident_bytes()}

@@ -92,7 +92,7 @@ NAMES = {
     "Piece": "TensorSlice",
     "Pieces": "StepComponents",
     "MisfitError": "LayoutError",
-    "UnsoundCheckpointError": "CorruptCheckpointError",
+    "CorruptCheckpointError": "CorruptCheckpointError",
     "AskedToEndError": "Terminated",
     "NobodyToAskError": "QuotaUnsupported",
     "tell_notices": "print_notices",

@@ -16,7 +16,7 @@ from paceline.trainer.measure.clock import HostClock, StepClock
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.parallel.mesh import Mesh, join_world
 from paceline.trainer.replica.assembly import make_replica
-from paceline.trainer.schedule import set_rate
+from paceline.trainer.schedule import set_learning_rate
 from paceline.trainer.trainer import Trainer
 from tests.example import SHAPE
 from tests.trainer.example import settings, steps, train
@@ -60,7 +60,7 @@ def test_every_step_is_that_of_plain_adamw_with_two_rates(tmp_path: Path) -> Non
 
     begun = {name: p.detach().clone() for name, p in trained.items()}
     for step in range(3):
-        set_rate(trainer.optimizer, trainer.rate.at(step))
+        set_learning_rate(trainer.optimizer, trainer.rate.at(step))
         trainer.optimizer.step = lambda rise=(step + 1) / 4: beside(rise)  # type: ignore[method-assign, misc]
         trainer.step(loader.next()[0])
     loader.close()

@@ -173,13 +173,13 @@ def test_weights_that_are_lost_are_not_saved(saved: Path, tmp_path: Path) -> Non
     [
         (
             {"ffn_size": 96},
-            "model.ffn_size is 64 there and 96 here; a training goes on as it began",
+            "model.ffn_size is 64 in the checkpoint, but 96 in this run; use the same value",
         ),
-        ({"seed": 5}, "training.seed is 1234 there and 5 here"),
-        ({"global_batch": 8}, "training.global_batch is 4 there and 8 here"),
-        ({"seq_len": 16}, "training.seq_len is 32 there and 16 here"),
-        ({"source": "stdlib"}, "data.source is synthetic there and stdlib here"),
-        ({"steps": 2}, "was saved after step 2, and training.steps 2 counts from the first step"),
+        ({"seed": 5}, "training.seed is 1234 in the checkpoint, but 5"),
+        ({"global_batch": 8}, "training.global_batch is 4 in the checkpoint, but 8"),
+        ({"seq_len": 16}, "training.seq_len is 32 in the checkpoint, but 16"),
+        ({"source": "stdlib"}, "data.source is synthetic in the checkpoint, but stdlib"),
+        ({"steps": 2}, "was saved after step 2, but training.steps 2 includes those steps"),
     ],
 )
 def test_another_training_is_refused(
@@ -198,7 +198,9 @@ def test_another_text_is_refused_and_more_of_the_same_is_not(
 
     again = kept(resume=tmp_path)
     assert trainer(tmp_path, settings(steps=8, checkpoint=again), num_windows=200)[1] == 2
-    with pytest.raises(ConfigError, match=r"data\.windows is 100 there and 99 here"):
+    with pytest.raises(
+        ConfigError, match=r"data\.windows is 100 in the checkpoint, but 99 in this run"
+    ):
         trainer(tmp_path, settings(steps=4, checkpoint=again), num_windows=99)
 
 
@@ -209,7 +211,9 @@ def test_another_padding_of_the_vocabulary_is_refused_with_its_remedy(
     raw["model"]["padded_vocab"] = 384
     for count in ("expected_parameters", "expected_trainable"):
         raw[count] += 2 * 64 * 32
-    with pytest.raises(ConfigError, match=r"padded_vocab is 320 there and 384 here; .*multiple"):
+    with pytest.raises(
+        ConfigError, match=r"padded_vocab is 320 in the checkpoint, but 384 in this run; .*multiple"
+    ):
         trainer(tmp_path, raw)
 
 
@@ -217,17 +221,17 @@ def test_what_is_no_checkpoint_is_refused(saved: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
 
-    assert "is missing; name a run's folder" in refusal(tmp_path, tmp_path / "nowhere")
-    assert "holds no whole checkpoint" in refusal(tmp_path, empty)
+    assert "is missing; set it to a run's folder" in refusal(tmp_path, tmp_path / "nowhere")
+    assert "has no complete checkpoint" in refusal(tmp_path, empty)
     shutil.copytree(saved, tmp_path / "half", ignore=shutil.ignore_patterns("state.json"))
-    assert "holds no whole checkpoint" in refusal(tmp_path, tmp_path / "half")
+    assert "has no complete checkpoint" in refusal(tmp_path, tmp_path / "half")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2}', '{"schema": 1, "step": "a"}'])
 def test_a_broken_state_file_is_refused(saved: Path, tmp_path: Path, text: str) -> None:
     (saved / "state.json").write_text(text)
 
-    assert "state.json is broken or of another version" in refusal(tmp_path, saved)
+    assert "state.json is corrupt or has another version" in refusal(tmp_path, saved)
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
@@ -239,7 +243,7 @@ def test_a_broken_data_file_is_refused(saved: Path, tmp_path: Path, name: str, h
     if harm != "gone":
         file.write_bytes(whole[: len(whole) // 2] if harm == "cut" else b"")
 
-    assert re.match("is broken: rank 0: .+; go on from another", refusal(tmp_path, saved))
+    assert re.match("is corrupt: rank 0: .+; resume from another", refusal(tmp_path, saved))
 
 
 def test_a_marker_whose_checkpoint_is_gone_is_refused(saved: Path, tmp_path: Path) -> None:
@@ -318,7 +322,7 @@ def test_the_last_written_two_are_kept(saved: Path, tmp_path: Path) -> None:
     made.finish_checkpoint()
 
     assert names(saved.parent) == ["latest", "step-000003", "step-000004"]
-    assert checkpoint.KEPT == 2
+    assert checkpoint.MAX_CHECKPOINTS == 2
 
 
 class Slow:

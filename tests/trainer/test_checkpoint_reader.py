@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-from paceline.trainer.checkpoint_reader import CheckpointReader, UnsoundCheckpointError
+from paceline.trainer.checkpoint_reader import CheckpointReader, CorruptCheckpointError
 from tests.trainer.example import end, settings, train
 from tests.trainer.test_checkpoint import refusal, saved
 
@@ -49,7 +49,7 @@ def test_a_poisoned_checkpoint_runs_nothing_when_a_run_goes_on_from_it(
     reason = refusal(tmp_path, saved)
 
     assert not mark.exists()
-    assert "system, which no checkpoint needs; it may have been made to run code" in reason
+    assert "system, which no checkpoint needs; it may be crafted to run code" in reason
     assert pickle.loads((saved / ".metadata").read_bytes()) == 0 and mark.exists(), "it is poison"
 
 
@@ -63,7 +63,7 @@ def test_a_poisoned_checkpoint_runs_nothing_when_a_run_begins_with_its_weights(
 
     assert train(run, raw) == 1
 
-    assert not mark.exists() and "made to run code" in end(run)["reason"]
+    assert not mark.exists() and "crafted to run code" in end(run)["reason"]
 
 
 def test_what_is_no_tensor_is_not_unpickled(saved: Path, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_checkpoint_stays_in_its_folder(saved: Path, tmp_path: Path, name: str
 
     change(saved, edit)
 
-    assert "which is no file beside it" in refusal(tmp_path, saved)
+    assert "which is not a file in its folder" in refusal(tmp_path, saved)
 
 
 def test_transformed_tensors_are_refused(saved: Path, tmp_path: Path) -> None:
@@ -92,14 +92,14 @@ def test_transformed_tensors_are_refused(saved: Path, tmp_path: Path) -> None:
 
     change(saved, edit)
 
-    assert "asks for transformed tensors" in refusal(tmp_path, saved)
+    assert "references transformed tensors" in refusal(tmp_path, saved)
 
 
 @pytest.mark.parametrize("value", [None, 7, [], {}, "x"])
 def test_a_pickle_of_anything_else_is_refused(saved: Path, value: Any) -> None:
     (saved / ".metadata").write_bytes(pickle.dumps(value))
 
-    with pytest.raises(UnsoundCheckpointError, match="holds no table of tensors"):
+    with pytest.raises(CorruptCheckpointError, match="has no table of tensors"):
         CheckpointReader(saved).read_metadata()
 
 
@@ -107,7 +107,7 @@ def test_metadata_that_is_no_regular_file_is_not_waited_for(saved: Path) -> None
     (saved / ".metadata").unlink()
     os.mkfifo(saved / ".metadata")
 
-    with pytest.raises(UnsoundCheckpointError, match="is no regular file"):
+    with pytest.raises(CorruptCheckpointError, match="is not a regular file"):
         CheckpointReader(saved).read_metadata()
 
 
@@ -121,4 +121,4 @@ def test_flipped_bits_inside_a_tensor_are_noticed(saved: Path, tmp_path: Path) -
     content[middle : middle + 64] = bytes(255 - byte for byte in content[middle : middle + 64])
     file.write_bytes(content)
 
-    assert "does not have its checksum; go on from another checkpoint" in refusal(tmp_path, saved)
+    assert "does not match; resume from another checkpoint" in refusal(tmp_path, saved)

@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 from transformers import AutoModelForCausalLM
 
 from paceline.core.shape import DecoderShape, lora_parameters
-from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
+from paceline.trainer.checkpoint_reader import CorruptCheckpointError
 from paceline.trainer.config import ConfigError, parse_config
 from paceline.trainer.data.batches import sampler_of
 from paceline.trainer.data.corpus import load_corpus
@@ -178,10 +178,10 @@ def test_a_model_that_the_hub_has_no_form_for_is_refused(
 ) -> None:
     model = parse_config(settings(**{**SHAPES["gpt"], **changes})).model
 
-    with pytest.raises(UnsoundCheckpointError, match=what):
+    with pytest.raises(CorruptCheckpointError, match=what):
         family_of(model)  # type: ignore[arg-type]
 
 
 def test_where_no_checkpoint_is_that_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no whole checkpoint"):
+    with pytest.raises(ConfigError, match="has no complete checkpoint"):
         exported(tmp_path, tmp_path / "out")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.core.shape import num_parameters
-from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
+from paceline.trainer.checkpoint_reader import CorruptCheckpointError
 from paceline.trainer.hub.export import ExportSettings, export
 from paceline.trainer.hub.flux import flux_weights
 from paceline.trainer.hub.reader import HubReader
@@ -135,5 +135,5 @@ def test_another_model_is_refused(
         (tmp_path / path.name).write_bytes(path.read_bytes())
     break_it(tmp_path)
 
-    with pytest.raises(UnsoundCheckpointError, match=what):
+    with pytest.raises(CorruptCheckpointError, match=what):
         HubReader(tmp_path, flux_config(SHAPE))

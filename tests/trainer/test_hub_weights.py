@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("transformers")
 
 from paceline.staging.conversions import made
-from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
+from paceline.trainer.checkpoint_reader import CorruptCheckpointError
 from paceline.trainer.config import parse_config
 from paceline.trainer.data.batches import sampler_of
 from paceline.trainer.data.corpus import load_corpus
@@ -219,7 +219,7 @@ def test_what_cannot_be_taken_is_named(
     assert reader.tensor("blocks.1.attention.k.weight").shape == (64, 64)
     break_it(tmp_path)
 
-    with pytest.raises(UnsoundCheckpointError, match=what):
+    with pytest.raises(CorruptCheckpointError, match=what):
         HubReader(tmp_path, config)  # type: ignore[arg-type]
 
 

@@ -289,7 +289,7 @@ def test_a_sample_without_a_target_has_no_mean(data: tuple[Path, Path]) -> None:
     held = load_validation(parse_config(raw))
 
     assert sample_weights(held, HELD_OUT).tolist() == [1] * HELD_OUT
-    with pytest.raises(ConfigError, match="no target of held-out sample 2 counts"):
+    with pytest.raises(ConfigError, match="held-out sample 2 has no valid target"):
         sample_weights(held, HELD_OUT, "samples")
 
 

@@ -139,7 +139,7 @@ def test_another_ramp_up_is_another_training(tmp_path: Path, alone: tuple[Path, 
     )
 
     assert train(tmp_path, raw) == 1
-    assert "training.ramp_up is [[6, 2], [12, 4], [18, 6]] there and [] here" in str(
+    assert "training.ramp_up is [[6, 2], [12, 4], [18, 6]] in the checkpoint, but []" in str(
         lines(tmp_path)[-1]["reason"]
     )
 

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import (
 from paceline.core.training import RampUp
 from paceline.engines import native
 from paceline.trainer.config import ConfigError, LrScheduleConfig, TrainingConfig, parse_config
-from paceline.trainer.schedule import BatchSizes, LearningRate, set_rate
+from paceline.trainer.schedule import BatchSizes, LearningRate, set_learning_rate
 from tests.example import make_spec
 from tests.trainer.example import log, settings, steps, train
 
@@ -112,7 +112,7 @@ def test_the_optimizer_takes_the_steps_rate_in_every_group() -> None:
     for weight in weights:
         weight.grad = torch.ones(2)
 
-    set_rate(optimizer, 0.25)
+    set_learning_rate(optimizer, 0.25)
     optimizer.step()
 
     assert all(weight.tolist() == [0.75, 0.75] for weight in weights)

@@ -19,7 +19,7 @@ from paceline.files.recipe import Recipe, load_recipe, recipe_names, resolve
 from paceline.trainer.config import TrainerConfig, parse_config
 from paceline.trainer.model.network import count_parameters, freeze
 from paceline.trainer.parallel.mesh import Mesh
-from paceline.trainer.replica.assembly import make_network, setting_of
+from paceline.trainer.replica.assembly import layer_setting, make_network
 from tests.trainer.example import log, train, world_size
 
 RECIPES = [name for name in recipe_names() if load_recipe(name).engine == "native"]
@@ -48,7 +48,7 @@ def resolved(name: str, variant: str | None = None, *changes: str) -> RunSpec:
 def whole_model(config: TrainerConfig) -> Any:
     """The model of a training, without memory."""
     with torch.device("meta"):
-        model = make_network(config.model, setting_of(config, Mesh()))
+        model = make_network(config.model, layer_setting(config, Mesh()))
     freeze(model)
     return model
 

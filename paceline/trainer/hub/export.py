@@ -26,13 +26,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from paceline.trainer.checkpoint import (
     STATE,
-    cause,
+    failure_reason,
     find_checkpoint,
     read_state,
     sync,
     write_synced,
 )
-from paceline.trainer.checkpoint_reader import CheckpointReader, UnsoundCheckpointError
+from paceline.trainer.checkpoint_reader import CheckpointReader, CorruptCheckpointError
 from paceline.trainer.checkpoint_tensors import WEIGHTS
 from paceline.trainer.config import LoraConfig, is_adapter, parse_lora, parse_model, read_json
 from paceline.trainer.hub.flux import flux_differences, flux_settings, flux_weights
@@ -51,12 +51,12 @@ def adapter_weights(
 ) -> dict[str, HubWeight]:
     """The adapters of these shapes by peft's tensors.
 
-    Raises UnsoundCheckpointError where adapters alone are not what was trained.
+    Raises CorruptCheckpointError where adapters alone are not what was trained.
     """
     if lora.train_rest:
-        raise UnsoundCheckpointError("more than adapters was trained; export it merged")
+        raise CorruptCheckpointError("more than adapters was trained; export it merged")
     if family == "gpt2":
-        raise UnsoundCheckpointError(
+        raise CorruptCheckpointError(
             "GPT-2 has query, key and value in one layer there, which adapters of each do not fit; "
             "export it merged"
         )
@@ -139,12 +139,12 @@ class ExportSource:
 def export(asked: ExportSettings) -> dict[str, Any]:
     """Write the folder, and say what is in it.
 
-    Raises ConfigError or UnsoundCheckpointError for what cannot be exported, OSError for what the
+    Raises ConfigError or CorruptCheckpointError for what cannot be exported, OSError for what the
     machine does not let be read or written.
     """
     source = read_source(Path(asked.checkpoint), asked.like)
     if asked.merged and source.lora is None:
-        raise UnsoundCheckpointError("it has no adapters to merge")
+        raise CorruptCheckpointError("it has no adapters to merge")
     target = Path(asked.to)
     part = target.with_name(f".{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -198,11 +198,11 @@ def read_source(path: Path, like: str | None) -> ExportSource:
         # Checkpoints of earlier versions do not say it themselves.
         lora = parse_lora(state if state.get("lora") else began)
         if lora is None:
-            raise UnsoundCheckpointError(f"{STATE} does not say what its adapters are")
+            raise CorruptCheckpointError(f"{STATE} does not say what its adapters are")
     origin = like or (began.get("training") or {}).get("initial_weights")
     taken = Path(origin) if isinstance(origin, str) else None
     if like is not None and not (Path(like) / CONFIG).is_file():
-        raise UnsoundCheckpointError(f"{like} has no {CONFIG}")
+        raise CorruptCheckpointError(f"{like} has no {CONFIG}")
     if taken is not None and like is None and not (taken.is_dir() and is_hub_folder(taken)):
         taken = None
     return ExportSource(folder, state["step"], parse_model(state["model"]), lora, taken, kept)
@@ -226,12 +226,12 @@ def weight_table(source: ExportSource) -> dict[str, HubWeight]:
         table = flux_weights(model)
         wrong = [name for name in shapes if name not in table or shapes[name] != table[name].shape]
         if wrong or table.keys() - shapes.keys():
-            raise UnsoundCheckpointError(f"its weights are no FLUX.1's: {', '.join(wrong[:3])}")
+            raise CorruptCheckpointError(f"its weights are no FLUX.1's: {', '.join(wrong[:3])}")
         return table
     try:
         return written_weights(family_of(model), model, shapes)
     except KeyError as error:
-        raise UnsoundCheckpointError(f"the hub's form has no place for its {error}") from error
+        raise CorruptCheckpointError(f"the hub's form has no place for its {error}") from error
 
 
 def adapter_table(source: ExportSource) -> dict[str, HubWeight]:
@@ -260,7 +260,7 @@ def model_config(source: ExportSource) -> dict[str, Any]:
         settings, sizes = hub_settings(family, model), hub_sizes(family, model)
         problems = differences(like, model) if like else []
     if problems:
-        raise UnsoundCheckpointError(f"{source.like}: {'; '.join(problems)}")
+        raise CorruptCheckpointError(f"{source.like}: {'; '.join(problems)}")
     # Newer files have `dtype` instead.
     like.pop("torch_dtype", None)
     return {**settings, **like, **sizes}
@@ -362,7 +362,7 @@ def in_order(name: str) -> tuple[int, int, str]:
 
 @torch.no_grad()
 def loaded(source: ExportSource, shard: Shard, merged: bool) -> dict[str, Tensor]:
-    """A file's weights, read from the checkpoint; raises UnsoundCheckpointError where broken."""
+    """A file's weights, read from the checkpoint; raises CorruptCheckpointError where broken."""
     names = [*shard.weights]
     adapted = {
         name: [f"{name.removesuffix('.weight')}.{matrix}" for matrix in ("lora_a", "lora_b")]
@@ -377,7 +377,7 @@ def loaded(source: ExportSource, shard: Shard, merged: bool) -> dict[str, Tensor
             what = {f"{WEIGHTS}{name}": value for name, value in values.items()}
             load(what, storage_reader=CheckpointReader(source.folder), no_dist=True)
     except CheckpointException as error:
-        raise UnsoundCheckpointError(f"is broken: {cause(error)}") from error
+        raise CorruptCheckpointError(f"is broken: {failure_reason(error)}") from error
     for name, (first, second) in adapted.items():
         assert source.lora is not None
         values[name] = with_adapter(values[name], values[first], values[second], source.lora)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
+from paceline.trainer.checkpoint_reader import CorruptCheckpointError
 from paceline.trainer.hub.names import KINDS, HubWeight, Piece, Shape, View, plain
 from paceline.trainer.model_config import FluxConfig
 
@@ -74,14 +74,14 @@ SINGLE = {
 def stored_flux(model: FluxConfig, shapes: Mapping[str, Shape]) -> dict[str, HubWeight]:
     """Return the weights of which all tensors are there.
 
-    Raises UnsoundCheckpointError for a tensor of another shape.
+    Raises CorruptCheckpointError for a tensor of another shape.
     """
     weights = flux_weights(model)
     for weight in weights.values():
         for piece in weight.pieces:
             shape = shapes.get(piece.name, piece.shape)
             if shape != piece.shape:
-                raise UnsoundCheckpointError(
+                raise CorruptCheckpointError(
                     f"its {piece.name} is {shape}, and the model's {piece.shape}"[:200]
                 )
     return {
@@ -122,9 +122,9 @@ def flux_differences(config: Mapping[str, Any], model: FluxConfig) -> list[str]:
 
 
 def flux_settings(model: FluxConfig) -> dict[str, Any]:
-    """config.json of diffusers' folder; raises UnsoundCheckpointError for no such model."""
+    """config.json of diffusers' folder; raises CorruptCheckpointError for no such model."""
     if (model.mlp_ratio, model.rope_theta) != (RATIO, THETA):
-        raise UnsoundCheckpointError(
+        raise CorruptCheckpointError(
             f"FLUX.1 has model.mlp_ratio {RATIO} and model.rope_theta {THETA:g}"
         )
     return {

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
+from paceline.trainer.checkpoint_reader import CorruptCheckpointError
 from paceline.trainer.checkpoint_tensors import WEIGHTS
 from paceline.trainer.hub.flux import flux_differences, stored_flux
 from paceline.trainer.hub.names import HubPlace, HubWeight, Shape, read_weight, stored_places
@@ -45,7 +45,7 @@ def is_hub_folder(path: Path) -> bool:
 
 
 class HubReader(StorageReader):
-    """DCP's reader of such a folder; raises UnsoundCheckpointError for an unsound one.
+    """DCP's reader of such a folder; raises CorruptCheckpointError for an unsound one.
 
     Also for a model that computes otherwise than `model` does.
     """
@@ -60,7 +60,7 @@ class HubReader(StorageReader):
         of_flux = isinstance(model, FluxConfig)
         problems = flux_differences(config, model) if of_flux else differences(config, model)
         if problems:
-            raise UnsoundCheckpointError("; ".join(problems))
+            raise CorruptCheckpointError("; ".join(problems))
         shapes = {name: file.stored[name].shape for name, file in self._file_of.items()}
         if of_flux:
             self._weights = stored_flux(model, shapes)
@@ -75,7 +75,7 @@ class HubReader(StorageReader):
         return self._file_of[name].tensor(name)
 
     def check_all_taken(self, weights: Iterable[str]) -> None:
-        """Raise UnsoundCheckpointError with the tensors that are none of the model's `weights`."""
+        """Raise CorruptCheckpointError with the tensors that are none of the model's `weights`."""
         names = {*weights} | ({"head.weight"} if self.model.tied_embeddings else set())
         mine = [self._weights[name] for name in names if name in self._weights]
         taken = {piece.name for weight in mine for piece in weight.pieces}
@@ -83,7 +83,7 @@ class HubReader(StorageReader):
         left = [name for name in left if not name.endswith(NO_WEIGHTS)]
         if left:
             shown = ", ".join(left[:NAMED]) + f" and {len(left) - NAMED} more" * (len(left) > NAMED)
-            raise UnsoundCheckpointError(f"the model has no weight for its {shown}"[:500])
+            raise CorruptCheckpointError(f"the model has no weight for its {shown}"[:500])
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing is kept between loads."""
@@ -146,19 +146,19 @@ def _decoder_weights(
 
 
 def _check_shape(name: str, place: HubPlace, shape: Shape) -> None:
-    """Raises UnsoundCheckpointError for a vector in place of a matrix, or no three in one."""
+    """Raises CorruptCheckpointError for a vector in place of a matrix, or no three in one."""
     dims = 1 if name.endswith(".bias") or "norm." in name else 2
     if len(shape) != dims or (place.third is not None and shape[-1] % 3):
-        raise UnsoundCheckpointError(f"its {place.name} has the shape {shape}"[:200])
+        raise CorruptCheckpointError(f"its {place.name} has the shape {shape}"[:200])
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """A folder's config.json; raises UnsoundCheckpointError where it is no JSON object."""
+    """A folder's config.json; raises CorruptCheckpointError where it is no JSON object."""
     path = folder / CONFIG
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UnsoundCheckpointError(f"{path.name} is no JSON: {error}"[:200]) from error
+        raise CorruptCheckpointError(f"{path.name} is no JSON: {error}"[:200]) from error
     if not isinstance(content, dict):
-        raise UnsoundCheckpointError(f"{path.name} holds no JSON object")
+        raise CorruptCheckpointError(f"{path.name} holds no JSON object")
     return content

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
+from paceline.trainer.checkpoint_reader import CorruptCheckpointError
 from paceline.trainer.model_config import ModelConfig
 
 OF_LLAMA = {
@@ -213,7 +213,7 @@ def _scales_of_gpt2(family: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def family_of(model: ModelConfig) -> str:
-    """The family that a model is of; raises UnsoundCheckpointError with why it is of none."""
+    """The family that a model is of; raises CorruptCheckpointError with why it is of none."""
     reasons: list[str] = []
     for family, structure in STRUCTURES.items():
         problems = [
@@ -226,7 +226,7 @@ def family_of(model: ModelConfig) -> str:
         if not problems:
             return family
         reasons.append(f"no {family} for its {', '.join(problems)}")
-    raise UnsoundCheckpointError(f"the hub's form has no such model: {'; '.join(reasons)}")
+    raise CorruptCheckpointError(f"the hub's form has no such model: {'; '.join(reasons)}")
 
 
 def _other_sizes(family: str, model: ModelConfig) -> list[str]:

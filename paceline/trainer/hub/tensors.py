@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
+from paceline.trainer.checkpoint_reader import CorruptCheckpointError
 
 LARGEST_HEADER = 100_000_000
 """Bytes, the format's own limit."""
@@ -48,7 +48,7 @@ def stored_tensors(
 ) -> dict[str, Stored]:
     """Tensors of floats in a file whose bytes from `start` to `end` hold them, by its header.
 
-    Raises UnsoundCheckpointError for one that lies elsewhere; integers, as the masks of old GPT-2
+    Raises CorruptCheckpointError for one that lies elsewhere; integers, as the masks of old GPT-2
     files, are left out. A header of another form raises KeyError, TypeError or ValueError.
     """
     tensors: dict[str, Stored] = {}
@@ -58,9 +58,9 @@ def stored_tensors(
         dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
         first, last = (start + at for at in entry["data_offsets"])
         if not all(type(number) is int and number >= 0 for number in (*shape, first, last)):
-            raise UnsoundCheckpointError(f"{file} is broken: {name} has no size"[:200])
+            raise CorruptCheckpointError(f"{file} is broken: {name} has no size"[:200])
         if not start <= first <= last <= end or last - first != prod(shape) * dtype.itemsize:
-            raise UnsoundCheckpointError(f"{file} is torn: {name}"[:200])
+            raise CorruptCheckpointError(f"{file} is torn: {name}"[:200])
         if last > first:
             tensors[name] = Stored(file, dtype, shape, first)
     return tensors
@@ -69,7 +69,7 @@ def stored_tensors(
 class SafetensorsFile:
     """The tensors of floats in a file, which is mapped into memory.
 
-    Raises UnsoundCheckpointError for a file that is torn or no safetensors file.
+    Raises CorruptCheckpointError for a file that is torn or no safetensors file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,15 +79,15 @@ class SafetensorsFile:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if length else b""
         header = int.from_bytes(content[:8], "little")
         if isinstance(content, bytes) or not 0 < header <= min(LARGEST_HEADER, length - 8):
-            raise UnsoundCheckpointError(f"{path.name} is no safetensors file, or is torn")
+            raise CorruptCheckpointError(f"{path.name} is no safetensors file, or is torn")
         self.content = content
         try:
             entries = json.loads(content[8 : 8 + header])
             self.stored = stored_tensors(path.name, entries, 8 + header, length)
-        except UnsoundCheckpointError:
+        except CorruptCheckpointError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise UnsoundCheckpointError(f"{path.name} is broken: {error!r}"[:200]) from error
+            raise CorruptCheckpointError(f"{path.name} is broken: {error!r}"[:200]) from error
 
     def tensor(self, name: str) -> Tensor:
         """A tensor of the file, without a copy."""

@@ -191,7 +191,7 @@ def _kernels_of_cuda() -> Iterator[None]:
     from paceline.trainer.replica import assembly
 
     with (
-        patch.object(assembly, "COPIED_ON", ("cpu",)),
+        patch.object(assembly, "COMPUTE_COPY_DEVICES", ("cpu",)),
         patch.object(functional, "scaled_dot_product_attention", attention),
         patch.object(functional, "rms_norm", rms_norm),
         patch.object(functional, "dropout", dropout),

@@ -1,1 +1,1 @@
-"""The mesh of ranks, what they exchange, and what is split over them."""
+"""The device mesh, collectives, tensor parallelism and pipeline stages."""

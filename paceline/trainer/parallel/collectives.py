@@ -1,10 +1,11 @@
-"""Sums and gathers over an axis that autograd sees, and flat sums of many tensors.
+"""Differentiable collectives over an axis, and coalesced sums of many tensors.
 
-A tensor-parallel region begins with `copy_to` or `gather_sequence` and ends with `reduce_from` or
-`reduce_scatter_sequence`; in the backward pass each is the other of its pair (Shoeybi et al.,
-arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2). To torch.compile
-every exchange is an operator, which does not end a graph. It is waited for at once: no tensor still
-on its way enters a compiled block, where its gradient would be lost without a word.
+A tensor-parallel region starts with `copy_to` or `gather_sequence` and ends with `reduce_from` or
+`reduce_scatter_sequence`; in the backward pass each becomes the other of its pair (Shoeybi et al.,
+arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2).
+
+For torch.compile every collective is a custom operator, which does not break the graph. It waits
+for its result, because a pending tensor in a compiled block would silently lose its gradient.
 """
 
 from __future__ import annotations
@@ -19,51 +20,51 @@ from torch import distributed as dist
 from paceline.trainer.parallel.mesh import MeshAxis
 
 BUCKET_BYTES = 64 * 2**20
-"""Most that is made flat at a time."""
+"""Maximum size of a flat bucket."""
 
-# PyTorch 2.13 renamed these and warns about the old names; 2.11 has only those.
+# PyTorch 2.13 renamed these functions and warns about the old names, the only ones in 2.11.
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 Group = dist.ProcessGroup | None
 
 
 def all_reduce(x: Tensor, axis: MeshAxis) -> Tensor:
-    """The sum of a contiguous tensor over the axis, in place."""
+    """Sum a contiguous tensor over the axis in place."""
     if axis.size > 1:
         _wait(dist.all_reduce(x, group=axis.group, async_op=True))
     return x
 
 
 def copy_to(x: Tensor, axis: MeshAxis) -> Tensor:
-    """x itself; its gradient is summed over the axis."""
+    """Return x; its gradient is summed over the axis."""
     return x if axis.size == 1 else _Copy.apply(x, axis)
 
 
 def reduce_from(x: Tensor, axis: MeshAxis) -> Tensor:
-    """The sum of x over the axis, written over x, which nobody else may need."""
+    """Sum x over the axis in place; x must not be used elsewhere."""
     return x if axis.size == 1 else _Reduce.apply(x, axis)
 
 
 def gather_sequence(x: Tensor, axis: MeshAxis) -> Tensor:
-    """(B, T, ...) of every rank -> (B, n T, ...) in axis order; gradients are summed and cut."""
+    """Gather (B, T, ...) to (B, n T, ...) in axis order; gradients are reduce-scattered."""
     return x if axis.size == 1 else _GatherSequence.apply(x, axis)
 
 
 def reduce_scatter_sequence(x: Tensor, axis: MeshAxis) -> Tensor:
-    """(B, n T, ...) -> this rank's (B, T, ...) of the sum over the axis."""
+    """Sum (B, n T, ...) over the axis and return this rank's (B, T, ...)."""
     return x if axis.size == 1 else _ReduceScatterSequence.apply(x, axis)
 
 
 def gather_features(x: Tensor, axis: MeshAxis) -> Tensor:
-    """(B, F) of every rank -> (B, n F) in the axis' order, for what all ranks then do alike.
+    """Gather (B, F) to (B, n F) in axis order, for computation that is equal on all ranks.
 
-    All of them have the same gradient, of which each takes its part.
+    Since the gradients are equal, each rank takes its own part of them.
     """
     return x if axis.size == 1 else _GatherFeatures.apply(x, axis)
 
 
 def all_reduce_coalesced(tensors: Iterable[Tensor], axis: MeshAxis, factor: float = 1.0) -> None:
-    """`factor` x the sum of many tensors over the axis, in place, in few large pieces."""
+    """Replace tensors by `factor` x their sum over the axis, in a few large buckets."""
     if axis.size == 1:
         return
     for bucket in _buckets(tensors):
@@ -88,7 +89,7 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _wait(work: dist.Work | None) -> None:
-    """Asynchronous and waited for at once: the step's clock sees only such waits."""
+    """Wait for an asynchronous collective; the step's clock measures only such waits."""
     assert work is not None
     work.wait()
 
@@ -102,13 +103,13 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         # A copy, because autograd may hand the same tensor to another branch.
-        return all_reduced(grad.clone(memory_format=torch.contiguous_format), ctx.axis), None
+        return traced_all_reduce(grad.clone(memory_format=torch.contiguous_format), ctx.axis), None
 
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: MeshAxis) -> Tensor:
-        return all_reduced(x.contiguous(), axis).view_as(x)
+        return traced_all_reduce(x.contiguous(), axis).view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
@@ -119,37 +120,37 @@ class _GatherSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: MeshAxis) -> Tensor:
         ctx.axis = axis
-        return _all_gathered(x, axis)
+        return _gather_dim1(x, axis)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _reduce_scattered(grad, ctx.axis), None
+        return _reduce_scatter_dim1(grad, ctx.axis), None
 
 
 class _ReduceScatterSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: MeshAxis) -> Tensor:
         ctx.axis = axis
-        return _reduce_scattered(x, axis)
+        return _reduce_scatter_dim1(x, axis)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _all_gathered(grad, ctx.axis), None
+        return _gather_dim1(grad, ctx.axis), None
 
 
 class _GatherFeatures(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: MeshAxis) -> Tensor:
         ctx.axis = axis
-        return all_gathered(x, axis).unflatten(0, (axis.size, -1)).transpose(0, 1).flatten(1)
+        return all_gather(x, axis).unflatten(0, (axis.size, -1)).transpose(0, 1).flatten(1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return grad.chunk(ctx.axis.size, dim=1)[ctx.axis.index].contiguous(), None
 
 
-def all_reduced(x: Tensor, axis: MeshAxis) -> Tensor:
-    """The sum of a contiguous tensor over the axis; written over it, unless that is traced."""
+def traced_all_reduce(x: Tensor, axis: MeshAxis) -> Tensor:
+    """Sum a contiguous tensor over the axis, in place unless torch.compile traces it."""
     if not torch.compiler.is_compiling():
         return all_reduce(x, axis)
     out = x.clone()
@@ -157,100 +158,100 @@ def all_reduced(x: Tensor, axis: MeshAxis) -> Tensor:
     return out
 
 
-def all_gathered(x: Tensor, axis: MeshAxis) -> Tensor:
-    """(n, ...) of every rank -> (size x n, ...)."""
+def all_gather(x: Tensor, axis: MeshAxis) -> Tensor:
+    """Gather (n, ...) of every rank to (size x n, ...)."""
     if torch.compiler.is_compiling():
         return operators.all_gather(x, axis.size, axis.name)
-    return all_gather_into(_times(x, axis.size), x.contiguous(), axis.group)
+    return all_gather_into(_empty_gathered(x, axis.size), x.contiguous(), axis.group)
 
 
-def reduce_scattered(x: Tensor, axis: MeshAxis) -> Tensor:
-    """(size x n, ...) -> this rank's (n, ...) of the sum over the axis."""
+def reduce_scatter(x: Tensor, axis: MeshAxis) -> Tensor:
+    """Sum (size x n, ...) over the axis and return this rank's (n, ...)."""
     if torch.compiler.is_compiling():
         return operators.reduce_scatter(x, axis.size, axis.name)
-    return reduce_scatter_into(_share(x, axis.size), x.contiguous(), axis.group)
+    return reduce_scatter_into(_empty_scattered(x, axis.size), x.contiguous(), axis.group)
 
 
-def _all_gathered(x: Tensor, axis: MeshAxis) -> Tensor:
-    """Collectives join along the first dimension; the sequence is the second."""
-    return all_gathered(x, axis).unflatten(0, (axis.size, -1)).transpose(0, 1).flatten(1, 2)
+def _gather_dim1(x: Tensor, axis: MeshAxis) -> Tensor:
+    """Gather along the second dimension; collectives concatenate along the first."""
+    return all_gather(x, axis).unflatten(0, (axis.size, -1)).transpose(0, 1).flatten(1, 2)
 
 
-def _reduce_scattered(x: Tensor, axis: MeshAxis) -> Tensor:
-    return reduce_scattered(x.unflatten(1, (axis.size, -1)).transpose(0, 1).flatten(0, 1), axis)
+def _reduce_scatter_dim1(x: Tensor, axis: MeshAxis) -> Tensor:
+    return reduce_scatter(x.unflatten(1, (axis.size, -1)).transpose(0, 1).flatten(0, 1), axis)
 
 
 def all_gather_into(out: Tensor, x: Tensor, group: Group) -> Tensor:
-    """`out` (size x n, ...) filled with every rank's `x` (n, ...)."""
-    return _settle(_gather_single(out, x, group=group, async_op=True), out)
+    """Fill `out` (size x n, ...) with every rank's `x` (n, ...)."""
+    return _wait_for(_gather_single(out, x, group=group, async_op=True), out)
 
 
 def reduce_scatter_into(out: Tensor, x: Tensor, group: Group) -> Tensor:
-    """`out` (n, ...) filled with this rank's part of the sum of all ranks' `x` (size x n, ...)."""
-    return _settle(_scatter_single(out, x, group=group, async_op=True), out)
+    """Fill `out` (n, ...) with this rank's part of the sum of all ranks' `x` (size x n, ...)."""
+    return _wait_for(_scatter_single(out, x, group=group, async_op=True), out)
 
 
 def all_to_all_into(out: Tensor, x: Tensor, group: Group) -> Tensor:
-    """`out` (size x n, ...) whose part i is the part for this rank in `x` of rank i."""
-    return _settle(dist.all_to_all_single(out, x, group=group, async_op=True), out)
+    """Fill part i of `out` (size x n, ...) with rank i's part of `x` for this rank."""
+    return _wait_for(dist.all_to_all_single(out, x, group=group, async_op=True), out)
 
 
 def send_recv_ring(
     out: Tensor, x: Tensor, ranks: tuple[int, ...], index: int, group: Group
 ) -> list[Any]:
-    """Begin to send `x` to the next rank of a ring and to receive `out`; works to wait for."""
+    """Start sending `x` to the next rank of a ring and receiving `out`; return the works."""
     to_next = dist.P2POp(dist.isend, x, ranks[(index + 1) % len(ranks)], group)
-    from_last = dist.P2POp(dist.irecv, out, ranks[index - 1], group)
-    return dist.batch_isend_irecv([to_next, from_last])
+    from_previous = dist.P2POp(dist.irecv, out, ranks[index - 1], group)
+    return dist.batch_isend_irecv([to_next, from_previous])
 
 
-def _settle(work: Any, out: Tensor) -> Tensor:
-    """`out`, once the work that fills it is done (on CUDA: before the stream's next kernel)."""
+def _wait_for(work: Any, out: Tensor) -> Tensor:
+    """Return `out` when the work is done (on CUDA: before the stream's next kernel)."""
     work.wait()
     return out
 
 
-def _times(x: Tensor, size: int) -> Tensor:
-    """Room for (size x n, ...) beside x (n, ...)."""
+def _empty_gathered(x: Tensor, size: int) -> Tensor:
+    """Return an empty (size x n, ...) for x (n, ...)."""
     return x.new_empty(size * x.shape[0], *x.shape[1:])
 
 
-def _share(x: Tensor, size: int) -> Tensor:
-    """Room for (n, ...) beside x (size x n, ...)."""
+def _empty_scattered(x: Tensor, size: int) -> Tensor:
+    """Return an empty (n, ...) for x (size x n, ...)."""
     return x.new_empty(x.shape[0] // size, *x.shape[1:])
 
 
-def _operators() -> Any:
-    """What is exchanged, as operators for the compiler; each does what runs without it.
+def _register_operators() -> Any:
+    """Register the collectives as operators for torch.compile.
 
-    PyTorch's functional collectives wait in C++, where neither the step's clock nor the count of
-    the traffic sees them.
+    PyTorch's functional collectives wait in C++, where neither the step's clock nor the traffic
+    counter can see them.
     """
 
-    def all_reduce_(x: Tensor, group: str) -> None:
+    def reduce_op(x: Tensor, group: str) -> None:
         _wait(dist.all_reduce(x, group=_group(group), async_op=True))
 
-    def all_gather(x: Tensor, size: int, group: str) -> Tensor:
-        return all_gather_into(_times(x, size), x.contiguous(), _group(group))
+    def gather_op(x: Tensor, size: int, group: str) -> Tensor:
+        return all_gather_into(_empty_gathered(x, size), x.contiguous(), _group(group))
 
-    def reduce_scatter(x: Tensor, size: int, group: str) -> Tensor:
-        return reduce_scatter_into(_share(x, size), x.contiguous(), _group(group))
+    def scatter_op(x: Tensor, size: int, group: str) -> Tensor:
+        return reduce_scatter_into(_empty_scattered(x, size), x.contiguous(), _group(group))
 
     kernels: dict[str, tuple[Any, Any]] = {
-        "all_reduce_(Tensor(a!) x, str group) -> ()": (all_reduce_, lambda *_: None),
+        "all_reduce_(Tensor(a!) x, str group) -> ()": (reduce_op, lambda *_: None),
         "all_gather(Tensor x, int size, str group) -> Tensor": (
-            all_gather,
-            lambda x, size, _: _times(x, size),
+            gather_op,
+            lambda x, size, _: _empty_gathered(x, size),
         ),
         "reduce_scatter(Tensor x, int size, str group) -> Tensor": (
-            reduce_scatter,
-            lambda x, size, _: _share(x, size),
+            scatter_op,
+            lambda x, size, _: _empty_scattered(x, size),
         ),
     }
-    for schema, (kernel, shaped) in kernels.items():
+    for schema, (kernel, meta_kernel) in kernels.items():
         name = LIBRARY.define(schema)
         LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
-        LIBRARY.impl(name, shaped, "Meta")
+        LIBRARY.impl(name, meta_kernel, "Meta")
     return torch.ops.paceline
 
 
@@ -260,4 +261,4 @@ def _group(name: str) -> Group:
 
 
 LIBRARY = torch.library.Library("paceline", "FRAGMENT")
-operators = _operators()
+operators = _register_operators()

@@ -1,8 +1,7 @@
 """The mesh of ranks: pipeline, data, context and tensor axes, the last one innermost.
 
-Ranks of one tensor group are neighbours, so they share a node; pipeline stages lie farthest apart.
-ZeRO spreads states over dp x cp: context-parallel ranks hold the same weights as data-parallel
-ones.
+Ranks of one tensor group are adjacent, so they share a node; pipeline stages are farthest apart.
+ZeRO shards states over dp x cp, because context-parallel ranks hold the same weights.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from paceline.trainer.config import MESH_AXES, ConfigError, LayoutConfig
 
 @dataclass(frozen=True)
 class MeshAxis:
-    """One axis of the mesh as this rank sees it; `group` is None where nothing is exchanged."""
+    """One axis of the mesh as this rank sees it; `group` is None without communication."""
 
     size: int = 1
     index: int = 0
@@ -33,8 +32,8 @@ class MeshAxis:
 
     @property
     def name(self) -> str:
-        """What functional collectives know the group by."""
-        assert self.group is not None, "nothing is exchanged over this axis"
+        """The group's name for functional collectives."""
+        assert self.group is not None, "this axis has no group"
         return self.group.group_name
 
 
@@ -43,7 +42,7 @@ ALONE = MeshAxis()
 
 @dataclass(frozen=True)
 class World:
-    """This rank's place among all ranks; `backend` is None when it is alone."""
+    """This rank and its device in the job; `backend` is None for a single process."""
 
     rank: int
     local_rank: int
@@ -64,7 +63,7 @@ class Mesh:
     replicate: MeshAxis = ALONE
     shard: MeshAxis = ALONE
     device_mesh: DeviceMesh | None = field(default=None, compare=False)
-    """Axes pp, replicate, shard, tp: what parameters and optimizer state are spread over."""
+    """Mesh with axes pp, replicate, shard, tp for parameters and optimizer state."""
 
     @property
     def coordinates(self) -> dict[str, int]:
@@ -73,18 +72,18 @@ class Mesh:
 
 
 def join_world(device_type: str, bind: bool = True) -> World:
-    """The world that the launcher's environment variables describe, with its process group.
+    """Create the process group from the launcher's environment variables.
 
-    `bind` has NCCL make its communicators at once, the groups' by splitting the world's. Raises
-    ConfigError where a rank has no GPU.
+    With `bind`, NCCL creates its communicators at once and splits the world's for other groups.
+    Raise ConfigError where a rank has no GPU.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if device_type == "cuda":
         if local_rank >= torch.cuda.device_count():
             raise ConfigError(
-                f"local rank {local_rank}: {torch.cuda.device_count()} GPUs are visible here, "
-                "and every rank of a node needs one of its own"
+                f"local rank {local_rank}: this node has {torch.cuda.device_count()} visible GPUs; "
+                "every rank needs its own GPU, so start fewer ranks per node"
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
@@ -93,7 +92,7 @@ def join_world(device_type: str, bind: bool = True) -> World:
     if size == 1:
         return World(rank, local_rank, size, device, None)
     backend = "nccl" if device_type == "cuda" else "gloo"
-    timeout = collective_limit()
+    timeout = collective_timeout()
     common: dict[str, Any] = {
         "device_id": device if device_type == "cuda" and bind else None,
         "timeout": timeout,
@@ -106,14 +105,14 @@ def join_world(device_type: str, bind: bool = True) -> World:
     return World(rank, local_rank, size, device, backend)
 
 
-def collective_limit() -> timedelta | None:
-    """How long a collective may take, None for what PyTorch allows by itself."""
+def collective_timeout() -> timedelta | None:
+    """Return the timeout of collectives; None for PyTorch's default."""
     limit = os.environ.get("PACELINE_COLLECTIVE_LIMIT_S")
     return timedelta(seconds=float(limit)) if limit else None
 
 
 def rank0_store(rank: int, size: int, timeout: timedelta) -> TCPStore:
-    """The store where ranks meet, at MASTER_ADDR alone: torch's own listens on every address."""
+    """Return the rendezvous store; it listens on MASTER_ADDR only, torch's own on all addresses."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     listener = -1
     if rank == 0:
@@ -131,31 +130,31 @@ def rank0_store(rank: int, size: int, timeout: timedelta) -> TCPStore:
 
 
 def make_mesh(world: World, layout: LayoutConfig, dp: int) -> Mesh:
-    """The axes of a layout whose sizes multiply to the world's; every rank must call it."""
+    """Return the axes of a layout; every rank must call it."""
     if world.size == 1:
         return Mesh()
-    kind, ranks_of_data = world.device.type, dp * layout.cp
-    shard = (layout.dp_shard or ranks_of_data) if layout.zero_stage >= 2 else ranks_of_data
+    kind, data_ranks = world.device.type, dp * layout.cp
+    shard = (layout.dp_shard or data_ranks) if layout.zero_stage >= 2 else data_ranks
     device_mesh = init_device_mesh(
         kind,
-        (layout.pp, ranks_of_data // shard, shard, layout.tp),
+        (layout.pp, data_ranks // shard, shard, layout.tp),
         mesh_dim_names=("pp", "replicate", "shard", "tp"),
     )
-    named = {name: _axis(device_mesh, name) for name in ("pp", "replicate", "shard", "tp")}
-    data = _data_axis(world, named, layout)
+    axes = {name: _mesh_axis(device_mesh, name) for name in ("pp", "replicate", "shard", "tp")}
+    data = _data_axis(world, axes, layout)
     if layout.cp == 1:
-        return Mesh(**named, data=data, dp=data, device_mesh=device_mesh)
+        return Mesh(**axes, data=data, dp=data, device_mesh=device_mesh)
     first = data.index % layout.cp
     dp_axis = MeshAxis(dp, data.index // layout.cp, None, data.ranks[first :: layout.cp])
-    cp = _context_axis(world, data, named["shard"], layout)
-    return Mesh(**named, data=data, dp=dp_axis, cp=cp, device_mesh=device_mesh)
+    cp = _context_axis(world, data, axes["shard"], layout)
+    return Mesh(**axes, data=data, dp=dp_axis, cp=cp, device_mesh=device_mesh)
 
 
 def _context_axis(world: World, data: MeshAxis, shard: MeshAxis, layout: LayoutConfig) -> MeshAxis:
-    """The cp ranks of this rank's replica, with a group of their own where no axis has them.
+    """Return the cp axis of this rank's replica, with a new group unless another axis has it.
 
-    A mesh of all four axes would make the groups of pp and tp a second time: communicators of NCCL,
-    each with its buffers on every GPU. Nothing is exchanged over dp alone.
+    A second device mesh would create the pp and tp groups again, with NCCL buffers on every GPU.
+    Nothing is communicated over dp alone.
     """
     size, tp = layout.cp, layout.tp
     start = data.index - data.index % size
@@ -164,27 +163,27 @@ def _context_axis(world: World, data: MeshAxis, shard: MeshAxis, layout: LayoutC
         return shard
     blocks = range(0, world.size, size * tp)
     every = [[block + t + tp * i for i in range(size)] for block in blocks for t in range(tp)]
-    group, _ = dist.new_subgroups_by_enumeration(every, timeout=collective_limit())
+    group, _ = dist.new_subgroups_by_enumeration(every, timeout=collective_timeout())
     assert isinstance(group, dist.ProcessGroup), "every rank is in one of them"
     return MeshAxis(size, data.index - start, group, ranks)
 
 
-def _axis(mesh: DeviceMesh, name: str) -> MeshAxis:
+def _mesh_axis(mesh: DeviceMesh, name: str) -> MeshAxis:
     line = mesh[name]
     ranks = tuple(line.mesh.flatten().tolist())
-    group, limit = line.get_group() if len(ranks) > 1 else None, collective_limit()
+    group, limit = line.get_group() if len(ranks) > 1 else None, collective_timeout()
     if group is not None and limit is not None:
-        # The groups of a mesh do not take over the world's limit.
+        # The groups of a device mesh do not inherit the world's timeout.
         dist.distributed_c10d._set_pg_timeout(limit, group)
     return MeshAxis(len(ranks), line.get_local_rank(), group, ranks)
 
 
-def _data_axis(world: World, named: dict[str, MeshAxis], layout: LayoutConfig) -> MeshAxis:
-    """dp x cp as one axis: the shard axis, unless hybrid sharding splits it.
+def _data_axis(world: World, axes: dict[str, MeshAxis], layout: LayoutConfig) -> MeshAxis:
+    """Return dp x cp as one axis: the shard axis, unless hybrid sharding splits it.
 
-    Then it has no group: what goes over all of it goes over its two halves, one after the other.
+    A split axis has no group; collectives go over `shard` and `replicate` in turn.
     """
-    replicate, shard = named["replicate"], named["shard"]
+    replicate, shard = axes["replicate"], axes["shard"]
     if replicate.size == 1:
         return shard
     size, index = replicate.size * shard.size, replicate.index * shard.size + shard.index

@@ -1,19 +1,17 @@
-"""How layers are cut into pipeline stages, where the stages lie, and what a schedule demands.
+"""Pipeline stages: their layers, their ranks and the rules of the schedules.
 
-The pp x vp stages follow each other around the pipeline's ranks: stage i lies on rank i modulo pp.
+There are pp x vp stages; stage i is on rank i modulo pp.
 """
 
 from __future__ import annotations
 
-from paceline.trainer.wording import counted
-
 
 def stage_layers(num_layers: int, pp: int, vp: int) -> list[range]:
-    """The layers of each of the pp x vp stages, the first stage's first.
+    """Return the layers of each of the pp x vp stages in order.
 
-    Stages are equal, or, where that does not come out even, embedding and head count as a layer
-    each: the first and the last stage then hold one layer less (Megatron does so for the 126 layers
-    of Llama 3.1 405B). Raises ValueError when neither comes out even.
+    Stages are equal if pp x vp divides the layers. Otherwise embedding and head count as one layer
+    each, so the first and the last stage hold one layer less (as in Megatron's layout of the 126
+    layers of Llama 3.1 405B). Raise ValueError when neither divides evenly.
     """
     stages = pp * vp
     if num_layers % stages == 0:
@@ -24,20 +22,20 @@ def stage_layers(num_layers: int, pp: int, vp: int) -> list[range]:
         sizes[-1] -= 1
     else:
         raise ValueError(
-            f"pp {pp} x vp {vp} divides neither {counted(num_layers, 'layer')} "
-            f"nor {num_layers + 2} with embedding and head"
+            f"pp {pp} x vp {vp} divides neither num_layers {num_layers} nor {num_layers + 2}, "
+            "the layers with embedding and head; change pp or vp"
         )
     ends = [sum(sizes[: stage + 1]) for stage in range(stages)]
     return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
-def stages_of(rank: int, pp: int, vp: int) -> list[int]:
-    """The stages on a rank of the pipeline axis, the first one first."""
+def local_stages(rank: int, pp: int, vp: int) -> list[int]:
+    """Return the stages on a rank of the pipeline axis in order."""
     return list(range(rank, pp * vp, pp))
 
 
 def schedule_problems(schedule: str, pp: int, vp: int, num_microbatches: int) -> list[str]:
-    """Why a schedule cannot run so many micro-batches, one sentence each; empty when it can.
+    """Return why a schedule cannot run this number of micro-batches; empty when it can.
 
     The rules are those of PyTorch 2.11 to 2.13 (torch.distributed.pipelining.schedules).
     """
@@ -46,8 +44,7 @@ def schedule_problems(schedule: str, pp: int, vp: int, num_microbatches: int) ->
     rounds = max(1, num_microbatches // pp)
     if num_microbatches % rounds == 0:
         return []
-    batches, times = counted(num_microbatches, "micro-batch", "es"), counted(rounds, "round")
     return [
-        f"{schedule} over pp {pp} runs {batches} in {times}, which does not come out even; "
-        f"a multiple of {pp} always does"
+        f"schedule {schedule} with pp {pp} cannot split {num_microbatches} micro-batches into "
+        f"{rounds} equal rounds; use a multiple of {pp}"
     ]

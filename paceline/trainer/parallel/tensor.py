@@ -1,7 +1,7 @@
-"""Tensor parallelism: how ranks hold each parameter, and what they exchange between the cuts.
+"""Tensor parallelism: the sharding of each parameter and the exchanges between sharded layers.
 
-Every module with parameters has a `tp_plan` that says, by their names in it, how tensor ranks hold
-them; its forward pass takes the local shards and exchanges through `TensorParallel`.
+Every module with parameters has a `tp_plan`, which defines by name how tensor ranks shard them. Its
+forward pass uses the local shards and communicates through `TensorParallel`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from paceline.trainer.parallel.mesh import ALONE, MeshAxis
 
 @dataclass(frozen=True)
 class ParamPlan:
-    """How tensor ranks hold a parameter: each its shard along `shard_dim`, or all of it on each.
+    """Sharding of a parameter over tensor ranks along `shard_dim`; None replicates it.
 
-    `partial_grad`: a rank applies the whole parameter to its own shard of the activations, so its
-    gradient is one term of a sum over the ranks.
+    `partial_grad`: each rank applies the whole parameter to its own shard of the activations, so
+    its gradient is one term of a sum over the ranks.
     """
 
     shard_dim: int | None = None
@@ -36,18 +36,18 @@ class ParamPlan:
 
     @property
     def placement(self) -> Placement:
-        """On the tensor axis of a device mesh."""
+        """The DTensor placement on the tensor axis."""
         return Replicate() if self.shard_dim is None else Shard(self.shard_dim)
 
     def sums_grad(self, sequence_parallel: bool) -> bool:
-        """Whether gradients are to be summed over the ranks.
+        """Return whether the gradient must be summed over the ranks.
 
-        With sequence parallelism each rank has applied a whole parameter to its own tokens alone.
+        With sequence parallelism each rank applies a replicated parameter only to its own tokens.
         """
         return self.shard_dim is None and (self.partial_grad or sequence_parallel)
 
     def shard(self, whole: Tensor, axis: MeshAxis) -> Tensor:
-        """This rank's shard of a whole parameter; ValueError where the axis does not divide it."""
+        """Return this rank's shard; raise ValueError where the axis does not divide it."""
         if self.shard_dim is None:
             return whole
         if whole.shape[self.shard_dim] % axis.size:
@@ -56,39 +56,39 @@ class ParamPlan:
 
 
 TpPlan = Mapping[str, ParamPlan]
-"""Of a module's own parameters, or of a whole model's, by name."""
+"""Plan of each parameter of a module or of a model, by name."""
 REPLICATED: TpPlan = {"weight": ParamPlan(), "bias": ParamPlan()}
-"""The same activations go through it on every rank."""
+"""Plan of layers that see the same activations on every rank."""
 PER_HEAD: TpPlan = {
     "weight": ParamPlan(partial_grad=True),
     "bias": ParamPlan(partial_grad=True),
 }
-"""One for all heads, of which every rank has its own."""
+"""Plan of parameters that all heads share while each rank has its own heads."""
 
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """What a replica's tensor ranks exchange around layers that hold shards.
+    """Exchanges of a replica's tensor ranks around sharded layers.
 
-    The residual stream (B, t, H) is the same on all ranks, t = T, or with `sequence_parallel` each
-    rank has its T / n tokens of it.
+    The residual stream (B, t, H) is equal on all ranks (t = T), or with `sequence_parallel` each
+    rank holds its T / n tokens of it.
     """
 
     axis: MeshAxis = ALONE
     sequence_parallel: bool = False
 
     def gather_input(self, x: Tensor) -> Tensor:
-        """The stream (B, t, H) -> (B, T, H), which column-parallel layers read."""
+        """Return (B, T, H) of the stream (B, t, H), the input of column-parallel layers."""
         return gather_sequence(x, self.axis) if self.sequence_parallel else copy_to(x, self.axis)
 
     def reduce_output(self, x: Tensor) -> Tensor:
-        """Partial sums (B, T, H) of a row-parallel layer -> the stream (B, t, H)."""
+        """Sum the partial results (B, T, H) of a row-parallel layer to the stream (B, t, H)."""
         if self.sequence_parallel:
             return reduce_scatter_sequence(x, self.axis)
         return reduce_from(x, self.axis)
 
     def split_sequence(self, rows: Tensor) -> Tensor:
-        """(T, ...) by token -> (t, ...), the rows of this rank's stream."""
+        """Return this rank's rows (t, ...) of (T, ...)."""
         return rows.chunk(self.axis.size)[self.axis.index] if self.sequence_parallel else rows
 
 
@@ -96,21 +96,21 @@ NO_TP = TensorParallel()
 
 
 def tp_plan_of(model: nn.Module) -> dict[str, ParamPlan]:
-    """The plan of every parameter, by its name in the model, as the module that has it says."""
+    """Return the plan of every parameter by its name in the model."""
     plans: dict[str, ParamPlan] = {}
     for path, module in model.named_modules():
         plan: TpPlan = getattr(module, "tp_plan", {})
         for key, _ in module.named_parameters(recurse=False):
             name = f"{path}.{key}" if path else key
-            assert key in plan, f"{name}: {type(module).__name__}.tp_plan does not say who holds it"
+            assert key in plan, f"{name} is missing in {type(module).__name__}.tp_plan"
             plans[name] = plan[key]
     return plans
 
 
 def shard_parameters(model: nn.Module, axis: MeshAxis, mesh: DeviceMesh | None) -> None:
-    """Replace parameters (on meta) by this rank's shards: DTensors over `mesh`, or plain ones.
+    """Replace parameters on the meta device by this rank's shards, DTensors if `mesh` is given.
 
-    Raises ValueError with the name of a parameter that the axis does not divide.
+    Raise ValueError with the name of a parameter that the axis does not divide.
     """
     if axis.size == 1:
         return
@@ -128,5 +128,5 @@ def shard_parameters(model: nn.Module, axis: MeshAxis, mesh: DeviceMesh | None) 
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor, or the tensor itself; autograd follows it."""
+    """Return this rank's part of a DTensor, or the tensor itself; differentiable."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -12,7 +12,7 @@ import json
 import sys
 from typing import Any
 
-from paceline.trainer.checkpoint_reader import UnsoundCheckpointError
+from paceline.trainer.checkpoint_reader import CorruptCheckpointError
 from paceline.trainer.config import ConfigError
 from paceline.trainer.hub.export import ExportSettings, export
 
@@ -28,7 +28,7 @@ def outcome(asked: ExportSettings) -> dict[str, Any]:
         return {"event": "exported", **export(asked)}
     except ConfigError as error:
         return {"event": "refused", "reason": str(error)}
-    except UnsoundCheckpointError as error:
+    except CorruptCheckpointError as error:
         return {"event": "refused", "reason": f"{asked.checkpoint}: {error}"}
     except OSError as error:
         where = error.filename or asked.to

@@ -31,7 +31,7 @@ from paceline.trainer.measure.clock import DeviceClock, HostClock, StepClock
 from paceline.trainer.measure.machine import die_with_parent
 from paceline.trainer.parallel.mesh import Mesh, World, join_world, make_mesh
 from paceline.trainer.replica.assembly import make_replica
-from paceline.trainer.train import check_device, use_threads
+from paceline.trainer.train import check_device, set_threads
 from paceline.trainer.trainer import Trainer
 
 
@@ -69,7 +69,7 @@ def train_case(case: dict[str, Any], world: World) -> list[float]:
     problems = config_problems(config, world.size)
     if problems:
         raise ConfigError(f"{case['name']}: {'; '.join(problems)}")
-    use_threads(config.threads)
+    set_threads(config.threads)
     torch.set_float32_matmul_precision(config.training.matmul_precision)
     mesh = mesh_of(config, world)
     steps = StepClock(DeviceClock(world.device) if world.device.type == "cuda" else HostClock())

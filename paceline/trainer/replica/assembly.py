@@ -1,4 +1,4 @@
-"""From the resolved settings to the model that a rank holds, spread as the layout says."""
+"""Build the part of the model that a rank holds, parallelised by the layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.trainer.model.network import (
 )
 from paceline.trainer.model_config import FluxConfig, Model
 from paceline.trainer.parallel.mesh import Mesh, World
-from paceline.trainer.parallel.stages import stage_layers, stages_of
+from paceline.trainer.parallel.stages import local_stages, stage_layers
 from paceline.trainer.parallel.tensor import TensorParallel, shard_parameters
 from paceline.trainer.replica.compute_copies import ComputeCopies
 from paceline.trainer.replica.replica import (
@@ -38,25 +38,25 @@ DTYPES = {
     "fp64": torch.float64,
     **dict.fromkeys(NARROW, torch.bfloat16),
 }
-"""What is computed in between matrix products."""
-FEW_OUTPUTS = 4
-"""A layer has few outputs when it has so many times more inputs."""
-COPIED_ON = ("cuda",)
-"""Devices on which a replica alone keeps copies of its weights to compute with."""
+"""Compute dtype between GEMMs, by training.dtype."""
+MIN_INPUTS_PER_OUTPUT = 4
+"""Ratio of inputs to outputs from which on a layer does not profit from low precision."""
+COMPUTE_COPY_DEVICES = ("cuda",)
+"""Devices on which a single replica stores copies of its weights in the compute dtype."""
 
 
 def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClock) -> Replica:
-    """The model with its initial weights, spread over the world as the layout says.
+    """Build this rank's replica with its initial weights.
 
-    It is made without memory first: a wrong parameter count is found before anything is allocated.
-    From here on, what a rank drops at random follows from the run's seed: tensor ranks drop alike.
+    The model is first built on the meta device, so that a wrong parameter count is found before
+    memory is allocated. This also seeds the generators of dropout: tensor ranks share a seed.
     """
-    layout, setting, states = config.layout, setting_of(config, mesh), mesh.device_mesh
-    place = mesh.data.index * mesh.pp.size + mesh.pp.index
-    torch.manual_seed(derive_seed(config.training.seed, place))
+    layout, setting, states = config.layout, layer_setting(config, mesh), mesh.device_mesh
+    part = mesh.data.index * mesh.pp.size + mesh.pp.index
+    torch.manual_seed(derive_seed(config.training.seed, part))
     with torch.device("meta"):
         whole = make_network(config.model, setting)
-        parts = [make_network(config.model, setting, part) for part in parts_of(config, mesh)]
+        parts = [make_network(config.model, setting, part) for part in local_parts(config, mesh)]
     freeze(whole)
     check_parameters(whole, config)
     shapes = {name: parameter.shape for name, parameter in whole.named_parameters()}
@@ -75,7 +75,7 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
         part.to_empty(device=world.device)
         init_weights(part, shapes, config.training.seed, mesh)
     if mesh.pp.size > 1:
-        # Its package takes a second to import, which only pipelines should pay.
+        # torch.distributed.pipelining takes a second to import.
         from paceline.trainer.replica.pipeline import PipelineRunner
 
         runner = PipelineRunner(parts, mesh.pp, config, world.device)
@@ -90,7 +90,7 @@ def make_replica(config: TrainerConfig, world: World, mesh: Mesh, steps: StepClo
     if mesh.data.size > 1:
         return DdpReplica(parts, mesh, world, steps)
     replica = Replica(parts, mesh)
-    if world.device.type in COPIED_ON:
+    if world.device.type in COMPUTE_COPY_DEVICES:
         replica.copies = ComputeCopies(parts)
     return replica
 
@@ -104,29 +104,31 @@ def use_low_precision(model: Network, device_type: str, recipe: str) -> None:
     gemm = low_precision_gemm(device_type, recipe)
     for module in model.blocks.modules():
         if isinstance(module, Linear):
-            narrow = module.out_features * FEW_OUTPUTS <= module.in_features
+            narrow = module.out_features * MIN_INPUTS_PER_OUTPUT <= module.in_features
             module.low_precision = None if narrow and device_type == "cuda" else gemm
 
 
 def make_network(model: Model, setting: LayerSetting, part: ModelPart | None = None) -> Network:
-    """The kind of model that the settings name, or a pipeline stage of it."""
+    """Return the configured kind of model, or a pipeline stage of it."""
     if isinstance(model, FluxConfig):
         return MMDiT(model, setting)
     return Decoder(model, setting, part)
 
 
 def check_parameters(whole: Network, config: TrainerConfig) -> None:
-    """Raise ConfigError when the model is not of the size that it should have."""
+    """Raise ConfigError when the model does not have the expected number of parameters."""
     trainable = sum(p.numel() for p in whole.parameters() if p.requires_grad)
     counts = {"parameters": count_parameters(whole), "trainable": trainable}
     for name, count in counts.items():
         expected = getattr(config, f"expected_{name}")
         if count != expected:
-            raise ConfigError(f"expected_{name} {expected:,}: the model has {count:,} {name}")
+            raise ConfigError(
+                f"expected_{name} {expected:,}: the model has {count:,} {name}; correct its sizes"
+            )
 
 
-def setting_of(config: TrainerConfig, mesh: Mesh) -> LayerSetting:
-    """How this rank's decoder computes."""
+def layer_setting(config: TrainerConfig, mesh: Mesh) -> LayerSetting:
+    """Return the settings of this rank's layers."""
     layout = config.layout
     return LayerSetting(
         seq_len=config.training.seq_len,
@@ -140,8 +142,8 @@ def setting_of(config: TrainerConfig, mesh: Mesh) -> LayerSetting:
     )
 
 
-def parts_of(config: TrainerConfig, mesh: Mesh) -> list[ModelPart]:
-    """The pipeline stages that this rank holds."""
+def local_parts(config: TrainerConfig, mesh: Mesh) -> list[ModelPart]:
+    """Return the pipeline stages of this rank."""
     if mesh.pp.size == 1:
         return [ModelPart(range(config.model.num_layers))]
     pp, vp = mesh.pp, config.layout.vp
@@ -149,5 +151,5 @@ def parts_of(config: TrainerConfig, mesh: Mesh) -> list[ModelPart]:
     last = pp.size * vp - 1
     return [
         ModelPart(layers[stage], first=stage == 0, last=stage == last)
-        for stage in stages_of(pp.index, pp.size, vp)
+        for stage in local_stages(pp.index, pp.size, vp)
     ]

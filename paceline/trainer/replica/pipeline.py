@@ -1,14 +1,13 @@
-"""Pipeline parallelism: the stages of one rank and the schedule that runs all of them.
+"""Pipeline parallelism: the stages of one rank and the schedule that runs them.
 
-Activations and their gradients go from rank to rank. The last stage turns targets into the loss
-inside its own forward pass, so that whatever wraps a stage (FSDP's gathering, above all) covers the
-head as well.
+The last stage computes the loss in its own forward pass, so that FSDP's wrapper covers the head as
+well.
 
 gpipe        all forward passes, then all backward passes (Huang et al., arXiv:1811.06965);
              breadth-first over several stages a rank (Lamy-Poirier, arXiv:2211.05953)
-1f1b         forward and backward passes in turn (Narayanan et al., arXiv:2104.04473, section 2.2)
+1f1b         alternating forward and backward passes (Narayanan et al., arXiv:2104.04473, 2.2)
 interleaved  the same over several stages a rank
-zero-bubble  weight gradients, taken later, fill the bubble (Qi et al., arXiv:2401.10241, ZB-H1)
+zero-bubble  delayed weight gradients fill the bubble (Qi et al., arXiv:2401.10241, ZB-H1)
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from torch.distributed.pipelining.schedules import (
 from paceline.trainer.config import TrainerConfig
 from paceline.trainer.model.network import Network
 from paceline.trainer.parallel.mesh import MeshAxis
-from paceline.trainer.parallel.stages import stages_of
+from paceline.trainer.parallel.stages import local_stages
 
 
 @dataclass(frozen=True)
 class StageIO:
-    """What travels: (B, T) tokens into the first stage, (B, t, H) between stages, a scalar loss."""
+    """Shapes of stage inputs and outputs: (B, T) tokens, (B, t, H) hidden states, a scalar loss."""
 
     tokens: tuple[int, int]
     hidden: tuple[int, int, int]
@@ -46,29 +45,29 @@ class StageIO:
 
     @property
     def loss_dtype(self) -> torch.dtype:
-        """Losses are summed in fp32 or wider."""
+        """The dtype of losses, fp32 or wider."""
         return torch.promote_types(self.dtype, torch.float32)
 
     def input(self, first: bool) -> Tensor:
-        """A stage's input, without memory."""
+        """Return a stage's input on the meta device."""
         if first:
             return torch.empty(self.tokens, dtype=torch.int64, device="meta")
-        return self.between()
+        return self.hidden_states()
 
     def output(self, last: bool) -> Tensor:
-        """A stage's output, without memory."""
+        """Return a stage's output on the meta device."""
         if last:
             return torch.empty((), dtype=self.loss_dtype, device="meta", requires_grad=True)
-        return self.between()
+        return self.hidden_states()
 
-    def between(self) -> Tensor:
-        """What one stage sends to the next, without memory."""
-        # From PyTorch 2.13 on, no gradient comes back for what is declared to need none.
+    def hidden_states(self) -> Tensor:
+        """Return the hidden states between two stages on the meta device."""
+        # From PyTorch 2.13 on, a tensor declared without requires_grad receives no gradient.
         return torch.empty(self.hidden, dtype=self.dtype, device="meta", requires_grad=True)
 
 
 def stage_io(config: TrainerConfig, dtype: torch.dtype) -> StageIO:
-    """What travels between the stages of a training that computes in `dtype`."""
+    """Return the inputs and outputs of the stages for a compute dtype."""
     layout = config.layout
     tokens = config.training.seq_len // layout.cp
     part = tokens // layout.tp if layout.sequence_parallel else tokens
@@ -78,10 +77,10 @@ def stage_io(config: TrainerConfig, dtype: torch.dtype) -> StageIO:
 
 
 class LocalStage(PipelineStage):
-    """A stage whose receive buffers live only while they are in use.
+    """A stage that allocates its receive buffers only while they are in use.
 
-    PyTorch's own hold an input and an output gradient of every micro-batch for good: with full
-    recompute that is more than all else that 1f1b keeps.
+    PyTorch allocates an input and an output gradient of every micro-batch for the whole run. With
+    full recompute that is more than everything else that 1f1b stores.
     """
 
     def __init__(
@@ -95,8 +94,8 @@ class LocalStage(PipelineStage):
     ) -> None:
         self.io = io
         self.on_progress: Callable[[], None] = lambda: None
-        """Called after every forward and backward pass of a micro-batch."""
-        self.nothing = torch.empty(0, device=device)
+        """Callback after every forward and backward pass of a micro-batch."""
+        self.empty_buffer = torch.empty(0, device=device)
         super().__init__(
             part,
             index,
@@ -120,19 +119,19 @@ class LocalStage(PipelineStage):
         return result
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Receive a micro-batch's input."""
+        """Return the receive operations of a micro-batch's input."""
         if not self.is_first:
             self._allocate(self.args_recv_info[fwd_chunk_id], requires_grad=True)
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Receive the gradient of a micro-batch's output."""
+        """Return the receive operations of a micro-batch's output gradient."""
         if not self.is_last:
             self._allocate(self.grad_recv_info[bwd_chunk_id], requires_grad=False)
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run a micro-batch forward; its input then lives as long as its gradient needs it."""
+        """Run a micro-batch forward; autograd then owns its input."""
         output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         self._release(self.args_recv_info[fwd_chunk_id])
         self.on_progress()
@@ -149,25 +148,25 @@ class LocalStage(PipelineStage):
         self.on_progress()
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        """Run the later part of a split backward pass; on the first stage that is all of it."""
+        """Run the weight gradients of a split backward pass; on the first stage, all of it."""
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         self.on_progress()
 
     def _allocate(self, infos: Iterable[Any], requires_grad: bool) -> None:
         for info in infos:
             info.buffer = torch.empty_like(
-                self.io.between(), device=self.device, requires_grad=requires_grad
+                self.io.hidden_states(), device=self.device, requires_grad=requires_grad
             )
 
     def _release(self, infos: Iterable[Any]) -> None:
         for info in infos:
-            # The first stage's inputs have no buffers. PyTorch 2.11 cannot stand None for one.
+            # The first stage's inputs have no buffers. PyTorch 2.11 rejects None as a buffer.
             if getattr(info, "buffer", None) is not None:
-                info.buffer = self.nothing
+                info.buffer = self.empty_buffer
 
 
 class PipelineRunner:
-    """The stages on this rank and the schedule that runs them together with the other ranks'."""
+    """This rank's pipeline stages and their schedule."""
 
     def __init__(
         self,
@@ -176,14 +175,16 @@ class PipelineRunner:
         config: TrainerConfig,
         device: torch.device,
     ) -> None:
-        """`parts` are this rank's stages in their order, wrapped by FSDP or not."""
+        """Create the stages of `parts`, in pipeline order, with or without FSDP."""
         io = stage_io(config, parts[0].setting.dtype)
         num_stages = axis.size * len(parts)
         if config.layout.schedule == "zero-bubble":
-            keep_gathered(parts)
+            keep_weights_gathered(parts)
         self.stages = [
             LocalStage(part, index, num_stages, axis, io, device)
-            for part, index in zip(parts, stages_of(axis.index, axis.size, len(parts)), strict=True)
+            for part, index in zip(
+                parts, local_stages(axis.index, axis.size, len(parts)), strict=True
+            )
         ]
         self.axis = axis
         self.first, self.last = self.stages[0].is_first, self.stages[-1].is_last
@@ -193,20 +194,20 @@ class PipelineRunner:
         self.schedule = make_schedule(self.name, self.stages, self.num_microbatches)
 
     def step(self, inputs: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
-        """The losses of (M, B, T) tokens' micro-batches summed, 0 where the last stage is not.
+        """Return the summed scaled loss of (M, B, T) tokens; 0 on ranks without the last stage.
 
-        Gradients are added up and divided by nothing; FSDP reduces them once, at the end. Every
-        stage has the (M, B, n + 1) bounds of the documents from its own loader, if they matter.
+        Gradients are summed over micro-batches; FSDP reduces them once, at the end. With a document
+        mask, every stage gets the (M, B, n + 1) bounds of the documents from its own loader.
         """
         if len(inputs) != self.num_microbatches:
-            # While a batch ramps up. A schedule prepares the stages for its own number.
+            # During a batch ramp-up. A schedule is built for one number of micro-batches.
             self.num_microbatches = len(inputs)
             self.schedule = make_schedule(self.name, self.stages, self.num_microbatches)
         labels = targets.flatten(0, 1)
         losses: list[Tensor] = []
         self.schedule.step(
             *([inputs.flatten(0, 1)] if self.first else []),
-            # The loss needs the targets, and PyTorch wants to see its own as well.
+            # The stage needs "targets" for its loss; PyTorch requires "target" as well.
             **({"targets": labels, "target": labels} if self.last else {}),
             **({} if documents is None else {"documents": documents.flatten(0, 1)}),
             losses=losses,
@@ -221,15 +222,16 @@ class PipelineRunner:
         weights: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """As `step` without gradients, of any number of micro-batches; (M, B) `weights` of samples.
+        """Return the summed loss without gradients; (M, B) `weights` of samples.
 
-        Every stage takes all micro-batches in turn. What goes back to the first rank, for its next
-        stage, is sent when this one is done: it would wait there for a receiver that sends as well.
+        Any number of micro-batches is allowed. Every stage runs all of them in turn. The last rank
+        sends its outputs back to the first rank only when its stage is complete; otherwise both
+        would wait for a receiver.
         """
         losses = self.no_loss.clone()
         for stage in self.stages:
-            sent: list[Any] = []
-            kept: list[Tensor] = []
+            sends: list[Any] = []
+            outputs: list[Tensor] = []
             for i, (x, labels) in enumerate(zip(self._inputs(stage, inputs), targets, strict=True)):
                 if stage.is_last and weights is not None:
                     stage.submod.sample_weights = weights[i]  # type: ignore[assignment]
@@ -241,46 +243,45 @@ class PipelineRunner:
                 if stage.is_last:
                     losses += out
                     continue
-                kept.append(out.contiguous())
+                outputs.append(out.contiguous())
                 if self.axis.index + 1 < self.axis.size:
-                    sent.append(self._send(kept[-1]))
+                    sends.append(self._send(outputs[-1]))
             if not stage.is_last and self.axis.index + 1 == self.axis.size:
-                sent = [self._send(out) for out in kept]
-            for work in sent:
+                sends = [self._send(out) for out in outputs]
+            for work in sends:
                 work.wait()
         return losses
 
     def _inputs(self, stage: LocalStage, tokens: Tensor) -> Iterator[Tensor]:
-        """A stage's inputs, one micro-batch after the other.
+        """Yield a stage's inputs, one micro-batch after the other.
 
-        The first rank takes in all that the last one has kept for it before it sends anything on:
-        NCCL does a rank's sends and receives in the order in which they were asked for, and the
-        last rank asks for its sends first.
+        The first rank receives all outputs of the last one before it sends anything: NCCL runs
+        sends and receives in the order of the calls, and the last rank calls its sends first.
         """
         if stage.is_first:
             return iter(tokens)
         if self.axis.index > 0:
-            return (self._received(stage) for _ in tokens)
-        return iter([self._received(stage) for _ in tokens])
+            return (self._receive(stage) for _ in tokens)
+        return iter([self._receive(stage) for _ in tokens])
 
     def _send(self, out: Tensor) -> Any:
-        following = self.axis.ranks[(self.axis.index + 1) % self.axis.size]
-        return dist.isend(out, following, group=self.axis.group)
+        next_rank = self.axis.ranks[(self.axis.index + 1) % self.axis.size]
+        return dist.isend(out, next_rank, group=self.axis.group)
 
-    def _received(self, stage: LocalStage) -> Tensor:
-        x = torch.empty_like(stage.io.between(), device=stage.device, requires_grad=False)
-        before = self.axis.ranks[(self.axis.index - 1) % self.axis.size]
-        work = dist.irecv(x, before, group=self.axis.group)
+    def _receive(self, stage: LocalStage) -> Tensor:
+        x = torch.empty_like(stage.io.hidden_states(), device=stage.device, requires_grad=False)
+        previous = self.axis.ranks[(self.axis.index - 1) % self.axis.size]
+        work = dist.irecv(x, previous, group=self.axis.group)
         assert work is not None, "the rank belongs to the pipeline"
         work.wait()
         return x
 
 
-def keep_gathered(parts: list[Network]) -> None:
+def keep_weights_gathered(parts: list[Network]) -> None:
     """Keep FSDP's weights gathered from a step's first forward pass to its last backward pass.
 
-    Before it splits a backward pass, PyTorch looks the weights up in the module. Where FSDP has put
-    the shards back after the forward pass, it finds those, and the gradients are lost silently.
+    Before it splits a backward pass, PyTorch reads the weights from the module. If FSDP has put the
+    shards back by then, PyTorch finds those, and the gradients are lost silently.
     """
     for part in parts:
         if isinstance(part, FSDPModule):
@@ -288,20 +289,17 @@ def keep_gathered(parts: list[Network]) -> None:
 
 
 def make_schedule(name: str, stages: list[LocalStage], num_microbatches: int) -> Any:
-    """PyTorch's schedule of that name over this rank's stages."""
-    settings: dict[str, Any] = {"loss_fn": _computed_in_the_stage, "scale_grads": False}
+    """Return PyTorch's schedule of this name over this rank's stages."""
+    # The last stage's output is the loss itself.
+    settings: dict[str, Any] = {"loss_fn": lambda loss, _targets: loss, "scale_grads": False}
     if name == "zero-bubble":
         return ScheduleInterleavedZeroBubble([*stages], num_microbatches, **settings)
     if len(stages) > 1:
-        looped = ScheduleLoopedBFS if name == "gpipe" else ScheduleInterleaved1F1B
-        return looped([*stages], num_microbatches, **settings)
+        schedule = ScheduleLoopedBFS if name == "gpipe" else ScheduleInterleaved1F1B
+        return schedule([*stages], num_microbatches, **settings)
     if name == "gpipe":
         return ScheduleGPipe(stages[0], num_microbatches, **settings)
-    # PyTorch's 1f1b runs fewer micro-batches than stages; only its constructor refuses them.
+    # PyTorch's 1f1b runs fewer micro-batches than stages; only its constructor rejects them.
     schedule = Schedule1F1B(stages[0], max(num_microbatches, stages[0].num_stages), **settings)
     schedule._n_microbatches = num_microbatches
     return schedule
-
-
-def _computed_in_the_stage(loss: Tensor, targets: Tensor) -> Tensor:
-    return loss

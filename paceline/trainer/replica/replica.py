@@ -1,14 +1,14 @@
-"""How one model is kept equal over the ranks: what is exchanged, and when.
+"""Replicas of a model on the data axis and their communication.
 
-stage 0  DDP                      parameters, gradients and optimizer state on every rank
-stage 1  DDP, sliced updates      optimizer state in equal slices (weight_slices.py)
-stage 2  FSDP2, kept gathered     gradients and optimizer state sharded; weights between steps too
-stage 3  FSDP2                    weights gathered block by block as well
+ZeRO 0  DDP                         parameters, gradients and optimizer state on every rank
+ZeRO 1  DDP with sliced updates     optimizer state in equal slices (weight_slices.py)
+ZeRO 2  FSDP2, gathered per step    gradients and optimizer state sharded
+ZeRO 3  FSDP2                       weights gathered block by block as well
 
-All stages average gradients over the data axis (dp x cp). Stages 2 and 3 reduce them after every
-micro-batch, so they are never held whole; stages 0 and 1 after the last one. In a pipeline, and
-with `layout.gradient_sync: last`, all of them are exchanged after the last micro-batch, and stages
-2 and 3 hold whole gradients until then.
+Gradients are averaged over the data axis (dp x cp). ZeRO 2 and 3 reduce them after every
+micro-batch, so no rank ever holds all of them; ZeRO 0 and 1 reduce them after the last one. In a
+pipeline, and with `layout.gradient_sync: last`, they are reduced after the last micro-batch, and
+ZeRO 2 and 3 hold whole gradients until then.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from paceline.trainer.replica.weight_slices import LocalShards, WeightSlices
 
 
 def shard(part: Network, mesh: Mesh, reshard: bool) -> None:
-    """FSDP2 over the shard axis, copied over the replicate axis; `reshard` frees used blocks.
+    """Apply FSDP2 over the shard axis, replicated over the replicate axis.
 
-    Embedding, every block, and last norm with head are units of their own, so that blocks run
-    beside the gathering of the head and the reduction of its gradient. The root has what is left.
+    `reshard` frees a block's weights after use. The embedding, every block, and the last norm with
+    the head are separate units, so that the head's communication overlaps with the blocks.
     """
     assert mesh.device_mesh is not None
     names = ("replicate", "shard") if mesh.replicate.size > 1 else "shard"
@@ -50,31 +50,31 @@ def shard(part: Network, mesh: Mesh, reshard: bool) -> None:
     policy = MixedPrecisionPolicy(
         param_dtype=dtype if mixed else None,
         reduce_dtype=torch.float32 if mixed else None,
-        cast_forward_inputs=False,  # blocks get their dtype already, and targets keep theirs
+        cast_forward_inputs=False,  # inputs have the right dtype, and targets must keep theirs
     )
     settings: dict[str, Any] = {"mesh": mesh.device_mesh[names], "mp_policy": policy}
     for block in part.blocks.values():
         fully_shard(block, **settings, reshard_after_forward=reshard)
-    # The head is needed again as soon as the forward pass ends.
-    for modules in ends_of(part):
+    # The backward pass starts with the head, so its weights stay gathered.
+    for modules in embedding_and_head_units(part):
         fully_shard(modules, **settings, reshard_after_forward=False)
     fully_shard(part, **settings, reshard_after_forward=False)
 
 
-def ends_of(part: Network) -> list[list[nn.Module]]:
-    """What is gathered at once before the blocks, and what behind them.
+def embedding_and_head_units(part: Network) -> list[list[nn.Module]]:
+    """Return the FSDP units before and after the blocks.
 
-    A table that embeds and is the head as well is needed at both ends, so the root keeps it.
+    A tied embedding is used at both ends, so it belongs to the root unit.
     """
     if not isinstance(part, Decoder) or part.model.tied_embeddings:
         return []
-    behind = (part.final_norm, part.project_out, part.head) if part.part.last else ()
-    units = ((part.embedding,), behind)
+    output = (part.final_norm, part.project_out, part.head) if part.part.last else ()
+    units = ((part.embedding,), output)
     return [[m for m in unit if m is not None] for unit in units if any(unit)]
 
 
 def reshard(part: Network) -> None:
-    """Free what FSDP has gathered: without a backward pass nothing else does."""
+    """Free the gathered weights, which FSDP does only in a backward pass."""
     for module in part.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -84,13 +84,13 @@ COMPILER = "inductor"
 
 
 class Runner(Protocol):
-    """What runs a pipeline's micro-batches."""
+    """Interface of `PipelineRunner`, whose module takes a second to import."""
 
     stages: list[Any]
-    """This rank's stages; their `on_progress` is called after every pass of a micro-batch."""
+    """This rank's stages; `on_progress` is called after every pass of a micro-batch."""
 
     def step(self, inputs: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Summed scaled loss of (M, B, T) tokens, 0 without the last stage; gradients are added."""
+        """Run forward and backward passes of (M, B, T) tokens; see `PipelineRunner.step`."""
         ...
 
     def evaluate(
@@ -100,61 +100,61 @@ class Runner(Protocol):
         weights: Tensor | None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """As `step` without gradients, of any number of micro-batches; (M, B) `weights`."""
+        """Return the summed loss without gradients; see `PipelineRunner.evaluate`."""
         ...
 
 
 class Replica:
-    """This rank's parts of a model; subclasses differ in what they exchange between replicas."""
+    """This rank's parts of a model; subclasses communicate between replicas."""
 
     sharded = False
 
     def __init__(self, parts: list[Network], mesh: Mesh) -> None:
         self.parts, self.mesh = parts, mesh
         self.tp_plan = {n: plan for part in parts for n, plan in tp_plan_of(part).items()}
-        """How tensor ranks hold each parameter, by its name in the whole model."""
+        """Sharding of each parameter over tensor ranks, by its name in the whole model."""
         self.stages: list[Any] = []
-        """What runs the parts in a pipeline."""
+        """The pipeline stages of this rank; empty without a pipeline."""
         self.module: nn.Module = parts[0]
-        """What a micro-batch goes through; a pipeline has a runner instead."""
-        self.wide = torch.promote_types(parts[0].setting.dtype, torch.float32)
-        """What losses and norms are summed in."""
+        """The module that runs a micro-batch; unused in a pipeline."""
+        self.acc_dtype = torch.promote_types(parts[0].setting.dtype, torch.float32)
+        """The dtype in which losses and norms are summed."""
         self.copies: ComputeCopies | None = None
-        """Weights in the compute dtype, where they are kept between steps."""
+        """Weights in the compute dtype, where they are stored between steps."""
         self.slices: WeightSlices | None = None
-        """What this rank updates of the weights, where ranks share that (ZeRO 1)."""
+        """The weights that this rank updates with ZeRO 1."""
         self.shards: LocalShards | None = None
-        """What this rank has of the weights, where they are spread (ZeRO 2 and 3)."""
+        """The weights of this rank with ZeRO 2 and 3."""
 
     def zero(self) -> Tensor:
-        """A double 0 on the model's device."""
+        """Return a fp64 zero on the model's device."""
         device = local(next(self.parts[0].parameters())).device
         return torch.zeros((), dtype=torch.float64, device=device)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """All parameters of this rank by their name in the whole model, tied copies included."""
+        """Yield this rank's parameters by their name in the whole model, tied copies included."""
         for part in self.parts:
             yield from part.named_parameters()
 
     def train(self, batch: LocalBatch, scale: float) -> Tensor:
-        """Summed loss of all micro-batches times `scale`, with its gradients exchanged.
+        """Run forward and backward passes of all micro-batches and reduce the gradients.
 
-        A pipeline's other stages see 0 instead of the loss.
+        Return the summed loss times `scale`; 0 on a pipeline's other stages.
         """
         for part in self.parts:
             part.scale = scale
         self._refresh_copies()
         with prefer_cudnn_attention(batch.inputs.device):
-            loss = self._train(batch).to(self.wide)
+            loss = self._train(batch).to(self.acc_dtype)
         self._finalize_gradients()
         return loss
 
     @torch.no_grad()
     def evaluate(self, batch: LocalBatch, weights: Tensor | None) -> Tensor:
-        """Summed loss of all micro-batches, of this rank alone and without gradients or dropping.
+        """Return this rank's summed loss of all micro-batches, without gradients or dropout.
 
-        `weights` (M, B) are what each target of a sample counts, None where all count the same. A
-        pipeline's other stages see 0.
+        `weights` (M, B) are the weights of each sample's targets; None for equal weights. The
+        result is 0 on a pipeline's other stages.
         """
         self._refresh_copies()
         for part in self.parts:
@@ -162,7 +162,7 @@ class Replica:
             part.scale = 1.0
         try:
             with prefer_cudnn_attention(batch.inputs.device):
-                return self._evaluate(batch, weights).to(self.wide)
+                return self._evaluate(batch, weights).to(self.acc_dtype)
         finally:
             for part in self.parts:
                 part.train()
@@ -171,18 +171,18 @@ class Replica:
 
     @torch.no_grad()
     def gradients(self) -> list[Tensor]:
-        """This rank's gradients, as plain tensors."""
+        """Return this rank's gradients as plain tensors."""
         return [local(gradient) for _, gradient in self._named_gradients()]
 
     def zero_grad(self) -> None:
-        """Let go of all gradients."""
+        """Drop all gradients."""
         for part in self.parts:
             part.zero_grad()
 
     @torch.no_grad()
     def norm_and_loss(self, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """(L2 norm over the whole model's gradients, the loss that the last stage found)."""
-        mesh, gradients = self.mesh, self._own_gradients()
+        """Return (L2 norm of the whole model's gradients, the last stage's loss)."""
+        mesh, gradients = self.mesh, self._gradients_of_norm()
         squares = torch.zeros_like(loss)
         if gradients:
             squares += torch.nn.utils.get_total_norm(gradients, foreach=True).square()
@@ -197,12 +197,12 @@ class Replica:
             self.copies.refresh()
 
     def _named_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Every trained parameter's gradient; raises RuntimeError where one is missing."""
+        """Yield each trained parameter's gradient; raise RuntimeError where one is missing."""
         for name, parameter in self.named_parameters():
             if parameter.grad is not None:
                 yield name, parameter.grad
             elif parameter.requires_grad:
-                raise RuntimeError(f"{name} got no gradient in this layout")
+                raise RuntimeError(f"{name} has no gradient in this layout")
 
     def _train(self, batch: LocalBatch) -> Tensor:
         last = len(batch.inputs) - 1
@@ -212,21 +212,21 @@ class Replica:
         return total
 
     def _evaluate(self, batch: LocalBatch, weights: Tensor | None) -> Tensor:
-        total = torch.zeros((), dtype=self.wide, device=batch.inputs.device)
-        part = self.parts[0]  # without DDP around it, which has nothing to do here
+        total = torch.zeros((), dtype=self.acc_dtype, device=batch.inputs.device)
+        part = self.parts[0]  # without the DDP wrapper
         for i, arguments in enumerate(batch.microbatches()):
             part.sample_weights = None if weights is None else weights[i]
             total += part(*arguments)
         return total
 
     def _train_one(self, arguments: tuple[Tensor, ...], last: bool) -> Tensor:
-        """Scaled loss of one micro-batch, with its gradients added; `last` of its step."""
+        """Run one micro-batch and return its scaled loss; `last` is the last one of a step."""
         loss = self.module(*arguments)
         loss.backward()
         return loss.detach()
 
     def _finalize_gradients(self) -> None:
-        """Sum what tensor ranks and tied stages each hold a share of."""
+        """Sum partial gradients over tensor ranks and over tied pipeline stages."""
         if self.mesh.tp.size > 1:
             sequence_parallel = self.parts[0].setting.tp.sequence_parallel
             partial = (
@@ -239,27 +239,27 @@ class Replica:
             self._exchange_tied()
 
     def _exchange_tied(self) -> None:
-        """First and last stage hold one weight: each adds the other's gradient to its own."""
+        """Sum the gradient of a tied weight over the first and the last stage."""
         pp = self.mesh.pp
         ends = {0: pp.size - 1, pp.size - 1: 0}
         gradient = dict(self._named_gradients()).get("embedding.weight")
         if not self.parts[0].model.tied_embeddings or pp.index not in ends or gradient is None:
             return
-        mine = local(gradient)
-        other = torch.empty_like(mine)
+        local_grad = local(gradient)
+        other = torch.empty_like(local_grad)
         peer = pp.ranks[ends[pp.index]]
         works = dist.batch_isend_irecv(
             [
-                dist.P2POp(dist.isend, mine, peer, pp.group),
+                dist.P2POp(dist.isend, local_grad, peer, pp.group),
                 dist.P2POp(dist.irecv, other, peer, pp.group),
             ]
         )
         for work in works:
             work.wait()
-        mine.add_(other)
+        local_grad.add_(other)
 
-    def _own_gradients(self) -> list[Tensor]:
-        """Gradients that no other rank of the replica counts."""
+    def _gradients_of_norm(self) -> list[Tensor]:
+        """Return the gradients that this rank contributes to the replica's norm."""
         copies, first = {part.tied_copy for part in self.parts}, self.mesh.tp.index == 0
         return [
             local(gradient)
@@ -269,7 +269,7 @@ class Replica:
 
 
 class DdpReplica(Replica):
-    """DDP: buckets of gradients are averaged while the backward pass still runs."""
+    """DDP: gradient buckets are averaged while the backward pass still runs."""
 
     def __init__(self, parts: list[Network], mesh: Mesh, world: World, steps: StepClock) -> None:
         super().__init__(parts, mesh)
@@ -279,14 +279,14 @@ class DdpReplica(Replica):
         self.ddp = DistributedDataParallel(
             parts[0], device_ids=ids, process_group=group, gradient_as_bucket_view=True
         )
-        # DDP reads a hook's annotations and refuses postponed ones, so it gets a hook without any.
+        # DDP inspects a hook's annotations and rejects postponed ones, so this hook has none.
         self.ddp.register_comm_hook(
             steps, lambda steps, bucket: average_bucket(steps, bucket, group)
         )
         self.module = self.ddp
 
     def _train_one(self, arguments: tuple[Tensor, ...], last: bool) -> Tensor:
-        """Gradients are exchanged in the last micro-batch."""
+        """Run one micro-batch; the last one reduces the gradients."""
         if not last:
             with self.ddp.no_sync():
                 return super()._train_one(arguments, last)
@@ -296,22 +296,23 @@ class DdpReplica(Replica):
 
 
 class ShardedReplica(Replica):
-    """FSDP2: blocks are gathered before use, gradients reduced to the part that a rank owns."""
+    """FSDP2: blocks are gathered before use, gradients are reduce-scattered."""
 
     sharded = True
 
     def __init__(
         self, parts: list[Network], mesh: Mesh, keep_gathered: bool, sync_once: bool
     ) -> None:
-        """`parts` were made by `shard`; `keep_gathered` gathers weights once a step (stage 2).
+        """Wrap parts that `shard` has sharded.
 
-        `sync_once` reduces gradients after the last micro-batch, and holds them whole until then.
+        `keep_gathered` gathers weights once per step (ZeRO 2). `sync_once` reduces gradients after
+        the last micro-batch, and holds them whole until then.
         """
         super().__init__(parts, mesh)
         self.keep_gathered, self.sync_once = keep_gathered, sync_once
 
     def _train_one(self, arguments: tuple[Tensor, ...], last: bool) -> Tensor:
-        """Stage 2 gathers the weights once a step."""
+        """Run one micro-batch with the chosen communication."""
         assert isinstance(self.module, FSDPModule)
         if self.sync_once:
             self.module.set_requires_gradient_sync(last)
@@ -321,7 +322,7 @@ class ShardedReplica(Replica):
 
 
 class PipelineReplica(Replica):
-    """One or more stages of a pipeline; `sharded` ones were made by `shard`."""
+    """One or more stages of a pipeline, `sharded` if `shard` was applied to them."""
 
     def __init__(self, parts: list[Network], mesh: Mesh, runner: Runner, sharded: bool) -> None:
         super().__init__(parts, mesh)
@@ -339,11 +340,11 @@ class PipelineReplica(Replica):
 
 
 def compile_blocks(parts: list[Network]) -> None:
-    """torch.compile for every block; the first step pays for it."""
+    """Apply torch.compile to every block; the first step compiles."""
     exclude_exchanges_from_compile()
     exclude_documents_from_compile()
     exclude_rank_rng_from_compile()
-    # Blocks are compiled one by one: DDP's splitter would cut them again at its buckets' ends.
+    # Each block is compiled by itself; DDP's splitter would split it again at bucket boundaries.
     torch._dynamo.config.optimize_ddp = False  # pyright: ignore[reportPrivateImportUsage]
     for part in parts:
         part.compiled = True
@@ -354,13 +355,9 @@ def compile_blocks(parts: list[Network]) -> None:
 def average_bucket(
     steps: StepClock, bucket: Any, group: dist.ProcessGroup | None
 ) -> torch.futures.Future[Tensor]:
-    """DDP's communication hook: the mean over ranks; after the last bucket it only waits."""
+    """Average a gradient bucket over ranks (DDP communication hook)."""
     work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, group=group, async_op=True)
     assert work is not None
     if bucket.is_last():
         steps.begin_wait()
-    return work.get_future().then(_first)
-
-
-def _first(future: torch.futures.Future[Any]) -> Tensor:
-    return future.value()[0]
+    return work.get_future().then(lambda future: future.value()[0])

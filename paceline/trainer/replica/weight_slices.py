@@ -1,14 +1,15 @@
-"""ZeRO 1: the trained weights in flat buckets, of which every rank updates an equal slice.
+"""The weights that this rank's optimizer updates with ZeRO.
 
-Slices are cut by elements, not by tensors, so they are equal however many ranks there are
-(Rajbhandari et al., arXiv:1910.02054, section 5.1). Parameters are views of their buckets; what a
-slice holds of one is a parameter of the optimizer, which makes moments for nothing else. Its step
-begins with the gradients of those pieces and ends with one exchange of each bucket.
+ZeRO 1: the weights are stored in flat buckets, and every rank updates an equal slice of each.
+Slices are cut by elements, not by tensors, so they are equal for any number of ranks (Rajbhandari
+et al., arXiv:1910.02054, section 5.1). Parameters are views of their buckets. The part of a
+parameter in this rank's slice is a parameter of the optimizer, so moments exist for nothing else.
+The optimizer's step starts with the gradients of these parts and ends with one all-gather per
+bucket.
 
-ZeRO 2 and 3: the optimizer updates this rank's shards as plain tensors. Of DTensors PyTorch works
-out, for every operation on a list of them, how each may lie on the mesh. The more axes, the longer:
-seconds of the first step, of a small model over three axes as well. AdamW needs none of it, since
-it treats every element alone.
+ZeRO 2 and 3: the optimizer updates this rank's shards as plain tensors. With DTensors PyTorch works
+out a placement for every operation on a list of them, which takes seconds in the first step even
+for a small model over three axes. AdamW is elementwise and needs none of it.
 """
 
 from __future__ import annotations
@@ -25,48 +26,48 @@ from paceline.trainer.parallel.mesh import MeshAxis
 from paceline.trainer.parallel.tensor import local
 
 BUCKET_BYTES = 64 * 2**20
-"""Least size of a full bucket."""
+"""Minimum size of a full bucket."""
 SLICE_BYTES = 2**20
-"""Least size of a rank's slice of one, so that many ranks exchange no small messages."""
-ALIGNED = 32
-"""Elements whose multiple every slice is long: 128 bytes of fp32, as NCCL likes them."""
+"""Minimum size of a rank's slice of a bucket, so that messages are not small with many ranks."""
+SLICE_ALIGNMENT = 32
+"""Elements that divide every slice's length: 128 bytes of fp32, which suits NCCL."""
 
 
 @dataclass(frozen=True, eq=False)
-class WeightPiece:
-    """Elements `begin` to `end`, row by row, of a parameter that lie in this rank's slice."""
+class WeightSlice:
+    """Elements `begin` to `end` of a parameter in row-major order, which this rank updates."""
 
     begin: int
     end: int
     weight: nn.Parameter
-    """The same memory as the parameter's."""
+    """A view of these elements that shares the parameter's memory."""
 
 
 class WeightSlices:
     """This rank's slices of the trained weights, which it updates for all ranks of an axis."""
 
-    def __init__(self, trained: Iterable[nn.Parameter], axis: MeshAxis) -> None:
-        """Moves the parameters' values into buckets; all ranks must hold the same ones."""
+    def __init__(self, parameters: Iterable[nn.Parameter], axis: MeshAxis) -> None:
+        """Move the parameters' values into buckets; they must be equal on all ranks."""
         self.axis = axis
-        self.pieces: dict[nn.Parameter, WeightPiece] = {}
-        """None of a parameter that lies wholly in other ranks' slices."""
+        self.slices: dict[nn.Parameter, WeightSlice] = {}
+        """Slice by parameter, without the parameters that other ranks update."""
         self._buckets: list[tuple[Tensor, Tensor, int]] = []
-        """Bucket, this rank's slice of it, and the elements that are weights: the rest fills up."""
-        for parameters in _buckets(trained, max(BUCKET_BYTES, SLICE_BYTES * axis.size)):
-            self._add(parameters)
+        """(bucket, this rank's slice of it, number of weights in it); padding follows them."""
+        for bucket in _buckets(parameters, max(BUCKET_BYTES, SLICE_BYTES * axis.size)):
+            self._add(bucket)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give an optimizer of the pieces their gradients, and all ranks the weights it makes."""
+        """Register step hooks that take the gradients before and gather the weights after it."""
         optimizer.register_step_pre_hook(lambda *_: self._take_gradients())
         optimizer.register_step_post_hook(lambda *_: self._gather())
 
     def _add(self, parameters: list[nn.Parameter]) -> None:
-        first, unit = parameters[0], self.axis.size * ALIGNED
-        used = sum(parameter.numel() for parameter in parameters)
-        flat = first.detach().new_zeros(-(-used // unit) * unit)
+        first, unit = parameters[0], self.axis.size * SLICE_ALIGNMENT
+        num_weights = sum(parameter.numel() for parameter in parameters)
+        flat = first.detach().new_zeros(-(-num_weights // unit) * unit)
         share = len(flat) // self.axis.size
         low = self.axis.index * share
-        self._buckets.append((flat, flat[low : low + share], used))
+        self._buckets.append((flat, flat[low : low + share], num_weights))
         offset = 0
         for parameter in parameters:
             count = parameter.numel()
@@ -76,36 +77,38 @@ class WeightSlices:
             begin, end = max(0, low - offset), min(count, low + share - offset)
             if begin < end:
                 weight = nn.Parameter(flat[offset + begin : offset + end])
-                self.pieces[parameter] = WeightPiece(begin, end, weight)
+                self.slices[parameter] = WeightSlice(begin, end, weight)
             offset += count
 
     def _take_gradients(self) -> None:
-        for parameter, piece in self.pieces.items():
-            assert parameter.grad is not None, "a missing gradient has been told already"
-            piece.weight.grad = parameter.grad.reshape(-1)[piece.begin : piece.end]
+        for parameter, part in self.slices.items():
+            assert parameter.grad is not None, "a missing gradient is reported before the step"
+            part.weight.grad = parameter.grad.reshape(-1)[part.begin : part.end]
 
     def _gather(self) -> None:
-        for piece in self.pieces.values():
-            piece.weight.grad = None
+        for part in self.slices.values():
+            part.weight.grad = None
         works: list[dist.Work | None] = []
-        for flat, mine, used in self._buckets:
+        for flat, own_slice, num_weights in self._buckets:
             if flat.is_cuda:
-                all_gather_into(flat, mine, self.axis.group)
+                all_gather_into(flat, own_slice, self.axis.group)
                 continue
-            # gloo gathers into a copy, which takes three times as long as this.
-            for rank, part in zip(self.axis.ranks, flat[:used].split(len(mine)), strict=False):
+            # gloo's all-gather writes to a copy, which takes three times as long as broadcasts.
+            for rank, part in zip(
+                self.axis.ranks, flat[:num_weights].split(len(own_slice)), strict=False
+            ):
                 works.append(dist.broadcast(part, rank, self.axis.group, async_op=True))
         for work in works:
-            assert work is not None, "begun, not waited for"
+            assert work is not None, "the broadcast is asynchronous"
             work.wait()
 
 
-def _buckets(trained: Iterable[nn.Parameter], enough: int) -> Iterator[list[nn.Parameter]]:
-    """Parameters of one dtype in a row, until they have `enough` bytes."""
+def _buckets(parameters: Iterable[nn.Parameter], min_bytes: int) -> Iterator[list[nn.Parameter]]:
+    """Group consecutive parameters of one dtype until they have `min_bytes`."""
     bucket: list[nn.Parameter] = []
     size = 0
-    for parameter in trained:
-        if bucket and (size >= enough or parameter.dtype != bucket[0].dtype):
+    for parameter in parameters:
+        if bucket and (size >= min_bytes or parameter.dtype != bucket[0].dtype):
             yield bucket
             bucket, size = [], 0
         bucket.append(parameter)
@@ -115,23 +118,23 @@ def _buckets(trained: Iterable[nn.Parameter], enough: int) -> Iterator[list[nn.P
 
 
 class LocalShards:
-    """What an optimizer updates in place of parameters that are spread over ranks."""
+    """This rank's shards of parameters, as plain tensors for an optimizer."""
 
     @torch.no_grad()
-    def __init__(self, trained: Iterable[nn.Parameter]) -> None:
-        self.weights = {parameter: nn.Parameter(local(parameter)) for parameter in trained}
-        """By parameter, the same memory as this rank's shard of it."""
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.weights = {parameter: nn.Parameter(local(parameter)) for parameter in parameters}
+        """Plain tensor by parameter, which shares the memory of this rank's shard."""
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give an optimizer of the shards their gradients."""
+        """Register step hooks that set and drop the shards' gradients."""
         optimizer.register_step_pre_hook(lambda *_: self._take_gradients())
         optimizer.register_step_post_hook(lambda *_: self._drop_gradients())
 
     @torch.no_grad()
     def _take_gradients(self) -> None:
         for parameter, weight in self.weights.items():
-            assert parameter.grad is not None, "a missing gradient has been told already"
-            # FSDP moves a shard to fill it up to an equal length: taken as it is now.
+            assert parameter.grad is not None, "a missing gradient is reported before the step"
+            # FSDP may have moved the shard to pad it to an equal length.
             weight.data = local(parameter)
             weight.grad = local(parameter.grad)
 

@@ -16,7 +16,7 @@ from paceline.trainer.data.batches import AHEAD, Loader, Sampler, sampler_of
 from paceline.trainer.data.corpus import load_corpus
 from paceline.trainer.data.samples import TokenCorpus
 from paceline.trainer.parallel.mesh import Mesh, MeshAxis
-from paceline.trainer.train import use_threads
+from paceline.trainer.train import set_threads
 from tests.trainer.example import settings
 
 
@@ -199,7 +199,7 @@ def test_batches_are_made_on_one_thread_and_leave_the_step_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before, counts = torch.get_num_threads(), list[int]()
-    use_threads(2)
+    set_threads(2)
     collate = TokenCorpus.collate
 
     def noted(self: TokenCorpus, *arguments: Any) -> tuple[torch.Tensor, ...]:

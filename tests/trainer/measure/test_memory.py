@@ -25,7 +25,7 @@ from paceline.trainer.measure.memory import (
     tables,
     tensor_bytes,
 )
-from paceline.trainer.replica.weight_slices import ALIGNED
+from paceline.trainer.replica.weight_slices import SLICE_ALIGNMENT
 from tests.example import SHAPE
 from tests.trainer.example import lines, log, run_ranks, settings, steps, train, train_alone
 from tests.waiting import wait_until
@@ -191,7 +191,7 @@ def test_gathered_weights_are_a_part_of_their_own(pair: list[Told]):
     gathered = {s: pair[0][f"zero{s}"]["record"]["parts_bytes"]["gathered"] for s in range(4)}
 
     assert gathered[0] == 0
-    assert gathered[1] < FP32 * 2 * ALIGNED, "what fills up the flat bucket of weights"
+    assert gathered[1] < FP32 * 2 * SLICE_ALIGNMENT, "what fills up the flat bucket of weights"
     assert 0 < gathered[3] < gathered[2] <= FP32 * P
 
 
@@ -307,7 +307,7 @@ def watched(watch: MemoryWatch) -> tuple[list[bool], dict[str, Any]]:
 
 
 def test_a_layout_that_cannot_be_tracked_says_why_and_keeps_its_sums():
-    seen, told = watched(MemoryWatch(torch.device("cpu"), untracked="compiled"))
+    seen, told = watched(MemoryWatch(torch.device("cpu"), untracked_reason="compiled"))
 
     assert seen == [False, True, False]
     assert told["kind"] is told["tracker"] is told["at_peak_bytes"] is None

@@ -12,7 +12,7 @@ from paceline.core.flops import attended_keys
 from paceline.trainer.config import parse_config
 from paceline.trainer.model.attention import causal_attention
 from paceline.trainer.model.windowed_attention import band, load_kernels
-from paceline.trainer.train import attention_of
+from paceline.trainer.train import attention_name
 from tests.core.shapes import TINY
 from tests.trainer.example import settings
 from tests.trainer.gpu import GPUS
@@ -101,7 +101,7 @@ def test_the_start_line_says_whether_windows_bound_all_layers(
     changes = {"sliding_window": window, "sliding_window_pattern": pattern}
     config = parse_config(settings(num_layers=2, seq_len=32, **changes))
 
-    assert attention_of(config, torch.device("cpu")) == kernels
+    assert attention_name(config, torch.device("cpu")) == kernels
 
 
 @pytest.mark.gpu

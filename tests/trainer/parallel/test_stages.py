@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.trainer.parallel.stages import schedule_problems, stage_layers, stages_of
+from paceline.trainer.parallel.stages import local_stages, schedule_problems, stage_layers
 
 
 def sizes(num_layers: int, pp: int, vp: int) -> list[int]:
@@ -41,20 +41,20 @@ def test_every_layer_is_on_one_stage(num_layers: int, pp: int, vp: int) -> None:
 
 
 def test_what_does_not_come_out_even_is_refused() -> None:
-    with pytest.raises(ValueError, match="pp 4 x vp 1 divides neither 7 layers nor 9 with"):
+    with pytest.raises(ValueError, match="pp 4 x vp 1 divides neither num_layers 7 nor 9"):
         stage_layers(7, 4, 1)
 
 
 def test_neighbouring_stages_lie_on_neighbouring_ranks() -> None:
-    assert [stages_of(rank, 3, 2) for rank in range(3)] == [[0, 3], [1, 4], [2, 5]]
+    assert [local_stages(rank, 3, 2) for rank in range(3)] == [[0, 3], [1, 4], [2, 5]]
 
 
 @pytest.mark.parametrize(
     ("schedule", "vp", "num_microbatches", "reason"),
     [
-        ("1f1b", 2, 9, "9 micro-batches in 2 rounds"),
-        ("interleaved", 2, 13, "a multiple of 4 always does"),
-        ("zero-bubble", 1, 11, "11 micro-batches in 2 rounds"),
+        ("1f1b", 2, 9, "9 micro-batches into 2 equal rounds"),
+        ("interleaved", 2, 13, "use a multiple of 4"),
+        ("zero-bubble", 1, 11, "11 micro-batches into 2 equal rounds"),
     ],
 )
 def test_a_schedule_says_why_it_cannot_run_so_many_micro_batches(

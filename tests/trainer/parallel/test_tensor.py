@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from paceline.trainer.checkpoint_tensors import as_dtensor, piece_of
+from paceline.trainer.checkpoint_tensors import as_dtensor, as_flat_slice
 from paceline.trainer.config import ModelConfig, parse_config
 from paceline.trainer.model.decoder import Decoder, LayerSetting
 from paceline.trainer.model.flux import MMDiT
@@ -111,7 +111,7 @@ def test_a_parameter_without_a_plan_is_named() -> None:
     model = ExpertBlock()
     model.experts.bias = nn.Parameter(torch.zeros(EXPERTS))
 
-    with pytest.raises(AssertionError, match=r"experts\.bias: Experts\.tp_plan"):
+    with pytest.raises(AssertionError, match=r"experts\.bias is missing in Experts\.tp_plan"):
         tp_plan_of(model)
 
 
@@ -141,7 +141,7 @@ def test_a_checkpoint_knows_which_experts_a_rank_holds(mesh: Any) -> None:
     tp = MeshAxis(RANKS, 1)
 
     tensor = as_dtensor(plan, up, Mesh(tp=tp, device_mesh=mesh))
-    piece = piece_of(plan, up.flatten(), tuple(up.shape), 0, tp)
+    piece = as_flat_slice(plan, up.flatten(), tuple(up.shape), 0, tp)
 
     assert (tensor.shape, tensor.placements) == ((EXPERTS, 1), (Shard(0),))  # type: ignore[attr-defined]
     assert Experts.tp_plan["router"].placement == Replicate()

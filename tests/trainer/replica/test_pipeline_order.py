@@ -61,7 +61,7 @@ class Runner(PipelineRunner):
 
         return self.device.ask(hand_over)
 
-    def _received(self, stage: Any) -> Tensor:
+    def _receive(self, stage: Any) -> Tensor:
         line, taken = self.lines[(self.axis.index - 1) % self.axis.size, self.axis.index]
 
         def take() -> Tensor:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from paceline.trainer.checkpoint_tensors import piece_of, rectangles
+from paceline.trainer.checkpoint_tensors import as_flat_slice, rectangles
 from paceline.trainer.parallel.mesh import ALONE, MeshAxis
 from paceline.trainer.parallel.tensor import ParamPlan
-from paceline.trainer.replica.weight_slices import ALIGNED, WeightSlices
+from paceline.trainer.replica.weight_slices import SLICE_ALIGNMENT, WeightSlices
 
 ROWS = ParamPlan(shard_dim=0)
 SHAPES = ((64, 24), (24,), (96, 24), (7,), (24, 96), (3, 5, 8))
@@ -34,8 +34,8 @@ def test_every_element_is_one_ranks_and_all_ranks_have_as_many(ranks: int) -> No
         mine = weights(torch.Generator().manual_seed(1))
         slices = WeightSlices(mine, MeshAxis(ranks, rank))
         assert all(torch.equal(a, b) for a, b in zip(mine, whole, strict=True))
-        counts.append(sum(piece.weight.numel() for piece in slices.pieces.values()))
-        for parameter, piece in slices.pieces.items():
+        counts.append(sum(piece.weight.numel() for piece in slices.slices.values()))
+        for parameter, piece in slices.slices.items():
             owned[next(i for i, p in enumerate(mine) if p is parameter)][
                 piece.begin : piece.end
             ] += 1
@@ -45,7 +45,7 @@ def test_every_element_is_one_ranks_and_all_ranks_have_as_many(ranks: int) -> No
 
     assert all((times == 1).all() for times in owned)
     total = sum(map(len, owned))
-    assert max(counts) <= -(-total // ranks) + ALIGNED
+    assert max(counts) <= -(-total // ranks) + SLICE_ALIGNMENT
 
 
 @settings(deadline=None)
@@ -73,7 +73,7 @@ def test_rectangles_hold_a_run_of_elements_in_order(
 def test_a_piece_tells_dcp_where_it_lies_in_the_whole_tensor() -> None:
     """Tensor rank 1 of 2 has rows 4 to 7 of 8; the piece is all but its first and last element."""
     tensor_rank = MeshAxis(2, 1)
-    piece = piece_of(ROWS, torch.arange(1.0, 11.0), (4, 3), 1, tensor_rank)
+    piece = as_flat_slice(ROWS, torch.arange(1.0, 11.0), (4, 3), 1, tensor_rank)
 
     chunks = piece.__create_chunk_list__()
 
@@ -83,5 +83,5 @@ def test_a_piece_tells_dcp_where_it_lies_in_the_whole_tensor() -> None:
     middle = piece.__get_tensor_shard__(MetadataIndex("", chunks[1].offsets))
     middle.fill_(0.0)
     assert piece.elements.tolist() == [1, 2, 0, 0, 0, 0, 0, 0, 9, 10]
-    alone = piece_of(ROWS, torch.arange(12.0), (4, 3), 0, ALONE)
+    alone = as_flat_slice(ROWS, torch.arange(12.0), (4, 3), 0, ALONE)
     assert len(alone.__create_chunk_list__()) == 1
