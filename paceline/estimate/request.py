@@ -139,7 +139,7 @@ class EstimateRequest:
 
 def check_link(place: catalog.LinkPlace, name: str | None) -> None:
     """Raise UserError if an intra-node link is given as the network, or the reverse."""
-    if name and (words := catalog.misplaced(name, place)):
+    if name and (words := catalog.link_place_problem(name, place)):
         raise UserError(
             f"--{place} {name}",
             f"is {words}",
