@@ -20,7 +20,7 @@ from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.fit.interval import Z80, slopes
 from paceline.estimate.fit.posterior import Fit
 from paceline.estimate.model.case import Cases, Floats
-from paceline.estimate.model.coefficients import NAMES, named
+from paceline.estimate.model.coefficients import NAMES, coefficient_values
 from paceline.estimate.model.pipeline import simulated_step
 from paceline.estimate.request import EstimateRequest
 
@@ -112,4 +112,4 @@ def _scaled(x: Cases, centre: Floats, figure: _Figure, factor: float) -> tuple[C
 
 
 def _seconds(x: Cases, centre: Floats) -> float:
-    return float(simulated_step(x, named(centre)).total[0])
+    return float(simulated_step(x, coefficient_values(centre)).total[0])

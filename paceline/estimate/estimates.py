@@ -23,7 +23,7 @@ from paceline.estimate.fit.interval import bounds, log_sd
 from paceline.estimate.memory.device_memory import MemoryEstimate, memory, p_oom
 from paceline.estimate.memory.framework import FRAMEWORKS, Framework, frameworks_of
 from paceline.estimate.model.case import Bools, Cases, Floats, cases_of
-from paceline.estimate.model.coefficients import named
+from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.model.pipeline import simulated_step
 from paceline.estimate.model.step import StepTime, step_time
@@ -97,17 +97,19 @@ class Estimates:
     def at_batch(self, global_batch: int) -> Estimates:
         """Return the rows with another batch, in closed form."""
         x = self.x.changed(global_batch=global_batch)
-        return replace(self, x=x, time=step_time(x, named(self.evidence.fit().centre)))
+        return replace(self, x=x, time=step_time(x, coefficient_values(self.evidence.fit().centre)))
 
     def simulated(self) -> Estimates:
         """Return the rows with simulated pipelines: exact, but too slow for thousands of rows."""
-        return replace(self, time=simulated_step(self.x, named(self.evidence.fit().centre)))
+        return replace(
+            self, time=simulated_step(self.x, coefficient_values(self.evidence.fit().centre))
+        )
 
 
 def estimates_of_cases(x: Cases, evidence: Evidence) -> Estimates:
     """Estimate cases in closed form, without a memory limit."""
     no_limit = np.full(x.size, inf)
-    time = step_time(x, named(evidence.fit().centre))
+    time = step_time(x, coefficient_values(evidence.fit().centre))
     return Estimates(x, evidence, time, FRAMEWORKS, None, no_limit, no_limit)
 
 

@@ -42,7 +42,7 @@ from paceline.estimate.model.case import (
     Floats,
     Implementation,
     cases_of,
-    varied,
+    cases_with,
 )
 from paceline.estimate.model.collectives import LATENCIES
 from paceline.estimate.model.machine import FOUR_BIT, Machine
@@ -202,7 +202,7 @@ def cases_of_layouts(
 ) -> Cases:
     """The run in each of many layouts, as `case_of` has it; raises what that raises."""
     case = case_of(spec, machine, software)
-    return varied(
+    return cases_with(
         case,
         _columns(spec.model, layouts) | _vocabularies(spec.model, layouts),
         {

@@ -17,7 +17,7 @@ from paceline.core.waterfall import WaterfallLevel
 from paceline.estimate.costs import TrainingCost, training_cost
 from paceline.estimate.estimates import estimates_of_runs
 from paceline.estimate.fit.evidence import Evidence, EvidenceKind
-from paceline.estimate.model.coefficients import named
+from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.model.machine import Machine
 from paceline.estimate.model.waterfall import uncomputed_flops_notes, waterfall
 from paceline.estimate.request import EstimateRequest
@@ -156,7 +156,7 @@ def estimate_on(
     memory, time, training = estimates.memory, estimates.time, spec.training
     seconds = float(estimates.step_time_s[0])
     low, high = estimates.interval_s
-    coefficients = named(evidence.fit().centre)
+    coefficients = coefficient_values(evidence.fit().centre)
     rate = tokens_per_s(training.seq_len, training.global_batch, seconds)
     flops_input = FlopsInput(spec.model, training.seq_len, lora=spec.lora)
     per_sample = training.seq_len * model_flops_per_token(spec.flops_convention, flops_input)

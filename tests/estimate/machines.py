@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.estimate.model.case import Case, Cases, varied
+from paceline.estimate.model.case import Case, Cases, cases_with
 
 H100 = Case(
     layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, head_dim=128, vocab=128256,
@@ -22,7 +22,7 @@ CPU = Case(
 
 def layouts(case: Case) -> Cases:
     """Eight layouts of one training."""
-    return varied(
+    return cases_with(
         case,
         {
             "tp": np.array([1, 1, 2, 2, 1, 1, 1, 1], dtype=float),

@@ -115,7 +115,7 @@ def test_scenarios_are_compared_with_the_first():
         (("--software", "jax"), "must be one of any, "),
         (("--software", ""), "must be one of any, "),
         (("--dispatcher", "deepep"), "changes nothing: the model of llama31-70b has no experts"),
-        (("--calibration", "/none.json"), "holds no coefficients"),
+        (("--calibration", "/none.json"), "does not contain coefficients"),
     ],
 )
 def test_bad_input_is_one_error_with_exit_code_1(arguments: tuple[str, ...], message: str):

@@ -81,5 +81,5 @@ def test_many_layouts_are_the_cases_of_their_runs():
     assert together.numbers.keys() == each.numbers.keys()
     for name, column in each.numbers.items():
         assert together.numbers[name].tolist() == column.tolist(), name
-    for name, column in each.words.items():
-        assert together.words[name].tolist() == column.tolist(), name
+    for name, column in each.categories.items():
+        assert together.categories[name].tolist() == column.tolist(), name

@@ -1,14 +1,14 @@
-"""Coefficients and their uncertainty as a file: those shipped, those of a calibrated machine."""
+"""Files of coefficients with their uncertainty: shipped, or of a calibrated machine."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator
 
 from paceline.core.errors import UserError
 from paceline.core.value import Value
@@ -19,39 +19,31 @@ from paceline.estimate.model.coefficients import NAMES
 SHIPPED = "coefficients.json"
 
 EvidenceKind = Literal["measured here", "stored profile", "public prior"]
-"""Whether coefficients are of this machine, of one that was calibrated, or of published tables."""
+"""Origin of the coefficients: this machine, a stored calibration, or published tables."""
 
 
 class Evidence(Value):
-    """What estimates rest on."""
+    """Fitted coefficients with their uncertainty and origin."""
 
     title: str
-    """What was measured, in words."""
+    """Description of the measurements."""
     rows: int
     sources: int
     medians: dict[str, PositiveFloat]
     covariance: dict[str, dict[str, float]]
-    """Of the coefficients' logarithms; pairs that are left out are 0."""
+    """Covariance of the coefficients' logarithms; missing pairs are 0."""
     residual_sd: Annotated[dict[str, NonNegativeFloat], Field(min_length=1)]
-    """What the formulas miss, as a deviation of the logarithm, by stack."""
+    """Model error by implementation, as a standard deviation of the logarithm."""
     unseen_sd: dict[str, NonNegativeFloat] = {}
-    """How far a stack and a device lie from the formulas that no row was of, as deviations of the
-    logarithm: `stack`, `device`; neither for evidence of one machine."""
+    """Additional model error for unseen `software` and an unseen `device`, as standard deviations
+    of the logarithm; empty for evidence of one machine."""
     software: tuple[str, ...] = ()
-    """Software that rows were of."""
+    """Software with measurements."""
     devices: tuple[str, ...] = ()
-    """Families of devices that rows were of."""
+    """Device families with measurements."""
     own_rows: int = 0
-    """How many of the rows were measured on the machine that it is for."""
+    """Number of rows measured on the calibrated machine."""
     provenance: EvidenceKind = "public prior"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_a_provenance(cls, fields: dict[str, Any] | Evidence) -> dict[str, Any] | Evidence:
-        """Files from before that field: a calibration has rows of its own, a prior none."""
-        if isinstance(fields, dict) and fields.get("own_rows"):
-            return {"provenance": "stored profile", **fields}
-        return fields
 
     @field_validator("covariance")
     @classmethod
@@ -62,7 +54,7 @@ class Evidence(Value):
 
     @property
     def levels(self) -> Levels:
-        """What is not known of stacks and devices that no row was of."""
+        """The additional error for unseen software and devices."""
         stack, device = (self.unseen_sd.get(name, 0.0) for name in ("software", "device"))
         return Levels(stack, device, self.software, self.devices)
 
@@ -91,7 +83,7 @@ class Evidence(Value):
 def evidence_of_fit(
     title: str, fit: Fit, residual: dict[str, float], rows: int, sources: int
 ) -> Evidence:
-    """A fit as it is stored, with five digits of the medians and three of the covariance."""
+    """Return a fit as Evidence, with medians to five digits and covariances to three."""
     covariance = {
         name: {
             other: float(f"{fit.covariance[i, j]:.3g}")
@@ -114,13 +106,13 @@ def evidence_of_fit(
 
 @cache
 def shipped() -> Evidence:
-    """The coefficients that come with the package, fitted to published step times."""
+    """Return the shipped coefficients, fitted to published step times."""
     text = (resources.files("paceline.estimate.fit") / SHIPPED).read_text(encoding="utf-8")
     return Evidence.model_validate_json(text)
 
 
 def parse_evidence(text: str, path: Path) -> Evidence:
-    """The coefficients that a file's text is; raises UserError when it is none."""
+    """Parse a file of coefficients; raises UserError if it is not one."""
     try:
         return Evidence.model_validate_json(text)
     except ValueError as error:
@@ -128,9 +120,9 @@ def parse_evidence(text: str, path: Path) -> Evidence:
 
 
 def no_evidence(path: Path) -> UserError:
-    """That a file holds no coefficients."""
+    """Return the error for a file without coefficients."""
     return UserError(
         str(path),
-        "holds no coefficients of the time model",
-        remedy="`paceline calibrate` writes them",
+        "does not contain coefficients of the time model",
+        remedy="create it with `paceline calibrate`",
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.estimate.fit.posterior import Fit, predict_each
 from paceline.estimate.model.case import Cases, Floats
-from paceline.estimate.model.coefficients import NAMES, named
+from paceline.estimate.model.coefficients import NAMES, coefficient_values
 
 Z80 = 1.2816
 """Standard deviations on either side that hold 80 % of a normal distribution."""
@@ -55,7 +55,7 @@ class Levels:
     def variance_between(self, first: Cases, second: Cases) -> Floats:
         """What is not known of how cases differ: a stack or a device that both have cancels."""
         stacks, devices = (
-            first.words[word] != second.words[word] for word in ("software", "family")
+            first.categories[word] != second.categories[word] for word in ("software", "family")
         )
         of_stacks = self._software_variance(first) + self._software_variance(second)
         return stacks * of_stacks + devices * (
@@ -63,10 +63,10 @@ class Levels:
         )
 
     def _software_variance(self, x: Cases) -> Floats:
-        return np.where(np.isin(x.words["software"], self.software), 0.0, self.software_sd**2)
+        return np.where(np.isin(x.categories["software"], self.software), 0.0, self.software_sd**2)
 
     def _device_variance(self, x: Cases) -> Floats:
-        return np.where(np.isin(x.words["family"], self.devices), 0.0, self.device_sd**2)
+        return np.where(np.isin(x.categories["family"], self.devices), 0.0, self.device_sd**2)
 
 
 ALL_SEEN = Levels()
@@ -106,7 +106,7 @@ def residual_sd(
         x, missed, known, names = x.pick(dense), missed[dense], known[dense], names[dense]
     pooled, variances = _beyond(missed, known), dict[str, float]()
     for stack in ("softmax", "fused", "torch"):
-        rows = x.has("implementation", stack)
+        rows = x.is_category("implementation", stack)
         count = len(np.unique(names[rows]))
         own = _beyond(missed[rows], known[rows]) if count else 0.0
         variances[stack] = (count * own + STACK_SOURCES * pooled) / (count + STACK_SOURCES)
@@ -144,7 +144,7 @@ def own_variance(
     `slope` as from `slopes`.
     """
     missed = np.select(
-        [x.has("implementation", name) for name in residual], list(residual.values())
+        [x.is_category("implementation", name) for name in residual], list(residual.values())
     )
     far = PER_DOUBLING * np.maximum(0.0, np.log2(np.maximum(x.devices, 1) / FAR))
     unseen = np.select(
@@ -157,7 +157,7 @@ def own_variance(
         for assumed, name in ((x.assumed_intra, "intra"), (x.assumed_inter, "inter"))
     ]
     variant = ASSUMED_DEVICE * x.assumed_device
-    captured = np.where(x.has("cuda_graphs", "iteration") & (x.experts <= 1), CAPTURED, 0.0)
+    captured = np.where(x.is_category("cuda_graphs", "iteration") & (x.experts <= 1), CAPTURED, 0.0)
     deviations = [missed, far, unseen, variant, captured, *links]
     return np.sum([deviation**2 for deviation in deviations], axis=0) + levels.variance(x)
 
@@ -183,5 +183,5 @@ def bounds(seconds: Floats, sd: Floats) -> tuple[Floats, Floats]:
 def undetermined(fit: Fit, widths: Floats) -> list[str]:
     """Coefficients that the data left where their prior was: not even a tenth narrower."""
     sd = np.sqrt(np.diag(fit.covariance))
-    names = list(named(fit.centre))
+    names = list(coefficient_values(fit.centre))
     return [name for name, now, before in zip(names, sd, widths, strict=True) if now > 0.9 * before]

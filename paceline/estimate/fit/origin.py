@@ -58,14 +58,14 @@ recipes of Megatron-Bridge, container 25.11: attention, router and what sizes th
 
 _MODULES_OF_HF = ("deepspeed", "hf")
 """Software that trains the modules of Hugging Face's transformers."""
-FUSED_SINCE = 2024.8
+FUSED_EXPERTS_DATE = 2024.8
 """Since when all of these have attention that stores no scores: transformers 4.46 (its pull
 request 33298), which gave it to OPT, the last one of the models with recipes here."""
 
 
 def stores_scores(software: str, software_date: float) -> bool:
     """Return True if attention stores its scores in this software of that date."""
-    return software in _MODULES_OF_HF and software_date < FUSED_SINCE
+    return software in _MODULES_OF_HF and software_date < FUSED_EXPERTS_DATE
 
 
 def visits_tensors(software: str, dtype: Dtype) -> bool:

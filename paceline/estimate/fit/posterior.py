@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from paceline.estimate.model.case import Cases, Floats
-from paceline.estimate.model.coefficients import CENTRE, NAMES, OF_EXPERTS, WIDTH, named
+from paceline.estimate.model.coefficients import (
+    CENTRE,
+    EXPERT_COEFFICIENTS,
+    NAMES,
+    WIDTH,
+    coefficient_values,
+)
 from paceline.estimate.model.step import step_time
 from paceline.files import catalog
 
@@ -50,7 +56,7 @@ LEAST_VARIANCE = 1e-6
 
 def predict(x: Cases, centre: Floats) -> Floats:
     """Seconds of a step."""
-    return step_time(x, named(centre)).total
+    return step_time(x, coefficient_values(centre)).total
 
 
 def predict_each(x: Cases, centres: Floats) -> Floats:
@@ -107,7 +113,7 @@ def fit_with_experts(
     dense = fit(x.pick(~experts), measured_s[~experts], *known, start)
     if not experts.any():
         return dense
-    own = np.array([name in OF_EXPERTS for name in NAMES])
+    own = np.array([name in EXPERT_COEFFICIENTS for name in NAMES])
     keep = np.where(own, 1.0, SHARED_SD)
     prior = Fit(dense.centre, dense.covariance * np.outer(keep, keep))
     weights = source_weights(names[experts].tolist(), software[experts].tolist())

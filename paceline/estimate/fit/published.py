@@ -37,7 +37,7 @@ from paceline.estimate.fit.row_details import (
     score_width,
 )
 from paceline.estimate.model.case import Case, Implementation, cases_of
-from paceline.estimate.model.machine import FOUR_BIT, NARROW, machine, stated_bytes_per_s
+from paceline.estimate.model.machine import FOUR_BIT, NARROW, machine, parse_bandwidth
 from paceline.estimate.model.weights import block_weights, trained_tensors
 from paceline.files import catalog
 
@@ -377,7 +377,7 @@ def dtype_of(text: str) -> Dtype:
 def _link(row: Mapping[str, str], name: str) -> str | None:
     """A link that the catalog knows, or one that states its rate; None takes the usual one."""
     text = (row.get(name) or "").strip()
-    if stated_bytes_per_s(text, 1):
+    if parse_bandwidth(text, 1):
         return text
     try:
         return text if text and catalog.find_link(text) else None

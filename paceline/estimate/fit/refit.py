@@ -15,8 +15,8 @@ from paceline.core.hardware import Dtype
 from paceline.estimate.fit.evidence import Evidence, evidence_of_fit
 from paceline.estimate.fit.interval import Z80, undetermined
 from paceline.estimate.fit.posterior import PRIOR, Fit, moved, predict
-from paceline.estimate.model.block import IMPLEMENTATIONS, block_time, product_rate, product_s
-from paceline.estimate.model.case import Case, Cases, Floats, cases_of, varied
+from paceline.estimate.model.block import IMPLEMENTATIONS, block_time, gemm_rate, gemm_seconds
+from paceline.estimate.model.case import Case, Cases, Floats, cases_of, cases_with
 from paceline.estimate.model.coefficients import CENTRE, NAMES, WIDTH
 from paceline.estimate.model.collectives import all_reduce_s
 
@@ -107,10 +107,10 @@ def _parts(probes: Probes) -> list[Part]:
 
 def _products(probes: Probes) -> Part:
     m, n, k, seconds, spreads = np.array(probes.products, dtype=float).T
-    x = varied(probes.case, {"devices": np.full(len(m), probes.case.devices)})
+    x = cases_with(probes.case, {"devices": np.full(len(m), probes.case.devices)})
 
     def error(c: Mapping[str, float]) -> Floats:
-        three = 3 * product_s(x, c, product_rate(x, c, narrow=False), m, n, k)
+        three = 3 * gemm_seconds(x, c, gemm_rate(x, c, narrow=False), m, n, k)
         return np.log(three / seconds) / _noise(spreads)
 
     return error
@@ -131,7 +131,7 @@ def _attention(probes: Probes) -> Part:
 def _exchanges(probes: Probes) -> Part:
     num_bytes, seconds, spreads = np.array(probes.exchanges, dtype=float).T
     ranks = np.full(len(num_bytes), probes.case.devices)
-    x = varied(probes.case, {"devices": ranks})
+    x = cases_with(probes.case, {"devices": ranks})
 
     def error(c: Mapping[str, float]) -> Floats:
         expected = all_reduce_s(x, c, num_bytes, ranks, np.ones(len(ranks)))
@@ -265,7 +265,7 @@ def _residual(evidence: Evidence, x: Cases, measured_s: Floats, centre: Floats) 
     missed = np.log(predict(x, centre) / measured_s)
     deviations = dict(evidence.residual_sd)
     for stack, before in deviations.items():
-        rows = missed[x.has("implementation", stack)]
+        rows = missed[x.is_category("implementation", stack)]
         if not rows.size:
             continue
         now = float(np.quantile(np.abs(rows), 0.8)) / Z80

@@ -29,7 +29,7 @@ from paceline.estimate.memory.states import (
     shards_weights,
     vocabulary_rows,
 )
-from paceline.estimate.model.block import routed, tokens
+from paceline.estimate.model.block import active_experts, tokens
 from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.weights import num_microbatches, replicas
 
@@ -98,7 +98,7 @@ def _recomputed(
     or not; its activation alone only what the first products gave.
     """
     t, c = tokens(x), x.compute_bytes
-    ffn = t * c * f.activation_scale * (x.ffn * routed(x) + x.shared_ffn) / x.tp
+    ffn = t * c * f.activation_scale * (x.ffn * active_experts(x) + x.shared_ffn) / x.tp
     first, then = _ffn_tensors(x, f)
     of_activation = ffn * then
     of_norm = np.where(f.gathers_inputs > 0, 1.0, 1 / shared) * _norm_outputs(x, f) / NORMS
@@ -143,7 +143,7 @@ def _joined(x: Cases, f: Constants) -> Floats:
     The output once more, joined from parts, and the other ranks' keys and values where they are
     gathered.
     """
-    gathers = x.has("cp_exchange", "all-gather") | x.has("cp_exchange", "any")
+    gathers = x.is_category("cp_exchange", "all-gather") | x.is_category("cp_exchange", "any")
     keys = np.where(gathers, 2 * (x.cp - 1) * x.kv_heads, 0.0)
     return np.where(x.cp > 1, f.joins_parts * (x.heads + keys) * x.head_dim, 0.0)
 
@@ -177,7 +177,7 @@ def _every_second_product(x: Cases, shared: Floats) -> Floats:
     `selective_ac_option = "op"`. What down gives is kept before tensor ranks sum it up: whole.
     """
     queries, values = x.heads * x.head_dim, x.kv_heads * x.head_dim
-    width = x.ffn * routed(x) + x.shared_ffn
+    width = x.ffn * active_experts(x) + x.shared_ffn
     whole = x.hidden / shared + x.gated * x.hidden
     return whole + (2 * queries + values + width) / x.tp
 
@@ -209,9 +209,9 @@ def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
     outputs = _norm_outputs(x, f)
     of_norms = (NORMS + outputs) * c + NORMS * _norm(x, f)
     stream = ((of_norms + masks) / shared + inputs * outputs / NORMS) * x.hidden
-    routed = np.where(x.experts > 1, x.experts_per_token, 1.0)
-    width = sum(_ffn_tensors(x, f)) * (x.ffn * routed + x.shared_ffn)
-    permuted = np.where(x.experts > 1, 2 * routed * x.hidden, 0.0)
+    experts = active_experts(x)
+    width = sum(_ffn_tensors(x, f)) * (x.ffn * experts + x.shared_ffn)
+    permuted = np.where(x.experts > 1, 2 * experts * x.hidden, 0.0)
     width_of_head = np.where(x.score_width > 0, x.score_width, x.head_dim)
     heads = 2 * (x.heads + x.kv_heads) * width_of_head + x.latents + _joined(x, f)
     of_parts = c * (heads + width + permuted) / x.tp
@@ -220,7 +220,7 @@ def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
 
 def _compiled_for_a_cpu(x: Cases) -> Bools:
     """Where dropout keeps two seeds instead of a mask, and a ReLU its output alone."""
-    return (x.compiled > 0) & x.has("generation", "cpu")
+    return (x.compiled > 0) & x.is_category("generation", "cpu")
 
 
 def _stream_masks(x: Cases, f: Constants) -> Floats:
@@ -268,7 +268,7 @@ def _norm(x: Cases, f: Constants) -> Floats:
 
 def all_forward_first(x: Cases) -> Bools:
     """Where all forward passes of a step come before its backward passes."""
-    return (x.pp > 1) & x.has("schedule", "gpipe")
+    return (x.pp > 1) & x.is_category("schedule", "gpipe")
 
 
 def _logits(x: Cases, f: Constants, s: Stage, shared: Floats) -> tuple[Floats, Floats]:
@@ -290,10 +290,10 @@ def _logits(x: Cases, f: Constants, s: Stage, shared: Floats) -> tuple[Floats, F
     copy = np.where((x.frozen > 0) | (x.compute_bytes >= f.weight), 0.0, x.compute_bytes * head)
     gathered = shards_weights(x, f) & (replicas(x) * x.cp > 1)
     gradient = np.where((x.frozen > 0) & (x.trains_head == 0), 0.0, f.head_gradient * head)
-    once = waiting * gradient + np.where(gathered, 0.0, copy)
+    head_bytes = waiting * gradient + np.where(gathered, 0.0, copy)
     each = entrance + gradient + np.where(chunked, 0.0, logits)
     others = np.where(all_forward_first(x), waiting - 1, 0.0) * each
-    return at_once + waiting * entrance + np.where(copies_kept(x, f), copy, once), others
+    return at_once + waiting * entrance + np.where(copies_kept(x, f), copy, head_bytes), others
 
 
 def _chunk(x: Cases, f: Constants, t: Floats, rows: Floats) -> Floats:

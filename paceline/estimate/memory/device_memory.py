@@ -118,7 +118,7 @@ def rank_memory(
     """Bytes of the pipeline rank `rank`, -1 for the last one."""
     f, s = constants(x, frameworks), stage(x, rank)
     held, new = states(x, f, s), activations(x, f, s)
-    on_gpu = ~x.has("generation", "cpu")
+    on_gpu = ~x.is_category("generation", "cpu")
     saved = new.kept + new.working + held.copies
     # One block is worked on after the logits are gone, and freed gradients come as activations go.
     kept = new.kept + held.copies
@@ -201,5 +201,5 @@ def _groups(x: Cases) -> Floats:
 def _context(x: Cases, stated: float | Floats | None) -> Floats:
     if stated is not None:
         return np.broadcast_to(np.asarray(stated, dtype=float), x.size)
-    generations = [x.has("generation", name) for name in CONTEXT_BYTES]
+    generations = [x.is_category("generation", name) for name in CONTEXT_BYTES]
     return np.select(generations, list(CONTEXT_BYTES.values()), USUAL_CONTEXT_BYTES)

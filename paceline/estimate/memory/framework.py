@@ -230,10 +230,12 @@ def constants(x: Cases, frameworks: Mapping[str, Framework] | Framework) -> Cons
         return Constants(
             {f.name: np.full(x.size, getattr(frameworks, f.name)) for f in fields(Framework)}
         )
-    missing = set(np.unique(x.words["implementation"]).tolist()) - set(frameworks)
+    missing = set(np.unique(x.categories["implementation"]).tolist()) - set(frameworks)
     if missing:
         raise ValueError(f"no constants for the stack {', '.join(sorted(missing))}")
-    stacks = [x.has("software" if n in BY_SOFTWARE else "implementation", n) for n in frameworks]
+    stacks = [
+        x.is_category("software" if n in BY_SOFTWARE else "implementation", n) for n in frameworks
+    ]
     return Constants(
         {
             f.name: np.select(

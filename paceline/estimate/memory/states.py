@@ -65,8 +65,8 @@ def stage(x: Cases, rank: int) -> Stage:
     ranks = np.where(rank < 0, pp - 1, np.minimum(rank, pp - 1))
     m = np.maximum(1, np.floor(num_microbatches(x))).astype(int)
     # 1f1b with chunks is the interleaved schedule.
-    chunked = x.has("schedule", "1f1b") & (vp > 1) & (pp > 1)
-    schedule = np.where(chunked, "interleaved", x.words["schedule"])
+    chunked = x.is_category("schedule", "1f1b") & (vp > 1) & (pp > 1)
+    schedule = np.where(chunked, "interleaved", x.categories["schedule"])
     # Beyond two full rounds of p nothing changes, except where all micro-batches are kept.
     steady = (m % pp == 0) & (schedule != "gpipe")
     m = np.where(steady, np.minimum(m, 2 * pp), m)
@@ -77,7 +77,7 @@ def stage(x: Cases, rank: int) -> Stage:
     keys: list[list[int]] = unique.tolist()
     held = [_held(key, schedules[key[-1]]) for key in keys]
     layers, kept = np.array(held, dtype=float).reshape(-1, 2)[inverse.reshape(-1)].T
-    split = x.has("schedule", "zero-bubble") & (pp > 1)
+    split = x.is_category("schedule", "zero-bubble") & (pp > 1)
     deferred = np.where(split, np.minimum(ranks, m), 0).astype(float)
     return Stage(layers, kept, deferred, ranks == 0, ranks == pp - 1)
 
@@ -160,7 +160,7 @@ def states(x: Cases, f: Constants, s: Stage) -> States:
             (zero >= 2) & ~_whole_gradients(x), gradient * n.trained, gradient * n.trained_experts
         ),
         optimizer=moments * n.cut(zero >= 1, n.trained, n.trained_experts),
-        gathered=_gathered(x, f, s, n),
+        gathered=_all_gather_exchange(x, f, s, n),
         copies=_copies(x, f, s, n),
         buffers=_buffers(x, f, n),
         of_step=_of_step(x, f, s, n),
@@ -188,7 +188,7 @@ def _counts(x: Cases, f: Constants, s: Stage) -> _Counts:
     )
 
 
-def _gathered(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
+def _all_gather_exchange(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
     """Sharded weights that are whole while they are used, in what blocks compute in.
 
     Under stage 3 two blocks, the one at work and the next, and the ends; under stage 2 all.
@@ -287,8 +287,10 @@ def _ends(x: Cases, f: Constants, s: Stage) -> Floats:
     """
     table = vocabulary_rows(x, f) * _table_width(x) / x.tp
     norm = x.hidden * np.where(x.gated > 0, 1, 2)
-    once = (x.tied > 0) & s.first
-    return s.first * (table + x.positions * x.hidden) + s.last * (norm + np.where(once, 0.0, table))
+    shared_table = (x.tied > 0) & s.first
+    return s.first * (table + x.positions * x.hidden) + s.last * (
+        norm + np.where(shared_table, 0.0, table)
+    )
 
 
 def _table_width(x: Cases) -> Floats:

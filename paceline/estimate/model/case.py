@@ -1,4 +1,4 @@
-"""What the formulas look at: one training on one kind of machine in one layout."""
+"""The input of the formulas: one training on one kind of machine in one layout."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ CpExchange = Literal["any", "all-gather", "all-to-all", "ring"]
 Generation = str
 """A name of generations.yaml; `amd` are MI300X and MI325X (CDNA 3)."""
 Implementation = Literal["softmax", "fused", "torch"]
-"""How a framework computes a block: Megatron of 2020-22 with its softmax kernels, Transformer
-Engine and Megatron core since, or PyTorch's own modules."""
+"""Kernels of a block: `softmax` (Megatron of 2020-22 with fused softmax), `fused` (Transformer
+Engine and Megatron core), or `torch` (PyTorch modules)."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One training. Sizes are of the whole model, rates of one device."""
+    """One training; sizes are those of the whole model, rates those of one device."""
 
     layers: float
     hidden: float
@@ -38,15 +38,15 @@ class Case:
     seq_len: float
     """Tokens of a sample."""
     peak_16bit: float
-    """Dense FLOP/s of 16-bit products, in fp32 of such ones."""
+    """Dense FLOP/s of 16-bit GEMMs; of fp32 GEMMs if the training uses fp32."""
     memory_bytes_per_s: float
     intra_bytes_per_s: float
-    """Of one device to the others in its fast domain, one direction."""
+    """Bytes/s of one device to its NVLink domain, in one direction."""
     inter_bytes_per_s: float
-    """Of one device's share of its node's network ports, one direction."""
+    """Bytes/s of one device's share of its node's network ports, in one direction."""
     devices: float
     global_batch: float
-    """Samples of a step."""
+    """Samples per step."""
     gated: bool = False
     """A gated ffn of three matrices, else two."""
     causal: bool = True
@@ -55,7 +55,7 @@ class Case:
     experts: float = 1
     experts_per_token: float = 1
     shared_ffn: float = 0
-    """Width of an ffn that all tokens pass beside their experts."""
+    """Width of the shared expert, which all tokens pass."""
     dense_share: float = 0
     """Share of the blocks that have no experts; their ffn counts in `more_weights`, and takes the
     time of a token's experts."""
@@ -65,13 +65,13 @@ class Case:
     whole_experts: bool = False
     """Tensor ranks hold different experts, each a whole one (expert tensor parallelism of 1)."""
     dispatcher: Dispatcher = "any"
-    """What brings tokens to their experts and back; "any" where nobody says."""
+    """MoE token dispatcher; "any" if unknown."""
     ep_overlap: EpOverlap = "any"
-    """Whether that runs beside the work of another micro-batch; "any" where nobody says."""
+    """Overlap of token dispatch with another micro-batch; "any" if unknown."""
     drops_tokens: bool = False
     """Experts take tokens up to a capacity, so that all sizes are known beforehand."""
     proxied: bool = False
-    """Host threads hand what devices send to ports that devices cannot drive themselves (EFA)."""
+    """True if CPU threads drive the network ports because devices cannot (EFA)."""
     tp: float = 1
     pp: float = 1
     cp: float = 1
@@ -81,11 +81,11 @@ class Case:
     zero_stage: float = 0
     sequence_parallel: bool = False
     full_recompute: float = 0
-    """Share of the blocks that are computed anew from their input."""
+    """Share of the blocks that are fully recomputed from their input."""
     ffn_recompute: float = 0
-    """Share of those of which the ffn alone is, with its norm."""
+    """Share of the blocks of which only the ffn and its norm are recomputed."""
     activation_recompute: float = 0
-    """Share of those of which only the ffn's activation is."""
+    """Share of the blocks of which only the ffn's activation is recomputed."""
     selective_recompute: bool = False
     flash: bool = True
     """Attention that stores no scores."""
@@ -94,10 +94,10 @@ class Case:
     """Trained tensors that the optimizer, without ZeRO, visits one after the other, behind an
     exchange of 16-bit gradients that nothing hides: DeepSpeed's in fp16."""
     cuda_graphs: CudaGraphs = "none"
-    """What is captured, so that no host starts its kernels: each block, or whole iterations."""
+    """Part of a step captured in CUDA graphs: each block, or the whole iteration."""
     generation: Generation = "other"
     domain: float = 8
-    """Devices that the fast links connect."""
+    """Devices per NVLink domain."""
     leaf: float = inf
     """Devices that the network of `inter_bytes_per_s` joins; the next level joins leaves."""
     leaf_bytes_per_s: float = inf
@@ -120,7 +120,7 @@ class Case:
     power: float = 1.0
     """Power limit over that of the data sheet."""
     cpu_oversubscription: float = 1.0
-    """Processes that share a core of a CPU: what a host does takes so much longer."""
+    """Processes per CPU core; CPU work takes this factor longer."""
     implementation: Implementation = "fused"
     schedule: Schedule = "1f1b"
     """Order of a pipeline's micro-batches; what waits in memory follows from it."""
@@ -137,19 +137,19 @@ class Case:
     table_width: float = 0
     """Of the embedding where it is not the model's."""
     software_date: float = 2026.6
-    """When its software came out, in years; the newest that published steps are of."""
+    """Release date of the software as a decimal year; default the newest with measurements."""
     software: str = "any"
-    """What the evidence knows it by (`fit/origin.py`), "any" where nobody says."""
+    """Name of the software (`fit/origin.py`); "any" if unknown."""
     family: str = "any"
-    """Of devices in the catalog."""
+    """Device family in the catalog."""
     drops_stream: bool = False
     """Dropout of the stream that the run states; other frameworks' masks are counted always."""
     drops_scores: bool = False
     """The same of attention's probabilities."""
     cp_exchange: CpExchange = "any"
-    """How context-parallel ranks get at each other's keys; "any" where nobody says."""
+    """Exchange of keys between context-parallel ranks; "any" if unknown."""
     compute_bytes: float = 2
-    """Of a number in which blocks compute."""
+    """Bytes per element of the compute dtype."""
     half: bool = False
     """These 2 bytes are fp16, not bf16."""
     moment_bytes: float = 4
@@ -163,7 +163,7 @@ class Case:
     document: float = 0
     """Tokens of one document where several fill a sample, none attending to another; 0 for one."""
     assumed_intra: bool = False
-    """Nobody states the links inside a node, and so on: the interval is wider."""
+    """True if intra-node links (network, device variant) are assumed, which widens the interval."""
     assumed_inter: bool = False
     assumed_device: bool = False
     mesh: bool = False
@@ -193,7 +193,7 @@ class Case:
 
 
 Bools = NDArray[np.bool_]
-WORDS = (
+CATEGORIES = (
     "generation",
     "implementation",
     "schedule",
@@ -208,15 +208,15 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Cases:
-    """Many cases as arrays of one length, by the names of Case."""
+    """Many cases as arrays of shape (size,), keyed by the fields of Case."""
 
     size: int
     numbers: dict[str, Floats]
-    words: dict[str, NDArray[np.str_]]
+    categories: dict[str, NDArray[np.str_]]
     masks: dict[tuple[str, str], Bools] = field(
         default_factory=dict[tuple[str, str], Bools], repr=False, compare=False
     )
-    """What `has` has found so far."""
+    """Cache of `is_category`."""
 
     def __post_init__(self) -> None:
         # Formulas ask for a number a hundred times a case: these are found without a call.
@@ -226,43 +226,45 @@ class Cases:
         raise AttributeError(name)
 
     def changed(self, **numbers: float) -> Cases:
-        """The cases with some of their numbers the same for all."""
+        """Return the cases with some numbers set to one value for all."""
         filled = {name: np.full(self.size, float(value)) for name, value in numbers.items()}
-        return Cases(self.size, self.numbers | filled, self.words)
+        return Cases(self.size, self.numbers | filled, self.categories)
 
-    def has(self, word: str, value: str) -> Bools:
-        """Where a word is `value`."""
-        if (word, value) not in self.masks:
-            self.masks[word, value] = self.words[word] == value
-        return self.masks[word, value]
+    def is_category(self, category: str, value: str) -> Bools:
+        """Return a mask of the cases whose `category` is `value`."""
+        if (category, value) not in self.masks:
+            self.masks[category, value] = self.categories[category] == value
+        return self.masks[category, value]
 
     def pick(self, rows: Bools | NDArray[np.int64]) -> Cases:
-        """Some of the cases, by a mask or numbers."""
+        """Return some of the cases, selected by a mask or by row numbers."""
         numbers = {name: column[rows] for name, column in self.numbers.items()}
-        words = {name: column[rows] for name, column in self.words.items()}
-        return Cases(len(numbers["layers"]), numbers, words)
+        categories = {name: column[rows] for name, column in self.categories.items()}
+        return Cases(len(numbers["layers"]), numbers, categories)
 
 
 def cases_of(cases: Sequence[Case]) -> Cases:
-    """The cases as arrays: numbers and flags as float64, words as text."""
+    """Return the cases as arrays: numbers and flags as float64, categories as text."""
     numbers = {
         f.name: np.array([getattr(case, f.name) for case in cases], dtype=float)
         for f in fields(Case)
-        if f.name not in WORDS
+        if f.name not in CATEGORIES
     }
-    words = {name: np.array([getattr(case, name) for case in cases], dtype=str) for name in WORDS}
-    return Cases(len(cases), numbers, words)
+    categories = {
+        name: np.array([getattr(case, name) for case in cases], dtype=str) for name in CATEGORIES
+    }
+    return Cases(len(cases), numbers, categories)
 
 
-def varied(
-    case: Case, numbers: dict[str, Floats], words: dict[str, NDArray[np.str_]] | None = None
+def cases_with(
+    case: Case, numbers: dict[str, Floats], categories: dict[str, NDArray[np.str_]] | None = None
 ) -> Cases:
-    """One case with some of its numbers and words varied: arrays of equal length by field name."""
+    """Return one case with some fields varied by arrays of equal length."""
     size = len(next(iter(numbers.values())))
     filled = {
         f.name: np.full(size, float(getattr(case, f.name)))
         for f in fields(Case)
-        if f.name not in WORDS
+        if f.name not in CATEGORIES
     }
-    same = {name: np.full(size, getattr(case, name)) for name in WORDS}
-    return Cases(size, filled | numbers, same | (words or {}))
+    same = {name: np.full(size, getattr(case, name)) for name in CATEGORIES}
+    return Cases(size, filled | numbers, same | (categories or {}))

@@ -1,4 +1,4 @@
-"""Collectives: rates and times over the fast links of a domain and the network between domains.
+"""Bandwidth and time of collectives inside an NVLink domain and over the network.
 
 Symbols: n ranks of a group, every `stride`th of neighbouring devices. An all-reduce moves
 2 (n - 1) / n of its bytes through every rank, in a ring as by halving and doubling (Thakur et al.,
@@ -18,38 +18,38 @@ import numpy as np
 from paceline.estimate.model.case import Cases, Floats
 
 PROXIED = 16
-"""Ranks of an exchange by host threads to which `ep_proxied_start_s` belongs."""
+"""Number of ranks at which `ep_proxied_start_s` is defined."""
 LATENCIES = ("intra_latency_s", "inter_latency_s", "leaf_latency_s", "pod_latency_s")
 
 
-class _Beyond(NamedTuple):
-    """A level of the network, and how many devices the level below it joins."""
+class _NetworkLevel(NamedTuple):
+    """A level of the network; `unit` is the number of devices that the level below connects."""
 
     unit: Floats
     bytes_per_s: Floats
     latency_s: Floats
 
 
-def _levels(x: Cases) -> list[_Beyond]:
-    """The levels beyond the fast domain, as far as any case has them."""
-    first = _Beyond(x.domain, x.inter_bytes_per_s, x.inter_latency_s)
-    leaf = _Beyond(x.leaf, x.leaf_bytes_per_s, x.leaf_latency_s)
-    pod = _Beyond(x.pod, x.pod_bytes_per_s, x.pod_latency_s)
+def _levels(x: Cases) -> list[_NetworkLevel]:
+    """Return the network levels beyond the NVLink domain that any case has."""
+    first = _NetworkLevel(x.domain, x.inter_bytes_per_s, x.inter_latency_s)
+    leaf = _NetworkLevel(x.leaf, x.leaf_bytes_per_s, x.leaf_latency_s)
+    pod = _NetworkLevel(x.pod, x.pod_bytes_per_s, x.pod_latency_s)
     return [first, *(level for level in (leaf, pod) if np.isfinite(level.unit).any())]
 
 
-def reached(x: Cases, span: Floats) -> Floats:
-    """Devices up to which a group of `span` neighbours spreads: all where domains are scattered."""
+def group_span(x: Cases, span: Floats) -> Floats:
+    """Return the devices over which a group of `span` neighbours spreads; all if scattered."""
     return np.where((x.scattered > 0) & (span > x.domain), x.devices, span)
 
 
-def _together(x: Cases, level: _Beyond) -> Floats:
-    """Neighbours that the level below one joins; scattered domains have none beside their own."""
+def _neighbours_per_unit(x: Cases, level: _NetworkLevel) -> Floats:
+    """Return the neighbours connected below a level; only one domain's if scattered."""
     return np.where((x.scattered > 0) & (x.devices > level.unit), x.domain, level.unit)
 
 
 def group_rate(x: Cases, c: Mapping[str, float], span: Floats, stride: Floats) -> Floats:
-    """Bytes/s of one rank in a group of every `stride`th of `span` neighbouring devices.
+    """Return the bytes/s of one rank in a group of every `stride`th of `span` neighbours.
 
     Inside the fast domain it is that of the links. A group that leaves it has domain / stride
     members a domain, which share what they exchange: each moves its part through its own port.
@@ -60,32 +60,32 @@ def group_rate(x: Cases, c: Mapping[str, float], span: Floats, stride: Floats) -
     inside = x.intra_bytes_per_s * c["intra"]
     linked = (span / stride - 1) / np.maximum(1.0, x.domain - 1)
     inside = inside * np.where((x.mesh > 0) & (linked > 0), np.minimum(1.0, linked), 1.0)
-    rate, spread = inside, reached(x, span)
+    rate, spread = inside, group_span(x, span)
     for level in _levels(x):
-        members = np.maximum(1.0, _together(x, level) / stride)
+        members = np.maximum(1.0, _neighbours_per_unit(x, level) / stride)
         shared = np.minimum(rate, level.bytes_per_s * c["inter"] * members)
         rate = np.where(spread <= level.unit, rate, shared)
     return rate
 
 
 def port_rate(x: Cases, c: Mapping[str, float], span: Floats) -> Floats:
-    """Bytes/s of what a rank sends by itself as far as `span` devices reach."""
-    rate, spread = x.intra_bytes_per_s * c["intra"], reached(x, span)
+    """Return the bytes/s of point-to-point transfers of one rank within `span` devices."""
+    rate, spread = x.intra_bytes_per_s * c["intra"], group_span(x, span)
     for level in _levels(x):
         rate = np.where(spread <= level.unit, rate, level.bytes_per_s * c["inter"])
     return rate
 
 
 def one_way_s(x: Cases, span: Floats) -> Floats:
-    """Seconds of the stated latencies as far as `span` devices reach: each level's, once."""
-    spread = reached(x, span)
+    """Return the sum of the declared latencies of all levels within `span` devices, in seconds."""
+    spread = group_span(x, span)
     return x.intra_latency_s + sum(
         np.where(spread > level.unit, level.latency_s, 0.0) for level in _levels(x)
     )
 
 
 def latency_s(x: Cases, size: Floats, stride: Floats) -> Floats:
-    """Seconds that stated latencies add to a collective among `size` ranks.
+    """Return the seconds that declared latencies add to a collective among `size` ranks.
 
     Each level's latency log2 u times, where a group has members in u units of the level below.
     """
@@ -94,26 +94,26 @@ def latency_s(x: Cases, size: Floats, stride: Floats) -> Floats:
     seconds, met = np.zeros(x.size), np.ones(x.size)
     latency = x.intra_latency_s
     for level in _levels(x):
-        inside = np.clip(_together(x, level) / stride, 1.0, size)
+        inside = np.clip(_neighbours_per_unit(x, level) / stride, 1.0, size)
         seconds = seconds + latency * np.log2(inside / met)
         latency, met = level.latency_s, inside
     return seconds + latency * np.log2(np.maximum(size, met) / met)
 
 
 def start_s(x: Cases, c: Mapping[str, float], span: Floats) -> Floats:
-    """Seconds before a collective that reaches over `span` devices moves anything.
+    """Return the start latency of a collective over `span` devices in seconds.
 
-    Hosts begin it, as they do between nodes; in captured steps the device does.
+    The CPU starts it, or the device in a captured CUDA graph.
     """
     graph = np.where(span <= x.domain, c["intra_start_graph_s"], c["inter_start_graph_s"])
     return np.where(
-        x.has("cuda_graphs", "none"), c["inter_start_s"] * x.cpu_oversubscription, graph
+        x.is_category("cuda_graphs", "none"), c["inter_start_s"] * x.cpu_oversubscription, graph
     )
 
 
 def _own_start_s(x: Cases, c: Mapping[str, float], span: Floats) -> Floats:
-    """The same where hosts, too, begin it faster inside the fast domain."""
-    by_host = (span <= x.domain) & x.has("cuda_graphs", "none")
+    """Return the same, with the shorter latency of the NVLink domain."""
+    by_host = (span <= x.domain) & x.is_category("cuda_graphs", "none")
     return np.where(by_host, c["intra_start_s"] * x.cpu_oversubscription, start_s(x, c, span))
 
 
@@ -125,7 +125,7 @@ def all_reduce_s(
     stride: Floats,
     starts: float | Floats = 1.0,
 ) -> Floats:
-    """Seconds of an all-reduce among `size` ranks: 2 (n - 1) / n bytes / rate + start x log2 n.
+    """Return the seconds of an all-reduce: 2 (n - 1) / n bytes / rate + start x log2 n, n = size.
 
     A gather and a scatter in its place move as much, with two starts.
     """
@@ -144,7 +144,7 @@ def all_to_all_s(
     stride: Floats,
     receivers: Floats,
 ) -> Floats:
-    """Seconds of an all-to-all among `size` ranks, each of which sends `num_bytes` in all.
+    """Return the seconds of an all-to-all among `size` ranks, each sending `num_bytes` in total.
 
     Every rank has bytes of its own for each other one, so what leaves a domain goes through its own
     port, unlike what a domain shares. `receivers` ranks get a copy of each piece, but a domain gets
@@ -155,13 +155,13 @@ def all_to_all_s(
     near = np.clip(x.domain / stride, 1.0, size)
     domains = size / near
     copies = (domains - 1) * (1 - (1 - 1 / domains) ** receivers) / receivers
-    plain = x.has("dispatcher", "alltoall")
+    plain = x.is_category("dispatcher", "alltoall")
     copies = np.where(plain, (domains - 1) / domains, copies)
     reached_share = np.where(plain, c["all_to_all"], np.where(x.proxied > 0, c["ep_proxied"], 1.0))
     inside = num_bytes * (near - 1) / size / (x.intra_bytes_per_s * c["intra"])
-    slowest, spread = inside, reached(x, size * stride)
+    slowest, spread = inside, group_span(x, size * stride)
     for level in _levels(x):
-        joined = np.clip(_together(x, level) / stride, near, size)
+        joined = np.clip(_neighbours_per_unit(x, level) / stride, near, size)
         beyond = copies * (size - joined) / np.maximum(size - near, 1.0)
         rate = level.bytes_per_s * c["inter"] * reached_share
         crossing = num_bytes * beyond / rate

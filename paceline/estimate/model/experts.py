@@ -1,6 +1,6 @@
-"""What experts add to a block: who holds them, how tokens reach them, what their software can do.
+"""Mixture of experts: placement of experts, token dispatch, and the efficiency of their kernels.
 
-Symbols: t tokens of a micro-batch on a rank, k experts of a token, ep ranks that share the experts.
+Symbols: t tokens of a micro-batch on a rank, k experts per token, ep ranks that share the experts.
 Tensor ranks either share each expert, or hold different whole ones (expert tensor parallelism of
 1), each for its own part of the tokens.
 """
@@ -15,80 +15,85 @@ from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.collectives import all_to_all_s
 from paceline.estimate.model.weights import expert_shards
 
-EXPERTS_YEAR = 2026.0
-"""Of the software to which experts' coefficients belong; it has changed from release to release."""
-FUSED_SINCE = 2026.4
-"""Since when experts' products in 8 and 4 bit have kernels of their own on Blackwell, which also
-apply the activation and cast its result (release notes of Megatron-Bridge 0.5, container 26.06)."""
+EXPERTS_REFERENCE_DATE = 2026.0
+"""Software date (decimal year) at which the coefficients of experts are defined."""
+FUSED_EXPERTS_DATE = 2026.4
+"""Software date from which Blackwell has fused 8-bit and 4-bit expert kernels that include the
+activation and the cast of its result (release notes of Megatron-Bridge 0.5, container 26.06)."""
 
 
-def routed(x: Cases) -> Floats:
-    """Experts that a token meets, 1 for an ffn without."""
+def active_experts(x: Cases) -> Floats:
+    """Return the active experts per token; 1 for a dense ffn."""
     return np.where(x.experts > 1, x.experts_per_token, 1.0)
 
 
 def software_age_factor(x: Cases, c: Mapping[str, float]) -> Floats:
-    """Time of what experts add over that of 2026's software: e to the pace x years before."""
-    return np.exp(c["experts_pace"] * (EXPERTS_YEAR - x.software_date))
+    """Return the slowdown of older MoE software: exp(experts_pace x years before 2026)."""
+    return np.exp(c["experts_pace"] * (EXPERTS_REFERENCE_DATE - x.software_date))
 
 
-def fused(x: Cases) -> Bools:
-    """Whether experts' products in narrow formats have kernels of their own.
+def has_fused_expert_kernels(x: Cases) -> Bools:
+    """Return True if the software has fused expert kernels for narrow dtypes.
 
-    A whole step that is captured has them: no host knows how many tokens an expert gets.
+    A captured iteration requires them, because the CPU does not know the tokens per expert.
     """
-    able = x.has("generation", "blackwell") & x.has("implementation", "fused") & (x.peak_narrow > 0)
-    there = (x.software_date >= FUSED_SINCE) | x.has("cuda_graphs", "iteration")
+    able = (
+        x.is_category("generation", "blackwell")
+        & x.is_category("implementation", "fused")
+        & (x.peak_narrow > 0)
+    )
+    there = (x.software_date >= FUSED_EXPERTS_DATE) | x.is_category("cuda_graphs", "iteration")
     return able & (x.experts > 1) & there
 
 
-def traffic(x: Cases, c: Mapping[str, float]) -> Floats:
-    """Share of experts' own memory traffic that their kernels leave to others."""
-    return np.where(fused(x), c["experts_fused"], 1.0)
+def expert_traffic_share(x: Cases, c: Mapping[str, float]) -> Floats:
+    """Return the share of the experts' elementwise traffic that fused kernels do not absorb."""
+    return np.where(has_fused_expert_kernels(x), c["experts_fused"], 1.0)
 
 
 def grouped_rate(x: Cases, c: Mapping[str, float], rate: Floats, wide: Floats) -> Floats:
-    """FLOP/s of experts' products side by side, `rate` and `wide` those of one as large.
+    """Return the FLOP/s of grouped expert GEMMs; `rate` and `wide` are those of one large GEMM.
 
-    In narrow formats without kernels of their own they take the time of 16 bit, `wide`.
+    rate x gemm_grouped x n / (n + grouped_tokens) for n tokens per expert. Narrow dtypes without
+    fused kernels run at the 16-bit rate `wide`.
     """
-    each = tokens_of_each(x)
+    each = tokens_per_expert(x)
     few = each / (each + c["grouped_tokens"])
-    own = np.where(fused(x), rate, wide) * c["gemm_grouped"] * few
+    own = np.where(has_fused_expert_kernels(x), rate, wide) * c["gemm_grouped"] * few
     return np.where(x.experts > 1, own, rate)
 
 
 def local_experts(x: Cases) -> Floats:
-    """Experts of a block on one rank."""
+    """Return the experts of a block on one rank."""
     return np.maximum(x.experts / x.ep, 1.0)
 
 
-def tokens_of_each(x: Cases) -> Floats:
-    """Tokens of a micro-batch that one expert gets from all ranks that share it."""
+def tokens_per_expert(x: Cases) -> Floats:
+    """Return the tokens of a micro-batch per expert, from all ranks that share it."""
     own = x.micro_batch * x.seq_len / x.cp * expert_shards(x) / x.tp
-    return own * routed(x) / local_experts(x)
+    return own * active_experts(x) / local_experts(x)
 
 
 def exchange_s(x: Cases, c: Mapping[str, float]) -> Floats:
-    """Seconds of bringing tokens to their experts and back in a forward pass, as far as it shows.
+    """Return the exposed seconds of dispatching tokens to experts and back, forward.
 
-    Tensor ranks share out a micro-batch's tokens to send them. All of it shows where a run states
-    that nothing overlaps.
+    Tensor ranks split the tokens of a micro-batch between them. All of it is exposed if the run
+    states that nothing overlaps.
     """
-    sent = 2 * x.micro_batch * x.seq_len / x.cp / x.tp * routed(x) * x.hidden
+    sent = 2 * x.micro_batch * x.seq_len / x.cp / x.tp * active_experts(x) * x.hidden
     shown = np.where(
-        x.has("ep_overlap", "any"),
+        x.is_category("ep_overlap", "any"),
         c["ep_exposed"] * software_age_factor(x, c),
-        np.where(x.has("ep_overlap", "on"), c["ep_overlapped"], 1.0),
+        np.where(x.is_category("ep_overlap", "on"), c["ep_overlapped"], 1.0),
     )
-    seconds = all_to_all_s(x, c, sent, x.ep, expert_shards(x) * x.cp, routed(x))
+    seconds = all_to_all_s(x, c, sent, x.ep, expert_shards(x) * x.cp, active_experts(x))
     return np.where(x.ep > 1, 2 * shown * seconds, 0.0)
 
 
 def host_s(x: Cases, c: Mapping[str, float]) -> Floats:
-    """Host time that experts add to a block: routing, and waiting for how many tokens each gets.
+    """Return the CPU seconds that experts add to a block: routing and waiting for token counts.
 
-    With a capacity beyond which tokens are dropped there is nothing to wait for.
+    A fixed capacity (dropped tokens) removes the wait.
     """
     waits = np.where(x.drops_tokens > 0, c["host_capacity"], 1.0)
     return np.where(x.experts > 1, c["host_experts_s"] * software_age_factor(x, c) * waits, 0.0)

@@ -36,7 +36,7 @@ class Rate(NamedTuple):
     note: str | None = None
 
 
-def stated_bytes_per_s(text: str, per_node: int) -> float | None:
+def parse_bandwidth(text: str, per_node: int) -> float | None:
     """The bandwidth that a description states, of one device in one direction; None without any.
 
     "8x400 Gb/s" are the ports of a node, and so is one port of Ethernet or what is "per node";
@@ -66,7 +66,7 @@ def intra_rate(name: str | None, device: Device) -> Rate:
     match = _match(name, device)
     if match and match.link and match.link.bytes_per_s and match.link.kind == "intra":
         return Rate(match.link.bytes_per_s)
-    stated = stated_bytes_per_s(name, 1) if name else None
+    stated = parse_bandwidth(name, 1) if name else None
     if stated and match is None:
         return Rate(stated, note=_reading(name, stated))
     generation, family = catalog.generation_of(device.family)
@@ -88,7 +88,7 @@ def inter_rate(name: str | None, generation: Generation, per_node: int) -> Rate:
             return Rate(match.link.bytes_per_s)
         note = f"one port of {match.link.name} is shared by the {per_node} devices of a node"
         return Rate(match.link.bytes_per_s / per_node, note=note)
-    stated = stated_bytes_per_s(name, per_node) if name else None
+    stated = parse_bandwidth(name, per_node) if name else None
     if stated:
         return Rate(stated, note=_reading(name, stated))
     usual = catalog.generations()[generation].inter_bytes_per_s or FALLBACK_LINK
@@ -108,7 +108,7 @@ def _match(name: str | None, device: Device | None = None) -> catalog.LinkMatch 
     try:
         return catalog.find_link(name, device)
     except UserError as error:
-        if stated_bytes_per_s(name, 1) is None:
+        if parse_bandwidth(name, 1) is None:
             allowed = f"{error.allowed}, or a rate above 0: 450 GB/s, 8x400 Gb/s"
             raise UserError(error.where, error.what, allowed=allowed, remedy=error.remedy) from None
         return None
@@ -116,7 +116,7 @@ def _match(name: str | None, device: Device | None = None) -> catalog.LinkMatch 
 
 MAX_POWER = 1.25
 """Of the power available for a FLOP/s, over that of the generation's usual device."""
-SMALL_BOARD = 4
+MAX_SWITCHLESS_DEVICES = 4
 """Devices of a board on which A100s and H100s have no NVLink switch."""
 _POWER = re.compile(r"(\d{3,4})\s?W\b")
 _PROXIED = re.compile(r"\bEFA(v\d)?\b")
@@ -223,7 +223,7 @@ def machine(
         inter_bytes_per_s=between.bytes_per_s,
         power=_power(entry, generation, power),
         proxied=bool(_PROXIED.search(inter or "")),
-        mesh=_meshed(entry, generation, devices_per_node),
+        mesh=_is_mesh(entry, generation, devices_per_node),
         assumed=Assumed(inside.assumed, between.assumed, not match.exact),
         notes=tuple(note for note in (match.note, inside.note, between.note) if note),
     )
@@ -241,7 +241,7 @@ def _power(device: Device, generation: Generation, limit: float) -> float:
     return min(MAX_POWER, limit * device.power_w / (peak / 1e12) / usual)
 
 
-def _meshed(device: Device, generation: Generation, per_node: int) -> bool:
+def _is_mesh(device: Device, generation: Generation, per_node: int) -> bool:
     """Whether devices are linked one by one, without a switch: V100s, and boards of four.
 
     NVLink has switches from A100's boards of eight on, and in racks.
@@ -249,7 +249,7 @@ def _meshed(device: Device, generation: Generation, per_node: int) -> bool:
     family = catalog.generation_of(device.family)[1]
     if "PCIe" in device.name or family.domain:
         return False
-    boards = generation in ("ampere", "hopper") and per_node <= SMALL_BOARD
+    boards = generation in ("ampere", "hopper") and per_node <= MAX_SWITCHLESS_DEVICES
     return family.mesh or boards
 
 

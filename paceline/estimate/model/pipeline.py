@@ -23,9 +23,15 @@ import numpy as np
 
 from paceline.core.layout import Schedule
 from paceline.core.pipeline import stage_sizes
-from paceline.estimate.model.block import passes_again
+from paceline.estimate.model.block import recompute_passes
 from paceline.estimate.model.case import Cases, Floats
-from paceline.estimate.model.step import Pieces, StepTime, closed_bubble, pieces, step_of
+from paceline.estimate.model.step import (
+    StepComponents,
+    StepTime,
+    closed_bubble,
+    step_components,
+    step_of,
+)
 
 WEIGHT_SHARE = 0.5
 """Of a backward pass, what the weights' gradients take; only zero-bubble does them apart."""
@@ -193,8 +199,8 @@ def _weights_later(order: Order, pp: int, m: int, rank: int) -> Order:
     return filled + list(range(weights + max(0, m - rank), weights + m))
 
 
-MOST_PASSES = 400_000
-"""Of all ranks in a step; beyond it, a second of work, the closed form stands."""
+MAX_PASSES = 400_000
+"""Maximum passes of all ranks in a simulated step (about 1 s); beyond it, use the closed form."""
 
 
 def simulated_step(x: Cases, c: Mapping[str, float]) -> StepTime:
@@ -203,33 +209,33 @@ def simulated_step(x: Cases, c: Mapping[str, float]) -> StepTime:
     Stages are as long as their layers, the last one's head and what every chunk passes on make
     them. The bubble is what the slowest rank waits: the whole pipeline less its own work.
     """
-    work = pieces(x, c)
+    work = step_components(x, c)
     whole = _pipelines_s(x, work)
     busy = work.num_microbatches * (work.slowest + work.passed)
     waits = np.maximum(0.0, whole - busy) / x.cpu_oversubscription
     return step_of(x, c, work, np.where(np.isnan(whole), closed_bubble(x, work), waits))
 
 
-def _pipelines_s(x: Cases, work: Pieces) -> Floats:
-    """Seconds until the last rank of each pipeline is done; nan where none can be followed."""
+def _pipelines_s(x: Cases, work: StepComponents) -> Floats:
+    """Return the seconds until the last rank of each pipeline is done; nan if not simulated."""
     seconds = np.full(x.size, np.nan)
     for row in np.flatnonzero(x.pp > 1).tolist():
         seconds[row] = _pipeline_s(x, work, row)
     return seconds
 
 
-def _pipeline_s(x: Cases, work: Pieces, row: int) -> float:
-    """Of one case; nan for too many passes, and where no schedule of passes fits."""
+def _pipeline_s(x: Cases, work: StepComponents, row: int) -> float:
+    """Return the same for one case; nan for too many passes or an impossible schedule."""
     pp, vp, m = int(x.pp[row]), max(1, int(x.vp[row])), int(work.num_microbatches[row])
-    if 2 * pp * vp * m > MOST_PASSES:
+    if 2 * pp * vp * m > MAX_PASSES:
         return np.nan
     beside = (work.passed[row] + work.beside[row]) / vp
     seconds = np.array(_sizes(int(x.layers[row]), pp, vp)) * work.layer[row] + beside
     seconds[-1] += work.head[row]
     # Forward is one pass; backward two, or one where weights are frozen, and recomputes one more.
-    again = float(passes_again(x)[row])
+    again = float(recompute_passes(x)[row])
     forward = seconds / (2 + (x.frozen[row] == 0) + again)
-    chosen = cast(Schedule, str(x.words["schedule"][row]))
+    chosen = cast(Schedule, str(x.categories["schedule"][row]))
     order: Schedule = "interleaved" if vp > 1 and chosen == "1f1b" else chosen
     try:
         return pipeline_s(forward.tolist(), (seconds - forward).tolist(), m, order, vp).total_s
@@ -238,7 +244,7 @@ def _pipeline_s(x: Cases, work: Pieces, row: int) -> float:
 
 
 def _sizes(layers: int, pp: int, vp: int) -> list[int]:
-    """Layers of each chunk; the first ones have one more where nothing comes out even."""
+    """Return the layers of each chunk; the first ones have one more if uneven."""
     try:
         return stage_sizes(layers, pp, vp)
     except ValueError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paceline.core.waterfall import WaterfallLevel
-from paceline.estimate.model.block import product_rate
+from paceline.estimate.model.block import gemm_rate
 from paceline.estimate.model.case import Cases
 from paceline.estimate.model.step import StepTime
 
@@ -39,7 +39,7 @@ def waterfall(
     peak = float(x.peak_narrow[0] or x.peak_16bit[0])
     parts, elapsed_s = time.at(0), flops_per_device / peak
     levels = [WaterfallLevel(name="peak", flops_per_s=peak, share=1.0, lost_s=0.0)]
-    gemm_s = flops_per_device / float(product_rate(x, c)[0])
+    gemm_s = flops_per_device / float(gemm_rate(x, c)[0])
     causes = {name: sum(parts[part] for part in of_cause) for name, of_cause in CAUSES}
     computed_s = causes.pop(COMPUTED)
     steps = {"GEMM efficiency": gemm_s - elapsed_s, COMPUTED: computed_s - gemm_s, **causes}

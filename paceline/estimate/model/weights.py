@@ -1,4 +1,4 @@
-"""Counts that follow from a model and its layout: micro-batches, replicas, weights of a rank.
+"""Counts derived from a model and its layout: micro-batches, replicas, weights per rank.
 
 Symbols: h hidden size, a d and g d widths of all queries and of all keys, w width of the ffn. A
 block has h (a d + 2 g d) + a d h weights in attention, and 2 h w in its ffn, 3 h w with a gate.
@@ -14,7 +14,7 @@ from paceline.estimate.model.case import Cases, Floats
 
 
 def stage_layers(x: Cases) -> tuple[Floats, Floats]:
-    """Layers of the fullest rank but the last, and of the last one, which has the head.
+    """Return the layers of the fullest rank but the last, and of the last one with the head.
 
     Chunks have equally many layers where they divide them; else as if embedding and head were
     layers of the first and of the last chunk, where these divide; else the first chunks have one
@@ -24,49 +24,49 @@ def stage_layers(x: Cases) -> tuple[Floats, Floats]:
     each, rest = np.divmod(x.layers, chunks)
     most = each * x.vp + np.ceil(rest / np.maximum(x.pp, 1))
     last = each * x.vp + np.floor(rest / np.maximum(x.pp, 1))
-    ends = (rest > 0) & ((x.layers + 2) % chunks == 0) & (x.pp > 1)
+    counts_ends = (rest > 0) & ((x.layers + 2) % chunks == 0) & (x.pp > 1)
     whole = (x.layers + 2) / chunks * x.vp
-    most = np.where(ends, whole - (x.pp <= 2), most)
-    return most, np.where(ends, whole - 1, last)
+    most = np.where(counts_ends, whole - (x.pp <= 2), most)
+    return most, np.where(counts_ends, whole - 1, last)
 
 
 TENSORS, GATED_TENSORS = 16, 9
-"""Of a block: six matrices and two norms with a bias each, or seven and two without."""
+"""Tensors per block: six matrices and two norms with biases, or seven and two without."""
 
 
 def num_microbatches(x: Cases) -> Floats:
-    """Micro-batches of one replica in a step."""
+    """Return the micro-batches per replica and step."""
     return np.maximum(1.0, x.global_batch / (replicas(x) * x.micro_batch))
 
 
 def model_devices(x: Cases) -> Floats:
-    """Devices that hold one replica."""
+    """Return the devices per replica."""
     return np.prod([getattr(x, axis) for axis in MODEL_AXES], axis=0)
 
 
 def replicas(x: Cases) -> Floats:
-    """Data-parallel replicas."""
+    """Return the number of data-parallel replicas."""
     return np.maximum(1.0, x.devices / model_devices(x))
 
 
 def block_weights(x: Cases) -> Floats:
-    """Parameters of the matrices of one block, all experts included."""
+    """Return the parameters of one block's matrices, all experts included."""
     return common_weights(x) + ffn_weights(x)
 
 
 def attention_weights(x: Cases) -> Floats:
-    """Parameters of a block's attention."""
+    """Return the parameters of a block's attention."""
     heads, kv = x.heads * x.head_dim, x.kv_heads * x.head_dim
     return x.hidden * (heads + 2 * kv) + heads * x.hidden
 
 
 def ffn_weights(x: Cases) -> Floats:
-    """Parameters of a block's ffn, of all its experts together; the mean over blocks."""
+    """Return the parameters of a block's ffn, all experts together; the mean over blocks."""
     return (2 + x.gated) * x.hidden * x.ffn * x.experts * (1 - x.dense_share)
 
 
 def common_weights(x: Cases) -> Floats:
-    """Parameters of a block that all its ranks hold parts of: attention, router, shared ffn."""
+    """Return a block's parameters without experts: attention, router, shared ffn."""
     router = np.where(x.experts > 1, x.hidden * x.experts, 0.0)
     return attention_weights(x) + router + (2 + x.gated) * x.hidden * x.shared_ffn
 
@@ -77,7 +77,7 @@ def copies(x: Cases) -> tuple[Floats, Floats]:
     Expert parallelism spreads the experts over the data ranks, so fewer of these hold the same.
     """
     ranks = replicas(x) * x.cp
-    return ranks, np.maximum(1.0, ranks * _replaced(x) / expert_ranks(x))
+    return ranks, np.maximum(1.0, ranks * _tensor_ranks_as_expert_ranks(x) / expert_ranks(x))
 
 
 def shards(x: Cases) -> tuple[Floats, Floats]:
@@ -88,7 +88,7 @@ def shards(x: Cases) -> tuple[Floats, Floats]:
     ranks, _ = copies(x)
     hybrid = (x.dp_shard > 0) & (x.zero_stage >= 2)
     ranks = np.where(hybrid, np.minimum(x.dp_shard, ranks), ranks)
-    return ranks, np.maximum(1.0, ranks * _replaced(x) / expert_ranks(x))
+    return ranks, np.maximum(1.0, ranks * _tensor_ranks_as_expert_ranks(x) / expert_ranks(x))
 
 
 def expert_shards(x: Cases) -> Floats:
@@ -96,24 +96,24 @@ def expert_shards(x: Cases) -> Floats:
     return np.where((x.experts > 1) & (x.whole_experts > 0), 1.0, x.tp)
 
 
-def _replaced(x: Cases) -> Floats:
+def _tensor_ranks_as_expert_ranks(x: Cases) -> Floats:
     """Tensor ranks that count as expert ranks."""
     return x.tp / expert_shards(x)
 
 
 def expert_ranks(x: Cases) -> Floats:
-    """Ranks that share a block's experts."""
+    """Return the ranks that share a block's experts."""
     return np.where(x.experts > 1, x.ep, 1.0)
 
 
 def exchanges_in_blocks(x: Cases) -> NDArray[np.bool_]:
-    """Where ZeRO-2 and 3 exchange in every block and micro-batch.
+    """Return True if ZeRO-2 or 3 exchanges in every block and micro-batch.
 
     Pipelines of Megatron's kind gather weights once a step and keep gradients until the last
     micro-batch: with many micro-batches in flight all would be needed again at once (Llama 3,
     arXiv:2407.21783, 3.3.2; MegaScale, arXiv:2402.15627, 3.2).
     """
-    keeps = (x.pp > 1) & ~x.has("implementation", "torch")
+    keeps = (x.pp > 1) & ~x.is_category("implementation", "torch")
     return (x.zero_stage >= 2) & ~keeps
 
 
@@ -133,11 +133,11 @@ def trained_tensors(layers: float, gated: bool, adapted: float = 0) -> float:
     return layers * ((GATED_TENSORS if gated else TENSORS) + adapted)
 
 
-def visited(x: Cases) -> Floats:
-    """Trained tensors that the optimizer visits one after the other."""
+def sequentially_updated_tensors(x: Cases) -> Floats:
+    """Return the trained tensors that the optimizer updates one after the other."""
     return np.where(x.zero_stage == 0, x.param_tensors, 0.0)
 
 
 def table_weights(x: Cases) -> Floats:
-    """Parameters of embedding and head on a rank that has them; models without a gate tie them."""
+    """Return the parameters of embedding and head per rank; ungated models tie the two."""
     return x.vocab * x.hidden / x.tp * np.where(x.pp > 1, 1.0, 1.0 + x.gated)

@@ -15,7 +15,7 @@ from paceline.core.errors import UserError
 from paceline.core.stats import NORMAL_MAD, mad_around
 from paceline.core.units import percent, si
 from paceline.core.value import Value
-from paceline.estimate.model.machine import stated_bytes_per_s
+from paceline.estimate.model.machine import parse_bandwidth
 from paceline.files import catalog
 
 OPERATIONS = {
@@ -198,7 +198,7 @@ def _stated(
 ) -> tuple[str, float] | None:
     if name is None:
         return None
-    rate = stated_bytes_per_s(name, per_node)
+    rate = parse_bandwidth(name, per_node)
     try:
         match = catalog.find_link(name)
     except UserError:

@@ -25,7 +25,7 @@ from paceline.estimate.calibrate.lookup import (
     machine_for,
     read_evidence,
 )
-from paceline.estimate.fit.evidence import Evidence, shipped
+from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.refit import cpu_prior
 from paceline.estimate.single_estimate import estimate_provenance
 from paceline.files.documents import write_value
@@ -122,14 +122,6 @@ def test_a_title_is_text_and_says_nothing_of_the_provenance():
     assert (basis.coefficients, basis.title) == ("public prior", "measured here: not at all")
 
 
-def test_files_from_before_provenance_have_it_by_their_rows():
-    def read(own_rows: int) -> str:
-        fields = cpu_prior("fp32").model_dump(exclude={"provenance"})
-        return Evidence.model_validate({**fields, "own_rows": own_rows}).provenance
-
-    assert (read(0), read(6)) == ("public prior", "stored profile")
-
-
 def test_a_file_that_is_none_is_refused(tmp_path: Path):
     path = tmp_path / "x.json"
     path.write_text('{"device": 1}')
@@ -144,7 +136,7 @@ def test_its_coefficients_can_be_named_as_evidence(tmp_path: Path):
     wrong = tmp_path / "list.json"
     for text in ("[1]", "1", "{}"):
         wrong.write_text(text)
-        with pytest.raises(UserError, match="holds no coefficients"):
+        with pytest.raises(UserError, match="does not contain coefficients"):
             read_evidence(wrong)
 
 
@@ -199,7 +191,7 @@ def test_a_calibration_is_of_its_kind_of_device_and_a_processors_of_its_dtype():
 def test_figures_that_no_fit_leaves_are_no_evidence(tmp_path: Path, wrong: dict[str, object]):
     path = tmp_path / "evidence.json"
     path.write_text(json.dumps({**shipped().model_dump(mode="json"), **wrong}))
-    with pytest.raises(UserError, match="holds no coefficients"):
+    with pytest.raises(UserError, match="does not contain coefficients"):
         read_evidence(path)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.estimate.fit.evidence import Evidence, shipped
 from paceline.estimate.fit.posterior import PRIOR, PRODUCTS
-from paceline.estimate.model.coefficients import NAMES, named
+from paceline.estimate.model.coefficients import NAMES, coefficient_values
 
 OF_PRODUCTS = [f"gemm_{name}" for name in PRODUCTS]
 
@@ -19,13 +19,13 @@ def without(*names: str) -> Evidence:
 
 
 def test_a_coefficient_that_a_file_lacks_keeps_its_prior():
-    kept = named(without("optimizer").fit().centre)["optimizer"]
-    assert kept == pytest.approx(named(PRIOR.centre)["optimizer"])
+    kept = coefficient_values(without("optimizer").fit().centre)["optimizer"]
+    assert kept == pytest.approx(coefficient_values(PRIOR.centre)["optimizer"])
 
 
 def test_but_follows_those_that_it_shares_a_prior_with():
     missing, *others = OF_PRODUCTS
-    prior = dict(named(PRIOR.centre))
+    prior = dict(coefficient_values(PRIOR.centre))
     medians = prior | {name: 1.2 * prior[name] for name in others}
     del medians[missing]
     file = shipped().model_copy(update={"medians": medians})

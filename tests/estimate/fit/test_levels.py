@@ -20,7 +20,7 @@ from paceline.estimate.fit.posterior import (
 )
 from paceline.estimate.fit.published import read_row
 from paceline.estimate.model.case import cases_of
-from paceline.estimate.model.coefficients import CENTRE, NAMES, OF_EXPERTS
+from paceline.estimate.model.coefficients import CENTRE, EXPERT_COEFFICIENTS, NAMES
 from paceline.estimate.run_case import parse_software
 from tests.estimate.fit.test_families import COUNTS, LARGE
 from tests.estimate.fit.test_published import ROW
@@ -45,9 +45,9 @@ def test_what_formulas_miss_lies_beyond_what_fits_leave_open():
     fused, torch = replace(case, implementation="fused"), replace(case, implementation="torch")
     x, sources = cases_of([fused] * 900 + [torch] * 100), list("abcdefghi") * 100 + ["j"] * 100
     known = np.full(1000, 0.03**2)
-    missed = np.hypot(0.03, np.where(x.has("implementation", "torch"), 0.2, 0.05)) * rng.normal(
-        size=1000
-    )
+    missed = np.hypot(
+        0.03, np.where(x.is_category("implementation", "torch"), 0.2, 0.05)
+    ) * rng.normal(size=1000)
     residual = residual_sd(x, missed, known, sources)
     assert residual["fused"] == pytest.approx(0.05, rel=0.15)
     assert 0.06 < residual["torch"] < 0.15
@@ -111,7 +111,7 @@ def test_rows_with_experts_leave_what_dense_models_share():
     alone = fit_with_experts(
         x.pick(x.experts <= 1), measured[: len(dense)], ["a", "b"] * 3, ["nemo"] * 6
     )
-    of_experts = np.array([name in OF_EXPERTS for name in NAMES])
+    of_experts = np.array([name in EXPERT_COEFFICIENTS for name in NAMES])
     assert fitted.centre[~of_experts] == pytest.approx(alone.centre[~of_experts])
     moved = np.abs(fitted.centre - PRIOR.centre)[of_experts]
     assert moved.max() > 0.1

@@ -9,9 +9,9 @@ import pytest
 
 from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.fit.refit import ON_CPU, Probes, cpu_prior, errors, refit
-from paceline.estimate.model.block import block_time, product_rate, product_s
-from paceline.estimate.model.case import cases_of, varied
-from paceline.estimate.model.coefficients import CENTRE, named
+from paceline.estimate.model.block import block_time, gemm_rate, gemm_seconds
+from paceline.estimate.model.case import cases_of, cases_with
+from paceline.estimate.model.coefficients import CENTRE, coefficient_values
 from paceline.estimate.model.collectives import all_reduce_s
 from paceline.estimate.model.step import step_time
 from tests.estimate.machines import CPU, layouts
@@ -22,9 +22,9 @@ PAYLOADS = [4096.0, 65536.0, 2.0**20, 2.0**23]
 
 def probes_of(c: dict[str, float]) -> Probes:
     """What a machine with these coefficients would measure."""
-    x = varied(CPU, {"devices": np.full(4, 2.0)})
+    x = cases_with(CPU, {"devices": np.full(4, 2.0)})
     m, n, k = np.array(SHAPES, dtype=float).T
-    products = 3 * product_s(x, c, product_rate(x, c, narrow=False), m, n, k)
+    products = 3 * gemm_seconds(x, c, gemm_rate(x, c, narrow=False), m, n, k)
     exchanges = all_reduce_s(x, c, np.array(PAYLOADS), np.full(4, 2.0), np.ones(4))
     attended = cases_of([replace(CPU, micro_batch=8)])
     attention = float(block_time(attended, c).attention[0])
@@ -46,13 +46,13 @@ def moved(prior: Evidence, truth: dict[str, float]) -> Evidence:
 
 
 def test_there_is_no_error_where_the_formulas_say_what_was_measured():
-    probes = probes_of(dict(named(CENTRE)))
+    probes = probes_of(dict(coefficient_values(CENTRE)))
     assert probes.size == 10
     assert np.abs(errors([probes])(CENTRE[None])).max() < 1e-6
 
 
 def test_many_vectors_of_coefficients_are_judged_as_each_alone():
-    probes = replace(probes_of(dict(named(CENTRE))), latency_s=2e-6, exposed=0.4)
+    probes = replace(probes_of(dict(coefficient_values(CENTRE))), latency_s=2e-6, exposed=0.4)
     vectors = np.array([CENTRE - 0.2, CENTRE, CENTRE + 0.3])
     together = errors([probes])(vectors)
     assert together.shape == (3, probes.size)

@@ -276,7 +276,7 @@ def test_coefficients_survive_their_file(tmp_path: Path):
     assert isinstance(again, Evidence) and again == stored
     assert again.fit().centre == pytest.approx(fitted.centre, abs=1e-4)
     path.write_text("{}")
-    with pytest.raises(UserError, match="holds no coefficients"):
+    with pytest.raises(UserError, match="does not contain coefficients"):
         read_evidence(path)
 
 

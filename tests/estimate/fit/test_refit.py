@@ -8,11 +8,11 @@ import pytest
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.interval import log_sd
 from paceline.estimate.fit.refit import alike, cpu_prior, prior_of, refit, unmoved
-from paceline.estimate.model.coefficients import NAMES, named
+from paceline.estimate.model.coefficients import NAMES, coefficient_values
 from paceline.estimate.model.step import step_time
 from tests.estimate.machines import CPU, H100, layouts
 
-KNOWN = named(shipped().fit().centre)
+KNOWN = coefficient_values(shipped().fit().centre)
 
 
 def times_with(**factors: float) -> np.ndarray:

@@ -11,12 +11,12 @@ from paceline.estimate.estimates import estimates_of_runs
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.published import PublishedStep, read_row
 from paceline.estimate.model.case import Case, cases_of
-from paceline.estimate.model.coefficients import named
+from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.model.step import StepTime, step_time
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.run_case import case_of, software_of
 
-C = named(shipped().fit().centre)
+C = coefficient_values(shipped().fit().centre)
 OPT_350M = {
     "source": "Lambda 1CC DeepSpeed-Chat", "model": "opt-350m", "layers": "24", "hidden": "1024",
     "heads": "16", "vocab": "50272", "gpu": "H100-SXM-80GB", "num_gpus": "8", "gbs": "192",

@@ -28,7 +28,7 @@ from paceline.estimate.memory.framework import (
     Framework,
     frameworks_of,
 )
-from paceline.estimate.model.case import Case, cases_of, varied
+from paceline.estimate.model.case import Case, cases_of, cases_with
 from tests.core.shapes import run_of
 
 GIB = 2**30
@@ -373,7 +373,7 @@ def test_a_limit_within_the_80_percent_interval_is_borderline(chance: float, wor
 
 def test_thousands_of_layouts_are_one_call():
     changes = {"pp": np.tile([1.0, 2, 4, 8, 16], 1000), "micro_batch": np.repeat([1.0, 2.0], 2500)}
-    found = memory(varied(LLAMA_8B, changes))
+    found = memory(cases_with(LLAMA_8B, changes))
     assert all(getattr(found, f.name).shape == (5000,) for f in fields(MemoryEstimate))
     assert np.isfinite(found.device_used).all()
 

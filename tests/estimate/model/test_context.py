@@ -13,12 +13,12 @@ from paceline.core.parallel_run import ParallelRun
 from paceline.core.shape import DecoderShape
 from paceline.core.traffic import LINK_SHARE, step_traffic
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.model.block import context_s
+from paceline.estimate.model.block import context_parallel_seconds
 from paceline.estimate.model.case import Case, CpExchange, cases_of
-from paceline.estimate.model.coefficients import named
+from paceline.estimate.model.coefficients import coefficient_values
 from tests.estimate.machines import H100
 
-C = dict(named(shipped().fit().centre))
+C = dict(coefficient_values(shipped().fit().centre))
 AT_ONCE = C | {"intra_start_s": 0.0, "inter_start_s": 0.0, "cp_exposed": 1.0}
 CASE = replace(H100, cp=4, tp=2, heads=32, kv_heads=8, head_dim=128, seq_len=8192, devices=8)
 TOKENS = 2048.0
@@ -26,7 +26,7 @@ TOKENS = 2048.0
 
 def seconds(case: Case, coefficients: dict[str, float], attention_s: float = 0.0) -> float:
     tokens, attention = np.array([TOKENS]), np.array([attention_s])
-    return float(context_s(cases_of([case]), coefficients, tokens, attention)[0])
+    return float(context_parallel_seconds(cases_of([case]), coefficients, tokens, attention)[0])
 
 
 def predicted_bytes(exchange: str, recompute: Any) -> float:

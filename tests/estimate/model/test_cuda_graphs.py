@@ -9,14 +9,14 @@ import pytest
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.block import Block, block_time
 from paceline.estimate.model.case import Case, CudaGraphs, cases_of
-from paceline.estimate.model.coefficients import named
+from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.model.step import StepTime, step_time
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.run_case import case_of
 from paceline.estimate.single_estimate import estimate
 from tests.estimate.memory.test_device_memory import LLAMA_8B
 
-C = named(shipped().fit().centre)
+C = coefficient_values(shipped().fit().centre)
 SMALL = replace(LLAMA_8B, devices=8, global_batch=1, micro_batch=1, seq_len=512, cp=4, tp=2)
 """So few tokens that hosts are what a step waits for."""
 

@@ -11,7 +11,7 @@ from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.interval import log_sd
 from paceline.estimate.model.case import cases_of
 from paceline.estimate.model.collectives import group_rate
-from paceline.estimate.model.machine import inter_rate, machine, stated_bytes_per_s
+from paceline.estimate.model.machine import inter_rate, machine, parse_bandwidth
 from paceline.files import catalog
 from tests.estimate.model.test_pipeline import MODEL, C
 
@@ -25,7 +25,7 @@ from tests.estimate.model.test_pipeline import MODEL, C
     ],
 )  # fmt: skip
 def test_a_stated_bandwidth_is_of_one_device_in_one_direction(text: str, rate: float | None):
-    assert stated_bytes_per_s(text, 8) == (pytest.approx(rate) if rate else None)
+    assert parse_bandwidth(text, 8) == (pytest.approx(rate) if rate else None)
 
 
 def test_an_unknown_fabric_with_a_rate_is_used_and_one_without_is_refused():

@@ -10,10 +10,10 @@ import pytest
 
 from paceline.estimate.estimates import Estimates, estimates_of_cases
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.model.block import product_rate, product_s
+from paceline.estimate.model.block import gemm_rate, gemm_seconds
 from paceline.estimate.model.case import Case, Cases, cases_of
-from paceline.estimate.model.coefficients import named
-from paceline.estimate.model.step import pieces
+from paceline.estimate.model.coefficients import coefficient_values
+from paceline.estimate.model.step import step_components
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.run_case import case_of
 
@@ -30,10 +30,10 @@ def estimates(case: Case) -> Estimates:
 
 
 def test_the_head_is_passed_once_more_behind_a_product_of_two_streams():
-    two, c = cases_of([case(QUESTION)]), named(shipped().fit().centre)
+    two, c = cases_of([case(QUESTION)]), coefficient_values(shipped().fit().centre)
     one = cases_of([replace(case(QUESTION), mtp_layers=0)])
-    joined = 3 * product_s(
-        two, c, product_rate(two, c), np.array([4096.0]), np.array([7168 / 2]), np.array([14336.0])
+    joined = 3 * gemm_seconds(
+        two, c, gemm_rate(two, c), np.array([4096.0]), np.array([7168 / 2]), np.array([14336.0])
     )
     once = _head(one, c)
     assert _head(two, c) == pytest.approx(2 * once + joined[0])
@@ -42,7 +42,7 @@ def test_the_head_is_passed_once_more_behind_a_product_of_two_streams():
 
 
 def _head(x: Cases, c: Mapping[str, float]) -> float:
-    return float(pieces(x, c).head[0] - pieces(x, c).root[0])
+    return float(step_components(x, c).head[0] - step_components(x, c).root[0])
 
 
 def test_logits_of_both_tokens_are_kept_on_the_last_stage():

@@ -12,13 +12,13 @@ from paceline.core.errors import UserError
 from paceline.core.site import FabricLevel, Site
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.case import Case, cases_of
-from paceline.estimate.model.coefficients import named
+from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.model.collectives import all_reduce_s, all_to_all_s, group_rate, port_rate
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.single_estimate import Estimate, estimate
 from tests.estimate.model.test_step import LLAMA_70B
 
-C = named(shipped().fit().centre)
+C = coefficient_values(shipped().fit().centre)
 ONE = np.ones(1)
 POD = replace(LLAMA_70B, leaf=256.0, leaf_bytes_per_s=50e9, pod=1024.0, pod_bytes_per_s=12.5e9)
 NODES = Site(name="nodes", device="H100-SXM", nodes=64, devices_per_node=8)

@@ -11,12 +11,12 @@ import pytest
 from paceline.core.pipeline import stage_sizes
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.case import Case, cases_of
-from paceline.estimate.model.coefficients import named
+from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.model.pipeline import simulated_step
-from paceline.estimate.model.step import pieces, step_time
+from paceline.estimate.model.step import step_components, step_time
 from paceline.estimate.model.weights import stage_layers
 
-C = named(shipped().fit().centre)
+C = coefficient_values(shipped().fit().centre)
 MODEL = Case(
     layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, head_dim=128, vocab=0, seq_len=8192,
     peak_16bit=989e12, memory_bytes_per_s=3.35e12, intra_bytes_per_s=450e9, inter_bytes_per_s=50e9,
@@ -47,7 +47,7 @@ def test_equal_stages_take_what_the_closed_form_says(layout: dict[str, Any]):
 def test_uneven_stages_come_close(layout: dict[str, Any]):
     x = cases_of([replace(MODEL, pp=4, vocab=128256, **layout)])
     followed, closed = simulated_step(x, C), step_time(x, C)
-    work = pieces(x, C)
+    work = step_components(x, C)
     busy = work.num_microbatches * (work.slowest + work.passed)
     assert followed.total[0] == pytest.approx(closed.total[0], rel=0.05)
     assert followed.bubble[0] > 0 and followed.total[0] > busy[0]
@@ -70,7 +70,7 @@ def test_without_a_pipeline_nothing_waits_and_far_too_many_passes_keep_the_close
 def test_a_head_beside_fewer_layers_hides_in_the_pipeline():
     counted = cases_of([replace(MODEL, pp=8, layers=126, vocab=128256, global_batch=512)])
     behind = cases_of([replace(MODEL, pp=8, layers=128, vocab=128256, global_batch=512)])
-    assert pieces(counted, C).own_head[0] > 0
+    assert step_components(counted, C).own_head[0] > 0
     assert simulated_step(behind, C).total[0] > simulated_step(counted, C).total[0]
 
 

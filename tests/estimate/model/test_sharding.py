@@ -11,12 +11,12 @@ import pytest
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.fit.refit import cpu_prior
 from paceline.estimate.model.case import cases_of
-from paceline.estimate.model.coefficients import CENTRE, named
+from paceline.estimate.model.coefficients import CENTRE, coefficient_values
 from paceline.estimate.model.step import StepTime, block_exchange, root_exchange, step_time
 from paceline.estimate.model.weights import block_weights, shards
 from tests.estimate.machines import CPU, H100
 
-C = named(shipped().fit().centre)
+C = coefficient_values(shipped().fit().centre)
 ON_CPU = cpu_prior("bf16").medians
 TORCH = replace(H100, implementation="torch", devices=64, global_batch=256)
 
@@ -128,5 +128,8 @@ def test_a_host_that_starts_what_it_computes_pays_for_every_exchange():
     exchanges = CPU.global_batch / CPU.devices * (3 * CPU.layers + 2)
     assert more == pytest.approx(1e-3 * exchanges)
     on_gpus = cases_of([replace(TORCH, zero_stage=3)])
-    dearer = {**named(CENTRE), "host_sharded_s": 1.0}
-    assert step_time(on_gpus, dearer).total[0] == step_time(on_gpus, named(CENTRE)).total[0]
+    dearer = {**coefficient_values(CENTRE), "host_sharded_s": 1.0}
+    assert (
+        step_time(on_gpus, dearer).total[0]
+        == step_time(on_gpus, coefficient_values(CENTRE)).total[0]
+    )

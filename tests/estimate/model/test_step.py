@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.estimate.fit.evidence import shipped
-from paceline.estimate.model.block import block_time, product_rate
-from paceline.estimate.model.case import Case, cases_of, varied
-from paceline.estimate.model.coefficients import CENTRE, NAMES, PRIORS, named
+from paceline.estimate.model.block import block_time, gemm_rate
+from paceline.estimate.model.case import Case, cases_of, cases_with
+from paceline.estimate.model.coefficients import CENTRE, NAMES, PRIORS, coefficient_values
 from paceline.estimate.model.collectives import all_reduce_s, all_to_all_s
 from paceline.estimate.model.machine import machine
 from paceline.estimate.model.step import StepTime, step_time
 from paceline.estimate.model.weights import num_microbatches, rank_weights
 
-C = named(shipped().fit().centre)
+C = coefficient_values(shipped().fit().centre)
 LLAMA_70B = Case(
     layers=80, hidden=8192, ffn=28672, heads=64, kv_heads=8, head_dim=128, vocab=128256,
     seq_len=8192, gated=True, peak_16bit=989.5e12, memory_bytes_per_s=3.35e12,
@@ -168,7 +168,7 @@ def test_experts_are_optimized_by_the_ranks_that_hold_them():
 
 def test_many_layouts_at_once_are_those_one_by_one():
     tp, micro = np.array([1.0, 2.0, 8.0]), np.array([1.0, 4.0, 2.0])
-    together = step_time(varied(LLAMA_70B, {"tp": tp, "micro_batch": micro}), C).total
+    together = step_time(cases_with(LLAMA_70B, {"tp": tp, "micro_batch": micro}), C).total
     alone = [seconds(tp=t, micro_batch=b) for t, b in zip(tp, micro, strict=True)]
     assert together.tolist() == pytest.approx(alone)
 
@@ -266,4 +266,4 @@ def test_who_fills_a_pipeline_has_the_cores_of_those_that_wait():
 def test_products_stay_below_the_best_that_anybody_published(device: str, published: float):
     here = machine(device)
     x = cases_of([replace(LLAMA_70B, generation=here.generation, peak_16bit=here.peak_16bit())])
-    assert 0.75 * published < product_rate(x, C)[0] < published
+    assert 0.75 * published < gemm_rate(x, C)[0] < published

@@ -10,7 +10,7 @@ from paceline.core.layout import Layout
 from paceline.estimate.estimates import estimates_of_layouts
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.case import Floats
-from paceline.estimate.model.coefficients import named
+from paceline.estimate.model.coefficients import coefficient_values
 from paceline.estimate.model.step import step_time
 from paceline.estimate.request import EstimateRequest
 from paceline.files.recipe import load_recipe
@@ -69,7 +69,7 @@ class World:
         evidence = shipped().fit()
         moved = self._random.multivariate_normal(evidence.centre, evidence.covariance)
         x = self.candidates.x
-        physics = step_time(x, named(moved)).total if x else np.ones(len(z))
+        physics = step_time(x, coefficient_values(moved)).total if x else np.ones(len(z))
         self.truth: Floats = physics * np.exp(z @ slopes)
 
     def measure(self, row: int) -> TrialOutcome:
