@@ -20,7 +20,7 @@ def on_config(config: Any) -> Any:
     """Set the addresses of the site and the repository."""
     urls = project_urls()
     config.site_url = urls["Documentation"]
-    config.repo_url = urls["Repository"]
+    config.repo_url, config.repo_name = urls["Repository"], "Source code"
     return config
 
 
