@@ -1,15 +1,15 @@
-"""What the docs show of declarations: JSON Schemas, refused layouts, and log formats.
+"""JSON Schemas of all file formats.
 
-`python -m paceline.schemas docs/schemas` writes the schemas there and the tables into pages of the
-folder above it; tests compare both with this module.
+`python -m paceline.schemas docs/schemas` writes them, and the generated parts of the reference
+pages (`paceline.reference`) in the folder above. Tests fail if either is out of date.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -19,19 +19,19 @@ from paceline.compare.sequential.judgement import SequentialComparison
 from paceline.core.assets import Manifest
 from paceline.core.bundle import Bundle
 from paceline.core.hardware import Device, Link
-from paceline.core.layout_checks import NATIVE_SIZE_RULES, RULES, SIZE_RULES
 from paceline.core.result import Result
 from paceline.core.run_inputs import RunInputs
 from paceline.core.site import Site
 from paceline.core.telemetry import TelemetrySample, TelemetryStart
-from paceline.engines import log_formats
 from paceline.estimate.calibrate.calibration import Calibration
 from paceline.explain.explanation import Explanation
 from paceline.files.documents import write_text
 from paceline.files.events import EndEvent, EvalEvent, MemoryEvent, StartEvent, StepEvent
+from paceline.files.field_docs import docstrings
 from paceline.files.recipe import Recipe
 from paceline.files.references import Source
 from paceline.files.run_folder import RunRecord
+from paceline.files.yaml_file import models_in
 from paceline.layouts.sweep.result import SweepResult
 from paceline.layouts.tune.result import TuneResult
 from paceline.logs.parsed_log import ParsedLog
@@ -40,6 +40,7 @@ from paceline.machines.slurm.foreign import SubmittedScript
 from paceline.machines.slurm.record import SlurmRecord
 from paceline.mlperf.run.trials import SeriesAnswer, TrialSeries
 from paceline.profiles.profile import Profile
+from paceline.reference import PAGES, with_generated
 from paceline.runs.bundles.verification import BundleCheck
 from paceline.runs.difference import RunDiff
 from paceline.runs.goodput.ledger import GoodputLedger
@@ -92,75 +93,48 @@ FORMATS: dict[str, type[BaseModel]] = {
 }
 
 
-TABLES_BEGIN = "<!-- generated: python -m paceline.schemas docs/schemas -->"
-TABLES_END = "<!-- end -->"
-
-
 def schema_texts() -> dict[str, str]:
-    """File name -> JSON Schema text."""
+    """Return the text of every JSON Schema by its file name."""
     return {
-        f"{name}.schema.json": json.dumps(model.model_json_schema(), indent=2) + "\n"
+        f"{name}.schema.json": json.dumps(described_schema(model), indent=2) + "\n"
         for name, model in FORMATS.items()
     }
 
 
-def layout_tables() -> str:
-    """The refused combinations and the conditions on sizes, as Markdown."""
-    rules = [
-        f"| {' with '.join(f'`{name}`' for name in sorted(rule.features))} "
-        f"| {_whose(rule.native)} | {rule.reason} |"
-        for rule in RULES
-    ]
-    conditions = [
-        f"| {(condition.__doc__ or '').splitlines()[0].rstrip('.')} | {_whose(native)} |"
-        for native, group in ((False, SIZE_RULES), (True, NATIVE_SIZE_RULES))
-        for condition in group
-    ]
-    combinations = ["| refused together | in | reason |", "|---|---|---|", *rules]
-    sizes = ["| sizes must fit | in |", "|---|---|", *conditions]
-    return "\n".join([*combinations, "", *sizes, ""])
+def described_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON Schema of `model` with the docstrings of its fields as descriptions."""
+    schema = model.model_json_schema()
+    for definition in (schema, *schema.get("$defs", {}).values()):
+        owner = _model_named(definition.get("title", ""), model)
+        for name, text in docstrings(owner).items() if owner else ():
+            if name in definition.get("properties", {}):
+                definition["properties"][name].setdefault("description", text)
+    return schema
 
 
-def log_format_table() -> str:
-    """Return the formats that `parse` recognizes, in the order of their titles, as Markdown."""
-    rows = [
-        f"| `{name}` | {kind.title} | {kind.example.replace('|', chr(92) + '|')} | {kind.numbered} "
-        f"| {f'`{kind.convention}`' if kind.convention else '-'} |"
-        for name, kind in sorted(log_formats().items(), key=lambda item: item[1].title.lower())
-    ]
-    head = (
-        "| `--engine` | framework | a step line looks like | step number | printed FLOP/s count |"
-    )
-    return "\n".join([head, "|---|---|---|---|---|", *rows, ""])
-
-
-PAGES: Mapping[str, Callable[[], str]] = {
-    "layouts.md": layout_tables,
-    "logs.md": log_format_table,
-}
-"""Pages of the docs, and the tables that are generated for them."""
-
-
-def with_tables(page: str, tables: str) -> str:
-    """Return `page` with `tables` between its two marks."""
-    before, _, rest = page.partition(TABLES_BEGIN)
-    _, end, after = rest.partition(TABLES_END)
-    return f"{before}{TABLES_BEGIN}\n{tables}{end}{after}" if end else page
+def _model_named(title: str, root: type[BaseModel]) -> type[BaseModel] | None:
+    """Return the class of a definition, searched among the fields of `root`."""
+    pending, seen = [root], {root}
+    while pending:
+        model = pending.pop()
+        if model.__name__ == title:
+            return model
+        for field in model.model_fields.values():
+            new = set(models_in(field.annotation)) - seen
+            seen |= new
+            pending += new
+    return None
 
 
 def main() -> None:
-    """Write every schema into the folder given as the only argument, and the tables beside it."""
+    """Write every schema into the folder given as the only argument, and the pages beside it."""
     folder = Path(sys.argv[1])
     for name, text in schema_texts().items():
         write_text(folder / name, text)
-    for name, tables in PAGES.items():
+    for name, generated in PAGES.items():
         page = folder.parent / name
         if page.exists():
-            write_text(page, with_tables(page.read_text(encoding="utf-8"), tables()))
-
-
-def _whose(native: bool) -> str:
-    return "the native trainer" if native else "every engine"
+            write_text(page, with_generated(page.read_text(encoding="utf-8"), generated()))
 
 
 if __name__ == "__main__":

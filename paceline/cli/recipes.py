@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +22,8 @@ from paceline.cli.output import (
 from paceline.cli.terminal import echo
 from paceline.core.shape import num_parameters
 from paceline.core.units import count
-from paceline.files.recipe import Recipe, load_recipe, override_keys, recipe_names, recipe_path
+from paceline.files.field_docs import field_docs
+from paceline.files.recipe import Recipe, load_recipe, recipe_names, recipe_path
 from paceline.report.document import Column
 
 
@@ -30,7 +32,7 @@ def recipes(
         str | None, typer.Argument(help="Recipe name or file whose YAML is printed.")
     ] = None,
     fields: Annotated[
-        bool, typer.Option("--fields", help="List all fields that --set can override.")
+        bool, typer.Option("--fields", help="List all fields that --set takes, with their meaning.")
     ] = False,
     where: Where = None,
     form: TableForm = TableFormat.text,
@@ -107,5 +109,10 @@ def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _print_fields(where: list[str] | None, form: TableFormat) -> None:
-    rows = select_rows([{"field": key} for key in override_keys()], where)
-    emit_table(rows, [Column("field", "field")], form)
+    docs = [asdict(doc) for doc in field_docs(Recipe)]
+    rows = select_rows(sorted(docs, key=lambda row: row["field"]), where)
+    columns = [
+        Column(name, name, wraps=name == "meaning")
+        for name in ("field", "type", "default", "meaning")
+    ]
+    emit_table(rows, columns, form)

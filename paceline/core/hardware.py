@@ -92,11 +92,11 @@ class SshSettings(Value):
     """How hosts are reached; everything else is in the user's own ssh configuration."""
 
     config: str | None = None
-    """A configuration file instead of ~/.ssh/config (`ssh -F`)."""
+    """SSH configuration file in place of ~/.ssh/config."""
     connect_timeout_s: PositiveInt = 10
-    """A host that does not answer for so long is dead."""
+    """Seconds after which a host that does not answer counts as down."""
     alive_interval_s: PositiveInt = 5
-    """Seconds between signs of life; three that stay out are a lost connection."""
+    """Seconds between keep-alive messages. Three missing ones are a lost connection."""
 
 
 @dataclass(frozen=True)
@@ -117,27 +117,35 @@ class SlurmSettings(Value):
     """
 
     partition: Annotated[str | None, SlurmOption("partition", "SBATCH_PARTITION")] = None
+    """Partition of the jobs."""
     account: Annotated[str | None, SlurmOption("account", "SBATCH_ACCOUNT")] = None
+    """Account of the jobs."""
     qos: Annotated[str | None, SlurmOption("qos", "SBATCH_QOS")] = None
+    """Quality of service of the jobs."""
     reservation: Annotated[str | None, SlurmOption("reservation", "SBATCH_RESERVATION")] = None
+    """Reservation of the jobs."""
     constraint: Annotated[str | None, SlurmOption("constraint", "SBATCH_CONSTRAINT")] = None
+    """Node features that the jobs require."""
     gres: Annotated[str | None, SlurmOption("gres", "SBATCH_GRES", in_steps=True)] = None
-    """Generic resources a node; None asks for the GPUs of the run, `none` leaves the option out."""
+    """Generic resources per node. Unset requests the GPUs of the run, `none` omits the option."""
     cpus_per_task: Annotated[PositiveInt | None, SlurmOption("cpus-per-task")] = None
-    """CPUs a node, because there is one task a node."""
+    """CPUs per node; there is one task per node."""
     hint: Annotated[str | None, SlurmOption("hint", "SBATCH_HINT")] = None
-    """How CPUs are used, for example `nomultithread`."""
+    """CPU usage hint, for example `nomultithread`."""
     exclude: Annotated[tuple[str, ...], SlurmOption("exclude")] = ()
+    """Nodes that are not used."""
     segment: Annotated[PositiveInt | None, SlurmOption("segment", "SBATCH_SEGMENT_SIZE")] = None
-    """Nodes that must lie in one block of the network."""
+    """Number of nodes that must be in one block of the network."""
     container_image: str | None = None
-    """Needs the Pyxis plugin."""
+    """Container image of the jobs. Needs the Pyxis plugin."""
     container_mounts: tuple[str, ...] = ()
+    """Mounts of the container."""
     requeue: bool = False
+    """Allow Slurm to requeue the jobs."""
     retries: NonNegativeInt = 1
-    """How often a job that lost a node is started anew without that node."""
+    """Number of times that a job is restarted without a node that it lost."""
     allocation: str | None = None
-    """Number of a running job inside which runs are steps."""
+    """Id of a running job; runs become steps of it."""
 
     @classmethod
     def declared_options(cls) -> dict[str, SlurmOption]:
@@ -189,34 +197,45 @@ class Cluster(Value):
     """
 
     name: RunLabel[str]
+    """Name of the cluster."""
     device: str
-    """A name of the device catalog."""
+    """Device of the nodes, by a name of `paceline devices`."""
     device_label: RunLabel[str | None] = None
-    """What the machine itself calls its device, for example the CPU's model name."""
+    """Name that the machine reports for its device, for example the CPU model."""
     nodes: PositiveInt = 1
+    """Number of nodes."""
     devices_per_node: PositiveInt
+    """Devices per node, with one rank each."""
     device_memory_bytes: RunLabel[PositiveFloat | None] = None
-    """Overrides the catalog; for `cpu` the host memory divided by the processes."""
+    """Memory per device, in place of the catalog's value. For `cpu`, host memory divided by the
+    processes."""
     intra_link: str | None = None
+    """Link between the devices of a node, by a name of `paceline devices --links`."""
     inter_link: str | None = None
+    """Link between nodes, by a name of `paceline devices --links`."""
     launcher: RunLabel[LauncherName] = "local"
+    """How programs start on the nodes."""
     hosts: RunLabel[tuple[str, ...]] = ()
-    """The hosts of a run in the order of its ranks; without them Slurm chooses."""
+    """Hosts in the order of their ranks. Without them Slurm chooses."""
     interface: RunLabel[str | None] = None
-    """Network interface of rendezvous and collectives, for example ib0; None leaves it to torch."""
+    """Network interface of rendezvous and collectives, for example ib0. Unset leaves the choice
+    to torch."""
     bind: str = "none"
-    """What ranks are bound to: `auto` (the cores nearest their device), `none`, or a file."""
+    """CPU binding of ranks: `auto` (the cores nearest to the device), `none`, or a file."""
     ssh: RunLabel[SshSettings] = SshSettings()
+    """SSH settings."""
     slurm: RunLabel[SlurmSettings] = SlurmSettings()
+    """Slurm settings."""
     python: str | None = None
-    """Interpreter on the nodes; None is the one that runs Paceline, in a container its python3."""
+    """Python interpreter on the nodes. Unset is the one that runs Paceline, or `python3` in a
+    container."""
     stage: RunLabel[str | None] = None
-    """Folder of staged assets on the nodes' own disks, as `paceline stage` copies them there.
-
-    None is the one of this machine, which all see.
-    """
+    """Folder of staged assets on the local disks of the nodes. Unset is the shared folder of
+    this machine."""
     threads_per_device: PositiveInt | None = None
+    """CPU threads per rank."""
     env: dict[str, str] = {}
+    """Environment variables of the training program. Secrets are redacted in stored files."""
 
     @field_validator("hosts")
     @classmethod

@@ -35,26 +35,37 @@ class Layout(Value):
     """Sizes of the parallel axes; data parallelism is what remains of the world."""
 
     tp: ModelAxis = 1
+    """Tensor-parallel size."""
     pp: ModelAxis = 1
+    """Pipeline-parallel size."""
     cp: ModelAxis = 1
+    """Context-parallel size."""
     vp: OtherAxis = 1
+    """Virtual pipeline stages per rank."""
     ep: OtherAxis = 1
+    """Expert-parallel size."""
     zero_stage: Literal[0, 1, 2, 3] = 0
+    """ZeRO stage: 0 is DDP, 1 shards the optimizer, 2 also the gradients, 3 also the weights
+    (FSDP)."""
     micro_batch: PositiveInt = 1
+    """Sequences per forward pass."""
     recompute: Recompute = "none"
+    """Activation checkpointing: `selective` recomputes attention, `full` whole blocks, `budget`
+    what `recompute_budget` demands."""
     recompute_budget: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Of recompute=budget: the share that may be kept of the activations that lie between full
-    recomputation (0) and none (1)."""
+    """With `recompute: budget`, the share of activations that is kept, from 0 (full
+    recomputation) to 1 (none)."""
     schedule: Schedule = "1f1b"
+    """Pipeline schedule. `1f1b` with `vp` above 1 is interleaved."""
     sequence_parallel: bool = False
+    """Shard activations along the sequence within a tensor-parallel group."""
     dp_shard: PositiveInt | None = None
-    """Ranks of dp x cp that share one copy of what ZeRO-2 and 3 shard; None is all of them, fewer
-    is hybrid sharding (HSDP)."""
+    """Data-parallel ranks that share one sharded copy (HSDP). Unset shards over all of them."""
     cp_exchange: Exchange = "all-gather"
-    """How context-parallel ranks see each other's keys and values."""
+    """Exchange of keys and values among context-parallel ranks."""
     gradient_sync: GradientSync | None = None
-    """The micro-batches of a step after which gradients are averaged; None is what the ZeRO stage
-    does by itself: 0 and 1 after the last one, 2 and 3 after every one."""
+    """Reduce gradients after `every` micro-batch or after the `last` one. Unset is `last` for
+    ZeRO 0 and 1, `every` for 2 and 3."""
 
     @property
     def model_devices(self) -> int:

@@ -23,27 +23,35 @@ class MMDiTShape(Value):
     """A Flux transformer without guidance: sizes of its blocks, of its latents and of its text."""
 
     kind: Literal["mmdit"]
+    """Kind of model."""
     hidden_size: PositiveInt
+    """Width of the model."""
     num_heads: PositiveInt
+    """Number of attention heads."""
     num_double_blocks: BlockCount
+    """Number of blocks with separate weights for text and image."""
     num_single_blocks: BlockCount
+    """Number of blocks that process text and image as one sequence."""
     mlp_ratio: PositiveInt = 4
+    """Width of the MLP relative to the model."""
     latent_channels: PositiveInt = 16
     """Channels of the autoencoder's latents."""
     latent_size: PositiveInt
-    """Height and width of the latents: an eighth of the image's."""
+    """Height and width of the latents, an eighth of the image."""
     patch_size: PositiveInt = 2
     """Height and width of the patches that become one token each."""
     text_len: PositiveInt
     """Tokens of the encoded text."""
     text_width: PositiveInt
+    """Width of the encoded text."""
     pooled_width: PositiveInt
-    """Width of the one vector that stands for the whole text."""
+    """Width of the pooled text vector."""
     rope_axes: tuple[PositiveInt, PositiveInt, PositiveInt] = (16, 56, 56)
-    """Parts of a head that turn with a token's index, row and column."""
+    """Features of a head that rotate with index, row and column."""
     rope_theta: PositiveFloat = 10_000.0
+    """Base of the rotary embedding."""
     text_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of the samples whose text is replaced by the encoding of no text."""
+    """Fraction of samples whose text is replaced by the empty text."""
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:

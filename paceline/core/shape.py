@@ -22,15 +22,15 @@ class LatentAttention(Value):
     """
 
     q_lora_rank: PositiveInt | None = None
-    """Width of the vector that queries come from; None means the stream itself."""
+    """Width of the compressed queries. Unset projects queries from the hidden state."""
     kv_lora_rank: PositiveInt
-    """Width of the vector that keys and values come from."""
+    """Width of the compressed keys and values."""
     qk_nope_head_dim: PositiveInt
-    """Features of a head's query and key that do not rotate."""
+    """Features per head of queries and keys without rotary embedding."""
     qk_rope_head_dim: PositiveInt
-    """Features that do."""
+    """Features per head of queries and keys with rotary embedding; all heads share their key."""
     v_head_dim: PositiveInt
-    """Width of a head's values."""
+    """Width of the values of one head."""
 
     @property
     def qk_head_dim(self) -> int:
@@ -68,72 +68,90 @@ class DecoderShape(Value):
     """A decoder-only transformer: GPT-2/Megatron, OPT and Llama are settings of it."""
 
     kind: Literal["decoder"] = "decoder"
+    """Kind of model: `decoder`, or `mmdit` for a Flux diffusion transformer."""
     num_layers: BlockCount
+    """Number of transformer blocks."""
     hidden_size: PositiveInt
+    """Width of the model."""
     num_heads: PositiveInt
+    """Number of query heads."""
     num_kv_heads: PositiveInt | None = None
-    """Key/value heads (grouped-query attention); None means one per query head."""
+    """Number of key/value heads (grouped-query attention). Unset is one per query head."""
     head_size: PositiveInt | None = None
-    """Width of one head; None means hidden_size / num_heads."""
+    """Width of one head. Unset is `hidden_size` / `num_heads`."""
     ffn_size: PositiveInt
-    """Width inside the MLP, or inside each expert's."""
+    """Width of the MLP, or of each expert."""
     num_experts: PositiveInt = 1
-    """MLPs of a block (mixture of experts), each for the tokens that a router sends it."""
+    """Number of experts per block (mixture of experts)."""
     experts_per_token: PositiveInt = 1
+    """Number of experts that each token is routed to."""
     shared_ffn_size: NonNegativeInt = 0
-    """Width of an MLP that all tokens pass beside their experts."""
+    """Width of the shared expert. 0 is none."""
     vocab_size: PositiveInt
+    """Size of the vocabulary."""
     vocab_multiple: PositiveInt = 1
-    """The embedding is padded to a multiple of this (Megatron: 128 x tp)."""
+    """The embedding is padded to a multiple of this number times `tp` (Megatron: 128)."""
     gated_ffn: bool = False
+    """Use a gated MLP with three matrices (SwiGLU or GeGLU)."""
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "gelu"
+    """Activation function of the MLP."""
     norm: Literal["rmsnorm", "layernorm"] = "layernorm"
+    """Kind of normalization."""
     norm_position: Literal["pre", "post", "both"] = "pre"
-    """Before attention and MLP, behind the sums, or before and behind both of them (Gemma)."""
+    """Position of the norms: before attention and MLP, after the residual sum, or before and
+    after both (Gemma)."""
     norm_eps: PositiveFloat = 1e-5
+    """Epsilon of the norms."""
     norm_zero_centered: bool = False
-    """Norms multiply by 1 + their weight (Gemma)."""
+    """Norms multiply by 1 + weight (Gemma)."""
     qk_norm: bool = False
-    """A norm of every query and key head, before its rotation."""
+    """Normalize queries and keys per head before the rotary embedding."""
     final_norm: bool = True
+    """Apply a norm before the output head."""
     embedding_norm: bool = False
-    """A norm directly after the embedding (BigScience's `--embed-layernorm`)."""
+    """Apply a norm after the embedding (BigScience's `--embed-layernorm`)."""
     positions: Literal["rope", "learned"] = "learned"
+    """Kind of position embedding."""
     max_positions: PositiveInt = 2048
+    """Longest sequence of learned positions."""
     position_offset: NonNegativeInt = 0
     """Unused leading rows of the position table (OPT: 2)."""
     rope_theta: PositiveFloat = 10_000.0
+    """Base of the rotary embedding."""
     rope_local_theta: PositiveFloat | None = None
-    """Base in the layers with a window, unscaled; None means that all layers rotate alike."""
+    """Base of the rotary embedding in sliding-window layers. Unset is the same in all layers."""
     rope_scaling_factor: PositiveFloat = 1.0
-    """Positions are divided by this before they rotate (linear scaling)."""
+    """Positions are divided by this factor (linear scaling)."""
     rope_attention_factor: PositiveFloat = 1.0
-    """What rotated queries and keys are multiplied with (LongRoPE, YaRN)."""
+    """Factor of the rotated queries and keys (LongRoPE, YaRN)."""
     partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of a head that rotates, its first features."""
+    """Fraction of the features of a head that rotate."""
     sliding_window: PositiveInt | None = None
-    """Tokens that a token attends to at most, itself and those before it; None means all."""
+    """Number of tokens that each token attends to, including itself. Unset is all."""
     sliding_window_pattern: PositiveInt | None = None
-    """Every so many-th layer has no window; None means that all have it."""
+    """Every N-th layer has full attention (Gemma 3: 6). Unset gives every layer the window."""
     query_pre_attn_scalar: PositiveFloat | None = None
-    """Scores are divided by its root; None means by that of the head's width."""
+    """Attention scores are divided by the square root of this number. Unset is the head width."""
     scale_embedding: bool = False
-    """Token vectors are multiplied by the root of hidden_size."""
+    """Multiply token embeddings by the square root of `hidden_size` (Gemma)."""
     bias: bool = True
+    """Use biases in linear layers."""
     tied_embeddings: bool = True
+    """Share the weights of embedding and output head."""
     embedding_size: PositiveInt | None = None
-    """Width of the token embedding if it differs from hidden_size (OPT-350M: 512)."""
+    """Width of the token embedding if it differs from `hidden_size` (OPT-350M: 512)."""
     latent_attention: LatentAttention | None = None
-    """Keys and values from one narrow vector a token (DeepSeek); None means a product for each."""
+    """Multi-head latent attention (DeepSeek). Unset uses standard attention."""
     first_dense_layers: NonNegativeInt = 0
-    """Layers ahead of those with experts, each with one MLP of `dense_ffn_size`."""
+    """Number of leading layers with a dense MLP instead of experts."""
     dense_ffn_size: PositiveInt | None = None
+    """Width of the MLP of those leading layers."""
     mtp_layers: MoreBlocks = 0
-    """Blocks behind the last that each predict one token more (arXiv:2412.19437, section 2.2)."""
+    """Number of multi-token prediction layers (arXiv:2412.19437, section 2.2)."""
     dropout: Share = 0.0
-    """Share of what embedding, attention and MLP add to the stream that training drops."""
+    """Dropout of the embedding and of the outputs of attention and MLP."""
     attention_dropout: Share | None = None
-    """The same of attention's probabilities; None is as `dropout`."""
+    """Dropout of attention probabilities. Unset is the same as `dropout`."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -304,14 +322,17 @@ class LoraSpec(Value):
     """Low-rank adapters on linear layers (Hu et al., arXiv:2106.09685)."""
 
     rank: PositiveInt
+    """Rank of the adapters."""
     alpha: PositiveFloat
+    """Numerator of the adapters' scale, alpha / rank."""
     targets: tuple[LoraTarget, ...]
+    """Linear layers that get an adapter."""
     dropout: Share = 0.0
-    """Share of an adapter's inputs that are dropped."""
+    """Dropout of the adapters' inputs."""
     lr: PositiveFloat | None = None
-    """The adapters' highest learning rate; None is `training.lr`, as of what trains beside them."""
+    """Highest learning rate of the adapters. Unset is `training.lr`."""
     train_rest: bool = False
-    """Embeddings, biases and norms train as well (DeepSpeed-Chat without only_optimize_lora)."""
+    """Also train embeddings, biases and norms."""
 
 
 def linear_sizes(shape: Shape) -> dict[LoraTarget, tuple[int, int]]:

@@ -17,26 +17,27 @@ class FabricLevel(Value):
     """One level of a fabric: how many neighbouring devices it joins, and how fast."""
 
     name: str = Field(min_length=1, max_length=40)
+    """Name of the level."""
     devices: PositiveInt | None = None
-    """That it joins; None, of the last level alone, joins all."""
+    """Number of devices that the level connects. Unset, allowed for the last level only,
+    connects all."""
     link: str | None = None
-    """A link of the catalog, a device's rate (450 GB/s) or a node's ports (8x400 Gb/s).
-
-    None has the rate of the level below, and of the first two levels what is usual.
-    """
+    """A link of the catalog, a rate per device (450 GB/s) or the ports of a node (8x400 Gb/s).
+    Unset takes the rate of the level below."""
     oversubscription: Annotated[float, Field(ge=1, le=1000)] = 1.0
-    """What the level below can send over what this one can carry, where all send at once."""
+    """Bandwidth of the level below divided by the bandwidth of this level."""
     latency_s: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """One way, beyond what links inside a node and one network have as a rule."""
+    """Additional one-way latency in seconds."""
 
 
 class Site(Cluster):
     """A cluster's file: what runs need of it, and its fabric for estimates."""
 
     fabric: tuple[FabricLevel, ...] = Field(default=(), max_length=MAX_LEVELS)
-    """From the links of a device outwards; the first is the fast domain."""
+    """Levels of the network, from the links of a device outwards. The first level is the NVLink
+    domain."""
     placement: Literal["in-order", "scattered"] = "in-order"
-    """Whether neighbouring ranks share the levels of the network, or nodes lie anywhere."""
+    """`in-order` if neighbouring ranks share a switch, `scattered` if nodes are anywhere."""
 
     @model_validator(mode="after")
     def _levels_hold_each_other(self) -> Site:

@@ -45,14 +45,16 @@ class LrSchedule(Value):
     """
 
     kind: Decay = "constant"
-    """What follows the warm-up."""
+    """Shape of the learning rate after the warm-up."""
     warmup: NonNegativeInt = 0
-    """Length of the linear warm-up."""
+    """Length of the linear warm-up, in `unit`."""
     decay: PositiveInt | None = None
-    """Where min_lr is reached, the warm-up included; None is the end of training."""
+    """Point at which `min_lr` is reached, counted from the start of training. Unset is the end
+    of training."""
     min_lr: NonNegativeFloat = 0.0
+    """Lowest learning rate."""
     unit: ScheduleUnit = "steps"
-    """What `warmup` and `decay` count."""
+    """Unit of `warmup` and `decay`."""
 
     @model_validator(mode="after")
     def _falls_after_rising(self) -> Self:
@@ -69,10 +71,11 @@ class LossScale(Value):
     """fp16's dynamic loss scale; an overflow skips its step, and dtypes besides fp16 need none."""
 
     initial: PositiveFloat = 65536.0
+    """Initial dynamic loss scale of fp16. Other dtypes do not use it."""
     window: PositiveInt = 2000
-    """Good steps in a row after which it doubles."""
+    """Number of consecutive good steps after which the scale doubles."""
     hysteresis: PositiveInt = 1
-    """Which overflow since it last grew halves it for the first time; all after it do as well."""
+    """Number of overflows since the last growth before the scale is halved."""
 
 
 class RampUp(Value):
@@ -80,8 +83,11 @@ class RampUp(Value):
     `--rampup-batch-size` lets it."""
 
     start: PositiveInt
+    """Global batch of the first step."""
     increment: PositiveInt
+    """Samples by which the batch grows each time."""
     samples: PositiveInt
+    """Samples after which the batch has its full size."""
 
     def sizes(self, global_batch: int) -> list[tuple[int, int]]:
         """(until, batch) pairs: the batch while fewer than `until` samples are behind.
@@ -113,65 +119,76 @@ class Evaluation(Value):
     """When training stops for a look at samples that it never trains on, and when for good."""
 
     every_samples: PositiveInt
-    """Samples between two evaluations, rounded up to whole batches."""
+    """Training samples between two evaluations, rounded up to whole batches."""
     skip_first: NonNegativeInt = 0
-    """Evaluations at the start that are left out."""
+    """Number of evaluations at the start that are skipped."""
     samples: PositiveInt
     """Held-out samples of one evaluation."""
     target: PositiveFloat | None = None
-    """Training ends when the held-out loss is not above it; None only evaluates."""
+    """Held-out loss that ends the training. Unset only evaluates."""
     path: str | None = None
-    """A file of held-out samples; None keeps the last ones of the training's data apart."""
+    """File of held-out samples. Unset holds out the last samples of the training data."""
     loss_mask: str | None = None
-    """A file with a byte for each token held out: where it is 0 the loss does not count it."""
+    """File with one byte per held-out token; tokens with byte 0 do not count in the loss."""
     mean: Literal["targets", "samples"] = "targets"
-    """What counts the same: every target, or every sample with the mean loss of its targets."""
+    """`targets` weights every target equally, `samples` weights every sample equally."""
 
 
 class MlperfLog(Value):
     """What an MLPerf log states about a run besides what the run itself knows."""
 
     benchmark: Annotated[str, StringConstraints(pattern=r"^\w{1,60}$")]
-    """The rules' name of it."""
+    """Name of the benchmark in the MLPerf rules."""
     org: Label
-    """Who would submit."""
+    """Name of the submitting organization."""
     platform: Label
+    """Name of the system."""
     division: Literal["closed", "open"] = "closed"
+    """MLPerf division."""
     status: Label = "Research, Development, or Internal (RDI)"
-    """Availability of the system, in the rules' words."""
+    """Availability of the system, in the words of the rules."""
     warmup_steps: Annotated[int, Field(ge=0, le=1000)] = 2
-    """Steps on random samples before the clock starts, which leave nothing behind."""
+    """Steps on random samples before the clock starts. Their effect on the model is undone."""
     cache_cleared: bool | None = None
-    """Whether file caches were dropped before this run; None when nobody says."""
+    """Whether the file caches were dropped before the run. Unset logs nothing."""
 
 
 class TrainingBase(Value):
     """What is trained, apart from the model's shape, the batch and the dtype."""
 
     seq_len: PositiveInt
+    """Tokens per sample."""
     steps: PositiveInt
+    """Number of optimizer steps."""
     matmul_precision: MatmulPrecision = "high"
-    """torch.set_float32_matmul_precision for fp32 matrix products."""
+    """Precision of fp32 matrix products, as in torch.set_float32_matmul_precision."""
     fp8_recipe: Fp8Recipe = DEFAULT_FP8_RECIPE
-    """What shares a scale when dtype is fp8, by torchao's names."""
+    """Scaling of fp8 matrix products, by torchao's names."""
     lr: PositiveFloat = 3e-4
-    """The highest learning rate."""
+    """Highest learning rate."""
     lr_schedule: LrSchedule = LrSchedule()
+    """Warm-up and decay of the learning rate."""
     loss_scale: LossScale = LossScale()
+    """Dynamic loss scale of fp16."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
+    """Beta 1 and beta 2 of Adam."""
     eps: PositiveFloat = 1e-8
+    """Epsilon of Adam."""
     weight_decay: NonNegativeFloat = 0.1
+    """Weight decay of matrices."""
     grad_clip: NonNegativeFloat = 1.0
-    """Largest gradient norm; 0 switches clipping off."""
+    """Largest gradient norm. 0 disables clipping."""
     seed: NonNegativeInt = 1234
+    """Seed of the initial weights and of the data order."""
     total_tokens: PositiveFloat | None = USUAL_TOKENS
-    """Length of the whole training for which days are computed."""
+    """Length of the full training, from which the days to train are computed."""
     ramp_up: RampUp | None = None
-    """A smaller batch at first; None trains all steps with the whole one."""
+    """Batch ramp-up. Unset trains all steps with the full batch."""
     evaluation: Evaluation | None = None
-    """None trains all steps and looks at nothing else."""
+    """Evaluation on held-out samples. Unset never evaluates."""
     initial_weights: str | None = None
-    """A checkpoint, or a run (its latest one is meant), of which only the weights are taken."""
+    """Checkpoint, run (its latest checkpoint) or Hugging Face folder from which the weights are
+    loaded."""
 
     @property
     def to_target(self) -> bool:
@@ -208,10 +225,10 @@ class Training(TrainingBase):
     """TrainingBase with everything resolved."""
 
     global_batch: PositiveInt
-    """Sequences per optimizer step over all devices, once a ramp-up is over."""
+    """Sequences per optimizer step over all devices, after the ramp-up."""
     dtype: Dtype
     compile: Compile = "none"
-    """`blocks`: torch.compile for every transformer block."""
+    """`blocks` compiles every transformer block with torch.compile."""
 
     @property
     def batches(self) -> list[int]:
@@ -224,32 +241,37 @@ class Data(Value):
     """Where tokens come from."""
 
     source: DataSource = "synthetic"
+    """Kind of data. `stdlib` is the text of Python's standard library, `indexed` is Megatron's
+    .bin and .idx."""
     path: str | None = None
-    """File for `text`, `jsonl` and `tokens`; for `indexed` PREFIX of a .bin and an .idx.
-
-    The index of `latents`; for `webdataset` the folder of its shards.
-    """
+    """File of `text`, `jsonl` and `tokens`; prefix of the .bin and .idx of `indexed`; index of
+    `latents`; folder of the shards of `webdataset`."""
     blend: tuple[tuple[str, PositiveFloat], ...] = ()
-    """(prefix, weight) of several indexed data sets, in place of `path`."""
+    """Several indexed data sets with weights, in place of `path`: `[[pile-0, 0.7], [pile-1,
+    0.3]]`."""
     tokenizer: str | None = None
-    """A tokenizer.json by which `text` and `jsonl` become an indexed data set; None: bytes."""
+    """A tokenizer.json, or its folder, for `text` and `jsonl`. Unset reads bytes."""
     token_dtype: Literal["uint16", "uint32", "int32", "int64"] = "uint16"
+    """Element type of a token file."""
     text_key: str = "text"
     """Field of a jsonl record that holds the text."""
     real_tokens_per_sample: PositiveFloat | None = None
-    """Mean unpadded tokens of what synthetic samples stand for; counted where the data is real."""
+    """Mean number of unpadded tokens that a synthetic sample stands for. Real data is counted."""
     packing: Literal["packed", "padded"] = "packed"
-    """`packed`: windows of one line of tokens; `padded`: a record a sample, cut or filled up."""
+    """`packed` cuts one stream of tokens into windows, `padded` takes one record per sample and
+    pads or cuts it."""
     document_mask: bool = False
-    """Tokens of a packed window attend to their own document alone, at positions from its start."""
+    """Restrict attention to the document of each token, with positions from the start of the
+    document."""
     loss_on: Literal["all", "text"] = "all"
-    """What the loss of padded samples is taken over: every position, or no padding."""
+    """Positions of padded samples that count in the loss: `all`, or `text` without padding."""
     loss_mask: str | None = None
-    """A file with a byte for each token of `path`: where it is 0 the loss does not count it."""
+    """File with one byte per token of `path`; tokens with byte 0 do not count in the loss."""
     split: tuple[NonNegativeFloat, ...] | None = None
-    """Sizes of parts in proportion to each other, as DeepSpeed-Chat's `--data_split 2,4,4`."""
+    """Relative sizes of parts, as in DeepSpeed-Chat's `--data_split 2,4,4`. Unset uses all
+    samples."""
     split_part: NonNegativeInt = 0
-    """The part that is trained on and evaluated by, the first one 0."""
+    """Index of the part that is used for training and evaluation, counted from 0."""
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -273,11 +295,11 @@ class Checkpointing(Value):
     """When the native trainer saves its state, and which state it begins with."""
 
     every: PositiveInt | None = None
-    """Steps between two checkpoints; None saves none."""
+    """Steps between two checkpoints. Unset saves none."""
     resume: str | None = None
-    """A checkpoint, or a run whose latest one is meant, to go on from in any layout."""
+    """Checkpoint, or run (its latest checkpoint), to resume from. The layout may differ."""
     asynchronous: bool = True
-    """Write in the background while training goes on."""
+    """Write checkpoints in the background while training continues."""
 
 
 def log_problem(training: TrainingBase, mlperf: MlperfLog | None) -> str | None:

@@ -58,13 +58,16 @@ class RecipeTraining(TrainingBase):
     """Training settings of a recipe: the batch per step or per device, the dtype or `auto`."""
 
     global_batch: PositiveInt | PerNode | None = None
-    """Sequences per optimizer step over all devices: a number, or `16 per node`."""
+    """Sequences per optimizer step over all devices: a number (strong scaling), or `16 per
+    node` (weak scaling)."""
     batch_per_device: PositiveInt | None = None
-    """Sequences per optimizer step and device (weak scaling)."""
+    """Sequences per optimizer step and device (weak scaling). Set either this or `global_batch`."""
     dtype: Literal["auto", "fp32", "fp16", "bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"] = "bf16"
-    """`auto`: bf16 if the device computes it natively, else fp32."""
+    """Number format of the matrix products. `auto` is bf16 where the device computes it
+    natively, else fp32."""
     compile: CompileOption = "auto"
-    """`blocks`: torch.compile for every transformer block; `auto`: only if it saves time."""
+    """`blocks` compiles every transformer block with torch.compile, `none` compiles nothing.
+    `auto` compiles if that saves time over the run."""
 
     @field_validator("global_batch", mode="before")
     @classmethod
@@ -103,43 +106,55 @@ class Recipe(Value):
     """One workload: model, training, data, layout, and the published rows to compare it with."""
 
     name: str
+    """Name of the recipe."""
     title: str
+    """One line for lists."""
     description: str = ""
+    """What the workload is and where its settings come from."""
     engine: str = "native"
-    """Name of an engine in `paceline/engines`."""
+    """Framework that trains: `native`, or another engine of `paceline engines`."""
     engine_settings: EngineSettings = {}
-    """Settings of this engine alone, by the engine's names."""
+    """Settings that only the chosen engine knows, by its own names. Unknown names are refused."""
     model: Shape
+    """Shape of the model."""
     lora: LoraSpec | None = None
+    """LoRA adapters. Unset trains all weights."""
     training: RecipeTraining
+    """Steps, batch, precision, optimizer and schedule."""
     data: Data = Data()
+    """Source of the samples."""
     layout: Layout = Layout()
+    """How the model is spread over the devices."""
     devices: PositiveInt | None = None
-    """Devices to run on; None means every accelerator, or two processes on a CPU."""
+    """Number of devices. Unset uses every GPU of the machine, or two processes on a CPU."""
     scaling: ScalingKind | None = None
-    """Scaling in `paceline scale`: `weak` (the batch grows with the devices) or `strong` (it
-    stays);
-    None means strong if `global_batch` is a number, else weak."""
+    """How the batch changes with the number of devices in `paceline scale`: `weak` (it grows)
+    or `strong` (it stays). Unset is strong if `training.global_batch` is a number, else
+    weak."""
     flops_convention: str = "causal"
+    """FLOPs convention of MFU and FLOP/s, see the page "Which MFU?"."""
     nominal_parameters: PositiveFloat | None = None
+    """Rounded parameter count that a source uses in 6 P, for the convention `six-n`."""
     time_limit_s: PositiveFloat | None = USUAL_TIME_LIMIT_S
+    """Seconds after which the run is stopped with status `timeout`."""
     hang_limit_s: PositiveFloat = 300.0
-    """Time without a finished micro-batch after which a rank counts as hung."""
+    """Seconds without progress after which a rank counts as hung."""
     memory_limit_bytes: PositiveFloat | None = None
-    """Memory that each CPU rank may allocate in addition to what it uses before the model
-    exists."""
+    """On a CPU, the memory that each rank may allocate beyond what it uses before the model is
+    built."""
     memory_parts: bool = True
-    """Trace one early step to split the peak memory by part; its time is excluded from all
+    """Track the memory of one early step by part. The time of that step is excluded from all
     figures."""
     checkpoint: Checkpointing = Checkpointing()
+    """When checkpoints are written, and which one the run starts from."""
     mlperf: MlperfLog | None = None
-    """Labels of the MLPerf log that the run writes; None for no log."""
+    """Labels of the MLPerf log that the run writes. Unset writes no MLPerf log."""
     references: tuple[str, ...] = ()
-    """Ids of reference tables or rows."""
+    """Published tables or rows, by id, that the run is compared with."""
     assets: tuple[Asset, ...] = ()
-    """Files that `paceline stage` downloads or creates."""
+    """Models, data, code and containers that `paceline stage` fetches or builds."""
     variants: dict[str, dict[str, Any]] = {}
-    """Named sets of overrides, by dotted field name."""
+    """Named sets of overrides, selected with `--variant`."""
 
     @field_validator("name")
     @classmethod

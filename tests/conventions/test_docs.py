@@ -8,20 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.verbs import VERBS
+from paceline.cli.verbs import GROUPS, VERBS
 from paceline.compare.comparability import KEYS, OF_FIGURES
 from paceline.core.flops import CONVENTIONS
 from paceline.core.layout_checks import RULES
 from paceline.core.metrics import METRICS
-from paceline.files.recipe import override_keys, recipe_names
-from paceline.schemas import (
+from paceline.core.site import FabricLevel, Site
+from paceline.files.field_docs import field_docs
+from paceline.files.recipe import Recipe, override_keys, recipe_names
+from paceline.reference import (
+    GENERATED_BEGIN,
+    GENERATED_END,
     PAGES,
-    TABLES_BEGIN,
-    TABLES_END,
+    command_reference,
     layout_tables,
-    schema_texts,
-    with_tables,
+    with_generated,
 )
+from paceline.schemas import schema_texts
 from tests.command import paceline
 from tests.logs.example import megatron_log
 
@@ -33,24 +36,35 @@ def read(name: str) -> str:
     return (ROOT / "docs" / name).read_text()
 
 
-@pytest.mark.parametrize("verb", [verb.name for table in VERBS.values() for verb in table])
-def test_every_verb_is_in_the_manual(verb: str):
-    assert re.search(rf"^## .*`paceline {verb}\b", read("usage.md"), re.MULTILINE)
+def test_every_verb_is_in_the_command_reference():
+    text = command_reference()
+    tables = {"": VERBS.values(), **{f"{group} ": [verbs] for group, verbs in GROUPS.items()}}
+    names = [f"{group}{verb.name}" for group, all_ in tables.items() for t in all_ for verb in t]
+    assert [name for name in names if f"\n## `paceline {name}`\n" not in text] == []
+
+
+def test_every_option_is_in_the_command_reference():
+    text = command_reference()
+    verbs = [verb for table in (*VERBS.values(), *GROUPS.values()) for verb in table]
+    commands = [verb.command() for verb in verbs if verb.source != "group"]
+    names = {name for command in commands for param in command.params for name in param.opts}
+    assert [name for name in names if name.startswith("--") and f"`{name}`" not in text] == []
 
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_every_metric_is_explained(metric: str):
-    assert f"`{metric}`" in read("metrics.md")
+    assert f"`{metric}`" in read("reference/metrics.md")
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_every_convention_is_explained(convention: str):
-    assert f"`{convention}`" in read("metrics.md")
+    assert f"`{convention}`" in read("concepts/which-mfu.md")
 
 
-@pytest.mark.parametrize("field", override_keys())
-def test_every_recipe_field_is_explained(field: str):
-    assert f"`{field}`" in read("recipes.md")
+def test_every_field_of_a_file_has_a_description():
+    fields = [*field_docs(Recipe), *field_docs(Site), *field_docs(FabricLevel)]
+    assert {doc.field for doc in field_docs(Recipe)} == set(override_keys())
+    assert [doc.field for doc in fields if not doc.meaning] == []
 
 
 def packages() -> list[str]:
@@ -70,20 +84,20 @@ def test_the_schemas_in_the_docs_are_todays(name: str):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_generated_tables_in_the_docs_are_todays(name: str):
-    page, tables = read(name), PAGES[name]()
-    assert tables in page and with_tables(page, tables) == page
+def test_the_generated_part_of_a_page_is_current(name: str):
+    page, text = read(name), PAGES[name]()
+    assert text in page and with_generated(page, text) == page
 
 
 def test_all_refused_layouts_are_in_their_table():
     assert all(rule.reason in layout_tables() for rule in RULES)
 
 
-def test_stale_tables_are_replaced_and_nothing_else_is():
-    page = f"# Layouts\n{TABLES_BEGIN}\nold\n{TABLES_END}\nafter\n"
-    fresh = with_tables(page, "new\n")
-    assert fresh == f"# Layouts\n{TABLES_BEGIN}\nnew\n{TABLES_END}\nafter\n"
-    assert with_tables("no marks", "new") == "no marks"
+def test_only_the_generated_part_of_a_page_is_replaced():
+    page = f"# Layouts\n{GENERATED_BEGIN}\nold\n{GENERATED_END}\nafter\n"
+    current = with_generated(page, "new\n")
+    assert current == f"# Layouts\n{GENERATED_BEGIN}\nnew\n{GENERATED_END}\nafter\n"
+    assert with_generated("no marks", "new") == "no marks"
 
 
 def documents() -> list[Path]:

@@ -1,0 +1,288 @@
+"""Reference pages of the docs, generated from the declarations in the code.
+
+`python -m paceline.schemas docs/schemas` writes them between two marks in each page.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from typer.core import TyperArgument, TyperOption
+
+from paceline.cli.verbs import GROUPS, VERBS, Verb
+from paceline.core.assets import Asset
+from paceline.core.hardware import Dtype
+from paceline.core.layout_checks import NATIVE_SIZE_RULES, RULES, SIZE_RULES
+from paceline.core.metrics import METRICS
+from paceline.core.site import FabricLevel, Site
+from paceline.core.units import GIB
+from paceline.engines import log_formats
+from paceline.files import catalog
+from paceline.files.field_docs import FieldDoc, field_docs
+from paceline.files.recipe import Recipe
+
+GENERATED_BEGIN = "<!-- generated: python -m paceline.schemas docs/schemas -->"
+GENERATED_END = "<!-- end -->"
+
+
+def with_generated(page: str, text: str) -> str:
+    """Return `page` with `text` between its two marks."""
+    before, _, rest = page.partition(GENERATED_BEGIN)
+    _, end, after = rest.partition(GENERATED_END)
+    return f"{before}{GENERATED_BEGIN}\n{text}{end}{after}" if end else page
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; a `|` in a cell is escaped."""
+    lines = [head, ["---"] * len(head), *rows]
+    cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
+
+
+def command_reference() -> str:
+    """Return every verb with its help, examples and options."""
+    parts: list[str] = []
+    for heading, verbs in VERBS.items():
+        rows = [(f"[`{verb.name}`](#paceline-{verb.name})", verb.line) for verb in verbs]
+        parts += [f"**{heading}**\n", table(("command", "what it does"), rows)]
+    for verb in (verb for verbs in VERBS.values() for verb in verbs):
+        if verb.source != "group":
+            parts += _verb(verb, f"paceline {verb.name}")
+            continue
+        members = GROUPS[verb.name]
+        rows = [
+            (f"[`{verb.name} {member.name}`](#paceline-{verb.name}-{member.name})", member.line)
+            for member in members
+        ]
+        parts += [f"## `paceline {verb.name}`\n", f"{verb.line}\n"]
+        parts.append(table(("command", "what it does"), rows))
+        for member in members:
+            parts += _verb(member, f"paceline {verb.name} {member.name}")
+    return "\n".join(parts)
+
+
+def _verb(verb: Verb, name: str) -> Iterator[str]:
+    """Yield heading, help, examples and options of one verb."""
+    command = verb.command()
+    arguments = [param for param in command.params if isinstance(param, TyperArgument)]
+    options = [param for param in command.params if isinstance(param, TyperOption)]
+    yield f"## `{name}`\n"
+    usage = " ".join([name, *map(_argument_usage, arguments), *(["[OPTIONS]"] if options else [])])
+    yield f"```text\n{usage}\n```\n"
+    yield _help(command.help or verb.line)
+    if described := [(f"`{_metavar(one)}`", one.help or "") for one in arguments if one.help]:
+        yield table(("argument", "meaning"), [(name, _sentence(text)) for name, text in described])
+    rows = [(_option_names(o), _sentence(o.help or ""), _option_default(o)) for o in options]
+    if rows:
+        yield table(("option", "meaning", "default"), rows)
+
+
+def _help(text: str) -> str:
+    """Return a help text as Markdown, with its examples in one block."""
+    prose: list[str] = []
+    examples: list[str] = []
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        lines = paragraph.splitlines()
+        if paragraph.strip() == "Examples:":
+            continue
+        if all(line.startswith("  ") for line in lines):
+            example = " ".join(line.strip() for line in lines) if _continues(lines) else None
+            examples += [example] if example else [line.strip() for line in lines]
+        else:
+            prose.append(" ".join(line.strip() for line in lines) + "\n")
+    commented = [re.sub(r"\s{2,}(?=\S)", "  # ", line, count=1) for line in examples]
+    block = ["```bash\n" + "\n".join(commented) + "\n```\n"] if examples else []
+    return "\n".join([*prose, *block])
+
+
+def _continues(lines: Sequence[str]) -> bool:
+    """Return True if only the first line of an example starts a command."""
+    return not any(line.strip().startswith("paceline ") for line in lines[1:])
+
+
+def _metavar(argument: Any) -> str:
+    return str(argument.metavar or argument.name or "").upper()
+
+
+def _argument_usage(argument: Any) -> str:
+    name = _metavar(argument) + ("..." if argument.nargs == -1 else "")
+    return name if argument.required else f"[{name}]"
+
+
+def _option_names(option: Any) -> str:
+    """Return the names of an option with the placeholder of its value."""
+    names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
+    if option.is_flag:
+        return names
+    kind = option.type_descriptor.annotation
+    origin = get_origin(kind)
+    if origin in (list, tuple):
+        kind = get_args(kind)[0]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        value = ", ".join(f"`{member.value}`" for member in kind)
+    elif get_origin(kind) is Literal:
+        value = ", ".join(f"`{choice}`" for choice in get_args(kind))
+    else:
+        named = {int: "N", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
+        value = f"`{option.metavar or named}`"
+    return f"{names} {value}"
+
+
+def _option_default(option: Any) -> str:
+    value = option.default
+    if option.required:
+        return "required"
+    if value in (None, False, (), []):
+        return ""
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, list | tuple):
+        value = ",".join(str(item) for item in value)
+    return f"`{value}`"
+
+
+def _sentence(text: str) -> str:
+    return " ".join(text.split())
+
+
+def field_table(docs: Sequence[FieldDoc]) -> str:
+    """Return fields with type, default and meaning as Markdown."""
+    rows = [(f"`{doc.field}`", doc.type, _default(doc.default), doc.meaning) for doc in docs]
+    return table(("field", "type", "default", "meaning"), rows)
+
+
+def _default(default: str) -> str:
+    return default if default in ("required", "unset") else f"`{default}`"
+
+
+RECIPE_SECTIONS: Mapping[str, str] = {
+    "": "General",
+    "training": "Training",
+    "data": "Data",
+    "layout": "Layout",
+    "model": "Model",
+    "lora": "LoRA",
+    "checkpoint": "Checkpoints",
+    "mlperf": "MLPerf log",
+}
+"""Headings of the groups of recipe fields."""
+
+
+def recipe_field_tables() -> str:
+    """Return every field that `--set` takes, one table for each group."""
+    docs = field_docs(Recipe)
+    parts: list[str] = []
+    for group, heading in RECIPE_SECTIONS.items():
+        members = [doc for doc in docs if doc.field.rpartition(".")[0].split(".")[0] == group]
+        parts += [f"### {heading}\n", field_table(members)]
+    parts += ["### Entries of `assets`\n", field_table(field_docs(Asset))]
+    return "\n".join(parts)
+
+
+def cluster_field_tables() -> str:
+    """Return every field of a cluster file."""
+    docs = field_docs(Site)
+    groups = {"": "General", "slurm": "Slurm", "ssh": "SSH"}
+    parts: list[str] = []
+    for group, heading in groups.items():
+        members = [doc for doc in docs if doc.field.rpartition(".")[0] == group]
+        parts += [f"### {heading}\n", field_table(members)]
+    parts += ["### Levels of `fabric`\n", field_table(field_docs(FabricLevel))]
+    return "\n".join(parts)
+
+
+def device_tables() -> str:
+    """Return the devices and links of the catalog."""
+    dtypes: tuple[Dtype, ...] = get_args(Dtype)
+    peaks = [
+        (
+            f"`{device.name}`",
+            *(_scaled(device.peak_flops_per_s(dtype), 1e12) for dtype in dtypes),
+            _scaled(device.memory_bytes, GIB),
+            _scaled(device.memory_bytes_per_s, 1e12),
+            _scaled(device.power_w, 1),
+        )
+        for device in catalog.devices()
+    ]
+    sides = {"intra": "devices of a node", "inter": "nodes"}
+    links = [
+        (f"`{link.name}`", sides[link.kind], _scaled(link.bytes_per_s, 1e9), link.source)
+        for link in catalog.links()
+    ]
+    return "\n".join(
+        [
+            "### Devices\n",
+            table(("device", *dtypes, "GiB", "TB/s", "W"), peaks),
+            "### Links\n",
+            table(("link", "connects", "GB/s", "source"), links),
+        ]
+    )
+
+
+def _scaled(value: float | None, unit: float) -> str:
+    if value is None:
+        return ""
+    scaled = value / unit
+    return f"{scaled:,.0f}" if scaled >= 1000 else f"{scaled:.4g}"
+
+
+def metric_table() -> str:
+    """Return the metrics that are computed from steps."""
+    rows = [(f"`{name}`", kind.title, kind.describes) for name, kind in METRICS.items()]
+    return table(("name", "title", "meaning"), rows)
+
+
+def layout_tables() -> str:
+    """Return the refused combinations and the conditions on sizes."""
+    rules = [
+        (
+            " with ".join(f"`{name}`" for name in sorted(rule.features)),
+            _engines(rule.native),
+            rule.reason,
+        )
+        for rule in RULES
+    ]
+    conditions = [
+        ((condition.__doc__ or "").splitlines()[0].rstrip("."), _engines(native))
+        for native, group in ((False, SIZE_RULES), (True, NATIVE_SIZE_RULES))
+        for condition in group
+    ]
+    combinations = table(("refused combination", "engine", "reason"), rules)
+    return "\n".join([combinations, table(("condition on sizes", "engine"), conditions)])
+
+
+def _engines(native: bool) -> str:
+    return "native" if native else "all"
+
+
+def log_format_table() -> str:
+    """Return the log formats that `parse` recognizes, sorted by title."""
+    rows = [
+        (
+            f"`{name}`",
+            kind.title,
+            kind.example,
+            kind.numbered,
+            f"`{kind.convention}`" if kind.convention else "-",
+        )
+        for name, kind in sorted(log_formats().items(), key=lambda item: item[1].title.lower())
+    ]
+    head = ("`--engine`", "framework", "example of a step line", "step number", "FLOPs convention")
+    return table(head, rows)
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "reference/cli.md": command_reference,
+    "reference/recipe-fields.md": recipe_field_tables,
+    "reference/cluster-file.md": cluster_field_tables,
+    "reference/devices.md": device_tables,
+    "reference/metrics.md": metric_table,
+    "reference/layout-rules.md": layout_tables,
+    "reference/log-formats.md": log_format_table,
+}
+"""Pages of the docs by path, and the function that generates their marked part."""
