@@ -36,7 +36,7 @@ class Cluster:
     """Logarithms that are added to each member's speed in one measurement."""
     rng: Draw
     slow_switch: int | None = None
-    """A switch whose way to the others loses 4 %."""
+    """A switch whose way to the others loses 4%."""
     decimals: int = 4
     """Of the printed samples/s."""
     earlier: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
@@ -46,7 +46,7 @@ class Cluster:
 
     @property
     def slow_nodes(self) -> set[int]:
-        """Nodes that are truly more than 1 % slower than the usual one, or than the reference."""
+        """Nodes that are truly more than 1% slower than the usual one, or than the reference."""
         usual = self.reference or float(np.median(self.speeds))
         return {int(node) for node in np.flatnonzero(self.speeds < 0.99 * usual)}
 
@@ -126,13 +126,13 @@ def _switch_groups(rng: Draw, n: int) -> Cluster:
 
 
 def _two_deliveries(rng: Draw, n: int) -> Cluster:
-    """A third of the nodes came later and is 1.5 % slower."""
+    """A third of the nodes came later and is 1.5% slower."""
     logs = rng.normal(0, 0.002, n) - 0.015 * (rng.random(n) < 1 / 3)
     return Cluster(NODE * np.exp(logs), _normal_luck(0.0015), rng)
 
 
 def _disturbed(share: float) -> Callable[[Draw, int], Cluster]:
-    """Some measurements are 2 to 8 % slower, whatever the node."""
+    """Some measurements are 2 to 8% slower, whatever the node."""
 
     def luck(rng: Draw, n: int) -> Values:
         hit = rng.random() < share
@@ -153,7 +153,7 @@ def _slow_uplink(rng: Draw, n: int) -> Cluster:
 
 
 def _all_slower_today(rng: Draw, n: int) -> Cluster:
-    """Earlier values are of a day on which all nodes were 1 to 2 % faster."""
+    """Earlier values are of a day on which all nodes were 1 to 2% faster."""
     cluster = _normal(rng, n)
     before = cluster.speeds * (1 + rng.uniform(0.01, 0.02))
     cluster.earlier = {
@@ -164,7 +164,7 @@ def _all_slower_today(rng: Draw, n: int) -> Cluster:
 
 
 def _against_a_reference(rng: Draw, n: int) -> Cluster:
-    """Four nodes against a figure from elsewhere; single measurements scatter by 0.5 %."""
+    """Four nodes against a figure from elsewhere; single measurements scatter by 0.5%."""
     cluster = Cluster(_speeds(rng, 4), _normal_luck(0.005), rng)
     cluster.reference = NODE
     return cluster
@@ -172,14 +172,14 @@ def _against_a_reference(rng: Draw, n: int) -> Cluster:
 
 CLUSTER_NOISES: tuple[ClusterNoise, ...] = (
     ClusterNoise("normal", _normal),
-    ClusterNoise("luck of 0.8 % a run", _lucky, loss=0.1),
+    ClusterNoise("luck of 0.8% a run", _lucky, loss=0.1),
     ClusterNoise("all alike", _alike),
     ClusterNoise("fat-tailed nodes", _fat_tails),
     ClusterNoise("lottery of chips", _lottery),
     ClusterNoise("switch groups", _switch_groups),
     ClusterNoise("two deliveries", _two_deliveries, loss=0.1),
-    ClusterNoise("2 % of measurements disturbed", _disturbed(0.02)),
-    ClusterNoise("10 % of measurements disturbed", _disturbed(0.1)),
+    ClusterNoise("2% of measurements disturbed", _disturbed(0.02)),
+    ClusterNoise("10% of measurements disturbed", _disturbed(0.1)),
     ClusterNoise("printed in whole samples/s", _whole_numbers, loss=0.1),
     ClusterNoise("a slow uplink", _slow_uplink),
     ClusterNoise("all slower than in the history", _all_slower_today),

@@ -21,7 +21,7 @@ from paceline.scaling.analysis.analysis import Analysis
 SEED = 20_261_123
 LARGEST_ERROR = 0.003
 """Of a reported step time."""
-CHANGES = {"identical": 0.0, "slower by 1 %": 0.01, "slower by 2 %": 0.02}
+CHANGES = {"identical": 0.0, "slower by 1%": 0.01, "slower by 2%": 0.02}
 REPORTED, COVERED = "step time", "interval"
 FALSE_ALARM, FALSE_SAME, POWER = "false alarm", "false same", "power"
 SINGLE_ALARM, SAME = "single runs", "same"
@@ -34,8 +34,8 @@ BEST = "best layout"
 
 ASKED_OF_PAIRS = {
     "identical": (PAIRS_ALARM, ("higher", "lower")),
-    "slower by 1 %": (PAIRS_SAME, ("same",)),
-    "slower by 2 %": (PAIRS_POWER, ("higher",)),
+    "slower by 1%": (PAIRS_SAME, ("same",)),
+    "slower by 2%": (PAIRS_POWER, ("higher",)),
 }
 MOST_PAIRS = 16
 
@@ -97,7 +97,7 @@ def comparison_cells(size: Size) -> Iterator[Cell]:
         for repeats in size.repeats:
             for name, change in CHANGES.items():
                 yield from _compared(noise, repeats, "in turns", name, change, size.comparisons)
-            for name in ("identical", "slower by 1 %"):
+            for name in ("identical", "slower by 1%"):
                 change = CHANGES[name]
                 yield from _compared(noise, repeats, "in a row", name, change, size.comparisons)
         yield from _compared(noise, 1, "in turns", "identical", 0.0, size.comparisons)
@@ -124,7 +124,7 @@ def _compared(
             yield cell(FALSE_ALARM, "slower", "faster")
             if order == "in turns":
                 yield cell(SAME, "same")
-        case "slower by 1 %":
+        case "slower by 1%":
             yield cell(FALSE_SAME, "same")
         case _:
             yield cell(POWER, "slower")
@@ -195,7 +195,7 @@ def _finds_stated(twin: Cluster, loss: float, repeats: int) -> bool:
 
 
 def _blames_healthy(cluster: Cluster, analysis: Analysis) -> bool:
-    """Whether a node is flagged that is not truly more than 1 % slow."""
+    """Whether a node is flagged that is not truly more than 1% slow."""
     slow = {f"node-{node}" for node in cluster.slow_nodes}
     return any(node.host not in slow for node in analysis.flagged)
 
@@ -221,7 +221,7 @@ def history_cells(size: Size) -> Iterator[Cell]:
         after = np.arange(10) >= 5
         fits = [fit_series(noise.medians_s(rng, after, 0.02)) for _ in range(size.histories)]
         at_place = sum([c.at for c in fit.changes] in ([4], [5], [6]) for fit in fits)
-        yield Cell(STEP_POWER, noise.name, "5 runs, then 5 slower by 2 %", at_place, len(fits))
+        yield Cell(STEP_POWER, noise.name, "5 runs, then 5 slower by 2%", at_place, len(fits))
 
 
 def pairs_cells(size: Size) -> Iterator[Cell]:
@@ -240,8 +240,8 @@ def pairs_cells(size: Size) -> Iterator[Cell]:
 
 
 def best_cells(size: Size) -> Iterator[Cell]:
-    """Whether a layout that is the best with 90 % probability and more is the best one, or as good
-    as it within 0.5 %.
+    """Whether a layout that is the best with 90% probability and more is the best one, or as good
+    as it within 0.5%.
     """
     for noise in RUN_NOISES:
         if "drift" in noise.name:
@@ -260,7 +260,7 @@ def best_cells(size: Size) -> Iterator[Cell]:
 def _best_is_right(
     noise: RunNoise, rng: np.random.Generator, layouts: int, apart: float
 ) -> bool | None:
-    """None where no layout is called the best with 90 % probability."""
+    """None where no layout is called the best with 90% probability."""
     truths = rng.normal(0, apart, layouts)
     order = np.tile(np.arange(layouts), 3)
     runs = np.exp(noise.logs(rng, len(order)) + truths[order]).reshape(3, layouts).T

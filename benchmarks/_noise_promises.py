@@ -1,4 +1,4 @@
-"""What docs/statistics.md, docs/history.md and docs/scaling.md promise, and where they do not."""
+"""Statistical promises of the docs, and known exceptions."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Promise:
 
     @property
     def bound(self) -> str:
-        """`at least 90 %`."""
+        """`at least 90%`."""
         if self.least is not None:
-            return f"at least {100 * self.least:g} %"
-        return "measured" if self.most is None else f"at most {100 * self.most:g} %"
+            return f"at least {100 * self.least:g}%"
+        return "measured" if self.most is None else f"at most {100 * self.most:g}%"
 
     def covers(self, cell: Cell) -> bool:
         """Whether it is made for this cell."""
@@ -71,77 +71,80 @@ class Limit:
 
 FIVE = ("5 + 5 in turns",)
 PROMISES: tuple[Promise, ...] = (
-    Promise("step time within 0.3 %, or in its interval, or warned of", of.REPORTED, least=0.9),
-    Promise("95 % interval of the step time holds the truth, or a warning", of.COVERED, least=0.9),
+    Promise(
+        "step time within 0.3%, inside its interval, or with a warning", of.REPORTED, least=0.9
+    ),
+    Promise(
+        "95% interval of the step time contains the truth, or a warning", of.COVERED, least=0.9
+    ),
     Promise("identical sides called slower or faster", of.FALSE_ALARM, most=0.05),
     Promise("identical single runs called slower or faster", of.SINGLE_ALARM, most=0.05),
-    Promise("sides that differ by 1 % called the same", of.FALSE_SAME, most=0.05),
-    Promise("2 % slower is found, 5 + 5 in turns, 0.4 %", of.POWER, 0.9, None, (USUAL,), FIVE),
-    Promise("2 % slower is found, all kinds", of.POWER),
-    Promise("identical sides called the same, 5 + 5, 0.4 %", of.SAME, 0.9, None, (USUAL,), FIVE),
-    Promise("identical sides called different, pairs until decided", of.PAIRS_ALARM, most=0.05),
-    Promise("a difference of 1 % called the same, pairs until decided", of.PAIRS_SAME, most=0.05),
+    Promise("sides that differ by 1% called the same", of.FALSE_SAME, most=0.05),
+    Promise("2% slowdown found, 5 + 5, 0.4% variation", of.POWER, 0.9, None, (USUAL,), FIVE),
+    Promise("2% slowdown found, all kinds", of.POWER),
+    Promise("identical called same, 5 + 5, 0.4% variation", of.SAME, 0.9, None, (USUAL,), FIVE),
+    Promise("identical sides called different, sequential test", of.PAIRS_ALARM, most=0.05),
+    Promise("a difference of 1% called the same, sequential test", of.PAIRS_SAME, most=0.05),
     Promise(
-        "2 % slower is found, pairs until decided, 0.4 %", of.PAIRS_POWER, 0.95, kinds=(USUAL,)
+        "2% slowdown found, sequential test, 0.4% variation", of.PAIRS_POWER, 0.95, kinds=(USUAL,)
     ),
-    Promise("2 % slower is found, pairs until decided, all kinds", of.PAIRS_POWER),
-    Promise("interval of pairs holds the truth when they end", of.PAIRS_COVERED, least=0.9),
-    Promise("the best layout with 90 % is the best within 0.5 %", of.BEST, least=0.9),
+    Promise("2% slowdown found, sequential test, all kinds", of.PAIRS_POWER),
+    Promise("final interval of sequential test has the truth", of.PAIRS_COVERED, least=0.9),
+    Promise("the layout called best with 90% is the best within 0.5%", of.BEST, least=0.9),
     Promise("clusters in which a healthy node is flagged", of.FLAGGED, most=0.05),
-    Promise("a node slowed by 5 % is flagged", of.NAMED, 0.95, None, ("normal",)),
-    Promise("a node slowed by 5 or 10 % is flagged, all kinds", of.NAMED),
+    Promise("a node slowed by 5% is flagged", of.NAMED, 0.95, None, ("normal",)),
+    Promise("a node slowed by 5 or 10% is flagged, all kinds", of.NAMED),
     Promise("a node as slow as the stated smallest fault is flagged", of.FAULT, least=0.9),
-    Promise("interval of the straggler factor holds the truth", of.FACTOR, least=0.9),
-    Promise("a straggler is claimed where nodes do not differ", of.CLAIMED, most=0.02),
-    Promise("series without a step in which history names one", of.STEP_ALARM, most=0.05),
-    Promise("history finds 2 % after 5 + 5 runs", of.STEP_POWER, 0.95, None, (USUAL,)),
-    Promise("history finds 2 % after 5 + 5 runs, all kinds", of.STEP_POWER),
+    Promise("interval of the straggler efficiency contains the truth", of.FACTOR, least=0.9),
+    Promise("a straggler is reported although nodes do not differ", of.CLAIMED, most=0.02),
+    Promise("series without a step change in which history reports one", of.STEP_ALARM, most=0.05),
+    Promise("history finds 2% after 5 + 5 runs", of.STEP_POWER, 0.95, None, (USUAL,)),
+    Promise("history finds 2% after 5 + 5 runs, all kinds", of.STEP_POWER),
 )
 
 LIMITS: tuple[Limit, ...] = (
     Limit(
         of.COVERED,
         ("random spikes", "periodic spikes"),
-        "Spikes lift the median by some hundredths of a per cent of the undisturbed step, which is "
-        "more than the interval of a long run is wide. The mean step beside it says that there are "
-        "spikes.",
+        "Spikes raise the median by a few hundredths of a percent, which is more than the width "
+        "of the interval of a long run. The mean step time shows that there are spikes.",
     ),
     Limit(
         of.FLAGGED,
-        ("10 % of measurements disturbed",),
-        "Two bad measurements look like two witnesses; the report names the groups that bear it "
-        "out. Three repeats cure it.",
+        ("10% of measurements disturbed",),
+        "Two bad measurements look like independent evidence. The report lists the groups that "
+        "confirm the finding. Three repeats avoid it.",
         (" 1 x", "together"),
     ),
     Limit(
         of.FAULT,
         ("two deliveries", "lottery of chips", "switch groups"),
-        "The stated fault takes nodes for normally spread: of nodes of several kinds, or alike in "
-        "groups, it is too small. Nothing says so; a node that is named is slow all the same.",
+        "The stated fault assumes normally distributed nodes. For several kinds of nodes it is too "
+        "small. A node that is reported is slow all the same.",
     ),
     Limit(
         of.FAULT,
-        ("2 % of measurements disturbed", "10 % of measurements disturbed"),
-        "A disturbed measurement hides the slow node, or is all that contradicts it: it is then "
-        "called a suspect, to be repeated.",
+        ("2% of measurements disturbed", "10% of measurements disturbed"),
+        "A disturbed measurement hides the slow node, or contradicts it. The node is then reported "
+        "as a suspect.",
     ),
     Limit(
         of.FAULT,
         ("four nodes against a reference",),
-        "A reference without a spread does not tell by how much healthy nodes differ for good: a "
-        "node that is faster than it by as much hides so much of its loss.",
+        "A reference without a spread does not show how much healthy nodes differ. A node that is "
+        "normally faster than the reference hides part of its loss.",
     ),
     Limit(
         of.FAULT,
         ("all alike",),
-        "The scatter of 64 equal nodes is told a little too small, so the stated fault is flagged "
-        "in about 8 of 10 cases (64 of 80 clusters), not in 9. The report does not say so.",
+        "The variation of 64 equal nodes is estimated slightly too small, so the stated fault is "
+        "flagged in about 8 of 10 cases (64 of 80 clusters) instead of 9.",
         ("64 nodes, 3 x",),
     ),
     Limit(
         of.STEP_ALARM,
-        ("days differ by 0.5 %",),
-        "The report says that the runs come from too few days to tell a step from a day.",
+        ("days differ by 0.5%",),
+        "The report says that there are too few days to separate a step change from a day.",
         ("10 runs", "20 runs"),
     ),
 )

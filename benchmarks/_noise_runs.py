@@ -55,7 +55,7 @@ def _fat_tails(rng: Draw, n: int) -> Values:
 
 
 def _disturbed(rng: Draw, n: int) -> Values:
-    """A tenth of the runs is 2 to 10 % slower."""
+    """A tenth of the runs is 2 to 10% slower."""
     return rng.normal(0, 0.004, n) + (rng.random(n) < 0.1) * rng.uniform(0.02, 0.1, n)
 
 
@@ -70,34 +70,34 @@ def _correlated(rho: float) -> Callable[[Draw, int], Values]:
 
 
 def _days(rng: Draw, n: int) -> Values:
-    """Days differ by 0.5 %, runs of a day by 0.3 %."""
+    """Days differ by 0.5%, runs of a day by 0.3%."""
     days = rng.normal(0, 0.005, -(-n // RUNS_A_DAY))
     return rng.normal(0, 0.003, n) + np.repeat(days, RUNS_A_DAY)[:n]
 
 
 def _drift(rng: Draw, n: int) -> Values:
-    """A machine that gets 1 to 2 % slower, or faster, in the time of ten runs."""
+    """A machine that gets 1 to 2% slower, or faster, in the time of ten runs."""
     change = rng.choice([-1, 1]) * rng.uniform(0.01, 0.02)
     return rng.normal(0, 0.003, n) + change * np.arange(n) / 10
 
 
 def _two_places(rng: Draw, n: int) -> Values:
-    """Where memory or a process comes to lie: a third of the runs is 1.2 % slower."""
+    """Where memory or a process comes to lie: a third of the runs is 1.2% slower."""
     return rng.normal(0, 0.002, n) + 0.012 * (rng.random(n) < 1 / 3)
 
 
 RUN_NOISES: tuple[RunNoise, ...] = (
-    RunNoise("normal 0.4 %", _normal(0.004)),
-    RunNoise("normal 0.8 %", _normal(0.008)),
-    RunNoise("normal 1.5 %", _normal(0.015)),
+    RunNoise("normal 0.4%", _normal(0.004)),
+    RunNoise("normal 0.8%", _normal(0.008)),
+    RunNoise("normal 1.5%", _normal(0.015)),
     RunNoise("fat tails", _fat_tails),
-    RunNoise("10 % of runs disturbed", _disturbed),
+    RunNoise("10% of runs disturbed", _disturbed),
     RunNoise("correlation 0.3", _correlated(0.3)),
     RunNoise("correlation 0.8", _correlated(0.8)),
-    RunNoise("days differ by 0.5 %", _days),
-    RunNoise("drift of 1-2 % in ten runs", _drift),
+    RunNoise("days differ by 0.5%", _days),
+    RunNoise("drift of 1-2% in ten runs", _drift),
     RunNoise("two places", _two_places),
     RunNoise("medians of three digits", _normal(0.004), digits=3),
 )
-USUAL = "normal 0.4 %"
-"""The kind of which docs/statistics.md promises its power."""
+USUAL = "normal 0.4%"
+"""The kind of which docs/dev/evidence/statistics.md promises its power."""

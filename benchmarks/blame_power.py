@@ -4,8 +4,8 @@
 
 Synthetic clusters go through the whole procedure: every size, the second pass of flagged and
 suspected nodes, the analysis. What is flagged without those that are only suspected is counted
-beside it. Keeps the rates, and writes their tables into docs/scaling.md. A missed target makes the
-exit code 1.
+separately. Stores the rates and writes their tables into docs/dev/evidence/slow-nodes.md. A missed
+target makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paceline.scaling.analysis.analysis import Analysis
 from paceline.scaling.campaigns.plan import parse_sizes
 
 RESULTS = Path(__file__).parent / "results" / "blame_power.json"
-DOCS = Path(__file__).parents[1] / "docs" / "scaling.md"
+DOCS = Path(__file__).parents[1] / "docs" / "dev" / "evidence" / "slow-nodes.md"
 MARKS = ("<!-- from benchmarks/blame_power.py -->\n", "<!-- end -->")
 Rates = dict[str, dict[str, dict[str, float | None]]]
 TRIALS = 1000
@@ -147,7 +147,7 @@ def rates(setting: Setting, fault: float | None, trials: int) -> dict[str, float
 
 def label(fault: float | None) -> str:
     """The fault's size as the tables write it."""
-    return FINDABLE if fault is None else f"{100 * fault:g} %" if fault else "none"
+    return FINDABLE if fault is None else f"{100 * fault:g}%" if fault else "none"
 
 
 def measured(trials: int) -> Rates:
@@ -165,7 +165,7 @@ def missed(result: Rates, trials: int) -> list[str]:
     faults: list[str] = []
     for setting, rows in result.items():
         for fault, row in rows.items():
-            size = float(fault.removesuffix(" %")) / 100 if fault.endswith("%") else 0.0
+            size = float(fault.removesuffix("%")) / 100 if fault.endswith("%") else 0.0
             hard = UNEVEN in setting or SHAKY in setting
             sure = SURE * (10 if hard else 1)
             covered = _coverage(row, OFTEN if hard else 0.0)
@@ -182,26 +182,26 @@ def missed(result: Rates, trials: int) -> list[str]:
 
 
 def tables(result: Rates) -> str:
-    """Both tables and what else the rates say, as docs/scaling.md has them."""
+    """Both tables and what else the rates say, as docs/dev/evidence/slow-nodes.md has them."""
     usual, hard = ([setting.name for setting in kind] for kind in (SETTINGS, HARD))
     alike = next(name for name in result if ALIKE in name)
     shares = [
-        f"{100 * (result[name]['none']['separable'] or 0):.0f} % of healthy clusters ({name})"
+        f"{100 * (result[name]['none']['separable'] or 0):.0f}% of healthy clusters ({name})"
         for name in usual
     ]
     covered = _least_coverage(result, [*usual, *hard])
     first = (
-        f"In no cell was a healthy node flagged in more than {_most(result, usual)} % of the "
-        "clusters. Hosts that differ ten times as much (*uneven*: 3 % lasting, 1 % luck a run), or "
-        "whose runs do (*shaky*: 0.1 % and 3 %):"
+        f"A healthy node was flagged in at most {_most(result, usual)}% of the clusters of a cell. "
+        "The next table has hosts with ten times the differences (*uneven*: 3% persistent, 1% "
+        "noise per run) or ten times the noise (*shaky*: 0.1% and 3%):"
     )
     second = (
-        f"Here healthy nodes were flagged in at most {_most(result, hard)} % of the clusters, "
-        f"{_most(result, hard, ' at once')} % without second passes of suspects. A straggler "
-        f"factor could be told in {'; '.join(shares)}. Where it could in {100 * OFTEN:.0f} % of "
-        f"the clusters and more, its interval held the true one in at least {covered} %. Of "
-        "clusters whose nodes differ by luck alone (64 nodes, 2 rounds), "
-        f"{100 * (result[alike]['none']['separable'] or 0):.1f} % claimed one."
+        f"A healthy node was flagged in at most {_most(result, hard)}% of these clusters, "
+        f"{_most(result, hard, ' at once')}% without second passes of suspects. A straggler "
+        f"efficiency was reported in {'; '.join(shares)}. Wherever it was reported in at least "
+        f"{100 * OFTEN:.0f}% of the clusters, its interval contained the true value in at least "
+        f"{covered}%. Of clusters whose nodes differ by noise alone (64 nodes, 2 rounds), "
+        f"{100 * (result[alike]['none']['separable'] or 0):.1f}% reported one."
     )
     parts = (
         _table(result, usual),

@@ -4,8 +4,8 @@
 
 The noise comes from generators of their own (_noise_steps.py, _noise_runs.py, _noise_clusters.py),
 goes through the public functions behind `parse`, `compare`, `scale` and `history`, and is counted
-for each kind. Keeps all cells, and writes the table into docs/statistics.md. A promise that is
-missed in a cell is an error unless LIMITS says so, with what the user is told there.
+for each kind. Stores all cells and writes the table into docs/dev/evidence/statistics.md. A promise
+that is missed in a cell is an error unless LIMITS says so, with what the user is told there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from _result import Surroundings, keep
 
 from paceline.files.documents import write_text
 
-DOCS = Path(__file__).parents[1] / "docs" / "statistics.md"
+DOCS = Path(__file__).parents[1] / "docs" / "dev" / "evidence" / "statistics.md"
 MARKS = ("<!-- from benchmarks/noise.py -->\n", "<!-- end -->")
 TOGETHER = "all settings together"
 STANDARD_ERRORS = 3.0
@@ -119,7 +119,7 @@ def show(promises: Sequence[Kept], errors: float) -> list[str]:
 
 
 def table(promises: Sequence[Kept]) -> str:
-    """The promises as docs/statistics.md has them, with the limits below."""
+    """The promises as docs/dev/evidence/statistics.md has them, with the limits below."""
     rows = [
         "| promise | bound | measured | n | worst case |",
         "| --- | --- | ---: | ---: | --- |",
@@ -127,8 +127,8 @@ def table(promises: Sequence[Kept]) -> str:
     for kept in promises:
         worst = kept.worst
         rows.append(
-            f"| {kept.promise.text} | {kept.promise.bound} | {100 * kept.rate:.1f} % | "
-            f"{kept.n:,} | {100 * worst.rate:.0f} % of {worst.n}: {worst.kind}, {worst.setting} |"
+            f"| {kept.promise.text} | {kept.promise.bound} | {100 * kept.rate:.1f}% | "
+            f"{kept.n:,} | {100 * worst.rate:.0f}% of {worst.n}: {worst.kind}, {worst.setting} |"
         )
     limits = [
         f"- {kept.promise.text}, {kind}: {_span(cells)}. {told}"
@@ -137,7 +137,7 @@ def table(promises: Sequence[Kept]) -> str:
     ]
     text = "\n".join(rows)
     if limits:
-        text += "\n\nWhere a bound does not hold, and what is said there:\n" + "\n".join(limits)
+        text += "\n\nKnown exceptions:\n" + "\n".join(limits)
     return text + "\n"
 
 
@@ -151,7 +151,7 @@ def _limits(kept: Kept) -> dict[tuple[str, str], list[Cell]]:
 
 def _span(cells: Sequence[Cell]) -> str:
     low, high = (100 * side(cell.rate for cell in cells) for side in (min, max))
-    return f"{low:.0f} %" if round(low) == round(high) else f"{low:.0f} to {high:.0f} %"
+    return f"{low:.0f}%" if round(low) == round(high) else f"{low:.0f} to {high:.0f}%"
 
 
 def with_table(text: str, promises: Sequence[Kept]) -> str:

@@ -62,7 +62,7 @@ def drift(ratio: float, n: int) -> Trial:
 
 
 def measured(trials: int) -> dict[str, dict[str, float]]:
-    """Every table of docs/history.md: name -> row -> share of series."""
+    """Every table of docs/dev/evidence/statistics.md: name -> row -> share of series."""
     spreads = (NOISE, 5 * NOISE)
     steps = ((1.02, 5, 5), (1.02, 15, 5), (1.02, 45, 5), (1.02, 18, 2), (1.015, 15, 15))
     return {
@@ -83,7 +83,7 @@ def measured(trials: int) -> dict[str, dict[str, float]]:
             for ratio, before, after in steps
         },
         "drifts named as drifts": {
-            f"3 % over {n} runs": share(drift(1.03, n), trials) for n in (20, 40)
+            f"3% over {n} runs": share(drift(1.03, n), trials) for n in (20, 40)
         },
     }
 

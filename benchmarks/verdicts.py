@@ -35,50 +35,55 @@ SEED = 20_261_120
 LARGEST_RMSE = 0.0025
 
 REAL = Machine(workload=Workload(spike_rate=0.03))
-"""Runs of 100 steps with warm-up and 3 % spikes, 0.4 % apart from run to run."""
+"""Runs of 100 steps with warm-up and 3% spikes, 0.4% apart from run to run."""
 STEADY, SHAKY = Machine(between_runs=0.002), Machine(between_runs=0.008)
 HEAVY = Machine(heavy_tails=True)
 
 TRIALS: dict[str, tuple[Trial, str, float, float]] = {
     "false alarms, 3 against 3": (Trial(3, 3, 0.0, REAL, REAL), "slower", 0.0, 0.01),
-    "slower by 2 %, 3 against 3": (Trial(3, 3, 0.02, REAL, REAL), "slower", 0.95, 1.0),
+    "slower by 2%, 3 against 3": (Trial(3, 3, 0.02, REAL, REAL), "slower", 0.95, 1.0),
     "identical, 5 against 5": (Trial(5, 5, 0.0, REAL, REAL), "same", 0.90, 1.0),
-    "slower by 2 %, 5 against 5": (Trial(5, 5, 0.02, REAL, REAL), "slower", 0.95, 1.0),
+    "slower by 2%, 5 against 5": (Trial(5, 5, 0.02, REAL, REAL), "slower", 0.95, 1.0),
     "identical, 3 against 3": (Trial(3, 3), "same", 0.0, 1.0),
-    "slower by 0.5 %, 3 against 3": (Trial(3, 3, 0.005), "slower", 0.0, 1.0),
-    "slower by 1.0 % (the margin), 3 against 3": (Trial(3, 3, 0.01), "same", 0.0, 0.055),
-    "slower by 1.5 %, 3 against 3": (Trial(3, 3, 0.015), "slower", 0.0, 1.0),
-    "slower by 3 %, 3 against 3": (Trial(3, 3, 0.03), "slower", 0.95, 1.0),
-    "slower by 0.5 %, 5 against 5": (Trial(5, 5, 0.005), "slower", 0.0, 1.0),
-    "slower by 1.0 % (the margin), 5 against 5": (Trial(5, 5, 0.01), "same", 0.0, 0.055),
-    "slower by 1.5 %, 5 against 5": (Trial(5, 5, 0.015), "slower", 0.0, 1.0),
+    "slower by 0.5%, 3 against 3": (Trial(3, 3, 0.005), "slower", 0.0, 1.0),
+    "slower by 1.0% (the margin), 3 against 3": (Trial(3, 3, 0.01), "same", 0.0, 0.055),
+    "slower by 1.5%, 3 against 3": (Trial(3, 3, 0.015), "slower", 0.0, 1.0),
+    "slower by 3%, 3 against 3": (Trial(3, 3, 0.03), "slower", 0.95, 1.0),
+    "slower by 0.5%, 5 against 5": (Trial(5, 5, 0.005), "slower", 0.0, 1.0),
+    "slower by 1.0% (the margin), 5 against 5": (Trial(5, 5, 0.01), "same", 0.0, 0.055),
+    "slower by 1.5%, 5 against 5": (Trial(5, 5, 0.015), "slower", 0.0, 1.0),
     "identical, 3 against 5": (Trial(3, 5), "slower", 0.0, 0.01),
-    "slower by 2 %, 3 against 5": (Trial(3, 5, 0.02), "slower", 0.95, 1.0),
-    "identical, 0.2 % against 0.8 %, 3 each": (
+    "slower by 2%, 3 against 5": (Trial(3, 5, 0.02), "slower", 0.95, 1.0),
+    "identical, 0.2% against 0.8%, 3 each": (
         Trial(3, 3, 0.0, STEADY, SHAKY),
         "slower",
         0.0,
         0.03,
     ),
-    "identical, 0.8 % and 0.8 %, 3 each": (Trial(3, 3, 0.0, SHAKY, SHAKY), "slower", 0.0, 0.03),
-    "slower by 2 %, 0.8 % and 0.8 %, 3 each": (Trial(3, 3, 0.02, SHAKY, SHAKY), "slower", 0.0, 1.0),
+    "identical, 0.8% and 0.8%, 3 each": (Trial(3, 3, 0.0, SHAKY, SHAKY), "slower", 0.0, 0.03),
+    "slower by 2%, 0.8% and 0.8%, 3 each": (Trial(3, 3, 0.02, SHAKY, SHAKY), "slower", 0.0, 1.0),
     "identical, heavy tails, 3 against 3": (Trial(3, 3, 0.0, HEAVY, HEAVY), "slower", 0.0, 0.01),
-    "slower by 2 %, heavy tails, 3 against 3": (
+    "slower by 2%, heavy tails, 3 against 3": (
         Trial(3, 3, 0.02, HEAVY, HEAVY),
         "slower",
         0.9,
         1.0,
     ),
     "identical, 1 against 1": (Trial(1, 1), "slower", 0.0, 1.0),
-    "slower by 2 %, 1 against 1": (Trial(1, 1, 0.02), "slower", 0.0, 1.0),
-    "identical, 3 and 3, asked repeats made": (Trial(3, 3, follow_up=True), "slower", 0.0, 0.01),
-    "slower by 0.5 %, 3 and 3, asked repeats made": (
+    "slower by 2%, 1 against 1": (Trial(1, 1, 0.02), "slower", 0.0, 1.0),
+    "identical, 3 and 3, with the requested repeats": (
+        Trial(3, 3, follow_up=True),
+        "slower",
+        0.0,
+        0.01,
+    ),
+    "slower by 0.5%, 3 and 3, with the requested repeats": (
         Trial(3, 3, 0.005, follow_up=True),
         "undecided",
         0.0,
         0.25,
     ),
-    "slower by 2 %, 3 and 3, asked repeats made": (
+    "slower by 2%, 3 and 3, with the requested repeats": (
         Trial(3, 3, 0.02, follow_up=True),
         "slower",
         0.99,

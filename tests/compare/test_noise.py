@@ -40,7 +40,7 @@ def test_a_promise_that_is_broken_would_be_named(monkeypatch: pytest.MonkeyPatch
 def test_the_kept_result_is_of_all_kinds_and_its_table_stands_in_the_page():
     result = json.loads((ROOT / "benchmarks" / "results" / "noise.json").read_text())
     assert len({cell["kind"] for cell in result["cells"]}) >= 12
-    page = (ROOT / "docs" / "statistics.md").read_text()
+    page = (ROOT / "docs" / "dev" / "evidence" / "statistics.md").read_text()
     for promise in result["promises"]:
         assert f"| {promise['promise']} | {promise['promised']} |" in page
         assert all(cell["told"] for cell in promise["missed"]), promise["promise"]

@@ -36,7 +36,7 @@ class Workload:
     """A spike of `every_size` comes each so many steps (checkpoint, evaluation); 0 is never."""
     every_size: float = 0.25
     warm_up: bool = True
-    """A first step 3 to 30 times as long, then an excess of 20-100 % that fades in 1 to 8 steps."""
+    """A first step 3 to 30 times as long, then an excess of 20-100% that fades in 1 to 8 steps."""
 
     def times(self, rng: np.random.Generator, truth_s: float = TRUTH_S) -> Times:
         """Step times in seconds of one run whose steady step takes `truth_s`."""

@@ -1,6 +1,7 @@
 """Reported step times and verdicts on runs whose truth is known: the short form of the benchmark.
 
-`make bench-verdicts` runs the same code thousands of times; its table is in docs/statistics.md.
+`make bench-verdicts` runs the same code thousands of times; its table is in
+docs/dev/evidence/statistics.md.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def test_other_scatter_makes_no_more_false_alarms(machine: Machine):
 
 def test_the_table_in_the_docs_is_the_committed_result():
     result = json.loads((ROOT / "benchmarks" / "results" / "verdicts.json").read_text())
-    lines = (ROOT / "docs" / "statistics.md").read_text().splitlines()
+    lines = (ROOT / "docs" / "dev" / "evidence" / "statistics.md").read_text().splitlines()
     rows = {cells[1].strip(): cells[2:-1] for line in lines if (cells := line.split("|"))[1:]}
     for table, words in (
         ("step_time_rmse", [*RULES, "called drifting"]),

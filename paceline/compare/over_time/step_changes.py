@@ -8,7 +8,7 @@ Two stages, both on logarithms, so that a change is a ratio:
    makes of the best of n - 2 tries: Student's t on the pooled scatter, 1 % for the whole series.
    (A series of n has n - 3 places for one break, and some more for two.)
 
-Measured on simulated series (benchmarks/step_changes.py, docs/history.md): a false alarm in about
+Measured on simulated series (docs/dev/evidence/statistics.md): a false alarm in about
 1 % of series of 6 runs and in fewer of longer ones, at 0.4 % scatter as at 2 %; a step of 2 % at
 0.4 % scatter is found at its place in 95 % of series of 5 + 5 runs and in 99 % of longer ones.
 """

@@ -104,7 +104,7 @@ def test_the_tables_in_the_docs_are_the_committed_result():
     result = json.loads((ROOT / "benchmarks" / "results" / "blame_power.json").read_text())
     trials = result.pop("trials")
     assert trials == 1000 and result.pop("benchmark") == "blame_power"
-    text = (ROOT / "docs" / "scaling.md").read_text()
+    text = (ROOT / "docs" / "dev" / "evidence" / "slow-nodes.md").read_text()
     assert with_tables(text, result) == text
     assert missed(result, trials) == []
     for setting in (*SETTINGS, *HARD):
