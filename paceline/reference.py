@@ -32,8 +32,8 @@ GENERATED_END = "<!-- end -->"
 
 def with_generated(page: str, text: str) -> str:
     """Return `page` with `text` between its two marks."""
-    before, _, rest = page.partition(GENERATED_BEGIN)
-    _, end, after = rest.partition(GENERATED_END)
+    before, _, following = page.partition(GENERATED_BEGIN)
+    _, end, after = following.partition(GENERATED_END)
     return f"{before}{GENERATED_BEGIN}\n{text}{end}{after}" if end else page
 
 
@@ -73,10 +73,10 @@ def _verb(verb: Verb, name: str) -> Iterator[str]:
     options = [param for param in command.params if isinstance(param, TyperOption)]
     yield f"## `{name}`\n"
     usage = " ".join([name, *map(_argument_usage, arguments), *(["[OPTIONS]"] if options else [])])
-    yield f"```text\n{usage}\n```\n"
+    yield f"Usage: `{usage}`\n"
     yield _help(command.help or verb.line)
-    if described := [(f"`{_metavar(one)}`", one.help or "") for one in arguments if one.help]:
-        yield table(("argument", "meaning"), [(name, _sentence(text)) for name, text in described])
+    if meanings := [(f"`{_metavar(one)}`", one.help or "") for one in arguments if one.help]:
+        yield table(("argument", "meaning"), [(name, _sentence(text)) for name, text in meanings])
     rows = [(_option_names(o), _sentence(o.help or ""), _option_default(o)) for o in options]
     if rows:
         yield table(("option", "meaning", "default"), rows)
@@ -95,8 +95,8 @@ def _help(text: str) -> str:
             examples += [example] if example else [line.strip() for line in lines]
         else:
             prose.append(" ".join(line.strip() for line in lines) + "\n")
-    commented = [re.sub(r"\s{2,}(?=\S)", "  # ", line, count=1) for line in examples]
-    block = ["```bash\n" + "\n".join(commented) + "\n```\n"] if examples else []
+    commands = [re.sub(r"\s{2,}(?=\S)", "  # ", line, count=1) for line in examples]
+    block = ["```bash\n" + "\n".join(commands) + "\n```\n"] if examples else []
     return "\n".join([*prose, *block])
 
 
@@ -128,8 +128,8 @@ def _option_names(option: Any) -> str:
     elif get_origin(kind) is Literal:
         value = ", ".join(f"`{choice}`" for choice in get_args(kind))
     else:
-        named = {int: "N", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
-        value = f"`{option.metavar or named}`"
+        placeholder = {int: "N", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
+        value = f"`{option.metavar or placeholder}`"
     return f"{names} {value}"
 
 

@@ -114,27 +114,27 @@ def described_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 def _model_named(title: str, root: type[BaseModel]) -> type[BaseModel] | None:
     """Return the class of a definition, searched among the fields of `root`."""
-    pending, seen = [root], {root}
+    pending, reached = [root], {root}
     while pending:
         model = pending.pop()
         if model.__name__ == title:
             return model
         for field in model.model_fields.values():
-            new = set(models_in(field.annotation)) - seen
-            seen |= new
+            new = set(models_in(field.annotation)) - reached
+            reached |= new
             pending += new
     return None
 
 
 def main() -> None:
-    """Write every schema into the folder given as the only argument, and the pages beside it."""
+    """Write schemas to the folder in the only argument, and reference pages next to it."""
     folder = Path(sys.argv[1])
     for name, text in schema_texts().items():
         write_text(folder / name, text)
-    for name, generated in PAGES.items():
+    for name, generate in PAGES.items():
         page = folder.parent / name
         if page.exists():
-            write_text(page, with_generated(page.read_text(encoding="utf-8"), generated()))
+            write_text(page, with_generated(page.read_text(encoding="utf-8"), generate()))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,11 @@ INK, GREY, BLUE, ORANGE, GREEN, RED = (
 )  # fmt: skip
 
 
-def text(x: float, y: float, words: str, *, size: int = 13, anchor: str = "start", fill: str = INK) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{fill}">{words}</text>'
+def text(
+    x: float, y: float, words: str, *, size: int = 13, anchor: str = "start", fill: str = INK
+) -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
+    return f'<text {place} fill="{fill}">{words}</text>'
 
 
 def box(x: float, y: float, width: float, height: float, fill: str, *, opacity: float = 1.0) -> str:
@@ -22,7 +25,16 @@ def box(x: float, y: float, width: float, height: float, fill: str, *, opacity: 
     )
 
 
-def line(x1: float, y1: float, x2: float, y2: float, stroke: str = INK, *, width: float = 1.5, dash: str = "") -> str:
+def line(
+    x1: float,
+    y1: float,
+    x2: float,
+    y2: float,
+    stroke: str = INK,
+    *,
+    width: float = 1.5,
+    dash: str = "",
+) -> str:
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
     return (
         f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}" '
@@ -42,13 +54,15 @@ def write(name: str, title: str, width: int, height: int, parts: list[str]) -> N
 def steady_window() -> None:
     """Draw step times with warm-up, spikes and the steady window."""
     rng = random.Random(3)
-    times = [3.2, 1.5, 1.32, 1.2, 1.12, 1.06, 1.04, 1.02] + [1.0 + rng.gauss(0, 0.008) for _ in range(52)]
+    times = [3.2, 1.5, 1.32, 1.2, 1.12, 1.06, 1.04, 1.02] + [
+        1.0 + rng.gauss(0, 0.008) for _ in range(52)
+    ]
     for spike in (23, 41, 52):
         times[spike] = 1.0 + rng.uniform(0.18, 0.4)
-    left, width, bottom, top = 60, 620, 200, 40
+    x0, width, bottom, top = 60, 620, 200, 40
 
     def x(step: float) -> float:
-        return left + width * step / len(times)
+        return x0 + width * step / len(times)
 
     def y(value: float) -> float:
         return bottom - (min(value, 1.6) - 0.9) / 0.7 * (bottom - top)
@@ -57,16 +71,17 @@ def steady_window() -> None:
     parts = [
         box(x(0), top, x(first) - x(0), bottom - top, GREY, opacity=0.25),
         box(x(first), y(1.024), x(60) - x(first), y(0.976) - y(1.024), BLUE, opacity=0.2),
-        line(left, bottom, left + width, bottom),
-        line(left, top, left, bottom),
+        line(x0, bottom, x0 + width, bottom),
+        line(x0, top, x0, bottom),
         *(
-            f'<circle cx="{x(i + 0.5):.1f}" cy="{y(t):.1f}" r="3.2" fill="{ORANGE if t > 1.1 else BLUE}"/>'
+            f'<circle cx="{x(i + 0.5):.1f}" cy="{y(t):.1f}" r="3.2" '
+            f'fill="{ORANGE if t > 1.1 else BLUE}"/>'
             for i, t in enumerate(times)
         ),
         text(x(0) + 6, 32, "warm-up, left out"),
         text(x(34), 32, "steady window: its median is the step time", anchor="middle"),
         text(x(42), y(1.45), "spikes count in the mean", fill=ORANGE, anchor="middle"),
-        text(left + width / 2, 225, "step", anchor="middle"),
+        text(x0 + width / 2, 225, "step", anchor="middle"),
         text(52, top + 8, "1.6 s", anchor="end", size=11),
         text(52, y(1.0) + 4, "1.0 s", anchor="end", size=11),
     ]
@@ -76,8 +91,8 @@ def steady_window() -> None:
 def mfu_conventions() -> None:
     """Draw the MFU of one measurement in six conventions."""
     rows = [
-        ("palm", 32.36), ("full-attention", 30.69), ("narayanan", 28.98), ("megatron-deepspeed", 28.56),
-        ("causal", 27.27), ("six-n", 25.53),
+        ("palm", 32.36), ("full-attention", 30.69), ("narayanan", 28.98),
+        ("megatron-deepspeed", 28.56), ("causal", 27.27), ("six-n", 25.53),
     ]  # fmt: skip
     parts = [text(20, 26, "Llama 3.1 8B, 16 H100, 12.5 s per step: one run, six values of MFU")]
     for i, (name, value) in enumerate(rows):
@@ -125,7 +140,15 @@ def verdicts() -> None:
             f'<circle cx="{zero + unit * value:.1f}" cy="{y}" r="6" fill="{colour}"/>',
         ]
     for percent in (-3, -2, -1, 0, 1, 2, 3):
-        parts.append(text(zero + unit * percent, 204, f"{percent:+d}%" if percent else "0", anchor="middle", size=11))
+        parts.append(
+            text(
+                zero + unit * percent,
+                204,
+                f"{percent:+d}%" if percent else "0",
+                anchor="middle",
+                size=11,
+            )
+        )
     parts.append(text(zero, 224, "change of the step time, with its interval", anchor="middle"))
     write("verdicts", "Four comparisons: slower, same, undecided and faster", 680, 234, parts)
 
@@ -133,23 +156,28 @@ def verdicts() -> None:
 def stragglers() -> None:
     """Draw one step of four nodes: work, waiting and communication."""
     work = [("node-1", 300), ("node-2", 306), ("node-3", 360), ("node-4", 297)]
-    left, longest, comm = 80, 360, 60
+    x0, longest, comm = 80, 360, 60
     parts = []
     for i, (name, busy) in enumerate(work):
         y = 40 + 32 * i
         slow = busy == longest
         parts += [
-            text(left - 10, y + 16, name, anchor="end"),
-            box(left, y, busy, 22, RED if slow else BLUE, opacity=0.85),
-            box(left + busy, y, longest - busy, 22, GREY, opacity=0.35),
-            box(left + longest, y, comm, 22, ORANGE, opacity=0.85),
+            text(x0 - 10, y + 16, name, anchor="end"),
+            box(x0, y, busy, 22, RED if slow else BLUE, opacity=0.85),
+            box(x0 + busy, y, longest - busy, 22, GREY, opacity=0.35),
+            box(x0 + longest, y, comm, 22, ORANGE, opacity=0.85),
         ]
     parts += [
-        text(left, 28, "compute"),
-        text(left + 303, 28, "wait"),
-        text(left + longest + 2, 28, "communication", fill=ORANGE),
-        text(left + longest + comm + 14, 120, "the slow node waits least", fill=RED),
-        text(left, 186, "straggler efficiency = median / slowest compute time = 303 / 360 = 84%", size=12),
+        text(x0, 28, "compute"),
+        text(x0 + 303, 28, "wait"),
+        text(x0 + longest + 2, 28, "communication", fill=ORANGE),
+        text(x0 + longest + comm + 14, 120, "the slow node waits least", fill=RED),
+        text(
+            x0,
+            186,
+            "straggler efficiency = median / slowest compute time = 303 / 360 = 84%",
+            size=12,
+        ),
     ]
     write("stragglers", "One training step on four nodes, with one straggler", 680, 200, parts)
 
@@ -158,18 +186,18 @@ def waterfall() -> None:
     """Draw the MFU waterfall of the worked example of the estimate page."""
     rows = [
         ("peak", 100.0, 0), ("GEMM efficiency", 72.6, 27.4), ("real sizes, attention", 69.8, 2.8),
-        ("memory-bound work", 63.4, 6.4), ("host and fixed time", 62.9, 0.5), ("context parallelism", 62.1, 0.8),
-        ("gradients", 61.9, 0.2), ("jitter", 61.5, 0.4),
+        ("memory-bound work", 63.4, 6.4), ("host and fixed time", 62.9, 0.5),
+        ("context parallelism", 62.1, 0.8), ("gradients", 61.9, 0.2), ("jitter", 61.5, 0.4),
     ]  # fmt: skip
     parts = []
-    for i, (name, left_over, lost) in enumerate(rows):
+    for i, (name, remaining, loss) in enumerate(rows):
         y = 20 + 26 * i
         parts += [
             text(170, y + 14, name, anchor="end"),
-            box(180, y, left_over * 3.6, 18, BLUE),
-            box(180 + left_over * 3.6, y, lost * 3.6, 18, RED, opacity=0.6),
-            text(590, y + 14, f"-{lost:.1f}" if lost else "", anchor="end", fill=RED),
-            text(600, y + 14, f"{left_over:.1f}% left"),
+            box(180, y, remaining * 3.6, 18, BLUE),
+            box(180 + remaining * 3.6, y, loss * 3.6, 18, RED, opacity=0.6),
+            text(590, y + 14, f"-{loss:.1f}" if loss else "", anchor="end", fill=RED),
+            text(600, y + 14, f"{remaining:.1f}% left"),
         ]
     write("waterfall", "From the peak rate to the estimated MFU", 690, 240, parts)
 

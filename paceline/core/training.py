@@ -161,9 +161,9 @@ class TrainingBase(Value):
     steps: PositiveInt
     """Number of optimizer steps."""
     matmul_precision: MatmulPrecision = "high"
-    """Precision of fp32 matrix products, as in torch.set_float32_matmul_precision."""
+    """Precision of fp32 GEMMs, as in torch.set_float32_matmul_precision."""
     fp8_recipe: Fp8Recipe = DEFAULT_FP8_RECIPE
-    """Scaling of fp8 matrix products, by torchao's names."""
+    """Scaling of fp8 GEMMs, by torchao's names."""
     lr: PositiveFloat = 3e-4
     """Highest learning rate."""
     lr_schedule: LrSchedule = LrSchedule()

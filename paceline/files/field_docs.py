@@ -43,9 +43,9 @@ def field_docs(model: type[BaseModel], prefix: str = "") -> list[FieldDoc]:
         is_list = get_origin(annotation) is tuple
         nested = () if is_list else models_in(annotation)
         for inner in nested:
-            known = {doc.field for doc in docs}
+            fields = {doc.field for doc in docs}
             inner_docs = field_docs(inner, f"{prefix}{name}.")
-            docs += [doc for doc in inner_docs if doc.field not in known]
+            docs += [doc for doc in inner_docs if doc.field not in fields]
         if not nested:
             meaning = meanings.get(name, "")
             docs.append(FieldDoc(f"{prefix}{name}", _type(annotation), _default(field), meaning))

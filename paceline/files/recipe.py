@@ -63,7 +63,7 @@ class RecipeTraining(TrainingBase):
     batch_per_device: PositiveInt | None = None
     """Sequences per optimizer step and device (weak scaling). Set either this or `global_batch`."""
     dtype: Literal["auto", "fp32", "fp16", "bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"] = "bf16"
-    """Number format of the matrix products. `auto` is bf16 where the device computes it
+    """Number format of the GEMMs. `auto` is bf16 where the device computes it
     natively, else fp32."""
     compile: CompileOption = "auto"
     """`blocks` compiles every transformer block with torch.compile, `none` compiles nothing.

@@ -1,4 +1,4 @@
-"""The examples of docs/engines/command.md run as they stand there."""
+"""The examples of docs/reference/steplog.md run as written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.runs import flow
 from paceline.runs.plan import make_plan
 from tests.logs.example import megatron_log
 
-PAGE = Path(__file__).parents[2] / "docs" / "engines" / "command.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "steplog.md"
 
 
 def run_example(folder: Path, name: str, **request: object) -> RunReport:

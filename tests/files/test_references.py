@@ -398,7 +398,7 @@ def test_convergence_points_have_the_official_mean_and_deviation(reference_data:
 
 
 def test_the_document_counts_the_rows_of_every_source():
-    document = (Path(__file__).parents[2] / "docs" / "references.md").read_text()
+    document = (Path(__file__).parents[2] / "docs" / "reference" / "tables.md").read_text()
     counts = dict(re.findall(r"^\| `([\w-]+)` \| (\d+|-) \|", document, re.MULTILINE))
     rows = {name: str(len(source.rows) or "-") for name, source in references.sources().items()}
     assert counts == rows
