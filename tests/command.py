@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests import forks
-from tests.surroundings import bundle
 
 LIMIT_S = 900
 LIBRARIES = ("numpy", "scipy.stats", "altair", "jinja2", "sqlalchemy", "ruamel.yaml", "rich.table")
@@ -56,7 +55,6 @@ def prepare() -> None:
 
     import paceline as package
     from paceline import cli
-    from paceline.report.vega import vega_bundle
 
     # Reading the signatures of all verbs takes as long as what most of them do.
     typer.main.get_command = functools.cache(typer.main.get_command)
@@ -64,8 +62,6 @@ def prepare() -> None:
     modules = [name for name in names if not name.endswith("_program")]
     for name in (*LIBRARIES, *(name for name in modules if not name.startswith(PROGRAMS))):
         importlib.import_module(name)
-    bundle()
-    vega_bundle()
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
         for words in WARM_UP:
             cli.app(words, standalone_mode=False)

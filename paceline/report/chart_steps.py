@@ -11,7 +11,7 @@ from paceline.core.run_report import RunReport
 from paceline.core.steps import FloatColumn, IntColumn
 from paceline.report.run_description import window_mask
 
-MAX_POINTS = 1000
+MAX_POINTS = 600
 """Maximum number of points in a chart. Longer series are thinned, and the chart says so."""
 
 MIN_RANGE = 0.1

@@ -87,6 +87,8 @@ class Figure:
     """Interval and its kind, or the spread, or empty."""
     details: tuple[str, ...] = ()
     """Background of the value, one short fact per line."""
+    badge: str = ""
+    """Warning in one or two words, in red."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +184,12 @@ class Document:
     """Content of the JSON output: a value with `model_dump_json`, or plain lists and dicts."""
     csv: Table | None = None
     """Table for CSV, by default the first one among the sections."""
-    window_title: str = field(default="", kw_only=True)
-    """Title of the browser's window, by default the title."""
+    headline: str = field(default="", kw_only=True)
+    """Result in one line, the title of the page; by default the title."""
+    source: str = field(default="", kw_only=True)
+    """Run, folder or file of the report, for the footer of the page."""
+    command: str = field(default="", kw_only=True)
+    """Command that reproduces the result, for the footer of the page."""
 
     def sections_for(self, medium: Medium) -> list[Section]:
         """Return the sections with content that a medium shows."""

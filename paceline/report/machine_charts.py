@@ -12,7 +12,7 @@ from paceline.core.run_report import RunReport
 from paceline.core.text import printable
 from paceline.core.units import GIB
 from paceline.report.figures import format_value, peak_memory_by_kind
-from paceline.report.step_charts import finish_chart, integer_axis
+from paceline.report.step_charts import finish_chart, integer_axis, value_scale
 from paceline.report.theme import ChartTheme
 
 
@@ -29,7 +29,8 @@ def rank_chart(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
         axis=integer_axis(rows[0]["rank"], rows[-1]["rank"]),
         scale=alt.Scale(domain=[rows[0]["rank"] - 0.5, rows[-1]["rank"] + 0.5], nice=False),
     )
-    y = alt.Y("busy:Q", title="time in a step (s)", scale=alt.Scale(zero=False, padding=14))
+    times = [row[key] for row in rows for key in ("busy", "until")]
+    y = alt.Y("busy:Q", title="time in a step (s)", scale=value_scale(times))
     tooltip = [
         alt.Tooltip("rank:Q"),
         alt.Tooltip("host:N"),
@@ -109,7 +110,7 @@ def reference_chart(report: RunReport, theme: ChartTheme) -> alt.LayerChart | No
         axis=alt.Axis(grid=True, tickCount=5),
     )
     base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("row:O", axis=None, title=None))
-    names = base.mark_text(align="left", dy=-13, limit=330).encode(x=alt.value(0), text="name:N")
+    names = base.mark_text(align="left", dy=-13, limit=280).encode(x=alt.value(0), text="name:N")
     layers = [_parity(theme, x), _reference_dots(base, x, theme), names]
     note = "Right of the line: faster than published. Hollow: not comparable."
     height = 30 + 46 * len(rows)

@@ -18,7 +18,7 @@ from paceline.core.result import (
 )
 from paceline.core.run_report import RunReport
 from paceline.core.text import printable
-from paceline.core.units import counted, percent
+from paceline.core.units import counted, percent, si
 from paceline.report.document import (
     Column,
     Document,
@@ -109,7 +109,9 @@ def run_document(report: RunReport) -> Document:
     return Document(
         kind=f"one run, {time_text}" if time_text else "one run",
         title=name,
-        window_title=result.run,
+        headline=run_headline(report),
+        source=result.run,
+        command=report.command,
         verdict=run_verdict(result),
         setup=tuple(setup),
         answer=(sentence,) if sentence else (),
@@ -140,6 +142,28 @@ def run_document(report: RunReport) -> Document:
         data=result,
         csv=Table(columns=[Column(key, key) for key in CSV_KEYS], rows=metric_rows(result)),
     )
+
+
+def run_headline(report: RunReport) -> str:
+    """Return the result in one line, the title of the page.
+
+    `llama31-8b: 10.5k tokens/s/GPU on 16x H100, MFU 61.0%`, or the status if there is no figure.
+    """
+    result, facts = report.result, report.facts
+    device = "CPU" if facts.device == "cpu" else facts.device
+    place = f" on {facts.num_devices or '?'}x {device}" if device else ""
+    headline = throughput(result)
+    if result.status != "ok" or headline is None:
+        status = STATUS_LABELS.get(result.status, result.status).removeprefix("✕ ")
+        return f"{result.recipe}{place}: {'no figure' if result.status == 'ok' else status}"
+    name, metric = headline
+    value, unit = finite_value(metric) or 0.0, metric.unit
+    rate = finite_value(result.metrics.get(f"{name}_per_device"))
+    if rate is not None and facts.device != "cpu":
+        value, unit = rate, f"{unit}/GPU"
+    mfu = finite_value(result.metrics.get("mfu"))
+    share = "" if mfu is None else f", MFU {percent(mfu)}"
+    return f"{result.recipe}: {si(value, '').replace(' ', '')} {unit}{place}{share}"
 
 
 def run_verdict(result: Result) -> Verdict:

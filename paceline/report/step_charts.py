@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +16,20 @@ from paceline.core.steps import FloatColumn, IntColumn
 from paceline.core.text import one_line
 from paceline.core.units import counted
 from paceline.core.window import MIN_STEADY
-from paceline.report.chart_steps import ChartSteps, band_half_width, chart_steps, rows_to_draw
+from paceline.report.chart_steps import (
+    MIN_RANGE,
+    ChartSteps,
+    band_half_width,
+    chart_steps,
+    rows_to_draw,
+)
 from paceline.report.figures import format_value
 from paceline.report.run_description import describe_window, window_mask
 from paceline.report.theme import TITLE_SEPARATOR, ChartTheme, chart_config
 
 HEIGHT = 250
+MAX_DOTS = 150
+"""Maximum number of points that a line chart marks with dots."""
 WARMUP, OUTSIDE, NO_WINDOW = "warm-up", "outside the window", "no window"
 WINDOW = {
     "drifting": "window (drifting)",
@@ -111,18 +121,19 @@ def loss_chart(report: RunReport, theme: ChartTheme) -> alt.LayerChart | None:
     unit = metric.unit if metric else "(as logged)"
     base = alt.Chart(alt.Data(values=data)).encode(
         x=_step_axis(report.steps.index[finite]),
-        y=alt.Y("loss:Q", title=f"loss ({unit.strip('()')})", scale=alt.Scale(zero=False)),
+        y=alt.Y("loss:Q", title=f"loss ({unit.strip('()')})", scale=value_scale(values)),
         tooltip=[alt.Tooltip("step:Q"), alt.Tooltip("loss:Q", format=".4f")],
     )
     line = base.mark_line(color=theme.palette.steady, strokeWidth=1.4)
-    dots = base.properties(name="losses").mark_circle(
-        color=theme.palette.steady, size=_dot_size(len(data)), opacity=1
-    )
+    layers = [line]
+    if len(data) <= MAX_DOTS:
+        dots = base.properties(name="losses")
+        layers.append(dots.mark_circle(color=theme.palette.steady, size=_dot_size(1), opacity=1))
     last = int(report.steps.index[finite[-1]])
     change = f"from {values[0]:.3f} to {values[-1]:.3f}" if len(values) > 1 else f"{values[0]:.3f}"
     sentence = f"{change} {unit} at step {last:,}"
     notes = _thinning_note(len(data), len(values))
-    return finish_chart([line, dots], theme, "Loss", [sentence, *notes], 210, report.result.recipe)
+    return finish_chart(layers, theme, "Loss", [sentence, *notes], 210, report.result.recipe)
 
 
 def finish_chart(
@@ -146,6 +157,19 @@ def finish_chart(
         width=theme.width, height=height, title=heading, description=f"{title}. {' '.join(notes)}"
     )
     return chart.configure(**chart_config(theme), autosize={"type": "fit-x", "contains": "padding"})
+
+
+def value_scale(values: Iterable[float]) -> alt.Scale:
+    """Return a scale that spans the values, and at least MIN_RANGE of their median to both sides.
+
+    Without the minimum, an axis would magnify noise until it looks like a difference.
+    """
+    numbers = [value for value in values if math.isfinite(value)]
+    centre = float(np.median(numbers)) if numbers else 0.0
+    low = min([*numbers, centre - MIN_RANGE * abs(centre)])
+    high = max([*numbers, centre + MIN_RANGE * abs(centre)])
+    margin = 0.05 * (high - low) or 1.0
+    return alt.Scale(domain=[low - margin, high + margin], nice=False, zero=False)
 
 
 def integer_axis(first: int, last: int, max_ticks: int = 8) -> alt.Axis:

@@ -17,7 +17,7 @@ from paceline.report.theme import ChartTheme
 BAR_HEIGHT = 26
 TOTALS = ("peak", "estimated", "measured")
 UNEXPLAINED = "unexplained"
-LABEL_ROOM = 1.32
+LABEL_ROOM = 1.5
 """Right end of the axis as a share of the peak, which leaves room for the labels of long bars."""
 
 
@@ -37,7 +37,7 @@ def waterfall_rows(levels: Sequence[WaterfallLevel]) -> list[dict[str, Any]]:
                 "start": 0.0 if total else before,
                 "end": level.share,
                 "change": remaining if total else _points(level.share - before),
-                "remaining": "" if total else f"{remaining} left",
+                "remaining": "" if total else remaining,
                 "seconds": level.lost_s,
                 "kind": "total" if total else "loss" if level.share <= before else "gain",
             }
@@ -71,7 +71,7 @@ def waterfall_chart(
         tooltip=[
             alt.Tooltip("name:N"),
             alt.Tooltip("change:N", title="points of the peak"),
-            alt.Tooltip("remaining:N"),
+            alt.Tooltip("remaining:N", title="left"),
             alt.Tooltip("seconds:Q", title="seconds of the step", format=".4~f"),
         ],
     )
@@ -94,10 +94,11 @@ def waterfall_chart(
     bars = bars.properties(name="waterfall")
     labels = base.transform_calculate(right="max(datum.start, datum.end)").encode(x="right:Q")
     changes = labels.mark_text(align="left", dx=6, color=palette.ink).encode(text="change:N")
-    remains = labels.mark_text(align="left", dx=46, color=palette.muted).encode(text="remaining:N")
+    remains = base.mark_text(align="right", color=palette.muted)
+    remains = remains.encode(x=alt.value("width"), text="remaining:N")
     by = f", FLOPs by {convention}" if convention else ""
     notes = [
-        f"Percentage points of {peak} that each cause takes, and in grey what is left after it{by}."
+        f"Percentage points of {peak} that each cause takes; in grey: what is left after it{by}."
     ]
     if any(row["kind"] == "gain" and row["name"] != UNEXPLAINED for row in rows):
         notes.append("A gain: the FLOPs convention counts operations that are not computed.")

@@ -67,12 +67,13 @@ def history_document(history: History) -> Document:
     count = len(history.series)
     runs = counted(sum(series.n_runs for series in history.series), "run")
     left_out = max(0, count - MAX_CHARTS)
+    verdict = history_verdict(history) if count else "no run has a figure"
     return Document(
         kind="runs over time",
         title=history.recipe,
-        window_title=f"History of {history.recipe}",
+        headline=f"{history.recipe}: {verdict}, {runs}",
         verdict=Verdict(
-            history_verdict(history) if count else "no run has a figure",
+            verdict,
             "alert" if history.slowdowns else "good" if count else "plain",
         ),
         setup=(history.metric, runs, f"margin {percent(history.margin, 2)}"),

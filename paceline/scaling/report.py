@@ -46,7 +46,7 @@ def scaling_document(
     return Document(
         kind="scaling and slow nodes",
         title=name,
-        window_title=f"Scaling of {name}",
+        headline=answer[0] if answer else f"Scaling of {name}",
         verdict=_verdict(result, reference),
         setup=(table_note(result), f"{counted(len(measured), 'sub-cluster')} measured"),
         answer=answer,

@@ -23,8 +23,6 @@ QUIET = [
 ]
 """A browser that asks its makers for nothing."""
 
-DRAWN = "html[data-charts]"
-
 Scheme = Literal["light", "dark"]
 
 
@@ -100,8 +98,6 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         seen.page.on("pageerror", lambda error: seen.messages.append(str(error)))
         seen.page.on("dialog", dismiss)
         seen.page.goto(file.as_uri())
-        if scripts:
-            seen.page.wait_for_selector(DRAWN, state="attached", timeout=120_000)
         return seen
 
     yield opened

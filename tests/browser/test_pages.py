@@ -26,7 +26,6 @@ LAYOUT_FAULTS = r"""((UNITS) => {
     const root = document.documentElement;
     if (root.scrollWidth > root.clientWidth) faults.push(`scrolls to ${root.scrollWidth}`);
     for (const table of document.querySelectorAll("table")) {
-        if (table.closest("#vg-tooltip-element")) continue;
         const frame = table.closest(".card, .panel").getBoundingClientRect();
         const holder = table.closest(".scroll") || table;
         const box = holder.getBoundingClientRect();
@@ -104,14 +103,14 @@ def test_figures_stand_above_charts_that_say_whose_they_are(open_page: Open, nam
     assert order["chip"] < order["cards"] < min(order["chart"], order["table"])
     titles = texts(opened, "figure > h2")
     assert titles and len(set(titles)) == len(titles)
-    assert len(texts(opened, "figure > h2 .whose")) == len(titles)
+    assert len(texts(opened, "figure > h2 .subject")) == len(titles)
 
 
 def test_nodes_are_told_on_hover_and_the_slowest_is_named(open_page: Open) -> None:
     opened = open_page(page("scale"))
     assert "node-0007" in texts(opened, "#chart-nodes .names_marks text")
     opened.page.locator("#chart-nodes .alone_marks path").nth(1).hover()
-    told = opened.page.locator("#vg-tooltip-element").inner_text()
+    told = opened.page.locator("#tooltip").inner_text()
     assert "node-00" in told and "alone (samples/s)" in told
 
 

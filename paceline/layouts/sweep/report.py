@@ -122,7 +122,7 @@ def sweep_document(result: SweepResult) -> Document:
     return Document(
         kind="layouts compared",
         title=result.name,
-        window_title=f"Sweep {result.name}",
+        headline=": ".join((result.recipe, *result.sentences[:1])),
         verdict=_verdict(result),
         setup=(result.recipe, *varied),
         answer=result.sentences,

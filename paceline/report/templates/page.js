@@ -1,30 +1,19 @@
 (() => {
-  const options = {
-    renderer: "svg",
-    actions: false,
-    ast: true,
-    defaultStyle: false,
-    tooltip: { disableDefaultStyle: true },
-  };
-
-  async function draw(block) {
-    const holder = document.getElementById(block.dataset.chart);
-    try {
-      await vegaEmbed(holder, JSON.parse(block.textContent), options);
-    } catch (error) {
-      holder.textContent = `This chart cannot be drawn: ${error.message}`;
-      throw error;
-    }
-  }
-
-  const blocks = [...document.querySelectorAll("script[data-chart]")];
-  Promise.allSettled(blocks.map(draw)).then((outcomes) => {
-    const failed = outcomes.find((outcome) => outcome.status === "rejected");
-    document.documentElement.dataset.charts = failed ? "failed" : "ready";
-    if (failed) throw failed.reason;
+  // Marks carry the text of their tooltip as label, one value after each semicolon.
+  const tooltip = document.getElementById("tooltip");
+  addEventListener("pointermove", (event) => {
+    const mark = event.target.closest(".role-mark > [aria-label]");
+    tooltip.hidden = !mark;
+    if (!mark) return;
+    tooltip.textContent = mark.getAttribute("aria-label").replaceAll("; ", "\n");
+    const { width, height } = tooltip.getBoundingClientRect();
+    const left = Math.min(event.clientX + 12, document.documentElement.clientWidth - width - 8);
+    const above = event.clientY + height + 20 > innerHeight;
+    tooltip.style.left = `${Math.max(left, 8)}px`;
+    tooltip.style.top = `${event.clientY + (above ? -height - 12 : 14)}px`;
   });
 
-  // Paper shows everything: folds open before printing and close again after it.
+  // Print everything: open the folds before printing and close them afterwards.
   let opened = [];
   addEventListener("beforeprint", () => {
     opened = [...document.querySelectorAll("details:not([open])")];

@@ -45,7 +45,6 @@ def network_document(report: NetworkReport, folder: Path) -> Document:
     return Document(
         kind=f"network, {report.created}",
         title=f"{identity['nodes']} x {identity['devices_per_node']} {identity['device']}",
-        window_title="Network",
         verdict=_verdict(report),
         setup=(f"measured in {report.elapsed_s:.0f} s",),
         answer=report.sentences[:2],
