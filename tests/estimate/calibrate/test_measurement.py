@@ -73,7 +73,7 @@ def test_an_estimate_of_this_processor_rests_on_it(
     done = estimate(recipe, "--gpus", "2", "--layout", "tp=2", "--json")
     assert done.exit_code == 0, (done.output, done.exception)
     found = json.loads(done.stdout)
-    assert "measured here" in json.dumps(found["evidence"])
+    assert "measured here" in json.dumps(found["provenance"])
     assert found["step_time_s"] > 0 and found["mfu"] is None
 
 
