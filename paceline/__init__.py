@@ -1,3 +1,3 @@
 """Paceline measures how fast a machine or a cluster trains large language models."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -18,6 +18,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from paceline import __version__
+
 ROOT = Path(__file__).parents[2]
 HEAVY = {
     "altair",
@@ -206,3 +208,8 @@ def test_a_missing_or_wrong_pin_is_noticed() -> None:
 def test_only_plain_pins_are_accepted(line: str) -> None:
     with pytest.raises(AssertionError):
         pins(line)
+
+
+def test_the_citation_and_the_changelog_have_the_current_version():
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {__version__} (" in (ROOT / "CHANGELOG.md").read_text()
