@@ -41,7 +41,7 @@ def explain(
 
     Uses step times, waits, telemetry, settings, the environment, the estimate and the verdicts of
     scaling tests. Time without a known cause is reported as not explained. A run that is as fast
-    as its baseline gets no cause (docs/explain.md).
+    as its baseline gets no cause (docs/reference/diagnosis.md).
 
     Examples:
 

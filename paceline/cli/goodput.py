@@ -42,7 +42,7 @@ def goodput(
 
     Categories: productive steps, slow steps, checkpoints, steps lost to a restart, compilation,
     initialisation, queue, evaluation, gaps between attempts. A log that contains restarts counts
-    as several attempts. In logs, the time outside steps is unknown (docs/goodput.md).
+    as several attempts. In logs, the time outside steps is unknown (docs/reference/diagnosis.md).
 
     Examples:
 

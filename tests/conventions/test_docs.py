@@ -203,8 +203,9 @@ def test_the_first_screen_names_both_set_up_commands():
     assert "make quickstart" in first_screen and "make test" in first_screen
 
 
-def test_the_manual_names_all_that_a_comparison_can_allow():
-    assert f"`{' '.join([*KEYS, *OF_FIGURES])}`" in " ".join(read("usage.md").split())
+def test_the_guide_names_all_that_a_comparison_can_allow():
+    text = " ".join(read("how-to/compare-two-runs.md").split())
+    assert f"`{' '.join([*KEYS, *OF_FIGURES])}`" in text
 
 
 def test_every_recipe_is_in_the_docs():

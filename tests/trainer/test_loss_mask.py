@@ -255,7 +255,7 @@ def test_what_the_manual_makes_of_labelled_rows_is_what_they_mean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row by row: a token's label is the target of the token before it, and the last has none."""
-    manual = (Path(__file__).parents[2] / "docs" / "mlperf.md").read_text()
+    manual = (Path(__file__).parents[2] / "docs" / "reference" / "mlperf.md").read_text()
     shown = re.search(r"^    import numpy, pandas\n(?:    .*\n)+", manual, re.MULTILINE)
     assert shown is not None
     ids = torch.randint(1, VOCAB, (HELD_OUT, SEQ_LEN))

@@ -321,7 +321,7 @@ def _staged(request: SeriesRequest, benchmark: Benchmark) -> list[str]:
             f"{benchmark.name}: the mask of the held-out samples",
             "is not named, and its target is the loss on the summaries alone",
             remedy="--set training.evaluation.loss_mask=FILE, a byte for each token "
-            "(docs/mlperf.md)",
+            "(docs/reference/mlperf.md)",
         )
     overrides = [f"data.source={source}"]
     if request.data:
