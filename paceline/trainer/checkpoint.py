@@ -39,7 +39,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from paceline.trainer.checkpoint_reader import CheckpointReader
 from paceline.trainer.checkpoint_tensors import init_optimizer_state, state_tensors
 from paceline.trainer.config import ConfigError, TrainerConfig
-from paceline.trainer.measure.clock import aside
+from paceline.trainer.measure.clock import background
 from paceline.trainer.measure.outcome import CheckpointError
 from paceline.trainer.optim import LossScaler
 from paceline.trainer.parallel.mesh import World
@@ -199,7 +199,7 @@ class Checkpoints:
                 f"checkpoint {writer.complete}: cannot be written: {failure_reason(error)}"
             ) from error
         finally:
-            aside.here = False
+            background.active = False
 
     def _find_on_rank0(self, resume: Path) -> tuple[Path, dict[str, Any]]:
         """Return the checkpoint that rank 0 finds and its state.json, or raise its ConfigError."""
@@ -254,7 +254,7 @@ class Writer(FileSystemWriter):
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Mark the writing thread before its first communication with other ranks."""
-        aside.here = True
+        background.active = True
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from paceline.trainer.config import MESH_AXES
-from paceline.trainer.measure.profiler import Bystander, Paused, Profiler
+from paceline.trainer.measure.profiler import Paused, Profiler, UnprofiledRank
 from paceline.trainer.parallel.mesh import Mesh, World
 from paceline.trainer.side_outputs import ProfileConfig
 
@@ -22,7 +22,7 @@ def make_profiler(
     if config.tool == "nsys" and world.device.type == "cpu":
         return Profiler()
     if world.rank not in config.ranks:
-        return Bystander(config, world, paused)
+        return UnprofiledRank(config, world, paused)
     if config.tool == "torch":
         from paceline.trainer.measure.torch_profiler import TorchProfiler  # takes 0.1 s
 

@@ -124,8 +124,8 @@ class Trainer:
         self.steps.start(done + 1)
         behind = self.steps.clock.steps_behind
         for step in range(done + 1, self.config.training.steps + 1):
-            self.profiler.before(step)
-            with self.profiler.marked(DATA):
+            self.profiler.before_step(step)
+            with self.profiler.range(DATA):
                 batch, data_wait_s = loader.next()
             set_learning_rate(self.optimizer, self.rate.at(step - 1))
             with self.memory.step(self.replica.parts, [self.optimizer]) as tracked:
@@ -133,9 +133,9 @@ class Trainer:
             if tracked:
                 self.events.write("memory", step=step, **self.memory.record())
             checkpoint_s = self._save(step, values, skipped)
-            self.profiler.ended(step)
+            self.profiler.end_step(step)
             lap = self.steps.lap()
-            self.profiler.after(step)
+            self.profiler.after_step(step)
             self._pending.append(
                 Pending(
                     step,
@@ -198,7 +198,7 @@ class Trainer:
         loss_scale = self.scaler.scale if self.scaler else 1.0
         loss = self.replica.train(batch, loss_scale / self._mean_count(batch))
         norm, loss = self.replica.norm_and_loss(loss)
-        with self.profiler.marked(UPDATE):
+        with self.profiler.range(UPDATE):
             norm, skipped = self._update(norm, loss_scale)
         return torch.stack([loss / loss_scale, norm]).to("cpu", non_blocking=True), skipped
 
@@ -251,7 +251,7 @@ class Trainer:
             **({} if entry.attended_share is None else {"attended_share": entry.attended_share}),
             **({"skipped": True} if entry.skipped else {}),
             **({"tracked": True} if entry.tracked else {}),
-            **({"profiled": True} if self.profiler.attached(entry.step) else {}),
+            **({"profiled": True} if self.profiler.is_profiled(entry.step) else {}),
             **({} if entry.checkpoint_s is None else {"checkpoint_s": entry.checkpoint_s}),
         )
 

@@ -27,6 +27,6 @@ def test_every_host_measures_its_own_folder_over_ssh(ssh_hosts: Bed, tmp_path: P
     assert done.returncode == 4, done.stderr
     measured = report(done.stdout)
     assert {row.host for row in measured.rows} == {"node-001"}
-    assert measured.faults == ("node-002:/dev/shm/data is no folder on this host",)
+    assert measured.faults == ("node-002:/dev/shm/data is not a folder on this host",)
     left = ssh_hosts.ssh("node-001", "ls", "-A", "/dev/shm/data").stdout
     assert not left

@@ -110,10 +110,10 @@ def test_the_trainers_curve_of_a_cpu_holds_what_a_step_took(
     profiler = MemoryProfiler(ProfileConfig("memory", [0], 2, 3), world)
     kept: list[torch.Tensor] = []
     for step in range(1, 5):
-        profiler.before(step)
+        profiler.before_step(step)
         if step == 3:
             kept.append(torch.ones(16 * 2**20))  # 64 MiB, written to
-        profiler.after(step)
+        profiler.after_step(step)
     profiler.close()
     (curve,) = read_file(tmp_path / "profiles" / "rank-0.memory.json").memory
     assert (curve.kind, curve.peak_step, curve.reserved_bytes) == ("resident", 3, None)
@@ -163,8 +163,8 @@ def test_a_full_history_gives_the_end_of_the_curve_and_a_note(
     monkeypatch.chdir(tmp_path)
     world = World(0, 0, 1, torch.device("cuda", 0), None)
     profiler = MemoryProfiler(ProfileConfig("memory", [0], 1, 1), world)
-    profiler.before(1)
-    profiler.after(1)
+    profiler.before_step(1)
+    profiler.after_step(1)
     path = tmp_path / "profiles" / "rank-0.memory.json"
     assert json.loads(path.read_text())["bytes"] == [11, 3, 4, 4]
     (warning,) = read_file(path).warnings

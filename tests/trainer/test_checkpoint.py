@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from paceline.trainer import checkpoint
 from paceline.trainer.checkpoint import find_checkpoint
 from paceline.trainer.config import ConfigError, LossScaleConfig, parse_config
-from paceline.trainer.measure.clock import HostClock, StepClock, aside, watch_waits
+from paceline.trainer.measure.clock import HostClock, StepClock, background, watch_waits
 from paceline.trainer.measure.event_log import EventLog
 from paceline.trainer.measure.outcome import CheckpointError, outcome
 from paceline.trainer.parallel.mesh import Mesh, join_world
@@ -339,7 +339,7 @@ def test_the_writers_waits_are_none_of_the_trainings(monkeypatch: pytest.MonkeyP
     counted: list[int] = []
 
     def wait(writes: bool) -> None:
-        aside.here = writes
+        background.active = writes
         clock.start()
         dist.Work.wait(Slow())  # type: ignore[arg-type]
         counted.append(len(clock.lap().waits))

@@ -36,7 +36,14 @@ from paceline.trainer.checkpoint_reader import CheckpointReader, CorruptCheckpoi
 from paceline.trainer.checkpoint_tensors import WEIGHTS
 from paceline.trainer.config import LoraConfig, is_adapter, parse_lora, parse_model, read_json
 from paceline.trainer.hub.flux import flux_differences, flux_settings, flux_weights
-from paceline.trainer.hub.names import INNER, HubWeight, Shape, places, plain, written_weights
+from paceline.trainer.hub.names import (
+    INNER,
+    HubWeight,
+    Shape,
+    exported_weights,
+    hub_locations,
+    identical_weight,
+)
 from paceline.trainer.hub.reader import CONFIG, is_hub_folder, read_config
 from paceline.trainer.hub.settings import differences, family_of, hub_settings, hub_sizes
 from paceline.trainer.hub.tensors import WrittenFile, bytes_of
@@ -60,12 +67,12 @@ def adapter_weights(
             "GPT-2 has query, key and value in one layer there, which adapters of each do not fit; "
             "export it merged"
         )
-    table = places(family, model)
+    table = hub_locations(family, model)
     weights: dict[str, HubWeight] = {}
     for ours, shape in shapes.items():
         layer, _, matrix = ours.rpartition(".")
         module = table[f"{layer}.weight"].name.removesuffix(".weight")
-        weights[ours] = plain(f"{PREFIX}{module}.{MATRICES[matrix]}", shape)
+        weights[ours] = identical_weight(f"{PREFIX}{module}.{MATRICES[matrix]}", shape)
     return weights
 
 
@@ -229,7 +236,7 @@ def weight_table(source: ExportSource) -> dict[str, HubWeight]:
             raise CorruptCheckpointError(f"its weights are no FLUX.1's: {', '.join(wrong[:3])}")
         return table
     try:
-        return written_weights(family_of(model), model, shapes)
+        return exported_weights(family_of(model), model, shapes)
     except KeyError as error:
         raise CorruptCheckpointError(f"the hub's form has no place for its {error}") from error
 
@@ -326,7 +333,7 @@ class Shard:
         return {
             piece.name: (piece.shape, dtype or kept[ours][1])
             for ours, weight in self.weights.items()
-            for piece in weight.pieces
+            for piece in weight.slices
         }
 
 
@@ -339,7 +346,7 @@ def sharded(
     """Weights by file, in their order; weights that share a tensor lie in the same one."""
     together: dict[str, dict[str, HubWeight]] = {}
     for ours in sorted(weights, key=in_order):
-        together.setdefault(weights[ours].pieces[0].name, {})[ours] = weights[ours]
+        together.setdefault(weights[ours].slices[0].name, {})[ours] = weights[ours]
     held: dict[str, HubWeight] = {}
     held_bytes = 0
     for group in together.values():

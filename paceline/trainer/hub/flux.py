@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.trainer.checkpoint_reader import CorruptCheckpointError
-from paceline.trainer.hub.names import KINDS, HubWeight, Piece, Shape, View, plain
+from paceline.trainer.hub.names import KINDS, HubWeight, Shape, TensorSlice, View, identical_weight
 from paceline.trainer.model_config import FluxConfig
 
 CLASS = "FluxTransformer2DModel"
@@ -78,7 +78,7 @@ def stored_flux(model: FluxConfig, shapes: Mapping[str, Shape]) -> dict[str, Hub
     """
     weights = flux_weights(model)
     for weight in weights.values():
-        for piece in weight.pieces:
+        for piece in weight.slices:
             shape = shapes.get(piece.name, piece.shape)
             if shape != piece.shape:
                 raise CorruptCheckpointError(
@@ -87,7 +87,7 @@ def stored_flux(model: FluxConfig, shapes: Mapping[str, Shape]) -> dict[str, Hub
     return {
         name: weight
         for name, weight in weights.items()
-        if all(piece.name in shapes for piece in weight.pieces)
+        if all(piece.name in shapes for piece in weight.slices)
     }
 
 
@@ -172,9 +172,12 @@ def _ends(model: FluxConfig) -> Iterator[tuple[str, HubWeight]]:
         for kind in KINDS:
             shape = sizes[ours] if kind == "weight" else sizes[ours][:1]
             name = f"{theirs}.{kind}"
-            halves = [Piece(name, shape, half(1 - i), half(i)) for i in (0, 1)]
+            halves = [TensorSlice(name, shape, half(1 - i), half(i)) for i in (0, 1)]
             swapped = HubWeight(shape, tuple(halves))
-            yield f"{ours}.{kind}", swapped if ours == "modulation" else plain(name, shape)
+            yield (
+                f"{ours}.{kind}",
+                swapped if ours == "modulation" else identical_weight(name, shape),
+            )
 
 
 @dataclass(frozen=True)
@@ -207,24 +210,26 @@ class _Layers:
         name, shape = self._name("linear2", "weight"), (width, (1 + ratio) * width)
         parts = ((0, 1), (1, ratio))
         pieces = tuple(
-            Piece(name, shape, columns(at, times, heads, size), own_columns(at, times, size, ratio))
+            TensorSlice(
+                name, shape, columns(at, times, heads, size), own_columns(at, times, size, ratio)
+            )
             for at, times in parts
         )
         yield f"{ours}linear2.weight", HubWeight(shape, pieces)
-        yield f"{ours}linear2.bias", plain(self._name("linear2", "bias"), (width,))
+        yield f"{ours}linear2.bias", identical_weight(self._name("linear2", "bias"), (width,))
 
     def _name(self, layer: str, kind: str) -> str:
         return f"{self.prefix}{self.names[layer]}.{kind}"
 
     def _plain(self, ours: str, sizes: Mapping[str, Shape]) -> Iterator[tuple[str, HubWeight]]:
         for layer, shape in sizes.items():
-            yield f"{ours}{layer}.weight", plain(self._name(layer, "weight"), shape)
-            yield f"{ours}{layer}.bias", plain(self._name(layer, "bias"), shape[:1])
+            yield f"{ours}{layer}.weight", identical_weight(self._name(layer, "weight"), shape)
+            yield f"{ours}{layer}.bias", identical_weight(self._name(layer, "bias"), shape[:1])
 
     def _norms(self, ours: str) -> Iterator[tuple[str, HubWeight]]:
         shape = (self.model.head_dim,)
         for layer in ("q_norm", "k_norm"):
-            piece = Piece(self._name(layer, "weight"), shape, pairs, own_pairs)
+            piece = TensorSlice(self._name(layer, "weight"), shape, pairs, own_pairs)
             yield f"{ours}{layer}.weight", HubWeight(shape, (piece,))
 
     def _fused(self, ours: str, ratio: int) -> Iterator[tuple[str, HubWeight]]:
@@ -233,13 +238,13 @@ class _Layers:
         starts = {"q": 0, "k": 1, "v": 2, **({"mlp": 3} if ratio else {})}
         for kind in KINDS:
             rest = (width,) if kind == "weight" else ()
-            pieces: list[Piece] = []
+            pieces: list[TensorSlice] = []
             for part, at in starts.items():
                 times, turns = ratio if part == "mlp" else 1, part in ("q", "k")
                 there = by_head(times, heads, size, turns)
                 here = own_rows(at, times, heads, size, turns)
                 name = self._name(part, kind)
-                pieces.append(Piece(name, (times * width, *rest), there, here))
+                pieces.append(TensorSlice(name, (times * width, *rest), there, here))
             yield f"{ours}.{kind}", HubWeight(((3 + ratio) * width, *rest), tuple(pieces))
 
 

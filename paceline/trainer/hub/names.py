@@ -1,4 +1,4 @@
-"""Which tensor of a hub's folder each weight of a decoder is: one table, read both ways."""
+"""Mapping between a decoder's weights and the tensors of a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OUTER = {
     "qwen3": OUTER_OF_LLAMA,
     "mistral": OUTER_OF_LLAMA,
 }
-"""Layers outside of the blocks by model_type of config.json: name here, name there."""
+"""Layers outside the blocks by model_type of config.json: the trainer's name, the folder's name."""
 BLOCKS = {
     "opt": "model.decoder.layers",
     "gpt2": "transformer.h",
@@ -81,140 +81,142 @@ INNER = {
 }
 """Layers of a block."""
 ROOTS = ("", "model.", "transformer.")
-"""Saved without its head, a model's names lack the first of these that they had."""
+"""Prefixes that are missing in models saved without a head."""
 FUSED = {"attention.q": 0, "attention.k": 1, "attention.v": 2}
-"""GPT-2 keeps the three in one layer, and all matrices of blocks as (in, out)."""
+"""GPT-2 stores the three in one layer, and the matrices of blocks as (in, out)."""
 KINDS = ("weight", "bias")
 VOCABULARY = ("embedding.weight", "head.weight")
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A tensor of a folder, and the views of it and of a weight that are equal."""
+class TensorSlice:
+    """A view of a folder's tensor that equals a view of the trainer's weight."""
 
     name: str
     shape: Shape
-    """Of the whole tensor."""
-    there: View
-    here: View
+    """Shape of the whole tensor in the folder."""
+    tensor_view: View
+    weight_view: View
 
 
 @dataclass(frozen=True)
 class HubWeight:
-    """A weight of the trainer's by the tensors of a folder that hold it."""
+    """A weight of the trainer and the tensors of a folder that hold it."""
 
     shape: Shape
-    pieces: tuple[Piece, ...]
+    slices: tuple[TensorSlice, ...]
 
     def read(self, tensors: Callable[[str], Tensor]) -> Tensor:
-        """The whole weight, a view where one tensor holds it; what no tensor holds is 0."""
-        tensor = tensors(self.pieces[0].name)
-        view = self.pieces[0].there(tensor)
+        """Return the whole weight, as a view if one tensor holds it; missing rows are 0."""
+        tensor = tensors(self.slices[0].name)
+        view = self.slices[0].tensor_view(tensor)
         if view.shape == self.shape:
             return view
         whole = tensor.new_zeros(self.shape)
-        for piece in self.pieces:
-            piece.here(whole).copy_(piece.there(tensors(piece.name)))
+        for part in self.slices:
+            part.weight_view(whole).copy_(part.tensor_view(tensors(part.name)))
         return whole
 
     def write(self, whole: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Fill the folder's tensors with their parts of a weight, cast to their dtype."""
-        for piece in self.pieces:
-            piece.there(tensors[piece.name]).copy_(piece.here(whole))
+        """Copy the weight to the folder's tensors, cast to their dtype."""
+        for part in self.slices:
+            part.tensor_view(tensors[part.name]).copy_(part.weight_view(whole))
 
 
 @dataclass(frozen=True)
-class HubPlace:
-    """Which tensor of the folder a decoder's weight is, and what is done with it."""
+class HubLocation:
+    """The folder's tensor of a decoder's weight, optionally transposed or one third of it."""
 
     name: str
-    turned: bool = False
+    transposed: bool = False
     third: int | None = None
 
     def view(self, tensor: Tensor) -> Tensor:
-        """The weight in the folder's tensor."""
-        tensor = tensor.t() if self.turned else tensor
+        """Return the view of the weight in the folder's tensor."""
+        tensor = tensor.t() if self.transposed else tensor
         return tensor if self.third is None else tensor.chunk(3)[self.third]
 
     def outer(self, shape: Shape) -> Shape:
-        """The shape of the folder's tensor for a weight of this one."""
+        """Return the shape of the folder's tensor for a weight of this shape."""
         shape = shape if self.third is None else (3 * shape[0], *shape[1:])
-        return shape[::-1] if self.turned else shape
+        return shape[::-1] if self.transposed else shape
 
     def inner(self, shape: Shape) -> Shape:
-        """The shape of the weight in a folder's tensor of this one."""
-        shape = shape[::-1] if self.turned else shape
+        """Return the shape of the weight in a folder's tensor of this shape."""
+        shape = shape[::-1] if self.transposed else shape
         return shape if self.third is None else (shape[0] // 3, *shape[1:])
 
 
-def places(family: str, model: ModelConfig) -> dict[str, HubPlace]:
-    """Which tensor each weight that a model of this family may have is, by its full name."""
-    layers = {ours: HubPlace(theirs) for ours, theirs in OUTER[family].items()}
+def hub_locations(family: str, model: ModelConfig) -> dict[str, HubLocation]:
+    """Return the folder's tensor of each weight of a model family, by the weight's full name."""
+    layers = {ours: HubLocation(theirs) for ours, theirs in OUTER[family].items()}
     for number in range(model.num_layers):
         for ours, theirs in INNER[family].items():
-            turned = family == "gpt2" and not ours.endswith("norm")
+            transposed = family == "gpt2" and not ours.endswith("norm")
             third = FUSED.get(ours) if family == "gpt2" else None
             name = f"{BLOCKS[family]}.{number}.{theirs}"
-            layers[f"blocks.{number}.{ours}"] = HubPlace(name, turned, third)
+            layers[f"blocks.{number}.{ours}"] = HubLocation(name, transposed, third)
     return {
-        f"{ours}.{kind}": HubPlace(
-            f"{place.name}.{kind}", place.turned and kind == "weight", place.third
+        f"{ours}.{kind}": HubLocation(
+            f"{location.name}.{kind}", location.transposed and kind == "weight", location.third
         )
-        for ours, place in layers.items()
+        for ours, location in layers.items()
         for kind in KINDS
     }
 
 
-def stored_places(family: str, model: ModelConfig, stored: Container[str]) -> dict[str, HubPlace]:
-    """Those of which a folder has the tensor, under the name that it has there."""
-    chosen: dict[str, HubPlace] = {}
-    for ours, place in places(family, model).items():
-        names = [place.name.removeprefix(root) for root in ROOTS]
+def stored_locations(
+    family: str, model: ModelConfig, stored: Container[str]
+) -> dict[str, HubLocation]:
+    """Return the locations whose tensor a folder has, with its name there."""
+    locations: dict[str, HubLocation] = {}
+    for ours, location in hub_locations(family, model).items():
+        names = [location.name.removeprefix(root) for root in ROOTS]
         for name in [name for name in names if name in stored][:1]:
-            chosen[ours] = HubPlace(name, place.turned, place.third)
-    return chosen
+            locations[ours] = HubLocation(name, location.transposed, location.third)
+    return locations
 
 
-def read_weight(ours: str, place: HubPlace, shape: Shape, model: ModelConfig) -> HubWeight:
-    """A weight by a folder's tensor of this shape; rows that pad the vocabulary are not there."""
-    inner = place.inner(shape)
+def read_weight(ours: str, location: HubLocation, shape: Shape, model: ModelConfig) -> HubWeight:
+    """Return a weight by a folder's tensor of this shape, which lacks the vocabulary's padding."""
+    inner = location.inner(shape)
     rows = inner[0]
     if ours in VOCABULARY:
         inner = (max(rows, model.padded_vocab), *inner[1:])
-    piece = Piece(place.name, shape, place.view, first(rows))
-    return HubWeight(inner, (piece,))
+    return HubWeight(inner, (TensorSlice(location.name, shape, location.view, first_rows(rows)),))
 
 
-def written_weights(
+def exported_weights(
     family: str, model: ModelConfig, shapes: Mapping[str, Shape]
 ) -> dict[str, HubWeight]:
-    """A model's weights of these shapes by the tensors of a folder of this family.
+    """Return a model's weights by the tensors of a folder of this family.
 
-    Without rows that pad the vocabulary, and without adapters. Raises KeyError for a weight that
-    the family does not have.
+    The vocabulary's padding and LoRA adapters are omitted. Raise KeyError for a weight that the
+    family does not have.
     """
-    table = places(family, model)
+    table = hub_locations(family, model)
     weights: dict[str, HubWeight] = {}
     for ours, shape in shapes.items():
         if is_adapter(ours):
             continue
-        place, rows = table[ours], shape[0]
+        location, rows = table[ours], shape[0]
         rows = min(rows, model.vocab_size) if ours in VOCABULARY else rows
-        outer = place.outer((rows, *shape[1:]))
-        weights[ours] = HubWeight(shape, (Piece(place.name, outer, place.view, first(rows)),))
+        outer = location.outer((rows, *shape[1:]))
+        part = TensorSlice(location.name, outer, location.view, first_rows(rows))
+        weights[ours] = HubWeight(shape, (part,))
     return weights
 
 
-def first(rows: int) -> View:
-    """A view of the first rows."""
+def first_rows(rows: int) -> View:
+    """Return a view of the first rows."""
     return lambda whole: whole[:rows]
 
 
-def plain(name: str, shape: Shape) -> HubWeight:
-    """A weight that is the same there."""
-    return HubWeight(shape, (Piece(name, shape, same, same),))
+def identical_weight(name: str, shape: Shape) -> HubWeight:
+    """Return a weight that equals the folder's tensor."""
+    return HubWeight(shape, (TensorSlice(name, shape, identity, identity),))
 
 
-def same(tensor: Tensor) -> Tensor:
-    """The tensor itself."""
+def identity(tensor: Tensor) -> Tensor:
+    """Return the tensor itself."""
     return tensor

@@ -27,7 +27,7 @@ from torch.futures import Future
 from paceline.trainer.checkpoint_reader import CorruptCheckpointError
 from paceline.trainer.checkpoint_tensors import WEIGHTS
 from paceline.trainer.hub.flux import flux_differences, stored_flux
-from paceline.trainer.hub.names import HubPlace, HubWeight, Shape, read_weight, stored_places
+from paceline.trainer.hub.names import HubLocation, HubWeight, Shape, read_weight, stored_locations
 from paceline.trainer.hub.settings import differences
 from paceline.trainer.hub.tensors import SafetensorsFile
 from paceline.trainer.model_config import FluxConfig, Model, ModelConfig
@@ -78,7 +78,7 @@ class HubReader(StorageReader):
         """Raise CorruptCheckpointError with the tensors that are none of the model's `weights`."""
         names = {*weights} | ({"head.weight"} if self.model.tied_embeddings else set())
         mine = [self._weights[name] for name in names if name in self._weights]
-        taken = {piece.name for weight in mine for piece in weight.pieces}
+        taken = {piece.name for weight in mine for piece in weight.slices}
         left = [name for name in self._file_of if name not in taken]
         left = [name for name in left if not name.endswith(NO_WEIGHTS)]
         if left:
@@ -93,7 +93,7 @@ class HubReader(StorageReader):
         entries: dict[str, Any] = {}
         for name, weight in self._weights.items():
             shape = torch.Size(weight.shape)
-            dtype = self._stored(weight.pieces[0].name).dtype
+            dtype = self._stored(weight.slices[0].name).dtype
             chunk = ChunkStorageMetadata(torch.Size([0] * len(shape)), shape)
             entries[f"{WEIGHTS}{name}"] = TensorStorageMetadata(
                 TensorProperties(dtype=dtype), shape, [chunk]
@@ -138,14 +138,14 @@ def _decoder_weights(
     family: str, model: ModelConfig, shapes: Mapping[str, Shape]
 ) -> dict[str, HubWeight]:
     weights: dict[str, HubWeight] = {}
-    for name, place in stored_places(family, model, shapes).items():
+    for name, place in stored_locations(family, model, shapes).items():
         shape = shapes[place.name]
         _check_shape(name, place, shape)
         weights[name] = read_weight(name, place, shape, model)
     return weights
 
 
-def _check_shape(name: str, place: HubPlace, shape: Shape) -> None:
+def _check_shape(name: str, place: HubLocation, shape: Shape) -> None:
     """Raises CorruptCheckpointError for a vector in place of a matrix, or no three in one."""
     dims = 1 if name.endswith(".bias") or "norm." in name else 2
     if len(shape) != dims or (place.third is not None and shape[-1] % 3):

@@ -127,7 +127,7 @@ SIZES_OF_LLAMA = {
     "intermediate_size": "ffn_size",
     "max_position_embeddings": "max_positions",
     "head_dim": "head_dim",
-    "attention_dropout": "dropped_probabilities",
+    "attention_dropout": "attention_dropout_p",
 }
 SIZES = {
     "opt": {
@@ -136,7 +136,7 @@ SIZES = {
         "ffn_dim": "ffn_size",
         "max_position_embeddings": "max_positions",
         "dropout": "dropout",
-        "attention_dropout": "dropped_probabilities",
+        "attention_dropout": "attention_dropout_p",
     },
     "gpt2": {
         "n_embd": "hidden_size",
@@ -144,7 +144,7 @@ SIZES = {
         "n_positions": "max_positions",
         "resid_pdrop": "dropout",
         "embd_pdrop": "dropout",
-        "attn_pdrop": "dropped_probabilities",
+        "attn_pdrop": "attention_dropout_p",
     },
     **dict.fromkeys(("llama", "qwen3", "mistral"), SIZES_OF_LLAMA),
 }

@@ -1,7 +1,7 @@
-"""Time of a step and of the waits inside it, without stopping the device to look.
+"""Time of a step and of the waits inside it, without synchronising the device.
 
-A mark is a moment on the device's own time line: the time of day on a CPU, an event in the compute
-stream on CUDA. Marks are read later, when the work before them is done.
+A mark is a point on the compute time line: the performance counter on a CPU, an event in the
+compute stream on CUDA. Marks are read later, when the work before them is complete.
 """
 
 from __future__ import annotations
@@ -18,60 +18,61 @@ import torch
 from torch import distributed as dist
 
 
-class _Aside(threading.local):
-    here = False
+class BackgroundThread(threading.local):
+    """A flag for each thread: `active` if its waits do not belong to the training."""
+
+    active = False
 
 
-aside = _Aside()
-"""`aside.here` is True in a thread whose waits are not the training's."""
+background = BackgroundThread()
 
 
 class Clock(Protocol):
-    """Makes marks and reads the time between them."""
+    """Records marks and reads the time between them."""
 
     steps_behind: int
-    """How many steps later a step's figures are read, so that the device's queue never runs dry."""
+    """Delay in steps before a step is read, so that the device's queue never runs empty."""
 
     def mark(self) -> Any:
-        """This moment on the compute time line."""
+        """Return a mark of the current point of the compute time line."""
         ...
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Time between two settled marks."""
+        """Return the time between two marks that have passed."""
         ...
 
-    def settle(self, mark: Any) -> None:
-        """Return when everything before the mark has happened."""
+    def wait(self, mark: Any) -> None:
+        """Wait until the mark has passed."""
         ...
 
     def passed(self, mark: Any) -> bool:
-        """Whether everything before the mark has happened."""
+        """Return whether all work before the mark is complete."""
         ...
 
 
 class HostClock:
-    """Marks are readings of the processor's clock."""
+    """A clock whose marks are readings of the CPU's performance counter."""
 
     steps_behind = 0
 
     def mark(self) -> float:
-        """Now, in seconds."""
+        """Return the current time in seconds."""
         return time.perf_counter()
 
     def seconds(self, start: float, end: float) -> float:
-        """Time between two marks."""
+        """Return the time between two marks."""
         return end - start
 
-    def settle(self, mark: float) -> None:
-        """Nothing to wait for: a CPU works in the order it is told."""
+    def wait(self, mark: float) -> None:
+        """Do nothing, because CPU work is synchronous."""
 
     def passed(self, mark: float) -> bool:
-        """Always true."""
+        """Return True, because CPU work is synchronous."""
         return True
 
 
 class DeviceClock:
-    """Marks are events in the compute stream of a CUDA device."""
+    """A clock whose marks are events in the compute stream of a CUDA device."""
 
     steps_behind = 3
 
@@ -79,21 +80,21 @@ class DeviceClock:
         self.stream = torch.cuda.current_stream(device)
 
     def mark(self) -> torch.cuda.Event:
-        """An event behind all work queued so far."""
+        """Record and return an event after all work queued so far."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(self.stream)
         return event
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Time between two events."""
+        """Return the time between two events."""
         return start.elapsed_time(end) / 1e3
 
-    def settle(self, mark: torch.cuda.Event) -> None:
+    def wait(self, mark: torch.cuda.Event) -> None:
         """Wait until the device has passed the event."""
         mark.synchronize()
 
     def passed(self, mark: torch.cuda.Event) -> bool:
-        """Whether the device has passed the event; a device that has failed passes nothing more."""
+        """Return whether the device has passed the event; False after a device failure."""
         try:
             return mark.query()
         except RuntimeError:
@@ -102,7 +103,7 @@ class DeviceClock:
 
 @dataclass(frozen=True)
 class Lap:
-    """Marks of one step: its edges and the waits inside."""
+    """Marks of one step: its start, its end and the waits inside."""
 
     start: Any
     end: Any
@@ -110,39 +111,39 @@ class Lap:
 
 
 class StepClock:
-    """Cuts a rank's time into steps that leave no gap, and collects the waits of each."""
+    """Divides a rank's time into consecutive steps and collects the waits of each."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.step = 0
-        """The step at work, 0 before the first."""
+        """The current step; 0 before the first one."""
         self.done = 0
-        """How many steps have been read, which the device then has behind it."""
-        self._edge: Any = None
+        """Number of steps that have been read and are therefore complete on the device."""
+        self._step_start: Any = None
         self._wait_start: Any = None
         self._waits: list[tuple[Any, Any]] = []
-        self._unread: deque[Lap] = deque(maxlen=clock.steps_behind + 1)
+        self._pending_laps: deque[Lap] = deque(maxlen=clock.steps_behind + 1)
 
     def start(self, step: int = 1) -> None:
-        """The first step, whose number is `step`, begins now."""
+        """Start the clock with the given step."""
         self._waits.clear()
-        self._edge = self.clock.mark()
+        self._step_start = self.clock.mark()
         self.step = step
 
     def begin_wait(self) -> None:
-        """From now on the rank only waits for others; nothing inside another wait."""
+        """Start a wait for other ranks; no effect inside another wait."""
         if self._wait_start is None:
             self._wait_start = self.clock.mark()
 
     def end_wait(self) -> None:
-        """The rank goes on; nothing when it was not waiting."""
+        """End the wait, if there is one."""
         if self._wait_start is not None:
             self._waits.append((self._wait_start, self.clock.mark()))
             self._wait_start = None
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """What runs inside is a wait for other ranks."""
+        """Count the block as a wait for other ranks."""
         if self._wait_start is not None:
             yield
             return
@@ -153,55 +154,55 @@ class StepClock:
             self.end_wait()
 
     def lap(self) -> Lap:
-        """The step ends now and the next one begins."""
+        """End the step, start the next one, and return the step's marks."""
         now = self.clock.mark()
-        lap = Lap(self._edge, now, tuple(self._waits))
-        self._edge = now
+        lap = Lap(self._step_start, now, tuple(self._waits))
+        self._step_start = now
         self._waits.clear()
-        self._unread.append(lap)
+        self._pending_laps.append(lap)
         self.step += 1
         return lap
 
     def is_waiting(self) -> bool:
-        """Whether this rank waits for others now; another thread may ask.
+        """Return whether this rank currently waits for others; other threads may call it.
 
-        On CUDA the device counts, not the program that runs ahead of it: it waits when it has
-        passed the start of the newest wait that it has reached, and not its end.
+        On CUDA this refers to the device, not to the program that runs ahead of it. The device
+        waits if it has passed the start of the latest wait that it has reached, but not its end.
         """
-        passed, begun = self.clock.passed, self._wait_start
-        if begun is not None and passed(begun):
+        passed, wait_start = self.clock.passed, self._wait_start
+        if wait_start is not None and passed(wait_start):
             return True
-        waits = [wait for lap in (*self._unread,) for wait in lap.waits] + self._waits
-        reached = next((wait for wait in reversed(waits) if passed(wait[0])), None)
-        return reached is not None and not passed(reached[1])
+        waits = [wait for lap in (*self._pending_laps,) for wait in lap.waits] + self._waits
+        latest = next((wait for wait in reversed(waits) if passed(wait[0])), None)
+        return latest is not None and not passed(latest[1])
 
     def read(self, lap: Lap) -> tuple[float, float]:
-        """(step time, time spent waiting for other ranks) in seconds."""
-        self.clock.settle(lap.end)
+        """Return (step time, time spent waiting for other ranks) in seconds."""
+        self.clock.wait(lap.end)
         self.done += 1
         waits = sum((self.clock.seconds(start, end) for start, end in lap.waits), start=0.0)
         return self.clock.seconds(lap.start, lap.end), waits
 
 
 def watch_waits(steps: StepClock) -> Callable[[], None]:
-    """Count every wait that PyTorch's Python code does for a collective; returns the undo.
+    """Measure all waits for collectives in PyTorch's Python code; return a function that undoes it.
 
-    FSDP and ZeRO 1 wait in `Work.wait` on a CPU. On CUDA that call only queues a
-    wait, and FSDP queues its own with `Stream.wait_event`; both count when it is the compute stream
-    that waits. DDP waits in C++ and is measured from its communication hook.
+    FSDP and ZeRO 1 wait in `Work.wait` on a CPU. On CUDA that call only queues a wait, and FSDP
+    queues its own with `Stream.wait_event`; both count when the compute stream waits. DDP waits in
+    C++ and is measured in its communication hook.
     """
     stream = steps.clock.stream if isinstance(steps.clock, DeviceClock) else None
     work_wait = dist.Work.wait
     wait_event = torch.cuda.Stream.wait_event
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if aside.here or (stream is not None and torch.cuda.current_stream() != stream):
+        if background.active or (stream is not None and torch.cuda.current_stream() != stream):
             return work_wait(self, *args, **kwargs)
         with steps.waiting():
             return work_wait(self, *args, **kwargs)
 
     def wait_for(self: Any, event: Any) -> None:
-        if aside.here or self != stream:
+        if background.active or self != stream:
             wait_event(self, event)
             return
         with steps.waiting():

@@ -1,4 +1,4 @@
-"""What a rank leaves behind: JSON lines about its steps, and everything else it prints."""
+"""Output of a rank: its event lines in JSON and its log."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SCHEMA = 1
 
 
 class EventLog:
-    """One rank's events, each appended with a single write: a kill tears the last line at most.
+    """One rank's events, each appended with a single write, so a kill tears at most the last line.
 
-    A failure is told by an empty file beside it as well, which changes the folder's time: who
-    follows thousands of ranks need not look into the files of all.
+    A failure also creates an empty file next to the events. It changes the folder's modification
+    time, so a reader need not open the files of thousands of ranks.
     """
 
     def __init__(self, folder: str, rank: int) -> None:
@@ -33,13 +33,13 @@ class EventLog:
             os.write(self._file, b"\n")
 
     def write(self, event: str, **values: Any) -> None:
-        """Append one event; a float that JSON cannot say becomes null."""
+        """Append one event; a float that is not finite becomes null."""
         fields = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in values.items()
         }
         line = (json.dumps({"event": event, **fields}) + "\n").encode()
-        # A disk that fills takes a part of it; the rest then raises OSError.
+        # A full disk accepts only a part; the next write then raises OSError.
         while line:
             line = line[os.write(self._file, line) :]
         self.steps_done += event == "step"
@@ -49,7 +49,7 @@ class EventLog:
 
 
 def has_ended(folder: str, rank: int) -> bool:
-    """Whether a rank's last whole line is its end line."""
+    """Return whether a rank's last complete line is its end line."""
     try:
         lines = (Path(folder) / f"rank-{rank:05d}.jsonl").read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -58,7 +58,7 @@ def has_ended(folder: str, rank: int) -> bool:
 
 
 def redirect_output(folder: str, rank: int) -> None:
-    """Send this process's standard output and error, C libraries' included, to the rank's log."""
+    """Redirect standard output and error, including those of C libraries, to the rank's log."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder) / f"rank-{rank:05d}.log"
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -70,6 +70,6 @@ def redirect_output(folder: str, rank: int) -> None:
 
 
 def resident_bytes() -> int:
-    """Peak resident memory of this process so far, in bytes."""
+    """Return this process's peak resident memory in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -1,9 +1,9 @@
-"""A watchdog in every rank: if nothing moves for too long, it writes the stacks and ends the rank.
+"""Watchdog of a rank: after too long without progress it writes the stacks and ends the process.
 
-The watchdog is a Python thread, so it needs Python's lock. Should C code never give that back, a
-timer of faulthandler, which needs no lock, writes the stacks (.timer) and ends the rank. SIGTERM,
-which a launcher sends to the ranks that are left when one has ended, and crashes leave the stacks
-as well.
+The watchdog is a Python thread, so it needs the GIL. If C code never releases the GIL, a
+faulthandler timer, which does not need it, writes the stacks (.timer) and ends the process. Stacks
+are also written on crashes and on SIGTERM, which a launcher sends to the remaining ranks when one
+has ended.
 """
 
 from __future__ import annotations
@@ -21,32 +21,31 @@ from typing import Any, Protocol
 
 from paceline.trainer.measure.event_log import EventLog
 
-START_LIMIT_S, START_LIMIT_PER_DOUBLING_S, FEW_RANKS = 120.0, 60.0, 8
-"""At least so long may anything before the second step take: imports, joining, compiling. Beyond a
-few ranks it may take longer: all read the same files and meet at one of them."""
-LOOKS_PER_LIMIT = 50
-LONGEST_PAUSE_S = 5.0
-"""At most between two looks."""
+MIN_START_LIMIT_S, START_LIMIT_PER_DOUBLING_S, BASE_RANKS = 120.0, 60.0, 8
+"""Minimum limit before the second step: imports, joining, compiling. It grows with each doubling of
+the ranks beyond BASE_RANKS, because all ranks read the same files and join through one of them."""
+CHECKS_PER_LIMIT = 50
+MAX_CHECK_INTERVAL_S = 5.0
 SIGNS_PER_LIMIT = 4
-"""How often a watchdog shows that it is alive, by the time of its stack file."""
+"""How often the watchdog updates the modification time of its stack file as a sign of life."""
 
 
 class StepProgress(Protocol):
-    """What the watchdog asks the step clock."""
+    """The part of a step clock that the watchdog uses."""
 
     step: int
-    """The step at work, counted from 1; 0 before the first."""
+    """The current step, from 1; 0 before the first one."""
 
     done: int
-    """How many steps are known to be over; on CUDA the program runs ahead of the device."""
+    """Number of completed steps; on CUDA the program runs ahead of the device."""
 
     def is_waiting(self) -> bool:
-        """True while this rank only waits for others."""
+        """Return whether this rank only waits for others."""
         ...
 
 
 class Heartbeat:
-    """Ends the process when no beat comes for too long; one for each rank."""
+    """Ends the process after too long without a beat; one per rank."""
 
     def __init__(self, events: EventLog, stack_path: str) -> None:
         self.events, self.stack_path = events, stack_path
@@ -56,9 +55,9 @@ class Heartbeat:
         self._beats = 0
         self._paused = 0
         self._stopped = threading.Event()
-        self._word = threading.Lock()
-        """Held by whoever writes the end line; never given back."""
-        # The timer writes while a signal may write too, so it has a file of its own.
+        self._end_lock = threading.Lock()
+        """Held by the writer of the end line; never released."""
+        # A signal may write at the same time, so the timer has its own file.
         self.timer_path = str(Path(stack_path).with_suffix(".timer"))
         self._file, self._timer_file = (
             open(path, "ab", buffering=0)  # noqa: PTH123, SIM115
@@ -68,9 +67,9 @@ class Heartbeat:
         faulthandler.register(signal.SIGTERM, self._file, all_threads=True, chain=True)
 
     def start(self, limit_s: float) -> None:
-        """Watch from now on: without a beat for `limit_s` seconds this process ends.
+        """Start watching: end the process after `limit_s` seconds without a beat.
 
-        Until the second step it may take `start_limit_s` of the world's size.
+        Until the second step the limit is at least `start_limit_s` of the world size.
         """
         self.beat("at the start")
         thread = threading.Thread(target=self._watch, args=(limit_s,), name="heartbeat")
@@ -78,16 +77,16 @@ class Heartbeat:
         thread.start()
 
     def beat(self, doing: str | None = None, waits: bool = False) -> None:
-        """The rank has made progress; `doing` says what comes next, `waits` whether for others."""
+        """Record progress; `doing` is the next phase, `waits` if it waits for other ranks."""
         self._beats += 1
         if doing is not None:
             self._doing, self._waits = doing, waits
 
     def follow(self, steps: StepProgress, parts: Iterable[Any], stages: Iterable[Any] = ()) -> None:
-        """Take a clock's steps as beats, and the start of every micro-batch in a model's parts.
+        """Count a clock's steps and the start of every micro-batch as beats.
 
-        A pipeline's `stages` beat after every forward and backward pass as well: all backward
-        passes of a step may follow one another, without a forward pass between.
+        A pipeline's `stages` also beat after every forward and backward pass, because all backward
+        passes of a step may follow each other.
         """
         self.steps, self._doing, self._waits = steps, None, False
         for part in parts:
@@ -97,7 +96,7 @@ class Heartbeat:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What runs inside may take any time, such as writing a checkpoint."""
+        """Suspend the limit, for example while a checkpoint is written."""
         self._paused += 1
         faulthandler.cancel_dump_traceback_later()
         try:
@@ -107,15 +106,15 @@ class Heartbeat:
             self._paused -= 1
 
     def stop(self) -> bool:
-        """Watch no longer; False when the watchdog has had the last word and ends the process."""
-        if not self._word.acquire(blocking=False):
+        """Stop watching; return False if the watchdog is already ending the process."""
+        if not self._end_lock.acquire(blocking=False):
             return False
         self._stopped.set()
         faulthandler.cancel_dump_traceback_later()
         return True
 
     def remove_empty_stack(self) -> None:
-        """Delete the stack files if nothing was written; no stack is written from now on."""
+        """Disable stack dumps and delete empty stack files."""
         faulthandler.unregister(signal.SIGTERM)
         faulthandler.disable()
         for path in map(Path, (self.stack_path, self.timer_path)):
@@ -124,17 +123,17 @@ class Heartbeat:
                     path.unlink()
 
     def _watch(self, limit_s: float) -> None:
-        """Look now and then; time in which the process itself was stopped counts as one look."""
-        pause_s = min(limit_s / LOOKS_PER_LIMIT, LONGEST_PAUSE_S)
-        seen, silent_s, looked = self._progress(), 0.0, time.monotonic()
-        sign_at, first = looked, 0
+        """Check periodically; a time in which the process was stopped counts as one interval."""
+        pause_s = min(limit_s / CHECKS_PER_LIMIT, MAX_CHECK_INTERVAL_S)
+        progress, silent_s, last_check = self._progress(), 0.0, time.monotonic()
+        sign_at, first = last_check, 0
         start_s = start_limit_s(int(os.environ.get("WORLD_SIZE", "1")))
         while not self._stopped.wait(pause_s):
             now = time.monotonic()
-            silent_s += min(now - looked, 10 * pause_s)
-            looked = now
-            if self._paused or self._progress() != seen:
-                seen, silent_s = self._progress(), 0.0
+            silent_s += min(now - last_check, 10 * pause_s)
+            last_check = now
+            if self._paused or self._progress() != progress:
+                progress, silent_s = self._progress(), 0.0
             step = self.steps.step if self.steps else 0
             first = first or step
             allowed_s = limit_s if step > first else max(limit_s, start_s)
@@ -150,21 +149,21 @@ class Heartbeat:
         return (self._beats, steps.step, steps.done) if steps else (self._beats,)
 
     def _set_timer(self, limit_s: float) -> None:
-        """Anew at each look: ranks that wait for this one give up before it rings, and say so."""
+        """Restart the timer; ranks that wait for this one time out before it fires."""
         if self._paused:
             faulthandler.cancel_dump_traceback_later()
             return
         after_s = limit_s + limit_s / SIGNS_PER_LIMIT
-        # Out of memory there may be no new thread; the stacks of a held lock are lost then.
+        # Out of memory, creating the timer's thread may fail.
         with suppress(RuntimeError):
             faulthandler.dump_traceback_later(after_s, exit=True, file=self._timer_file)
-        # A pause or the end may have come since it was asked for, and cancelled no timer yet.
+        # A pause or the end may have come before the timer existed.
         if self._paused or self._stopped.is_set():
             faulthandler.cancel_dump_traceback_later()
 
     def _give_up(self, limit_s: float) -> None:
-        """Write the stacks and the end line, let the other ranks do so too, and end the process."""
-        if not self._word.acquire(blocking=False):
+        """Write the stacks and the end line, wait for the other ranks, and end the process."""
+        if not self._end_lock.acquire(blocking=False):
             return
         faulthandler.dump_traceback(self._file, all_threads=True)
         doing, waits = self._state()
@@ -183,7 +182,7 @@ class Heartbeat:
         os._exit(1)
 
     def _state(self) -> tuple[str, bool]:
-        """What the rank is doing, and whether it waits for others."""
+        """Return the rank's current phase and whether it waits for others."""
         steps = self.steps
         waits = self._waits or (steps is not None and steps.is_waiting())
         step = steps.step if steps else 0
@@ -191,10 +190,10 @@ class Heartbeat:
 
 
 def start_limit_s(ranks: int) -> float:
-    """How long so many ranks may take before their second step, at least: 540 s for 1,024."""
-    return START_LIMIT_S + START_LIMIT_PER_DOUBLING_S * max(0.0, math.log2(ranks / FEW_RANKS))
+    """Return the minimum limit before the second step, e.g. 540 s for 1,024 ranks."""
+    return MIN_START_LIMIT_S + START_LIMIT_PER_DOUBLING_S * max(0.0, math.log2(ranks / BASE_RANKS))
 
 
 def grace_s(limit_s: float) -> float:
-    """How long a rank that gives up waits for the others, whose last beat may be later."""
+    """Return how long a failed rank waits for the others, whose last beat may be later."""
     return min(max(limit_s / 3, 0.5), 20.0)

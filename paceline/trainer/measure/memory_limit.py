@@ -1,4 +1,4 @@
-"""A limit on the memory that a rank may allocate on a CPU, so that running out is a result."""
+"""Limit of a rank's memory on a CPU, so that running out of memory is an orderly failure."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ UNLIMITED = (resource.RLIM_INFINITY, -1)
 
 
 def limit_memory(limit_bytes: float | None, device: str) -> None:
-    """Allow this process `limit_bytes` of memory beyond what it has taken; None allows all.
+    """Limit this process to `limit_bytes` beyond its current memory; None sets no limit.
 
-    The kernel counts private writable memory (RLIMIT_DATA), whether it was touched or not: heap,
-    tensors, and the stacks of threads. Raises ConfigError where there is no such limit.
+    The kernel counts private writable memory (RLIMIT_DATA), touched or not: heap, tensors and
+    thread stacks. Raise ConfigError where this limit does not exist.
     """
     if limit_bytes is None:
         return
     if device != "cpu" or not sys.platform.startswith("linux"):
         raise ConfigError(
-            f"memory_limit_bytes {limit_bytes:g}: only a CPU under Linux has such a limit, "
-            f"not {device} on {sys.platform}; leave it out"
+            f"memory_limit_bytes {limit_bytes:g}: is only supported for CPUs on Linux, not for "
+            f"{device} on {sys.platform}; remove it"
         )
-    # The heap grows in exact steps from now on; a large reserve would be refused before the limit.
+    # Let the heap grow in small steps; a large reserve would fail before the limit is reached.
     ctypes.CDLL(None).mallopt(M_TOP_PAD, SMALL_GROWTH_BYTES)
-    most = data_bytes() + int(limit_bytes)
+    limit = data_bytes() + int(limit_bytes)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard not in UNLIMITED:
-        most = min(most, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def is_limited() -> bool:
-    """Whether this process's data may not grow without bound."""
-    limited, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    return limited not in UNLIMITED
+    """Return whether this process has a memory limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return soft not in UNLIMITED
 
 
 def data_bytes() -> int:
-    """Private writable memory of this process, as RLIMIT_DATA counts it."""
+    """Return this process's private writable memory in bytes, as RLIMIT_DATA counts it."""
     match = re.search(r"^VmData:\s*(\d+) kB$", STATUS.read_text(encoding="utf-8"), re.MULTILINE)
     if match is None:
-        raise ConfigError(f"memory_limit_bytes: {STATUS} does not say what memory is in use")
+        raise ConfigError(f"memory_limit_bytes: {STATUS} does not report the memory in use")
     return int(match[1]) * 1024

@@ -41,7 +41,7 @@ class MemoryProfiler(StepProfiler):
         self._edges: list[tuple[int, float]] = []
         self._source: ResidentCurve | AllocatorCurve | None = None
 
-    def before(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         """Begin with the first step."""
         if step == self.config.first_step:
             on_cpu = self.world.device.type == "cpu"

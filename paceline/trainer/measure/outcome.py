@@ -1,4 +1,4 @@
-"""How a training ended: the status, the sentence and the cause that its end line carries."""
+"""Classification of failures: status, reason and cause of the end line."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ OUT_OF_MEMORY = (
     "bad allocation",
     "alloc_failed",
     "allocation_failed",  # cuDNN
-    "memoryerror:",  # a callback of autograd's, told by a RuntimeError
+    "memoryerror:",  # in a RuntimeError of an autograd callback
 )
 NO_THREAD = ("can't start new thread", "resource temporarily unavailable")
-"""What lack of memory looks like where a memory limit also holds for the stacks of threads."""
+"""Errors of thread creation when a memory limit leaves no room for a stack."""
 NO_CODE = "could not create a primitive"
-"""What oneDNN says where a memory limit leaves no room for the code that it makes."""
+"""oneDNN's error when a memory limit leaves no room for generated code."""
 LOST_PEER = (
-    # gloo, in every collective; the second when data was on its way.
+    # gloo; the second one during a transfer.
     "connection closed by peer",
     "connection reset by peer",
     "broken pipe",
@@ -33,29 +33,30 @@ LOST_PEER = (
     # NCCL
     "remote process exited",
     "ncclremoteerror",
-    # The store that ranks meet through.
+    # The rendezvous store.
     "remote server shutdown or crash",
     "failed to recv, got 0 bytes",
     "clients joined",
 )
-"""What PyTorch says in lower case when another rank ended, or did not come."""
+"""PyTorch's errors, in lower case, when another rank ended or did not join."""
 
 
 class NotFiniteError(Exception):
-    """The loss or the gradient is no longer a finite number."""
+    """The loss or the gradient norm is not finite."""
 
 
 class CheckpointError(Exception):
-    """A checkpoint was not written."""
+    """A checkpoint could not be written."""
 
 
 def outcome(error: BaseException) -> tuple[str, str, str]:
-    """(status, reason, cause) of an exception: oom, nan or failed; why, as a sentence; whose fault.
+    """Return (status, reason, cause) of an exception.
 
-    The cause is `peer_lost` where another rank's end is to blame, else `own_fault`.
+    The status is oom, nan or failed, the reason a sentence. The cause is `peer_lost` if another
+    rank's end caused it, else `own_fault`.
     """
     if isinstance(error, RuntimeError) and error.__cause__ is not None:
-        # A pipeline's stage tells only its inputs, and keeps what went wrong as the cause.
+        # A pipeline stage reports only its inputs; the actual error is the cause.
         return outcome(error.__cause__)
     sentence = _last_line(error)
     lowered = sentence.lower()
@@ -75,6 +76,6 @@ def outcome(error: BaseException) -> tuple[str, str, str]:
 
 
 def _last_line(error: BaseException) -> str:
-    """What Python prints last about an exception, on one line of at most 500 characters."""
+    """Return the last line of an exception's traceback, at most 500 characters."""
     text = "".join(traceback.format_exception_only(type(error), error))
     return " ".join(text.split())[:500]

@@ -1,7 +1,6 @@
-"""A profiler for some steps of some ranks, as the input asks; without it nothing is touched.
+"""Base classes of profilers for some steps of some ranks.
 
-A tool that lives outside of this program (`nsys`) is told by the device's profiler interface where
-its capture begins and ends.
+An external tool (`nsys`) starts and stops its capture through CUDA's profiler API.
 """
 
 from __future__ import annotations
@@ -15,52 +14,52 @@ from paceline.trainer.parallel.mesh import World
 from paceline.trainer.side_outputs import ProfileConfig
 
 Paused = Callable[[], AbstractContextManager[None]]
-"""In which the watchdog counts no time."""
+"""A context in which the watchdog counts no time."""
 
 FOLDER = "profiles"
-"""Where the tools' files go, relative to the run folder."""
+"""Folder of the profiles, relative to the run folder."""
 DATA = "paceline:data"
-"""Marks waiting for a batch, ..."""
+"""Range of waiting for a batch."""
 UPDATE = "paceline:clip"
-"""... and clipping and applying gradients."""
+"""Range of clipping and applying gradients."""
 
 
 class Profiler:
-    """Does nothing; what a step runs in is as fast as without it."""
+    """A profiler that does nothing."""
 
-    def before(self, step: int) -> None:
-        """A step (from 1) begins."""
+    def before_step(self, step: int) -> None:
+        """Called before a step (from 1)."""
 
-    def ended(self, step: int) -> None:
-        """A step has been queued on a device, or done on a CPU; its time still runs."""
+    def end_step(self, step: int) -> None:
+        """Called inside the step's time, when its work is queued or, on a CPU, complete."""
 
-    def after(self, step: int) -> None:
-        """The step's time has been taken."""
+    def after_step(self, step: int) -> None:
+        """Called after the step's time was taken."""
 
-    def attached(self, step: int) -> bool:
-        """Whether this rank was profiled in that step."""
+    def is_profiled(self, step: int) -> bool:
+        """Return whether this rank is profiled in the step."""
         return False
 
-    def marked(self, name: str) -> AbstractContextManager[object]:
-        """A stretch of the step that the tool shows by this name."""
+    def range(self, name: str) -> AbstractContextManager[object]:
+        """Return a context that the tool shows as a range of this name."""
         return nullcontext()
 
     def close(self) -> None:
-        """The training has ended, maybe early."""
+        """Stop profiling; the training may have ended early."""
 
 
 class StepProfiler(Profiler):
-    """Of the steps that a configuration names; subclasses begin and end."""
+    """A profiler of the configured steps; subclasses start and stop the tool."""
 
     def __init__(self, config: ProfileConfig, world: World, paused: Paused = nullcontext) -> None:
         self.config, self.world, self.paused = config, world, paused
 
-    def attached(self, step: int) -> bool:
-        """Whether this rank was profiled in that step."""
+    def is_profiled(self, step: int) -> bool:
+        """Return whether this rank is profiled in the step."""
         return self.config.first_step <= step <= self.config.last_step
 
-    def after(self, step: int) -> None:
-        """End with the last step: each rank waits, as long as it takes, until all have ended."""
+    def after_step(self, step: int) -> None:
+        """Stop after the last step, and wait until all ranks have written their profiles."""
         if step == self.config.last_step:
             with self.paused():
                 self.close()
@@ -68,17 +67,17 @@ class StepProfiler(Profiler):
                     dist.barrier()
 
 
-class Bystander(StepProfiler):
-    """Of a rank that is not profiled while others are."""
+class UnprofiledRank(StepProfiler):
+    """A rank that only waits while other ranks are profiled."""
 
-    def attached(self, step: int) -> bool:
-        """Never."""
+    def is_profiled(self, step: int) -> bool:
+        """Return False."""
         return False
 
 
 @contextmanager
 def closing(profiler: Profiler, paused: Paused) -> Iterator[None]:
-    """Close the profiler behind a training; one that failed keeps its own exception."""
+    """Close the profiler after a training; a failed training keeps its own exception."""
     try:
         yield
     except BaseException as error:
@@ -86,7 +85,7 @@ def closing(profiler: Profiler, paused: Paused) -> Iterator[None]:
             with paused():
                 profiler.close()
         except Exception as other:
-            error.add_note(f"its profiler cannot be closed either: {other}")
+            error.add_note(f"the profiler cannot be closed either: {other}")
         raise
     with paused():
         profiler.close()

@@ -46,7 +46,7 @@ class TorchProfiler(StepProfiler):
         self._profile: Any = None
         self._undo: Callable[[], None] | None = None
 
-    def before(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         """Begin with the step before the first one, or with the first."""
         if step != max(self.config.first_step - 1, 1):
             return
@@ -63,14 +63,14 @@ class TorchProfiler(StepProfiler):
         if self.world.device.type == "cpu":
             self._undo = mark_collectives(self.axes)  # NCCL's kernels know their group
 
-    def ended(self, step: int) -> None:
+    def end_step(self, step: int) -> None:
         """Count the step: what it takes to begin recording is the time of the one before."""
         if self._profile is not None and step < self.config.last_step:
             self._profile.step()
 
-    def marked(self, name: str) -> AbstractContextManager[object]:
+    def range(self, name: str) -> AbstractContextManager[object]:
         """A stretch of the step that the trace shows by this name."""
-        return super().marked(name) if self._profile is None else record_function(name)
+        return super().range(name) if self._profile is None else record_function(name)
 
     def close(self) -> None:
         """End, and write what there is."""
@@ -145,9 +145,9 @@ class NsysProfiler(StepProfiler):
         self.axes = axes
         self._undo: Callable[[], None] | None = None
 
-    def before(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         """Begin with the first step; each is a range with its number and the rank."""
-        if not self.attached(step):
+        if not self.is_profiled(step):
             return
         if self._undo is None:
             torch.cuda.synchronize(self.world.device)
@@ -155,15 +155,15 @@ class NsysProfiler(StepProfiler):
             torch.cuda.profiler.start()
         torch.cuda.nvtx.range_push(f"paceline:step {step} rank {self.world.rank}")
 
-    def after(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         """End the step, and the capture when the device has done the last one."""
         if self._undo is not None:
             torch.cuda.nvtx.range_pop()
-        super().after(step)
+        super().after_step(step)
 
-    def marked(self, name: str) -> AbstractContextManager[object]:
+    def range(self, name: str) -> AbstractContextManager[object]:
         """A range of that name."""
-        return super().marked(name) if self._undo is None else torch.cuda.nvtx.range(name)
+        return super().range(name) if self._undo is None else torch.cuda.nvtx.range(name)
 
     def close(self) -> None:
         """End the capture, if it has begun."""

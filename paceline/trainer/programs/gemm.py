@@ -174,7 +174,7 @@ def elapsed(multiply: Callable[[], object], clock: Clock, times: int) -> float:
     for _ in range(times):
         multiply()
     end = clock.mark()
-    clock.settle(end)
+    clock.wait(end)
     return clock.seconds(start, end)
 
 

@@ -1,10 +1,10 @@
-"""A host's part in the measurement of a disk, by one process and by many at once.
+"""Storage benchmark of one host, with one and with many concurrent processes.
 
-Run as python -m paceline.trainer.programs.storage question.json, once per host. Takes no torch.
+Run as python -m paceline.trainer.programs.storage settings.json, once per host. Needs no torch.
 
 Writes JSON lines to storage/rank-NNNNN.jsonl: `facts`, `place` (a folder, its file system and free
-bytes), `storage` (an operation by so many processes: rates of each, how it went past the page cache
-and what was in there nevertheless), `fault` for a folder that cannot be measured, and `end`.
+bytes), `storage` (an operation by a number of processes: rates of each, how it bypassed the page
+cache, and which share was cached anyway), `fault` for a folder that cannot be measured, and `end`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from paceline.trainer.programs.host_program import HostProgram
 
 SCHEMA = 1
 BLOCKS = 7
-"""A rate is the median of so many blocks of operations in a row."""
+"""Number of blocks of consecutive operations; a rate is the median of the blocks."""
 LEAD_S = 0.02
-"""From the word to the start, so that all processes have heard it."""
+"""Delay of the common start time, so that all processes have received it."""
 ORDER = ("write", "read", "sample", "checkpoint", "small_file")
 
 
 def main(path: str) -> int:
-    """Measure every folder; one that cannot be measured is told, and the next begins."""
+    """Measure every folder, and report those that cannot be measured."""
     rank = int(os.environ.get("RANK", "0"))
     settings = read_json(path)
     redirect_output("logs", rank)
@@ -49,30 +49,30 @@ def main(path: str) -> int:
 
 
 class StorageMeasurement(HostProgram):
-    """One host's measurements.
+    """Measurements of one host.
 
-    Settings are {paths, operations, processes, seconds, size_bytes, sample_bytes}: seconds of a
+    Settings are {paths, operations, processes, seconds, size_bytes, sample_bytes}: seconds per
     folder, and bytes of all its processes together.
     """
 
     def run(self) -> None:
-        """Every folder one after the other, end."""
+        """Measure all folders and write the end line."""
         self.write("facts", schema=SCHEMA, host=platform.node())
         for path in self.settings["paths"]:
             self.part(path, lambda path=path: self.folder(Path(path)))
         self.write("end")
 
     def folder(self, folder: Path) -> None:
-        """All operations in one folder, by each number of processes."""
+        """Run all operations in one folder with each number of processes."""
         self.write("place", path=str(folder), **place(folder, self.settings["size_bytes"]))
         counts, operations = self.settings["processes"], self.settings["operations"]
         seconds = self.settings["seconds"] / max(1, len(counts) * len(operations))
-        with Crew(folder, max(counts), self.settings) as crew:
+        with WorkerPool(folder, max(counts), self.settings) as workers:
             if "write" not in operations:
-                crew.measure("write", max(counts), seconds)
+                workers.measure("write", max(counts), seconds)
             for operation in (name for name in ORDER if name in operations):
                 for count in counts:
-                    figures = crew.measure(operation, count, seconds)
+                    figures = workers.measure(operation, count, seconds)
                     self.write(
                         "storage",
                         path=str(folder),
@@ -80,7 +80,7 @@ class StorageMeasurement(HostProgram):
                         processes=count,
                         unit_bytes=figures[0]["unit_bytes"],
                         method=figures[0]["method"],
-                        cached_share=pooled_share([each["pages"] for each in figures]),
+                        cached_share=cached_share([each["pages"] for each in figures]),
                         rates=[each["rates"] for each in figures],
                         sustained=[each["sustained"] for each in figures],
                         units=[each["units"] for each in figures],
@@ -90,14 +90,14 @@ class StorageMeasurement(HostProgram):
 
 
 def place(folder: Path, size_bytes: int) -> dict[str, Any]:
-    """What a folder lies on; raises ValueError where nothing is to be written there."""
+    """Return the file system of a folder; raise ValueError where writing is impossible."""
     if not folder.is_dir():
-        raise ValueError("is no folder on this host")
+        raise ValueError("is not a folder on this host")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ValueError("cannot be written to by this user")
+        raise ValueError("is not writable by this user")
     free = shutil.disk_usage(folder).free
     if free < size_bytes:
-        raise ValueError(f"has {free} bytes free, and the file takes {size_bytes}")
+        raise ValueError(f"has {free:,} bytes free, but the file needs {size_bytes:,}")
     kind, source = file_system(folder)
     return {
         "file_system": kind,
@@ -108,7 +108,7 @@ def place(folder: Path, size_bytes: int) -> dict[str, Any]:
 
 
 def file_system(folder: Path) -> tuple[str | None, str | None]:
-    """(type, device or server) of what is mounted where the folder is, None where not told."""
+    """Return (type, device or server) of the folder's mount; None where unknown."""
     inside = folder.resolve()
     best: tuple[int, str | None, str | None] = (-1, None, None)
     with suppress(OSError):
@@ -122,11 +122,11 @@ def file_system(folder: Path) -> tuple[str | None, str | None]:
     return best[1], best[2]
 
 
-class Crew:
-    """Processes with a file each, which do the same at the same time."""
+class WorkerPool:
+    """Processes that run the same operation at the same time, each on its own file."""
 
     def __init__(self, folder: Path, count: int, settings: dict[str, Any]) -> None:
-        """Raises OSError where a file cannot be made."""
+        """Start the processes; raise OSError where a file cannot be created."""
         context = get_context("fork")
         names = [f".paceline-storage-{platform.node()}-{os.getpid()}-{n}" for n in range(count)]
         self.paths = [folder / name for name in names]
@@ -137,18 +137,18 @@ class Crew:
             ours, theirs = context.Pipe()
             details = (path, size, settings["sample_bytes"], number, ahead)
             arguments = (theirs, os.getpid(), details)
-            # As a daemon it ends with this process even if that is ended while it starts others.
+            # A daemon ends with this process, even while it starts others.
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)
             self.processes.append(process)
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Whatever happened, no process and no file stays."""
+        """Kill the processes and delete their files."""
         for process in self.processes:
             process.kill()
             process.join()
@@ -156,30 +156,30 @@ class Crew:
             path.unlink(missing_ok=True)
 
     def measure(self, operation: str, count: int, seconds: float) -> list[dict[str, Any]]:
-        """What each of `count` processes says; raises OSError with the reason of the first fault"""
-        crew = self.pipes[:count]
-        for pipe in crew:
+        """Return the results of `count` processes; raise OSError with the first failure."""
+        pipes = self.pipes[:count]
+        for pipe in pipes:
             pipe.send(operation)
-        for pipe in crew:
-            _heard(pipe)
+        for pipe in pipes:
+            _receive(pipe)
         start_s = time.monotonic() + LEAD_S
-        for pipe in crew:
+        for pipe in pipes:
             pipe.send((start_s, start_s + seconds))
-        return [_heard(pipe) for pipe in crew]
+        return [_receive(pipe) for pipe in pipes]
 
 
-def _heard(pipe: Connection) -> dict[str, Any]:
+def _receive(pipe: Connection) -> dict[str, Any]:
     try:
         answer = pipe.recv()
     except EOFError as error:
-        raise OSError("a process that measured was ended") from error
+        raise OSError("a worker process was killed") from error
     if "fault" in answer:
         raise OSError(answer["fault"])
     return answer
 
 
 def _serve(pipe: Connection, parent: int, details: tuple[Path, int, int, int, int | None]) -> None:
-    """A process: does what it is told until it is killed."""
+    """Run the operations that the pool sends until the process is killed."""
     die_with_parent(parent)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
@@ -194,7 +194,7 @@ def _serve(pipe: Connection, parent: int, details: tuple[Path, int, int, int, in
             pipe.send(figures(file, operation, pages, units))
     except EOFError:
         return
-    except Exception as error:  # the process's edge: its parent tells the reason
+    except Exception as error:  # the pool reports the reason
         reason = getattr(error, "strerror", None) or str(error)
         with suppress(OSError):
             pipe.send({"fault": reason})
@@ -206,9 +206,9 @@ def figures(
     pages: tuple[int, int] | None,
     units: Sequence[tuple[int, float]],
 ) -> dict[str, Any]:
-    """Of one process: bytes/s of each block of operations, and seconds of one.
+    """Return one process's bytes/s of each block of operations, and seconds per operation.
 
-    The 99th percentile is by nearest rank, ceil(0.99 n): below 100 operations the slowest.
+    The 99th percentile is the nearest rank, ceil(0.99 n); below 100 operations it is the slowest.
     """
     seconds = sorted(taken for _, taken in units)
     if operation == "sample" and file.pages:
@@ -226,7 +226,7 @@ def figures(
 
 
 def method(operation: str, direct: bool) -> str:
-    """How an operation meets the page cache."""
+    """Return how an operation uses or bypasses the page cache."""
     match operation:
         case "write":
             return "O_DIRECT" if direct else "fdatasync a block"
@@ -241,7 +241,7 @@ def method(operation: str, direct: bool) -> str:
 
 
 def block_rates(units: Sequence[tuple[int, float]]) -> list[float]:
-    """Bytes/s of at most BLOCKS parts of the operations, one after the other."""
+    """Return the bytes/s of at most BLOCKS consecutive parts of the operations."""
     parts = min(BLOCKS, len(units))
     cuts = [len(units) * part // parts for part in range(parts + 1)]
     blocks = [units[begin:end] for begin, end in pairwise(cuts)]
@@ -251,15 +251,15 @@ def block_rates(units: Sequence[tuple[int, float]]) -> list[float]:
     ]
 
 
-def pooled_share(pages: Sequence[tuple[int, int] | None]) -> float | None:
-    """Of (pages in the page cache, pages) of each process the share; None where one is unknown."""
-    counted = [each for each in pages if each is not None]
-    if len(counted) < len(pages):
+def cached_share(pages: Sequence[tuple[int, int] | None]) -> float | None:
+    """Return the cached share of all (cached pages, pages); None where one is unknown."""
+    known = [each for each in pages if each is not None]
+    if len(known) < len(pages):
         return None
-    return sum(cached for cached, _ in counted) / sum(total for _, total in counted)
+    return sum(cached for cached, _ in known) / sum(total for _, total in known)
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: trainer question.json")
+        sys.exit("usage: storage settings.json")
     sys.exit(main(sys.argv[1]))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from paceline.trainer.measure.disk import BLOCK_BYTES, DiskFile, timed_units
-from paceline.trainer.programs.storage import figures, pooled_share
+from paceline.trainer.programs.storage import cached_share, figures
 
 SETTINGS = {
     "device": "cpu",
@@ -60,7 +60,7 @@ def test_every_operation_is_measured_by_one_and_by_all(tmp_path: Path):
         assert all(rate > 0 for rates in line["rates"] for rate in rates)
         assert line["operation"] not in ("read", "sample") or line["cached_share"] is not None
     faults = {line["part"]: line["reason"] for line in lines(tmp_path) if line["event"] == "fault"}
-    assert faults[absent] == "is no folder on this host" and "/proc" in faults
+    assert faults[absent] == "is not a folder on this host" and "/proc" in faults
     (place, *_) = (line for line in lines(tmp_path) if line["event"] == "place")
     assert place["file_system"] and place["free_bytes"] > 0
     assert lines(tmp_path)[-1]["event"] == "end"
@@ -129,8 +129,8 @@ def test_samples_larger_than_what_was_written_are_written_first(tmp_path: Path):
 
 
 def test_processes_pool_their_pages_and_few_units_have_no_percentile(tmp_path: Path):
-    assert pooled_share([(1, 10), (0, 90)]) == 0.01
-    assert pooled_share([(0, 10), None]) is None
+    assert cached_share([(1, 10), (0, 90)]) == 0.01
+    assert cached_share([(0, 10), None]) is None
     file = DiskFile(tmp_path / "file", BLOCK_BYTES, 514, 1, None)
     for number, slow in ((99, 99.0), (100, 99.0), (101, 100.0), (200, 198.0)):
         units = [(1, float(second)) for second in range(number, 0, -1)]

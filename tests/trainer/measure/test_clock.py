@@ -24,7 +24,7 @@ class Tape:
     def passed(self, mark: float) -> bool:
         return mark <= self.settled
 
-    def settle(self, mark: float) -> None:
+    def wait(self, mark: float) -> None:
         self.settled = max(self.settled, mark)
 
     def seconds(self, start: float, end: float) -> float:

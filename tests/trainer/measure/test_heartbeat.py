@@ -23,7 +23,7 @@ from paceline.trainer.measure import heartbeat
 from paceline.trainer.measure.event_log import EventLog
 
 limit_s = {LIMIT_S}
-heartbeat.START_LIMIT_S = limit_s
+heartbeat.MIN_START_LIMIT_S = limit_s
 armed, arm = threading.Event(), faulthandler.dump_traceback_later
 
 def noted(*words, **more):
@@ -203,7 +203,7 @@ def test_being_terminated_leaves_the_stack_and_no_verdict(tmp_path: Path) -> Non
 
 def test_the_first_word_about_the_end_is_the_last(tmp_path: Path) -> None:
     """Peers that end meanwhile make the rank fail after its watchdog has given it up."""
-    late = "while not pulse._word.locked():\n    time.sleep(0.01)\n"
+    late = "while not pulse._end_lock.locked():\n    time.sleep(0.01)\n"
     late += "while not pulse.stop():\n    time.sleep(0.01)\n"
 
     assert after(tmp_path, late + "pulse.events.write('end', status='late')") == 1

@@ -82,5 +82,7 @@ def test_where_there_is_no_such_limit_it_is_refused(
 ) -> None:
     monkeypatch.setattr(sys, "platform", system)
 
-    with pytest.raises(ConfigError, match=r"memory_limit_bytes 1e\+06: only a CPU under Linux"):
+    with pytest.raises(
+        ConfigError, match=r"memory_limit_bytes 1e\+06: is only supported for CPUs on Linux"
+    ):
         limit_memory(1e6, device)

@@ -40,10 +40,10 @@ def test_the_capture_holds_the_chosen_steps_alone(calls: list[str]) -> None:
     profiler = make_profiler(ASKED, world(1), Mesh())
     assert isinstance(profiler, NsysProfiler)
     for step in range(1, 7):
-        profiler.before(step)
-        with profiler.marked("paceline:data"):
+        profiler.before_step(step)
+        with profiler.range("paceline:data"):
             pass
-        profiler.after(step)
+        profiler.after_step(step)
     profiler.close()
 
     assert calls == [
@@ -56,7 +56,7 @@ def test_the_capture_holds_the_chosen_steps_alone(calls: list[str]) -> None:
 
 def test_a_training_that_ends_early_ends_the_capture(calls: list[str]) -> None:
     profiler = make_profiler(ASKED, world(1), Mesh())
-    profiler.before(3)
+    profiler.before_step(3)
     profiler.close()
     assert calls[-1] == "stop" and calls.count("stop") == 1
 
@@ -64,6 +64,6 @@ def test_a_training_that_ends_early_ends_the_capture(calls: list[str]) -> None:
 @pytest.mark.parametrize(("rank", "device"), [(0, "cuda"), (1, "cpu")])
 def test_other_ranks_and_cpus_are_told_nothing(calls: list[str], rank: int, device: str) -> None:
     profiler = make_profiler(ASKED, world(rank, device), Mesh())
-    profiler.before(3)
-    profiler.after(3)
+    profiler.before_step(3)
+    profiler.after_step(3)
     assert calls == []

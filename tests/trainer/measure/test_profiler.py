@@ -23,16 +23,16 @@ from paceline.trainer.parallel.mesh import Mesh, join_world
 from paceline.trainer.profilers import make_profiler
 from paceline.trainer.side_outputs import ProfileConfig
 
-heartbeat.START_LIMIT_S = {LIMIT_S}
+heartbeat.MIN_START_LIMIT_S = {LIMIT_S}
 world = join_world("cpu")
 pulse = heartbeat.Heartbeat(EventLog("steps", world.rank), f"rank-{{world.rank}}.stack")
 profiler = make_profiler(ProfileConfig("memory", [0], 1, 1), world, Mesh(), pulse.paused)
-assert profiler.attached(1) is (world.rank == 0)
+assert profiler.is_profiled(1) is (world.rank == 0)
 if world.rank == 0:
     profiler.close = lambda: time.sleep({3 * LIMIT_S})
 pulse.start({LIMIT_S})
-profiler.before(1)
-profiler.after(1)
+profiler.before_step(1)
+profiler.after_step(1)
 os._exit(0)
 """
 
