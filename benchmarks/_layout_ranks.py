@@ -57,7 +57,7 @@ def trainer_of(raw: dict[str, Any], world: World, steps: StepClock, folder: Path
     return Trainer(config, replica, world, steps, EventLog(str(folder), world.rank))
 
 
-def batch_of(config: TrainerConfig) -> LocalBatch:
+def batch_unit(config: TrainerConfig) -> LocalBatch:
     """Random tokens in this rank's shape."""
     tokens = config.training.seq_len // config.layout.cp
     shape = (config.num_microbatches, config.layout.micro_batch, tokens)
@@ -121,7 +121,7 @@ def main(question: Path, into: Path) -> None:
 
 def stepper(trainer: Trainer) -> Callable[[], Any]:
     """Takes one step on the same batch again and again."""
-    batch = batch_of(trainer.config)
+    batch = batch_unit(trainer.config)
     return lambda: trainer.step(batch)[0].tolist()
 
 

@@ -16,14 +16,14 @@ from _noise_steps import StepSeries
 
 from paceline.compare.judge import judge
 from paceline.compare.judgement import Comparison
-from paceline.compare.sequential.look import Design, PairsLook, look_at
+from paceline.compare.sequential.interim_analysis import Design, PairsLook, look_at
 from paceline.compare.sequential.spending import looks_up_to
-from paceline.compare.sides import Side
+from paceline.compare.sides import ComparisonSide
 from paceline.core.node_groups import GroupThroughput
 from paceline.core.result import Metric
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
-from paceline.runs.history import FEWEST_OCCASIONS
+from paceline.runs.history import MIN_OCCASIONS
 from paceline.scaling.analysis.analysis import Analysis, AnalysisContext, analyse, next_groups
 from paceline.scaling.analysis.slow_nodes import HealthySpeed
 from tests.compare.members import member
@@ -68,7 +68,9 @@ def compared(values: npt.NDArray[np.float64], candidate: npt.NDArray[np.bool_]) 
         for at, value in enumerate(values)
     ]
     sides = [
-        Side(name, tuple(m for m, of_b in zip(members, candidate, strict=True) if of_b == is_b))
+        ComparisonSide(
+            name, tuple(m for m, of_b in zip(members, candidate, strict=True) if of_b == is_b)
+        )
         for name, is_b in (("a", False), ("b", True))
     ]
     return judge(*sides)
@@ -94,7 +96,7 @@ def until_decided(
 def by_day(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The series that `paceline history` makes of runs: medians of days, where these are enough."""
     days = [values[at : at + RUNS_A_DAY] for at in range(0, len(values), RUNS_A_DAY)]
-    return np.array([np.median(day) for day in days]) if len(days) >= FEWEST_OCCASIONS else values
+    return np.array([np.median(day) for day in days]) if len(days) >= MIN_OCCASIONS else values
 
 
 def scaled(cluster: Cluster, repeats: int) -> Analysis:

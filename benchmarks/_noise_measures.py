@@ -14,7 +14,7 @@ from _noise_clusters import CLUSTER_NOISES, Cluster, ClusterNoise
 from _noise_runs import RUN_NOISES, RunNoise, in_a_row, in_turns
 from _noise_steps import STEP_NOISES
 
-from paceline.compare.fastest import standings
+from paceline.compare.fastest import rank_options
 from paceline.compare.over_time.step_changes import fit_series
 from paceline.scaling.analysis.analysis import Analysis
 
@@ -265,7 +265,7 @@ def _best_is_right(
     order = np.tile(np.arange(layouts), 3)
     runs = np.exp(noise.logs(rng, len(order)) + truths[order]).reshape(3, layouts).T
     best = int(np.argmin(np.median(runs, axis=1)))
-    each = standings(runs.tolist(), best)
+    each = rank_options(runs.tolist(), best)
     if each is None or each[best].chance < 0.9:
         return None
     return bool(truths[best] - truths.min() <= 0.005)

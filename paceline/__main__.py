@@ -15,16 +15,16 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line; an interrupt at any moment ends it with 130 and no traceback."""
-    interrupts.take_over()
+    interrupts.install_handlers()
     try:
-        with interrupts.held():
+        with interrupts.deferred_interrupts():
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
             from paceline.cli import main as command_line
         command_line()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     finally:
-        interrupts.ignore()
+        interrupts.ignore_interrupts()
 
 
 if __name__ == "__main__":

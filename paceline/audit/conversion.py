@@ -11,7 +11,7 @@ from paceline.core import rates
 from paceline.core.errors import UserError, did_you_mean
 from paceline.core.flops import (
     CONVENTIONS,
-    RECOMPUTED,
+    RECOMPUTE_SUFFIX,
     FlopsInput,
     flops_per_token,
     with_recompute,
@@ -209,7 +209,7 @@ def _flops(name: str, x: FlopsInput, option: str) -> float:
         raise UserError(
             f"{option} {name}",
             "is not a FLOPs convention",
-            allowed=f"{', '.join(CONVENTIONS)}; append {RECOMPUTED} for hardware FLOPs",
+            allowed=f"{', '.join(CONVENTIONS)}; append {RECOMPUTE_SUFFIX} for hardware FLOPs",
             remedy=did_you_mean(convention, CONVENTIONS) or None,
         )
     if x.lora and convention in WITHOUT_ADAPTERS:

@@ -22,7 +22,14 @@ from paceline.core.flops import (
 )
 from paceline.core.printed import Interval, exactly, read_printed
 from paceline.core.recompute import block_levels
-from paceline.core.shape import LoraSpec, LoraTarget, Shape, linear_sizes, num_parameters, uses
+from paceline.core.shape import (
+    LoraSpec,
+    LoraTarget,
+    Shape,
+    linear_sizes,
+    matrices_per_token,
+    num_parameters,
+)
 from paceline.core.units import count, counted
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe
@@ -152,7 +159,9 @@ def _settings(row: Row) -> Iterator[tuple[str, float]]:
 
 def _matrices(x: FlopsInput, targets: Sequence[LoraTarget]) -> float:
     sizes = linear_sizes(x.shape)
-    weights = sum(sizes[t][0] * sizes[t][1] * uses(x.shape, t) for t in targets if t in sizes)
+    weights = sum(
+        sizes[t][0] * sizes[t][1] * matrices_per_token(x.shape, t) for t in targets if t in sizes
+    )
     return 6.0 * x.shape.num_layers * weights
 
 
@@ -228,7 +237,7 @@ def _flops(row: Row) -> dict[str, float]:
     counts: dict[str, float] = {}
     for name, convention in CONVENTIONS.items():
         counts[f"the convention {name}"] = flops_per_sample(name, x)
-        if convention.printed_recomputed:
+        if convention.printed_with_recompute:
             recomputed_name = with_recompute(name)
             counts[f"the convention {recomputed_name}"] = flops_per_sample(
                 recomputed_name, replace(x, recompute="full")
@@ -347,7 +356,7 @@ def _conventions(plain: bool) -> Iterator[str]:
     """Yield names of conventions; `plain` excludes those that count recomputation."""
     for name, convention in CONVENTIONS.items():
         yield name
-        if convention.printed_recomputed and not plain:
+        if convention.printed_with_recompute and not plain:
             yield with_recompute(name)
 
 

@@ -33,7 +33,7 @@ def progress_display(spec: RunSpec, repeat: str | None = None) -> Iterator[Watch
     in_samples = RunSettings.of(spec).headline == "samples_per_s"
     headline = repeat or run_headline(spec)
     if console.is_terminal:
-        with _bar(console, headline, spec.steps_asked, in_samples) as watch:
+        with _bar(console, headline, spec.steps_requested, in_samples) as watch:
             yield watch
     else:
         echo(headline, err=True)
@@ -50,7 +50,7 @@ def run_headline(spec: RunSpec) -> str:
         f"{place} · "
         f"{spec.training.dtype} · {spec.layout.full_label(spec.world_size)} · "
         f"seq {spec.training.seq_len:,} · global batch "
-        f"{counted(spec.training.global_batch, RunSettings.of(spec).batch_of)}"
+        f"{counted(spec.training.global_batch, RunSettings.of(spec).batch_unit)}"
     )
 
 

@@ -72,7 +72,7 @@ def _listed_columns(form: TableFormat, grouped: bool) -> list[Column]:
         Column("tokens_per_s", "tokens/s", lambda v: f"{v:,.0f}", "right"),
         Column("step_time_s", "step s", lambda v: significant(v, 4), "right"),
         Column("mfu", "MFU", percent, "right"),
-        Column("of_achievable", "of achievable", percent, "right"),
+        Column("achievable_fraction", "of achievable", percent, "right"),
         Column("steps", "steps", str, "right"),
     ]
     if form is not TableFormat.csv:

@@ -116,7 +116,7 @@ class Verb:
     def function(self) -> Any:
         """What runs the verb, with its options as parameters."""
         module, _, name = self.source.partition(":")
-        with interrupts.held():
+        with interrupts.deferred_interrupts():
             return getattr(import_module(f"{__package__}.{module}"), name)
 
 

@@ -9,13 +9,13 @@ from paceline.core.layout import Layout
 from paceline.core.run import RunSettings
 from paceline.core.shape import Shape
 
-Setting = Mapping[str, object]
+SettingParts = Mapping[str, object]
 """A setting's parts by name; the name is empty where the setting is one word or number."""
 
-Sides = tuple[Sequence[Setting | None], Sequence[Setting | None]]
+SettingPair = tuple[Sequence[SettingParts | None], Sequence[SettingParts | None]]
 """One setting of every run of the baseline, and of the candidate."""
 
-KEYS: dict[str, str] = {
+COMPARED_SETTINGS: dict[str, str] = {
     "model": "shape of the model",
     "lora": "adapters, if any",
     "device": "kind of device; on a CPU its model as well",
@@ -34,10 +34,12 @@ KEYS: dict[str, str] = {
 }
 """What must be equal before a verdict, in the order in which differences are told."""
 
-OF_FIGURES: dict[str, str] = {"window": "whether a figure is of the last step alone or of many"}
+FIGURE_SETTINGS: dict[str, str] = {
+    "window": "whether a figure is of the last step alone or of many"
+}
 """What must be equal of the figures themselves, beside the settings of their runs."""
 
-MAY_BE_UNSTATED = frozenset(
+ASSUMED_EQUAL_IF_UNSTATED = frozenset(
     {"layout", "recompute", "matmul_precision", "data", "packing", "profiled"}
 )
 """What a published source that is silent about it is believed to have had as the run has it."""
@@ -46,10 +48,10 @@ EQUAL_BATCH = "equal global batch"
 """The rule by which batches are held against each other unless the number of devices may differ."""
 MIXED = "mixed"
 UNKNOWN = "not known"
-MOST_PARTS = 4
+MAX_PARTS = 4
 """Differing parts of a model or layout that are told."""
 
-_PROFILED: Setting = {"": "yes"}
+_PROFILED: SettingParts = {"": "yes"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Likeness:
+class ComparabilityReport:
     """What was found when two sides' settings were held against each other."""
 
     differences: tuple[Difference, ...]
@@ -79,13 +81,13 @@ class Likeness:
         return tuple(difference.key for difference in self.differences)
 
 
-def likeness(
+def compare_settings(
     baseline: Sequence[RunSettings],
     candidate: Sequence[RunSettings],
     *,
     allowed: Collection[str] = (),
     published: bool = False,
-) -> Likeness:
+) -> ComparabilityReport:
     """The two sides' settings held against each other; every run of a side counts.
 
     A setting known on one side only differs. Of a `published` baseline no more is asked than it
@@ -95,18 +97,18 @@ def likeness(
     differences: list[Difference] = []
     unknown: list[str] = []
     unstated: list[str] = []
-    for key in KEYS:
+    for key in COMPARED_SETTINGS:
         ours, theirs = batches if key == "global_batch" else _both(baseline, candidate, key)
         if published and key in ("model", "layout", "recompute"):
             ours, theirs = _stated_parts(baseline, ours, theirs, key)
         slowed = key == "profiled" and _PROFILED in (*ours, *theirs)
-        if published and key in MAY_BE_UNSTATED and not any(ours) and not slowed:
+        if published and key in ASSUMED_EQUAL_IF_UNSTATED and not any(ours) and not slowed:
             unstated.append(key)
         elif not any((*ours, *theirs)):
             unknown.append(key)
         elif slowed or len(_distinct((*ours, *theirs))) > 1:
             differences.append(_difference(key, ours, theirs))
-    return Likeness(tuple(differences), tuple(unknown), tuple(unstated), rule)
+    return ComparabilityReport(tuple(differences), tuple(unknown), tuple(unstated), rule)
 
 
 def window_difference(
@@ -114,7 +116,8 @@ def window_difference(
 ) -> tuple[Difference, ...]:
     """The difference in what steps the sides' figures are of, where every run states that."""
     ours, theirs = (
-        [None if word is None else _word(word) for word in side] for side in (baseline, candidate)
+        [None if word is None else _one_part(word) for word in side]
+        for side in (baseline, candidate)
     )
     if None in (*ours, *theirs) or len(_distinct((*ours, *theirs))) < 2:
         return ()
@@ -125,29 +128,35 @@ def fair_metric(differing: Iterable[str]) -> tuple[str, str | None]:
     """The metric that still means something when these keys differ, and why it was taken."""
     keys = set(differing)
     if keys & {"model", "lora", "seq_len"}:
-        named = ", ".join(key for key in KEYS if key in keys & {"model", "lora", "seq_len"})
+        names = ", ".join(
+            key for key in COMPARED_SETTINGS if key in keys & {"model", "lora", "seq_len"}
+        )
         return (
             "model_flops_per_s_per_device",
-            f"with another {named} a step or token is another amount of work, so model FLOP/s a "
+            f"with another {names} a step or token is another amount of work, so model FLOP/s a "
             "device are compared",
         )
     if keys & {"global_batch", "num_devices"}:
-        named = ", ".join(key for key in KEYS if key in keys & {"global_batch", "num_devices"})
+        names = ", ".join(
+            key for key in COMPARED_SETTINGS if key in keys & {"global_batch", "num_devices"}
+        )
         return (
             "tokens_per_s_per_device",
-            f"with another {named} a step is another amount of work, so tokens/s a device are "
+            f"with another {names} a step is another amount of work, so tokens/s a device are "
             "compared",
         )
     return "step_time_s", None
 
 
-def _both(baseline: Sequence[RunSettings], candidate: Sequence[RunSettings], key: str) -> Sides:
+def _both(
+    baseline: Sequence[RunSettings], candidate: Sequence[RunSettings], key: str
+) -> SettingPair:
     return [_setting(f, key) for f in baseline], [_setting(f, key) for f in candidate]
 
 
 def _batches(
     baseline: Sequence[RunSettings], candidate: Sequence[RunSettings], devices_may_differ: bool
-) -> tuple[Sides, str]:
+) -> tuple[SettingPair, str]:
     """Both sides' batches as they must be equal: in all, or a device where devices differ."""
     whole = _both(baseline, candidate, "global_batch")
     if not devices_may_differ or len({f.num_devices for f in (*baseline, *candidate)}) < 2:
@@ -164,36 +173,36 @@ def _batches(
 
 def _stated_parts(
     published: Sequence[RunSettings],
-    ours: Sequence[Setting | None],
-    theirs: Sequence[Setting | None],
+    ours: Sequence[SettingParts | None],
+    theirs: Sequence[SettingParts | None],
     key: str,
-) -> Sides:
+) -> SettingPair:
     """Both sides' settings, cut to the parts of a model or layout that the published rows state."""
     values = [f.model if key == "model" else f.layout for f in published]
     stated = {name for value in values if value for name in value.model_fields_set}
     stated |= {""} if key in stated else set()
 
-    def cut(setting: Setting | None) -> Setting | None:
+    def limited_to_stated(setting: SettingParts | None) -> SettingParts | None:
         return setting and {name: value for name, value in setting.items() if name in stated}
 
-    return [cut(s) for s in ours], [cut(s) for s in theirs]
+    return [limited_to_stated(s) for s in ours], [limited_to_stated(s) for s in theirs]
 
 
-def _distinct(settings: Sequence[Setting | None]) -> list[Setting | None]:
-    distinct: list[Setting | None] = []
+def _distinct(settings: Sequence[SettingParts | None]) -> list[SettingParts | None]:
+    distinct: list[SettingParts | None] = []
     for setting in settings:
         if setting not in distinct:
             distinct.append(setting)
     return distinct
 
 
-def _a_device(facts: RunSettings) -> Setting | None:
+def _a_device(facts: RunSettings) -> SettingParts | None:
     if facts.global_batch is None or facts.num_devices is None:
         return None
     return {"": f"{facts.global_batch / facts.num_devices:g} a device"}
 
 
-def _setting(facts: RunSettings, key: str) -> Setting | None:
+def _setting(facts: RunSettings, key: str) -> SettingParts | None:
     """One setting of a run by its parts; None = nobody said."""
     layout = facts.layout
     match key:
@@ -210,10 +219,10 @@ def _setting(facts: RunSettings, key: str) -> Setting | None:
         case "matmul_precision":
             # Products of smaller formats do not look at it.
             small = facts.dtype not in (None, "fp32")
-            return {"": "of no effect"} if small else _word(facts.matmul_precision)
+            return {"": "of no effect"} if small else _one_part(facts.matmul_precision)
         case "device":
             label = f" ({facts.device_label})" if facts.device_label else ""
-            return _word(f"cpu{label}" if facts.device == "cpu" else facts.device)
+            return _one_part(f"cpu{label}" if facts.device == "cpu" else facts.device)
         case "packing":
             # Packed samples have no padding that a loss could leave out.
             padded = facts.packing == "padded"
@@ -223,16 +232,16 @@ def _setting(facts: RunSettings, key: str) -> Setting | None:
             return {"": facts.packing, **by_document} if facts.packing else None
         case "profiled":
             words = {True: "yes", False: "no", None: None}
-            return _word(words[facts.profiled])
+            return _one_part(words[facts.profiled])
         case _:
-            return _word(getattr(facts, key))
+            return _one_part(getattr(facts, key))
 
 
-def _word(value: object) -> Setting | None:
+def _one_part(value: object) -> SettingParts | None:
     return None if value is None else {"": value}
 
 
-def _shape(shape: Shape) -> Setting:
+def _shape(shape: Shape) -> SettingParts:
     """The parts of a model that are work, with defaults filled in."""
     parts = shape.model_dump(exclude={"rope_theta", "norm_eps", "position_offset"})
     if shape.kind == "mmdit":
@@ -247,7 +256,7 @@ def _shape(shape: Shape) -> Setting:
     return parts | filled
 
 
-def _layout(layout: Layout) -> Setting:
+def _layout(layout: Layout) -> SettingParts:
     """The parts of a layout that have an effect: a schedule needs a pipeline, for example."""
     parts = layout.model_dump(exclude={"recompute"})
     if layout.pp == 1:
@@ -258,7 +267,7 @@ def _layout(layout: Layout) -> Setting:
 
 
 def _difference(
-    key: str, ours: Sequence[Setting | None], theirs: Sequence[Setting | None]
+    key: str, ours: Sequence[SettingParts | None], theirs: Sequence[SettingParts | None]
 ) -> Difference:
     """Both sides' values as text, of a setting with parts only the parts that differ."""
     stated = [setting for setting in (*ours, *theirs) if setting is not None]
@@ -270,14 +279,14 @@ def _difference(
     return Difference(key, _side_text(ours, parts), _side_text(theirs, parts))
 
 
-def _side_text(settings: Sequence[Setting | None], parts: Sequence[str]) -> str:
+def _side_text(settings: Sequence[SettingParts | None], parts: Sequence[str]) -> str:
     texts = list(dict.fromkeys(_text(setting, parts) for setting in settings))
     return texts[0] if len(texts) == 1 else f"{MIXED}: {' / '.join(texts)}"
 
 
-def _text(setting: Setting | None, parts: Sequence[str]) -> str:
+def _text(setting: SettingParts | None, parts: Sequence[str]) -> str:
     if setting is None:
         return UNKNOWN
-    named = [name for name in parts if name in setting] or list(setting)
-    texts = [f"{name} {setting[name]}".strip() for name in named[:MOST_PARTS]]
-    return ", ".join([*texts, "..."] if len(named) > MOST_PARTS else texts)
+    names = [name for name in parts if name in setting] or list(setting)
+    texts = [f"{name} {setting[name]}".strip() for name in names[:MAX_PARTS]]
+    return ", ".join([*texts, "..."] if len(names) > MAX_PARTS else texts)

@@ -11,21 +11,21 @@ from paceline.compare.significance import NO_SPREAD
 
 DRAWS = 20_000
 """A probability of 0.5 is known to 0.004, one of 0.95 to 0.002."""
-LEAST_CHANCE = 0.05
+MIN_CHANCE = 0.05
 """An option with less chance of being faster than the best one is told apart from it."""
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankedOption:
     """One option beside the others."""
 
     chance: float
     """Probability that it is the fastest of all, 0 to 1."""
-    beats_best: float
+    faster_than_best: float
     """Probability that it is faster than the one that was the fastest in its runs."""
 
 
-def standings(seconds: Sequence[Sequence[float]], best: int) -> tuple[Standing, ...] | None:
+def rank_options(seconds: Sequence[Sequence[float]], best: int) -> tuple[RankedOption, ...] | None:
     """Where each option stands whose runs took `seconds`; None when no option ran twice.
 
     Runs of all options are taken to scatter alike (standard deviation sigma of the logarithm).
@@ -52,7 +52,7 @@ def standings(seconds: Sequence[Sequence[float]], best: int) -> tuple[Standing, 
         winner = np.where(times < fastest, at, winner)
         fastest = np.minimum(times, fastest)
     return tuple(
-        Standing(float(np.mean(winner == at)), float(beats[at])) for at in range(len(logs))
+        RankedOption(float(np.mean(winner == at)), float(beats[at])) for at in range(len(logs))
     )
 
 

@@ -6,14 +6,30 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from paceline.compare.comparability import (
+    ComparabilityReport,
     Difference,
-    Likeness,
+    compare_settings,
     fair_metric,
-    likeness,
     window_difference,
 )
-from paceline.compare.contrast import compare_metrics
-from paceline.compare.doubts import (
+from paceline.compare.judgement import (
+    Comparison,
+    KeyDifference,
+    MetricComparison,
+    SideSummary,
+    Verdict,
+)
+from paceline.compare.metric_comparison import compare_metrics
+from paceline.compare.run_variation import RunVariation
+from paceline.compare.sides import ComparisonSide, Pair
+from paceline.compare.significance import (
+    CONFIDENCE,
+    MARGIN,
+    MAX_FURTHER_REPEATS,
+    MIN_REPEATS,
+    correct_p_values,
+)
+from paceline.compare.verdict_warnings import (
     Remarks,
     causes,
     left_out,
@@ -21,27 +37,11 @@ from paceline.compare.doubts import (
     remark_on_runs,
     suspicion,
 )
-from paceline.compare.judgement import (
-    Comparison,
-    GateWord,
-    KeyDifference,
-    MetricComparison,
-    SideSummary,
-)
-from paceline.compare.scatter import RunScatter
-from paceline.compare.sides import Pair, Side
-from paceline.compare.significance import (
-    CONFIDENCE,
-    MARGIN,
-    MIN_REPEATS,
-    MOST_FURTHER_REPEATS,
-    corrected,
-)
 from paceline.compare.verdicts import sentence
 from paceline.core.metrics import metric_class
 from paceline.core.result import finite_value
 
-ORDER: tuple[GateWord, ...] = (
+VERDICT_PRIORITY: tuple[Verdict, ...] = (
     "invalid",
     "slower",
     "worse",
@@ -62,46 +62,46 @@ FAILED: frozenset[str] = frozenset({"invalid", "not comparable", "slower", "wors
 
 
 def judge(
-    baseline: Side,
-    candidate: Side,
+    baseline: ComparisonSide,
+    candidate: ComparisonSide,
     *,
     margin: float = MARGIN,
     allowed: Collection[str] = (),
     metrics: Sequence[str] = (),
-    scatter: RunScatter | None = None,
+    variation: RunVariation | None = None,
 ) -> Comparison:
     """The candidate held against the baseline; see Comparison.
 
     `allowed` are keys of settings that may differ, `metrics` those that the verdict is to depend
-    on, by default the step time or what still means something when settings differ. `scatter` is
+    on, by default the step time or what still means something when settings differ. `variation` is
     what the machine's history says of runs that are alike; without it fewer than three repeats a
     side decide nothing that is timed.
     """
     sides = Pair(baseline, candidate)
     if problem := baseline.invalid or candidate.invalid:
         return _without_figures(sides, f"Not judged: {problem}.", margin)
-    alike = likeness(
-        [m.facts for m in baseline.used],
-        [m.facts for m in candidate.used],
+    alike = compare_settings(
+        [m.facts for m in baseline.valid_runs],
+        [m.facts for m in candidate.valid_runs],
         allowed=allowed,
         published=baseline.published,
     )
     if not baseline.published:
-        windows = ([member.taken_from for member in side.used] for side in sides.each)
+        windows = ([member.steps_used for member in side.valid_runs] for side in sides.each)
         of_figures = window_difference(*windows)
         alike = replace(alike, differences=(*alike.differences, *of_figures))
     blank = _with_settings(_without_figures(sides, "", margin), alike, allowed)
-    refused = [d for d in alike.differences if d.key not in allowed]
-    if refused:
-        differing = "; ".join(f"{d.key} {d.baseline} against {d.candidate}" for d in refused)
-        slow = " A profiler slows a run: its figures are not valid." if _profiled(refused) else ""
+    forbidden = [d for d in alike.differences if d.key not in allowed]
+    if forbidden:
+        differing = "; ".join(f"{d.key} {d.baseline} against {d.candidate}" for d in forbidden)
+        slow = " A profiler slows a run: its figures are not valid." if _profiled(forbidden) else ""
         refusal = f"{sides.names} are not comparable: {differing}.{slow}"
         return blank.model_copy(update={"verdict": "not comparable", "sentence": refusal})
     remarks = Remarks()
-    remark_on_runs(sides, alike, remarks, scatter)
+    remark_on_runs(sides, alike, remarks, variation)
     primary = tuple(dict.fromkeys(metrics)) or (_fair(sides, alike, remarks),)
-    comparisons = compare_metrics(baseline, candidate, primary, margin, scatter)
-    return _verdict(blank, sides, comparisons, remarks, scatter)
+    comparisons = compare_metrics(baseline, candidate, primary, margin, variation)
+    return _verdict(blank, sides, comparisons, remarks, variation)
 
 
 def _profiled(differences: Sequence[Difference]) -> bool:
@@ -113,22 +113,22 @@ def _verdict(
     sides: Pair,
     comparisons: tuple[MetricComparison, ...],
     remarks: Remarks,
-    scatter: RunScatter | None,
+    variation: RunVariation | None,
 ) -> Comparison:
     """`blank` with its figures and the verdict that follows from them."""
     primaries = [comparison for comparison in comparisons if comparison.primary]
-    words = _words(primaries)
-    verdict = min(words, key=ORDER.index)
+    words = _gate_verdicts(primaries)
+    verdict = min(words, key=VERDICT_PRIORITY.index)
     lead = primaries[words.index(verdict)]
-    remark_on_figures(sides, primaries, blank.margin, remarks, scatter)
+    remark_on_figures(sides, primaries, blank.margin, remarks, variation)
     if (
         verdict == "same"
         and metric_class(lead.metric).is_speed
-        and leaves_its_level(sides, blank.margin)
+        and has_level_shift(sides, blank.margin)
     ):
         verdict, needed, how = "undecided", None, ONE_LEVEL
     else:
-        needed, how = _repeats(primaries, verdict, sides, scatter)
+        needed, how = _repeats(primaries, verdict, sides, variation)
     low = bool(remarks.why_low)
     text = sentence(sides, lead, verdict, blank.margin) + (" Low confidence." if low else "")
     return blank.model_copy(
@@ -168,7 +168,9 @@ def _without_figures(sides: Pair, text: str, margin: float) -> Comparison:
     )
 
 
-def _with_settings(blank: Comparison, alike: Likeness, allowed: Collection[str]) -> Comparison:
+def _with_settings(
+    blank: Comparison, alike: ComparabilityReport, allowed: Collection[str]
+) -> Comparison:
     differences = tuple(
         KeyDifference(
             key=d.key, baseline=d.baseline, candidate=d.candidate, allowed=d.key in allowed
@@ -185,17 +187,17 @@ def _with_settings(blank: Comparison, alike: Likeness, allowed: Collection[str])
     )
 
 
-def _summary(side: Side) -> SideSummary:
+def _summary(side: ComparisonSide) -> SideSummary:
     return SideSummary(
         name=side.name,
         kind="reference" if side.published else "runs",
-        runs=tuple(member.name for member in side.used),
+        runs=tuple(member.name for member in side.valid_runs),
         left_out=side.left_out,
         source=side.source,
     )
 
 
-def _fair(sides: Pair, alike: Likeness, remarks: Remarks) -> str:
+def _fair(sides: Pair, alike: ComparabilityReport, remarks: Remarks) -> str:
     """The metric to judge by, with a note when it is not the step time."""
     name, why = fair_metric(alike.keys)
     has_flops = all(finite_value(m) is not None for side in sides.each for m in side.metric(name))
@@ -207,39 +209,39 @@ def _fair(sides: Pair, alike: Likeness, remarks: Remarks) -> str:
     return name
 
 
-def _words(primaries: Sequence[MetricComparison]) -> list[GateWord]:
+def _gate_verdicts(primaries: Sequence[MetricComparison]) -> list[Verdict]:
     """Each primary metric's word; of several, a difference must survive their correction."""
-    tested = [comparison for comparison in primaries if comparison.p is not None]
-    p_values = corrected([comparison.p or 0.0 for comparison in tested])
+    with_p = [comparison for comparison in primaries if comparison.p is not None]
+    p_values = correct_p_values([comparison.p or 0.0 for comparison in with_p])
     weak = {
         comparison.metric
-        for comparison, p in zip(tested, p_values, strict=True)
+        for comparison, p in zip(with_p, p_values, strict=True)
         if p > 1 - CONFIDENCE
     }
-    return [_word(comparison, comparison.metric in weak) for comparison in primaries]
+    return [_gate_verdict(comparison, comparison.metric in weak) for comparison in primaries]
 
 
-def _word(comparison: MetricComparison, weak: bool) -> GateWord:
+def _gate_verdict(comparison: MetricComparison, weak: bool) -> Verdict:
     if comparison.verdict == "unknown":
         return "invalid"
     return "undecided" if weak and comparison.verdict != "same" else comparison.verdict
 
 
-def leaves_its_level(sides: Pair, margin: float) -> bool:
+def has_level_shift(sides: Pair, margin: float) -> bool:
     """Whether a run's steps change for good by more than the margin, so that no median is its."""
-    windows = [member.window for side in sides.each for member in side.used]
+    windows = [member.window for side in sides.each for member in side.valid_runs]
     return any(w and w.shift and abs(w.shift.ratio - 1) > margin for w in windows)
 
 
 def _repeats(
     primaries: Sequence[MetricComparison],
-    verdict: GateWord,
+    verdict: Verdict,
     sides: Pair,
-    scatter: RunScatter | None,
+    variation: RunVariation | None,
 ) -> tuple[int | None, str | None]:
     """Further repeats a side, and how that number was found."""
     fewest = min(sides.sizes)
-    if fewest < MIN_REPEATS and (scatter is None or verdict == "undecided"):
+    if fewest < MIN_REPEATS and (variation is None or verdict == "undecided"):
         return MIN_REPEATS - fewest, "the fewest that allow a test; to show `same` takes about 5"
     if verdict != "undecided":
         return 0, None
@@ -247,11 +249,11 @@ def _repeats(
         comparison.repeats_needed for comparison in primaries if comparison.verdict == "undecided"
     ]
     if None in plans:
-        return MOST_FURTHER_REPEATS, (
+        return MAX_FURTHER_REPEATS, (
             "at least: for the spread between the repeats the difference lies too near the margin; "
             "a steadier machine, or another margin, decides sooner"
         )
     most = max((plan for plan in plans if plan is not None), default=1)
-    turns = "made in turns (A B A B ...); " if sides.apart else ""
+    turns = "made in turns (A B A B ...); " if sides.not_interleaved else ""
     chance = "decides with 80% probability if ratio and spread stay as they are"
     return max(most, 1), turns + chance

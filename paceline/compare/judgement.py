@@ -8,10 +8,12 @@ from pydantic import NonNegativeFloat
 
 from paceline.core.value import NonNegativeInt, Value
 
-Word = Literal["same", "slower", "faster", "better", "worse", "differs", "undecided", "unknown"]
+MetricVerdict = Literal[
+    "same", "slower", "faster", "better", "worse", "differs", "undecided", "unknown"
+]
 """What one metric says of the candidate; better and worse where speed is not the matter."""
 
-GateWord = Literal[
+Verdict = Literal[
     "same",
     "slower",
     "faster",
@@ -71,7 +73,7 @@ class MetricComparison(Value):
     """The same corrected for the number of metrics that were tested (false discovery rate)."""
     resolution: NonNegativeFloat = 0.0
     """How far rounding in print may move the ratio; it widens the margin."""
-    verdict: Word = "unknown"
+    verdict: MetricVerdict = "unknown"
     repeats_needed: NonNegativeInt | None = None
     """Further repeats a side for a decision; None where that cannot be told."""
     follows: str | None = None
@@ -106,7 +108,7 @@ class Comparison(Value):
     """
 
     schema_version: int = 1
-    verdict: GateWord
+    verdict: Verdict
     confidence: Literal["low", "normal"]
     why_low: tuple[str, ...] = ()
     """Reasons for a low confidence."""

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 
-from paceline.compare.comparability import Likeness, likeness
-from paceline.compare.sides import Member, Side, figure
+from paceline.compare.comparability import ComparabilityReport, compare_settings
+from paceline.compare.sides import ComparedRun, ComparisonSide, metric_value
 from paceline.core.errors import UserError
 from paceline.core.flops import without_recompute
 from paceline.core.printed import read_printed
@@ -32,8 +32,10 @@ def compare_with_references(
     for name in names:
         with contextlib.suppress(UserError):
             rows += references.find_rows(name)
-    run = Member("this run", "ok", facts, metrics)
-    comparisons = [_compare(run, row) for row in timed(rows) if row.recipe == facts.recipe]
+    run = ComparedRun("this run", "ok", facts, metrics)
+    comparisons = [
+        _compare(run, row) for row in rows_with_step_time(rows) if row.recipe == facts.recipe
+    ]
     return tuple(sorted(comparisons, key=lambda c: not c.comparable))
 
 
@@ -44,25 +46,27 @@ def nearest_row(rows: Sequence[Row], facts: Sequence[RunSettings], allowed: Coll
     """
 
     def distance(row: Row) -> tuple[int, int]:
-        keys = row_likeness(row, facts, allowed).keys
+        keys = row_comparability(row, facts, allowed).keys
         return len([key for key in keys if key not in allowed]), len(keys)
 
     return min(rows, key=distance)
 
 
-def row_likeness(row: Row, facts: Sequence[RunSettings], allowed: Collection[str] = ()) -> Likeness:
+def row_comparability(
+    row: Row, facts: Sequence[RunSettings], allowed: Collection[str] = ()
+) -> ComparabilityReport:
     """Runs' settings held against those that the row's source states."""
-    return likeness([row_facts(row)], facts, allowed=allowed, published=True)
+    return compare_settings([row_facts(row)], facts, allowed=allowed, published=True)
 
 
-def timed(rows: Sequence[Row]) -> list[Row]:
+def rows_with_step_time(rows: Sequence[Row]) -> list[Row]:
     """Rows with a step time whose model can be told: not those with several experts a layer."""
     return [row for row in rows if row.step_time_s is not None and row.experts_per_token is None]
 
 
-def published_side(row: Row) -> Side:
+def published_side(row: Row) -> ComparisonSide:
     """A published row as one side of a comparison; it must have a step time."""
-    member = Member(
+    member = ComparedRun(
         row.id,
         "ok",
         row_facts(row),
@@ -70,7 +74,9 @@ def published_side(row: Row) -> Side:
         window=_row_window(row),
     )
     source = f"{row.source}, {row.where}"
-    return Side(row.id, (member,), published=True, resolution=resolution(row), source=source)
+    return ComparisonSide(
+        row.id, (member,), published=True, resolution=resolution(row), source=source
+    )
 
 
 def row_facts(row: Row) -> RunSettings:
@@ -138,11 +144,11 @@ def _averaged(row: Row) -> bool:
     return row.window == AS_PRINTED
 
 
-def _compare(run: Member, row: Row) -> ReferenceComparison:
+def _compare(run: ComparedRun, row: Row) -> ReferenceComparison:
     by_samples = "samples_per_s" in row.printed
     name, unit = ("samples_per_s", "samples/s") if by_samples else ("tokens_per_s", "tokens/s")
     published = (row.samples_per_s if by_samples else row.tokens_per_s) or 0.0
-    ours = figure(run, name, _averaged(row))
+    ours = metric_value(run, name, _averaged(row))
     why_not = _difference(row, run.facts)
     comparable = why_not is None and ours is not None and published > 0
     return ReferenceComparison(
@@ -156,13 +162,13 @@ def _compare(run: Member, row: Row) -> ReferenceComparison:
         comparable=comparable,
         why_not=why_not,
         resolution=resolution(row),
-        known_error=Side("", (run,)).within_run_error(name),
+        known_error=ComparisonSide("", (run,)).within_run_error(name),
     )
 
 
 def _difference(row: Row, facts: RunSettings) -> str | None:
     """The first setting in which the run and the published row differ, as a phrase."""
-    first = next(iter(row_likeness(row, [facts]).differences), None)
+    first = next(iter(row_comparability(row, [facts]).differences), None)
     if first is None:
         return None
     if first.key == "model" and row.recipe:

@@ -27,7 +27,7 @@ OUTLYING_RANGES = 5
 
 
 @dataclass(frozen=True)
-class Member:
+class ComparedRun:
     """One run as a comparison sees it."""
 
     name: str
@@ -54,16 +54,16 @@ class Member:
         return self.window is not None and self.window.rule == AS_PRINTED
 
     @property
-    def of_last_step(self) -> bool:
+    def last_step_only(self) -> bool:
         """True when the last step alone is the figure, by a rule that was asked for."""
         return self.window is not None and self.window.rule in LAST_STEPS
 
     @property
-    def taken_from(self) -> str | None:
+    def steps_used(self) -> str | None:
         """Which steps the figure stands for, in words; None = nobody said."""
         if self.window is None:
             return None
-        return "the last step" if self.of_last_step else "many steps"
+        return "the last step" if self.last_step_only else "many steps"
 
     @property
     def usable(self) -> bool:
@@ -72,7 +72,7 @@ class Member:
 
     @property
     def _settled(self) -> bool:
-        return self.window is None or self.window.judgeable
+        return self.window is None or self.window.supports_verdict
 
     @property
     def why_not(self) -> str:
@@ -88,18 +88,18 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparisonSide:
     """A run, repeats of one run, or one published row."""
 
     name: str
-    members: tuple[Member, ...]
+    members: tuple[ComparedRun, ...]
     published: bool = False
     resolution: float = 0.0
     """Of a published figure: half its last printed digit, relative."""
     source: str | None = None
 
     @property
-    def used(self) -> tuple[Member, ...]:
+    def valid_runs(self) -> tuple[ComparedRun, ...]:
         """The members with a trustworthy figure."""
         return tuple(member for member in self.members if member.usable)
 
@@ -111,10 +111,10 @@ class Side:
     @property
     def invalid(self) -> str | None:
         """Why the side gives no figure: nothing is left, or too little of a set with failures."""
-        used, left_out = self.used, self.left_out
-        if not used:
+        valid_runs, left_out = self.valid_runs, self.left_out
+        if not valid_runs:
             return f"{self.name} has no valid figure ({'; '.join(left_out[:3]) or 'no runs'})"
-        if left_out and len(used) < MIN_REPEATS:
+        if left_out and len(valid_runs) < MIN_REPEATS:
             return (
                 f"{self.name} has no valid figure from {len(left_out):,} of "
                 f"{counted(len(self.members), 'run')} ({'; '.join(left_out[:3])}); "
@@ -125,20 +125,20 @@ class Side:
     @property
     def averaged(self) -> bool:
         """True when some figure is an average as its source prints it."""
-        return any(member.averaged for member in self.used)
+        return any(member.averaged for member in self.valid_runs)
 
     @property
     def rounding(self) -> float:
         """How far print may be from the figure, relative."""
-        return max([self.resolution, *(member.resolution for member in self.used)])
+        return max([self.resolution, *(member.resolution for member in self.valid_runs)])
 
     def metric(self, name: str) -> list[Metric | None]:
         """One metric of every used member."""
-        return [member.metrics.get(name) for member in self.used]
+        return [member.metrics.get(name) for member in self.valid_runs]
 
     def figures(self, name: str, averaged: bool) -> list[float | None]:
         """One value of every used member; `averaged` asks for the mean step's where it is known."""
-        return [figure(m, name, averaged and not m.averaged) for m in self.used]
+        return [metric_value(m, name, averaged and not m.averaged) for m in self.valid_runs]
 
     def within_run_error(self, name: str) -> float:
         """Standard error of the side's log value as far as the runs themselves tell it.
@@ -163,8 +163,8 @@ class Side:
 class Pair:
     """The side that is the measure and the side that is judged."""
 
-    baseline: Side
-    candidate: Side
+    baseline: ComparisonSide
+    candidate: ComparisonSide
 
     @property
     def names(self) -> str:
@@ -172,23 +172,23 @@ class Pair:
         return f"{self.baseline.name} and {self.candidate.name}"
 
     @property
-    def each(self) -> tuple[Side, Side]:
+    def each(self) -> tuple[ComparisonSide, ComparisonSide]:
         """Baseline and candidate."""
         return self.baseline, self.candidate
 
     @property
     def sizes(self) -> list[int]:
         """Runs used of each side of which repeats can be made."""
-        return [len(side.used) for side in self.each if not side.published]
+        return [len(side.valid_runs) for side in self.each if not side.published]
 
     @property
-    def apart(self) -> bool:
+    def not_interleaved(self) -> bool:
         """Whether all runs of one side came before all of the other, from three runs a side on.
 
         Logs were made at another time than they were imported, which tells nothing.
         """
         times = [
-            [m.created for m in side.used if m.created and m.facts.origin != "imported"]
+            [m.created for m in side.valid_runs if m.created and m.facts.origin != "imported"]
             for side in self.each
         ]
         if min(map(len, times)) < MIN_REPEATS:
@@ -198,11 +198,11 @@ class Pair:
     @property
     def n_a_and_b(self) -> tuple[int, int]:
         """Runs of the first and second name on the command line."""
-        baseline, candidate = len(self.baseline.used), len(self.candidate.used)
+        baseline, candidate = len(self.baseline.valid_runs), len(self.candidate.valid_runs)
         return (candidate, baseline) if self.baseline.published else (baseline, candidate)
 
 
-def figure(member: Member, name: str, at_mean: bool) -> float | None:
+def metric_value(member: ComparedRun, name: str, at_mean: bool) -> float | None:
     """A metric of a run; `at_mean` gives what it is at the mean step instead of the median one."""
     value = finite_value(member.metrics.get(name))
     if not at_mean or value is None or member.metrics[name].statistic == "at the mean step":
@@ -212,11 +212,11 @@ def figure(member: Member, name: str, at_mean: bool) -> float | None:
     if metric_class(name) is not RATE:
         return value
     # jitter_tax is the mean step over the median one, less 1.
-    tax = finite_value(member.metrics.get("jitter_tax"))
+    tax = finite_value(member.metrics.get("jitter_overhead"))
     return None if tax is None or tax <= -1 else value / (1 + tax)
 
 
-def outlying(names: Sequence[str], values: Sequence[float], margin: float) -> list[str]:
+def outlier_sentences(names: Sequence[str], values: Sequence[float], margin: float) -> list[str]:
     """Sentences about repeats that lie far from all others of their side, from three repeats on.
 
     Far is more than the margin and five ranges of the others from their median.

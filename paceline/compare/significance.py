@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paceline.compare.scatter import RunScatter
+from paceline.compare.run_variation import RunVariation
 from paceline.core.steps import FloatColumn
 
 MIN_REPEATS = 3
 """Repeats a side below which no spread between runs can be told."""
 
-APART = 3**0.5
+DRIFT_FACTOR = 3**0.5
 """Where all runs of one side came before all of the other and no history tells how the machine
 changes meanwhile, either side is taken to be off by so many of its runs' deviations: as much as
 runs whose luck lasts (lag-1 correlation 0.8) are off three at a time, without showing it."""
@@ -31,8 +31,8 @@ CONFIDENCE = 0.95
 PLANNED_POWER = 0.8
 """Chance of a decision that the number of further repeats is planned for."""
 
-MOST_FURTHER_REPEATS = 50
-CHANCES: FloatColumn = (np.arange(16) + 0.5) / 16
+MAX_FURTHER_REPEATS = 50
+QUANTILES: FloatColumn = (np.arange(16) + 0.5) / 16
 """Quantiles at which the scatter that repeats may show is taken, of each side."""
 
 NO_SPREAD = 1e-12
@@ -105,30 +105,30 @@ def compare_with_figure(figure: float, candidate: Sequence[float]) -> RatioEstim
     return RatioEstimate(float(logs.mean() - np.log(figure)), error, len(logs) - 1.0, (variance,))
 
 
-def compare_by_history(
-    log_ratio: float, sizes: Sequence[int], scatter: RunScatter
+def compare_with_history(
+    log_ratio: float, sizes: Sequence[int], variation: RunVariation
 ) -> RatioEstimate:
     """A ratio of too few runs, with the error that the machine's own history gives it.
 
     se^2 = sum over the sides of within^2 / n + between^2: each is of one occasion.
     """
-    variances = [scatter.within**2 / size + scatter.between**2 for size in sizes]
+    variances = [variation.within**2 / size + variation.between**2 for size in sizes]
     return RatioEstimate(
-        log_ratio, sum(variances) ** 0.5, scatter.degrees, len(sizes) * (scatter.single**2,)
+        log_ratio, sum(variances) ** 0.5, variation.degrees, len(sizes) * (variation.single**2,)
     )
 
 
-def made_apart(estimate: RatioEstimate, scatter: RunScatter | None) -> RatioEstimate:
+def with_drift_error(estimate: RatioEstimate, variation: RunVariation | None) -> RatioEstimate:
     """`estimate` with what the machine may have changed between one side's runs and the other's.
 
     Known from history: 2 between^2 is added to the squared error, degrees of freedom by
     Satterthwaite. Else 3 times the variances of both sides' single runs (APART).
     """
-    if scatter is None:
-        error = (estimate.standard_error**2 + APART**2 * sum(estimate.variances)) ** 0.5
+    if variation is None:
+        error = (estimate.standard_error**2 + DRIFT_FACTOR**2 * sum(estimate.variances)) ** 0.5
         return replace(estimate, standard_error=error)
-    parts = (estimate.standard_error**2, 2 * scatter.between**2)
-    weights = parts[0] ** 2 / estimate.degrees + parts[1] ** 2 / scatter.degrees
+    parts = (estimate.standard_error**2, 2 * variation.between**2)
+    weights = parts[0] ** 2 / estimate.degrees + parts[1] ** 2 / variation.degrees
     total = sum(parts)
     return replace(estimate, standard_error=total**0.5, degrees=total**2 / weights)
 
@@ -176,7 +176,7 @@ def further_repeats(
     would be decided with 80 % probability. It is a plan, not a promise: the spread of three
     repeats is itself uncertain by a factor of two.
     """
-    for more in range(1, MOST_FURTHER_REPEATS + 1):
+    for more in range(1, MAX_FURTHER_REPEATS + 1):
         n = n_fewest + more
         if n > n_most and chance_of_decision(estimate, n, margin, resolution) >= PLANNED_POWER:
             return more
@@ -229,7 +229,7 @@ class _Plan:
         error = (sum(variances) / n) ** 0.5
         if error < NO_SPREAD:
             return _Plan(error, np.ones(1), np.zeros(1))
-        shares: FloatColumn = _special().chdtri(n - 1.0, CHANCES) / (n - 1)
+        shares: FloatColumn = _special().chdtri(n - 1.0, QUANTILES) / (n - 1)
         seen = np.meshgrid(*(variance * shares for variance in variances))
         total = np.sum(seen, axis=0).ravel()
         degrees = (n - 1) * total**2 / np.sum(np.square(seen), axis=0).ravel()
@@ -244,7 +244,7 @@ class _Plan:
         return float(np.mean(_special().ndtr(-distance / self.error)))
 
 
-def corrected(p_values: Sequence[float]) -> list[float]:
+def correct_p_values(p_values: Sequence[float]) -> list[float]:
     """p-values corrected for their number (false discovery rate).
 
     Sorted upwards, each becomes min over the following of m p_k / k, at most 1.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.compare.doubts import TOO_GOOD
 from paceline.compare.significance import MIN_REPEATS
+from paceline.compare.verdict_warnings import TOO_GOOD
 from paceline.core.result import ReferenceComparison, RunVerdict, Status, WindowRecord
 from paceline.core.units import percent
 

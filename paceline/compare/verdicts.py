@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from paceline.compare.judgement import GateWord, MetricComparison
+from paceline.compare.judgement import MetricComparison, Verdict
 from paceline.compare.sides import Pair
 from paceline.core.metrics import metric_class
 from paceline.core.units import percent, significant
@@ -43,7 +43,7 @@ def verdict_tone(verdict: str) -> Literal["good", "alert", "plain"]:
     return "good" if verdict in GOOD else "plain" if verdict in PLAIN else "alert"
 
 
-def sentence(sides: Pair, lead: MetricComparison, verdict: GateWord, margin: float) -> str:
+def sentence(sides: Pair, lead: MetricComparison, verdict: Verdict, margin: float) -> str:
     """The verdict in one sentence with its figures."""
     base, cand = sides.baseline.name, sides.candidate.name
     if lead.ratio is None or verdict == "invalid":
@@ -66,13 +66,16 @@ def change_text(comparison: MetricComparison) -> str:
     ]
     if comparison.ratio is None:
         return f"{comparison.metric} {values[0]} against {values[1]}"
-    text = f"{comparison.metric} {values[0]} against {values[1]}, {signed(comparison.ratio)}"
+    text = (
+        f"{comparison.metric} {values[0]} against {values[1]}, {percent_change(comparison.ratio)}"
+    )
     if comparison.low is None or comparison.high is None:
         return text
-    return f"{text} (95% interval {signed(comparison.low)} to {signed(comparison.high)})"
+    low, high = percent_change(comparison.low), percent_change(comparison.high)
+    return f"{text} (95% interval {low} to {high})"
 
 
-def signed(ratio: float) -> str:
-    """A ratio as a change: `1.0204` is `+2.04 %`."""
+def percent_change(ratio: float) -> str:
+    """A ratio as a change: `1.0204` is `+2.04%`."""
     change = 100 * (ratio - 1)
     return f"{round(change, 2) + 0.0:+.2f}%" if abs(change) < 10 else f"{change:+.1f}%"

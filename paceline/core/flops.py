@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from paceline.core.layout import Layout, Recompute
-from paceline.core.recompute import Level, block_levels, flops_again
+from paceline.core.recompute import RecomputeLevel, block_levels, recomputed_linear_flops
 from paceline.core.shape import (
     DecoderShape,
     LoraSpec,
@@ -21,14 +21,14 @@ from paceline.core.shape import (
     latent_weights,
     linear_sizes,
     lora_parameters,
+    matrices_per_token,
     num_parameters,
-    uses,
-    weights_beside_experts,
+    router_and_shared_weights,
 )
 
-RECOMPUTED = "+recompute"
+RECOMPUTE_SUFFIX = "+recompute"
 """Behind a convention's name: what recomputation does again is counted as well (HFU, not MFU)."""
-OLDER_NAMES = {"narayanan-hw": "narayanan+recompute"}
+CONVENTION_ALIASES = {"narayanan-hw": "narayanan+recompute"}
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class FlopsInput:
     attended_share: float = 1.0
     """What document masking leaves of attention's pairs in a sequence: sum l^2 over documents of l
     tokens / seq_len^2, with windows the mean over layers."""
-    levels: tuple[Level, ...] = ()
+    levels: tuple[RecomputeLevel, ...] = ()
     """What of each block is recomputed where `recompute` is budget."""
 
-    def attending(self, share: float | None) -> FlopsInput:
+    def with_attended_share(self, share: float | None) -> FlopsInput:
         """The same with a measured share, if one is known."""
         return self if share is None else replace(self, attended_share=share)
 
@@ -61,29 +61,29 @@ class Convention:
     """Model FLOPs."""
     recomputed: Callable[[FlopsInput], float]
     """What the recomputation of an input adds, selective or full."""
-    printed_recomputed: bool
+    printed_with_recompute: bool
     """True where those who print it count recomputation as work."""
 
 
 CONVENTIONS: dict[str, Convention] = {}
 
 
-def blocks_again(x: FlopsInput) -> float:
+def recompute_flops(x: FlopsInput) -> float:
     """FLOPs per token of one more forward pass: of attention, with full recompute of the blocks.
 
     The head is not recomputed, and flash attention's own recomputation is not counted.
     """
-    return _blocks_again(x, attention_per_token(x) / 3)
+    return _forward_flops_again(x, attention_per_token(x) / 3)
 
 
 def _convention(
     name: str,
     describes: str,
-    recomputed: Callable[[FlopsInput], float] = blocks_again,
-    printed_recomputed: bool = False,
+    recomputed: Callable[[FlopsInput], float] = recompute_flops,
+    printed_with_recompute: bool = False,
 ) -> Callable[[Callable[[FlopsInput], float]], Callable[[FlopsInput], float]]:
     def register(per_token: Callable[[FlopsInput], float]) -> Callable[[FlopsInput], float]:
-        kind = Convention(name, describes, per_token, recomputed, printed_recomputed)
+        kind = Convention(name, describes, per_token, recomputed, printed_with_recompute)
         CONVENTIONS[name] = kind
         return per_token
 
@@ -100,12 +100,12 @@ def full_attention(x: FlopsInput) -> float:
     return linear_per_token(x) + attention_per_token(x)
 
 
-def _causal_blocks_again(x: FlopsInput) -> float:
+def _causal_recompute_flops(x: FlopsInput) -> float:
     # 1/3 of attention's 12 L (a d) s is its forward pass, and half of that is not masked.
-    return _blocks_again(x, attention_per_token(x) / 6)
+    return _forward_flops_again(x, attention_per_token(x) / 6)
 
 
-@_convention("causal", "the masked half of attention is not counted", _causal_blocks_again)
+@_convention("causal", "the masked half of attention is not counted", _causal_recompute_flops)
 def causal(x: FlopsInput) -> float:
     """FLOPs per token as full-attention, with attention halved: 6 L (a d) s.
 
@@ -123,12 +123,12 @@ def palm(x: FlopsInput) -> float:
     return 6.0 * num_parameters(x.shape) + attention_per_token(x)
 
 
-def _six_n_again(x: FlopsInput) -> float:
+def _six_n_recompute_flops(x: FlopsInput) -> float:
     # One more forward pass of the three passes that 6 P counts.
     return 2.0 * _counted_parameters(x) if x.recompute == "full" else 0.0
 
 
-@_convention("six-n", "2 P per token and pass, 3 passes", _six_n_again, True)
+@_convention("six-n", "2 P per token and pass, 3 passes", _six_n_recompute_flops, True)
 def six_n(x: FlopsInput) -> float:
     """FLOPs per token: 6 P; with full recompute counted (six-n+recompute) 8 P.
 
@@ -142,7 +142,7 @@ def _counted_parameters(x: FlopsInput) -> float:
     return x.nominal_parameters or num_parameters(x.shape)
 
 
-def _narayanan_again(x: FlopsInput) -> float:
+def _narayanan_recompute_flops(x: FlopsInput) -> float:
     layers, h = x.shape.num_layers, x.shape.hidden_size
     # Forward pass of attention's two products: 2 of them x 2 FLOPs x s x h, mask ignored.
     attention = 4.0 * layers * h * x.seq_len * x.attended_share
@@ -150,7 +150,7 @@ def _narayanan_again(x: FlopsInput) -> float:
     return attention + 24 * layers * h**2 if x.recompute == "full" else attention
 
 
-@_convention("narayanan", "Megatron's closed form for GPT", _narayanan_again, True)
+@_convention("narayanan", "Megatron's closed form for GPT", _narayanan_recompute_flops, True)
 def narayanan(x: FlopsInput) -> float:
     """FLOPs per token: 72 l h^2 (1 + s/6h + V/12lh); with full recompute counted 96 (...V/16lh).
 
@@ -160,12 +160,14 @@ def narayanan(x: FlopsInput) -> float:
     return _narayanan(x, 72, 12)
 
 
-def _megatron_deepspeed_again(x: FlopsInput) -> float:
+def _megatron_deepspeed_recompute_flops(x: FlopsInput) -> float:
     # f = 4 of 24 f l h^2 (...) in place of 3: the difference is one forward pass.
     return _narayanan(x, 24, 16) if x.recompute == "full" else 0.0
 
 
-@_convention("megatron-deepspeed", "narayanan's form with V/16", _megatron_deepspeed_again, True)
+@_convention(
+    "megatron-deepspeed", "narayanan's form with V/16", _megatron_deepspeed_recompute_flops, True
+)
 def megatron_deepspeed(x: FlopsInput) -> float:
     """FLOPs per token: 24 f l h^2 (1 + s/6h + V/16lh), f = 3; with full recompute counted f = 4.
 
@@ -194,19 +196,19 @@ def linear_per_token(x: FlopsInput) -> float:
         return shape.linear_flops / x.seq_len
     per_block = 0.0
     for name, (rows, columns) in linear_sizes(shape).items():
-        adapted = lora is not None and name in lora.targets
-        frozen = lora is not None and (adapted or not lora.train_rest)
-        per_block += (4 if frozen else 6) * rows * columns * uses(shape, name)
-        if adapted and lora is not None:
-            per_block += 6 * lora.rank * (rows + columns) * uses(shape, name)
+        has_adapter = lora is not None and name in lora.targets
+        frozen = lora is not None and (has_adapter or not lora.train_rest)
+        per_block += (4 if frozen else 6) * rows * columns * matrices_per_token(shape, name)
+        if has_adapter and lora is not None:
+            per_block += 6 * lora.rank * (rows + columns) * matrices_per_token(shape, name)
     head_factor = 4 if lora is not None and not lora.train_rest else 6
-    per_block += head_factor * (weights_beside_experts(shape) + latent_weights(shape))
+    per_block += head_factor * (router_and_shared_weights(shape) + latent_weights(shape))
     head = (1 + shape.mtp_layers) * shape.padded_vocab() * shape.embed_dim
     if shape.embed_dim != shape.hidden_size:
         head += 2 * shape.embed_dim * shape.hidden_size
-    beside = dense_layers_surplus(shape, shape.experts_per_token)
-    beside += shape.mtp_layers * 2 * shape.hidden_size**2
-    return (shape.num_layers + shape.mtp_layers) * per_block + head_factor * (head + beside)
+    outside = dense_layers_surplus(shape, shape.experts_per_token)
+    outside += shape.mtp_layers * 2 * shape.hidden_size**2
+    return (shape.num_layers + shape.mtp_layers) * per_block + head_factor * (head + outside)
 
 
 def attention_per_token(x: FlopsInput) -> float:
@@ -253,10 +255,10 @@ def _layer_keys(shape: DecoderShape, seq_len: int, layer: int) -> float:
 
 def without_recompute(name: str) -> str:
     """The convention of `name`, which may have `+recompute` behind it or be an older name."""
-    return OLDER_NAMES.get(name, name).removesuffix(RECOMPUTED)
+    return CONVENTION_ALIASES.get(name, name).removesuffix(RECOMPUTE_SUFFIX)
 
 
-def known_convention(name: str) -> str:
+def validate_convention(name: str) -> str:
     """`name` as it is; raises ValueError for that of no convention."""
     if without_recompute(name) not in CONVENTIONS:
         raise ValueError(f"must be one of {', '.join(CONVENTIONS)}")
@@ -265,7 +267,7 @@ def known_convention(name: str) -> str:
 
 def with_recompute(name: str) -> str:
     """The name under which the convention of `name` counts recomputation as work."""
-    return without_recompute(name) + RECOMPUTED
+    return without_recompute(name) + RECOMPUTE_SUFFIX
 
 
 def flops_input(
@@ -314,23 +316,23 @@ def _recomputed_per_token(convention: str, x: FlopsInput) -> float:
     if x.recompute == "budget":
         masked = 2 if kind.name == "causal" else 1
         whole = kind.recomputed(replace(x, recompute="full"))
-        return whole * _share_again(x, attention_per_token(x) / 3 / masked)
+        return whole * _recomputed_share(x, attention_per_token(x) / 3 / masked)
     return kind.recomputed(x)
 
 
-def _share_again(x: FlopsInput, attention: float) -> float:
+def _recomputed_share(x: FlopsInput, attention: float) -> float:
     """Share of a forward pass of all blocks, of `attention` FLOPs per token, that is done again."""
     shape, whole = x.shape, attention + _block_forward_per_token(x)
     full = [i for i, level in enumerate(x.levels) if level == "full"]
     if shape.kind == "mmdit":
         return len(full) / shape.num_layers
     keys = sum(_layer_keys(shape, x.seq_len, i) for i in full)
-    attended = shape.num_layers * attended_keys(shape, x.seq_len)
-    linear = sum(flops_again(shape, level, x.lora) for level in x.levels)
-    return (attention * keys / attended + linear) / whole
+    all_keys = shape.num_layers * attended_keys(shape, x.seq_len)
+    linear = sum(recomputed_linear_flops(shape, level, x.lora) for level in x.levels)
+    return (attention * keys / all_keys + linear) / whole
 
 
-def _blocks_again(x: FlopsInput, attention: float) -> float:
+def _forward_flops_again(x: FlopsInput, attention: float) -> float:
     return attention + (_block_forward_per_token(x) if x.recompute == "full" else 0.0)
 
 
@@ -339,8 +341,8 @@ def _block_forward_per_token(x: FlopsInput) -> float:
     if x.shape.kind == "mmdit":
         return x.shape.block_forward_flops / x.seq_len
     shape, sizes = x.shape, linear_sizes(x.shape).items()
-    each = sum(i * o * uses(shape, name) for name, (i, o) in sizes)
-    each += weights_beside_experts(shape) + latent_weights(shape)
+    each = sum(i * o * matrices_per_token(shape, name) for name, (i, o) in sizes)
+    each += router_and_shared_weights(shape) + latent_weights(shape)
     weights = (shape.num_layers + shape.mtp_layers) * each
     weights += dense_layers_surplus(shape, shape.experts_per_token)
     adapters = lora_parameters(x.shape, x.lora) if x.lora else 0

@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-AGAIN_S = 0.01
+RETRY_S = 0.01
 """How long after an interrupt was lost it is raised again: outside of what had swallowed it."""
 
 _holders = 0
 _waiting = False
 
 
-def take_over() -> None:
+def install_handlers() -> None:
     """From now on SIGINT and SIGTERM raise KeyboardInterrupt, even when one is swallowed.
 
     Signals that the parent has this process ignore (`nohup`, a shell's background jobs) stay so.
@@ -32,7 +32,7 @@ def take_over() -> None:
     sys.unraisablehook = _unraisable
 
 
-def ignore() -> None:
+def ignore_interrupts() -> None:
     """What comes now changes nothing: the answer is given, and the interpreter is closing."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
@@ -42,7 +42,7 @@ def ignore() -> None:
 
 
 @contextmanager
-def held() -> Generator[None]:
+def deferred_interrupts() -> Generator[None]:
     """Interrupts wait until the block ends, which then raises KeyboardInterrupt."""
     global _holders, _waiting
     _holders += 1
@@ -66,6 +66,6 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 def _unraisable(event: Any) -> None:
     """Python's report of an exception that it had to swallow; an interrupt comes again instead."""
     if isinstance(event.exc_value, KeyboardInterrupt):
-        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+        signal.setitimer(signal.ITIMER_REAL, RETRY_S)
     else:
         sys.__unraisablehook__(event)

@@ -23,8 +23,13 @@ from dataclasses import astuple, dataclass, replace
 from paceline.core.hardware import Dtype
 from paceline.core.layout import Layout
 from paceline.core.parallel_run import ParallelRun
-from paceline.core.pipeline import kept_layers, stages_of
-from paceline.core.recompute import Level, kept_per_token, kept_weights, stage_levels
+from paceline.core.pipeline import layers_in_flight, layers_per_stage
+from paceline.core.recompute import (
+    RecomputeLevel,
+    saved_activations_per_token,
+    share_not_recomputed,
+    stage_levels,
+)
 from paceline.core.shape import (
     LoraSpec,
     Shape,
@@ -39,7 +44,7 @@ GRADIENT_BYTES = 4
 ADAM_BYTES = 8
 LOGITS_BYTES = 2**25
 """Most that a loss computed in chunks must hold: 16 MiB of fp32 logits and as much beside them."""
-GATHERED_BLOCKS = 2
+MAX_GATHERED_BLOCKS = 2
 """Blocks whose weights ZeRO-3 holds whole at a time: the current one and the one prefetched."""
 MAX_DEVICES = 2**16
 
@@ -75,14 +80,14 @@ class _Stage:
 
     frozen: float
     """Parameters without a gradient."""
-    trained: float
-    ends: float
+    trainable: float
+    embedding_and_head: float
     """Parameters outside the blocks: embedding, positions, head."""
     layers: int
     """Layers of all chunks on the rank."""
-    kept_layers: int
+    layers_in_flight: int
     """Layers times the micro-batches whose activations of them are alive at once."""
-    levels: tuple[Level, ...]
+    levels: tuple[RecomputeLevel, ...]
     """What of its blocks is recomputed."""
     has_head: bool
 
@@ -106,7 +111,7 @@ def memory_per_device(
     return max(memories, key=lambda memory: memory.total_bytes)
 
 
-def smallest_fit(
+def min_devices_to_fit(
     shape: Shape,
     seq_len: int,
     dtype: Dtype,
@@ -132,32 +137,36 @@ def smallest_fit(
 def activation_bytes_per_token(shape: Shape, layout: Layout, compute_bytes: int) -> float:
     """Bytes that one block saves for the backward pass without recomputation, per token.
 
-    Those of the numbers that `kept_per_token` counts, with c bytes each.
+    Those of the numbers that `saved_activations_per_token` counts, with c bytes each.
     """
-    return compute_bytes * kept_per_token(shape, layout)
+    return compute_bytes * saved_activations_per_token(shape, layout)
 
 
 def _stage(x: ParallelRun) -> _Stage:
     parts, layout = parameter_parts(x.shape, x.layout.tp), x.layout
-    block, more = _blocks_on_a_rank(x.shape, layout, parts)
+    block, more = _block_parameters_per_rank(x.shape, layout, parts)
     tied_copy = parts["embedding"] if layout.pp > 1 else 0
     embedding = (parts["embedding"] + parts["projections"] / 2) / layout.tp + parts["positions"]
     head = ((parts["head"] or tied_copy) + parts["projections"] / 2) / layout.tp + parts["norms"]
-    ends = embedding * x.has_first + (head + more) * x.has_last
-    frozen, trained = _frozen_and_trained(x, x.layers * block + ends)
-    sizes, schedule = stages_of(x.shape, layout), layout.effective_schedule
+    embedding_and_head = embedding * x.has_first + (head + more) * x.has_last
+    frozen, trainable = _frozen_and_trainable(x, x.layers * block + embedding_and_head)
+    sizes, schedule = layers_per_stage(x.shape, layout), layout.effective_schedule
     return _Stage(
         frozen=frozen,
-        trained=trained,
-        ends=ends,
+        trainable=trainable,
+        embedding_and_head=embedding_and_head,
         layers=x.layers,
-        kept_layers=kept_layers(sizes, layout.pp, x.pipeline_rank, schedule, x.num_microbatches),
+        layers_in_flight=layers_in_flight(
+            sizes, layout.pp, x.pipeline_rank, schedule, x.num_microbatches
+        ),
         levels=stage_levels(x.shape, layout, x.stages),
         has_head=x.has_last,
     )
 
 
-def _blocks_on_a_rank(shape: Shape, layout: Layout, parts: dict[str, int]) -> tuple[float, float]:
+def _block_parameters_per_rank(
+    shape: Shape, layout: Layout, parts: dict[str, int]
+) -> tuple[float, float]:
     """Parameters of a block, the mean over layers, and of all layers that predict more tokens."""
     blocks, spread = parts["blocks"] / shape.num_layers, 1 - 1 / layout.ep
     if shape.kind == "mmdit":
@@ -167,7 +176,7 @@ def _blocks_on_a_rank(shape: Shape, layout: Layout, parts: dict[str, int]) -> tu
     return block / layout.tp, (parts["mtp"] - shape.mtp_layers * experts * spread) / layout.tp
 
 
-def _frozen_and_trained(x: ParallelRun, parameters: float) -> tuple[float, float]:
+def _frozen_and_trainable(x: ParallelRun, parameters: float) -> tuple[float, float]:
     if x.lora is None:
         return 0.0, parameters
     share = x.layers / x.shape.num_layers / x.layout.tp
@@ -187,9 +196,9 @@ def _memory(x: ParallelRun, stage: _Stage, context_bytes: float, masters: bool) 
     # They add up over micro-batches before ZeRO-2 or 3 spreads them.
     whole_gradients = x.layout.gradient_sync == "last" and x.num_microbatches > 1
     return Memory(
-        weights_bytes=(weights * stage.trained + x.compute_bytes * stage.frozen) / shards,
-        gradients_bytes=gradients * stage.trained / (1 if whole_gradients else shards),
-        optimizer_bytes=optimizer * stage.trained / (x.shards if zero >= 1 else 1),
+        weights_bytes=(weights * stage.trainable + x.compute_bytes * stage.frozen) / shards,
+        gradients_bytes=gradients * stage.trainable / (1 if whole_gradients else shards),
+        optimizer_bytes=optimizer * stage.trainable / (x.shards if zero >= 1 else 1),
         copies_bytes=_copies(x, stage, masters),
         activations_bytes=_activations(x, stage),
         logits_bytes=min(2 * 4 * logits, LOGITS_BYTES),
@@ -202,27 +211,29 @@ def _copies(x: ParallelRun, stage: _Stage, masters: bool) -> float:
 
     The backward pass keeps the copies of what is not computed anew, and those of one whole block.
     """
-    ends_trained = stage.ends if x.lora is None or x.lora.train_rest else 0.0
+    trainable_ends = stage.embedding_and_head if x.lora is None or x.lora.train_rest else 0.0
     zero = x.layout.zero_stage if x.shards > 1 else 0
     if zero == 3:
-        block = (stage.frozen + stage.trained - stage.ends) / max(1, stage.layers)
-        return x.compute_bytes * (min(GATHERED_BLOCKS, stage.layers) * block + stage.ends)
+        block = (stage.frozen + stage.trainable - stage.embedding_and_head) / max(1, stage.layers)
+        return x.compute_bytes * (
+            min(MAX_GATHERED_BLOCKS, stage.layers) * block + stage.embedding_and_head
+        )
     if zero == 2:
-        return x.compute_bytes * (stage.frozen + stage.trained)
+        return x.compute_bytes * (stage.frozen + stage.trainable)
     if x.compute_bytes == MASTER_BYTES or masters:
         return 0.0
-    blocks = stage.trained - ends_trained
-    kept = [kept_weights(x.shape, level) for level in stage.levels] or [1.0]
-    return x.compute_bytes * blocks * (sum(kept) + 1 - kept[-1]) / len(kept)
+    blocks = stage.trainable - trainable_ends
+    shares = [share_not_recomputed(x.shape, level) for level in stage.levels] or [1.0]
+    return x.compute_bytes * blocks * (sum(shares) + 1 - shares[-1]) / len(shares)
 
 
 def _activations(x: ParallelRun, stage: _Stage) -> float:
     """Kept for the backward pass: what blocks keep, and what the last one is computed anew to."""
     if not stage.levels:
         return 0.0
-    numbers = [kept_per_token(x.shape, x.layout, level) for level in stage.levels]
-    again = kept_per_token(x.shape, x.layout)
+    numbers = [saved_activations_per_token(x.shape, x.layout, level) for level in stage.levels]
+    recomputed = saved_activations_per_token(x.shape, x.layout)
     if stage.levels[-1] != "full":
-        again -= numbers[-1]
-    kept = stage.kept_layers * sum(numbers) / len(numbers) + again
-    return x.tokens * x.compute_bytes * kept
+        recomputed -= numbers[-1]
+    shares = stage.layers_in_flight * sum(numbers) / len(numbers) + recomputed
+    return x.tokens * x.compute_bytes * shares

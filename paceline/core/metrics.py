@@ -13,16 +13,16 @@ import numpy as np
 
 from paceline.core.rates import days, mfu, samples_per_s, tokens_per_s
 from paceline.core.result import Metric
-from paceline.core.stats import MOST_RESAMPLED
+from paceline.core.stats import MAX_RESAMPLED
 from paceline.core.timed_run import TimedRun, first_value, mean_value
 from paceline.core.units import count
 
-COUNTED = ("model", "seq_len", "global_batch", "num_devices", "flops_convention")
+FLOPS_SETTINGS = ("model", "seq_len", "global_batch", "num_devices", "flops_convention")
 """Settings without which FLOP/s cannot be told."""
 
-WITHIN_RUN = "within-run 95%, moving-block bootstrap of the median"
-ORDERED = "within-run 95%, order statistics of the median"
-ROUNDED = ", and half a printed digit"
+BOOTSTRAP_INTERVAL = "within-run 95%, moving-block bootstrap of the median"
+ORDER_STATISTIC_INTERVAL = "within-run 95%, order statistics of the median"
+ROUNDING_SUFFIX = ", and half a printed digit"
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def _metric(
 
 
 def _kind_of_interval(run: TimedRun) -> str:
-    kind = ORDERED if run.times.n > MOST_RESAMPLED else WITHIN_RUN
-    return kind + (ROUNDED if run.resolution_s else "")
+    kind = ORDER_STATISTIC_INTERVAL if run.times.n > MAX_RESAMPLED else BOOTSTRAP_INTERVAL
+    return kind + (ROUNDING_SUFFIX if run.resolution_s else "")
 
 
 @_metric(
@@ -153,14 +153,14 @@ def _step_time_p95(run: TimedRun) -> Metric:
 
 
 @_metric(
-    "jitter_tax",
+    "jitter_overhead",
     "Jitter tax",
     "Mean over median step time, minus 1: what spikes cost.",
     OVERHEAD,
     needs="steps",
 )
 def _jitter_tax(run: TimedRun) -> Metric:
-    return Metric(value=run.times.jitter_tax, unit="fraction", n=run.times.n)
+    return Metric(value=run.times.jitter_overhead, unit="fraction", n=run.times.n)
 
 
 @_metric(
@@ -250,7 +250,7 @@ def _samples_per_s_mean(run: TimedRun) -> Metric:
     RATE,
 )
 def _flops(run: TimedRun) -> Metric:
-    return _flops_rate(run, run.flops_per_s_per_device, run.model_convention, *COUNTED)
+    return _flops_rate(run, run.flops_per_s_per_device, run.model_convention, *FLOPS_SETTINGS)
 
 
 @_metric(
@@ -261,7 +261,7 @@ def _flops(run: TimedRun) -> Metric:
 )
 def _hardware_flops(run: TimedRun) -> Metric:
     rate, convention = run.hardware_flops_per_s_per_device, run.hardware_convention
-    return _flops_rate(run, rate, convention, *COUNTED, "layout")
+    return _flops_rate(run, rate, convention, *FLOPS_SETTINGS, "layout")
 
 
 @_metric("mfu", "MFU", "Model FLOP/s over the device's dense data-sheet peak.", RATE)
@@ -277,7 +277,7 @@ def _hfu(run: TimedRun) -> Metric:
 
 
 @_metric(
-    "of_achievable",
+    "achievable_fraction",
     "Of what is reachable here",
     "Model FLOP/s over the best matrix product measured on this machine.",
     RATE,
@@ -457,7 +457,7 @@ def _share(
         peak = f"no data-sheet peak for {facts.device} in {facts.dtype}"
         note = missing or run.no_peak or facts.unknown("device", "dtype") or peak
     elif rate is None:
-        note = facts.unknown(*COUNTED) or "the log does not say"
+        note = facts.unknown(*FLOPS_SETTINGS) or "the log does not say"
     return Metric(
         value=None if rate is None else mfu(rate, limit),
         unit="fraction",
@@ -504,13 +504,19 @@ def _real_tokens(run: TimedRun) -> float | None:
     Synthetic samples have no padding, so what the recipe says of those that they stand for comes
     first. A foreign log that counts no tokens is taken to be without padding unless it is known.
     """
-    stated, batch, seq_len = run.facts.real_tokens_per_sample, run.global_batch, run.seq_len
-    stated_tokens = stated * batch if stated and batch else None
-    counted = mean_value(run.window["tokens"])
-    if stated_tokens is not None and (counted is None or run.facts.data in (None, "synthetic")):
+    tokens_per_sample, batch, seq_len = (
+        run.facts.real_tokens_per_sample,
+        run.global_batch,
+        run.seq_len,
+    )
+    stated_tokens = tokens_per_sample * batch if tokens_per_sample and batch else None
+    counted_tokens = mean_value(run.window["tokens"])
+    if stated_tokens is not None and (
+        counted_tokens is None or run.facts.data in (None, "synthetic")
+    ):
         return stated_tokens
-    if counted is not None or run.facts.origin == "measured":
-        return counted
+    if counted_tokens is not None or run.facts.origin == "measured":
+        return counted_tokens
     padded = run.facts.packing == "padded"
     return batch * seq_len if batch and seq_len and not padded else None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.core.layout import Layout
-from paceline.core.pipeline import stages_of
+from paceline.core.pipeline import layers_per_stage
 from paceline.core.shape import LoraSpec, Shape
 
 COMPUTE_BYTES: dict[str, int] = {"fp32": 4, "fp64": 8}
@@ -82,7 +82,7 @@ class ParallelRun:
     @property
     def layers(self) -> int:
         """Layers on this rank."""
-        sizes = stages_of(self.shape, self.layout)
+        sizes = layers_per_stage(self.shape, self.layout)
         return sum(sizes[stage] for stage in self.stages)
 
     @property

@@ -31,7 +31,7 @@ def counts_to_divide(num_layers: int, mtp_layers: int = 0) -> list[int]:
     return sorted({num_layers, num_layers + 2, num_layers + mtp_layers + 2})
 
 
-def stages_of(shape: Shape, layout: Layout) -> list[int]:
+def layers_per_stage(shape: Shape, layout: Layout) -> list[int]:
     """`stage_sizes` of a model in a layout."""
     further = shape.mtp_layers if shape.kind == "decoder" else 0
     return stage_sizes(shape.num_layers, layout.pp, layout.vp, further)
@@ -54,7 +54,7 @@ def stage_sizes(num_layers: int, pp: int, vp: int, mtp_layers: int = 0) -> list[
     raise ValueError(f"{counted(num_layers, 'layer')} cannot be split into {stages} stages")
 
 
-def kept_layers(
+def layers_in_flight(
     sizes: Sequence[int], pp: int, rank: int, schedule: Schedule, num_microbatches: int
 ) -> int:
     """Layers x micro-batches whose activations a rank holds when its first backward pass begins.

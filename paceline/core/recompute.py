@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from paceline.core.layout import Layout
-from paceline.core.pipeline import stages_of
+from paceline.core.pipeline import layers_per_stage
 from paceline.core.shape import (
     FFN,
     DecoderShape,
@@ -32,18 +32,20 @@ from paceline.core.shape import (
     Shape,
     latent_weights,
     linear_sizes,
-    uses,
-    weights_beside_experts,
+    matrices_per_token,
+    router_and_shared_weights,
 )
 
-Level = Literal["full", "ffn", "activation", "none"]
-LEVELS: tuple[Level, ...] = ("full", "ffn", "activation", "none")
+RecomputeLevel = Literal["full", "ffn", "activation", "none"]
+RECOMPUTE_LEVELS: tuple[RecomputeLevel, ...] = ("full", "ffn", "activation", "none")
 """In the order in which a budget is spent."""
-ROUNDING = 1e-9
+SHARE_TOLERANCE = 1e-9
 """By which a sum of shares may miss a budget that it meets."""
 
 
-def kept_per_token(shape: Shape, layout: Layout, level: Level = "none") -> float:
+def saved_activations_per_token(
+    shape: Shape, layout: Layout, level: RecomputeLevel = "none"
+) -> float:
     """Numbers that one block saves for the backward pass on one rank, per token.
 
     none        4 h + (2 a d + 2 g d + n f) / tp
@@ -78,7 +80,7 @@ def kept_per_token(shape: Shape, layout: Layout, level: Level = "none") -> float
     return tensors * stream + (shape.saved_head_size + inner * ffn) / layout.tp
 
 
-def block_levels(shape: Shape, layout: Layout) -> tuple[Level, ...]:
+def block_levels(shape: Shape, layout: Layout) -> tuple[RecomputeLevel, ...]:
     """The level of every block, the first layer's first; of other recomputation full or none.
 
     Each pipeline stage fills the budget with its own layers; a layout that its stages do not split
@@ -87,45 +89,45 @@ def block_levels(shape: Shape, layout: Layout) -> tuple[Level, ...]:
     if layout.recompute != "budget":
         return ("full" if layout.recompute == "full" else "none",) * shape.num_layers
     try:
-        sizes = stages_of(shape, layout)
+        sizes = layers_per_stage(shape, layout)
     except ValueError:
         sizes = [shape.num_layers]
-    numbers = [kept_per_token(shape, layout, level) for level in LEVELS]
+    numbers = [saved_activations_per_token(shape, layout, level) for level in RECOMPUTE_LEVELS]
     shares = [(number - numbers[0]) / (numbers[-1] - numbers[0]) for number in numbers]
     budget = layout.recompute_budget or 0.0
     of_size = {size: _stage_levels(size, budget, shares) for size in set(sizes)}
     return tuple(level for size in sizes for level in of_size[size])
 
 
-def stage_levels(shape: Shape, layout: Layout, stages: Iterable[int]) -> tuple[Level, ...]:
-    """The levels of the blocks of some pipeline stages; raises what `stages_of` raises."""
-    sizes, levels = stages_of(shape, layout), block_levels(shape, layout)
+def stage_levels(shape: Shape, layout: Layout, stages: Iterable[int]) -> tuple[RecomputeLevel, ...]:
+    """The levels of the blocks of some pipeline stages; raises what `layers_per_stage` raises."""
+    sizes, levels = layers_per_stage(shape, layout), block_levels(shape, layout)
     starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
     return tuple(level for stage in stages for level in levels[starts[stage] :][: sizes[stage]])
 
 
-def _stage_levels(size: int, budget: float, shares: list[float]) -> list[Level]:
+def _stage_levels(size: int, budget: float, shares: list[float]) -> list[RecomputeLevel]:
     """Of `size` blocks, of which the k-th level keeps `shares[k]` of what lies between."""
-    allowed = budget * size * (1 + ROUNDING) + ROUNDING
-    reached = 0
-    while reached < len(LEVELS) - 1 and size * shares[reached + 1] <= allowed:
-        reached += 1
-    if reached == len(LEVELS) - 1:
+    allowed = budget * size * (1 + SHARE_TOLERANCE) + SHARE_TOLERANCE
+    level = 0
+    while level < len(RECOMPUTE_LEVELS) - 1 and size * shares[level + 1] <= allowed:
+        level += 1
+    if level == len(RECOMPUTE_LEVELS) - 1:
         return ["none"] * size
-    step = shares[reached + 1] - shares[reached]
-    raised = int((allowed - size * shares[reached]) / step)
-    low, high = LEVELS[reached], LEVELS[reached + 1]
-    return [low if i < size - raised else high for i in range(size)]
+    step = shares[level + 1] - shares[level]
+    num_higher = int((allowed - size * shares[level]) / step)
+    low, high = RECOMPUTE_LEVELS[level], RECOMPUTE_LEVELS[level + 1]
+    return [low if i < size - num_higher else high for i in range(size)]
 
 
-def level_shares(levels: tuple[Level, ...]) -> dict[Level, float]:
+def level_shares(levels: tuple[RecomputeLevel, ...]) -> dict[RecomputeLevel, float]:
     """Share of the blocks that are at each level, 0-1."""
-    return {level: levels.count(level) / len(levels) for level in LEVELS}
+    return {level: levels.count(level) / len(levels) for level in RECOMPUTE_LEVELS}
 
 
-def anew(level: Level) -> frozenset[LoraTarget]:
+def recomputed_layers(level: RecomputeLevel) -> frozenset[LoraTarget]:
     """Layers in the part of a block that is computed anew."""
-    parts: dict[Level, Iterable[LoraTarget]] = {
+    parts: dict[RecomputeLevel, Iterable[LoraTarget]] = {
         "full": ("q", "k", "v", "o", *FFN),
         "ffn": FFN,
         "activation": ("down",),
@@ -134,37 +136,45 @@ def anew(level: Level) -> frozenset[LoraTarget]:
     return frozenset(parts[level])
 
 
-def flops_again(shape: DecoderShape, level: Level, lora: LoraSpec | None = None) -> float:
+def recomputed_linear_flops(
+    shape: DecoderShape, level: RecomputeLevel, lora: LoraSpec | None = None
+) -> float:
     """FLOPs per token that one block's linear layers do again: 2 a weight that is used again.
 
     The part ends with the last tensor that its gradient needs: the input of its last product, an
     adapter's second one if it has one, unless a norm or dropout behind it needs the output.
     """
     sizes, rank = linear_sizes(shape), lora.rank if lora else 0
-    adapted = frozenset(lora.targets) if lora else frozenset[LoraTarget]()
-    layers = anew(level) & sizes.keys()
+    adapted_layers = frozenset(lora.targets) if lora else frozenset[LoraTarget]()
+    layers = recomputed_layers(level) & sizes.keys()
     weights = 0.0
     for name in layers:
         rows, columns = sizes[name]
-        of_adapter = rank * (rows + columns) if name in adapted else 0
-        weights += uses(shape, name) * (rows * columns + of_adapter)
+        of_adapter = rank * (rows + columns) if name in adapted_layers else 0
+        weights += matrices_per_token(shape, name) * (rows * columns + of_adapter)
     if level in ("full", "ffn"):
-        weights += weights_beside_experts(shape)
+        weights += router_and_shared_weights(shape)
     if level == "full":
         weights += latent_weights(shape)
     behind = level == "full" and (shape.norm_position != "pre" or shape.dropout > 0)
     if layers and not behind:
         rows, columns = sizes["down"]
-        weights -= uses(shape, "down") * columns * (rank if "down" in adapted else rows)
+        weights -= (
+            matrices_per_token(shape, "down")
+            * columns
+            * (rank if "down" in adapted_layers else rows)
+        )
     return 2.0 * weights
 
 
-def kept_weights(shape: Shape, level: Level) -> float:
+def share_not_recomputed(shape: Shape, level: RecomputeLevel) -> float:
     """Share of a block's weights whose layers are not computed anew, 0-1."""
     weights = {
-        name: rows * columns * uses(shape, name)
+        name: rows * columns * matrices_per_token(shape, name)
         for name, (rows, columns) in linear_sizes(shape).items()
     }
     if level == "full" or not weights:
         return float(level != "full")
-    return 1 - sum(weights[name] for name in anew(level) & weights.keys()) / sum(weights.values())
+    return 1 - sum(weights[name] for name in recomputed_layers(level) & weights.keys()) / sum(
+        weights.values()
+    )

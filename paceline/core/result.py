@@ -91,7 +91,7 @@ class WindowRecord(Value):
         return tuple(remarks)
 
     @property
-    def judgeable(self) -> bool:
+    def supports_verdict(self) -> bool:
         """Whether a verdict may rest on it: steady steps, or a rule of one figure."""
         return self.rule in (AS_PRINTED, LAST_STEP) or self.state in (
             "steady",
@@ -266,5 +266,5 @@ class Result(Value):
     resumed_after: NonNegativeInt = 0
     """The step whose checkpoint the run went on from; 0 when it began anew."""
     steps_done: NonNegativeInt = 0
-    steps_asked: NonNegativeInt = 0
+    steps_requested: NonNegativeInt = 0
     warnings: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from paceline.core.flops import FlopsInput, flops_input, known_convention
+from paceline.core.flops import FlopsInput, flops_input, validate_convention
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.parallel_run import ParallelRun
@@ -35,13 +35,13 @@ from paceline.core.value import (
 EngineSettings = dict[str, bool | int | float | str | None]
 
 
-PROFILERS = ("profile", "nccl_trace")
+PROFILER_SETTINGS = ("profile", "nccl_trace")
 """Engine settings that attach a profiler or a trace, which slows a run."""
-OF_ALL_DEVICES = ("{world_size}", "{devices_per_node}")
+ALL_DEVICE_PLACEHOLDERS = ("{world_size}", "{devices_per_node}")
 """Placeholders of a command that takes all devices that there are."""
 Headline = Literal["tokens_per_s", "samples_per_s"]
 """The metric that states a speed."""
-NOTHING_STATED: dict[str, Any] = {
+PLACEHOLDER_FIELDS: dict[str, Any] = {
     "model": {
         "kind": "decoder",
         "num_layers": 1,
@@ -74,7 +74,9 @@ class RunSpec(Value):
     data: Annotated[Data, FieldMark.TRAINED] = Data()
     layout: Annotated[Layout, FieldMark.TRAINED] = Layout()
     cluster: Cluster
-    flops_convention: Annotated[str, AfterValidator(known_convention), FieldMark.TRAINED] = "causal"
+    flops_convention: Annotated[str, AfterValidator(validate_convention), FieldMark.TRAINED] = (
+        "causal"
+    )
     nominal_parameters: PositiveFloat | None = None
     """P of the six-n convention when a source uses a rounded one (1.3e9)."""
     time_limit_s: RunLabel[PositiveFloat | None] = None
@@ -93,14 +95,14 @@ class RunSpec(Value):
 
     @model_validator(mode="before")
     @classmethod
-    def _stand_in(cls, fields: object) -> object:
+    def _fill_placeholders(cls, fields: object) -> object:
         if not isinstance(fields, dict):
             return fields
         stated = cast(dict[str, Any], fields)
         if stated.get("bare") is not True:
             return stated
-        training = {**NOTHING_STATED["training"], "global_batch": _world_size(stated)}
-        return {**NOTHING_STATED, **stated, "training": training}
+        training = {**PLACEHOLDER_FIELDS["training"], "global_batch": _world_size(stated)}
+        return {**PLACEHOLDER_FIELDS, **stated, "training": training}
 
     @model_validator(mode="after")
     def _log_has_evaluations(self) -> Self:
@@ -114,12 +116,12 @@ class RunSpec(Value):
         return redacted_words(command, os.environ)
 
     @model_serializer(mode="wrap")
-    def _only_what_is_known(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_placeholders(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         placeholders = marked_fields(RunSpec, FieldMark.TRAINED) if self.bare else {}
         return {name: value for name, value in handler(self).items() if name not in placeholders}
 
     @property
-    def steps_asked(self) -> int | None:
+    def steps_requested(self) -> int | None:
         """Steps after which the training is complete; None where a user's own program decides."""
         return None if self.command else self.training.steps
 
@@ -194,7 +196,7 @@ class RunSettings(Value):
     loss_on: str | None = None
     """Of padded or masked samples: `all` positions, or the `text` alone."""
     real_tokens_per_sample: PositiveFloat | None = None
-    flops_convention: Annotated[str, AfterValidator(known_convention)] | None = None
+    flops_convention: Annotated[str, AfterValidator(validate_convention)] | None = None
     nominal_parameters: PositiveFloat | None = None
     total_tokens: PositiveFloat | None = None
     profiled: bool | None = None
@@ -230,9 +232,9 @@ class RunSettings(Value):
             real_tokens_per_sample=spec.data.real_tokens_per_sample,
             flops_convention=spec.flops_convention,
             nominal_parameters=spec.nominal_parameters,
-            total_tokens=training.whole_tokens,
+            total_tokens=training.training_tokens,
             profiled=spec.profile is not None
-            or any(spec.engine_settings.get(name) for name in PROFILERS),
+            or any(spec.engine_settings.get(name) for name in PROFILER_SETTINGS),
         )
 
     @classmethod
@@ -240,7 +242,7 @@ class RunSettings(Value):
         """Return what is known of a program before it has printed anything: where it runs."""
         cluster, settings = spec.cluster, spec.engine_settings
         # A program that is started once a node may use any of its devices.
-        takes_all = any(name in word for word in spec.command for name in OF_ALL_DEVICES)
+        takes_all = any(name in word for word in spec.command for name in ALL_DEVICE_PLACEHOLDERS)
         counted = settings.get("per") == "device" or "devices" in settings or takes_all
         return cls(
             recipe=spec.recipe,
@@ -259,7 +261,7 @@ class RunSettings(Value):
         return "samples_per_s" if images or self.packing == "padded" else "tokens_per_s"
 
     @property
-    def batch_of(self) -> str:
+    def batch_unit(self) -> str:
         """What a batch is counted in: one of them."""
         return "sample" if self.headline == "samples_per_s" else "sequence"
 

@@ -363,22 +363,28 @@ def vectors_of_norm(shape: DecoderShape) -> int:
 def block_parameters(shape: DecoderShape) -> int:
     """Parameters of one transformer block: linear layers, their biases, norms."""
     sizes = linear_sizes(shape).items()
-    weights = sum(rows * columns * copies(shape, name) for name, (rows, columns) in sizes)
-    biases = sum(columns * copies(shape, name) for name, (_, columns) in sizes) if shape.bias else 0
+    weights = sum(
+        rows * columns * matrices_per_block(shape, name) for name, (rows, columns) in sizes
+    )
+    biases = (
+        sum(columns * matrices_per_block(shape, name) for name, (_, columns) in sizes)
+        if shape.bias
+        else 0
+    )
     num_norms = 4 if shape.norm_position == "both" else 2
     of_heads = 2 * shape.head_dim * vectors_of_norm(shape) if shape.qk_norm else 0
     latent = shape.latent_attention
     of_latents = latent.norm_weights if latent is not None else 0
     norms = num_norms * norm_parameters(shape) + of_heads + of_latents
-    return weights + biases + norms + weights_beside_experts(shape) + latent_weights(shape)
+    return weights + biases + norms + router_and_shared_weights(shape) + latent_weights(shape)
 
 
-def copies(shape: Shape, name: LoraTarget) -> int:
+def matrices_per_block(shape: Shape, name: LoraTarget) -> int:
     """Matrices of this name in a block: one, or one an expert."""
     return shape.num_experts if shape.kind == "decoder" and name in FFN else 1
 
 
-def uses(shape: Shape, name: LoraTarget) -> int:
+def matrices_per_token(shape: Shape, name: LoraTarget) -> int:
     """Matrices of this name that a token passes."""
     return shape.experts_per_token if shape.kind == "decoder" and name in FFN else 1
 
@@ -400,7 +406,7 @@ def dense_layers_surplus(shape: DecoderShape, experts: int) -> int:
     """Weights of the first dense layers beyond those of as many with that number of experts."""
     of_width = shape.num_ffn_matrices * shape.hidden_size
     wider = (shape.dense_ffn_size or 0) - experts * shape.ffn_size
-    return shape.first_dense_layers * (of_width * wider - weights_beside_experts(shape))
+    return shape.first_dense_layers * (of_width * wider - router_and_shared_weights(shape))
 
 
 def mtp_parameters(shape: DecoderShape) -> int:
@@ -412,7 +418,7 @@ def mtp_parameters(shape: DecoderShape) -> int:
     return shape.mtp_layers * (block_parameters(shape) + joined)
 
 
-def weights_beside_experts(shape: DecoderShape) -> int:
+def router_and_shared_weights(shape: DecoderShape) -> int:
     """Weights of a block's router and shared MLP, which all tokens pass; 0 without experts."""
     router = shape.hidden_size * shape.num_experts if shape.num_experts > 1 else 0
     return router + shape.num_ffn_matrices * shape.hidden_size * shape.shared_ffn_size
@@ -449,7 +455,7 @@ def lora_parameters(shape: Shape, lora: LoraSpec) -> int:
     """Parameters of all adapters: rank x (in + out) for every target of every block."""
     sizes = linear_sizes(shape)
     return shape.num_layers * sum(
-        lora.rank * sum(sizes[t]) * copies(shape, t) for t in lora.targets if t in sizes
+        lora.rank * sum(sizes[t]) * matrices_per_block(shape, t) for t in lora.targets if t in sizes
     )
 
 
@@ -457,7 +463,7 @@ def adapted_weights(shape: Shape, lora: LoraSpec) -> int:
     """Weights of all matrices that carry an adapter and are frozen for it."""
     sizes = linear_sizes(shape)
     return shape.num_layers * sum(
-        sizes[t][0] * sizes[t][1] * copies(shape, t) for t in lora.targets if t in sizes
+        sizes[t][0] * sizes[t][1] * matrices_per_block(shape, t) for t in lora.targets if t in sizes
     )
 
 

@@ -17,7 +17,7 @@ SHORTEST_BLOCK = 5
 FEWEST_BLOCKS = 4
 """Into so many blocks a series is cut at least; where they get too short it has no interval."""
 BOOTSTRAP_RESAMPLES = 1000
-MOST_RESAMPLED = 5000
+MAX_RESAMPLED = 5000
 """Steps; of longer series the order statistics tell the interval, which costs one sort."""
 
 MOST_DECIMALS = 6
@@ -47,7 +47,7 @@ class Summary:
         return NORMAL_MAD * self.mad / self.median if self.median else 0.0
 
     @property
-    def jitter_tax(self) -> float:
+    def jitter_overhead(self) -> float:
         """Mean / median - 1: what spikes cost beyond the steady step."""
         return self.mean / self.median - 1 if self.median else 0.0
 
@@ -89,7 +89,7 @@ def median_interval(values: FloatColumn, seed: int = 0) -> tuple[float, float] |
     n = len(values)
     if n < FEWEST_BLOCKS * SHORTEST_BLOCK:
         return None
-    if n > MOST_RESAMPLED:
+    if n > MAX_RESAMPLED:
         return ordered_interval(values)
     block = block_length(values)
     num_blocks = -(-n // block)

@@ -106,7 +106,7 @@ class TimedRun:
     def flops_input(self) -> FlopsInput | None:
         """What the FLOPs conventions look at, with the pairs that were attended to."""
         x = self.facts.flops_input
-        return x and x.attending(self.attended_share)
+        return x and x.with_attended_share(self.attended_share)
 
     @property
     def model_convention(self) -> str | None:

@@ -28,9 +28,9 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 MatmulPrecision = Literal["highest", "high", "medium"]
 Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"]
 DEFAULT_FP8_RECIPE: Fp8Recipe = "tensorwise"
-USUAL_TOKENS = 1e12
+DEFAULT_TOTAL_TOKENS = 1e12
 """Of a whole training, where nobody says how long it is."""
-USUAL_TIME_LIMIT_S = 3600.0
+DEFAULT_TIME_LIMIT_S = 3600.0
 """Of a run whose recipe states none."""
 Decay = Literal["constant", "linear", "cosine"]
 ScheduleUnit = Literal["steps", "samples"]
@@ -180,7 +180,7 @@ class TrainingBase(Value):
     """Largest gradient norm. 0 disables clipping."""
     seed: NonNegativeInt = 1234
     """Seed of the initial weights and of the data order."""
-    total_tokens: PositiveFloat | None = USUAL_TOKENS
+    total_tokens: PositiveFloat | None = DEFAULT_TOTAL_TOKENS
     """Length of the full training, from which the days to train are computed."""
     ramp_up: RampUp | None = None
     """Batch ramp-up. Unset trains all steps with the full batch."""
@@ -196,9 +196,9 @@ class TrainingBase(Value):
         return self.evaluation is not None and self.evaluation.target is not None
 
     @property
-    def whole_tokens(self) -> float | None:
+    def training_tokens(self) -> float | None:
         """Length of the whole training; None where a target ends it and no length was stated."""
-        usual = self.to_target and self.total_tokens == USUAL_TOKENS
+        usual = self.to_target and self.total_tokens == DEFAULT_TOTAL_TOKENS
         return None if usual else self.total_tokens
 
     @field_validator("fp8_recipe", mode="before")

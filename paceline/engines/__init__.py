@@ -86,7 +86,7 @@ def last_step(spec: RunSpec) -> int | None:
     A module says so itself, by `last_step`, where its framework counts others than those asked for.
     """
     counted = getattr(_module(spec.engine), "last_step", None)
-    return counted(spec) if counted else spec.steps_asked
+    return counted(spec) if counted else spec.steps_requested
 
 
 def ends_at_target(spec: RunSpec) -> bool:

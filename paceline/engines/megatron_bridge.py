@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.job import Job
-from paceline.core.pipeline import stages_of
+from paceline.core.pipeline import layers_per_stage
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.core.steps import FloatColumn
@@ -159,7 +159,7 @@ def _recomputed(spec: RunSpec) -> dict[str, str]:
     layout, model = spec.layout, spec.model
     if layout.recompute != "full" or not isinstance(model, DecoderShape):
         return {}
-    return {"recompute_num_layers": str(max(stages_of(model, layout)))}
+    return {"recompute_num_layers": str(max(layers_per_stage(model, layout)))}
 
 
 def checkout_of(spec: RunSpec) -> str | None:

@@ -12,7 +12,7 @@ from paceline.core.errors import UserError
 from paceline.core.flops import attended_keys
 from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.mmdit import MMDiTShape
-from paceline.core.recompute import Level, block_levels, level_shares
+from paceline.core.recompute import RecomputeLevel, block_levels, level_shares
 from paceline.core.run import RunSpec
 from paceline.core.shape import (
     DecoderShape,
@@ -20,10 +20,10 @@ from paceline.core.shape import (
     LoraTarget,
     Shape,
     linear_sizes,
+    matrices_per_token,
     num_parameters,
     parameter_parts,
     trainable_parameters,
-    uses,
 )
 from paceline.estimate.fit.origin import (
     ANY,
@@ -50,7 +50,7 @@ from paceline.estimate.model.weights import block_weights, trained_tensors
 
 AXES = (*AXIS_FIELDS, "micro_batch", "zero_stage", "sequence_parallel")
 """Fields of a layout that a case has under the same name."""
-RECOMPUTED: dict[str, Level] = {
+RECOMPUTED: dict[str, RecomputeLevel] = {
     "full_recompute": "full",
     "ffn_recompute": "ffn",
     "activation_recompute": "activation",
@@ -297,7 +297,11 @@ def with_memory(case: Case, spec: RunSpec) -> Case:
     if lora is not None:
         trained_share = trainable_parameters(shape, lora) / num_parameters(shape)
         sizes = linear_sizes(shape)
-        widths = sum(sum(sizes[name]) * uses(shape, name) for name in lora.targets if name in sizes)
+        widths = sum(
+            sum(sizes[name]) * matrices_per_token(shape, name)
+            for name in lora.targets
+            if name in sizes
+        )
         case = replace(
             case,
             frozen=True,
@@ -348,12 +352,12 @@ def _adapters(shape: Shape, lora: LoraSpec) -> Adapters:
     for name in targets:
         if drops or name != "o":
             input_name = name if drops else SHARED_INPUT.get(name, name)
-            inputs[input_name] = sizes[name][0] * uses(shape, name)
+            inputs[input_name] = sizes[name][0] * matrices_per_token(shape, name)
     parts = sum(width for name, width in inputs.items() if name in INPUT_PARTS)
     return Adapters(
         adapter_inputs=sum(inputs.values()) - parts,
         adapter_parts=parts,
-        adapter_inner=lora.rank * sum(uses(shape, name) for name in targets),
+        adapter_inner=lora.rank * sum(matrices_per_token(shape, name) for name in targets),
         adapter_drops=drops,
     )
 

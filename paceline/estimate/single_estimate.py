@@ -161,7 +161,7 @@ def estimate_on(
     flops_input = FlopsInput(spec.model, training.seq_len, lora=spec.lora)
     per_sample = training.seq_len * model_flops_per_token(spec.flops_convention, flops_input)
     achieved = flops_per_s_per_device(per_sample, training.global_batch, seconds, spec.world_size)
-    tokens = request.tokens or training.whole_tokens
+    tokens = request.tokens or training.training_tokens
     levels = waterfall(estimates.x, coefficients, time, achieved * seconds)
     # A CPU's measured peak is not a data-sheet peak, so there is no MFU.
     peak = None if machine.generation == "cpu" else machine.device.peak_flops_per_s(training.dtype)

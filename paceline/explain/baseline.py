@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.compare.comparability import likeness
+from paceline.compare.comparability import compare_settings
 from paceline.compare.over_time.environment import environment_changes
 from paceline.core.errors import UserError
 from paceline.core.metrics import metric_class
@@ -59,7 +59,7 @@ def baseline_of(run: ObservedRun, against: str | None, root: Path) -> Baseline:
 
 
 def _other_run(run: ObservedRun, other: ObservedRun, profile: ProfiledStep | None) -> Baseline:
-    alike = likeness([other.facts], [run.facts])
+    alike = compare_settings([other.facts], [run.facts])
     work = [d for d in alike.differences if d.key in SAME_WORK]
     if work:
         different = "; ".join(f"{d.key} {d.candidate}, not {d.baseline}" for d in work)

@@ -176,7 +176,7 @@ def recomputed_share(run: ObservedRun) -> float:
     x, convention = run.facts.flops_input, run.facts.flops_convention
     if x is None or convention is None or x.recompute == "none":
         return 0.0
-    x = x.attending(finite_value(run.result.metrics.get("attended_share")))
+    x = x.with_attended_share(finite_value(run.result.metrics.get("attended_share")))
     hardware_flops = hardware_flops_per_token(convention, x)
     return 1 - model_flops_per_token(convention, x) / hardware_flops
 

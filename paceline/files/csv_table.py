@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline.core.errors import UserError, did_you_mean
-from paceline.core.flops import CONVENTIONS, RECOMPUTED, without_recompute
+from paceline.core.flops import CONVENTIONS, RECOMPUTE_SUFFIX, without_recompute
 from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.printed import read_printed
 from paceline.core.problem import refusal
@@ -304,6 +304,6 @@ def _catalog_name(where: str, column: str, name: str | None) -> Any:
 def _convention(where: str, name: str | None) -> str | None:
     if name and without_recompute(name) not in CONVENTIONS:
         near = did_you_mean(name, CONVENTIONS) or None
-        allowed = f"{', '.join(CONVENTIONS)}, each with {RECOMPUTED} for hardware FLOPs"
+        allowed = f"{', '.join(CONVENTIONS)}, each with {RECOMPUTE_SUFFIX} for hardware FLOPs"
         raise UserError(where, f"convention {name!r} is unknown", allowed=allowed, remedy=near)
     return name or None

@@ -53,7 +53,7 @@ _COLUMN_TYPES = {
     "tokens_per_s": Float,
     "step_time_s": Float,
     "mfu": Float,
-    "of_achievable": Float,
+    "achievable_fraction": Float,
     "steps": Integer,
     "key": String,
 }
@@ -218,7 +218,7 @@ def _row(folder: Path, record: RunRecord, result: Result) -> dict[str, Any]:
         "dtype": facts.dtype,
         **{
             name: _value(result.metrics.get(name))
-            for name in ("tokens_per_s", "step_time_s", "mfu", "of_achievable")
+            for name in ("tokens_per_s", "step_time_s", "mfu", "achievable_fraction")
         },
         "steps": result.steps_done,
         "key": record.key,

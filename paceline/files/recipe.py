@@ -14,7 +14,7 @@ from pydantic import PositiveFloat, StringConstraints, field_validator, model_va
 from paceline.core.assets import Asset, graph_problem
 from paceline.core.compilation import CompileOption
 from paceline.core.errors import UserError, did_you_mean
-from paceline.core.flops import known_convention, without_recompute
+from paceline.core.flops import validate_convention, without_recompute
 from paceline.core.hardware import Cluster, Dtype
 from paceline.core.layout import Layout
 from paceline.core.layout_checks import layout_problems
@@ -23,7 +23,7 @@ from paceline.core.parallel_run import ParallelRun
 from paceline.core.run import EngineSettings, RunSpec
 from paceline.core.shape import LoraSpec, Shape
 from paceline.core.training import (
-    USUAL_TIME_LIMIT_S,
+    DEFAULT_TIME_LIMIT_S,
     Checkpointing,
     Data,
     MlperfLog,
@@ -135,7 +135,7 @@ class Recipe(Value):
     """FLOPs convention of MFU and FLOP/s, see the page "Which MFU?"."""
     nominal_parameters: PositiveFloat | None = None
     """Rounded parameter count that a source uses in 6 P, for the convention `six-n`."""
-    time_limit_s: PositiveFloat | None = USUAL_TIME_LIMIT_S
+    time_limit_s: PositiveFloat | None = DEFAULT_TIME_LIMIT_S
     """Seconds after which the run is stopped with status `timeout`."""
     hang_limit_s: PositiveFloat = 300.0
     """Seconds without progress after which a rank counts as hung."""
@@ -175,7 +175,7 @@ class Recipe(Value):
     @classmethod
     def _known_convention(cls, name: str) -> str:
         """Drop the suffix for recomputation, because hardware FLOP/s follow from the layout."""
-        return without_recompute(known_convention(name))
+        return without_recompute(validate_convention(name))
 
     @model_validator(mode="after")
     def _log_has_evaluations(self) -> Self:

@@ -205,7 +205,7 @@ def _recipe_facts(name: str | None, num_devices: int | None) -> dict[str, Any]:
         "real_tokens_per_sample": recipe.data.real_tokens_per_sample,
         "flops_convention": recipe.flops_convention,
         "nominal_parameters": recipe.nominal_parameters,
-        "total_tokens": training.whole_tokens,
+        "total_tokens": training.training_tokens,
         **recipe.data.model_dump(include={"packing", "loss_on"}, exclude_unset=True),
     }
     return {key: value for key, value in facts.items() if value is not None}

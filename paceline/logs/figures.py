@@ -333,8 +333,10 @@ def _warnings(
         warnings.append(f"the log's own figure: {doubt}")
     if run.uneven:
         warnings.append(uneven_warning(run.window["step_time_s"]))
-    elif run.times.jitter_tax > JITTER_WARNING:
-        warnings.append(f"spikes: the mean step is {run.times.jitter_tax:.0%} above the median")
+    elif run.times.jitter_overhead > JITTER_WARNING:
+        warnings.append(
+            f"spikes: the mean step is {run.times.jitter_overhead:.0%} above the median"
+        )
     return warnings
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-from paceline.core.interrupts import held
+from paceline.core.interrupts import deferred_interrupts
 from paceline.core.secrets import redact
 
 LOOK_S = 0.2
@@ -84,7 +84,11 @@ def _ended(
 
 def _held() -> AbstractContextManager[None]:
     """Interrupts come to the main thread alone."""
-    return held() if threading.current_thread() is threading.main_thread() else nullcontext()
+    return (
+        deferred_interrupts()
+        if threading.current_thread() is threading.main_thread()
+        else nullcontext()
+    )
 
 
 def die_with_parent(parent: int, number: int) -> None:

@@ -172,7 +172,7 @@ def _figures(log: ParsedLog) -> Iterator[str]:
     if step is not None and step.value is not None and window is not None:
         interval = plus_minus(step)
         interval_kind = f"; {interval_name(step)}" if interval else ""
-        tax = metrics["jitter_tax"].value
+        tax = metrics["jitter_overhead"].value
         of_median = tax and step.statistic == "median"
         mean = metrics["step_time_mean_s"].value if of_median else None
         mean_text = f", {significant(mean, DIGITS)} s mean" if mean is not None else ""

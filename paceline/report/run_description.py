@@ -71,7 +71,7 @@ def describe_setup(report: RunReport) -> list[str]:
         facts.dtype,
         _layout(facts),
         f"seq {facts.seq_len:,} tokens" if facts.seq_len else None,
-        f"global batch {counted(facts.global_batch, facts.batch_of)}"
+        f"global batch {counted(facts.global_batch, facts.batch_unit)}"
         if facts.global_batch
         else None,
         _parameters(result, facts),
@@ -161,6 +161,6 @@ def progress(result: Result) -> str:
     resumed_text = (
         f", the first {result.resumed_after:,} by an earlier run" if result.resumed_after else ""
     )
-    if result.steps_asked:
-        return f"{num_steps:,} of {counted(result.steps_asked, 'step')} done{resumed_text}"
+    if result.steps_requested:
+        return f"{num_steps:,} of {counted(result.steps_requested, 'step')} done{resumed_text}"
     return f"{counted(num_steps, 'step')} done{resumed_text}"

@@ -339,7 +339,7 @@ def _step_time(result: Result) -> Figure:
     span = None
     if finite_value(low) is not None and finite_value(high) is not None:
         span = f"{value_text(low)} to {value_text(high)} from the 5th to the 95th percentile"
-    jitter = _metric_phrase(result, "jitter_tax", ", jitter overhead {}") or ""
+    jitter = _metric_phrase(result, "jitter_overhead", ", jitter overhead {}") or ""
     lines = [
         _metric_phrase(result, "step_time_mean_s", "{} mean" + jitter),
         span,
@@ -357,22 +357,24 @@ def _step_time(result: Result) -> Figure:
 def _utilization(report: RunReport) -> Figure:
     """Return MFU, or the share of achievable GEMM throughput; the other one in the details."""
     metrics = report.result.metrics
-    of_achievable, mfu = metrics.get("of_achievable"), metrics.get("mfu")
+    achievable_fraction, mfu = metrics.get("achievable_fraction"), metrics.get("mfu")
     dtype = f" in {report.facts.dtype}" if report.facts.dtype else ""
     limit = _metric_phrase(report.result, "achievable_flops_per_s", "{} achievable GEMM throughput")
     limit = f"of {limit or 'the achievable GEMM throughput'}{dtype}"
-    has_share = finite_value(of_achievable) is not None
+    has_share = finite_value(achievable_fraction) is not None
     not_probed = None  # The machine of an imported log is another one.
     if report.facts.origin != "imported":
-        not_probed = f"achievable GEMM throughput: {reason_for_none(of_achievable)}"
+        not_probed = f"achievable GEMM throughput: {reason_for_none(achievable_fraction)}"
     if mfu is not None and finite_value(mfu) is not None:
         convention = f", {printable(mfu.convention)} FLOPs" if mfu.convention else ""
-        share = f"{value_text(of_achievable)} {limit}" if has_share else not_probed
+        share = f"{value_text(achievable_fraction)} {limit}" if has_share else not_probed
         peak = f"of the data-sheet peak{dtype}{convention}"
         return _figure("MFU", value_text(mfu), mfu, [peak, share])
     no_mfu = f"MFU: {reason_for_none(mfu)}"
     if has_share:
-        return _figure("Of achievable", value_text(of_achievable), of_achievable, [limit, no_mfu])
+        return _figure(
+            "Of achievable", value_text(achievable_fraction), achievable_fraction, [limit, no_mfu]
+        )
     return _figure("MFU", "none", None, [*_reason_lines(mfu), not_probed])
 
 

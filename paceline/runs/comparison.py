@@ -11,13 +11,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from paceline.compare.comparability import KEYS, OF_FIGURES
+from paceline.compare.comparability import COMPARED_SETTINGS, FIGURE_SETTINGS
 from paceline.compare.judge import judge
 from paceline.compare.judgement import Comparison
 from paceline.compare.over_time.environment import environment_items
-from paceline.compare.published import nearest_row, published_side, timed
-from paceline.compare.scatter import RunScatter
-from paceline.compare.sides import Member, Pair, Side
+from paceline.compare.published import nearest_row, published_side, rows_with_step_time
+from paceline.compare.run_variation import RunVariation
+from paceline.compare.sides import ComparedRun, ComparisonSide, Pair
 from paceline.compare.significance import MARGIN, MIN_REPEATS
 from paceline.core.errors import PacelineError, UserError, did_you_mean
 from paceline.core.metrics import METRICS
@@ -50,7 +50,7 @@ class Gate:
 
     def __post_init__(self) -> None:
         for key in self.allowed:
-            _check_choice("--allow", key, {**KEYS, **OF_FIGURES})
+            _check_choice("--allow", key, {**COMPARED_SETTINGS, **FIGURE_SETTINGS})
         for name in self.metrics:
             _check_choice("--metric", name, METRICS)
 
@@ -70,10 +70,10 @@ def compare_with_reference(root: Path, name: str, reference: str, gate: Gate) ->
     Raises UserError when a name is unknown or no row has a step time.
     """
     side = side_of(root, name)
-    rows = timed(_rows(reference, side))
+    rows = rows_with_step_time(_rows(reference, side))
     if not rows:
         raise UserError(f"--against {reference}", "has no row with a step time to compare with")
-    facts = [member.facts for member in side.used or side.members]
+    facts = [member.facts for member in side.valid_runs or side.members]
     row = published_side(nearest_row(rows, facts, gate.allowed))
     comparison = _judge(row, side, gate, machine_scatter(root, Pair(row, side)))
     if reference != BEST_REFERENCE or _rows_of_recipe(side):
@@ -82,14 +82,14 @@ def compare_with_reference(root: Path, name: str, reference: str, gate: Gate) ->
     return comparison.model_copy(update={"notes": (*comparison.notes, note)})
 
 
-def side_of(root: Path, name: str) -> Side:
+def side_of(root: Path, name: str) -> ComparisonSide:
     """The runs that `name` stands for: a run, repeats, a tag, result files, or several by commas.
 
     Raises UserError when it stands for none.
     """
     parts = [part.strip() for part in name.split(",") if part.strip()]
     parts = [name] if _is_result_file(name) else parts
-    members: list[Member] = []
+    members: list[ComparedRun] = []
     for part in parts or [name]:
         if _is_result_file(part):
             members += _members_in(Path(part))
@@ -100,7 +100,7 @@ def side_of(root: Path, name: str) -> Side:
     unique = tuple({member.identity: member for member in members}.values())
     # Names of files that are no UTF-8 could not be printed.
     shown = name.encode(errors="replace").decode()
-    return Side(unique[0].name if len(unique) == 1 else shown, unique)
+    return ComparisonSide(unique[0].name if len(unique) == 1 else shown, unique)
 
 
 def _is_result_file(name: str) -> bool:
@@ -120,22 +120,24 @@ def parse_margin(text: str) -> float:
     return value
 
 
-def _judge(baseline: Side, candidate: Side, gate: Gate, scatter: RunScatter | None) -> Comparison:
+def _judge(
+    baseline: ComparisonSide, candidate: ComparisonSide, gate: Gate, variation: RunVariation | None
+) -> Comparison:
     return judge(
         baseline,
         candidate,
         margin=gate.margin,
         allowed=gate.allowed,
         metrics=gate.metrics,
-        scatter=scatter,
+        variation=variation,
     )
 
 
-def member_of_run(report: RunReport) -> Member:
+def member_of_run(report: RunReport) -> ComparedRun:
     """A run as a comparison sees it."""
     result = report.result
     times = report.steps["step_time_s"][window_mask(report)]
-    return Member(
+    return ComparedRun(
         name=result.run,
         place=report.folder,
         status=result.status,
@@ -160,7 +162,7 @@ def _settled_facts(facts: RunSettings, result: Result | ParsedLog) -> RunSetting
     )
 
 
-def _members_in(path: Path) -> list[Member]:
+def _members_in(path: Path) -> list[ComparedRun]:
     """The runs in a JSON file: one result.json, or what `paceline parse --json` printed."""
     if path.name == "result.json" and (path.parent / RUN_FILE).is_file():
         return [member_of_run(evaluate(path.parent))]
@@ -179,15 +181,17 @@ def _members_in(path: Path) -> list[Member]:
         ) from error
 
 
-def _member_in(entry: Any) -> Member:
+def _member_in(entry: Any) -> ComparedRun:
     if isinstance(entry, dict) and "file" in entry:
         log = ParsedLog.model_validate(entry)
         status = RUN_STATUS.get(log.status, "failed")
         facts = _settled_facts(log.facts, log)
-        return Member(log.file, status, facts, log.metrics, log.reason or log.status, log.window)
+        return ComparedRun(
+            log.file, status, facts, log.metrics, log.reason or log.status, log.window
+        )
     result = Result.model_validate(entry)
     facts = _settled_facts(RunSettings(origin="imported"), result)
-    return Member(
+    return ComparedRun(
         result.run,
         result.status,
         facts,
@@ -199,14 +203,14 @@ def _member_in(entry: Any) -> Member:
     )
 
 
-def _rows(reference: str, side: Side) -> Sequence[references.Row]:
+def _rows(reference: str, side: ComparisonSide) -> Sequence[references.Row]:
     """The published rows that `reference` stands for."""
     if reference != BEST_REFERENCE:
         return references.find_rows(reference)
     return _rows_of_recipe(side) or references.rows()
 
 
-def _rows_of_recipe(side: Side) -> list[references.Row]:
+def _rows_of_recipe(side: ComparisonSide) -> list[references.Row]:
     recipes = {member.facts.recipe for member in side.members if member.facts.recipe}
     return [row for recipe in sorted(recipes) for row in references.rows_of_recipe(recipe)]
 
@@ -221,21 +225,21 @@ def _check_choice(option: str, word: str, choices: Collection[str]) -> None:
         )
 
 
-def machine_scatter(root: Path, sides: Pair) -> RunScatter | None:
+def machine_scatter(root: Path, sides: Pair) -> RunVariation | None:
     """What the history under `root` says of runs like these, where a verdict needs it.
 
     That is with fewer than three repeats a side, or all of one side before all of the other. The
     candidate's own runs are left out, however they are named, and so are imported bundles, which
     tell of another machine; the series is one of either side's configuration.
     """
-    if not all(side.used for side in sides.each):
+    if not all(side.valid_runs for side in sides.each):
         return None
-    if min(sides.sizes) >= MIN_REPEATS and not sides.apart:
+    if min(sides.sizes) >= MIN_REPEATS and not sides.not_interleaved:
         return None
-    judged = {Path(member.place).resolve() for member in sides.candidate.used if member.place}
-    places = [m.place for side in sides.each for m in side.used if m.place and m.facts.recipe]
+    judged = {Path(member.place).resolve() for member in sides.candidate.valid_runs if member.place}
+    places = [m.place for side in sides.each for m in side.valid_runs if m.place and m.facts.recipe]
     keys = {read_record(Path(place)).key for place in places} - {None}
-    recipes = {member.facts.recipe for side in sides.each for member in side.used}
+    recipes = {member.facts.recipe for side in sides.each for member in side.valid_runs}
     folders = [
         folder
         for folder in run_folders(root)
@@ -245,10 +249,10 @@ def machine_scatter(root: Path, sides: Pair) -> RunScatter | None:
         series
         for recipe in sorted(filter(None, recipes))
         for series in (recipe_history(recipe, folders).series if folders else ())
-        if series.scatter
+        if series.variation
     ]
     known = max(series, key=lambda s: s.n_runs, default=None)
-    return known.scatter if known else None
+    return known.variation if known else None
 
 
 def _was_made_here(folder: Path) -> bool:

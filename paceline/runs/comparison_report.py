@@ -13,7 +13,7 @@ from paceline.compare.judgement import (
     independent_metrics,
     lead_metric,
 )
-from paceline.compare.verdicts import signed, verdict_label, verdict_tone
+from paceline.compare.verdicts import percent_change, verdict_label, verdict_tone
 from paceline.core.units import counted, percent
 from paceline.report.document import (
     Column,
@@ -135,10 +135,10 @@ def _change_figure(comparison: Comparison, lead: MetricComparison | None) -> Fig
         return unknown_figure("Change", comparison.verdict)
     interval = "no interval: it takes three runs a side"
     if comparison.low is not None and comparison.high is not None:
-        interval = f"{signed(comparison.low)} to {signed(comparison.high)} (95%)"
+        interval = f"{percent_change(comparison.low)} to {percent_change(comparison.high)} (95%)"
     p = None if comparison.p is None else f"p {p_text(comparison.p)}"
     details = (BETTER.get(lead.better or ""), p)
-    text = signed(comparison.ratio)
+    text = percent_change(comparison.ratio)
     return Figure(f"Change of {lead.metric}", text, interval, tuple(filter(None, details)))
 
 
@@ -182,7 +182,7 @@ def _causes(comparison: Comparison) -> Iterator[str]:
 def _metric_row(metric: MetricComparison) -> dict[str, Any]:
     interval = None
     if metric.low is not None and metric.high is not None:
-        interval = f"{signed(metric.low)} to {signed(metric.high)}"
+        interval = f"{percent_change(metric.low)} to {percent_change(metric.high)}"
     baseline, candidate = (
         None if side.value is None else format_value(side.value, metric.unit)
         for side in (metric.baseline, metric.candidate)
@@ -191,7 +191,7 @@ def _metric_row(metric: MetricComparison) -> dict[str, Any]:
         "metric": f"{metric.metric} *" if metric.primary else metric.metric,
         "baseline": baseline,
         "candidate": candidate,
-        "change": None if metric.ratio is None else signed(metric.ratio),
+        "change": None if metric.ratio is None else percent_change(metric.ratio),
         "interval": interval,
         "p": None if metric.p is None else p_text(metric.p),
         "p_corrected": None if metric.p_corrected is None else p_text(metric.p_corrected),

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
-from paceline.compare.comparability import KEYS
+from paceline.compare.comparability import COMPARED_SETTINGS
 from paceline.compare.over_time.environment import environment_changes, item_name
 from paceline.compare.over_time.settings import OTHER_WORDS, flat_settings
 from paceline.core.run import RunSpec
@@ -96,7 +96,7 @@ def read_inputs(folder: Path) -> dict[str, RunInput]:
 def _work(a: RunReport, b: RunReport) -> Iterator[RunDifference]:
     """Differing facts, those that a comparison asks for first and in its order."""
     ours, theirs = flat_settings(a.facts), flat_settings(b.facts)
-    order = list(KEYS)
+    order = list(COMPARED_SETTINGS)
     names = [name for name in {**ours, **theirs} if name not in _NO_WORK]
     names.sort(key=lambda name: order.index(key) if (key := _key(name)) in order else len(order))
     yield from _differing("work", names, ours, theirs)

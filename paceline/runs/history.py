@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.compare.comparability import likeness
+from paceline.compare.comparability import compare_settings
 from paceline.compare.over_time.environment import (
     EnvironmentChange,
     Items,
@@ -24,7 +24,7 @@ from paceline.compare.over_time.timeline import (
     SeriesPoint,
     SlowDrift,
 )
-from paceline.compare.scatter import RunScatter, run_scatter
+from paceline.compare.run_variation import RunVariation, estimate_run_variation
 from paceline.compare.significance import MARGIN
 from paceline.core.errors import PacelineError, UserError, did_you_mean
 from paceline.core.metrics import METRICS, metric_class
@@ -38,7 +38,7 @@ from paceline.files.run_folder import RESULT_FILE, RunRecord, read_record
 from paceline.runs.outcome import evaluate
 from paceline.runs.surroundings import recorded_environment
 
-FEWEST_OCCASIONS = 6
+MIN_OCCASIONS = 6
 """With fewer days, each run counts for itself."""
 WORTH_TELLING = 0.001
 """A resolution of the printed values below this is no matter."""
@@ -183,7 +183,7 @@ def _sorted_out(runs: Sequence[_SeriesRun]) -> list[_ComparableRuns]:
         place = next((s for s in (*by_identity.values(), *imported) if _belongs(run, s)), None)
         if place is None:
             imported.append(place := _ComparableRuns())
-            place.unknown = likeness([run.facts], [run.facts]).unknown
+            place.unknown = compare_settings([run.facts], [run.facts]).unknown
         place.runs.append(run)
     for series in by_identity.values():
         series.runs.sort(key=lambda run: _moment(run.record))
@@ -204,7 +204,7 @@ def _manner(run: _SeriesRun) -> tuple[str, str]:
 def _belongs(run: _SeriesRun, series: _ComparableRuns) -> bool:
     if _manner(run) != _manner(series.first):
         return False
-    compared = likeness([series.first.facts], [run.facts])
+    compared = compare_settings([series.first.facts], [run.facts])
     return not compared.differences and (not compared.unknown or series.first.record.spec is None)
 
 
@@ -266,7 +266,7 @@ def _series(comparable: _ComparableRuns, name: str, metric: str, margin: float) 
         ),
         drift=_slow_drift(fit.drift, metric) if fit.drift else None,
         noise=fit.noise,
-        scatter=_scatter(points, fit),
+        variation=_run_variation(points, fit),
         findable=fit.findable,
         findable_points=fit.findable_runs,
         notes=tuple(notes),
@@ -286,7 +286,7 @@ def _occasions(runs: Sequence[_SeriesRun]) -> tuple[list[list[_SeriesRun]], list
     each = [[run] for run in runs]
     if len(occasions) == len(runs):
         return each, []
-    if len(occasions) >= FEWEST_OCCASIONS:
+    if len(occasions) >= MIN_OCCASIONS:
         note = f"{len(occasions)} values: the runs of one day are one, their median"
         return list(occasions.values()), [note]
     days = counted(len(occasions), "day")
@@ -294,13 +294,13 @@ def _occasions(runs: Sequence[_SeriesRun]) -> tuple[list[list[_SeriesRun]], list
     return each, [why + "days; a step from one to the next may be that alone"]
 
 
-def _scatter(points: Sequence[Sequence[_SeriesRun]], fit: SeriesFit) -> RunScatter | None:
+def _run_variation(points: Sequence[Sequence[_SeriesRun]], fit: SeriesFit) -> RunVariation | None:
     """How far runs lie apart around the fit's levels, by the days on which they were made."""
     days: dict[str, list[float]] = {}
     for point, level in zip(points, fit.fitted, strict=True):
         for run in (run for run in point if run.facts.origin != "imported"):
             days.setdefault(run.record.created[:10], []).append(run.value / float(level))
-    return run_scatter(list(days.values()), [1.0] * len(days), len(fit.levels))
+    return estimate_run_variation(list(days.values()), [1.0] * len(days), len(fit.levels))
 
 
 def _change(

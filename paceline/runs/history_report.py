@@ -188,7 +188,7 @@ def _noise_figure(series: RunSeries) -> Figure:
     if series.noise is None:
         return unknown_figure(label, "too few runs")
     details: list[str] = []
-    known = series.scatter
+    known = series.variation
     if known is not None and known.n_runs != known.n_occasions:
         within, between = percent(known.within, 2), percent(known.between, 2)
         details.append(f"single runs: {within} within a day, {between} between days")

@@ -99,7 +99,7 @@ def log_result(name: str, record: RunRecord, parsing: Parsing) -> Result:
     log, facts = parsing.document, record.settings
     status = RUN_STATUS.get(log.status, "failed")
     window = log.window
-    trusted = window if window and window.judgeable else None
+    trusted = window if window and window.supports_verdict else None
     comparisons = compare_with_references(facts, _references(facts), log.metrics)
     stated = parsing.log.facts
     return Result(
@@ -117,7 +117,7 @@ def log_result(name: str, record: RunRecord, parsing: Parsing) -> Result:
         versions={"paceline": record.paceline_version, **_framework(facts, stated)},
         num_parameters=_whole(stated.get("num_parameters")),
         steps_done=log.n_steps,
-        steps_asked=_whole(stated.get("total_steps")) or 0,
+        steps_requested=_whole(stated.get("total_steps")) or 0,
         warnings=(*map(disagreement_text, log.disagreements), *log.warnings),
     )
 
@@ -291,7 +291,7 @@ def _of_ranks(evidence: EndEvidence, spec: RunSpec) -> Ending:
     A program that says by its exit code that it gave up did so, unless all its steps are done; an
     abort (a negative code) behind its last line is none of its own words.
     """
-    asked = spec.steps_asked
+    asked = spec.steps_requested
     done = max((len(log.steps) for log in evidence.ranks.values()), default=0)
     code = next((code for code in evidence.exits.values() if code > 0), None)
     well = all(end.status == "ok" for end in evidence.ends.values())
@@ -371,7 +371,7 @@ def _result(
         "status": status,
         "reason": reason,
         "log_tail": record.log_tail if status not in ("ok", "queued", "running") else (),
-        "steps_asked": spec.steps_asked or 0,
+        "steps_requested": spec.steps_requested or 0,
         "recipe": spec.recipe,
     }
     if parsing is None:
@@ -388,7 +388,7 @@ def _result(
             **own,
         )
     result = log_result(folder.name, record, parsing)
-    window = result.window if result.window and result.window.judgeable else None
+    window = result.window if result.window and result.window.supports_verdict else None
     comparisons = compare_with_references(record.settings, spec.references, result.metrics)
     return result.model_copy(
         update={

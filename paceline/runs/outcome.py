@@ -165,7 +165,7 @@ def _result(
     stages = {rank: log.start.stage for rank, log in ranks.items() if log.start}
     places = [place_of(rank, log.start) for rank, log in sorted(ranks.items()) if log.start]
     numbers = merged.index[window.rows] if window else np.array([], dtype=np.int64)
-    trusted = window is not None and window.record.judgeable
+    trusted = window is not None and window.record.supports_verdict
     metrics = measure(_measured(record, ranks, merged, window)) if window and trusted else {}
     telemetry = _telemetry(folder, ranks)
     of_devices = device_warnings(telemetry)
@@ -200,7 +200,7 @@ def _result(
         resumed_after=max((log.start.first_step for log in ranks.values() if log.start), default=1)
         - 1,
         steps_done=len(merged),
-        steps_asked=(record.spec and record.spec.steps_asked) or 0,
+        steps_requested=(record.spec and record.spec.steps_requested) or 0,
         warnings=(
             *_unread(ranks),
             *binding_warnings(places),
@@ -377,7 +377,7 @@ def _warnings(
             f"{counted(window.n, 'timed step')}: samples/s of fine-tuning is taken from at least "
             f"{LEAST_TIMED}; training.steps asks for more, and the data is gone over again"
         )
-    jitter, step = metrics.get("jitter_tax"), metrics.get("step_time_s")
+    jitter, step = metrics.get("jitter_overhead"), metrics.get("step_time_s")
     if not uneven and jitter and jitter.value is not None and jitter.value > JITTER_WARNING:
         warnings.append(f"spikes: the mean step is {jitter.value:.0%} above the median")
     if not uneven and step and step.spread is not None and step.spread > SPREAD_WARNING:
@@ -385,7 +385,7 @@ def _warnings(
             f"the steps scatter by {step.spread:.0%}: other programs or changing clocks disturb "
             "this machine, and the figures are uncertain"
         )
-    share = metrics.get("of_achievable")
+    share = metrics.get("achievable_fraction")
     if share and share.value is not None and share.value > 1:
         warnings.append(
             "the run was faster than the reachable rate that was probed; something disturbed the "

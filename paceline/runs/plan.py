@@ -12,9 +12,9 @@ from paceline.core.errors import SystemFaultError, UserError
 from paceline.core.hardware import NARROW, Cluster, Dtype
 from paceline.core.job import Job
 from paceline.core.layout import AXIS_FIELDS
-from paceline.core.memory import memory_per_device, smallest_fit
+from paceline.core.memory import memory_per_device, min_devices_to_fit
 from paceline.core.parallel_run import ParallelRun
-from paceline.core.run import NOTHING_STATED, RunSpec
+from paceline.core.run import PLACEHOLDER_FIELDS, RunSpec
 from paceline.core.shape import num_parameters
 from paceline.core.training import MatmulPrecision
 from paceline.core.units import gib, percent
@@ -119,9 +119,9 @@ def _bare_recipe(request: Request) -> Recipe:
         if rest and not isinstance(fields.get(name, {}), dict):
             raise UserError(f"--set {text}", f"{name} was given as a whole before")
         fields[name] = {**fields.get(name, {}), rest: value} if rest else value
-    training = {**NOTHING_STATED["training"], "batch_per_device": 1}
+    training = {**PLACEHOLDER_FIELDS["training"], "batch_per_device": 1}
     name = command_name(request.command)
-    content = {**NOTHING_STATED, "training": training, "time_limit_s": None, **fields}
+    content = {**PLACEHOLDER_FIELDS, "training": training, "time_limit_s": None, **fields}
     where = " ".join(f"--set {text}" for text in request.overrides) or "command"
     return validate(Recipe, {**content, "name": name, "title": name, "engine": ENGINE}, where)
 
@@ -267,7 +267,7 @@ def would_fit(recipe: Recipe) -> str:
     phrases: list[str] = []
     for name in SUGGESTED:
         device = catalog.device(name)
-        count = smallest_fit(
+        count = min_devices_to_fit(
             recipe.model,
             recipe.training.seq_len,
             _dtype(recipe),

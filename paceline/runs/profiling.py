@@ -102,7 +102,7 @@ def _from_peak(profile: Profile, metrics: Mapping[str, Metric]) -> dict[str, Any
     rate, step_s = (
         finite_value(metrics.get(name)) for name in ("model_flops_per_s_per_device", "step_time_s")
     )
-    name = "mfu" if finite_value(metrics.get("mfu")) else "of_achievable"
+    name = "mfu" if finite_value(metrics.get("mfu")) else "achievable_fraction"
     share = finite_value(metrics.get(name))
     if not rate or not step_s or not share:
         return {}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.compare.comparability import likeness
+from paceline.compare.comparability import compare_settings
 from paceline.compare.judgement import Comparison
 from paceline.compare.over_time.repeats import GroupResult, SeriesResult, group_figures, has_figure
 from paceline.core.hardware import Cluster
@@ -170,7 +170,7 @@ def _comparison(
 
 
 def _compare(first: str, theirs: RunSettings, second: str, ours: RunSettings) -> str:
-    allowed = "".join(f" --allow {key}" for key in likeness([theirs], [ours]).keys)
+    allowed = "".join(f" --allow {key}" for key in compare_settings([theirs], [ours]).keys)
     return f"paceline compare {first} {second}{allowed}"
 
 
@@ -181,5 +181,5 @@ def _verdict(
     if len(results) != 2 or any(group.missing for group in results):
         return None
     first, second = (RunSettings.of(side.plan.spec) for side in sides)
-    gate = Gate(allowed=tuple(likeness([first], [second]).keys))
+    gate = Gate(allowed=tuple(compare_settings([first], [second]).keys))
     return compare_runs(root, results[0].group, results[1].group, gate)

@@ -14,7 +14,7 @@ from paceline.report.figures import format_value, plus_minus, split_unit, value_
 
 HEADLINES = ("tokens_per_s", "padded_tokens_per_s", "samples_per_s")
 MOST_CHANGES = 4
-ROW_METRICS = ("step_time_s", "step_time_mean_s", "tokens_per_s", "mfu", "of_achievable")
+ROW_METRICS = ("step_time_s", "step_time_mean_s", "tokens_per_s", "mfu", "achievable_fraction")
 
 
 def series_lines(series: SeriesResult) -> Iterator[str]:

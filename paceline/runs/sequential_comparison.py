@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from paceline.compare.comparability import likeness
+from paceline.compare.comparability import compare_settings
 from paceline.compare.judgement import SideSummary
 from paceline.compare.over_time.repeats import SeriesResult, has_figure
+from paceline.compare.sequential.interim_analysis import Design
 from paceline.compare.sequential.judgement import SequentialComparison, judge_pairs
-from paceline.compare.sequential.look import Design
 from paceline.compare.sequential.spending import looks_up_to
-from paceline.compare.sides import Member, Pair, Side
+from paceline.compare.sides import ComparedRun, ComparisonSide, Pair
 from paceline.compare.significance import MARGIN
 from paceline.core.errors import UserError
 from paceline.core.result import Result
@@ -37,7 +37,7 @@ MOST_PAIRS = 16
 FAILURES = 2
 """Runs of one side in a row without a figure, after which no more are made."""
 Names = tuple[str, str]
-Members = tuple[Member, ...]
+Members = tuple[ComparedRun, ...]
 LookWatcher = Callable[[SequentialComparison], None]
 """Who is told of each look."""
 
@@ -110,7 +110,7 @@ def judged_so_far(question: PairsQuestion, names: Names | None = None) -> Sequen
     allowed = question.gate.allowed
     if in_series:
         # Settings of a series differ because they are meant to.
-        allowed += likeness(*([m.facts for m in side.members] for side in sides)).keys
+        allowed += compare_settings(*([m.facts for m in side.members] for side in sides)).keys
     return judge_pairs(
         ordered,
         Design(_planned(question, names), question.gate.margin),
@@ -167,13 +167,15 @@ def _planned(question: PairsQuestion, names: Names) -> int:
     return min(settled, default=question.most_pairs or MOST_PAIRS)
 
 
-def _by_number(first: Side, second: Side) -> tuple[tuple[Members, Members], tuple[str, ...]]:
+def _by_number(
+    first: ComparisonSide, second: ComparisonSide
+) -> tuple[tuple[Members, Members], tuple[str, ...]]:
     """The good runs of both sides that have the same number in their series, the last of each.
 
     In the order in which the pairs were made.
     """
     of_first, of_second = (
-        {_number(member): member for member in side.used} for side in (first, second)
+        {_number(member): member for member in side.valid_runs} for side in (first, second)
     )
     both = [(of_first[n], of_second[n]) for n in of_first.keys() & of_second.keys()]
     both.sort(key=lambda pair: max(member.created or "" for member in pair))
@@ -181,20 +183,24 @@ def _by_number(first: Side, second: Side) -> tuple[tuple[Members, Members], tupl
     return pairs, _unpaired((first, second), pairs)
 
 
-def _by_time(first: Side, second: Side) -> tuple[tuple[Members, Members], tuple[str, ...]]:
+def _by_time(
+    first: ComparisonSide, second: ComparisonSide
+) -> tuple[tuple[Members, Members], tuple[str, ...]]:
     """The good runs of both sides in the order in which they were made."""
-    ordered = [sorted(side.used, key=lambda m: m.created or "") for side in (first, second)]
+    ordered = [sorted(side.valid_runs, key=lambda m: m.created or "") for side in (first, second)]
     n = min(map(len, ordered))
     pairs = tuple(ordered[0][:n]), tuple(ordered[1][:n])
     return pairs, _unpaired((first, second), pairs)
 
 
-def _unpaired(sides: tuple[Side, Side], pairs: tuple[Members, Members]) -> tuple[str, ...]:
+def _unpaired(
+    sides: tuple[ComparisonSide, ComparisonSide], pairs: tuple[Members, Members]
+) -> tuple[str, ...]:
     paired = {member.identity for column in pairs for member in column}
     return tuple(m.name for side in sides for m in side.members if m.identity not in paired)
 
 
-def _number(member: Member) -> int:
+def _number(member: ComparedRun) -> int:
     repeat = read_record(Path(member.place)).repeat
     return repeat.number if repeat else 0
 

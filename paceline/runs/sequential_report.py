@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.compare.sequential.judgement import SequentialComparison, SequentialLook
-from paceline.compare.verdicts import signed, verdict_label, verdict_tone
+from paceline.compare.verdicts import percent_change, verdict_label, verdict_tone
 from paceline.core.units import counted, percent
 from paceline.report.document import Column, Document, Notes, Table, Verdict
 
@@ -36,14 +36,14 @@ def sequential_document(answer: SequentialComparison) -> Document:
                 title="Looks",
                 columns=(
                     Column("pairs", "pairs", justify="right"),
-                    Column("ratio", "change", signed, "right"),
+                    Column("ratio", "change", percent_change, "right"),
                     Column("interval", "interval"),
                     Column("verdict", "verdict"),
                 ),
                 rows=[
                     {
                         **look.model_dump(),
-                        "interval": f"{signed(look.low)} to {signed(look.high)}",
+                        "interval": f"{percent_change(look.low)} to {percent_change(look.high)}",
                     }
                     for look in answer.looks
                 ],
@@ -58,8 +58,8 @@ def sequential_document(answer: SequentialComparison) -> Document:
 def look_text(look: SequentialLook) -> str:
     """Return `after 5 pairs +2.01 % (+0.90 % to +3.13 %): slower`."""
     return (
-        f"after {counted(look.pairs, 'pair')} {signed(look.ratio)} ({signed(look.low)} to "
-        f"{signed(look.high)}): {look.verdict}"
+        f"after {counted(look.pairs, 'pair')} {percent_change(look.ratio)} "
+        f"({percent_change(look.low)} to {percent_change(look.high)}): {look.verdict}"
     )
 
 

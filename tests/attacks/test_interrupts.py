@@ -44,7 +44,7 @@ def in_a_callback(_):
     os.kill(os.getpid(), signal.SIGINT)
     sum(range(1000))
 
-interrupts.take_over()
+interrupts.install_handlers()
 try:
     {what}
     time.sleep(30)
@@ -120,11 +120,11 @@ def test_an_interrupt_inside_text_that_is_executed_leaves_the_exit_code_alone(tm
     (tmp_path / "program.py").write_text(
         "import os, signal, sys\n"
         "from paceline.core import interrupts\n"
-        "interrupts.take_over()\n"
+        "interrupts.install_handlers()\n"
         "try:\n"
         "    exec('os.kill(os.getpid(), signal.SIGINT); sum(range(1000))')\n"
         "except KeyboardInterrupt:\n"
-        "    interrupts.ignore()\n"
+        "    interrupts.ignore_interrupts()\n"
         "    sys.exit(130)\n"
     )
     done = subprocess.run([sys.executable, "-m", "program"], cwd=tmp_path, timeout=LIMIT_S)

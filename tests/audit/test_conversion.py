@@ -16,7 +16,7 @@ from paceline.audit.conversion import (
     resolve_peaks,
 )
 from paceline.core.errors import UserError
-from paceline.core.flops import CONVENTIONS, RECOMPUTED, FlopsInput, flops_per_token
+from paceline.core.flops import CONVENTIONS, RECOMPUTE_SUFFIX, FlopsInput, flops_per_token
 from paceline.core.layout import Recompute
 from tests.core.shapes import (
     GPT_1B3_PADDED,
@@ -75,7 +75,7 @@ def test_there_and_back_gives_the_figure_again(
 def test_recomputed_work_is_counted_only_when_asked_for():
     x = FlopsInput(LLAMA_8B, 8192, "full")
     plain = convert(Quantity("mfu", 0.4), "causal", "causal", x, UNKNOWN)
-    counted = convert(Quantity("mfu", 0.4), "causal", "causal" + RECOMPUTED, x, UNKNOWN)
+    counted = convert(Quantity("mfu", 0.4), "causal", "causal" + RECOMPUTE_SUFFIX, x, UNKNOWN)
     assert plain.ratio == 1 and 1.3 < counted.ratio < 4 / 3 + 1e-9
     assert (plain.converted.share, counted.converted.share) == ("MFU", "HFU")
 
@@ -98,7 +98,7 @@ def test_a_name_counts_recomputation_only_where_it_says_so(
     x = FlopsInput(GPT_1B3_PADDED, 2048, recompute, nominal_parameters=1.3e9)
     side = from_step_time(step_time_s, target, x, UNKNOWN, batch=512, devices=8).converted
     assert side.flops_per_s_per_device == pytest.approx(tflops * 1e12, rel=2e-3)
-    assert side.share == share and (share == "HFU") is side.convention.endswith(RECOMPUTED)
+    assert side.share == share and (share == "HFU") is side.convention.endswith(RECOMPUTE_SUFFIX)
 
 
 def test_a_step_time_gives_the_cell_of_a_published_table():

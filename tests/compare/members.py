@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.compare.sides import Member, Side
+from paceline.compare.sides import ComparedRun, ComparisonSide
 from paceline.core.result import Metric, WindowRecord
 from paceline.core.run import RunSettings
 from tests.example import make_spec
@@ -22,7 +22,7 @@ def metrics_at(step_time_s: float, jitter: float = 0.01) -> dict[str, Metric]:
     values = {
         "step_time_s": (step_time_s, "s"),
         "step_time_mean_s": (step_time_s * (1 + jitter), "s"),
-        "jitter_tax": (jitter, "fraction"),
+        "jitter_overhead": (jitter, "fraction"),
         "tokens_per_s": (TOKENS / step_time_s, "tokens/s"),
         "tokens_per_s_per_device": (TOKENS / step_time_s / 2, "tokens/s/device"),
         "memory_resident_bytes": (6e8, "bytes"),
@@ -39,21 +39,23 @@ def member(
     facts: RunSettings = FACTS,
     metrics: Mapping[str, Metric] | None = None,
     **fields: Any,
-) -> Member:
+) -> ComparedRun:
     """A good run with this step time."""
     values: dict[str, Any] = {"status": "ok", "window": WINDOW, **fields}
     figures = metrics_at(step_time_s, jitter) if metrics is None else metrics
-    return Member(name=name, facts=facts, metrics=figures, **values)
+    return ComparedRun(name=name, facts=facts, metrics=figures, **values)
 
 
-def side(step_times_s: Sequence[float], name: str = "side", **fields: Any) -> Side:
+def side(step_times_s: Sequence[float], name: str = "side", **fields: Any) -> ComparisonSide:
     """Repeats with these step times."""
-    return Side(name, tuple(member(f"{name}-{i}", t, **fields) for i, t in enumerate(step_times_s)))
+    return ComparisonSide(
+        name, tuple(member(f"{name}-{i}", t, **fields) for i, t in enumerate(step_times_s))
+    )
 
 
 def repeats(
     n: int, change: float = 0.0, deviation: float = 0.004, name: str = "side", **fields: Any
-) -> Side:
+) -> ComparisonSide:
     """n repeats around 0.2 s, `change` slower, whose logs deviate as stated to the last digit."""
     shape = np.linspace(-1, 1, n)
     shape = shape / shape.std(ddof=1) if n > 1 else shape * 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.compare.comparability import KEYS, fair_metric, likeness
+from paceline.compare.comparability import COMPARED_SETTINGS, compare_settings, fair_metric
 from paceline.core.layout import Layout
 from paceline.core.run import RunSettings
 from paceline.core.shape import LoraSpec
@@ -18,7 +18,7 @@ def changed(**fields: object) -> RunSettings:
 
 
 def test_a_run_is_alike_to_its_repeats():
-    alike = likeness([FACTS] * 3, [FACTS] * 2)
+    alike = compare_settings([FACTS] * 3, [FACTS] * 2)
     assert (alike.differences, alike.unknown, alike.unstated) == ((), (), ())
 
 
@@ -40,36 +40,42 @@ CHANGES: dict[str, dict[str, object]] = {
 
 
 def test_every_key_is_tried():
-    assert set(CHANGES) == set(KEYS)
+    assert set(CHANGES) == set(COMPARED_SETTINGS)
 
 
 @pytest.mark.parametrize("key", CHANGES)
 def test_each_setting_is_looked_at_by_itself(key: str):
-    alike = likeness([FACTS], [changed(**CHANGES[key])])
+    alike = compare_settings([FACTS], [changed(**CHANGES[key])])
     # Another dtype has another matrix-product precision with it.
     assert alike.keys[0] == key and set(alike.keys) <= {key, "matmul_precision"}
 
 
-@pytest.mark.parametrize("key", [key for key in KEYS if key not in ("lora", "recompute")])
+@pytest.mark.parametrize(
+    "key", [key for key in COMPARED_SETTINGS if key not in ("lora", "recompute")]
+)
 def test_what_is_known_of_one_side_only_differs(key: str):
-    alike = likeness([FACTS], [changed(**{key: None})])
+    alike = compare_settings([FACTS], [changed(**{key: None})])
     assert key in alike.keys
     difference = next(d for d in alike.differences if d.key == key)
     assert difference.candidate == "not known"
 
 
 def test_what_is_known_of_neither_is_told_apart():
-    alike = likeness([changed(data=None, profiled=None)], [changed(data=None, profiled=None)])
+    alike = compare_settings(
+        [changed(data=None, profiled=None)], [changed(data=None, profiled=None)]
+    )
     assert (alike.keys, alike.unknown) == ((), ("data", "profiled"))
 
 
 def test_only_the_parts_that_differ_are_told():
-    (difference,) = likeness([FACTS], [changed(layout=Layout(micro_batch=4, tp=2))]).differences
+    (difference,) = compare_settings(
+        [FACTS], [changed(layout=Layout(micro_batch=4, tp=2))]
+    ).differences
     assert (difference.baseline, difference.candidate) == ("tp 1", "tp 2")
 
 
 def test_a_side_that_mixes_settings_differs_from_everything():
-    (difference,) = likeness(
+    (difference,) = compare_settings(
         [FACTS, FACTS], [FACTS, changed(dtype="fp16", matmul_precision="highest")]
     ).differences[:1]
     assert difference.key == "dtype" and difference.candidate == "mixed: fp32 / fp16"
@@ -77,30 +83,32 @@ def test_a_side_that_mixes_settings_differs_from_everything():
 
 def test_two_profiled_sides_are_not_comparable():
     profiled = changed(profiled=True)
-    assert likeness([profiled], [profiled]).keys == ("profiled",)
+    assert compare_settings([profiled], [profiled]).keys == ("profiled",)
 
 
 def test_the_precision_of_fp32_products_is_nothing_to_smaller_formats():
     ours, theirs = changed(dtype="bf16"), changed(dtype="bf16", matmul_precision=None)
-    assert likeness([ours], [theirs]).keys == ()
+    assert compare_settings([ours], [theirs]).keys == ()
 
 
 def test_a_schedule_without_a_pipeline_is_no_difference():
     other = Layout(micro_batch=4, schedule="gpipe")
-    assert likeness([FACTS], [changed(layout=other)]).keys == ()
+    assert compare_settings([FACTS], [changed(layout=other)]).keys == ()
     deep, deeper = (Layout(pp=2, schedule=s) for s in ("gpipe", "1f1b"))
-    assert likeness([changed(layout=deep)], [changed(layout=deeper)]).keys == ("layout",)
+    assert compare_settings([changed(layout=deep)], [changed(layout=deeper)]).keys == ("layout",)
 
 
 def test_what_the_loss_counts_is_told_of_padded_samples_alone():
     padded = changed(packing="padded", loss_on="all")
-    (difference,) = likeness([padded], [changed(packing="padded", loss_on="text")]).differences
+    (difference,) = compare_settings(
+        [padded], [changed(packing="padded", loss_on="text")]
+    ).differences
     assert (difference.key, difference.baseline, difference.candidate) == (
         "packing",
         "loss_on all",
         "loss_on text",
     )
-    assert likeness([FACTS], [changed(loss_on="text")]).keys == ()
+    assert compare_settings([FACTS], [changed(loss_on="text")]).keys == ()
 
 
 def test_on_other_devices_batches_may_be_alike_in_all_or_a_device():
@@ -111,9 +119,9 @@ def test_on_other_devices_batches_may_be_alike_in_all_or_a_device():
         (weak, ("num_devices",), "weak scaling"),
         (odd, ("num_devices", "global_batch"), "neither"),
     ):
-        alike = likeness([FACTS], [side], allowed=["num_devices"])
+        alike = compare_settings([FACTS], [side], allowed=["num_devices"])
         assert alike.keys == keys and rule in alike.batch_rule
-    assert likeness([FACTS], [weak]).keys == ("num_devices", "global_batch")
+    assert compare_settings([FACTS], [weak]).keys == ("num_devices", "global_batch")
 
 
 def test_a_published_row_is_asked_for_no_more_than_it_states():
@@ -126,7 +134,7 @@ def test_a_published_row_is_asked_for_no_more_than_it_states():
         global_batch=8,
         layout=Layout(tp=1),
     )
-    alike = likeness([row], [FACTS], published=True)
+    alike = compare_settings([row], [FACTS], published=True)
     assert alike.keys == () and set(alike.unstated) == {
         "matmul_precision",
         "recompute",
@@ -135,9 +143,9 @@ def test_a_published_row_is_asked_for_no_more_than_it_states():
         "profiled",
     }
     states_more = row.model_copy(update={"layout": Layout(tp=1, micro_batch=8)})
-    assert likeness([states_more], [FACTS], published=True).keys == ("layout",)
+    assert compare_settings([states_more], [FACTS], published=True).keys == ("layout",)
     silent = row.model_copy(update={"dtype": None})
-    assert likeness([silent], [FACTS], published=True).keys == ("dtype",)
+    assert compare_settings([silent], [FACTS], published=True).keys == ("dtype",)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.compare.contrast import word
+from paceline.compare.metric_comparison import metric_verdict
 from paceline.core.metrics import METRICS, metric_class
 
 
@@ -24,7 +24,10 @@ def test_what_a_metric_follows_is_a_metric(name: str):
     ],
 )
 def test_a_change_is_called_by_what_it_means(name: str, higher: str, lower: str):
-    assert (word(name, "higher"), word(name, "lower")) == (higher, lower)
-    assert (word(name, "same"), word(name, "undecided")) == ("same", "undecided")
+    assert (metric_verdict(name, "higher"), metric_verdict(name, "lower")) == (higher, lower)
+    assert (metric_verdict(name, "same"), metric_verdict(name, "undecided")) == (
+        "same",
+        "undecided",
+    )
     assert metric_class(name).is_speed == (higher in ("slower", "faster"))
     assert (metric_class(name).better is None) == (higher == "differs")

@@ -5,23 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.compare.fastest import standings
+from paceline.compare.fastest import rank_options
 
 
 def test_without_repeats_nothing_is_claimed():
-    assert standings([[1.0], [1.1], [1.2]], 0) is None
+    assert rank_options([[1.0], [1.1], [1.2]], 0) is None
 
 
 def test_chances_add_up_and_follow_the_distance():
-    clear = standings([[1.0, 1.001, 0.999], [1.1, 1.101, 1.099], [1.2, 1.2, 1.201]], 0)
+    clear = rank_options([[1.0, 1.001, 0.999], [1.1, 1.101, 1.099], [1.2, 1.2, 1.201]], 0)
     assert clear is not None and clear[0].chance > 0.99
-    close = standings([[1.0, 1.004, 0.996], [1.001, 0.998, 1.005], [1.2, 1.2, 1.201]], 0)
+    close = rank_options([[1.0, 1.004, 0.996], [1.001, 0.998, 1.005], [1.2, 1.2, 1.201]], 0)
     assert close is not None and sum(each.chance for each in close) == pytest.approx(1.0)
-    assert 0.4 < close[0].chance < 0.8 and close[1].beats_best > 0.2 > close[2].beats_best
+    assert (
+        0.4 < close[0].chance < 0.8 and close[1].faster_than_best > 0.2 > close[2].faster_than_best
+    )
 
 
 def test_one_repeat_tells_the_scatter_of_the_others():
-    few = standings([[1.0, 1.05], [1.02]], 0)
+    few = rank_options([[1.0, 1.05], [1.02]], 0)
     assert few is not None and 0.3 < few[0].chance < 0.7
 
 
@@ -31,7 +33,7 @@ def test_a_stated_probability_comes_true_as_often():
         truths = rng.normal(0, 0.01, 5)
         runs = np.exp(truths[:, None] + rng.normal(0, 0.005, (5, 3)))
         best = int(np.argmin(np.median(runs, axis=1)))
-        each = standings(runs.tolist(), best)
+        each = rank_options(runs.tolist(), best)
         assert each is not None
         stated.append(each[best].chance)
         right.append(best == int(np.argmin(truths)))

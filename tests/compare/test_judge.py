@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.compare.judge import judge
-from paceline.compare.sides import Side
+from paceline.compare.sides import ComparisonSide
 from paceline.core.layout import Layout
 from paceline.core.result import Metric, WindowRecord
 from tests.compare.members import FACTS, WINDOW, member, metrics_at, repeats, side
@@ -53,7 +53,7 @@ def test_fewer_than_three_repeats_decide_nothing_that_is_timed(n: int, change: f
 
 def test_what_is_counted_needs_no_repeats():
     heavier = {**metrics_at(0.2), "memory_resident_bytes": Metric(value=7e8, unit="bytes")}
-    pair = side([0.2], "a"), Side("b", (member("b", metrics=heavier),))
+    pair = side([0.2], "a"), ComparisonSide("b", (member("b", metrics=heavier),))
     judged = judge(*pair, metrics=["memory_resident_bytes"])
     assert (judged.verdict, judged.confidence) == ("worse", "low")
 
@@ -65,7 +65,7 @@ def test_one_run_against_many_is_still_one_run():
 
 def test_single_runs_whose_own_noise_is_larger_than_the_difference_are_undecided():
     wide = {"step_time_s": Metric(value=0.206, unit="s", low=0.196, high=0.216)}
-    judged = judge(side([0.2], "a"), Side("b", (member("b", metrics=wide),)))
+    judged = judge(side([0.2], "a"), ComparisonSide("b", (member("b", metrics=wide),)))
     assert judged.verdict == "undecided" and judged.repeats_needed == 2
 
 
@@ -128,15 +128,15 @@ def test_what_neither_side_states_lowers_the_confidence():
 def test_failed_repeats_are_named_and_left_out_while_three_are_good():
     broken = member("broken", status="oom", reason="no memory left")
     good = repeats(3, 0.03, name="b")
-    judged = judge(repeats(3, name="a"), Side("b", (*good.members, broken)))
+    judged = judge(repeats(3, name="a"), ComparisonSide("b", (*good.members, broken)))
     assert judged.verdict == "slower" and judged.n_b == 3
     assert judged.warnings == ("left out: broken: no memory left",)
-    few = judge(repeats(3, name="a"), Side("b", (*good.members[:2], broken)))
+    few = judge(repeats(3, name="a"), ComparisonSide("b", (*good.members[:2], broken)))
     assert few.verdict == "invalid" and "broken: no memory left" in few.sentence
 
 
 def test_a_run_that_did_not_end_well_is_invalid():
-    judged = judge(side([0.2], "a"), Side("b", (member("b", status="nan"),)))
+    judged = judge(side([0.2], "a"), ComparisonSide("b", (member("b", status="nan"),)))
     assert (judged.verdict, judged.n_b, judged.repeats_needed) == ("invalid", 0, None)
 
 
@@ -154,7 +154,7 @@ def test_where_something_was_meant_to_differ_a_large_gain_is_no_surprise():
 
 def test_more_than_the_peak_is_flagged_whatever_the_verdict():
     shares = {**metrics_at(0.2), "mfu": Metric(value=1.04, unit="fraction")}
-    judged = judge(side([0.2], "a"), Side("b", (member("b", metrics=shares),)))
+    judged = judge(side([0.2], "a"), ComparisonSide("b", (member("b", metrics=shares),)))
     assert (
         judged.verdict == "undecided" and judged.too_good is not None and "mfu" in judged.too_good
     )
@@ -181,7 +181,7 @@ def test_drift_other_windows_and_outliers_are_told():
 
 def test_several_primary_metrics_fail_together():
     slower = repeats(3, 0.03, name="b")
-    heavier = Side(
+    heavier = ComparisonSide(
         "b",
         tuple(
             member(
@@ -235,9 +235,9 @@ def test_whole_second_logs_widen_the_margin_and_say_so():
 
 
 def test_figures_counted_in_different_conventions_are_not_held_together():
-    def counted(name: str, convention: str) -> Side:
+    def counted(name: str, convention: str) -> ComparisonSide:
         metric = Metric(value=0.4, unit="fraction", convention=convention)
-        return Side(name, (member(name, metrics={**metrics_at(0.2), "mfu": metric}),))
+        return ComparisonSide(name, (member(name, metrics={**metrics_at(0.2), "mfu": metric}),))
 
     judged = judge(counted("a", "causal"), counted("b", "full-attention"))
     mfu = next(m for m in judged.metrics if m.metric == "mfu")
@@ -252,13 +252,13 @@ def test_with_another_sequence_length_flops_are_compared_if_they_are_known():
     blind = judge(*sides, allowed=["seq_len"])
     assert blind.metric == "tokens_per_s_per_device" and "FLOP/s are not known" in blind.notes[0]
 
-    def counted(side: Side) -> Side:
+    def counted(side: ComparisonSide) -> ComparisonSide:
         flops = Metric(value=1e12, unit="FLOP/s", convention="causal")
         figures = {"model_flops_per_s_per_device": flops}
         runs = (
             member(m.name, facts=m.facts, metrics={**m.metrics, **figures}) for m in side.members
         )
-        return Side(side.name, tuple(runs))
+        return ComparisonSide(side.name, tuple(runs))
 
     judged = judge(*map(counted, sides), allowed=["seq_len"])
     assert judged.metric == "model_flops_per_s_per_device"
@@ -275,7 +275,7 @@ def test_the_power_for_the_scatter_that_was_seen_is_told(deviation: float, found
 
 def test_no_power_is_told_where_the_printed_digits_hide_the_difference():
     def notes(resolution: float) -> tuple[str, ...]:
-        row = Side("row", (member("row"),), published=True, resolution=resolution)
+        row = ComparisonSide("row", (member("row"),), published=True, resolution=resolution)
         return judge(row, repeats(3, 0.002, 0.004, name="b")).notes
 
     (note,) = [note for note in notes(0.001) if "find a change of 2.0%" in note]

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from paceline.compare.significance import (
-    MOST_FURTHER_REPEATS,
+    MAX_FURTHER_REPEATS,
     RatioEstimate,
     chance_of_decision,
     compare_repeats,
     compare_with_figure,
-    corrected,
+    correct_p_values,
     decide,
     decide_by_margin,
     further_repeats,
@@ -46,11 +46,13 @@ def test_against_a_fixed_figure_it_is_the_one_sample_test():
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=20))
 def test_the_correction_is_benjamini_and_hochbergs(p_values: list[float]):
-    assert corrected(p_values) == pytest.approx(list(stats.false_discovery_control(p_values)))
+    assert correct_p_values(p_values) == pytest.approx(
+        list(stats.false_discovery_control(p_values))
+    )
 
 
 def test_no_p_values_need_no_correction():
-    assert corrected([]) == []
+    assert correct_p_values([]) == []
 
 
 def estimate(change: float, deviation: float, n: int = 5) -> RatioEstimate:
@@ -185,7 +187,7 @@ def test_against_a_figure_as_printed_more_repeats_are_planned():
 
 def test_a_difference_at_the_margin_cannot_be_planned_for():
     assert further_repeats(estimate(0.01, 0.006, n=3), 3, 3, 0.01) is None
-    assert MOST_FURTHER_REPEATS >= 20
+    assert MAX_FURTHER_REPEATS >= 20
 
 
 def test_unequal_sides_are_filled_up_to_the_larger_one():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.verbs import GROUPS, VERBS
-from paceline.compare.comparability import KEYS, OF_FIGURES
+from paceline.compare.comparability import COMPARED_SETTINGS, FIGURE_SETTINGS
 from paceline.core.flops import CONVENTIONS
 from paceline.core.layout_checks import RULES
 from paceline.core.metrics import METRICS
@@ -205,7 +205,7 @@ def test_the_first_screen_names_both_set_up_commands():
 
 def test_the_guide_names_all_that_a_comparison_can_allow():
     text = " ".join(read("how-to/compare-two-runs.md").split())
-    assert f"`{' '.join([*KEYS, *OF_FIGURES])}`" in text
+    assert f"`{' '.join([*COMPARED_SETTINGS, *FIGURE_SETTINGS])}`" in text
 
 
 def test_every_recipe_is_in_the_docs():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.compare.contrast import Contrast, weigh
+from paceline.compare.metric_comparison import RatioTest, compare_values
 from paceline.compare.significance import Change
 from paceline.core.steps import Steps
 from paceline.core.window import steady_window
@@ -150,16 +150,16 @@ class Trial:
     follow_up: bool = False
     """Whether the repeats that an undecided comparison asks for are made, once."""
 
-    def once(self, rng: np.random.Generator) -> Contrast:
+    def once(self, rng: np.random.Generator) -> RatioTest:
         """One comparison."""
         before = self.a.medians(rng, self.n_a)
         after = self.b.medians(rng, self.n_b, self.change)
-        contrast = weigh(before, after, self.margin)
+        contrast = compare_values(before, after, self.margin)
         more = contrast.repeats_needed
         if self.follow_up and contrast.change == "undecided" and more is not None:
             before += self.a.medians(rng, more)
             after += self.b.medians(rng, more, self.change)
-            return weigh(before, after, self.margin)
+            return compare_values(before, after, self.margin)
         return contrast
 
     def rates(self, rng: np.random.Generator, n: int) -> dict[str, float]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.compare.comparability import likeness
+from paceline.compare.comparability import compare_settings
 from paceline.core.ranks import merge_ranks
 from paceline.core.run import RunSettings, RunSpec
 from paceline.core.training import Data
@@ -67,9 +67,9 @@ def test_a_log_that_is_read_again_knows_its_shares() -> None:
 def test_a_masked_run_is_not_held_against_another() -> None:
     ours, theirs = RunSettings.of(make_spec()), RunSettings.of(masked())
 
-    (difference,) = likeness([ours], [theirs]).differences
+    (difference,) = compare_settings([ours], [theirs]).differences
     assert difference.key == "packing" and "document_mask yes" in difference.candidate
-    assert not likeness([theirs], [theirs]).differences
+    assert not compare_settings([theirs], [theirs]).differences
 
 
 def test_an_estimate_says_that_it_knows_no_documents() -> None:

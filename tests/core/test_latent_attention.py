@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from paceline.core.flops import FlopsInput, attention_per_token, linear_per_token
 from paceline.core.layout import Layout
 from paceline.core.memory import memory_per_device
-from paceline.core.recompute import flops_again, kept_per_token
+from paceline.core.recompute import recomputed_linear_flops, saved_activations_per_token
 from paceline.core.shape import DecoderShape, num_parameters, parameter_parts
 from paceline.engines import engine
 from paceline.engines.native import unsupported
@@ -79,7 +79,7 @@ def test_a_layer_for_the_second_token_is_a_block_a_product_and_the_head() -> Non
 
 def test_recomputation_does_the_narrow_products_again() -> None:
     plain = changed(latent_attention=None)
-    more = flops_again(V3, "full") - flops_again(plain, "full")
+    more = recomputed_linear_flops(V3, "full") - recomputed_linear_flops(plain, "full")
     attention = LATENT.weights(7168, 128) + 128 * 128 * 7168 - 4 * 7168**2
     assert more == pytest.approx(2 * attention)
 
@@ -88,7 +88,7 @@ def test_a_block_keeps_queries_keys_values_output_and_narrow_vectors() -> None:
     layout = Layout()
     heads = 128 * (2 * 192 + 2 * 128) + 2 * (1536 + 512)
     ffn = 3 * (8 * 2048 + 2048)  # all layers alike: the dense ones are as wide
-    assert kept_per_token(V3, layout) == pytest.approx(4 * 7168 + heads + ffn)
+    assert saved_activations_per_token(V3, layout) == pytest.approx(4 * 7168 + heads + ffn)
 
 
 def test_a_rank_holds_its_share_of_the_second_tokens_experts() -> None:

@@ -12,7 +12,7 @@ from paceline.core.memory import (
     MAX_DEVICES,
     activation_bytes_per_token,
     memory_per_device,
-    smallest_fit,
+    min_devices_to_fit,
 )
 from paceline.core.pipeline import stage_sizes
 from paceline.core.shape import DecoderShape, num_parameters, parameter_parts, trainable_parameters
@@ -293,7 +293,7 @@ def test_a_larger_micro_batch_needs_more(micro_batch: int):
 @pytest.mark.parametrize("shape", [TINY, LLAMA_8B, LLAMA_70B, LLAMA_405B])
 def test_the_smallest_fit_fits_and_half_of_it_does_not(shape: DecoderShape):
     card = 192e9
-    num = smallest_fit(shape, 8192, "bf16", card)
+    num = min_devices_to_fit(shape, 8192, "bf16", card)
     assert num is not None
     assert memory_per_device(run_of(shape, LEAN, num, 8192, "bf16")).total_bytes <= card
     if num > 1:
@@ -301,14 +301,14 @@ def test_the_smallest_fit_fits_and_half_of_it_does_not(shape: DecoderShape):
 
 
 def test_what_one_sequence_needs_cannot_be_sharded_away():
-    assert smallest_fit(LLAMA_70B, 8192, "bf16", 15e9) is None
+    assert min_devices_to_fit(LLAMA_70B, 8192, "bf16", 15e9) is None
     alone = memory_per_device(run_of(LLAMA_70B, LEAN, MAX_DEVICES, 8192, "bf16"))
     assert alone.activations_bytes + alone.copies_bytes > 15e9
 
 
 def test_the_context_counts_against_the_device():
-    assert smallest_fit(TINY, 128, "bf16", 1e9) == 1
-    assert smallest_fit(TINY, 128, "bf16", 1e9, context_bytes=1e9) is None
+    assert min_devices_to_fit(TINY, 128, "bf16", 1e9) == 1
+    assert min_devices_to_fit(TINY, 128, "bf16", 1e9, context_bytes=1e9) is None
 
 
 def test_nvidias_70b_layout_fits_the_h100_it_ran_on_but_no_a100_of_40_gb():

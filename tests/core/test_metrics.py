@@ -49,7 +49,7 @@ def test_the_mean_pays_for_spikes_and_the_median_does_not():
     metrics = measure(run(times=[0.5] * 19 + [1.5]))
     assert metrics["step_time_s"].value == 0.5
     assert metrics["step_time_mean_s"].value == pytest.approx(0.55)
-    assert metrics["jitter_tax"].value == pytest.approx(0.1)
+    assert metrics["jitter_overhead"].value == pytest.approx(0.1)
 
 
 def test_without_a_data_sheet_there_is_no_mfu_but_a_reason():
@@ -77,8 +77,10 @@ def test_full_recomputation_raises_hfu_and_not_mfu():
 def test_of_achievable_counts_all_devices_together():
     metrics = measure(run(achievable_flops_per_s=1e9))
     rate = metrics["model_flops_per_s_per_device"].value
-    assert rate is not None and metrics["of_achievable"].value == pytest.approx(2 * rate / 1e9)
-    assert measure(run())["of_achievable"].value is None
+    assert rate is not None and metrics["achievable_fraction"].value == pytest.approx(
+        2 * rate / 1e9
+    )
+    assert measure(run())["achievable_fraction"].value is None
 
 
 def test_memory_that_the_device_does_not_report_is_unknown_and_not_zero():
@@ -149,7 +151,7 @@ def test_padding_that_nobody_counted_leaves_the_text_unknown():
 
 
 @pytest.mark.parametrize(
-    ("facts", "headline", "batch_of"),
+    ("facts", "headline", "batch_unit"),
     [
         (RunSettings(), "tokens_per_s", "sequence"),
         (RunSettings(packing="packed", model=LLAMA_8B), "tokens_per_s", "sequence"),
@@ -158,9 +160,9 @@ def test_padding_that_nobody_counted_leaves_the_text_unknown():
     ],
 )
 def test_the_workload_says_what_its_speed_is_stated_in(
-    facts: RunSettings, headline: str, batch_of: str
+    facts: RunSettings, headline: str, batch_unit: str
 ):
-    assert (facts.headline, facts.batch_of) == (headline, batch_of)
+    assert (facts.headline, facts.batch_unit) == (headline, batch_unit)
 
 
 def test_published_samples_per_second_are_those_of_the_mean_step():

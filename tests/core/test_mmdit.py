@@ -16,7 +16,7 @@ from paceline.core.flops import (
     hardware_flops_per_token,
 )
 from paceline.core.layout import Layout
-from paceline.core.memory import activation_bytes_per_token, memory_per_device, smallest_fit
+from paceline.core.memory import activation_bytes_per_token, memory_per_device, min_devices_to_fit
 from paceline.core.mmdit import MMDiTShape
 from paceline.core.shape import num_parameters, parameter_parts, trainable_parameters
 from tests.core.shapes import FLUX, FLUX_TINY, run_of
@@ -101,8 +101,8 @@ def test_training_states_take_16_bytes_a_parameter():
 
 
 def test_twelve_billion_parameters_need_more_than_one_large_device():
-    assert smallest_fit(FLUX, FLUX.seq_len, "bf16", 141e9) == 2
-    assert smallest_fit(FLUX_TINY, FLUX_TINY.seq_len, "bf16", 141e9) == 1
+    assert min_devices_to_fit(FLUX, FLUX.seq_len, "bf16", 141e9) == 2
+    assert min_devices_to_fit(FLUX_TINY, FLUX_TINY.seq_len, "bf16", 141e9) == 1
 
 
 def test_a_single_block_keeps_fewer_tensors_than_a_double_one():

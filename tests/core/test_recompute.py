@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from paceline.core.flops import flops_input, hardware_flops_per_token, model_flops_per_token
 from paceline.core.layout import Layout
 from paceline.core.memory import memory_per_device
-from paceline.core.recompute import LEVELS, block_levels, kept_per_token, stage_levels
+from paceline.core.recompute import (
+    RECOMPUTE_LEVELS,
+    block_levels,
+    saved_activations_per_token,
+    stage_levels,
+)
 from paceline.core.shape import DecoderShape
 from tests.core.shapes import GPT_1B3_PADDED, LLAMA_8B, LLAMA_70B, OPT_350M, run_of
 
@@ -29,8 +34,10 @@ def by_budget(
 
 def kept(shape: DecoderShape, layout: Layout) -> float:
     """Numbers a token that all blocks keep, as a share between full recomputation and none."""
-    least, most = (kept_per_token(shape, layout, level) for level in ("full", "none"))
-    numbers = [kept_per_token(shape, layout, level) for level in block_levels(shape, layout)]
+    least, most = (saved_activations_per_token(shape, layout, level) for level in ("full", "none"))
+    numbers = [
+        saved_activations_per_token(shape, layout, level) for level in block_levels(shape, layout)
+    ]
     return (sum(numbers) / len(numbers) - least) / (most - least)
 
 
@@ -42,14 +49,16 @@ def test_a_budget_is_met_and_no_block_more_would_fit(
     levels = block_levels(shape, layout)
 
     assert kept(shape, layout) <= budget + 1e-6
-    assert len(set(levels)) <= 2 and [LEVELS.index(x) for x in levels] == sorted(
-        LEVELS.index(x) for x in levels
+    assert len(set(levels)) <= 2 and [RECOMPUTE_LEVELS.index(x) for x in levels] == sorted(
+        RECOMPUTE_LEVELS.index(x) for x in levels
     )
     if levels[0] != "none":
-        first = LEVELS.index(levels[0])
-        step = kept_per_token(shape, layout, LEVELS[first + 1])
-        step -= kept_per_token(shape, layout, levels[0])
-        whole = kept_per_token(shape, layout) - kept_per_token(shape, layout, "full")
+        first = RECOMPUTE_LEVELS.index(levels[0])
+        step = saved_activations_per_token(shape, layout, RECOMPUTE_LEVELS[first + 1])
+        step -= saved_activations_per_token(shape, layout, levels[0])
+        whole = saved_activations_per_token(shape, layout) - saved_activations_per_token(
+            shape, layout, "full"
+        )
         assert kept(shape, layout) + step / whole / shape.num_layers > budget - 1e-6
 
 
@@ -65,7 +74,7 @@ def test_more_budget_keeps_no_less_and_does_no_more_again(
 
     assert kept(shape, less) <= kept(shape, more) + 1e-9
     # The first blocks that keep more are those whose inputs go before another is computed anew.
-    one_input = 2 * 2048 * kept_per_token(shape, less, "full")
+    one_input = 2 * 2048 * saved_activations_per_token(shape, less, "full")
     assert memories[0] <= memories[1] * (1 + 1e-9) + one_input
     assert again[0] >= again[1] * (1 - 1e-9)
 
@@ -82,8 +91,8 @@ def test_the_ends_are_full_recomputation_and_none(shape: DecoderShape):
 
 
 def test_attention_is_not_done_twice_where_all_of_it_fits():
-    step = kept_per_token(LLAMA_8B, Layout(), "ffn") - LLAMA_8B.hidden_size
-    share = step / (kept_per_token(LLAMA_8B, Layout()) - LLAMA_8B.hidden_size)
+    step = saved_activations_per_token(LLAMA_8B, Layout(), "ffn") - LLAMA_8B.hidden_size
+    share = step / (saved_activations_per_token(LLAMA_8B, Layout()) - LLAMA_8B.hidden_size)
 
     assert "full" not in block_levels(LLAMA_8B, by_budget(share))
     assert "full" in block_levels(LLAMA_8B, by_budget(0.99 * share))

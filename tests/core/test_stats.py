@@ -18,7 +18,7 @@ def test_mad_of_a_normal_sample_estimates_its_deviation():
 
 def test_jitter_tax_is_what_spikes_add_to_the_mean():
     values = np.array([1.0] * 9 + [2.0])
-    assert summarize(values).jitter_tax == pytest.approx(0.1)
+    assert summarize(values).jitter_overhead == pytest.approx(0.1)
 
 
 def correlated(n: int, rho: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:

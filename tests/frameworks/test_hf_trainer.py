@@ -125,7 +125,7 @@ def test_a_run_trains_and_is_measured_step_by_step(
     report = flow.run(plan, tmp_path, ["x"], ignore, probe=False)
     result = report.result
     assert result.status == "ok", result.reason
-    assert (result.steps_done, result.steps_asked) == (20, 20)
+    assert (result.steps_done, result.steps_requested) == (20, 20)
     assert result.window is not None and result.window.rule != "as printed"
     assert len(report.steps) == 20 and report.steps.known("step_time_s")
     step_s, tokens_per_s = (result.metrics[n].value for n in ("step_time_s", "tokens_per_s"))

@@ -25,7 +25,7 @@ def test_a_sharded_llama_trains_and_is_measured(tmp_path: Path):
     report = flow.run(plan, tmp_path, ["x"], lambda _: None, probe=False)
     result = report.result
     assert result.status == "ok", result.reason
-    assert (result.steps_done, result.steps_asked) == (20, 20)
+    assert (result.steps_done, result.steps_requested) == (20, 20)
     assert result.num_parameters == spec.num_parameters
     log = (Path(report.folder) / "logs" / "rank-00000.log").read_text()
     assert "dp_shard=2" in log and "gradient accumulation steps 2" in log

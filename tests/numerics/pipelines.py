@@ -106,7 +106,7 @@ def outcome(ranks: int) -> dict[str, Any]:
         return json.loads((folder / "outcome.json").read_text())
 
 
-def batch_of(config: TrainerConfig, replicas: range) -> LocalBatch:
+def batch_unit(config: TrainerConfig, replicas: range) -> LocalBatch:
     """The micro-batches of some of the replicas, one after the other."""
     shape = (config.dp, config.num_microbatches, config.layout.micro_batch, config.training.seq_len)
     generator = torch.Generator().manual_seed(3)
@@ -124,7 +124,7 @@ def alone(config: TrainerConfig) -> tuple[Tensor, dict[str, Tensor]]:
     replica = make_replica(
         single, World(0, 0, 1, torch.device("cpu"), None), Mesh(), StepClock(HostClock())
     )
-    losses = [step(replica, batch_of(config, range(i, i + 1)))[1] for i in range(config.dp)]
+    losses = [step(replica, batch_unit(config, range(i, i + 1)))[1] for i in range(config.dp)]
     return torch.stack(losses), {
         name: p.grad / config.dp for name, p in replica.named_parameters() if p.grad is not None
     }
@@ -176,7 +176,7 @@ def compared(config: TrainerConfig, fault: str, world: World) -> dict[str, float
     for _ in range(2):
         for part in replica.parts:
             part.zero_grad()
-        norm, loss = step(replica, batch_of(config, range(mine, mine + 1)))
+        norm, loss = step(replica, batch_unit(config, range(mine, mine + 1)))
     errors = [
         (whole(p.grad) - gradients[name]).abs().max() / gradients[name].abs().max()
         for name, p in replica.named_parameters()
@@ -213,7 +213,7 @@ def alive(schedule: str, pp: int, num_microbatches: int, world: World) -> list[i
         most = max(most, len(stage.fwd_cache) + len(stage.backward_state))
 
     stage.on_progress = look
-    step(replica, batch_of(config, range(1)))
+    step(replica, batch_unit(config, range(1)))
     counts: list[int | None] = [None] * world.size
     dist.all_gather_object(counts, most)
     return [count or 0 for count in counts]
@@ -225,7 +225,7 @@ def beats(schedule: str, world: World) -> list[int]:
     replica, _ = pipeline(config, world)
     pulse = Heartbeat(EventLog("events", world.rank), f"rank-{world.rank}.stack")
     pulse.follow(StepClock(HostClock()), replica.parts, replica.stages)
-    step(replica, batch_of(config, range(1)))
+    step(replica, batch_unit(config, range(1)))
     counts: list[int | None] = [None] * world.size
     dist.all_gather_object(counts, pulse._beats)
     found = [count or 0 for count in counts]
@@ -236,7 +236,7 @@ def waits(steps: StepClock, world: World) -> dict[str, float]:
     """What the first rank does in a step in which only forward passes take time, in seconds."""
     config = parse_config(case(world.size, 1, 4, schedule="gpipe")["settings"])
     replica, _ = pipeline(config, world, steps)
-    batch, layers = batch_of(config, range(1)), DecoderBlock._layers
+    batch, layers = batch_unit(config, range(1)), DecoderBlock._layers
     step(replica, batch)
     pause_s = WORK_S * world.size / config.model.num_layers
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.compare.comparability import likeness
+from paceline.compare.comparability import compare_settings
 from paceline.files.run_folder import read_record
 from paceline.profiles.profile import PROFILE_FILE
 from tests.command import paceline
@@ -52,7 +52,7 @@ def test_a_profiled_step_is_taken_apart(
     _agrees_with_the_trainers_clock(folder, profile)
     assert profile["overhead"]["n_profiled"] == 2 and profile["overhead"]["n_plain"] > 5
     facts = read_record(folder).settings
-    assert "profiled" in likeness([facts], [facts]).keys
+    assert "profiled" in compare_settings([facts], [facts]).keys
 
 
 def _agrees_with_the_trainers_clock(folder: Path, profile: dict[str, Any]) -> None:

@@ -203,7 +203,7 @@ def finished(num_ranks: int, num_steps: int, slow_rank: int | None) -> RunReport
         versions={"paceline": "0.1.0", "torch": "2.13.0", "python": "3.11.7"},
         num_parameters=3_541_248,
         steps_done=num_steps,
-        steps_asked=num_steps,
+        steps_requested=num_steps,
     )
     return RunReport(
         result=result,
@@ -295,7 +295,7 @@ def failed_report(status: Status = "oom", num_steps: int = 0, **changes: Any) ->
         log_tail=tail,
         verdict=single_run_verdict(status, reason, None, ()),
         steps_done=num_steps,
-        steps_asked=60,
+        steps_requested=60,
     )
     return replace(
         full,
@@ -314,7 +314,7 @@ def single_step_report() -> RunReport:
         "ranks": (),
         "straggler": None,
         "steps_done": 1,
-        "steps_asked": 1,
+        "steps_requested": 1,
     }
     return replace(full, result=full.result.model_copy(update=changes), steps=steps)
 

@@ -194,7 +194,7 @@ def test_unknown_figures_show_their_reason_and_never_none_or_nan() -> None:
 def test_mfu_comes_first_and_names_a_missing_probe() -> None:
     metrics = dict(report().result.metrics)
     metrics["mfu"] = metrics["mfu"].model_copy(update={"value": 0.3617, "note": None})
-    metrics["of_achievable"] = metrics["mfu"].model_copy(
+    metrics["achievable_fraction"] = metrics["mfu"].model_copy(
         update={"value": None, "note": "the reachable rate was not probed"}
     )
     card = run_figures(report(metrics=metrics))[2]

@@ -142,7 +142,7 @@ def test_csv_holds_every_metric_at_full_precision_with_its_steps() -> None:
     assert re.fullmatch(r"\d+-60", rows["step_time_s"]["window"])
     assert rows["step_time_s"]["window_rule"] == "auto"
     assert rows["startup_s"]["window"] == rows["startup_s"]["window_rule"] == ""
-    assert 0 < float(rows["of_achievable"]["value"]) < 1
+    assert 0 < float(rows["achievable_fraction"]["value"]) < 1
 
 
 def test_csv_of_a_run_without_figures_still_names_the_run_and_its_status() -> None:

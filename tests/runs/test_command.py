@@ -78,7 +78,7 @@ def test_a_program_is_measured_by_its_event_lines(start: Runner) -> None:
 
     result = report.result
     assert result.status == "ok" and result.recipe == "loop.py"
-    assert (result.steps_done, result.steps_asked) == (120, 0)
+    assert (result.steps_done, result.steps_requested) == (120, 0)
     metrics = {name: metric.value for name, metric in result.metrics.items()}
     step_time_s = metrics["step_time_s"]
     assert step_time_s and metrics["tokens_per_s"] == pytest.approx(2000 / step_time_s)
@@ -112,7 +112,7 @@ def test_a_recipe_says_what_the_program_trains(start: Runner) -> None:
     assert report.result.recipe == "tiny-llama" and report.facts.model is not None
     assert report.result.metrics["model_flops_per_s_per_device"].value
     said = [w for w in report.result.warnings if "global batch" in w or "program did not" in w]
-    assert report.result.status == "ok" and report.result.steps_asked == 0, said
+    assert report.result.status == "ok" and report.result.steps_requested == 0, said
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from paceline.compare.published import (
     nearest_row,
     published_side,
     resolution,
+    row_comparability,
     row_facts,
-    row_likeness,
-    timed,
+    rows_with_step_time,
 )
-from paceline.compare.sides import Member, Side
+from paceline.compare.sides import ComparedRun, ComparisonSide
 from paceline.compare.single_run import single_run_verdict
 from paceline.core.errors import UserError
 from paceline.core.result import WindowRecord
@@ -151,13 +151,13 @@ def test_unknown_keys_and_metrics_are_refused_with_the_nearest():
         Gate(metrics=("step_time",))
 
 
-def run_like(row: references.Row, step_time_s: float, n: int = 1) -> Side:
+def run_like(row: references.Row, step_time_s: float, n: int = 1) -> ComparisonSide:
     """n runs exactly as a row was measured, at this mean step time."""
     facts = row_facts(row)
     layout = facts.layout and facts.layout.model_copy(update={"schedule": "1f1b"})
     facts = facts.model_copy(update={"layout": layout, "data": "text", "profiled": False})
     runs = [
-        Member(
+        ComparedRun(
             f"run-{i}",
             "ok",
             facts,
@@ -166,7 +166,7 @@ def run_like(row: references.Row, step_time_s: float, n: int = 1) -> Side:
         )
         for i in range(n)
     ]
-    return Side("mine", tuple(runs))
+    return ComparisonSide("mine", tuple(runs))
 
 
 @pytest.mark.parametrize(
@@ -229,12 +229,12 @@ def test_a_runs_own_verdict_is_that_of_compare_against(row_id: str, factor: floa
 
 
 def test_the_nearest_row_has_the_fewest_differences():
-    rows = timed(references.find_rows("lambda-1cc-opt-13b"))
+    rows = rows_with_step_time(references.find_rows("lambda-1cc-opt-13b"))
     like = row_facts(ROW).model_copy(update={"profiled": False, "data": "text"})
     assert nearest_row(rows, [like], ()).id == ROW.id
-    assert row_likeness(ROW, [like]).keys == ()
+    assert row_comparability(ROW, [like]).keys == ()
     tiny = RunSettings(device="cpu", num_devices=2)
-    assert "model" in row_likeness(nearest_row(rows, [tiny], ()), [tiny]).keys
+    assert "model" in row_comparability(nearest_row(rows, [tiny], ()), [tiny]).keys
 
 
 def test_a_run_without_published_rows_is_told_so(tmp_path: Path):

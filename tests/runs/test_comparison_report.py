@@ -9,8 +9,8 @@ import pytest
 
 from paceline.compare.judge import judge
 from paceline.compare.judgement import Comparison, independent_metrics
-from paceline.compare.sides import Side
-from paceline.compare.verdicts import signed
+from paceline.compare.sides import ComparisonSide
+from paceline.compare.verdicts import percent_change
 from paceline.report.document import Notes, Table
 from paceline.report.markdown import markdown
 from paceline.report.terminal import plain_text
@@ -100,13 +100,13 @@ def test_other_units_of_the_step_time_are_left_to_json():
     ],
 )
 def test_a_ratio_reads_as_a_change(ratio: float, text: str):
-    assert signed(ratio) == text
+    assert percent_change(ratio) == text
 
 
 def test_hostile_names_break_neither_markdown_nor_xml_nor_terminal():
     broken = member(HOSTILE, status="failed", reason=HOSTILE)
     good = repeats(3, 0.03, name=HOSTILE)
-    comparison = judge(repeats(3, name="before"), Side(HOSTILE, (*good.members, broken)))
+    comparison = judge(repeats(3, name="before"), ComparisonSide(HOSTILE, (*good.members, broken)))
     md, plain = (
         markdown(comparison_document(comparison)),
         plain_text(comparison_document(comparison)),
@@ -125,7 +125,7 @@ def test_hostile_names_break_neither_markdown_nor_xml_nor_terminal():
         (undecided(), 0, 1),
         (not_comparable(), 0, 1),
         (judge(repeats(5, name="a"), repeats(5, name="b")), 0, 0),
-        (judge(side([0.2], "a"), Side("b", (member("b", status="oom"),))), 0, 1),
+        (judge(side([0.2], "a"), ComparisonSide("b", (member("b", status="oom"),))), 0, 1),
     ],
     ids=["slower", "undecided", "not comparable", "same", "invalid"],
 )

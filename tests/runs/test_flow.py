@@ -87,7 +87,7 @@ def test_json_stands_alone_and_says_how_fast(finished: tuple[Path, dict[str, Any
     assert tokens["value"] > 0 and tokens["unit"] == "tokens/s" and tokens["n"] >= 5
     # A disturbed machine may leave too few steady steps for an interval.
     assert tokens["n"] < 20 or tokens["low"] <= tokens["value"] <= tokens["high"]
-    assert 0 < result["metrics"]["of_achievable"]["value"] < 1.5
+    assert 0 < result["metrics"]["achievable_fraction"]["value"] < 1.5
     assert result["window"]["n"] == tokens["n"]
 
 
@@ -346,4 +346,4 @@ def test_an_index_that_cannot_be_written_costs_a_warning_and_not_the_run(tmp_pat
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert any("index" in warning for warning in result["warnings"])
-    assert result["metrics"]["of_achievable"]["value"] > 0
+    assert result["metrics"]["achievable_fraction"]["value"] > 0

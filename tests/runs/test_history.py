@@ -203,7 +203,7 @@ def test_untagged_runs_of_one_day_are_one_value_too(tmp_path: Path):
         make_finished(tmp_path, number, time, day=day + (repeat + 1) / 100)
     series = only(tmp_path)
     assert len(series.points) == 8 and series.changes == ()
-    scatter = series.scatter
+    scatter = series.variation
     assert scatter is not None and (scatter.n_runs, scatter.n_occasions) == (24, 8)
     assert scatter.within < 0.0005 < 0.005 < scatter.between < 0.02
 

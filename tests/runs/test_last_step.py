@@ -8,7 +8,7 @@ import pytest
 
 from paceline.compare.judge import judge
 from paceline.compare.published import published_side, row_facts
-from paceline.compare.sides import Member, Side
+from paceline.compare.sides import ComparedRun, ComparisonSide
 from paceline.core.result import WindowRecord
 from paceline.files import references
 from paceline.logs.facts import UserSettings
@@ -53,8 +53,8 @@ def test_the_last_step_against_a_table_of_averages_is_doubted():
     row = references.row("opt-13b-8")
     window = WindowRecord(rule="last", first_step=90, last_step=90, n=1, n_warmup=89, state="short")
     metrics = metrics_at(row.step_time_s or 0.0, jitter=0.0)
-    run = Member("run", "ok", row_facts(row), metrics, window=window)
-    judged = judge(published_side(row), Side("run", (run,)))
+    run = ComparedRun("run", "ok", row_facts(row), metrics, window=window)
+    judged = judge(published_side(row), ComparisonSide("run", (run,)))
     assert judged.verdict == "undecided"
     assert "run is judged by its last step, the source by many" in judged.why_low
 

@@ -105,7 +105,7 @@ def test_steps_come_from_the_log_and_every_process_has_one_of_its_own(
 ):
     result = (report := run()).result
     assert result.status == "ok" and result.reason is None
-    assert (result.steps_done, result.steps_asked) == (20, 20)
+    assert (result.steps_done, result.steps_requested) == (20, 20)
     assert result.metrics["step_time_s"].value == pytest.approx(0.101)
     assert result.metrics["tokens_per_s"].value == pytest.approx(8 * 32 / 0.101)
     logs = sorted((Path(report.folder) / "logs").glob("rank-*.log"))
@@ -149,7 +149,7 @@ def test_a_program_that_says_it_is_done_before_all_steps_are_is_believed_with_a_
     run: Callable[..., RunReport],
 ):
     result = run("ends-early").result
-    assert (result.status, result.steps_done, result.steps_asked) == ("ok", 12, 20)
+    assert (result.status, result.steps_done, result.steps_requested) == ("ok", 12, 20)
     assert "the program came to its end after 12 of 20 steps" in result.warnings
 
 

@@ -83,7 +83,7 @@ def test_a_folder_without_steps_is_readable(tmp_path: Path):
 
 FIGURES = {
     "samples_per_s": Metric(value=990.0, unit="samples/s"),
-    "jitter_tax": Metric(value=0.1, unit="fraction"),
+    "jitter_overhead": Metric(value=0.1, unit="fraction"),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.compare.over_time.environment import EnvironmentChange
-from paceline.compare.scatter import RunScatter
+from paceline.compare.run_variation import RunVariation
 from paceline.core.metrics import metric_class
 from paceline.core.units import percent
 from paceline.core.value import NonNegativeInt, Value
@@ -66,7 +66,7 @@ class RunSeries(Value):
     drift: SlowDrift | None
     noise: float | None
     """Relative standard deviation of one value around its level."""
-    scatter: RunScatter | None = None
+    variation: RunVariation | None = None
     """How far single runs lie apart, on one day and between days; None below five days. What
     `compare` judges few or unmixed runs by."""
     findable: float | None

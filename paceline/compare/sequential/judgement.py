@@ -6,16 +6,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from paceline.compare.contrast import word
-from paceline.compare.judge import ONE_LEVEL, judge, leaves_its_level
+from paceline.compare.judge import ONE_LEVEL, has_level_shift, judge
 from paceline.compare.judgement import (
     Comparison,
-    GateWord,
     KeyDifference,
+    MetricVerdict,
     SideSummary,
-    Word,
+    Verdict,
 )
-from paceline.compare.sequential.look import (
+from paceline.compare.metric_comparison import metric_verdict
+from paceline.compare.sequential.interim_analysis import (
     ERROR,
     FEWEST_PAIRS,
     Design,
@@ -23,7 +23,7 @@ from paceline.compare.sequential.look import (
     looks_along,
 )
 from paceline.compare.sides import Pair
-from paceline.compare.verdicts import signed
+from paceline.compare.verdicts import percent_change
 from paceline.core.metrics import metric_class
 from paceline.core.units import counted, percent
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
@@ -56,7 +56,7 @@ class SequentialLook(Value):
     """Interval that over all looks together holds the true ratio in 95 % of comparisons."""
     level: float
     """The error that this look may spend."""
-    verdict: Word
+    verdict: MetricVerdict
 
 
 class SequentialComparison(Value):
@@ -67,7 +67,7 @@ class SequentialComparison(Value):
     """
 
     schema_version: int = 1
-    verdict: GateWord
+    verdict: Verdict
     ended: Ended
     confidence: Literal["low", "normal"] = "normal"
     why_low: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ def judge_pairs(
     comparison = judge(
         sides.baseline, sides.candidate, margin=design.margin, allowed=allowed, metrics=metrics[:1]
     )
-    num_pairs = min(len(sides.baseline.used), design.most_pairs)
+    num_pairs = min(len(sides.baseline.valid_runs), design.most_pairs)
     blank = SequentialComparison(
         verdict="undecided",
         ended="goes on",
@@ -172,11 +172,11 @@ def _looked_at(
         return blank.model_copy(update={"verdict": "invalid", "ended": "failed", "sentence": text})
     rounded = Design(design.most_pairs, design.margin, comparison.resolution)
     looks = looks_along(values[0], values[1], rounded)
-    several_levels = metric_class(name).is_speed and leaves_its_level(sides, design.margin)
+    several_levels = metric_class(name).is_speed and has_level_shift(sides, design.margin)
     if several_levels:
         looks = [replace(k, answer="futile") if k.answer == "same" else k for k in looks]
     last = looks[-1]
-    verdict = word(name, last.change)
+    verdict = metric_verdict(name, last.change)
     text = _sentence(sides, name, verdict, last, rounded)
     if several_levels and last.answer == "futile":
         text += f" What decides: {ONE_LEVEL}."
@@ -213,15 +213,17 @@ def _look(name: str, look: PairsLook) -> SequentialLook:
         low=look.low,
         high=look.high,
         level=look.level,
-        verdict=word(name, look.change),
+        verdict=metric_verdict(name, look.change),
     )
 
 
-def _sentence(sides: Pair, metric: str, verdict: Word, look: PairsLook, design: Design) -> str:
+def _sentence(
+    sides: Pair, metric: str, verdict: MetricVerdict, look: PairsLook, design: Design
+) -> str:
     base, cand = sides.baseline.name, sides.candidate.name
     figures = (
-        f"{metric} {signed(look.ratio)} ({signed(look.low)} to {signed(look.high)}, 95% over all "
-        f"looks) after {counted(look.num_pairs, 'pair')}"
+        f"{metric} {percent_change(look.ratio)} ({percent_change(look.low)} to "
+        f"{percent_change(look.high)}, 95% over all looks) after {counted(look.num_pairs, 'pair')}"
     )
     within = percent(design.margin + design.resolution, 2 if design.resolution else 1)
     possible = f"a difference of up to {percent(look.largest, 1)} is still possible"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paceline.core.axes.axis import Axis, AxisTraffic, Rule, refuse
 from paceline.core.axes.weights import decoder
 from paceline.core.parallel_run import ParallelRun
-from paceline.core.pipeline import stages_of
+from paceline.core.pipeline import layers_per_stage
 from paceline.core.units import counted
 
 RULES: tuple[Rule, ...] = (
@@ -83,7 +83,7 @@ def whole_stages(x: ParallelRun) -> str | None:
     if x.shape.kind != "decoder":
         return None
     try:
-        stages_of(x.shape, x.layout)
+        layers_per_stage(x.shape, x.layout)
     except ValueError:
         pass
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.core.hardware import Cluster
 from paceline.core.run import RunSpec
-from paceline.core.training import USUAL_TIME_LIMIT_S
+from paceline.core.training import DEFAULT_TIME_LIMIT_S
 
 
 def needs_queue(spec: RunSpec) -> list[str]:
@@ -22,7 +22,7 @@ def asked_limit_s(spec: RunSpec) -> float | None:
 
     None for the usual one of recipes, which nobody has asked for: the script's own decides.
     """
-    return None if spec.time_limit_s == USUAL_TIME_LIMIT_S else spec.time_limit_s
+    return None if spec.time_limit_s == DEFAULT_TIME_LIMIT_S else spec.time_limit_s
 
 
 def site_words(cluster: Cluster, *, gpus: bool) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.core.layout import Layout
-from paceline.core.pipeline import stages_of
+from paceline.core.pipeline import layers_per_stage
 from paceline.core.run import RunSpec
 from paceline.core.shape import DecoderShape
 from paceline.engines.megatron.arguments import (
@@ -96,7 +96,7 @@ def _layout(spec: RunSpec, model: DecoderShape) -> Arguments:
 
 def _stages(model: DecoderShape, layout: Layout) -> Arguments:
     """How layers are cut: evenly, unless Megatron-LM is told to count more than them."""
-    first, *between, last = stages_of(model, layout)
+    first, *between, last = layers_per_stage(model, layout)
     if first != last:
         middle = f"({_layers(between[0])}|)*{len(between)}" if between else ""
         parts = f"E{_layers(first)}|{middle}{_layers(last)}{'m' * model.mtp_layers}L"

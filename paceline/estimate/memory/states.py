@@ -21,8 +21,8 @@ from typing import cast
 import numpy as np
 
 from paceline.core.layout import Schedule
-from paceline.core.memory import GATHERED_BLOCKS
-from paceline.core.pipeline import kept_layers, stage_sizes
+from paceline.core.memory import MAX_GATHERED_BLOCKS
+from paceline.core.pipeline import layers_in_flight, stage_sizes
 from paceline.estimate.memory.framework import Constants
 from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.weights import (
@@ -90,7 +90,7 @@ def _held(key: list[int], schedule: Schedule) -> tuple[int, int]:
     except ValueError:
         each, rest = divmod(num_layers, pp * vp)
         sizes = [each + (i < rest) for i in range(pp * vp)]
-    return sum(sizes[rank::pp]), kept_layers(sizes, pp, rank, schedule, microbatches)
+    return sum(sizes[rank::pp]), layers_in_flight(sizes, pp, rank, schedule, microbatches)
 
 
 ROUNDING = 1e-9
@@ -194,7 +194,7 @@ def _all_gather_exchange(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats
     Under stage 3 two blocks, the one at work and the next, and the ends; under stage 2 all.
     """
     sharded = shards_weights(x, f) & (n.ranks > 1)
-    share = np.minimum(GATHERED_BLOCKS / np.maximum(s.layers, 1), 1)
+    share = np.minimum(MAX_GATHERED_BLOCKS / np.maximum(s.layers, 1), 1)
     blocks = np.where(x.zero_stage >= 3, share, 1.0) * (n.blocks + n.experts)
     return np.where(sharded, x.compute_bytes * (blocks + n.ends), 0.0)
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat
 
-from paceline.compare.fastest import LEAST_CHANCE, Standing, standings
+from paceline.compare.fastest import MIN_CHANCE, RankedOption, rank_options
 from paceline.core.layout import Layout
 from paceline.core.result import Metric, Status
 from paceline.core.units import counted, step_seconds
@@ -142,7 +142,7 @@ def marked(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:
     if not good:
         return tuple(rows)
     best = max(good, key=lambda row: (row.tokens_per_s or 0.0, -(row.memory_bytes or 0.0)))
-    standing_of = _standings(good, best)
+    standing_of = _ranked_options(good, best)
     return tuple(
         row.model_copy(
             update={
@@ -156,7 +156,7 @@ def marked(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:
     )
 
 
-def _standings(good: Sequence[SweepRow], best: SweepRow) -> dict[int, Standing]:
+def _ranked_options(good: Sequence[SweepRow], best: SweepRow) -> dict[int, RankedOption]:
     """Each row's standing by the seconds that its runs took for a token; empty without repeats."""
     if not all(row.run_step_times_s for row in good):
         return {}
@@ -166,7 +166,7 @@ def _standings(good: Sequence[SweepRow], best: SweepRow) -> dict[int, Standing]:
         for row in good
         if (runs := row.run_step_times_s)
     ]
-    of_each = standings(seconds, next(at for at, row in enumerate(good) if row is best))
+    of_each = rank_options(seconds, next(at for at, row in enumerate(good) if row is best))
     return {id(row): each for row, each in zip(good, of_each or (), strict=False)}
 
 
@@ -254,11 +254,11 @@ def _short(field: str) -> str:
     return {"micro_batch": "mbs", "zero_stage": "zero", "global_batch": "gbs"}.get(last, last)
 
 
-def _level(row: SweepRow, best: SweepRow, standing: Standing | None) -> bool:
+def _level(row: SweepRow, best: SweepRow, standing: RankedOption | None) -> bool:
     """Whether it may be faster by its runs, or it or its interval reaches the best row's."""
     slower = (best.tokens_per_s or 0.0) / (row.tokens_per_s or 1.0) - 1
     if standing is not None:
-        return slower <= MARGIN or standing.beats_best >= LEAST_CHANCE
+        return slower <= MARGIN or standing.faster_than_best >= MIN_CHANCE
     return slower <= max(MARGIN, _half_width(row) + _half_width(best))
 
 

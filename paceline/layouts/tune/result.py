@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveFloat
 
-from paceline.compare.fastest import LEAST_CHANCE, Standing, standings
+from paceline.compare.fastest import MIN_CHANCE, RankedOption, rank_options
 from paceline.core.layout import AXIS_FIELDS, Layout
 from paceline.core.result import Status
 from paceline.core.units import counted, percent, significant
@@ -176,8 +176,8 @@ def rows_of(search: Search, runs: LayoutRunner | None) -> tuple[TuneRow, ...]:
     """The layouts that were tried, in the order of their first runs."""
     best = search.best
     level = close_to(best, search.measured, search.belief.noise_sd) if best is not None else []
-    standing_of = _standings(search)
-    level += [row for row, each in standing_of.items() if each.beats_best >= LEAST_CHANCE]
+    standing_of = _ranked_options(search)
+    level += [row for row, each in standing_of.items() if each.faster_than_best >= MIN_CHANCE]
     rows = [
         _row(search, number, tried, runs, tried.row == best, tried.row in level)
         for number, tried in enumerate(search.tried.values(), start=1)
@@ -188,12 +188,12 @@ def rows_of(search: Search, runs: LayoutRunner | None) -> tuple[TuneRow, ...]:
     )
 
 
-def _standings(search: Search) -> dict[int, Standing]:
+def _ranked_options(search: Search) -> dict[int, RankedOption]:
     """Each measured layout's standing by its runs; empty where none ran twice."""
     rows = [*search.measured]
     if search.best is None:
         return {}
-    of_each = standings([search.measured[row] for row in rows], rows.index(search.best))
+    of_each = rank_options([search.measured[row] for row in rows], rows.index(search.best))
     return dict(zip(rows, of_each or (), strict=False))
 
 

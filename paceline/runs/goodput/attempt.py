@@ -47,7 +47,7 @@ class Attempt:
     ended_unix: float | None = None
     queues: bool = False
     """Whether a queue lies between the launch and the start."""
-    steps_asked: int | None = None
+    steps_requested: int | None = None
     status: str | None = None
     facts: RunSettings = field(default_factory=RunSettings)
     """What is known of the training that it belongs to."""
@@ -131,7 +131,7 @@ def _attempt(
         ready_unix=_ready_unix(ranks),
         ended_unix=ended or _last_sign_unix(ranks, steps),
         queues=True,
-        steps_asked=record.spec.steps_asked if record.spec else None,
+        steps_requested=record.spec.steps_requested if record.spec else None,
         facts=record.settings,
     )
 
@@ -161,7 +161,7 @@ def attempts_of_log(path: Path) -> list[Attempt]:
         steps=np.zeros(0),
         seconds=np.zeros(0),
         checkpoint_s=np.zeros(0),
-        steps_asked=int(asked) if isinstance(asked, int | float) else None,
+        steps_requested=int(asked) if isinstance(asked, int | float) else None,
         facts=parsing.document.facts,
     )
     return _logged(empty, steps)

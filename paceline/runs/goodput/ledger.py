@@ -61,7 +61,7 @@ class GoodputLedger(Value):
     n: NonNegativeInt
     """Steps behind it; of logs their lines, whose means it is the median of."""
     steps_kept: NonNegativeInt
-    steps_asked: NonNegativeInt | None
+    steps_requested: NonNegativeInt | None
     days_left: float | None
     """At the rate so far, losses included; None where nobody said how many steps are asked."""
     days_left_at_best: float | None
@@ -83,7 +83,7 @@ class GoodputLedger(Value):
         return f"{seconds(self.wall_s)} of wall time"
 
 
-def ledger_of(attempts: Sequence[Attempt], steps_asked: int | None = None) -> GoodputLedger:
+def ledger_of(attempts: Sequence[Attempt], steps_requested: int | None = None) -> GoodputLedger:
     """The ledger of the attempts of one training, in the order in which they were made.
 
     A step counts as productive as far as it took a usual step's time; what is beyond is slow, and
@@ -108,7 +108,9 @@ def ledger_of(attempts: Sequence[Attempt], steps_asked: int | None = None) -> Go
     seconds["stopped"] = sum(_between(a, b) for a, b in pairwise(entries))
     wall = sum(seconds.values())
     steps_kept = sum(row.kept for row in rows)
-    asked = steps_asked or max((e.steps_asked for e in entries if e.steps_asked), default=None)
+    asked = steps_requested or max(
+        (e.steps_requested for e in entries if e.steps_requested), default=None
+    )
     done = max(int(e.index[k][-1]) for e, k in zip(entries, kept, strict=True) if k.any())
     left = max(0, asked - done) if asked else None
     return GoodputLedger(
@@ -119,7 +121,7 @@ def ledger_of(attempts: Sequence[Attempt], steps_asked: int | None = None) -> Go
         usual_step_s=usual,
         n=len(pool),
         steps_kept=steps_kept,
-        steps_asked=asked,
+        steps_requested=asked,
         days_left=left * wall / steps_kept / SECONDS_PER_DAY if left is not None else None,
         days_left_at_best=left * usual / SECONDS_PER_DAY if left is not None else None,
         whole=all(entry.clocked for entry in entries),

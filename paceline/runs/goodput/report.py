@@ -89,10 +89,10 @@ def _figures(ledger: GoodputLedger, attempts: str) -> Iterator[Figure]:
     if ledger.days_left is None or ledger.days_left_at_best is None:
         yield unknown_figure("To the end", "the number of steps is not known: --steps N")
     elif not ledger.days_left:
-        yield Figure("To the end", "0 days", "", (all_done(ledger.steps_asked or 0),))
+        yield Figure("To the end", "0 days", "", (all_done(ledger.steps_requested or 0),))
     else:
         best = f"{days(ledger.days_left_at_best)} if nothing were lost"
-        end = f"to step {ledger.steps_asked:,}"
+        end = f"to step {ledger.steps_requested:,}"
         yield Figure("To the end", days(ledger.days_left), "at this rate", (end, best))
 
 

@@ -83,7 +83,7 @@ def _check_start(earlier: Attempt, later: Attempt) -> None:
             f"goes on from no checkpoint of {earlier.name}, which had another {other}",
             remedy=remedy,
         )
-    asked = earlier.steps_asked
+    asked = earlier.steps_requested
     if asked and earlier.index[-1] >= asked:
         raise UserError(
             where,

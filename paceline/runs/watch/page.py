@@ -40,10 +40,10 @@ def state_page(state: WatchState) -> RenderableType:
         slow = name == "step" and state.ratio is not None and state.ratio > SLOWER
         figures.add_row(Text(name, style="dim"), Text(value, style="red" if slow else ""))
     parts: list[RenderableType] = []
-    if state.steps_asked:
+    if state.steps_requested:
         # On its own it ends no line, and what follows is cut off.
         line = Table.grid(expand=True)
-        line.add_row(ProgressBar(total=state.steps_asked, completed=state.step or 0))
+        line.add_row(ProgressBar(total=state.steps_requested, completed=state.step or 0))
         parts.append(line)
     parts.append(figures)
     if len(state.ranks) > 1:
@@ -71,13 +71,13 @@ def clean(text: str) -> str:
 def _fields(state: WatchState) -> Iterator[tuple[str, str]]:
     yield "run", state.run
     yield "status", state.status + (f" ({state.reason})" if state.reason else "")
-    of = f" of {state.steps_asked}" if state.steps_asked else ""
+    of = f" of {state.steps_requested}" if state.steps_requested else ""
     yield "done", f"step {state.step}{of}" if state.step is not None else "no step yet"
     yield "step", _step(state)
     yield "tokens/s", f"{state.tokens_per_s:,.0f}" if state.tokens_per_s else ""
     yield "samples/s", significant(state.samples_per_s) if state.samples_per_s else ""
     yield "MFU", percent(state.mfu) if state.mfu else ""
-    yield "of achievable", percent(state.of_achievable) if state.of_achievable else ""
+    yield "of achievable", percent(state.achievable_fraction) if state.achievable_fraction else ""
     yield "left", seconds(state.eta_s) if state.eta_s is not None else ""
     yield "loss", f"{state.loss:.4g}" if state.loss is not None else ""
     yield "data wait", _percent(state.data_wait_fraction)

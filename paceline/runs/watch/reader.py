@@ -109,7 +109,7 @@ class RunReader:
         usual_s = median(past) if past else None
         waited_for = _waited_for(ranks)
         last = min((rank.steps[-1].index for rank in ranks.values()), default=None)
-        asked = record.spec.steps_asked if record.spec else None
+        asked = record.spec.steps_requested if record.spec else None
         status = current_status(record)
         left = asked - last if asked and last and status in ("queued", "running") else None
         return WatchState(
@@ -118,7 +118,7 @@ class RunReader:
             status=status,
             reason=record.reason,
             step=last,
-            steps_asked=asked,
+            steps_requested=asked,
             loss=next((_finite(rank.steps[-1].loss) for rank in ranks.values()), None),
             last_sign_s=self._last_sign_s(),
             step_time_s=step_s,
@@ -210,13 +210,13 @@ class RatesNow(TypedDict):
     tokens_per_s: float | None
     samples_per_s: float | None
     mfu: float | None
-    of_achievable: float | None
+    achievable_fraction: float | None
 
 
 def _rates(record: RunRecord, ranks: Sequence[_Rank], step_s: float | None) -> RatesNow:
     """The rates at a step time."""
     facts = record.settings
-    rates = RatesNow(tokens_per_s=None, samples_per_s=None, mfu=None, of_achievable=None)
+    rates = RatesNow(tokens_per_s=None, samples_per_s=None, mfu=None, achievable_fraction=None)
     steps = [rank.steps[-1] for rank in ranks]
     batch = steps[0].global_batch if steps else None
     batch = batch or facts.global_batch
@@ -233,7 +233,7 @@ def _rates(record: RunRecord, ranks: Sequence[_Rank], step_s: float | None) -> R
     if not (batch and x and convention and devices and facts.seq_len):
         return rates
     shares = [step.attended_share for step in steps if step.attended_share is not None]
-    x = x.attending(fmean(shares) if shares else None)
+    x = x.with_attended_share(fmean(shares) if shares else None)
     sample = model_flops_per_token(convention, x) * facts.seq_len
     reached = flops_per_s_per_device(sample, batch, step_s, devices)
     device = find_device(facts.device) if facts.device else None
@@ -241,7 +241,7 @@ def _rates(record: RunRecord, ranks: Sequence[_Rank], step_s: float | None) -> R
     if tensor_float_note(facts) is None:
         rates["mfu"] = mfu(reached, peak)
     if record.achievable_flops_per_s:
-        rates["of_achievable"] = reached * devices / record.achievable_flops_per_s
+        rates["achievable_fraction"] = reached * devices / record.achievable_flops_per_s
     return rates
 
 

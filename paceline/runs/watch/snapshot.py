@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def snapshot_document(state: WatchState) -> Document:
     """Return the moment with its figures and ranks."""
-    asked = f" of {state.steps_asked:,}" if state.steps_asked else ""
+    asked = f" of {state.steps_requested:,}" if state.steps_requested else ""
     done = "no step yet" if state.step is None else f"step {state.step:,}{asked}"
     return Document(
         kind="a run at one moment",

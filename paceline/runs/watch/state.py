@@ -45,7 +45,7 @@ class WatchState(Value):
     status: Status
     reason: str | None
     step: NonNegativeInt | None
-    steps_asked: NonNegativeInt | None
+    steps_requested: NonNegativeInt | None
     loss: float | None
     last_sign_s: float | None
     """Seconds since a rank last wrote something."""
@@ -61,7 +61,7 @@ class WatchState(Value):
     tokens_per_s: float | None
     samples_per_s: float | None
     mfu: float | None
-    of_achievable: float | None
+    achievable_fraction: float | None
     data_wait_fraction: float | None
     """Of the recent steps, slowest loader."""
     comm_wait_fraction: float | None

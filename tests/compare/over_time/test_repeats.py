@@ -81,7 +81,7 @@ def test_missing_repeats_are_counted_by_figures(ok: int, missing: int):
 
 def test_a_share_near_nothing_has_no_absurd_interval():
     taxes = [0.0001, 0.004, 0.012]
-    tax = group_figures([result(0.2, jitter_tax=value) for value in taxes])["jitter_tax"]
+    tax = group_figures([result(0.2, jitter_overhead=value) for value in taxes])["jitter_overhead"]
     assert tax.low is not None and tax.high is not None
     assert -0.05 < tax.low < 0.004 < tax.high < 0.05
     assert tax.interval is not None and "logarithms" not in tax.interval

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from paceline.compare.sequential.interim_analysis import Design
 from paceline.compare.sequential.judgement import SequentialComparison, judge_pairs
-from paceline.compare.sequential.look import Design
-from paceline.compare.sides import Pair, Side
+from paceline.compare.sides import ComparisonSide, Pair
 from paceline.core.result import LevelShift
 from tests.compare.members import WINDOW, member, repeats
 
@@ -14,7 +14,7 @@ def judged(shift: float, n: int = 5, in_turns: bool = True) -> SequentialCompari
     baseline, candidate = repeats(n, name="a", deviation=0.001), repeats(n, name="b", deviation=0.0)
     window = WINDOW.model_copy(update={"shift": LevelShift(first_step=30, ratio=1 + shift)})
     throttled = member("b-0", 0.2, window=window)
-    candidate = Side("b", (throttled, *candidate.members[1:]))
+    candidate = ComparisonSide("b", (throttled, *candidate.members[1:]))
     return judge_pairs(Pair(baseline, candidate), Design(16), in_turns=in_turns)
 
 

@@ -108,7 +108,7 @@ def own_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
     before = [signal.getsignal(number) for number in numbers]
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    interrupts.take_over()
+    interrupts.install_handlers()
     yield
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)

@@ -35,7 +35,7 @@ def write_attempt(
     *,
     killed: bool = False,
     slow: int | None = None,
-    steps_asked: int = 100,
+    steps_requested: int = 100,
     **settings: object,
 ) -> float:
     """An attempt that begins so late: 1 s a step, 3 s the first, 5 s a slow one, a checkpoint every
@@ -59,7 +59,7 @@ def write_attempt(
         name=name,
         tag="training",
         created=datetime.fromtimestamp(begun, UTC).isoformat(),
-        spec=make_spec(steps=steps_asked, **{"ranks": 1, **settings}),
+        spec=make_spec(steps=steps_requested, **{"ranks": 1, **settings}),
         launched_unix=begun + 1,
         ended_unix=None if killed else end,
     )
@@ -126,7 +126,7 @@ def test_a_log_with_a_restart_is_two_attempts(tmp_path: Path):
     assert ledger.seconds["lost_steps"] == pytest.approx(60)
     assert ledger.seconds["productive"] == pytest.approx(200)
     assert ledger.goodput == pytest.approx(200 / 260)
-    assert (ledger.steps_asked, ledger.whole) == (200, False)
+    assert (ledger.steps_requested, ledger.whole) == (200, False)
     assert "upper bound" in ledger.notes[0]
 
 
@@ -153,7 +153,7 @@ def test_a_foreign_run_counts_its_seconds_once(tmp_path: Path):
 def test_lines_of_several_steps_are_judged_by_the_step(tmp_path: Path):
     log = tmp_path / "train.log"
     log.write_text("".join(map(LINE.format, (1, 10, 20, 30, 50), [2000.0] * 5)))
-    ledger = ledger_of(attempts_of_log(log), steps_asked=86400)
+    ledger = ledger_of(attempts_of_log(log), steps_requested=86400)
     assert ledger.seconds["slow_steps"] == pytest.approx(0) and ledger.goodput == pytest.approx(1)
     assert ledger.usual_step_s == pytest.approx(2)
     assert ledger.days_left_at_best == pytest.approx(2 * (86400 - 50) / 86400)

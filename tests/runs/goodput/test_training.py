@@ -55,8 +55,8 @@ def test_runs_of_other_trainings_are_refused(tmp_path: Path, settings: dict[str,
 
 
 def test_a_second_run_of_what_was_finished_is_no_restart(tmp_path: Path):
-    ended = write_attempt(tmp_path, "a", 0, 1, 40, steps_asked=40)
-    write_attempt(tmp_path, "b", ended, 1, 40, steps_asked=40)
+    ended = write_attempt(tmp_path, "a", 0, 1, 40, steps_requested=40)
+    write_attempt(tmp_path, "b", ended, 1, 40, steps_requested=40)
     with pytest.raises(
         UserError, match="b: begins at step 1 once more, and a was finished: all 40"
     ):
@@ -64,7 +64,7 @@ def test_a_second_run_of_what_was_finished_is_no_restart(tmp_path: Path):
 
 
 def test_a_training_may_go_on_elsewhere_and_longer(tmp_path: Path):
-    ended = write_attempt(tmp_path, "a", 0, 1, 40, steps_asked=40)
+    ended = write_attempt(tmp_path, "a", 0, 1, 40, steps_requested=40)
     write_attempt(tmp_path, "b", ended, 41, 60, ranks=2)
     told = json.loads(paceline("goodput", "a", "b", "--json", runs=tmp_path).stdout)
     assert told["steps_kept"] == 60 and "ran on 1 x cpu, then 2 x cpu" in told["notes"][-1]
@@ -74,7 +74,7 @@ def test_a_training_may_go_on_elsewhere_and_longer(tmp_path: Path):
 def test_a_restart_that_died_before_its_start_is_none_from_scratch(
     tmp_path: Path, settings: dict[str, Any]
 ):
-    ended = write_attempt(tmp_path, "a", 0, 1, 40, killed=True, steps_asked=40)
+    ended = write_attempt(tmp_path, "a", 0, 1, 40, killed=True, steps_requested=40)
     ended = write_attempt(tmp_path, "b", ended, 1, 0, **settings)
     write_attempt(tmp_path, "c", ended, 41, 60, **settings)
     told = json.loads(paceline("goodput", "training", "--json", runs=tmp_path).stdout)
@@ -149,6 +149,6 @@ def test_logs_in_the_wrong_order_are_told_to_be_put_in_order():
 
 def test_a_finished_log_that_begins_again_may_be_out_of_order():
     done, first = log_of("done", 11, 40), log_of("first", 1, 20)
-    done = Attempt(**{**vars(done), "steps_asked": 40})
+    done = Attempt(**{**vars(done), "steps_requested": 40})
     with pytest.raises(UserError, match=f"was finished.*{IN_ORDER}"):
         one_training([[done], [first]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -10,18 +11,18 @@ import pytest
 
 from paceline.compare.judge import judge
 from paceline.compare.judgement import Comparison
-from paceline.compare.scatter import RunScatter, run_scatter
-from paceline.compare.sides import Side
+from paceline.compare.run_variation import RunVariation, estimate_run_variation
+from paceline.compare.sides import ComparisonSide
 from paceline.core.result import LevelShift
 from tests.compare.members import FACTS, WINDOW, member, repeats
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-QUIET = RunScatter(within=0.002, between=0.002, degrees=12, n_runs=30, n_occasions=13)
+QUIET = RunVariation(within=0.002, between=0.002, degrees=12, n_runs=30, n_occasions=13)
 
 
-def dated(name: str, times_s: Sequence[float], hours: Sequence[float]) -> Side:
+def dated(name: str, times_s: Sequence[float], hours: Sequence[float]) -> ComparisonSide:
     """Runs with these step times, made at these hours."""
-    return Side(
+    return ComparisonSide(
         name,
         tuple(
             member(f"{name}{at}", time, created=(START + timedelta(hours=hour)).isoformat())
@@ -31,7 +32,7 @@ def dated(name: str, times_s: Sequence[float], hours: Sequence[float]) -> Side:
 
 
 def judged_over_days(
-    rng: np.random.Generator, change: float, in_turns: bool, scatter: RunScatter | None = None
+    rng: np.random.Generator, change: float, in_turns: bool, variation: RunVariation | None = None
 ) -> Comparison:
     """3 against 3 runs of 0.4 %, a day whose luck is 0.5 % for each side, or both days in turns."""
     luck = rng.normal(0, 0.004, (2, 3)) + (
@@ -40,12 +41,12 @@ def judged_over_days(
     times = 0.2 * np.exp(luck) * np.array([[1.0], [1 + change]])
     hours = ([0, 2, 4], [1, 3, 5]) if in_turns else ([0, 1, 2], [24, 25, 26])
     a, b = (dated(name, times[at].tolist(), hours[at]) for at, name in enumerate("ab"))
-    return judge(a, b, scatter=scatter)
+    return judge(a, b, variation=variation)
 
 
-def rates(change: float, in_turns: bool, scatter: RunScatter | None = None) -> dict[str, float]:
+def rates(change: float, in_turns: bool, variation: RunVariation | None = None) -> dict[str, float]:
     rng = np.random.default_rng(11)
-    words = [judged_over_days(rng, change, in_turns, scatter).verdict for _ in range(150)]
+    words = [judged_over_days(rng, change, in_turns, variation).verdict for _ in range(150)]
     return {word: words.count(word) / 150 for word in ("slower", "faster", "same")}
 
 
@@ -56,7 +57,7 @@ def test_the_luck_of_two_days_is_no_difference_of_the_sides():
 
 
 def test_a_history_of_days_widens_the_interval_by_what_days_do():
-    days = RunScatter(within=0.004, between=0.005, degrees=20, n_runs=60, n_occasions=21)
+    days = RunVariation(within=0.004, between=0.005, degrees=20, n_runs=60, n_occasions=21)
     alike, slower = rates(0.0, False, days), rates(0.01, False, days)
     assert alike["slower"] + alike["faster"] <= 0.08 and slower["same"] <= 0.06
     assert rates(0.04, False, days)["slower"] >= 0.9
@@ -64,10 +65,10 @@ def test_a_history_of_days_widens_the_interval_by_what_days_do():
 
 def test_runs_one_after_the_other_are_doubted_and_asked_for_in_turns():
     rng = np.random.default_rng(1)
-    apart, turns = judged_over_days(rng, 0.02, False), judged_over_days(rng, 0.02, True)
-    assert apart.verdict == "undecided" and apart.confidence == "low"
-    assert any("interleaved" in reason for reason in apart.why_low)
-    assert apart.repeats_note is not None and "A B A B" in apart.repeats_note
+    not_interleaved, turns = judged_over_days(rng, 0.02, False), judged_over_days(rng, 0.02, True)
+    assert not_interleaved.verdict == "undecided" and not_interleaved.confidence == "low"
+    assert any("interleaved" in reason for reason in not_interleaved.why_low)
+    assert not_interleaved.repeats_note is not None and "A B A B" in not_interleaved.repeats_note
     assert (turns.verdict, turns.confidence) == ("slower", "normal")
 
 
@@ -80,11 +81,12 @@ def test_a_large_slowdown_is_told_whatever_the_order():
 def test_the_time_of_an_import_is_not_the_time_of_a_run():
     imported = FACTS.model_copy(update={"origin": "imported"})
     a, b = (
-        Side(s.name, tuple(member(m.name, m.metrics["step_time_s"].value or 0.0, facts=imported,
-             created=m.created) for m in s.members))
-        for s in (dated("a", [0.2, 0.201, 0.1995], [0, 1, 2]),
-                  dated("b", [0.206, 0.207, 0.2055], [3, 4, 5]))
-    )  # fmt: skip
+        replace(side, members=tuple(replace(m, facts=imported) for m in side.members))
+        for side in (
+            dated("a", [0.2, 0.201, 0.1995], [0, 1, 2]),
+            dated("b", [0.206, 0.207, 0.2055], [3, 4, 5]),
+        )
+    )
     judged = judge(a, b)
     assert judged.verdict == "slower" and not any("interleaved" in r for r in judged.why_low)
 
@@ -93,7 +95,7 @@ def test_the_time_of_an_import_is_not_the_time_of_a_run():
     ("change", "verdict"), [(0.03, "slower"), (-0.03, "faster"), (0.005, "undecided")]
 )
 def test_single_runs_are_judged_where_the_machine_is_known(change: float, verdict: str):
-    judged = judge(repeats(1, name="a"), repeats(1, change, name="b"), scatter=QUIET)
+    judged = judge(repeats(1, name="a"), repeats(1, change, name="b"), variation=QUIET)
     assert (judged.verdict, judged.confidence) == (verdict, "normal")
     assert judged.low is not None and judged.low < 1 + change < (judged.high or 0)
     assert any("by 30 runs of 13 days" in note for note in judged.notes)
@@ -102,12 +104,12 @@ def test_single_runs_are_judged_where_the_machine_is_known(change: float, verdic
 
 def test_single_runs_of_identical_sides_are_seldom_told_apart():
     rng = np.random.default_rng(2)
-    wide = RunScatter(within=0.008, between=0.0, degrees=15, n_runs=40, n_occasions=16)
-    for scatter, most in ((None, 0.0), (wide, 0.08)):
+    wide = RunVariation(within=0.008, between=0.0, degrees=15, n_runs=40, n_occasions=16)
+    for variation, most in ((None, 0.0), (wide, 0.08)):
         words: list[str] = []
         for _ in range(200):
             a, b = (dated(name, [0.2 * np.exp(rng.normal(0, 0.008))], [0]) for name in "ab")
-            words.append(judge(a, b, scatter=scatter).verdict)
+            words.append(judge(a, b, variation=variation).verdict)
         assert sum(word in ("slower", "faster", "same") for word in words) / 200 <= most
 
 
@@ -115,12 +117,12 @@ def test_a_history_tells_runs_of_a_day_from_days():
     rng = np.random.default_rng(3)
     days = rng.normal(0, 0.006, 60)
     occasions = [(0.2 * np.exp(day + rng.normal(0, 0.003, 4))).tolist() for day in days]
-    scatter = run_scatter(occasions, [0.2] * 60)
-    assert scatter is not None and scatter.n_runs == 240
-    assert scatter.within == pytest.approx(0.003, rel=0.15)
-    assert scatter.between == pytest.approx(0.006, rel=0.25)
-    assert run_scatter(occasions[:4], [0.2] * 4) is None
-    single = run_scatter([[o[0]] for o in occasions], [0.2] * 60)
+    variation = estimate_run_variation(occasions, [0.2] * 60)
+    assert variation is not None and variation.n_runs == 240
+    assert variation.within == pytest.approx(0.003, rel=0.15)
+    assert variation.between == pytest.approx(0.006, rel=0.25)
+    assert estimate_run_variation(occasions[:4], [0.2] * 4) is None
+    single = estimate_run_variation([[o[0]] for o in occasions], [0.2] * 60)
     assert single is not None and single.single == pytest.approx(0.0067, rel=0.25)
 
 

@@ -28,7 +28,7 @@ ERROR_SAME = 0.04
 because pairs that follow each other are not quite independent."""
 FEWEST_FOR_SAME = 5
 """Pairs; what finds no difference, and what gives up, takes more than what finds one."""
-LEAST_CHANCE = 0.1
+MIN_CHANCE = 0.1
 """A series with less chance of a decision at its last look is given up."""
 
 Answer = Literal["higher", "lower", "same", "goes on", "futile", "undecided"]
@@ -113,7 +113,7 @@ def look_at(baseline: Sequence[float], candidate: Sequence[float], design: Desig
         answer = "same"
     elif answer == "goes on" and n >= FEWEST_FOR_SAME:
         chance = chance_at_the_end(mean, deviation, n, design)
-        answer = "futile" if chance < LEAST_CHANCE else answer
+        answer = "futile" if chance < MIN_CHANCE else answer
     low, high = bounded_exp(mean - wide), bounded_exp(mean + wide)
     return PairsLook(n, answer, bounded_exp(mean), low, high, apart)
 

@@ -8,22 +8,22 @@ from math import exp, hypot, log
 
 import numpy as np
 
-from paceline.compare.judgement import MetricComparison, SideFigure, Word
-from paceline.compare.scatter import RunScatter
-from paceline.compare.sides import Pair, Side
+from paceline.compare.judgement import MetricComparison, MetricVerdict, SideFigure
+from paceline.compare.run_variation import RunVariation
+from paceline.compare.sides import ComparisonSide, Pair
 from paceline.compare.significance import (
     MIN_REPEATS,
     Change,
     RatioEstimate,
     bounded_exp,
-    compare_by_history,
     compare_repeats,
     compare_with_figure,
-    corrected,
+    compare_with_history,
+    correct_p_values,
     decide,
     decide_by_margin,
     further_repeats,
-    made_apart,
+    with_drift_error,
 )
 from paceline.core.flops import without_recompute
 from paceline.core.metrics import METRICS, OVERHEAD, metric_class
@@ -32,7 +32,7 @@ IDENTICAL = "identical values in all repeats: rounded or counted, so no spread c
 
 
 @dataclass(frozen=True)
-class Contrast:
+class RatioTest:
     """What the values of one metric say."""
 
     ratio: float
@@ -45,11 +45,11 @@ class Contrast:
 
 
 def compare_metrics(
-    baseline: Side,
-    candidate: Side,
+    baseline: ComparisonSide,
+    candidate: ComparisonSide,
     primary: Sequence[str],
     margin: float,
-    scatter: RunScatter | None = None,
+    variation: RunVariation | None = None,
 ) -> tuple[MetricComparison, ...]:
     """Every metric that both sides know, the primary ones first, p-values corrected together.
 
@@ -57,7 +57,7 @@ def compare_metrics(
     """
     names = [*primary, *(name for name in METRICS if name not in primary)]
     sides = Pair(baseline, candidate)
-    comparisons = [_compare(name, sides, name in primary, margin, scatter) for name in names]
+    comparisons = [_compare(name, sides, name in primary, margin, variation) for name in names]
     shown = [
         comparison for comparison in comparisons if comparison.primary or _has_values(comparison)
     ]
@@ -67,7 +67,7 @@ def compare_metrics(
         if comparison.p is not None and (comparison.primary or comparison.follows is None)
     ]
     p_corrected = dict(
-        zip([t.metric for t in tested], corrected([t.p or 0.0 for t in tested]), strict=True)
+        zip([t.metric for t in tested], correct_p_values([t.p or 0.0 for t in tested]), strict=True)
     )
     return tuple(
         comparison.model_copy(update={"p_corrected": p_corrected.get(comparison.metric)})
@@ -75,7 +75,7 @@ def compare_metrics(
     )
 
 
-def weigh(
+def compare_values(
     baseline: Sequence[float],
     candidate: Sequence[float],
     margin: float,
@@ -83,27 +83,29 @@ def weigh(
     resolution: float = 0.0,
     published: bool = False,
     known_error: float = 0.0,
-    scatter: RunScatter | None = None,
-    apart: bool = False,
+    variation: RunVariation | None = None,
+    not_interleaved: bool = False,
     counted: bool = False,
-) -> Contrast:
-    """Candidate over baseline, one positive value a run (or one published figure).
+) -> RatioTest:
+    """Compare the candidate with the baseline, given one positive value per run.
 
-    With three repeats a side a test. With fewer nothing is decided, unless the machine's `scatter`
-    is known from history, or the figures are `counted` and not timed: then the margin alone says,
-    and `known_error` is what decide_by_margin asks for. `apart`: all of one side's runs came
-    before all of the other's.
+    `published` means that the baseline is one published figure. From three repeats per side on a
+    significance test decides. With fewer, the result is undecided, with two exceptions: the
+    run-to-run `variation` of the machine is known from its history, or the values are `counted`
+    (bytes, for example) rather than timed, so that the margin decides; `known_error` is then the
+    argument of `decide_by_margin`. `not_interleaved` states that all runs of one side came before
+    all runs of the other.
     """
     log_ratio = float(np.mean(np.log(candidate)) - np.mean(np.log(baseline)))
     sizes = [len(candidate)] if published else [len(baseline), len(candidate)]
     if min(sizes) < MIN_REPEATS:
         missing = MIN_REPEATS - min(sizes)
-        if scatter is not None:
-            estimate = compare_by_history(log_ratio, sizes, scatter)
+        if variation is not None:
+            estimate = compare_with_history(log_ratio, sizes, variation)
             return _tested(estimate, estimate, sizes, margin, resolution)
         change = decide_by_margin(log_ratio, known_error, margin, resolution)
         change = change if counted else "undecided"
-        return Contrast(bounded_exp(log_ratio), change, repeats_needed=missing)
+        return RatioTest(bounded_exp(log_ratio), change, repeats_needed=missing)
     estimate = (
         compare_with_figure(baseline[0], candidate)
         if published
@@ -111,8 +113,8 @@ def weigh(
     )
     if estimate.identical:
         change = decide_by_margin(log_ratio, 0.0, margin, resolution)
-        return Contrast(estimate.ratio, change, note=IDENTICAL)
-    wider = made_apart(estimate, scatter) if apart and not counted else estimate
+        return RatioTest(estimate.ratio, change, note=IDENTICAL)
+    wider = with_drift_error(estimate, variation) if not_interleaved and not counted else estimate
     return _tested(estimate, wider, sizes, margin, resolution)
 
 
@@ -122,7 +124,7 @@ def _tested(
     sizes: Sequence[int],
     margin: float,
     resolution: float,
-) -> Contrast:
+) -> RatioTest:
     """What `wider` says; `estimate` is what further repeats, made in turns, would have."""
     change = decide(wider, margin, resolution)
     if change != "undecided":
@@ -132,11 +134,11 @@ def _tested(
     else:
         needed = further_repeats(estimate, min(sizes), max(sizes), margin, resolution)
     p = wider.p_value(resolution)
-    return Contrast(wider.ratio, change, *wider.interval(), p=p, repeats_needed=needed)
+    return RatioTest(wider.ratio, change, *wider.interval(), p=p, repeats_needed=needed)
 
 
 def _compare(
-    name: str, sides: Pair, primary: bool, margin: float, scatter: RunScatter | None
+    name: str, sides: Pair, primary: bool, margin: float, variation: RunVariation | None
 ) -> MetricComparison:
     baseline, candidate = sides.each
     averaged = baseline.averaged or candidate.averaged
@@ -158,15 +160,15 @@ def _compare(
     speed = metric_class(name).is_speed
     resolution = baseline.rounding + candidate.rounding if speed else 0.0
     errors = baseline.within_run_error(name), candidate.within_run_error(name)
-    contrast = weigh(
+    contrast = compare_values(
         base,
         cand,
         margin,
         resolution=resolution,
         published=baseline.published,
         known_error=hypot(*errors),
-        scatter=scatter if "step_time_s" in (name, metric_class(name).follows) else None,
-        apart=sides.apart,
+        variation=variation if "step_time_s" in (name, metric_class(name).follows) else None,
+        not_interleaved=sides.not_interleaved,
         counted=not speed and metric_class(name) is not OVERHEAD,
     )
     return blank.model_copy(
@@ -177,7 +179,7 @@ def _compare(
             },
             "note": contrast.note if speed else None,
             "resolution": resolution,
-            "verdict": word(name, contrast.change),
+            "verdict": metric_verdict(name, contrast.change),
         }
     )
 
@@ -186,7 +188,7 @@ def _has_values(comparison: MetricComparison) -> bool:
     return comparison.baseline.value is not None and comparison.candidate.value is not None
 
 
-def word(name: str, change: Change) -> Word:
+def metric_verdict(name: str, change: Change) -> MetricVerdict:
     """What a change of the metric `name` is called."""
     if change in ("same", "undecided"):
         return change
@@ -219,15 +221,15 @@ def _positive(values: Sequence[float | None]) -> list[float] | None:
     return positive if values and len(positive) == len(values) else None
 
 
-def _unit(name: str, baseline: Side, candidate: Side) -> str:
+def _unit(name: str, baseline: ComparisonSide, candidate: ComparisonSide) -> str:
     metrics = [m for side in (baseline, candidate) for m in side.metric(name) if m]
     return metrics[0].unit if metrics else ""
 
 
-def _why_unknown(name: str, baseline: Side, candidate: Side) -> str | None:
+def _why_unknown(name: str, baseline: ComparisonSide, candidate: ComparisonSide) -> str | None:
     """Why a metric has no ratio, None when no run of a side has it at all."""
     for side in (baseline, candidate):
-        for member, metric in zip(side.used, side.metric(name), strict=True):
+        for member, metric in zip(side.valid_runs, side.metric(name), strict=True):
             if metric is not None and metric.value is None:
                 return f"{member.name}: {metric.note or 'not measured'}"
             if metric is not None and metric.value is not None and metric.value <= 0:
@@ -236,7 +238,7 @@ def _why_unknown(name: str, baseline: Side, candidate: Side) -> str | None:
     return f"{missing[0]} does not state it" if missing else None
 
 
-def _conventions(name: str, baseline: Side, candidate: Side) -> str | None:
+def _conventions(name: str, baseline: ComparisonSide, candidate: ComparisonSide) -> str | None:
     """Why figures that depend on a way of counting are not held against each other.
 
     Whether recomputation counts is a matter of the metric, and stands in newer runs' names alone.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.compare.comparability import EQUAL_BATCH, Likeness
-from paceline.compare.contrast import IDENTICAL
-from paceline.compare.judgement import GateWord, MetricComparison
+from paceline.compare.comparability import EQUAL_BATCH, ComparabilityReport
+from paceline.compare.judgement import MetricComparison, Verdict
+from paceline.compare.metric_comparison import IDENTICAL
 from paceline.compare.over_time.environment import environment_changes
-from paceline.compare.scatter import RunScatter
-from paceline.compare.sides import Pair, outlying
+from paceline.compare.run_variation import RunVariation
+from paceline.compare.sides import Pair, outlier_sentences
 from paceline.compare.significance import MIN_REPEATS, NO_SPREAD, power
 from paceline.core.metrics import metric_class
 from paceline.core.result import finite_value
@@ -36,7 +36,7 @@ class Remarks:
 
 
 def remark_on_runs(
-    sides: Pair, alike: Likeness, remarks: Remarks, scatter: RunScatter | None = None
+    sides: Pair, alike: ComparabilityReport, remarks: Remarks, variation: RunVariation | None = None
 ) -> None:
     """What can be said before any figure is looked at."""
     remarks.warnings += left_out(sides)
@@ -47,19 +47,21 @@ def remark_on_runs(
         remarks.notes.append(f"the source does not state {stated}: taken to be alike")
     if alike.batch_rule != EQUAL_BATCH:
         remarks.notes.append(alike.batch_rule)
-    identities = {member.identity for member in sides.baseline.used}
-    for name in [member.name for member in sides.candidate.used if member.identity in identities]:
+    identities = {member.identity for member in sides.baseline.valid_runs}
+    for name in [
+        member.name for member in sides.candidate.valid_runs if member.identity in identities
+    ]:
         remarks.doubt(f"{name} is on both sides, and is alike to itself whatever it is")
     rules = {
         m.window.rule
         for side in sides.each
-        for m in side.used
+        for m in side.valid_runs
         if m.window and not m.averaged and not side.published
     }
     if len(rules) > 1:
         remarks.doubt(f"windows chosen by different rules: {', '.join(sorted(rules))}")
     _remark_on_last_steps(sides, remarks)
-    for member in (m for side in sides.each for m in side.used):
+    for member in (m for side in sides.each for m in side.valid_runs):
         if member.window and member.window.state == "drifting" and member.window.drift is not None:
             remarks.doubt(f"{member.name} drifts by {member.window.drift:+.1%} over its window")
         if member.window and member.window.shift:
@@ -68,30 +70,30 @@ def remark_on_runs(
             remarks.doubt(f"the steps of {member.name} keep to no one level: their mean counts")
     if sides.baseline.averaged or sides.candidate.averaged:
         remarks.notes.append("one side prints an average, so the mean steps are compared")
-    if sides.apart and scatter is None:
+    if sides.not_interleaved and variation is None:
         remarks.doubt(
             "all runs of one side came before all of the other: a slow change of the machine would "
             "look the same; interleaved runs tell them apart"
         )
-    elif sides.apart and scatter is not None:
+    elif sides.not_interleaved and variation is not None:
         remarks.notes.append(
             "all runs of one side came before all of the other: the interval is widened by "
-            f"{100 * scatter.between:.2g}% a side, which the machine changes from day to day"
+            f"{100 * variation.between:.2g}% a side, which the machine changes from day to day"
         )
 
 
 def _remark_on_last_steps(sides: Pair, remarks: Remarks) -> None:
     """Say whose figure is one step, and where a published one is taken another way than ours."""
-    published = sides.baseline.used if sides.baseline.published else ()
+    published = sides.baseline.valid_runs if sides.baseline.published else ()
     for member in published:
         if member.window and not member.averaged:
             remarks.notes.append(f"the source takes its figure from: {member.window.rule}")
-    for member in sides.candidate.used if published else ():
-        if member.of_last_step and not any(row.of_last_step for row in published):
+    for member in sides.candidate.valid_runs if published else ():
+        if member.last_step_only and not any(row.last_step_only for row in published):
             remarks.doubt(f"{member.name} is judged by its last step, the source by many")
     for side in sides.each:
-        alone = [m.name for m in side.used if m.of_last_step and not side.published]
-        if alone and len(side.used) < MIN_REPEATS:
+        alone = [m.name for m in side.valid_runs if m.last_step_only and not side.published]
+        if alone and len(side.valid_runs) < MIN_REPEATS:
             remarks.doubt(f"{', '.join(alone)}: one step (n = 1), of which no spread is known")
 
 
@@ -104,22 +106,22 @@ def remark_on_figures(
     primaries: Sequence[MetricComparison],
     margin: float,
     remarks: Remarks,
-    scatter: RunScatter | None = None,
+    variation: RunVariation | None = None,
 ) -> None:
     """Lower the confidence for few repeats and values without spread; warn of outliers."""
     fewest = min(sides.sizes)
     runs = "one run" if fewest == 1 else f"{fewest} runs"
-    if fewest < MIN_REPEATS and scatter is not None:
-        remarks.notes.append(f"{runs} judged by what is known of this machine: {scatter.words}")
+    if fewest < MIN_REPEATS and variation is not None:
+        remarks.notes.append(f"{runs} judged by what is known of this machine: {variation.words}")
     elif fewest < MIN_REPEATS:
         remarks.why_low.append(
             f"{runs}, which tells nothing of the change from run to run: {MIN_REPEATS} make a test"
         )
     for primary in primaries:
         for side, figures in zip(sides.each, (primary.baseline, primary.candidate), strict=True):
-            if len(figures.values) == len(side.used) and all(v > 0 for v in figures.values):
-                names = [member.name for member in side.used]
-                remarks.warnings += outlying(names, figures.values, margin)
+            if len(figures.values) == len(side.valid_runs) and all(v > 0 for v in figures.values):
+                names = [member.name for member in side.valid_runs]
+                remarks.warnings += outlier_sentences(names, figures.values, margin)
             if (
                 figures.spread is not None
                 and figures.spread < NO_SPREAD
@@ -143,23 +145,23 @@ def _power(sides: Pair, primary: MetricComparison, margin: float) -> list[str]:
     few = min(sides.sizes) < MIN_REPEATS or len(known) < len(sides.sizes)
     # Of a difference no larger than the margin and the rounding nothing is ever said.
     hidden = 2 * margin <= margin + primary.resolution
-    if few or hidden or sides.apart or primary.verdict not in ("same", "undecided"):
+    if few or hidden or sides.not_interleaved or primary.verdict not in ("same", "undecided"):
         return []
     n, variances = min(sides.sizes), [spread**2 for spread in known]
-    scatter = (sum(variances) / len(known)) ** 0.5
+    variation = (sum(variances) / len(known)) ** 0.5
     share = power(variances, n, 2 * margin, margin, primary.resolution)
     return [
-        f"{n} runs{' a side' if len(known) > 1 else ''} that lie {100 * scatter:.2g}% apart "
+        f"{n} runs{' a side' if len(known) > 1 else ''} that lie {100 * variation:.2g}% apart "
         f"(between runs) find a change of {percent(2 * margin)} in {100 * share:.0f}% of cases"
     ]
 
 
 def suspicion(
-    sides: Pair, lead: MetricComparison, verdict: GateWord, difference_meant: bool
+    sides: Pair, lead: MetricComparison, verdict: Verdict, difference_meant: bool
 ) -> str | None:
     """Why the candidate's figure is suspicious, or None."""
-    for name, limit in (("mfu", "data-sheet peak"), ("of_achievable", "probed rate")):
-        for member in sides.candidate.used:
+    for name, limit in (("mfu", "data-sheet peak"), ("achievable_fraction", "probed rate")):
+        for member in sides.candidate.valid_runs:
             share = finite_value(member.metrics.get(name))
             if share is not None and share > 1:
                 return f"{name} of {member.name} is {percent(share)}: no run exceeds its {limit}"
@@ -178,7 +180,9 @@ def suspicion(
 
 def causes(sides: Pair) -> tuple[str, ...]:
     """Versions and surroundings that are not the same on both sides: `torch 2.12 -> 2.13`."""
-    before, after = ([m.environment for m in side.used if m.environment] for side in sides.each)
+    before, after = (
+        [m.environment for m in side.valid_runs if m.environment] for side in sides.each
+    )
     if not before or not after:
         return ()
     return tuple(

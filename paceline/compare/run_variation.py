@@ -9,11 +9,11 @@ import numpy as np
 from paceline.core.units import counted
 from paceline.core.value import NonNegativeInt, Value
 
-FEWEST_OCCASIONS = 5
+MIN_OCCASIONS = 5
 """Occasions (days) below which nothing is known of how a machine varies between them."""
 
 
-class RunScatter(Value):
+class RunVariation(Value):
     """Relative standard deviations of the step time of one configuration on one machine."""
 
     within: float
@@ -39,9 +39,9 @@ class RunScatter(Value):
         )
 
 
-def run_scatter(
+def estimate_run_variation(
     occasions: Sequence[Sequence[float]], levels: Sequence[float], num_levels: int = 1
-) -> RunScatter | None:
+) -> RunVariation | None:
     """The scatter of runs around the level of their occasion, None with fewer than five occasions.
 
     One-way analysis of variance of r = log(value / level): within^2 = sum (r - mean_k)^2 / (N - K),
@@ -52,14 +52,14 @@ def run_scatter(
         np.log(values) - np.log(level) for values, level in zip(occasions, levels, strict=True)
     ]
     n, k = sum(map(len, rests)), len(rests)
-    if k - num_levels < FEWEST_OCCASIONS - 1:
+    if k - num_levels < MIN_OCCASIONS - 1:
         return None
     sizes = np.array([len(rest) for rest in rests])
     means = np.array([float(rest.mean()) for rest in rests])
     within = sum(float(((rest - rest.mean()) ** 2).sum()) for rest in rests) / max(1, n - k)
     typical = (n - float((sizes**2).sum()) / n) / (k - 1)
     above = float((sizes * means**2).sum()) / (k - num_levels)
-    return RunScatter(
+    return RunVariation(
         within=within**0.5,
         between=max(0.0, (above - within) / typical) ** 0.5,
         degrees=float(k - num_levels),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paceline.compare.sequential.look import Design, PairsLook, look_at, looks_along
+from paceline.compare.sequential.interim_analysis import Design, PairsLook, look_at, looks_along
 from paceline.compare.sequential.spending import looks_up_to
 
 DESIGN = Design(16)
