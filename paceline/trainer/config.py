@@ -23,13 +23,13 @@ SCHEMA = 2
 MESH_AXES = ("pp", "dp", "cp", "tp")
 """Axes that ranks are spread over, the outermost first: ranks of the last one are neighbours."""
 NARROW = ("fp8", "mxfp8", "nvfp4")
-"""What only matrix products are computed in."""
+"""Formats of GEMMs only."""
 LATENT_FILES = ("latents", "webdataset")
 Dtype = Literal["fp32", "bf16", "fp16", "fp64", "fp8", "mxfp8", "nvfp4"]
 Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"]
 Mean = Literal["targets", "samples"]
 Level = Literal["full", "ffn", "activation", "none"]
-"""What of a block is computed anew, from all of it to nothing."""
+"""Part of a block that is recomputed, from all of it to nothing."""
 Source = Literal[
     "synthetic", "stdlib", "text", "jsonl", "tokens", "indexed", "latents", "webdataset"
 ]
@@ -38,12 +38,12 @@ T = TypeVar("T")
 
 
 class ConfigError(Exception):
-    """The input asks for something that this trainer cannot do; the message is one sentence."""
+    """The input is invalid or not supported; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class LrScheduleConfig:
-    """How the learning rate rises and falls; see `LearningRate`."""
+    """Learning rate schedule; see `LearningRate`."""
 
     kind: Literal["constant", "linear", "cosine"]
     warmup: int
@@ -54,7 +54,7 @@ class LrScheduleConfig:
 
 @dataclass(frozen=True)
 class LossScaleConfig:
-    """How fp16's loss scale begins and moves; see `LossScaler`."""
+    """Loss scale of fp16; see `LossScaler`."""
 
     initial: float = 65536.0
     window: int = 2000
@@ -63,7 +63,7 @@ class LossScaleConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """When the model is tried on samples that it never trains on; see `Evaluator`."""
+    """Evaluation on held-out samples; see `Evaluator`."""
 
     every_samples: int
     skip_first: int
@@ -72,12 +72,12 @@ class EvaluationConfig:
     path: str | None
     loss_mask: str | None = None
     mean: Mean = "targets"
-    """What counts the same in the result: every one of the `targets`, or of the `samples`."""
+    """Whether the result is the mean over `targets` or over `samples`."""
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """What is trained, apart from the model's shape."""
+    """Hyperparameters of the training."""
 
     seq_len: int
     global_batch: int
@@ -93,11 +93,11 @@ class TrainingConfig:
     grad_clip: float
     seed: int
     ramp_up: tuple[tuple[int, int], ...]
-    """(until, batch): a smaller batch before `until` samples are behind; see `BatchSizes`."""
+    """(until, batch) pairs: a smaller batch until `until` samples; see `BatchSizes`."""
     loss_scale: LossScaleConfig = LossScaleConfig()
     evaluation: EvaluationConfig | None = None
     initial_weights: str | None = None
-    """A checkpoint that the model's weights are taken from."""
+    """Checkpoint with the initial weights."""
     fp8_recipe: Fp8Recipe = "tensorwise"
     """Which elements share a scale in fp8 GEMMs; see `low_precision_gemm`."""
 
@@ -110,31 +110,31 @@ class TrainingConfig:
 
     @property
     def batches(self) -> list[int]:
-        """Every global batch that a step may have."""
+        """All global batch sizes of the ramp-up and of the training."""
         return [*(batch for _, batch in self.ramp_up), self.global_batch]
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where tokens come from."""
+    """The data source."""
 
     source: Source
     path: str | None
     token_dtype: str
     text_key: str
     packing: Literal["packed", "padded"]
-    """`packed` windows of one line of tokens, or one record a sample, cut or `padded`."""
+    """`packed`: windows of concatenated documents; `padded`: one record per sample."""
     loss_on: Literal["all", "text"]
-    """Of padded samples: `all` positions, or the `text` alone."""
+    """For padded samples: loss on `all` positions, or on the `text` only."""
     loss_mask: str | None = None
-    """A byte for each token of a token file, 0 where it is no target."""
+    """File with one byte per token of a token file; 0 excludes it as a target."""
     split: tuple[float, ...] | None = None
-    """Sizes of the source's parts, in proportion to each other."""
+    """Relative sizes of the source's parts."""
     split_part: int = 0
     document_mask: bool = False
-    """Whether tokens of a packed window attend to their own document alone."""
+    """Restrict attention in packed windows to the token's own document."""
     blend: tuple[tuple[str, float], ...] = ()
-    """(path, weight) of indexed data sets that are mixed, in place of `path`."""
+    """(path, weight) of indexed data sets to mix, in place of `path`."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class LayoutConfig:
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """Low-rank adapters, and what trains beside them."""
+    """LoRA adapters, and whether the other weights train."""
 
     rank: int
     alpha: float
@@ -167,23 +167,23 @@ class LoraConfig:
     targets: tuple[str, ...]
     train_rest: bool
     lr: float | None = None
-    """The adapters' highest rate where it is another than the rest's."""
+    """Maximum learning rate of the adapters; None for that of the other weights."""
 
     def trains(self, name: str) -> bool:
-        """Whether a parameter has a gradient: adapters always, the rest unless it is adapted."""
+        """Return whether a parameter is trained: adapters always, others unless adapted."""
         *_, layer, kind = name.split(".")
         adapted = kind == "weight" and layer in self.targets
         return is_adapter(name) or (self.train_rest and not adapted)
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter is one of an adapter's matrices."""
+    """Return whether a parameter is a matrix of a LoRA adapter."""
     return name.rpartition(".")[2] in ("lora_a", "lora_b")
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When the state is saved, and which one training begins with."""
+    """Checkpoint interval and the checkpoint to resume from."""
 
     every: int | None
     resume: str | None
@@ -192,7 +192,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """Everything that one training needs to know."""
+    """The complete configuration of a training."""
 
     model: Model
     lora: LoraConfig | None
@@ -208,16 +208,16 @@ class TrainerConfig:
     memory_limit_bytes: float | None
     memory_parts: bool
     expected_parameters: int
-    """Parameters of the whole model, adapters included."""
+    """Number of parameters of the whole model, including adapters."""
     expected_trainable: int
     recompute_levels: tuple[Level, ...] = ()
-    """What of each block is computed anew where recompute is `budget`, the first layer's first."""
+    """Recomputed part of each block, in layer order, when recompute is `budget`."""
     mlperf: MlperfConfig | None = None
     profile: ProfileConfig | None = None
 
     @property
     def world_size(self) -> int:
-        """Ranks that the layout needs: the product of MESH_AXES."""
+        """Number of ranks of the layout, the product of MESH_AXES."""
         return self.dp * prod(getattr(self.layout, axis) for axis in MESH_AXES if axis != "dp")
 
     @property
@@ -230,7 +230,7 @@ class TrainerConfig:
         )
 
     def layout_record(self) -> dict[str, Any]:
-        """The layout with the sizes derived from it, for the start line."""
+        """Return the layout with derived sizes for the start line."""
         return {**asdict(self.layout), "dp": self.dp, "num_microbatches": self.num_microbatches}
 
 
@@ -303,10 +303,10 @@ def _value(kind: Any, raw: Any, where: str) -> Any:
 def _member(members: tuple[Any, ...], raw: Any, where: str) -> Any:
     """Return the dataclass of a union that the value's `kind` names, the first one without it."""
     kinds = [member for member in members if is_dataclass(member)]
-    named = raw.get("kind") if isinstance(raw, Mapping) else None
-    if named is None or len(kinds) == 1:
+    name = raw.get("kind") if isinstance(raw, Mapping) else None
+    if name is None or len(kinds) == 1:
         return kinds[0]
     by_name = {get_args(_types(kind)["kind"])[0]: kind for kind in kinds}
-    if named not in by_name:
-        raise ConfigError(f"{where}.kind {named}: use one of {', '.join(by_name)}")
-    return by_name[named]
+    if name not in by_name:
+        raise ConfigError(f"{where}.kind {name}: use one of {', '.join(by_name)}")
+    return by_name[name]

@@ -1,4 +1,4 @@
-"""Why the trainer cannot run its input on as many processes as were started."""
+"""Checks of the configuration against the number of processes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from paceline.trainer.parallel.stages import schedule_problems
 
 
 def config_problems(config: TrainerConfig, world_size: int) -> list[str]:
-    """Return why this many processes cannot train the input, one sentence each.
+    """Return why this number of processes cannot run the configuration, one sentence each.
 
-    A part that does not divide evenly would be cut short: a wrong result, not an error.
+    Without these checks, sizes that do not divide evenly would silently give wrong results.
     """
     layout, model, seq_len = config.layout, config.model, config.training.seq_len
     tp, cp, ranks = layout.tp, layout.cp, config.dp * layout.cp

@@ -1,4 +1,4 @@
-"""A model's sizes and options as trainer.json has them."""
+"""Sizes and options of a model as in trainer.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder's shape; null sizes mean the usual value, which the properties fill in."""
+    """A decoder's shape; the properties resolve sizes that are None."""
 
     num_layers: int
     hidden_size: int
@@ -34,54 +34,54 @@ class ModelConfig:
     embedding_size: int | None
     kind: Literal["decoder"] = "decoder"
     dropout: float = 0.0
-    """Share of what embedding, attention and MLP add to the stream that is dropped."""
+    """Dropout probability of the outputs of embedding, attention and MLP."""
     attention_dropout: float | None = None
-    """The same of attention's probabilities; None is as `dropout`."""
+    """Dropout probability of the attention weights; None for `dropout`."""
     norm_zero_centered: bool = False
-    """Norms multiply by 1 + their weight."""
+    """True if norms multiply by 1 + weight."""
     qk_norm: bool = False
-    """A norm of every query and key head."""
+    """True if every query and key head is normalised."""
     rope_local_theta: float | None = None
-    """Base in the layers with a window, where positions are not scaled; None: as in all others."""
+    """RoPE base in layers with a window, with unscaled positions; None for `rope_theta`."""
     rope_scaling_factor: float = 1.0
-    """What positions are divided by."""
+    """Divisor of positions."""
     rope_attention_factor: float = 1.0
-    """What rotated queries and keys are multiplied with."""
+    """Factor of the rotary tables."""
     partial_rotary_factor: float = 1.0
-    """Share of a head that rotates."""
+    """Fraction of a head's features that rotate."""
     sliding_window: int | None = None
-    """Tokens that a token attends to at most, itself included."""
+    """Maximum number of tokens that a token attends to, including itself."""
     sliding_window_pattern: int | None = None
-    """Every so many-th layer has no window."""
+    """Interval of layers without a window."""
     query_pre_attn_scalar: float | None = None
-    """Scores are divided by its root; None: by that of a head's width."""
+    """Scores are divided by its square root; None for the head width."""
     scale_embedding: bool = False
-    """Token vectors are multiplied by the root of hidden_size."""
+    """True if token embeddings are multiplied by sqrt(hidden_size)."""
 
     def window(self, layer: int) -> int | None:
-        """The window of a layer, counted from 0; None where it attends to all of the past."""
+        """Return the window of a layer (from 0); None for full causal attention."""
         pattern = self.sliding_window_pattern
         return None if pattern and (layer + 1) % pattern == 0 else self.sliding_window
 
     @property
     def rotary_dim(self) -> int:
-        """Features of a head that rotate."""
+        """Number of a head's features that rotate."""
         return int(self.head_dim * self.partial_rotary_factor)
 
     @property
     def query_scale(self) -> float:
-        """What queries are multiplied with beside attention's own 1 / sqrt(head_dim)."""
+        """Factor of queries in addition to attention's 1 / sqrt(head_dim)."""
         scalar = self.query_pre_attn_scalar
         return 1.0 if scalar is None else (self.head_dim / scalar) ** 0.5
 
     @property
     def attention_dropout_p(self) -> float:
-        """Share of attention's probabilities that is dropped."""
+        """Dropout probability of the attention weights."""
         return self.dropout if self.attention_dropout is None else self.attention_dropout
 
     @property
     def kv_heads(self) -> int:
-        """Key/value heads."""
+        """Number of key/value heads."""
         return self.num_kv_heads or self.num_heads
 
     @property
@@ -129,7 +129,7 @@ class FluxConfig:
 
     @property
     def in_channels(self) -> int:
-        """Width of an image token before the first layer and behind the last one."""
+        """Width of an image token before the first layer and after the last one."""
         return self.latent_channels * self.patch_size**2
 
     @property

@@ -279,7 +279,7 @@ def test_a_mask_of_another_length_is_refused(data: tuple[Path, Path], tmp_path: 
     short = tmp_path / "short.bin"
     short.write_bytes(data[1].read_bytes()[:-1])
 
-    with pytest.raises(ConfigError, match=r"short\.bin has 208 bytes, and .*ids\.bin 209 tokens"):
+    with pytest.raises(ConfigError, match=r"short\.bin has 208 bytes, but .* has 209 tokens"):
         load_corpus(config_of(data, loss_mask=str(short)))
 
 

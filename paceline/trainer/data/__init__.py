@@ -1,1 +1,1 @@
-"""Samples: where they come from, and which belong to which step and rank."""
+"""Data sources, samples and batches."""

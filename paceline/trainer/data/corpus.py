@@ -30,7 +30,7 @@ from paceline.trainer.data.samples import (
 from paceline.trainer.data.texts import (
     BYTE_VOCAB,
     END,
-    MOST_TEXT_TOKENS,
+    MAX_TEXT_TOKENS,
     WHOLE_SOURCE,
     Extent,
     document_ends,
@@ -136,7 +136,7 @@ def load_validation(config: TrainerConfig) -> Corpus:
 def whole_source(config: TrainerConfig, data: DataConfig) -> TokenCorpus | PaddedCorpus:
     """All samples of a source; raises ConfigError as the source."""
     if data.source != "tokens":
-        return text_corpus(config, data, 0, MOST_TEXT_TOKENS, WHOLE_SOURCE)
+        return text_corpus(config, data, 0, MAX_TEXT_TOKENS, WHOLE_SOURCE)
     vocab = config.model.vocab_size  # type: ignore[union-attr]
     return TokenCorpus(map_tokens(data, None), config.training.seq_len, vocab, mask_of(data))
 
@@ -163,10 +163,10 @@ def text_corpus(
             "a document"
         )
     if data.packing == "padded":
-        texts = islice(records(data, seed, MOST_TEXT_TOKENS, extent), samples)
-        return pad(texts, seq_len, MOST_TEXT_TOKENS, data.loss_on == "text")
+        texts = islice(records(data, seed, MAX_TEXT_TOKENS, extent), samples)
+        return pad(texts, seq_len, MAX_TEXT_TOKENS, data.loss_on == "text")
     usable = samples * seq_len + 1
-    tokens = pack(documents(data, seed, usable, extent), min(usable, MOST_TEXT_TOKENS))
+    tokens = pack(documents(data, seed, usable, extent), min(usable, MAX_TEXT_TOKENS))
     ends = document_ends(tokens) if data.document_mask else None
     return TokenCorpus(tokens, seq_len, vocab, ends=ends)
 

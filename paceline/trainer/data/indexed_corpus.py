@@ -44,7 +44,6 @@ from paceline.trainer.data.validation_split import too_little
 from paceline.trainer.model.loss import IGNORE_INDEX
 from paceline.trainer.parallel.mesh import MeshAxis
 from paceline.trainer.schedule import BatchSizes
-from paceline.trainer.wording import counted
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEAD = struct.Struct("<9sQBQQ")
@@ -202,8 +201,8 @@ def shuffled(
     windows = _joined(parts, generator)
     if not len(windows):
         raise ConfigError(
-            f"data: there is not one sample: {counted(tokens, 'token')} in all, and one takes "
-            "seq_len + 1"
+            f"data: there is not one sample: the documents have {tokens:,} tokens, and a sample "
+            "needs seq_len + 1"
         )
     return ShuffledFile(file, seq_len, order, ends, windows)
 

@@ -140,8 +140,8 @@ EMPTY_FOLDER = "empty_encodings"
 DTYPES = {"<u2": torch.bfloat16, "<f2": torch.float16, "<f4": torch.float32}
 """NumPy has no bf16: its bits are kept as uint16."""
 MAGIC = b"\x93NUMPY"
-MOST_OPEN = 256
-"""Shards at a time, of the 1024 files that a process mostly may open."""
+MAX_OPEN_SHARDS = 256
+"""Maximum number of open shards; a process may usually open 1,024 files."""
 BLOCK_BYTES = 512
 EIGHTHS = range(8)
 
@@ -261,7 +261,7 @@ class ShardedFiles(LatentFiles):
         """A shard's descriptor; opening one takes as long as reading a sample on some systems."""
         file = self._open.pop(shard, None)
         if file is None:
-            if len(self._open) >= MOST_OPEN:
+            if len(self._open) >= MAX_OPEN_SHARDS:
                 os.close(self._open.pop(next(iter(self._open))))
             file = os.open(self.shards[shard], os.O_RDONLY | os.O_CLOEXEC)
         self._open[shard] = file

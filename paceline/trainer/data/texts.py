@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 from paceline.trainer.config import ConfigError, DataConfig
-from paceline.trainer.wording import counted
 
 END_OF_DOCUMENT = 256
 BYTE_VOCAB = 257
 END = torch.tensor([END_OF_DOCUMENT], dtype=torch.int16)
 PARAGRAPHS = re.compile(rb"\n\s*\n")
-MOST_TEXT_TOKENS = 2**27
-"""Text is held in memory (2 bytes a token); longer runs read this much and go over it again."""
+MAX_TEXT_TOKENS = 2**27
+"""Text is stored in memory (2 bytes per token); longer runs repeat this much of it."""
 TOKEN_DTYPES = {
     "uint16": torch.uint16,
     "uint32": torch.uint32,
@@ -36,7 +35,7 @@ TOKEN_DTYPES = {
 
 @dataclass(frozen=True)
 class Extent:
-    """What of a source is read: bytes of its file, or files of the standard library (None: all)."""
+    """The part of a source to read: bytes of its file, or files of the standard library."""
 
     start: int = 0
     end: int | None = None
@@ -47,13 +46,13 @@ WHOLE_SOURCE = Extent()
 
 
 def tokens_of(text: bytes) -> Tensor:
-    """A text as tokens, with its end mark."""
+    """Return a text's tokens followed by the end mark."""
     ids = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else END[:0]
     return torch.cat([ids.to(torch.int16), END])
 
 
 def pack(texts: Iterable[bytes], limit: int) -> Tensor:
-    """At most `limit` tokens: documents one after the other, each followed by its end mark."""
+    """Concatenate documents with their end marks, up to `limit` tokens."""
     pieces = [END[:0]]
     total = 0
     for text in texts:
@@ -66,38 +65,38 @@ def pack(texts: Iterable[bytes], limit: int) -> Tensor:
 
 
 def document_ends(tokens: Tensor) -> Tensor:
-    """(documents,) where each ends in `tokens`: behind its end mark, which belongs to it."""
+    """Return (documents,) end positions in `tokens`, each after the document's end mark."""
     return (tokens == END_OF_DOCUMENT).nonzero().flatten() + 1
 
 
 def records(
     data: DataConfig, seed: int, limit: int, extent: Extent = WHOLE_SOURCE
 ) -> Iterator[bytes]:
-    """Samples of a padded run: lines of jsonl, or paragraphs of texts, which blank lines part."""
+    """Return the samples of a padded run: lines of jsonl, or paragraphs of texts."""
     texts = documents(data, seed, limit, extent)
     return texts if data.source == "jsonl" else (p for text in texts for p in paragraphs(text))
 
 
 def paragraphs(text: bytes) -> Iterator[bytes]:
-    """What blank lines part."""
+    """Split a text at blank lines."""
     return (part.strip(b"\r\n") for part in PARAGRAPHS.split(text) if part.strip())
 
 
 def documents(
     data: DataConfig, seed: int, limit: int, extent: Extent = WHOLE_SOURCE
 ) -> Iterator[bytes]:
-    """Texts of a source, one by one, as UTF-8 bytes; the standard library's in the seed's order."""
+    """Yield the texts of a source as UTF-8 bytes; the standard library is shuffled by the seed."""
     if data.source == "stdlib":
         return _shuffled_files(stdlib_paths() if extent.files is None else extent.files, seed)
     if data.path is None:
         raise ConfigError(f"data.path: source {data.source} needs a file")
     if data.source == "text":
-        return _text_file(data.path, min(limit, MOST_TEXT_TOKENS), extent)
+        return _text_file(data.path, min(limit, MAX_TEXT_TOKENS), extent)
     return _jsonl_texts(data.path, data.text_key, extent)
 
 
 def map_tokens(data: DataConfig, limit: int | None) -> Tensor:
-    """At most `limit` tokens (None: all) of a binary file, mapped into memory and not read."""
+    """Map at most `limit` tokens (None: all) of a binary file into memory."""
     if data.path is None:
         raise ConfigError("data.path: source tokens needs a file")
     if data.token_dtype not in TOKEN_DTYPES:
@@ -108,30 +107,30 @@ def map_tokens(data: DataConfig, limit: int | None) -> Tensor:
     size, rest = divmod(Path(data.path).stat().st_size, dtype.itemsize)
     if rest or not size:
         raise ConfigError(
-            f"data.path: {data.path} is empty or no whole number of {data.token_dtype}"
+            f"data.path: {data.path} is empty or not a whole number of {data.token_dtype} tokens"
         )
     taken = size if limit is None else min(size, limit)
     return torch.from_file(data.path, shared=False, size=taken, dtype=dtype)
 
 
 def map_mask(path: str, data: DataConfig) -> Tensor:
-    """One byte a token of `data`'s file, mapped into memory; ConfigError for another number."""
+    """Map the mask of `data`'s file; raise ConfigError unless it has one byte per token."""
     return map_bytes(path, map_tokens(data, None).numel(), str(data.path))
 
 
 def map_bytes(path: str, num_tokens: int, of: str) -> Tensor:
-    """(num_tokens,) bytes of a mask, mapped into memory; ConfigError for another number."""
+    """Map (num_tokens,) bytes of a mask; raise ConfigError for another size."""
     size = Path(path).stat().st_size
     if size != num_tokens:
         raise ConfigError(
-            f"loss_mask: {path} has {counted(size, 'byte')}, and {of} "
-            f"{counted(num_tokens, 'token')}: it takes one each"
+            f"loss_mask: {path} has {size:,} bytes, but {of} has {num_tokens:,} tokens; "
+            "the mask must have one byte per token"
         )
     return torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
 
 
 def stdlib_paths() -> list[Path]:
-    """Sources of the running interpreter's standard library."""
+    """Return the source files of the interpreter's standard library."""
     paths: list[Path] = []
     for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
         subfolders[:] = sorted(set(subfolders) - {"site-packages", "dist-packages", "__pycache__"})
@@ -147,14 +146,14 @@ def _shuffled_files(paths: Sequence[Path], seed: int) -> Iterator[bytes]:
 
 
 def _text_file(path: str, limit: int, extent: Extent) -> Iterator[bytes]:
-    """The file as one document, as far as it is needed."""
+    """Yield the needed part of a file as one document."""
     with Path(path).open("rb") as file:
         file.seek(extent.start)
         yield file.read(limit if extent.end is None else min(limit, extent.end - extent.start))
 
 
 def _jsonl_texts(path: str, key: str, extent: Extent) -> Iterator[bytes]:
-    """The text field of every record; raises ConfigError with the line that has none."""
+    """Yield the text field of every record; raise ConfigError with the line that has none."""
     with Path(path).open("rb") as file:
         file.seek(extent.start)
         place = extent.start
@@ -167,11 +166,11 @@ def _jsonl_texts(path: str, key: str, extent: Extent) -> Iterator[bytes]:
 
 
 def text_of(line: bytes, key: str, where: str) -> bytes:
-    """The text of a jsonl record; raises ConfigError that speaks of `where` when it has none."""
+    """Return the text of a jsonl record; raise ConfigError at `where` when it has none."""
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"{where}: no JSON: {error}") from None
+        raise ConfigError(f"{where}: is not valid JSON: {error}") from None
     text = record.get(key) if isinstance(record, dict) else None
     if not isinstance(text, str):
         raise ConfigError(f"{where}: the record has no text under {key!r}")

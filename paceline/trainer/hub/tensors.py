@@ -1,7 +1,7 @@
-"""safetensors files: 8 bytes that say how long the header is, a JSON header, then the tensors.
+"""Reader and writer of safetensors files.
 
-The header is {name: {dtype, shape, data_offsets}}, and may say more under __metadata__
-(huggingface/safetensors, README).
+A file has 8 bytes with the header's length, a JSON header and the tensors. The header is {name:
+{dtype, shape, data_offsets}} with optional __metadata__ (huggingface/safetensors, README).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from paceline.trainer.checkpoint_reader import CorruptCheckpointError
 
-LARGEST_HEADER = 100_000_000
-"""Bytes, the format's own limit."""
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -29,27 +29,27 @@ DTYPES = {
     "BF16": torch.bfloat16,
 }
 ALIGNMENT = 8
-"""Bytes, of the first tensor."""
+"""Alignment of the first tensor in bytes."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor lies."""
+    """Location of a tensor in a file."""
 
     file: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
-    """Byte of the file."""
+    """Offset in the file in bytes."""
 
 
 def stored_tensors(
     file: str, entries: Mapping[str, Any], start: int, end: int
 ) -> dict[str, Stored]:
-    """Tensors of floats in a file whose bytes from `start` to `end` hold them, by its header.
+    """Return the floating-point tensors of a header whose data is at bytes `start` to `end`.
 
-    Raises CorruptCheckpointError for one that lies elsewhere; integers, as the masks of old GPT-2
-    files, are left out. A header of another form raises KeyError, TypeError or ValueError.
+    Raise CorruptCheckpointError for a tensor outside this range. Integers, such as the masks of old
+    GPT-2 files, are ignored. An invalid header raises KeyError, TypeError or ValueError.
     """
     tensors: dict[str, Stored] = {}
     for name, entry in entries.items():
@@ -67,18 +67,18 @@ def stored_tensors(
 
 
 class SafetensorsFile:
-    """The tensors of floats in a file, which is mapped into memory.
+    """The floating-point tensors of a file, mapped into memory.
 
-    Raises CorruptCheckpointError for a file that is torn or no safetensors file.
+    Raise CorruptCheckpointError for a file that is truncated or not a safetensors file.
     """
 
     def __init__(self, path: Path) -> None:
         length = path.stat().st_size
         with path.open("rb") as file:
-            # A file of no bytes cannot be mapped.
+            # An empty file cannot be mapped.
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if length else b""
         header = int.from_bytes(content[:8], "little")
-        if isinstance(content, bytes) or not 0 < header <= min(LARGEST_HEADER, length - 8):
+        if isinstance(content, bytes) or not 0 < header <= min(MAX_HEADER_BYTES, length - 8):
             raise CorruptCheckpointError(f"{path.name} is no safetensors file, or is torn")
         self.content = content
         try:
@@ -90,26 +90,26 @@ class SafetensorsFile:
             raise CorruptCheckpointError(f"{path.name} is broken: {error!r}"[:200]) from error
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor of the file, without a copy."""
+        """Return a tensor without a copy."""
         return mapped(self.content, self.stored[name])
 
 
 def mapped(content: mmap.mmap, stored: Stored) -> Tensor:
-    """A tensor in a file's bytes."""
+    """Return a tensor of a mapped file."""
     count, start = prod(stored.shape), stored.start
     flat = torch.frombuffer(content, dtype=stored.dtype, count=count, offset=start)
     return flat.view(stored.shape)
 
 
 def bytes_of(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """What a tensor takes in a file."""
+    """Return the size of a tensor in bytes."""
     return prod(shape) * dtype.itemsize
 
 
 class WrittenFile:
-    """A file of tensors to be filled, mapped into memory; all its room is taken at once.
+    """A new file of tensors, mapped into memory, with its disk space allocated.
 
-    Raises OSError where there is not enough: a mapped file that runs out of disk ends the process.
+    Raise OSError when the disk is full; running out of space in a mapping would kill the process.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class WrittenFile:
         entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         starts: dict[str, int] = {}
         at = 0
-        # Wide elements first, so that all lie at multiples of their size.
+        # Wide dtypes first, so that all tensors are aligned to their element size.
         for name in sorted(tensors, key=lambda name: -tensors[name][1].itemsize):
             shape, dtype = tensors[name]
             end = at + bytes_of(shape, dtype)
@@ -140,5 +140,5 @@ class WrittenFile:
         }
 
     def sync(self) -> None:
-        """Return when all of it is on the disk."""
+        """Flush the file to the disk."""
         self.content.flush()

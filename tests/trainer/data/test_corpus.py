@@ -67,7 +67,7 @@ def test_no_more_of_a_text_is_read_than_the_run_can_use(
         file.truncate(2**40)
 
     assert load(source="text", path=str(path)).num_tokens == 6 * 4 * 32 + 1
-    monkeypatch.setattr(corpus, "MOST_TEXT_TOKENS", 500)
+    monkeypatch.setattr(corpus, "MAX_TEXT_TOKENS", 500)
     assert load(source="text", path=str(path)).num_tokens == 500
 
 
@@ -82,7 +82,7 @@ def test_jsonl_records_are_documents(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("{", r"a\.jsonl:2: no JSON"), ("[1]", "2: the record has no text under 'text'"),
+    [("{", r"a\.jsonl:2: is not valid JSON"), ("[1]", "2: the record has no text under 'text'"),
      ('{"text": 3}', "2: the record has no text"), ('{"body": "a"}', "2: the record has no text")],
 )  # fmt: skip
 def test_a_bad_jsonl_line_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -122,7 +122,7 @@ def test_an_unknown_token_is_named_before_a_device_sees_it(tmp_path: Path) -> No
 def test_a_torn_token_file_is_refused(tmp_path: Path) -> None:
     for size in (0, 7):
         (tmp_path / "a.bin").write_bytes(b"x" * size)
-        with pytest.raises(ConfigError, match="empty or no whole number of uint16"):
+        with pytest.raises(ConfigError, match="empty or not a whole number of uint16"):
             load(source="tokens", path=str(tmp_path / "a.bin"))
 
 

@@ -164,7 +164,7 @@ def test_without_val_the_last_samples_are_held_out(tmp_path: Path):
 
 
 def test_more_shards_than_may_be_open_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reader, "MOST_OPEN", 2)
+    monkeypatch.setattr(reader, "MAX_OPEN_SHARDS", 2)
     files = ShardedFiles(str(sharded(tmp_path, (1, 2, 1, 1))), TRAIN, MODEL, seed=1)
 
     for index in (0, 4, 2, 1, 3, 0):
