@@ -104,6 +104,23 @@ def test_steps_of_a_page_are_found_with_their_output():
     ]
 
 
+FOREIGN_OPTIONS = {"--data_split", "--embed-layernorm", "--exclude", "--gres", "--help", "--install-completion",
+                   "--profiling", "--rampup-batch-size"}  # fmt: skip
+
+
+def test_every_option_in_the_text_exists():
+    """Pages of engines name options of other programs, and pages for developers are left out."""
+    verbs = [verb for table in (*VERBS.values(), *GROUPS.values()) for verb in table]
+    params = [param for verb in verbs if verb.source != "group" for param in verb.command().params]
+    options = {name for param in params for name in (*param.opts, *param.secondary_opts)}
+    for path in DOCUMENTS:
+        if not {"dev", "engines"} & set(path.parts):
+            text = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.DOTALL)
+            spans = " ".join(re.findall(r"`([^`\n]+)`", text))
+            named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", spans))
+            assert named - options <= FOREIGN_OPTIONS, path
+
+
 def test_an_option_that_is_not_there_is_noticed():
     with pytest.raises(Exception, match="No such option"):
         parsed("paceline run tiny-llama --fast")
