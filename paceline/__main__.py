@@ -1,4 +1,4 @@
-"""The `paceline` command: it owns Ctrl-C and SIGTERM from its first instruction on."""
+"""Entry point of `paceline`, which handles Ctrl-C and SIGTERM from its first instruction on."""
 
 import _signal  # pyright: ignore[reportMissingImports]
 
@@ -14,7 +14,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line; an interrupt at any moment ends it with 130 and no traceback."""
+    """Run the command line; an interrupt ends it with exit code 130 and no traceback."""
     interrupts.install_handlers()
     try:
         with interrupts.deferred_interrupts():

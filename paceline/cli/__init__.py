@@ -1,4 +1,4 @@
-"""The command line: the only place that prints or exits; verbs are loaded when they are called."""
+"""Command line: the only package that prints or exits. Verbs are imported when called."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from paceline.core.errors import EXIT_BAD_INPUT, EXIT_SYSTEM_FAULT, PacelineErro
 EPILOG = (
     "First steps: `paceline run tiny-llama` measures this machine in a minute; "
     "`paceline recipes` lists what else can be run; `paceline show last` repeats the report. "
-    "Exit codes: 0 ok, 1 bad input, 2 system fault, 3 gate failed, 4 incomplete."
+    "Exit codes: 0 ok, 1 bad input, 2 system fault, 3 check failed, 4 incomplete."
 )
 
 EXIT_UNREAD = 128 + signal.SIGPIPE
-"""As a shell says of a program that SIGPIPE ends: nobody reads on, as behind `| head -1`."""
+"""Exit code of a program that SIGPIPE ends, e.g. in front of `| head -1`."""
 
 app = typer.Typer(
     name="paceline",
@@ -40,7 +40,7 @@ typer.BadParameter.__mro__[1].exit_code = EXIT_BAD_INPUT  # type: ignore[attr-de
 
 
 def main() -> None:
-    """Run the command line; an expected error is one line on standard error and its exit code."""
+    """Run the command line; print an expected error as one line and exit with its code."""
     try:
         prepare_streams()
         check_folder()
@@ -68,12 +68,12 @@ def _end(sentence: str, code: int) -> None:
 
 
 def _give_up_output(error: OSError) -> None:
-    """Say that standard output cannot be written (a full disk), and end with a system fault."""
+    """Report that standard output cannot be written (a full disk), and exit with a system fault."""
     print(f"error: standard output: cannot be written: {error.strerror}", file=sys.stderr)
     _drop_output()
     sys.exit(EXIT_SYSTEM_FAULT)
 
 
 def _drop_output() -> None:
-    """What is still buffered would fail again when the interpreter closes the stream."""
+    """Discard buffered output, which would fail again when the interpreter closes the stream."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`paceline audit`: which published figures do not follow from their own table."""
+"""`paceline audit`: find inconsistent figures in published tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.cli.options import Json
 from paceline.cli.output import (
     TableForm,
     TableFormat,
-    Where,
+    WhereOption,
     emit_table,
     select_rows,
 )
@@ -64,7 +64,7 @@ def audit(
     fail_on_findings: Annotated[
         bool, typer.Option("--fail-on-findings", help="Exit with 3 if a cell is inconsistent.")
     ] = False,
-    where: Where = None,
+    where: WhereOption = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
@@ -86,25 +86,25 @@ def audit(
       paceline audit mine.csv --fail-on-findings --format md
     """
     form = TableFormat.json if as_json else form
-    audited = run_audit(target, _declared(model, device, dtype, convention, peak, tokens))
-    findings = [*audited.audit.findings, *(audited.audit.minor if all_cells else ())]
+    result = run_audit(target, _declared_settings(model, device, dtype, convention, peak, tokens))
+    findings = [*result.audit.findings, *(result.audit.minor if all_cells else ())]
     rows = [{key: getattr(finding, key) for key in KEYS} for finding in findings]
     by_row = {id(row): finding for row, finding in zip(rows, findings, strict=True)}
-    kept = select_rows(rows, where, KEYS, "tell")
-    listed = [by_row[id(row)] for row in kept]
+    selected_rows = select_rows(rows, where, KEYS, "tell")
+    selected_findings = [by_row[id(row)] for row in selected_rows]
     if form is TableFormat.text:
-        _print_text(listed)
+        _print_text(selected_findings)
     else:
-        emit_table(kept, _columns(), form)
-    for note in audited.notes:
+        emit_table(selected_rows, _columns(), form)
+    for note in result.notes:
         echo(f"note: {note}", err=True)
-    for line in _closing(audited.audit):
+    for line in _closing(result.audit):
         echo(line, err=form is not TableFormat.text)
-    if fail_on_findings and any(not finding.minor for finding in listed):
+    if fail_on_findings and any(not finding.minor for finding in selected_findings):
         raise typer.Exit(EXIT_GATE_FAILED)
 
 
-def _declared(
+def _declared_settings(
     model: str | None,
     device: str | None,
     dtype: str | None,
@@ -118,12 +118,12 @@ def _declared(
 
 
 def _print_text(findings: list[AuditFinding]) -> None:
-    """One line a finding under the name of its table, columns aligned within the table."""
+    """Print one line per finding under the name of its table, with aligned columns."""
     by_table: dict[str, list[list[str]]] = {}
     for f in findings:
         size = "" if f.difference is None else _size(f.difference)
-        shown = [f.row, f.column, f.printed, f"not {f.recomputed_text}", size, f.cause]
-        by_table.setdefault(f.table, []).append(shown)
+        cells = [f.row, f.column, f.printed, f"not {f.recomputed_text}", size, f.cause]
+        by_table.setdefault(f.table, []).append(cells)
     for table, lines in by_table.items():
         widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
         echo(table)
@@ -134,7 +134,7 @@ def _print_text(findings: list[AuditFinding]) -> None:
 
 
 def _size(difference: float) -> str:
-    """A relative difference with its sign and three digits: `+0.402 %`."""
+    """Return a relative difference with its sign and three digits: `+0.402%`."""
     return f"{100 * difference:+.3g}%"
 
 
@@ -152,7 +152,7 @@ def _number(value: float | str) -> str:
 
 
 def _closing(audit: Audit) -> list[str]:
-    """How much was checked, and why not the rest."""
+    """Return how many cells were checked, and the reasons for unchecked ones."""
     states, num_minor = audit.states, len(audit.minor)
     failing = states.get("fails", 0)
     minor = f" ({num_minor} of them only cut, or only alone: --all)" if num_minor else ""
@@ -166,6 +166,6 @@ def _closing(audit: Audit) -> list[str]:
     if audit.unchecked_reasons:
         total = sum(audit.unchecked_reasons.values())
         reasons = sorted(audit.unchecked_reasons.items(), key=lambda item: -item[1])
-        unchecked = "; ".join(f"{reason} ({count:,})" for reason, count in reasons)
-        lines.append(f"{counted(total, 'cell')} could not be checked: {unchecked}.")
+        reasons_text = "; ".join(f"{reason} ({count:,})" for reason, count in reasons)
+        lines.append(f"{counted(total, 'cell')} could not be checked: {reasons_text}.")
     return lines

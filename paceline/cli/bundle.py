@@ -1,4 +1,4 @@
-"""`paceline bundle` and `paceline verify`: one run as one archive, and whether it is whole."""
+"""`paceline bundle` and `paceline verify`: write and verify a run as one archive."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def bundle(
 
     Example: paceline bundle last --output run.bundle.tar.gz
     """
-    path, written = write_bundle(find_run(runs_root(runs_dir), run), output)
-    for part in written.left_out:
+    path, content = write_bundle(find_run(runs_root(runs_dir), run), output)
+    for part in content.left_out:
         echo(f"left out: {part.path}: {part.why}", err=True)
-    for name in written.redacted:
-        echo(f"a secret was replaced in {name}", err=True)
+    for name in content.redacted:
+        echo(f"redacted a secret in {name}", err=True)
     if as_json:
-        emit_json({"file": str(path), "bundle": written.model_dump(mode="json")})
+        emit_json({"file": str(path), "bundle": content.model_dump(mode="json")})
         return
-    size = si(sum(file.bytes for file in written.files), "B")
+    size = si(sum(file.bytes for file in content.files), "B")
     echo(str(path))
-    echo(f"{counted(len(written.files), 'file')}, {size}, sha256 {written.sha256}", err=True)
+    echo(f"{counted(len(content.files), 'file')}, {size}, sha256 {content.sha256}", err=True)
 
 
 def verify(

@@ -1,4 +1,4 @@
-"""`paceline run --from BUNDLE`: what would repeat a run, shown, and planned where it can start."""
+"""`paceline run --from BUNDLE`: plan or show the repetition of a bundled run."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ from paceline.runs.plan import Plan
 
 
 def bundle_plan(path: Path, how: ExecutionOptions, dry_run: bool) -> Plan | None:
-    """The plan that repeats a bundle's run; None after a dry run, which printed it.
+    """Return the plan that repeats a bundle's run, or None after printing a dry run.
 
-    Raises UserError where something that it needs is not here.
+    Raises UserError if something that the run needs is missing here.
     """
-    with opened_bundle(path) as opened:
-        repeat = repetition(opened, path, runs_root(how.runs_dir))
-        then = opened.bundle.run
+    with opened_bundle(path) as open_bundle:
+        repetition_plan = repetition(open_bundle, path, runs_root(how.runs_dir))
+        run_name = open_bundle.bundle.run
     if not dry_run:
-        _tell(repeat)
-        if repeat.obstacles:
-            raise UserError(f"run {then}", "cannot be repeated here as it was: see above")
-        return repeat.plan
-    if how.chosen is ReportFormat.json:
+        _print_notes(repetition_plan)
+        if repetition_plan.obstacles:
+            raise UserError(
+                f"run {run_name}", "cannot be repeated here; the notes above give the reasons"
+            )
+        return repetition_plan.plan
+    if how.output_format is ReportFormat.json:
         emit_json(
             {
-                "run": then,
-                "inputs": [part.model_dump() for part in repeat.needed],
-                "obstacles": list(repeat.obstacles),
-                "environment": [change.model_dump() for change in repeat.environment],
-                **plan_content(repeat.plan),
+                "run": run_name,
+                "inputs": [part.model_dump() for part in repetition_plan.needed],
+                "obstacles": list(repetition_plan.obstacles),
+                "environment": [change.model_dump() for change in repetition_plan.environment],
+                **plan_content(repetition_plan.plan),
             }
         )
         return None
-    _tell(repeat)
-    print_plan(repeat.plan, how.chosen)
+    _print_notes(repetition_plan)
+    print_plan(repetition_plan.plan, how.output_format)
     return None
 
 
-def _tell(repeat: Repetition) -> None:
+def _print_notes(repeat: Repetition) -> None:
     for sentence in (*obstacles_text(repeat), *repeat.plan.notices):
         echo(f"note: {sentence}", err=True)

@@ -1,4 +1,4 @@
-"""`paceline calibrate`: what this machine reaches, so that estimates rest on it."""
+"""`paceline calibrate`: measure this machine for the time model."""
 
 from __future__ import annotations
 
@@ -81,18 +81,18 @@ def calibrate(
         for step in calibration.steps
     ]
     answer = Document(
-        kind="a calibration of the time model",
+        kind="calibration of the time model",
         title=f"{calibration.device} in {calibration.dtype}",
         sections=(Table(columns=_COLUMNS, rows=rows),),
         notes=tuple(_sentences(calibration)),
         data=calibration.model_dump(mode="json") | {"file": str(path)},
     )
-    emit(answer, output.chosen)
+    emit(answer, output.output_format)
     echo(f"written: {path}", err=True)
 
 
 def _refuse_unwritable(path: Path) -> None:
-    """Raises SystemFaultError, before minutes are spent, where no file can be written."""
+    """Raise SystemFaultError if no file can be written, before minutes are spent."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -110,7 +110,7 @@ def _counts(text: str | None) -> tuple[int, ...]:
     if not all(part.isdecimal() and 1 <= int(part) <= 1024 for part in parts):
         raise UserError(
             f"--ranks {text}",
-            "is no list of numbers of processes",
+            "is not a list of process counts",
             allowed="1,2: each from 1 to 1024",
         )
     return tuple(dict.fromkeys(int(part) for part in parts))
@@ -119,10 +119,10 @@ def _counts(text: str | None) -> tuple[int, ...]:
 def _sentences(calibration: Calibration) -> list[str]:
     lines = [
         f"{placement.ranks} x {counted(placement.threads, 'thread')}: "
-        f"products {si(placement.flops_per_s, 'FLOP/s')}, "
-        f"copies {si(placement.memory_bytes_per_s, 'B/s')}"
+        f"GEMM {si(placement.flops_per_s, 'FLOP/s')}, "
+        f"memory copy {si(placement.memory_bytes_per_s, 'B/s')}"
         + (
-            f", exchanges {si(placement.link_bytes_per_s, 'B/s')}"
+            f", communication {si(placement.link_bytes_per_s, 'B/s')}"
             if placement.link_bytes_per_s
             else ""
         )
@@ -136,8 +136,10 @@ def _sentences(calibration: Calibration) -> list[str]:
     )
     if calibration.alike:
         pairs = ", ".join(" and ".join(pair) for pair in calibration.alike)
-        lines.append(f"not told apart: {pairs}")
-    lines.append(f"left where they were: {', '.join(calibration.undetermined) or 'none'}")
+        lines.append(f"not distinguishable: {pairs}")
+    lines.append(
+        f"coefficients that were not adjusted: {', '.join(calibration.undetermined) or 'none'}"
+    )
     return lines
 
 

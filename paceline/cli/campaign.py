@@ -1,4 +1,4 @@
-"""A campaign of `paceline scale RECIPE`: started or gone on with, told, ended cleanly, printed."""
+"""`paceline scale RECIPE`: run, resume, interrupt and print a scaling test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.cli.output import (
     TableFormat,
     emit,
     emit_table,
-    rendered,
+    render,
 )
 from paceline.cli.progress import run_headline
 from paceline.cli.terminal import echo
@@ -54,7 +54,7 @@ from paceline.scaling.report import scaling_document
 
 @dataclass(frozen=True)
 class CampaignOptions:
-    """How a campaign is run and printed."""
+    """Options for running and printing a scaling test."""
 
     form: TableFormat
     runs_dir: Path | None
@@ -73,7 +73,7 @@ class CampaignOptions:
 
 
 def run_campaign(request: CampaignRequest, how: CampaignOptions) -> int:
-    """Run what is asked for, or go on with what `how.resume` names, and print it; the exit code."""
+    """Run or resume a scaling test, print it, and return the exit code."""
 
     root = runs_root(how.runs_dir)
     if how.resume is not None:
@@ -82,38 +82,40 @@ def run_campaign(request: CampaignRequest, how: CampaignOptions) -> int:
     else:
         campaign = new_campaign(root, request, command_line())
         for name in equivalent_campaigns(root, campaign):
-            echo(f"note: {name} measures the same; --resume {name} goes on with it", err=True)
+            echo(
+                f"note: {name} has the same settings; use --resume {name} to continue it", err=True
+            )
     _announce(campaign)
     if how.dry_run:
         _print_plan(campaign, how.form)
         return EXIT_OK
     campaign = with_folder(root, campaign)
-    with alone(root / campaign.name), _until_stopped() as stop:
+    with alone(root / campaign.name), _stop_on_signals() as stop:
         campaign = begin(root, campaign)
         for folder in campaign_runs(root, campaign.name):
             if job := slurm.abandon(folder):
-                echo(f"note: Slurm job {job} of a call that died was cancelled", err=True)
-        running = _running(campaign, root, how, stop)
-        running.run()
-        result = _finished(running, how)
-    if running.halted and result is None:
+                echo(f"note: Slurm job {job} of a killed call was cancelled", err=True)
+        runner = _runner(campaign, root, how, stop)
+        runner.run()
+        result = _write_result(runner, how)
+    if runner.halted and result is None:
         raise SystemFaultError(
-            f"campaign {campaign.name}", running.halted, remedy=_resume_command(campaign, how)
+            f"campaign {campaign.name}", runner.halted, remedy=_resume_command(campaign, how)
         )
-    if running.halted:
-        echo(f"error: nothing more is run: {running.halted}", err=True)
-        echo(f"to go on: {_resume_command(campaign, how)}", err=True)
+    if runner.halted:
+        echo(f"error: stopped: {runner.halted}", err=True)
+        echo(f"to resume: {_resume_command(campaign, how)}", err=True)
     return EXIT_INCOMPLETE if result is None else exit_code(result, how.fail_on_findings)
 
 
 def exit_code(result: CampaignResult, fail: bool) -> int:
-    """0 when every size has a value: failed sub-clusters and flagged nodes are an answer too."""
+    """Return 0 if every size has a value, even with failed sub-clusters or flagged nodes."""
     if result.interrupted or result.missing or result.sizes_without_value:
         return EXIT_INCOMPLETE
     return EXIT_GATE_FAILED if fail and (result.flagged or result.lost) else EXIT_OK
 
 
-def _running(campaign: Campaign, root: Path, how: CampaignOptions, stop: Event) -> CampaignRunner:
+def _runner(campaign: Campaign, root: Path, how: CampaignOptions, stop: Event) -> CampaignRunner:
 
     extra = EXTRA_ROUNDS if how.extra_rounds is None else how.extra_rounds
     limits = Limits(how.max_parallel or MAX_PARALLEL, extra)
@@ -133,8 +135,8 @@ def _running(campaign: Campaign, root: Path, how: CampaignOptions, stop: Event) 
 
 
 @contextmanager
-def _until_stopped() -> Iterator[Event]:
-    """An event that Ctrl-C and SIGTERM set; further ones change nothing until all runs end."""
+def _stop_on_signals() -> Iterator[Event]:
+    """Yield an event that Ctrl-C and SIGTERM set; further signals have no effect."""
     stop = Event()
 
     def ask(_number: int, _frame: object) -> None:
@@ -154,34 +156,34 @@ def _until_stopped() -> Iterator[Event]:
             signal.signal(number, handler)
 
 
-def _finished(running: CampaignRunner, how: CampaignOptions) -> CampaignResult | None:
-    """Write and print what there is; None when no sub-cluster has a value."""
-    campaign = running.campaign
-    folder = running.root / campaign.name
-    trials = sorted(running.trials.values(), key=lambda trial: (trial.round, trial.hosts))
+def _write_result(runner: CampaignRunner, how: CampaignOptions) -> CampaignResult | None:
+    """Write and print the results, or return None if no sub-cluster has a value."""
+    campaign = runner.campaign
+    folder = runner.root / campaign.name
+    trials = sorted(runner.trials.values(), key=lambda trial: (trial.round, trial.hosts))
     write_text(folder / "results.csv", lambda_csv(trials, campaign.whole_node, how.min_per_node))
     write_text(folder / "trials.csv", trials_csv(trials, campaign.scaling))
     if not any(trial.ok and trial.devices_per_node == campaign.whole_node for trial in trials):
         echo(f"no sub-cluster has a value; {_resume_command(campaign, how)}", err=True)
         return None
-    analysis = campaign_analysis(campaign, trials, running.context)
-    missing = sum(len(running.missing(round_)) for round_ in campaign.plan)
-    stopped = running.stop.is_set()
+    analysis = campaign_analysis(campaign, trials, runner.context)
+    missing = sum(len(runner.missing(round_)) for round_ in campaign.plan)
+    interrupted = runner.stop.is_set()
     result = campaign_result(
         campaign,
         trials,
         analysis,
-        lost=running.lost,
-        unplaced=running.unplaced,
+        lost=runner.lost,
+        unplaced=runner.unplaced,
         missing=missing,
-        interrupted=stopped,
+        interrupted=interrupted,
         resume=_resume_command(campaign, how) if missing else None,
     )
     write_value(folder / "scale.json", result)
-    judged_by = running.context.reference
+    judged_by = runner.context.reference
     healthy = judged_by.samples_per_s if judged_by else None
     document = scaling_document(result, analysis.measured, campaign.name, healthy)
-    write_text(folder / "report.html", rendered(document, ReportFormat.html))
+    write_text(folder / "report.html", render(document, ReportFormat.html))
     emit(document, how.form, page=how.html, charts=how.charts)
     if how.form in (TableFormat.text, TableFormat.md) and result.resume:
         echo(f"missing: {counted(result.missing, 'sub-cluster')}; {result.resume}", err=True)
@@ -195,7 +197,7 @@ def _resume_command(campaign: Campaign, how: CampaignOptions) -> str:
 
 
 def _announce(campaign: Campaign) -> None:
-    """What will run, on standard error, before it starts."""
+    """Print to standard error what will run."""
     echo(run_headline(campaign.points[-1].spec), err=True)
     trials = sum(len(round_.groups) for round_ in campaign.plan)
     sizes = ", ".join(map(str, campaign.sizes))
@@ -210,7 +212,7 @@ def _announce(campaign: Campaign) -> None:
 
 
 def _print_plan(campaign: Campaign, form: TableFormat) -> None:
-    """Every planned round."""
+    """Print every planned round."""
     batches = {(p.nodes, p.devices_per_node): p.spec.training.global_batch for p in campaign.points}
     rows = [
         {

@@ -1,4 +1,4 @@
-"""Options of `paceline scale RECIPE`, and what they ask for."""
+"""Options of `paceline scale RECIPE`."""
 
 from __future__ import annotations
 
@@ -102,22 +102,22 @@ Resume = Annotated[
 
 
 def devices_per_node(text: str | None) -> tuple[int, ...]:
-    """The numbers in `1,8`, each once; empty for none."""
+    """Return the distinct numbers in `1,8`, or () for None."""
     words = [word.strip() for word in (text or "").split(",") if word.strip()]
     if text is not None and not (
         words and all(w.isascii() and w.isdecimal() and 0 < int(w) < 1000 for w in words)
     ):
-        raise UserError(f"--gpus-per-node {text}", "is no list of numbers", allowed="1,8")
+        raise UserError(f"--gpus-per-node {text}", "is not a list of numbers", allowed="1,8")
     return tuple(sorted({int(word) for word in words}))
 
 
 def refuse_other_modes(recipe: str | None, resume: str | None, source: Path | None) -> None:
-    """Raise UserError unless exactly one thing is asked for."""
+    """Raise UserError unless exactly one input is given."""
     num_modes = sum(mode is not None for mode in (recipe, resume, source))
     if num_modes != 1:
         raise UserError(
             "paceline scale",
-            "is asked for two things" if num_modes else "needs something to measure or to analyse",
+            "got more than one input" if num_modes else "needs an input",
             allowed="one of RECIPE, --resume NAME and --from CSV",
         )
 
@@ -130,12 +130,12 @@ USED_BY_FROM = {
 
 
 def refuse_beside_resume(name: str, request: CampaignRequest) -> None:
-    """Raise UserError for an option that the campaign `name` has settled already."""
+    """Raise UserError for an option that the stored scaling test `name` already sets."""
     where = Where(allocation=request.request.where.allocation)
     if request != CampaignRequest(Request("", where=where)):
         raise UserError(
             f"--resume {name}",
-            "takes what is measured from the campaign",
+            "takes its settings from the scaling test",
             allowed="--allocation, --max-parallel, --extra-rounds, --reference, --history, "
             "--tag, --runs-dir, --format",
             remedy="leave out the rest",

@@ -1,4 +1,4 @@
-"""What runs where, how many sub-clusters are left and for how long, on standard error."""
+"""Progress of a scaling test on standard error: running and remaining sub-clusters."""
 
 from __future__ import annotations
 
@@ -18,37 +18,41 @@ from paceline.scaling.campaigns.record import Group, PlannedRound
 from paceline.scaling.campaigns.rounds import Remaining, SubCluster, SubClusterEnd
 
 LINE_EVERY_S = 5.0
-"""How often the running sub-clusters are told."""
-MOST_NAMED = 8
+"""Interval of the lines about running sub-clusters."""
+MAX_HOSTS_LISTED = 8
 
 
 @dataclass
 class CampaignDisplay:
-    """Lines for a campaign; called from the threads of all runs."""
+    """Progress lines of a scaling test; called from the threads of all runs."""
 
     rounds: int
     _lock: Lock = field(default_factory=Lock)
     _steps: dict[Group, tuple[int, int]] = field(default_factory=dict["Group", tuple[int, int]])
-    """Of each running sub-cluster the last step, and how many there are."""
+    """Last step and number of steps of each running sub-cluster."""
     _last_line_s: float = 0.0
 
-    def round_begins(self, round: PlannedRound, groups: Sequence[Group], left: Remaining) -> None:
-        """A line for the round and one for its hosts."""
+    def round_begins(
+        self, round: PlannedRound, groups: Sequence[Group], remaining: Remaining
+    ) -> None:
+        """Print a line for the round and one for its hosts."""
 
         self.rounds = max(self.rounds, round.number)
-        names = [compress(group) for group in groups[:MOST_NAMED]]
-        more = [f"and {len(groups) - MOST_NAMED} more"] if len(groups) > MOST_NAMED else []
+        names = [compress(group) for group in groups[:MAX_HOSTS_LISTED]]
+        more = (
+            [f"and {len(groups) - MAX_HOSTS_LISTED} more"] if len(groups) > MAX_HOSTS_LISTED else []
+        )
         why = "" if round.purpose == "plan" else f" ({round.purpose})"
         with self._lock:
             self._steps = dict.fromkeys(groups, (0, 0))
             size = f"{len(groups)} x {counted(round.nodes, 'node')} x {round.devices_per_node}"
             head = f"round {round.number} of {self.rounds}{why}: {size}"
-            echo(f"{head} · {left_text(left)}", err=True)
+            echo(f"{head} · {remaining_text(remaining)}", err=True)
             echo(f"  on {'  '.join([*names, *more])}", err=True)
 
     @contextmanager
     def running(self, task: SubCluster, plan: Plan) -> Iterator[Watcher]:
-        """Notes a run's step, and tells all of them now and then."""
+        """Record the step of a run, and print all of them from time to time."""
 
         def watch(progress: Progress) -> None:
             with self._lock:
@@ -56,28 +60,28 @@ class CampaignDisplay:
                     self._steps[task.hosts] = progress.step.index, progress.total_steps
                 if time.monotonic() - self._last_line_s >= LINE_EVERY_S:
                     self._last_line_s = time.monotonic()
-                    self._tell_running()
+                    self._print_running()
 
         yield watch
 
-    def ended(self, task: SubCluster, kept: SubClusterEnd) -> None:
-        """A line for a sub-cluster with its value or the cause."""
+    def ended(self, task: SubCluster, outcome: SubClusterEnd) -> None:
+        """Print a sub-cluster with its value or the cause of its failure."""
 
-        result, left = kept
-        outcome = f"{result.status}: {result.reason}"
+        result, remaining = outcome
+        text = f"{result.status}: {result.reason}"
         if result.samples_per_s is not None:
             spread = f", steps ± {percent(result.spread)}" if result.spread is not None else ""
-            outcome = f"{significant(result.samples_per_s, 4)} samples/s{spread}"
+            text = f"{significant(result.samples_per_s, 4)} samples/s{spread}"
         with self._lock:
             self._steps.pop(result.hosts, None)
-            echo(f"  {compress(result.hosts)}  {outcome} · {left_text(left)}", err=True)
+            echo(f"  {compress(result.hosts)}  {text} · {remaining_text(remaining)}", err=True)
 
     def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
-        """A line for a host that is taken out."""
+        """Print that a host is excluded."""
         with self._lock:
-            echo(f"  {slot.name} is taken out of what follows: {why}", err=True)
+            echo(f"  {slot.name} is excluded from here on: {why}", err=True)
 
-    def _tell_running(self) -> None:
+    def _print_running(self) -> None:
         steps = [step for step, _ in self._steps.values()]
         total = max((total for _, total in self._steps.values()), default=0)
         if steps and total:
@@ -86,12 +90,12 @@ class CampaignDisplay:
             )
 
 
-def left_text(left: Remaining) -> str:
-    """`12 left in 5 rounds, about 3 min`."""
-    rounds = counted(left.rounds, "round")
-    if not left.trials:
+def remaining_text(remaining: Remaining) -> str:
+    """Return e.g. `12 left in 5 rounds, about 3 min`."""
+    rounds = counted(remaining.rounds, "round")
+    if not remaining.trials:
         return "none left"
-    return f"{left.trials} left in {rounds}{_about(left.seconds)}"
+    return f"{remaining.trials} left in {rounds}{_about(remaining.seconds)}"
 
 
 def _about(seconds: float | None) -> str:

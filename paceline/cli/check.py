@@ -1,4 +1,4 @@
-"""`paceline check`: whether hosts are fit to run on."""
+"""`paceline check`: check hosts before a job."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from paceline.scaling.check.preflight import CheckRequest, FinishedCheck
 from paceline.scaling.check.preflight import check as run_check
 
 FAST = (0.5, 2, 60.0)
-"""Seconds of each measurement, partners of each host, limit in seconds."""
-QUICK = (2.0, 0, 30.0)
-ALONE = 2 / 3
-"""Of the limit: what a device has in a quick check before its process is killed."""
+"""Seconds per measurement, partners per host, time limit in seconds."""
+DEVICES_ONLY = (2.0, 0, 30.0)
+DEVICE_TIME_FRACTION = 2 / 3
+"""Fraction of the time limit after which the process of a hung device is killed."""
 
 
 def check(
@@ -114,11 +114,9 @@ def check(
       paceline check --hosts hosts.txt --devices-only --drain-file bad.txt
     """
     if devices_only and (fast or max_parallel):
-        raise UserError(
-            "--devices-only", "has no measurements in turn; leave --fast and --max-parallel out"
-        )
+        raise UserError("--devices-only", "cannot be combined with --fast or --max-parallel")
     placement = location.where()
-    seconds, partners, limit_s = QUICK if devices_only else FAST if fast else (2.0, 7, 300.0)
+    seconds, partners, limit_s = DEVICES_ONLY if devices_only else FAST if fast else (2.0, 7, 300.0)
     request = CheckRequest(
         where=placement,
         device=device.value,
@@ -129,7 +127,7 @@ def check(
         limit_s=time_limit or limit_s,
         wait_s=wait,
         against=against,
-        alone_s=ALONE * (time_limit or limit_s) if devices_only else None,
+        alone_s=DEVICE_TIME_FRACTION * (time_limit or limit_s) if devices_only else None,
     )
     outcome = run_check(request, runs_root(runs_dir), lambda what: echo(f"  {what}", err=True))
     for notice in outcome.notices:
@@ -143,13 +141,15 @@ def check(
 
 def _document(outcome: FinishedCheck) -> Document:
     report = outcome.report
-    looks = [host.host for host in report.hosts if host.verdict == "look"]
-    tone = "alert" if report.drain else "plain" if looks else "good"
-    words = f"{len(report.drain)} to drain" if report.drain else f"{len(looks)} worth a look"
+    hosts_to_look_at = [host.host for host in report.hosts if host.verdict == "look"]
+    tone = "alert" if report.drain else "plain" if hosts_to_look_at else "good"
+    words = (
+        f"{len(report.drain)} to drain" if report.drain else f"{len(hosts_to_look_at)} to look at"
+    )
     return Document(
         kind=f"check of hosts, {report.created}",
         title=counted(len(report.hosts), "host"),
-        verdict=Verdict(words if report.drain or looks else "all fit", tone),
+        verdict=Verdict(words if report.drain or hosts_to_look_at else "all fit", tone),
         answer=report.sentences,
         sections=(
             Table(columns=_columns(), rows=[_row(host) for host in report.hosts]),

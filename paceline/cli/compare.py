@@ -1,4 +1,4 @@
-"""`paceline compare`: slower, faster, the same, or undecided."""
+"""`paceline compare`: test which side is faster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.runs.comparison_junit import junit_xml
 from paceline.runs.comparison_report import comparison_document
 
 VERDICT_EXIT = {"same": 0, "faster": 0, "better": 0, "undecided": 4}
-"""Exit code by verdict; every other verdict fails the gate (3)."""
+"""Exit code by verdict; all other verdicts exit with 3."""
 
 
 ALWAYS_USED = frozenset(
@@ -28,7 +28,7 @@ USED_WITHOUT_PAIRS = ALWAYS_USED | {"against", "html", "sequential"}
 
 
 class CompareFormat(StrEnum):
-    """Forms in which a comparison is printed."""
+    """Output formats of a comparison."""
 
     text = "text"
     json = "json"
@@ -137,17 +137,19 @@ def compare(
       paceline compare tiny-llama tiny-llama,layout.zero_stage=3 --sequential
     """
     if (second is None) == (against is None):
-        raise UserError("compare", "takes either B or --against", remedy="name the other side once")
+        raise UserError(
+            "compare", "takes either B or --against, not both", remedy="give one of them"
+        )
     root = runs_root(runs_dir)
     gate = Gate(parse_margin(margin), tuple(allow or ()), tuple(metric or ()))
     if sequential:
         refuse_unused(context, "--sequential", USED_IN_PAIRS)
         # It needs launchers and engines, which a plain comparison does without.
-        from paceline.cli.sequential import until_decided as pairs_until_decided
+        from paceline.cli.sequential import compare_in_pairs
         from paceline.runs.sequential_comparison import PairsQuestion
 
         question = PairsQuestion(root, first, second or "", gate, max_pairs, group, runs_dir)
-        answer = pairs_until_decided(question, _json_alone(form, as_json), probe)
+        answer = compare_in_pairs(question, _json_alone(form, as_json), probe)
         raise typer.Exit(VERDICT_EXIT.get(answer.verdict, 3))
     refuse_unused(context, "runs that there are (--sequential makes them)", USED_WITHOUT_PAIRS)
     if against is not None:
@@ -165,7 +167,9 @@ def compare(
 
 
 def _json_alone(form: CompareFormat, as_json: bool) -> bool:
-    """Whether pairs are printed as JSON; raises UserError for a form that they do not have."""
+    """Return whether to print JSON; raise UserError for a format that --sequential lacks."""
     if form not in (CompareFormat.text, CompareFormat.json):
-        raise UserError(f"--format {form.value}", "is not made of pairs", allowed="text, json")
+        raise UserError(
+            f"--format {form.value}", "is not available with --sequential", allowed="text, json"
+        )
     return as_json or form is CompareFormat.json

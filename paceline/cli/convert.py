@@ -1,4 +1,4 @@
-"""`paceline convert`: a published figure in another FLOPs convention or against another peak."""
+"""`paceline convert`: convert a published figure to another FLOPs convention or peak."""
 
 from __future__ import annotations
 
@@ -155,16 +155,18 @@ def _convert(
         if batch is None or gpus is None:
             raise UserError(
                 "a step time",
-                "gives FLOP/s only with the size of the job",
+                "can be converted only if the size of the job is known",
                 remedy="add --global-batch and --gpus",
             )
         if published is not None:
             raise UserError(
-                f"--from {published}", "says nothing of a step time", remedy="leave it out"
+                f"--from {published}", "does not apply to a step time", remedy="leave it out"
             )
         return from_step_time(quantity.value, target, x, peaks, batch, gpus)
     if published is None:
-        raise UserError("--from", "is needed: a figure means nothing without its convention")
+        raise UserError(
+            "--from", "is required, because figures in different conventions are not comparable"
+        )
     return convert_figure(quantity, published, target, x, peaks)
 
 
@@ -181,14 +183,14 @@ def _print_text(figure: str, quantity: Quantity, conversion: Conversion) -> None
     for side in sides:
         peak = side.peak_flops_per_s
         against = "" if peak is None else f", peak {_tera(peak)}"
-        echo(f"\n{side.convention}: {side.flops_per_token:.5g} FLOPs a token{against}")
+        echo(f"\n{side.convention}: {side.flops_per_token:.5g} FLOPs per token{against}")
         echo(f"  {side.formula}")
         if side.source:
             echo(f"  {side.source}")
 
 
 def _amounts(side: StatedFigure, first: str = "flops_per_s_per_device") -> str:
-    """What is known of a side, the kind of figure that was given first."""
+    """Return the known figures of a side, starting with the kind of the input figure."""
     share = None if side.mfu is None else f"{100 * side.mfu:.2f}% {side.share}"
     rate = None if side.flops_per_s_per_device is None else _tera(side.flops_per_s_per_device)
     both = [share, rate] if first == "mfu" else [rate, share]

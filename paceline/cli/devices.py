@@ -1,4 +1,4 @@
-"""`paceline devices`: the hardware catalog."""
+"""`paceline devices`: list the hardware catalog."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.cli.options import Json
 from paceline.cli.output import (
     TableForm,
     TableFormat,
-    Where,
+    WhereOption,
     emit_table,
     refuse_where,
     select_rows,
@@ -32,7 +32,7 @@ def devices(
     links: Annotated[
         bool, typer.Option("--links", help="List interconnects instead of devices.")
     ] = False,
-    where: Where = None,
+    where: WhereOption = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
@@ -67,8 +67,8 @@ def devices(
 
 def _list_devices(where: list[str] | None, form: TableFormat) -> None:
     dtypes: tuple[Dtype, ...] = get_args(Dtype)
-    catalogued = {device.name: device for device in catalog.devices()}
-    rows = select_rows([_summary(device, dtypes) for device in catalogued.values()], where)
+    devices_by_name = {device.name: device for device in catalog.devices()}
+    rows = select_rows([_summary(device, dtypes) for device in devices_by_name.values()], where)
     columns = [
         Column("name", "device"),
         *(Column(f"{dtype}_flops_per_s", dtype, _tera, "right") for dtype in dtypes),
@@ -77,8 +77,8 @@ def _list_devices(where: list[str] | None, form: TableFormat) -> None:
         Column("source", "source", lambda source: source.partition(":")[0]),
     ]
     if form in _FOR_PEOPLE:
-        echo("Dense peaks by dtype in TFLOP/s, memory in GiB, its bandwidth in TB/s\n")
-    document = [catalogued[row["name"]].model_dump(mode="json") for row in rows]
+        echo("Dense peak TFLOP/s by data type, memory in GiB, memory bandwidth in TB/s\n")
+    document = [devices_by_name[row["name"]].model_dump(mode="json") for row in rows]
     emit_table(rows, columns, form, document=document)
 
 
@@ -106,7 +106,7 @@ def _show_device(name: str, form: TableFormat) -> None:
 
 
 def _figures(device: Device) -> list[dict[str, Any]]:
-    """One row for each figure: value in base units, the same for people, and its source."""
+    """Return one row per figure: value in base units, value to show, and source."""
     memory, sheet = device.memory_source, "as the peaks, unless the note says otherwise"
     figures = [
         (f"peak {dtype}", peak.flops_per_s, "FLOP/s", _tera, "TFLOP/s", peak.source)
@@ -139,12 +139,12 @@ def _figure_columns(form: TableFormat) -> list[Column]:
 
 def _show_links(name: str | None, where: list[str] | None, form: TableFormat) -> None:
     if name is None:
-        listed: tuple[Link, ...] = catalog.links()
+        selected_links: tuple[Link, ...] = catalog.links()
     else:
         match = catalog.find_link(name)
         if match.note:
             echo(f"note: {match.note}", err=True)
-        listed = (match.link,) if match.link else ()
+        selected_links = (match.link,) if match.link else ()
     columns = [
         Column("name", "link"),
         Column("kind", "between", {"intra": "devices of a node", "inter": "nodes"}.__getitem__),
@@ -152,7 +152,7 @@ def _show_links(name: str | None, where: list[str] | None, form: TableFormat) ->
         Column("source", "source", wraps=True),
     ]
     rows = select_rows(
-        [link.model_dump(mode="json") for link in listed], where, tuple(Link.model_fields)
+        [link.model_dump(mode="json") for link in selected_links], where, tuple(Link.model_fields)
     )
     if form in _FOR_PEOPLE:
         echo("Nominal bandwidth of one device in one direction\n")
@@ -172,5 +172,5 @@ def _gib(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    """Up to three decimals, without trailing zeros: `989.5`, `2250`, `15.754`."""
+    """Format with up to three decimals, without trailing zeros: `989.5`, `2250`, `15.754`."""
     return f"{value:.3f}".rstrip("0").rstrip(".")

@@ -1,4 +1,4 @@
-"""`paceline diff`: what is not alike in two runs."""
+"""`paceline diff`: list the differences between two runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.runs.bundles.verification import opened_bundle
 from paceline.runs.difference import RunDiff, run_diff
 from paceline.runs.outcome import evaluate
 
-MOST_SHOWN = 8
+MAX_SHOWN = 8
 """Items that one run alone recorded that the text names."""
 LONGEST_CELL = 60
 
@@ -65,7 +65,7 @@ def diff(
         ]
         emit_table(rows, columns, form, document=difference.model_dump(mode="json"))
     if form is TableFormat.text:
-        _tell(difference)
+        _print_summary(difference)
     raise typer.Exit(EXIT_GATE_FAILED if rows and fail_on_findings else 0)
 
 
@@ -81,10 +81,10 @@ def _cell(text: str) -> str:
     return flat if len(flat) <= LONGEST_CELL else f"{flat[: LONGEST_CELL - 3]}..."
 
 
-def _tell(difference: RunDiff) -> None:
+def _print_summary(difference: RunDiff) -> None:
     if not difference.differences:
-        echo("nothing that both recorded differs")
+        echo("no differences in what both runs recorded")
     once = difference.recorded_once
     if once:
-        more = f" and {len(once) - MOST_SHOWN} more" if len(once) > MOST_SHOWN else ""
-        echo(f"recorded of one run alone: {', '.join(once[:MOST_SHOWN])}{more}", err=True)
+        more = f" and {len(once) - MAX_SHOWN} more" if len(once) > MAX_SHOWN else ""
+        echo(f"recorded for one run only: {', '.join(once[:MAX_SHOWN])}{more}", err=True)

@@ -1,4 +1,4 @@
-"""`paceline engines`: the frameworks that can be started, and their environments."""
+"""`paceline engines`: list training frameworks and install their environments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.cli.options import Json
 from paceline.cli.output import (
     TableForm,
     TableFormat,
-    Where,
+    WhereOption,
     emit_json,
     emit_table,
     refuse_where,
@@ -28,7 +28,7 @@ from paceline.report.document import Column
 
 
 class Action(StrEnum):
-    """What can be done to an environment."""
+    """Actions on an environment."""
 
     install = "install"
     remove = "remove"
@@ -57,7 +57,7 @@ def engines(
     formats: Annotated[
         bool, typer.Option("--log-formats", help="List the log formats that `parse` recognizes.")
     ] = False,
-    where: Where = None,
+    where: WhereOption = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
@@ -80,7 +80,7 @@ def engines(
     lists = [name for name, on in (("--features", features), ("--log-formats", formats)) if on]
     if lists and (action is not None or len(lists) > 1):
         other = f"engines {action}" if action else lists[1]
-        raise UserError(lists[0], f"is a list of its own beside {other}", remedy="leave one out")
+        raise UserError(lists[0], f"cannot be combined with {other}", remedy="leave one out")
     if formats:
         emit_table(select_rows(_format_rows(), where), _FORMAT_COLUMNS, form)
         return
@@ -93,7 +93,7 @@ def engines(
         return
     refuse_where(where, action.value)
     if name is None:
-        raise UserError(f"engines {action}", "names no framework", allowed=_installable())
+        raise UserError(f"engines {action}", "needs the name of an engine", allowed=_installable())
     if action is Action.remove:
         _remove(name, form)
     else:
@@ -101,12 +101,12 @@ def engines(
 
 
 def _row(name: str) -> dict[str, Any]:
-    needed, there = needs(name), environments.installed(name)
-    absent = [] if there or not needed.imports else _absent_here(needed)
-    lacking = [command for command in needed.commands if shutil.which(command) is None]
+    engine_needs, environment = needs(name), environments.installed(name)
+    absent = [] if environment or not engine_needs.imports else _missing_modules(engine_needs)
+    lacking = [command for command in engine_needs.commands if shutil.which(command) is None]
     if lacking:
         state, remedy = "missing", f"start Paceline where {', '.join(lacking)} is"
-    elif there:
+    elif environment:
         state, remedy = "installed", ""
     elif not absent:
         state, remedy = "here", ""
@@ -114,23 +114,26 @@ def _row(name: str) -> dict[str, Any]:
         state = "missing"
         remedy = (
             f"paceline engines install {name}"
-            if needed.requirements
+            if engine_needs.requirements
             else f"{', '.join(absent)} beside Paceline"
         )
     return {
         "name": name,
-        "title": needed.title,
-        "requires": [*needed.requirements, *([needed.outside] if needed.outside else [])],
+        "title": engine_needs.title,
+        "requires": [
+            *engine_needs.requirements,
+            *([engine_needs.outside] if engine_needs.outside else []),
+        ],
         "state": state,
-        "versions": there.versions if there else {},
-        "size_bytes": there.size_bytes if there else None,
-        "folder": str(there.folder) if there else None,
+        "versions": environment.versions if environment else {},
+        "size_bytes": environment.size_bytes if environment else None,
+        "folder": str(environment.folder) if environment else None,
         "remedy": remedy,
     }
 
 
 def _feature_rows(name: str) -> list[dict[str, Any]]:
-    """Return a row for each feature that the engine takes only in part, or not at all."""
+    """Return a row for each feature that an engine supports only in part, or not at all."""
     return [
         {
             "engine": name,
@@ -158,32 +161,34 @@ def _format_rows() -> list[dict[str, Any]]:
     ]
 
 
-def _absent_here(needed: Needs) -> list[str]:
-    return environments.absent_modules(Path(environments.own_interpreter()), needed.imports)
+def _missing_modules(engine_needs: Needs) -> list[str]:
+    return environments.absent_modules(Path(environments.own_interpreter()), engine_needs.imports)
 
 
 def _install(name: str, form: TableFormat, isolated: bool) -> None:
-    needed = needs(name)
-    if not needed.requirements:
+    engine_needs = needs(name)
+    if not engine_needs.requirements:
         raise UserError(
             f"engine {name}",
             "has no environment of its own",
             allowed=_installable(),
-            remedy="`paceline engines` says what it needs",
+            remedy="`paceline engines` shows what it needs",
         )
-    made = environments.install(
+    environment = environments.install(
         name,
-        needed.requirements,
-        needed.imports,
+        engine_needs.requirements,
+        engine_needs.imports,
         lambda line: echo(f"  {line}", err=True),
-        extra_arguments=needed.pip_arguments,
+        extra_arguments=engine_needs.pip_arguments,
         isolated=isolated,
     )
     if form is TableFormat.json:
         emit_json(_row(name))
         return
-    versions = ", ".join(f"{package} {version}" for package, version in made.versions.items())
-    echo(f"{name}: {versions}; {gib(made.size_bytes)} in {made.folder}")
+    versions = ", ".join(
+        f"{package} {version}" for package, version in environment.versions.items()
+    )
+    echo(f"{name}: {versions}; {gib(environment.size_bytes)} in {environment.folder}")
 
 
 def _remove(name: str, form: TableFormat) -> None:
@@ -192,7 +197,7 @@ def _remove(name: str, form: TableFormat) -> None:
     if form is TableFormat.json:
         emit_json({"name": name, "removed": removed})
     else:
-        echo(f"{name}: {'removed' if removed else 'there was no environment'}")
+        echo(f"{name}: {'removed' if removed else 'no environment to remove'}")
 
 
 def _installable() -> str:

@@ -1,4 +1,4 @@
-"""`paceline estimate`: how fast a recipe would train on devices that nobody has here."""
+"""`paceline estimate`: predict the speed and cost of a training."""
 
 from __future__ import annotations
 
@@ -39,12 +39,20 @@ from paceline.files.run_folder import find_run, runs_root
 from paceline.mlperf.time_to_train import TimeToTrain, time_to_train
 from paceline.runs.outcome import evaluate
 
-_IN_A_CLUSTER = {"device", "per_node", "intra", "inter", "compare", "measured_run_name", "runs_dir"}
-"""Parameters that a cluster's file answers, or that are of other devices."""
+_SET_BY_CLUSTER = {
+    "device",
+    "per_node",
+    "intra",
+    "inter",
+    "compare",
+    "measured_run_name",
+    "runs_dir",
+}
+"""Parameters that a cluster file sets, or that do not apply to one."""
 
 
 class Costs(TypedDict):
-    """What is asked about the whole training, as a question has it."""
+    """Cost inputs of an estimate request."""
 
     tokens: float | None
     prices: Prices
@@ -53,7 +61,7 @@ class Costs(TypedDict):
 
 @dataclass(frozen=True)
 class CostOptions:
-    """Length, prices and failures of the whole training."""
+    """Length, prices and failures of a training."""
 
     panel: ClassVar[str] = "Cost"
     tokens: Annotated[
@@ -115,7 +123,7 @@ class CostOptions:
 
     @property
     def costs(self) -> Costs:
-        """Tokens, prices and failures; raises BadParameter for what is not finite."""
+        """Tokens, prices and failures as fields of an estimate request."""
         prices = Prices(
             per_device_hour=self.price,
             spot_per_device_hour=self.spot_price,
@@ -125,15 +133,15 @@ class CostOptions:
         return Costs(tokens=self.tokens, prices=prices, failures=self._failures())
 
     def _failures(self) -> Failures | None:
-        """Raises UserError for what counts with failures alone, without them."""
+        """Return the failure settings; raise UserError for one without --mtbf."""
         if self.mtbf is None:
-            given = {
+            settings = {
                 "--checkpoint-interval": self.checkpoint_interval,
                 "--checkpoint-time": self.checkpoint_time,
                 "--restart-time": self.restart_time,
             }
-            for option in (name for name, value in given.items() if value is not None):
-                raise UserError(option, "counts with failures alone", remedy="add --mtbf")
+            for option in (name for name, value in settings.items() if value is not None):
+                raise UserError(option, "has an effect only with failures", remedy="add --mtbf")
             return None
         return Failures(
             device_mtbf_h=self.mtbf,
@@ -276,22 +284,24 @@ def estimate(
     communication, pipeline bubble, optimizer, CPU launch overhead and jitter (docs/estimate.md).
     """
     if cluster is not None:
-        every = {parameter.name or "" for parameter in context.command.params}
-        refuse_unused(context, "--cluster, whose file says it", every - _IN_A_CLUSTER)
+        all_parameters = {parameter.name or "" for parameter in context.command.params}
+        refuse_unused(context, "--cluster, whose file says it", all_parameters - _SET_BY_CLUSTER)
     site = catalog.site(cluster) if cluster else None
-    whole = costs.costs
-    changes = (*_axes(layout), *(overrides or ()))
-    given = model.given_evidence(calibration)
+    cost_inputs = costs.costs
+    changes = (*_layout_fields(layout), *(overrides or ()))
+    file_evidence = model.given_evidence(calibration)
     if measured_run_name is not None:
-        beside_it = {
+        other_options = {
             "--measured-step-time": measured_step_time,
             "--compare": compare,
             "--trace-memory": trace_memory,
         }
-        captured = None if cuda_graphs == "none" else cuda_graphs
-        beside_it |= {"--cuda-graphs": captured, "--software-date": software_date}
-        beside_it["--dispatcher"] = dispatcher if dispatcher != "any" else None
-        _alone("--measured-run", {**beside_it, "--sensitivity": sensitivity, "--mlperf": mlperf})
+        cuda_graph_parts = None if cuda_graphs == "none" else cuda_graphs
+        other_options |= {"--cuda-graphs": cuda_graph_parts, "--software-date": software_date}
+        other_options["--dispatcher"] = dispatcher if dispatcher != "any" else None
+        _refuse_combination(
+            "--measured-run", {**other_options, "--sensitivity": sensitivity, "--mlperf": mlperf}
+        )
         options = {
             "recipe": recipe,
             "device": device,
@@ -304,20 +314,22 @@ def estimate(
             "software": software,
             "compiled": torch_compile,
         }
-        answer = EstimateOutput([_of_run(measured_run_name, runs_dir, options, whole, given)])
+        answer = EstimateOutput(
+            [_run_estimate(measured_run_name, runs_dir, options, cost_inputs, file_evidence)]
+        )
     else:
         # What is wrong comes before what is missing.
         model.check_dispatcher(dispatcher, load_recipe(recipe, variant, changes))
         question = model.question(
             recipe,
-            *_devices(device, gpus, site),
+            *_required_devices(device, gpus, site),
             "any" if software is None else software,
             variant=variant,
             overrides=changes,
             per_node=per_node,
             intra=intra,
             inter=inter,
-            evidence=given,
+            evidence=file_evidence,
         )
         question = replace(
             question,
@@ -326,32 +338,32 @@ def estimate(
             software_date=software_date,
             dispatcher=dispatcher,
             site=site,
-            **whole,
+            **cost_inputs,
         )
-        besides = (measured_step_time, trace_memory, sensitivity, mlperf, cluster)
-        answer = _answer(question, compare or [], given, *besides)
-    emit(estimate_document(answer), output.chosen, page=html)
+        extras = (measured_step_time, trace_memory, sensitivity, mlperf, cluster)
+        answer = _estimates(question, compare or [], file_evidence, *extras)
+    emit(estimate_document(answer), output.output_format, page=html)
 
 
-def _alone(option: str, others: dict[str, object]) -> None:
-    """Raises UserError where one of the others is there too."""
+def _refuse_combination(option: str, others: dict[str, object]) -> None:
+    """Raise UserError if `option` is combined with one of `others`."""
     clash = next((name for name, value in others.items() if value), None)
     if clash:
         raise UserError(
             option,
-            f"is about one run as it was, and {clash} is not",
+            f"cannot be combined with {clash}",
             remedy="leave one of them out",
         )
 
 
-def _axes(layout: str | None) -> list[str]:
-    """The layout's axes as recipe fields; raises UserError for what is none."""
+def _layout_fields(layout: str | None) -> list[str]:
+    """Return the layout settings as recipe fields; raise UserError for an invalid one."""
     axes = [f"layout.{axis.strip()}" for axis in (layout or "").split(",") if axis.strip()]
     names = [axis.partition("=")[0] for axis in axes]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(
             f"--layout {layout}",
-            f"says {twice[0].removeprefix('layout.')} twice",
+            f"sets {twice[0].removeprefix('layout.')} twice",
             allowed="each axis once",
             remedy="leave one out",
         )
@@ -360,8 +372,8 @@ def _axes(layout: str | None) -> list[str]:
     return axes
 
 
-def _devices(device: str | None, gpus: int | None, site: Site | None) -> tuple[str, int]:
-    """On what; raises UserError where that is not said."""
+def _required_devices(device: str | None, gpus: int | None, site: Site | None) -> tuple[str, int]:
+    """Return device name and number; raise UserError if they are missing."""
     if site is not None:
         return site.device, gpus or site.world_size
     if device is None or gpus is None:
@@ -370,26 +382,26 @@ def _devices(device: str | None, gpus: int | None, site: Site | None) -> tuple[s
             "paceline estimate",
             f"needs {missing}",
             allowed=model.NEEDED[missing],
-            remedy="or --measured-run RUN, --cluster FILE",
+            remedy="or use --measured-run RUN or --cluster FILE",
         )
     return device, gpus
 
 
-def _answer(
+def _estimates(
     question: EstimateRequest,
     compare: list[str],
-    given: GivenEvidence | None,
+    file_evidence: GivenEvidence | None,
     measured_s: float | None,
     trace: bool,
     sensitivity: bool,
     mlperf: str | None,
     cluster: str | None,
 ) -> EstimateOutput:
-    """The estimates of a question and of the scenarios that it is compared with."""
+    """Return the estimates of a request and of the scenarios to compare with."""
     questions = [question, *(scenario(question, text) for text in compare)]
-    evidences = [model.chosen_evidence(given, each) for each in questions]
-    same = (given.path if given else None, cluster)
-    estimates = [_estimated(*pair, *same) for pair in zip(questions, evidences, strict=True)]
+    evidences = [model.chosen_evidence(file_evidence, each) for each in questions]
+    same = (file_evidence.path if file_evidence else None, cluster)
+    estimates = [_checked_estimate(*pair, *same) for pair in zip(questions, evidences, strict=True)]
     if measured_s is not None:
         estimates[0] = with_measurement(estimates[0], measured_s, "as stated")
     comparisons = [
@@ -400,33 +412,33 @@ def _answer(
     ]
     pairs = list(zip(questions, evidences, strict=True))
     times = [
-        time_to_train(each.spec, found, mlperf)
-        for each, found in zip(questions, estimates, strict=True)
+        time_to_train(each.spec, result, mlperf)
+        for each, result in zip(questions, estimates, strict=True)
         if mlperf
     ]
     return EstimateOutput(
         estimates,
         comparisons,
-        memory_traces=[_traced(each) for each in questions] if trace else (),
+        memory_traces=[_trace_memory(each) for each in questions] if trace else (),
         elasticities=[elasticities(*pair) for pair in pairs] if sensitivity else (),
         times=[(_time_sentence(time), time) for time in times],
     )
 
 
 def _time_sentence(time: TimeToTrain) -> str:
-    """Return a benchmark's time to train, and what it is made of."""
+    """Return a sentence with a benchmark's time to train and its parts."""
     return (
         f"{time.benchmark} of round {time.ruleset} to its target: {time.minutes:.3g} minutes "
         f"({time.low_minutes:.3g} to {time.high_minutes:.3g}, 80% of single runs), "
-        f"{time.samples:,.0f} samples (reference runs scatter by {time.samples_stdev:,.0f}), "
+        f"{time.samples:,.0f} samples (reference runs vary by {time.samples_stdev:,.0f}), "
         f"{counted(time.num_evaluations, 'evaluation')} of {time.evaluation_s:.3g} s; {time.label}"
     )
 
 
-def _estimated(
+def _checked_estimate(
     question: EstimateRequest, evidence: Evidence, file: Path | None, cluster: str | None
 ) -> Estimate:
-    """The estimate; raises UserError that names this verb's options where a layout does not fit."""
+    """Return the estimate; raise UserError with a remedy if the layout does not fit."""
     try:
         return estimated(question, evidence)
     except LayoutError as error:
@@ -439,54 +451,58 @@ def _estimated(
 
 
 def _tune_command(question: EstimateRequest, file: Path | None, cluster: str | None) -> str:
-    """What ranks all layouts of the same training on the same devices, as it can be pasted."""
-    usual = question.devices_per_node == model.DEVICES_PER_NODE
+    """Return the `paceline tune` command that ranks layouts for the same training."""
+    default_per_node = question.devices_per_node == model.DEVICES_PER_NODE
     options = {
         "--device": None if cluster else question.device,
         "--cluster": cluster,
         "--gpus": question.devices,
-        "--per-node": None if usual else question.devices_per_node,
+        "--per-node": None if default_per_node else question.devices_per_node,
         "--intra": question.intra_link,
         "--inter": question.inter_link,
         "--software": None if question.software == "any" else question.software,
         "--variant": question.variant,
         "--calibration": file,
     }
-    given = {name: str(value) for name, value in options.items() if value is not None}
-    kept = [change for change in question.overrides if not _key(change).startswith("layout")]
-    pairs = [*given.items(), *(("--set", change) for change in kept)]
+    options_set = {name: str(value) for name, value in options.items() if value is not None}
+    other_changes = [
+        change for change in question.overrides if not _field_name(change).startswith("layout")
+    ]
+    pairs = [*options_set.items(), *(("--set", change) for change in other_changes)]
     words = [word for pair in pairs for word in pair]
     return shlex.join(["paceline", "tune", question.recipe, "--estimate-only", *words])
 
 
-def _key(change: str) -> str:
-    """The field of a recipe that a `--set` is of."""
+def _field_name(change: str) -> str:
+    """Return the full name of the recipe field in a `--set` argument."""
     return full_key(change.partition("=")[0].strip())
 
 
-def _of_run(
+def _run_estimate(
     name: str,
     runs_dir: Path | None,
     options: dict[str, Any],
-    whole: Costs,
-    given: GivenEvidence | None,
+    cost_inputs: Costs,
+    file_evidence: GivenEvidence | None,
 ) -> Estimate:
-    """The estimate of a run as it was, and its measured step."""
+    """Return the estimate of a stored run, with its measured step time."""
     run = measured_run(evaluate(find_run(runs_root(runs_dir), name)))
     question = request_for_run(run, RequestedSettings(**options))
-    evidence = given.of(question.device, run.spec.training.dtype) if given else None
-    calibration = given.calibration if given else None
-    return estimate_measured_run(run, replace(question, calibration=calibration, **whole), evidence)
+    evidence = file_evidence.of(question.device, run.spec.training.dtype) if file_evidence else None
+    calibration = file_evidence.calibration if file_evidence else None
+    return estimate_measured_run(
+        run, replace(question, calibration=calibration, **cost_inputs), evidence
+    )
 
 
-def _traced(question: EstimateRequest) -> MemoryTrace:
-    """The memory of one scenario, followed; says so, because it takes a while."""
-    echo(f"following a step on {question.devices:,} x {question.device}", err=True)
+def _trace_memory(question: EstimateRequest) -> MemoryTrace:
+    """Trace the memory of one scenario; print a line first, because it takes a while."""
+    echo(f"tracing the memory of a step on {question.devices:,} x {question.device}", err=True)
     return trace(question)
 
 
 class _ScenarioKey(NamedTuple):
-    """What may be changed in a scenario: the field of a question, its values."""
+    """Setting of a scenario: its field of the request and its allowed values."""
 
     field: str
     type: type[str | int | float]
@@ -494,28 +510,28 @@ class _ScenarioKey(NamedTuple):
     minimum: int = 0
 
 
-_WHOLE = f"whole numbers from 1 to {LARGEST_INT:,}"
+_WHOLE_NUMBERS = f"whole numbers from 1 to {LARGEST_INT:,}"
 SCENARIO_KEYS = {
-    "device": _ScenarioKey("device", str, "a name that `paceline devices` lists"),
-    "gpus": _ScenarioKey("devices", int, _WHOLE, 1),
+    "device": _ScenarioKey("device", str, "a name listed by `paceline devices`"),
+    "gpus": _ScenarioKey("devices", int, _WHOLE_NUMBERS, 1),
     "price": _ScenarioKey("prices", float, f"numbers from 0 to {LARGEST_INT:,}"),
-    "per_node": _ScenarioKey("devices_per_node", int, _WHOLE, 1),
-    "intra": _ScenarioKey("intra_link", str, "a link, or a rate: 450 GB/s"),
-    "inter": _ScenarioKey("inter_link", str, "a network, or a rate: 8x400 Gb/s"),
+    "per_node": _ScenarioKey("devices_per_node", int, _WHOLE_NUMBERS, 1),
+    "intra": _ScenarioKey("intra_link", str, "a link, or a bandwidth: 450 GB/s"),
+    "inter": _ScenarioKey("inter_link", str, "a network, or a bandwidth: 8x400 Gb/s"),
 }
 
 
 def scenario(first: EstimateRequest, text: str) -> EstimateRequest:
-    """Return the question with a scenario's changes; raises UserError for what is none."""
-    changes = dict(_change(text, part) for part in text.split(","))
+    """Return the request with a scenario's changes; raise UserError for invalid ones."""
+    changes = dict(_parsed_setting(text, part) for part in text.split(","))
     for place, other in catalog.OTHER_PLACE.items():
         name = changes.get(place)
         if words := catalog.link_place_problem(name, place):
             raise UserError(
                 f"--compare {text}",
                 f"{place} {name} is {words}",
-                allowed=f"{catalog.LINK_ALLOWED}, or a rate",
-                remedy=f"{other}={name} says it",
+                allowed=f"{catalog.LINK_ALLOWED}, or a bandwidth",
+                remedy=f"use {other}={name}",
             )
     if "price" in changes:
         price = {"per_device_hour": changes["price"]}
@@ -523,20 +539,20 @@ def scenario(first: EstimateRequest, text: str) -> EstimateRequest:
     return replace(first, **{SCENARIO_KEYS[key].field: value for key, value in changes.items()})
 
 
-def _change(text: str, part: str) -> tuple[str, Any]:
-    """One `key=value` of a scenario."""
+def _parsed_setting(text: str, part: str) -> tuple[str, Any]:
+    """Return key and value of one `key=value` of a scenario."""
     key, _, word = (piece.strip() for piece in part.partition("="))
     where = f"--compare {text}"
     if key not in SCENARIO_KEYS:
         keys = ", ".join(SCENARIO_KEYS)
-        raise UserError(where, f"{part!r} is no KEY=VALUE of a scenario", allowed=keys)
-    known = SCENARIO_KEYS[key]
+        raise UserError(where, f"{part!r} is not a KEY=VALUE pair of a scenario", allowed=keys)
+    setting = SCENARIO_KEYS[key]
     try:
-        value = known.type(word)
+        value = setting.type(word)
         if not word:
             raise ValueError
-        if not isinstance(value, str) and not known.minimum <= value <= LARGEST_INT:
+        if not isinstance(value, str) and not setting.minimum <= value <= LARGEST_INT:
             raise ValueError
     except ValueError as error:
-        raise UserError(where, f"{key} is {word!r}", allowed=known.allowed) from error
+        raise UserError(where, f"{key} is {word!r}", allowed=setting.allowed) from error
     return key, value

@@ -1,4 +1,4 @@
-"""`paceline explain`: why a run is as slow as it is."""
+"""`paceline explain`: explain why a run is slow."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ def explain(
     """
     root = runs_root(runs_dir)
     answer = explain_run(find_run(root, run), against, root, profile)
-    emit(explanation_document(answer), output.chosen, page=html, charts=charts)
+    emit(explanation_document(answer), output.output_format, page=html, charts=charts)

@@ -1,4 +1,4 @@
-"""`paceline export`: what the native trainer trained, as a model's folder of the hub."""
+"""`paceline export`: export a checkpoint as a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def export(
 
       paceline export lora --to merged --merged
     """
-    exported = export_checkpoint(
+    model = export_checkpoint(
         run,
         runs_root(runs_dir),
         ExportRequest(
@@ -85,10 +85,10 @@ def export(
         Column("name", "file"),
         Column("bytes", "size", lambda value: si(value, "B"), "right"),
     ]
-    rows = [file.model_dump() for file in exported.files]
-    emit_table(rows, columns, form, document=exported.model_dump(mode="json"))
+    rows = [file.model_dump() for file in model.files]
+    emit_table(rows, columns, form, document=model.model_dump(mode="json"))
     if form is TableFormat.text:
-        echo(_sentence(exported))
+        echo(_sentence(model))
 
 
 def _dtype(name: str | None) -> ExportDtype | None:
@@ -97,7 +97,7 @@ def _dtype(name: str | None) -> ExportDtype | None:
     raise UserError(f"--dtype {name}", "is unknown", allowed="fp32, bf16, fp16")
 
 
-def _sentence(exported: ExportedModel) -> str:
-    taken = f"; settings and tokenizer of {exported.like}" if exported.like else ""
-    dtypes = ", ".join(exported.dtypes)
-    return f"{exported.folder}: {exported.form} after step {exported.step}, {dtypes}{taken}"
+def _sentence(model: ExportedModel) -> str:
+    tokenizer_source = f"; settings and tokenizer of {model.like}" if model.like else ""
+    dtypes = ", ".join(model.dtypes)
+    return f"{model.folder}: {model.form} after step {model.step}, {dtypes}{tokenizer_source}"

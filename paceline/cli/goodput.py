@@ -1,4 +1,4 @@
-"""`paceline goodput`: what the wall time of a training went to, over its restarts."""
+"""`paceline goodput`: show how the wall time of a training was spent."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def goodput(
     root = runs_root(runs_dir)
     attempts = one_training([_attempts(path) for path in _places(root, names)])
     ledger = ledger_of(attempts, steps)
-    emit(goodput_document(ledger), output.chosen, page=html, charts=charts)
+    emit(goodput_document(ledger), output.output_format, page=html, charts=charts)
 
 
 def _places(root: Path, names: list[str]) -> list[Path]:
-    """The logs and run folders that the names stand for; raises UserError for one named twice."""
+    """Return the logs and run folders of the names; raise UserError for duplicates."""
     places: dict[Path, Path] = {}
     for name in names:
         path = Path(name)
@@ -66,9 +66,9 @@ def _places(root: Path, names: list[str]) -> list[Path]:
             if place.resolve() in places:
                 raise UserError(
                     f"goodput {name}",
-                    f"names {place.name} a second time",
+                    f"lists {place.name} twice",
                     allowed="each attempt once",
-                    remedy="leave it out: its time would count twice",
+                    remedy="remove it; its time would count twice",
                 )
             places[place.resolve()] = place
     return [*places.values()]

@@ -1,4 +1,4 @@
-"""`paceline history`: when a recipe became slower or faster, and what changed with it."""
+"""`paceline history`: detect when a recipe became slower or faster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.options import Html, RunsDir
-from paceline.cli.output import TableOptions, Where, emit, select_rows
+from paceline.cli.output import TableOptions, WhereOption, emit, select_rows
 from paceline.cli.runs import computed_result
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
@@ -31,7 +31,7 @@ def history(
     margin: Annotated[
         str, typer.Option(help="Changes below this margin are not reported: 1% or 0.01.")
     ] = "1%",
-    where: Where = None,
+    where: WhereOption = None,
     since: Annotated[
         str | None,
         typer.Option(
@@ -64,7 +64,7 @@ def history(
     limit = parse_margin(margin)
     name, folders = _folders(recipe, where, since, runs_dir)
     timeline = recipe_history(name, folders, metric, limit)
-    emit(history_document(timeline), output.chosen, page=html)
+    emit(history_document(timeline), output.output_format, page=html)
     if not timeline.series:
         raise typer.Exit(4)
     raise typer.Exit(3 if fail and timeline.slowdowns else 0)
@@ -73,8 +73,8 @@ def history(
 def _folders(
     recipe: str, where: list[str] | None, since: str | None, runs_dir: Path | None
 ) -> tuple[str, list[Path]]:
-    """The recipe's name, and the folders of those of its runs that are asked for."""
-    root, begin = runs_root(runs_dir), _moment(since)
+    """Return the recipe's name and the folders of its selected runs."""
+    root, begin = runs_root(runs_dir), _parse_date(since)
     runs = listing(root, computed_result)
     for problem in runs.left_out:
         echo(f"left out: {problem}", err=True)
@@ -92,23 +92,23 @@ def _folders(
     return name, [root / row["run"] for row in rows]
 
 
-def _moment(since: str | None) -> Any:
+def _parse_date(since: str | None) -> Any:
     if since is None:
         return None
     try:
-        moment = datetime.fromisoformat(since)
+        date = datetime.fromisoformat(since)
     except ValueError as error:
         raise UserError(
-            f"--since {since}", "is no date", allowed="2026-11-20 or 2026-11-20T14:00"
+            f"--since {since}", "is not a date", allowed="2026-11-20 or 2026-11-20T14:00"
         ) from error
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return date if date.tzinfo else date.replace(tzinfo=UTC)
 
 
 def _is_since(row: Any, begin: Any) -> bool:
     if begin is None:
         return True
     try:
-        created = datetime.fromisoformat(row["created"])
+        created_at = datetime.fromisoformat(row["created"])
     except ValueError:
         return False
-    return (created if created.tzinfo else created.replace(tzinfo=UTC)) >= begin
+    return (created_at if created_at.tzinfo else created_at.replace(tzinfo=UTC)) >= begin

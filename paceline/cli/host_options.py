@@ -1,4 +1,4 @@
-"""Options that say on which hosts something runs, and how programs start there."""
+"""Options for hosts, launchers and CPU binding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.core.launchers import LAUNCHERS
 from paceline.machines.placement import Where
 
 _FILE_NAME = re.compile(r".*/.*|hosts|hostfile|.+\.(?:txt|csv|lst|list|hosts)", re.DOTALL)
-"""A hostfile that is not there, which is no host that cannot be reached."""
+"""Text that looks like a file name, so a missing hostfile is not taken for a host."""
 
 _LAUNCHER_NAMES = f"auto, {', '.join([*LAUNCHERS][:-1])} or {[*LAUNCHERS][-1]}"
 
@@ -121,7 +121,7 @@ MaxParallel = Annotated[
 
 @dataclass(frozen=True)
 class HostOptions:
-    """On which hosts something runs, and how programs start there."""
+    """Hosts to run on, and how processes are started there."""
 
     panel: ClassVar[Panel] = Panel.hosts
     hosts: Hosts = None
@@ -132,7 +132,7 @@ class HostOptions:
     ssh_config: SshConfig = None
 
     def where(self) -> Where:
-        """Return the place that the options name; raises UserError for unreadable hosts."""
+        """Return the placement that the options describe; raise UserError for invalid hosts."""
         return where(
             self.hosts,
             self.launcher,
@@ -145,12 +145,12 @@ class HostOptions:
 
 @dataclass(frozen=True)
 class BoundHostOptions(HostOptions):
-    """The same for a training, whose ranks can be bound to cores."""
+    """Host options of a training, whose ranks can be bound to cores."""
 
     bind: Bind = None
 
     def where(self) -> Where:
-        """Return the place that the options name; raises UserError for unreadable hosts."""
+        """Return the placement that the options describe; raise UserError for invalid hosts."""
         if self.bind not in (None, "auto", "none") and not Path(self.bind).is_file():
             raise typer.BadParameter("must be auto, none or a file", param_hint="--bind")
         return replace(super().where(), bind=self.bind)
@@ -165,11 +165,11 @@ def where(
     nodes: int | None = None,
     interface: str | None = None,
 ) -> Where:
-    """Return the place that the options name; raises UserError for unreadable hosts."""
+    """Return the placement that the options describe; raise UserError for invalid hosts."""
     if launcher not in ("auto", *LAUNCHERS):
         raise typer.BadParameter(f"must be {_LAUNCHER_NAMES}", param_hint="--launcher")
     if interface is not None and not INTERFACE_NAME.fullmatch(interface):
-        raise typer.BadParameter("is no network interface", param_hint="--interface")
+        raise typer.BadParameter("is not a network interface", param_hint="--interface")
     if allocation is not None and not allocation.isdigit():
         raise typer.BadParameter("must be the number of a Slurm job", param_hint="--allocation")
     if ssh_config is not None and not ssh_config.is_file():
@@ -185,7 +185,7 @@ def where(
 
 
 def read_hosts(text: str | None) -> tuple[Host, ...]:
-    """The hosts of a hostfile, or of a list; raises UserError for what is neither."""
+    """Return the hosts of a hostfile or a list; raise UserError for anything else."""
     if text is None:
         return ()
     path = Path(text)
@@ -195,10 +195,12 @@ def read_hosts(text: str | None) -> tuple[Host, ...]:
         except (OSError, UnicodeDecodeError) as error:
             raise unreadable(str(path), error) from error
     if _FILE_NAME.fullmatch(text):
-        raise UserError(text, "is not a file", allowed="a hostfile, or names: node[001-004],gpu-a")
+        raise UserError(
+            text, "is not a file", allowed="a hostfile, or host names: node[001-004],gpu-a"
+        )
     names = expand(text, "--hosts")
-    repeated = first_repeated(names)
-    if repeated or not names:
-        what = f"names {repeated} twice" if repeated else "names no host"
+    duplicate = first_repeated(names)
+    if duplicate or not names:
+        what = f"lists {duplicate} twice" if duplicate else "lists no host"
         raise UserError("--hosts", what)
     return tuple(Host(name=name) for name in names)

@@ -1,4 +1,4 @@
-"""`paceline hosts`: make hostfiles, and check the hosts in them."""
+"""`paceline hosts`: create hostfiles, and check the hosts in them."""
 
 from __future__ import annotations
 
@@ -84,48 +84,56 @@ def hosts(
     """
     if ssh_config is not None and not ssh_config.is_file():
         raise UserError(str(ssh_config), "is not a file")
-    selected = _selected(_source(names, slurm, allocation, idle, partition), head, take, slots)
+    selected_hosts = _select_hosts(
+        _source(names, slurm, allocation, idle, partition), head, take, slots
+    )
     if not check:
-        _show(selected, output, table.chosen)
+        _show(selected_hosts, output, table.output_format)
         return
     if output is not None:
         raise UserError(
-            "--output", "is for hostfiles, not for what --check says", remedy="leave it out"
+            "--output", "writes hostfiles and does not apply to --check", remedy="leave it out"
         )
     root = runs_root(runs_dir)
     folder = root if root.is_dir() else Path.cwd()
-    _show_check(selected, ssh_config, folder, table.chosen, fail_on_findings)
+    _show_check(selected_hosts, ssh_config, folder, table.output_format, fail_on_findings)
 
 
 def _source(
     names: str | None, slurm: bool, allocation: str | None, idle: bool, partition: str | None
 ) -> tuple[Host, ...]:
-    """The hosts of the one source that was named."""
+    """Return the hosts of the selected source."""
     job = allocation or (os.environ.get("SLURM_JOB_ID") if slurm else None)
     if slurm and job is None:
-        raise UserError("--slurm", "this shell is in no Slurm job", remedy="--allocation JOBID")
+        raise UserError(
+            "--slurm", "this shell does not run in a Slurm job", remedy="--allocation JOBID"
+        )
     if job is not None and not job.isdigit():
         raise UserError("--allocation", f"{job!r} is not the number of a Slurm job")
     idle = idle or partition is not None
     if sum((names is not None, job is not None, idle)) != 1:
         raise UserError(
-            "hosts", "come from one place", allowed="FILE, LIST, --slurm, --allocation, --idle"
+            "hosts", "need exactly one source", allowed="FILE, LIST, --slurm, --allocation, --idle"
         )
     if job is not None:
         return from_allocation(job)
     return from_partition(partition) if idle else read_hosts(names)
 
 
-def _selected(
+def _select_hosts(
     hosts: tuple[Host, ...], first: bool, take: int | None, slots: int | None
 ) -> tuple[Host, ...]:
     if first and take is not None:
-        raise UserError("--head, --take", "are asked for together", remedy="name one")
+        raise UserError("--head, --take", "exclude each other", remedy="name one")
     number = 1 if first else take
     if number is not None and number > len(hosts):
         raise UserError(f"--take {number}", there_are(len(hosts), "host"))
-    chosen = hosts[:number]
-    return tuple(host.model_copy(update={"slots": slots}) for host in chosen) if slots else chosen
+    selected_hosts = hosts[:number]
+    return (
+        tuple(host.model_copy(update={"slots": slots}) for host in selected_hosts)
+        if slots
+        else selected_hosts
+    )
 
 
 def _show(hosts: Sequence[Host], output: Path | None, form: TableFormat) -> None:
@@ -145,7 +153,7 @@ def _show(hosts: Sequence[Host], output: Path | None, form: TableFormat) -> None
 def _show_check(
     hosts: Sequence[Host], config: Path | None, folder: Path, form: TableFormat, fail: bool
 ) -> None:
-    """Ask what the SSH launcher asks before a run, and show what each host says."""
+    """Run the checks that the SSH launcher runs before a job, and print them per host."""
     settings = SshSettings(config=str(config.resolve()) if config else None)
     slots = sum(host.slots or 1 for host in hosts)
     questions = Questions(sys.executable, folder.resolve(), None, slots)
@@ -163,6 +171,6 @@ def _show_check(
     ]
     emit_table(rows, columns, form)
     faulty = sum(check.fault is not None for check in checks)
-    echo(f"{len(checks) - faulty:,} of {counted(len(checks), 'host')} can be run on", err=True)
+    echo(f"{len(checks) - faulty:,} of {counted(len(checks), 'host')} can be used", err=True)
     if fail and faulty:
         raise typer.Exit(3)

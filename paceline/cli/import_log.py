@@ -1,4 +1,4 @@
-"""`paceline import`: a foreign log becomes a run."""
+"""`paceline import`: store a training log as a run."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def import_log(
     form = options.ReportFormat.json if as_json else form
     root = runs_root(runs_dir)
     if is_archive(path) and not is_bundle(path):
-        taken = import_archive(path, facts, root, command_line(), tag=tag, again=reimport)
-        _print_taken(taken, form)
+        archive = import_archive(path, facts, root, command_line(), tag=tag, again=reimport)
+        _print_archive(archive, form)
         return
     if is_archive(path):
         emit(run_document(import_bundle(path, root, reimport)), form)
@@ -86,23 +86,23 @@ def import_log(
     emit(run_document(report), form)
 
 
-def _print_taken(taken: ImportedArchive, form: options.ReportFormat) -> None:
-    """A row for every log that became a run; what was left out on standard error."""
+def _print_archive(archive: ImportedArchive, form: options.ReportFormat) -> None:
+    """Print a row per imported log, and to standard error what was left out."""
     if form is options.ReportFormat.html:
-        raise UserError("--format html", "is of one run", remedy="`paceline report RUN`")
-    for reason in taken.left_out:
+        raise UserError("--format html", "shows a single run", remedy="`paceline report RUN`")
+    for reason in archive.left_out:
         echo(f"left out: {reason}", err=True)
-    if taken.passed_over:
-        echo(f"no training log: {counted(taken.passed_over, 'file')}", err=True)
-    results = [report.result for report in taken.reports]
+    if archive.passed_over:
+        echo(f"not a training log: {counted(archive.passed_over, 'file')}", err=True)
+    results = [report.result for report in archive.reports]
     document = {
         "runs": [result.model_dump(mode="json") for result in results],
-        "left_out": list(taken.left_out),
-        "passed_over": taken.passed_over,
+        "left_out": list(archive.left_out),
+        "passed_over": archive.passed_over,
     }
     rows = [
         {"run": result.run, "status": result.status, "log": report.command}
-        for result, report in zip(results, taken.reports, strict=True)
+        for result, report in zip(results, archive.reports, strict=True)
     ]
     columns = [Column(name, name) for name in ("run", "status", "log")]
     emit_table(rows, columns, TableFormat(form.value), document=document)

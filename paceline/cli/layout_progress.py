@@ -1,4 +1,4 @@
-"""The progress of a sweep or a tuning: a table on a terminal, lines elsewhere."""
+"""Progress of a sweep or tuning: a table on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -37,35 +37,35 @@ class Lines:
     @contextmanager
     def running(self, task: SweepTask, plan: Plan) -> Iterator[Watcher]:
         place = f"{task.trial.number}/{self.total}"
-        self._tell(f"{place}  {_label(task.trial)}{_repeat(task.repeat)}")
+        self._print_line(f"{place}  {_label(task.trial)}{_repeat(task.repeat)}")
 
         def watch(progress: Progress) -> None:
             if progress.step is not None and time.monotonic() - self._last_line_s >= LINE_EVERY_S:
                 self._last_line_s = time.monotonic()
-                self._tell(f"{place}  step {progress.step.index} of {progress.total_steps}")
+                self._print_line(f"{place}  step {progress.step.index} of {progress.total_steps}")
 
         yield watch
 
-    def ended(self, task: SweepTask, kept: SweepRow) -> None:
-        self._tell(f"{task.trial.number}/{self.total}  {_outcome(kept)}")
+    def ended(self, task: SweepTask, row: SweepRow) -> None:
+        self._print_line(f"{task.trial.number}/{self.total}  {_outcome(row)}")
 
     def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
-        self._tell(lost_text(slot, why, for_good))
+        self._print_line(lost_text(slot, why, for_good))
 
-    def _tell(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         with self._lock:
             echo(line, err=True)
 
 
 @dataclass
 class LiveTable:
-    """Progress as a table that grows on a terminal: what has ended, what runs, what comes next."""
+    """Progress as a table on a terminal: finished, running and next combinations."""
 
     trials: Sequence[SweepTrial]
     live: Live
     height: int
     _now: dict[int, str] = field(default_factory=dict[int, str])
-    """What each running combination is doing, by its number."""
+    """State of each running combination, by its number."""
     _lock: Lock = field(default_factory=Lock)
 
     @contextmanager
@@ -83,14 +83,14 @@ class LiveTable:
         finally:
             self._show(trial, None)
 
-    def ended(self, task: SweepTask, kept: SweepRow) -> None:
+    def ended(self, task: SweepTask, row: SweepRow) -> None:
         self._show(task.trial, None)
 
     def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
         self.live.console.print(lost_text(slot, why, for_good), markup=False)
 
     def _show(self, trial: SweepTrial, now: str | None) -> None:
-        """Note what a run does, None when it has ended, and draw the table anew."""
+        """Record the state of a run (None when it has finished) and redraw the table."""
         with self._lock:
             running = {**self._now, trial.number: now or ""}
             self._now = {number: now for number, now in running.items() if now}
@@ -98,11 +98,11 @@ class LiveTable:
 
     def _table(self, first: int) -> Table:
         begin = max(0, first - max(1, self.height - 8))
-        shown = self.trials[begin : begin + max(4, self.height - 6)]
+        visible_trials = self.trials[begin : begin + max(4, self.height - 6)]
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for title in ("", "layout", "outcome"):
             table.add_column(title, no_wrap=True, overflow="ellipsis")
-        for trial in shown:
+        for trial in visible_trials:
             now = self._now.get(trial.number)
             cells = Text(_label(trial)), Text(now or _outcome(row_of(trial)), "bold" if now else "")
             table.add_row(str(trial.number), *cells)
@@ -111,7 +111,7 @@ class LiveTable:
 
 @contextmanager
 def sweep_display(trials: Sequence[SweepTrial]) -> Iterator[Lines | LiveTable]:
-    """Who is told how the sweep goes on: a table on a terminal, lines elsewhere."""
+    """Yield the progress display of a sweep: a table on a terminal, lines elsewhere."""
     console = Console(stderr=True)
     runs = [trial for trial in trials if trial.choice.runs]
     if not console.is_terminal:
@@ -130,7 +130,7 @@ def _repeat(repeat: int) -> str:
 
 
 def _outcome(row: SweepRow) -> str:
-    """`0.231 s, 17,731 tokens/s, 0.61 GiB`, or the status with its reason."""
+    """Return `0.231 s, 17,731 tokens/s, 0.61 GiB`, or the status with its reason."""
     if not row.ok:
         return "" if row.status == "waiting" else notes(row)
     memory = f", {gib(row.memory_bytes)}" if row.memory_bytes is not None else ""
@@ -145,18 +145,17 @@ class TuneLines:
 
     @contextmanager
     def running(self, task: SweepTask, plan: Plan) -> Iterator[Watcher]:
-        """What runs and what is expected of it."""
+        """Print what runs and the predicted step time."""
 
         trial, repeat = task
-        again = f", run {repeat}" if repeat > 1 else ""
-        hoped = trial.choice.prediction
-        expected = (
-            f": {step_seconds(hoped.step_time_s)} s expected ({step_seconds(hoped.low_s)} to "
-            f"{step_seconds(hoped.high_s)})"
-            if hoped and repeat == 1
-            else ""
-        )
-        echo(f"{trial.number}  {label(trial.choice.settings)}{again}{expected}", err=True)
+        repeat_text = f", run {repeat}" if repeat > 1 else ""
+        prediction = trial.choice.prediction
+        expected = ""
+        if prediction and repeat == 1:
+            low, high = step_seconds(prediction.low_s), step_seconds(prediction.high_s)
+            step_time = step_seconds(prediction.step_time_s)
+            expected = f": {step_time} s expected ({low} to {high})"
+        echo(f"{trial.number}  {label(trial.choice.settings)}{repeat_text}{expected}", err=True)
 
         def watch(progress: Progress) -> None:
             if progress.step is not None and time.monotonic() - self._last_line_s >= LINE_EVERY_S:
@@ -165,21 +164,21 @@ class TuneLines:
 
         yield watch
 
-    def ended(self, task: SweepTask, kept: SweepRow) -> None:
-        """How the layout stands now."""
+    def ended(self, task: SweepTask, row: SweepRow) -> None:
+        """Print the result of the layout."""
 
-        step_s, rate = step_seconds(kept.step_time_s or 0.0), kept.tokens_per_s or 0.0
+        step_s, rate = step_seconds(row.step_time_s or 0.0), row.tokens_per_s or 0.0
         speed = f"{step_s} s, {rate:,.0f} tokens/s"
-        echo(f"  {speed if kept.ok else notes(kept)}", err=True)
+        echo(f"  {speed if row.ok else notes(row)}", err=True)
 
     def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
-        """The hosts are not whole any more."""
+        """Print that hosts were lost."""
         echo(lost_text(slot, why, for_good), err=True)
 
 
 @contextmanager
 def tune_display(order: list[SweepTrial]) -> Iterator[TuneLines | LiveTable]:
-    """Who is told how a tuning goes on; `order` are its layouts, to which every try adds one."""
+    """Yield the progress display of a tuning; `order` grows by one layout per trial."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield TuneLines()

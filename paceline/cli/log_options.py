@@ -1,4 +1,4 @@
-"""What a user can add to a log, shared by `parse` and `import`."""
+"""Options for settings that a log does not state, shared by `parse` and `import`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.cli.options import Panel
 
 
 def _fact(name: str, *aliases: str, **settings: Any) -> Any:
-    """An option that fills in what a log does not say."""
+    """Return an option for a setting that a log does not state."""
     return typer.Option(name, *aliases, rich_help_panel=Panel.log, **settings)
 
 

@@ -1,4 +1,4 @@
-"""`paceline mlperf compare`: scores beside published results."""
+"""`paceline mlperf compare`: compare scores with published results."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def compare(
     """
     for path in plot or []:
         if path.suffix not in FORMATS:
-            raise UserError(f"--plot {path}", "is no form of a plot", allowed=", ".join(FORMATS))
+            raise UserError(
+                f"--plot {path}", "is not a supported plot format", allowed=", ".join(FORMATS)
+            )
     comparison = compare_scores(
         places, published, ruleset=ruleset, num_devices=gpus or [], accelerator=accelerator
     )
@@ -85,7 +87,7 @@ def compare(
 
 
 def _write(comparison: ScoreComparison, path: Path) -> None:
-    """Write the page or the chart; its ending says which."""
+    """Write the page or the chart, depending on the suffix."""
     if path.suffix == ".html":
         emit_files(scores_document(comparison), page=path)
         return

@@ -1,4 +1,4 @@
-"""`paceline mlperf run`: a series of trials, and the status of one."""
+"""`paceline mlperf run`: run a series of trials, or show its status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.cli import host_options as place
 from paceline.cli import options
 from paceline.cli.options import Panel
 from paceline.cli.output import TableForm, TableFormat, emit_json, emit_table
-from paceline.cli.printing import print_plan, tell_notices
+from paceline.cli.printing import print_notices, print_plan
 from paceline.cli.progress import progress_display
 from paceline.cli.terminal import echo
 from paceline.core.errors import EXIT_INCOMPLETE, EXIT_OK, EXIT_SYSTEM_FAULT
@@ -196,13 +196,13 @@ def run(
         _end(standing(series_request), form)
         return
     display = TrialsDisplay()
-    planned = plan_trials(series_request, not_to_be_trained if dry_run else display.base)
+    trials_plan = plan_trials(series_request, not_to_be_trained if dry_run else display.base)
     if dry_run:
-        _print_first(planned.planned(planned.series.trials[0]), form)
+        _print_first(trials_plan.planned(trials_plan.series.trials[0]), form)
         return
-    _announce(planned.series)
-    series, _ = run_trials(planned, display)
-    _end(answer(planned, series, command_line()), form)
+    _announce(trials_plan.series)
+    series, _ = run_trials(trials_plan, display)
+    _end(answer(trials_plan, series, command_line()), form)
 
 
 def _end(series_answer: SeriesAnswer, form: TableFormat) -> None:
@@ -212,8 +212,8 @@ def _end(series_answer: SeriesAnswer, form: TableFormat) -> None:
 
 
 def _announce(series: TrialSeries) -> None:
-    ended = len(series.trials) - len(series.missing)
-    already = f", of which {ended} have ended" if ended else ""
+    num_finished = len(series.trials) - len(series.missing)
+    already = f", of which {num_finished} are finished" if num_finished else ""
     other = f" · variant {series.variant}" if series.variant != TRIAL_VARIANT else ""
     echo(
         f"{series.benchmark}{other}: {counted(len(series.trials), 'trial')}{already} · "
@@ -223,33 +223,33 @@ def _announce(series: TrialSeries) -> None:
 
 
 class TrialsDisplay:
-    """Progress of each trial on standard error, and a line when it has ended."""
+    """Progress of each trial on standard error, and a line when it has finished."""
 
     @contextmanager
     def base(self, plan: Plan) -> Iterator[Watcher]:
-        """Of the base model, which is trained once."""
-        title = "base model, trained once and kept for later trials"
+        """Show the training of the base model."""
+        title = "base model, trained once for all trials"
         with progress_display(plan.spec, title) as watch:
             yield watch
 
     def running(self, task: TrialTask, plan: Plan) -> AbstractContextManager[Watcher]:
-        """Of one trial."""
+        """Show the progress of one trial."""
 
         trial = task.trial
         title = f"trial {trial.number} of 0-{task.num_trials - 1}, seed {trial.seed}"
         return progress_display(plan.spec, title)
 
-    def ended(self, task: TrialTask, kept: TrialState) -> None:
-        """One line."""
+    def ended(self, task: TrialTask, state: TrialState) -> None:
+        """Print the result of a trial."""
 
-        echo(f"  {trial_text(kept)}", err=True)
+        echo(f"  {trial_text(state)}", err=True)
 
     def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
-        """Trials of a series run on all its hosts, and each ends for itself."""
+        """Do nothing: every trial uses all hosts, and its own result reports a lost one."""
 
 
 def _print_first(plan: Plan, form: TableFormat) -> None:
-    tell_notices(plan)
+    print_notices(plan)
     print_plan(
         plan, options.ReportFormat.json if form is TableFormat.json else options.ReportFormat.text
     )

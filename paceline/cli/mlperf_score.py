@@ -1,4 +1,4 @@
-"""`paceline mlperf score` and `check`: logs held against the rules."""
+"""`paceline mlperf score` and `check`: score logs and check them against the rules."""
 
 from __future__ import annotations
 

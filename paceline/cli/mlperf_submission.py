@@ -1,4 +1,4 @@
-"""`paceline mlperf system` and `mlperf package`: what a submission needs beside its logs."""
+"""`paceline mlperf system` and `mlperf package`: prepare a submission."""
 
 from __future__ import annotations
 
@@ -130,40 +130,42 @@ def package(
         organisation=org,
         division=division,
         system=system,
-        code=_codes(code),
+        code=_code_folders(code),
         out=output,
         ruleset=ruleset,
         placeholders=allow_placeholders,
     )
-    made = make(request)
-    _emit_package(made, TableFormat.json if as_json else form)
-    if made.folder is None:
-        raise typer.Exit(EXIT_GATE_FAILED if made.check.status == "failed" else EXIT_INCOMPLETE)
+    submission = make(request)
+    _emit_package(submission, TableFormat.json if as_json else form)
+    if submission.folder is None:
+        raise typer.Exit(
+            EXIT_GATE_FAILED if submission.check.status == "failed" else EXIT_INCOMPLETE
+        )
 
 
-def _codes(code: list[str]) -> dict[str, Path]:
-    """`[BENCHMARK=]FOLDER` by benchmark, "" for all others."""
+def _code_folders(code: list[str]) -> dict[str, Path]:
+    """Return the code folder by benchmark; the key "" is the default."""
     folders: dict[str, Path] = {}
     for text in code:
         name, equals, folder = text.partition("=")
-        named = name in (BENCHMARKS | SCORED_ONLY) and bool(equals)
-        key = name if named else ""
+        is_benchmark = name in (BENCHMARKS | SCORED_ONLY) and bool(equals)
+        key = name if is_benchmark else ""
         if key in folders:
             raise UserError(
                 f"--code {text}",
                 f"is the second folder for {key or 'all benchmarks'}",
-                remedy="name one folder for each",
+                remedy="give one folder for each",
             )
-        folders[key] = Path(folder if named else text)
+        folders[key] = Path(folder if is_benchmark else text)
     return folders
 
 
-def _emit_package(made: Package, form: TableFormat) -> None:
+def _emit_package(submission: Package, form: TableFormat) -> None:
     if form is TableFormat.json:
-        emit_json(made.model_dump(mode="json"))
+        emit_json(submission.model_dump(mode="json"))
         return
     if form is TableFormat.text:
-        echo("\n".join(package_lines(made)))
+        echo("\n".join(package_lines(submission)))
         return
     names = ("benchmark", "file", "source", "score_minutes", "scaling_factor", "label")
-    emit_table(package_rows(made), [Column(name, name) for name in names], form)
+    emit_table(package_rows(submission), [Column(name, name) for name in names], form)

@@ -1,4 +1,4 @@
-"""Options of the verbs that ask the time model: what is trained, on what, by which evidence."""
+"""Options of the verbs that use the time model."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from paceline.estimate.model.case import CudaGraphs, Dispatcher
 from paceline.estimate.request import EstimateRequest
 from paceline.files.recipe import Recipe as TrainedRecipe
 
-STACKS = ("fused", "torch", "softmax")
-"""How software computes, whatever it is."""
+SOFTWARE_CATEGORIES = ("fused", "torch", "softmax")
+"""Categories of software by how it computes."""
 DEVICES_PER_NODE = 8
 NEEDED = {
-    "--device": "a name that `paceline devices` lists, as H100",
+    "--device": "a name listed by `paceline devices`, e.g. H100",
     "--gpus": "a number of devices",
 }
-"""What is allowed there, of options that not every call needs."""
+"""Allowed values of options that only some calls need, for error messages."""
 
 
-def _known_stack(stack: str | None) -> str | None:
-    names = (ANY, *SOFTWARE, *STACKS)
+def _checked_software(stack: str | None) -> str | None:
+    names = (ANY, *SOFTWARE, *SOFTWARE_CATEGORIES)
     name, at, release = (ANY if stack is None else stack).partition("@")
     if name not in names:
         raise typer.BadParameter(f"must be one of {', '.join(names)}", param_hint="--software")
     if at and year_of_release(release) is None:
         raise typer.BadParameter(
-            f"{release!r} is no release; write year and month, {name}@26.02",
+            f"{release!r} is not a release; write year and month: {name}@26.02",
             param_hint="--software",
         )
     return stack
@@ -79,9 +79,9 @@ PlannedCluster = Annotated[
         rich_help_panel=Panel.hosts,
     ),
 ]
-_STACK = typer.Option(
+_SOFTWARE_OPTION = typer.Option(
     "--software",
-    callback=_known_stack,
+    callback=_checked_software,
     help=f"Software: {', '.join(SOFTWARE)}, or a category: fused (Transformer Engine, Megatron "
     "core), torch (PyTorch modules, FSDP) or softmax (Megatron of 2020-22). A release is written "
     "nemo@26.02. Names with published measurements give a narrower interval.",
@@ -91,14 +91,14 @@ RunStack = Annotated[
     str | None,
     typer.Option(
         "--software",
-        callback=_known_stack,
+        callback=_checked_software,
         help="Software for the expected times and memory, as for `estimate --software`; default: "
         "the software of the recipe's engine.",
         rich_help_panel=Panel.time_model,
     ),
 ]
-StackName = Annotated[str, _STACK]
-AnyStack = Annotated[str | None, _STACK]
+StackName = Annotated[str, _SOFTWARE_OPTION]
+AnyStack = Annotated[str | None, _SOFTWARE_OPTION]
 CapturedParts = Annotated[
     CudaGraphs,
     typer.Option(
@@ -151,9 +151,9 @@ def question(
     inter: str | None = None,
     evidence: GivenEvidence | None = None,
 ) -> EstimateRequest:
-    """What the options ask; a node has eight devices unless they say otherwise.
+    """Return the estimate request of the options; a node has eight devices by default.
 
-    Rates of a calibrated processor are those of the file of `evidence`, as its coefficients are.
+    For a calibrated processor, both rates and coefficients come from the file in `evidence`.
     """
     return EstimateRequest(
         recipe,
@@ -170,26 +170,26 @@ def question(
 
 
 def check_dispatcher(dispatcher: Dispatcher, recipe: TrainedRecipe) -> None:
-    """Raises UserError for a dispatcher of tokens where no token is sent to an expert."""
+    """Raise UserError for a token dispatcher if the model has no experts."""
     model = recipe.model
     if dispatcher != "any" and (model.kind == "mmdit" or model.num_experts == 1):
         raise UserError(
             f"--dispatcher {dispatcher}",
-            f"changes nothing: the model of {recipe.name} has no experts",
+            f"has no effect: the model of {recipe.name} has no experts",
             allowed="models with experts",
             remedy="leave it out",
         )
 
 
 def given_evidence(path: Path | None) -> GivenEvidence | None:
-    """What the file of --calibration holds, read once; None without one."""
+    """Return the content of the --calibration file, or None without one."""
     return read_evidence(path) if path else None
 
 
-def chosen_evidence(given: GivenEvidence | None, question: EstimateRequest) -> Evidence:
-    """The coefficients of a file, of the question's device if calibrated, or the shipped ones.
+def chosen_evidence(file_evidence: GivenEvidence | None, question: EstimateRequest) -> Evidence:
+    """Return the coefficients of the file, of the calibrated device, or the shipped ones.
 
-    Raises UserError for a calibration of another kind of device, or of a processor in another
-    dtype.
+    Raises UserError for a calibration of another device type, or of a processor in another
+    data type.
     """
-    return given_or_own(given, question.device, question.resolved_recipe.training.dtype)
+    return given_or_own(file_evidence, question.device, question.resolved_recipe.training.dtype)

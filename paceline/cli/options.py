@@ -1,4 +1,4 @@
-"""Options that several verbs share, one by one or in groups.
+"""Options that several verbs share, single or in groups.
 
 A group is a frozen dataclass whose fields are options. A verb that has a parameter of that type
 gets all of them: `--help` and the command line know the fields, the verb gets the instance.
@@ -47,7 +47,7 @@ class Panel(StrEnum):
 
 
 class ReportFormat(StrEnum):
-    """Forms in which one run is printed."""
+    """Output formats of one run."""
 
     text = "text"
     json = "json"
@@ -155,20 +155,20 @@ ClusterName = Annotated[
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """In which form one run is printed."""
+    """Output format of one run."""
 
     panel: ClassVar[Panel] = Panel.output
     form: ReportForm = ReportFormat.text
     as_json: Json = False
 
     @property
-    def chosen(self) -> ReportFormat:
-        """The form, whichever of both options names it."""
+    def output_format(self) -> ReportFormat:
+        """Output format from --format or --json."""
         return ReportFormat.json if self.as_json else self.form
 
 
-def expanded(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `verb` with a parameter for each field of its groups of options."""
+def with_option_groups(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `verb` with one parameter per field of its option groups."""
     hints = get_type_hints(verb, include_extras=True)
     groups: dict[str, Any] = {
         name: hint for name, hint in hints.items() if is_dataclass(hint) and name != "return"
@@ -202,7 +202,7 @@ def _options(group: Any) -> list[Field[Any]]:
 
 
 def _parameters(group: Any) -> Iterator[inspect.Parameter]:
-    """Yield a parameter of a verb for each field of a group, in the group's panel."""
+    """Yield one parameter of a verb per field of a group, in the group's panel."""
     hints = get_type_hints(group, include_extras=True)
     panel = getattr(group, "panel", None)
     for each in _options(group):
@@ -219,24 +219,26 @@ def _parameters(group: Any) -> Iterator[inspect.Parameter]:
 
 
 def with_engine(overrides: Iterable[str] | None, engine: str | None) -> tuple[str, ...]:
-    """The overrides, and that of `--engine` behind them; raises UserError for two engines."""
+    """Return the overrides plus that of `--engine`; raise UserError for two engines."""
     changes = tuple(overrides or ())
     if engine is None:
         return changes
     if any(change.partition("=")[0].strip() == "engine" for change in changes):
-        raise UserError("--engine", "is set by --set engine=... as well", remedy="leave one out")
+        raise UserError("--engine", "is also set by --set engine=...", remedy="leave one out")
     return (*changes, f"engine={json.dumps(engine)}")
 
 
-def refuse_unused(context: typer.Context, mode: str, used: Container[str]) -> None:
-    """Raise UserError for an option that was written and that `mode` would pass over in silence.
+def refuse_unused(context: typer.Context, mode: str, used_parameters: Container[str]) -> None:
+    """Raise UserError for an option on the command line that `mode` would ignore.
 
-    `used` are the names of the parameters that the mode has a use for.
+    `used` holds the names of the parameters that the mode uses.
     """
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE" and name not in used:
+        if source is not None and source.name == "COMMANDLINE" and name not in used_parameters:
             is_argument = parameter.param_type_name == "argument"
-            shown = str(parameter.metavar or name.upper()) if is_argument else parameter.opts[0]
-            raise UserError(shown, f"changes nothing beside {mode}", remedy="leave it out")
+            display_name = (
+                str(parameter.metavar or name.upper()) if is_argument else parameter.opts[0]
+            )
+            raise UserError(display_name, f"has no effect with {mode}", remedy="leave it out")

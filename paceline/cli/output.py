@@ -1,4 +1,4 @@
-"""Tables on standard output in the four formats that every verb offers."""
+"""Tables and documents on standard output, in the formats of --format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TableFormat(StrEnum):
-    """Forms in which a table is printed."""
+    """Output formats of a table."""
 
     text = "text"
     json = "json"
@@ -41,7 +41,7 @@ TableForm = Annotated[
         rich_help_panel=Panel.output,
     ),
 ]
-Where = Annotated[
+WhereOption = Annotated[
     list[str] | None,
     typer.Option(
         "--where",
@@ -54,22 +54,22 @@ Where = Annotated[
 
 @dataclass(frozen=True)
 class TableOptions:
-    """In which form a verb answers."""
+    """Output format of a verb."""
 
     panel: ClassVar[Panel] = Panel.output
     form: TableForm = TableFormat.text
     as_json: Json = False
 
     @property
-    def chosen(self) -> TableFormat:
-        """The form, whichever of both options names it."""
+    def output_format(self) -> TableFormat:
+        """Output format from --format or --json."""
         return TableFormat.json if self.as_json else self.form
 
 
 IfNone = Literal["refuse", "tell", "accept"]
-"""What follows where no row meets a condition."""
-MOST_VALUES = 20
-"""Values of a column that are named."""
+"""Reaction if no row meets a condition."""
+MAX_VALUES_LISTED = 20
+"""Maximum number of column values that a message lists."""
 
 
 def emit(
@@ -82,28 +82,28 @@ def emit(
 ) -> None:
     """Write a document to standard output in any form, and its page and charts to files.
 
-    `headline` False leaves out the first line of the text, which the verb has shown before. CSV is
-    the document's table; raises UserError where it has none. Raises SystemFaultError for a file
+    `headline` False leaves out the first line of the text, which the verb has printed before. CSV
+    is the document's table. Raises UserError if it has no table, and SystemFaultError for a file
     that cannot be written.
     """
     if form == "text":
         print_document(document, Console(), headline=headline)
     else:
-        echo(rendered(document, form), nl=False)
+        echo(render(document, form), nl=False)
     emit_files(document, page=page, charts=charts)
 
 
 def emit_files(document: Document, *, page: Path | None = None, charts: Path | None = None) -> None:
-    """Write a document's page and its charts to files, and say where."""
+    """Write a document's page and charts to files, and print their paths."""
     if page:
-        write_page(page, rendered(document, ReportFormat.html))
+        write_page(page, render(document, ReportFormat.html))
     if charts:
         from paceline.report.theme import EXPORT  # Altair takes long to import.
 
         write_charts(charts, document.charts(EXPORT) if document.charts else {})
 
 
-def rendered(document: Document, form: StrEnum) -> str:
+def render(document: Document, form: StrEnum) -> str:
     """Return a document as the content of a file."""
     match str(form):
         case "json":
@@ -111,7 +111,11 @@ def rendered(document: Document, form: StrEnum) -> str:
         case "csv":
             table = document.csv_table()
             if table is None:
-                raise UserError(f"--format {form}", "there is no table", remedy="use another form")
+                raise UserError(
+                    f"--format {form}",
+                    "is not available, because there is no table",
+                    remedy="use another form",
+                )
             return csv_text(table.rows, table.columns)
         case "md":
             return markdown(document)
@@ -138,8 +142,7 @@ def emit_table(
 ) -> None:
     """Write `rows` to standard output: a rich table on a terminal, plain aligned text in a pipe.
 
-    JSON is `document` if there is one, else the rows as they are. None shows as `-`, in csv as an
-    empty field.
+    JSON is `document` if given, else the rows. None is shown as `-`, in csv as an empty field.
     """
     if form is TableFormat.json:
         emit_json(rows if document is None else document)
@@ -157,24 +160,23 @@ def select_rows(
     names: Sequence[str] = (),
     if_none: IfNone = "refuse",
 ) -> list[Row]:
-    """The rows that meet every `column=value`; raises UserError for an unknown column.
+    """Return the rows that meet every `column=value`; raise UserError for unknown columns.
 
-    `names` are the columns of a table that may have no rows. Where no row has a value, those that
-    exist are named: in a UserError, or beside an empty answer (`tell`), which runs and findings may
-    have; `accept` says nothing.
+    `names` are the columns of a table that may have no rows. If no row has a value, the existing
+    values are listed: in a UserError (`refuse`) or in a note (`tell`); `accept` prints nothing.
     """
-    selected, names = list(rows), list(rows[0]) if rows else names
-    conditions = [_condition(text, names) for text in where or []]
+    matching_rows, names = list(rows), list(rows[0]) if rows else names
+    conditions = [_parse_condition(text, names) for text in where or []]
     for column, value in conditions:
-        meeting = [row for row in selected if str(row[column]).lower() == value.lower()]
-        if selected and not meeting and if_none != "accept":
-            _without_rows(column, value, selected, if_none)
-        selected = meeting
-    return selected
+        next_rows = [row for row in matching_rows if str(row[column]).lower() == value.lower()]
+        if matching_rows and not next_rows and if_none != "accept":
+            _report_no_match(column, value, matching_rows, if_none)
+        matching_rows = next_rows
+    return matching_rows
 
 
-def _condition(text: str, names: Sequence[str]) -> tuple[str, str]:
-    """Column and value of one condition."""
+def _parse_condition(text: str, names: Sequence[str]) -> tuple[str, str]:
+    """Return column and value of one condition."""
     column, equals, value = text.partition("=")
     if not equals:
         raise UserError(f"--where {text}", "is not column=value")
@@ -188,33 +190,33 @@ def _condition(text: str, names: Sequence[str]) -> tuple[str, str]:
     return column, value
 
 
-def _without_rows(column: str, value: str, rows: Sequence[Row], if_none: IfNone) -> None:
-    """Say which values there are instead."""
+def _report_no_match(column: str, value: str, rows: Sequence[Row], if_none: IfNone) -> None:
+    """Report the existing values."""
     values = list(dict.fromkeys(str(row[column]) for row in rows))
-    more = f" and {len(values) - MOST_VALUES} more" if len(values) > MOST_VALUES else ""
-    nothing = UserError(
+    more = f" and {len(values) - MAX_VALUES_LISTED} more" if len(values) > MAX_VALUES_LISTED else ""
+    error = UserError(
         f"--where {column}={value}",
-        f"no row has it among {len(rows)}",
-        allowed=", ".join(values[:MOST_VALUES]) + more,
+        f"matches none of {len(rows):,} rows",
+        allowed=", ".join(values[:MAX_VALUES_LISTED]) + more,
         remedy=did_you_mean(value, values) or None,
     )
     if if_none == "refuse":
-        raise nothing
-    echo(f"note: {nothing}", err=True)
+        raise error
+    echo(f"note: {error}", err=True)
 
 
 def refuse_where(where: list[str] | None, name: str) -> None:
-    """Raise UserError when rows are selected although one thing alone is asked for by `name`."""
+    """Raise UserError if --where is combined with the name of a single item."""
     if where:
         raise UserError(
             f"--where {where[0]}",
-            f"selects rows of the list, not of {name!r}",
-            remedy="leave out the name or --where",
+            f"selects rows of the whole list, not of {name!r}",
+            remedy="leave out either the name or --where",
         )
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page and say where; raises SystemFaultError if it cannot be written."""
+    """Write a page and print its path; raise SystemFaultError if that fails."""
     from paceline.files.documents import write_text  # Pydantic below it is slow to import.
 
     write_text(path, page)
@@ -222,19 +224,19 @@ def write_page(path: Path, page: str) -> None:
 
 
 def write_charts(folder: Path, charts: Mapping[str, LayerChart]) -> None:
-    """Write charts as SVG and say where, or that there is none to write.
+    """Write charts as SVG and print their paths.
 
-    Raises SystemFaultError if that cannot be.
+    Raises SystemFaultError if they cannot be written.
     """
     from paceline.report.charts import save_all  # Altair takes long to import.
 
     if not charts:
-        echo(f"note: {folder}: no chart is written: nothing of this is drawn", err=True)
+        echo(f"note: {folder}: no chart is written, because there is nothing to draw", err=True)
         return
     for path in save_all(charts, folder, ["svg"]):
         echo(f"chart: {path}", err=True)
 
 
 def emit_json(document: object) -> None:
-    """Write `document` to standard output as JSON, numbers unrounded; NaN is an error."""
+    """Write `document` to standard output as JSON with unrounded numbers; NaN is an error."""
     echo(_json(document))

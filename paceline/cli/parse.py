@@ -1,4 +1,4 @@
-"""`paceline parse`: what a training log says, whoever wrote it."""
+"""`paceline parse`: read training logs of any framework."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.cli.output import (
     Row,
     TableForm,
     TableFormat,
-    Where,
+    WhereOption,
     emit_json,
     emit_table,
     select_rows,
@@ -71,7 +71,7 @@ def parse(
             rich_help_panel=Panel.criteria,
         ),
     ] = False,
-    where: Where = None,
+    where: WhereOption = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
@@ -111,22 +111,22 @@ def parse(
     facts.check()
     form = TableFormat.json if as_json else form
     single = len(paths) == 1 and not paths[0].is_dir()
-    parsings = _parsed(paths, facts, one_of_many=not single)
+    parsings = _parse_logs(paths, facts, one_of_many=not single)
     if per_step:
-        documents = _emit_steps(_chosen(parsings, where), form, single)
+        documents = _emit_steps(_matching_logs(parsings, where), form, single)
     else:
         documents = list(map(attrgetter("document"), parsings))
         _emit(documents, form, single, where)
     if not documents:
-        echo(f"note: {', '.join(map(str, paths))}: holds no file", err=True)
+        echo(f"note: {', '.join(map(str, paths))}: contains no file", err=True)
     if single and any(d.status == "unreadable" for d in documents):
         raise typer.Exit(1)
     if fail_on_findings and any(d.status != "ok" or d.disagreements for d in documents):
         raise typer.Exit(3)
 
 
-def _parsed(paths: list[Path], facts: UserSettings, one_of_many: bool) -> Iterator[Parsing]:
-    """Each log in turn, so that no more than one is in memory; a bar on a terminal for many."""
+def _parse_logs(paths: list[Path], facts: UserSettings, one_of_many: bool) -> Iterator[Parsing]:
+    """Yield each log in turn, to keep only one in memory; show a bar for several."""
     with standard_input(paths) as copy:
         files = log_files(paths)
         console = Console(stderr=True)
@@ -136,12 +136,12 @@ def _parsed(paths: list[Path], facts: UserSettings, one_of_many: bool) -> Iterat
             yield parse_log(source, facts, called=path, one_of_many=one_of_many)
 
 
-def _chosen(parsings: Iterator[Parsing], where: list[str] | None) -> Iterator[Parsing]:
-    """The logs whose rows meet every condition."""
+def _matching_logs(parsings: Iterator[Parsing], where: list[str] | None) -> Iterator[Parsing]:
+    """Return the logs whose rows meet every condition."""
     return (p for p in parsings if select_rows([log_row(p.document)], where, (), "accept"))
 
 
-def _emit(documents: list[ParsedLog], form: TableFormat, single: bool, where: Where) -> None:
+def _emit(documents: list[ParsedLog], form: TableFormat, single: bool, where: WhereOption) -> None:
     if single and form is TableFormat.json and not where:
         emit_json(documents[0].model_dump(mode="json"))
         return
@@ -149,18 +149,20 @@ def _emit(documents: list[ParsedLog], form: TableFormat, single: bool, where: Wh
     if single and form is TableFormat.text and not where:
         echo("\n".join(log_lines(documents[0])))
         return
-    kept = select_rows(rows, where, list(log_row(None)), "tell")
-    chosen = [
-        d.model_dump(mode="json") for d, row in zip(documents, rows, strict=True) if row in kept
+    matching_rows = select_rows(rows, where, list(log_row(None)), "tell")
+    matching_documents = [
+        d.model_dump(mode="json")
+        for d, row in zip(documents, rows, strict=True)
+        if row in matching_rows
     ]
     if form is TableFormat.csv:
-        emit_table(kept, [Column(name, name) for name in log_row(None)], form)
+        emit_table(matching_rows, [Column(name, name) for name in log_row(None)], form)
     else:
-        emit_table(kept, _columns(kept), form, document=chosen)
+        emit_table(matching_rows, _columns(matching_rows), form, document=matching_documents)
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
-    """Those of which some row has a figure: a terminal is narrow."""
+    """Return the columns that have a figure in some row, because a terminal is narrow."""
     columns = [
         Column("engine", "engine"),
         Column("status", "status"),
@@ -179,7 +181,7 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def _emit_steps(parsings: Iterator[Parsing], form: TableFormat, single: bool) -> list[ParsedLog]:
-    """Print the series of each log; csv and json go out step by step, however long they are."""
+    """Print the steps of each log; csv and json are streamed."""
     documents: list[ParsedLog] = []
     rows: list[dict[str, Any]] = []
     as_list = form is TableFormat.json and not single

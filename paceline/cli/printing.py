@@ -1,4 +1,4 @@
-"""A run's plan on standard output in the form that was asked for."""
+"""Print a run's plan to standard output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.runs.plan import Plan
 
 @dataclass(frozen=True)
 class ExecutionOptions(ReportOptions):
-    """How a plan is run, where it is stored, and how the answer is printed."""
+    """Options for running a plan, storing the run and printing its report."""
 
     tag: Tag = None
     probe: Annotated[
@@ -31,38 +31,38 @@ class ExecutionOptions(ReportOptions):
     runs_dir: RunsDir = None
 
 
-def tell_notices(*plans: Plan) -> None:
-    """What plans have to say before they start, on standard error and once."""
+def print_notices(*plans: Plan) -> None:
+    """Print the notices of plans to standard error, each once."""
     for notice in dict.fromkeys(notice for plan in plans for notice in plan.notices):
         echo(f"note: {notice}", err=True)
 
 
 def print_plan(plan: Plan, form: ReportFormat) -> None:
-    """What would run: the script, or as JSON the whole plan."""
+    """Print the script of a plan, or the whole plan as JSON."""
     if form is ReportFormat.json:
         echo(json.dumps(plan_content(plan), indent=2))
         return
     names = ", ".join(sorted({name.partition("/")[0] for name in plan.job.files}))
     if plan.job.program and plan.spec.engine != NATIVE and not plan.spec.cluster.runs_here:
-        # Their scripts start node.sh, which lies in the run folder.
+        # Their scripts start node.sh, which is in the run folder.
         echo(f"on every node: {shlex.join(plan.job.program)}", err=True)
-    echo(f"in a new run folder beside {names}, job.sh:", err=True)
+    echo(f"job.sh, in a new run folder with {names}:", err=True)
     echo(plan.script, nl=False)
     for name, text in _submitted(plan).items():
         does = "runs" if plan.job.batch and plan.job.batch.submits else "submits"
-        echo(f"and {name}, which it {does}:", err=True)
+        echo(f"and {name}, which job.sh {does}:", err=True)
         echo(text, nl=False)
 
 
 def _submitted(plan: Plan) -> dict[str, str]:
-    """The batch script that the run itself brings along, by its name."""
+    """Return the batch script of a run by its name, if it has one."""
     batch, files = plan.job.batch, plan.job.files
     name = batch.script.removeprefix("./") if batch else ""
     return {name: files[name]} if name in files else {}
 
 
 def plan_content(plan: Plan) -> dict[str, Any]:
-    """A plan as JSON tells it."""
+    """Return a plan as JSON content."""
     return {
         "spec": plan.spec.model_dump(mode="json"),
         "key": plan.spec.key,

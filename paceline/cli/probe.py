@@ -1,4 +1,4 @@
-"""`paceline probe`: what this machine really reaches."""
+"""`paceline probe gemm` and `context`: GEMM throughput and memory before any model."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def gemm(
     wrong = [name for name in names if name not in get_args(Dtype)]
     if wrong or not names:
         raise UserError(
-            "--dtype", f"{dtypes!r} is no list of dtypes", allowed=", ".join(get_args(Dtype))
+            "--dtype", f"{dtypes!r} is not a list of data types", allowed=", ".join(get_args(Dtype))
         )
     probe = probe_this_machine(names, device.value, no_cache)  # type: ignore[arg-type]
     for name, reason in probe.skipped.items():
-        echo(f"note: {name} was left out: {reason}", err=True)
+        echo(f"note: {name} was skipped: {reason}", err=True)
     if not probe.rows:
         raise SystemFaultError("gemm probe", "measured nothing", remedy="choose another --dtype")
     form = TableFormat.json if as_json else form
@@ -128,7 +128,7 @@ def context(
     if kind == "cuda" and ranks > len(machine["gpus"]):
         raise UserError(
             "--ranks",
-            f"{ranks} ranks need as many GPUs, and {len(machine['gpus'])} are here",
+            f"{ranks} ranks need as many GPUs; this machine has {len(machine['gpus'])}",
             allowed=f"1 to {len(machine['gpus'])}",
         )
     for notice in notices:
@@ -157,17 +157,17 @@ def _context_document(probe: ContextProbe, kind: str) -> dict[str, Any]:
 
 
 def _catalog_context(probe: ContextProbe) -> dict[str, Any] | None:
-    """The catalog's context of this device beside the measured one, None where it has none."""
-    catalogued, measured = find_device(probe.device_name), probe.row("context")
-    if catalogued is None or catalogued.context_bytes is None or measured is None:
+    """Return the catalog's context size next to the measured one, or None if unknown."""
+    device, context = find_device(probe.device_name), probe.row("context")
+    if device is None or device.context_bytes is None or context is None:
         return None
-    ratio = measured.bytes / catalogued.context_bytes
+    ratio = context.bytes / device.context_bytes
     return {
-        "device": catalogued.name,
-        "context_bytes": catalogued.context_bytes,
+        "device": device.name,
+        "context_bytes": device.context_bytes,
         "ratio": ratio,
-        "sentence": f"context {format_value(measured.bytes, 'bytes')} here, "
-        f"{format_value(catalogued.context_bytes, 'bytes')} in the catalog for {catalogued.name}: "
+        "sentence": f"context {format_value(context.bytes, 'bytes')} here, "
+        f"{format_value(device.context_bytes, 'bytes')} in the catalog for {device.name}: "
         f"{ratio:.2f} x",
     }
 

@@ -72,7 +72,7 @@ def collective(
     processes = ranks or (gpus if kind == "cuda" else 2)
     if kind == "cuda" and not 2 <= processes <= gpus:
         raise UserError(
-            "--ranks", f"{processes} ranks need as many GPUs, at least 2, and {gpus} are here"
+            "--ranks", f"{processes} ranks need as many GPUs, at least 2; this machine has {gpus}"
         )
     threads = max(1, cores // processes)
     probe = probe_collective(sys.executable, kind, processes, threads, seconds)
@@ -142,7 +142,7 @@ def latency(
 
 
 def _machine(device: DeviceKind) -> tuple[str, int, int]:
-    """cpu or cuda, usable cores and GPUs of this machine."""
+    """Return the device type (cpu or cuda), usable cores and number of GPUs."""
     machine = inventory()
     kind, notices = device_kind(device.value, machine)
     for notice in notices:

@@ -1,4 +1,4 @@
-"""`paceline probe network`: collectives among all devices, and every pair of hosts."""
+"""`paceline probe network`: measure collectives and pairs of hosts."""
 
 from __future__ import annotations
 
@@ -147,6 +147,6 @@ def _operations(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip().replace("-", "_") for name in text.split(",")))
     if unknown := [name for name in names if name not in OPERATIONS]:
         raise UserError(
-            "--ops", f"{unknown[0]!r} is no collective", allowed=", ".join([*OPERATIONS, "all"])
+            "--ops", f"{unknown[0]!r} is not a collective", allowed=", ".join([*OPERATIONS, "all"])
         )
     return names

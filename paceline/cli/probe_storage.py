@@ -1,4 +1,4 @@
-"""`paceline probe storage`: what disks give to loaders and checkpoints."""
+"""`paceline probe storage`: measure storage for loaders and checkpoints."""
 
 from __future__ import annotations
 
@@ -132,9 +132,9 @@ def storage(
     """
     placement = location.where()
     if recipe and run:
-        raise UserError("--recipe and --run", "ask for two trainings", remedy="leave one out")
+        raise UserError("--recipe and --run", "exclude each other", remedy="leave one out")
     if assume_devices and not recipe:
-        raise UserError("--assume-devices", "says where a recipe trains", remedy="--recipe R")
+        raise UserError("--assume-devices", "requires --recipe", remedy="--recipe R")
     request = StorageRequest(
         placement,
         tuple(dict.fromkeys(paths or [Path()])),
@@ -151,7 +151,7 @@ def storage(
         request,
         runs_root(runs_dir),
         lambda what: echo(f"  {what}", err=True),
-        _demand(recipe, run, assume_devices, runs_dir),
+        _demand_function(recipe, run, assume_devices, runs_dir),
     )
     for notice in outcome.notices:
         echo(f"note: {notice}", err=True)
@@ -165,14 +165,18 @@ def _operations(text: str) -> tuple[str, ...]:
     if names == ("all",):
         return tuple(OPERATIONS)
     if unknown := [name for name in names if name not in OPERATIONS]:
-        raise UserError("--ops", f"has no {unknown[0]!r}", allowed=", ".join([*OPERATIONS, "all"]))
+        raise UserError(
+            "--ops", f"{unknown[0]!r} is not an operation", allowed=", ".join([*OPERATIONS, "all"])
+        )
     return names
 
 
 def _counts(text: str | None) -> tuple[int, ...]:
     parts = text.split(",") if text else []
     if not all(part.strip().isdecimal() and 0 < int(part) <= 1024 for part in parts):
-        raise UserError("--processes", f"{text!r} is no list of numbers", allowed="1,4,8 to 1024")
+        raise UserError(
+            "--processes", f"{text!r} is not a list of numbers", allowed="1,4,8 to 1024"
+        )
     return tuple(sorted({int(part) for part in parts}))
 
 
@@ -180,25 +184,27 @@ def _bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?|)b?", text.strip().lower())
     size = float(match[1]) * SIZES[match[2]] if match else math.inf
     if not math.isfinite(size):
-        raise UserError(f"--size {text[:40]!r}", "is no size", allowed="1073741824, 500MB, 1.5GiB")
+        raise UserError(
+            f"--size {text[:40]!r}", "is not a size", allowed="1073741824, 500MB, 1.5GiB"
+        )
     return int(size)
 
 
-def _demand(
+def _demand_function(
     recipe: str | None, run: str | None, on: str | None, runs_dir: Path | None
 ) -> Callable[[Cluster], StorageDemand] | None:
-    """What the options say that is trained; what it needs is asked once the hosts are seen."""
+    """Return a function that gives the storage demand once the hosts are known, or None."""
     if run:
-        demand = _measured(find_run(runs_root(runs_dir), run))
+        demand = _run_demand(find_run(runs_root(runs_dir), run))
         return lambda _: demand
     return (lambda cluster: estimated_demand(recipe, on, cluster)) if recipe else None
 
 
-def _measured(folder: Path) -> StorageDemand:
-    """What a run needed at its measured rate; raises UserError for one without a recipe."""
+def _run_demand(folder: Path) -> StorageDemand:
+    """Return the storage demand of a run; raise UserError for a run without a recipe."""
     spec, report = read_record(folder).spec, evaluate(folder)
     if spec is None:
-        raise UserError(str(folder), "is a log without a recipe", remedy="--recipe R")
+        raise UserError(str(folder), "is an imported log without a recipe", remedy="--recipe R")
     metric = report.result.metrics.get("samples_per_s")
     rate = finite_value(metric)
     notes = () if rate else ((metric.note if metric else None) or "it has no samples/s",)
@@ -207,10 +213,10 @@ def _measured(folder: Path) -> StorageDemand:
 
 
 def estimated_demand(recipe: str, on: str | None, cluster: Cluster) -> StorageDemand:
-    """What a recipe needs on some devices by the estimate, without samples/s where it has none."""
+    """Return the estimated storage demand of a recipe; samples/s may be unknown."""
     name, _, number = (on or "").partition(":")
     if number and not (number.isdecimal() and int(number)):
-        raise UserError(f"--assume-devices {on}", "is no DEVICE:N", allowed="H100:64")
+        raise UserError(f"--assume-devices {on}", "is not DEVICE:N", allowed="H100:64")
     total = int(number or cluster.world_size)
     per_node = cluster.devices_per_node
     if number and not is_cpu(name or cluster.device):  # processes need fill no hosts
@@ -231,13 +237,13 @@ def estimated_demand(recipe: str, on: str | None, cluster: Cluster) -> StorageDe
 
 
 def _devices_per_node(what: str, total: int, cluster: Cluster) -> int:
-    """Of the hosts that are measured; a single one stands for many of DEVICES_PER_NODE each."""
+    """Return the devices per host; one measured host stands for many full hosts."""
     if cluster.nodes == 1:
-        whole, hosts = min(total, DEVICES_PER_NODE), f"{DEVICES_PER_NODE} devices a host"
+        whole, hosts = min(total, DEVICES_PER_NODE), f"{DEVICES_PER_NODE} devices per host"
     else:
         whole, hosts = cluster.nodes, f"the {counted(cluster.nodes, 'host')}"
     if total % whole:
-        raise UserError(what, f"is no multiple of {hosts}", allowed=f"{total + -total % whole}")
+        raise UserError(what, f"is not a multiple of {hosts}", allowed=f"{total + -total % whole}")
     return whole if cluster.nodes == 1 else total // cluster.nodes
 
 

@@ -1,4 +1,4 @@
-"""`paceline profile`: where the time or the memory of a step goes."""
+"""`paceline profile`: profile the time or the memory of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.cli import host_options as place
 from paceline.cli import options
 from paceline.cli.options import Panel, ReportFormat
 from paceline.cli.output import TableForm, TableFormat, emit
-from paceline.cli.printing import print_plan, tell_notices
+from paceline.cli.printing import print_notices, print_plan
 from paceline.cli.progress import progress_display
 from paceline.cli.run import STATUS_EXIT
 from paceline.cli.terminal import echo
@@ -31,11 +31,11 @@ from paceline.runs.profile_report import profile_document
 from paceline.runs.profiling import length_text, with_profile, write_profile
 
 STEPS_FIELDS = ("steps", "training.steps")
-"""How `--set` names the length of a training."""
+"""Fields of `--set` that set the length of a training."""
 
 
 class ToolChoice(StrEnum):
-    """The profilers by name, as in `profiles.tools`."""
+    """Names of the profilers, as in `profiles.tools`."""
 
     torch = "torch"
     nsys = "nsys"
@@ -153,15 +153,15 @@ def profile(
     """
     form = TableFormat.json if as_json else form
     if source is not None:
-        used = {"source", "tool_name", "html", "charts", "form", "as_json"}
-        options.refuse_unused(context, "--from", used)
+        used_parameters = {"source", "tool_name", "html", "charts", "form", "as_json"}
+        options.refuse_unused(context, "--from", used_parameters)
         read = tool(tool_name.value).read_file(source)
         emit(profile_document(read, source.name), form, page=html, charts=charts)
         return
     if name is None:
         raise UserError(
             "paceline profile",
-            "needs something to profile",
+            "needs an input",
             allowed="one of RECIPE, RUN and --from FILE",
         )
     request = Request(
@@ -176,7 +176,7 @@ def profile(
         where=location.where(),
         runs_dir=runs_dir,
     )
-    first, last = parse_steps(_asked_steps(context, steps))
+    first, last = parse_steps(_steps_or_nvidia_default(context, steps))
     flags = {"gpu_metrics": gpu_metrics, "cpu_samples": cpu_samples}
     if tool_name is not ToolChoice.nsys:
         options.refuse_unused(context, f"--tool {tool_name.value}", {*context.params} - {*flags})
@@ -184,7 +184,7 @@ def profile(
     plan = _plan(context, request)
     chosen = None if ranks is None else parse_ranks(ranks, plan.spec.world_size)
     plan = with_profile(plan, tool_name.value, chosen, first, last, **flags)
-    tell_notices(plan)
+    print_notices(plan)
     if any(text.partition("=")[0].strip() in STEPS_FIELDS for text in overrides or ()):
         echo(f"note: {length_text(plan.spec)}", err=True)
     _refuse_unwritable(html, charts)
@@ -195,22 +195,23 @@ def profile(
 
 
 def _refuse_unwritable(html: Path | None, charts: Path | None) -> None:
-    """Before anything is trained; raises UserError."""
+    """Raise UserError, before anything runs, if an output file cannot be written."""
     if html and (html.is_dir() or not html.absolute().parent.is_dir()):
-        raise UserError(f"--html {html}", "is a folder, or lies in none", allowed="a file's path")
+        raise UserError(
+            f"--html {html}", "is not a file in an existing folder", allowed="path of a file"
+        )
     if charts and charts.exists() and not charts.is_dir():
         raise UserError(
-            f"--charts {charts}", "is no folder", allowed="a folder, made where missing"
+            f"--charts {charts}", "is not a folder", allowed="a folder; a missing one is created"
         )
 
 
 def print_profile(
     report: RunReport, form: TableFormat, html: Path | None = None, charts: Path | None = None
 ) -> int:
-    """Print what the tool says of a run that is over, and save it; the run's exit code.
+    """Print and save the profile of a finished run, and return the run's exit code.
 
-    Of a run that failed or was cancelled there may be nothing to print. Raises UserError where a
-    good run has left nothing.
+    A failed or cancelled run may have no profile. Raises UserError if a successful run has none.
     """
     status = STATUS_EXIT.get(report.result.status, 2)
     if status:
@@ -229,43 +230,49 @@ def print_profile(
     return status
 
 
-def _asked_steps(context: typer.Context, steps: str) -> str:
-    """The option's, where it was left out those of NVIDIA's variables if they are set."""
+def _steps_or_nvidia_default(context: typer.Context, steps: str) -> str:
+    """Return the value of the option, else that of NVIDIA's variables if they are set."""
     source = context.get_parameter_source("steps")
-    named = [os.environ.get(f"RUN_CONF_PROFILE_{edge}_STEP") for edge in ("START", "STOP")]
-    if source is None or source.name == "COMMANDLINE" or not any(named):
+    bounds = [os.environ.get(f"RUN_CONF_PROFILE_{edge}_STEP") for edge in ("START", "STOP")]
+    if source is None or source.name == "COMMANDLINE" or not any(bounds):
         return steps
     first, last = steps.split("-")
-    return f"{named[0] or first}-{named[1] or last}"
+    return f"{bounds[0] or first}-{bounds[1] or last}"
 
 
 def parse_steps(text: str) -> tuple[int, int]:
-    """(first, last) of `20-30` or `20`; raises UserError."""
+    """Return (first, last) of `20-30` or `20`; raise UserError for anything else."""
     match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= first <= last:
-        raise UserError(f"--steps {text}", "names no steps", allowed="20-30 or 20, from 1")
+        raise UserError(f"--steps {text}", "is not a range of steps", allowed="20-30 or 20, from 1")
     return first, last
 
 
 def parse_ranks(text: str, world_size: int) -> list[int]:
-    """The ranks of `0,8`, `0-3` or `all`; raises UserError."""
+    """Return the ranks of `0,8`, `0-3` or `all`; raise UserError for anything else."""
     if text == "all":
         return list(range(world_size))
     ranks: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
         if not match or int(match[2] or match[1]) < int(match[1]):
-            raise UserError(f"--ranks {text}", "is no list of ranks", allowed="0,8 or 0-3 or all")
+            raise UserError(
+                f"--ranks {text}", "is not a list of ranks", allowed="0,8 or 0-3 or all"
+            )
         if int(match[2] or match[1]) >= world_size:
             allowed = f"0 to {world_size - 1}, all"
-            raise UserError(f"--ranks {text}", f"has a rank beyond {world_size}", allowed=allowed)
+            raise UserError(
+                f"--ranks {text}",
+                f"contains a rank that does not exist among {world_size}",
+                allowed=allowed,
+            )
         ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return sorted(ranks)
 
 
 def _plan(context: typer.Context, request: Request) -> Plan:
-    """The plan of a recipe, or of a stored run once more."""
+    """Return the plan of a recipe, or of the repetition of a stored run."""
     name, names = request.recipe, recipe_names()
     if name in names or name.endswith((".yaml", ".yml")):
         return make_plan(request)
@@ -273,13 +280,21 @@ def _plan(context: typer.Context, request: Request) -> Plan:
         record = read_record(find_run(runs_root(request.runs_dir), name))
     except UserError as error:
         hint = did_you_mean(name, names)
-        what = f"is no recipe, and {error}"
+        what = f"is not a recipe, and {error}"
         raise UserError(f"RECIPE|RUN {name!r}", what, remedy=hint or None) from error
     if record.spec is None or record.spec.bare:
         raise UserError(record.name, "was not started from a recipe, so it cannot be run again")
-    used = {"name", "tool_name", "ranks", "steps", "dry_run", "tag", "probe"}
-    used |= {"runs_dir", "html", "charts", "form", "as_json", "gpu_metrics", "cpu_samples"}
-    options.refuse_unused(context, f"the stored run {record.name}", used)
+    used_parameters = {"name", "tool_name", "ranks", "steps", "dry_run", "tag", "probe"}
+    used_parameters |= {
+        "runs_dir",
+        "html",
+        "charts",
+        "form",
+        "as_json",
+        "gpu_metrics",
+        "cpu_samples",
+    }
+    options.refuse_unused(context, f"the stored run {record.name}", used_parameters)
     return plan_again(record.spec)
 
 

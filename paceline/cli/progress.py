@@ -1,4 +1,4 @@
-"""Progress of a run on standard error: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a run on standard error: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from paceline.core.units import counted, seconds, significant, trimmed
 from paceline.runs.flow import Progress, Watcher
 
 LINE_EVERY_S = 5.0
-"""How often a line is printed where there is no terminal."""
+"""Interval of progress lines if standard error is not a terminal."""
 
 RECENT_STEPS = 10
 
 
 @contextmanager
 def progress_display(spec: RunSpec, repeat: str | None = None) -> Iterator[Watcher]:
-    """A watcher that shows phases and steps while the block runs.
+    """Yield a watcher that shows phases and steps.
 
-    `repeat` is a headline for one of several runs, whose common one has been shown.
+    `repeat` replaces the headline for one of several runs.
     """
     console = Console(stderr=True)
     in_samples = RunSettings.of(spec).headline == "samples_per_s"
@@ -41,7 +41,7 @@ def progress_display(spec: RunSpec, repeat: str | None = None) -> Iterator[Watch
 
 
 def run_headline(spec: RunSpec) -> str:
-    """What runs, in one line."""
+    """Return a line that describes the run."""
     label = f" ({spec.cluster.device_label})" if spec.cluster.device_label else ""
     place = f"{spec.recipe} · {spec.engine} · {spec.world_size} x {spec.cluster.device}{label}"
     if spec.bare:
@@ -99,9 +99,9 @@ def _bar(
 
 
 def _step_text(progress: Progress, recent: list[float], in_samples: bool) -> str:
-    """`31/60 · 0.231 s · 17,731 tokens/s · loss 3.41 · 7 s left`, speeds of the last ten steps.
+    """Return `31/60 · 0.231 s · 17,731 tokens/s · loss 3.41 · 7 s left`.
 
-    Some frameworks' logs tell rates alone: then no time is said.
+    Speeds are those of the last ten steps. Some logs report only rates; then no time is shown.
     """
     step = progress.step
     assert step is not None
@@ -117,10 +117,10 @@ def _step_text(progress: Progress, recent: list[float], in_samples: bool) -> str
     if step.loss is not None:
         parts.append(f"loss {step.loss:.3f}")
     if total and typical:
-        parts.append(f"{_left(typical * (total - step.index))} left")
+        parts.append(f"{_remaining_text(typical * (total - step.index))} left")
     return " · ".join(parts)
 
 
-def _left(value_s: float) -> str:
-    """Time to come: whole seconds, and from two minutes on as any other time."""
+def _remaining_text(value_s: float) -> str:
+    """Return the remaining time: whole seconds below two minutes."""
     return seconds(value_s) if value_s >= 120 else f"{value_s:.0f} s"

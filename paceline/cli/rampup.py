@@ -1,4 +1,4 @@
-"""`paceline rampup`: nodes and layout for every batch of a ramp-up."""
+"""`paceline rampup`: plan the stages of a batch-size ramp-up."""
 
 from __future__ import annotations
 
@@ -139,43 +139,43 @@ def rampup(
     if all_batches and samples:
         raise UserError(
             "--all-batches",
-            "takes the samples from the recipe's ramp-up",
+            "takes the samples per stage from the recipe's ramp-up",
             remedy="leave out --samples",
         )
     site = _site(cluster, device, per_node)
     where = _devices(site, device, per_node)
-    given = model.given_evidence(calibration)
+    file_evidence = model.given_evidence(calibration)
     question = model.question(
         recipe, where.device, where.per_node, software,
         variant=variant, overrides=with_engine(overrides, engine),
         per_node=where.per_node, intra=intra or where.intra, inter=inter or where.inter,
-        evidence=given,
+        evidence=file_evidence,
     )  # fmt: skip
-    setting = setting_of(question, model.chosen_evidence(given, question))
+    setting = setting_of(question, model.chosen_evidence(file_evidence, question))
     batches = tuple(int(n) for n in _numbers("--stages", stages, whole=True))
     each = _numbers("--samples", samples)
     options = RampOptions(batches, max_nodes, min_efficiency, each, tokens, all_batches, max_tp)
     schedule = read_schedule(check, setting.recipe.layout) if check else None
     plan = plan_ramp_up(setting, options)
-    judged = check_schedule(setting, options, schedule, plan) if schedule else None
-    emit(_document(plan, judged, every_size), output.chosen)
+    checked_schedule = check_schedule(setting, options, schedule, plan) if schedule else None
+    emit(_document(plan, checked_schedule, every_size), output.output_format)
 
 
 def _site(cluster: str | None, device: str | None, per_node: int | None) -> Cluster | None:
-    """The cluster that is named, None where a device is."""
+    """Return the cluster, or None if a device is given."""
     if cluster and (device or per_node):
         raise UserError(
-            "--cluster", "names the devices itself", remedy="leave --device and --per-node out"
+            "--cluster", "already states the devices", remedy="leave --device and --per-node out"
         )
     if cluster:
         return catalog.cluster(cluster)
     if device is None:
-        raise UserError("paceline rampup", "needs to know on what", remedy="--device or --cluster")
+        raise UserError("paceline rampup", "needs devices", remedy="--device or --cluster")
     return None
 
 
 class _Devices(NamedTuple):
-    """Devices and links that a cluster or the options name."""
+    """Devices and links of a cluster or of the options."""
 
     device: str
     per_node: int
@@ -184,14 +184,14 @@ class _Devices(NamedTuple):
 
 
 def _devices(site: Cluster | None, device: str | None, per_node: int | None) -> _Devices:
-    """The cluster's devices and links, else those of the options."""
+    """Return the devices and links of the cluster, else of the options."""
     if site:
         return _Devices(site.device, site.devices_per_node, site.intra_link, site.inter_link)
     return _Devices(device or "", per_node or model.DEVICES_PER_NODE)
 
 
 def _numbers(option: str, text: str | None, whole: bool = False) -> tuple[float, ...]:
-    """The numbers of an option's list; raises UserError for what is none from 1 on."""
+    """Return the numbers in an option's list; raise UserError for one below 1."""
     numbers: list[float] = []
     for part in (text or "").split(",") if text else []:
         try:
@@ -200,28 +200,30 @@ def _numbers(option: str, text: str | None, whole: bool = False) -> tuple[float,
             number = 0.0
         if not 1 <= number < 1e15:
             raise UserError(
-                f"{option} {text}", f"{part!r} is no number from 1 on", allowed="32,64,128"
+                f"{option} {text}", f"{part!r} is not a number of at least 1", allowed="32,64,128"
             )
         numbers.append(number)
     return tuple(numbers)
 
 
-def _document(plan: RampPlan, judged: CheckedSchedule | None, every_size: bool) -> Document:
-    """The plan, and the judgement of a schedule below; csv is of the schedule if there is one."""
+def _document(
+    plan: RampPlan, checked_schedule: CheckedSchedule | None, every_size: bool
+) -> Document:
+    """Return the plan, followed by the checked schedule, whose table is the csv."""
     data = plan.model_dump(mode="json")
     rows = [_row(stage) for stage in data["alternatives" if every_size else "stages"]]
     tables = [Table(title="Plan", columns=_COLUMNS, rows=rows)]
-    if judged:
-        data["checked"] = judged.model_dump(mode="json")
-        checked = [_checked_row(stage) for stage in data["checked"]["stages"]]
-        tables.append(Table(title="Checked schedule", columns=_CHECKED, rows=checked))
+    if checked_schedule:
+        data["checked"] = checked_schedule.model_dump(mode="json")
+        checked_rows = [_checked_row(stage) for stage in data["checked"]["stages"]]
+        tables.append(Table(title="Checked schedule", columns=_CHECKED_COLUMNS, rows=checked_rows))
     totals = [
-        f"{name}: {_hours(schedule.device_hours)} device hours, {days(schedule.days)}"
-        for name, schedule in (("plan", plan), ("checked schedule", judged))
+        f"{name}: {_hours(schedule.device_hours)} device-hours, {days(schedule.days)}"
+        for name, schedule in (("plan", plan), ("checked schedule", checked_schedule))
         if schedule and schedule.days is not None and schedule.device_hours is not None
     ]
     return Document(
-        kind="a batch ramp-up planned by estimate",
+        kind="batch-size ramp-up, by estimate",
         title=f"{plan.recipe} on {plan.device}",
         answer=tuple(totals),
         sections=tuple(tables),
@@ -270,7 +272,7 @@ _COLUMNS = [
     Column("device_hours", "device hours", _hours, "right"),
     Column("days", "days", day_count, "right"),
 ]
-_CHECKED = [
+_CHECKED_COLUMNS = [
     Column("batch", "batch", justify="right"),
     Column("nodes", "nodes", justify="right"),
     Column("label", "layout"),

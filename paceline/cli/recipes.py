@@ -1,4 +1,4 @@
-"""`paceline recipes`: what can be run."""
+"""`paceline recipes`: list the recipes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.cli.options import Json
 from paceline.cli.output import (
     TableForm,
     TableFormat,
-    Where,
+    WhereOption,
     emit_json,
     emit_table,
     refuse_where,
@@ -34,7 +34,7 @@ def recipes(
     fields: Annotated[
         bool, typer.Option("--fields", help="List all fields that --set takes, with their meaning.")
     ] = False,
-    where: Where = None,
+    where: WhereOption = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
@@ -99,7 +99,7 @@ def _print_one(name: str, form: TableFormat) -> None:
 
 
 def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field by its dotted name, as --set takes it, with its value; a list as JSON."""
+    """Yield every field by its dotted name, as for --set, with its value; lists as JSON."""
     for name, value in values.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{above}{name}.")

@@ -1,4 +1,4 @@
-"""`paceline run --repeat` and `--interleave`: groups of repeats, their progress and report."""
+"""`paceline run --repeat` and `--interleave`: run groups of repeats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from paceline.cli.host_options import MaxParallel, NodesPerTrial
 from paceline.cli.options import Panel, ReportFormat
 from paceline.cli.output import TableFormat, emit_table
-from paceline.cli.printing import ExecutionOptions, plan_content, print_plan, tell_notices
+from paceline.cli.printing import ExecutionOptions, plan_content, print_notices, print_plan
 from paceline.cli.progress import progress_display, run_headline
 from paceline.cli.terminal import echo
 from paceline.compare.over_time.repeats import SeriesResult
@@ -43,13 +43,13 @@ from paceline.runs.repeats_text import (
 )
 from paceline.runs.tasks.slot import JobSlot, TaskOutcome, lost_text
 
-BROKEN_OFF = frozenset({"incomplete", "cancelled"})
-"""Statuses of runs that might have had a figure, had they gone on."""
+UNFINISHED_STATUSES = frozenset({"incomplete", "cancelled"})
+"""Statuses of runs that ended before they had a figure."""
 
 
 @dataclass(frozen=True)
 class RepeatOptions:
-    """Options that ask for more than one run."""
+    """Options for groups of runs."""
 
     panel: ClassVar[Panel] = Panel.limits
     repeat: Annotated[
@@ -91,25 +91,25 @@ class RepeatOptions:
 
     @property
     def are_requested(self) -> bool:
-        """Whether a group of runs is asked for."""
+        """True if a group of runs is requested."""
         return any(x is not None for x in (self.repeat, self.interleave, self.group, self.resume))
 
 
 def repeat_runs(
-    request: Request, several: RepeatOptions, how: ExecutionOptions, dry_run: bool
+    request: Request, options: RepeatOptions, how: ExecutionOptions, dry_run: bool
 ) -> int:
-    """Run what the options ask for and print it; the exit code."""
-    if how.chosen is ReportFormat.html:
+    """Run groups of repeats, print them, and return the exit code."""
+    if how.output_format is ReportFormat.html:
         raise UserError(
             "--format html",
-            "shows a single run; each repeat's own report.html lies in its folder",
+            "shows a single run; each repeat has its own report.html in its folder",
             allowed="text, json, csv, md",
         )
     root = runs_root(how.runs_dir)
-    series = _series(request, several, how)
+    series = _series(request, options, how)
     announce(series)
     if dry_run:
-        _print_plans(series, how.chosen)
+        _print_plans(series, how.output_format)
         return 0
     result = run_series(
         series,
@@ -120,88 +120,86 @@ def repeat_runs(
         probe=how.probe,
         runs_dir=how.runs_dir,
     )
-    _print_series(result, how.chosen)
+    _print_series(result, how.output_format)
     return exit_code(result)
 
 
 def exit_code(result: SeriesResult) -> int:
-    """0 when every group is complete, 4 when some figures are missing, 2 when there is none at all
-    and the machine or the run is at fault.
-    """
+    """Return 0 if every group is complete, 4 if figures are missing, 2 if all runs failed."""
     if not any(group.missing for group in result.groups) and not result.interrupted:
         return 0
     if result.interrupted or any(group.ok for group in result.groups):
         return 4
     statuses = {run.status for group in result.groups for run in group.runs}
     faults = any(group.faults for group in result.groups)
-    return 4 if statuses <= BROKEN_OFF and not faults else 2
+    return 4 if statuses <= UNFINISHED_STATUSES and not faults else 2
 
 
-def _series(request: Request, several: RepeatOptions, how: ExecutionOptions) -> Series:
-    root, repeats = runs_root(how.runs_dir), _number(several.repeat)
-    if several.resume is not None:
+def _series(request: Request, options: RepeatOptions, how: ExecutionOptions) -> Series:
+    root, repeats = runs_root(how.runs_dir), _parse_repeats(options.repeat)
+    if options.resume is not None:
         where = Where(hosts=request.where.hosts, allocation=request.where.allocation)
-        foreign = several.interleave or several.group or several.nodes_per_trial or how.tag
+        foreign = options.interleave or options.group or options.nodes_per_trial or how.tag
         if request != Request("", where=where) or foreign:
             raise UserError(
-                f"--resume {several.resume}",
-                "takes everything from the group",
+                f"--resume {options.resume}",
+                "takes its settings from the group",
                 allowed="--repeat, --hosts, --allocation, --max-parallel, --no-probe, "
                 "--runs-dir, --format, --dry-run",
                 remedy="leave out the rest",
             )
-        return resumed_series(root, several.resume, repeats, where, several.max_parallel)
+        return resumed_series(root, options.resume, repeats, where, options.max_parallel)
     requests = [request]
-    if several.interleave:
-        requests = [side_request(request, text) for text in several.interleave]
-    if not (request.recipe or request.command or several.interleave):
+    if options.interleave:
+        requests = [side_request(request, text) for text in options.interleave]
+    if not (request.recipe or request.command or options.interleave):
         raise typer.BadParameter("Missing argument 'RECIPE'.", param_hint="RECIPE")
     return new_series(
         root,
         requests,
         repeats or ENOUGH_FOR_SAME,
-        several.group,
-        several.nodes_per_trial,
-        several.max_parallel,
+        options.group,
+        options.nodes_per_trial,
+        options.max_parallel,
     )
 
 
-def _number(repeat: str | None) -> int | None:
+def _parse_repeats(repeat: str | None) -> int | None:
     if repeat is None:
         return None
     if repeat == "same":
         return ENOUGH_FOR_SAME
-    if not repeat.isdecimal() or not 1 <= int(repeat[:9]) <= MOST_REPEATS:
+    if not repeat.isdecimal() or not 1 <= int(repeat[:9]) <= MAX_REPEATS:
         raise UserError(
             f"--repeat {repeat}",
-            "is no number of repeats",
-            allowed=f"1 to {MOST_REPEATS}, or `same` for {ENOUGH_FOR_SAME}",
+            "is not a number of repeats",
+            allowed=f"1 to {MAX_REPEATS}, or `same` for {ENOUGH_FOR_SAME}",
         )
     return int(repeat)
 
 
-MOST_REPEATS = 1000
+MAX_REPEATS = 1000
 
 
 def announce(series: Series) -> None:
-    """What will run, on standard error, before it starts."""
+    """Print to standard error what will run."""
     for number, side in enumerate(series.sides):
         letter = f"{'AB'[number]}  " if len(series.sides) > 1 else ""
-        apart = f" · {configuration(side.changes)}" if side.changes else ""
-        echo(f"{letter}{run_headline(side.plan.spec)}{apart}", err=True)
+        changes_text = f" · {configuration(side.changes)}" if side.changes else ""
+        echo(f"{letter}{run_headline(side.plan.spec)}{changes_text}", err=True)
         have = series.num_repeats - len(side.missing)
-        already = f", of which it has {have}" if have else ""
+        already = f", of which {have} exist" if have else ""
         repeats = counted(series.num_repeats, "repeat")
         echo(f"{letter}group {side.group}: {repeats}{already}", err=True)
     for notice in series.notices:
         echo(f"note: {notice}", err=True)
-    tell_notices(*(side.plan for side in series.sides))
+    print_notices(*(side.plan for side in series.sides))
     if len({side.plan.spec.key for side in series.sides}) < len(series.sides):
-        echo("note: A and B are the same configuration: a trial of the method", err=True)
+        echo("note: A and B are the same configuration; this tests the method itself", err=True)
 
 
 class RepeatDisplay:
-    """Progress of each repeat, and a line when it has ended; several at once have lines alone."""
+    """Progress of repeats; concurrent ones print only a line at start and end."""
 
     def __init__(self, at_once: int = 1) -> None:
         self.at_once = at_once
@@ -210,15 +208,15 @@ class RepeatDisplay:
     def running(self, task: Turn, plan: Plan) -> Iterator[Watcher]:
 
         if self.at_once > 1:
-            echo(f"{_title(task)} begins", err=True)
+            echo(f"{_title(task)} starts", err=True)
             yield lambda progress: None
             return
         with progress_display(plan.spec, _title(task)) as watch:
             yield watch
 
-    def ended(self, task: Turn, kept: TaskOutcome) -> None:
+    def ended(self, task: Turn, outcome: TaskOutcome) -> None:
 
-        text = run_text(kept) if isinstance(kept, Result) else f"no run: {kept}"
+        text = run_text(outcome) if isinstance(outcome, Result) else f"no run: {outcome}"
         echo(f"{_title(task)}: {text}" if self.at_once > 1 else f"  {text}", err=True)
 
     def lost(self, slot: JobSlot, why: str, for_good: bool) -> None:
@@ -246,7 +244,7 @@ def _print_series(result: SeriesResult, form: ReportFormat) -> None:
 
 
 def _print_plans(series: Series, form: ReportFormat) -> None:
-    """The order of the repeats, and each configuration's plan as a single run prints it."""
+    """Print the order of the repeats, and the plan of each configuration."""
 
     lanes = [[f"{t.letter}{t.number}" for t in series.turns(slot.number)] for slot in series.slots]
     turns = [turn for lane in lanes for turn in lane]
@@ -256,6 +254,6 @@ def _print_plans(series: Series, form: ReportFormat) -> None:
         return
     for slot, lane in zip(series.slots, lanes, strict=True):
         on = f"on {slot.name}, " if len(lanes) > 1 else ""
-        echo(f"{on}in this order: {' '.join(lane) or 'nothing is missing'}", err=True)
+        echo(f"{on}in this order: {' '.join(lane) or 'no repeat is missing'}", err=True)
     for side in series.sides:
         print_plan(side.plan, form)

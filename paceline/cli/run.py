@@ -1,4 +1,4 @@
-"""`paceline run`: train a recipe here and report how fast."""
+"""`paceline run`: train a recipe and report its speed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.cli import options
 from paceline.cli.bundle_plan import bundle_plan
 from paceline.cli.options import Panel
 from paceline.cli.output import emit
-from paceline.cli.printing import ExecutionOptions, print_plan, tell_notices
+from paceline.cli.printing import ExecutionOptions, print_notices, print_plan
 from paceline.cli.progress import progress_display
 from paceline.cli.repeat import RepeatOptions, repeat_runs
 from paceline.core.errors import UserError
@@ -24,15 +24,15 @@ from paceline.runs import flow
 from paceline.runs.plan import Plan, make_plan
 
 
-class Per(StrEnum):
-    """How often a program of the user's own is started."""
+class LaunchUnit(StrEnum):
+    """Unit for which the user's program is started once."""
 
     node = "node"
     device = "device"
 
 
-WITH_A_BUNDLE = ("bundle", "dry_run", "tag", "probe", "runs_dir", "form", "as_json")
-"""Parameters that mean something beside `--from`."""
+USED_BY_FROM = ("bundle", "dry_run", "tag", "probe", "runs_dir", "form", "as_json")
+"""Parameters that --from uses."""
 STATUS_EXIT = {"ok": 0, "incomplete": 4, "cancelled": 4}
 """Exit code by status; every other status is a system fault (2)."""
 
@@ -54,7 +54,7 @@ def run(
         ),
     ] = None,
     launch_per: Annotated[
-        Per | None,
+        LaunchUnit | None,
         typer.Option(
             help="Start PROGRAM once per `node`, as typed (default), or once per `device`, with "
             "RANK, WORLD_SIZE, MASTER_ADDR and the other variables that torchrun sets.",
@@ -124,9 +124,9 @@ def run(
     job.sh, logs, steps, result.json and report.html.
     """
     if bundle is not None:
-        options.refuse_unused(context, "--from", WITH_A_BUNDLE)
-        again = bundle_plan(bundle, how, dry_run)
-        raise typer.Exit(_execute(again, how) if again else 0)
+        options.refuse_unused(context, "--from", USED_BY_FROM)
+        repetition = bundle_plan(bundle, how, dry_run)
+        raise typer.Exit(_execute(repetition, how) if repetition else 0)
     request = Request(
         recipe=recipe or "",
         variant=variant,
@@ -143,7 +143,7 @@ def run(
     )
     if launch_per and not command:
         raise UserError(
-            "--launch-per", "is for a program of yours", remedy="-- PROGRAM [ARGUMENT ...]"
+            "--launch-per", "requires a program of your own", remedy="-- PROGRAM [ARGUMENT ...]"
         )
     if repeats.are_requested:
         raise typer.Exit(repeat_runs(request, repeats, how, dry_run))
@@ -152,13 +152,13 @@ def run(
     if repeats.nodes_per_trial or repeats.max_parallel:
         raise UserError(
             "--nodes-per-trial, --max-parallel",
-            "share the hosts among several runs",
-            remedy="ask for them with --repeat, or --nodes N for a single run",
+            "apply to several runs",
+            remedy="add --repeat, or use --nodes N for a single run",
         )
     plan = make_plan(request)
-    tell_notices(plan)
+    print_notices(plan)
     if dry_run:
-        print_plan(plan, how.chosen)
+        print_plan(plan, how.output_format)
         return
     raise typer.Exit(_execute(plan, how))
 
@@ -169,9 +169,9 @@ def _execute(plan: Plan, how: ExecutionOptions) -> int:
         with progress_display(plan.spec) as watch:
             report = flow.run(plan, root, flow.command_line(), watch, tag=how.tag, probe=how.probe)
     except flow.UnwrittenReportError as fault:
-        emit(run_document(fault.report), how.chosen, headline=False)
+        emit(run_document(fault.report), how.output_format, headline=False)
         raise
     except flow.CancelledRunError as cancelled:
         report = cancelled.report
-    emit(run_document(report), how.chosen, headline=False)
+    emit(run_document(report), how.output_format, headline=False)
     return STATUS_EXIT.get(report.result.status, 2)

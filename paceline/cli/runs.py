@@ -1,4 +1,4 @@
-"""`paceline list`, `show`, `report` and `db`: runs that are stored."""
+"""`paceline list`, `show`, `report` and `db`: stored runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from paceline.cli.options import Json, ReportForm, ReportFormat, RunName, RunsDi
 from paceline.cli.output import (
     TableForm,
     TableFormat,
-    Where,
+    WhereOption,
     emit,
     emit_json,
     emit_table,
-    rendered,
+    render,
     select_rows,
 )
 from paceline.cli.terminal import echo
@@ -34,7 +34,7 @@ from paceline.runs.outcome import evaluate
 
 def list_runs(
     runs_dir: RunsDir = None,
-    where: Where = None,
+    where: WhereOption = None,
     form: TableForm = TableFormat.text,
     as_json: Json = False,
 ) -> None:
@@ -47,26 +47,26 @@ def list_runs(
     Example: paceline list --where status=ok --where recipe=tiny-llama --format csv
     """
     root = runs_root(runs_dir)
-    listed = listing(root, computed_result)
-    rows = select_rows(listed.rows, where, COLUMNS, "tell")
-    if listed.fault:
-        echo(f"note: every folder was read again: {listed.fault}", err=True)
-    for problem in listed.left_out:
+    run_list = listing(root, computed_result)
+    rows = select_rows(run_list.rows, where, COLUMNS, "tell")
+    if run_list.fault:
+        echo(f"note: all folders were read again: {run_list.fault}", err=True)
+    for problem in run_list.left_out:
         echo(f"left out: {problem}", err=True)
     form = TableFormat.json if as_json else form
-    if not (listed.rows or listed.left_out) and form is TableFormat.text:
+    if not (run_list.rows or run_list.left_out) and form is TableFormat.text:
         echo(f"no runs in {root}; start one with `paceline run tiny-llama`", err=True)
         return
     emit_table(rows, _listed_columns(form, any(row["group"] for row in rows)), form)
 
 
 def computed_result(folder: Path) -> Result:
-    """The result of a run, computed from its raw files."""
+    """Return the result of a run, computed from its raw files."""
     return evaluate(folder).result
 
 
 def _listed_columns(form: TableFormat, grouped: bool) -> list[Column]:
-    shown = [
+    columns = [
         Column("run", "run"),
         Column("status", "status"),
         Column("tokens_per_s", "tokens/s", lambda v: f"{v:,.0f}", "right"),
@@ -76,9 +76,9 @@ def _listed_columns(form: TableFormat, grouped: bool) -> list[Column]:
         Column("steps", "steps", str, "right"),
     ]
     if form is not TableFormat.csv:
-        return [*shown, Column("group", "group")] if grouped else shown
+        return [*columns, Column("group", "group")] if grouped else columns
     names = ("created", "recipe", "tag", "group", "device", "devices", "layout", "dtype", "key")
-    return [*shown, *(Column(name, name) for name in names)]
+    return [*columns, *(Column(name, name) for name in names)]
 
 
 def show(
@@ -132,7 +132,7 @@ def report(
     if printed and as_json:
         raise UserError(
             "--json",
-            "tells which files were written, and this report is printed",
+            "lists written files, but this report is printed",
             remedy="name a file with --output",
         )
     folder = find_run(runs_root(runs_dir), run)
@@ -147,7 +147,7 @@ def report(
         emit(run_document(content), form)
         return
     path = output or folder / (REPORT_FILE if form is ReportFormat.html else f"report.{form}")
-    write_text(path, rendered(run_document(content), form))
+    write_text(path, render(run_document(content), form))
     if as_json:
         emit_json({"report": str(path), "charts": pictures})
     else:

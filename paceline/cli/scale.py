@@ -1,4 +1,4 @@
-"""`paceline scale`: does it scale, and which node costs us?"""
+"""`paceline scale`: measure scaling efficiency and find slow nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.cli.options import Panel
 from paceline.cli.output import (
     TableForm,
     TableFormat,
-    Where,
+    WhereOption,
     emit,
     select_rows,
 )
@@ -30,7 +30,7 @@ from paceline.scaling.tables import measured_table, node_history, read_rows
 
 
 class SplitWay(StrEnum):
-    """How hosts are split into sub-clusters."""
+    """Methods of grouping hosts into sub-clusters."""
 
     contiguous = "contiguous"
     pairs = "pairs"
@@ -39,7 +39,7 @@ class SplitWay(StrEnum):
 
 
 class ScalingWay(StrEnum):
-    """Whether the global batch grows with the nodes (weak) or stays (strong)."""
+    """Scaling of the global batch: weak (grows with the nodes) or strong (constant)."""
 
     weak = "weak"
     strong = "strong"
@@ -118,7 +118,7 @@ def scale(
             rich_help_panel=Panel.criteria,
         ),
     ] = False,
-    where: Where = None,
+    where: WhereOption = None,
     variant: options.Variant = None,
     overrides: campaign_options.Overrides = None,
     engine: options.EngineName = None,
@@ -169,7 +169,7 @@ def scale(
     if dry_run and (html or charts):
         raise UserError(
             "--html" if html else "--charts",
-            "draws what was measured, and --dry-run measures nothing",
+            "needs measurements, but --dry-run makes none",
             remedy="leave one out",
         )
     if where:
@@ -253,7 +253,9 @@ def _analysis_context(
     where: list[str] | None = None,
 ) -> AnalysisContext:
     if reference is not None and not 0 < reference < float("inf"):
-        raise UserError(f"--reference {reference}", "is no speed", allowed="samples/s above 0")
+        raise UserError(
+            f"--reference {reference}", "is not a throughput", allowed="samples/s above 0"
+        )
     return AnalysisContext(
         scaling=scaling.value if scaling else "weak",
         resolution=resolution,
@@ -263,7 +265,7 @@ def _analysis_context(
 
 
 def _history(path: Path, where: list[str] | None) -> dict[str, list[float]]:
-    """Each host's earlier values, in the rows that `where` selects by columns that are there."""
+    """Return each host's earlier values from the rows that `where` selects."""
     rows = read_rows(path)
     applicable = [condition for condition in where or [] if condition.partition("=")[0] in rows[0]]
     return node_history([dict(row) for row in select_rows(rows, applicable)], str(path))

@@ -1,4 +1,4 @@
-"""`paceline compare --sequential`: pairs of runs until they decide."""
+"""`paceline compare --sequential`: run pairs until the verdict is decided."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from paceline.runs.sequential_comparison import (
 from paceline.runs.sequential_report import look_text, sequential_document
 
 
-def until_decided(question: PairsQuestion, as_json: bool, probe: bool) -> SequentialComparison:
-    """Make the pairs that it takes, or ask for them, and print the answer."""
+def compare_in_pairs(question: PairsQuestion, as_json: bool, probe: bool) -> SequentialComparison:
+    """Run the pairs that are needed, or report how many are missing, and print the result."""
     series = series_of(question)
     if series is None:
         answer = asked(judged_so_far(question))
     else:
         announce(series)
         answer = run_until_decided(
-            question, series, command_line(), RepeatDisplay(), _tell, probe=probe
+            question, series, command_line(), RepeatDisplay(), _print_analysis, probe=probe
         )
     emit(sequential_document(answer), TableFormat.json if as_json else TableFormat.text)
     return answer
 
 
-def _tell(answer: SequentialComparison) -> None:
-    """The present look, on standard error."""
+def _print_analysis(answer: SequentialComparison) -> None:
+    """Print the latest interim analysis to standard error."""
     if answer.looks:
         echo(f"  {look_text(answer.looks[-1])}", err=True)

@@ -1,4 +1,4 @@
-"""`paceline stage`: fetch or make what a recipe needs, before it runs."""
+"""`paceline stage`: fetch and verify the assets of a recipe."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from paceline.staging.verification import StageFault, verify
 
 MEGA = 1e6
 SHOWN_DIGITS = 12
-"""Of a commit in the table; JSON has all."""
+"""Digits of a commit in the table; JSON has all."""
 
 
 def stage(
@@ -134,15 +134,15 @@ def stage(
     tokens are taken from the environment (HF_TOKEN), from `hf auth login` and from ~/.netrc.
     """
     form = TableFormat.json if as_json else form
-    for option, given in (
+    for option, is_set in (
         ("--dry-run", dry_run),
         ("--query-sizes", query_sizes),
         ("--bandwidth", bandwidth is not None),
     ):
-        if given and check:
-            raise UserError(option, "changes nothing beside --verify", remedy="leave it out")
-        if given and not dry_run:
-            raise UserError(option, "changes nothing without --dry-run", remedy="give both")
+        if is_set and check:
+            raise UserError(option, "has no effect with --verify", remedy="leave it out")
+        if is_set and not dry_run:
+            raise UserError(option, "has no effect without --dry-run", remedy="add --dry-run")
     if engine is not None and engine not in engine_names():
         raise UserError(
             f"--engine {engine}", "is unknown", allowed=", ".join(sorted(engine_names()))
@@ -165,15 +165,17 @@ def stage(
         raise typer.Exit(_on_nodes(plan, target, form))
     _print_plan(plan, form, bandwidth)
     if target:
-        echo(f"note: it is then copied to {target}", err=True)
+        echo(f"note: then copied to {target}", err=True)
 
 
 def _folder(to: Path | None) -> Path:
-    """Where assets are staged; raises UserError where a file is in the way."""
+    """Return the stage folder; raise UserError if a file is in its place."""
     root = stage_root(to)
-    there = next(path for path in (root, *root.parents) if path.exists())
-    if not there.is_dir():
-        raise UserError(str(there), "is not a folder", remedy="give another place with --to")
+    existing_path = next(path for path in (root, *root.parents) if path.exists())
+    if not existing_path.is_dir():
+        raise UserError(
+            str(existing_path), "is not a folder", remedy="choose another folder with --to"
+        )
     return root
 
 
@@ -182,18 +184,20 @@ def _stage(
 ) -> StagingPlan:
     with stage_display() as (watch, tell):
         Stager(jobs=jobs, runtime=runtime, watch=watch, tell=tell).stage(plan)
-    staged = staging_plan(plan.recipe, plan.engine, plan.root, names)
+    staged_plan = staging_plan(plan.recipe, plan.engine, plan.root, names)
     if lacking := [
-        f"{part.asset.name} is {part.state}" for part in staged.assets if part.state != "staged"
+        f"{part.asset.name} is {part.state}"
+        for part in staged_plan.assets
+        if part.state != "staged"
     ]:
         raise SystemFaultError(str(plan.root), ", ".join(lacking), remedy="run this again")
-    return staged
+    return staged_plan
 
 
 def _on_nodes(
     plan: StagingPlan, target: NodeTarget, form: TableFormat, verify: bool = False
 ) -> int:
-    """Copy to all nodes, or read again there; print what became of it; the exit code."""
+    """Copy to all nodes or verify the copies, print the outcome, and return the exit code."""
     outcomes = copy_to_nodes(plan, target, verify)
     rows = node_rows(plan, outcomes)
     if form is TableFormat.json:
@@ -227,7 +231,7 @@ def _print_plan(plan: StagingPlan, form: TableFormat, rate: float | None) -> Non
         echo(f"in {plan.root}: {_sentence(plan, space, rate)}")
         for part in plan.assets:
             if part.asset.gate and part.state != "staged":
-                echo(f"{part.asset.name}: access has to be asked for on {part.asset.gate}")
+                echo(f"{part.asset.name}: request access at {part.asset.gate}")
             if part.asset.note and part.left_bytes is None:
                 echo(f"{part.asset.name}: {part.asset.note}")
         if shortage := space_shortage(plan, space):
@@ -238,19 +242,19 @@ def _sentence(plan: StagingPlan, space: DiskSpace, rate: float | None) -> str:
     if all(part.state == "staged" for part in plan.assets):
         return "everything is staged"
     need, unknown = plan.bytes_needed, len(plan.unknown)
-    parts = [f"{si(need, 'B')} to come"] if need else []
+    parts = [f"{si(need, 'B')} to fetch"] if need else []
     if unknown:
-        asked = "" if need else " (--query-sizes asks the sources)"
+        hint = "" if need else " (--query-sizes queries the sources)"
         assets = counted(len(plan.assets), "asset")
-        parts.append(f"{unknown:,} of {assets} without a stated size{asked}")
-    if rate and (fetched := plan.bytes_fetched):
+        parts.append(f"{unknown:,} of {assets} without a stated size{hint}")
+    if rate and (fetched_bytes := plan.bytes_fetched):
         least = "at least " if unknown else ""
-        parts.append(f"{least}{seconds(fetched / (rate * MEGA))} at {rate:g} MB/s")
+        parts.append(f"{least}{seconds(fetched_bytes / (rate * MEGA))} at {rate:g} MB/s")
     return "; ".join([*parts, f"{si(space.bytes_free, 'B')} free"])
 
 
 def _row(part: PlannedAsset, rate: float | None) -> dict[str, Any]:
-    asset, left, made = part.asset, part.left_bytes, part.asset.kind == "made"
+    asset, remaining_bytes, is_generated = part.asset, part.left_bytes, part.asset.kind == "made"
     return {
         "name": asset.name,
         "kind": asset.kind,
@@ -263,8 +267,10 @@ def _row(part: PlannedAsset, rate: float | None) -> dict[str, Any]:
         "gate": asset.gate,
         "note": asset.note,
         "state": part.state,
-        "bytes_left": left,
-        "seconds": None if rate is None or left is None or made else left / (rate * MEGA),
+        "bytes_left": remaining_bytes,
+        "seconds": None
+        if rate is None or remaining_bytes is None or is_generated
+        else remaining_bytes / (rate * MEGA),
         "path": str(part.folder / CONTENT_FOLDER),
     }
 
@@ -282,7 +288,7 @@ def _columns(rate: float | None) -> list[Column]:
 
 
 def _verify(plan: StagingPlan, form: TableFormat, jobs: int) -> int:
-    """Print what is wrong with the assets; the exit code is 0 where each is whole."""
+    """Print the faults of the assets; return 0 if there are none."""
     faults: list[StageFault] = []
     states: dict[str, str] = {}
     for part in plan.assets:
@@ -300,12 +306,12 @@ def _verify(plan: StagingPlan, form: TableFormat, jobs: int) -> int:
         columns = [Column(name, name) for name in ("asset", "fault", "path")]
         if rows or form is not TableFormat.text:
             emit_table(rows, columns, form)
-    lacking = any(state != "verified" for state in states.values())
+    incomplete = any(state != "verified" for state in states.values())
     if form is TableFormat.text:
         echo("; ".join(f"{name}: {state}" for name, state in states.items()))
-        if lacking:
-            echo(f"`paceline stage {plan.recipe.name}` mends it", err=True)
-    return EXIT_GATE_FAILED if lacking else 0
+        if incomplete:
+            echo(f"`paceline stage {plan.recipe.name}` fixes it", err=True)
+    return EXIT_GATE_FAILED if incomplete else 0
 
 
 Local = Annotated[
@@ -320,7 +326,7 @@ Local = Annotated[
 
 @dataclass(frozen=True)
 class NodeTarget:
-    """Nodes, and the folder on each of them."""
+    """Nodes, and the stage folder on each of them."""
 
     shells: tuple[NodeShell, ...]
     local: str
@@ -330,9 +336,9 @@ class NodeTarget:
 
 
 def node_target(local: str | None, cluster: str | None, where: Where) -> NodeTarget | None:
-    """Where copies are asked for; None where nodes are not spoken of.
+    """Return the nodes and folder for copies, or None if no nodes are given.
 
-    Raises UserError for a folder or nodes that are not named, as `node_shells` does for the latter.
+    Raises UserError if the folder or the nodes are missing.
     """
     if local is None and cluster is None and not (where.hosts or where.allocation):
         return None
@@ -344,16 +350,18 @@ def node_target(local: str | None, cluster: str | None, where: Where) -> NodeTar
     if folder is None:
         raise UserError(
             "nodes",
-            "are named, and no folder on them",
+            "are given without a folder on them",
             remedy="--local FOLDER, or `stage:` in the file of the cluster",
         )
     if not folder.startswith("/"):
-        raise UserError(f"--local {folder}", "must be an absolute path, the same on all nodes")
+        raise UserError(
+            f"--local {folder}", "must be an absolute path that is the same on all nodes"
+        )
     return NodeTarget(node_shells(nodes, where.nodes), folder)
 
 
 def copy_to_nodes(plan: StagingPlan, target: NodeTarget, verify: bool) -> tuple[NodeOutcome, ...]:
-    """What became of the plan's assets on each node; raises UserError if one is not staged."""
+    """Copy assets to each node and return the outcomes; raise UserError if one is not staged."""
     names = [part.asset.name for part in plan.assets]
     if problem := staging_error(plan.recipe, names, plan.root):
         raise problem
@@ -364,7 +372,7 @@ def copy_to_nodes(plan: StagingPlan, target: NodeTarget, verify: bool) -> tuple[
 
 
 def node_rows(plan: StagingPlan, outcomes: Sequence[NodeOutcome]) -> list[dict[str, Any]]:
-    """A row a node, assets by their names."""
+    """Return one row per node, with assets by name."""
     names = {part.folder.name: part.asset.name for part in plan.assets}
     return [
         {
@@ -387,8 +395,10 @@ def node_rows(plan: StagingPlan, outcomes: Sequence[NodeOutcome]) -> list[dict[s
 
 
 def print_nodes(rows: Sequence[dict[str, Any]], target: NodeTarget, form: TableFormat) -> None:
-    """The table of nodes, and in a text what is wrong on which."""
-    shown = [{**row, "assets": None, "copied": ", ".join(row["copied"]) or None} for row in rows]
+    """Print the table of nodes, and in text output their faults."""
+    shown_rows = [
+        {**row, "assets": None, "copied": ", ".join(row["copied"]) or None} for row in rows
+    ]
     columns = [
         Column("host", "host"),
         Column("state", "state"),
@@ -399,7 +409,7 @@ def print_nodes(rows: Sequence[dict[str, Any]], target: NodeTarget, form: TableF
         Column("fault", "fault"),
         Column("remedy", "remedy", wraps=True),
     ]
-    emit_table(shown, columns, form)
+    emit_table(shown_rows, columns, form)
     if form is not TableFormat.text:
         return
     for row in rows:
@@ -410,7 +420,7 @@ def print_nodes(rows: Sequence[dict[str, Any]], target: NodeTarget, form: TableF
 
 
 def nodes_exit(outcomes: Sequence[NodeOutcome]) -> int:
-    """2 where a node failed, 3 where one has not all of it, else 0."""
+    """Return 2 if a node failed, 3 if a node is incomplete, else 0."""
     states = {outcome.state for outcome in outcomes}
     if "failed" in states:
         return EXIT_SYSTEM_FAULT

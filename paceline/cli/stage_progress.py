@@ -1,4 +1,4 @@
-"""Progress of a staging on standard error: bars on a terminal, a line now and then elsewhere."""
+"""Progress of staging on standard error: bars on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Tell = Callable[[str], None]
 
 @contextmanager
 def stage_display() -> Iterator[tuple[StageWatcher, Tell]]:
-    """What shows how far a staging is, and what tells a sentence once, while the block runs."""
+    """Yield a watcher of the progress, and a function that prints a sentence once."""
     console = Console(stderr=True)
-    told: set[str] = set()
+    printed_sentences: set[str] = set()
 
-    def tell(sentence: str) -> None:
-        if sentence not in told:
-            told.add(sentence)
+    def print_once(sentence: str) -> None:
+        if sentence not in printed_sentences:
+            printed_sentences.add(sentence)
             echo(f"  {sentence}", err=True)
 
     if not console.is_terminal:
-        yield _lines(), tell
+        yield _lines(), print_once
         return
     columns = (
         TextColumn("  {task.description}"),
@@ -43,7 +43,7 @@ def stage_display() -> Iterator[tuple[StageWatcher, Tell]]:
         TextColumn("{task.fields[detail]}"),
     )
     with Progress(*columns, console=console, transient=True) as bars:
-        yield _bars(bars), tell
+        yield _bars(bars), print_once
 
 
 def _lines() -> StageWatcher:
@@ -90,7 +90,7 @@ def _part(part: Part) -> str:
 
 
 def _whole(progress: StageProgress) -> str:
-    """`31.2 GB of 85.1 GB · 412 MB/s · 2 min 11 s left`."""
+    """Return `31.2 GB of 85.1 GB · 412 MB/s · 2 min 11 s left`."""
     parts = [_bytes(progress.done_bytes, progress.total_bytes)]
     if progress.bytes_per_s:
         parts.append(si(progress.bytes_per_s, "B/s"))

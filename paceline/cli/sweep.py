@@ -1,4 +1,4 @@
-"""`paceline sweep`: one recipe in many layouts, as a table with the best of them."""
+"""`paceline sweep`: run a recipe in all combinations of some settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.cli import model_options as model
 from paceline.cli import options
 from paceline.cli.layout_progress import sweep_display
 from paceline.cli.options import Panel
-from paceline.cli.output import ReportFormat, TableFormat, TableOptions, emit, rendered
+from paceline.cli.output import ReportFormat, TableFormat, TableOptions, emit, render
 from paceline.cli.progress import run_headline
 from paceline.cli.terminal import echo
 from paceline.core.axes import AXES
@@ -47,8 +47,8 @@ def _list(what: str) -> object:
 
 def _axis_lists() -> type[Any]:
     """Return a group of options, one for the sizes of each axis."""
-    named = [(axis.name, axis.sweep_help) for axis in AXES if axis.name in AXIS_FIELDS]
-    options = [(name, Annotated[str | None, _list(words)], None) for name, words in named]
+    help_by_axis = [(axis.name, axis.sweep_help) for axis in AXES if axis.name in AXIS_FIELDS]
+    options = [(name, Annotated[str | None, _list(words)], None) for name, words in help_by_axis]
     return make_dataclass("AxisSizes", options, frozen=True)
 
 
@@ -154,7 +154,7 @@ def sweep(
 
       paceline sweep tiny-llama --zero 0,1,2,3 --set training.compile=none,blocks --repeat 3
     """
-    named = {
+    lists = {
         **asdict(axes),
         "zero": zero,
         "mbs": mbs,
@@ -162,10 +162,8 @@ def sweep(
         "gbs": gbs,
     }
     if no_prune and prune_above != MAX_P_OOM_TO_RUN:
-        raise UserError(
-            "--prune-above", "prunes, and --no-prune runs everything", remedy="leave one out"
-        )
-    varied, fixed = dimensions(named, options.with_engine(overrides, engine))
+        raise UserError("--prune-above", "has no effect with --no-prune", remedy="leave one out")
+    swept, fixed = dimensions(lists, options.with_engine(overrides, engine))
     placement = location.where()
     request = Request(
         recipe=recipe,
@@ -179,10 +177,10 @@ def sweep(
         where=placement,
         runs_dir=runs_dir,
     )
-    how = _How(output.chosen, runs_dir, tag, dry_run, calibration)
+    how = RunSweepOptions(output.output_format, runs_dir, tag, dry_run, calibration)
     sweep_request = SweepOptions(
         request=request,
-        dimensions=varied,
+        dimensions=swept,
         repeats=repeat,
         name=name,
         prune=not no_prune,
@@ -195,8 +193,8 @@ def sweep(
 
 
 @dataclass(frozen=True)
-class _How:
-    """How a sweep is run and told."""
+class RunSweepOptions:
+    """Options for running and printing a sweep."""
 
     form: TableFormat
     runs_dir: Path | None
@@ -205,32 +203,32 @@ class _How:
     evidence: Path | None
 
 
-def _sweep(request: SweepOptions, how: _How) -> int:
+def _sweep(request: SweepOptions, how: RunSweepOptions) -> int:
 
     root = runs_root(how.runs_dir)
-    planned = new_sweep(request, model.given_evidence(how.evidence))
-    trials = trials_of(planned, root)
-    _announce(planned, trials)
+    sweep_plan = new_sweep(request, model.given_evidence(how.evidence))
+    trials = trials_of(sweep_plan, root)
+    _announce(sweep_plan, trials)
     if how.dry_run:
-        waiting = sweep_result(planned, trials, interrupted=False, command=command_line())
+        waiting = sweep_result(sweep_plan, trials, interrupted=False, command=command_line())
         emit(sweep_document(waiting), how.form)
-        return EXIT_OK if any(choice.runs for choice in planned.choices) else EXIT_BAD_INPUT
+        return EXIT_OK if any(choice.runs for choice in sweep_plan.choices) else EXIT_BAD_INPUT
     with sweep_display(trials) as display:
-        result = run_sweep(planned, trials, root, command_line(), display, tag=how.tag)
+        result = run_sweep(sweep_plan, trials, root, command_line(), display, tag=how.tag)
     if any(row.runs for row in result.rows):
-        _keep(result, root / result.name)
+        _write_files(result, root / result.name)
     emit(sweep_document(result), how.form)
-    if not any(choice.runs for choice in planned.choices):
-        echo("error: no combination can run; the table says why", err=True)
+    if not any(choice.runs for choice in sweep_plan.choices):
+        echo("error: no combination can run; the table gives the reasons", err=True)
     if result.halted:
-        echo(f"error: nothing more is run: {result.halted}", err=True)
+        echo(f"error: stopped: {result.halted}", err=True)
     if result.go_on:
-        echo(f"not all has run: {result.go_on}", err=True)
+        echo(f"incomplete; to resume: {result.go_on}", err=True)
     return exit_code(result)
 
 
 def exit_code(result: SweepResult) -> int:
-    """0 when there is an answer: layouts without memory, time or a finite loss are part of it."""
+    """Return 0 if a best combination exists, even if others failed."""
     statuses = {row.status for row in result.rows}
     if result.interrupted or result.halted:
         return EXIT_INCOMPLETE
@@ -241,35 +239,35 @@ def exit_code(result: SweepResult) -> int:
     return EXIT_INCOMPLETE if statuses <= {"refused", "pruned", "incomplete"} else EXIT_SYSTEM_FAULT
 
 
-def _announce(planned: Sweep, trials: list[SweepTrial]) -> None:
-    """What will run, on standard error, before it starts."""
-    first = next((choice.plan for choice in planned.choices if choice.plan), None)
+def _announce(sweep_plan: Sweep, trials: list[SweepTrial]) -> None:
+    """Print to standard error what will run."""
+    first = next((choice.plan for choice in sweep_plan.choices if choice.plan), None)
     if first:
         echo(run_headline(first.spec), err=True)
-    todo = sum(trial.missing(planned.repeats) for trial in trials)
+    todo = sum(trial.missing(sweep_plan.repeats) for trial in trials)
     have = sum(bool(trial.results) for trial in trials)
-    refused = sum(not choice.runs for choice in planned.choices)
-    parts = [counted(len(trials), "combination"), f"{counted(todo, 'run')} to do"]
-    parts += [f"{have} measured before"] if have else []
-    parts += [f"{refused} refused or pruned"] if refused else []
-    echo(f"sweep {planned.name}: {', '.join(parts)}", err=True)
-    for notice in planned.notices:
+    num_refused = sum(not choice.runs for choice in sweep_plan.choices)
+    parts = [counted(len(trials), "combination"), f"{counted(todo, 'run')} pending"]
+    parts += [f"{have} already measured"] if have else []
+    parts += [f"{num_refused} refused or pruned"] if num_refused else []
+    echo(f"sweep {sweep_plan.name}: {', '.join(parts)}", err=True)
+    for notice in sweep_plan.notices:
         echo(f"note: {notice}", err=True)
 
 
-def _keep(result: SweepResult, folder: Path) -> None:
-    """Write the table, the JSON, the page and the chart into the sweep's folder."""
+def _write_files(result: SweepResult, folder: Path) -> None:
+    """Write the table, JSON, page and chart to the sweep's folder."""
     # Altair is slow to import, and a sweep that is only shown draws nothing.
     from paceline.layouts.sweep.charts import front_chart
     from paceline.report.charts import save_chart
 
     document = sweep_document(result)
     write_value(folder / SWEEP_FILE, result)
-    write_text(folder / TABLE_FILE, rendered(document, TableFormat.csv))
-    write_text(folder / PAGE_FILE, rendered(document, ReportFormat.html))
+    write_text(folder / TABLE_FILE, render(document, TableFormat.csv))
+    write_text(folder / PAGE_FILE, render(document, ReportFormat.html))
     chart = front_chart(result, memory_note(result), EXPORT)
     (folder / CHART_FILE).unlink(missing_ok=True)
     if chart is not None:
         save_chart(chart, folder / CHART_FILE)
-    written = (PAGE_FILE, SWEEP_FILE, TABLE_FILE, *((CHART_FILE,) if chart is not None else ()))
-    echo(f"{folder}: {', '.join(written)}", err=True)
+    file_names = (PAGE_FILE, SWEEP_FILE, TABLE_FILE, *((CHART_FILE,) if chart is not None else ()))
+    echo(f"{folder}: {', '.join(file_names)}", err=True)

@@ -1,4 +1,4 @@
-"""The one door to the terminal: no control character of a foreign text gets through, no secret."""
+"""Output to the terminal, without control characters and secrets."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from paceline.core.secrets import clean
 
 
 def echo(text: Any = "", *, nl: bool = True, err: bool = False) -> None:
-    """Write a text to standard output, or to standard error, for people or as data."""
+    """Write a text to standard output, or to standard error."""
     typer.echo(clean(str(text)), nl=nl, err=err)
 
 
 def prepare_streams() -> None:
-    """Make the streams take every character; raises SystemFaultError for a closed output.
+    """Make the streams accept every character; raise SystemFaultError for a closed output.
 
-    Where an encoding lacks a character (Latin-1, ASCII), its escape is written instead: a report
-    must not be lost to a name.
+    A character that the encoding lacks (Latin-1, ASCII) is written as its escape, so that a name
+    cannot prevent a report.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -31,16 +31,18 @@ def prepare_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
     if sys.stdout is None:
-        raise SystemFaultError("standard output", "is closed", remedy="send it somewhere")
+        raise SystemFaultError(
+            "standard output", "is closed", remedy="redirect it to a file or a pipe"
+        )
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115
 
 
 def check_folder() -> None:
-    """Raise UserError where the working folder is gone."""
+    """Raise UserError if the working folder no longer exists."""
     try:
         Path.cwd()
     except FileNotFoundError as error:
         raise UserError(
-            "working folder", "does not exist any more", remedy="cd into one that does"
+            "working folder", "no longer exists", remedy="change to an existing folder"
         ) from error

@@ -1,4 +1,4 @@
-"""`paceline tune`: which layout is fastest."""
+"""`paceline tune`: find the fastest layout."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from paceline.runs.flow import command_line
 T = TypeVar("T")
 
 
-_OF_BOTH = {
+_COMMON_PARAMETERS = {
     *("recipe", "gpus", "device", "estimate_only", "dry_run", "variant", "overrides", "engine"),
     *("max_tp", "max_cp", "calibration", "form", "as_json"),
 }
-_OF_ESTIMATES = {"top", "max_ep", "per_node", "intra", "inter", "software"}
-"""Parameters that a ranking by estimate alone has a use for: trials run on what is there, by the
-native trainer, which has no experts."""
-_IN_A_CLUSTER = {"device", "per_node", "intra", "inter"}
-"""What a cluster's file says."""
+_ESTIMATE_PARAMETERS = {"top", "max_ep", "per_node", "intra", "inter", "software"}
+"""Parameters that only --estimate-only uses: trials run on this machine, with the native trainer,
+which has no experts."""
+_SET_BY_CLUSTER = {"device", "per_node", "intra", "inter"}
+"""Parameters that a cluster file sets."""
 
 
 def tune(
@@ -162,51 +162,53 @@ def tune(
     """
     changes = options.with_engine(overrides, engine)
     load_recipe(recipe, variant, changes)  # What is wrong comes before what is missing.
-    given = model.given_evidence(calibration)
+    file_evidence = model.given_evidence(calibration)
     if estimate_only:
-        used = _OF_BOTH | _OF_ESTIMATES | {"cluster"}
-        options.refuse_unused(context, "--estimate-only", used)
+        used_parameters = _COMMON_PARAMETERS | _ESTIMATE_PARAMETERS | {"cluster"}
+        options.refuse_unused(context, "--estimate-only", used_parameters)
         site = catalog.site(cluster) if cluster else None
         if site is not None:
-            options.refuse_unused(context, "--cluster", used - _IN_A_CLUSTER)
+            options.refuse_unused(context, "--cluster", used_parameters - _SET_BY_CLUSTER)
         question = model.question(
             recipe,
-            site.device if site else _given(device, "--device", "or --cluster FILE"),
-            gpus or site.world_size if site else _given(gpus, "--gpus", "or --cluster FILE"),
+            site.device if site else _require(device, "--device", "or --cluster FILE"),
+            gpus or site.world_size if site else _require(gpus, "--gpus", "or --cluster FILE"),
             software,
             variant=variant,
             overrides=changes,
             per_node=per_node,
             intra=intra,
             inter=inter,
-            evidence=given,
+            evidence=file_evidence,
         )
         question = replace(question, site=site)
         space = Space(most_tp=max_tp, most_cp=max_cp, most_ep=max_ep)
-        ranking = rank(question, model.chosen_evidence(given, question), space, top)
-        emit(ranking_document(ranking), output.chosen)
+        ranking = rank(question, model.chosen_evidence(file_evidence, question), space, top)
+        emit(ranking_document(ranking), output.output_format)
         return
     if budget is None:
         raise UserError(
             "paceline tune",
-            "has no --budget",
+            "needs --budget",
             allowed=ALLOWED,
-            remedy="or --estimate-only, which runs nothing",
+            remedy="or use --estimate-only, which runs nothing",
         )
-    tried = {parameter.name or "" for parameter in context.command.params} - _OF_ESTIMATES
-    options.refuse_unused(context, "--budget", tried)
+    trial_parameters = {
+        parameter.name or "" for parameter in context.command.params
+    } - _ESTIMATE_PARAMETERS
+    options.refuse_unused(context, "--budget", trial_parameters)
     if device not in (None, "auto", "cpu", "cuda"):
         raise UserError(
             f"--device {device}",
-            "is no place to run on",
+            "is not a device to run on",
             allowed="auto, cpu, cuda",
-            remedy="--estimate-only ranks layouts for devices that are not here",
+            remedy="--estimate-only ranks layouts for other devices",
         )
     placement = location.where()
     devices = (
-        _of_cluster(cluster, gpus, placement)
+        _check_cluster_size(cluster, gpus, placement)
         if cluster
-        else _per_host(_given(gpus, "--gpus"), placement)
+        else _per_host(_require(gpus, "--gpus"), placement)
     )
     request = Request(
         recipe=recipe,
@@ -224,11 +226,13 @@ def tune(
     tune_request = TuneOptions(
         request, read_budget(budget), space, steps, name, save_recipe, oversubscribe, tag
     )
-    raise typer.Exit(_tune(tune_request, runs_root(runs_dir), output.chosen, given, dry_run))
+    raise typer.Exit(
+        _tune(tune_request, runs_root(runs_dir), output.output_format, file_evidence, dry_run)
+    )
 
 
-def _given(value: T | None, option: str, remedy: str | None = None) -> T:
-    """The value of an option that the others ask for; raises UserError where it is missing."""
+def _require(value: T | None, option: str, remedy: str | None = None) -> T:
+    """Return the value of a required option; raise UserError if it is missing."""
     if value is None:
         raise UserError(
             "paceline tune", f"needs {option}", allowed=model.NEEDED[option], remedy=remedy
@@ -236,22 +240,22 @@ def _given(value: T | None, option: str, remedy: str | None = None) -> T:
     return value
 
 
-def _of_cluster(name: str, gpus: int | None, where: Where) -> None:
-    """Raises UserError where a cluster has not as many devices as were asked for."""
+def _check_cluster_size(name: str, gpus: int | None, where: Where) -> None:
+    """Raise UserError if a cluster has another number of devices than --gpus."""
     has = placed(catalog.cluster(name), where).world_size
     if gpus not in (None, has):
         raise UserError(
             f"--gpus {gpus}",
             f"{name} has {counted(has, 'device')} here",
-            remedy="leave --gpus out, or name its --nodes",
+            remedy="leave --gpus out, or set --nodes",
         )
 
 
 def _per_host(gpus: int, where: Where) -> int:
-    """Devices of every host."""
+    """Return the devices per host."""
     nodes = where.nodes or len(where.hosts) or 1
     if gpus % nodes:
-        raise UserError(f"--gpus {gpus}", f"is no multiple of the {counted(nodes, 'host')}")
+        raise UserError(f"--gpus {gpus}", f"is not a multiple of the {counted(nodes, 'host')}")
     return gpus // nodes
 
 
@@ -259,10 +263,10 @@ def _tune(
     request: TuneOptions,
     root: Path,
     form: TableFormat,
-    given: GivenEvidence | None,
+    file_evidence: GivenEvidence | None,
     dry_run: bool,
 ) -> int:
-    tuning = new_tuning(request, given, root, command_line())
+    tuning = new_tuning(request, file_evidence, root, command_line())
     _announce(tuning, headline(tuning))
     if dry_run:
         emit(tuning_document(tuning.result()), form)
@@ -274,7 +278,7 @@ def _tune(
 
 
 def exit_code(result: TuneResult) -> int:
-    """0 when there is a best layout; others may lack memory, time or a finite loss."""
+    """Return 0 if a best layout exists, even if others failed."""
     if result.stop == "interrupted":
         return EXIT_INCOMPLETE
     if result.best is not None:
@@ -286,20 +290,16 @@ def exit_code(result: TuneResult) -> int:
 
 
 def _announce(tuning: Tuning, line: str) -> None:
-    """What can be tried, on standard error, before anything starts."""
+    """Print the candidates to standard error."""
     candidates = tuning.search.candidates
     echo(run_headline(candidates.spec), err=True)
     echo(line, err=True)
     notes = [*candidates.notices]
-    notes += (
-        ["the time model knows no rates here: layouts are told apart by their runs alone"]
-        if candidates.x is None
-        else []
-    )
-    notes += (
-        ["more processes than physical cores: times say little of a machine that has them"]
-        if tuning.oversubscribed
-        else []
-    )
+    if candidates.x is None:
+        notes.append("the time model does not know this machine; layouts are compared by runs only")
+    if tuning.oversubscribed:
+        notes.append(
+            "more processes than physical cores; a machine with enough cores behaves otherwise"
+        )
     for note in notes:
         echo(f"note: {note}", err=True)

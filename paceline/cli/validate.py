@@ -1,4 +1,4 @@
-"""`paceline validate`: the time model against published measurements."""
+"""`paceline validate`: compare the time model with measurements."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import model_options as model
-from paceline.cli.output import TableOptions, Where, emit, select_rows
+from paceline.cli.output import TableOptions, WhereOption, emit, select_rows
 from paceline.core.units import counted
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.validation import StepAccuracy, Validation, read_table, validate_rows
 from paceline.report.document import Column, Document, Table
 
-LISTED = 10
-"""Rows that a reason for leaving them out names."""
+MAX_ROWS_LISTED = 10
+"""Number of rows listed per reason."""
 
 
 def validate(
@@ -27,7 +27,7 @@ def validate(
             metavar="CSV", help="CSV file with the columns described in docs/estimate.md."
         ),
     ],
-    where: Where = None,
+    where: WhereOption = None,
     calibration: model.EvidenceFile = None,
     *,
     output: TableOptions,
@@ -44,12 +44,16 @@ def validate(
     formats show the accuracy overall, by kind and by source.
     """
     lines = read_table(table)
-    chosen = [dict(row) for row in select_rows(lines, where, list(lines[0]) if lines else ())]
-    given = model.given_evidence(calibration)
-    validation = validate_rows(table.name, chosen, given.of_gpus() if given else shipped())
+    selected_rows = [
+        dict(row) for row in select_rows(lines, where, list(lines[0]) if lines else ())
+    ]
+    file_evidence = model.given_evidence(calibration)
+    validation = validate_rows(
+        table.name, selected_rows, file_evidence.of_gpus() if file_evidence else shipped()
+    )
     rows = [row.model_dump(mode="json") for row in validation.rows]
     answer = Document(
-        kind="predicted against measured",
+        kind="predicted and measured step times",
         title=table.name,
         answer=() if rows else (_why_empty(validation),),
         sections=(Table(columns=_COLUMNS, rows=_scores(validation)),),
@@ -57,7 +61,7 @@ def validate(
         data=validation,
         csv=Table(columns=[Column(key, key) for key in _ROW_KEYS], rows=rows),
     )
-    emit(answer, output.chosen)
+    emit(answer, output.output_format)
 
 
 def _scores(validation: Validation) -> list[dict[str, Any]]:
@@ -77,7 +81,7 @@ def _why_empty(validation: Validation) -> str:
 
 
 def _notes(validation: Validation) -> Iterator[str]:
-    """Coefficients, how well memories are met, and which rows are left out and why."""
+    """Yield notes on the coefficients, the memory accuracy and the rows left out."""
     yield f"predicted by: {validation.evidence}"
     memory = validation.memory
     if memory.mape is not None and memory.median is not None and memory.within_10 is not None:
@@ -88,9 +92,13 @@ def _notes(validation: Validation) -> Iterator[str]:
         )
     reasons = Counter(row.reason for row in validation.unsupported_rows)
     for reason, count in reasons.most_common():
-        named = [row.id for row in validation.unsupported_rows if row.reason == reason]
-        more = f" and {count - LISTED:,} more (--json has all)" if count > LISTED else ""
-        which = f"{', '.join(named[:LISTED])}{more}"
+        row_ids = [row.id for row in validation.unsupported_rows if row.reason == reason]
+        more = (
+            f" and {count - MAX_ROWS_LISTED:,} more (--json has all)"
+            if count > MAX_ROWS_LISTED
+            else ""
+        )
+        which = f"{', '.join(row_ids[:MAX_ROWS_LISTED])}{more}"
         yield f"not modelled: {counted(count, 'row')}: {reason}: {which}"
 
 

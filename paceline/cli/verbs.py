@@ -1,4 +1,4 @@
-"""Verbs by their lines of help; the module of one is imported when it is called."""
+"""Verbs with their lines of help; the module of a verb is imported when it is called."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from paceline.core.units import LARGEST_INT
 MAX_IN_ONE_LIST = 15
 """Number of options that `--help` shows without headings."""
 LARGEST_NUMBER = 1e100
-"""Of an option; no quantity comes near it, and its square is still a number."""
+"""Maximum value of an option; larger than any quantity, and its square is finite."""
 COMMAND = "command"
-"""The argument of a verb that takes a program behind `--`."""
+"""Name of the argument for a program after `--`."""
 NAMES = frozenset({"tag", "group"})
-"""Options that name what is written."""
+"""Options whose values become file names."""
 
 
 class VerbCommand(TyperCommand):
-    """Refuses what no option means: numbers beyond all quantities, and bytes that are no text."""
+    """Command that refuses meaningless values: huge numbers, and bytes that are not text."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         args, command = _before_command(args) if self._takes_command() else (args, ())
         words = tuple(args)
         try:
-            rest = super().parse_args(ctx, args)
+            remaining_words = super().parse_args(ctx, args)
         except typer.BadParameter as error:
             # Here alone: most calls need not load what this does.
             from paceline.cli.wrong_option import own_words
@@ -60,39 +60,39 @@ class VerbCommand(TyperCommand):
                     raise UserError(
                         max(param.opts, key=len),
                         "holds what looks like a secret",
-                        remedy="choose another name; files and folders are called by it",
+                        remedy="choose another name, because it becomes part of file names",
                     )
-        return rest
+        return remaining_words
 
     def _takes_command(self) -> bool:
         return any(param.name == COMMAND for param in cast(list[Any], self.params))
 
 
 def _before_command(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The words before the first `--`, and those behind it."""
+    """Return the words before the first `--`, and those after it."""
     if "--" not in words:
         return words, ()
     at = words.index("--")
     if at == len(words) - 1:
-        raise UserError("--", "is followed by no program", remedy="-- PROGRAM [ARGUMENT ...]")
+        raise UserError("--", "must be followed by a program", remedy="-- PROGRAM [ARGUMENT ...]")
     return words[:at], tuple(words[at + 1 :])
 
 
 def _problem(value: object) -> str | None:
-    """What is wrong with an option's value, whatever the option is."""
+    """Return why a value is invalid for every option, or None."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_INT:
         return f"{value} is too large"
     if isinstance(value, float) and not abs(value) <= LARGEST_NUMBER:
         return f"must be a finite number, not {value}"
     if isinstance(value, str | PurePath):
-        shown = str(value).encode("utf-8", "backslashreplace").decode()
-        return f"{shown} is not UTF-8" if shown != str(value) else None
+        printable = str(value).encode("utf-8", "backslashreplace").decode()
+        return f"{printable} is not UTF-8" if printable != str(value) else None
     return None
 
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb as `--help` lists it."""
+    """Verb as listed by `--help`."""
 
     name: str
     source: str
@@ -100,12 +100,14 @@ class Verb:
     line: str
 
     def command(self) -> Any:
-        """The command itself, for which its module is imported."""
+        """Import the module and return the command."""
         function = self.function()
-        from paceline.cli.options import expanded  # With the verb: `--help` of all needs it not.
+        from paceline.cli.options import (
+            with_option_groups,
+        )  # With the verb: `--help` of all needs it not.
 
         app = typer.Typer(add_completion=False)
-        app.command(self.name, cls=VerbCommand)(expanded(function))
+        app.command(self.name, cls=VerbCommand)(with_option_groups(function))
         command = typer.main.get_command(app)
         options = [param for param in command.params if isinstance(param, TyperOption)]
         if len(options) <= MAX_IN_ONE_LIST:
@@ -114,7 +116,7 @@ class Verb:
         return command
 
     def function(self) -> Any:
-        """What runs the verb, with its options as parameters."""
+        """Return the function of the verb, whose parameters are its options."""
         module, _, name = self.source.partition(":")
         with interrupts.deferred_interrupts():
             return getattr(import_module(f"{__package__}.{module}"), name)
@@ -218,7 +220,7 @@ Reference
   version = version:version
     Print the versions of Paceline, Python and torch.
 """)
-"""By the panels of `paceline --help`; each line is the first sentence of the verb's own docs."""
+"""Verbs by heading of `paceline --help`; each line is the first sentence of the docstring."""
 GROUPS = _verbs("""
 probe
   memory = probe_machine:memory
@@ -255,21 +257,21 @@ db
   rebuild = runs:rebuild
     Rebuild the index from all run folders.
 """)
-"""Verbs of verbs."""
+"""Verbs by group."""
 
 
 class VerbGroup(TyperGroup):
-    """Lists verbs without their modules; the callback of each brings the command that is called."""
+    """Group that lists verbs without importing them; a callback returns the called command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
+        name, command, remaining_words = super().resolve_command(ctx, args)
         if isinstance(command, TyperCommand) and command.callback:
             command = command.callback()
-        return name, command, rest
+        return name, command, remaining_words
 
 
 def add_verbs(app: typer.Typer, verbs: Iterable[Verb], panel: str | None = None) -> None:
-    """List these verbs in a panel of the `--help` of `app`, whose class is VerbGroup."""
+    """Add verbs to `app` (a VerbGroup) under a heading of its `--help`."""
     for verb in verbs:
         if verb.source == "group":
             group = typer.Typer(cls=VerbGroup, help=verb.line, no_args_is_help=True)

@@ -1,4 +1,4 @@
-"""`paceline version`."""
+"""`paceline version`: print versions."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ def version(output: TableOptions) -> None:
     versions = {"paceline": __version__, "python": platform.python_version(), "torch": torch}
     rows = [{"program": name, "version": text} for name, text in versions.items()]
     columns = [Column("program", "program"), Column("version", "version")]
-    emit_table(rows, columns, output.chosen, document=versions)
+    emit_table(rows, columns, output.output_format, document=versions)

@@ -1,4 +1,4 @@
-"""`paceline watch`: a run while it goes on."""
+"""`paceline watch`: watch a run in progress."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from paceline.runs.watch.page import state_line, state_page
 from paceline.runs.watch.reader import RunReader
 from paceline.runs.watch.snapshot import snapshot_document
 
-LINE_EVERY_S = 5.0
-"""How often a line is printed where there is no terminal."""
-APPEARS_S = 120.0
-"""How long a command that was started may take until its run folder is there."""
+LINE_INTERVAL_S = 5.0
+"""Interval of progress lines if standard error is not a terminal."""
+START_TIMEOUT_S = 120.0
+"""Maximum time until the run folder of a started command exists."""
 
 
 def watch(
@@ -74,10 +74,14 @@ def watch(
     """
     root = runs_root(runs_dir)
     if (run is None) == (not command):
-        raise UserError("watch", "takes either RUN or -- COMMAND", remedy="`paceline list`")
+        raise UserError(
+            "watch",
+            "takes either RUN or -- COMMAND, and exactly one of them",
+            remedy="`paceline list`",
+        )
     if html and not once:
-        raise UserError("--html", "is a page of one moment", remedy="add --once")
-    folder = _started(command, root) if command else find_run(root, run or "last")
+        raise UserError("--html", "requires --once", remedy="add --once")
+    folder = _start_run(command, root) if command else find_run(root, run or "last")
     reader = RunReader(folder)
     try:
         if once:
@@ -87,14 +91,14 @@ def watch(
         else:
             _follow(reader, interval, as_json)
     except KeyboardInterrupt:
-        echo(f"the run goes on: {folder}", err=True)
+        echo(f"the run continues: {folder}", err=True)
 
 
 def _follow(reader: RunReader, every: float, as_json: bool) -> None:
-    """Show the run until it has ended."""
+    """Show the run until it has finished."""
     console = Console()
     if as_json or not console.is_terminal:
-        _print_lines(reader, every if as_json else max(every, LINE_EVERY_S), as_json)
+        _print_lines(reader, every if as_json else max(every, LINE_INTERVAL_S), as_json)
         return
     with Live(console=console, auto_refresh=False) as live:
         while True:
@@ -114,8 +118,8 @@ def _print_lines(reader: RunReader, every: float, as_json: bool) -> None:
         time.sleep(every)
 
 
-def _started(command: list[str], root: Path) -> Path:
-    """The folder of a run of the command, which lives on when this program ends."""
+def _start_run(command: list[str], root: Path) -> Path:
+    """Start the command as a run that outlives this program, and return its folder."""
     before = set(run_folders(root))
     run = [sys.executable, "-m", "paceline", "run", "--runs-dir", str(root), "--", *command]
     with tempfile.TemporaryFile() as output:
@@ -126,7 +130,7 @@ def _started(command: list[str], root: Path) -> Path:
             stderr=output,
             start_new_session=True,
         )
-        deadline = time.monotonic() + APPEARS_S
+        deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             new = [folder for folder in run_folders(root) if folder not in before]
             ours = [folder for folder in new if _controller(folder) == process.pid]
@@ -136,15 +140,15 @@ def _started(command: list[str], root: Path) -> Path:
                 break
             time.sleep(0.1)
         output.seek(0)
-        said = output.read().decode(errors="replace").strip().splitlines()
+        output_lines = output.read().decode(errors="replace").strip().splitlines()
     with suppress(ProcessLookupError):
         os.killpg(process.pid, 15)
-    why = said[-1] if said else "it said nothing"
-    raise SystemFaultError(" ".join(command), f"made no run: {why}")
+    why = output_lines[-1] if output_lines else "there was no output"
+    raise SystemFaultError(" ".join(command), f"did not create a run: {why}")
 
 
 def _controller(folder: Path) -> int | None:
-    """The process that started the run in a folder."""
+    """Return the process that started the run in a folder."""
     with suppress(UserError):
         controller = read_record(folder).controller
         return controller.pid if controller else None

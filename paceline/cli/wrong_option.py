@@ -1,4 +1,4 @@
-"""What is wrong with an option's value, said as of a recipe's field, or with an empty path."""
+"""Messages for wrong values of options and for empty paths."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from paceline.core.problem import problem_of
 
 
 def own_words(error: typer.BadParameter) -> str:
-    """The message of an option's type in words of ours, or as it is where it is none of pydantic's.
+    """Return a pydantic message in the words of recipe errors, other messages unchanged.
 
-    A check of the option itself names the value where it matters.
+    Checks of the option itself include the value where it matters.
     """
     if not isinstance(error.__cause__, ValidationError):
         return error.message
@@ -28,10 +28,10 @@ def own_words(error: typer.BadParameter) -> str:
 def refuse_empty_paths(
     params: Sequence[Any], values: Mapping[str, Any], words: Sequence[str]
 ) -> None:
-    """Raise UserError for a path of no characters, which would mean the working folder.
+    """Raise UserError for an empty path, which would mean the working folder.
 
-    `params` are a verb's options and arguments, `values` theirs by name, `words` what was typed: by
-    its value a path of no characters is `.`.
+    `params` are a verb's options and arguments, `values` their values by name, `words` the command
+    line, because the value of an empty path is `.`.
     """
     options = {name for param in params if _takes_a_value(param) for name in param.opts}
     empty = {word[:-1] for word in words if word[-1:] == "="}
@@ -50,7 +50,7 @@ def refuse_empty_paths(
                 else (param.metavar or str(param.name)).upper(),
                 "is empty",
                 allowed="a path, `.` for this folder",
-                remedy="look whether a variable of the shell is unset",
+                remedy="check whether a shell variable is unset",
             )
 
 

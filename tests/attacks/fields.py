@@ -171,11 +171,11 @@ def _list(folders: Folders) -> str:
 def _show(folders: Folders) -> str:
     report = evaluate(folders.root / CHANGED)
     forms = (ReportFormat.text, ReportFormat.json, ReportFormat.md, ReportFormat.csv)
-    return "\n".join(output.rendered(run_document(report), form) for form in forms)
+    return "\n".join(output.render(run_document(report), form) for form in forms)
 
 
 def _page(folders: Folders) -> str:
-    return output.rendered(run_document(evaluate(folders.root / CHANGED)), ReportFormat.html)
+    return output.render(run_document(evaluate(folders.root / CHANGED)), ReportFormat.html)
 
 
 def _compare(folders: Folders) -> str:
@@ -190,7 +190,7 @@ def _history(folders: Folders) -> str:
 
 def _everywhere(document: Document) -> str:
     forms = (ReportFormat.text, ReportFormat.json, ReportFormat.md, ReportFormat.html)
-    return "\n".join(output.rendered(document, form) for form in forms)
+    return "\n".join(output.render(document, form) for form in forms)
 
 
 def _names(folders: Folders) -> str:

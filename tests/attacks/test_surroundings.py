@@ -84,7 +84,7 @@ def test_a_deleted_working_folder_is_said(tmp_path: Path, verb: str):
     gone = tmp_path / "gone"
     gone.mkdir()
     done = shell(f'rmdir "$PWD" && $paceline {verb}', tmp_path, cwd=gone)
-    assert_error(done, 1, "working folder: does not exist any more")
+    assert_error(done, 1, "working folder: no longer exists")
 
 
 @pytest.mark.parametrize("verb", ["run tiny-gpt --no-probe", "import log.txt"])

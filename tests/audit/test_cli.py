@@ -67,7 +67,7 @@ def test_rows_are_selected_by_any_column():
     assert [finding["printed"] for finding in listed] == ["53.48%"]
     nothing = run("nvidia-llama31", "--where", "column=mfuu", "--json")
     assert nothing.exit_code == 0 and nothing.stdout == "[]\n"
-    assert "--where column=mfuu: no row has it among" in nothing.stderr
+    assert "--where column=mfuu: matches none of" in nothing.stderr
     assert "did you mean 'mfu'?" in nothing.stderr
     refused = run("nvidia-llama31", "--where", "colour=red")
     assert isinstance(refused.exception, UserError)

@@ -27,9 +27,9 @@ from tests.command import paceline
         ),
         (["run", "tiny-llama", "--device", "cuda"], 1, "no NVIDIA GPU"),
         (["run", "/no/such/file.yaml"], 1, "yaml: cannot be read: No such file or directory\n"),
-        (["profile", "tiny-llama", "--from", "x"], 1, "RECIPE|RUN: changes nothing beside"),
-        (["profile"], 1, "paceline profile: needs something to profile; allowed: one of RECIPE,"),
-        (["profile", ""], 1, "error: RECIPE|RUN '': is no recipe, and"),
+        (["profile", "tiny-llama", "--from", "x"], 1, "RECIPE|RUN: has no effect with"),
+        (["profile"], 1, "paceline profile: needs an input; allowed: one of RECIPE,"),
+        (["profile", ""], 1, "error: RECIPE|RUN '': is not a recipe, and"),
         (["run", "llama31-70b", "--device", "cpu"], 1, "cannot fit"),
         (["run", "tiny-llama", "--devices", "0"], 1, "'--devices': 0 is too small; allowed: 1 or"),
         (["run", "tiny-llama", "--devices", "two"], 1, "'--devices': 'two' is no whole number;"),
@@ -42,20 +42,20 @@ from tests.command import paceline
         (["estimate", "tiny-llama", "--device", "H100"], 1, "needs --gpus; allowed: a number"),
         (["tune", "tiny-lama"], 1, "did you mean 'tiny-llama'"),
         (["tune", "tiny-llama", "--set", "lr=x"], 1, "'x' is no number; allowed: a number"),
-        (["tune", "tiny-llama"], 1, "paceline tune: has no --budget; allowed: "),
-        (["tune", "tiny-llama", "--estimate-only"], 1, "needs --device; allowed: a name that"),
+        (["tune", "tiny-llama"], 1, "paceline tune: needs --budget; allowed: "),
+        (["tune", "tiny-llama", "--estimate-only"], 1, "needs --device; allowed: a name listed"),
         (["tune", "tiny-llama", "--budget", "1m"], 1, "needs --gpus; allowed: a number of devices"),
         (["show", "nothing"], 1, "contains no runs"),
         (["list", "--where", "status"], 1, "is not column=value"),
         (["list", "--where", "status=zzz", "--where", "foo=1"], 1, "foo=1: is not a column"),
-        (["devices", "--where", "vendor=ADM"], 1, "no row has it among"),
+        (["devices", "--where", "vendor=ADM"], 1, "matches none of"),
         (["devices", "--where", "vendor=ADM"], 1, "allowed: NVIDIA, AMD"),
         (["devices", "H100", "--where", "vendor=AMD"], 1, "not of 'H100'"),
         (["devices", "--links", "single node", "--where", "foo=1"], 1, "is not a column"),
         (["recipes", "tiny-llama", "--where", "dtype=bf16"], 1, "not of 'tiny-llama'"),
         (["report", "--json", "--output", "-"], 1, "name a file"),
         (["report", "last"], 1, "contains no runs"),
-        (["probe", "gemm", "--dtype", "fp12"], 1, "is no list of dtypes"),
+        (["probe", "gemm", "--dtype", "fp12"], 1, "is not a list of data types"),
         (["probe", "context", "--device", "cuda"], 1, "no NVIDIA GPU"),
         (["probe", "context", "--device", "tpu"], 1, "not one of 'auto', 'cpu', 'cuda'"),
         (["probe", "context", "--ranks", "0"], 1, "--ranks"),
@@ -83,8 +83,8 @@ def test_an_empty_path_is_not_the_working_folder(tmp_path: Path, words: list[str
     done = paceline(*words, cwd=tmp_path)
     assert done.returncode == 1 and not list(tmp_path.iterdir())
     assert done.stderr == (
-        f"error: {name}: is empty; allowed: a path, `.` for this folder; look whether a variable "
-        "of the shell is unset\n"
+        f"error: {name}: is empty; allowed: a path, `.` for this folder; check whether a shell "
+        "variable is unset\n"
     )
 
 
@@ -105,7 +105,7 @@ def test_a_place_that_cannot_be_written_is_a_system_fault(tmp_path: Path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     done = paceline("run", "tiny-llama", "--no-probe", "--runs-dir", str(blocked), runs=tmp_path)
-    assert done.returncode == 2 and "run folder cannot be made" in done.stderr
+    assert done.returncode == 2 and "run folder cannot be created" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["show", "last"], ["db", "rebuild"]])

@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from paceline.cli import app
-from paceline.cli.options import expanded
+from paceline.cli.options import with_option_groups
 from paceline.cli.verbs import GROUPS, MAX_IN_ONE_LIST, VERBS, Verb
 
 HEAVY = {"altair", "jinja2", "numpy", "ruamel", "scipy", "sqlalchemy", "vl_convert"}
@@ -115,7 +115,7 @@ def test_a_group_of_options_is_its_fields_on_the_command_line_and_one_value_in_t
         received.append((name, number, prices))
 
     app = typer.Typer(add_completion=False)
-    app.command()(expanded(verb))
+    app.command()(with_option_groups(verb))
     command = typer.main.get_command(app)
     panels = {
         parameter.name: getattr(parameter, "rich_help_panel", None) for parameter in command.params

@@ -95,7 +95,7 @@ NAMES = {
     "CorruptCheckpointError": "CorruptCheckpointError",
     "AskedToEndError": "Terminated",
     "NobodyToAskError": "QuotaUnsupported",
-    "tell_notices": "print_notices",
+    "print_notices": "print_notices",
     "as_of_now": "refresh",
     "left_alone": "orphan_status",
     "hopeless": "prune_reason",

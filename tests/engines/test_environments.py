@@ -87,7 +87,7 @@ def test_the_verb_lists_what_can_be_started_and_refuses_what_has_no_environment(
     listed = paceline("engines", "--format", "csv", runs=tmp_path)
     assert listed.returncode == 0 and "native,Paceline,here" in listed.stdout
     for words, message in (
-        (("install",), "names no framework; allowed: "),
+        (("install",), "needs the name of an engine; allowed: "),
         (("install", "native"), "engine native: has no environment of its own; allowed: "),
         (("remove", "nativ"), "did you mean 'native'?"),
         (("install", "native", "--where", "name=x"), "--where"),

@@ -203,7 +203,7 @@ def test_the_published_run_is_shown_before_it_is_submitted(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert "-N 8 ./launch.sh\n" in done.stdout, "job.sh"
     assert "  model.tensor_model_parallel_size=4 \\\n" in done.stdout, "launch.sh of our own"
-    assert "and launch.sh, which it submits:" in done.stderr
+    assert "and launch.sh, which job.sh submits:" in done.stderr
     assert "on every node" not in done.stderr, "the script's matter"
 
 

@@ -143,7 +143,7 @@ def test_the_run_is_shown_before_it_is_submitted(tmp_path: Path) -> None:
     words = ("run", "llama31-70b", "--engine", "nemo", "--cluster", "dgx-h100", *settings)
     done = paceline(*words, "--dry-run", runs=tmp_path / "runs")
     assert done.returncode == 0, done.stderr
-    assert "and llmb.sh, which it runs:" in done.stderr
+    assert "and llmb.sh, which job.sh runs:" in done.stderr
     assert "llmb-run submit -w pretrain_llama3.1 -s 70b --dtype bf16" in done.stdout
 
 

@@ -90,7 +90,10 @@ def test_scenarios_are_compared_with_the_first():
         (("--compare", "inter=NVLink4"), "--compare inter=NVLink4: inter NVLink4 is a link inside"),
         (("--compare", "inter=NVLink4"), "lists, or a rate; intra=NVLink4 says it"),
         (("--intra", "0 GB/s"), "or a rate above 0: 450 GB/s"),
-        (("--compare", "speed=9"), "'speed=9' is no KEY=VALUE of a scenario; allowed: device"),
+        (
+            ("--compare", "speed=9"),
+            "'speed=9' is not a KEY=VALUE pair of a scenario; allowed: device",
+        ),
         (("--compare", "gpus=0"), "gpus is '0'; allowed: whole numbers from 1 to 9,007,199,254"),
         (("--compare", "per_node=0"), "per_node is '0'; allowed: whole numbers"),
         (("--compare", "price=-1"), "price is '-1'; allowed: numbers from 0"),
@@ -98,12 +101,18 @@ def test_scenarios_are_compared_with_the_first():
         (("--tokens", "inf"), "must be a finite number"),
         (("--measured-step-time", "inf"), "must be a finite number"),
         (("--measured-step-time", "0"), "measured-step-time"),
-        (("--checkpoint-interval", "600"), "counts with failures alone; add --mtbf"),
-        (("--checkpoint-time", "60"), "--checkpoint-time: counts with failures alone; add --mtbf"),
-        (("--restart-time", "60"), "--restart-time: counts with failures alone; add --mtbf"),
-        (("--checkpoint-time", "30"), "--checkpoint-time: counts with failures alone; add --mtbf"),
-        (("--restart-time", "600"), "--restart-time: counts with failures alone; add --mtbf"),
-        (("--layout", "tp=2,pp=2,tp=4"), "says tp twice; allowed: each axis once; leave one out"),
+        (("--checkpoint-interval", "600"), "has an effect only with failures; add --mtbf"),
+        (
+            ("--checkpoint-time", "60"),
+            "--checkpoint-time: has an effect only with failures; add --mtbf",
+        ),
+        (("--restart-time", "60"), "--restart-time: has an effect only with failures; add --mtbf"),
+        (
+            ("--checkpoint-time", "30"),
+            "--checkpoint-time: has an effect only with failures; add --mtbf",
+        ),
+        (("--restart-time", "600"), "--restart-time: has an effect only with failures; add --mtbf"),
+        (("--layout", "tp=2,pp=2,tp=4"), "sets tp twice; allowed: each axis once; leave one out"),
         (("--mtbf", "9", "--checkpoint-interval", "inf"), "must be a finite number"),
         (("--measured-run", "no-such-run"), "holds no run"),
         (
@@ -114,7 +123,7 @@ def test_scenarios_are_compared_with_the_first():
         (("--mtbf", "inf"), "must be a finite number"),
         (("--software", "jax"), "must be one of any, "),
         (("--software", ""), "must be one of any, "),
-        (("--dispatcher", "deepep"), "changes nothing: the model of llama31-70b has no experts"),
+        (("--dispatcher", "deepep"), "has no effect: the model of llama31-70b has no experts"),
         (("--calibration", "/none.json"), "does not contain coefficients"),
     ],
 )
@@ -125,7 +134,7 @@ def test_bad_input_is_one_error_with_exit_code_1(arguments: tuple[str, ...], mes
 
 def test_without_a_run_the_devices_must_be_said():
     for options, missing in (
-        (("--gpus", "8"), "needs --device; allowed: a name that `paceline devices` lists"),
+        (("--gpus", "8"), "needs --device; allowed: a name listed by `paceline devices`"),
         (("--device", "H100"), "needs --gpus; allowed: a number"),
     ):
         done = paceline("estimate", "llama31-8b", *options)
@@ -154,7 +163,7 @@ def test_a_clusters_file_says_the_devices_and_takes_the_costs_of_options():
         2 * output["training_cost"]["device_hours"]
     )
     refused = paceline(*asked, "--inter", "100 GB/s")
-    assert refused.returncode == 1 and "--inter: changes nothing beside --cluster" in refused.stderr
+    assert refused.returncode == 1 and "--inter: has no effect with --cluster" in refused.stderr
 
 
 def test_the_users_own_interval_counts_and_youngs_is_told():
@@ -323,7 +332,7 @@ def test_a_ranking_says_when_no_layout_fits():
     assert f"own layout: cannot run: {own}" in done.stdout
     nowhere = paceline(*arguments[:2], "--estimate-only", "--gpus", "8")
     assert nowhere.returncode == 1
-    needed = "needs --device; allowed: a name that `paceline devices` lists, as H100"
+    needed = "needs --device; allowed: a name listed by `paceline devices`, e.g. H100"
     assert f"error: paceline tune: {needed}; or --cluster FILE\n" in nowhere.stderr
 
 

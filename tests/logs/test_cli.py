@@ -79,7 +79,7 @@ def test_a_window_that_standard_input_lacks_is_refused_by_the_name_given(log: Pa
 def test_a_folder_without_a_file_is_told_so(tmp_path: Path):
     done = paceline("parse", tmp_path, "--json")
     assert (done.returncode, done.stdout) == (0, "[]\n")
-    assert done.stderr == f"note: {tmp_path}: holds no file\n"
+    assert done.stderr == f"note: {tmp_path}: contains no file\n"
 
 
 def test_exit_codes(log: Path, tmp_path: Path):

@@ -155,7 +155,7 @@ def near(value: float | None) -> object:
 
 
 def test_every_log_is_expected_here(reference_data: Path):
-    """One of them times collectives and is no training log."""
+    """One of them times collectives and is not a training log."""
     others = [path for path in log_files([reference_data / "logs"]) if path.name not in LOGS]
     assert [path.name for path in others] == ["bigscience_all_reduce_n16_32gb.txt"]
     assert parse_log(others[0], UserSettings()).document.status == "not-a-training-log"

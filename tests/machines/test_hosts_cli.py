@@ -11,12 +11,12 @@ import typer
 from typer.testing import CliRunner
 
 from paceline.cli.hosts import hosts
-from paceline.cli.options import expanded
+from paceline.cli.options import with_option_groups
 from paceline.core.errors import UserError
 from paceline.core.hosts import parse_hostfile
 
 app = typer.Typer()
-app.command("hosts")(expanded(hosts))
+app.command("hosts")(with_option_groups(hosts))
 
 
 def run(*arguments: str) -> Any:
@@ -34,7 +34,9 @@ def test_a_range_becomes_a_hostfile():
 
 @pytest.mark.parametrize("name", ["hosts.txt", "hostfile", "hosts", "lab/nodes", "lab.csv"])
 def test_a_hostfile_that_is_not_there_is_no_host(name: str):
-    with pytest.raises(UserError, match=f"{name}: is not a file; allowed: a hostfile, or names"):
+    with pytest.raises(
+        UserError, match=f"{name}: is not a file; allowed: a hostfile, or host names"
+    ):
         run(name)
     assert run("hosts-1,txt").stdout == "hosts-1\ntxt\n"
 
@@ -86,11 +88,11 @@ def test_a_name_that_could_be_a_command_is_refused(name: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "come from one place"),
-        (("a", "--idle"), "come from one place"),
+        ((), "need exactly one source"),
+        (("a", "--idle"), "need exactly one source"),
         (("--allocation", "1;2"), "is not the number of a Slurm job"),
         (("a", "--take", "2"), "there is 1 host"),
-        (("a,a",), "names a twice"),
+        (("a,a",), "lists a twice"),
     ],
 )
 def test_what_contradicts_itself_is_refused(
@@ -110,9 +112,9 @@ def test_a_hostfile_that_exists_stays(tmp_path: Path):
 
 
 def test_options_that_would_be_passed_over_are_refused(tmp_path: Path):
-    with pytest.raises(UserError, match="--head, --take: are asked for together"):
+    with pytest.raises(UserError, match="--head, --take: exclude each other"):
         run("a,b", "--head", "--take", "2")
-    with pytest.raises(UserError, match="--output: is for hostfiles"):
+    with pytest.raises(UserError, match="--output: writes hostfiles"):
         run("a,b", "--check", "-o", str(tmp_path / "out"))
 
 

@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from paceline.cli.output import TableFormat, rendered
+from paceline.cli.output import TableFormat, render
 from paceline.cli.profile import ToolChoice, print_profile
 from paceline.core.errors import UserError
 from paceline.core.layout import Layout
@@ -116,7 +116,7 @@ def test_the_waterfall_ends_at_the_measured_rate(tmp_path: Path) -> None:
 
 def test_text_and_page_say_where_the_time_goes(tmp_path: Path) -> None:
     read = profile(tmp_path)
-    text = rendered(profile_document(read, "tiny"), TableFormat.text)
+    text = render(profile_document(read, "tiny"), TableFormat.text)
     assert "0.0010 s a step, mean of 2" in text and "ranks 0-1" in text and "step 20" in text
     assert "GEMMs" in text and "40.0%" in text and "Profiling slows a run" in text
     page = render_document(profile_document(read, "tiny <llama>"))

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from paceline.cli.options import ReportFormat
-from paceline.cli.output import rendered
+from paceline.cli.output import render
 from paceline.core.errors import UserError
 from paceline.report.document import (
     Column,
@@ -72,7 +72,7 @@ def on_a_terminal(document: Document, **more: bool) -> str:
 
 @pytest.mark.parametrize("form", ["text", "md", "html"])
 def test_every_medium_shows_every_block_once_and_nothing_of_an_empty_one(form: str):
-    shown = rendered(example(), ReportFormat(form)).replace("\N{NO-BREAK SPACE}", " ")
+    shown = render(example(), ReportFormat(form)).replace("\N{NO-BREAK SPACE}", " ")
     for part in ("verdict", "setup", "answer", "interval", "warning", "note", "reservation"):
         assert shown.count(f"{part} a text") == 1
     assert "not known" in shown and "never" not in shown
@@ -84,17 +84,17 @@ def test_every_medium_shows_every_block_once_and_nothing_of_an_empty_one(form: s
 
 def test_an_empty_detail_leaves_no_separator():
     figure = Figure("Step time", "0.2 s", "", ("one", "", "two"))
-    shown = rendered(Document(kind="a", title="b", figures=(figure,)), ReportFormat.md)
+    shown = render(Document(kind="a", title="b", figures=(figure,)), ReportFormat.md)
     assert "| one; two |" in shown
 
 
 def test_a_file_has_no_colours_where_a_terminal_is_forced(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "\x1b" not in rendered(example(), ReportFormat.text)
+    assert "\x1b" not in render(example(), ReportFormat.text)
 
 
 def test_text_in_a_pipe_is_plain_and_its_lines_are_whole():
-    text = rendered(example(), ReportFormat.text)
+    text = render(example(), ReportFormat.text)
     assert "\x1b" not in text and "title a text · setup a text\n" in text
     assert any(
         line.startswith("  answer a text") and len(line) > WIDTH for line in text.splitlines()
@@ -111,7 +111,7 @@ def test_a_terminal_gets_emphasis_a_coloured_verdict_and_lines_of_its_width():
 
 @pytest.mark.parametrize("form", ["text", "md", "html"])
 def test_no_text_is_markup_or_a_command_in_any_medium(form: str):
-    shown = rendered(example(HOSTILE), ReportFormat(form))
+    shown = render(example(HOSTILE), ReportFormat(form))
     assert not set("\x1b\u202e") & set(shown)
     shown = re.sub(r"```.*?```", "", shown, flags=re.DOTALL)
     assert "<b>" not in shown if form != "text" else "[bold]y[/bold]" in shown
@@ -119,14 +119,14 @@ def test_no_text_is_markup_or_a_command_in_any_medium(form: str):
 
 
 def test_csv_is_the_first_table_unrounded_and_no_formula():
-    rows = list(csv.reader(io.StringIO(rendered(example(), ReportFormat.csv))))
+    rows = list(csv.reader(io.StringIO(render(example(), ReportFormat.csv))))
     assert rows == [["name", "value"], ["'=row a text", "1.25"], ["none", ""]]
-    with pytest.raises(UserError, match="there is no table"):
-        rendered(Document(kind="a", title="b"), ReportFormat.csv)
+    with pytest.raises(UserError, match="is not available, because there is no table"):
+        render(Document(kind="a", title="b"), ReportFormat.csv)
 
 
 def test_json_is_the_data():
-    assert rendered(example(), ReportFormat.json) == '{\n  "value": 1.25\n}\n'
+    assert render(example(), ReportFormat.json) == '{\n  "value": 1.25\n}\n'
 
 
 def test_a_page_shortens_a_long_table_and_says_so():

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.cli.options import ReportFormat
-from paceline.cli.output import rendered
+from paceline.cli.output import render
 from paceline.core.result import Metric, Status
 from paceline.core.run_report import RunReport
 from paceline.report.markdown import markdown
@@ -34,7 +34,7 @@ def printed(run: RunReport) -> str:
 
 
 def csv_rows(run: RunReport) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(rendered(run_document(run), ReportFormat.csv))))
+    return list(csv.DictReader(io.StringIO(render(run_document(run), ReportFormat.csv))))
 
 
 def test_the_figures_have_value_interval_steps_and_background() -> None:
@@ -176,6 +176,6 @@ def test_no_text_in_csv_starts_a_formula_and_no_number_becomes_text(
 @settings(max_examples=50, deadline=None)
 def test_no_text_breaks_out_of_its_markdown_cell(text: str) -> None:
     metric = Metric(value=1.0, unit=text, note=text, source=text, convention=text, statistic=text)
-    markdown = rendered(run_document(report(metrics={text: metric})), ReportFormat.md)
+    markdown = render(run_document(report(metrics={text: metric})), ReportFormat.md)
     row = markdown[markdown.index("### All metrics") :].splitlines()[4]
     assert len(re.findall(r"(?<!\\)\|", row.replace(r"\\", ""))) == 9

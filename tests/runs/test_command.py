@@ -192,7 +192,7 @@ def test_secrets_reach_the_program_and_no_file(start: Runner) -> None:
             ["run", "--set", "engine_settings=1", "--set", "engine_settings.x=2", "--", "python"],
             "was given as a whole before",
         ),
-        (["run", "tiny-llama", "--launch-per", "node"], "is for a program of yours"),
+        (["run", "tiny-llama", "--launch-per", "node"], "requires a program of your own"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(arguments: list[str], problem: str) -> None:

@@ -120,4 +120,4 @@ def test_the_verb_tells_a_table_and_can_be_a_gate(tmp_path: Path):
         {"kind": "environment", "item": "torch", "a": "2.13.0", "b": "2.12.0"}
     ]
     assert gate.returncode == 3 and "torch" in gate.stdout
-    assert (alike.returncode, alike.stdout) == (0, "nothing that both recorded differs\n")
+    assert (alike.returncode, alike.stdout) == (0, "no differences in what both runs recorded\n")

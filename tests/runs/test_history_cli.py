@@ -66,7 +66,7 @@ def test_without_any_figure_the_answer_is_incomplete(runs: Path):
         (["exmaple"], "did you mean 'example'"),
         (["example", "--metric", "step_time"], "did you mean 'step_time_s'"),
         (["example", "--metric", "speed"], "allowed: step_time_s, step_time_mean_s, "),
-        (["example", "--since", "yesterday"], "is no date"),
+        (["example", "--since", "yesterday"], "is not a date"),
         (["example", "--since", "2030-01-01"], "none of its 15 runs is selected"),
         (["example", "--where", "stauts=ok"], "is not a column"),
         (["example", "--margin", "x"], "is no margin"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.options import ReportFormat
-from paceline.cli.output import rendered
+from paceline.cli.output import render
 from paceline.compare.over_time.timeline import History
 from paceline.files.run_folder import run_folders
 from paceline.runs.history import recipe_history
@@ -54,7 +54,7 @@ def test_a_long_series_is_drawn_in_one_line(n: int):
 
 
 def text_of(history: History, form: ReportFormat = ReportFormat.text) -> str:
-    return rendered(history_document(history), form)
+    return render(history_document(history), form)
 
 
 def test_the_newest_change_has_its_size_its_date_and_what_changed_with_it(changed: History):

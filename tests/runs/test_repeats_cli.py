@@ -151,20 +151,20 @@ def second_runs_ranks(runs: Path) -> list[int]:
     [
         (["--repeat", "3"], "Missing argument 'RECIPE'"),
         (["tiny-llama", "--repeat", "0"], "1 to 1000, or `same` for 5"),
-        (["tiny-llama", "--repeat", "many"], "is no number of repeats"),
+        (["tiny-llama", "--repeat", "many"], "is not a number of repeats"),
         (["tiny-llama", "--repeat", "2", "--format", "html"], "shows a single run"),
         (["tiny-llama", "--interleave", ""], "--interleave"),
         (["tiny-llama", "--interleave", "", "stpes=3"], "did you mean 'steps'"),
         (["--interleave", "tiny-llama", "steps=3"], "names no recipe"),
         (["--resume", "nothing"], "is not in"),
-        (["tiny-llama", "--max-parallel", "2"], "share the hosts among several runs"),
+        (["tiny-llama", "--max-parallel", "2"], "apply to several runs"),
         (
             ["tiny-llama", "--repeat", "2", "--nodes-per-trial", "2", "--device", "cpu"],
             "there is this machine alone",
         ),
-        (["tiny-llama", "--resume", "g"], "takes everything from the group"),
-        (["--resume", "g", "--set", "steps=3"], "takes everything from the group"),
-        (["--resume", "g", "--devices", "2"], "takes everything from the group"),
+        (["tiny-llama", "--resume", "g"], "takes its settings from the group"),
+        (["--resume", "g", "--set", "steps=3"], "takes its settings from the group"),
+        (["--resume", "g", "--devices", "2"], "takes its settings from the group"),
         (["tiny-llama", "--group", "last"], "cannot name a group"),
     ],
 )
@@ -184,7 +184,7 @@ def test_same_stands_for_five_and_interleaving_has_five_by_default():
 
 def test_the_same_configuration_twice_is_a_trial_and_said_to_be_one():
     done = paceline(*QUICK, "--interleave", "", "", "--dry-run")
-    assert done.returncode == 0 and "a trial of the method" in done.stderr
+    assert done.returncode == 0 and "this tests the method itself" in done.stderr
 
 
 def series_with(

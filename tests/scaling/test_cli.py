@@ -86,7 +86,7 @@ def test_few_nodes_are_judged_by_a_reference_or_a_history(tmp_path: Path):
     ("arguments", "fault"),
     [
         (("--from", "missing.csv"), "missing.csv: cannot be read"),
-        ((*FAULTY, "--reference", "-4"), "--reference -4.0: is no speed"),
+        ((*FAULTY, "--reference", "-4"), "--reference -4.0: is not a throughput"),
     ],
 )
 def test_bad_input_is_exit_code_1_and_one_line(arguments: tuple[str, ...], fault: str):
@@ -97,8 +97,8 @@ def test_bad_input_is_exit_code_1_and_one_line(arguments: tuple[str, ...], fault
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
-        (("--from", "x.csv", "--sizes", "1,2"), "--sizes: changes nothing beside --from"),
-        (("--from", "x.csv", "--hosts", "a,b"), "--hosts: changes nothing beside --from"),
+        (("--from", "x.csv", "--sizes", "1,2"), "--sizes: has no effect with --from"),
+        (("--from", "x.csv", "--hosts", "a,b"), "--hosts: has no effect with --from"),
     ],
 )
 def test_an_option_that_would_change_nothing_is_refused(arguments: tuple[str, ...], option: str):

@@ -130,14 +130,14 @@ def test_what_is_made_is_staged_verified_used_and_mended(tmp_path: Path):
         (["tiny-llama", "--asset", "corpse"], "did you mean 'corpus'"),
         (["tiny-llama", "--engine", "nothing"], "is unknown"),
         (["tiny-llama", "--dry-run", "--verify"], "leave it out"),
-        (["tiny-llama", "--query-sizes"], "--query-sizes: changes nothing without --dry-run"),
-        (["tiny-llama", "--bandwidth", "500"], "--bandwidth: changes nothing without --dry-run"),
+        (["tiny-llama", "--query-sizes"], "--query-sizes: has no effect without --dry-run"),
+        (["tiny-llama", "--bandwidth", "500"], "--bandwidth: has no effect without --dry-run"),
         (
             ["tiny-llama", "--verify", "--bandwidth", "500"],
-            "--bandwidth: changes nothing beside --verify; leave it out",
+            "--bandwidth: has no effect with --verify; leave it out",
         ),
         (["tiny-llama", "--local", "/local"], "none are named"),
-        (["tiny-llama", "--hosts", "node-001"], "are named, and no folder on them"),
+        (["tiny-llama", "--hosts", "node-001"], "are given without a folder on them"),
         (["tiny-llama", "--hosts", "node-001", "--local", "here"], "must be an absolute path"),
     ],
     ids=lambda value: str(value)[:20],
@@ -152,7 +152,7 @@ def test_what_cannot_be_meant_is_refused(words: list[str], told: str, tmp_path: 
 def test_a_file_where_assets_are_to_lie_is_told_once(below: str, mode: list[str], tmp_path: Path):
     (file := tmp_path / "file").write_text("")
     done = paceline("stage", "opt-350m-sft-tiny", *mode, "--to", file / below)
-    assert done.stderr == f"error: {file}: is not a folder; give another place with --to\n"
+    assert done.stderr == f"error: {file}: is not a folder; choose another folder with --to\n"
     assert done.returncode == 1 and not done.stdout
 
 

@@ -55,7 +55,7 @@ class Observer(Protocol[AnyTask, AnyKept]):
         """A watcher for one task's run, while it runs."""
         ...
 
-    def ended(self, task: AnyTask, kept: AnyKept) -> None:
+    def ended(self, task: AnyTask, outcome: AnyKept, /) -> None:
         """A task has ended, with what is kept of it."""
         ...
 

@@ -19,7 +19,7 @@ NODES = ("--cluster", "jean-zay-v100-16g")
 def test_a_plan_as_text_has_a_line_a_stage_and_its_totals():
     done = paceline(*STUDY, *NODES, "--stages", "32,128,512")
     assert done.returncode == 0
-    assert re.search(r"plan: [\d,]+ device hours, [\d,]+\.\d days\b", done.stdout)
+    assert re.search(r"plan: [\d,]+ device-hours, [\d,]+\.\d days\b", done.stdout)
     _, _, table = done.stdout.partition("Plan\n")
     lines = table.splitlines()[1:4]
     assert [line.split()[0] for line in lines] == ["32", "128", "512"]
@@ -70,14 +70,14 @@ def test_markdown_has_both_tables(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "needs to know on what"),
+        ((), "needs devices"),
         (("--device", "abacus"), "abacus"),
-        (("--device", "H100", "--cluster", "dgx-h100"), "names the devices itself"),
-        ((*NODES, "--stages", "32,x"), "'x' is no number"),
+        (("--device", "H100", "--cluster", "dgx-h100"), "already states the devices"),
+        ((*NODES, "--stages", "32,x"), "'x' is not a number"),
         ((*NODES, "--stages", "64,32"), "must rise"),
-        ((*NODES, "--stages", "1.5"), "'1.5' is no number"),
-        ((*NODES, "--samples", "0"), "'0' is no number"),
-        ((*NODES, "--samples", "9", "--all-batches"), "takes the samples from"),
+        ((*NODES, "--stages", "1.5"), "'1.5' is not a number"),
+        ((*NODES, "--samples", "0"), "'0' is not a number"),
+        ((*NODES, "--samples", "9", "--all-batches"), "takes the samples per stage"),
         ((*NODES, "--check", "/none.csv"), "cannot be read"),
         ((*NODES, "--software", "jax"), "must be one of any, "),
         ((*NODES, "--min-efficiency", "2"), "min-efficiency"),

@@ -51,7 +51,7 @@ def test_a_sweep_measures_what_can_run_and_refuses_the_rest(
     first = rows["1 2 none"]
     assert first["tokens_per_s"] == pytest.approx(16 * 64 / first["step_time_s"])
     assert first["memory_kind"] == "resident" and first["memory_bytes"] > 0 and first["dp"] == 2
-    assert "4 combinations, 2 runs to do, 2 refused" in errors
+    assert "4 combinations, 2 runs pending, 2 refused" in errors
 
 
 def test_the_same_command_runs_nothing_again_and_prints_the_same(
@@ -60,7 +60,7 @@ def test_the_same_command_runs_nothing_again_and_prints_the_same(
     runs, document, _ = swept
     before = len(list(runs.glob("*/run.json")))
     done = paceline(*QUICK, *LISTS, "--json", runs=runs)
-    assert done.returncode == 0 and "0 runs to do, 2 measured before" in done.stderr
+    assert done.returncode == 0 and "0 runs pending, 2 already measured" in done.stderr
     assert json.loads(done.stdout)["rows"] == document["rows"]
     assert len(list(runs.glob("*/run.json"))) == before == 2
 

@@ -89,11 +89,11 @@ def test_a_dry_run_runs_nothing(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--gpus", "2"], 1, "has no --budget"),
+        (["--gpus", "2"], 1, "needs --budget"),
         (["--gpus", "2", "--budget", "ten"], 1, "is no budget"),
         (["--budget", "10m"], 1, "--gpus"),
-        (["--gpus", "2", "--budget", "10m", "--device", "H100"], 1, "is no place to run on"),
-        (["--gpus", "3", "--budget", "10m", "--nodes", "2"], 1, "is no multiple of the 2 hosts"),
+        (["--gpus", "2", "--budget", "10m", "--device", "H100"], 1, "is not a device to run on"),
+        (["--gpus", "3", "--budget", "10m", "--nodes", "2"], 1, "is not a multiple of the 2 hosts"),
         (["--gpus", "64", "--budget", "10m"], 1, "physical cores"),
         (["--gpus", "8", "--estimate-only"], 1, "--device"),
     ],
@@ -122,7 +122,7 @@ def test_an_option_that_a_mode_would_pass_over_is_refused_by_name(
     words = ranked if mode == "--estimate-only" else ["--budget", "1 run", "--dry-run"]
     done = paceline("tune", "tiny-llama", "--gpus", "2", *words, *option, runs=tmp_path)
     assert done.returncode == 1
-    assert f"{option[0]}: changes nothing beside {mode}; leave it out" in done.stderr
+    assert f"{option[0]}: has no effect with {mode}; leave it out" in done.stderr
 
 
 def test_a_cluster_of_another_size_than_was_asked_for_is_refused(tmp_path: Path):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.mlperf_submission import _codes
+from paceline.cli.mlperf_submission import _code_folders
 from paceline.core.errors import UserError
 from paceline.mlperf.check import official_checker
 from tests.mlperf.submissions import SYSTEM, description, ten_runs
@@ -120,7 +120,7 @@ def test_compare_without_a_score_is_incomplete_and_a_sibling_is_refused(tmp_path
 
 
 def test_a_second_folder_of_code_for_the_same_benchmark_is_refused():
-    assert _codes(["a=b", "flux1=c"]) == {"": Path("a=b"), "flux1": Path("c")}
+    assert _code_folders(["a=b", "flux1=c"]) == {"": Path("a=b"), "flux1": Path("c")}
     for twice in (["flux1=a", "flux1=b"], ["a", "b"]):
         with pytest.raises(UserError, match="is the second folder for"):
-            _codes(twice)
+            _code_folders(twice)

@@ -58,7 +58,7 @@ def test_a_bundle_checks_on_another_machine_where_no_run_is(folder: Path, tmp_pa
     done = paceline("verify", path, runs=tmp_path / "none")
     assert done.returncode == 0 and written.sha256 in done.stdout
     told = paceline("diff", path, path, runs=tmp_path / "none")
-    assert told.stdout == "nothing that both recorded differs\n"
+    assert told.stdout == "no differences in what both runs recorded\n"
 
 
 def test_the_same_run_gives_the_same_bytes(folder: Path, tmp_path: Path):

@@ -171,7 +171,7 @@ def test_an_attempt_that_is_named_twice_is_refused(tmp_path: Path):
     write_attempt(tmp_path, "a", 0, 1, 20)
     write_attempt(tmp_path, "b", 200, 21, 40)
     for names in (["a", str(tmp_path / "a")], ["training", "b"]):
-        with pytest.raises(UserError, match="a second time"):
+        with pytest.raises(UserError, match="twice"):
             goodput(names, runs_dir=tmp_path, output=TableOptions())
 
 

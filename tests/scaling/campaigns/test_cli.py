@@ -82,7 +82,7 @@ def test_progress_says_what_runs_where_and_what_is_left(finished: tuple[Path, st
     assert "weak scaling · hosts node-[1-4] · sizes 1, 2, 4 · 7 sub-clusters in 3 rounds" in errors
     assert "round 1 of 3: 4 x 1 node x 1 · 7 left in 3 rounds" in errors
     assert "on node-1  node-2  node-3  node-4" in errors
-    assert "node-4 is taken out of what follows: node-4: does not answer" in errors
+    assert "node-4 is excluded from here on: node-4: does not answer" in errors
     assert "samples/s, steps ±" in errors and "left in" in errors
 
 
@@ -146,12 +146,12 @@ def test_a_campaign_on_which_nothing_runs_is_a_fault_with_its_cause(tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "needs something to measure or to analyse"),
-        (("tiny-gpt", "--from", "x.csv"), "is asked for two things"),
+        ((), "needs an input"),
+        (("tiny-gpt", "--from", "x.csv"), "got more than one input"),
         (("--resume", "last"), "is no campaign in"),
-        (("--resume", "last", "--sizes", "2"), "takes what is measured from the campaign"),
+        (("--resume", "last", "--sizes", "2"), "takes its settings from the scaling test"),
         (("tiny-gpt", "--hosts", "a,b", "--sizes", "1,3"), "there are 2 hosts"),
-        (("tiny-gpt", "--hosts", "a,b", "--gpus-per-node", "0"), "is no list of numbers"),
+        (("tiny-gpt", "--hosts", "a,b", "--gpus-per-node", "0"), "is not a list of numbers"),
         (("tiny-gpt", "--hosts", "a,b", "--split", "topology"), "the switch of a is not known"),
         (("tiny-gpt", "--hosts", "a,b", "--scaling", "strong"), "--set global_batch=N"),
         (("tiny-gpt", "--hosts", "a;reboot"), "is no host name"),
@@ -205,4 +205,4 @@ def test_a_reference_stands_in_the_page_of_a_campaign(
 
 def test_a_dry_run_draws_no_page(tmp_path: Path):
     done = paceline(*FOUR, "--dry-run", "--html", str(tmp_path / "page.html"), runs=tmp_path)
-    assert done.returncode == 1 and "--dry-run measures nothing" in done.stderr
+    assert done.returncode == 1 and "--dry-run makes none" in done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.campaign import exit_code
-from paceline.cli.campaign_progress import left_text
+from paceline.cli.campaign_progress import remaining_text
 from paceline.scaling.analysis.analysis import AnalysisContext
 from paceline.scaling.campaigns.record import Campaign
 from paceline.scaling.campaigns.result import (
@@ -163,7 +163,7 @@ def test_the_exit_code_tells_whether_the_question_was_answered(campaign: Campaig
     ],
 )
 def test_what_is_left_is_told_in_fitting_units(left: Remaining, text: str):
-    assert left_text(left) == text
+    assert remaining_text(left) == text
 
 
 def test_hosts_that_a_planned_round_left_over_are_named():

@@ -12,12 +12,12 @@ import typer
 from typer.testing import CliRunner
 
 from paceline.cli.check import check
-from paceline.cli.options import expanded
+from paceline.cli.options import with_option_groups
 from paceline.core.errors import UserError
 from paceline.scaling.check.fitness import CheckReport
 
 app = typer.Typer()
-app.command("check")(expanded(check))
+app.command("check")(with_option_groups(check))
 
 
 def run(*arguments: str) -> Any:

@@ -10,14 +10,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline.cli.options import expanded
+from paceline.cli.options import with_option_groups
 from paceline.cli.probe_network import network
 from paceline.core.errors import SystemFaultError, UserError
 from paceline.scaling.network.measurement import payloads
 from paceline.scaling.network.readings import OPERATIONS
 
 app = typer.Typer()
-app.command("network")(expanded(network))
+app.command("network")(with_option_groups(network))
 
 
 def run(folder: Path, *arguments: str) -> Any:
@@ -39,7 +39,7 @@ def test_every_collective_is_measured_and_right(tmp_path: Path):
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match=r"'gossip' is no collective; .*all_reduce"):
+    with pytest.raises(UserError, match=r"'gossip' is not a collective; .*all_reduce"):
         run(tmp_path, "--ops=gossip")
     with pytest.raises(UserError, match="one device has none"):
         run(tmp_path, "--devices=1")

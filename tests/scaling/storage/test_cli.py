@@ -10,14 +10,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline.cli.options import expanded
+from paceline.cli.options import with_option_groups
 from paceline.cli.probe_storage import estimated_demand, storage
 from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.scaling.storage.report import OPERATIONS, StorageReport
 
 app = typer.Typer()
-app.command("storage")(expanded(storage))
+app.command("storage")(with_option_groups(storage))
 
 
 def run(folder: Path, *arguments: str, code: int = 0) -> Any:
@@ -56,12 +56,12 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match="leaves too little for each of 64"):
         run(tmp_path, str(tmp_path), "--size=1MiB", "--processes=1,64")
     for size in ("much", "9" * 310):
-        with pytest.raises(UserError, match="is no size"):
+        with pytest.raises(UserError, match="is not a size"):
             run(tmp_path, str(tmp_path), f"--size={size}")
     with pytest.raises(UserError, match=r"is more than the file of each of 2 .*16777216 or less"):
         sample = f"--sample-bytes={2**24 + 1}"
         run(tmp_path, str(tmp_path), "--size=32MiB", "--processes=2", sample)
-    with pytest.raises(UserError, match="has no 'append'"):
+    with pytest.raises(UserError, match="'append' is not an operation"):
         run(tmp_path, str(tmp_path), "--ops=append")
     assert not (tmp_path / "runs").exists()
 
@@ -71,10 +71,10 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path):
     [
         ("H100:64", 3, "the 3 hosts; allowed: 66"),
         ("H100:2", 5, "the 5 hosts; allowed: 5"),
-        ("H100:12", 1, "8 devices a host; allowed: 16"),
+        ("H100:12", 1, "8 devices per host; allowed: 16"),
     ],
 )
 def test_devices_that_do_not_fill_the_hosts_are_refused(on: str, hosts: int, reason: str):
     cluster = Cluster(name="x", device="H100-SXM", nodes=hosts, devices_per_node=8)
-    with pytest.raises(UserError, match=f"--assume-devices {on}: is no multiple of {reason}"):
+    with pytest.raises(UserError, match=f"--assume-devices {on}: is not a multiple of {reason}"):
         estimated_demand("tiny-llama", on, cluster)
