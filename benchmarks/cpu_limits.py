@@ -2,7 +2,7 @@
 
     python benchmarks/cpu_limits.py [--repeats 15]
 
-The figures that bound every training on a CPU; docs/benchmarks.md says which bounds which.
+The figures that bound every training on a CPU; docs/dev/evidence/system.md says which bounds which.
 """
 
 from __future__ import annotations

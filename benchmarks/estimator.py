@@ -2,7 +2,7 @@
 
     python benchmarks/estimator.py [TABLE ...] [--leave-out KIND] [--write]
 
-TABLE is a CSV with the columns of docs/estimate.md; default are measured_open.csv and
+TABLE is a CSV with the columns of docs/reference/tables.md; default are measured_open.csv and
 measured_2026_open.csv of the reference data ($PACELINE_REFERENCE_DATA).
 
 Every source is predicted by coefficients that were fitted without it, all sources with equal

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 from typer.core import TyperArgument, TyperOption
 
 from paceline.cli.verbs import GROUPS, VERBS, Verb
+from paceline.compare.comparability import KEYS, OF_FIGURES
 from paceline.core.assets import Asset
 from paceline.core.hardware import Dtype
 from paceline.core.layout_checks import NATIVE_SIZE_RULES, RULES, SIZE_RULES
@@ -276,8 +277,16 @@ def log_format_table() -> str:
     return table(head, rows)
 
 
+def comparison_key_table() -> str:
+    """Return the settings that must be equal in a comparison."""
+    return table(
+        ("key", "meaning"), [(f"`{key}`", text) for key, text in {**KEYS, **OF_FIGURES}.items()]
+    )
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "reference/cli.md": command_reference,
+    "reference/exit-codes.md": comparison_key_table,
     "reference/recipe-fields.md": recipe_field_tables,
     "reference/cluster-file.md": cluster_field_tables,
     "reference/devices.md": device_tables,

@@ -281,7 +281,7 @@ def estimate(
       paceline estimate tiny-llama --measured-run last
 
     Nothing runs. The step time is the sum of its parts: GEMMs, attention, memory traffic,
-    communication, pipeline bubble, optimizer, CPU launch overhead and jitter (docs/estimate.md).
+    communication, pipeline bubble, optimizer, CPU launch overhead and jitter.
     """
     if cluster is not None:
         all_parameters = {parameter.name or "" for parameter in context.command.params}

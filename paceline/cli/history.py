@@ -26,7 +26,8 @@ def history(
         str, typer.Argument(help="Recipe whose runs are shown: name or path of a YAML file.")
     ],
     metric: Annotated[
-        str, typer.Option(help="Metric to show, as listed in docs/metrics.md.", metavar="NAME")
+        str,
+        typer.Option(help="Metric to show, by its name in JSON.", metavar="NAME"),
     ] = "step_time_s",
     margin: Annotated[
         str, typer.Option(help="Changes below this margin are not reported: 1% or 0.01.")

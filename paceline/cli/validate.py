@@ -23,9 +23,7 @@ MAX_ROWS_LISTED = 10
 def validate(
     table: Annotated[
         Path,
-        typer.Argument(
-            metavar="CSV", help="CSV file with the columns described in docs/estimate.md."
-        ),
+        typer.Argument(metavar="CSV", help="CSV file with a row per measured step."),
     ],
     where: WhereOption = None,
     calibration: model.EvidenceFile = None,

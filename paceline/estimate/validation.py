@@ -125,7 +125,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
                 raise UserError(
                     str(path),
                     f"lacks the columns {', '.join(missing)}",
-                    allowed="the columns in docs/estimate.md",
+                    allowed="the columns in docs/reference/tables.md",
                 )
             return [_cells(row, path, reader.line_num) for row in reader]
     except (OSError, UnicodeDecodeError) as error:

@@ -1,7 +1,7 @@
 """The parallel axes, one module each: what an axis shards, what it refuses, what it exchanges.
 
 Options, tables, labels, checks and traffic loop over `AXES`, so an axis is named nowhere else but
-in formulas that need its size. docs/architecture.md lists what adding an axis takes.
+in formulas that need its size. docs/dev/architecture.md lists what adding an axis takes.
 """
 
 from __future__ import annotations
