@@ -1,8 +1,9 @@
 """Which layouts are refused, each refusal with its reason; all reasons at once.
 
 RULES refuse combinations, SIZE_RULES sizes that do not divide. Those of one axis are declared with
-it (core/axes); here are the others. They feed the checks before a run and the
-reference page of layout rules. The trainer relies on them: it checks again only what would make a damaged file a wrong result.
+it (core/axes); here are the others. They feed the checks before a run and the reference page of
+layout rules. The trainer relies on them: it checks again only what would make a damaged file a
+wrong result.
 """
 
 from __future__ import annotations
