@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 from typer.core import TyperArgument, TyperOption
 
 from paceline.cli.verbs import GROUPS, VERBS, Verb
-from paceline.compare.comparability import KEYS, OF_FIGURES
+from paceline.compare.comparability import COMPARED_SETTINGS, FIGURE_SETTINGS
 from paceline.core.assets import Asset
 from paceline.core.hardware import Dtype
 from paceline.core.layout_checks import NATIVE_SIZE_RULES, RULES, SIZE_RULES
@@ -280,7 +280,8 @@ def log_format_table() -> str:
 def comparison_key_table() -> str:
     """Return the settings that must be equal in a comparison."""
     return table(
-        ("key", "meaning"), [(f"`{key}`", text) for key, text in {**KEYS, **OF_FIGURES}.items()]
+        ("key", "meaning"),
+        [(f"`{key}`", text) for key, text in {**COMPARED_SETTINGS, **FIGURE_SETTINGS}.items()],
     )
 
 

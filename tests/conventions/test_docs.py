@@ -205,7 +205,9 @@ def test_the_first_screen_names_both_set_up_commands():
 
 def test_the_reference_lists_all_settings_that_a_comparison_can_allow():
     text = read("reference/exit-codes.md")
-    assert [key for key in [*KEYS, *OF_FIGURES] if f"| `{key}` |" not in text] == []
+    assert [
+        key for key in [*COMPARED_SETTINGS, *FIGURE_SETTINGS] if f"| `{key}` |" not in text
+    ] == []
 
 
 def test_every_recipe_is_in_the_docs():
