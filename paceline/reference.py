@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,10 +40,15 @@ def with_generated(page: str, text: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table; a `|` in a cell is escaped."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
-    cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Return `text` without `|`, which MkDocs and GitHub escape in different ways inside code."""
+    code = re.sub(r"`([^`]*\|[^`]*)`", lambda span: f"<code>{html.escape(span[1])}</code>", text)
+    return code.replace("|", "&#124;")
 
 
 def command_reference() -> str:
