@@ -111,6 +111,18 @@ def test_every_link_leads_somewhere(path: Path):
         assert (path.parent / target).exists(), target
 
 
+def test_every_page_that_the_code_names_exists():
+    places = [
+        path for top in ("paceline", "benchmarks", "tests") for path in (ROOT / top).rglob("*.py")
+    ]
+    named = {
+        (str(path.relative_to(ROOT)), page)
+        for path in places
+        for page in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text("utf-8"))
+    }
+    assert [entry for entry in sorted(named) if not (ROOT / entry[1]).exists()] == []
+
+
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "docs" / "dev" / "decisions").glob("0*.md")), ids=lambda p: p.name
 )
