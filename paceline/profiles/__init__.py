@@ -1,1 +1,1 @@
-"""What a profile is, and how the files that profilers leave are read. Knows no torch."""
+"""Profiles of runs: attaching profilers, reading their files, attributing step time. No torch."""

@@ -1,4 +1,4 @@
-"""From a timeline to breakdowns: every moment of a step gets exactly one category."""
+"""Attribution of step time: every moment of a step gets exactly one category."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from paceline.profiles.breakdown import AxisTime, Breakdown
 from paceline.profiles.kernels import KINDS
 from paceline.profiles.profile import Hot
 from paceline.profiles.timeline import (
-    NONE,
+    NO_INTERVALS,
     Intervals,
     StepSpan,
     Timeline,
     intersect,
-    joined,
     length_s,
     subtract,
     union,
+    union_all,
     within,
 )
 
 PIPELINE = "pp"
-QUICK = 0.1
-"""The share of a pipeline's messages that is taken to have waited for nobody."""
+READY_SHARE = 0.1
+"""Quantile of a pipeline's message durations that is taken as the duration without waiting."""
 
 
 def breakdowns(timeline: Timeline) -> tuple[Breakdown, ...]:
-    """One of every step, in order.
+    """Return the breakdown of every step, in order.
 
-    Computation comes first, then exposed communication (axis by axis, the pipeline's last), then
-    waiting for data; what is left is `host_gap`. So the parts add up to the step.
+    Computation comes first, then exposed communication (axis by axis, the pipeline last), then
+    waiting for data. The rest is `host_gap`, so the parts add up to the step.
     """
-    late = _late(dict(timeline.axes()).get(PIPELINE, NONE))
+    late = _late_arrivals(dict(timeline.axes()).get(PIPELINE, NO_INTERVALS))
     return tuple(_breakdown(timeline, step, late) for step in timeline.steps)
 
 
@@ -43,60 +43,62 @@ def _breakdown(timeline: Timeline, step: StepSpan, late: Intervals) -> Breakdown
         return union(within(spans, step.begin_s, step.end_s))
 
     seconds: dict[str, float] = {"bubble": 0.0}
-    computing = NONE
+    computing = NO_INTERVALS
     for kind in KINDS:
-        spans = during(timeline.labelled(kind))
+        spans = during(timeline.with_label(kind))
         seconds[kind] = length_s(subtract(spans, computing))
-        computing = joined(computing, spans)
-    taken, axes = computing, dict[str, AxisTime]()
-    for axis, recorded in sorted(timeline.axes(), key=lambda each: (each[0] == PIPELINE, each[0])):
-        spans = during(recorded)
-        exposed_s = length_s(subtract(spans, taken))
+        computing = union_all(computing, spans)
+    busy, axes = computing, dict[str, AxisTime]()
+    for axis, activities in sorted(
+        timeline.axes(), key=lambda each: (each[0] == PIPELINE, each[0])
+    ):
+        spans = during(activities)
+        exposed_s = length_s(subtract(spans, busy))
         if axis == PIPELINE:
-            seconds["bubble"] = length_s(subtract(during(late), taken))
+            seconds["bubble"] = length_s(subtract(during(late), busy))
             exposed_s = max(exposed_s - seconds["bubble"], 0.0)
-        hidden_s = length_s(intersect(spans, computing))
-        if exposed_s or hidden_s:
-            axes[axis] = AxisTime(exposed_s=exposed_s, overlapped_s=hidden_s)
-        taken = joined(taken, spans)
-    waiting = subtract(during(timeline.data_wait), taken)
-    whole_s = step.end_s - step.begin_s
+        overlapped_s = length_s(intersect(spans, computing))
+        if exposed_s or overlapped_s:
+            axes[axis] = AxisTime(exposed_s=exposed_s, overlapped_s=overlapped_s)
+        busy = union_all(busy, spans)
+    waiting = subtract(during(timeline.data_wait), busy)
+    step_s = step.end_s - step.begin_s
     return Breakdown(
         rank=timeline.rank,
         step=step.number,
-        step_time_s=whole_s,
+        step_time_s=step_s,
         communication=axes,
         data_wait=length_s(waiting),
-        host_gap=max(whole_s - length_s(joined(taken, waiting)), 0.0),
+        host_gap=max(step_s - length_s(union_all(busy, waiting)), 0.0),
         **seconds,
     )
 
 
-def _late(messages: Intervals) -> Intervals:
-    """The begin of each message between stages, beyond what one takes that nobody is late for.
+def _late_arrivals(messages: Intervals) -> Intervals:
+    """Return the part of each message between stages in which the rank waits for another stage.
 
-    One rank's trace cannot tell waiting from sending: of its messages a tenth (QUICK) are taken to
-    have found the other side ready, and no message to need longer than these.
+    One rank's trace does not separate waiting from sending. The READY_SHARE quantile of all message
+    durations is taken as the time to send; anything longer is waiting.
     """
     if not len(messages):
-        return NONE
-    quick_s = np.quantile(messages[:, 1] - messages[:, 0], QUICK)
+        return NO_INTERVALS
+    quick_s = np.quantile(messages[:, 1] - messages[:, 0], READY_SHARE)
     ends = np.maximum(messages[:, 1] - quick_s, messages[:, 0])
     return np.stack([messages[:, 0], ends], axis=1)
 
 
-MOST = 30
-"""Kernels that are told."""
+MAX_KERNELS = 30
+"""Maximum number of kernels in a profile."""
 HOST = "(nothing runs on the device)"
 HOST_LABEL = "host_gap"
-NEAR_S = 1e-9
-"""Clocks of traces count nanoseconds."""
+CLOCK_RESOLUTION_S = 1e-9
+"""Resolution of the clocks in traces."""
 
 _Totals = dict[tuple[str, str], tuple[int, float]]
 
 
 def top_kernels(timelines: Sequence[Timeline]) -> tuple[Hot, ...]:
-    """The longest kernels or operations of all steps together, MOST at most."""
+    """Return the longest kernels or operations of all steps together, at most MAX_KERNELS."""
     totals: _Totals = defaultdict(lambda: (0, 0.0))
     for timeline in timelines:
         inside = np.zeros(len(timeline.spans), dtype=bool)
@@ -110,15 +112,15 @@ def top_kernels(timelines: Sequence[Timeline]) -> tuple[Hot, ...]:
         for pair in np.flatnonzero(counts):
             name, label = divmod(int(pair), len(timeline.labels))
             _add(totals, timeline.names[name], timeline.labels[label], counts[pair], sums[pair])
-    return _ranked(totals, timelines)
+    return _longest(totals, timelines)
 
 
 def critical_path(timelines: Sequence[Timeline]) -> tuple[Hot, ...]:
-    """What the end of each step waited for, from the end to the begin: of what had begun before a
-    moment, the activity that ended last; then the same of that one's begin.
+    """Return the longest activities on the critical path of the steps of each rank.
 
-    Each moment of the step counts once; where nothing runs it is the host's. Of one rank: for whom
-    a collective waits is not followed.
+    The path runs backwards from the end of a step: the activity that ended last among those that
+    had started, then the same from its start. Each moment counts once; gaps belong to the host.
+    Each rank is analysed by itself; a collective's wait for another rank is not followed.
     """
     totals: _Totals = defaultdict(lambda: (0, 0.0))
     for timeline in timelines:
@@ -127,21 +129,21 @@ def critical_path(timelines: Sequence[Timeline]) -> tuple[Hot, ...]:
         latest = np.maximum.accumulate(ends) if len(ends) else ends
         holder = np.maximum.accumulate(np.where(ends >= latest, np.arange(len(ends)), 0))
         for step in timeline.steps:
-            moment = step.end_s
-            while moment > step.begin_s:
-                at = int(np.searchsorted(begins, moment - NEAR_S)) - 1
+            time_s = step.end_s
+            while time_s > step.begin_s:
+                at = int(np.searchsorted(begins, time_s - CLOCK_RESOLUTION_S)) - 1
                 end = max(float(latest[at]), step.begin_s) if at >= 0 else step.begin_s
-                if moment - end > NEAR_S:
-                    _add(totals, HOST, HOST_LABEL, 1, moment - end)
+                if time_s - end > CLOCK_RESOLUTION_S:
+                    _add(totals, HOST, HOST_LABEL, 1, time_s - end)
                 if end <= step.begin_s:
                     break
                 row = order[holder[at]]
                 begin = max(float(timeline.spans[row, 0]), step.begin_s)
                 name = timeline.names[timeline.name_of[row]]
                 label = timeline.labels[timeline.label_of[row]]
-                _add(totals, name, label, 1, min(moment, end) - begin)
-                moment = begin
-    return _ranked(totals, timelines)
+                _add(totals, name, label, 1, min(time_s, end) - begin)
+                time_s = begin
+    return _longest(totals, timelines)
 
 
 def _add(totals: _Totals, name: str, label: str, n: int, seconds: float) -> None:
@@ -149,10 +151,10 @@ def _add(totals: _Totals, name: str, label: str, n: int, seconds: float) -> None
     totals[name, label] = before[0] + int(n), before[1] + float(seconds)
 
 
-def _ranked(totals: _Totals, timelines: Iterable[Timeline]) -> tuple[Hot, ...]:
+def _longest(totals: _Totals, timelines: Iterable[Timeline]) -> tuple[Hot, ...]:
     steps = [step for timeline in timelines for step in timeline.steps]
     whole_s = sum(step.end_s - step.begin_s for step in steps)
-    longest = sorted(totals.items(), key=lambda item: -item[1][1])[:MOST]
+    longest = sorted(totals.items(), key=lambda item: -item[1][1])[:MAX_KERNELS]
     return tuple(
         Hot(
             name=name,

@@ -1,4 +1,4 @@
-"""Where the time of one step of one rank went: seconds by category, which add up to the step."""
+"""Breakdown of a step of one rank: seconds by category, which add up to the step time."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pydantic import NonNegativeFloat
 from paceline.core.value import NonNegativeInt, Value
 
 CATEGORIES: dict[str, str] = {
-    "gemm": "matrix products",
-    "attention": "attention kernels, products inside them included",
+    "gemm": "matrix multiplications",
+    "attention": "attention kernels, including the GEMMs inside them",
     "memory_bound": "elementwise operations, norms, reductions, copies on the device",
-    "optimizer": "the optimizer's step, clipping included",
-    "communication_exposed": "communication that no computation hides",
-    "bubble": "waiting in the pipeline for another stage",
+    "optimizer": "optimizer step, including gradient clipping",
+    "communication_exposed": "communication that does not overlap with computation",
+    "bubble": "waiting for another pipeline stage",
     "data_wait": "waiting for the next batch",
-    "host_gap": "the device computes nothing: the program has not given it work",
-    "other": "what runs and has no known kind",
+    "host_gap": "the device is idle because the CPU has not launched work",
+    "other": "kernels of an unknown kind",
 }
-"""Parts of a step in the order in which they are told; each moment belongs to one of them."""
+"""Parts of a step in report order, with their meaning; each moment belongs to one of them."""
 OVERLAPPED = "communication_overlapped"
-"""Communication behind computation: no part of the sum."""
+"""Communication that overlaps with computation; not part of the sum."""
 TITLES: dict[str, str] = {
     "gemm": "GEMMs",
     "attention": "attention",
@@ -32,11 +32,11 @@ TITLES: dict[str, str] = {
     "communication_exposed": "communication, exposed",
     "bubble": "pipeline bubble",
     "data_wait": "waiting for data",
-    "host_gap": "nothing runs (host)",
+    "host_gap": "CPU launch overhead",
     "other": "other",
     OVERLAPPED: "communication, overlapped",
 }
-"""How reports name the parts."""
+"""Names of the parts in reports."""
 
 
 class AxisTime(Value):
@@ -52,13 +52,13 @@ class Breakdown(Value):
     rank: NonNegativeInt
     step: NonNegativeInt
     step_time_s: NonNegativeFloat
-    """By the profiler's own clock."""
+    """Step time by the profiler's clock."""
     gemm: NonNegativeFloat = 0.0
     attention: NonNegativeFloat = 0.0
     memory_bound: NonNegativeFloat = 0.0
     optimizer: NonNegativeFloat = 0.0
     communication: dict[str, AxisTime] = {}
-    """By axis; of communication on two axes at the same time one alone is exposed."""
+    """Communication by axis; simultaneous communication on two axes counts as exposed on one."""
     bubble: NonNegativeFloat = 0.0
     data_wait: NonNegativeFloat = 0.0
     host_gap: NonNegativeFloat = 0.0
@@ -66,22 +66,22 @@ class Breakdown(Value):
 
     @property
     def communication_exposed(self) -> float:
-        """Seconds over all axes that computation does not hide."""
+        """Seconds of communication over all axes that do not overlap with computation."""
         return sum(axis.exposed_s for axis in self.communication.values())
 
     @property
     def communication_overlapped(self) -> float:
-        """Seconds over all axes behind computation."""
+        """Seconds of communication over all axes that overlap with computation."""
         return sum(axis.overlapped_s for axis in self.communication.values())
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds of every category, and of OVERLAPPED, which is no part of the sum."""
+        """Seconds of every category, and of OVERLAPPED, which is not part of the sum."""
         return {name: getattr(self, name) for name in (*CATEGORIES, OVERLAPPED)}
 
 
 class MeanBreakdown(Value):
-    """The mean over steps and ranks."""
+    """Mean breakdown over steps and ranks."""
 
     step_time_s: NonNegativeFloat
     spread: NonNegativeFloat | None
@@ -93,7 +93,7 @@ class MeanBreakdown(Value):
 
     @classmethod
     def of(cls, breakdowns: Sequence[Breakdown]) -> Self:
-        """The mean of at least one breakdown; the parts add up to the step as those do."""
+        """Return the mean of at least one breakdown."""
         times = np.array([each.step_time_s for each in breakdowns])
         parts = {
             name: float(np.mean([getattr(each, name) for each in breakdowns]))

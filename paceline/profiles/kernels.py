@@ -1,4 +1,4 @@
-"""What kind of work a kernel, or an operation on a CPU, is by its name; the own time of calls."""
+"""Kinds of kernels and CPU operations by name, and the self time of nested calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 Kind = Literal["gemm", "attention", "optimizer", "memory_bound", "other"]
 KINDS: tuple[Kind, ...] = ("gemm", "attention", "optimizer", "memory_bound", "other")
-"""Where two kinds compute at the same moment, it belongs to the first of these."""
+"""Kinds in order of precedence for moments in which two kinds run."""
 
 _COMMUNICATION = re.compile(r"nccl|rccl|mscclpp|nvshmem|deep_?ep|custom_all_?reduce", re.I)
 _OF_KIND: tuple[tuple[Kind, re.Pattern[str]], ...] = (
@@ -44,13 +44,13 @@ _OF_KIND: tuple[tuple[Kind, re.Pattern[str]], ...] = (
 
 @lru_cache(maxsize=65536)
 def is_communication(name: str) -> bool:
-    """Whether a kernel moves data between devices."""
+    """Return whether a kernel moves data between devices."""
     return _COMMUNICATION.search(name) is not None
 
 
 @lru_cache(maxsize=65536)
 def kind_of(name: str) -> Kind:
-    """The kind of a kernel that computes."""
+    """Return the kind of a kernel that computes."""
     for kind, pattern in _OF_KIND:
         if pattern.search(name):
             return kind
@@ -69,17 +69,17 @@ _AXES: tuple[tuple[str, re.Pattern[str]], ...] = (
 
 @lru_cache(maxsize=4096)
 def axis_of(description: str) -> str:
-    """The layout's axis of a process group, by what the framework calls it; else `unknown`.
+    """Return the layout's axis of a process group by the framework's description, or `unknown`.
 
-    Megatron's groups are called as TENSOR_MODEL_PARALLEL_GROUP, those of a device mesh as mesh_tp.
+    Examples: TENSOR_MODEL_PARALLEL_GROUP (Megatron), mesh_tp (a PyTorch device mesh).
     """
     return next((axis for axis, pattern in _AXES if pattern.search(description)), "unknown")
 
 
 DATA = "paceline:data"
-"""What the native trainer marks: waiting for the next batch, ..."""
+"""Mark of the native trainer around waiting for the next batch."""
 CLIP = "paceline:clip"
-"""... and clipping, which is taken for a part of the optimizer's step."""
+"""Mark of the native trainer around gradient clipping, a part of the optimizer step."""
 
 _DATA = re.compile(rf"{DATA}|enumerate\(DataLoader\)")
 _OPTIMIZER = re.compile(rf"Optimizer\.(?:step|zero_grad)|{CLIP}")
@@ -99,13 +99,13 @@ _BOOKKEEPING = re.compile(
 
 @lru_cache(maxsize=65536)
 def operation_label(name: str) -> str | None:
-    """The kind of an operation's own time; None for what only prepares or passes on."""
+    """Return the kind of an operation's self time; None for bookkeeping such as views."""
     if _BOOKKEEPING.search(name):
         return None
     if _ATTENTION.search(name):
         return "attention"
     if "::" not in name and "fused" not in name:
-        return None  # a function of autograd in Python: what it calls has names of its own
+        return None  # an autograd function in Python; the operations that it calls are labelled
     if _GEMM.search(name):
         return "gemm"
     return "memory_bound" if name.startswith("aten::") else kind_of(name)
@@ -113,17 +113,17 @@ def operation_label(name: str) -> str | None:
 
 @lru_cache(maxsize=65536)
 def annotation_label(name: str) -> str | None:
-    """The kind that all operations inside a marked stretch have, if it is one of those."""
+    """Return the kind of all operations inside a profiler annotation, if it determines one."""
     return "optimizer" if _OPTIMIZER.search(name) else None
 
 
 def is_data_wait(name: str) -> bool:
-    """Whether a marked stretch waits for a batch."""
+    """Return whether a profiler annotation waits for a batch."""
     return _DATA.search(name) is not None
 
 
 class Calls:
-    """The nested calls of one thread, in 20 bytes each."""
+    """Nested calls of one thread, in 20 bytes each."""
 
     def __init__(self) -> None:
         self._names, self._begins, self._ends = array("i"), array("d"), array("d")
@@ -132,43 +132,50 @@ class Calls:
         return len(self._names)
 
     def add(self, name: int, begin_s: float, end_s: float) -> None:
-        """One call, by the number of its name."""
+        """Add one call by the index of its name."""
         self._names.append(name)
         self._begins.append(begin_s)
         self._ends.append(end_s)
 
-    def own_time(
-        self, names: Sequence[str], inside: Sequence[str | None], of: Sequence[str | None]
+    def self_times(
+        self,
+        names: Sequence[str],
+        inherited_labels: Sequence[str | None],
+        own_labels: Sequence[str | None],
     ) -> Iterator[tuple[str, str, float, float]]:
-        """(name, label, begin, end) of every stretch in which a call runs itself.
+        """Yield (name, label, begin, end) of every interval in which a call itself runs.
 
-        `of` has the label of each name's own time, `inside` the one that it gives to all calls
-        inside it, which goes before; attention gives its own.
+        `own_labels` has the label of each name's self time. `inherited_labels` has the label that a
+        name gives to all calls inside it, which takes precedence. Attention passes its own on.
         """
         begins, ends = np.array(self._begins), np.array(self._ends)
         stack: list[tuple[int, float, str | None, str | None]] = []
-        """Name, end, label, label given to those inside."""
-        at = 0.0
+        """Name, end, label, and the label for the calls inside."""
+        cursor_s = 0.0
         for row in np.lexsort((-ends, begins)):
             name, begin, end = self._names[row], float(begins[row]), float(ends[row])
             while stack and stack[-1][1] <= begin:
-                closed, until, label, _ = stack.pop()
-                if label is not None and until > at:
-                    yield names[closed], label, at, until
-                at = max(at, until)
+                call, until, label, _ = stack.pop()
+                if label is not None and until > cursor_s:
+                    yield names[call], label, cursor_s, until
+                cursor_s = max(cursor_s, until)
             if stack:
-                outer, until, label, given = stack[-1]
-                if label is not None and begin > at:
-                    yield names[outer], label, at, begin
+                outer, until, label, outer_label = stack[-1]
+                if label is not None and begin > cursor_s:
+                    yield names[outer], label, cursor_s, begin
                 end = min(end, until)
             else:
-                given = None
-            label = given or inside[name] or of[name]
-            given = given or inside[name] or ("attention" if label == "attention" else None)
-            stack.append((name, end, label, given))
-            at = max(at, begin)
+                outer_label = None
+            label = outer_label or inherited_labels[name] or own_labels[name]
+            outer_label = (
+                outer_label
+                or inherited_labels[name]
+                or ("attention" if label == "attention" else None)
+            )
+            stack.append((name, end, label, outer_label))
+            cursor_s = max(cursor_s, begin)
         while stack:
-            closed, until, label, _ = stack.pop()
-            if label is not None and until > at:
-                yield names[closed], label, at, until
-            at = max(at, until)
+            call, until, label, _ = stack.pop()
+            if label is not None and until > cursor_s:
+                yield names[call], label, cursor_s, until
+            cursor_s = max(cursor_s, until)

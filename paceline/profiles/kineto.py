@@ -1,7 +1,7 @@
-"""Traces of PyTorch's profiler (Kineto) as timelines, of GPUs or of a CPU.
+"""Reader of PyTorch profiler traces (Kineto) of GPUs or of a CPU.
 
-Of a GPU's trace the kernels count, and operations of the CPU are passed over. Interface:
-`torch.profiler.profile.export_chrome_trace`; times are microseconds.
+For a GPU's trace only kernels count, not operations of the CPU. The format is that of
+`torch.profiler.profile.export_chrome_trace`; times are in microseconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paceline.profiles.kernels import (
 )
 from paceline.profiles.timeline import (
     COMMUNICATION,
-    NONE,
+    NO_INTERVALS,
     Intervals,
     StepSpan,
     Timeline,
@@ -40,16 +40,16 @@ from paceline.profiles.timeline import (
     intervals,
 )
 
-SENT = "gloo:"
-"""Begin of the names of what its threads do."""
-ISSUED = "paceline:communication:"
-"""Begin of the marks, behind which axis and method stand."""
+GLOO_PREFIX = "gloo:"
+"""Prefix of the names of gloo's transfers."""
+COLLECTIVE_MARK = "paceline:communication:"
+"""Prefix of the trainer's marks of collectives; axis and method follow."""
 UNKNOWN = "unknown"
 _FAMILY = re.compile(r"reduce|gather|broadcast|scatter|to_?all|send|recv|barrier")
 
 
 class TracedCall(NamedTuple):
-    """A named stretch of time in seconds."""
+    """A named interval in seconds."""
 
     begin_s: float
     end_s: float
@@ -57,54 +57,58 @@ class TracedCall(NamedTuple):
 
 
 def with_axes(
-    sent: Sequence[TracedCall], issued: Sequence[TracedCall]
+    transfers: Sequence[TracedCall], calls_with_axis: Sequence[TracedCall]
 ) -> Iterator[tuple[TracedCall, str]]:
-    """What was sent with its axis, `unknown` where no call is left for it.
+    """Yield each transfer with its axis, or `unknown` if it matches no call.
 
-    It belongs to the call that it lies in; else to the next one of its family that has none.
+    A transfer belongs to the call that encloses it, or else to the next unmatched call of the same
+    family of collectives.
     """
     calls: dict[str, list[TracedCall]] = defaultdict(list)
-    for call in sorted(issued):
+    for call in sorted(calls_with_axis):
         calls[_family(call.name)].append(call)
-    queued: dict[str, list[TracedCall]] = defaultdict(list)
-    for work in sorted(sent):
-        queued[_family(work.name)].append(work)
-    for family, works in queued.items():
-        waiting = _Calls(calls[family])
-        inside = [waiting.around(work) for work in works]
+    transfers_by_family: dict[str, list[TracedCall]] = defaultdict(list)
+    for work in sorted(transfers):
+        transfers_by_family[_family(work.name)].append(work)
+    for family, works in transfers_by_family.items():
+        waiting = _PendingCalls(calls[family])
+        inside = [waiting.match_enclosing(work) for work in works]
         for work, call in zip(works, inside, strict=True):
-            call = call or waiting.next(work)
-            yield work, call.name.removeprefix(ISSUED).partition(":")[0] if call else UNKNOWN
+            call = call or waiting.match_earlier(work)
+            yield (
+                work,
+                call.name.removeprefix(COLLECTIVE_MARK).partition(":")[0] if call else UNKNOWN,
+            )
 
 
-class _Calls:
-    """Calls of one family, each of which is taken once."""
+class _PendingCalls:
+    """Calls of one family of collectives, each of which is matched once."""
 
     def __init__(self, calls: list[TracedCall]) -> None:
-        self.calls, self.taken = calls, [False] * len(calls)
+        self.calls, self.is_matched = calls, [False] * len(calls)
         self.first = 0
 
-    def around(self, work: TracedCall) -> TracedCall | None:
-        """The call in which a work lies, which is then taken; works are asked for in order."""
+    def match_enclosing(self, work: TracedCall) -> TracedCall | None:
+        """Return and mark the call that encloses a transfer; transfers must be ordered by time."""
         while self.first < len(self.calls) and self.calls[self.first].end_s < work.begin_s:
             self.first += 1
         at = self.first
-        if at == len(self.calls) or self.taken[at]:
+        if at == len(self.calls) or self.is_matched[at]:
             return None
         call = self.calls[at]
         if call.begin_s <= work.begin_s and work.end_s <= call.end_s:
-            self.taken[at] = True
+            self.is_matched[at] = True
             return call
         return None
 
-    def next(self, work: TracedCall) -> TracedCall | None:
-        """The first call that is not taken and was issued before a work began."""
-        if all(self.taken):
+    def match_earlier(self, work: TracedCall) -> TracedCall | None:
+        """Return and mark the first unmatched call that started before a transfer."""
+        if all(self.is_matched):
             return None
-        at = self.taken.index(False)
+        at = self.is_matched.index(False)
         if self.calls[at].begin_s > work.begin_s:
             return None
-        self.taken[at] = True
+        self.is_matched[at] = True
         return self.calls[at]
 
 
@@ -115,9 +119,9 @@ def _family(name: str) -> str:
 
 EVENTS = "traceEvents"
 CHUNK = 1 << 20
-"""Characters that are read at once."""
-LARGEST_VALUE = 1 << 26
-"""Characters of a field, or of an event: what is longer is no trace."""
+"""Number of characters per read."""
+MAX_VALUE_CHARS = 1 << 26
+"""Maximum length of a field or an event in characters."""
 _BLANK = " \t\r\n"
 _GZIP = b"\x1f\x8b"
 
@@ -125,10 +129,9 @@ Event = dict[str, Any]
 
 
 class TraceFile:
-    """A trace that is read once: iterate over its events, then look at its other `fields`.
+    """A trace file that is read once: iterate over its events, then use its other `fields`.
 
-    Raises UserError for what cannot be read or is no trace, and for a torn one with the event at
-    which it ends.
+    Raises UserError for a file that cannot be read, is not a trace or is truncated.
     """
 
     def __init__(self, path: Path) -> None:
@@ -140,12 +143,12 @@ class TraceFile:
 
     def __iter__(self) -> Iterator[Event]:
         try:
-            with open_regular(self.path) as raw, _decompressed(raw) as self._source:
+            with open_regular(self.path) as raw, _open_text(raw) as self._source:
                 yield from self._document()
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise self._torn(f"its compression is broken: {error}") from error
+            raise self._corrupt_error(f"its compression is broken: {error}") from error
         except UnicodeDecodeError as error:
-            raise UserError(str(self.path), "is no JSON: it is not UTF-8") from error
+            raise UserError(str(self.path), "is not JSON: it is not UTF-8") from error
         except OSError as error:
             what = f"cannot be read: {error.strerror or error}"
             raise UserError(str(self.path), what) from error
@@ -156,17 +159,17 @@ class TraceFile:
             yield from self._events()
             return
         if first != "{":
-            raise UserError(str(self.path), "is no trace: it holds no JSON object or list")
+            raise UserError(str(self.path), "is not a trace: it holds no JSON object or list")
         while (mark := self._next()) != "}":
             if mark == ",":
                 continue
             self._at -= 1
             name = self._value()
             if not isinstance(name, str) or self._next() != ":":
-                raise self._torn("an object's field has no name")
+                raise self._corrupt_error("an object's field has no name")
             if name == EVENTS:
                 if self._next() != "[":
-                    raise UserError(str(self.path), f"is no trace: its {EVENTS} are no list")
+                    raise UserError(str(self.path), f"is not a trace: {EVENTS} is not a list")
                 yield from self._events()
             else:
                 self.fields[name] = self._value()
@@ -182,7 +185,7 @@ class TraceFile:
                 yield cast(Event, event)
 
     def _next(self) -> str:
-        """The next character that is no blank, which is then behind us."""
+        """Consume and return the next character that is not a blank."""
         while True:
             text, at = self._text, self._at
             while at < len(text) and text[at] in _BLANK:
@@ -194,72 +197,72 @@ class TraceFile:
             if not self._more():
                 if not self._text:
                     raise UserError(str(self.path), "is empty", allowed="a trace in JSON")
-                raise self._torn("it ends in the middle")
+                raise self._corrupt_error("it ends in the middle")
 
     def _value(self) -> Any:
-        """The JSON value that begins here, once all of it is there."""
+        """Consume and return the next JSON value, reading on until it is complete."""
         self._next()
         self._at -= 1
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except ValueError as error:
-                # Of a whole value that is wrong no more text makes a right one.
-                if len(self._text) - self._at > LARGEST_VALUE or not self._more():
-                    raise self._torn(f"{error}") from error
+                # More text does not repair a value that is complete and wrong.
+                if len(self._text) - self._at > MAX_VALUE_CHARS or not self._more():
+                    raise self._corrupt_error(f"{error}") from error
             except RecursionError as error:
-                raise self._torn("is nested too deeply") from error
+                raise self._corrupt_error("is nested too deeply") from error
             else:
-                # A number may go on where the text that was read ends.
+                # A number may continue beyond the text that was read.
                 if end < len(self._text) or not self._more():
                     self._at = end
                     return value
 
     def _more(self) -> bool:
-        """Read on; False at the end of the file."""
+        """Read more text; return False at the end of the file."""
         chunk = self._source.read(max(CHUNK, len(self._text) - self._at))
         if chunk:
             self._text, self._at = self._text[self._at :] + chunk, 0
         return bool(chunk)
 
-    def _torn(self, why: str) -> UserError:
+    def _corrupt_error(self, why: str) -> UserError:
         return UserError(
             str(self.path),
-            f"is no whole trace: behind event {self.num_events:,} {why}",
+            f"is not a complete trace: after event {self.num_events:,} {why}",
             remedy="profile fewer steps, or copy the file again",
         )
 
 
-def _decompressed(raw: BinaryIO) -> io.TextIOWrapper:
-    """The text of a file, which may be compressed by gzip whatever it is called."""
-    packed = raw.read(2) == _GZIP
+def _open_text(raw: BinaryIO) -> io.TextIOWrapper:
+    """Return the text of a file, decompressed if it is gzip regardless of its name."""
+    is_gzip = raw.read(2) == _GZIP
     raw.seek(0)
-    content = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
+    content = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
     return io.TextIOWrapper(content, encoding="utf-8")
 
 
-MOST_EVENTS = 20_000_000
-"""Kept of one trace, 24 bytes each."""
+MAX_EVENTS = 20_000_000
+"""Maximum number of events in memory, 24 bytes each."""
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _RANK = re.compile(r"rank[-_]?(\d+)")
-LARGEST_US = 1e18
-"""Of a moment; the clock of Unix is a thousandth of it."""
+MAX_TIME_US = 1e18
+"""Maximum timestamp in microseconds, about 1,000 times today's Unix time."""
 WORLD_GROUP = "default_pg"
-"""What PyTorch calls the group of all ranks."""
+"""PyTorch's name of the group of all ranks."""
 
 
 def read_timeline(path: Path) -> Timeline:
-    """The timeline of one rank's trace; raises UserError where it is torn or marks no steps."""
+    """Return the timeline of a trace; raises UserError if it is incomplete or has no steps."""
     trace = TraceFile(path)
-    reading = _Reading(trace)
+    reading = _TraceReader(trace)
     for event in trace:
-        reading.take(event)
+        reading.read_event(event)
     return reading.timeline()
 
 
-class _Reading:
-    """What has been read so far."""
+class _TraceReader:
+    """State while reading a trace."""
 
     def __init__(self, trace: TraceFile) -> None:
         self.trace = trace
@@ -270,15 +273,15 @@ class _Reading:
         self.optimizer: list[tuple[float, float]] = []
         self.names: dict[str, int] = {}
         self.marked: set[str] = set()
-        """Those that a program gave to stretches of its own."""
+        """Names of the program's own annotations."""
         self.threads: dict[object, Calls] = {}
         self.sent: list[TracedCall] = []
         self.issued: list[TracedCall] = []
-        """Collectives of gloo, and where the program asked for one."""
-        self.kept = 0
+        """Transfers of gloo, and the program's calls of collectives."""
+        self.num_kept = 0
 
-    def take(self, event: Event) -> None:
-        """One event of any kind."""
+    def read_event(self, event: Event) -> None:
+        """Add one event of any kind."""
         category = event.get("cat")
         if event.get("ph") != "X" or not isinstance(category, str):
             return
@@ -287,8 +290,8 @@ class _Reading:
             return
         begin_s, end_s = begin / 1e6, (begin + max(length, 0)) / 1e6
         if category in DEVICE_CATEGORIES:
-            self._keep()
-            self.threads.clear()  # a device computes
+            self._count_event()
+            self.threads.clear()  # a device computes, so CPU operations do not count
             label = self._communication(event) if is_communication(name) else kind_of(name)
             self.device.add(name, label, begin_s, end_s)
         elif category == "gpu_user_annotation":
@@ -304,33 +307,33 @@ class _Reading:
         self._mark(self.steps, name, begin_s, end_s)
         if is_data_wait(name):
             self.data.append((begin_s, end_s))
-        if name.startswith(ISSUED):
+        if name.startswith(COLLECTIVE_MARK):
             self.issued.append(TracedCall(begin_s, end_s, name))
-        elif name.startswith(SENT):
+        elif name.startswith(GLOO_PREFIX):
             self.sent.append(TracedCall(begin_s, end_s, name))
         elif not len(self.device):
             self.marked.add(name)
             self._call(event, name, begin_s, end_s)
 
     def _call(self, event: Event, name: str, begin_s: float, end_s: float) -> None:
-        self._keep()
+        self._count_event()
         thread = (event.get("pid"), event.get("tid"))
         number = self.names.setdefault(name, len(self.names))
         self.threads.setdefault(str(thread), Calls()).add(number, begin_s, end_s)
 
-    def _keep(self) -> None:
-        self.kept += 1
-        if self.kept > MOST_EVENTS:
+    def _count_event(self) -> None:
+        self.num_kept += 1
+        if self.num_kept > MAX_EVENTS:
             raise UserError(
                 str(self.trace.path),
-                f"holds more than {MOST_EVENTS:,} kernels or operations",
+                f"holds more than {MAX_EVENTS:,} kernels or operations",
                 remedy="profile fewer steps",
             )
 
     def _mark(
         self, steps: dict[int, tuple[float, float]], name: str, begin_s: float, end_s: float
     ) -> None:
-        """A step's edges; of one that several streams have, the outermost."""
+        """Record the start and end of a step; the outermost ones if several streams have it."""
         if match := _STEP.match(name):
             number = int(match[1])
             before = steps.get(number, (begin_s, end_s))
@@ -339,48 +342,51 @@ class _Reading:
     def _communication(self, event: Event) -> str:
         arguments = event.get("args")
         arguments = arguments if isinstance(arguments, dict) else {}
-        described = str(arguments.get("Process Group Description", ""))
-        named = str(arguments.get("Process Group Name", ""))
-        if (axis := _axes(self.trace.fields).get(named)) is not None:
+        description = str(arguments.get("Process Group Description", ""))
+        group_name = str(arguments.get("Process Group Name", ""))
+        if (axis := _axes(self.trace.fields).get(group_name)) is not None:
             return COMMUNICATION + axis
-        described = _groups(self.trace.fields).get(named, described) if named else described
-        return COMMUNICATION + ("world" if described == WORLD_GROUP else axis_of(described))
+        description = (
+            _groups(self.trace.fields).get(group_name, description) if group_name else description
+        )
+        return COMMUNICATION + ("world" if description == WORLD_GROUP else axis_of(description))
 
     def timeline(self) -> Timeline:
-        """All of it, once the file is at its end."""
+        """Return the timeline after all events were read."""
         steps = self._spans()
         if not steps:
             raise UserError(
                 str(self.trace.path),
-                "marks no steps (ProfilerStep#N), so no step can be taken apart",
+                "has no step marks (ProfilerStep#N), so steps cannot be analysed",
                 remedy="call `profiler.step()` at the end of every training step",
             )
-        data = np.array(self.data) if self.data else NONE
+        data = np.array(self.data) if self.data else NO_INTERVALS
         if not len(self.device):
-            self._take_calls()
+            self._add_cpu_activities()
         timeline = self.device.timeline(self._rank(), steps, data)
         return _with_optimizer(timeline, self.optimizer)
 
     def _spans(self) -> list[StepSpan]:
-        """The steps, the begin of each the end of the one before it, by the device's clock if it
-        has one: a program runs ahead of its device."""
+        """Return the steps, each ending where the next one starts.
+
+        The marks on the device count if there are any, because the CPU runs ahead of its device."""
         marks = self.device_steps if self.device_steps else self.steps
-        ordered = sorted(marks.items(), key=lambda item: item[1])
-        begins = [begin for _, (begin, _) in ordered]
-        ends = [*begins[1:], ordered[-1][1][1]] if ordered else []
+        by_time = sorted(marks.items(), key=lambda item: item[1])
+        begins = [begin for _, (begin, _) in by_time]
+        ends = [*begins[1:], by_time[-1][1][1]] if by_time else []
         return [
             StepSpan(number, begin, end)
-            for (number, _), begin, end in zip(ordered, begins, ends, strict=True)
+            for (number, _), begin, end in zip(by_time, begins, ends, strict=True)
             if end > begin
         ]
 
-    def _take_calls(self) -> None:
-        """Of a CPU: the own time of all operations, and what gloo's threads sent meanwhile."""
+    def _add_cpu_activities(self) -> None:
+        """Add the self time of all CPU operations, and the transfers of gloo's threads."""
         names = list(self.names)
         inside = [annotation_label(name) for name in names]
         labels = [None if name in self.marked else operation_label(name) for name in names]
         for calls in self.threads.values():
-            for name, label, begin_s, end_s in calls.own_time(names, inside, labels):
+            for name, label, begin_s, end_s in calls.self_times(names, inside, labels):
                 self.device.add(name, label, begin_s, end_s)
         self.threads.clear()
         for work, axis in with_axes(self.sent, self.issued):
@@ -396,25 +402,25 @@ class _Reading:
 
 
 def _axes(fields: Mapping[str, Any]) -> dict[str, str]:
-    """The axes of process groups by the groups' names, as the native trainer writes them."""
+    """Return the axis of each process group by name, as written by the native trainer."""
     metadata = fields.get("paceline")
     axes = metadata.get("axes") if isinstance(metadata, dict) else None
     return {str(k): str(v) for k, v in axes.items()} if isinstance(axes, dict) else {}
 
 
 def _groups(fields: Mapping[str, Any]) -> dict[str, str]:
-    """The descriptions of the process groups by their names."""
+    """Return the description of each process group by name."""
     info = fields.get("distributedInfo")
     groups = info.get("pg_config") if isinstance(info, dict) else None
     rows = [row for row in groups if isinstance(row, dict)] if isinstance(groups, list) else []
     return {str(row.get("pg_name")): str(row.get("pg_desc", "")) for row in rows}
 
 
-def _with_optimizer(timeline: Timeline, marked: list[tuple[float, float]]) -> Timeline:
-    """The timeline in which what a device computes in an optimizer's step belongs to that."""
-    if not marked:
+def _with_optimizer(timeline: Timeline, ranges: list[tuple[float, float]]) -> Timeline:
+    """Return the timeline with all computation during an optimizer step labelled as optimizer."""
+    if not ranges:
         return timeline
-    spans: Intervals = intervals(*zip(*sorted(marked), strict=True))
+    spans: Intervals = intervals(*zip(*sorted(ranges), strict=True))
     more = () if "optimizer" in timeline.labels else ("optimizer",)
     labels = (*timeline.labels, *more)
     middles = timeline.spans.mean(axis=1)
@@ -429,4 +435,4 @@ def _with_optimizer(timeline: Timeline, marked: list[tuple[float, float]]) -> Ti
 def _number(event: Event, name: str) -> float | None:
     value = event.get(name, 0)
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if numeric and abs(value) < LARGEST_US else None
+    return float(value) if numeric and abs(value) < MAX_TIME_US else None

@@ -1,4 +1,4 @@
-"""The tool `memory`: how a rank's memory rises and falls over a step, and what its peak is."""
+"""The tool `memory`: memory of a rank over a step, and the parts of its peak."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ from paceline.files.events import MemoryEvent, read_rank
 from paceline.files.run_folder import STEPS_FOLDER
 from paceline.profiles.profile import MemoryPoint, Profile, RankCurve
 
-OF_RUN = "rank-*.memory.json"
-MOST_POINTS = 400
-"""Of a curve in profile.json."""
+RUN_FILES = "rank-*.memory.json"
+MAX_CURVE_POINTS = 400
+"""Maximum number of points of a curve in profile.json."""
 
 
 class MemoryRecord(Value):
-    """What the native trainer writes of one rank; lists of moments go together."""
+    """Memory of one rank over time, written by the native trainer in lists of equal length."""
 
     schema_version: Literal[1] = Field(alias="schema")
     rank: NonNegativeInt
     kind: Literal["resident", "allocated"]
     steps: tuple[NonNegativeInt, ...]
     edges_s: tuple[float, ...]
-    """The begin of each step, and the end of the last one."""
+    """Start of each step, and the end of the last one."""
     time_s: tuple[float, ...] = Field(min_length=1)
     bytes: tuple[NonNegativeFloat, ...]
     reserved_bytes: tuple[NonNegativeFloat | None, ...]
     note: str | None = None
-    """What of the steps is not in it."""
+    """Missing parts of the steps."""
 
     @model_validator(mode="after")
     def _of_one_length(self) -> Self:
         lengths = {len(self.time_s), len(self.bytes), len(self.reserved_bytes)}
         if len(lengths) > 1 or len(self.edges_s) != len(self.steps) + 1 or not self.steps:
-            raise ValueError("its lists are of different lengths")
+            raise ValueError("the lists have different lengths")
         return self
 
 
 def unsupported(spec: RunSpec) -> str | None:
-    """Only the native trainer is watched."""
+    """Return why the engine is not supported; only the native trainer records its memory."""
     if spec.engine == "native":
         return None
-    return f"engine {spec.engine} does not tell its memory; --engine native does"
+    return f"engine {spec.engine} does not record its memory; use --engine native"
 
 
-def attached(job: Job, spec: RunSpec) -> Job:
-    """The trainer watches itself."""
+def attach(job: Job, spec: RunSpec) -> Job:
+    """Return the job unchanged; the trainer records its own memory."""
     return job
 
 
 def read(folder: Path) -> Profile:
-    """The curves of a run, each with its rank's peak by part as the run's event lines tell it."""
-    paths = sorted((folder / PROFILES_FOLDER).glob(OF_RUN))
+    """Return the curves of a run, each with its rank's peak by part from the run's event lines."""
+    paths = sorted((folder / PROFILES_FOLDER).glob(RUN_FILES))
     if not paths:
         raise UserError(
             str(folder / PROFILES_FOLDER),
-            "holds no curve of memory: the run ended before its profiled steps did",
-            remedy="logs/ says why; --steps A-B profiles earlier ones",
+            "holds no memory curve: the run ended before its profiled steps",
+            remedy="see logs/; --steps A-B profiles earlier steps",
         )
     records = [read_value(path, MemoryRecord) for path in paths]
     curves = [_curve(record, _event(folder, record.rank)) for record in records]
@@ -74,14 +74,14 @@ def read(folder: Path) -> Profile:
 
 
 def read_file(path: Path) -> Profile:
-    """One such file; raises UserError for any other."""
+    """Return the curve of one file; raises UserError for a file of another format."""
     try:
         record = read_value(path, MemoryRecord)
     except UserError as error:
         raise UserError(
             str(path),
-            f"cannot be read as a curve of memory: {error.what}",
-            allowed=f"{PROFILES_FOLDER}/{OF_RUN} of a run",
+            f"cannot be read as a memory curve: {error.what}",
+            allowed=f"{PROFILES_FOLDER}/{RUN_FILES} of a run",
         ) from error
     return _profile([record], [_curve(record, None)], [str(path)])
 
@@ -124,7 +124,7 @@ def _curve(record: MemoryRecord, event: MemoryEvent | None) -> RankCurve:
         fragmentation=(reserved - peak) / reserved if reserved and reserved >= peak else None,
         parts_bytes=parts,
         unexplained_bytes=peak - sum(parts.values()) if parts else None,
-        why=event.why if event else "the run's event lines tell no memory by part",
+        why=event.why if event else "the run's event lines have no memory by part",
         curve=tuple(_points(record, begin_s, end_s)),
     )
 
@@ -134,8 +134,10 @@ def _share(moment: float, begin_s: float, end_s: float) -> float:
 
 
 def _parts(record: MemoryRecord, event: MemoryEvent | None) -> dict[str, float]:
-    """Bytes by part at the peak of the step that the run has watched; on a CPU with what was there
-    before the model and what the watching itself took, for the resident set holds both."""
+    """Return bytes by part at the peak of the step that was tracked.
+
+    On a CPU the resident set also contains the memory from before the model was built, and the
+    tracker's own memory."""
     if event is None or event.at_peak_bytes is None:
         return {}
     parts = dict(event.at_peak_bytes)
@@ -146,9 +148,9 @@ def _parts(record: MemoryRecord, event: MemoryEvent | None) -> dict[str, float]:
 
 
 def _points(record: MemoryRecord, begin_s: float, end_s: float) -> Iterator[MemoryPoint]:
-    """The curve of the step with the peak, of each stretch the highest point."""
+    """Yield the curve of the step with the peak; the highest point of each group."""
     rows = [row for row, at in enumerate(record.time_s) if begin_s <= at <= end_s]
-    width = max(-(-len(rows) // MOST_POINTS), 1)
+    width = max(-(-len(rows) // MAX_CURVE_POINTS), 1)
     for first in range(0, len(rows), width):
         row = max(rows[first : first + width], key=lambda row: record.bytes[row])
         yield MemoryPoint(

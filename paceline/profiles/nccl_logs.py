@@ -1,4 +1,4 @@
-"""The tool `nccl`: NCCL's log and the trainer's counters of a run, and files from anywhere."""
+"""The tool `nccl`: NCCL's log and the trainer's counters of a run, and other NCCL files."""
 
 from __future__ import annotations
 
@@ -14,61 +14,61 @@ from paceline.files.log_file import LogFile
 from paceline.files.run_folder import read_record
 from paceline.profiles.nccl import inspector
 from paceline.profiles.nccl.communication import Communication
-from paceline.profiles.nccl.contrast import axis_groups, contrast, differences
 from paceline.profiles.nccl.counters import read_counters
 from paceline.profiles.nccl.debug_log import DebugLog
 from paceline.profiles.nccl.inspector import InspectorLog
+from paceline.profiles.nccl.traffic_comparison import axis_groups, compare_traffic, traffic_warnings
 from paceline.profiles.profile import Profile
-from paceline.profiles.wrapping import wrapped
+from paceline.profiles.wrapping import wrap_ranks
 
 SUBSYSTEMS = "INIT,ENV,COLL,P2P,NET,TUNING"
 LOGS, COUNTERS = "nccl-*.log", "rank-*.jsonl"
-"""In PROFILES_FOLDER of a run."""
+"""Files in PROFILES_FOLDER of a run."""
 VARIABLES = {
     "NCCL_DEBUG": "INFO",
     "NCCL_DEBUG_SUBSYS": SUBSYSTEMS,
-    # A command works in its user's folder.
+    # A user's command has another working directory.
     "NCCL_DEBUG_FILE": f"{{folder}}/{PROFILES_FOLDER}/nccl-{{rank}}.%h.%p.log",
 }
 COUNT = {"PACELINE_TRAFFIC": PROFILES_FOLDER}
 
 
-SUBMITTED = ("mlperf", "nemo")
-"""Engines whose batch script is submitted as it is, so that no variable of ours reaches a rank."""
+SUBMITTING_ENGINES = ("mlperf", "nemo")
+"""Engines that submit their own batch script, so that variables do not reach the ranks."""
 
 
 def unsupported(spec: RunSpec) -> str | None:
-    """One rank exchanges nothing; without GPUs the native trainer alone counts."""
+    """Return why the run cannot be profiled, or None."""
     if spec.world_size == 1:
-        return "a single rank exchanges nothing: take --devices 2 or more"
+        return "a single rank exchanges nothing; use --devices 2 or more"
     if spec.cluster.device == "cpu" and spec.engine != "native":
-        return f"engine {spec.engine} on CPUs does not use NCCL, and counts nothing itself"
-    if spec.engine in SUBMITTED:
+        return f"engine {spec.engine} does not use NCCL on CPUs and has no counters"
+    if spec.engine in SUBMITTING_ENGINES:
         switch = " (engine_settings.nccl_trace=true)" if spec.engine == "nemo" else ""
         return (
-            f"engine {spec.engine} submits a script of its own: switch NCCL's log on there{switch} "
-            "and read it by --from"
+            f"engine {spec.engine} submits its own script; enable NCCL's log there{switch} "
+            "and read it with --from"
         )
     return None
 
 
-def attached(job: Job, spec: RunSpec) -> Job:
-    """NCCL writes a log a process, the native trainer its counts, on the chosen ranks."""
+def attach(job: Job, spec: RunSpec) -> Job:
+    """Return the job with NCCL's log and the trainer's counters enabled on the chosen ranks."""
     assert spec.profile is not None
     env = {} if spec.cluster.device == "cpu" else VARIABLES
     counts = COUNT if spec.engine == "native" else {}
-    return wrapped(job, spec.profile.ranks, env={**env, **counts})
+    return wrap_ranks(job, spec.profile.ranks, env={**env, **counts})
 
 
 def read(folder: Path) -> Profile:
-    """The table of a run folder, beside the bytes that its layout asks for."""
+    """Return the traffic of a run folder, compared with the bytes that its layout requires."""
     profiles = folder / PROFILES_FOLDER
     logs, counters = sorted(profiles.glob(LOGS)), sorted(profiles.glob(COUNTERS))
     if not logs and not counters:
         raise UserError(
             str(profiles),
-            "holds neither a log of NCCL nor counts: the run ended before its ranks met",
-            remedy="logs/ says why",
+            "holds neither an NCCL log nor counters: the run ended before its ranks connected",
+            remedy="see logs/",
         )
     spec = read_record(folder).spec
     ranks: Collection[int] = ()
@@ -76,32 +76,36 @@ def read(folder: Path) -> Profile:
     table: Communication | None = None
     if logs:
         axes = axis_groups(spec.layout, spec.dp) if spec else {}
-        table = _of_logs(logs).communication(axes, spec.training.steps if spec else None)
+        table = _read_logs(logs).communication(axes, spec.training.steps if spec else None)
         steps = tuple(range(1, spec.training.steps + 1)) if spec else ()
     if counters:
-        asked = spec.profile if spec else None
-        first, last = (asked.first_step, asked.last_step) if asked else (1, None)
-        counted, ranks = read_counters(counters, first, last)
+        request = spec.profile if spec else None
+        first, last = (request.first_step, request.last_step) if request else (1, None)
+        counter_table, ranks = read_counters(counters, first, last)
         steps = tuple(range(first, last + 1)) if last else ()
-        table = _joined(counted, table)
+        table = _with_connections(counter_table, table)
     assert table is not None
-    rows, why = contrast(table, spec, ranks) if spec else ((), "nothing says what was run")
+    rows, why = (
+        compare_traffic(table, spec, ranks) if spec else ((), "the run's settings are unknown")
+    )
     names = [str(path.relative_to(folder)) for path in (*counters, *logs)]
-    chosen = sorted(ranks) or (spec.profile.ranks if spec and spec.profile else range(table.ranks))
+    profiled_ranks = sorted(ranks) or (
+        spec.profile.ranks if spec and spec.profile else range(table.ranks)
+    )
     return Profile(
         tool="nccl",
         files=tuple(names),
-        ranks=tuple(chosen),
+        ranks=tuple(profiled_ranks),
         steps=steps,
         communication=table,
         traffic=rows,
         traffic_why=why,
-        warnings=(*table.warnings, *differences(rows), *_damage(table)),
+        warnings=(*table.warnings, *traffic_warnings(rows), *_damage(table)),
     )
 
 
 def read_file(path: Path) -> Profile:
-    """A log, records of the inspector or counts of anybody; or a folder of one of them."""
+    """Return the traffic of an NCCL log, inspector records or counters: one file or a folder."""
     files = [path]
     if path.is_dir():
         files = sorted(path.glob(COUNTERS)) or sorted(f for f in path.iterdir() if f.is_file())
@@ -116,7 +120,7 @@ def read_file(path: Path) -> Profile:
         ranks=tuple(range(table.ranks)),
         steps=(),
         communication=table,
-        traffic_why="nothing says in which layout, and for how many steps, it ran",
+        traffic_why="layout and number of steps are unknown",
         warnings=(*table.warnings, *_damage(table)),
     )
 
@@ -130,36 +134,38 @@ def _table(path: Path, files: Sequence[Path]) -> Communication:
         return records.communication()
     if first.startswith(b'{"event": "start"'):
         return read_counters(files)[0]
-    log = _of_logs(files)
+    log = _read_logs(files)
     if not log.num_lines:
         raise UserError(
             str(path),
-            "holds no line of NCCL",
+            "holds no NCCL lines",
             allowed="logs of NCCL_DEBUG=INFO, JSON of NCCL's inspector, plain or gzip",
             remedy=f"set NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS={SUBSYSTEMS}",
         )
     return log.communication()
 
 
-def _of_logs(paths: Sequence[Path]) -> DebugLog:
+def _read_logs(paths: Sequence[Path]) -> DebugLog:
     log = DebugLog()
     for path in paths:
         log.read(path)
     return log
 
 
-def _joined(counted: Communication, logged: Communication | None) -> Communication:
-    """The trainer's counts, which know their steps, with what NCCL says of its connections."""
-    if logged is None:
-        return counted
-    kept = ("algorithms", "network", "torn_lines", "broken_off", "warnings")
-    return counted.model_copy(update={name: getattr(logged, name) for name in kept})
+def _with_connections(
+    counter_table: Communication, log_table: Communication | None
+) -> Communication:
+    """Return the trainer's counters by step, with the connections from NCCL's log."""
+    if log_table is None:
+        return counter_table
+    log_fields = ("algorithms", "network", "torn_lines", "broken_off", "warnings")
+    return counter_table.model_copy(update={name: getattr(log_table, name) for name in log_fields})
 
 
 def _damage(table: Communication) -> Iterator[str]:
     if not table.rows:
-        yield "no call was logged: NCCL_DEBUG_SUBSYS has to name COLL"
+        yield "no call was logged; NCCL_DEBUG_SUBSYS must include COLL"
     if table.torn_lines:
-        yield f"missing: {counted(table.torn_lines, 'call')} on torn or unknown lines"
+        yield f"missing: {counted(table.torn_lines, 'call')} on incomplete or unknown lines"
     if table.broken_off:
         yield f"a file could not be read to its end: {table.broken_off}"

@@ -1,4 +1,4 @@
-"""What a tool's files say of a run: profile.json."""
+"""Schema of profile.json: the result of a profiler for a run."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from paceline.core.value import NonNegativeInt, Value
 from paceline.core.waterfall import WaterfallLevel
 from paceline.profiles.breakdown import AxisTime, Breakdown, MeanBreakdown
 from paceline.profiles.nccl.communication import Communication
-from paceline.profiles.nccl.contrast import TrafficContrast
+from paceline.profiles.nccl.traffic_comparison import TrafficComparison
 
 
 class MemoryPoint(Value):
-    """One moment of a step."""
+    """Memory at one time of a step."""
 
     at_s: NonNegativeFloat
-    """Since the step's begin."""
+    """Time since the start of the step."""
     bytes: NonNegativeFloat
     reserved_bytes: NonNegativeFloat | None = None
 
 
 class RankCurve(Value):
-    """One rank over the profiled steps."""
+    """Memory of one rank over the profiled steps."""
 
     rank: NonNegativeInt
     kind: str
@@ -35,20 +35,19 @@ class RankCurve(Value):
     lowest_bytes: NonNegativeFloat
     peak_step: NonNegativeInt
     peak_at: NonNegativeFloat
-    """The share of that step that had passed."""
+    """Position of the peak in that step, 0 to 1."""
     reserved_bytes: NonNegativeFloat | None = None
-    """What the device's allocator held at the peak."""
+    """Memory reserved by the device's allocator at the peak."""
     fragmentation: NonNegativeFloat | None = None
-    """Share of it that no tensor filled: (reserved - allocated) / reserved."""
+    """Share of reserved memory without tensors: (reserved - allocated) / reserved."""
     parts_bytes: dict[str, float] = {}
-    """The peak of the step that the run has watched, by part; negative where one was counted
-    elsewhere."""
+    """Peak by part in the step that was tracked; negative if a part was counted elsewhere."""
     unexplained_bytes: float | None = None
-    """The peak beyond these parts: on a CPU freed memory that is kept, workspaces, libraries."""
+    """Peak minus these parts: on a CPU cached memory, workspaces and libraries."""
     why: str | None = None
-    """Why there are no parts, or which could not be told apart."""
+    """Reason for missing parts, or parts that cannot be separated."""
     curve: tuple[MemoryPoint, ...] = ()
-    """The step with the peak."""
+    """Memory over the step with the peak."""
 
 
 PROFILE_FILE, PROFILE_PAGE = "profile.json", "profile.html"
@@ -56,41 +55,41 @@ PROFILE_SCHEMA = 1
 
 
 class Hot(Value):
-    """A kernel or an operation, or a stretch of the critical path."""
+    """A kernel, an operation, or a part of the critical path."""
 
     name: str
     label: str
-    """Its category; of communication with the axis."""
+    """Category; for communication with the axis."""
     n: NonNegativeInt
-    """How often it ran in a step of a rank, rounded."""
+    """Calls per step and rank, rounded."""
     seconds: NonNegativeFloat
-    """In a step of a rank, on average."""
+    """Mean seconds per step and rank."""
     share: NonNegativeFloat
-    """Of the step; kernels that run at the same time add up to more than 1."""
+    """Share of the step; kernels that run at the same time can add up to more than 1."""
 
 
 class Overhead(Value):
-    """What profiling cost: profiled steps held against others of the same run."""
+    """Overhead of profiling: profiled steps compared with other steps of the same run."""
 
     fraction: float | None
-    """Median profiled step over median other step, less 1; None where there are none."""
+    """Median profiled step divided by median other step, minus 1; None without other steps."""
     profiled_s: float | None = None
     plain_s: float | None = None
     n_profiled: NonNegativeInt = 0
     n_plain: NonNegativeInt = 0
     why: str | None = None
-    """Why there is none."""
+    """Reason for a missing fraction."""
 
 
 class Profile(Value):
-    """profile.json. What a tool does not tell is empty or None."""
+    """Content of profile.json. Values that a tool does not provide are empty or None."""
 
     schema_version: Literal[1] = PROFILE_SCHEMA
     tool: ToolName
     run: str | None = None
-    """The run folder's name; None for a file from elsewhere."""
+    """Name of the run folder; None for other files."""
     files: tuple[str, ...] = ()
-    """What was read, relative to the run folder, or as it was named."""
+    """Files that were read, relative to the run folder or as given."""
     ranks: tuple[NonNegativeInt, ...]
     steps: tuple[NonNegativeInt, ...]
     step_time_s: NonNegativeFloat | None = None
@@ -100,26 +99,26 @@ class Profile(Value):
     n: NonNegativeInt = 0
     """Steps times ranks."""
     parts: dict[str, NonNegativeFloat] = {}
-    """Seconds of a step by category; without `communication_overlapped` they add up to it."""
+    """Seconds of a step by category; all except `communication_overlapped` add up to the step."""
     axes: dict[str, AxisTime] = {}
     """Communication by axis of the layout."""
     breakdowns: tuple[Breakdown, ...] = ()
     kernels: tuple[Hot, ...] = ()
-    """The longest first, all together."""
+    """Longest kernels over all ranks, the longest first."""
     critical_path: tuple[Hot, ...] = ()
-    """What the end of a step waited for, each moment once."""
+    """Activities that the end of a step waited for; each moment counts once."""
     memory: tuple[RankCurve, ...] = ()
-    """Of the tool `memory`."""
+    """Memory curves of the tool `memory`."""
     overhead: Overhead | None = None
     communication: Communication | None = None
-    """What the ranks exchanged."""
-    traffic: tuple[TrafficContrast, ...] = ()
-    """The same in bytes of a step, beside what the layout asks for."""
+    """Traffic between ranks."""
+    traffic: tuple[TrafficComparison, ...] = ()
+    """Bytes per step, compared with the bytes that the layout requires."""
     traffic_why: str | None = None
-    """Why nothing stands beside it."""
+    """Reason for a missing comparison."""
     waterfall: tuple[WaterfallLevel, ...] = ()
     peak_source: str | None = None
-    """What the first level of the waterfall is."""
+    """Source of the waterfall's first level."""
     warnings: tuple[str, ...] = ()
 
 
@@ -132,7 +131,7 @@ def profile_of(
     critical_path: Sequence[Hot] = (),
     warnings: Sequence[str] = (),
 ) -> Profile:
-    """The profile of steps that were taken apart; there is at least one."""
+    """Return the profile of at least one breakdown of a step."""
     mean = MeanBreakdown.of(breakdowns)
     return Profile(
         tool=tool,
@@ -151,9 +150,9 @@ def profile_of(
     )
 
 
-def refuse_doubles(files: Sequence[str], ranks: Sequence[int]) -> None:
-    """Raise UserError where two files are of the same rank."""
+def refuse_duplicate_ranks(files: Sequence[str], ranks: Sequence[int]) -> None:
+    """Raise UserError if two files are of the same rank."""
     twice = next((rank for rank in ranks if ranks.count(rank) > 1), None)
     if twice is not None:
         both = " and ".join(file for file, rank in zip(files, ranks, strict=True) if rank == twice)
-        raise UserError(both, f"are both of rank {twice}", remedy="read them one by one")
+        raise UserError(both, f"are both of rank {twice}", remedy="read them separately")

@@ -1,11 +1,12 @@
-"""Attaches PyTorch's profiler to a program that knows nothing of it; alone, in no package.
+"""Attach PyTorch's profiler to a program without changing it.
 
-Lies as `sitecustomize.py` in a folder of PYTHONPATH, so Python runs it before any program. A step
-ends when the program's first optimizer has stepped, from whichever framework it is called.
+The file is copied as `sitecustomize.py` into a folder of PYTHONPATH, so Python runs it before any
+program. It imports nothing from Paceline. A step ends with the step of the program's first
+optimizer, in any framework.
 
-PACELINE_PROFILED_STEPS holds `20-30`, PACELINE_PROFILED_RANKS `0,8`. RANK is the process's own, or
-torch.distributed knows it at the first step. Traces go to the folder above this file, as
-rank-NNNNN.trace.json.gz. Whatever fails here, the program goes on.
+PACELINE_PROFILED_STEPS is like `20-30`, PACELINE_PROFILED_RANKS like `0,8`. The rank comes from
+RANK or, at the first step, from torch.distributed. Traces are written to the parent folder of this
+file as rank-NNNNN.trace.json.gz. An error here never stops the program.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ OPTIMIZERS = "torch.optim.optimizer"
 
 
 class OptimizerFinder(importlib.abc.MetaPathFinder):
-    """Has a hook registered as soon as PyTorch's optimizers are imported."""
+    """Import hook that registers a step hook when PyTorch's optimizers are imported."""
 
     def __init__(self, hook: StepProfiling) -> None:
         self.hook = hook
@@ -34,7 +35,7 @@ class OptimizerFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module as others find it, with the hook behind its import."""
+        """Return the module's spec, with the hook registered after its import."""
         if fullname != OPTIMIZERS:
             return None
         sys.meta_path.remove(self)
@@ -53,41 +54,41 @@ class OptimizerFinder(importlib.abc.MetaPathFinder):
 
 
 class StepProfiling:
-    """Called behind every optimizer's step; counts those of the first one."""
+    """Hook after every optimizer step, which counts the steps of the first optimizer."""
 
     def __init__(self, first: int, last: int, ranks: Sequence[int]) -> None:
         self.first, self.last, self.ranks = first, last, ranks
-        self.counted: tuple[int, int] | None = None
-        self.done = 0
+        self.profiled_optimizer: tuple[int, int] | None = None
+        self.num_steps = 0
         self.rank = 0
         self.profiler: Any = None
 
     def __call__(self, optimizer: Any, args: object, kwargs: object) -> None:
-        """Begin with the step before the first one, and write the trace behind the last one."""
-        stepped = _stepped(optimizer)
-        if self.counted is None:
-            self.counted, self.rank = stepped, _rank()
+        """Start the profiler before the first profiled step; write the trace after the last."""
+        optimizer_key = _optimizer_key(optimizer)
+        if self.profiled_optimizer is None:
+            self.profiled_optimizer, self.rank = optimizer_key, _rank()
             if self.rank not in self.ranks:
-                self.done = self.last
-        if stepped != self.counted or self.done >= self.last:
+                self.num_steps = self.last
+        if optimizer_key != self.profiled_optimizer or self.num_steps >= self.last:
             return
-        self.done += 1
+        self.num_steps += 1
         try:
-            self._follow()
+            self._advance()
         except Exception as error:
             print(f"paceline: no profile: {type(error).__name__}: {error}", file=sys.stderr)
-            self.done, self.profiler = self.last, None
+            self.num_steps, self.profiler = self.last, None
 
-    def _follow(self) -> None:
+    def _advance(self) -> None:
         if self.profiler is not None:
             self.profiler.step()
-            if self.done == self.last:
+            if self.num_steps == self.last:
                 self.profiler.stop()
                 self.profiler = None
-        elif self.first - 1 <= self.done + 1 <= self.last:
-            self.profiler = self._started()
+        elif self.first - 1 <= self.num_steps + 1 <= self.last:
+            self.profiler = self._start_profiler()
 
-    def _started(self) -> Any:
+    def _start_profiler(self) -> Any:
         torch_profiler: Any = importlib.import_module("torch.profiler")
         actions = torch_profiler.ProfilerAction
 
@@ -98,28 +99,28 @@ class StepProfiling:
                 return actions.RECORD
             return actions.RECORD_AND_SAVE if step == self.last else actions.NONE
 
-        profiler = torch_profiler.profile(schedule=action, on_trace_ready=self._written)
-        # Its marks get the program's numbers.
-        profiler.step_num = self.done + 1
+        profiler = torch_profiler.profile(schedule=action, on_trace_ready=self._write_trace)
+        # The profiler's marks have the program's step numbers.
+        profiler.step_num = self.num_steps + 1
         profiler.current_action = action(profiler.step_num)
         profiler.start()
         return profiler
 
-    def _written(self, profiler: Any) -> None:
+    def _write_trace(self, profiler: Any) -> None:
         trace = FOLDER.parent / f"rank-{self.rank:05d}.trace.json.gz"
-        written = trace.with_name(f"{trace.name}.{os.getpid()}.gz")
-        profiler.export_chrome_trace(str(written))
-        written.replace(trace)
+        temporary = trace.with_name(f"{trace.name}.{os.getpid()}.gz")
+        profiler.export_chrome_trace(str(temporary))
+        temporary.replace(trace)
 
 
-def _stepped(optimizer: Any) -> tuple[int, int]:
-    """The optimizer and its first parameter: DeepSpeed lends one optimizer a group at a time."""
+def _optimizer_key(optimizer: Any) -> tuple[int, int]:
+    """Return optimizer and first parameter: DeepSpeed reuses one optimizer for all groups."""
     parameters = (each for group in optimizer.param_groups for each in group["params"])
     return id(optimizer), id(next(parameters, None))
 
 
 def _rank() -> int:
-    """The process's own; programs that start their ranks themselves tell it to PyTorch alone."""
+    """Return the rank from RANK or, if the program starts ranks, from torch.distributed."""
     if "RANK" in os.environ:
         return int(os.environ["RANK"])
     group: Any = sys.modules.get("torch.distributed")
@@ -127,7 +128,7 @@ def _rank() -> int:
 
 
 def attach() -> None:
-    """Put the hook in place where a chosen rank may be."""
+    """Install the hook if this process may be a chosen rank."""
     ranks = [int(rank) for rank in os.environ.get("PACELINE_PROFILED_RANKS", "0").split(",")]
     steps = os.environ.get("PACELINE_PROFILED_STEPS", "")
     if steps and ("RANK" not in os.environ or _rank() in ranks):
@@ -135,10 +136,10 @@ def attach() -> None:
         sys.meta_path.insert(0, OptimizerFinder(StepProfiling(first, last, ranks)))
 
 
-def run_the_next() -> None:
-    """Run the `sitecustomize` that this one stands before, if there is one."""
+def run_next_sitecustomize() -> None:
+    """Run the next `sitecustomize` on the path, if there is one."""
     ours = sys.modules.pop(__name__, None)
-    # Not put back: what the other one adds has to stay. Children take the folder from PYTHONPATH.
+    # Not restored: paths that the other one adds must stay. Children get the folder by PYTHONPATH.
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != FOLDER]
     try:
         importlib.import_module("sitecustomize")
@@ -152,4 +153,4 @@ def run_the_next() -> None:
 
 if __name__ == "sitecustomize":
     attach()
-    run_the_next()
+    run_next_sitecustomize()

@@ -1,4 +1,4 @@
-"""What a rank did and when, whichever tool recorded it: what every reader makes of its files."""
+"""Timeline of a rank's activities, the common result of all trace readers."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 Intervals = NDArray[np.float64]
-"""(n, 2), begin and end; what the functions here return is sorted and does not overlap."""
+"""(n, 2): start and end. Functions in this module return sorted intervals without overlap."""
 
-NONE: Intervals = np.empty((0, 2))
+NO_INTERVALS: Intervals = np.empty((0, 2))
 
 
 def intervals(begin: Iterable[float], end: Iterable[float]) -> Intervals:
-    """(n, 2) of two columns."""
+    """Return intervals (n, 2) from two columns."""
     columns = [np.fromiter(column, dtype=np.float64) for column in (begin, end)]
-    return np.stack(columns, axis=1) if len(columns[0]) else NONE
+    return np.stack(columns, axis=1) if len(columns[0]) else NO_INTERVALS
 
 
 def union(spans: Intervals) -> Intervals:
-    """The time that any of them covers."""
+    """Return the time that any of the intervals covers."""
     spans = spans[spans[:, 1] > spans[:, 0]]
     if not len(spans):
-        return NONE
+        return NO_INTERVALS
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
     ends = np.maximum.accumulate(spans[:, 1])
     first = np.concatenate([[True], spans[1:, 0] > ends[:-1]])
@@ -33,13 +33,13 @@ def union(spans: Intervals) -> Intervals:
     return np.stack([spans[first, 0], ends[last]], axis=1)
 
 
-def joined(*parts: Intervals) -> Intervals:
-    """The time that any interval of any part covers."""
-    return union(np.concatenate([NONE, *parts]))
+def union_all(*parts: Intervals) -> Intervals:
+    """Return the time that any interval of any part covers."""
+    return union(np.concatenate([NO_INTERVALS, *parts]))
 
 
 def subtract(spans: Intervals, minus: Intervals) -> Intervals:
-    """The time of `spans` that `minus` leaves."""
+    """Return the time of `spans` outside `minus`."""
     spans, minus = union(spans), union(minus)
     if not len(minus) or not len(spans):
         return spans
@@ -49,46 +49,46 @@ def subtract(spans: Intervals, minus: Intervals) -> Intervals:
     return intersect(spans, gaps)
 
 
-def intersect(left: Intervals, right: Intervals) -> Intervals:
-    """The time that both cover."""
-    left, right = union(left), union(right)
-    if not len(left) or not len(right):
-        return NONE
-    # Each of `left` meets the run of `right` from the first that ends behind its begin to the last
-    # that begins before its end.
-    first = np.searchsorted(right[:, 1], left[:, 0], side="right")
-    last = np.searchsorted(right[:, 0], left[:, 1], side="left")
+def intersect(a: Intervals, b: Intervals) -> Intervals:
+    """Return the time that both cover."""
+    a, b = union(a), union(b)
+    if not len(a) or not len(b):
+        return NO_INTERVALS
+    # Each interval of `a` overlaps with a contiguous range of `b`: from the first that ends after
+    # its start to the last that starts before its end.
+    first = np.searchsorted(b[:, 1], a[:, 0], side="right")
+    last = np.searchsorted(b[:, 0], a[:, 1], side="left")
     counts = np.maximum(last - first, 0)
-    mine = np.repeat(np.arange(len(left)), counts)
+    mine = np.repeat(np.arange(len(a)), counts)
     offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     theirs = np.repeat(first, counts) + offsets
     return np.stack(
         [
-            np.maximum(left[mine, 0], right[theirs, 0]),
-            np.minimum(left[mine, 1], right[theirs, 1]),
+            np.maximum(a[mine, 0], b[theirs, 0]),
+            np.minimum(a[mine, 1], b[theirs, 1]),
         ],
         axis=1,
     )
 
 
 def within(spans: Intervals, begin: float, end: float) -> Intervals:
-    """What of `spans` lies between two moments; they may overlap and stay so."""
+    """Return `spans` clipped to two times; intervals may still overlap."""
     meets = (spans[:, 1] > begin) & (spans[:, 0] < end)
     return np.clip(spans[meets], begin, end)
 
 
 def length_s(spans: Intervals) -> float:
-    """Seconds that intervals cover which do not overlap."""
+    """Return the total length in seconds of intervals without overlap."""
     return float((spans[:, 1] - spans[:, 0]).sum())
 
 
 COMMUNICATION = "communication "
-"""Begin of the label of what moves data between ranks; the axis follows."""
+"""Prefix of the labels of communication; the axis follows."""
 
 
 @dataclass(frozen=True)
 class StepSpan:
-    """When a step ran; steps of one timeline do not overlap."""
+    """Start and end of a step; steps of one timeline do not overlap."""
 
     number: int
     begin_s: float
@@ -97,7 +97,7 @@ class StepSpan:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One rank. Activities may overlap and need no order; all times are seconds of one clock."""
+    """Activities of one rank, in any order and possibly overlapping, in seconds of one clock."""
 
     rank: int
     steps: tuple[StepSpan, ...]
@@ -109,25 +109,25 @@ class Timeline:
     label_of: NDArray[np.int32]
     """(n,) index of each activity's label."""
     spans: Intervals
-    """(n, 2). Kernels of all streams, or the own time of operations of the computing threads."""
-    data_wait: Intervals = field(default_factory=lambda: NONE)
-    """When the program waited for its next batch."""
+    """(n, 2): kernels of all streams, or the self time of operations of the computing threads."""
+    data_wait: Intervals = field(default_factory=lambda: NO_INTERVALS)
+    """Times in which the program waited for its next batch."""
 
-    def labelled(self, label: str) -> Intervals:
-        """The activities of one label, as they were recorded."""
+    def with_label(self, label: str) -> Intervals:
+        """Return the activities with one label, as recorded."""
         if label not in self.labels:
-            return NONE
+            return NO_INTERVALS
         return self.spans[self.label_of == self.labels.index(label)]
 
     def axes(self) -> Iterator[tuple[str, Intervals]]:
-        """Every axis that anything was sent along, with its activities."""
+        """Yield every axis with communication, and its activities."""
         for label in self.labels:
             if label.startswith(COMMUNICATION):
-                yield label.removeprefix(COMMUNICATION), self.labelled(label)
+                yield label.removeprefix(COMMUNICATION), self.with_label(label)
 
 
 class TimelineBuilder:
-    """Collects activities one by one in 24 bytes each."""
+    """Builder of a timeline; each activity takes 24 bytes."""
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
@@ -139,16 +139,16 @@ class TimelineBuilder:
         return len(self._name_of)
 
     def add(self, name: str, label: str, begin_s: float, end_s: float) -> None:
-        """One activity; `label` as in `Timeline.labels`."""
+        """Add one activity; `label` as in `Timeline.labels`."""
         self._name_of.append(self._names.setdefault(name, len(self._names)))
         self._label_of.append(self._labels.setdefault(label, len(self._labels)))
         self._times.append(begin_s)
         self._times.append(end_s)
 
     def timeline(
-        self, rank: int, steps: Sequence[StepSpan], data_wait: Intervals = NONE
+        self, rank: int, steps: Sequence[StepSpan], data_wait: Intervals = NO_INTERVALS
     ) -> Timeline:
-        """All that was added."""
+        """Return the timeline of all activities."""
         return Timeline(
             rank=rank,
             steps=tuple(steps),

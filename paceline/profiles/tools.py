@@ -1,4 +1,4 @@
-"""Profilers by name: how each is attached to a run's program, and how its files are read."""
+"""Registry of profilers, and the interface to attach them and read their files."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ TOOLS: dict[ToolName, str] = {
     "nccl": "nccl_logs",
     "memory": "memory_curves",
 }
-"""Each with its module in this folder; runs have one tool, for each disturbs the others."""
+"""Modules of the tools in this folder. A run has one tool, because they disturb each other."""
 
 
 class Tool(Protocol):
-    """What the module of a tool offers. A spec that it is given has its `profile` set."""
+    """Interface of a tool's module. The `profile` of each spec is set."""
 
     def unsupported(self, spec: RunSpec) -> str | None:
-        """Why the tool cannot be attached to such a run, in a sentence, or None."""
+        """Return why the tool cannot be attach to such a run, or None."""
         ...
 
-    def attached(self, job: Job, spec: RunSpec) -> Job:
-        """The job with the tool: its environment, its files, its program behind the tool's.
+    def attach(self, job: Job, spec: RunSpec) -> Job:
+        """Return the job with the tool's environment, files and command around the program.
 
-        The tool leaves its files in PROFILES_FOLDER, on the ranks `spec.profile.ranks` alone. The
-        native trainer has been given `spec.profile` by its settings.
+        The tool writes its files to PROFILES_FOLDER on the ranks `spec.profile.ranks`. The native
+        trainer gets `spec.profile` through its settings.
         """
         ...
 
     def read(self, folder: Path) -> Profile:
-        """What the tool left in a run folder; raises UserError where that cannot be read."""
+        """Return the profile of a run folder; raises UserError if files cannot be read."""
         ...
 
     def read_file(self, path: Path) -> Profile:
-        """The same of a file or a folder from elsewhere."""
+        """Return the profile of a file or a folder from elsewhere."""
         ...
 
 
 def tool(name: ToolName) -> Tool:
-    """The tool called `name`, which is one of TOOLS."""
+    """Return the tool called `name`, one of TOOLS."""
     return cast(Tool, import_module(f"{__package__}.{TOOLS[name]}"))

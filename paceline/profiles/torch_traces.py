@@ -1,4 +1,4 @@
-"""The tool `torch`: PyTorch's own profiler in the native trainer, and traces from anywhere."""
+"""The tool `torch`: PyTorch's profiler in training programs, and traces from elsewhere."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ from paceline.core.profiling import PROFILES_FOLDER
 from paceline.core.run import RunSpec
 from paceline.profiles.attribution import breakdowns, critical_path, top_kernels
 from paceline.profiles.kineto import read_timeline
-from paceline.profiles.profile import Profile, profile_of, refuse_doubles
-from paceline.profiles.wrapping import wrapped
+from paceline.profiles.profile import Profile, profile_of, refuse_duplicate_ranks
+from paceline.profiles.wrapping import wrap_ranks
 
 ENDINGS = (".json.gz", ".json")
-OF_RUN = "rank-*.trace.json.gz"
-"""What the native trainer writes, and the hook in a foreign program."""
-HOOKED = ("command", "deepspeed_chat", "hf_trainer", "megatron", "torchtitan")
-"""Engines whose ranks are Python programs that get a hook behind their optimizer's steps."""
+RUN_FILES = "rank-*.trace.json.gz"
+"""Files of a run, written by the native trainer or by the hook."""
+HOOKED_ENGINES = ("command", "deepspeed_chat", "hf_trainer", "megatron", "torchtitan")
+"""Engines whose ranks are Python programs that can be profiled by an optimizer hook."""
 HOOK = Path(__file__).with_name("step_hook_program.py")
 HOOK_FOLDER = f"{PROFILES_FOLDER}/hook"
 
 
 def unsupported(spec: RunSpec) -> str | None:
-    """Engines that run in a container, or start from scripts of their own, take no hook."""
-    if spec.engine not in ("native", *HOOKED):
+    """Return why the engine cannot be profiled: containers and own scripts take no hook."""
+    if spec.engine not in ("native", *HOOKED_ENGINES):
         return (
-            f"engine {spec.engine} is not told to profile itself: switch on its own profiler, and "
-            "read the trace by --from"
+            f"engine {spec.engine} cannot be profiled from here; enable its own profiler and read "
+            "the trace with --from"
         )
     if spec.engine != "native" and spec.profile is not None and spec.profile.first_step == 1:
-        return f"the first step of engine {spec.engine} has no begin that can be seen: --steps 2-4"
+        return f"the start of the first step of engine {spec.engine} is unknown; use --steps 2-4"
     return None
 
 
-def attached(job: Job, spec: RunSpec) -> Job:
-    """The trainer attaches its own profiler; any other program gets one by a hook in its Python."""
+def attach(job: Job, spec: RunSpec) -> Job:
+    """Return the job with a hook for the profiler; the native trainer attaches its own."""
     assert spec.profile is not None
     if spec.engine == "native":
         return job
-    asked = spec.profile
+    request = spec.profile
     variables = {
         "PYTHONPATH": f"{{folder}}/{HOOK_FOLDER}{{paths}}",
-        "PACELINE_PROFILED_RANKS": ",".join(map(str, asked.ranks)),
-        "PACELINE_PROFILED_STEPS": f"{asked.first_step}-{asked.last_step}",
+        "PACELINE_PROFILED_RANKS": ",".join(map(str, request.ranks)),
+        "PACELINE_PROFILED_STEPS": f"{request.first_step}-{request.last_step}",
     }
     hook = {f"{HOOK_FOLDER}/sitecustomize.py": HOOK.read_text(encoding="utf-8")}
-    return wrapped(job, asked.ranks, env=variables, files=hook)
+    return wrap_ranks(job, request.ranks, env=variables, files=hook)
 
 
 def read(folder: Path) -> Profile:
-    """The traces of a run folder; raises UserError where there are none or one is torn."""
-    traces = sorted((folder / PROFILES_FOLDER).glob(OF_RUN))
+    """Return the profile of a run folder; raises UserError for missing or incomplete traces."""
+    traces = sorted((folder / PROFILES_FOLDER).glob(RUN_FILES))
     if not traces:
         raise UserError(
             str(folder / PROFILES_FOLDER),
-            "holds no trace: the run ended before its profiled steps did, its program takes none "
-            "by an optimizer of PyTorch, or it starts Python with -I, -E or another PYTHONPATH",
-            remedy="logs/ says why; --steps A-B profiles earlier ones",
+            "holds no trace: the run ended before its profiled steps, its program uses no PyTorch "
+            "optimizer, or it starts Python with -I, -E or another PYTHONPATH",
+            remedy="see logs/; --steps A-B profiles earlier steps",
         )
     return _profile(traces, [str(path.relative_to(folder)) for path in traces])
 
 
 def read_file(path: Path) -> Profile:
-    """One trace, or all of a folder, one a rank."""
+    """Return the profile of one trace, or of a folder with one trace per rank."""
     if not path.is_dir():
         return _profile([path], [str(path)])
     traces = sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS))
@@ -75,7 +75,7 @@ def read_file(path: Path) -> Profile:
 
 def _profile(paths: Sequence[Path], names: Sequence[str]) -> Profile:
     timelines = [read_timeline(path) for path in paths]
-    refuse_doubles(names, [timeline.rank for timeline in timelines])
+    refuse_duplicate_ranks(names, [timeline.rank for timeline in timelines])
     return profile_of(
         "torch",
         names,

@@ -1,4 +1,4 @@
-"""Jobs whose chosen ranks run with a tool around them."""
+"""Jobs with a tool around the program of chosen ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRAM_FILE = "profiled_rank.py"
 SETTINGS_FILE = f"{PROFILES_FOLDER}/tool.json"
 
 
-def wrapped(
+def wrap_ranks(
     job: Job,
     ranks: Sequence[int],
     *,
@@ -24,9 +24,10 @@ def wrapped(
     before_first: Sequence[str] = (),
     files: Mapping[str, str] | None = None,
 ) -> Job:
-    """The job with variables and words before its program on some ranks; see `rank_program`.
+    """Return the job with variables and a command before its program on some ranks.
 
-    `before_first` are further words on the first rank of each host, `files` what those need.
+    See `rank_program`. `before_first` are further words on the first rank of each host, `files` the
+    files that they need.
     """
     settings = {
         "ranks": None if job.launches_once else sorted(ranks),
@@ -34,9 +35,9 @@ def wrapped(
         "before": [*before],
         "before_first": [*before_first],
     }
-    own = {
+    wrapper_files = {
         PROGRAM_FILE: PROGRAM.read_text(encoding="utf-8"),
         SETTINGS_FILE: json.dumps(settings, indent=2) + "\n",
     }
     program = (PROGRAM_FILE, SETTINGS_FILE, *job.program)
-    return replace(job, program=program, files={**job.files, **(files or {}), **own})
+    return replace(job, program=program, files={**job.files, **(files or {}), **wrapper_files})

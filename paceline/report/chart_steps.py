@@ -34,7 +34,7 @@ class ChartSteps:
     num_steps: int
     """Number of steps with a time, before thinning."""
     centre_s: float
-    """Median of the window, or of all steps if there is no window."""
+    """Median of the window, or of all steps without a window."""
     low_s: float
     high_s: float
     """Upper end of the axis; `low_s` is the lower end."""

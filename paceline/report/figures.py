@@ -76,7 +76,7 @@ def value_text(metric: Metric | None) -> str:
 
 
 def reason_for_none(metric: Metric | None) -> str:
-    """Return the reason why there is no value."""
+    """Return the reason for a missing value."""
     return printable((metric.note if metric else None) or "not measured")
 
 
@@ -90,7 +90,7 @@ def half_width(metric: Metric | None) -> float | None:
 
 
 def plus_minus(metric: Metric | None) -> str | None:
-    """Return `± 0.4%`, or None if there is no interval."""
+    """Return `± 0.4%`, or None without an interval."""
     half = half_width(metric)
     if half is None:
         return None
@@ -103,7 +103,7 @@ def interval_name(metric: Metric) -> str:
 
 
 def interval_text(metric: Metric) -> str | None:
-    """Return `0.2301 to 0.2322 s`, or None if there is no interval."""
+    """Return `0.2301 to 0.2322 s`, or None without an interval."""
     if metric.low is None or metric.high is None or not math.isfinite(metric.low + metric.high):
         return None
     low, high = (format_value(end, metric.unit, 4) for end in (metric.low, metric.high))

@@ -80,11 +80,11 @@ def disagreement_text(finding: Disagreement) -> str:
     """Return a disagreement as one sentence."""
     scale = {"FLOP/s": 1 / TERA, "fraction": 100.0}.get(finding.unit, 1.0)
     unit = {"FLOP/s": " TFLOP/s", "fraction": "%"}.get(finding.unit, f" {finding.unit}")
-    log_value, computed = (
+    log_text, step_text = (
         f"{significant(value * scale, 4)}{unit}" for value in (finding.printed, finding.computed)
     )
     return (
-        f"{finding.figure}: the log prints {log_value}, but its step times give {computed} "
+        f"{finding.figure}: the log prints {log_text}, but its step times give {step_text} "
         f"(ratio {finding.ratio:.3f}): {finding.cause}"
     )
 

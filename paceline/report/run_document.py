@@ -147,7 +147,7 @@ def run_document(report: RunReport) -> Document:
 def run_headline(report: RunReport) -> str:
     """Return the result in one line, the title of the page.
 
-    `llama31-8b: 10.5k tokens/s/GPU on 16x H100, MFU 61.0%`, or the status if there is no figure.
+    `llama31-8b: 10.5k tokens/s/GPU on 16x H100, MFU 61.0%`, or the status without a figure.
     """
     result, facts = report.result, report.facts
     device = "CPU" if facts.device == "cpu" else facts.device
@@ -282,7 +282,7 @@ def _figure(label: str, text: str, metric: Metric | None, lines: Iterable[str | 
 
 
 def _interval(metric: Metric | None) -> str:
-    """Return the interval, or the spread if there is none."""
+    """Return the interval, or the spread without one."""
     if metric is None or finite_value(metric) is None:
         return ""
     interval = plus_minus(metric)

@@ -66,8 +66,8 @@ def step_time_histogram(report: RunReport, theme: ChartTheme) -> alt.LayerChart 
     times = report.steps["step_time_s"][window_mask(report)]
     if steps is None or len(times) < MIN_STEADY:
         return None
-    clipped = np.clip(times, steps.low_s, steps.high_s)
-    counts, edges = np.histogram(clipped, bins=_bin_edges(clipped))
+    on_axis = np.clip(times, steps.low_s, steps.high_s)
+    counts, edges = np.histogram(on_axis, bins=_bin_edges(on_axis))
     rows = [
         {"low": float(a), "high": float(b), "steps": int(c)}
         for a, b, c in zip(edges[:-1], edges[1:], counts, strict=True)
@@ -96,7 +96,7 @@ def step_time_histogram(report: RunReport, theme: ChartTheme) -> alt.LayerChart 
     sentence = f"{describe_window(report.result)}; 5th to 95th percentile " + " to ".join(
         format_value(float(p), "s") for p in (p05, p95)
     )
-    num_clipped = int((times != clipped).sum())
+    num_clipped = int((times != on_axis).sum())
     notes = (
         [f"{num_clipped} beyond the axis, included in the outermost bins"] if num_clipped else []
     )
@@ -304,7 +304,7 @@ def _window_sentence(report: RunReport, steps: ChartSteps) -> str:
 
 
 def _drawing_notes(steps: ChartSteps) -> list[str]:
-    """Return notes about points that are clipped to the axis or thinned."""
+    """Return notes about points that are on_axis to the axis or thinned."""
     notes: list[str] = []
     if steps.num_beyond_axis:
         slowest = format_value(float(steps.times_s.max()), "s")

@@ -105,8 +105,8 @@ def _shrink(element: ElementTree.Element, labels: bool, in_mark: bool) -> None:
     """Remove what has no effect from an element and its children, in place."""
     in_mark = in_mark or "role-mark" in element.get("class", "")
     for key, value in list(element.attrib.items()):
-        unlabelled = key == LABEL and not (labels and in_mark)
-        if key in REMOVED or unlabelled or DEFAULTS.get(key) == value:
+        is_unwanted_label = key == LABEL and not (labels and in_mark)
+        if key in REMOVED or is_unwanted_label or DEFAULTS.get(key) == value:
             del element.attrib[key]
         elif key not in (LABEL, "class", "id"):
             element.set(key, NUMBER.sub(lambda m: f"{float(m[0]):.1f}".removesuffix(".0"), value))

@@ -53,11 +53,11 @@ def with_profile(
     profile = Profiling(tool=name, ranks=chosen, first_step=first_step, last_step=last_step, **more)
     training = spec.training.model_copy(update={"steps": last_step + STEPS_AFTER})
     spec = spec.model_copy(update={"profile": profile, "training": training})
-    attached = tool(name)
-    if problem := attached.unsupported(spec):
+    profiler = tool(name)
+    if problem := profiler.unsupported(spec):
         raise UserError(f"--tool {name}", problem)
     job = bound(engine(spec.engine).job(spec, spec.recipe))
-    return replace(plan, spec=spec, job=attached.attached(job, spec))
+    return replace(plan, spec=spec, job=profiler.attach(job, spec))
 
 
 def length_text(spec: RunSpec) -> str:

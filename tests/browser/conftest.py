@@ -21,7 +21,7 @@ QUIET = [
     "--disable-component-update",
     "--disable-sync",
 ]
-"""A browser that asks its makers for nothing."""
+"""Options for a browser without background requests."""
 
 Scheme = Literal["light", "dark"]
 

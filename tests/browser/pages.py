@@ -126,7 +126,7 @@ def comparison() -> Comparison:
 
 
 def mlperf_page() -> str:
-    """Two sizes beside published results."""
+    """Two sizes compared with published results."""
     with TemporaryDirectory() as folder:
         small = ten_runs(Path(folder) / "eight")
         large = ten_runs(Path(folder) / "sixty-four", global_batch_size=16, samples=4224)

@@ -40,10 +40,10 @@ STANDARD = frozenset(
     """
     allocated allowed averaged bed cached compiled converted corrected detached detected disabled
     elapsed embed enabled escaped estimated expected exposed failed fitted fixed fused indexed
-    installed interrupted masked measured merged missed mixed need nested observed overlapped packed
-    padded passed pooled predicted printed published recomputed red redacted replicated reserved
-    reversed scaled seed shard sharded shared skipped sorted speed submitted tied unexpected unused
-    weighted
+    installed interrupted masked measured merged missed mixed muted need nested observed overlapped
+    packed padded passed pooled predicted printed published recomputed red redacted replicated
+    reserved reversed scaled seed shard sharded shared skipped sorted speed submitted tied
+    unexpected unsupported unused weighted
     """.split()  # noqa: SIM905
 )
 """Participles that are terms of the field, or nouns."""

@@ -24,7 +24,7 @@ ALLOWED = {
     "estimate/fit/published.py": "columns of published tables",
     "estimate/memory/device_memory.py": "groups that make communicators, with buffers of their own",
     "layouts/search/space.py": "ranges that are searched differ from axis to axis",
-    "profiles/nccl/contrast.py": "ranks of the groups of each axis, in the mesh's order",
+    "profiles/nccl/traffic_comparison.py": "ranks of the groups of each axis, in the mesh's order",
     "trainer/config.py": "the trainer's own table; a test below compares it",
     "trainer/measure/traffic.py": "groups of the mesh, which are not one an axis",
 }

@@ -93,12 +93,12 @@ def test_a_record_that_is_none_is_refused(tmp_path: Path, changes: dict[str, Any
 def test_a_file_that_is_no_curve_says_which_ones_are(tmp_path: Path) -> None:
     (path := tmp_path / "nccl.log").write_text("node:1:1 [0] NCCL INFO Bootstrap")
     for name in (path, tmp_path / "missing"):
-        with pytest.raises(UserError, match=r"curve of memory: .*allowed: .*rank-\*\.memory\.json"):
+        with pytest.raises(UserError, match=r"memory curve: .*allowed: .*rank-\*\.memory\.json"):
             read_file(name)
 
 
 def test_a_run_without_curves_says_where_to_look(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no curve of memory"):
+    with pytest.raises(UserError, match="holds no memory curve"):
         read(tmp_path)
 
 

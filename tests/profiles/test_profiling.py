@@ -95,9 +95,9 @@ def test_a_broken_run_without_a_profile_exits_as_the_run_does(
     said = capsys.readouterr().err
     assert f"the run is {status}: for a reason" in said
     # Why there is none needs no guess where the user broke it off.
-    assert ("holds no curve of memory" in said) is (status == "failed")
+    assert ("holds no memory curve" in said) is (status == "failed")
     good = report.result.model_copy(update={"status": "ok"})
-    with pytest.raises(UserError, match="holds no curve of memory"):
+    with pytest.raises(UserError, match="holds no memory curve"):
         print_profile(replace(report, result=good), TableFormat.text)
 
 
@@ -107,7 +107,7 @@ def test_the_waterfall_ends_at_the_measured_rate(tmp_path: Path) -> None:
         "peak",
         "GEMMs and attention",
         "communication dp",
-        "nothing runs (host)",
+        "CPU launch overhead",
         "measured",
     ]
     assert levels[-1].share == pytest.approx(1e8 / 1e-3 / 1e12)
@@ -132,7 +132,7 @@ def test_every_tool_has_a_module_and_is_offered() -> None:
     assert set(TOOLS) == {choice.value for choice in ToolChoice} <= set(get_args(ToolName))
     foreign = make_spec(engine="nemo", profile=Profiling(tool="torch", ranks=(0,)))
     for name in TOOLS:
-        assert callable(tool(name).attached) and callable(tool(name).read)
+        assert callable(tool(name).attach) and callable(tool(name).read)
     assert "nemo" in str(tool("torch").unsupported(foreign))
 
 

@@ -54,7 +54,7 @@ def spec_of(engine: str, first: int = 4, last: int = 5) -> RunSpec:
 
 def test_the_chosen_rank_writes_a_trace_with_its_programs_step_numbers(tmp_path: Path):
     job = Job("x", sys.executable, ("train.py",))
-    job = torch_traces.attached(job, spec_of("command"))
+    job = torch_traces.attach(job, spec_of("command"))
     theirs = tmp_path / "theirs"
     files = {
         **job.files,
@@ -90,7 +90,7 @@ def test_the_chosen_rank_writes_a_trace_with_its_programs_step_numbers(tmp_path:
 
 
 def test_a_program_goes_on_without_its_profile(tmp_path: Path):
-    job = torch_traces.attached(Job("x", sys.executable, ("train.py",)), spec_of("command", 2, 3))
+    job = torch_traces.attach(Job("x", sys.executable, ("train.py",)), spec_of("command", 2, 3))
     program = PROGRAM.replace("import of_theirs", "")
     for name, text in {**job.files, "train.py": program}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
@@ -107,10 +107,10 @@ def test_a_program_goes_on_without_its_profile(tmp_path: Path):
 
 def test_engines_that_take_no_hook_and_the_first_step_are_refused():
     assert torch_traces.unsupported(spec_of("hf_trainer")) is None
-    assert "switch on its own profiler" in str(torch_traces.unsupported(spec_of("nemo")))
+    assert "enable its own profiler" in str(torch_traces.unsupported(spec_of("nemo")))
     assert "--steps 2-4" in str(torch_traces.unsupported(spec_of("torchtitan", 1, 3)))
     on_gpus = spec_of("nemo").cluster.model_copy(update={"device": "H100-SXM"})
     submitted = spec_of("nemo").model_copy(update={"cluster": on_gpus})
     assert "nccl_trace=true" in str(nccl_logs.unsupported(submitted))
     native = Job("x", "python", ("trainer",))
-    assert torch_traces.attached(native, spec_of("native")) == native
+    assert torch_traces.attach(native, spec_of("native")) == native

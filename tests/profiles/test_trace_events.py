@@ -40,7 +40,7 @@ def test_a_trace_that_ends_in_the_middle_says_where(tmp_path: Path, name: str) -
     path = write(tmp_path / name, [kernel(f"gemm {n}", n, n + 1) for n in range(2000)])
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match=r"is no whole trace: behind event [\d,]+ "):
+    with pytest.raises(UserError, match=r"is not a complete trace: after event [\d,]+ "):
         read_timeline(path)
 
 
@@ -50,12 +50,15 @@ def test_a_trace_that_ends_in_the_middle_says_where(tmp_path: Path, name: str) -
         (b"", "is empty"),
         (b"[", "ends in the middle"),
         (b"step 1 loss 2", "holds no JSON object or list"),
-        (b'{"traceEvents": 3}', "are no list"),
-        (b'{"traceEvents": []}', "marks no steps"),
+        (b'{"traceEvents": 3}', "is not a list"),
+        (b'{"traceEvents": []}', "has no step marks"),
         (b'{"traceEvents": [' + b"[" * 100_000, "nested too deeply"),
         (b'{"a": "\xff"}', "not UTF-8"),
         (b"\x1f\x8bnothing", "compression is broken"),
-        (b'[{"ph": "X", "cat": "kernel", "name": "g", "ts": NaN, "dur": "x"}]', "marks no steps"),
+        (
+            b'[{"ph": "X", "cat": "kernel", "name": "g", "ts": NaN, "dur": "x"}]',
+            "has no step marks",
+        ),
     ],
 )
 def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes, what: str) -> None:
@@ -83,7 +86,7 @@ def test_the_memory_does_not_grow_with_what_is_passed_over(tmp_path: Path) -> No
 
 
 def test_more_kernels_than_fit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto, "MOST_EVENTS", 9)
+    monkeypatch.setattr(kineto, "MAX_EVENTS", 9)
     path = write(tmp_path / "trace.json", [kernel("gemm", n, n + 1) for n in range(10)])
     with pytest.raises(UserError, match="more than 9 kernels or operations; profile fewer steps"):
         read_timeline(path)
@@ -94,12 +97,12 @@ def test_the_verb_reads_traces_from_elsewhere_and_refuses_bad_ones(tmp_path: Pat
     good = write(tmp_path / "trace.json.gz", events)
     answer = paceline("profile", "--from", good)
     assert answer.returncode == 0, answer.stderr
-    assert "matrix products" in answer.stdout and "40.0%" in answer.stdout
+    assert "matrix multiplications" in answer.stdout and "40.0%" in answer.stdout
     rows = paceline("profile", "--from", good, "--format", "csv").stdout.splitlines()
     assert rows[0] == "part,seconds,share,in_sum,means"
     (tmp_path / "torn.json").write_text('{"traceEvents": [{"ph"')
     refused = paceline("profile", "--from", tmp_path / "torn.json")
-    assert refused.returncode == 1 and "is no whole trace" in refused.stderr
+    assert refused.returncode == 1 and "is not a complete trace" in refused.stderr
     for tool in ("torch", "nccl"):
         missing = paceline("profile", "--from", tmp_path / "none", "--tool", tool)
         assert missing.returncode == 1 and "none: cannot be read: No such file" in missing.stderr

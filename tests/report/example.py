@@ -142,7 +142,7 @@ def rank_memory(rank: int, resident: float = 0.61 * GIB, **changes: Any) -> Rank
 
 
 def memory_by_part(**changes: Any) -> MemoryByPart:
-    """Two ranks' memory beside a limit and the static bound; `changes` replace fields."""
+    """Two ranks' memory with a limit and the static bound; `changes` replace fields."""
     values: dict[str, Any] = {
         "largest_rank": 0,
         "ranks": (rank_memory(0), rank_memory(1)),
@@ -184,7 +184,7 @@ def finished(num_ranks: int, num_steps: int, slow_rank: int | None) -> RunReport
             steps,
             steps.select(window.rows),
             achievable_flops_per_s=2.95e11 * num_ranks,
-            achievable_source="matrix products of 2048 on this machine",
+            achievable_source="GEMMs of 2048 on this machine",
             startup_s=2.31,
         )
     )

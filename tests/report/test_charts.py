@@ -1,4 +1,4 @@
-"""Charts draw what was measured: counts, ranges, bands, and nothing where there is no data."""
+"""Charts draw what was measured: counts, ranges, bands, and nothing without data."""
 
 from __future__ import annotations
 

@@ -180,14 +180,16 @@ def test_a_single_step_gives_a_page_without_a_figure() -> None:
 def test_unknown_figures_show_their_reason_and_never_none_or_nan() -> None:
     result = report().result
     blank = {
-        name: m.model_copy(update={"value": None, "low": None, "high": None, "note": "not told"})
+        name: m.model_copy(
+            update={"value": None, "low": None, "high": None, "note": "not measured"}
+        )
         for name, m in result.metrics.items()
         if name != "startup_s"
     }
     text = Page(
         render_html(report(metrics={**blank, "startup_s": result.metrics["startup_s"]}))
     ).text
-    assert "none not told" in text
+    assert "none not measured" in text
     assert "None" not in text and "nan" not in text.lower().split()
 
 

@@ -1,1 +1,1 @@
-"""What ranks exchanged, from NCCL's logs, its inspector, or the native trainer's own counters."""
+"""Traffic between ranks, from NCCL's logs, NCCL's inspector or the native trainer's counters."""

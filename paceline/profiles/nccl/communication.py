@@ -1,4 +1,4 @@
-"""What ranks exchanged: one table, whoever counted."""
+"""Table of the traffic between ranks, independent of its source."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from paceline.core.value import NonNegativeInt, PositiveInt, Value
 
 
 class SizeBin(Value):
-    """Messages of more than half of `up_to_bytes` and at most as many."""
+    """Messages with more than half of `up_to_bytes` and up to `up_to_bytes`."""
 
     up_to_bytes: NonNegativeInt
     """A power of two; 0 for empty messages."""
     calls: NonNegativeFloat
-    """Of a rank."""
+    """Calls per rank."""
 
 
 class ExchangeRow(Value):
-    """One collective over communicators of one kind; figures are the mean of a rank."""
+    """One collective over communicators of one kind; figures are means per rank."""
 
     axis: str | None = None
-    """Of the layout, `cp+dp` where two have the same ranks; None where nothing tells it."""
+    """Axis of the layout, `cp+dp` if two axes have the same ranks; None if unknown."""
     size: PositiveInt
-    """Ranks of a communicator."""
+    """Number of ranks of a communicator."""
     stride: PositiveInt | None = None
-    """Between its world ranks; None where they are not known, or not evenly spaced."""
+    """Distance between its world ranks; None if unknown or not evenly spaced."""
     communicators: PositiveInt
-    """Of this kind in the log."""
+    """Number of communicators of this kind."""
     members: PositiveInt
-    """Ranks that were counted."""
+    """Number of ranks with data."""
     collective: Collective
     calls: NonNegativeFloat
     num_bytes: NonNegativeFloat
-    """Of whole tensors: gathered by an all-gather, before a reduce-scatter."""
+    """Bytes of the complete tensors: after an all-gather, before a reduce-scatter."""
     seconds: NonNegativeFloat | None = None
-    """In the collective, waits for other ranks included; None where only calls are logged."""
+    """Seconds in the collective, including waits for other ranks; None if only calls are logged."""
     sizes: tuple[SizeBin, ...] = ()
 
     @property
     def link_bytes(self) -> float:
-        """Bytes through one rank's links, as nccl-tests counts bus bandwidth."""
+        """Bytes through one rank's links, by nccl-tests' definition of bus bandwidth."""
         return LINK_SHARE[self.collective](self.size) * self.num_bytes
 
     @property
@@ -56,7 +56,7 @@ class ExchangeRow(Value):
 
 
 class AlgorithmRow(Value):
-    """What NCCL chose for how much; rank 0 of each communicator says it."""
+    """Algorithm and protocol chosen by NCCL, as logged by rank 0 of each communicator."""
 
     collective: str
     algorithm: str
@@ -68,7 +68,7 @@ class AlgorithmRow(Value):
 
 
 class NcclNetwork(Value):
-    """What the processes of a log say they connect by."""
+    """Network and settings of the processes in a log."""
 
     library: tuple[str, ...] = ()
     """Versions of NCCL or RCCL."""
@@ -81,26 +81,26 @@ class NcclNetwork(Value):
     transports: dict[str, NonNegativeInt] = {}
     """Connections of channels by kind, `P2P/IPC`, `NET/IB GDRDMA`."""
     channels: tuple[NonNegativeInt, ...] = ()
-    """Channels of a communicator, each number that occurs."""
+    """Numbers of channels per communicator that occur."""
     settings: dict[str, str] = {}
-    """NCCL's variables that were set."""
+    """NCCL variables in the environment."""
 
 
 class Communication(Value):
-    """What ranks exchanged in some steps, or in all of a log."""
+    """Traffic between ranks in some steps, or in a complete log."""
 
     source: Literal["nccl log", "nccl inspector", "trainer counters"]
     ranks: NonNegativeInt
-    """Processes that were counted."""
+    """Number of processes with data."""
     steps: PositiveInt | None = None
-    """That the figures are the sum of; None where nobody says."""
+    """Number of steps that the figures are the sum of; None if unknown."""
     rows: tuple[ExchangeRow, ...] = ()
     algorithms: tuple[AlgorithmRow, ...] = ()
     network: NcclNetwork = NcclNetwork()
     torn_lines: NonNegativeInt = 0
-    """Calls whose line is not whole, which are missing from the figures."""
+    """Calls on incomplete lines, which are missing from the figures."""
     broken_off: str | None = None
-    """Why a file could not be read to its end."""
+    """Reason why a file could not be read to its end."""
     warnings: tuple[str, ...] = ()
 
 
@@ -110,17 +110,17 @@ class Membership:
 
     process: str
     communicator: str
-    """What all its ranks call it, else what the process does."""
+    """Id shared by all its ranks, or the process's own name for it."""
     size: int
     rank: int | None = None
-    """In the communicator."""
+    """Rank within the communicator."""
     axis: str | None = None
-    """Of the layout, where the process says it."""
+    """Axis of the layout, if the process reports it."""
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Communicators that are told in one row."""
+    """Key of the communicators that share a row."""
 
     axis: str | None
     size: int
@@ -136,7 +136,7 @@ class _Sum:
 
 
 class Tally:
-    """Calls and bytes by member of a communicator, collective and size."""
+    """Counters of calls and bytes by member of a communicator, collective and size."""
 
     def __init__(self) -> None:
         self._sums: defaultdict[tuple[Membership, Collective], _Sum] = defaultdict(_Sum)
@@ -149,7 +149,7 @@ class Tally:
         calls: int = 1,
         seconds: float | None = None,
     ) -> None:
-        """So many calls of one size; `seconds` of all of them together."""
+        """Add calls of one size; `seconds` is their total."""
         total = self._sums[member, collective]
         total.calls += calls
         total.num_bytes += calls * num_bytes
@@ -159,7 +159,7 @@ class Tally:
 
     @property
     def processes(self) -> set[str]:
-        """All that called anything."""
+        """Processes with at least one call."""
         return {member.process for member, _ in self._sums}
 
     def rows(
@@ -167,10 +167,10 @@ class Tally:
         ranks_of: Mapping[str, Sequence[int]] | None = None,
         axes: Mapping[tuple[int, ...], str] | None = None,
     ) -> tuple[ExchangeRow, ...]:
-        """One row a kind of communicator and collective, the most bytes first.
+        """Return one row per kind of communicator and collective, ordered by bytes.
 
-        `ranks_of` are a communicator's world ranks as far as they are known, `axes` what the
-        layout's groups are called. A communicator of which ranks are unknown has no axis.
+        `ranks_of` has the known world ranks of a communicator, `axes` the names of the layout's
+        groups. A communicator with unknown ranks has no axis.
         """
         merged: defaultdict[tuple[_Kind, Collective], list[tuple[Membership, _Sum]]] = defaultdict(
             list
@@ -187,24 +187,26 @@ class Tally:
 
 
 def world_ranks(members: Iterable[Membership]) -> dict[str, list[int]]:
-    """World ranks of each communicator: a process's rank in its largest one is the world's."""
-    ranked = [(member, member.rank) for member in members if member.rank is not None]
+    """Return the world ranks of each communicator.
+
+    A process's world rank is its rank in its largest communicator."""
+    members_with_rank = [(member, member.rank) for member in members if member.rank is not None]
     world: dict[str, tuple[int, int]] = {}
-    for member, rank in ranked:
+    for member, rank in members_with_rank:
         world[member.process] = max(world.get(member.process, (0, 0)), (member.size, rank))
     ranks: defaultdict[str, list[int]] = defaultdict(list)
-    for member, _ in ranked:
+    for member, _ in members_with_rank:
         ranks[member.communicator].append(world[member.process][1])
     return ranks
 
 
 def bin_of(num_bytes: int) -> int:
-    """The smallest power of two that is at least as large; 0 for nothing."""
+    """Return the smallest power of two that is at least as large; 0 for 0."""
     return 1 << (num_bytes - 1).bit_length() if num_bytes > 0 else 0
 
 
 def stride(ranks: Sequence[int], size: int) -> int | None:
-    """The distance of neighbours, None unless all ranks are known and evenly spaced."""
+    """Return the distance between neighbours; None unless all ranks are known and evenly spaced."""
     if len(ranks) != size or size < 2:
         return None
     steps = {after - before for before, after in pairwise(ranks)}

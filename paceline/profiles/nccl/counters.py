@@ -1,4 +1,4 @@
-"""What the native trainer counted at its process groups: traffic/rank-NNNNN.jsonl, schema 1."""
+"""Reader of the native trainer's traffic counters: traffic/rank-NNNNN.jsonl, schema 1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.profiles.nccl.communication import Communication, Membership, Tall
 
 
 class TrafficStart(Value):
-    """A rank's first line."""
+    """First line of a rank's file."""
 
     event: Literal["start"]
     schema_version: Literal[1] = Field(alias="schema")
@@ -29,7 +29,7 @@ class TrafficStart(Value):
 
 
 class CountedMessage(Value):
-    """Calls of one size in one step."""
+    """Calls of one message size in one step."""
 
     axis: str
     collective: Collective
@@ -39,7 +39,7 @@ class CountedMessage(Value):
 
 
 class TrafficStep(Value):
-    """What one step of a rank exchanged."""
+    """Traffic of one step of a rank."""
 
     event: Literal["traffic"]
     step: PositiveInt
@@ -49,11 +49,11 @@ class TrafficStep(Value):
 def read_counters(
     paths: Iterable[Path], first_step: int = 1, last_step: int | None = None
 ) -> tuple[Communication, frozenset[int]]:
-    """(the table of those steps, the ranks that counted); a torn last line is left out.
+    """Return (traffic of those steps, ranks with counters); an incomplete last line is skipped.
 
-    Raises UserError for a file of something else.
+    Raises UserError for a file of another format.
     """
-    tally, ranks, steps, torn = Tally(), set[int](), set[int](), 0
+    tally, ranks, steps, num_incomplete = Tally(), set[int](), set[int](), 0
     world_ranks: dict[str, tuple[int, ...]] = {}
     for path in paths:
         start: TrafficStart | None = None
@@ -67,7 +67,7 @@ def read_counters(
             except ValidationError as error:
                 raise refusal(f"{path}:{number}", error) from error
             except ValueError:
-                torn += 1
+                num_incomplete += 1
                 continue
             if step.step < first_step or (last_step is not None and step.step > last_step):
                 continue
@@ -84,6 +84,6 @@ def read_counters(
         ranks=len(ranks),
         steps=len(steps) or None,
         rows=tally.rows(world_ranks),
-        torn_lines=torn,
+        torn_lines=num_incomplete,
     )
     return table, frozenset(ranks)

@@ -1,9 +1,9 @@
-"""Logs of NCCL_DEBUG=INFO with the subsystems INIT, COLL, P2P, NET, and TUNING if it is there.
+"""Reader of NCCL_DEBUG=INFO logs with the subsystems INIT, COLL, P2P, NET and optionally TUNING.
 
-Lines are as NCCL 2.4 to 2.28 and RCCL write them, found anywhere in a block of text: several
-processes write into one file, so a line may stand behind the begin of another, and lack its own.
-`opCount` is hexadecimal. `count` is the argument of the call: what one rank puts into an
-all-gather, what one gets from a reduce-scatter.
+Lines are those of NCCL 2.4 to 2.28 and RCCL, found anywhere in a block of text: several processes
+write into one file, so a line can follow the start of another and lack its own. `opCount` is
+hexadecimal. `count` is the argument of the call: what one rank puts into an all-gather, what one
+gets from a reduce-scatter.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ COLLECTIVES: dict[bytes, Collective] = {
     b"Send": "send",
     b"Recv": "recv",
 }
-OF_ONE_RANK: frozenset[Collective] = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
-"""Their count is one rank's part of the whole."""
+PER_RANK_COUNTS: frozenset[Collective] = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
+"""Collectives whose count is one rank's part."""
 DATATYPE_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
-"""By NCCL's number: int8 uint8 int32 uint32 int64 uint64 fp16 fp32 fp64 bf16 and two of fp8."""
+"""Bytes by NCCL's number: int8 uint8 int32 uint32 int64 uint64 fp16 fp32 fp64 bf16, two of fp8."""
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 PROTOCOLS = ("LL", "LL128", "Simple")
 CALL_MARK = b": opCount "
@@ -84,20 +84,22 @@ COMPLAINT = re.compile(rb"NCCL WARN ([^\r\n]{1,300})")
 
 
 def datatype_bytes(number: int) -> int | None:
-    """Bytes of one element, None for a type that is not known."""
+    """Return the bytes of one element, or None for an unknown type."""
     return DATATYPE_BYTES[number] if number < len(DATATYPE_BYTES) else None
 
 
 def transport(text: bytes) -> str:
-    """`P2P/CUMEM/read` -> `P2P/CUMEM`, `NET/IB/3/GDRDMA` -> `NET/IB GDRDMA`."""
+    """Return the kind of a transport.
+
+    `P2P/CUMEM/read` -> `P2P/CUMEM`, `NET/IB/3/GDRDMA` -> `NET/IB GDRDMA`."""
     words = text.decode("ascii", "replace").split(" comm ")[0].strip().split("/")
     kind = "/".join(words[:2])
     direct = words[0] == "NET" and any(word.startswith("GDRDMA") for word in words[2:])
     return f"{kind} GDRDMA" if direct else kind
 
 
-def named(word: bytes, names: tuple[str, ...]) -> str:
-    """An algorithm or a protocol, which older versions print as a number."""
+def canonical_name(word: bytes, names: tuple[str, ...]) -> str:
+    """Return the name of an algorithm or protocol, which older versions print as a number."""
     text = word.decode("ascii", "replace")
     if text.isdigit():
         return names[int(text)] if int(text) < len(names) else text
@@ -106,16 +108,16 @@ def named(word: bytes, names: tuple[str, ...]) -> str:
 
 T = TypeVar("T")
 MAX_NAMES = 64
-"""Names of a kind that are kept, of versions, interfaces and the like."""
+"""Maximum number of names of a kind, such as versions or interfaces."""
 MAX_COMPLAINTS = 3
-"""Warnings of NCCL that are repeated."""
+"""Maximum number of NCCL's warnings that are repeated."""
 MAX_MEMBERS = 100_000
-"""Communicators times processes, and connections; more are no training's."""
+"""Maximum number of communicators times processes, and of connections."""
 
 
 @dataclass
 class LogFacts:
-    """What processes say of their connections."""
+    """Connections and settings that processes report."""
 
     versions: set[str] = field(default_factory=set[str])
     networks: set[str] = field(default_factory=set[str])
@@ -144,7 +146,7 @@ def network_warnings(facts: LogFacts) -> Iterator[str]:
     if (without := num("NET/IB") - num("NET/IB", "GDRDMA")) > 0:
         yield f"{without} of {num('NET/IB')} InfiniBand connections do not use GPU Direct RDMA."
     if shared := num("SHM"):
-        yield f"{counted(shared, 'connection', 'go')} through host memory (SHM), not peer to peer."
+        yield f"{counted(shared, 'connection', 'go')} through CPU memory (SHM), not peer to peer."
     if len(facts.versions) > 1:
         yield f"Processes run different libraries: {', '.join(sorted(facts.versions))}."
     for text in list(facts.complaints)[:MAX_COMPLAINTS]:
@@ -168,7 +170,7 @@ class _Choice:
 
 
 class DebugLog:
-    """Reads one log after the other; `communication` then says what they hold."""
+    """Reader of one or more logs; `communication` returns their content."""
 
     def __init__(self) -> None:
         self.facts = LogFacts()
@@ -176,15 +178,15 @@ class DebugLog:
         self.torn_lines = 0
         self.broken_off: str | None = None
         self.num_lines = 0
-        """NCCL's, of any kind."""
+        """Number of NCCL lines of any kind."""
         self._members: dict[tuple[bytes, bytes, int], Membership] = {}
         self._of_pointer: dict[tuple[bytes, int], Membership] = {}
-        """For lines that have lost their begin."""
+        """Members by pointer, for lines without their start."""
         self._choices: defaultdict[tuple[str, str, str], _Choice] = defaultdict(_Choice)
         self._channels: set[int] = set()
 
     def read(self, path: Path) -> None:
-        """All of a file, in blocks; raises OSError where it cannot be read."""
+        """Read a file in blocks; raises OSError if it cannot be read."""
         log = LogFile(path)
         for block in log:
             self._block(block)
@@ -193,7 +195,7 @@ class DebugLog:
     def communication(
         self, axes: Mapping[tuple[int, ...], str] | None = None, steps: int | None = None
     ) -> Communication:
-        """The tables; `axes` names the groups of world ranks, `steps` is what was logged."""
+        """Return the traffic; `axes` names groups of world ranks, `steps` counts logged steps."""
         facts = self.facts
         return Communication(
             source="nccl log",
@@ -227,13 +229,13 @@ class DebugLog:
         )
 
     def _block(self, block: bytes) -> None:
-        mentioned = block.count(b"NCCL ")
-        self.num_lines += mentioned
+        num_lines = block.count(b"NCCL ")
+        self.num_lines += num_lines
         calls = CALL.findall(block)
         self.torn_lines += max(0, block.count(CALL_MARK) - len(calls))
-        if mentioned > len(calls):
-            self._set_up(block)
-            self._chosen(block)
+        if num_lines > len(calls):
+            self._read_setup(block)
+            self._read_choices(block)
         for call, times in Counter(calls).items():
             self._call(call, times)
 
@@ -245,11 +247,11 @@ class DebugLog:
             self.torn_lines += times
             return
         collective: Collective = COLLECTIVES[word]
-        parts = int(size) if collective in OF_ONE_RANK else 1
+        parts = int(size) if collective in PER_RANK_COUNTS else 1
         self.tally.add(member, collective, int(count) * width * parts, times)
 
     def _member(self, process: bytes, pointer: bytes, size: int) -> Membership | None:
-        """Whose call it is; a communicator whose beginning was not logged has a name of its own."""
+        """Return the caller; a communicator whose setup was not logged gets its own name."""
         if not process:
             return self._of_pointer.get((pointer, size))
         key = process, pointer, size
@@ -260,7 +262,7 @@ class DebugLog:
             self._of_pointer[pointer, size] = member
         return member
 
-    def _set_up(self, block: bytes) -> None:
+    def _read_setup(self, block: bytes) -> None:
         facts = self.facts
         for process, pointer, rank, size, shared in COMMUNICATOR.findall(block):
             name = (shared or process + b" " + pointer).decode()
@@ -272,13 +274,13 @@ class DebugLog:
             kind = transport(via)
             if kind in facts.transports or len(facts.transports) < MAX_NAMES:
                 facts.transports[kind] += 1
-        _keep(self._channels, map(int, CHANNELS.findall(block)))
-        _keep(facts.versions, map(_text, VERSION.findall(block)))
-        _keep(facts.networks, map(_text, NETWORK.findall(block)))
+        _add_limited(self._channels, map(int, CHANNELS.findall(block)))
+        _add_limited(facts.versions, map(_text, VERSION.findall(block)))
+        _add_limited(facts.networks, map(_text, NETWORK.findall(block)))
         for _, names in DEVICES.findall(block):
-            _keep(facts.devices, map(_text, DEVICE.findall(names)))
+            _add_limited(facts.devices, map(_text, DEVICE.findall(names)))
         addresses = map(INTERFACE.match, SOCKET.findall(block))
-        _keep(facts.sockets, (_text(match[1]) for match in addresses if match))
+        _add_limited(facts.sockets, (_text(match[1]) for match in addresses if match))
         for name, value in SETTING.findall(block):
             if len(facts.settings) < MAX_NAMES:
                 facts.settings[_text(name)] = _text(value).rstrip(".")
@@ -287,13 +289,13 @@ class DebugLog:
             if len(facts.complaints) < MAX_NAMES:
                 facts.complaints.setdefault(_text(text))
 
-    def _chosen(self, block: bytes) -> None:
+    def _read_choices(self, block: bytes) -> None:
         for word, size, algorithm, protocol, first, last in CHOICE.findall(block):
             collective: str = COLLECTIVES.get(word) or "unknown"
             key = (
                 collective,
-                named(algorithm, ALGORITHMS),
-                named(protocol, PROTOCOLS),
+                canonical_name(algorithm, ALGORITHMS),
+                canonical_name(protocol, PROTOCOLS),
             )
             if key in self._choices or len(self._choices) < MAX_NAMES:
                 self._choices[key].add(int(size), first, last)
@@ -303,8 +305,8 @@ def _text(word: bytes) -> str:
     return word.decode("utf-8", "replace").strip()
 
 
-def _keep(names: set[T], more: Iterable[T]) -> None:
-    """Add what there is room for."""
+def _add_limited(names: set[T], more: Iterable[T]) -> None:
+    """Add names up to MAX_NAMES."""
     for name in more:
         if len(names) < MAX_NAMES:
             names.add(name)

@@ -1,4 +1,4 @@
-"""Records of NCCL's inspector, a profiler plugin: a JSON object a collective, a file a process.
+"""Reader of NCCL inspector records: one JSON object per collective, one file per process.
 
 Formats 4 and 5: {"header": {id, rank, n_ranks, nnodes}, "metadata": {hostname, pid, ...},
 "coll_perf": {coll, coll_msg_size_bytes, coll_exec_time_us, ...}}; RCCL's has the same fields. The
@@ -23,7 +23,7 @@ from paceline.profiles.nccl.communication import (
     Tally,
     world_ranks,
 )
-from paceline.profiles.nccl.debug_log import COLLECTIVES, OF_ONE_RANK
+from paceline.profiles.nccl.debug_log import COLLECTIVES, PER_RANK_COUNTS
 
 MARK = b'"coll_perf"'
 MAX_MEMBERS = 100_000
@@ -31,13 +31,13 @@ Microseconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class InspectorPart(Value):
-    """What newer versions add is left out."""
+    """Part of a record; fields of newer versions are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class InspectorHeader(InspectorPart):
-    """Which rank of which communicator."""
+    """Rank and communicator of a call."""
 
     id: str = Field(default="", max_length=100)
     rank: NonNegativeInt
@@ -45,14 +45,14 @@ class InspectorHeader(InspectorPart):
 
 
 class InspectorMetadata(InspectorPart):
-    """Which process; RCCL's tests leave it out."""
+    """Process of a call; missing in RCCL's tests."""
 
     hostname: str = Field(default="", max_length=253)
     pid: NonNegativeInt = 0
 
 
 class InspectorCollective(InspectorPart):
-    """One call."""
+    """Data of one call."""
 
     coll: str
     coll_msg_size_bytes: NonNegativeInt
@@ -62,7 +62,7 @@ class InspectorCollective(InspectorPart):
 
 
 class InspectorRecord(InspectorPart):
-    """One line."""
+    """One line of a file."""
 
     header: InspectorHeader
     metadata: InspectorMetadata = InspectorMetadata()
@@ -70,7 +70,7 @@ class InspectorRecord(InspectorPart):
 
 
 class InspectorLog:
-    """Reads one file after the other; `communication` then says what they hold."""
+    """Reader of one or more files; `communication` returns their content."""
 
     def __init__(self) -> None:
         self.tally = Tally()
@@ -80,7 +80,7 @@ class InspectorLog:
         self._choices: defaultdict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
 
     def read(self, path: Path) -> None:
-        """All of a file, line by line; raises OSError where it cannot be read."""
+        """Read a file line by line; raises OSError if it cannot be read."""
         log = LogFile(path)
         for block in log:
             for line in block.splitlines():
@@ -89,7 +89,7 @@ class InspectorLog:
         self.broken_off = self.broken_off or log.read_error
 
     def communication(self, axes: Mapping[tuple[int, ...], str] | None = None) -> Communication:
-        """The tables; `axes` names the groups of world ranks."""
+        """Return the traffic; `axes` names groups of world ranks."""
         return Communication(
             source="nccl inspector",
             ranks=len(self.tally.processes),
@@ -121,7 +121,7 @@ class InspectorLog:
             self.torn_lines += 1
             return
         self._members[member] = None
-        parts = header.n_ranks if collective in OF_ONE_RANK else 1
+        parts = header.n_ranks if collective in PER_RANK_COUNTS else 1
         size, took_us = call.coll_msg_size_bytes * parts, call.coll_exec_time_us
         self.tally.add(member, collective, size, 1, None if took_us is None else took_us * 1e-6)
         if call.coll_algo and call.coll_proto and len(self._choices) < MAX_MEMBERS:

@@ -1,4 +1,4 @@
-"""Files of Nsight Systems on their way to SQLite: .qdstrm by its importer, .nsys-rep by `nsys`."""
+"""Conversion of Nsight Systems files to SQLite: .qdstrm by its importer, .nsys-rep by `nsys`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from paceline.machines.programs import run_program
 
 STREAM, REPORT, DATABASE = ".qdstrm", ".nsys-rep", ".sqlite"
 ENDINGS = (DATABASE, REPORT, STREAM)
-"""What can be read; of one rank's files the first of them that is there."""
+"""Endings that can be read, in order of preference."""
 LIMIT_S = 1800.0
 IMPORTER = "QdstrmImporter"
 
 
 def nsys_program() -> Path | None:
-    """`nsys` in PATH, or beside the interpreter; None without it."""
-    beside = Path(sys.executable).with_name("nsys")
-    path = shutil.which("nsys") or (str(beside) if beside.exists() else None)
+    """Return `nsys` from PATH or next to the interpreter, or None."""
+    sibling = Path(sys.executable).with_name("nsys")
+    path = shutil.which("nsys") or (str(sibling) if sibling.exists() else None)
     return Path(path) if path else None
 
 
 def importer_program(nsys: Path) -> Path | None:
-    """The importer that belongs to an `nsys`: Debian splits the host's part from the target's."""
+    """Return the importer of an `nsys`; Debian installs host and target parts separately."""
     target = nsys.resolve().parent
     hosts = [folder / "host-linux-x64" for folder in (target.parent, *target.parents)]
     hosts += [folder / "nsight-systems/host-linux-x64" for folder in target.parents]
@@ -36,69 +36,68 @@ def importer_program(nsys: Path) -> Path | None:
 
 
 def reports_of(folder: Path) -> list[Path]:
-    """The files of a folder, one a rank, in order."""
-    chosen: dict[str, Path] = {}
+    """Return the reports of a folder in order, one per rank."""
+    report_by_stem: dict[str, Path] = {}
     for ending in reversed(ENDINGS):
-        chosen |= {path.stem: path for path in folder.glob(f"*{ending}")}
-    return [path for _, path in sorted(chosen.items())]
+        report_by_stem |= {path.stem: path for path in folder.glob(f"*{ending}")}
+    return [path for _, path in sorted(report_by_stem.items())]
 
 
 def database(path: Path, folder: Path) -> Path:
-    """The SQLite file of a report, made in `folder` where it is none yet.
+    """Return the SQLite file of a report, exported into `folder` unless it is one already.
 
-    Raises UserError for another kind of file and where `nsys` is missing, SystemFaultError where it
-    fails.
+    Raises UserError for other files and if `nsys` is missing, SystemFaultError if it fails.
     """
     if path.suffix == DATABASE:
         return path
     if path.suffix not in (STREAM, REPORT):
-        raise UserError(str(path), "is no report of Nsight Systems", allowed=", ".join(ENDINGS))
+        raise UserError(str(path), "is not an Nsight Systems report", allowed=", ".join(ENDINGS))
     nsys = nsys_program()
     if nsys is None:
         raise UserError(
             str(path),
-            "takes Nsight Systems to read, and nsys is not in PATH",
-            remedy="put it there, or read what `nsys export --type sqlite` makes elsewhere",
+            "needs Nsight Systems to be read, but nsys is not in PATH",
+            remedy="install it, or read the output of nsys export --type sqlite",
         )
-    report = path if path.suffix == REPORT else _imported(path, folder, nsys)
-    made = folder / f"{path.stem}{DATABASE}"
-    with _whole(made) as part:
+    report = path if path.suffix == REPORT else _import_stream(path, folder, nsys)
+    output_file = folder / f"{path.stem}{DATABASE}"
+    with _atomic_output(output_file) as part:
         output = f"--output={part}"
         words = ["export", "--type=sqlite", "--force-overwrite=true", output, str(report)]
         _run([str(nsys), *words], report, part)
-    return made
+    return output_file
 
 
-def _imported(path: Path, folder: Path, nsys: Path) -> Path:
-    """What `nsys profile` does by itself where it finds its importer."""
+def _import_stream(path: Path, folder: Path, nsys: Path) -> Path:
+    """Return the report of a .qdstrm file, imported into `folder`."""
     importer = importer_program(nsys)
     if importer is None:
         raise UserError(
             str(path),
-            f"has to be imported, and there is no {IMPORTER} beside {nsys}",
-            remedy="install the host's part of Nsight Systems too, or copy the file to where it is",
+            f"must be imported, but {IMPORTER} is not next to {nsys}",
+            remedy="install the host part of Nsight Systems, or copy the file to a machine with it",
         )
-    made = folder / f"{path.stem}{REPORT}"
-    with _whole(made) as part:
+    output_file = folder / f"{path.stem}{REPORT}"
+    with _atomic_output(output_file) as part:
         words = ["--force-overwrite", "--input-file", str(path), "--output-file", str(part)]
         _run([str(importer), *words], path, part)
-    return made
+    return output_file
 
 
 @contextmanager
-def _whole(made: Path) -> Iterator[Path]:
-    """Where to write what is to be `made`; it is there whole or not at all."""
+def _atomic_output(output_file: Path) -> Iterator[Path]:
+    """Yield a temporary path that becomes `output_file` when it is complete."""
     try:
-        scratch = TemporaryDirectory(prefix=".part-", dir=made.parent)
+        scratch = TemporaryDirectory(prefix=".part-", dir=output_file.parent)
     except OSError as error:
-        raise SystemFaultError(str(made), f"cannot be written: {error.strerror}") from error
+        raise SystemFaultError(str(output_file), f"cannot be written: {error.strerror}") from error
     with scratch as folder:
-        part = Path(folder) / made.name
+        part = Path(folder) / output_file.name
         yield part
-        part.replace(made)
+        part.replace(output_file)
 
 
-def _run(command: Sequence[str], source: Path, made: Path) -> None:
+def _run(command: Sequence[str], source: Path, output_file: Path) -> None:
     deadline = time.monotonic() + LIMIT_S
 
     def check() -> None:
@@ -107,10 +106,10 @@ def _run(command: Sequence[str], source: Path, made: Path) -> None:
             raise SystemFaultError(str(source), what)
 
     try:
-        done = run_program(command, check)
+        result = run_program(command, check)
     except OSError as error:
         raise SystemFaultError(command[0], f"cannot be started: {error.strerror}") from error
-    if done.returncode or not made.is_file():
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        said = lines[-1] if lines else f"exit code {done.returncode}"
-        raise UserError(str(source), f"cannot be read by {Path(command[0]).name}: {said}")
+    if result.returncode or not output_file.is_file():
+        lines = (result.stderr or result.stdout).strip().splitlines()
+        message = lines[-1] if lines else f"exit code {result.returncode}"
+        raise UserError(str(source), f"cannot be read by {Path(command[0]).name}: {message}")

@@ -1,7 +1,7 @@
-"""A report's kernels and marks as the timeline of a rank.
+"""Reader of an Nsight Systems report as the timeline of a rank.
 
-A program runs ahead of its device: a kernel belongs to the step, and to the mark, in which the
-program launched it. A step begins on the device with the first kernel that it launched.
+The CPU runs ahead of its device: a kernel belongs to the step and to the mark in which it was
+launched. On the device, a step starts with the first kernel that it launched.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.core.errors import UserError
 from paceline.profiles.kernels import annotation_label, is_communication, is_data_wait, kind_of
 from paceline.profiles.timeline import (
     COMMUNICATION,
-    NONE,
+    NO_INTERVALS,
     Intervals,
     StepSpan,
     Timeline,
@@ -37,12 +37,12 @@ LAUNCHES = "CUPTI_ACTIVITY_KIND_RUNTIME"
 MARKS = "NVTX_EVENTS"
 SYSTEM_CALLS = "OSRT_API"
 STRINGS = "StringIds"
-MOST_ROWS = 20_000_000
+MAX_ROWS = 20_000_000
 Column = NDArray[np.int64]
 
 
 class ReportTables:
-    """A report, read only; raises UserError for a file that is none."""
+    """Read-only access to a report; raises UserError for other files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,17 +51,17 @@ class ReportTables:
     def __enter__(self) -> Self:
         with self._answers():
             if not self.path.is_file():
-                raise UserError(str(self.path), "is no file")
+                raise UserError(str(self.path), "is not a file")
             uri = f"file:{quote(str(self.path.resolve()))}?mode=ro&immutable=1"
             self._db = sqlite3.connect(uri, uri=True)
             self._db.execute("PRAGMA trusted_schema = OFF")
-            # A view could compute for ever.
+            # Only tables: a view could run forever.
             rows = self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             self.names = {str(name) for (name,) in rows}
         if STRINGS not in self.names:
             raise UserError(
                 str(self.path),
-                "is no export of Nsight Systems: it has no table StringIds",
+                "is not an Nsight Systems export: it has no table StringIds",
                 remedy="nsys export --type sqlite REPORT.nsys-rep",
             )
         return self
@@ -76,61 +76,63 @@ class ReportTables:
             self._db.close()
 
     def columns(self, table: str) -> set[str]:
-        """Names of a table's columns; none where there is no such table."""
+        """Return the names of a table's columns; empty if there is no such table."""
         if table not in self.names:
             return set()
         with self._answers():
             return {str(row[1]) for row in self._open.execute(f"PRAGMA table_info({table})")}
 
     def numbers(self, table: str, names: Sequence[str]) -> tuple[Column, ...]:
-        """Columns of whole numbers in the order of `start`; missing values are -1."""
+        """Return integer columns ordered by `start`; missing values are -1."""
         present = self.columns(table)
         if "start" not in present:
             return tuple(np.empty(0, dtype=np.int64) for _ in names)
-        chosen = [f'IFNULL("{name}", -1)' if name in present else "-1" for name in names]
-        query = f"SELECT {', '.join(chosen)} FROM {table} ORDER BY start"
+        expressions = [f'IFNULL("{name}", -1)' if name in present else "-1" for name in names]
+        query = f"SELECT {', '.join(expressions)} FROM {table} ORDER BY start"
         rows: list[NDArray[np.int64]] = []
         total = 0
         with self._answers(), closing(self._open.execute(query)) as cursor:
             while part := cursor.fetchmany(65536):
                 total += len(part)
-                if total > MOST_ROWS:
+                if total > MAX_ROWS:
                     raise UserError(
                         str(self.path),
-                        f"holds more than {MOST_ROWS:,} rows of {table}",
+                        f"holds more than {MAX_ROWS:,} rows of {table}",
                         remedy="profile fewer steps",
                     )
                 rows.append(np.array(part, dtype=np.int64))
         whole = np.concatenate(rows) if rows else np.empty((0, len(names)), dtype=np.int64)
         return tuple(whole.T)
 
-    def texts(self, table: str, column: str, own: str | None = None) -> list[str]:
-        """Of each row in the order of `start` the string that a column names, or the `own` text."""
+    def texts(self, table: str, column: str, fallback_column: str | None = None) -> list[str]:
+        """Return each row's string ordered by `start`, or else the fallback column's text."""
         present = self.columns(table)
         if "start" not in present:
             return []
-        named = f"s.value, t.{own}" if own in present else "s.value, NULL"
-        joined = f"LEFT JOIN {STRINGS} s ON s.id = t.{column}"
+        expressions = (
+            f"s.value, t.{fallback_column}" if fallback_column in present else "s.value, NULL"
+        )
+        join = f"LEFT JOIN {STRINGS} s ON s.id = t.{column}"
         if column not in present:
-            joined = f"LEFT JOIN {STRINGS} s ON 0"
-        query = f"SELECT {named} FROM {table} t {joined} ORDER BY t.start"
+            join = f"LEFT JOIN {STRINGS} s ON 0"
+        query = f"SELECT {expressions} FROM {table} t {join} ORDER BY t.start"
         with self._answers():
             return [str(value or text or "") for value, text in self._open.execute(query)]
 
     def strings(self) -> dict[int, str]:
-        """Names by their number."""
+        """Return all strings by their id."""
         with self._answers():
             rows = self._open.execute(f"SELECT id, value FROM {STRINGS}")
             return {int(number): str(value) for number, value in rows}
 
     def values(self, query: str) -> list[tuple[Any, ...]]:
-        """Rows of a query over tables that are there."""
+        """Return the rows of a query over existing tables."""
         with self._answers():
             return self._open.execute(query).fetchall()
 
     @property
     def _open(self) -> sqlite3.Connection:
-        assert self._db is not None, "it is entered first"
+        assert self._db is not None, "use it as a context manager"
         return self._db
 
     @contextmanager
@@ -145,8 +147,8 @@ class ReportTables:
 
 
 NS = 1e-9
-ISSUED = "paceline:communication:"
-"""How the trainer marks a collective; its axis follows, then the method."""
+COLLECTIVE_MARK = "paceline:communication:"
+"""Prefix of the trainer's marks of collectives; axis and method follow."""
 COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 _MARKED_STEP = re.compile(
     r"^(?:paceline:step|ProfilerStep|train[_ ]step|step|iteration|iter)[ _#:=]*(\d{1,9})", re.I
@@ -154,12 +156,12 @@ _MARKED_STEP = re.compile(
 _RANK = re.compile(r"rank[ _-]?(\d{1,9})", re.I)
 _PLACE = re.compile(r"_(\d{1,6})_(\d{1,4})$")
 PID_STEP = 1 << 24
-"""A global thread is its process's number plus its own; what is below belongs to the thread."""
+"""Step between process ids in a global thread id; the lower bits are the thread's."""
 
 
 @dataclass(frozen=True)
 class StepMark:
-    """A range of NVTX, in nanoseconds."""
+    """An NVTX range in nanoseconds."""
 
     begin: int
     end: int
@@ -167,51 +169,53 @@ class StepMark:
 
 
 @dataclass(frozen=True)
-class _Work:
-    """Everything that the device did, in the order of its begin."""
+class _DeviceWork:
+    """Activities of the device, ordered by start."""
 
     begin: Column
     end: Column
-    launched: Column
-    """When the program asked for it; its own begin where nothing tells."""
+    launch_ns: Column
+    """Launch time on the CPU, or the activity's start if unknown."""
     names: list[str]
 
 
 def read_timeline(tables: ReportTables, number: int = 0) -> Timeline | None:
-    """The rank's timeline; None where the report holds no work of a device or marks no steps.
+    """Return the rank's timeline, or None without device activity or step marks.
 
-    `number` is the file's among others, as of `rank_of`.
+    `number` is the index of the file, as in `rank_of`.
     """
     work = _device_work(tables)
     marks = _marks(tables)
     steps = _steps(work, marks)
     if not len(work.begin) or not steps:
         return None
-    axes = _Ranges([m for m in marks if m.text.startswith(ISSUED)])
+    axes = _Ranges([m for m in marks if m.text.startswith(COLLECTIVE_MARK)])
     updates = _Ranges([m for m in marks if annotation_label(m.text) == "optimizer"])
     builder = TimelineBuilder()
-    issued, updating = axes.at(work.launched), updates.at(work.launched)
+    axis_mark, optimizer_mark = axes.at(work.launch_ns), updates.at(work.launch_ns)
     for i, name in enumerate(work.names):
         if is_communication(name):
-            text = axes.marks[issued[i]].text if issued[i] >= 0 else ""
-            axis = text.removeprefix(ISSUED).partition(":")[0] or "unknown"
+            text = axes.marks[axis_mark[i]].text if axis_mark[i] >= 0 else ""
+            axis = text.removeprefix(COLLECTIVE_MARK).partition(":")[0] or "unknown"
             label = COMMUNICATION + axis
         else:
-            label = "optimizer" if updating[i] >= 0 else kind_of(name)
+            label = "optimizer" if optimizer_mark[i] >= 0 else kind_of(name)
         builder.add(name, label, work.begin[i] * NS, work.end[i] * NS)
     data = [(m.begin * NS, m.end * NS) for m in marks if is_data_wait(m.text)]
-    waits: Intervals = np.array(sorted(data)) if data else NONE
+    waits: Intervals = np.array(sorted(data)) if data else NO_INTERVALS
     return builder.timeline(_rank(tables.path, marks, number), steps, waits)
 
 
-def _device_work(tables: ReportTables) -> _Work:
-    """Kernels, copies and fills of the process that has most of them."""
+def _device_work(tables: ReportTables) -> _DeviceWork:
+    """Return kernels, copies and fills of the process with most of them."""
     strings = tables.strings()
     present = tables.columns(KERNELS)
-    named = next((c for c in ("demangledName", "shortName", "mangledName") if c in present), "")
+    name_column = next(
+        (c for c in ("demangledName", "shortName", "mangledName") if c in present), ""
+    )
     parts: list[tuple[Column, ...]] = []
     names: list[str] = []
-    for table, column in ((KERNELS, named), (COPIES, "copyKind"), (FILLS, "")):
+    for table, column in ((KERNELS, name_column), (COPIES, "copyKind"), (FILLS, "")):
         rows = tables.numbers(table, ["start", "end", "globalPid", "correlationId", column or "x"])
         parts.append(rows[:4])
         if table == KERNELS:
@@ -224,17 +228,17 @@ def _device_work(tables: ReportTables) -> _Work:
         np.concatenate(column) for column in zip(*parts, strict=True)
     )
     if not len(begin):
-        return _Work(begin, end, begin, [])
+        return _DeviceWork(begin, end, begin, [])
     processes, counts = np.unique(process, return_counts=True)
     busiest = processes[counts.argmax()]
     mine = np.flatnonzero(process == busiest)
     mine = mine[np.argsort(begin[mine], kind="stable")]
-    launched = _launches(tables, int(busiest), correlation[mine], begin[mine])
-    return _Work(begin[mine], end[mine], launched, [names[i] for i in mine])
+    launch_ns = _launches(tables, int(busiest), correlation[mine], begin[mine])
+    return _DeviceWork(begin[mine], end[mine], launch_ns, [names[i] for i in mine])
 
 
 def _launches(tables: ReportTables, process: int, correlation: Column, begin: Column) -> Column:
-    """When each was asked for, by the number that a call and its kernel share."""
+    """Return launch times, matched by the correlation id of call and kernel."""
     start, thread, number = tables.numbers(LAUNCHES, ["start", "globalTid", "correlationId"])
     same = (
         (thread // PID_STEP == process // PID_STEP) if process >= 0 else np.ones(len(start), bool)
@@ -245,14 +249,14 @@ def _launches(tables: ReportTables, process: int, correlation: Column, begin: Co
     order = np.argsort(number, kind="stable")
     at = np.minimum(np.searchsorted(number[order], correlation), len(order) - 1)
     row = order[at]
-    # A launch lies before its kernel; numbers of another process may be the same.
+    # A launch precedes its kernel; ids of another process may be equal.
     return np.where((number[row] == correlation) & (start[row] <= begin), start[row], begin)
 
 
 def _marks(tables: ReportTables) -> list[StepMark]:
-    """All ranges, in the order of their begin."""
+    """Return all ranges ordered by start."""
     begin, end = tables.numbers(MARKS, ["start", "end"])
-    texts = tables.texts(MARKS, "textId", own="text")
+    texts = tables.texts(MARKS, "textId", fallback_column="text")
     return [
         StepMark(int(b), int(e), text)
         for b, e, text in zip(begin, end, texts, strict=True)
@@ -260,15 +264,15 @@ def _marks(tables: ReportTables) -> list[StepMark]:
     ]
 
 
-def _steps(work: _Work, marks: list[StepMark]) -> list[StepSpan]:
-    """Steps on the device: from the first kernel of each to the first one of the next."""
-    marked = [(mark, int(m[1])) for mark in marks if (m := _MARKED_STEP.match(mark.text))]
+def _steps(work: _DeviceWork, marks: list[StepMark]) -> list[StepSpan]:
+    """Return the steps on the device, from the first kernel of each to the first of the next."""
+    step_marks = [(mark, int(m[1])) for mark in marks if (m := _MARKED_STEP.match(mark.text))]
     spans: list[tuple[int, float]] = []
-    order = np.argsort(work.launched, kind="stable")
-    launched = work.launched[order]
+    order = np.argsort(work.launch_ns, kind="stable")
+    launch_ns = work.launch_ns[order]
     last = 0.0
-    for mark, number in marked:
-        first, behind = np.searchsorted(launched, [mark.begin, mark.end])
+    for mark, number in step_marks:
+        first, behind = np.searchsorted(launch_ns, [mark.begin, mark.end])
         if first < behind and not (spans and spans[-1][0] == number):
             rows = order[first:behind]
             spans.append((number, float(work.begin[rows].min())))
@@ -283,7 +287,7 @@ def _steps(work: _Work, marks: list[StepMark]) -> list[StepSpan]:
 
 
 class _Ranges:
-    """Ranges that do not overlap, to look up moments in."""
+    """Ranges without overlap, for looking up times."""
 
     def __init__(self, marks: list[StepMark]) -> None:
         self.marks = marks
@@ -291,7 +295,7 @@ class _Ranges:
         self._end = np.array([mark.end for mark in marks], dtype=np.int64)
 
     def at(self, moments: Column) -> Column:
-        """(n,) the number of the range around each moment, else -1."""
+        """Return the index (n,) of the range around each time, or -1."""
         if not self.marks:
             return np.full(len(moments), -1, dtype=np.int64)
         row = np.searchsorted(self._begin, moments, side="right") - 1
@@ -300,7 +304,7 @@ class _Ranges:
 
 
 def rank_of(tables: ReportTables, number: int = 0) -> int:
-    """By the trainer's marks, else by the file's name, else the file's `number` among others."""
+    """Return the rank from the trainer's marks, the file name or, failing both, `number`."""
     return _rank(tables.path, _marks(tables), number)
 
 

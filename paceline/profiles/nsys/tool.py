@@ -1,4 +1,4 @@
-"""The tool `nsys`: Nsight Systems around the chosen ranks, and reports from anywhere."""
+"""The tool `nsys`: Nsight Systems around the chosen ranks, and reports from elsewhere."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from paceline.profiles.nsys.timelines import (
     rank_of,
     read_timeline,
 )
-from paceline.profiles.profile import Hot, Profile, profile_of, refuse_doubles
+from paceline.profiles.profile import Hot, Profile, profile_of, refuse_duplicate_ranks
 from paceline.profiles.timeline import Timeline
-from paceline.profiles.torch_traces import HOOKED
-from paceline.profiles.wrapping import wrapped
+from paceline.profiles.torch_traces import HOOKED_ENGINES
+from paceline.profiles.wrapping import wrap_ranks
 
-MOST = 30
+MAX_CALLS = 30
 LABEL = "system call"
 
 
 @dataclass(frozen=True)
 class SystemCalls:
-    """Of one rank, all threads together."""
+    """System calls of one rank, summed over threads."""
 
     span_s: float = 0.0
-    """From the first call to the end of the last one."""
+    """Time from the first call to the end of the last one."""
     seconds: Counter[str] = field(default_factory=Counter[str])
     calls: Counter[str] = field(default_factory=Counter[str])
 
 
 def system_calls(tables: ReportTables) -> SystemCalls:
-    """Calls by name; empty where they were not recorded."""
+    """Return system calls by name; empty if they were not recorded."""
     present = tables.columns(SYSTEM_CALLS)
     if not {"start", "end", "nameId"} <= present:
         return SystemCalls()
-    # What is nested is in the outer call's time, and the profiler's own marks take none.
+    # Nested calls are part of the outer call's time.
     level = "AND IFNULL(o.nestingLevel, 0) = 0" if "nestingLevel" in present else ""
     rows = tables.values(
         f"SELECT s.value, COUNT(*), SUM(o.end - o.start) FROM {SYSTEM_CALLS} o "
@@ -60,8 +60,8 @@ def system_calls(tables: ReportTables) -> SystemCalls:
     return total
 
 
-def longest(ranks: Sequence[SystemCalls]) -> tuple[Hot, ...]:
-    """The longest calls, the mean of the ranks; shares are of a rank's whole capture."""
+def longest_calls(ranks: Sequence[SystemCalls]) -> tuple[Hot, ...]:
+    """Return the longest calls as mean over ranks, with shares of a rank's capture."""
     seconds, calls = Counter[str](), Counter[str]()
     for rank in ranks:
         seconds.update(rank.seconds)
@@ -75,30 +75,30 @@ def longest(ranks: Sequence[SystemCalls]) -> tuple[Hot, ...]:
             seconds=total / n,
             share=total / span_s if span_s else 0.0,
         )
-        for name, total in seconds.most_common(MOST)
+        for name, total in seconds.most_common(MAX_CALLS)
     )
 
 
 TRACE = "cuda,nvtx"
 CPU_TRACE = "osrt,nvtx"
-"""Without a GPU there is nothing but calls of the operating system's libraries."""
+"""Without a GPU, only calls of operating system libraries are recorded."""
 
 
 @dataclass(frozen=True)
 class NsysSettings:
-    """What is recorded beside kernels and the trainer's marks."""
+    """Data to record in addition to kernels and the trainer's marks."""
 
     gpu_metrics: bool = False
-    """Samples of the devices' counters, by the first rank of each host for all of its devices."""
+    """Sample hardware counters of all devices of a host, in its first rank."""
     cpu: bool = False
-    """Samples of the program counter on the CPU, without the calls that lead there."""
+    """Sample the CPU's program counter, without backtraces."""
 
 
 def nsys_words(device: str, output: str, settings: NsysSettings) -> list[str]:
-    """The words before the program of one rank; `output` names its file.
+    """Return the command before the program of one rank; `output` is the path of its report.
 
-    On a GPU the capture lasts from cudaProfilerStart to cudaProfilerStop, between which the trainer
-    runs the chosen steps; on a CPU nothing tells it, so the whole program is recorded.
+    On a GPU the capture lasts from cudaProfilerStart to cudaProfilerStop, which the trainer calls
+    around the chosen steps. On a CPU the whole program is recorded.
     """
     cuda = device == "cuda"
     words = [
@@ -110,10 +110,10 @@ def nsys_words(device: str, output: str, settings: NsysSettings) -> list[str]:
         f"--trace={TRACE if cuda else CPU_TRACE}",
         "--cpuctxsw=none",
     ]
-    # With backtraces, or with switches between threads, 2022.4 never ends in a virtual machine.
+    # With backtraces or context switches, version 2022.4 hangs in virtual machines.
     words += ["--sample=process-tree", "--backtrace=none"] if settings.cpu else ["--sample=none"]
     if cuda:
-        # Without `stop` the program would be ended with the capture.
+        # Without `stop`, the program would end with the capture.
         words += [
             "--nic-metrics=true",
             "--capture-range=cudaProfilerApi",
@@ -123,62 +123,66 @@ def nsys_words(device: str, output: str, settings: NsysSettings) -> list[str]:
 
 
 def first_words(device: str, settings: NsysSettings) -> list[str]:
-    """Further words for the first rank of a host: counters are the device's, not a process's."""
+    """Return further words for the first rank of a host, which samples all its devices."""
     return ["--gpu-metrics-device=all"] if settings.gpu_metrics and device == "cuda" else []
 
 
 def output_pattern(recipe: str, dtype: str, world_size: int) -> str:
-    """RECIPE-DTYPE_64g_JOB_NODE_LOCAL in the run's folder, with places that the rank fills in.
+    """Return the path RECIPE-DTYPE_64g_JOB_NODE_LOCAL in the run folder, with placeholders.
 
-    So does NVIDIA's benchmark collection name its files.
+    These are the file names of NVIDIA's benchmark collection.
     """
     name = re.sub(r"[^\w.-]+", "-", recipe)
     return f"{PROFILES_FOLDER}/{name}-{dtype}_{world_size}g_{{job}}_{{node}}_{{local}}"
 
 
 def unsupported(spec: RunSpec) -> str | None:
-    """On GPUs the native trainer alone begins and ends the capture with its steps; on a CPU, where
-    all of a program is recorded, any engine that starts its ranks here will do."""
-    if spec.engine != "native" and not (spec.cluster.device == "cpu" and spec.engine in HOOKED):
+    """Return why the run cannot be profiled, or None.
+
+    On GPUs only the native trainer starts and stops the capture with its steps. On a CPU the whole
+    program is recorded, for any engine whose ranks are started here."""
+    if spec.engine != "native" and not (
+        spec.cluster.device == "cpu" and spec.engine in HOOKED_ENGINES
+    ):
         return (
-            f"engine {spec.engine} is not told when to begin and end: use its own setting for "
-            "Nsight Systems, and read the report by --from"
+            f"engine {spec.engine} cannot start and stop the capture; use its own setting for "
+            "Nsight Systems and read the report with --from"
         )
     if spec.cluster.nodes == 1 and not spec.cluster.in_container and nsys_program() is None:
         return "nsys is not in PATH: install Nsight Systems, or `make deps-profiling` on Debian"
     return None
 
 
-def attached(job: Job, spec: RunSpec) -> Job:
-    """Each chosen rank runs as the program of an `nsys profile`."""
+def attach(job: Job, spec: RunSpec) -> Job:
+    """Return the job with `nsys profile` around the program of each chosen rank."""
     assert spec.profile is not None
     device = "cpu" if spec.cluster.device == "cpu" else "cuda"
-    asked = spec.profile
-    settings = NsysSettings(gpu_metrics=asked.gpu_metrics, cpu=asked.cpu_samples)
+    request = spec.profile
+    settings = NsysSettings(gpu_metrics=request.gpu_metrics, cpu=request.cpu_samples)
     output = output_pattern(spec.recipe, spec.training.dtype, spec.world_size)
-    return wrapped(
+    return wrap_ranks(
         job,
-        asked.ranks,
+        request.ranks,
         before=nsys_words(device, output, settings),
         before_first=first_words(device, settings),
     )
 
 
 def read(folder: Path) -> Profile:
-    """The reports of a run folder; what they are exported to stays beside them."""
+    """Return the profile of a run folder; the exported files stay next to the reports."""
     profiles = folder / PROFILES_FOLDER
     reports = reports_of(profiles)
     if not reports:
         raise UserError(
             str(profiles),
-            "holds no report: the run ended before its profiled steps did",
-            remedy="logs/ says why; --steps A-B profiles earlier ones",
+            "holds no report: the run ended before its profiled steps",
+            remedy="see logs/; --steps A-B profiles earlier steps",
         )
     return _profile(reports, [str(path.relative_to(folder)) for path in reports], profiles)
 
 
 def read_file(path: Path) -> Profile:
-    """One report, or all of a folder, one a rank."""
+    """Return the profile of one report, or of a folder with one report per rank."""
     reports = reports_of(path) if path.is_dir() else [path]
     if not reports:
         raise UserError(str(path), "holds no report", allowed=", ".join(f"*{e}" for e in ENDINGS))
@@ -198,9 +202,9 @@ def _profile(reports: Sequence[Path], names: Sequence[str], scratch: Path) -> Pr
             else:
                 calls.append(system_calls(tables))
             ranks.append(timeline.rank if timeline else rank_of(tables, number))
-    refuse_doubles(names, ranks)
+    refuse_duplicate_ranks(names, ranks)
     if timelines:
-        few = f"{len(calls)} of {len(reports)} reports hold no steps of a device"
+        few = f"{len(calls)} of {len(reports)} reports have no steps on a device"
         return profile_of(
             "nsys",
             names,
@@ -214,10 +218,10 @@ def _profile(reports: Sequence[Path], names: Sequence[str], scratch: Path) -> Pr
         files=tuple(names),
         ranks=tuple(sorted(ranks)),
         steps=(),
-        kernels=longest(calls),
+        kernels=longest_calls(calls),
         warnings=(
-            "no steps on a device are marked (paceline:step N, step N, iteration N): what is told "
-            "are calls of the operating system's libraries in all of the capture, all threads "
-            "added up, and shares of its time",
+            "no step marks on a device (paceline:step N, step N, iteration N): the table shows "
+            "calls of operating system libraries over the complete capture, summed over threads, "
+            "and their shares of its time",
         ),
     )

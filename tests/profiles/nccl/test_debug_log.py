@@ -11,8 +11,8 @@ import pytest
 
 from paceline.core.layout import Layout
 from paceline.profiles.nccl.communication import Communication, ExchangeRow
-from paceline.profiles.nccl.contrast import axis_groups
 from paceline.profiles.nccl.debug_log import DebugLog
+from paceline.profiles.nccl.traffic_comparison import axis_groups
 from paceline.profiles.nccl_logs import read_file
 from paceline.runs.profile_report import profile_document
 from tests.profiles.nccl.debug_lines import begun, call, channel, setup, steps, who
@@ -165,7 +165,7 @@ def test_a_log_without_calls_names_no_rank(tmp_path: Path) -> None:
     (path := tmp_path / "nccl.log").write_bytes(b"a:1:1 [0] NCCL INFO Using network Socket\n")
     document = profile_document(read_file(path), "nccl.log")
     assert document.setup[0] == "no rank is known"
-    assert any("NCCL_DEBUG_SUBSYS has to name COLL" in note for note in document.notes)
+    assert any("NCCL_DEBUG_SUBSYS must include COLL" in note for note in document.notes)
 
 
 def test_a_healthy_log_raises_no_doubt(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ SOCKETS = [
         ([channel(0, 3, 4, "[send] via NET/IB/0")], "1 of 1 InfiniBand connections do not use GPU"),
         (
             [channel(0, 0, 1, "via P2P/IPC"), channel(0, 1, 2, "via SHM/direct/direct")],
-            "1 connection goes through host memory (SHM)",
+            "1 connection goes through CPU memory (SHM)",
         ),
         (
             ["node:1:1 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]"],

@@ -46,4 +46,4 @@ def test_a_log_of_something_else_is_refused(tmp_path: Path) -> None:
     log = tmp_path / "other.log"
     log.write_text("step 1 loss 2.0\n")
     answer = paceline("profile", "--tool", "nccl", "--from", str(log))
-    assert answer.returncode == 1 and "holds no line of NCCL" in answer.stderr
+    assert answer.returncode == 1 and "holds no NCCL lines" in answer.stderr

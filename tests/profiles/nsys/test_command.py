@@ -17,7 +17,7 @@ from paceline.engines import native
 from paceline.profiles import nccl_logs as nccl
 from paceline.profiles.nsys import tool as nsys
 from paceline.profiles.nsys.tool import NsysSettings, first_words, nsys_words, output_pattern
-from paceline.profiles.wrapping import PROGRAM, wrapped
+from paceline.profiles.wrapping import PROGRAM, wrap_ranks
 from tests.example import make_spec
 
 
@@ -58,7 +58,7 @@ def test_a_cpu_run_is_recorded_as_a_whole() -> None:
 
 def test_chosen_ranks_and_the_first_of_a_host_are_written_down() -> None:
     spec = spec_of("H100", gpu_metrics=True)
-    job = nsys.attached(native.job(spec, "x"), spec)
+    job = nsys.attach(native.job(spec, "x"), spec)
     settings = json.loads(job.files["profiles/tool.json"])
     assert settings["ranks"] == [0, 9] and settings["before_first"] == ["--gpu-metrics-device=all"]
     assert job.program[:3] == ("profiled_rank.py", "profiles/tool.json", "trainer")
@@ -66,7 +66,7 @@ def test_chosen_ranks_and_the_first_of_a_host_are_written_down() -> None:
 
 def test_nccl_logs_a_file_a_rank_and_the_trainer_counts() -> None:
     spec = spec_of("H100", tool="nccl")
-    job = nccl.attached(native.job(spec, "x"), spec)
+    job = nccl.attach(native.job(spec, "x"), spec)
     assert json.loads(job.files["profiles/tool.json"])["env"] == {
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,COLL,P2P,NET,TUNING",
@@ -80,10 +80,11 @@ def test_nccl_logs_a_file_a_rank_and_the_trainer_counts() -> None:
 
 def test_on_a_gpu_only_the_native_trainer_tells_nsys_when_to_begin() -> None:
     foreign = spec_of("H100").model_copy(update={"engine": "torchtitan"})
-    assert "when to begin and end" in str(nsys.unsupported(foreign))
+    assert "cannot start and stop the capture" in str(nsys.unsupported(foreign))
     here = make_spec(ranks=2, engine="torchtitan")
     assert (nsys.unsupported(here) or "nsys is not in PATH").startswith("nsys is not in PATH")
-    assert "when to begin and end" in str(nsys.unsupported(make_spec(ranks=2, engine="nemo")))
+    problem = nsys.unsupported(make_spec(ranks=2, engine="nemo"))
+    assert "cannot start and stop the capture" in str(problem)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_on_a_gpu_only_the_native_trainer_tells_nsys_when_to_begin() -> None:
 def test_the_rank_list_is_honoured(tmp_path: Path, rank: int, local: int, ran: list[str]) -> None:
     """The words before the program stand for a tool; -B for what a host's first rank adds."""
     tool = [sys.executable, "-c", "import sys; print(sys.argv[1:])", "-u"]
-    job = wrapped(
+    job = wrap_ranks(
         Job("x", "python", ("show.py", "a")), (0, 9), before=tool, before_first=["-B"],
         env={"WHERE": "{rank} of {node}, {job}"},
     )  # fmt: skip

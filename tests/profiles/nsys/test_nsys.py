@@ -13,7 +13,7 @@ from paceline.core.job import Job
 from paceline.profiles.nsys import tool
 from paceline.profiles.nsys.reports import nsys_program
 from paceline.profiles.nsys.tool import NsysSettings, nsys_words, output_pattern
-from paceline.profiles.wrapping import wrapped
+from paceline.profiles.wrapping import wrap_ranks
 
 WAITS, WAIT_MS = 7, 20
 PROGRAM = f"""
@@ -30,7 +30,7 @@ os._exit(3)
 
 @pytest.fixture
 def program() -> Path:
-    """nsys; where it is required (PACELINE_REQUIRE), its absence is no reason to skip."""
+    """nsys; where it is required (PACELINE_REQUIRE), a missing nsys fails the test."""
     path = nsys_program()
     if path is None:
         required = "profiling" in os.environ.get("PACELINE_REQUIRE", "").split(",")
@@ -41,7 +41,7 @@ def program() -> Path:
 def test_what_a_chosen_rank_waits_for_is_told(tmp_path: Path, program: Path) -> None:
     words = nsys_words("cpu", output_pattern("wait", "fp32", 2), NsysSettings())
     words[0] = str(program)
-    job = wrapped(Job("wait", sys.executable, ("wait.py",)), (1,), before=words)
+    job = wrap_ranks(Job("wait", sys.executable, ("wait.py",)), (1,), before=words)
     for name, text in {**job.files, "wait.py": PROGRAM}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -168,7 +168,7 @@ def test_without_steps_the_systems_calls_are_told(tmp_path: Path) -> None:
     assert [(hot.name, hot.n, hot.seconds, hot.share) for hot in profile.kernels] == [
         ("poll", 2, pytest.approx(5e-3), 0.5), ("read", 1, pytest.approx(4e-3), 0.4),
     ]  # fmt: skip
-    assert "no steps" in profile.warnings[0]
+    assert "no step marks" in profile.warnings[0]
 
 
 def test_of_a_ranks_files_the_exported_one_is_taken(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_the_importer_is_found_where_debian_and_nvidia_put_it(tmp_path: Path) ->
     [
         ("a.sqlite", b"no database at all, but long enough to be one" * 30, "SQLite"),
         ("a.sqlite", b"", "no table StringIds"),
-        ("a.txt", b"", "no report"),
+        ("a.txt", b"", "not an Nsight Systems report"),
     ],
 )
 def test_what_is_no_report_is_refused(tmp_path: Path, name: str, content: bytes, says: str) -> None:

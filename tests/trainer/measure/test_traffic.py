@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.engines import native
-from paceline.profiles.nccl.contrast import contrast, differences
 from paceline.profiles.nccl.counters import read_counters
+from paceline.profiles.nccl.traffic_comparison import compare_traffic, traffic_warnings
 from paceline.trainer.measure.clock import HostClock, StepClock
 from paceline.trainer.measure.traffic import watch_traffic
 from paceline.trainer.parallel.mesh import Mesh, World
@@ -44,14 +44,14 @@ def test_every_byte_that_the_trainer_exchanges_is_predicted(
 
     paths = [tmp_path / f"traffic/rank-{rank:05d}.jsonl" for rank in range(RANKS)]
     table, ranks = read_counters(paths, first_step=STEPS, last_step=STEPS)
-    rows, reason = contrast(table, spec, ranks)
+    rows, reason = compare_traffic(table, spec, ranks)
 
     assert reason is None and ranks == {0, 1} and table.steps == 1
     # Without data parallelism the ranks that share keys share gradients as well.
     axes = {"cp+dp"} if spec.layout.cp > 1 else {name.split()[0].replace("zero", "dp")}
     assert {row.axis for row in rows} == {axis.replace("sp", "tp") for axis in axes}
     assert [row.ratio for row in rows] == [1.0] * len(rows), rows
-    assert list(differences(rows)) == []
+    assert list(traffic_warnings(rows)) == []
 
 
 def test_nothing_is_wrapped_unless_it_is_asked_for(

@@ -11,9 +11,9 @@ from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.traffic import step_traffic
 from paceline.core.training import Training
-from paceline.profiles.nccl.contrast import axis_groups, contrast, differences
 from paceline.profiles.nccl.counters import read_counters
 from paceline.profiles.nccl.debug_log import DebugLog
+from paceline.profiles.nccl.traffic_comparison import axis_groups, compare_traffic, traffic_warnings
 from tests.example import SHAPE, make_spec
 from tests.profiles.nccl.debug_lines import call, setup
 
@@ -36,7 +36,7 @@ def test_groups_are_named_by_the_axes_of_the_layout() -> None:
     assert hybrid[0, 1] == "dp_shard" and hybrid[0, 2] == "dp_replicate"
 
 
-def test_a_log_of_nccl_is_held_against_the_layout(tmp_path: Path) -> None:
+def test_an_nccl_log_is_compared_with_the_layout(tmp_path: Path) -> None:
     """Bytes are exactly those of the formulas, apart from a tenth more of one axis."""
     layout = Layout(micro_batch=2, tp=2)
     training = Training(seq_len=32, global_batch=8, steps=2, dtype="bf16")
@@ -57,22 +57,22 @@ def test_a_log_of_nccl_is_held_against_the_layout(tmp_path: Path) -> None:
     log = DebugLog()
     log.read(path)
 
-    rows, reason = contrast(log.communication(axis_groups(layout, 4), steps=2), spec)
+    rows, reason = compare_traffic(log.communication(axis_groups(layout, 4), steps=2), spec)
     assert reason is None
     ratios = {(row.axis, row.collective): round(row.ratio or 0, 3) for row in rows}
     assert ratios == {("tp", "all_reduce"): 1, ("tp", "all_gather"): 1, ("dp", "all_reduce"): 1.1}
-    (said,) = differences(rows)
-    assert said.startswith("dp all_reduce moves") and "1.10 x what the layout asks for" in said
+    (said,) = traffic_warnings(rows)
+    assert said.startswith("dp all_reduce moves") and "1.10 times what the layout requires" in said
 
 
 def test_nothing_is_compared_without_steps_axes_or_formulas(tmp_path: Path) -> None:
     table, _ = read_counters([written(tmp_path, START)])
-    assert contrast(table, make_spec())[1] == (
-        "nothing says how many steps the figures are the sum of"
+    assert compare_traffic(table, make_spec())[1] == (
+        "the number of steps in the figures is unknown"
     )
     step = {"event": "traffic", "step": 1, "messages": [MESSAGE]}
     table, _ = read_counters([written(tmp_path, START, step)])
-    reason = contrast(table, make_spec(layout=Layout(zero_stage=3, pp=2), ranks=4))[1]
+    reason = compare_traffic(table, make_spec(layout=Layout(zero_stage=3, pp=2), ranks=4))[1]
     assert reason and "in a pipeline" in reason
 
 

@@ -1,4 +1,4 @@
-"""What was exchanged, held against what the layout asks for."""
+"""Comparison of the measured traffic with the traffic that the layout requires."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from paceline.core.traffic import Collective, step_traffic, unpredicted
 from paceline.core.value import Value
 from paceline.profiles.nccl.communication import Communication
 
-CLOSE = 0.02
-"""Of the predicted bytes; a larger difference is told."""
+MAX_DEVIATION = 0.02
+"""Largest relative difference from the predicted bytes without a warning."""
 
 
-class TrafficContrast(Value):
-    """One axis and collective, in bytes of a rank and step; the mean over the counted ranks."""
+class TrafficComparison(Value):
+    """Traffic of one axis and collective in bytes per rank and step, as mean over ranks."""
 
     axis: str
     collective: Collective
     counted_bytes: NonNegativeFloat
     predicted_bytes: NonNegativeFloat
     purposes: tuple[str, ...] = ()
-    """What the predicted bytes are for, the most first."""
+    """Purposes of the predicted bytes, ordered by size."""
 
     @property
     def ratio(self) -> float | None:
-        """Counted over predicted; None where nothing is predicted."""
+        """Counted divided by predicted bytes; None if nothing is predicted."""
         return self.counted_bytes / self.predicted_bytes if self.predicted_bytes else None
 
 
 def axis_groups(layout: Layout, dp: int) -> dict[tuple[int, ...], str]:
-    """The layout's groups of world ranks with their axis.
+    """Return the axis of each group of world ranks in a layout.
 
-    Tensor ranks are neighbours, then context ranks, as in the native trainer and in Megatron. Ranks
-    that share states are `dp`: dp x cp of them, in hybrid sharding `dp_shard` and `dp_replicate`.
+    Tensor-parallel ranks are neighbours, then context-parallel ranks, as in the native trainer and
+    in Megatron. Ranks that share states are `dp` (dp x cp of them), with hybrid sharding `dp_shard`
+    and `dp_replicate`.
     """
     tp, cp, pp, shards = layout.tp, layout.cp, layout.pp, layout.shards(dp)
     groups: dict[tuple[int, ...], str] = {}
@@ -63,53 +64,54 @@ def axis_groups(layout: Layout, dp: int) -> dict[tuple[int, ...], str]:
     return groups
 
 
-def contrast(
+def compare_traffic(
     table: Communication, spec: RunSpec, ranks: Collection[int] = ()
-) -> tuple[tuple[TrafficContrast, ...], str | None]:
-    """(axis by axis, why there is no comparison); `ranks` are those that counted, else all.
+) -> tuple[tuple[TrafficComparison, ...], str | None]:
+    """Return (comparison by axis, reason for no comparison).
 
-    Bytes are those of a step, so it takes the number of steps that the table is the sum of.
+    `ranks` are the ranks with counters; empty means all. Bytes are per step, so the table must have
+    its number of steps.
     """
     reason = unpredicted(spec.parallel)
     if reason is None and table.steps is None:
-        reason = "nothing says how many steps the figures are the sum of"
+        reason = "the number of steps in the figures is unknown"
     if reason is None and not any(row.axis for row in table.rows):
         reason = "no communicator could be matched with an axis of the layout"
     if reason is not None or table.steps is None:
         return (), reason
-    counted: defaultdict[tuple[str, Collective], float] = defaultdict(float)
+    counted_bytes: defaultdict[tuple[str, Collective], float] = defaultdict(float)
     for row in table.rows:
         if row.axis is not None:
-            # A row's mean is over its own members; of a pipeline's ranks some may have none.
+            # A row's mean is over its own members; some pipeline ranks may have none.
             share = row.members / table.ranks
-            counted[row.axis, row.collective] += row.num_bytes * share / table.steps
-    predicted, purposes = _predicted(spec, ranks, [axis for axis, _ in counted])
-    keys = sorted({*counted, *predicted})
+            counted_bytes[row.axis, row.collective] += row.num_bytes * share / table.steps
+    predicted_bytes, purposes = _predicted(spec, ranks, [axis for axis, _ in counted_bytes])
+    keys = sorted({*counted_bytes, *predicted_bytes})
     return tuple(
-        TrafficContrast(
+        TrafficComparison(
             axis=axis,
             collective=collective,
-            counted_bytes=counted.get((axis, collective), 0.0),
-            predicted_bytes=predicted.get((axis, collective), 0.0),
+            counted_bytes=counted_bytes.get((axis, collective), 0.0),
+            predicted_bytes=predicted_bytes.get((axis, collective), 0.0),
             purposes=tuple(purposes.get((axis, collective), ())),
         )
         for axis, collective in keys
     ), None
 
 
-def differences(rows: Sequence[TrafficContrast]) -> Iterator[str]:
-    """One sentence for each axis and collective that moves more or less than it should."""
+def traffic_warnings(rows: Sequence[TrafficComparison]) -> Iterator[str]:
+    """Yield a sentence for each axis and collective with more or fewer bytes than required."""
     for row in rows:
         ratio = row.ratio
         if ratio is None:
             yield (
-                f"{row.axis} {row.collective} moves {row.counted_bytes:,.0f} bytes a step, and the "
-                "layout asks for none"
+                f"{row.axis} {row.collective} moves {row.counted_bytes:,.0f} bytes per step, but "
+                "the layout requires none"
             )
-        elif abs(ratio - 1) > CLOSE:
+        elif abs(ratio - 1) > MAX_DEVIATION:
             yield (
-                f"{row.axis} {row.collective} moves {row.counted_bytes:,.0f} bytes a step, "
-                f"{ratio:.2f} x what the layout asks for"
+                f"{row.axis} {row.collective} moves {row.counted_bytes:,.0f} bytes per step, "
+                f"{ratio:.2f} times what the layout requires"
             )
 
 
@@ -121,7 +123,7 @@ def _name(groups: dict[tuple[int, ...], str], ranks: tuple[int, ...], axis: str)
 def _predicted(
     spec: RunSpec, ranks: Collection[int], measured: Sequence[str]
 ) -> tuple[dict[tuple[str, Collective], float], dict[tuple[str, Collective], dict[str, None]]]:
-    """Bytes of a step by axis, as the measured axes are called, and their purposes."""
+    """Return bytes per step by axis, with the names of the measured axes, and their purposes."""
     per_stage = spec.world_size // spec.layout.pp
     stages = [rank // per_stage for rank in ranks] or list(range(spec.layout.pp))
     total: defaultdict[tuple[str, Collective], float] = defaultdict(float)
