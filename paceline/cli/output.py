@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +18,7 @@ from rich.console import Console
 from paceline.cli.options import Json, Panel, ReportFormat
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError, did_you_mean
+from paceline.core.secrets import redacted_words
 from paceline.report.csv_table import csv_text
 from paceline.report.document import Column, Document, Row
 from paceline.report.markdown import markdown, markdown_table
@@ -122,9 +126,17 @@ def render(document: Document, form: StrEnum) -> str:
         case "html":
             from paceline.report.html import render_document  # Altair takes long to import.
 
-            return render_document(document)
+            return render_document(document, _command_line())
         case _:
             return plain_text(document)
+
+
+def _command_line() -> str:
+    """Return how Paceline was called, without secrets; empty if another program calls this."""
+    program, *words = sys.argv
+    if Path(program).name not in ("paceline", "__main__.py"):
+        return ""
+    return shlex.join(["paceline", *redacted_words(words, os.environ)])
 
 
 def _json(data: Any) -> str:

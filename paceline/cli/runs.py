@@ -121,6 +121,13 @@ def report(
             "--json", help="Print the paths of the written files as JSON: {report, charts}."
         ),
     ] = False,
+    card: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write a share card with the main figures: a PNG of 1200x630 pixels.",
+            metavar="FILE.png",
+        ),
+    ] = None,
 ) -> None:
     """Write the report of a run to a file, and its charts as images.
 
@@ -140,6 +147,10 @@ def report(
     if charts or form is ReportFormat.html:
         content = with_expected_step_time(content)
     pictures = [str(path) for path in _saved_charts(content, folder, charts)] if charts else []
+    if card:
+        from paceline.report.card import save_card  # vl-convert takes long to import.
+
+        pictures.append(str(save_card(content, card)))
     if not as_json:
         for picture in pictures:
             echo(picture, err=printed)

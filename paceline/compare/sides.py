@@ -16,6 +16,7 @@ from paceline.core.result import (
     Status,
     WindowRecord,
     finite_value,
+    impossible_figure,
 )
 from paceline.core.run import RunSettings
 from paceline.core.units import counted
@@ -68,7 +69,8 @@ class ComparedRun:
     @property
     def usable(self) -> bool:
         """True when the run ended well and has figures from enough steady steps."""
-        return self.status == "ok" and bool(self.metrics) and self._settled
+        possible = impossible_figure(self.metrics) is None
+        return self.status == "ok" and bool(self.metrics) and self._settled and possible
 
     @property
     def _settled(self) -> bool:
@@ -78,7 +80,8 @@ class ComparedRun:
     def why_not(self) -> str:
         """Why it is left out."""
         few = "" if self._settled else "too few steady steps"
-        return f"{self.name}: {self.reason or few or self.status}"
+        impossible = impossible_figure(self.metrics)
+        return f"{self.name}: {self.reason or few or impossible or self.status}"
 
     @property
     def resolution(self) -> float:

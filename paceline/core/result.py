@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite
 from typing import Any, Literal
 
@@ -124,6 +125,14 @@ class Metric(Value):
     def _unknown_where_not_finite(cls, number: Any) -> Any:
         # What was measured beside it must not be lost to one figure that came to NaN.
         return None if isinstance(number, float) and not isfinite(number) else number
+
+
+def impossible_figure(metrics: Mapping[str, Metric]) -> str | None:
+    """Return why the metrics of a run cannot be true, or None: an MFU above 100%."""
+    mfu = finite_value(metrics.get("mfu"))
+    if mfu is None or mfu <= 1:
+        return None
+    return f"impossible MFU of {mfu:.0%}: check device, number of devices, model and dtype"
 
 
 def finite_value(metric: Metric | None) -> float | None:

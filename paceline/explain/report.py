@@ -36,6 +36,8 @@ def explanation_document(answer: Explanation) -> Document:
     return Document(
         kind="why a run is slow",
         title=answer.run,
+        headline=headline(answer),
+        source=answer.run,
         verdict=Verdict(first.cause, "alert") if first else Verdict("no cause found"),
         setup=(f"compared with {answer.baseline}",),
         answer=(headline(answer),),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.compare.verdicts import verdict_label, verdict_tone
@@ -15,6 +16,7 @@ from paceline.core.result import (
     ReferenceComparison,
     Result,
     finite_value,
+    impossible_figure,
 )
 from paceline.core.run_report import RunReport
 from paceline.core.text import printable
@@ -118,7 +120,7 @@ def run_document(report: RunReport) -> Document:
         figures=run_figures(report),
         sections=(
             *_outcome(report),
-            Notes(title="Warnings", name="warnings", lines=result.warnings, tone="alert"),
+            Notes(title="Warnings", name="warnings", lines=_warnings(result), tone="alert"),
             Notes(title="Confidence", name="how-sure", lines=_confidence(report), media="long"),
             Table(
                 title="References",
@@ -162,7 +164,8 @@ def run_headline(report: RunReport) -> str:
     if rate is not None and facts.device != "cpu":
         value, unit = rate, f"{unit}/GPU"
     mfu = finite_value(result.metrics.get("mfu"))
-    share = "" if mfu is None else f", MFU {percent(mfu)}"
+    impossible = impossible_figure(result.metrics)
+    share = "" if mfu is None or impossible else f", MFU {percent(mfu)}"
     return f"{result.recipe}: {si(value, '').replace(' ', '')} {unit}{place}{share}"
 
 
@@ -170,6 +173,8 @@ def run_verdict(result: Result) -> Verdict:
     """Return the status unless it is ok, else the verdict."""
     if result.status in ("queued", "running"):
         return Verdict(result.status)
+    if impossible_figure(result.metrics):
+        return Verdict("✕ impossible MFU", "alert")
     if result.status != "ok":
         return Verdict(STATUS_LABELS.get(result.status, f"✕ {result.status}"), "alert")
     kind = result.verdict.kind
@@ -182,6 +187,12 @@ def _charts(report: RunReport, theme: ChartTheme) -> Mapping[str, LayerChart]:
     from paceline.report.charts import run_charts  # Altair takes long to import.
 
     return run_charts(report, theme)
+
+
+def _warnings(result: Result) -> list[str]:
+    impossible = impossible_figure(result.metrics)
+    excluded = f"{impossible}. Comparisons exclude this run." if impossible else ""
+    return [*filter(None, (excluded[:1].upper() + excluded[1:],)), *result.warnings]
 
 
 def _outcome(report: RunReport) -> Iterator[Section]:
@@ -369,7 +380,8 @@ def _utilization(report: RunReport) -> Figure:
         convention = f", {printable(mfu.convention)} FLOPs" if mfu.convention else ""
         share = f"{value_text(achievable_fraction)} {limit}" if has_share else not_probed
         peak = f"of the data-sheet peak{dtype}{convention}"
-        return _figure("MFU", value_text(mfu), mfu, [peak, share])
+        badge = "impossible" if impossible_figure(metrics) else ""
+        return replace(_figure("MFU", value_text(mfu), mfu, [peak, share]), badge=badge)
     no_mfu = f"MFU: {reason_for_none(mfu)}"
     if has_share:
         return _figure(

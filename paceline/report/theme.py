@@ -32,6 +32,8 @@ class Palette:
     """Background of the warm-up."""
     accent: str
     """Emphasis: a straggler, a limit, a failure."""
+    danger: str
+    """Impossible values."""
     good: str
     steady_soft: str
     """Lighter variants, for parts of one bar."""
@@ -50,6 +52,7 @@ LIGHT = Palette(
     warmup="#9298a0",
     shade="#efefec",
     accent="#b8540f",
+    danger="#b3261e",
     good="#1f7a6c",
     steady_soft="#7ba3ca",
     good_soft="#a5cbc4",
@@ -67,6 +70,7 @@ DARK = Palette(
     warmup="#7f8791",
     shade="#252a31",
     accent="#efa066",
+    danger="#ff8a80",
     good="#63c2b0",
     steady_soft="#55809f",
     good_soft="#38655f",

@@ -70,6 +70,7 @@ def comparison_document(comparison: Comparison) -> Document:
     return Document(
         kind="two sides compared",
         title=comparison.title,
+        headline=comparison.sentence,
         verdict=comparison_verdict(comparison),
         setup=(_margin(comparison), f"n {comparison.n_a} and {comparison.n_b}"),
         answer=(comparison.sentence,),

@@ -152,12 +152,20 @@ def test_where_something_was_meant_to_differ_a_large_gain_is_no_surprise():
     assert judge(*sides, allowed=["data"]).too_good is None
 
 
-def test_more_than_the_peak_is_flagged_whatever_the_verdict():
+def test_a_run_with_an_impossible_mfu_is_excluded():
     shares = {**metrics_at(0.2), "mfu": Metric(value=1.04, unit="fraction")}
+    run = member("b", metrics=shares)
+    judged = judge(side([0.2], "a"), ComparisonSide("b", (run,)))
+    assert judged.verdict == "invalid" and "impossible MFU of 104%" in judged.sentence
+    some = judge(side([0.2] * 3, "a"), ComparisonSide("b", (run, *repeats(3, name="b").members)))
+    assert some.verdict != "invalid" and some.n_b == 3
+
+
+def test_more_than_the_achievable_rate_is_flagged_whatever_the_verdict():
+    shares = {**metrics_at(0.2), "achievable_fraction": Metric(value=1.04, unit="fraction")}
     judged = judge(side([0.2], "a"), ComparisonSide("b", (member("b", metrics=shares),)))
-    assert (
-        judged.verdict == "undecided" and judged.too_good is not None and "mfu" in judged.too_good
-    )
+    assert judged.verdict == "undecided"
+    assert judged.too_good is not None and "achievable_fraction" in judged.too_good
 
 
 def test_the_same_run_on_both_sides_proves_nothing():

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline import __version__
 from paceline.core.metrics import METRICS
 from paceline.core.result import Status
 from paceline.report.charts import CHARTS
-from paceline.report.html import with_no_break_spaces
+from paceline.report.document import Document
+from paceline.report.html import render_document, with_no_break_spaces
 from paceline.report.run_document import flatten_values, run_figures
 from paceline.report.theme import DARK, LIGHT, Palette
 from tests.report.example import (
@@ -207,6 +209,27 @@ def test_mfu_comes_first_and_names_a_missing_probe() -> None:
     )
 
 
+def test_an_impossible_mfu_is_marked_and_not_in_the_title() -> None:
+    metrics = dict(report().result.metrics)
+    metrics["mfu"] = metrics["mfu"].model_copy(update={"value": 79.9, "note": None})
+    page = Page(render_html(report(metrics=metrics)))
+    assert "✕ impossible MFU" in page.text and "Comparisons exclude this run." in page.text
+    assert ("span", {"class": "chip alert"}) in page.elements[page.elements.index(("h1", {})) :]
+    titles = [text for text in page.texts if text.startswith("tiny-llama: ")]
+    assert titles and not any("MFU" in title for title in titles)
+
+
+def test_the_footer_has_version_run_and_command() -> None:
+    run = report()
+    page = Page(render_html(run))
+    assert f"Made with Paceline {__version__}. Source: {run.result.run}." in page.text
+    assert f"Reproduce with {run.command}" in page.text
+    assert (
+        f"Reproduce with {'paceline compare a b'}"
+        in Page(render_document(Document("a", "b"), "paceline compare a b")).text
+    )
+
+
 def test_nothing_measured_means_no_cards() -> None:
     assert run_figures(failed_report()) == ()
 
@@ -270,7 +293,14 @@ def contrast(colour_a: str, colour_b: str) -> float:
 @pytest.mark.parametrize("palette", [LIGHT, DARK])
 def test_text_and_marks_stand_out_from_their_ground(palette: Palette) -> None:
     for ground in (palette.page, palette.card):
-        for text in (palette.ink, palette.muted, palette.steady, palette.accent, palette.good):
+        for text in (
+            palette.ink,
+            palette.muted,
+            palette.steady,
+            palette.accent,
+            palette.danger,
+            palette.good,
+        ):
             assert contrast(text, ground) >= 4.5
     for mark in (palette.steady, palette.warmup):
         assert contrast(mark, palette.card) >= 2.5

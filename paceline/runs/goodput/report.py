@@ -45,6 +45,8 @@ def goodput_document(ledger: GoodputLedger) -> Document:
     return Document(
         kind="where a training's time went",
         title=ledger.name,
+        headline=f"Goodput {percent(ledger.goodput)} over {attempts}",
+        source=ledger.name,
         verdict=Verdict(f"goodput {percent(ledger.goodput)}"),
         setup=(attempts, f"{seconds(ledger.usual_step_s)} a usual step (n = {ledger.n})"),
         answer=(

@@ -31,6 +31,8 @@ def snapshot_document(state: WatchState) -> Document:
     return Document(
         kind="a run at one moment",
         title=state.run,
+        headline=f"{state.recipe or state.run}: {state.status}, {done}",
+        source=state.run,
         verdict=Verdict(state.status, _tone(state)),
         setup=(done,),
         answer=(state.reason,) if state.reason else (),

@@ -75,7 +75,7 @@ def test_what_no_run_knows_stays_unknown_with_its_reason():
 
 @pytest.mark.parametrize(("ok", "missing"), [(0, 5), (3, 2), (5, 0), (7, 0)])
 def test_missing_repeats_are_counted_by_figures(ok: int, missing: int):
-    group = GroupResult(group="g", recipe="x", key="k", wanted=5, ok=ok, failed=1)
+    group = GroupResult(group="g", recipe="x", key="k", num_repeats=5, ok=ok, failed=1)
     assert group.missing == missing
 
 
