@@ -238,3 +238,25 @@ def test_the_project_url_is_that_of_pyproject():
     texts = [path.read_text() for path in [*documents(), ROOT / "CITATION.cff"]]
     urls = {url for text in texts for url in re.findall(r"https://example\.org/[\w/-]+", text)}
     assert all(url.startswith(repository) for url in urls)
+
+
+def test_every_file_in_the_architecture_exists():
+    text = read("dev/architecture.md")
+    files = re.findall(r"`(\w+/[\w/]+\.py)`", text)
+    folders = {package.strip("/") for package in packages()}
+    modules = re.findall(r"`((?:[a-z]\w+\.)+[a-z]\w+)`", text)
+    files += [
+        name.replace(".", "/")
+        for name in modules
+        if name.split(".")[0] in folders and ".json" not in name
+    ]
+    assert len(files) > 40
+    assert [name for name in files if "NAME" not in name and not _exists(name)] == []
+
+
+def _exists(name: str) -> bool:
+    """Whether a file, folder, module or name inside a module exists."""
+    places = [root / name for root in (ROOT, ROOT / "paceline", ROOT / "docs")]
+    holder = (ROOT / "paceline" / name).parent.with_suffix(".py")
+    inside = holder.is_file() and Path(name).name in holder.read_text()
+    return inside or any(p.exists() or p.with_suffix(".py").exists() for p in places)
