@@ -37,7 +37,7 @@ from paceline.estimate.model.case import CudaGraphs
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.single_estimate import Estimate, estimate_on
 from paceline.files import catalog
-from paceline.layouts.search.space import Space, feasible
+from paceline.layouts.search.space import SearchSpace, feasible_layouts
 from paceline.mlperf.compare.published_scores import published_scores
 from paceline.mlperf.rules import BENCHMARKS
 from paceline.mlperf.score.convergence import olympic_mean
@@ -67,7 +67,9 @@ configurations have them (mlcommons/training_results_v5.1, NVIDIA/benchmarks): o
 for both."""
 BESIDE_LAYERS = (0, 2, 3)
 """What a pipeline counts as layers beside them: embedding and head, and DeepSeek's second head."""
-SPACE = Space(micro_batches=(1, 2, 4, 8), zero_stages=(1, 3), recompute=("none", "full"), most_cp=8)
+SPACE = SearchSpace(
+    micro_batches=(1, 2, 4, 8), zero_stages=(1, 3), recompute=("none", "full"), most_cp=8
+)
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ def _estimated(
     spec, machine = question.spec_of_any_layout, question.machine
     if stated is None:
         sizes = (spec.world_size, batch, spec.training.seq_len)
-        layouts, _ = feasible(spec.model, *sizes, SPACE)
+        layouts, _ = feasible_layouts(spec.model, *sizes, SPACE)
     else:
         layouts = _stated_layouts(spec, *stated)
     if not layouts:

@@ -31,12 +31,12 @@ from paceline.compare.over_time.repeats import has_figure
 from paceline.compare.significance import student_t
 from paceline.core.layout import Layout
 from paceline.engines import native
-from paceline.layouts.search.space import Space
-from paceline.layouts.sweep.plan import Choice, Sweep
+from paceline.layouts.search.space import SearchSpace
+from paceline.layouts.sweep.plan import Combination, Sweep
 from paceline.layouts.sweep.trials import SweepTask, SweepTrial, run_sweep
-from paceline.layouts.tune.candidates import Candidates, candidates
+from paceline.layouts.tune.candidates import Candidates, find_candidates
 from paceline.layouts.tune.result import label
-from paceline.layouts.tune.search import Budget, Learner, TrialOutcome, begin, go_on
+from paceline.layouts.tune.search import Budget, Learner, TrialOutcome, resume_search, start_search
 from paceline.layouts.tune.tuning import SCHEDULES
 from paceline.machines.placement import Request
 from paceline.runs.plan import Plan
@@ -51,7 +51,7 @@ SETTINGS = (
     "dtype=fp32",
     "memory_parts=false",
 )
-SPACE = Space(
+SPACE = SearchSpace(
     micro_batches=(1, 2, 4), zero_stages=(0, 1, 3), recompute=("none", "full"), schedules=SCHEDULES
 )
 STEPS_OF_A_TURN = 3
@@ -73,7 +73,7 @@ SWEEP = "layout_sweep"
 def question(steps: int = 40) -> Candidates:
     """The layouts, by the code that `paceline tune` asks."""
     request = Request("tiny-llama", None, (*SETTINGS, f"steps={steps}"), RANKS, "cpu")
-    return candidates(request, None, SPACE)
+    return find_candidates(request, None, SPACE)
 
 
 @dataclass(frozen=True)
@@ -100,18 +100,21 @@ class Recorded:
         )
 
 
-def sweep(candidates: Candidates, rounds: int) -> Recorded:
+def sweep(find_candidates: Candidates, rounds: int) -> Recorded:
     """Measure all layouts."""
-    specs = [candidates.spec.model_copy(update={"layout": layout}) for layout in candidates.layouts]
+    specs = [
+        find_candidates.spec.model_copy(update={"layout": layout})
+        for layout in find_candidates.layouts
+    ]
     order = {
         "layouts": [native.settings(spec) for spec in specs],
         "rounds": rounds,
         "steps": STEPS_OF_A_TURN,
-        "threads": candidates.spec.cluster.threads_per_device,
+        "threads": find_candidates.spec.cluster.threads_per_device,
     }
     with tempfile.TemporaryDirectory() as name:
         ranks = start("_sweep_ranks.py", RANKS, order, Path(name))
-    return Recorded(list(candidates.layouts), np.array(ranks).max(axis=0))
+    return Recorded(list(find_candidates.layouts), np.array(ranks).max(axis=0))
 
 
 def recorded() -> Recorded:
@@ -130,7 +133,7 @@ def replayed() -> dict[str, Any]:
     return {name: stored[name] for name in REPLAYED}
 
 
-def replays(candidates: Candidates, world: Recorded) -> dict[str, Any]:
+def replays(find_candidates: Candidates, world: Recorded) -> dict[str, Any]:
     """Tunings and random searches on the recorded sweep."""
     budget = len(world.layouts) // 4
     rows = {layout: row for row, layout in enumerate(world.layouts)}
@@ -139,25 +142,25 @@ def replays(candidates: Candidates, world: Recorded) -> dict[str, Any]:
         random = np.random.default_rng(seed)
 
         def measure(row: int, random: np.random.Generator = random) -> TrialOutcome:
-            return TrialOutcome("ok", world.draw(rows[candidates.layouts[row]], random), 1.0)
+            return TrialOutcome("ok", world.draw(rows[find_candidates.layouts[row]], random), 1.0)
 
-        search = begin(candidates, Learner(candidates))
-        go_on(search, measure, Budget(runs=budget))
+        search = start_search(find_candidates, Learner(find_candidates))
+        resume_search(search, measure, Budget(runs=budget))
         assert search.best is not None
-        row = rows[candidates.layouts[search.best]]
+        row = rows[find_candidates.layouts[search.best]]
         runs = len(search.took_s)
         tuned.append(
             {
                 "row": row,
                 "runs": runs,
-                "layouts": len(search.tried),
+                "layouts": len(search.tried_layouts),
                 "stop": search.stop,
                 "regret": world.regret(row),
                 "random": _random(world, budget, seed),
             }
         )
         print(
-            f"replay {seed}: {runs} runs of {len(search.tried)} layouts ({search.stop}), "
+            f"replay {seed}: {runs} runs of {len(search.tried_layouts)} layouts ({search.stop}), "
             f"{tuned[-1]['regret']:.1%} slower than the best; "
             f"random search {tuned[-1]['random']:.1%}"
         )
@@ -204,11 +207,11 @@ class Silent:
 
 def again(chosen: list[Layout], winner: Layout, repeats: int) -> list[dict[str, Any]]:
     """Chosen layouts and the winner as runs, in turn; ratios of their times with 95 % intervals."""
-    candidates = question()
+    find_candidates = question()
     layouts = list(dict.fromkeys([winner, *chosen]))
-    rows = [candidates.layouts.index(layout) for layout in layouts]
+    rows = [find_candidates.layouts.index(layout) for layout in layouts]
     choices = tuple(
-        Choice({"layout": label(layout, RANKS)}, layout, candidates.plan(row))
+        Combination({"layout": label(layout, RANKS)}, layout, find_candidates.plan(row))
         for layout, row in zip(layouts, rows, strict=True)
     )
     trials = [SweepTrial(choice, number) for number, choice in enumerate(choices, start=1)]
@@ -253,13 +256,17 @@ def main() -> int:
     )
     chosen = parser.parse_args()
     parts, around = chosen.parts.split(","), Surroundings()
-    candidates = question()
-    print(f"{len(candidates.layouts)} layouts can run, {candidates.num_infeasible} cannot")
+    find_candidates = question()
+    print(
+        f"{len(find_candidates.layouts)} layouts can run, {find_candidates.num_infeasible} cannot"
+    )
     world = (
-        sweep(candidates, 2 if chosen.quick else chosen.rounds) if "sweep" in parts else recorded()
+        sweep(find_candidates, 2 if chosen.quick else chosen.rounds)
+        if "sweep" in parts
+        else recorded()
     )
     if "sweep" in parts and not chosen.quick:
-        _keep_sweep(candidates, world, around)
+        _keep_sweep(find_candidates, world, around)
     winner = world.layouts[int(world.truth.argmin())]
     print(
         f"the sweep's winner: {label(winner, RANKS)}, {world.truth.min():.4f} s; "
@@ -267,7 +274,7 @@ def main() -> int:
     )
     content = replayed()
     if "replay" in parts:
-        content = replays(candidates, world)
+        content = replays(find_candidates, world)
         print({name: value for name, value in content.items() if name != "replays"})
     if "again" in parts and content:
         picked = [world.layouts[replay["row"]] for replay in content["replays"]]
@@ -285,7 +292,7 @@ def main() -> int:
     return 0
 
 
-def _keep_sweep(candidates: Candidates, world: Recorded, around: Surroundings) -> None:
+def _keep_sweep(find_candidates: Candidates, world: Recorded, around: Surroundings) -> None:
     rows = [
         {
             "layout": layout.model_dump(mode="json"),
@@ -302,7 +309,7 @@ def _keep_sweep(candidates: Candidates, world: Recorded, around: Surroundings) -
         settings=SETTINGS,
         ranks=RANKS,
         n_layouts=len(rows),
-        n_infeasible=candidates.num_infeasible,
+        n_infeasible=find_candidates.num_infeasible,
         rows=rows,
     )
 

@@ -18,7 +18,7 @@ from paceline.cli.terminal import echo
 from paceline.core.units import gib, significant, step_seconds
 from paceline.layouts.sweep.report import notes
 from paceline.layouts.sweep.result import SweepRow, label
-from paceline.layouts.sweep.trials import SweepTask, SweepTrial, row_of
+from paceline.layouts.sweep.trials import SweepTask, SweepTrial, sweep_row
 from paceline.runs.flow import Progress, Watcher
 from paceline.runs.plan import Plan
 from paceline.runs.tasks.slot import JobSlot, lost_text
@@ -104,7 +104,10 @@ class LiveTable:
             table.add_column(title, no_wrap=True, overflow="ellipsis")
         for trial in visible_trials:
             now = self._now.get(trial.number)
-            cells = Text(_label(trial)), Text(now or _outcome(row_of(trial)), "bold" if now else "")
+            cells = (
+                Text(_label(trial)),
+                Text(now or _outcome(sweep_row(trial)), "bold" if now else ""),
+            )
             table.add_row(str(trial.number), *cells)
         return table
 

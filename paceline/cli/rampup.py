@@ -16,7 +16,7 @@ from paceline.core.units import GIB, day_count, days, step_seconds, trimmed
 from paceline.files import catalog
 from paceline.layouts.rampup.check import CheckedSchedule, check_schedule, read_schedule
 from paceline.layouts.rampup.plan import RampOptions, RampPlan, plan_ramp_up
-from paceline.layouts.rampup.timing import setting_of
+from paceline.layouts.rampup.timing import ramp_context
 from paceline.report.document import Column, Document, Table
 
 
@@ -151,7 +151,7 @@ def rampup(
         per_node=where.per_node, intra=intra or where.intra, inter=inter or where.inter,
         evidence=file_evidence,
     )  # fmt: skip
-    setting = setting_of(question, model.chosen_evidence(file_evidence, question))
+    setting = ramp_context(question, model.chosen_evidence(file_evidence, question))
     batches = tuple(int(n) for n in _numbers("--stages", stages, whole=True))
     each = _numbers("--samples", samples)
     options = RampOptions(batches, max_nodes, min_efficiency, each, tokens, all_batches, max_tp)
@@ -239,7 +239,7 @@ def _row(stage: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked_row(stage: dict[str, Any]) -> dict[str, Any]:
-    keys = ("micro_batches", "step_time_s", "bubble", "exchange", "efficiency", "p_oom")
+    keys = ("micro_batches", "step_time_s", "bubble_share", "exchange_share", "efficiency", "p_oom")
     plan = stage["plan"] or {}
     row = {**stage, **{key: plan.get(key) for key in keys}}
     return {**row, "reasons": "; ".join(stage["reasons"]) or None}
@@ -263,8 +263,8 @@ _COLUMNS = [
     Column("step_time_s", "step s", step_seconds, "right"),
     Column("low_s", "low", step_seconds, "right"),
     Column("high_s", "high", step_seconds, "right"),
-    Column("bubble", "bubble", _share, "right"),
-    Column("exchange", "exchange", _share, "right"),
+    Column("bubble_share", "bubble", _share, "right"),
+    Column("exchange_share", "exposed comm.", _share, "right"),
     Column("memory_bytes", "memory GiB", lambda value: f"{value / GIB:.1f}", "right"),
     Column("p_oom", "P(OOM)", _share, "right"),
     Column("efficiency", "efficiency", _share, "right"),
@@ -279,9 +279,9 @@ _CHECKED_COLUMNS = [
     Column("micro_batch", "micro-batch", justify="right"),
     Column("micro_batches", "a replica", justify="right"),
     Column("step_time_s", "step s", step_seconds, "right"),
-    Column("slower", "of the best", lambda value: f"{value:.2f}", "right"),
-    Column("bubble", "bubble", _share, "right"),
-    Column("exchange", "exchange", _share, "right"),
+    Column("slowdown", "of the best", lambda value: f"{value:.2f}", "right"),
+    Column("bubble_share", "bubble", _share, "right"),
+    Column("exchange_share", "exposed comm.", _share, "right"),
     Column("efficiency", "efficiency", _share, "right"),
     Column("p_oom", "P(OOM)", _share, "right"),
     Column("verdict", "verdict"),

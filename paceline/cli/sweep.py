@@ -32,7 +32,7 @@ from paceline.files.run_folder import runs_root
 from paceline.layouts.sweep.plan import Sweep, SweepOptions, dimensions, new_sweep
 from paceline.layouts.sweep.report import memory_note, sweep_document
 from paceline.layouts.sweep.result import SweepResult
-from paceline.layouts.sweep.trials import SweepTrial, run_sweep, sweep_result, trials_of
+from paceline.layouts.sweep.trials import SweepTrial, run_sweep, sweep_result, sweep_trials
 from paceline.machines.placement import Request
 from paceline.report.theme import EXPORT
 from paceline.runs.flow import command_line
@@ -207,7 +207,7 @@ def _sweep(request: SweepOptions, how: RunSweepOptions) -> int:
 
     root = runs_root(how.runs_dir)
     sweep_plan = new_sweep(request, model.given_evidence(how.evidence))
-    trials = trials_of(sweep_plan, root)
+    trials = sweep_trials(sweep_plan, root)
     _announce(sweep_plan, trials)
     if how.dry_run:
         waiting = sweep_result(sweep_plan, trials, interrupted=False, command=command_line())
@@ -220,17 +220,17 @@ def _sweep(request: SweepOptions, how: RunSweepOptions) -> int:
     emit(sweep_document(result), how.form)
     if not any(choice.runs for choice in sweep_plan.choices):
         echo("error: no combination can run; the table gives the reasons", err=True)
-    if result.halted:
-        echo(f"error: stopped: {result.halted}", err=True)
-    if result.go_on:
-        echo(f"incomplete; to resume: {result.go_on}", err=True)
+    if result.halt_reason:
+        echo(f"error: stopped: {result.halt_reason}", err=True)
+    if result.resume_command:
+        echo(f"incomplete; to resume: {result.resume_command}", err=True)
     return exit_code(result)
 
 
 def exit_code(result: SweepResult) -> int:
     """Return 0 if a best combination exists, even if others failed."""
     statuses = {row.status for row in result.rows}
-    if result.interrupted or result.halted:
+    if result.interrupted or result.halt_reason:
         return EXIT_INCOMPLETE
     if result.best is not None:
         return EXIT_OK

@@ -28,11 +28,11 @@ from paceline.estimate.calibrate.lookup import GivenEvidence
 from paceline.files import catalog
 from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import runs_root
-from paceline.layouts.search.space import Space
-from paceline.layouts.tune.ranking import rank
+from paceline.layouts.search.space import SearchSpace
+from paceline.layouts.tune.ranking import rank_layouts
 from paceline.layouts.tune.report import ranking_document, tuning_document
 from paceline.layouts.tune.result import TuneResult
-from paceline.layouts.tune.search import ALLOWED, read_budget
+from paceline.layouts.tune.search import ALLOWED, parse_budget
 from paceline.layouts.tune.tuning import SCHEDULES, TuneOptions, Tuning, headline, new_tuning
 from paceline.machines.placement import Request, Where, placed
 from paceline.runs.flow import command_line
@@ -182,8 +182,8 @@ def tune(
             evidence=file_evidence,
         )
         question = replace(question, site=site)
-        space = Space(most_tp=max_tp, most_cp=max_cp, most_ep=max_ep)
-        ranking = rank(question, model.chosen_evidence(file_evidence, question), space, top)
+        space = SearchSpace(max_tp=max_tp, max_cp=max_cp, max_ep=max_ep)
+        ranking = rank_layouts(question, model.chosen_evidence(file_evidence, question), space, top)
         emit(ranking_document(ranking), output.output_format)
         return
     if budget is None:
@@ -222,9 +222,9 @@ def tune(
         where=placement,
         runs_dir=runs_dir,
     )
-    space = Space(most_tp=max_tp, most_cp=max_cp, schedules=SCHEDULES)
+    space = SearchSpace(max_tp=max_tp, max_cp=max_cp, schedules=SCHEDULES)
     tune_request = TuneOptions(
-        request, read_budget(budget), space, steps, name, save_recipe, oversubscribe, tag
+        request, parse_budget(budget), space, steps, name, save_recipe, oversubscribe, tag
     )
     raise typer.Exit(
         _tune(tune_request, runs_root(runs_dir), output.output_format, file_evidence, dry_run)

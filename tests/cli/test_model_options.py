@@ -9,7 +9,7 @@ import pytest
 from paceline.cli import model_options as model
 from paceline.core.errors import UserError
 from paceline.estimate.calibrate.lookup import GivenEvidence
-from paceline.layouts.rampup.timing import setting_of
+from paceline.layouts.rampup.timing import ramp_context
 from tests.layouts.sweep.test_prediction import calibrated
 
 
@@ -26,7 +26,7 @@ def test_every_question_has_the_rates_of_the_file(monkeypatch: pytest.MonkeyPatc
         file = given(rate)
         fp32 = ("dtype=fp32",)
         asked = model.question("tiny-llama", "cpu", 2, "any", overrides=fp32, evidence=file)
-        setting = setting_of(asked, model.chosen_evidence(file, asked))
+        setting = ramp_context(asked, model.chosen_evidence(file, asked))
         assert setting.machine.peak_wide("fp32") == rate
         assert setting.evidence == file.evidence
 

@@ -13,7 +13,7 @@ from paceline.core.parallel_run import ParallelRun
 from paceline.core.shape import DecoderShape, block_parameters, num_parameters
 from paceline.engines.native import unsupported
 from paceline.estimate.request import EstimateRequest
-from paceline.layouts.search.space import Space, feasible, replica_layouts
+from paceline.layouts.search.space import SearchSpace, feasible_layouts, replica_layouts
 
 # Mixtral 8x7B: 46.7 billion parameters, of which a token meets 12.9 billion.
 MIXTRAL = DecoderShape(
@@ -70,10 +70,12 @@ def test_expert_ranks_hold_equally_many_experts(ep: int, problem: str | None):
 
 
 def test_a_search_varies_expert_parallelism_of_such_models_alone():
-    assert {layout.ep for layout in replica_layouts(MIXTRAL, 16, Space())} == {1, 2, 4, 8}
-    assert {layout.ep for layout in replica_layouts(MIXTRAL, 16, Space(most_ep=2))} == {1, 2}
-    assert {layout.ep for layout in replica_layouts(DENSE, 16, Space())} == {1}
-    layouts, _ = feasible(MIXTRAL, 16, 64, 4096, Space(micro_batches=(1,), zero_stages=(1,)))
+    assert {layout.ep for layout in replica_layouts(MIXTRAL, 16, SearchSpace())} == {1, 2, 4, 8}
+    assert {layout.ep for layout in replica_layouts(MIXTRAL, 16, SearchSpace(most_ep=2))} == {1, 2}
+    assert {layout.ep for layout in replica_layouts(DENSE, 16, SearchSpace())} == {1}
+    layouts, _ = feasible_layouts(
+        MIXTRAL, 16, 64, 4096, SearchSpace(micro_batches=(1,), zero_stages=(1,))
+    )
     assert all((layout.dp(16) * layout.cp) % layout.ep == 0 for layout in layouts) and layouts
 
 

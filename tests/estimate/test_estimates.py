@@ -11,11 +11,10 @@ from paceline.core.layout import Layout
 from paceline.estimate.estimates import estimates_of_layouts, estimates_of_runs
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.request import EstimateRequest
-from paceline.estimate.single_estimate import estimate
-from paceline.layouts.rampup.timing import RampStage, Stretch, setting_of, timed
-from paceline.layouts.search.space import Space
+from paceline.layouts.rampup.timing import BatchSteps, RampStage, ramp_context, stage_estimates
+from paceline.layouts.search.space import SearchSpace
 from paceline.layouts.sweep.prediction import predict
-from paceline.layouts.tune.ranking import rank
+from paceline.layouts.tune.ranking import rank_layouts
 from tests.estimate.given import SHIPPED
 
 NATIVE = EstimateRequest("llama31-8b", "H100-SXM", 64, software="torch", native=True)
@@ -34,7 +33,7 @@ QUESTIONS = (
     laid_out(UNEVEN, "tp=8 pp=16 vp=8 micro_batch=1 sequence_parallel=true", batch=16),
     laid_out(UNEVEN, "tp=4 pp=32 vp=4 micro_batch=1 sequence_parallel=true", batch=8),
 )
-SMALL = Space(micro_batches=(1,), zero_stages=(1,), recompute=("none", "full"), most_cp=1)
+SMALL = SearchSpace(micro_batches=(1,), zero_stages=(1,), recompute=("none", "full"), most_cp=1)
 
 
 @pytest.mark.parametrize("estimate_request", QUESTIONS)
@@ -52,16 +51,18 @@ def test_estimate_tune_sweep_and_ramp_up_say_the_same(estimate_request: Estimate
     figures = tuple(sweep.model_dump(exclude={"memory"}).values())
     assert figures == pytest.approx(expected, rel=1e-12)
 
-    ranking = rank(estimate_request, shipped(), SMALL, top=1000)
+    ranking = rank_layouts(question, shipped(), SMALL, top=1000)
     rows = [row for row in ranking.layouts if row.layout == spec.layout]
     assert rows and ranking.recipe_layout
     for row in (*rows, ranking.recipe_layout):
         figures = (row.step_time_s, row.low_s, row.high_s, row.memory_bytes, row.p_oom)
         assert figures == pytest.approx(expected, rel=1e-12)
 
-    stage = RampStage((Stretch(spec.training.global_batch, None),))
+    stage = RampStage((BatchSteps(spec.training.global_batch, None),))
     nodes = spec.cluster.nodes
-    ramp = timed(setting_of(estimate_request, shipped()), [spec.layout], stage, nodes).followed()
+    ramp = stage_estimates(
+        ramp_context(question, shipped()), [spec.layout], stage, nodes
+    ).simulated()
     columns = (ramp.step_s, *ramp.interval_s, ramp.memory_bytes, ramp.p_oom)
     assert [column[0] for column in columns] == pytest.approx(expected, rel=1e-12)
 
@@ -80,8 +81,8 @@ def test_tensor_ranks_pad_the_vocabulary_of_ranked_layouts_too():
     estimate_request = laid_out(gpt, "tp=8 pp=1 micro_batch=1 sequence_parallel=true")
     alone = estimate(estimate_request, shipped())
     recipe_has = laid_out(gpt, "tp=1 pp=1 micro_batch=1")
-    ranked = rank(recipe_has, shipped(), SMALL, top=1000).layouts
-    (row,) = (row for row in ranked if row.layout == estimate_request.spec.layout)
+    ranked = rank_layouts(recipe_has, shipped(), SMALL, top=1000).layouts
+    (row,) = (row for row in ranked if row.layout == question.spec.layout)
     assert row.memory_bytes == alone.memory_bytes.device_used
     assert row.step_time_s == pytest.approx(alone.step_time_s, rel=1e-12)
 

@@ -1,5 +1,5 @@
-"""A batch ramp-up planned before it runs, and schedules judged.
+"""Plan a batch ramp-up, and check schedules made by hand.
 
-plan.py cuts the ramp-up into stages and chooses the nodes and the layout of each, timing.py says
-what layouts take in one. check.py reads a schedule that somebody made by hand, and judges it.
+plan.py divides the ramp-up into stages and chooses nodes and layout of each. timing.py estimates
+layouts in a stage. check.py reads and checks a schedule.
 """

@@ -1,4 +1,4 @@
-"""A schedule made by hand held against the time model: what cannot run, what is slow."""
+"""Check a hand-made schedule with the time model: which stages cannot run or are slow."""
 
 from __future__ import annotations
 
@@ -21,14 +21,20 @@ from paceline.layouts.rampup.plan import (
     RampOptions,
     RampPlan,
     StagePlan,
-    space_of,
+    planned_stages,
+    search_space,
     stage_plan,
-    stages_of,
-    total,
+    total_if_known,
 )
-from paceline.layouts.rampup.timing import RampStage, Setting, problems, runnable, timed
+from paceline.layouts.rampup.timing import (
+    RampContext,
+    RampStage,
+    layout_refusals,
+    runnable_layouts,
+    stage_estimates,
+)
 
-NAMES = {
+COLUMN_ALIASES = {
     "nnodes": "nodes",
     "num_nodes": "nodes",
     "bs": "batch",
@@ -37,9 +43,9 @@ NAMES = {
     "mbs": "micro_batch",
     "zero": "zero_stage",
 }
-"""Other names of columns, in lower case, words joined by _."""
-NEEDED = ("nodes", "batch")
-AXES = ("micro_batch", *AXIS_FIELDS, "zero_stage", "recompute")
+"""Aliases of columns, in lower case with underscores."""
+REQUIRED_COLUMNS = ("nodes", "batch")
+LAYOUT_COLUMNS = ("micro_batch", *AXIS_FIELDS, "zero_stage", "recompute")
 
 
 @dataclass(frozen=True)
@@ -52,9 +58,9 @@ class ScheduleLine:
 
 
 def read_schedule(path: Path, layout: Layout) -> list[ScheduleLine]:
-    """The lines by rising batch; axes without a column are those of `layout`.
+    """Read a schedule, sorted by batch; axes without a column are taken from `layout`.
 
-    Raises UserError for what is no schedule, with the line, and for a batch that comes twice.
+    Raises UserError with the line for an invalid schedule, and for a repeated batch.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -62,16 +68,16 @@ def read_schedule(path: Path, layout: Layout) -> list[ScheduleLine]:
         raise unreadable(str(path), error) from error
     schedule = [_line(where, row, layout) for where, row in _rows(str(path), lines)]
     if not schedule:
-        raise UserError(str(path), "holds no line of a schedule", allowed="nodes,batch,micro_batch")
+        raise UserError(str(path), "contains no schedule line", allowed="nodes,batch,micro_batch")
     batches = [line.batch for line in schedule]
     twice = next((batch for batch in batches if batches.count(batch) > 1), None)
     if twice is not None:
-        raise UserError(str(path), f"has batch {twice} twice", remedy="one line for each batch")
+        raise UserError(str(path), f"lists batch {twice} twice", remedy="use one line per batch")
     return sorted(schedule, key=lambda line: line.batch)
 
 
 def _rows(path: str, lines: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Where each line stands, and its cells by column."""
+    """Yield the location and the cells by column of each line."""
     names: list[str] | None = None
     for number, cells in enumerate(map(_cells, lines), start=1):
         where = f"{path}:{number}"
@@ -79,15 +85,15 @@ def _rows(path: str, lines: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
             continue
         if names is None:
             names = [_name(cell) for cell in cells]
-            twice = [name for name in (*NEEDED, *AXES) if names.count(name) > 1]
+            twice = [name for name in (*REQUIRED_COLUMNS, *LAYOUT_COLUMNS) if names.count(name) > 1]
             if twice:
-                raise UserError(where, f"has {twice[0]} in two columns")
-            missing = [name for name in NEEDED if name not in names]
+                raise UserError(where, f"has two columns {twice[0]}")
+            missing = [name for name in REQUIRED_COLUMNS if name not in names]
             if missing:
                 raise UserError(
                     where,
                     f"has no column {', '.join(missing)}",
-                    allowed=", ".join((*NEEDED, *AXES)),
+                    allowed=", ".join((*REQUIRED_COLUMNS, *LAYOUT_COLUMNS)),
                 )
             continue
         if len(cells) != len(names):
@@ -98,9 +104,9 @@ def _rows(path: str, lines: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _name(title: str) -> str:
-    """A column's name; `Micro-batch` is micro_batch."""
+    """Return a normalised column name: `Micro-batch` becomes micro_batch."""
     name = title.lower().replace("-", "_").replace(" ", "_")
-    return NAMES.get(name, name)
+    return COLUMN_ALIASES.get(name, name)
 
 
 def _cells(line: str) -> list[str]:
@@ -111,7 +117,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _line(where: str, row: Mapping[str, str], layout: Layout) -> ScheduleLine:
-    changes: dict[str, Any] = {name: row[name] for name in AXES if row.get(name)}
+    changes: dict[str, Any] = {name: row[name] for name in LAYOUT_COLUMNS if row.get(name)}
     try:
         nodes, batch = int(row["nodes"]), int(row["batch"])
         if nodes < 1 or batch < 1:
@@ -121,14 +127,14 @@ def _line(where: str, row: Mapping[str, str], layout: Layout) -> ScheduleLine:
     except ValidationError as error:
         raise refusal(where, error) from error
     except ValueError as error:
-        raise UserError(where, "holds something else than numbers from 1 on") from error
+        raise UserError(where, "contains a value that is not a number from 1") from error
 
 
 Verdict = Literal["cannot run", "out of memory", "slow", "good"]
-SLOW = 1.1
-"""Step time over that of the best layout on the same nodes."""
-WORTH_TELLING = 0.1
-"""Share of a step that is named as what makes it slow."""
+MAX_SLOWDOWN = 1.1
+"""Step time relative to the best layout on the same nodes, above which a stage is slow."""
+MIN_REPORTED_SHARE = 0.1
+"""Fraction of a step from which a cause is reported."""
 
 
 class CheckedStage(Value):
@@ -141,15 +147,15 @@ class CheckedStage(Value):
     verdict: Verdict
     reasons: tuple[str, ...]
     plan: StagePlan | None
-    """What it takes; None where it cannot run."""
+    """Estimate of the stage; None if it cannot run."""
     best: StagePlan | None
     """The fastest layout that fits on the same nodes."""
-    slower: float | None
+    slowdown: float | None
     """Step time over that of `best`."""
 
 
 class CheckedSchedule(Value):
-    """The whole schedule; hours and days as far as every line can run."""
+    """The whole schedule; hours and days are None if a line cannot run."""
 
     stages: tuple[CheckedStage, ...]
     device_hours: float | None
@@ -157,32 +163,38 @@ class CheckedSchedule(Value):
 
 
 def check_schedule(
-    setting: Setting, options: RampOptions, schedule: Sequence[ScheduleLine], plan: RampPlan
+    setting: RampContext, options: RampOptions, schedule: Sequence[ScheduleLine], plan: RampPlan
 ) -> CheckedSchedule:
-    """Every line judged; efficiencies are against the last stage of `plan`.
+    """Check every line; efficiencies are relative to the last stage of `plan`.
 
-    Raises UserError for batches that make no stages.
+    Raises UserError for batches that do not form stages.
     """
     batches = tuple(line.batch for line in schedule)
     try:
-        ramp_stages = stages_of(setting, replace(options, batches=batches, every_batch=False))
+        ramp_stages = planned_stages(
+            setting, replace(options, batches=batches, one_stage_per_batch=False)
+        )
     except UserError as error:
         raise UserError("the schedule", f"has batches that {error.what}") from error
     by_batch = {stage.batch: stage for stage in ramp_stages}
     last = plan.stages[-1]
     stages = [
-        _checked(setting, options, line, by_batch[line.batch], _later(batches, line.batch), last)
+        _check_stage(
+            setting, options, line, by_batch[line.batch], _next_batch(batches, line.batch), last
+        )
         for line in schedule
     ]
     return CheckedSchedule(
         stages=tuple(stages),
-        device_hours=total([stage.plan.device_hours if stage.plan else None for stage in stages]),
-        days=total([stage.plan.days if stage.plan else None for stage in stages]),
+        device_hours=total_if_known(
+            [stage.plan.device_hours if stage.plan else None for stage in stages]
+        ),
+        days=total_if_known([stage.plan.days if stage.plan else None for stage in stages]),
     )
 
 
-def _checked(
-    setting: Setting,
+def _check_stage(
+    setting: RampContext,
     options: RampOptions,
     line: ScheduleLine,
     stage: RampStage,
@@ -194,13 +206,16 @@ def _checked(
     faults = layout_problems(run)
     plan = None if faults else _plan(setting, line, stage, last)
     best = _best(setting, options, line, stage, last)
-    slower = plan.step_time_s / best.step_time_s if plan and best else None
+    slowdown = plan.step_time_s / best.step_time_s if plan and best else None
     reasons = [*faults, *(_reasons(plan) if plan else [])]
     if plan:
-        refused = problems(setting, layout, line.batch, line.nodes)
-        reasons += [f"Paceline's trainer refuses it: {why.partition(',')[0]}" for why in refused]
+        unsupported_reasons = layout_refusals(setting, layout, line.batch, line.nodes)
+        reasons += [
+            f"not supported by the native trainer: {why.partition(',')[0]}"
+            for why in unsupported_reasons
+        ]
         reasons += _odd_batches(setting, line, later)
-    if best and slower and slower > SLOW:
+    if best and slowdown and slowdown > MAX_SLOWDOWN:
         reasons.append(
             f"{best.label}, micro-batch {best.layout.micro_batch}, "
             f"recompute {best.layout.recompute} takes {step_seconds(best.step_time_s)} s on the "
@@ -211,55 +226,62 @@ def _checked(
         nodes=line.nodes,
         label=plan.label if plan else "",
         micro_batch=layout.micro_batch,
-        verdict=_verdict(plan, slower),
+        verdict=_verdict(plan, slowdown),
         reasons=tuple(reasons),
         plan=plan,
         best=best,
-        slower=slower,
+        slowdown=slowdown,
     )
 
 
-def _plan(setting: Setting, line: ScheduleLine, stage: RampStage, last: StagePlan) -> StagePlan:
-    estimates = timed(setting, [line.layout], stage, line.nodes).followed()
-    return stage_plan(setting, stage, estimates).against(last)
+def _plan(setting: RampContext, line: ScheduleLine, stage: RampStage, last: StagePlan) -> StagePlan:
+    estimates = stage_estimates(setting, [line.layout], stage, line.nodes).simulated()
+    return stage_plan(setting, stage, estimates).relative_to(last)
 
 
 def _best(
-    setting: Setting, options: RampOptions, line: ScheduleLine, stage: RampStage, last: StagePlan
+    setting: RampContext,
+    options: RampOptions,
+    line: ScheduleLine,
+    stage: RampStage,
+    last: StagePlan,
 ) -> StagePlan | None:
-    layouts = runnable(setting, stage, line.nodes, space_of(setting, options))
+    layouts = runnable_layouts(setting, stage, line.nodes, search_space(setting, options))
     if not layouts:
         return None
-    fastest = timed(setting, layouts, stage, line.nodes).fastest()
-    return stage_plan(setting, stage, fastest).against(last) if fastest else None
+    fastest = stage_estimates(setting, layouts, stage, line.nodes).fastest()
+    return stage_plan(setting, stage, fastest).relative_to(last) if fastest else None
 
 
-def _verdict(plan: StagePlan | None, slower: float | None) -> Verdict:
+def _verdict(plan: StagePlan | None, slowdown: float | None) -> Verdict:
     if plan is None:
         return "cannot run"
     if plan.p_oom > MAX_P_OOM_TO_FIT:
         return "out of memory"
-    return "slow" if slower is not None and slower > SLOW else "good"
+    return "slow" if slowdown is not None and slowdown > MAX_SLOWDOWN else "good"
 
 
 def _reasons(plan: StagePlan) -> list[str]:
-    """What the step loses most to."""
+    """Return the largest losses of the step."""
     num, pp = plan.micro_batches, plan.layout.pp
     reasons: list[str] = []
     if plan.p_oom > MAX_P_OOM_TO_FIT:
-        reasons.append(f"needs {gib(plan.memory_bytes)} a device")
+        reasons.append(f"needs {gib(plan.memory_bytes)} per device")
     each = "one micro-batch" if num == 1 else f"{num} micro-batches"
-    if plan.bubble >= WORTH_TELLING:
-        reasons.append(f"{each} for {pp} pipeline stages: {plan.bubble:.0%} of the step is bubble")
-    if plan.exchange >= WORTH_TELLING:
+    if plan.bubble_share >= MIN_REPORTED_SHARE:
         reasons.append(
-            f"{each} a replica: {plan.exchange:.0%} of the step waits for other replicas' gradients"
+            f"{each} for {pp} pipeline stages: {plan.bubble_share:.0%} of the step is bubble"
+        )
+    if plan.exchange_share >= MIN_REPORTED_SHARE:
+        reasons.append(
+            f"{each} per replica: {plan.exchange_share:.0%} of the step is exposed gradient "
+            "communication"
         )
     return reasons
 
 
-def _odd_batches(setting: Setting, line: ScheduleLine, later: int | None) -> list[str]:
-    """The recipe's ramp-up has batches between this stage's and the next that do not divide."""
+def _odd_batches(setting: RampContext, line: ScheduleLine, later: int | None) -> list[str]:
+    """Report batches of the recipe's ramp-up within this stage that do not divide."""
     ramp_up, whole = setting.recipe.training.ramp_up, setting.recipe.training.global_batch
     if ramp_up is None or not isinstance(whole, int):
         return []
@@ -268,10 +290,10 @@ def _odd_batches(setting: Setting, line: ScheduleLine, later: int | None) -> lis
     odd = [b for _, b in ramp_up.sizes(whole) if line.batch < b < upper and b % unit]
     if not odd:
         return []
-    named = f"batch {odd[0]}" if len(odd) == 1 else f"batches {odd[0]} to {odd[-1]}"
-    return [f"{named} of the recipe's ramp-up would not divide by {unit}"]
+    batches_text = f"batch {odd[0]}" if len(odd) == 1 else f"batches {odd[0]} to {odd[-1]}"
+    return [f"{batches_text} of the recipe's ramp-up: not divisible by {unit}"]
 
 
-def _later(batches: Sequence[int], batch: int) -> int | None:
+def _next_batch(batches: Sequence[int], batch: int) -> int | None:
     at = batches.index(batch) + 1
     return batches[at] if at < len(batches) else None

@@ -1,5 +1,5 @@
-"""Which layouts there are for a model on a number of devices, and which of them to try next.
+"""Search over the layouts of a model on a number of devices.
 
-space.py lists them, residuals.py learns what the time model gets wrong among them, decision.py says
-what to run next, memory.py what needs no try once a layout has run out of memory.
+space.py lists the layouts, residuals.py learns the errors of the time model, decision.py chooses
+the next run, and memory.py excludes layouts after one has run out of memory.
 """

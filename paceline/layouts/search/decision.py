@@ -1,4 +1,4 @@
-"""What a search does next: try a layout, measure one again, or stop."""
+"""Decide the next step of a search: try a layout, repeat one, or stop."""
 
 from __future__ import annotations
 
@@ -13,111 +13,113 @@ import numpy as np
 from paceline.estimate.model.case import Bools, Floats
 from paceline.layouts.search.residuals import Posterior
 
-MOST_RUNS = 3
-"""Of one layout, where several are close."""
-MOST_CLOSE = 3
-"""Layouts that are measured again to tell them apart."""
-CLOSE = 2.0
-"""Deviations of a difference within which two layouts are not told apart."""
-OPTIMISTIC = 2.0
-"""Deviations below its expected time to which a layout may come, the end of its 95 % interval; many
-stay untried, so 80 % of each is too few."""
-KEPT_BACK = 5
-"""One run in so many is kept for measuring again."""
+MAX_RUNS_PER_LAYOUT = 3
+"""Maximum runs of one layout when several are close."""
+MAX_CLOSE_LAYOUTS = 3
+"""Maximum number of close layouts that are repeated."""
+CLOSE_SD = 2.0
+"""Standard deviations within which two layouts count as equally fast."""
+OPTIMISTIC_SD = 2.0
+"""Standard deviations below the mean that count as optimistic, the lower end of the 95% interval.
 
-Measured = Mapping[int, Sequence[float]]
-"""Seconds of a step in each run of a layout that has a figure, by its row."""
-Why = Literal["bound", "budget", "exhausted"]
+Many layouts stay untried, so an 80% interval would miss the best one too often.
+"""
+REPEAT_SHARE = 5
+"""One run in five is reserved for repeats."""
+
+StepTimesByRow = Mapping[int, Sequence[float]]
+"""Step times in seconds of each measured layout, by its row."""
+StopReason = Literal["bound", "budget", "exhausted"]
 
 
 @dataclass(frozen=True)
 class Move:
-    """Run a layout for the first time or again; without a row, stop."""
+    """The next action: run the layout of `row`, or stop if it is None."""
 
     row: int | None
-    why: Why | Literal["try", "again"]
+    why: StopReason | Literal["try", "again"]
 
 
 @dataclass(frozen=True)
 class SearchState:
-    """All that a decision rests on."""
+    """Inputs of a decision."""
 
     belief: Posterior
-    measured: Measured
+    measured: StepTimesByRow
     open: Bools
-    """Layouts that may be tried: no run yet, and no reason against one."""
+    """True for layouts that have no run yet and may be tried."""
     p_oom: Floats
     runs: Mapping[int, int]
-    """Runs of every layout that was tried, those without a figure too."""
+    """Number of runs of every tried layout, including runs without a figure."""
     runs_left: int
 
 
 def decide(state: SearchState) -> Move:
-    """The next move.
+    """Return the next action.
 
-    A layout is worth a try while the optimistic end of its 95 % interval is faster than the best
-    one measured; of those the one with the largest expected improvement is tried. A fifth of the
-    runs is kept for layouts that are too close to be told apart.
+    A layout is promising while the lower end of its 95% interval is faster than the best measured
+    one. The promising layout with the largest expected improvement is tried. A fifth of the runs is
+    reserved for repeats of layouts that are too close to rank.
     """
-    hopeful = worth_trying(state)
-    close = to_repeat(state.measured, state.runs, state.belief.noise_sd)
-    if state.runs_left <= 0 and (hopeful.any() or close):
+    promising = promising_rows(state)
+    close = rows_to_repeat(state.measured, state.runs, state.belief.noise_sd)
+    if state.runs_left <= 0 and (promising.any() or close):
         return Move(None, "budget")
-    kept_back = (state.runs_left + sum(state.runs.values())) // KEPT_BACK if close else 0
-    if hopeful.any() and state.runs_left > kept_back:
-        return Move(_most_improving(state, hopeful), "try")
+    reserved_runs = (state.runs_left + sum(state.runs.values())) // REPEAT_SHARE if close else 0
+    if promising.any() and state.runs_left > reserved_runs:
+        return Move(_most_improving(state, promising), "try")
     if close:
         return Move(close[0], "again")
-    if hopeful.any():
-        return Move(_most_improving(state, hopeful), "try")
+    if promising.any():
+        return Move(_most_improving(state, promising), "try")
     return Move(None, "bound" if state.open.any() else "exhausted")
 
 
-def worth_trying(state: SearchState) -> Bools:
-    """Open layouts whose optimistic bound beats the best measured."""
-    best = best_of(state.measured)
+def promising_rows(state: SearchState) -> Bools:
+    """Return the open layouts whose optimistic bound beats the best measured one."""
+    best = fastest_row(state.measured)
     if best is None:
         return state.open
-    optimistic = state.belief.mean - OPTIMISTIC * state.belief.sd
-    return state.open & (optimistic < log(seconds_of(state.measured[best])))
+    optimistic = state.belief.mean - OPTIMISTIC_SD * state.belief.sd
+    return state.open & (optimistic < log(median_step_time(state.measured[best])))
 
 
-def best_of(measured: Measured) -> int | None:
-    """The row with the smallest time, None when nothing was measured."""
-    return min(measured, key=lambda row: seconds_of(measured[row]), default=None)
+def fastest_row(measured: StepTimesByRow) -> int | None:
+    """Return the row with the smallest median step time; None without measurements."""
+    return min(measured, key=lambda row: median_step_time(measured[row]), default=None)
 
 
-def seconds_of(runs: Sequence[float]) -> float:
-    """The time of a layout: the median of its runs."""
+def median_step_time(runs: Sequence[float]) -> float:
+    """Return the median step time of a layout's runs."""
     return median(runs)
 
 
-def to_repeat(measured: Measured, runs: Mapping[int, int], noise_sd: float) -> list[int]:
-    """The best and what is level with it, the fewest runs first; empty where none is level."""
-    best = best_of(measured)
+def rows_to_repeat(measured: StepTimesByRow, runs: Mapping[int, int], noise_sd: float) -> list[int]:
+    """Return the best layout and those tied with it, fewest runs first; empty without ties."""
+    best = fastest_row(measured)
     if best is None:
         return []
-    alike = close_to(best, measured, noise_sd)[: MOST_CLOSE - 1]
-    waiting = [row for row in (best, *alike) if runs[row] < MOST_RUNS]
-    return sorted(waiting, key=lambda row: runs[row]) if alike else []
+    close_rows = rows_close_to(best, measured, noise_sd)[: MAX_CLOSE_LAYOUTS - 1]
+    too_few_runs = [row for row in (best, *close_rows) if runs[row] < MAX_RUNS_PER_LAYOUT]
+    return sorted(too_few_runs, key=lambda row: runs[row]) if close_rows else []
 
 
-def close_to(best: int, measured: Measured, noise_sd: float) -> list[int]:
-    """Other rows whose times lie within the noise of the best one's, the fastest first."""
+def rows_close_to(best: int, measured: StepTimesByRow, noise_sd: float) -> list[int]:
+    """Return other rows whose step times are within noise of the best, the fastest first."""
 
     def far(row: int) -> float:
         sd = noise_sd * (1 / len(measured[row]) + 1 / len(measured[best])) ** 0.5
-        return log(seconds_of(measured[row]) / seconds_of(measured[best])) / sd
+        return log(median_step_time(measured[row]) / median_step_time(measured[best])) / sd
 
-    return sorted((row for row in measured if row != best and far(row) <= CLOSE), key=far)
+    return sorted((row for row in measured if row != best and far(row) <= CLOSE_SD), key=far)
 
 
 def expected_improvement(mean: Floats, sd: Floats, best: float) -> Floats:
-    """How far ln seconds are expected to fall below `best`, 0 where they do not.
+    """Return the expected improvement of ln seconds over `best`.
 
-    For a normal belief it is sd (z Phi(z) + phi(z)) with z = (best - mean) / sd, Phi and phi the
-    distribution and the density of the standard normal (Jones, Schonlau and Welch, Journal of
-    Global Optimization 13, 1998, equation 15).
+    For a normal posterior it is sd (z Phi(z) + phi(z)) with z = (best - mean) / sd, where Phi and
+    phi are the distribution and density of the standard normal (Jones, Schonlau and Welch, Journal
+    of Global Optimization 13, 1998, equation 15).
     """
     z = (best - mean) / sd
     cumulative = np.array([0.5 * (1 + erf(value / 2**0.5)) for value in z])
@@ -126,13 +128,16 @@ def expected_improvement(mean: Floats, sd: Floats, best: float) -> Floats:
 
 
 def _most_improving(state: SearchState, among: Bools) -> int:
-    """By expected improvement where memory suffices; the fastest expected one before any figure."""
-    best = best_of(state.measured)
+    """Return the row with the largest expected improvement, weighted by the chance that it fits.
+
+    Before any measurement, return the one expected to be fastest.
+    """
+    best = fastest_row(state.measured)
     if best is None:
-        # What will hardly run says nothing: the fastest that may fit, else the likeliest to fit.
+        # A run that fails teaches little: take the fastest that may fit, else the likeliest to fit.
         score = np.where(state.p_oom < 0.5, -state.belief.mean, -1e3 * state.p_oom)
     else:
-        now = log(seconds_of(state.measured[best]))
+        now = log(median_step_time(state.measured[best]))
         gain = expected_improvement(state.belief.mean, state.belief.sd, now)
         score = gain * (1 - state.p_oom)
     return int(np.argmax(np.where(among, score, -np.inf)))

@@ -1,6 +1,5 @@
-"""Sweeps: one recipe at every combination of some settings, each a run of its own.
+"""Sweeps: run one recipe with every combination of some settings.
 
-plan.py says what varies, what can run and in which order, prediction.py what is expected of it,
-trials.py runs what is missing and keeps what each combination has measured. result.py is what comes
-out, made a document by report.py and charts.py.
+plan.py expands and orders the combinations, prediction.py estimates them, and trials.py runs what
+is missing. result.py holds the result; report.py and charts.py present it.
 """

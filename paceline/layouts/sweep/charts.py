@@ -1,4 +1,4 @@
-"""The charts of a sweep: speed over memory, and predicted over measured step time."""
+"""Charts of a sweep: throughput over memory, and predicted over measured step time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEIGHT = 280
 def sweep_charts(
     result: SweepResult, memory_note: str, look: ChartTheme
 ) -> dict[str, alt.LayerChart]:
-    """Speed over memory, and predicted over measured step time, where there is enough to draw."""
+    """Return the charts for which there are enough points."""
     charts = {
         "front": front_chart(result, memory_note, look),
         "agreement": agreement_chart(result, look),
@@ -24,7 +24,7 @@ def sweep_charts(
 
 
 def front_chart(result: SweepResult, memory_note: str, look: ChartTheme) -> alt.LayerChart | None:
-    """Tokens/s over memory, the front joined by a line; None when fewer than two rows have both."""
+    """Return tokens/s over memory with the Pareto front; None with fewer than two points."""
     points = [
         {
             "memory": row.memory_bytes / GIB,
@@ -68,15 +68,15 @@ def front_chart(result: SweepResult, memory_note: str, look: ChartTheme) -> alt.
         .mark_text(color=look.palette.accent, align="left", dx=8, dy=-8)
         .encode(x=x, y=y, text="label:N")
     )
-    note = "Dot: one layout. Orange: no other is as fast with as little memory. "
+    note = "Each dot is one layout. Orange: Pareto front of throughput and memory. "
     note += memory_note
     return finish_chart(
-        [line, dots, names], look, "Speed and memory", [note], HEIGHT, whose(result)
+        [line, dots, names], look, "Throughput and memory", [note], HEIGHT, subject(result)
     )
 
 
 def agreement_chart(result: SweepResult, look: ChartTheme) -> alt.LayerChart | None:
-    """Predicted over measured step time with the 80 % intervals; None without any prediction."""
+    """Return predicted over measured step time with 80% intervals; None without predictions."""
     points = [
         {
             "measured": row.step_time_s,
@@ -95,7 +95,7 @@ def agreement_chart(result: SweepResult, look: ChartTheme) -> alt.LayerChart | N
     ]
     first, last = 0.9 * min(seconds), 1.1 * max(seconds)
     scale = alt.Scale(type="log", domain=[first, last], nice=False)
-    x = alt.X("measured:Q", title="measured (s a step)", scale=scale)
+    x = alt.X("measured:Q", title="measured (s per step)", scale=scale)
     diagonal = (
         alt.Chart(alt.Data(values=[{"at": first}, {"at": last}]), name="equal")
         .mark_line(color=look.palette.warmup, strokeDash=[4, 3])
@@ -105,7 +105,7 @@ def agreement_chart(result: SweepResult, look: ChartTheme) -> alt.LayerChart | N
     bars = (
         alt.Chart(data, name="intervals")
         .mark_rule(color=look.palette.steady, opacity=0.5)
-        .encode(x=x, y=alt.Y("low:Q", title="predicted (s a step)", scale=scale), y2="high:Q")
+        .encode(x=x, y=alt.Y("low:Q", title="predicted (s per step)", scale=scale), y2="high:Q")
     )
     dots = (
         alt.Chart(data, name="layouts")
@@ -120,13 +120,15 @@ def agreement_chart(result: SweepResult, look: ChartTheme) -> alt.LayerChart | N
             ],
         )
     )
-    note = "Dot: one layout. Bar: 80% interval of the prediction. Dashed: predicted as measured."
-    layers, title = [diagonal, bars, dots], "Predicted against measured"
-    return finish_chart(layers, look, title, [note], HEIGHT, whose(result))
+    note = (
+        "Each dot is one layout with its 80% interval. Dashed line: prediction equals measurement."
+    )
+    layers, title = [diagonal, bars, dots], "Predicted vs measured step time"
+    return finish_chart(layers, look, title, [note], HEIGHT, subject(result))
 
 
-def whose(result: SweepResult) -> str:
-    """Of which recipe on how many devices the charts are."""
+def subject(result: SweepResult) -> str:
+    """Return the recipe and the number of devices that the charts show."""
     devices = {row.devices for row in result.rows if row.ok and row.devices}
     return (
         f"{result.recipe} on {counted(devices.pop(), 'device')}"

@@ -1,4 +1,4 @@
-"""From a recipe and what varies to the runs of a sweep: which can run, and in which order."""
+"""Plan a sweep: expand the combinations, check which can run, and order them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.core.run import RunSpec
 from paceline.estimate.calibrate.lookup import GivenEvidence
 from paceline.estimate.estimates import MAX_P_OOM_TO_FIT, MAX_P_OOM_TO_RUN
 from paceline.files.recipe import full_key, load_recipe
-from paceline.layouts.sweep.prediction import hopeless, predict
+from paceline.layouts.sweep.prediction import predict, prune_reasons
 from paceline.layouts.sweep.result import Prediction
 from paceline.machines.placement import Request, find_device
 from paceline.machines.probe.inventory import inventory
@@ -25,54 +25,54 @@ from paceline.runs.plan import Plan, make_plan
 from paceline.runs.tasks.division import divide
 from paceline.runs.tasks.slot import JobSlot
 
-SHORT = {
+OPTION_FIELDS = {
     **{axis: f"layout.{axis}" for axis in AXIS_FIELDS},
     "zero": "layout.zero_stage",
     "mbs": "layout.micro_batch",
     "recompute": "layout.recompute",
     "gbs": "training.global_batch",
 }
-"""Options with a name of their own, and the field that each sets."""
-MOST = 2000
-"""Combinations that one sweep takes."""
+"""Short options of a sweep, and the recipe field that each sets."""
+MAX_COMBINATIONS = 2000
+"""Maximum combinations of one sweep."""
 _OPEN, _CLOSE, _QUOTES = "[{(", "]})", "\"'"
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """One field, and its values as they are written after `--set field=`."""
+    """One varied field with its values as written after `--set field=`."""
 
     field: str
     values: tuple[str, ...]
     option: str | None = None
-    """The option of its own that its values were given by; None is `--set`."""
+    """Short option that gave the values; None is `--set`."""
 
-    def typed(self, value: str) -> str:
-        """One of its values as it was asked for: `--tp 4`, `--set layout.vp=2`."""
+    def as_option(self, value: str) -> str:
+        """Return one value as the user typed it: `--tp 4`, `--set layout.vp=2`."""
         return f"{self.option} {value}" if self.option else f"--set {self.field}={value}"
 
     @property
-    def short(self) -> str:
-        """How a person names it: `mbs`, else the field's last name."""
-        names = {field: name for name, field in SHORT.items()}
+    def short_name(self) -> str:
+        """Short name such as `mbs`, or the last part of the field."""
+        names = {field: name for name, field in OPTION_FIELDS.items()}
         return names.get(self.field, self.field.rpartition(".")[2])
 
 
 def dimensions(
-    named: Mapping[str, str | None], overrides: Iterable[str]
+    option_texts: Mapping[str, str | None], overrides: Iterable[str]
 ) -> tuple[tuple[Dimension, ...], tuple[str, ...]]:
-    """(what varies, the overrides that do not).
+    """Return the varied dimensions, and the overrides that are fixed.
 
-    `named` are the options of SHORT with their text. A value with commas is a list of values; what
-    stands in brackets, braces or quotes is one of them. Raises UserError for no list at all, a
-    field given twice, an empty value, or too many combinations.
+    `option_texts` maps the options of OPTION_FIELDS to their text. A value with commas is a list;
+    text in brackets, braces or quotes is one element. Raises UserError without any list, for a
+    repeated field, an empty value, or too many combinations.
     """
     lists: list[tuple[str, str, str, str | None]] = [
-        (f"--{name}", SHORT[name], text, f"--{name}")
-        for name, text in named.items()
+        (f"--{name}", OPTION_FIELDS[name], text, f"--{name}")
+        for name, text in option_texts.items()
         if text is not None
     ]
-    varied: dict[str, Dimension] = {}
+    by_field: dict[str, Dimension] = {}
     fixed: list[str] = []
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -81,25 +81,25 @@ def dimensions(
         else:
             lists.append((f"--set {text}", full_key(key.strip()), value, None))
     for where, name, text, option in lists:
-        if name in varied:
+        if name in by_field:
             raise UserError(where, f"{name} is given twice", remedy="put its values in one list")
         values = tuple(dict.fromkeys(split_list(text)))
         if "" in values:
-            raise UserError(where, "has an empty value", allowed="values separated by commas")
-        varied[name] = Dimension(name, values, option)
-    _check(varied.values())
-    return tuple(varied.values()), tuple(fixed)
+            raise UserError(where, "contains an empty value", allowed="values separated by commas")
+        by_field[name] = Dimension(name, values, option)
+    _check(by_field.values())
+    return tuple(by_field.values()), tuple(fixed)
 
 
-def combinations(varied: Sequence[Dimension]) -> Iterator[dict[str, str]]:
-    """Every combination as field -> value, the last dimension changing fastest."""
-    fields = [dimension.field for dimension in varied]
-    for values in product(*(dimension.values for dimension in varied)):
+def combinations(dimensions: Sequence[Dimension]) -> Iterator[dict[str, str]]:
+    """Yield every combination as field -> value; the last dimension changes fastest."""
+    fields = [dimension.field for dimension in dimensions]
+    for values in product(*(dimension.values for dimension in dimensions)):
         yield dict(zip(fields, values, strict=True))
 
 
 def split_list(text: str) -> list[str]:
-    """The parts between commas outside of brackets, braces and quotes: `1,[2,3]` has two."""
+    """Split at commas outside brackets, braces and quotes: `1,[2,3]` has two parts."""
     parts, depth, quote = [""], 0, ""
     for sign in text:
         if quote:
@@ -117,19 +117,24 @@ def split_list(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _check(varied: Collection[Dimension]) -> None:
-    sizes = [len(dimension.values) for dimension in varied]
+def _check(dimensions: Collection[Dimension]) -> None:
+    sizes = [len(dimension.values) for dimension in dimensions]
     if not sizes or max(sizes) < 2:
-        given = ", ".join(f"{dimension.short} {dimension.values[0]}" for dimension in varied)
+        single_values = ", ".join(
+            f"{dimension.short_name} {dimension.values[0]}" for dimension in dimensions
+        )
         raise UserError(
             "paceline sweep",
-            "is told nothing to vary" + (f": {given} is one value each" if given else ""),
-            allowed=f"lists for {', '.join(f'--{name}' for name in SHORT)} or --set",
+            "has nothing to vary"
+            + (f": {single_values} is one value each" if single_values else ""),
+            allowed=f"lists for {', '.join(f'--{name}' for name in OPTION_FIELDS)} or --set",
             remedy="for example --tp 1,2 --mbs 1,2,4",
         )
-    if prod(sizes) > MOST:
+    if prod(sizes) > MAX_COMBINATIONS:
         raise UserError(
-            "paceline sweep", f"asks for {prod(sizes):,} combinations", allowed=f"at most {MOST:,}"
+            "paceline sweep",
+            f"asks for {prod(sizes):,} combinations",
+            allowed=f"at most {MAX_COMBINATIONS:,}",
         )
 
 
@@ -139,7 +144,7 @@ RAMP_UP = "training.ramp_up"
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """What the user asked for; the request holds the overrides that do not vary."""
+    """Options of a sweep; the request has the fixed overrides."""
 
     request: Request
     dimensions: tuple[Dimension, ...]
@@ -147,91 +152,91 @@ class SweepOptions:
     name: str | None = None
     prune: bool = True
     nodes_per_trial: int | None = None
-    """None and no max_parallel: everything that was asked for belongs to one run at a time."""
+    """None without max_parallel gives all requested nodes to one run at a time."""
     max_parallel: int | None = None
     prune_above: float = MAX_P_OOM_TO_RUN
-    """Probability of running out of memory above which a combination is not run."""
+    """OOM probability above which a combination is not run."""
     stack: str | None = None
-    """Software whose times and memory are expected; None is that of the recipe's engine."""
+    """Software assumed for predictions; None is that of the recipe's engine."""
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One combination: its plan, or why it has none."""
+class Combination:
+    """One combination: its plan, or the reason why it has none."""
 
     settings: dict[str, str]
     layout: Layout
     plan: Plan | None = None
-    refused: str | None = None
-    pruned: str | None = None
+    refusal: str | None = None
+    prune_reason: str | None = None
     prediction: Prediction | None = None
 
     @property
     def runs(self) -> bool:
-        """Whether it is to be run."""
-        return self.plan is not None and self.pruned is None
+        """True if the combination will run."""
+        return self.plan is not None and self.prune_reason is None
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """All combinations, those that run first and in their order."""
+    """All combinations in the order in which they run; the others follow."""
 
     name: str
     recipe: str
     variant: str | None
     dimensions: tuple[Dimension, ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[Combination, ...]
     repeats: int = 1
     notices: tuple[str, ...] = field(default=())
     slots: tuple[JobSlot, ...] = (JobSlot(1),)
-    """Where runs take place, one at a time on each."""
+    """Slots that execute one run at a time each."""
     queued: bool = False
-    """Whether they go through Slurm's queue, as arrays."""
-    at_once: int | None = None
-    """How many of an array may run at the same time."""
+    """True if runs are submitted to Slurm's queue as job arrays."""
+    max_parallel: int | None = None
+    """Maximum number of array tasks that run at the same time."""
     stack: str | None = None
-    """Software whose times and memory are expected, where it was asked for."""
+    """Software assumed for predictions, if the user set it."""
 
     def group(self, plan: Plan) -> str:
-        """The group of repeats that the runs of one combination belong to."""
+        """Return the name of the group with the runs of one combination."""
         return f"{self.name}-{plan.spec.key}"
 
 
-def new_sweep(options: SweepOptions, given: GivenEvidence | None) -> Sweep:
-    """The sweep that was asked for; nothing is run or written. `given` as in `predict`.
+def new_sweep(options: SweepOptions, evidence: GivenEvidence | None) -> Sweep:
+    """Return the planned sweep without running or writing anything.
 
-    Raises UserError when a value is none that its field takes; a combination that cannot run is a
-    choice with its reason.
+    Raises UserError for an invalid value of a field. A combination that cannot run is included with
+    its reason.
     """
-    request, notices = steady_batch(options.request)
+    request, notices = without_ramp_up(options.request)
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
     for dimension in options.dimensions:
         _check_values(request, dimension)
     place = divide(request, recipe, inventory(), options.nodes_per_trial, options.max_parallel)
     machine = place.inventory
-    request = _on_equal_devices(place.request, options.dimensions, machine)
-    choices = _without_twins(_choices(request, options.dimensions, machine))
+    request = _with_equal_devices(place.request, options.dimensions, machine)
+    choices = _without_duplicates(_all_combinations(request, options.dimensions, machine))
     plans = [choice.plan for choice in choices if choice.plan]
     notices += [*place.notices, *(notice for plan in plans for notice in plan.notices)]
-    choices, unpredicted = _predicted(choices, given, options)
-    notices += unpredicted
+    choices, prediction_notices = _with_predictions(choices, evidence, options)
+    notices += prediction_notices
     return Sweep(
         name=_name(options, recipe.name),
         recipe=recipe.name,
         variant=request.variant,
         dimensions=options.dimensions,
-        choices=_ordered(choices),
+        choices=_run_order(choices),
         repeats=options.repeats,
         notices=tuple(dict.fromkeys(notices)),
         slots=place.slots,
-        queued=place.queued or _queued([choice.plan for choice in choices if choice.plan]),
-        at_once=options.max_parallel,
+        queued=place.queued or _runs_in_queue([choice.plan for choice in choices if choice.plan]),
+        max_parallel=options.max_parallel,
         stack=options.stack,
     )
 
 
 def _check_values(request: Request, dimension: Dimension) -> None:
-    """Raises UserError, which names the option that was typed, for a value that no field takes."""
+    """Raise UserError with the option as typed for an invalid value."""
     for value in dimension.values:
         changes = (*request.overrides, f"{dimension.field}={value}")
         try:
@@ -239,122 +244,125 @@ def _check_values(request: Request, dimension: Dimension) -> None:
         except UserError as error:
             what = error.what.removeprefix(f"{dimension.field}: ")
             raise UserError(
-                dimension.typed(value), what, allowed=error.allowed, remedy=error.remedy
+                dimension.as_option(value), what, allowed=error.allowed, remedy=error.remedy
             ) from error
 
 
-def steady_batch(request: Request) -> tuple[Request, list[str]]:
-    """The request without the recipe's ramp-up, unless that was asked for, and a notice of it.
+def without_ramp_up(request: Request) -> tuple[Request, list[str]]:
+    """Return the request without the recipe's batch ramp-up, and a notice.
 
-    Layouts are compared at one batch; and early, small batches forbid many of them.
+    Layouts are compared at one batch; small early batches would rule out many. A ramp-up that the
+    user set explicitly is kept.
     """
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
     keys = [full_key(text.partition("=")[0].strip()) for text in request.overrides]
     if recipe.training.ramp_up is None or any(key.startswith(RAMP_UP) for key in keys):
         return request, []
-    changed = replace(request, overrides=(*request.overrides, f"{RAMP_UP}=null"))
-    return changed, ["measured at the whole batch, without the recipe's ramp-up"]
+    changed_request = replace(request, overrides=(*request.overrides, f"{RAMP_UP}=null"))
+    return changed_request, ["measured at the full batch, without the recipe's ramp-up"]
 
 
-def _on_equal_devices(
-    request: Request, varied: Sequence[Dimension], machine: dict[str, Any]
+def _with_equal_devices(
+    request: Request, dimensions: Sequence[Dimension], machine: dict[str, Any]
 ) -> Request:
-    """The request with one number of devices for all: what the largest that can run takes."""
-    settled = request.devices is not None or request.cluster is not None
-    if settled or any(dimension.field == "devices" for dimension in varied):
+    """Use one number of devices for all combinations: that of the largest one that can run."""
+    devices_are_set = request.devices is not None or request.cluster is not None
+    if devices_are_set or any(dimension.field == "devices" for dimension in dimensions):
         return request
-    plans = [_choice(request, settings, machine).plan for settings in combinations(varied)]
+    plans = [_combination(request, settings, machine).plan for settings in combinations(dimensions)]
     counts = {plan.spec.cluster.devices_per_node for plan in plans if plan}
     return replace(request, devices=max(counts)) if len(counts) > 1 else request
 
 
-def _choices(
-    request: Request, varied: Sequence[Dimension], machine: dict[str, Any]
-) -> list[Choice]:
-    """Every combination, all with blocks compiled or none, unless it was said what is."""
-    choices = [_choice(request, settings, machine) for settings in combinations(varied)]
-    if any(dimension.field == COMPILE for dimension in varied):
+def _all_combinations(
+    request: Request, dimensions: Sequence[Dimension], machine: dict[str, Any]
+) -> list[Combination]:
+    """Return every combination, with blocks compiled in all or none unless the user set it."""
+    choices = [_combination(request, settings, machine) for settings in combinations(dimensions)]
+    if any(dimension.field == COMPILE for dimension in dimensions):
         return choices
     specs = [choice.plan.spec for choice in choices if choice.plan]
     equal = equally_compiled(request, specs)
-    return _choices(equal, varied, machine) if equal else choices
+    return _all_combinations(equal, dimensions, machine) if equal else choices
 
 
-def _choice(request: Request, settings: dict[str, str], machine: dict[str, Any]) -> Choice:
+def _combination(
+    request: Request, settings: dict[str, str], machine: dict[str, Any]
+) -> Combination:
     overrides = (*request.overrides, *(f"{key}={value}" for key, value in settings.items()))
     layout = load_recipe(request.recipe, request.variant, overrides).layout
     try:
         plan = make_plan(replace(request, overrides=overrides), machine)
-        return Choice(settings, layout, plan)
+        return Combination(settings, layout, plan)
     except UserError as error:
-        return Choice(settings, layout, refused=error.what)
+        return Combination(settings, layout, refusal=error.what)
 
 
-def _without_twins(choices: Sequence[Choice]) -> list[Choice]:
-    """The choices, those that would run what another one runs refused."""
-    seen: set[str] = set()
-    kept: list[Choice] = []
+def _without_duplicates(choices: Sequence[Combination]) -> list[Combination]:
+    """Refuse combinations that would run the same as another one."""
+    keys: set[str] = set()
+    unique_choices: list[Combination] = []
     for choice in choices:
         key = choice.plan.spec.key if choice.plan else None
-        if key in seen:
-            choice = replace(choice, plan=None, refused="runs the same as another")
-        kept.append(choice)
-        seen |= {key} if key else set()
-    return kept
+        if key in keys:
+            choice = replace(choice, plan=None, refusal="runs the same as another")
+        unique_choices.append(choice)
+        keys |= {key} if key else set()
+    return unique_choices
 
 
-def _predicted(
-    choices: Sequence[Choice], given: GivenEvidence | None, options: SweepOptions
-) -> tuple[list[Choice], list[str]]:
-    """(the choices with their predictions, hopeless ones marked; why there are none)."""
-    planned = [choice for choice in choices if choice.plan]
-    specs = [choice.plan.spec for choice in planned if choice.plan]
+def _with_predictions(
+    choices: Sequence[Combination], evidence: GivenEvidence | None, options: SweepOptions
+) -> tuple[list[Combination], list[str]]:
+    """Return the combinations with predictions and prune reasons, and notices."""
+    choices_with_plan = [choice for choice in choices if choice.plan]
+    specs = [choice.plan.spec for choice in choices_with_plan if choice.plan]
     if not specs:
         return list(choices), []
-    if given:  # A file that does not fit is refused, where rates that are missing are a notice.
-        given.of(specs[0].cluster.device, specs[0].training.dtype)
+    if evidence:  # A wrong calibration file is an error; missing rates are only a notice.
+        evidence.of(specs[0].cluster.device, specs[0].training.dtype)
     try:
-        predictions = predict(specs, given, options.stack)
+        predictions = predict(specs, evidence, options.stack)
     except UserError as error:
         if options.stack:
             raise
-        return list(choices), [f"no expected times: {error.where} {error.what}"]
+        return list(choices), [f"no predictions: {error.where} {error.what}"]
     cluster, device = specs[0].cluster, find_device(specs[0].cluster.device)
     size = cluster.device_memory_bytes or (device and device.memory_bytes)
     limit = None if specs[0].memory_limit_bytes else size
     above = options.prune_above
-    pruned = _not_worth(specs, predictions, limit, above) if options.prune else []
-    reasons = pruned or [None] * len(specs)
+    prune_reasons = _prune_reasons(specs, predictions, limit, above) if options.prune else []
+    reasons = prune_reasons or [None] * len(specs)
     predicted = [
-        replace(choice, prediction=prediction, pruned=reason)
-        for choice, prediction, reason in zip(planned, predictions, reasons, strict=True)
+        replace(choice, prediction=prediction, prune_reason=reason)
+        for choice, prediction, reason in zip(choices_with_plan, predictions, reasons, strict=True)
     ]
     return [*predicted, *(choice for choice in choices if not choice.plan)], []
 
 
-def _not_worth(
+def _prune_reasons(
     specs: Sequence[RunSpec],
     predictions: Sequence[Prediction],
     limit_bytes: float | None,
     prune_above: float,
 ) -> list[str | None]:
-    """Why each is not worth a run, among those that do the same on as many devices."""
+    """Return why each run is pruned, compared with equal work on equally many devices."""
     kinds = [(spec.model, spec.lora, spec.training.seq_len, spec.world_size) for spec in specs]
     reasons: dict[int, str | None] = {}
     for kind in dict.fromkeys(kinds):
         rows = [row for row, row_kind in enumerate(kinds) if row_kind == kind]
         tokens = [specs[row].training.global_batch * specs[row].training.seq_len for row in rows]
-        why = hopeless([predictions[row] for row in rows], tokens, limit_bytes, prune_above)
+        why = prune_reasons([predictions[row] for row in rows], tokens, limit_bytes, prune_above)
         reasons.update(zip(rows, why, strict=True))
     return [reasons[row] for row in range(len(specs))]
 
 
-def _ordered(choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """By expected time, those that may run out of memory last; small first where none is known."""
-    return tuple(sorted(choices, key=_place))
+def _run_order(choices: Sequence[Combination]) -> tuple[Combination, ...]:
+    """Sort by expected time, likely OOM last; without predictions, small layouts first."""
+    return tuple(sorted(choices, key=_order_key))
 
 
-def _place(choice: Choice) -> tuple[float, ...]:
+def _order_key(choice: Combination) -> tuple[float, ...]:
     layout, plan, expected = choice.layout, choice.plan, choice.prediction
     kind = 0 if choice.runs else 1 if plan else 2
     spec = plan.spec if plan else None
@@ -374,10 +382,10 @@ def _place(choice: Choice) -> tuple[float, ...]:
 
 
 def _name(options: SweepOptions, recipe: str) -> str:
-    """As asked for, else of what is fixed and what varies: longer lists find the same runs."""
+    """Return the given name, or one derived from the request so that longer lists find its runs."""
     if options.name is None:
         request = options.request
-        # The same sweep goes on in another allocation.
+        # A sweep can be resumed in another allocation.
         where = replace(request.where, allocation=None)
         place = (request.devices, request.device, request.cluster, where)
         fields = sorted(dimension.field for dimension in options.dimensions)
@@ -388,13 +396,13 @@ def _name(options: SweepOptions, recipe: str) -> str:
     if not _NAME.fullmatch(options.name) or options.name == "last":
         raise UserError(
             f"--name {options.name}",
-            "cannot name a sweep",
+            "is not a valid sweep name",
             allowed="letters, digits, . _ and -, but not `last`",
         )
     return options.name
 
 
-def _queued(plans: Sequence[Plan]) -> bool:
-    """Whether the runs are jobs of their own on nodes that Slurm chooses."""
+def _runs_in_queue(plans: Sequence[Plan]) -> bool:
+    """Return whether each run is a job on nodes that Slurm chooses."""
     clusters = [plan.spec.cluster for plan in plans]
     return bool(clusters) and all(cluster.scheduler_picks_hosts for cluster in clusters)

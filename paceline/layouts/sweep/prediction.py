@@ -1,4 +1,4 @@
-"""What is expected of runs before they begin, and which of them are not worth their time."""
+"""Predict runs before they start, and prune those that are not worth running."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from paceline.estimate.memory.device_memory import verdict
 from paceline.estimate.run_case import Software, parse_software
 from paceline.layouts.sweep.result import Prediction
 
-HOPELESS = 2.0
-"""A combination is left out whose optimistic bound is this many times the fastest's pessimistic."""
+MAX_SLOWDOWN = 2.0
+"""Prune a combination if its lower bound exceeds this multiple of the fastest's upper bound."""
 
 
 def predict(
-    specs: Sequence[RunSpec], given: GivenEvidence | None, stack: str | None = None
+    specs: Sequence[RunSpec], evidence: GivenEvidence | None, stack: str | None = None
 ) -> list[Prediction]:
-    """The expectation of each run; `given` None is what the device has.
+    """Return a prediction for each run.
 
-    `stack` is the software that is expected to run them, None each run's engine.
-
-    Raises UserError where nothing can be expected: a processor without a calibration of such runs,
-    a device or link without rates.
+    `evidence` None is the device's calibration; `stack` None is each run's engine. Raises UserError
+    for a CPU without a calibration, and for a device or link without known rates.
     """
     if not specs:
         return []
@@ -33,12 +31,12 @@ def predict(
     dtypes = {spec.training.dtype for spec in specs}
     cluster, dtype = specs[0].cluster, specs[0].training.dtype
     if cluster.device == "cpu" and len(dtypes) > 1:
-        raise UserError("a processor's calibration", "is of one dtype, and these runs have several")
-    rates = given.calibration if given else None
+        raise UserError("a CPU calibration", "has one dtype, but these runs use several")
+    rates = evidence.calibration if evidence else None
     estimates = estimates_of_runs(
         specs,
         [machine_for(spec.cluster, dtype, given=rates) for spec in specs],
-        given_or_own(given, cluster.device, dtype, cluster.device_label),
+        given_or_own(evidence, cluster.device, dtype, cluster.device_label),
         software,
     )
     columns = (
@@ -52,39 +50,39 @@ def predict(
             step_time_s=seconds,
             low_s=low,
             high_s=high,
-            memory_bytes=used,
+            memory_bytes=memory_bytes,
             p_oom=odds,
             memory=verdict(odds),
         )
-        for seconds, low, high, used, odds in zip(
+        for seconds, low, high, memory_bytes, odds in zip(
             *(column.tolist() for column in columns), strict=True
         )
     ]
 
 
 def _software(spec: RunSpec, stack: str | None) -> Software | None:
-    """The software that was asked for, None for what each run's engine is."""
+    """Return the requested software; None for that of each run's engine."""
     if stack is None:
         return None
     if spec.cluster.device == "cpu":
         raise UserError(
             f"--software {stack}",
-            "is of GPUs; on a processor PyTorch's modules compute whatever is run",
+            "applies to GPUs only",
             remedy="leave it out",
         )
     return parse_software(stack, spec.training.compile != "none")
 
 
-def hopeless(
+def prune_reasons(
     predictions: Sequence[Prediction | None],
     tokens: Sequence[int],
     limit_bytes: float | None,
     prune_above: float = MAX_P_OOM_TO_RUN,
 ) -> list[str | None]:
-    """Why each is not worth running, None where it is or nothing was predicted.
+    """Return the reason to prune each run; None if it should run or has no prediction.
 
-    What runs out of memory with a probability above `prune_above` is not, nor what is slow.
-    `tokens` are those of a step, so that batches of different sizes can be compared.
+    Runs with an OOM probability above `prune_above` and clearly slow ones are pruned. `tokens` are
+    tokens per step, so that different batches can be compared.
     """
     fitting = [
         prediction.high_s / n
@@ -93,29 +91,33 @@ def hopeless(
     ]
     fastest = min(fitting, default=None)
     return [
-        _why(prediction, prediction.low_s / n, fastest, limit_bytes, prune_above)
+        _prune_reason(prediction, prediction.low_s / n, fastest, limit_bytes, prune_above)
         if prediction
         else None
         for prediction, n in zip(predictions, tokens, strict=True)
     ]
 
 
-def _why(
+def _prune_reason(
     prediction: Prediction,
     optimistic: float,
     fastest: float | None,
     limit_bytes: float | None,
     prune_above: float,
 ) -> str | None:
-    """The sentence for one prediction, its optimistic and the fastest one's pessimistic s/token."""
+    """Return the reason for one prediction.
+
+    `optimistic` is its lower bound and `fastest` the upper bound of the fastest, in seconds per
+    token.
+    """
     if prediction.p_oom > prune_above:
         room = f" of {gib(limit_bytes)}" if limit_bytes else ""
         need = f"needs about {gib(prediction.memory_bytes)}{room}"
         bound = f"above --prune-above {prune_above:g}"
-        return f"out of memory with {prediction.p_oom:.0%}, {bound}: {need}"
-    if fastest is not None and optimistic > HOPELESS * fastest:
+        return f"OOM probability {prediction.p_oom:.0%}, {bound}: {need}"
+    if fastest is not None and optimistic > MAX_SLOWDOWN * fastest:
         return (
-            f"at best {optimistic / fastest:.1f} times as slow as the fastest at worst "
-            f"({step_seconds(prediction.step_time_s)} s a step expected)"
+            f"at least {optimistic / fastest:.1f} times slower than the fastest "
+            f"({step_seconds(prediction.step_time_s)} s per step expected)"
         )
     return None

@@ -1,4 +1,4 @@
-"""A sweep as a document: the best layout, the table of published layout studies, two charts."""
+"""Document of a sweep: the best layout, a table in the style of layout studies, two charts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.core.flops import with_recompute
 from paceline.core.layout import AXIS_FIELDS
 from paceline.core.units import GIB, TERA, gib, percent, si, significant
-from paceline.layouts.sweep.result import SweepResult, SweepRow, certainty
+from paceline.layouts.sweep.result import SweepResult, SweepRow, probability_text
 from paceline.report.document import (
     Column,
     Document,
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from paceline.report.theme import ChartTheme
 
 NO_SPEED = "x"
-"""Where a run ended without one."""
-ENDED_WITHOUT = ("oom", "nan", "timeout", "failed", "incomplete")
+"""Shown in place of a speed that a run did not reach."""
+STATUSES_WITHOUT_SPEED = ("oom", "nan", "timeout", "failed", "incomplete")
 """Statuses of runs that were started and have no speed."""
 STATUS_WORDS = {"oom": "OOM", "nan": "NaN"}
 MAX_REASON = 80
@@ -74,7 +74,7 @@ SWEEP_COLUMNS = (
     SweepColumn("reason"),
     SweepColumn("best"),
     SweepColumn("p_best"),
-    SweepColumn("level"),
+    SweepColumn("tied_with_best"),
     SweepColumn("pareto"),
     SweepColumn("key"),
     SweepColumn("nodes", "nodes"),
@@ -107,24 +107,24 @@ SWEEP_COLUMNS = (
     SweepColumn("predicted_memory", value=_expected("memory")),
     SweepColumn("runs", value=lambda row: " ".join(row.runs)),
 )
-"""All columns, in the order of the CSV; settings that vary beside them come first there."""
+"""All columns in CSV order; other varied settings come first there."""
 CSV_KEYS = tuple(column.key for column in SWEEP_COLUMNS)
-OF_PREDICTIONS = ("predicted_s", "prediction_error", "predicted_memory_bytes", "p_oom")
-"""Columns that people are shown where anything was predicted."""
+PREDICTION_COLUMNS = ("predicted_s", "prediction_error", "predicted_memory_bytes", "p_oom")
+"""Columns shown if there are predictions."""
 
 
 def sweep_document(result: SweepResult) -> Document:
     """Return a sweep for every medium."""
-    varied = [f"{name}: {', '.join(values)}" for name, values in result.dimensions.items()]
+    dimension_texts = [f"{name}: {', '.join(values)}" for name, values in result.dimensions.items()]
     rows = [_row(row) for row in result.rows]
-    unfinished = result.halted or ("interrupted" if result.interrupted else "")
+    unfinished_reason = result.halt_reason or ("interrupted" if result.interrupted else "")
     others = [name for name in result.dimensions if name.rpartition(".")[2] not in CSV_KEYS]
     return Document(
         kind="layouts compared",
         title=result.name,
         headline=": ".join((result.recipe, *result.sentences[:1])),
         verdict=_verdict(result),
-        setup=(result.recipe, *varied),
+        setup=(result.recipe, *dimension_texts),
         answer=result.sentences,
         figures=_figures(result),
         sections=(
@@ -133,13 +133,13 @@ def sweep_document(result: SweepResult) -> Document:
                 name="unfinished",
                 media="page",
                 tone="alert",
-                lines=[f"Not all has run: {unfinished}"] if unfinished else [],
+                lines=[f"Incomplete: {unfinished_reason}"] if unfinished_reason else [],
             ),
             Table(
                 title="Layouts, in the order in which they run",
                 name="layouts",
                 columns=shown_columns(result),
-                rows=[_for_people(row) for row in rows],
+                rows=[_display_row(row) for row in rows],
                 note=table_note(result),
             ),
         ),
@@ -167,18 +167,18 @@ def shown_columns(result: SweepResult) -> list[Column]:
     """Return the columns for people: published studies', varied settings, predictions if any."""
     predicted = any(row.prediction for row in result.rows)
     columns: list[Column] = []
-    for key, title, written, _ in SWEEP_COLUMNS:
-        if not title or (key in OF_PREDICTIONS and not predicted):
+    for key, title, format_value, _ in SWEEP_COLUMNS:
+        if not title or (key in PREDICTION_COLUMNS and not predicted):
             continue
-        columns.append(Column(key, title, written, "left" if key == "recompute" else "right"))
+        columns.append(Column(key, title, format_value, "left" if key == "recompute" else "right"))
         if key == "recompute":
-            varied = [field for field in result.dimensions if field not in ALWAYS_SHOWN]
-            columns += [Column(f, f.rpartition(".")[2], justify="right") for f in varied]
+            varied_fields = [field for field in result.dimensions if field not in ALWAYS_SHOWN]
+            columns += [Column(f, f.rpartition(".")[2], justify="right") for f in varied_fields]
     return [*columns, Column("notes", "notes", wraps=True)]
 
 
 def _row(row: SweepRow) -> Row:
-    """Return a combination in base units; what varies beside the layout under its field."""
+    """Return a combination in base units; other varied settings are keyed by their field."""
     values = {
         column.key: column.value(row) if column.value else _plain(row, column.key)
         for column in SWEEP_COLUMNS
@@ -186,9 +186,9 @@ def _row(row: SweepRow) -> Row:
     return {**values, **row.settings, "notes": notes(row)}
 
 
-def _for_people(row: Row) -> Row:
+def _display_row(row: Row) -> Row:
     """Return the row with an x where a run ended without a speed."""
-    if row["status"] not in ENDED_WITHOUT:
+    if row["status"] not in STATUSES_WITHOUT_SPEED:
         return row
     return {**row, "step_time_s": NO_SPEED, "hardware_flops_per_s_per_device": NO_SPEED}
 
@@ -197,14 +197,14 @@ def notes(row: SweepRow) -> str:
     """Return in words why a row has no figure, or what sets it apart."""
     if row.status != "ok":
         words = [STATUS_WORDS.get(row.status, row.status), *_borderline(row)]
-        # An error's whole text is in the JSON; why something was refused is what a reader needs.
+        # The full error text is in the JSON output; refusals are shown in full.
         short = row.status in ("refused", "pruned") or len(row.reason or "") <= MAX_REASON
         reason = row.reason if short else f"{(row.reason or '')[:MAX_REASON]}..."
         return ": ".join(filter(None, (", ".join(words), reason)))
-    marks = ["best"] if row.best else ["level with the best"] if row.level else []
+    marks = ["best"] if row.best else ["tied with the best"] if row.tied_with_best else []
     if marks and row.p_best is not None:
-        marks = [f"{marks[0]} ({certainty(row.p_best)})"]
-    marks += ["on the front"] if row.pareto else []
+        marks = [f"{marks[0]} ({probability_text(row.p_best)})"]
+    marks += ["on the Pareto front"] if row.pareto else []
     return ", ".join([*marks, *_borderline(row)])
 
 
@@ -222,10 +222,10 @@ def table_note(result: SweepResult) -> str:
     if result.flops_convention is None:
         return ""
     flops_note = (
-        f"TFLOP/s of a device, recomputation counted ({with_recompute(result.flops_convention)}); "
-        "layouts are ranked by tokens/s."
+        f"TFLOP/s per device, including recomputation ({with_recompute(result.flops_convention)}). "
+        "Layouts are ranked by tokens/s."
     )
-    stack = f" Expected as of the stack {result.stack}." if result.stack else ""
+    stack = f" Predictions assume {result.stack}." if result.stack else ""
     return f"{flops_note}{stack} {memory_note(result)}".strip()
 
 
@@ -247,7 +247,7 @@ def _figures(result: SweepResult) -> tuple[Figure, ...]:
     if _is_planned(result):
         return (_count_figure(result),)
     if best is None:
-        why = "no layout has a speed; the table says why"
+        why = "no layout has a speed; see the table for the reasons"
         return (*(unknown_figure(label, why) for label in FIGURES), _count_figure(result))
     return (
         _speed_figure(result, best),
@@ -262,13 +262,13 @@ def _speed_figure(result: SweepResult, best: SweepRow) -> Figure:
     hardware = best.hardware_flops_per_s_per_device
     details = [best.label]
     if hardware:
-        details.append(f"{si(hardware, 'FLOP/s')} a device ({result.flops_convention})")
+        details.append(f"{si(hardware, 'FLOP/s')} per device ({result.flops_convention})")
     if len(rates) > 1:
         gain = percent((best.tokens_per_s or 0.0) / min(rates) - 1)
         details.append(f"{gain} faster than the slowest of {len(rates)}")
     if best.p_best is not None:
-        details.append(f"the fastest with {certainty(best.p_best)}")
-    details.append(f"level with it: {sum(row.level for row in result.rows)}")
+        details.append(f"the fastest with {probability_text(best.p_best)}")
+    details.append(f"tied with it: {sum(row.tied_with_best for row in result.rows)}")
     return Figure(FIGURES[0], f"{best.tokens_per_s:,.0f} tokens/s", "", tuple(details))
 
 
@@ -292,9 +292,9 @@ def _step_figure(best: SweepRow) -> Figure:
 
 def _memory_figure(result: SweepResult, best: SweepRow) -> Figure:
     if best.memory_bytes is None:
-        return unknown_figure(FIGURES[2], "no rank of it said how much")
+        return unknown_figure(FIGURES[2], "no rank reported its memory")
     peaks = [row.memory_bytes for row in result.rows if row.ok and row.memory_bytes is not None]
-    details = [f"{(best.memory_kind or '').replace('_', ' ')} peak of the fullest rank"]
+    details = [f"{(best.memory_kind or '').replace('_', ' ')} peak of the rank that uses most"]
     if len(peaks) > 1:
         details.append(f"{gib(min(peaks))} to {gib(max(peaks))} over the layouts")
     return Figure(FIGURES[2], gib(best.memory_bytes), "", tuple(details))
@@ -304,7 +304,7 @@ def _count_figure(result: SweepResult) -> Figure:
     measured = sum(row.ok for row in result.rows)
     counts = Counter(STATUS_WORDS.get(row.status, row.status) for row in result.rows if not row.ok)
     others = [f"{number:,} {status}" for status, number in counts.most_common()]
-    runs = f"{result.repeats} runs of each" if result.repeats > 1 else "one run of each"
+    runs = f"{result.repeats} runs each" if result.repeats > 1 else "one run each"
     value = f"{measured:,} of {len(result.rows):,}"
     return Figure("Layouts measured", value, "", (runs, *others))
 

@@ -1,4 +1,4 @@
-"""What a sweep yields: one row a combination, the best, and the front of speed and memory."""
+"""Result of a sweep: one row per combination, the best, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -17,82 +17,82 @@ from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.estimate.memory.device_memory import Verdict
 
 SINGLE_RUNS = (
-    "each ran once: how much runs of one layout scatter is not known, and so not how sure the best "
-    "is; repeat those at the top"
+    "each layout ran once, so run-to-run noise and the confidence in the best are unknown; repeat "
+    "the top ones"
 )
 RowStatus = Status | Literal["refused", "pruned", "waiting"]
-"""A run's status, or why there is none: it cannot run, it was not worth it, it has yet to run."""
-MARGIN = 0.01
-"""Rows that are slower than the best by less are not told apart from it."""
+"""Status of the run, or why there is none."""
+TIE_MARGIN = 0.01
+"""Rows slower than the best by less than this fraction are tied with it."""
 
 
 class Prediction(Value):
-    """What was expected of one combination before it ran; 80 % lie between low and high."""
+    """Prediction for one combination, with an 80% interval of the step time."""
 
     step_time_s: PositiveFloat
     low_s: PositiveFloat
     high_s: PositiveFloat
     memory_bytes: PositiveFloat
-    """Device memory in use on the fullest rank."""
+    """Device memory in use on the rank that uses most."""
     p_oom: float
     memory: Verdict
-    """What the odds of running out of it are called: borderline from 10 to 90 %."""
+    """Memory verdict: fits, borderline (OOM probability 10-90%) or out of memory."""
 
 
 class SweepRow(Value):
-    """One combination of settings and what it gave; None where it has no figure."""
+    """One combination of settings with its figures; None where it has none."""
 
     settings: dict[str, str]
-    """What varies, by field."""
+    """Values of the varied fields."""
     status: RowStatus
     reason: str | None = None
     key: str | None = None
     nodes: PositiveInt | None = None
     devices: PositiveInt | None = None
-    """Of all nodes together."""
+    """Number of devices on all nodes."""
     dp: PositiveInt | None = None
     layout: Layout
     global_batch: PositiveInt | None = None
     seq_len: PositiveInt | None = None
     step_time_s: float | None = None
-    """Median of the steady steps; of several runs the median of their medians."""
+    """Median of the steady steps; with several runs, the median of their medians."""
     low_s: float | None = None
     high_s: float | None = None
     spread: float | None = None
-    """Relative: of the steps in one run, or from run to run."""
+    """Relative spread of the steps of one run, or between runs."""
     n: NonNegativeInt | None = None
-    """Steps behind the step time, or runs where there are several."""
+    """Number of steps, or of runs if there are several."""
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
-    """Token positions, padding included."""
+    """Token positions per second, including padding."""
     model_flops_per_s_per_device: float | None = None
     hardware_flops_per_s_per_device: float | None = None
-    """With recomputation counted as work."""
+    """FLOP/s including recomputation."""
     mfu: float | None = None
     memory_bytes: float | None = None
     memory_kind: str | None = None
-    """What the memory is of: device_used, reserved or resident; the largest rank's peak."""
+    """Kind of memory: device_used, reserved or resident; the peak of the largest rank."""
     prediction: Prediction | None = None
     runs: tuple[str, ...] = ()
     """Folders of its runs."""
     run_step_times_s: tuple[float, ...] = ()
-    """Of each run that has a figure."""
+    """Step time of each run that has a figure."""
     p_best: float | None = None
-    """Probability that it is the fastest of all, 0 to 1; None where no combination ran twice."""
+    """Probability, 0-1, that it is the fastest; None if no combination ran twice."""
     best: bool = False
-    level: bool = False
-    """Not told apart from the best."""
+    tied_with_best: bool = False
+    """The difference from the best is within noise."""
     pareto: bool = False
     """No other row is as fast with as little memory."""
 
     @property
     def ok(self) -> bool:
-        """Whether it has a speed."""
+        """True if it has a throughput."""
         return self.status == "ok" and self.tokens_per_s is not None
 
     @property
     def label(self) -> str:
-        """What varies, in short: `tp 2 mbs 4`."""
+        """Short label of the varied settings: `tp 2 mbs 4`."""
         return label(self.settings)
 
     @property
@@ -104,7 +104,7 @@ class SweepRow(Value):
 
 
 class SweepResult(Value):
-    """What `paceline sweep` prints as JSON: every combination, in the order in which they ran."""
+    """JSON output of `paceline sweep`: every combination in the order in which they ran."""
 
     schema_version: int = 1
     name: str
@@ -112,32 +112,32 @@ class SweepResult(Value):
     variant: str | None = None
     dimensions: dict[str, tuple[str, ...]]
     repeats: PositiveInt = 1
-    """Runs that were asked for of each."""
+    """Requested runs per combination."""
     flops_convention: str | None
-    """None where every combination was refused."""
+    """None if every combination was refused."""
     stack: str | None = None
-    """Software whose times and memory were expected; None is that of the recipe's engine."""
+    """Software assumed for predictions; None is that of the recipe's engine."""
     rows: tuple[SweepRow, ...]
     interrupted: bool = False
-    halted: str | None = None
-    """Why nothing more could be run: an allocation that ended, hosts that were lost."""
-    go_on: str | None = None
-    """The command that runs what is missing; None when nothing is."""
+    halt_reason: str | None = None
+    """Reason why no further run was possible, such as the end of an allocation or lost hosts."""
+    resume_command: str | None = None
+    """Command that runs the missing combinations; None if nothing is missing."""
     sentences: tuple[str, ...] = ()
 
     @property
     def best(self) -> SweepRow | None:
-        """The row with the most tokens/s."""
+        """Row with the highest tokens/s."""
         return next((row for row in self.rows if row.best), None)
 
 
 def label(settings: Mapping[str, str]) -> str:
-    """Settings in short: `tp 2 mbs 4`."""
+    """Return a short label of settings: `tp 2 mbs 4`."""
     return " ".join(f"{_short(field)} {value}" for field, value in settings.items())
 
 
-def marked(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:
-    """The rows with the best, those level with it, and the front of speed and memory marked."""
+def mark_rows(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:
+    """Mark the best row, those tied with it, and the Pareto front of throughput and memory."""
     good = [row for row in rows if row.ok]
     if not good:
         return tuple(rows)
@@ -147,8 +147,10 @@ def marked(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:
         row.model_copy(
             update={
                 "best": row is best,
-                "level": row is not best and row.ok and _level(row, best, standing_of.get(id(row))),
-                "pareto": row.ok and _undominated(row, good),
+                "tied_with_best": row is not best
+                and row.ok
+                and _is_tied(row, best, standing_of.get(id(row))),
+                "pareto": row.ok and _is_pareto_optimal(row, good),
                 "p_best": standing.chance if (standing := standing_of.get(id(row))) else None,
             }
         )
@@ -157,10 +159,10 @@ def marked(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:
 
 
 def _ranked_options(good: Sequence[SweepRow], best: SweepRow) -> dict[int, RankedOption]:
-    """Each row's standing by the seconds that its runs took for a token; empty without repeats."""
+    """Return the rank statistics of each row by seconds per token; empty without repeats."""
     if not all(row.run_step_times_s for row in good):
         return {}
-    # A row may have another batch: seconds a token, of which the row's own is 1 / tokens_per_s.
+    # Batches may differ between rows, so compare seconds per token, 1 / tokens_per_s.
     seconds = [
         [run / ((row.tokens_per_s or 1.0) * (row.step_time_s or 1.0)) for run in runs]
         for row in good
@@ -171,35 +173,39 @@ def _ranked_options(good: Sequence[SweepRow], best: SweepRow) -> dict[int, Ranke
 
 
 def sentences(rows: Sequence[SweepRow]) -> Iterator[str]:
-    """What the marked rows say, the best layout first."""
+    """Yield a summary of the marked rows, the best layout first."""
     best = next((row for row in rows if row.best), None)
     if best is not None:
-        level = [row.label for row in rows if row.level]
+        tied_labels = [row.label for row in rows if row.tied_with_best]
         yield (
             f"best: {best.label}, {best.tokens_per_s:,.0f} tokens/s, "
-            f"{step_seconds(best.step_time_s or 0.0)} s a step"
-            + (f", the fastest with {certainty(best.p_best)}" if best.p_best is not None else "")
-            + (f"; not told apart from it: {', '.join(level)}" if level else "")
+            f"{step_seconds(best.step_time_s or 0.0)} s per step"
+            + (
+                f", the fastest with {probability_text(best.p_best)}"
+                if best.p_best is not None
+                else ""
+            )
+            + (f"; within noise of it: {', '.join(tied_labels)}" if tied_labels else "")
         )
         good = [row for row in rows if row.ok]
         if len(good) > 1 and all(len(row.run_step_times_s) == 1 for row in good):
             yield SINGLE_RUNS
-    yield tally(rows)
+    yield status_counts(rows)
     errors = [abs(log(1 + e)) for row in rows if (e := row.prediction_error) is not None]
     if errors:
         yield (
-            f"predicted against measured: median error {100 * median(errors):.1f}%, "
+            f"predicted vs measured: median error {100 * median(errors):.1f}%, "
             f"largest {100 * max(errors):.1f}%, {counted(len(errors), 'layout')}"
         )
 
 
-def certainty(chance: float) -> str:
-    """`93 % probability`, `more than 99 % probability`."""
+def probability_text(chance: float) -> str:
+    """Return text such as `93% probability` or `more than 99% probability`."""
     return "more than 99% probability" if chance > 0.99 else f"{chance:.0%} probability"
 
 
-def tally(rows: Sequence[SweepRow]) -> str:
-    """`12 combinations: 8 ok, 2 oom, 2 refused`."""
+def status_counts(rows: Sequence[SweepRow]) -> str:
+    """Return text such as `12 combinations: 8 ok, 2 oom, 2 refused`."""
     statuses = [row.status for row in rows]
     parts = [
         f"{statuses.count(status)} {status}"
@@ -209,7 +215,7 @@ def tally(rows: Sequence[SweepRow]) -> str:
 
 
 def figure_fields(figures: dict[str, Metric]) -> dict[str, float | int | str | None]:
-    """The fields of a row that come from a run's metrics, or from a group's."""
+    """Return the fields of a row that come from the metrics of a run or group."""
     step = figures.get("step_time_s") or Metric(value=None, unit="s")
     kind, memory = next(
         (
@@ -254,23 +260,23 @@ def _short(field: str) -> str:
     return {"micro_batch": "mbs", "zero_stage": "zero", "global_batch": "gbs"}.get(last, last)
 
 
-def _level(row: SweepRow, best: SweepRow, standing: RankedOption | None) -> bool:
-    """Whether it may be faster by its runs, or it or its interval reaches the best row's."""
+def _is_tied(row: SweepRow, best: SweepRow, standing: RankedOption | None) -> bool:
+    """Return whether a row may be as fast as the best, by its runs or its interval."""
     slower = (best.tokens_per_s or 0.0) / (row.tokens_per_s or 1.0) - 1
     if standing is not None:
-        return slower <= MARGIN or standing.faster_than_best >= MIN_CHANCE
-    return slower <= max(MARGIN, _half_width(row) + _half_width(best))
+        return slower <= TIE_MARGIN or standing.faster_than_best >= MIN_CHANCE
+    return slower <= max(TIE_MARGIN, _half_width(row) + _half_width(best))
 
 
 def _half_width(row: SweepRow) -> float:
-    """Half the interval of the step time over the step time, 0 without one."""
+    """Return the relative half width of the step time's interval; 0 without one."""
     if row.low_s is None or row.high_s is None or not row.step_time_s:
         return 0.0
     return (row.high_s - row.low_s) / 2 / row.step_time_s
 
 
-def _undominated(row: SweepRow, good: Sequence[SweepRow]) -> bool:
-    """Whether no other row is as fast with as little memory and better in one of the two."""
+def _is_pareto_optimal(row: SweepRow, good: Sequence[SweepRow]) -> bool:
+    """Return whether no other row is at least as good in both and better in one."""
     if row.memory_bytes is None:
         return False
     point = (row.tokens_per_s or 0.0, -row.memory_bytes)

@@ -1,4 +1,4 @@
-"""The combinations of a sweep with what each has measured so far, and their rows."""
+"""Run the combinations of a sweep, and turn their runs into rows."""
 
 from __future__ import annotations
 
@@ -14,68 +14,68 @@ from paceline.core.errors import UserError
 from paceline.core.hardware import Cluster
 from paceline.core.result import Result, Status
 from paceline.files.run_folder import RunRecord, current_status, groups, read_record
-from paceline.layouts.sweep.plan import Choice, Sweep
-from paceline.layouts.sweep.result import SweepResult, SweepRow, figure_fields, marked, sentences
+from paceline.layouts.sweep.plan import Combination, Sweep
+from paceline.layouts.sweep.result import SweepResult, SweepRow, figure_fields, mark_rows, sentences
 from paceline.machines import slurm
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan, as_of_now
 from paceline.runs.tasks.runner import Observer, TaskQueue, TaskRun, TaskRunner
 from paceline.runs.tasks.slot import JobSlot, TaskOutcome, plan_on
 
-FINAL_ANSWERS = ("oom", "nan")
-"""Statuses that another run of the same would have again."""
+FINAL_STATUSES = ("oom", "nan")
+"""Statuses that a rerun would repeat."""
 
 
 @dataclass
 class SweepTrial:
-    """One combination with what it has so far."""
+    """One combination with its runs so far."""
 
-    choice: Choice
+    choice: Combination
     number: int
-    """Its place in the order, from 1."""
+    """Position in the run order, from 1."""
     results: list[Result] = field(default_factory=list[Result])
-    answered: bool = False
-    """Whether another run would end as the last one did."""
+    is_final: bool = False
+    """True if another run would end like the last one."""
     failed: int = 0
-    """Runs of this call that gave no figure."""
-    fault: str | None = None
-    """Why the last try left no run."""
-    left: list[Path] = field(default_factory=list[Path])
-    """Folders of runs whose controllers died, which may still have a job in Slurm's queue."""
+    """Runs of this call without a figure."""
+    failure: str | None = None
+    """Reason why the last attempt left no run."""
+    orphans: list[Path] = field(default_factory=list[Path])
+    """Folders of runs whose controller died; they may still have a job in Slurm's queue."""
 
     def missing(self, repeats: int) -> int:
-        """Runs that it still needs; what failed in this call is not tried again."""
-        if not self.choice.runs or self.answered:
+        """Return the number of runs still needed; runs that failed in this call are not retried."""
+        if not self.choice.runs or self.is_final:
             return 0
         return max(0, repeats - sum(map(has_figure, self.results)) - self.failed)
 
     def add(self, outcome: TaskOutcome) -> None:
-        """Note how a run of this call ended."""
-        self.fault = None if isinstance(outcome, Result) else str(outcome)
+        """Record the outcome of a run of this call."""
+        self.failure = None if isinstance(outcome, Result) else str(outcome)
         if isinstance(outcome, Result):
             self.results.append(outcome)
-            self.answered = outcome.status in (*FINAL_ANSWERS, "timeout")
+            self.is_final = outcome.status in (*FINAL_STATUSES, "timeout")
         self.failed += not (isinstance(outcome, Result) and has_figure(outcome))
 
 
-def trials_of(sweep: Sweep, root: Path) -> list[SweepTrial]:
-    """Every combination with the runs that the sweep's groups hold already.
+def sweep_trials(sweep: Sweep, root: Path) -> list[SweepTrial]:
+    """Return every combination with its earlier runs.
 
-    Raises UserError when another process is measuring one of them.
+    Raises UserError if another process is measuring one of them.
     """
     by_key: dict[str | None, list[tuple[RunRecord, Path]]] = {}
-    for folder in folders_of(sweep.name, root):
+    for folder in run_folders(sweep.name, root):
         record = read_record(folder)
         by_key.setdefault(record.key, []).append((record, folder))
     trials = [SweepTrial(choice, number) for number, choice in enumerate(sweep.choices, start=1)]
     for trial in trials:
         if plan := trial.choice.plan:
-            _recall(trial, plan, by_key.get(plan.spec.key, []))
+            _load_runs(trial, plan, by_key.get(plan.spec.key, []))
     return trials
 
 
-def folders_of(sweep: str, root: Path) -> list[Path]:
-    """The folders of all runs of a sweep, or of a tuning, by name."""
+def run_folders(sweep: str, root: Path) -> list[Path]:
+    """Return the folders of all runs of a sweep or a layout search."""
     group = re.compile(re.escape(sweep) + r"-[0-9a-f]{8}")
     members = groups(root).items()
     return [folder for name, folders in members if group.fullmatch(name) for folder in folders]
@@ -87,12 +87,12 @@ def sweep_result(
     *,
     interrupted: bool,
     command: Sequence[str],
-    halted: str | None = None,
+    halt_reason: str | None = None,
 ) -> SweepResult:
-    """The sweep's rows as they are now, marked, with the sentences that they allow."""
-    rows = marked([row_of(trial) for trial in trials])
-    # What failed since the fault began is tried again by the next call.
-    missing = bool(halted) or any(trial.missing(sweep.repeats) for trial in trials)
+    """Return the current result of a sweep."""
+    rows = mark_rows([sweep_row(trial) for trial in trials])
+    # The next call retries what failed after the halt.
+    missing = bool(halt_reason) or any(trial.missing(sweep.repeats) for trial in trials)
     plans = [choice.plan for choice in sweep.choices if choice.plan]
     return SweepResult(
         name=sweep.name,
@@ -104,14 +104,14 @@ def sweep_result(
         stack=sweep.stack,
         rows=rows,
         interrupted=interrupted,
-        halted=halted,
-        go_on=shlex.join(["paceline", *command[1:]]) if missing else None,
+        halt_reason=halt_reason,
+        resume_command=shlex.join(["paceline", *command[1:]]) if missing else None,
         sentences=tuple(sentences(rows)),
     )
 
 
-def row_of(trial: SweepTrial) -> SweepRow:
-    """The row of one combination."""
+def sweep_row(trial: SweepTrial) -> SweepRow:
+    """Return the row of one combination."""
     choice = trial.choice
     good = [result for result in trial.results if has_figure(result)]
     figures = dict(good[0].metrics if len(good) == 1 else group_figures(good)) if good else {}
@@ -125,13 +125,13 @@ def row_of(trial: SweepTrial) -> SweepRow:
             "prediction": choice.prediction,
             "runs": tuple(result.run for result in trial.results),
             "run_step_times_s": tuple(result.metrics["step_time_s"].value for result in good),
-            **(_placed(choice.plan) if choice.plan else {}),
+            **(_placement_fields(choice.plan) if choice.plan else {}),
             **(figure_fields(figures) if good else {}),
         }
     )
 
 
-def _placed(plan: Plan) -> Mapping[str, Any]:
+def _placement_fields(plan: Plan) -> Mapping[str, Any]:
     spec = plan.spec
     return {
         "key": spec.key,
@@ -144,23 +144,23 @@ def _placed(plan: Plan) -> Mapping[str, Any]:
 
 
 def _status(trial: SweepTrial) -> tuple[str, str | None]:
-    """ok as soon as one run has a figure, else how the last one ended."""
+    """Return ok if a run has a figure, else the status of the last run, with the reason."""
     choice = trial.choice
     if any(map(has_figure, trial.results)):
         return "ok", None
-    if choice.refused:
-        return "refused", choice.refused
-    if trial.fault:
-        return "failed", trial.fault
+    if choice.refusal:
+        return "refused", choice.refusal
+    if trial.failure:
+        return "failed", trial.failure
     if trial.results:
         last = trial.results[-1]
-        unjudged = "the run has no steady step time" if last.status == "ok" else None
-        return ("incomplete" if unjudged else last.status), last.reason or unjudged
-    return ("pruned", choice.pruned) if choice.pruned else ("waiting", None)
+        missing_figure = "the run has no steady step time" if last.status == "ok" else None
+        return ("incomplete" if missing_figure else last.status), last.reason or missing_figure
+    return ("pruned", choice.prune_reason) if choice.prune_reason else ("waiting", None)
 
 
-def _recall(trial: SweepTrial, plan: Plan, runs: Sequence[tuple[RunRecord, Path]]) -> None:
-    """Note those of the runs of the same content that were on the same kind of machine."""
+def _load_runs(trial: SweepTrial, plan: Plan, runs: Sequence[tuple[RunRecord, Path]]) -> None:
+    """Add earlier runs of the same key on the same kind of machine."""
     for record, folder in runs:
         if not _same_machine(record, plan):
             continue
@@ -169,13 +169,13 @@ def _recall(trial: SweepTrial, plan: Plan, runs: Sequence[tuple[RunRecord, Path]
             raise UserError(
                 f"run {record.name}",
                 "of this sweep is being measured by another process",
-                remedy="wait until it has ended, or give the sweep another --name",
+                remedy="wait until it ends, or use another --name",
             )
         result = evaluate(folder).result
         if status == "incomplete":
-            trial.left.append(folder)
+            trial.orphans.append(folder)
         trial.results.append(result)
-        trial.answered = _answers(status, record, plan)
+        trial.is_final = _is_final(status, record, plan)
 
 
 def _same_machine(record: RunRecord, plan: Plan) -> bool:
@@ -184,13 +184,13 @@ def _same_machine(record: RunRecord, plan: Plan) -> bool:
     )
 
 
-def _answers(status: Status, record: RunRecord, plan: Plan) -> bool:
-    """Whether a run without a figure would end the same again; a longer limit may let it end."""
+def _is_final(status: Status, record: RunRecord, plan: Plan) -> bool:
+    """Return whether a rerun would end the same; a longer time limit may let it finish."""
     then = record.spec.time_limit_s if record.spec else None
     now = plan.spec.time_limit_s
     if status == "timeout":
         return then is not None and now is not None and now <= then
-    return status in FINAL_ANSWERS
+    return status in FINAL_STATUSES
 
 
 class SweepTask(NamedTuple):
@@ -198,22 +198,22 @@ class SweepTask(NamedTuple):
 
     trial: SweepTrial
     repeat: int
-    """Which run of it, from 1."""
+    """Number of the run, from 1."""
 
     @property
     def plan(self) -> Plan:
-        """Of its combination, which has one as it runs."""
+        """Plan of the combination."""
         assert self.trial.choice.plan is not None
         return self.trial.choice.plan
 
 
 SweepObserver = Observer[SweepTask, SweepRow]
-"""Who is told of each run, and of the combination's row when it has ended."""
+"""Receives each run, and the row of the combination when it ends."""
 
 
 @dataclass
 class SweepRunner(TaskRunner[SweepTask, SweepRow]):
-    """Runs of combinations; of one that was moved once, no other run is."""
+    """Runs the tasks of a sweep; a result from a moved run is not recorded."""
 
     sweep: Sweep = field(kw_only=True)
 
@@ -225,7 +225,7 @@ class SweepRunner(TaskRunner[SweepTask, SweepRow]):
         if moved:
             return None
         task.trial.add(outcome)
-        return row_of(task.trial)
+        return sweep_row(task.trial)
 
     def cluster(self, task: SweepTask) -> Cluster:
         return task.plan.spec.cluster
@@ -243,24 +243,24 @@ def run_sweep(
     *,
     tag: str | None = None,
 ) -> SweepResult:
-    """Run what is missing and return all combinations with what they have.
+    """Run what is missing and return the result.
 
-    Everything runs once before anything is repeated. A run that fails is a row; a UserError ends
-    the sweep. KeyboardInterrupt ends what runs cleanly, and then the sweep as far as it came. So
-    does the end of the allocation, and the loss of a host of every slot.
+    All combinations run once before any is repeated. A failed run becomes a row; a UserError ends
+    the sweep. KeyboardInterrupt, the end of the allocation, and the loss of a host in every slot
+    end the current runs cleanly and return the result so far.
     """
     runner = SweepRunner(observer, root, command, tag, sweep.slots, sweep=sweep)
-    for folder in (folder for trial in trials for folder in trial.left):
+    for folder in (folder for trial in trials for folder in trial.orphans):
         slurm.abandon(folder)
     arrays = root / sweep.name if sweep.queued else None
-    interrupted = runner.run_tasks(missing_runs(sweep, trials), arrays, sweep.at_once)
+    interrupted = runner.run_tasks(missing_runs(sweep, trials), arrays, sweep.max_parallel)
     return sweep_result(
-        sweep, trials, interrupted=interrupted, command=command, halted=runner.halted
+        sweep, trials, interrupted=interrupted, command=command, halt_reason=runner.halted
     )
 
 
 def missing_runs(sweep: Sweep, trials: Sequence[SweepTrial]) -> TaskQueue[SweepTask]:
-    """The runs that combinations lack, all their first ones first."""
+    """Return the missing runs, first runs before repeats."""
     last = sweep.repeats
     return TaskQueue(
         [SweepTask(trial, repeat) for repeat in range(1, last + 1) for trial in trials],

@@ -1,4 +1,4 @@
-"""What a tuning may try: layouts that the engine can run, and what is expected of each."""
+"""Find the layouts that the engine can run, with an estimate of each."""
 
 from __future__ import annotations
 
@@ -33,9 +33,13 @@ from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.machine import Machine, machine
 from paceline.files.compile_choice import with_compile
 from paceline.files.recipe import Recipe, load_recipe
-from paceline.layouts.search.memory import between, largest_that_fit, that_take_budgets
-from paceline.layouts.search.space import Space, feasible
-from paceline.layouts.sweep.plan import steady_batch
+from paceline.layouts.search.memory import (
+    largest_fitting_budgets,
+    layouts_supporting_budgets,
+    splits_needing_recompute,
+)
+from paceline.layouts.search.space import SearchSpace, feasible_layouts
+from paceline.layouts.sweep.plan import without_ramp_up
 from paceline.machines.placement import Request, choose_cluster
 from paceline.machines.probe.inventory import inventory
 from paceline.machines.probe.rates import probe_collective, probe_memory
@@ -43,30 +47,32 @@ from paceline.runs.compilation import COMPILE, compiled_here
 from paceline.runs.plan import Plan, make_plan, reachable_rate
 
 PROBE_S = 0.1
-"""For each payload of a probe."""
-ALONE_BYTES_PER_S = 1e9
-"""Stands for the links of a single rank, which exchanges nothing."""
+"""Duration of a probe in seconds, for each payload."""
+SINGLE_RANK_LINK_BYTES_PER_S = 1e9
+"""Placeholder for the links of a single rank, which does not communicate."""
 
 
 def probed_machine(spec: RunSpec, local: dict[str, Any]) -> Machine | None:
-    """A processor that is not calibrated, as the time model takes it; None where that fails.
+    """Measure an uncalibrated CPU for the time model; return None if that fails.
 
-    Its rates are measured: matrix products and copies on all cores, of which a rank has its share,
-    and an all-reduce among the ranks. That takes a few seconds.
+    Measures GEMMs and copies on all cores, divided by the number of ranks, and an all-reduce among
+    the ranks. That takes a few seconds.
     """
     cluster = spec.cluster
     if cluster.device != "cpu" or not cluster.runs_here:
         return None
     try:
-        return _measured(spec, local, machine("cpu", devices_per_node=cluster.devices_per_node))
+        return _measured_machine(
+            spec, local, machine("cpu", devices_per_node=cluster.devices_per_node)
+        )
     except SystemFaultError:
         return None
 
 
-def _measured(spec: RunSpec, local: dict[str, Any], nominal: Machine) -> Machine | None:
+def _measured_machine(spec: RunSpec, local: dict[str, Any], nominal: Machine) -> Machine | None:
     ranks, cores = spec.world_size, local["cpu"]["usable_cores"]
-    products = reachable_rate(spec, local)
-    best = products.best(spec.training.dtype) if products else None
+    gemm_rates = reachable_rate(spec, local)
+    best = gemm_rates.best(spec.training.dtype) if gemm_rates else None
     if best is None:
         return None
     python = spec.cluster.python or sys.executable
@@ -79,7 +85,7 @@ def _measured(spec: RunSpec, local: dict[str, Any], nominal: Machine) -> Machine
             "memory_bytes_per_s": copies.bytes_per_s / ranks,
         }
     )
-    link = ALONE_BYTES_PER_S
+    link = SINGLE_RANK_LINK_BYTES_PER_S
     if ranks > 1:
         threads = spec.cluster.threads_per_device
         link = probe_collective(python, "cpu", ranks, threads, PROBE_S).rows[-1].bus_bytes_per_s
@@ -91,15 +97,13 @@ def _measured(spec: RunSpec, local: dict[str, Any], nominal: Machine) -> Machine
         devices_per_node=ranks,
         intra_bytes_per_s=link,
         inter_bytes_per_s=link,
-        notes=(
-            "this processor is not calibrated; its rates were measured just now, in a few seconds",
-        ),
+        notes=("this CPU is not calibrated; its rates were measured briefly before the search",),
     )
 
 
-MOST = 4000
+MAX_CANDIDATES = 4000
 """Layouts that a search keeps in sight: by estimate the fastest that may fit, then the others."""
-VARIED = (
+LAYOUT_FIELDS = (
     *AXIS_FIELDS,
     "micro_batch",
     "zero_stage",
@@ -110,119 +114,126 @@ VARIED = (
     "dp_shard",
     "cp_exchange",
 )
-"""Fields of a layout that a candidate sets."""
+"""Layout fields that a candidate sets."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Layouts by row."""
+    """Candidate layouts; all arrays have one row per layout."""
 
     request: Request
-    """As it was asked for, without the ramp-up."""
+    """The user's request without a batch ramp-up."""
     recipe: Recipe
     spec: RunSpec
-    """Of any of them: all but the layout is the same."""
+    """Run specification of any candidate; only the layout differs."""
     evidence: Evidence
     """Coefficients of the time model before any run."""
     layouts: tuple[Layout, ...]
     recipe_row: int | None
-    """The row of the recipe's own layout, None where it cannot run on the devices."""
+    """Row of the recipe's own layout; None if it cannot run on the devices."""
     x: Cases | None
-    """As the time model sees them; None where it has no rates."""
+    """Inputs of the time model; None without rates."""
     seconds: Floats
-    """Expected before any run, all 1 where the time model has no rates."""
+    """Expected step times before any run; all 1 without rates."""
     memory_bytes: Floats
     p_oom: Floats
-    """By the estimate alone."""
+    """Estimated probability of running out of memory, 0-1."""
     limit_bytes: Floats
-    """What a device may have in use, infinite where nobody knows."""
+    """Memory limit of a device; infinite if unknown."""
     num_infeasible: int
     num_beyond: int
-    """Layouts that were left out because there are too many."""
+    """Number of layouts dropped because there are too many."""
     notices: tuple[str, ...]
 
     @property
     def likely_to_fit(self) -> Bools:
-        """Where a try is not sure to end for lack of memory."""
+        """True for layouts that are not certain to run out of memory."""
         return self.p_oom <= MAX_P_OOM_TO_RUN
 
     def plan(self, row: int) -> Plan:
-        """The plan of one; raises UserError when it cannot run after all."""
+        """Return the plan of a layout; raise UserError if it cannot run."""
         return make_plan(with_layout(self.request, self.layouts[row]))
 
 
 def with_layout(request: Request, layout: Layout) -> Request:
-    """The request in that layout."""
-    return replace(request, overrides=(*request.overrides, *settings(layout)))
+    """Return the request with a layout."""
+    return replace(request, overrides=(*request.overrides, *layout_overrides(layout)))
 
 
-def settings(layout: Layout) -> list[str]:
-    """`key=value` of all that a candidate sets."""
-    values = layout.model_dump(include=set(VARIED))
-    return [f"layout.{name}={_yaml(values[name])}" for name in VARIED]
+def layout_overrides(layout: Layout) -> list[str]:
+    """Return the `key=value` overrides of a layout."""
+    values = layout.model_dump(include=set(LAYOUT_FIELDS))
+    return [f"layout.{name}={_yaml(values[name])}" for name in LAYOUT_FIELDS]
 
 
-def candidates(request: Request, given: GivenEvidence | None, space: Space) -> Candidates:
-    """Every layout of the space that the engine can run; raises UserError when there is none.
+def find_candidates(
+    request: Request, evidence_request: GivenEvidence | None, space: SearchSpace
+) -> Candidates:
+    """Return every layout of the space that the engine can run.
 
-    `given` None is the device's calibration where there is one, else what comes with Paceline.
+    Without `evidence_request`, use the device's calibration, or the one that comes with Paceline.
+    Raises UserError if no layout can run.
     """
-    request, notices = steady_batch(request)
+    request, notices = without_ramp_up(request)
     local = inventory()
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
     if recipe.training.steps < MIN_STEADY:
         raise UserError(
             f"{recipe.name}: {counted(recipe.training.steps, 'step')}",
-            "give no trial a figure",
-            allowed=f"the warm-up and at least {MIN_STEADY} steady ones",
+            "is too few for a result",
+            allowed=f"warm-up and at least {MIN_STEADY} steady steps",
             remedy="--steps 20",
         )
-    request = _equally_compiled(request, recipe, local, space)
-    spec, plan_notices, layouts, refused = _possible(request, recipe, local, space)
-    runs_as_it_is = _runs(spec, recipe.layout)
+    request = _with_equal_compilation(request, recipe, local, space)
+    spec, plan_notices, layouts, num_refused = _runnable_layouts(request, recipe, local, space)
+    runs_as_it_is = _can_run(spec, recipe.layout)
     if runs_as_it_is and recipe.layout not in layouts:
         layouts = [recipe.layout, *layouts]
-    cluster, rates = spec.cluster, given.calibration if given else None
-    evidence = given_or_own(given, cluster.device, spec.training.dtype, cluster.device_label)
+    cluster, rates = spec.cluster, evidence_request.calibration if evidence_request else None
+    evidence = given_or_own(
+        evidence_request, cluster.device, spec.training.dtype, cluster.device_label
+    )
     machine, notes = _machine(spec, local, rates)
-    seconds = needed = np.ones(len(layouts))
+    seconds = memory_bytes = np.ones(len(layouts))
     odds, limit, x = np.zeros(len(layouts)), np.full(len(layouts), inf), None
     if machine is not None:
         estimated = partial(estimates_of_layouts, spec, machine, evidence)
         layouts += _budgets(spec, layouts, estimated)
         estimates = estimated(layouts)
         x, seconds, odds = estimates.x, estimates.step_time_s, estimates.p_oom
-        needed, limit = estimates.memory.device_used, estimates.limit_bytes
+        memory_bytes, limit = estimates.memory.device_used, estimates.limit_bytes
     recipe_row = layouts.index(recipe.layout) if runs_as_it_is else None
-    kept = _kept(seconds, odds, recipe_row)
-    beyond = len(layouts) - len(kept)
+    kept_rows = _best_rows(seconds, odds, recipe_row)
+    num_beyond = len(layouts) - len(kept_rows)
     notes += (
-        [f"{counted(beyond, 'more layout', 'are')} left out, by the estimate"] if beyond else []
+        [f"{counted(num_beyond, 'slower layout')} dropped according to the estimate"]
+        if num_beyond
+        else []
     )
     return Candidates(
         request=request,
         recipe=recipe,
         spec=spec,
         evidence=evidence,
-        layouts=tuple(layouts[row] for row in kept),
-        recipe_row=None if recipe_row is None else kept.tolist().index(recipe_row),
-        x=x.pick(kept) if x else None,
-        seconds=seconds[kept],
-        memory_bytes=needed[kept],
-        p_oom=odds[kept],
-        limit_bytes=limit[kept],
-        num_infeasible=refused,
-        num_beyond=beyond,
+        layouts=tuple(layouts[row] for row in kept_rows),
+        recipe_row=None if recipe_row is None else kept_rows.tolist().index(recipe_row),
+        x=x.pick(kept_rows) if x else None,
+        seconds=seconds[kept_rows],
+        memory_bytes=memory_bytes[kept_rows],
+        p_oom=odds[kept_rows],
+        limit_bytes=limit[kept_rows],
+        num_infeasible=num_refused,
+        num_beyond=num_beyond,
         notices=tuple(dict.fromkeys((*notices, *plan_notices, *notes))),
     )
 
 
-def _equally_compiled(
-    request: Request, recipe: Recipe, local: dict[str, Any], space: Space
+def _with_equal_compilation(
+    request: Request, recipe: Recipe, local: dict[str, Any], space: SearchSpace
 ) -> Request:
-    """The request with blocks compiled in all layouts or in none, where the recipe leaves it open.
+    """Compile blocks in all layouts or in none, if the recipe leaves it open.
 
-    In none where that would take layouts away.
+    Compile none if compilation would rule out layouts.
     """
     if recipe.training.compile != "auto":
         return request
@@ -230,16 +241,16 @@ def _equally_compiled(
         replace(request, overrides=(*request.overrides, f"{COMPILE}={value}"))
         for value in ("none", "blocks")
     )
-    spec, _, layouts, _ = _possible(plain, recipe, local, space)
+    spec, _, layouts, _ = _runnable_layouts(plain, recipe, local, space)
     spec, _ = compiled_here(with_compile(spec, "auto"), "auto")
-    pays = spec.training.compile == "blocks" and all(_runs(spec, layout) for layout in layouts)
+    pays = spec.training.compile == "blocks" and all(_can_run(spec, layout) for layout in layouts)
     return compiled if pays else plain
 
 
 def _machine(
     spec: RunSpec, local: dict[str, Any], rates: Calibration | None
 ) -> tuple[Machine | None, list[str]]:
-    """(the devices of the run, None where they have no rates; what is to be said of these)."""
+    """Return the machine, or None if it has no rates, and notes about it."""
     notes: list[str] = []
     try:
         machine = machine_for(spec.cluster, spec.training.dtype, given=rates)
@@ -249,45 +260,49 @@ def _machine(
         machine = probed_machine(spec, local)
         notes += machine.notes if machine else ()
     if machine and spec.training.dtype == "bf16" and machine.device.has_only_fp16:
-        return None, notes  # it emulates bf16, at a rate that nobody states
+        return None, notes  # bf16 is emulated, at an unknown rate
     return machine, notes
 
 
 def _budgets(
     spec: RunSpec, layouts: list[Layout], estimated: Callable[[list[Layout]], Estimates]
 ) -> list[Layout]:
-    """Layouts that recompute by a budget, where memory may not suffice without and does with full.
+    """Return layouts with a recompute budget, where only full checkpointing fits otherwise.
 
-    Of each cut the largest that rather fits and, should memory run out all the same, the largest
-    that fits beyond doubt.
+    Each split contributes the largest budget that probably fits, and the largest that certainly
+    fits.
     """
-    odds, found, known = estimated(layouts).p_oom, list[Layout](), set(layouts)
+    odds, budget_layouts, existing = estimated(layouts).p_oom, list[Layout](), set(layouts)
     for bound in (MAX_P_OOM_TO_FIT, UNLIKELY):
-        full = (layouts[cut.full] for cut in between(layouts, odds, bound))
-        cuts = that_take_budgets(spec, full)
-        found += largest_that_fit(cuts, lambda some: estimated(some).p_oom, bound)
-    return [layout for layout in dict.fromkeys(found) if layout not in known]
+        full = (layouts[choice.full] for choice in splits_needing_recompute(layouts, odds, bound))
+        supported_layouts = layouts_supporting_budgets(spec, full)
+        budget_layouts += largest_fitting_budgets(
+            supported_layouts, lambda some: estimated(some).p_oom, bound
+        )
+    return [layout for layout in dict.fromkeys(budget_layouts) if layout not in existing]
 
 
-def _kept(
+def _best_rows(
     seconds: Floats, odds: Floats, recipe_row: int | None
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The rows of those that are kept, in their order; the recipe's own layout is among them.
+    """Return the rows of the best candidates and of the recipe's own layout, in order.
 
-    What runs out of memory is often the fastest otherwise, and must not take all the room.
+    Layouts that run out of memory rank last: they are often the fastest otherwise.
     """
     best_first = np.lexsort((seconds, odds > MAX_P_OOM_TO_RUN))
-    kept = set(best_first[:MOST].tolist()) | (set() if recipe_row is None else {recipe_row})
-    return np.array(sorted(kept), dtype=np.int64)
+    rows = set(best_first[:MAX_CANDIDATES].tolist()) | (
+        set() if recipe_row is None else {recipe_row}
+    )
+    return np.array(sorted(rows), dtype=np.int64)
 
 
-def _possible(
-    request: Request, recipe: Recipe, local: dict[str, Any], space: Space
+def _runnable_layouts(
+    request: Request, recipe: Recipe, local: dict[str, Any], space: SearchSpace
 ) -> tuple[RunSpec, tuple[str, ...], list[Layout], int]:
-    """(the run in some layout, notices, layouts that can run, how many cannot)."""
+    """Return (a run specification, notices, layouts that can run, number that cannot)."""
     cluster, _ = choose_cluster(request, recipe, local)
     batch = recipe.training.batch(cluster.world_size, cluster.nodes)
-    valid, refused = feasible(
+    valid, num_refused = feasible_layouts(
         recipe.model,
         cluster.world_size,
         batch,
@@ -295,7 +310,7 @@ def _possible(
         space.around(recipe.layout),
     )
     where, why = f"{recipe.name} on {cluster.world_size} x {cluster.device}", "no layout divides it"
-    # Where a state has one copy, ZeRO has nothing to spread.
+    # With one copy of the states, ZeRO has nothing to shard.
     valid = [
         layout
         for layout in valid
@@ -307,15 +322,17 @@ def _possible(
         except UserError as error:
             why = error.what
             continue
-        layouts = [other for other in valid if _runs(plan.spec, other)]
-        return plan.spec, plan.notices, layouts, refused + len(valid) - len(layouts)
+        layouts = [other for other in valid if _can_run(plan.spec, other)]
+        return plan.spec, plan.notices, layouts, num_refused + len(valid) - len(layouts)
     raise UserError(where, f"has no layout that can run: {why}")
 
 
-def _runs(spec: RunSpec, layout: Layout) -> bool:
-    """Whether the engine runs that layout there."""
-    changed = spec.model_copy(update={"layout": layout})
-    return not layout_problems(changed.parallel) and not engine(spec.engine).unsupported(changed)
+def _can_run(spec: RunSpec, layout: Layout) -> bool:
+    """Return whether the engine can run the layout."""
+    spec_in_layout = spec.model_copy(update={"layout": layout})
+    return not layout_problems(spec_in_layout.parallel) and not engine(spec.engine).unsupported(
+        spec_in_layout
+    )
 
 
 def _yaml(value: object) -> str:

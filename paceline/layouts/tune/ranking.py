@@ -1,4 +1,4 @@
-"""Ranking every layout of a recipe on a cluster by its estimate, before anything runs."""
+"""Rank every layout of a recipe on a cluster by its estimate."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ from paceline.estimate.fit.evidence import Evidence
 from paceline.estimate.memory.device_memory import Verdict, verdict
 from paceline.estimate.model.case import Implementation
 from paceline.estimate.request import EstimateRequest
-from paceline.layouts.search.memory import between, largest_that_fit, that_take_budgets
-from paceline.layouts.search.space import Space, feasible
+from paceline.layouts.search.memory import (
+    largest_fitting_budgets,
+    layouts_supporting_budgets,
+    splits_needing_recompute,
+)
+from paceline.layouts.search.space import SearchSpace, feasible_layouts
 
 
 class RankedLayout(Value):
-    """One layout with its estimate; 80 % lie between low and high."""
+    """One layout with its estimate and 80% interval."""
 
     layout: Layout
     label: str
@@ -38,45 +42,49 @@ class RankedLayout(Value):
     p_oom: float
     fits: bool
     memory: Verdict
-    """What the odds of running out of it are called: borderline from 10 to 90 %."""
+    """Memory verdict: fits, borderline (OOM probability 10-90%) or out of memory."""
 
 
 class Ranking(Value):
-    """All layouts, best first."""
+    """All layouts, the best first."""
 
     recipe: str
     device: str
     devices: int
     n_layouts: int
-    """Layouts that were estimated; of one cut's budgets of recomputation the largest that fits."""
+    """Number of estimated layouts; each split counts once with its largest recompute budget."""
     n_infeasible: int
-    """Combinations that cannot run, because sizes do not divide or a rule forbids them."""
+    """Combinations that cannot run because a size does not divide or a rule forbids them."""
     n_pruned: int
-    """Estimated ones that run out of memory with more than even odds, the bound of pruning."""
+    """Estimated layouts with an OOM probability above the pruning bound."""
     bound: str
     least_memory_bytes: float
-    """What a device must have for the layout that needs least, listed or not."""
+    """Memory that a device needs for the smallest layout, listed or not."""
     layouts: tuple[RankedLayout, ...]
     recipe_layout: RankedLayout | None
-    """The recipe's own layout, for comparison; None where it cannot run on them."""
+    """The recipe's own layout, for comparison; None if it cannot run."""
     recipe_problem: str | None = None
-    """Why it cannot run: a size that does not divide, or the rule that it breaks."""
+    """Reason why the recipe's own layout cannot run."""
     evidence: str
 
 
-def rank(question: EstimateRequest, evidence: Evidence, space: Space, top: int) -> Ranking:
-    """The `top` fastest layouts that fit; raises UserError when none divides the devices.
+def rank_layouts(
+    question: EstimateRequest, evidence: Evidence, space: SearchSpace, top: int
+) -> Ranking:
+    """Return the `top` fastest layouts that fit.
 
-    All are ranked by the closed form of a step, and the first ones again by following their
-    pipelines. Cuts of the model that fit only with recomputation get the largest budget of it that
-    fits. The recipe's own layout stands beside them where it can run on so many devices.
+    Ranks all layouts by the closed-form step time, and the top ones again with simulated pipelines.
+    A model split that fits only with activation checkpointing gets the largest recompute budget
+    that fits. Raises UserError if no layout divides the devices.
     """
     spec, machine = question.spec_of_any_layout, question.machine
     if machine.device.memory_bytes is None:
         raise UserError(machine.device.name, "has no memory size in the catalog")
     sizes = (spec.world_size, spec.training.global_batch, spec.training.seq_len)
     stack = question.resolved_software.implementation_on(machine)
-    layouts, refused = feasible(spec.model, *sizes, worth(space.around(spec.layout), stack))
+    layouts, num_refused = feasible_layouts(
+        spec.model, *sizes, without_useless_recompute(space.around(spec.layout), stack)
+    )
     if not layouts:
         raise UserError(
             f"{spec.recipe} on {counted(spec.world_size, 'device')}", "has no layout that divides"
@@ -84,33 +92,33 @@ def rank(question: EstimateRequest, evidence: Evidence, space: Space, top: int) 
     estimated = partial(
         estimates_of_layouts, spec, machine, evidence, software=question.resolved_software
     )
-    every = estimated(layouts)
-    budgets = _budgets(spec, layouts, every, estimated, top)
-    likely = [*(layouts[row] for row in _best_first(every)[:top]), *budgets]
+    estimates = estimated(layouts)
+    budgets = _budgets(spec, layouts, estimates, estimated, top)
+    likely = [*(layouts[row] for row in _best_first(estimates)[:top]), *budgets]
     likely = [likely[row] for row in _best_first(estimated(likely))[:top]]
     problems = layout_problems(spec.parallel)
-    own = [] if problems else [spec.layout]
-    best = estimated([*likely, *own]).simulated()
-    rows = _rows(best, [*likely, *own])
-    again = _best_first(best.pick(np.arange(len(likely))))
+    recipe_layouts = [] if problems else [spec.layout]
+    best = estimated([*likely, *recipe_layouts]).simulated()
+    rows = _rows(best, [*likely, *recipe_layouts])
+    order = _best_first(best.pick(np.arange(len(likely))))
     return Ranking(
         recipe=spec.recipe,
         device=machine.device.name,
         devices=spec.world_size,
         n_layouts=len(layouts) + len(budgets),
-        n_infeasible=refused,
-        n_pruned=int((~every.fits).sum()),
-        bound=f"more than {MAX_P_OOM_TO_FIT:.0%} likely to exceed {gib(every.device_bytes[0])}",
-        least_memory_bytes=float(every.memory.needed.min()),
-        layouts=tuple(rows[row] for row in again),
-        recipe_layout=rows[-1] if own else None,
+        n_infeasible=num_refused,
+        n_pruned=int((~estimates.fits).sum()),
+        bound=f"more than {MAX_P_OOM_TO_FIT:.0%} likely to exceed {gib(estimates.device_bytes[0])}",
+        least_memory_bytes=float(estimates.memory.needed.min()),
+        layouts=tuple(rows[row] for row in order),
+        recipe_layout=rows[-1] if recipe_layouts else None,
         recipe_problem=problems[0] if problems else None,
         evidence=evidence.title,
     )
 
 
-def worth(space: Space, stack: Implementation) -> Space:
-    """The space without selective recomputation where a stack keeps no scores to compute again."""
+def without_useless_recompute(space: SearchSpace, stack: Implementation) -> SearchSpace:
+    """Drop selective checkpointing if fused attention stores no scores to recompute."""
     if stack != "fused":
         return space
     return replace(space, recompute=tuple(kind for kind in space.recompute if kind != "selective"))
@@ -119,25 +127,31 @@ def worth(space: Space, stack: Implementation) -> Space:
 def _budgets(
     spec: RunSpec,
     layouts: Sequence[Layout],
-    every: Estimates,
+    estimates: Estimates,
     estimated: Callable[[list[Layout]], Estimates],
     top: int,
 ) -> list[Layout]:
-    """Layouts that recompute by a budget and may be among the `top` fastest that fit.
+    """Return layouts with a recompute budget that may be among the `top` fastest.
 
-    None is faster than its cut without recomputation.
+    A split without recomputation is a lower bound on their step time.
     """
-    seconds = every.step_time_s
-    fitting = np.sort(seconds[every.fits])
+    seconds = estimates.step_time_s
+    fitting = np.sort(seconds[estimates.fits])
     bar = fitting[top - 1] if len(fitting) >= top else inf
-    cuts = between(layouts, every.p_oom, MAX_P_OOM_TO_FIT)
-    promising = [layouts[cut.full] for cut in cuts if seconds[cut.none] < bar]
-    cut = that_take_budgets(spec, promising)
-    return largest_that_fit(cut, lambda some: estimated(some).p_oom, MAX_P_OOM_TO_FIT)
+    choices = splits_needing_recompute(layouts, estimates.p_oom, MAX_P_OOM_TO_FIT)
+    promising = [
+        layouts[supported_layouts.full]
+        for supported_layouts in choices
+        if seconds[supported_layouts.none] < bar
+    ]
+    supported_layouts = layouts_supporting_budgets(spec, promising)
+    return largest_fitting_budgets(
+        supported_layouts, lambda some: estimated(some).p_oom, MAX_P_OOM_TO_FIT
+    )
 
 
 def _best_first(estimates: Estimates) -> NDArray[np.int64]:
-    """The rows: those that fit, the fastest of them, the smallest of equally fast ones."""
+    """Return rows sorted by fit, then step time, then memory."""
     return np.lexsort((estimates.memory.device_used, estimates.step_time_s, ~estimates.fits))
 
 
@@ -157,10 +171,12 @@ def _rows(estimates: Estimates, layouts: Sequence[Layout]) -> tuple[RankedLayout
             step_time_s=seconds,
             low_s=low,
             high_s=high,
-            memory_bytes=used,
+            memory_bytes=memory_bytes,
             p_oom=odds,
             fits=fits,
             memory=verdict(odds),
         )
-        for layout, (seconds, low, high, used, odds, fits) in zip(layouts, values, strict=True)
+        for layout, (seconds, low, high, memory_bytes, odds, fits) in zip(
+            layouts, values, strict=True
+        )
     )

@@ -1,4 +1,4 @@
-"""A ranking and a tuning as documents."""
+"""Documents of a layout ranking and of a layout search."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from paceline.layouts.tune.ranking import RankedLayout, Ranking
 from paceline.layouts.tune.result import TuneResult, TuneRow
 from paceline.report.document import Column, Document, Row, Table, Verdict
 
-RANKED_COLUMNS = (
+RANKING_COLUMNS = (
     Column("label", "layout"),
     Column("micro_batch", "micro-batch", justify="right"),
     Column("recompute", "recompute"),
@@ -19,13 +19,13 @@ RANKED_COLUMNS = (
     Column("fits", "fits", lambda value: "yes" if value else "no"),
     Column("memory", "memory"),
 )
-TRIED_COLUMNS = (
+TUNING_COLUMNS = (
     Column("number", "", justify="right"),
     Column("label", "layout"),
     Column("step_time_s", "s/iteration", step_seconds, "right"),
     Column("num_runs", "runs", justify="right"),
     Column("tokens_per_s", "tokens/s", "{:,.0f}".format, "right"),
-    Column("before_s", "expected at first", step_seconds, "right"),
+    Column("before_s", "expected initially", step_seconds, "right"),
     Column("expected_s", "before its run", step_seconds, "right"),
     Column("after_s", "at the end", step_seconds, "right"),
     Column("notes", "notes", wraps=True),
@@ -34,27 +34,30 @@ TRIED_COLUMNS = (
 
 def ranking_document(ranking: Ranking) -> Document:
     """Return all layouts by estimate, with the counts of those that cannot run or do not fit."""
-    own = ranking.recipe_layout
+    recipe_layout = ranking.recipe_layout
     notes = [
         f"{counted(ranking.n_layouts, 'layout')} estimated, {ranking.n_infeasible:,} cannot run, "
         f"{ranking.n_pruned:,} {ranking.bound}."
     ]
-    if own is not None:
-        words = f"{own.label}: {step_seconds(own.step_time_s)} s, memory: {own.memory}"
+    if recipe_layout is not None:
+        seconds = step_seconds(recipe_layout.step_time_s)
+        words = f"{recipe_layout.label}: {seconds} s, memory: {recipe_layout.memory}"
     else:
         words = f"cannot run: {ranking.recipe_problem}"
-    notes += [f"The recipe's own layout: {words}.", f"Rests on {ranking.evidence}."]
+    notes += [f"The recipe's own layout: {words}.", f"Calibration: {ranking.evidence}."]
     nothing_fits = ranking.n_pruned == ranking.n_layouts
     verdict = None
     if nothing_fits:
         least = gib(ranking.least_memory_bytes)
-        text = f"no layout fits: the smallest needs {least} a device; take more or larger devices"
+        text = f"no layout fits: the smallest needs {least} per device; use more or larger devices"
         verdict = Verdict(text, "alert")
     return Document(
         kind="layouts ranked by estimate",
         title=f"{ranking.recipe} on {ranking.devices:,} x {ranking.device}",
         verdict=verdict,
-        sections=(Table(columns=RANKED_COLUMNS, rows=[_ranked(row) for row in ranking.layouts]),),
+        sections=(
+            Table(columns=RANKING_COLUMNS, rows=[_ranking_row(row) for row in ranking.layouts]),
+        ),
         notes=tuple(notes),
         data=ranking,
     )
@@ -64,20 +67,20 @@ def tuning_document(result: TuneResult) -> Document:
     """Return the layouts that were tried, and what was learned."""
     notes: list[str] = []
     if result.recipe_file:
-        notes.append(f"the best layout as a recipe: {result.recipe_file}")
-    if result.go_on:
-        notes.append(f"not all has run: {result.go_on}")
+        notes.append(f"recipe of the best layout: {result.recipe_file}")
+    if result.resume_command:
+        notes.append(f"resume with: {result.resume_command}")
     return Document(
         kind="layouts tuned",
         title=f"{result.recipe} on {result.devices:,} x {result.device}",
         answer=result.sentences,
-        sections=(Table(columns=TRIED_COLUMNS, rows=[_tried(row) for row in result.rows]),),
+        sections=(Table(columns=TUNING_COLUMNS, rows=[_tuning_row(row) for row in result.rows]),),
         notes=tuple(notes),
         data=result,
     )
 
 
-def _ranked(row: RankedLayout) -> Row:
+def _ranking_row(row: RankedLayout) -> Row:
     layout = row.layout
     return {
         **row.model_dump(exclude={"layout"}, mode="json"),
@@ -86,9 +89,9 @@ def _ranked(row: RankedLayout) -> Row:
     }
 
 
-def _tried(row: TuneRow) -> Row:
+def _tuning_row(row: TuneRow) -> Row:
     """Return a row in base units, with its notes."""
-    remarks = ["best"] if row.best else ["level with the best"] if row.level else []
+    remarks = ["best"] if row.best else ["tied with the best"] if row.tied_with_best else []
     remarks += ["the recipe's own"] if row.own else []
     why = [] if row.status == "ok" else [": ".join(filter(None, (row.status, row.reason)))]
     return {

@@ -1,4 +1,4 @@
-"""What a tuning yields: one row a layout that was tried, the best of them, and what was learned."""
+"""Result of a layout search: one row per tried layout, the best one, and what was learned."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from paceline.core.units import counted, percent, significant
 from paceline.core.value import NonNegativeInt, PositiveInt, Value
 from paceline.estimate.fit.interval import Z80
 from paceline.estimate.memory.device_memory import verdict
-from paceline.layouts.search.decision import close_to, seconds_of
+from paceline.layouts.search.decision import median_step_time, rows_close_to
 from paceline.layouts.search.residuals import Posterior
-from paceline.layouts.sweep.result import SINGLE_RUNS, Prediction, certainty
+from paceline.layouts.sweep.result import SINGLE_RUNS, Prediction, probability_text
 from paceline.layouts.tune.search import Search, TriedLayout
 from paceline.layouts.tune.trials import LayoutRunner
 
 
-class Expected(Value):
-    """An expected step time; 80 % lie between low and high."""
+class ExpectedStepTime(Value):
+    """An expected step time with its 80% interval."""
 
     step_time_s: PositiveFloat
     low_s: PositiveFloat
@@ -33,51 +33,50 @@ class Expected(Value):
 
 
 class TuneRow(Value):
-    """One layout that was tried."""
+    """One tried layout."""
 
     number: PositiveInt
-    """Its place in the order of first tries."""
+    """Position in the order of first runs, from 1."""
     layout: Layout
     label: str
     dp: PositiveInt
     status: Status | Literal["refused"]
     reason: str | None = None
     step_time_s: float | None = None
-    """Of several runs the median of their medians."""
+    """Median step time; with several runs, the median of their medians."""
     num_runs: NonNegativeInt
     tokens_per_s: float | None = None
-    before: Expected
-    """Before any run of the tuning."""
-    expected: Expected
-    """Just before its own first run."""
-    after: Expected
-    """After all runs."""
+    before: ExpectedStepTime
+    """Expectation before any run."""
+    expected: ExpectedStepTime
+    """Expectation just before the first run of this layout."""
+    after: ExpectedStepTime
+    """Expectation after all runs."""
     memory_bytes: float | None = None
-    """Measured, of the fullest rank."""
+    """Measured peak of the rank that uses most memory."""
     memory_kind: str | None = None
     runs: tuple[str, ...] = ()
     """Folders of its runs."""
     own: bool = False
     """The recipe's own layout."""
     p_best: float | None = None
-    """Probability that it is the fastest of those that were tried, 0 to 1; None where none of them
-    ran twice."""
+    """Probability, 0-1, that it is the fastest tried layout; None if no layout ran twice."""
     best: bool = False
-    level: bool = False
-    """Not told apart from the best."""
+    tied_with_best: bool = False
+    """The difference from the best layout is within noise."""
 
     @property
     def prediction_error(self) -> float | None:
-        """Expected just before its run over measured step time, minus 1."""
+        """Expected (just before its first run) over measured step time, minus 1."""
         return self.expected.step_time_s / self.step_time_s - 1 if self.step_time_s else None
 
 
-class Untried(Value):
-    """A layout that was not tried, and why."""
+class UntriedLayout(Value):
+    """A layout that was not tried, and the reason."""
 
     layout: Layout
     label: str
-    after: Expected
+    after: ExpectedStepTime
     reason: str
 
 
@@ -90,11 +89,11 @@ class Effect(Value):
     ratio: PositiveFloat
     """Step time over the best one's."""
     measured: bool
-    """Else expected after all runs."""
+    """False if the ratio is an expectation after all runs."""
 
 
 class TuneResult(Value):
-    """What `paceline tune` prints as JSON."""
+    """JSON output of `paceline tune`."""
 
     schema_version: int = 1
     name: str
@@ -107,44 +106,47 @@ class TuneResult(Value):
     budget: str
     num_runs: NonNegativeInt
     took_s: float
-    """Of all runs together."""
+    """Total time of all runs in seconds."""
     n_layouts: NonNegativeInt
-    """Layouts that can run."""
+    """Number of layouts that can run."""
     n_infeasible: NonNegativeInt
     n_pruned: NonNegativeInt
-    """Out of memory by the estimate."""
+    """Layouts excluded because the estimate predicts OOM."""
     n_dominated: NonNegativeInt
-    """Not tried because of those that ran out of memory: they need as much, or surely too much."""
+    """Layouts excluded because one that needs no more memory ran out of memory."""
     n_hopeful: NonNegativeInt
-    """Layouts that may still be faster than the best at the stop, or be the first with a figure."""
-    stop: Literal["bound", "budget", "exhausted", "interrupted", "not begun"]
+    """Untried layouts that may still be faster than the best."""
+    stop: Literal["bound", "budget", "exhausted", "interrupted", "not started"]
     rows: tuple[TuneRow, ...]
     effects: tuple[Effect, ...] = ()
-    untried: tuple[Untried, ...] = ()
-    """The most promising ones that were not tried."""
+    untried_layouts: tuple[UntriedLayout, ...] = ()
+    """The most promising untried layouts."""
     recipe_file: str | None = None
     """The best layout as a recipe."""
-    go_on: str | None = None
-    """The command that goes on; None when the search is over."""
+    resume_command: str | None = None
+    """Command that resumes the search; None if it is complete."""
     evidence: str
     sentences: tuple[str, ...] = ()
 
     @property
     def best(self) -> TuneRow | None:
-        """The fastest row."""
+        """Row of the fastest layout."""
         return next((row for row in self.rows if row.best), None)
 
 
 AXES = (*AXIS_FIELDS, "micro_batch", "zero_stage", "recomputation", "schedule")
-FOLLOWS = {"tp": ("sequence_parallel",), "recomputation": ("recompute", "recompute_budget")}
-"""Fields that go with an axis."""
-MOST_UNTRIED = 5
-MOST_EFFECTS = 6
-SHORT = {"micro_batch": "mbs", "zero_stage": "zero", "recomputation": "recompute"}
+DEPENDENT_FIELDS = {
+    "tp": ("sequence_parallel",),
+    "recomputation": ("recompute", "recompute_budget"),
+}
+"""Layout fields that change together with an axis."""
+MAX_UNTRIED = 5
+MAX_EFFECTS = 6
+SHORT_NAMES = {"micro_batch": "mbs", "zero_stage": "zero", "recomputation": "recompute"}
 
 
 def label(layout: Layout, devices: int) -> str:
-    """`dp 2 tp 2 mbs 4 full`."""
+    """Return a short label such as `dp 2 tp 2 mbs 4 full`."""
     parts = [layout.label(devices), f"mbs {layout.micro_batch}"]
     parts += [layout.recomputation] if layout.recompute != "none" else []
     parts += [layout.schedule] if layout.schedule != "1f1b" else []
@@ -152,8 +154,8 @@ def label(layout: Layout, devices: int) -> str:
 
 
 def prediction(search: Search, row: int) -> Prediction:
-    """What is expected of a layout now, as a sweep tells it."""
-    now = expected(search.belief, row)
+    """Return the current expectation for a layout in the form that a sweep reports."""
+    now = expected_step_time(search.belief, row)
     return Prediction(
         step_time_s=now.step_time_s,
         low_s=now.low_s,
@@ -164,32 +166,41 @@ def prediction(search: Search, row: int) -> Prediction:
     )
 
 
-def expected(belief: Posterior, row: int) -> Expected:
-    """What a belief says of a layout's next run."""
+def expected_step_time(belief: Posterior, row: int) -> ExpectedStepTime:
+    """Return the expected step time of a layout's next run."""
     sd = float(np.hypot(belief.sd[row], belief.noise_sd))
     mean = float(belief.mean[row])
     low, middle, high = (float(np.exp(mean + side * Z80 * sd)) for side in (-1, 0, 1))
-    return Expected(step_time_s=middle, low_s=low, high_s=high)
+    return ExpectedStepTime(step_time_s=middle, low_s=low, high_s=high)
 
 
-def rows_of(search: Search, runs: LayoutRunner | None) -> tuple[TuneRow, ...]:
-    """The layouts that were tried, in the order of their first runs."""
+def tune_rows(search: Search, runs: LayoutRunner | None) -> tuple[TuneRow, ...]:
+    """Return the tried layouts in the order of their first runs."""
     best = search.best
-    level = close_to(best, search.measured, search.belief.noise_sd) if best is not None else []
+    tied_rows = (
+        rows_close_to(best, search.measured, search.belief.noise_sd) if best is not None else []
+    )
     standing_of = _ranked_options(search)
-    level += [row for row, each in standing_of.items() if each.faster_than_best >= MIN_CHANCE]
+    tied_rows += [row for row, each in standing_of.items() if each.faster_than_best >= MIN_CHANCE]
     rows = [
-        _row(search, number, tried, runs, tried.row == best, tried.row in level)
-        for number, tried in enumerate(search.tried.values(), start=1)
+        _row(
+            search,
+            number,
+            tried_layout,
+            runs,
+            tried_layout.row == best,
+            tried_layout.row in tied_rows,
+        )
+        for number, tried_layout in enumerate(search.tried_layouts.values(), start=1)
     ]
-    chances = [(each := standing_of.get(row)) and each.chance for row in search.tried]
+    chances = [(each := standing_of.get(row)) and each.chance for row in search.tried_layouts]
     return tuple(
         row.model_copy(update={"p_best": chance}) for row, chance in zip(rows, chances, strict=True)
     )
 
 
 def _ranked_options(search: Search) -> dict[int, RankedOption]:
-    """Each measured layout's standing by its runs; empty where none ran twice."""
+    """Return the rank statistics of each measured layout; empty if none ran twice."""
     rows = [*search.measured]
     if search.best is None:
         return {}
@@ -200,17 +211,17 @@ def _ranked_options(search: Search) -> dict[int, RankedOption]:
 def _row(
     search: Search,
     number: int,
-    tried: TriedLayout,
+    tried_layout: TriedLayout,
     runs: LayoutRunner | None,
-    best: bool,
-    level: bool,
+    is_best: bool,
+    is_tied: bool,
 ) -> TuneRow:
-    spec, row = search.candidates.spec, tried.row
+    spec, row = search.candidates.spec, tried_layout.row
     layout = search.candidates.layouts[row]
-    seconds = seconds_of(tried.seconds) if tried.seconds else None
+    seconds = median_step_time(tried_layout.seconds) if tried_layout.seconds else None
     training, devices = spec.training, spec.world_size
     figures = runs.figures(row) if runs else None
-    last = tried.outcomes[-1]
+    last = tried_layout.outcomes[-1]
     return TuneRow(
         number=number,
         layout=layout,
@@ -219,39 +230,41 @@ def _row(
         status="ok" if seconds else last.status,
         reason=None if seconds else last.reason,
         step_time_s=seconds,
-        num_runs=sum(run.status != "refused" for run in tried.outcomes),
+        num_runs=sum(run.status != "refused" for run in tried_layout.outcomes),
         tokens_per_s=training.global_batch * training.seq_len / seconds if seconds else None,
-        before=expected(search.first, row),
-        expected=expected(tried.expected, row),
-        after=expected(search.belief, row),
+        before=expected_step_time(search.initial_belief, row),
+        expected=expected_step_time(tried_layout.expected, row),
+        after=expected_step_time(search.belief, row),
         memory_bytes=figures.memory_bytes if figures else None,
         memory_kind=figures.memory_kind if figures else None,
         runs=figures.runs if figures else (),
         own=row == search.candidates.recipe_row,
-        best=best,
-        level=level,
+        best=is_best,
+        tied_with_best=is_tied,
     )
 
 
 def effects(search: Search) -> tuple[Effect, ...]:
-    """The best layout with one setting changed, the largest differences first."""
+    """Return the effect of changing one setting of the best layout, the largest effects first."""
     best = search.best
     if best is None:
         return ()
-    layouts, base = search.candidates.layouts, seconds_of(search.measured[best])
+    layouts, base = search.candidates.layouts, median_step_time(search.measured[best])
     changes: list[Effect] = []
     for row, layout in enumerate(layouts):
-        changed = _changed(layouts[best], layout)
-        if len(changed) != 1:
+        changed_axes = _changed_axes(layouts[best], layout)
+        if len(changed_axes) != 1:
             continue
         measured = row in search.measured
         seconds = (
-            seconds_of(search.measured[row]) if measured else float(np.exp(search.belief.mean[row]))
+            median_step_time(search.measured[row])
+            if measured
+            else float(np.exp(search.belief.mean[row]))
         )
         changes.append(
             Effect(
-                setting=_setting(layout, changed[0]),
-                instead_of=_setting(layouts[best], changed[0]),
+                setting=_setting(layout, changed_axes[0]),
+                instead_of=_setting(layouts[best], changed_axes[0]),
                 ratio=seconds / base,
                 measured=measured,
             )
@@ -259,85 +272,82 @@ def effects(search: Search) -> tuple[Effect, ...]:
     return tuple(sorted(changes, key=lambda effect: -abs(log(effect.ratio))))
 
 
-def _changed(layout: Layout, other: Layout) -> list[str]:
-    """The axes in which two layouts differ; two where something else does as well."""
+def _changed_axes(layout: Layout, other: Layout) -> list[str]:
+    """Return the axes in which two layouts differ; at least two if other fields differ too."""
     names = [name for name in AXES if getattr(layout, name) != getattr(other, name)]
-    ignored = {*AXES, *(field for name in names for field in FOLLOWS.get(name, ()))}
-    same = layout.model_dump(exclude=ignored) == other.model_dump(exclude=ignored)
+    ignored_fields = {*AXES, *(field for name in names for field in DEPENDENT_FIELDS.get(name, ()))}
+    same = layout.model_dump(exclude=ignored_fields) == other.model_dump(exclude=ignored_fields)
     return names if same else [*names, "", ""]
 
 
 def _setting(layout: Layout, name: str) -> str:
-    return f"{SHORT.get(name, name)} {getattr(layout, name)}"
+    return f"{SHORT_NAMES.get(name, name)} {getattr(layout, name)}"
 
 
-def untried(search: Search) -> tuple[Untried, ...]:
-    """The fastest expected of the layouts that were not tried, with why."""
+def untried_layouts(search: Search) -> tuple[UntriedLayout, ...]:
+    """Return the untried layouts with the best expectation, and why each was not tried."""
     layouts, devices = search.candidates.layouts, search.candidates.spec.world_size
-    belief, hopeful, out = search.belief, search.hopeful, search.surely_out
-    rows = [row for row in np.argsort(belief.mean).tolist() if row not in search.tried]
+    belief, promising, out = search.belief, search.is_promising, search.surely_out
+    rows = [row for row in np.argsort(belief.mean).tolist() if row not in search.tried_layouts]
     return tuple(
-        Untried(
+        UntriedLayout(
             layout=layouts[row],
             label=label(layouts[row], devices),
-            after=expected(belief, row),
-            reason=_why_not(search, row, bool(hopeful[row]), bool(out[row])),
+            after=expected_step_time(belief, row),
+            reason=_untried_reason(search, row, bool(promising[row]), bool(out[row])),
         )
-        for row in rows[:MOST_UNTRIED]
+        for row in rows[:MAX_UNTRIED]
     )
 
 
-def _why_not(search: Search, row: int, hopeful: bool, out: bool) -> str:
+def _untried_reason(search: Search, row: int, promising: bool, out: bool) -> str:
     if out:
-        return "runs out of memory too, going by those that did"
+        return "expected to run out of memory, as similar layouts did"
     if not search.candidates.likely_to_fit[row]:
-        return (
-            f"out of memory with {percent(float(search.candidates.p_oom[row]), 0)} by the estimate"
-        )
-    if hopeful:
-        return _LEFT[search.stop]
-    return "even its optimistic bound is slower than the best"
+        return f"estimated OOM probability {percent(float(search.candidates.p_oom[row]), 0)}"
+    if promising:
+        return _LEFT_REASONS[search.stop]
+    return "the lower end of its 95% interval is slower than the best"
 
 
 def sentences(result: TuneResult, noise_sd: float) -> Iterator[str]:
-    """What was found, what helps how much, why it stopped, and what was never tried."""
+    """Yield a summary: the best layout, effects of settings, why the search stopped."""
     best = result.best
     if best is not None:
-        yield from _of_the_best(result, best)
-        yield from _of_the_axes(result)
-    yield from _of_the_predictions(result.rows, noise_sd)
-    yield _WHY[result.stop].format(
+        yield from _best_sentences(result, best)
+        yield from _effect_sentences(result)
+    yield from _prediction_sentences(result.rows, noise_sd)
+    yield _STOP_SENTENCES[result.stop].format(
         layouts=counted(result.n_hopeful, "layout"),
         runs=counted(result.num_runs, "run"),
         budget=result.budget,
     )
-    yield _never_tried(result)
+    yield _untried_sentence(result)
 
 
-_LEFT = {
-    "budget": "may still be faster, but the budget was spent",
-    "interrupted": "may still be faster, but the search was broken off",
-    "not begun": "may be the fastest",
+_LEFT_REASONS = {
+    "budget": "may still be faster, but the budget is used up",
+    "interrupted": "may still be faster, but the search was interrupted",
+    "not started": "may be the fastest",
 }
-_WHY = {
-    "not begun": "nothing was started; {runs} known from before, {layouts} may be worth a try",
-    "bound": "stopped after {runs}: of no other layout is even the optimistic bound (95%) "
-    "faster than the best",
-    "budget": "stopped because the budget of {budget} was spent ({runs}); {layouts} may "
-    "still be faster, a larger --budget goes on",
-    "exhausted": "stopped after {runs}: every layout that can be tried was tried",
-    "interrupted": "broken off after {runs}; {layouts} may still be faster",
+_STOP_SENTENCES = {
+    "not started": "no run started; {runs} known from earlier, {layouts} worth trying",
+    "bound": "stopped after {runs}: no other layout can be faster than the best, at 95% confidence",
+    "budget": "stopped because the budget of {budget} is used up ({runs}); {layouts} may still be "
+    "faster; continue with a larger --budget",
+    "exhausted": "stopped after {runs}: every possible layout was tried",
+    "interrupted": "interrupted after {runs}; {layouts} may still be faster",
 }
 
 
-def _of_the_best(result: TuneResult, best: TuneRow) -> Iterator[str]:
-    level = [row.label for row in result.rows if row.level]
+def _best_sentences(result: TuneResult, best: TuneRow) -> Iterator[str]:
+    tied_labels = [row.label for row in result.rows if row.tied_with_best]
     yield (
-        f"best: {best.label}, {significant(best.step_time_s or 0.0, 4)} s a step, "
+        f"best: {best.label}, {significant(best.step_time_s or 0.0, 4)} s per step, "
         f"{best.tokens_per_s:,.0f} tokens/s "
         f"({counted(best.num_runs, 'run')})"
-        + (f", the fastest with {certainty(best.p_best)}" if best.p_best is not None else "")
-        + (f"; not told apart from it: {', '.join(level)}" if level else "")
+        + (f", the fastest with {probability_text(best.p_best)}" if best.p_best is not None else "")
+        + (f"; within noise of it: {', '.join(tied_labels)}" if tied_labels else "")
     )
     recipe = next((row for row in result.rows if row.own), None)
     if recipe is not None and recipe.step_time_s and best.step_time_s and not recipe.best:
@@ -348,17 +358,17 @@ def _of_the_best(result: TuneResult, best: TuneRow) -> Iterator[str]:
         yield SINGLE_RUNS
 
 
-def _of_the_axes(result: TuneResult) -> Iterator[str]:
+def _effect_sentences(result: TuneResult) -> Iterator[str]:
     changes = [
         f"{effect.setting} instead of {effect.instead_of} {100 * (effect.ratio - 1):+.0f}%"
         + ("" if effect.measured else " (expected)")
-        for effect in result.effects[:MOST_EFFECTS]
+        for effect in result.effects[:MAX_EFFECTS]
     ]
     if changes:
         yield f"the best layout with one setting changed: {', '.join(changes)}"
 
 
-def _of_the_predictions(rows: Sequence[TuneRow], noise_sd: float) -> Iterator[str]:
+def _prediction_sentences(rows: Sequence[TuneRow], noise_sd: float) -> Iterator[str]:
     good = [row for row in rows if row.step_time_s]
     if not good:
         return
@@ -367,27 +377,27 @@ def _of_the_predictions(rows: Sequence[TuneRow], noise_sd: float) -> Iterator[st
         for name in ("before", "expected")
     )
     yield (
-        f"expected against measured, {counted(len(good), 'layout')}: median error "
+        f"expected vs measured, {counted(len(good), 'layout')}: median error "
         f"{percent(first, 1)} before "
-        f"any run, {percent(then, 1)} just before each layout's own; runs of one layout scatter by "
+        f"any run, {percent(then, 1)} just before each layout's first; run-to-run noise "
         f"{percent(noise_sd, 1)}"
     )
 
 
-def _never_tried(result: TuneResult) -> str:
-    tried = len(result.rows)
+def _untried_sentence(result: TuneResult) -> str:
+    num_tried = len(result.rows)
     parts = [
-        (result.n_infeasible, "cannot run, because sizes do not divide or a rule forbids them"),
-        (result.n_pruned, "would run out of memory by the estimate"),
-        (result.n_dominated, "run out of memory too, going by those that did"),
-        (result.n_hopeful, "are left"),
+        (result.n_infeasible, "cannot run because a size does not divide or a rule forbids them"),
+        (result.n_pruned, "would run out of memory according to the estimate"),
+        (result.n_dominated, "would run out of memory, as similar layouts did"),
+        (result.n_hopeful, "may still be faster"),
         (
-            result.n_layouts - tried - result.n_pruned - result.n_dominated - result.n_hopeful,
-            "are expected to be slower, in doubt too",
+            result.n_layouts - num_tried - result.n_pruned - result.n_dominated - result.n_hopeful,
+            "are expected to be slower",
         ),
     ]
     counts = [f"{n:,} {why}" for n, why in parts if n > 0]
     return (
-        f"{tried:,} of {counted(result.n_layouts, 'layout')} tried; "
-        f"never tried: {'; '.join(counts) or 'none'}"
+        f"{num_tried:,} of {counted(result.n_layouts, 'layout')} tried; "
+        f"not tried: {'; '.join(counts) or 'none'}"
     )

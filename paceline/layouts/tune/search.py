@@ -1,4 +1,4 @@
-"""The search: tries layouts one after the other until nothing better is to be expected."""
+"""Bayesian search over layouts: try one after the other until no better one is expected."""
 
 from __future__ import annotations
 
@@ -20,68 +20,75 @@ from paceline.estimate.fit.interval import slopes
 from paceline.estimate.fit.posterior import predict
 from paceline.estimate.fit.refit import prior_of, refit
 from paceline.estimate.model.case import Bools, Cases, Floats
-from paceline.layouts.search.decision import SearchState, Why, best_of, decide, worth_trying
-from paceline.layouts.search.memory import needs_as_much, odds_after
-from paceline.layouts.search.residuals import LayoutPrior, Posterior, believe, features
+from paceline.layouts.search.decision import (
+    SearchState,
+    StopReason,
+    decide,
+    fastest_row,
+    promising_rows,
+)
+from paceline.layouts.search.memory import needs_at_least_memory_of, p_oom_after_runs
+from paceline.layouts.search.residuals import LayoutPrior, Posterior, features, posterior_after
 from paceline.layouts.tune.candidates import Candidates
 
 _TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 RUNS = ("trials", "trial", "runs", "run")
 ALLOWED = "a time as in 600s, 10m, 1.5h, or a number as in `20 trials`"
-MOST_RUNS = 10_000
+MAX_RUNS = 10_000
 
 
 @dataclass(frozen=True)
 class Budget:
-    """One of the two is given."""
+    """Budget of a search: a number of runs or seconds; exactly one is set."""
 
     runs: int | None = None
     seconds: float | None = None
 
-    def left(self, took_s: list[float], whole_s: list[float] | None = None) -> int:
-        """Runs that there is still time for, as long as they take what runs took so far.
+    def runs_left(self, took_s: list[float], complete_s: list[float] | None = None) -> int:
+        """Return the number of runs left, assuming the median duration of the runs so far.
 
-        `whole_s` are those of `took_s` that came to a figure: what fails soon says nothing of them.
+        `took_s` has the seconds of all runs, `complete_s` those of runs with a figure, because runs
+        that fail early do not predict the duration of complete ones.
         """
         if self.runs is not None:
             return max(0, self.runs - len(took_s))
-        rest = (self.seconds or 0.0) - sum(took_s)
+        seconds_left = (self.seconds or 0.0) - sum(took_s)
         if not took_s:
-            return 1 if rest > 0 else 0
-        return max(0, floor(rest / max(median(whole_s or took_s), 1e-3)))
+            return 1 if seconds_left > 0 else 0
+        return max(0, floor(seconds_left / max(median(complete_s or took_s), 1e-3)))
 
     def __str__(self) -> str:
         return counted(self.runs, "trial") if self.runs is not None else f"{self.seconds:g} s"
 
 
-def read_budget(text: str) -> Budget:
-    """The budget in a text; raises UserError for what is none."""
+def parse_budget(text: str) -> Budget:
+    """Parse a budget such as `10m` or `20 trials`; raise UserError for any other text."""
     match = _TEXT.fullmatch(text.lower())
     number, unit = (float(match[1]), match[2]) if match else (0.0, "")
     if unit in UNITS and number > 0:
         return Budget(seconds=number * UNITS[unit])
-    if unit in RUNS and number >= 1 and number.is_integer() and number <= MOST_RUNS:
+    if unit in RUNS and number >= 1 and number.is_integer() and number <= MAX_RUNS:
         return Budget(runs=int(number))
-    raise UserError(f"--budget {text}", "is no budget", allowed=ALLOWED)
+    raise UserError(f"--budget {text}", "is not a budget", allowed=ALLOWED)
 
 
-TITLE = "step times of this tuning"
+TITLE = "step times of this search"
 GROWTH = 1.3
-"""Runs over those of the last refit from which coefficients are refitted."""
+"""Growth of the number of runs after which the coefficients are refitted."""
 
 
 @dataclass
 class Learner:
-    """Turns the runs so far into a belief about all layouts."""
+    """Turns the runs so far into a posterior over all layouts."""
 
     candidates: Candidates
-    refitted: Evidence | None = None
-    """The coefficients after the last runs; None before any, and without a time model."""
+    refitted_evidence: Evidence | None = None
+    """Coefficients refitted to the runs; None before the first run or without a time model."""
     _refitted_rows: int = 0
     _features: Floats = field(init=False)
     _root: Floats = field(init=False)
-    """A square root of the covariance that the coefficients have before any run."""
+    """Square root of the coefficients' prior covariance."""
 
     def __post_init__(self) -> None:
         self._features = features(self.candidates.layouts)
@@ -89,16 +96,16 @@ class Learner:
         self._root = vectors * np.sqrt(np.maximum(values, 0.0))
 
     def belief(self, measured: Mapping[int, Sequence[float]]) -> Posterior:
-        """The belief after these runs, by the row of their layout."""
+        """Return the posterior after runs, given as step times by row of the layout."""
         pairs = [(row, seconds) for row, runs in measured.items() for seconds in runs]
         rows, seconds = [row for row, _ in pairs], np.array([s for _, s in pairs], dtype=float)
-        return believe(self._prior(rows, seconds), rows, np.log(seconds))
+        return posterior_after(self._prior(rows, seconds), rows, np.log(seconds))
 
     def _prior(self, rows: list[int], seconds: Floats) -> LayoutPrior:
-        """The time model as a straight line through where its coefficients now are.
+        """Linearise the time model at the refitted coefficients.
 
-        Around the refitted coefficients r, ln t = ln t(r) + J (c - r) with J the slopes of ln t:
-        its mean takes the coefficients c from before any run, so that runs count once.
+        Around the refitted coefficients r, ln t = ln t(r) + J (c - r), where J is the Jacobian of
+        ln t. The mean uses the prior coefficients c, so that runs are not counted twice.
         """
         x, size = self.candidates.x, len(self.candidates.layouts)
         if x is None:
@@ -111,25 +118,27 @@ class Learner:
         return LayoutPrior(self._features, log_predicted, slope @ self._root)
 
     def _centre(self, x: Cases, rows: list[int], seconds: Floats) -> Floats:
-        """Coefficients refitted to these runs, or to most: the straight line brings the rest."""
-        if self.refitted is None or len(rows) >= GROWTH * self._refitted_rows:
-            self.refitted = refit(self.candidates.evidence, x.pick(np.array(rows)), seconds, TITLE)
+        """Return coefficients refitted to most runs; the linearisation accounts for the others."""
+        if self.refitted_evidence is None or len(rows) >= GROWTH * self._refitted_rows:
+            self.refitted_evidence = refit(
+                self.candidates.evidence, x.pick(np.array(rows)), seconds, TITLE
+            )
             self._refitted_rows = len(rows)
-        return self.refitted.fit().centre
+        return self.refitted_evidence.fit().centre
 
 
-Stop = Why | Literal["interrupted", "not begun"]
+Stop = StopReason | Literal["interrupted", "not started"]
 
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """How one run of a layout ended."""
+    """Outcome of one run of a layout."""
 
     status: Status | Literal["refused"]
     step_time_s: float | None
-    """None without a figure."""
+    """None if the run has no figure."""
     took_s: float
-    """From its start to its end."""
+    """Duration of the run in seconds."""
     reason: str | None = None
 
 
@@ -139,7 +148,7 @@ class TriedLayout:
 
     row: int
     expected: Posterior
-    """Of all layouts, before its first run."""
+    """Posterior over all layouts before the first run of this one."""
     outcomes: list[TrialOutcome] = field(default_factory=list[TrialOutcome])
 
     @property
@@ -148,115 +157,124 @@ class TriedLayout:
         return [run.step_time_s for run in self.outcomes if run.step_time_s is not None]
 
     @property
-    def showed_memory(self) -> bool:
-        """Whether its last run ended for lack of memory or went on without."""
+    def memory_is_known(self) -> bool:
+        """True if its last run showed whether the memory suffices."""
         return self.outcomes[-1].status in ("ok", "oom", "nan")
 
 
 @dataclass
 class Search:
-    """All that was tried, in its order, and what is believed now."""
+    """State of a search: the tried layouts in order, and the current posterior."""
 
     candidates: Candidates
     learner: Learner
-    first: Posterior
-    """Before any run."""
+    initial_belief: Posterior
+    """Posterior before any run."""
     belief: Posterior
-    tried: dict[int, TriedLayout] = field(default_factory=dict[int, TriedLayout])
-    stop: Stop = "not begun"
+    tried_layouts: dict[int, TriedLayout] = field(default_factory=dict[int, TriedLayout])
+    stop: Stop = "not started"
 
     @property
     def measured(self) -> dict[int, list[float]]:
-        """Step times by row, of the layouts that have any."""
-        return {row: tried.seconds for row, tried in self.tried.items() if tried.seconds}
+        """Step times by row, for layouts that have any."""
+        return {
+            row: layout_runs.seconds
+            for row, layout_runs in self.tried_layouts.items()
+            if layout_runs.seconds
+        }
 
     @property
     def took_s(self) -> list[float]:
-        """Seconds of every run; a layout that was refused had none."""
+        """Seconds of every run; refused layouts have none."""
         return [
             run.took_s
-            for tried in self.tried.values()
-            for run in tried.outcomes
+            for layout_runs in self.tried_layouts.values()
+            for run in layout_runs.outcomes
             if run.status != "refused"
         ]
 
     @property
-    def dominated(self) -> Bools:
-        """Layouts that need at least the memory of one that ran out of it, by the estimate too."""
-        layouts, needed = self.candidates.layouts, self.candidates.memory_bytes
-        dominated = np.zeros(len(layouts), dtype=bool)
-        for tried in self.tried.values():
-            if tried.outcomes[-1].status == "oom":
-                less = layouts[tried.row]
-                more = np.array([needs_as_much(layout, less) for layout in layouts])
-                dominated |= more & (needed >= needed[tried.row])
-        return dominated
+    def is_dominated(self) -> Bools:
+        """True for layouts that need at least the memory of one that ran out of memory."""
+        layouts, memory_bytes = self.candidates.layouts, self.candidates.memory_bytes
+        result = np.zeros(len(layouts), dtype=bool)
+        for layout_runs in self.tried_layouts.values():
+            if layout_runs.outcomes[-1].status == "oom":
+                less = layouts[layout_runs.row]
+                more = np.array([needs_at_least_memory_of(layout, less) for layout in layouts])
+                result |= more & (memory_bytes >= memory_bytes[layout_runs.row])
+        return result
 
     @property
     def p_oom(self) -> Floats:
-        """Probability of each layout to run out of memory, after those that did."""
+        """Probability of each layout to run out of memory, given the runs so far."""
         ran_out = {
-            row: tried.outcomes[-1].status == "oom"
-            for row, tried in self.tried.items()
-            if tried.showed_memory
+            row: layout_runs.outcomes[-1].status == "oom"
+            for row, layout_runs in self.tried_layouts.items()
+            if layout_runs.memory_is_known
         }
         every = self.candidates
-        return odds_after(every.memory_bytes, every.limit_bytes, ran_out, every.p_oom)
+        return p_oom_after_runs(every.memory_bytes, every.limit_bytes, ran_out, every.p_oom)
 
     @property
     def surely_out(self) -> Bools:
-        """Layouts that may fit by the estimate, and surely do not, going by those that ran out."""
-        return self.candidates.likely_to_fit & (self.dominated | (self.p_oom > MAX_P_OOM_TO_RUN))
+        """True for layouts that fit by the estimate but not according to the runs so far."""
+        return self.candidates.likely_to_fit & (self.is_dominated | (self.p_oom > MAX_P_OOM_TO_RUN))
 
     @property
-    def open(self) -> Bools:
-        """Layouts that may be tried."""
-        untried = np.array([row not in self.tried for row in range(len(self.candidates.layouts))])
-        return untried & self.candidates.likely_to_fit & ~self.surely_out
+    def is_open(self) -> Bools:
+        """True for layouts that may be tried."""
+        is_untried = np.array(
+            [row not in self.tried_layouts for row in range(len(self.candidates.layouts))]
+        )
+        return is_untried & self.candidates.likely_to_fit & ~self.surely_out
 
     @property
     def best(self) -> int | None:
-        """The row of the fastest layout so far."""
-        return best_of(self.measured)
+        """Row of the fastest layout so far."""
+        return fastest_row(self.measured)
 
-    def left(self, budget: Budget) -> int:
-        """Runs that the budget has left."""
-        whole = [
-            run.took_s for tried in self.tried.values() for run in tried.outcomes if run.step_time_s
+    def runs_left(self, budget: Budget) -> int:
+        """Return the number of runs left in the budget."""
+        complete_s = [
+            run.took_s
+            for layout_runs in self.tried_layouts.values()
+            for run in layout_runs.outcomes
+            if run.step_time_s
         ]
-        return budget.left(self.took_s, whole)
+        return budget.runs_left(self.took_s, complete_s)
 
     def state(self, budget: Budget) -> SearchState:
-        """What a decision rests on."""
+        """Return the inputs of the next decision."""
         return SearchState(
             self.belief,
             self.measured,
-            self.open,
+            self.is_open,
             self.p_oom,
-            {row: len(tried.outcomes) for row, tried in self.tried.items()},
-            self.left(budget),
+            {row: len(layout_runs.outcomes) for row, layout_runs in self.tried_layouts.items()},
+            self.runs_left(budget),
         )
 
     @property
-    def hopeful(self) -> Bools:
-        """Layouts that may still be better than the best."""
-        return worth_trying(self.state(Budget(runs=0)))
+    def is_promising(self) -> Bools:
+        """True for layouts that may still be faster than the best."""
+        return promising_rows(self.state(Budget(runs=0)))
 
     def note(self, row: int, outcome: TrialOutcome) -> None:
-        """A run has ended."""
-        self.tried.setdefault(row, TriedLayout(row, self.belief)).outcomes.append(outcome)
+        """Record the outcome of a run."""
+        self.tried_layouts.setdefault(row, TriedLayout(row, self.belief)).outcomes.append(outcome)
         if outcome.step_time_s is not None:
             self.belief = self.learner.belief(self.measured)
 
 
 Measure = Callable[[int], TrialOutcome]
-"""Runs the layout of a row once; KeyboardInterrupt ends the search as far as it came."""
+"""Runs the layout of a row once; KeyboardInterrupt ends the search."""
 
 
-def begin(
+def start_search(
     candidates: Candidates, learner: Learner, runs: Sequence[tuple[int, TrialOutcome]] = ()
 ) -> Search:
-    """A search that has these runs of before, in their order, by the row of their layout."""
+    """Return a search with earlier runs, given in order as (row, outcome)."""
     belief = learner.belief({})
     search = Search(candidates, learner, belief, belief)
     for row, outcome in runs:
@@ -264,10 +282,10 @@ def begin(
     return search
 
 
-def go_on(search: Search, measure: Measure, budget: Budget) -> None:
-    """Try until no open layout's optimistic bound beats the best, or the budget is spent.
+def resume_search(search: Search, measure: Measure, budget: Budget) -> None:
+    """Try layouts until none can be better than the best, or the budget is used up.
 
-    The recipe's own layout comes first, so that what is won can be told.
+    The recipe's own layout runs first, so that the gain over it is known.
     """
     try:
         while True:
@@ -280,9 +298,9 @@ def go_on(search: Search, measure: Measure, budget: Budget) -> None:
 
 
 def _next(search: Search, budget: Budget) -> int | None:
-    """The row to run next; None, with the reason in `search.stop`, at the end."""
+    """Return the row to run next; at the end None, with the reason in `search.stop`."""
     first = search.candidates.recipe_row
-    if first is not None and search.open[first] and search.left(budget) > 0:
+    if first is not None and search.is_open[first] and search.runs_left(budget) > 0:
         return first
     move = decide(search.state(budget))
     if move.why not in ("try", "again"):

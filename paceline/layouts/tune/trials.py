@@ -1,4 +1,4 @@
-"""Tries of layouts as runs on this machine or on hosts, kept and recalled like those of a sweep."""
+"""Run layouts as trials on this machine or on hosts, and recall earlier trials."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from paceline.core.errors import UserError
 from paceline.core.layout import Layout
 from paceline.core.result import Result
 from paceline.files.run_folder import read_record
-from paceline.layouts.sweep.plan import Choice, Sweep
+from paceline.layouts.sweep.plan import Combination, Sweep
 from paceline.layouts.sweep.result import Prediction, SweepRow
 from paceline.layouts.sweep.trials import (
     SweepObserver,
     SweepRunner,
     SweepTask,
     SweepTrial,
-    folders_of,
-    row_of,
-    trials_of,
+    run_folders,
+    sweep_row,
+    sweep_trials,
 )
-from paceline.layouts.tune.candidates import Candidates, settings
+from paceline.layouts.tune.candidates import Candidates, layout_overrides
 from paceline.layouts.tune.search import TrialOutcome
 from paceline.machines import slurm
 from paceline.runs.tasks.runner import TaskQueue
@@ -33,7 +33,7 @@ from paceline.runs.tasks.runner import TaskQueue
 
 @dataclass
 class LayoutRunner:
-    """Runs layouts one at a time; each layout's runs are a group of the tuning."""
+    """Runs layouts one at a time; the runs of each layout form a group."""
 
     candidates: Candidates
     name: str
@@ -41,17 +41,17 @@ class LayoutRunner:
     command: list[str]
     tag: str | None = None
     observer: SweepObserver | None = None
-    """Who is told of the runs; there must be one before the first."""
+    """Receives progress; must be set before the first run."""
     expect: Callable[[int], Prediction | None] = lambda _: None
-    """What is expected of a layout just before it runs, for whoever watches."""
+    """Returns the expectation for a layout just before it runs, shown as progress."""
     trials: dict[int, SweepTrial] = field(default_factory=dict[int, SweepTrial])
     order: list[SweepTrial] = field(default_factory=list[SweepTrial])
-    """The same in the order of their first runs."""
-    halted: str | None = None
-    """Why nothing more can run, where the allocation has ended."""
+    """The trials in the order of their first runs."""
+    halt_reason: str | None = None
+    """Reason why no further run is possible, e.g. the allocation ended."""
 
     def __call__(self, row: int) -> TrialOutcome:
-        """One more run of a layout; KeyboardInterrupt when the user or the allocation ends it."""
+        """Run a layout once; raise KeyboardInterrupt if the user or the allocation ends it."""
         trial = self.trials.get(row)
         if trial is None:
             try:
@@ -59,34 +59,35 @@ class LayoutRunner:
             except UserError as error:
                 return TrialOutcome("refused", None, 0.0, error.what)
         assert self.observer is not None
-        for folder in trial.left:
+        for folder in trial.orphans:
             slurm.abandon(folder)
         sweep, began = self._sweep(trial.choice), time.monotonic()
         runner = SweepRunner(self.observer, self.root, self.command, self.tag, sweep=sweep)
         task = SweepTask(trial, sum(map(has_figure, trial.results)) + 1)
         interrupted = runner.run_tasks(TaskQueue([task]))
-        self.halted = runner.halted
-        if interrupted or self.halted:
+        self.halt_reason = runner.halted
+        if interrupted or self.halt_reason:
             raise KeyboardInterrupt
         took_s = time.monotonic() - began
-        if trial.fault:
-            return TrialOutcome("failed", None, took_s, trial.fault)
+        if trial.failure:
+            return TrialOutcome("failed", None, took_s, trial.failure)
         return _outcome(trial.results[-1], took_s)
 
     def recall(self) -> list[tuple[int, TrialOutcome]]:
-        """The runs that the tuning has already, in their order.
+        """Return earlier runs in order.
 
-        What was broken off or failed otherwise is tried again.
+        Interrupted runs and those that failed for other reasons than OOM or NaN are left out, so
+        that they are tried again.
         """
         outcomes: list[tuple[str, int, TrialOutcome]] = []
-        for row in self._stored():
+        for row in self._stored_rows():
             trial = self._trial(row)
-            kept = [
+            known_results = [
                 result
                 for result in trial.results
-                if has_figure(result) or (trial.answered and result.status != "ok")
+                if has_figure(result) or (trial.is_final and result.status != "ok")
             ]
-            for result in kept:
+            for result in known_results:
                 record = read_record(self.root / result.run)
                 began = datetime.fromisoformat(record.created)
                 took_s = max(0.0, (record.ended_unix or began.timestamp()) - began.timestamp())
@@ -94,34 +95,36 @@ class LayoutRunner:
         return [(row, outcome) for _, row, outcome in sorted(outcomes, key=itemgetter(0))]
 
     def figures(self, row: int) -> SweepRow | None:
-        """What the runs of a layout measured together; None for one that has none."""
-        return row_of(self.trials[row]) if row in self.trials else None
+        """Return the combined figures of a layout's runs; None without runs."""
+        return sweep_row(self.trials[row]) if row in self.trials else None
 
-    def _stored(self) -> Iterator[int]:
-        """Rows of layouts of which there are runs."""
+    def _stored_rows(self) -> Iterator[int]:
+        """Yield the rows of layouts that have stored runs."""
         rows = {layout: row for row, layout in enumerate(self.candidates.layouts)}
-        specs = [read_record(folder).spec for folder in folders_of(self.name, self.root)]
+        specs = [read_record(folder).spec for folder in run_folders(self.name, self.root)]
         layouts = dict.fromkeys(spec.layout for spec in specs if spec)
         yield from (rows[layout] for layout in layouts if layout in rows)
 
     def _trial(self, row: int) -> SweepTrial:
         plan, layout = self.candidates.plan(row), self.candidates.layouts[row]
-        choice = Choice(_unusual(layout), layout, plan, prediction=self.expect(row))
-        (trial,) = trials_of(self._sweep(choice), self.root)
+        choice = Combination(
+            _non_default_settings(layout), layout, plan, prediction=self.expect(row)
+        )
+        (trial,) = sweep_trials(self._sweep(choice), self.root)
         trial.number = len(self.order) + 1
         self.trials[row] = trial
         self.order.append(trial)
         return trial
 
-    def _sweep(self, choice: Choice) -> Sweep:
+    def _sweep(self, choice: Combination) -> Sweep:
         spec = self.candidates.spec
         return Sweep(self.name, spec.recipe, spec.variant, (), (choice,))
 
 
-def _unusual(layout: Layout) -> dict[str, str]:
-    """The settings that are not the usual ones, so that a line of progress tells what runs."""
-    usual = set(settings(Layout())) - {"layout.micro_batch=1", "layout.recompute=none"}
-    pairs = [setting.partition("=") for setting in settings(layout) if setting not in usual]
+def _non_default_settings(layout: Layout) -> dict[str, str]:
+    """Return the settings that differ from the defaults, for the progress line."""
+    usual = set(layout_overrides(Layout())) - {"layout.micro_batch=1", "layout.recompute=none"}
+    pairs = [setting.partition("=") for setting in layout_overrides(layout) if setting not in usual]
     return {key: value for key, _, value in pairs}
 
 

@@ -1,4 +1,4 @@
-"""A tuning from the question to its result: candidates, runs of before, the search, the recipe."""
+"""Run a layout search: find candidates, recall earlier runs, search, write the best recipe."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from paceline.estimate.calibrate.lookup import GivenEvidence
 from paceline.files.documents import write_text, write_value
 from paceline.files.recipe import Recipe, load_recipe, recipe_path, resolve
 from paceline.files.staged import with_staged_files
-from paceline.layouts.search.space import Space
+from paceline.layouts.search.space import SearchSpace
 from paceline.layouts.sweep.trials import SweepObserver
-from paceline.layouts.tune.candidates import Candidates, candidates
+from paceline.layouts.tune.candidates import Candidates, find_candidates
 from paceline.layouts.tune.result import (
     TuneResult,
     effects,
     label,
     prediction,
-    rows_of,
     sentences,
-    untried,
+    tune_rows,
+    untried_layouts,
 )
-from paceline.layouts.tune.search import Budget, Learner, Search, begin, go_on
+from paceline.layouts.tune.search import Budget, Learner, Search, resume_search, start_search
 from paceline.layouts.tune.trials import LayoutRunner
 from paceline.machines.placement import Request, choose_cluster
 from paceline.machines.probe.inventory import inventory
@@ -42,16 +42,16 @@ from paceline.runs.data_files import with_data_file
 
 
 def tuned_recipe(
-    request: Request, candidates: Candidates, layout: Layout
+    request: Request, find_candidates: Candidates, layout: Layout
 ) -> tuple[Recipe, str | None]:
-    """(the recipe as it was asked for, in that layout on those devices; what was left out).
+    """Return the recipe in a layout, and the reason if its batch ramp-up was removed.
 
-    A ramp-up whose first batches the layout cannot divide is left out.
+    A ramp-up is removed if the layout does not divide its first batches.
     """
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
     recipe = with_data_file(with_staged_files(recipe), recipe_path(request.recipe).parent)
-    cluster = candidates.spec.cluster
-    tuned = recipe.model_copy(
+    cluster = find_candidates.spec.cluster
+    changed_recipe = recipe.model_copy(
         update={
             "name": f"{recipe.name}-tuned",
             "layout": layout,
@@ -60,27 +60,27 @@ def tuned_recipe(
         }
     )
     try:
-        resolve(tuned, cluster, True, None)
+        resolve(changed_recipe, cluster, True, None)
     except UserError as error:
-        steady = tuned.training.model_copy(update={"ramp_up": None})
-        return tuned.model_copy(update={"training": steady}), error.what
-    return tuned, None
+        steady = changed_recipe.training.model_copy(update={"ramp_up": None})
+        return changed_recipe.model_copy(update={"training": steady}), error.what
+    return changed_recipe, None
 
 
-def check_place(path: Path, recipe: str) -> None:
-    """Raise UserError where no recipe can be written, or the tuning's own would be lost."""
+def check_recipe_path(path: Path, recipe: str) -> None:
+    """Raise UserError if no recipe can be written to `path`, or it would overwrite its source."""
     where = f"--save-recipe {path}"
     place = next(folder for folder in path.absolute().parents if folder.exists())
     if path.is_dir():
         raise UserError(where, "is a folder", remedy=f"--save-recipe {path / 'tuned.yaml'}")
     if not (place.is_dir() and os.access(place, os.W_OK)):
-        raise UserError(where, f"{place} is no folder that can be written to")
+        raise UserError(where, f"{place} is not a writable folder")
     if path.absolute() == recipe_path(recipe).absolute():
         raise UserError(where, "is the recipe itself", remedy="another file")
 
 
-def run_command(request: Request, cluster: Cluster, path: Path) -> str | None:
-    """The command that runs a recipe where its trials ran; None on this machine."""
+def rerun_command(request: Request, cluster: Cluster, path: Path) -> str | None:
+    """Return the command that runs a recipe on the hosts of its trials; None on this machine."""
     if cluster.runs_here:
         return None
     where = request.where
@@ -101,7 +101,7 @@ def run_command(request: Request, cluster: Cluster, path: Path) -> str | None:
 
 
 def write_recipe(recipe: Recipe, path: Path, head: str) -> None:
-    """Write a recipe as YAML below a line of comment; what is as usual is left out."""
+    """Write a recipe as YAML below one comment line; defaults are omitted."""
     content: dict[str, Any] = recipe.model_dump(mode="json", exclude_defaults=True)
     content["model"] = {"kind": recipe.model.kind, **content["model"]}
     text = StringIO()
@@ -119,29 +119,29 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What the user asked for."""
+    """Options of a layout search."""
 
     request: Request
     budget: Budget
-    space: Space
+    space: SearchSpace
     steps: int | None = None
-    """Of a trial; None takes the recipe's."""
+    """Steps per trial; None takes the recipe's."""
     name: str | None = None
     write: Path | None = None
-    """Where the best layout goes as a recipe; None is the tuning's folder."""
+    """File for the recipe of the best layout; None writes it to the result folder."""
     oversubscribe: bool = False
     tag: str | None = None
 
     @property
     def trial_request(self) -> Request:
-        """The request of a trial."""
+        """Request of a trial."""
         steps = (f"training.steps={self.steps}",) if self.steps else ()
         return replace(self.request, overrides=(*self.request.overrides, *steps))
 
 
 @dataclass
 class Tuning:
-    """A tuning that is ready to try."""
+    """A layout search that is ready to run."""
 
     options: TuneOptions
     name: str
@@ -153,17 +153,17 @@ class Tuning:
 
     @property
     def folder(self) -> Path:
-        """Where its result and recipe lie."""
+        """Folder of the result and the recipe."""
         return self.root / self.name
 
     def run(self, observer: SweepObserver) -> TuneResult:
-        """Try what is worth it, then write the best layout and the result.
+        """Run trials, then write the best layout and the result.
 
-        A run that fails is a row. KeyboardInterrupt ends the running one, and then the search as
-        far as it came. Raises UserError for wrong input.
+        A failed run becomes a row. KeyboardInterrupt ends the current run and the search, and the
+        result so far is written. Raises UserError for invalid input.
         """
         self.runs.observer = observer
-        go_on(self.search, self.runs, self.options.budget)
+        resume_search(self.search, self.runs, self.options.budget)
         result = self.result()
         if result.rows:
             result = result.model_copy(update=self._write(result))
@@ -171,11 +171,13 @@ class Tuning:
         return result
 
     def result(self) -> TuneResult:
-        """What is known now."""
-        search, candidates = self.search, self.search.candidates
-        hopeful, spec = search.hopeful, candidates.spec
-        never = [row not in search.tried for row in range(len(candidates.layouts))]
-        pruned = never & ~candidates.likely_to_fit
+        """Return the current result."""
+        search, find_candidates = self.search, self.search.candidates
+        is_promising, spec = search.is_promising, find_candidates.spec
+        is_untried = [
+            row not in search.tried_layouts for row in range(len(find_candidates.layouts))
+        ]
+        is_pruned = is_untried & ~find_candidates.likely_to_fit
         result = TuneResult(
             name=self.name,
             recipe=spec.recipe,
@@ -186,62 +188,73 @@ class Tuning:
             budget=str(self.options.budget),
             num_runs=len(search.took_s),
             took_s=sum(search.took_s),
-            n_layouts=len(candidates.layouts),
-            n_infeasible=candidates.num_infeasible,
-            n_pruned=int(pruned.sum()),
-            n_dominated=int((never & search.surely_out).sum()),
-            n_hopeful=int(hopeful.sum()),
+            n_layouts=len(find_candidates.layouts),
+            n_infeasible=find_candidates.num_infeasible,
+            n_pruned=int(is_pruned.sum()),
+            n_dominated=int((is_untried & search.surely_out).sum()),
+            n_hopeful=int(is_promising.sum()),
             stop=search.stop,
-            rows=rows_of(search, self.runs),
+            rows=tune_rows(search, self.runs),
             effects=effects(search),
-            untried=untried(search),
-            evidence=candidates.evidence.title,
-            go_on=shlex.join(["paceline", *self.command[1:]])
+            untried_layouts=untried_layouts(search),
+            evidence=find_candidates.evidence.title,
+            resume_command=shlex.join(["paceline", *self.command[1:]])
             if search.stop == "interrupted"
             else None,
         )
         lines = [*sentences(result, search.belief.noise_sd)]
-        lines += [f"nothing more can run: {self.runs.halted}"] if self.runs.halted else []
+        lines += (
+            [f"no further run is possible: {self.runs.halt_reason}"]
+            if self.runs.halt_reason
+            else []
+        )
         return result.model_copy(update={"sentences": tuple(lines)})
 
     def _write(self, result: TuneResult) -> dict[str, Any]:
-        """The recipe of the best layout; what changes in the result by it."""
+        """Write the recipe of the best layout; return the fields of the result to update."""
         best = result.best
         if best is None:
             return {}
-        recipe, left_out = tuned_recipe(self.options.request, self.search.candidates, best.layout)
+        recipe, ramp_up_problem = tuned_recipe(
+            self.options.request, self.search.candidates, best.layout
+        )
         path = self.options.write or self.folder / f"{recipe.name}.yaml"
+        seconds = step_seconds(best.step_time_s or 0.0)
         head = (
-            f"{best.label}: {step_seconds(best.step_time_s or 0.0)} s a step on {result.devices} x "
-            f"{result.device}, the fastest of {counted(len(result.rows), 'layout')} tried"
+            f"{best.label}: {seconds} s per step on {result.devices} x {result.device}, "
+            f"the fastest of {counted(len(result.rows), 'layout')} tried"
         )
         write_recipe(recipe, path, head)
-        more = [f"the recipe has no ramp-up: {left_out}"] if left_out else []
-        command = run_command(self.options.request, self.search.candidates.spec.cluster, path)
-        more += [f"it runs on the same hosts with: {command}"] if command else []
+        more = (
+            [f"the batch ramp-up was removed from the recipe: {ramp_up_problem}"]
+            if ramp_up_problem
+            else []
+        )
+        command = rerun_command(self.options.request, self.search.candidates.spec.cluster, path)
+        more += [f"run it on the same hosts with: {command}"] if command else []
         return {"recipe_file": str(path), "sentences": (*result.sentences, *more)}
 
 
 def new_tuning(
-    options: TuneOptions, given: GivenEvidence | None, root: Path, command: list[str]
+    options: TuneOptions, evidence: GivenEvidence | None, root: Path, command: list[str]
 ) -> Tuning:
-    """A tuning with the runs that it has already; nothing is run or written.
+    """Return a layout search with its earlier runs, without running or writing anything.
 
-    Raises UserError when no layout can run, or when there are more processes than physical cores.
+    Raises UserError if no layout can run, or if there are more processes than physical cores.
     """
     name = _name(options)
     if options.write:
-        check_place(options.write, options.request.recipe)
-    oversubscribed = _oversubscribed(options)
-    layouts = candidates(options.trial_request, given, options.space)
+        check_recipe_path(options.write, options.request.recipe)
+    is_oversubscribed = _is_oversubscribed(options)
+    layouts = find_candidates(options.trial_request, evidence, options.space)
     runs = LayoutRunner(layouts, name, root, command, options.tag)
-    search = begin(layouts, Learner(layouts), runs.recall())
+    search = start_search(layouts, Learner(layouts), runs.recall())
     runs.expect = lambda row: prediction(search, row)
-    return Tuning(options, name, root, command, search, runs, oversubscribed)
+    return Tuning(options, name, root, command, search, runs, is_oversubscribed)
 
 
 def headline(tuning: Tuning) -> str:
-    """What is known before the first run, in one line."""
+    """Return one line on what is known before the first run."""
     layouts, recipe_row = tuning.search.candidates, tuning.search.candidates.recipe_row
     parts = [
         f"{counted(len(layouts.layouts), 'layout')} can run",
@@ -250,15 +263,15 @@ def headline(tuning: Tuning) -> str:
     if beyond := int((~layouts.likely_to_fit).sum()):
         parts.append(f"{beyond:,} would run out of memory")
     if before := len(tuning.search.took_s):
-        parts.append(f"{counted(before, 'run')} of before")
+        parts.append(f"{counted(before, 'earlier run')}")
     if recipe_row is not None:
         name = label(layouts.layouts[recipe_row], layouts.spec.world_size)
         parts.append(f"the recipe's own is {name}")
     return f"tune {tuning.name}: {', '.join(parts)}; budget {tuning.options.budget}"
 
 
-def _oversubscribed(options: TuneOptions) -> bool:
-    """Whether processes share cores; raises UserError where that was not asked for."""
+def _is_oversubscribed(options: TuneOptions) -> bool:
+    """Return whether processes share cores; raise UserError unless --oversubscribe allows it."""
     request, local = options.request, inventory()
     recipe = load_recipe(request.recipe, request.variant, request.overrides)
     cluster, _ = choose_cluster(request, recipe, local)
@@ -271,15 +284,15 @@ def _oversubscribed(options: TuneOptions) -> bool:
     if not options.oversubscribe:
         raise UserError(
             f"--gpus {cluster.devices_per_node}",
-            f"is more than {counted(cores, 'physical core')} here can take; "
+            f"exceeds the {counted(cores, 'physical core')} of this machine; "
             "processes would wait for each other",
-            remedy="--oversubscribe tunes all the same",
+            remedy="--oversubscribe allows it",
         )
     return True
 
 
 def _name(options: TuneOptions) -> str:
-    """As asked for, else one of the question, so that a longer budget finds the same runs."""
+    """Return the given name, or one derived from the request so that a rerun finds its runs."""
     if options.name is None:
         request = options.trial_request
         where = replace(request.where, allocation=None)
@@ -291,7 +304,7 @@ def _name(options: TuneOptions) -> str:
     if not _NAME.fullmatch(options.name) or options.name == "last":
         raise UserError(
             f"--name {options.name}",
-            "cannot name a tuning",
+            "is not a valid name",
             allowed="letters, digits, . _ and -, but not `last`",
         )
     return options.name

@@ -7,7 +7,7 @@ from functools import cache
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.request import EstimateRequest
 from paceline.layouts.rampup.plan import RampOptions, RampPlan, plan_ramp_up
-from paceline.layouts.rampup.timing import Setting, setting_of
+from paceline.layouts.rampup.timing import RampContext, ramp_context
 
 SCHEDULE_16GB = """
 | NNODES  |   BS |  MBS |
@@ -29,9 +29,9 @@ def question(device: str, *overrides: str) -> EstimateRequest:
 
 
 @cache
-def setting(device: str = "V100-32GB", *overrides: str) -> Setting:
+def setting(device: str = "V100-32GB", *overrides: str) -> RampContext:
     """The recipe on such nodes."""
-    return setting_of(question(device, *overrides), shipped())
+    return ramp_context(question(device, *overrides), shipped())
 
 
 @cache

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.layout import Layout
 from paceline.layouts.rampup.check import (
-    SLOW,
+    MAX_SLOWDOWN,
     CheckedSchedule,
     CheckedStage,
     ScheduleLine,
@@ -40,9 +40,9 @@ def test_the_schedule_for_16_gb_nodes_is_feasible_but_half_of_it_is_bubble(tmp_p
     checked = study(tmp_path, SCHEDULE_16GB, "V100-16GB", pp=2)
     for stage in checked.stages:
         assert stage.verdict == "slow" and stage.plan and stage.plan.micro_batches == 1
-        assert 0.35 < stage.plan.bubble <= 0.5 and stage.slower and stage.slower > 1.5
+        assert 0.35 < stage.plan.bubble_share <= 0.5 and stage.slowdown and stage.slowdown > 1.5
         assert "one micro-batch for 2 pipeline stages" in stage.reasons[0]
-        assert stage.best and stage.best.nodes == stage.nodes and stage.best.bubble < 0.12
+        assert stage.best and stage.best.nodes == stage.nodes and stage.best.bubble_share < 0.12
         assert any("on the same nodes" in reason for reason in stage.reasons)
         assert not any("trainer refuses" in reason for reason in stage.reasons)
     plan = planned(OPTIONS, "V100-16GB")
@@ -56,29 +56,29 @@ def test_the_schedule_for_16_gb_nodes_is_feasible_but_half_of_it_is_bubble(tmp_p
 
 def test_a_filled_pipeline_in_the_same_layout_is_not_called_a_bubble():
     filled = judged(ScheduleLine(16, 512, FULL.model_copy(update={"pp": 2})), "V100-16GB")
-    assert filled.plan and filled.plan.micro_batches == 16 and filled.plan.bubble < 0.1
+    assert filled.plan and filled.plan.micro_batches == 16 and filled.plan.bubble_share < 0.1
     assert not any("bubble" in reason for reason in filled.reasons)
 
 
 def test_the_schedule_for_32_gb_nodes_has_no_pipeline_and_waits_for_gradients(tmp_path: Path):
     checked = study(tmp_path, SCHEDULE_32GB, "V100-32GB", recompute="none")
     for stage in checked.stages:
-        assert stage.verdict == "good" and stage.plan and stage.plan.bubble == 0
-        assert stage.reasons[0].startswith("one micro-batch a replica")
+        assert stage.verdict == "good" and stage.plan and stage.plan.bubble_share == 0
+        assert stage.reasons[0].startswith("one micro-batch per replica")
         assert "waits for other replicas' gradients" in stage.reasons[0]
-        assert stage.slower and stage.slower <= SLOW
+        assert stage.slowdown and stage.slowdown <= MAX_SLOWDOWN
 
 
 def test_batches_between_the_stages_that_do_not_divide_are_named(tmp_path: Path):
     first, second, third = study(tmp_path, SCHEDULE_32GB, "V100-32GB", recompute="none").stages
     assert not any("divide" in reason for reason in first.reasons)
-    assert "batch 96 of the recipe's ramp-up would not divide by 64" in second.reasons
+    assert "batch 96 of the recipe's ramp-up: not divisible by 64" in second.reasons
     assert not any("divide" in reason for reason in third.reasons)
 
 
 def test_a_layout_whose_sizes_do_not_divide_cannot_run():
     checked = judged(ScheduleLine(16, 32, FULL))
-    assert checked.verdict == "cannot run" and checked.plan is None and checked.slower is None
+    assert checked.verdict == "cannot run" and checked.plan is None and checked.slowdown is None
     assert "is not a multiple of dp 64" in checked.reasons[0]
     whole = check_schedule(
         setting(),
@@ -92,7 +92,7 @@ def test_a_layout_whose_sizes_do_not_divide_cannot_run():
 def test_a_layout_that_does_not_fit_is_out_of_memory():
     checked = judged(ScheduleLine(2, 512, FULL.model_copy(update={"micro_batch": 64})), "V100-16GB")
     assert checked.verdict == "out of memory" and checked.plan and checked.plan.p_oom > 0.5
-    assert "GiB a device" in checked.reasons[0]
+    assert "GiB per device" in checked.reasons[0]
 
 
 @pytest.mark.parametrize("engine", ["native", "megatron"])

@@ -35,7 +35,7 @@ def test_json_has_the_stages_and_the_judgement_of_a_schedule(tmp_path: Path):
     document = json.loads(done.stdout)
     assert [stage["batch"] for stage in document["stages"]] == [32, 64, 128, 256, 512]
     assert {stage["verdict"] for stage in document["checked"]["stages"]} == {"slow"}
-    assert all(stage["plan"]["bubble"] > 0.35 for stage in document["checked"]["stages"])
+    assert all(stage["plan"]["bubble_share"] > 0.35 for stage in document["checked"]["stages"])
     assert document["checked"]["days"] > 0 and document["device_hours"] > 0
 
 
@@ -74,7 +74,7 @@ def test_markdown_has_both_tables(tmp_path: Path):
         (("--device", "abacus"), "abacus"),
         (("--device", "H100", "--cluster", "dgx-h100"), "already states the devices"),
         ((*NODES, "--stages", "32,x"), "'x' is not a number"),
-        ((*NODES, "--stages", "64,32"), "must rise"),
+        ((*NODES, "--stages", "64,32"), "must increase"),
         ((*NODES, "--stages", "1.5"), "'1.5' is not a number"),
         ((*NODES, "--samples", "0"), "'0' is not a number"),
         ((*NODES, "--samples", "9", "--all-batches"), "takes the samples per stage"),

@@ -45,13 +45,13 @@ def test_every_line_is_judged_as_the_table_says(answered: dict[str, dict[str, An
     ]
     assert len(stages) == len(ROWS) == 8
     for row, (node, stage) in zip(ROWS, stages, strict=True):
-        label, where, micro_batches, bubble, exchange, slower, verdict = row
+        label, where, micro_batches, bubble_share, exchange_share, slowdown, verdict = row
         assert label.startswith(node) and where == f"{stage['batch']}: {stage['nodes']}"
         assert stage["verdict"] == verdict == ("slow" if node == "16 GB" else "good")
         assert stage["plan"]["micro_batches"] == int(micro_batches) == 1
-        assert stage["plan"]["bubble"] == pytest.approx(share(bubble), abs=0.01)
-        assert stage["plan"]["exchange"] == pytest.approx(share(exchange), abs=0.01)
-        assert stage["slower"] == pytest.approx(float(slower), abs=0.02)
+        assert stage["plan"]["bubble_share"] == pytest.approx(share(bubble_share), abs=0.01)
+        assert stage["plan"]["exchange_share"] == pytest.approx(share(exchange_share), abs=0.01)
+        assert stage["slowdown"] == pytest.approx(float(slowdown), abs=0.02)
 
 
 def test_the_days_are_those_of_the_text(answered: dict[str, dict[str, Any]]):

@@ -9,12 +9,12 @@ import pytest
 from paceline.core.errors import UserError
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.request import EstimateRequest
-from paceline.layouts.rampup.plan import RampOptions, plan_ramp_up, space_of, stages_of
-from paceline.layouts.rampup.timing import doublings, setting_of
+from paceline.layouts.rampup.plan import RampOptions, plan_ramp_up, planned_stages, search_space
+from paceline.layouts.rampup.timing import doublings, ramp_context
 from tests.layouts.rampup.study import planned, setting
 
 STAGES = (32, 64, 128, 256, 512)
-OPTIONS = RampOptions(STAGES, most_nodes=16)
+OPTIONS = RampOptions(STAGES, max_nodes=16)
 
 
 def test_every_stage_has_a_layout_that_fits_and_runs_its_batch():
@@ -53,8 +53,8 @@ def test_hours_days_and_efficiency_follow_from_the_steps():
 
 def test_the_efficiency_that_is_asked_for_decides_on_the_nodes():
     fast, thrifty = (
-        planned(replace(OPTIONS, least_efficiency=0)),
-        planned(replace(OPTIONS, least_efficiency=1)),
+        planned(replace(OPTIONS, min_efficiency=0)),
+        planned(replace(OPTIONS, min_efficiency=1)),
     )
     assert all(stage.nodes == 16 for stage in fast.stages)
     for quick, slow in zip(fast.stages, thrifty.stages, strict=True):
@@ -76,11 +76,11 @@ def test_a_chosen_stage_is_the_fastest_alternative_that_is_efficient_enough():
 
 
 def test_a_bubble_is_not_chosen_where_fewer_stages_fit():
-    assert all(stage.bubble < 0.1 for stage in planned(OPTIONS, "V100-16GB").stages)
+    assert all(stage.bubble_share < 0.1 for stage in planned(OPTIONS, "V100-16GB").stages)
 
 
 def test_stages_that_run_every_batch_divide_each_of_them():
-    options = replace(OPTIONS, every_batch=True)
+    options = replace(OPTIONS, one_stage_per_batch=True)
     plan = planned(options)
     assert plan.stages[1].batches == (64, 96) and plan.stages[0].batches == (32,)
     assert plan.stages[-1].batches == (512,)
@@ -95,51 +95,51 @@ def test_stages_that_run_every_batch_divide_each_of_them():
 
 
 def test_one_vocabulary_for_stages_that_go_on_from_each_other():
-    assert space_of(setting(), RampOptions()).most_tp == 4
-    assert space_of(setting(), RampOptions(every_batch=True)).most_tp == 1
-    assert space_of(setting(), RampOptions(most_tp=2)).most_tp == 2
-    llama = setting_of(EstimateRequest("llama31-8b", "H100", 8), shipped())
-    assert space_of(llama, RampOptions(every_batch=True)).most_tp == 8
+    assert search_space(setting(), RampOptions()).max_tp == 4
+    assert search_space(setting(), RampOptions(one_stage_per_batch=True)).max_tp == 1
+    assert search_space(setting(), RampOptions(max_tp=2)).max_tp == 2
+    llama = ramp_context(EstimateRequest("llama31-8b", "H100", 8), shipped())
+    assert search_space(llama, RampOptions(one_stage_per_batch=True)).max_tp == 8
 
 
 def test_stages_double_where_none_are_given():
-    assert [stage.batch for stage in stages_of(setting(), RampOptions())] == list(STAGES)
+    assert [stage.batch for stage in planned_stages(setting(), RampOptions())] == list(STAGES)
 
 
 def test_a_training_has_an_end():
-    with pytest.raises(UserError, match="is no finite number"):
-        stages_of(setting(), RampOptions(tokens=float("inf")))
+    with pytest.raises(UserError, match="is not a finite number"):
+        planned_stages(setting(), RampOptions(tokens=float("inf")))
 
 
 def test_a_recipe_without_a_ramp_up_needs_stages_and_samples():
-    plain = setting_of(EstimateRequest("llama31-8b", "H100", 8, tokens=1e9), shipped())
+    plain = ramp_context(EstimateRequest("llama31-8b", "H100", 8, tokens=1e9), shipped())
     with pytest.raises(UserError, match="has no ramp-up"):
-        stages_of(plain, RampOptions())
+        planned_stages(plain, RampOptions())
     with pytest.raises(UserError, match="how long a stage lasts"):
-        stages_of(plain, RampOptions((64, 128)))
-    stages = stages_of(plain, RampOptions((64, 128), samples=(6400,), tokens=8192 * 19_200))
+        planned_stages(plain, RampOptions((64, 128)))
+    stages = planned_stages(plain, RampOptions((64, 128), samples=(6400,), tokens=8192 * 19_200))
     assert [stage.steps for stage in stages] == [100, 100]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (RampOptions((16, 512)), "from 32 on"),
-        (RampOptions((64, 32)), "rise"),
-        (RampOptions((32, 64), samples=(1, 2, 3)), "3 numbers of samples"),
+        (RampOptions((16, 512)), "from 32 to"),
+        (RampOptions((64, 32)), "increase"),
+        (RampOptions((32, 64), samples=(1, 2, 3)), "3 sample counts"),
     ],
 )
 def test_stages_that_cannot_be_are_refused(options: RampOptions, message: str):
     with pytest.raises(UserError, match=message):
-        stages_of(setting(), options)
+        planned_stages(setting(), options)
 
 
 def test_a_model_that_fits_nowhere_is_refused():
     fp16 = ("training.dtype=fp16",)
     question = EstimateRequest("llama31-405b", "V100-16GB", 4, overrides=fp16, devices_per_node=4)
-    huge = setting_of(question, shipped())
+    huge = ramp_context(question, shipped())
     with pytest.raises(UserError, match="no layout that fits on up to 1 node "):
-        plan_ramp_up(huge, RampOptions((32,), most_nodes=1, samples=(100,)))
+        plan_ramp_up(huge, RampOptions((32,), max_nodes=1, samples=(100,)))
 
 
 def test_an_endless_training_has_no_days():

@@ -49,17 +49,17 @@ def test_axes_may_stand_in_the_table_in_any_order_of_lines(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "holds no line"),
-        ("nodes,batch\n", "holds no line"),
+        ("", "contains no schedule line"),
+        ("nodes,batch\n", "contains no schedule line"),
         ("BS,MBS\n32,1\n", "has no column nodes"),
         ("nodes,batch\n1\n", "schedule:2: has 1 cell under 2 columns"),
-        ("nodes,batch\nmany,32\n", "schedule:2: holds something else"),
-        ("nodes,batch\n0,32\n", "numbers from 1 on"),
-        ("nodes,batch,tp\n1,32,1.5\n", "numbers from 1 on"),
+        ("nodes,batch\nmany,32\n", "schedule:2: contains a value"),
+        ("nodes,batch\n0,32\n", "not a number from 1"),
+        ("nodes,batch,tp\n1,32,1.5\n", "not a number from 1"),
         ("nodes,batch,recompute\n1,32,some\n", "schedule:2: recompute"),
         ("nodes,batch,tp\n1,32,-2\n", "schedule:2: tp"),
         ("nodes,batch\n1,32\n2,32\n", "batch 32 twice"),
-        ("nodes,NNODES,batch\n1,2,32\n", "schedule:1: has nodes in two columns"),
+        ("nodes,NNODES,batch\n1,2,32\n", "schedule:1: has two columns nodes"),
     ],
 )
 def test_what_is_no_schedule_is_refused_with_the_line(tmp_path: Path, text: str, message: str):

@@ -6,11 +6,11 @@ import pytest
 
 from paceline.core.training import RampUp
 from paceline.layouts.rampup.timing import (
+    BatchSteps,
     RampStage,
-    Stretch,
     doublings,
-    given_stages,
-    stages_of_ramp_up,
+    stages_from_batches,
+    stages_from_ramp_up,
 )
 
 BIGSCIENCE = RampUp(start=32, increment=32, samples=2_000_000)
@@ -33,13 +33,13 @@ def test_every_batch_takes_the_steps_that_the_trainer_takes(ramp_up: RampUp):
     batches = [ramp_up.start, 64, 256, 544]
     last = max(b for b in range(ramp_up.start, 545, ramp_up.increment))
     batches[-1] = last
-    stages = stages_of_ramp_up(ramp_up, last, batches, 3_000_000, every_batch=True)
-    steps = {s.batch: s.steps for stage in stages for s in stage.stretches}
+    stages = stages_from_ramp_up(ramp_up, last, batches, 3_000_000, one_stage_per_batch=True)
+    steps = {s.batch: s.steps for stage in stages for s in stage.parts}
     assert steps == trainer_steps(ramp_up, last, 3_000_000)
 
 
 def test_a_stage_keeps_its_batch_until_the_ramp_up_has_come_to_the_next():
-    stages = stages_of_ramp_up(BIGSCIENCE, 512, BATCHES, 1e7)
+    stages = stages_from_ramp_up(BIGSCIENCE, 512, BATCHES, 1e7)
     assert [stage.batches for stage in stages] == [[32], [64], [128], [256], [512]]
     ends = [133_334, 3 * 133_333.34, 7 * 133_333.34, 2_000_000, 1e7]
     behind = 0
@@ -50,41 +50,43 @@ def test_a_stage_keeps_its_batch_until_the_ramp_up_has_come_to_the_next():
 
 
 def test_a_first_stage_above_the_start_takes_over_what_lies_before():
-    stages = stages_of_ramp_up(BIGSCIENCE, 512, [128, 512], 4e6)
+    stages = stages_from_ramp_up(BIGSCIENCE, 512, [128, 512], 4e6)
     assert stages[0].samples == pytest.approx(2e6, abs=128)
 
 
 def test_a_last_stage_below_the_whole_batch_keeps_its_batch_to_the_end():
-    stages = stages_of_ramp_up(BIGSCIENCE, 512, [32, 128], 4e6)
+    stages = stages_from_ramp_up(BIGSCIENCE, 512, [32, 128], 4e6)
     assert [stage.batches for stage in stages] == [[32], [128]]
     assert stages[0].samples == pytest.approx(4e5, abs=32)
-    assert stages_of_ramp_up(BIGSCIENCE, 512, [32, 128], 4e6, True)[1].batches[-1] == 512
+    assert stages_from_ramp_up(BIGSCIENCE, 512, [32, 128], 4e6, True)[1].batches[-1] == 512
 
 
 @pytest.mark.parametrize("batches", [[16, 512], [64, 32, 512], [32, 32], [32, 1024]])
 def test_batches_outside_the_ramp_up_or_out_of_order_are_refused(batches: list[int]):
-    with pytest.raises(ValueError, match="from 32 on to at most 512"):
-        stages_of_ramp_up(BIGSCIENCE, 512, batches, 4e6)
+    with pytest.raises(ValueError, match="from 32 to at most 512"):
+        stages_from_ramp_up(BIGSCIENCE, 512, batches, 4e6)
 
 
 def test_a_training_of_unknown_length_has_a_last_stage_of_unknown_length():
-    last = stages_of_ramp_up(BIGSCIENCE, 512, BATCHES, None)[-1]
-    assert last == RampStage((Stretch(512, None),)) and last.steps is None and last.samples is None
-    assert given_stages([32, 64], [1000], None)[-1].steps is None
+    last = stages_from_ramp_up(BIGSCIENCE, 512, BATCHES, None)[-1]
+    assert (
+        last == RampStage((BatchSteps(512, None),)) and last.steps is None and last.samples is None
+    )
+    assert stages_from_batches([32, 64], [1000], None)[-1].steps is None
 
 
 def test_a_training_that_ends_inside_the_ramp_up_has_no_later_steps():
-    stages = stages_of_ramp_up(BIGSCIENCE, 512, BATCHES, 200_000)
+    stages = stages_from_ramp_up(BIGSCIENCE, 512, BATCHES, 200_000)
     assert [stage.steps for stage in stages] == [4167, 1042, 0, 0, 0]
 
 
 def test_samples_are_given_once_for_all_or_for_each():
-    assert [s.steps for s in given_stages([32, 64, 128], [6400], 25_600)] == [200, 100, 100]
-    assert [s.steps for s in given_stages([32, 64], [100, 640], None)] == [4, 10]
-    with pytest.raises(ValueError, match="3 numbers of samples for 5 stages"):
-        given_stages(BATCHES, [1, 2, 3], None)
-    with pytest.raises(ValueError, match="rise"):
-        given_stages([64, 32], [100], None)
+    assert [s.steps for s in stages_from_batches([32, 64, 128], [6400], 25_600)] == [200, 100, 100]
+    assert [s.steps for s in stages_from_batches([32, 64], [100, 640], None)] == [4, 10]
+    with pytest.raises(ValueError, match="3 sample counts for 5 stages"):
+        stages_from_batches(BATCHES, [1, 2, 3], None)
+    with pytest.raises(ValueError, match="increase"):
+        stages_from_batches([64, 32], [100], None)
 
 
 @pytest.mark.parametrize(

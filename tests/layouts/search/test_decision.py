@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from paceline.layouts.search.decision import (
-    MOST_RUNS,
+    MAX_RUNS_PER_LAYOUT,
     SearchState,
-    best_of,
-    close_to,
     decide,
     expected_improvement,
-    to_repeat,
-    worth_trying,
+    fastest_row,
+    promising_rows,
+    rows_close_to,
+    rows_to_repeat,
 )
 from paceline.layouts.search.residuals import Posterior
 
@@ -58,7 +58,7 @@ def test_odds_of_running_out_of_memory_lower_the_interest():
 def test_it_stops_when_no_optimistic_bound_beats_the_best():
     move = decide(state([1.0, 1.2, 1.3], 0.05, measured={0: [1.0]}))
     assert (move.row, move.why) == (None, "bound")
-    assert worth_trying(state([1.0, 1.4, 1.6], 0.2, measured={0: [1.0]})).tolist() == [
+    assert promising_rows(state([1.0, 1.4, 1.6], 0.2, measured={0: [1.0]})).tolist() == [
         False,
         True,
         False,
@@ -79,11 +79,13 @@ def test_a_spent_budget_is_no_reason_where_nothing_was_left_to_do():
 
 def test_layouts_that_are_close_are_measured_again_in_turn():
     measured = {0: [1.0], 1: [1.005], 2: [1.3]}
-    assert to_repeat(measured, {0: 1, 1: 1, 2: 1}, 0.01) == [0, 1]
-    assert to_repeat(measured, {0: 2, 1: 1, 2: 1}, 0.01) == [1, 0]
-    assert to_repeat(measured, {0: MOST_RUNS, 1: MOST_RUNS, 2: 1}, 0.01) == []
-    assert to_repeat({0: [1.0], 2: [1.3]}, {0: 1, 2: 1}, 0.01) == []
-    assert to_repeat({}, {}, 0.01) == []
+    assert rows_to_repeat(measured, {0: 1, 1: 1, 2: 1}, 0.01) == [0, 1]
+    assert rows_to_repeat(measured, {0: 2, 1: 1, 2: 1}, 0.01) == [1, 0]
+    assert (
+        rows_to_repeat(measured, {0: MAX_RUNS_PER_LAYOUT, 1: MAX_RUNS_PER_LAYOUT, 2: 1}, 0.01) == []
+    )
+    assert rows_to_repeat({0: [1.0], 2: [1.3]}, {0: 1, 2: 1}, 0.01) == []
+    assert rows_to_repeat({}, {}, 0.01) == []
 
 
 def test_a_fifth_of_the_runs_is_kept_for_that():
@@ -96,8 +98,8 @@ def test_a_fifth_of_the_runs_is_kept_for_that():
 
 
 def test_the_best_is_the_one_with_the_smallest_median():
-    assert best_of({3: [1.0, 5.0, 1.2], 4: [1.1], 5: [2.0]}) == 4 and best_of({}) is None
-    assert close_to(4, {4: [1.1], 3: [1.11], 5: [2.0]}, 0.01) == [3]
+    assert fastest_row({3: [1.0, 5.0, 1.2], 4: [1.1], 5: [2.0]}) == 4 and fastest_row({}) is None
+    assert rows_close_to(4, {4: [1.1], 3: [1.11], 5: [2.0]}, 0.01) == [3]
 
 
 def test_expected_improvement_against_draws():

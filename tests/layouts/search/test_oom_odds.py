@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.estimate.model.case import Floats
-from paceline.layouts.search.memory import odds_after
+from paceline.layouts.search.memory import p_oom_after_runs
 
 NEEDED = 80e9 * np.array([0.3, 0.5, 0.7, 0.8, 0.9, 1.3])
 BEFORE = np.array([0.0, 0.0, 0.0, 0.01, 0.15, 1.0])
@@ -14,7 +14,9 @@ KNOWN, UNKNOWN = np.full(6, 80e9), np.full(6, np.inf)
 
 
 def odds(limit: Floats, **ended: bool) -> Floats:
-    return odds_after(NEEDED, limit, {int(row[1:]): out for row, out in ended.items()}, BEFORE)
+    return p_oom_after_runs(
+        NEEDED, limit, {int(row[1:]): out for row, out in ended.items()}, BEFORE
+    )
 
 
 def test_until_one_has_run_out_the_estimate_stands():
@@ -40,10 +42,10 @@ def test_each_that_runs_out_moves_the_limit_down():
 
 def test_one_that_runs_out_far_below_the_limit_says_little_of_the_others():
     needed = np.concatenate([[80e9 * 0.1], NEEDED])
-    others = odds_after(needed, np.full(7, 80e9), {0: True, 3: False, 4: False}, np.zeros(7))
+    others = p_oom_after_runs(needed, np.full(7, 80e9), {0: True, 3: False, 4: False}, np.zeros(7))
     assert others[1:4].max() < 0.1
 
 
 def test_where_no_need_is_known_nothing_is_said_of_others():
     before = np.zeros(3)
-    assert odds_after(np.ones(3), np.full(3, np.inf), {0: True}, before) is before
+    assert p_oom_after_runs(np.ones(3), np.full(3, np.inf), {0: True}, before) is before

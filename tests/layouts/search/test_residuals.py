@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.estimate.fit.interval import Z80
-from paceline.layouts.search.residuals import SHARED_SD, LayoutPrior, Posterior, believe
+from paceline.layouts.search.residuals import SHARED_SD, LayoutPrior, Posterior, posterior_after
 
 GRID = np.array([[a, b] for a in range(4) for b in range(4)], dtype=float)
 """Two axes of four values."""
@@ -17,11 +17,11 @@ def prior(predicted: float = 1.0, loadings: int = 1) -> LayoutPrior:
 
 
 def after(rows: list[int], seconds: np.ndarray, expected: LayoutPrior | None = None) -> Posterior:
-    return believe(expected or prior(), rows, np.log(seconds[rows]))
+    return posterior_after(expected or prior(), rows, np.log(seconds[rows]))
 
 
 def test_before_any_run_the_prediction_stands_with_wide_bounds():
-    belief = believe(prior(2.0), [], np.array([]))
+    belief = posterior_after(prior(2.0), [], np.array([]))
     assert np.allclose(np.exp(belief.mean), 2.0) and (belief.sd > SHARED_SD).all()
 
 
@@ -55,7 +55,8 @@ def test_repeats_narrow_the_doubt_about_their_layout():
 def test_noise_is_learned_from_repeats():
     random, rows = np.random.default_rng(0), [r for r in range(16) for _ in range(3)]
     calm, noisy = (
-        believe(prior(), rows, random.normal(0, sd, len(rows))).noise_sd for sd in (0.003, 0.05)
+        posterior_after(prior(), rows, random.normal(0, sd, len(rows))).noise_sd
+        for sd in (0.003, 0.05)
     )
     assert calm < 0.01 < 0.025 < noisy
 

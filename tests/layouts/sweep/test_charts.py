@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.core.layout import Layout
 from paceline.layouts.sweep.charts import front_chart
-from paceline.layouts.sweep.result import Prediction, SweepResult, SweepRow, marked
+from paceline.layouts.sweep.result import Prediction, SweepResult, SweepRow, mark_rows
 from paceline.report.theme import EXPORT, ON_PAGE
 
 EXPECTED = Prediction(
@@ -37,7 +37,7 @@ def result(*rows: SweepRow) -> SweepResult:
         recipe="r",
         dimensions={"layout.micro_batch": ("1",)},
         flops_convention="six-n",
-        rows=marked(rows),
+        rows=mark_rows(rows),
     )
 
 

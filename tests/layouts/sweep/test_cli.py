@@ -145,7 +145,10 @@ def test_ctrl_c_keeps_what_has_ended(tmp_path: Path):
     document = json.loads(output)
     assert process.returncode == 4, errors
     assert document["interrupted"] and [r["status"] for r in document["rows"]] == ["waiting"] * 2
-    assert document["go_on"].startswith("paceline sweep tiny-llama") and "Traceback" not in errors
+    assert (
+        document["resume_command"].startswith("paceline sweep tiny-llama")
+        and "Traceback" not in errors
+    )
 
 
 def outcome(*statuses: str, interrupted: bool = False) -> SweepResult:
@@ -189,7 +192,7 @@ def test_where_nothing_ran_no_convention_of_flops_is_named(capsys: pytest.Captur
     emit(sweep_document(refused), TableFormat.text)
     assert "TFLOP/s of a device" not in capsys.readouterr().out
     emit(sweep_document(outcome("oom")), TableFormat.text)
-    assert "recomputation counted (six-n+recompute)" in capsys.readouterr().out
+    assert "including recomputation (six-n+recompute)" in capsys.readouterr().out
 
 
 def test_failed_runs_have_an_x_for_people_and_nothing_in_csv(capsys: pytest.CaptureFixture[str]):

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.layouts.sweep.plan import MOST, Dimension, combinations, dimensions, split_list
+from paceline.layouts.sweep.plan import (
+    MAX_COMBINATIONS,
+    Dimension,
+    combinations,
+    dimensions,
+    split_list,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +51,7 @@ def test_named_options_and_lists_of_set_vary_and_single_values_do_not():
 def test_short_names_of_fields_are_found_in_set_as_well():
     varied, _ = dimensions({}, ["lr=1e-3,1e-4", "zero_stage=0,1"])
     assert [dimension.field for dimension in varied] == ["training.lr", "layout.zero_stage"]
-    assert [dimension.short for dimension in varied] == ["lr", "zero"]
+    assert [dimension.short_name for dimension in varied] == ["lr", "zero"]
 
 
 def test_a_value_given_twice_runs_once():
@@ -57,14 +63,14 @@ def test_a_value_given_twice_runs_once():
     ("named", "overrides", "words"),
     [
         ({}, [], "nothing to vary; allowed"),
-        ({"tp": "1..4"}, ["steps=8"], r"nothing to vary: tp 1\.\.4 is one value each"),
+        ({"tp": "1..4"}, ["steps=8"], r"nothing to vary: tp 1\.\.4 is a single value"),
         ({"tp": "1,"}, [], "empty value"),
         ({"tp": "1,2"}, ["layout.tp=3,4"], "given twice"),
         ({}, ["stpes=1,2"], "did you mean 'steps'"),
         (
             {"tp": ",".join(map(str, range(1, 60))), "pp": ",".join(map(str, range(1, 60)))},
             [],
-            f"at most {MOST:,}",
+            f"at most {MAX_COMBINATIONS:,}",
         ),
     ],
 )

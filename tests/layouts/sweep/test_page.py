@@ -28,12 +28,12 @@ def three(**fields: Any) -> SweepResult:
 
 
 def test_the_page_has_the_table_both_charts_and_the_answer():
-    page = page_of(three(sentences=("best: mbs 2",), halted="job 7 has ended"))
+    page = page_of(three(sentences=("best: mbs 2",), halt_reason="job 7 has ended"))
     for text in (
         "best: mbs 2",
         "OOM: no room",
-        "Speed and memory",
-        "Predicted against measured",
+        "Throughput and memory",
+        "Predicted vs measured step time",
         "Not all has run:",
         'id="chart-front"',
         'id="chart-agreement"',
@@ -44,7 +44,7 @@ def test_the_page_has_the_table_both_charts_and_the_answer():
 
 
 def test_nothing_that_a_user_wrote_becomes_html():
-    named = three(name=HOSTILE, recipe=HOSTILE, halted=HOSTILE, sentences=(HOSTILE,))
+    named = three(name=HOSTILE, recipe=HOSTILE, halt_reason=HOSTILE, sentences=(HOSTILE,))
     cells = tuple(
         row.model_copy(update={"reason": HOSTILE, "settings": {HOSTILE: HOSTILE}})
         for row in named.rows

@@ -14,7 +14,13 @@ from paceline.core.hosts import Host, expand
 from paceline.files.run_folder import read_record, run_folders
 from paceline.layouts.sweep.plan import Sweep, SweepOptions, dimensions, new_sweep
 from paceline.layouts.sweep.result import SweepResult, SweepRow
-from paceline.layouts.sweep.trials import SweepRunner, SweepTask, missing_runs, run_sweep, trials_of
+from paceline.layouts.sweep.trials import (
+    SweepRunner,
+    SweepTask,
+    missing_runs,
+    run_sweep,
+    sweep_trials,
+)
 from paceline.machines.placement import Request, Where
 from paceline.machines.probe import inventory
 from paceline.runs import flow
@@ -64,7 +70,7 @@ def a_sweep(
 def run(sweep: Sweep, root: Path) -> tuple[SweepResult, Silent]:
     observer = Silent()
     command = ["paceline", "sweep", "tiny-gpt"]
-    return run_sweep(sweep, trials_of(sweep, root), root, command, observer), observer
+    return run_sweep(sweep, sweep_trials(sweep, root), root, command, observer), observer
 
 
 def statuses(result: SweepResult) -> list[str]:
@@ -86,7 +92,7 @@ def test_what_a_lost_host_broke_off_runs_elsewhere(tmp_path: Path, fleet: Fleet)
     fleet.down = {"n2"}
     fleet.dying = {"n3"}
     result, observer = run(a_sweep(), tmp_path)
-    assert statuses(result) == ["ok"] * 4 and result.halted is None
+    assert statuses(result) == ["ok"] * 4 and result.halt_reason is None
     assert observer.lost_slots.keys() <= {"n2", "n3"}
     good = [
         record for folder in run_folders(tmp_path) if (record := read_record(folder)).status == "ok"
@@ -97,23 +103,28 @@ def test_what_a_lost_host_broke_off_runs_elsewhere(tmp_path: Path, fleet: Fleet)
 def test_without_a_whole_part_it_ends_and_the_same_command_goes_on(tmp_path: Path, fleet: Fleet):
     fleet.down = {"n1", "n2"}
     result, observer = run(a_sweep("n[1-2]"), tmp_path)
-    assert result.halted and result.halted.startswith("no part of the hosts is whole any more: n")
-    assert set(observer.lost_slots) == {"n1", "n2"} and result.go_on == "paceline sweep tiny-gpt"
+    assert result.halt_reason and result.halt_reason.startswith(
+        "no part of the hosts is whole any more: n"
+    )
+    assert (
+        set(observer.lost_slots) == {"n1", "n2"}
+        and result.resume_command == "paceline sweep tiny-gpt"
+    )
     assert "ok" not in statuses(result)
     fleet.down = set()
     again, _ = run(a_sweep("n[1-2]"), tmp_path)
-    assert statuses(again) == ["ok"] * 4 and again.halted is None
+    assert statuses(again) == ["ok"] * 4 and again.halt_reason is None
 
 
 def test_without_parts_a_lost_host_ends_it_after_a_second_try(tmp_path: Path, fleet: Fleet):
     fleet.dying = {"n2"}
     result, observer = run(a_sweep("n[1-2]", nodes_per_trial=None), tmp_path)
     assert [read_record(folder).status for folder in run_folders(tmp_path)] == ["failed"] * 2
-    assert len(fleet.runs) == 2 and result.halted and list(observer.lost_slots) == ["n[1-2]"]
-    assert statuses(result) == ["failed", "waiting", "waiting", "waiting"] and result.go_on
+    assert len(fleet.runs) == 2 and result.halt_reason and list(observer.lost_slots) == ["n[1-2]"]
+    assert statuses(result) == ["failed", "waiting", "waiting", "waiting"] and result.resume_command
     fleet.dying = set()
     again, _ = run(a_sweep("n[1-2]", nodes_per_trial=None), tmp_path)
-    assert statuses(again) == ["ok"] * 4 and again.halted is None
+    assert statuses(again) == ["ok"] * 4 and again.halt_reason is None
 
 
 def test_a_host_that_is_back_at_once_costs_one_try(tmp_path: Path, fleet: Fleet):
@@ -129,8 +140,8 @@ def test_the_end_of_the_allocation_keeps_what_is_finished(
     fleet.broken = "the allocation ended"
     monkeypatch.setattr("paceline.runs.tasks.runner.allocation_fault", lambda _: "job 7 has ended")
     result, _ = run(a_sweep(allocation="7"), tmp_path)
-    assert result.halted == "job 7 has ended" and "ok" not in statuses(result)
-    assert len(fleet.runs) <= 4 and result.go_on
+    assert result.halt_reason == "job 7 has ended" and "ok" not in statuses(result)
+    assert len(fleet.runs) <= 4 and result.resume_command
     fleet.broken = None
     again, _ = run(a_sweep(allocation="8"), tmp_path)
     assert again.name == result.name and statuses(again) == ["ok"] * 4
@@ -141,6 +152,6 @@ def test_a_stop_ends_what_runs_on_every_part(tmp_path: Path, fleet: Fleet):
     sweep = a_sweep("n[1-2]")
     runner = SweepRunner(Silent(), tmp_path, ["paceline"], slots=sweep.slots, sweep=sweep)
     Timer(1.5, runner.stop.set).start()
-    runner.run_tasks(missing_runs(sweep, trials_of(sweep, tmp_path)))
+    runner.run_tasks(missing_runs(sweep, sweep_trials(sweep, tmp_path)))
     assert len(fleet.handles) == 2 and all(handle.stopped for handle in fleet.handles)
     assert {read_record(folder).status for folder in run_folders(tmp_path)} == {"cancelled"}

@@ -12,7 +12,7 @@ from paceline.estimate.calibrate.lookup import GivenEvidence
 from paceline.estimate.estimates import MAX_P_OOM_TO_RUN
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.model.case import Implementation
-from paceline.layouts.sweep.plan import Choice, Sweep, SweepOptions, dimensions, new_sweep
+from paceline.layouts.sweep.plan import Combination, Sweep, SweepOptions, dimensions, new_sweep
 from paceline.machines.placement import Request
 from paceline.machines.probe import inventory
 from tests.estimate.given import SHIPPED
@@ -51,15 +51,15 @@ def planned(
     return new_sweep(options, SHIPPED)
 
 
-def labels(choices: list[Choice]) -> list[str]:
+def labels(choices: list[Combination]) -> list[str]:
     return [" ".join(choice.settings.values()) for choice in choices]
 
 
-def labelled(sweep: Sweep) -> list[tuple[str, Choice]]:
+def labelled(sweep: Sweep) -> list[tuple[str, Combination]]:
     return [(" ".join(choice.settings.values()), choice) for choice in sweep.choices]
 
 
-def running(sweep: Sweep) -> list[Choice]:
+def running(sweep: Sweep) -> list[Combination]:
     return [choice for choice in sweep.choices if choice.runs]
 
 
@@ -92,7 +92,7 @@ def test_another_model_is_no_faster_layout(tmp_path: Path):
 
 def test_what_cannot_run_is_listed_last_with_the_reason():
     sweep = planned(tp="1,3", mbs="1,3")
-    refused = {" ".join(c.settings.values()): c.refused for c in sweep.choices if not c.runs}
+    refused = {" ".join(c.settings.values()): c.refusal for c in sweep.choices if not c.runs}
     assert labels(running(sweep)) == ["1 1"] and len(refused) == 3
     assert "does not divide 4 devices" in (refused["3 1"] or "")
     assert "is not a multiple of dp 4 x micro_batch 3" in (refused["1 3"] or "")
@@ -134,7 +134,7 @@ def test_the_batch_does_not_grow_in_a_sweep_unless_that_is_asked_for():
 def test_two_ways_to_write_the_same_run_give_one_run():
     sweep = planned(sets=("lr=1e-3,0.001",))
     assert len(running(sweep)) == 1
-    assert [choice.refused for choice in sweep.choices] == [None, "runs the same as another"]
+    assert [choice.refusal for choice in sweep.choices] == [None, "runs the same as another"]
 
 
 def on_v100(tmp_path: Path, **named: Any) -> Sweep:
@@ -158,8 +158,8 @@ def test_what_may_run_out_of_memory_runs_last_and_what_surely_does_is_pruned(tmp
     sweep = on_v100(tmp_path, **of)
     odds = [c.prediction.p_oom > 0.5 for c in running(sweep) if c.prediction]
     assert odds == sorted(odds)
-    pruned = [choice for choice in sweep.choices if choice.pruned]
-    assert pruned and all("out of memory with" in (choice.pruned or "") for choice in pruned)
+    pruned = [choice for choice in sweep.choices if choice.prune_reason]
+    assert pruned and all("out of memory with" in (choice.prune_reason or "") for choice in pruned)
     everything = on_v100(tmp_path, **of, prune=False)
     assert len(running(everything)) == len(running(sweep)) + len(pruned)
 
@@ -172,12 +172,12 @@ def test_the_row_of_the_study_that_barely_ran_is_no_longer_lost(tmp_path: Path):
     own, megatron = planned("gpt-1b3", **of), planned("gpt-1b3", **of, stack="softmax")
     rows = [next(c for c in labelled(sweep) if c[0] == "1 1")[1] for sweep in (own, megatron)]
     # The native trainer keeps fp32 weights and gradients: 20 GiB of the 15.8 that there are.
-    assert rows[1].runs and (rows[0].pruned or "").startswith("out of memory")
+    assert rows[1].runs and (rows[0].prune_reason or "").startswith("OOM probability")
     expected = rows[1].prediction
     assert expected and expected.memory == "borderline" and 20 < expected.step_time_s < 38
     strict = planned("gpt-1b3", **of, prune_above=0.5)
-    pruned = [choice for choice in strict.choices if choice.pruned]
-    assert pruned and all("above --prune-above 0.5" in (c.pruned or "") for c in pruned)
+    pruned = [choice for choice in strict.choices if choice.prune_reason]
+    assert pruned and all("above --prune-above 0.5" in (c.prune_reason or "") for c in pruned)
     assert all(choice.prediction and choice.prediction.p_oom > 0.5 for choice in pruned)
 
 
@@ -196,7 +196,7 @@ def test_a_sweep_of_the_same_recipe_has_the_same_name_and_groups_by_content():
 
 @pytest.mark.parametrize("name", ["a/b", "last", "", ".x"])
 def test_a_name_that_is_no_folder_is_refused(name: str):
-    with pytest.raises(UserError, match="cannot name a sweep"):
+    with pytest.raises(UserError, match="is not a valid sweep name"):
         planned(mbs="1,2", name=name)
 
 

@@ -18,7 +18,7 @@ from paceline.estimate.request import EstimateRequest
 from paceline.estimate.single_estimate import estimate
 from paceline.files.documents import write_value
 from paceline.layouts.sweep import prediction
-from paceline.layouts.sweep.prediction import hopeless, predict
+from paceline.layouts.sweep.prediction import predict, prune_reasons
 from paceline.layouts.sweep.result import Prediction
 from tests.estimate.given import SHIPPED
 from tests.example import make_spec
@@ -129,7 +129,7 @@ def test_a_calibrated_processor_has_expectations_that_follow_its_measured_rate(
     narrow = run.model_copy(update={"training": run.training.model_copy(update={"dtype": "bf16"})})
     write_value(file_of("cpu", run.training.dtype), calibrated(ranks, 1))
     assert len(predict([run, run], None)) == 2
-    with pytest.raises(UserError, match="these runs have several"):
+    with pytest.raises(UserError, match="these runs use several"):
         predict([run, narrow], None)
 
 
@@ -165,20 +165,20 @@ def test_the_devices_own_context_counts(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_surely_runs_out_of_memory_is_hopeless_with_its_need():
-    first, second = hopeless(
+    first, second = prune_reasons(
         [expected(), expected(p_oom=0.99, memory_bytes=100 * 2**30)], [1, 1], 80 * 2**30
     )
     assert first is None
     assert second == (
-        "out of memory with 99%, above --prune-above 0.95: needs about 100.00 GiB of 80.00 GiB"
+        "OOM probability 99%, above --prune-above 0.95: needs about 100.00 GiB of 80.00 GiB"
     )
 
 
 def test_the_bound_of_pruning_is_the_one_that_was_asked_for():
     borderline = [expected(), expected(p_oom=0.4)]
-    assert hopeless(borderline, [1, 1], None) == [None, None]
-    _, why = hopeless(borderline, [1, 1], None, prune_above=0.25)
-    assert why is not None and why.startswith("out of memory with 40%, above --prune-above 0.25")
+    assert prune_reasons(borderline, [1, 1], None) == [None, None]
+    _, why = prune_reasons(borderline, [1, 1], None, prune_above=0.25)
+    assert why is not None and why.startswith("OOM probability with 40%, above --prune-above 0.25")
 
 
 def test_another_stack_has_its_own_times_and_memory():
@@ -196,23 +196,23 @@ def test_another_stack_has_its_own_times_and_memory():
     )
     assert megatron.step_time_s == pytest.approx(alone.step_time_s)
     assert megatron.memory_bytes == alone.memory_bytes.device_used != own.memory_bytes
-    with pytest.raises(UserError, match="is of GPUs"):
+    with pytest.raises(UserError, match="applies to GPUs only"):
         predict([make_spec()], SHIPPED, "softmax")
 
 
 def test_what_is_slower_at_its_best_than_twice_the_fastest_at_its_worst_is_hopeless():
-    assert hopeless([expected(1.0), expected(2.4)], [1, 1], None) == [None, None]
-    _, why = hopeless([expected(1.0), expected(2.6)], [1, 1], None)
-    assert why is not None and "times as slow as the fastest" in why
+    assert prune_reasons([expected(1.0), expected(2.4)], [1, 1], None) == [None, None]
+    _, why = prune_reasons([expected(1.0), expected(2.6)], [1, 1], None)
+    assert why is not None and "times slower than the fastest" in why
 
 
 def test_larger_batches_may_take_longer():
-    assert hopeless([expected(1.0), expected(4.0)], [1000, 4000], None) == [None, None]
+    assert prune_reasons([expected(1.0), expected(4.0)], [1000, 4000], None) == [None, None]
 
 
 def test_a_fast_layout_that_will_not_fit_makes_no_other_hopeless():
-    assert hopeless([expected(0.1, p_oom=0.8), expected(1.0)], [1, 1], None) == [None, None]
+    assert prune_reasons([expected(0.1, p_oom=0.8), expected(1.0)], [1, 1], None) == [None, None]
 
 
 def test_without_predictions_nothing_is_hopeless():
-    assert hopeless([None, None], [1, 1], None) == [None, None]
+    assert prune_reasons([None, None], [1, 1], None) == [None, None]

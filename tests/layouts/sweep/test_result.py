@@ -13,9 +13,9 @@ from paceline.layouts.sweep.result import (
     SweepRow,
     figure_fields,
     label,
-    marked,
+    mark_rows,
     sentences,
-    tally,
+    status_counts,
 )
 
 
@@ -39,20 +39,20 @@ def names(rows: tuple[SweepRow, ...], mark: str) -> str:
 
 
 def test_the_best_is_the_fastest_and_of_equals_the_one_with_less_memory():
-    assert names(marked([row("a", 90), row("b", 100), row("c")]), "best") == "b"
-    assert names(marked([row("a", 100, 5.0), row("b", 100, 4.0)]), "best") == "b"
+    assert names(mark_rows([row("a", 90), row("b", 100), row("c")]), "best") == "b"
+    assert names(mark_rows([row("a", 100, 5.0), row("b", 100, 4.0)]), "best") == "b"
 
 
 def test_without_any_speed_nothing_is_marked():
     rows = [row("a"), row("b", status="refused")]
-    assert marked(rows) == tuple(rows)
+    assert mark_rows(rows) == tuple(rows)
     assert list(sentences(rows)) == ["2 combinations: 1 oom, 1 refused"]
 
 
 def test_rows_within_the_margin_or_their_intervals_are_level_with_the_best():
     wide = {"low_s": 8.0, "high_s": 14.0}
-    rows = marked([row("a", 100), row("b", 99.5), row("c", 90), row("d", 90, **wide)])
-    assert names(rows, "level") == "bd"
+    rows = mark_rows([row("a", 100), row("b", 99.5), row("c", 90), row("d", 90, **wide)])
+    assert names(rows, "tied_with_best") == "bd"
 
 
 def repeated(name: str, speed: float, *shares: float) -> SweepRow:
@@ -61,28 +61,28 @@ def repeated(name: str, speed: float, *shares: float) -> SweepRow:
 
 
 def test_the_best_of_repeated_rows_comes_with_its_probability():
-    rows = marked(
+    rows = mark_rows(
         [
             repeated("a", 100, 0.99, 1, 1.01),
             repeated("b", 98.6, 0.99, 1, 1.01),
             repeated("c", 80, 1),
         ]
     )
-    assert names(rows, "level") == "b"
+    assert names(rows, "tied_with_best") == "b"
     chances = [r.p_best or 0.0 for r in rows]
     assert sum(chances) == pytest.approx(1.0) and 0.7 < chances[0] < 0.99 > chances[1] > 0.02
     first = next(sentences(rows))
-    assert f"the fastest with {chances[0]:.0%} probability; not told" in first
+    assert f"the fastest with {chances[0]:.0%} probability; within noise" in first
 
 
 def test_rows_that_ran_once_say_that_nobody_knows_how_sure_the_best_is():
-    rows = marked([repeated("a", 100, 1.0), repeated("b", 90, 1.0)])
+    rows = mark_rows([repeated("a", 100, 1.0), repeated("b", 90, 1.0)])
     assert rows[0].p_best is None
-    assert any("each ran once" in sentence for sentence in sentences(rows))
+    assert any("each layout ran once" in sentence for sentence in sentences(rows))
 
 
 def test_the_front_holds_what_nothing_beats_in_both():
-    rows = marked(
+    rows = mark_rows(
         [
             row("a", 100, 9.0),
             row("b", 80, 5.0),
@@ -97,14 +97,14 @@ def test_the_front_holds_what_nothing_beats_in_both():
 
 
 def test_two_rows_that_are_alike_stand_both_on_the_front():
-    assert names(marked([row("a", 80, 5.0), row("b", 80, 5.0)]), "pareto") == "ab"
+    assert names(mark_rows([row("a", 80, 5.0), row("b", 80, 5.0)]), "pareto") == "ab"
 
 
 def test_sentences_name_the_best_and_count_the_others():
     lines = list(
-        sentences(marked([row("1", 100), row("2", 99.9), row("4"), row("8", status="refused")]))
+        sentences(mark_rows([row("1", 100), row("2", 99.9), row("4"), row("8", status="refused")]))
     )
-    assert lines[0] == "best: tp 1, 100 tokens/s, 10.00 s a step; not told apart from it: tp 2"
+    assert lines[0] == "best: tp 1, 100 tokens/s, 10.00 s per step; within noise of it: tp 2"
     assert lines[1] == "4 combinations: 2 ok, 1 oom, 1 refused"
 
 
@@ -136,7 +136,7 @@ def test_statuses_are_counted_with_answers_first():
         row("d", status="waiting"),
         row("e"),
     ]
-    assert tally(rows) == "5 combinations: 1 ok, 2 oom, 1 waiting, 1 refused"
+    assert status_counts(rows) == "5 combinations: 1 ok, 2 oom, 1 waiting, 1 refused"
 
 
 def test_memory_is_that_of_the_device_where_it_is_known_and_says_its_kind():

@@ -1,4 +1,4 @@
-"""A sweep goes on where it was broken off, and every way to end is a row."""
+"""A sweep goes on where it was interrupted, and every way to end is a row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from paceline.core.errors import SystemFaultError, UserError
 from paceline.files.run_folder import this_controller
 from paceline.layouts.sweep.plan import Sweep, SweepOptions, dimensions, new_sweep
 from paceline.layouts.sweep.result import SweepResult, SweepRow
-from paceline.layouts.sweep.trials import SweepTask, row_of, run_sweep, sweep_result, trials_of
+from paceline.layouts.sweep.trials import (
+    SweepTask,
+    run_sweep,
+    sweep_result,
+    sweep_row,
+    sweep_trials,
+)
 from paceline.machines.placement import Request
 from paceline.machines.probe import inventory
 from paceline.runs import flow
@@ -101,7 +107,7 @@ class Bench:
     ) -> tuple[SweepResult, list[int]]:
         runner = Runner(endings)
         self.monkeypatch.setattr(flow, "run", runner)
-        trials = trials_of(sweep, self.root)
+        trials = sweep_trials(sweep, self.root)
         result = run_sweep(sweep, trials, self.root, ["x", "sweep", "tiny-gpt"], Silent())
         return result, runner.ran
 
@@ -122,7 +128,7 @@ def test_every_combination_becomes_a_row_with_its_figures(bench: Bench):
     assert best is not None and best.settings == {"layout.micro_batch": "4"}
     assert best.step_time_s == pytest.approx(0.25) and best.n and best.dp == best.devices == 1
     assert best.tokens_per_s == pytest.approx(STEP["global_batch"] * STEP["seq_len"] / 0.25)
-    assert result.go_on is None and not result.interrupted
+    assert result.resume_command is None and not result.interrupted
     assert result.sentences[0].startswith("best: mbs 4")
 
 
@@ -131,7 +137,7 @@ def test_lack_of_memory_nan_and_a_time_limit_are_rows_and_the_rest_goes_on(bench
     result, _ = bench.run(a_sweep("1,2,4,8"), lambda mbs, _: endings[mbs])
     assert statuses(result) == ["oom", "nan", "timeout", "ok"]
     assert result.rows[0].reason == "it was oom" and result.rows[0].step_time_s is None
-    assert result.go_on is None and result.best is result.rows[3]
+    assert result.resume_command is None and result.best is result.rows[3]
 
 
 def test_what_has_run_is_not_run_again_and_its_row_is_the_same(bench: Bench):
@@ -156,7 +162,7 @@ def test_another_content_or_another_name_is_measured_anew(bench: Bench):
 def test_runs_of_another_machine_do_not_count(bench: Bench):
     sweep = a_sweep("1,2")
     bench.run(sweep, lambda mbs, _: 1.0)
-    for trial in trials_of(sweep, bench.root):
+    for trial in sweep_trials(sweep, bench.root):
         assert trial.choice.plan and trial.missing(1) == 0
     moved = [
         text
@@ -165,7 +171,7 @@ def test_runs_of_another_machine_do_not_count(bench: Bench):
         and (text := path.write_text(path.read_text().replace(label, "another CPU")))
     ]
     assert len(moved) == 2
-    assert [trial.missing(1) for trial in trials_of(sweep, bench.root)] == [1, 1]
+    assert [trial.missing(1) for trial in sweep_trials(sweep, bench.root)] == [1, 1]
 
 
 def test_ctrl_c_keeps_what_has_ended_and_the_same_command_goes_on(bench: Bench):
@@ -176,9 +182,9 @@ def test_ctrl_c_keeps_what_has_ended_and_the_same_command_goes_on(bench: Bench):
 
     result, _ = bench.run(a_sweep(), endings)
     assert result.interrupted and statuses(result) == ["ok", "waiting", "waiting"]
-    assert result.go_on == "paceline sweep tiny-gpt" and result.best is result.rows[0]
+    assert result.resume_command == "paceline sweep tiny-gpt" and result.best is result.rows[0]
     again, ran = bench.run(a_sweep(), lambda mbs, _: 1.0 / mbs)
-    assert ran == [2, 4] and statuses(again) == ["ok"] * 3 and again.go_on is None
+    assert ran == [2, 4] and statuses(again) == ["ok"] * 3 and again.resume_command is None
 
 
 def test_a_run_that_the_user_stops_ends_the_sweep(bench: Bench):
@@ -244,7 +250,7 @@ def test_a_run_that_another_process_watches_is_not_started_twice(bench: Bench):
         controller=this_controller(),
     )
     with pytest.raises(UserError, match="measured by another process"):
-        trials_of(sweep, bench.root)
+        sweep_trials(sweep, bench.root)
 
 
 def test_a_run_whose_process_is_gone_is_run_again(bench: Bench):
@@ -261,15 +267,17 @@ def test_a_run_whose_process_is_gone_is_run_again(bench: Bench):
         group=sweep.group(plan),
         controller=gone,
     )
-    assert [trial.missing(1) for trial in trials_of(sweep, bench.root)] == [1, 1]
+    assert [trial.missing(1) for trial in sweep_trials(sweep, bench.root)] == [1, 1]
 
 
 def test_refused_combinations_are_rows_without_runs(tmp_path: Path):
     sweep = a_sweep("1,3")
-    trials = trials_of(sweep, tmp_path)
-    refused = row_of(trials[1])
+    trials = sweep_trials(sweep, tmp_path)
+    refused = sweep_row(trials[1])
     assert refused.status == "refused" and "multiple" in (refused.reason or "")
     assert refused.layout.micro_batch == 3 and refused.devices is None and refused.key is None
     assert trials[1].missing(5) == 0
     planned = sweep_result(sweep, trials, interrupted=False, command=["paceline", "sweep"])
-    assert statuses(planned) == ["waiting", "refused"] and planned.go_on == "paceline sweep"
+    assert (
+        statuses(planned) == ["waiting", "refused"] and planned.resume_command == "paceline sweep"
+    )

@@ -16,7 +16,7 @@ def test_a_row_is_flat_with_layout_prediction_and_error():
     (flat,) = table.rows
     assert (flat["tp"], flat["micro_batch"], flat["tokens_per_s"]) == (2, 4, 100.0)
     assert (flat["predicted_s"], flat["prediction_error"]) == (2.0, pytest.approx(1.0))
-    assert flat["runs"] == "a b" and flat["notes"] == "best, on the front, memory borderline"
+    assert flat["runs"] == "a b" and flat["notes"] == "best, on the Pareto front, memory borderline"
     assert not any(isinstance(value, dict) for value in flat.values())
 
 
@@ -31,8 +31,8 @@ def test_a_row_is_flat_with_layout_prediction_and_error():
         (row(1, "waiting"), "waiting"),
         (row(1, "waiting", prediction=EXPECTED), "waiting, memory borderline"),
         (row(1, "ok", 5.0), ""),
-        (row(1, "ok", 5.0, level=True), "level with the best"),
-        (row(1, "ok", 5.0, best=True, pareto=True), "best, on the front"),
+        (row(1, "ok", 5.0, tied_with_best=True), "tied with the best"),
+        (row(1, "ok", 5.0, best=True, pareto=True), "best, on the Pareto front"),
     ],
 )
 def test_notes_say_why_there_is_no_figure_or_what_sets_a_row_apart(noted: SweepRow, words: str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.layouts.tune.search import Budget, read_budget
+from paceline.layouts.tune.search import Budget, parse_budget
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from paceline.layouts.tune.search import Budget, read_budget
     ],
 )
 def test_a_time_or_a_number(text: str, budget: Budget):
-    assert read_budget(text) == budget
+    assert parse_budget(text) == budget
 
 
 @pytest.mark.parametrize(
@@ -43,23 +43,23 @@ def test_a_time_or_a_number(text: str, budget: Budget):
     ],
 )
 def test_what_is_no_budget_is_refused_with_what_is(text: str):
-    with pytest.raises(UserError, match="is no budget") as refused:
-        read_budget(text)
+    with pytest.raises(UserError, match="is not a budget") as refused:
+        parse_budget(text)
     assert "20 trials" in str(refused.value.allowed)
 
 
 def test_runs_are_counted_down():
-    assert [Budget(runs=2).left([1.0] * n) for n in range(4)] == [2, 1, 0, 0]
+    assert [Budget(runs=2).runs_left([1.0] * n) for n in range(4)] == [2, 1, 0, 0]
 
 
 def test_time_is_left_for_as_many_runs_as_take_what_runs_took():
-    assert Budget(seconds=100).left([]) == 1
-    assert Budget(seconds=100).left([10.0, 10.0, 30.0]) == 5
-    assert Budget(seconds=100).left([60.0]) == 0
-    assert Budget(seconds=100).left([99.0, 20.0]) == 0
+    assert Budget(seconds=100).runs_left([]) == 1
+    assert Budget(seconds=100).runs_left([10.0, 10.0, 30.0]) == 5
+    assert Budget(seconds=100).runs_left([60.0]) == 0
+    assert Budget(seconds=100).runs_left([99.0, 20.0]) == 0
 
 
 def test_runs_that_fail_soon_do_not_stretch_it():
     took, whole = [2.0, 2.0, 2.0, 60.0], [60.0]
-    assert Budget(seconds=100).left(took, whole) == 0 < Budget(seconds=100).left(took)
-    assert Budget(seconds=100).left([2.0], []) == 49
+    assert Budget(seconds=100).runs_left(took, whole) == 0 < Budget(seconds=100).runs_left(took)
+    assert Budget(seconds=100).runs_left([2.0], []) == 49

@@ -17,7 +17,7 @@ from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.memory.device_memory import memory
 from paceline.estimate.memory.framework import NATIVE_CPU
 from paceline.estimate.model.machine import machine
-from paceline.layouts.search.space import Space
+from paceline.layouts.search.space import SearchSpace
 from paceline.layouts.tune import candidates
 from paceline.layouts.tune.tuning import SCHEDULES
 from paceline.machines.placement import Request
@@ -25,7 +25,7 @@ from paceline.machines.probe import inventory
 from tests.estimate.calibrate.test_calibration import calibration
 from tests.layouts.sweep.test_prediction import calibrated
 
-SPACE = Space(micro_batches=(1, 2), recompute=("none", "full"), schedules=SCHEDULES)
+SPACE = SearchSpace(micro_batches=(1, 2), recompute=("none", "full"), schedules=SCHEDULES)
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def nothing_measured_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def planned(*overrides: str, recipe: str = "tiny-llama") -> candidates.Candidates:
-    return candidates.candidates(Request(recipe, None, overrides, 2, "cpu"), None, SPACE)
+    return candidates.find_candidates(Request(recipe, None, overrides, 2, "cpu"), None, SPACE)
 
 
 def test_all_of_them_can_be_planned_and_run():
@@ -107,7 +107,7 @@ def test_where_memory_lacks_without_recomputation_alone_budgets_are_candidates(
 
 
 def test_too_few_steps_for_any_figure_are_refused():
-    with pytest.raises(UserError, match="4 steps: give no trial a figure"):
+    with pytest.raises(UserError, match="4 steps: is too few for a result"):
         planned("steps=4")
 
 
@@ -144,12 +144,12 @@ def test_a_file_of_a_processor_brings_its_rates_and_one_of_a_card_is_refused():
     card = own.model_copy(update={"kind": "cuda", "device": "a card"})
     other = own.model_copy(update={"dtype": "bf16"})
     by_file, by_card, in_bf16 = (GivenEvidence(Path("f"), shipped(), f) for f in (own, card, other))
-    assert candidates.candidates(request, None, SPACE).x is None
-    assert candidates.candidates(request, by_file, SPACE).x is not None
+    assert candidates.find_candidates(request, None, SPACE).x is None
+    assert candidates.find_candidates(request, by_file, SPACE).x is not None
     with pytest.raises(UserError, match="f: is of a card, by which cpu cannot be estimated"):
-        candidates.candidates(request, by_card, SPACE)
+        candidates.find_candidates(request, by_card, SPACE)
     with pytest.raises(UserError, match="is in bf16, and the training in fp32; allowed"):
-        candidates.candidates(request, in_bf16, SPACE)
+        candidates.find_candidates(request, in_bf16, SPACE)
 
 
 def test_the_memory_is_that_of_the_trainer_on_cpus(monkeypatch: pytest.MonkeyPatch):
@@ -181,6 +181,6 @@ def test_layouts_are_all_compiled_or_none_and_none_is_lost_by_it():
     assert long.spec.training.compile == "none" and long.num_infeasible == short.num_infeasible
     without = replace(SPACE, schedules=("gpipe", "1f1b"))
     request = Request("tiny-llama", None, ("training.steps=100000",), 2, "cpu")
-    compiled = candidates.candidates(request, None, without)
+    compiled = candidates.find_candidates(request, None, without)
     assert compiled.spec.training.compile == "blocks"
     assert compiled.plan(0).spec.training.compile == "blocks"

@@ -15,7 +15,7 @@ import pytest
 
 from paceline.cli.tune import exit_code
 from paceline.core.layout import Layout
-from paceline.layouts.tune.result import Expected, TuneResult, TuneRow
+from paceline.layouts.tune.result import ExpectedStepTime, TuneResult, TuneRow
 from tests.cli.test_errors import paceline
 from tests.runs.test_flow import SMALL
 
@@ -72,25 +72,29 @@ def test_the_same_command_runs_nothing_again(tuned: tuple[Path, dict[str, Any], 
     runs, document, _ = tuned
     before = sorted(runs.glob("*/run.json"))
     done = paceline(*QUICK, *TRIALS, "--budget", "3 trials", "--format", "md", runs=runs)
-    assert done.returncode == 0 and "3 runs of before" in done.stderr
+    assert done.returncode == 0 and "3 earlier runs" in done.stderr
     assert sorted(runs.glob("*/run.json")) == before
     for row in document["rows"]:
         assert f"| {row['label']} |" in done.stdout
-    assert "- best: " in done.stdout and "never tried:" in done.stdout
+    assert "- best: " in done.stdout and "not tried:" in done.stdout
 
 
 def test_a_dry_run_runs_nothing(tmp_path: Path):
     done = paceline(*QUICK, *TRIALS, "--budget", "10m", "--dry-run", "--json", runs=tmp_path)
     assert done.returncode == 0 and not list(tmp_path.glob("*/run.json"))
     document = json.loads(done.stdout)
-    assert document["rows"] == [] and document["n_layouts"] > 20 and len(document["untried"]) > 0
+    assert (
+        document["rows"] == []
+        and document["n_layouts"] > 20
+        and len(document["untried_layouts"]) > 0
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["--gpus", "2"], 1, "needs --budget"),
-        (["--gpus", "2", "--budget", "ten"], 1, "is no budget"),
+        (["--gpus", "2", "--budget", "ten"], 1, "is not a budget"),
         (["--budget", "10m"], 1, "--gpus"),
         (["--gpus", "2", "--budget", "10m", "--device", "H100"], 1, "is not a device to run on"),
         (["--gpus", "3", "--budget", "10m", "--nodes", "2"], 1, "is not a multiple of the 2 hosts"),
@@ -175,11 +179,11 @@ def test_ctrl_c_ends_the_running_trial_and_says_how_to_go_on(tmp_path: Path):
     assert (
         document["stop"] == "interrupted" and document["rows"] == [] and "Traceback" not in errors
     )
-    assert document["go_on"].startswith("paceline tune tiny-llama")
+    assert document["resume_command"].startswith("paceline tune tiny-llama")
 
 
 def outcome(stop: str, *statuses: str) -> TuneResult:
-    hoped = Expected(step_time_s=1.0, low_s=0.9, high_s=1.1)
+    hoped = ExpectedStepTime(step_time_s=1.0, low_s=0.9, high_s=1.1)
     rows = tuple(
         TuneRow.model_validate(
             {

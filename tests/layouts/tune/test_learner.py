@@ -26,7 +26,7 @@ def some() -> Candidates:
 def test_before_any_run_it_is_the_estimate(some: Candidates):
     learner = Learner(some)
     belief = learner.belief({})
-    assert np.exp(belief.mean) == pytest.approx(some.seconds) and learner.refitted is None
+    assert np.exp(belief.mean) == pytest.approx(some.seconds) and learner.refitted_evidence is None
 
 
 def test_a_machine_that_is_slower_in_all_is_learned_from_two_runs(some: Candidates):
@@ -34,7 +34,7 @@ def test_a_machine_that_is_slower_in_all_is_learned_from_two_runs(some: Candidat
     belief = learner.belief({0: [slower[0]], 7: [slower[7]]})
     assert np.exp(belief.mean) == pytest.approx(slower, rel=0.12)
     assert belief.sd.max() < Learner(some).belief({}).sd.min()
-    assert learner.refitted is not None and learner.refitted.own_rows == 2
+    assert learner.refitted_evidence is not None and learner.refitted_evidence.own_rows == 2
 
 
 def test_what_was_measured_is_believed(some: Candidates):
@@ -48,5 +48,5 @@ def test_without_a_time_model_runs_alone_tell():
     blind = made_up([Layout(tp=tp, sequence_parallel=tp > 1) for tp in (1, 2, 4, 8)], blind=True)
     learner = Learner(blind)
     belief = learner.belief({0: [2.0], 1: [2.4]})
-    assert learner.refitted is None and belief.mean[3] > belief.mean[1] > belief.mean[0]
+    assert learner.refitted_evidence is None and belief.mean[3] > belief.mean[1] > belief.mean[0]
     assert np.exp(belief.mean[0]) == pytest.approx(2.0, rel=0.05)

@@ -18,17 +18,17 @@ from paceline.estimate.model.case import Cases
 from paceline.estimate.request import EstimateRequest
 from paceline.estimate.single_estimate import estimate
 from paceline.layouts.search import space
-from paceline.layouts.search.space import Space
-from paceline.layouts.tune.candidates import settings
-from paceline.layouts.tune.ranking import Ranking, rank
+from paceline.layouts.search.space import SearchSpace
+from paceline.layouts.tune.candidates import layout_overrides
+from paceline.layouts.tune.ranking import Ranking, rank_layouts
 
 QUESTION = EstimateRequest("llama31-70b", "H100-SXM", 64)
-SPACE = Space(micro_batches=(1, 2), recompute=("none", "full"))
+SPACE = SearchSpace(micro_batches=(1, 2), recompute=("none", "full"))
 
 
 @pytest.fixture(scope="module")
 def ranking() -> Ranking:
-    return rank(QUESTION, shipped(), SPACE, top=10_000)
+    return rank_layouts(QUESTION, shipped(), SPACE, top=10_000)
 
 
 def test_the_fastest_that_fits_comes_first(ranking: Ranking):
@@ -47,7 +47,7 @@ def test_every_layout_has_its_interval_and_its_odds(ranking: Ranking):
 
 def test_a_ranked_layout_is_what_estimate_says_of_it(ranking: Ranking):
     best = ranking.layouts[0]
-    alone = estimate(replace(QUESTION, overrides=tuple(settings(best.layout))), shipped())
+    alone = estimate(replace(QUESTION, overrides=tuple(layout_overrides(best.layout))), shipped())
     assert alone.step_time_s == pytest.approx(best.step_time_s)
     assert alone.memory_bytes.device_used == pytest.approx(best.memory_bytes)
     assert alone.p_oom == pytest.approx(best.p_oom)
@@ -55,13 +55,15 @@ def test_a_ranked_layout_is_what_estimate_says_of_it(ranking: Ranking):
 
 def test_what_fits_by_a_budget_alone_is_listed_with_the_largest_that_fits():
     question = EstimateRequest("llama31-405b", "H100", 512)
-    space = Space(micro_batches=(1,), recompute=("none", "full"), zero_stages=(3,), most_cp=2)
-    found = rank(question, shipped(), space, top=20)
+    space = SearchSpace(micro_batches=(1,), recompute=("none", "full"), zero_stages=(3,), max_cp=2)
+    found = rank_layouts(question, shipped(), space, top=20)
     best = found.layouts[0]
     assert best.layout.recompute == "budget" and best.fits
     none, full = (
         estimate(
-            replace(question, overrides=tuple(settings(best.layout.model_copy(update=kind)))),
+            replace(
+                question, overrides=tuple(layout_overrides(best.layout.model_copy(update=kind)))
+            ),
             shipped(),
         )
         for kind in (
@@ -72,7 +74,9 @@ def test_what_fits_by_a_budget_alone_is_listed_with_the_largest_that_fits():
     assert none.p_oom is not None and none.p_oom > MAX_P_OOM_TO_FIT
     assert full.p_oom is not None and full.p_oom < MAX_P_OOM_TO_FIT
     assert none.step_time_s < best.step_time_s < full.step_time_s
-    without = rank(replace(question, overrides=("engine=megatron",)), shipped(), space, top=20)
+    without = rank_layouts(
+        replace(question, overrides=("engine=megatron",)), shipped(), space, top=20
+    )
     assert {row.layout.recompute for row in without.layouts} <= {"none", "full"}
     assert without.layouts[0].step_time_s > best.step_time_s
 
@@ -84,18 +88,18 @@ def test_the_published_layout_is_close_to_the_best(ranking: Ranking):
 
 
 def test_the_list_is_cut_and_the_counts_are_not():
-    short = rank(QUESTION, shipped(), SPACE, top=3)
+    short = rank_layouts(QUESTION, shipped(), SPACE, top=3)
     assert len(short.layouts) == 3 and short.n_layouts > 1000
 
 
 def test_a_device_of_unknown_size_is_refused():
     with pytest.raises(UserError):
-        rank(replace(QUESTION, device="cpu"), shipped(), SPACE, 1)
+        rank_layouts(replace(QUESTION, device="cpu"), shipped(), SPACE, 1)
 
 
 @pytest.mark.parametrize(("recipe", "devices"), [("llama31-70b", 8), ("llama31-8b", 7)])
 def test_devices_that_the_recipes_own_layout_does_not_divide(recipe: str, devices: int):
-    ranked = rank(EstimateRequest(recipe, "B200", devices), shipped(), SPACE, top=3)
+    ranked = rank_layouts(EstimateRequest(recipe, "B200", devices), shipped(), SPACE, top=3)
     assert ranked.recipe_layout is None and ranked.layouts[0].step_time_s > 0
     assert ranked.recipe_problem
     assert ranked.devices == devices
@@ -103,7 +107,7 @@ def test_devices_that_the_recipes_own_layout_does_not_divide(recipe: str, device
 
 def test_a_layout_that_a_rule_refuses_is_told_by_that_rule():
     changes = ("layout.tp=1", "layout.cp=1", "layout.sequence_parallel=true")
-    ranked = rank(replace(QUESTION, overrides=changes), shipped(), SPACE, top=1)
+    ranked = rank_layouts(replace(QUESTION, overrides=changes), shipped(), SPACE, top=1)
     assert ranked.recipe_layout is None and ranked.recipe_problem
     assert ranked.recipe_problem.startswith("sequence_parallel needs tp > 1, because")
 
@@ -135,7 +139,7 @@ def test_65536_devices_take_one_estimate_a_layout_and_few_that_are_followed(
     for name in ("step_time", "simulated_step", "log_sd", "memory"):
         monkeypatch.setattr(estimates, name, counting(name))
     monkeypatch.setattr(space, "layout_problems", checked)
-    found = rank(replace(QUESTION, devices=65_536), shipped(), Space(), top=20)
+    found = rank_layouts(replace(QUESTION, devices=65_536), shipped(), SearchSpace(), top=20)
     # Budgets of recomputation are estimated nine to a cut, of which the largest that fits counts.
     assert found.n_layouts > 10_000 and counted["step_time"] < 1.3 * found.n_layouts
     assert counted["simulated_step"] == counted["log_sd"] == 21
@@ -145,8 +149,8 @@ def test_65536_devices_take_one_estimate_a_layout_and_few_that_are_followed(
 
 
 def test_the_smallest_layout_is_told_where_none_fits():
-    space = Space(micro_batches=(1, 2), recompute=("none", "full"))
-    few = rank(replace(QUESTION, devices=8), shipped(), space, top=3)
+    space = SearchSpace(micro_batches=(1, 2), recompute=("none", "full"))
+    few = rank_layouts(replace(QUESTION, devices=8), shipped(), space, top=3)
     assert few.n_pruned == few.n_layouts and not any(row.fits for row in few.layouts)
     assert 80 * 2**30 < few.least_memory_bytes <= min(row.memory_bytes for row in few.layouts)
     assert few.bound.endswith("exceed 79.65 GiB")

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.layout import Layout
 from paceline.layouts.tune.candidates import Candidates
-from paceline.layouts.tune.search import Budget, Learner, TrialOutcome, begin, go_on
+from paceline.layouts.tune.search import Budget, Learner, TrialOutcome, resume_search, start_search
 from tests.layouts.tune.worlds import World, made_up
 
 
@@ -31,7 +31,7 @@ def test_few_runs_find_a_layout_close_to_the_best_of_eighty(some: Candidates):
     for seed in range(2):
         world = World(some, seed)
         search = world.searched(16)
-        assert len(world.ran) <= 16 and len(set(world.ran)) == len(search.tried)
+        assert len(world.ran) <= 16 and len(set(world.ran)) == len(search.tried_layouts)
         regrets.append(world.regret(search.best))
     assert max(regrets) < 0.05
 
@@ -50,12 +50,14 @@ def test_without_a_time_model_it_still_beats_random_search(some: Candidates):
 
 def test_it_stops_by_its_bound_and_says_so(some: Candidates):
     search = World(without_model(some), 3, wrong=0.2).searched(79)
-    assert search.stop == "bound" and len(search.tried) < 40 and not search.hopeful.any()
+    assert (
+        search.stop == "bound" and len(search.tried_layouts) < 40 and not search.is_promising.any()
+    )
 
 
 def test_it_stops_when_the_budget_is_spent(some: Candidates):
     search = World(without_model(some), 0, wrong=0.1).searched(2)
-    assert search.stop == "budget" and len(search.took_s) == 2 and search.hopeful.any()
+    assert search.stop == "budget" and len(search.took_s) == 2 and search.is_promising.any()
 
 
 def test_where_everything_was_tried_there_is_nothing_left():
@@ -82,10 +84,10 @@ def test_what_needs_the_memory_of_one_that_ran_out_is_not_tried():
     out = layouts.layouts.index(Layout(tp=2, pp=2, micro_batch=2, sequence_parallel=True))
     worse = layouts.layouts.index(Layout(tp=2, pp=2, micro_batch=4, sequence_parallel=True))
     world = World(layouts, 0, runs_out=frozenset({out, worse}))
-    search = begin(layouts, Learner(layouts))
+    search = start_search(layouts, Learner(layouts))
     search.note(out, world.measure(out))
-    assert search.dominated.nonzero()[0].tolist() == [out, worse]
-    go_on(search, world.measure, Budget(runs=30))
+    assert search.is_dominated.nonzero()[0].tolist() == [out, worse]
+    resume_search(search, world.measure, Budget(runs=30))
     assert worse not in world.ran and world.ran.count(out) == 1
     assert search.best is not None and search.best not in (out, worse)
 
@@ -97,8 +99,8 @@ def test_by_the_estimate_too_only_what_needs_as_much_is_dominated():
     needed = layouts.memory_bytes.copy()
     needed[worse] = 0.5 * needed[out]
     layouts = replace(layouts, memory_bytes=needed)
-    search = begin(layouts, Learner(layouts), [(out, TrialOutcome("oom", None, 1.0))])
-    assert search.dominated.nonzero()[0].tolist() == [out] and search.open[worse]
+    search = start_search(layouts, Learner(layouts), [(out, TrialOutcome("oom", None, 1.0))])
+    assert search.is_dominated.nonzero()[0].tolist() == [out] and search.is_open[worse]
 
 
 @pytest.mark.parametrize("has_limit", [True, False])
@@ -125,7 +127,7 @@ def test_an_estimate_of_memory_that_is_far_too_low_is_learned_from_few_runs(
 def test_layouts_that_surely_run_out_are_left_out(some: Candidates):
     odds = np.where(np.arange(80) < 70, 0.99, 0.0)
     search = World(replace(without_model(some), p_oom=odds), 0).searched(30)
-    assert min(search.tried) >= 70
+    assert min(search.tried_layouts) >= 70
 
 
 def test_failed_runs_are_rows_and_are_not_repeated(some: Candidates):
@@ -136,8 +138,8 @@ def test_failed_runs_are_rows_and_are_not_repeated(some: Candidates):
         good = world.measure(row)
         return good if row % 2 else TrialOutcome("nan", None, 5.0, "the loss is nan")
 
-    search = begin(layouts, Learner(layouts))
-    go_on(search, measure, Budget(runs=12))
+    search = start_search(layouts, Learner(layouts))
+    resume_search(search, measure, Budget(runs=12))
     assert all(n == 1 for row, n in Counter(world.ran).items() if row % 2 == 0)
     assert search.best is not None and search.best % 2 == 1
 
@@ -151,19 +153,21 @@ def test_an_interrupt_keeps_what_has_ended_and_runs_of_before_count(some: Candid
             raise KeyboardInterrupt
         return world.measure(row)
 
-    search = begin(layouts, Learner(layouts))
-    go_on(search, measure, Budget(runs=10))
+    search = start_search(layouts, Learner(layouts))
+    resume_search(search, measure, Budget(runs=10))
     assert search.stop == "interrupted" and len(search.took_s) == 4
-    before = [(row, outcome) for row, tried in search.tried.items() for outcome in tried.outcomes]
-    again = begin(layouts, Learner(layouts), before)
+    before = [
+        (row, outcome) for row, tried in search.tried_layouts.items() for outcome in tried.outcomes
+    ]
+    again = start_search(layouts, Learner(layouts), before)
     assert again.measured == search.measured
-    go_on(again, world.measure, Budget(runs=10))
+    resume_search(again, world.measure, Budget(runs=10))
     assert len(again.took_s) <= 10 and len(world.ran) == len(again.took_s)
 
 
 def test_each_layout_keeps_what_was_expected_just_before_its_run(some: Candidates):
     search = World(without_model(some), 0, wrong=0.1).searched(6)
-    first, *later = search.tried.values()
-    assert first.expected is search.first and all(
-        tried.expected is not search.first for tried in later
+    first, *later = search.tried_layouts.values()
+    assert first.expected is search.initial_belief and all(
+        tried.expected is not search.initial_belief for tried in later
     )

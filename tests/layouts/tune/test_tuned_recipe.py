@@ -12,7 +12,7 @@ from paceline.core.hosts import Host
 from paceline.core.layout import Layout
 from paceline.files.recipe import load_recipe, recipe_names
 from paceline.layouts.tune.candidates import Candidates
-from paceline.layouts.tune.tuning import run_command, tuned_recipe, write_recipe
+from paceline.layouts.tune.tuning import rerun_command, tuned_recipe, write_recipe
 from paceline.machines.placement import Request, Where
 from tests.layouts.tune.worlds import made_up
 
@@ -61,7 +61,7 @@ def test_on_hosts_the_command_names_them_and_the_devices_of_each():
     there = Cluster(
         name="c", device="cpu", devices_per_node=4, nodes=2, hosts=("n1", "n2"), launcher="ssh"
     )
-    command = run_command(Request("tiny-llama", device="cpu", where=where), there, Path("x.yaml"))
+    command = rerun_command(Request("tiny-llama", device="cpu", where=where), there, Path("x.yaml"))
     assert command == (
         "paceline run x.yaml '--hosts=n[1-2]' --nodes=2 --interface=ib0 '--ssh-config=a b' "
         "--devices=4 --device=cpu"
@@ -71,7 +71,7 @@ def test_on_hosts_the_command_names_them_and_the_devices_of_each():
 def test_a_named_cluster_has_its_devices_and_this_machine_needs_no_command():
     there = Cluster(name="c", device="cpu", devices_per_node=4, launcher="slurm")
     request = Request("tiny-llama", cluster="c.yaml", where=Where(allocation="7", nodes=2))
-    command = run_command(request, there, Path("x.yaml"))
+    command = rerun_command(request, there, Path("x.yaml"))
     assert command == "paceline run x.yaml --cluster=c.yaml --nodes=2 --allocation=7"
     this_machine = Cluster(name="c", device="cpu", devices_per_node=4)
-    assert run_command(Request("tiny-llama"), this_machine, Path("x.yaml")) is None
+    assert rerun_command(Request("tiny-llama"), this_machine, Path("x.yaml")) is None

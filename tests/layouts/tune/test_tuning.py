@@ -14,7 +14,7 @@ from paceline.cli.tune import exit_code
 from paceline.core.errors import EXIT_INCOMPLETE, SystemFaultError, UserError
 from paceline.core.hosts import Host
 from paceline.files.recipe import load_recipe
-from paceline.layouts.search.space import Space
+from paceline.layouts.search.space import SearchSpace
 from paceline.layouts.tune import candidates
 from paceline.layouts.tune.result import TuneResult
 from paceline.layouts.tune.search import Budget
@@ -24,7 +24,7 @@ from paceline.machines.probe import inventory
 from paceline.runs import flow
 from tests.layouts.sweep.test_runner import Ending, Runner, Silent
 
-SPACE = Space(micro_batches=(1, 2, 4, 8), recompute=("none",))
+SPACE = SearchSpace(micro_batches=(1, 2, 4, 8), recompute=("none",))
 
 
 @pytest.fixture(autouse=True)
@@ -119,10 +119,12 @@ def test_ctrl_c_keeps_what_has_ended_and_the_same_command_goes_on(bench: Bench):
         return 1.0 / mbs
 
     result, ran = bench.run(options(), endings)
-    assert result.stop == "interrupted" and result.go_on == "paceline tune tiny-llama"
+    assert result.stop == "interrupted" and result.resume_command == "paceline tune tiny-llama"
     assert len(result.rows) == 1 and result.best is not None and len(ran) == 2
     again, more = bench.run(options(), by_micro_batch)
-    assert again.stop != "interrupted" and more and ran[0] not in more and again.go_on is None
+    assert (
+        again.stop != "interrupted" and more and ran[0] not in more and again.resume_command is None
+    )
 
 
 def test_the_end_of_the_allocation_breaks_it_off(bench: Bench):
@@ -132,7 +134,9 @@ def test_the_end_of_the_allocation_breaks_it_off(bench: Bench):
         options(), lambda mbs, _: 1.0 if mbs == 8 else SystemFaultError("n", "x")
     )
     assert len(ran) == 2 and ran[0] == 8 and result.stop == "interrupted"
-    assert result.go_on == "paceline tune tiny-llama" and exit_code(result) == EXIT_INCOMPLETE
+    assert (
+        result.resume_command == "paceline tune tiny-llama" and exit_code(result) == EXIT_INCOMPLETE
+    )
     assert any("job 7 has ended" in line for line in result.sentences)
     assert [row.status for row in result.rows] == ["ok"]
 
@@ -148,8 +152,9 @@ def test_a_lost_host_ends_it_after_a_second_try_and_costs_no_layout(bench: Bench
     result, ran = bench.run(on_two_hosts(), lambda mbs, number: 1.0 / mbs if number == 1 else gone)
     assert len(ran) == 3 and ran[1] == ran[2] and len(result.rows) == result.num_runs == 1
     assert result.stop == "interrupted" and exit_code(result) == EXIT_INCOMPLETE
-    assert "nothing more can run: no part of the hosts is whole any more: n2: does not answer" in (
-        result.sentences
+    assert (
+        "no further run is possible: no part of the hosts is whole any more: n2: does not answer"
+        in (result.sentences)
     )
     again, more = bench.run(on_two_hosts(), by_micro_batch)
     assert again.stop != "interrupted" and ran[0] not in more[:1] and len(again.rows) > 1
@@ -182,7 +187,7 @@ def test_without_any_figure_layouts_that_are_left_are_not_called_slower(bench: B
 
 def test_a_dry_run_says_that_nothing_was_started(bench: Bench):
     result = new_tuning(options(3), None, bench.root, ["x"]).result()
-    assert result.stop == "not begun" and result.n_hopeful == result.n_layouts
+    assert result.stop == "not started" and result.n_hopeful == result.n_layouts
     assert result.sentences[0].startswith("nothing was started")
     assert {layout.reason for layout in result.untried} == {"may be the fastest"}
 
@@ -201,7 +206,7 @@ def test_a_place_for_the_recipe_is_looked_at_before_anything_runs(bench: Bench, 
     (tmp_path / "file").write_text("")
     for place, why in (
         (tmp_path, "is a folder"),
-        (tmp_path / "file" / "x.yaml", "cannot|no folder"),
+        (tmp_path / "file" / "x.yaml", "cannot|not a writable folder"),
     ):
         with pytest.raises(UserError, match=why):
             new_tuning(options(1, write=place), None, bench.root, ["x"])
@@ -230,7 +235,7 @@ def test_nan_a_time_limit_and_a_fault_of_the_machine_are_rows(bench: Bench):
 def test_layouts_that_are_close_are_measured_again(bench: Bench):
     result, ran = bench.run(options(12), lambda mbs, _: 1.0 if mbs < 8 else 1.001)
     assert max(ran.count(mbs) for mbs in (1, 2, 4, 8)) > 1
-    assert any(row.level for row in result.rows) and "not told apart" in result.sentences[0]
+    assert any(row.tied_with_best for row in result.rows) and "within noise" in result.sentences[0]
     chances = [row.p_best for row in result.rows if row.p_best is not None]
     assert sum(chances) == pytest.approx(1.0)
     assert result.best is not None and "the fastest with" in result.sentences[0]
@@ -251,7 +256,7 @@ def test_more_processes_than_physical_cores_must_be_asked_for(
     here = inventory.inventory()
     cpu = {**here["cpu"], "physical_cores": cores, "usable_cores": cores}
     monkeypatch.setattr("paceline.layouts.tune.tuning.inventory", lambda: {**here, "cpu": cpu})
-    with pytest.raises(UserError, match=f"is more than {words} here can take"):
+    with pytest.raises(UserError, match=f"exceeds the {words} of this machine"):
         new_tuning(options(2, 64, "global_batch=64"), None, bench.root, ["x"])
     changed = options(2, 64, "global_batch=64", oversubscribe=True)
     tuning = new_tuning(changed, None, bench.root, ["x"])
@@ -261,9 +266,9 @@ def test_more_processes_than_physical_cores_must_be_asked_for(
 def test_sentences_say_what_helps_and_what_was_never_tried(bench: Bench):
     result, _ = bench.run(options(3), by_micro_batch)
     text = "\n".join(result.sentences)
-    assert ("each ran once" in text) == all(row.p_best is None for row in result.rows)
+    assert ("each layout ran once" in text) == all(row.p_best is None for row in result.rows)
     assert "best: dp 1 mbs 8" in text and "with one setting changed: mbs" in text
-    assert f"{len(result.rows)} of {result.n_layouts} layouts tried; never tried:" in text
+    assert f"{len(result.rows)} of {result.n_layouts} layouts tried; not tried:" in text
     slower = [effect for effect in result.effects if effect.measured]
     assert slower and all(effect.ratio > 1 and effect.instead_of == "mbs 8" for effect in slower)
     assert all(layout.reason for layout in result.untried)

@@ -15,12 +15,19 @@ from paceline.estimate.model.step import step_time
 from paceline.estimate.request import EstimateRequest
 from paceline.files.recipe import load_recipe
 from paceline.layouts.search.residuals import features
-from paceline.layouts.search.space import Space, feasible
+from paceline.layouts.search.space import SearchSpace, feasible_layouts
 from paceline.layouts.tune.candidates import Candidates
-from paceline.layouts.tune.search import Budget, Learner, Search, TrialOutcome, begin, go_on
+from paceline.layouts.tune.search import (
+    Budget,
+    Learner,
+    Search,
+    TrialOutcome,
+    resume_search,
+    start_search,
+)
 from paceline.machines.placement import Request
 
-SPACE = Space(
+SPACE = SearchSpace(
     micro_batches=(1, 2, 4), recompute=("none", "full"), schedules=("1f1b", "zero-bubble")
 )
 
@@ -30,7 +37,7 @@ def made_up(layouts: list[Layout] | None = None, *, blind: bool = False) -> Cand
     question = EstimateRequest("llama31-8b", "H100", 8)
     spec, machine = question.spec_of_any_layout, question.machine
     if layouts is None:
-        layouts, _ = feasible(spec.model, 8, spec.training.global_batch, 8192, SPACE)
+        layouts, _ = feasible_layouts(spec.model, 8, spec.training.global_batch, 8192, SPACE)
     estimates = estimates_of_layouts(spec, machine, shipped(), layouts)
     return Candidates(
         request=Request("llama31-8b"),
@@ -82,8 +89,8 @@ class World:
 
     def searched(self, runs: int) -> Search:
         """A search of so many runs."""
-        search = begin(self.candidates, Learner(self.candidates))
-        go_on(search, self.measure, Budget(runs=runs))
+        search = start_search(self.candidates, Learner(self.candidates))
+        resume_search(search, self.measure, Budget(runs=runs))
         return search
 
     def regret(self, row: int | None) -> float:
