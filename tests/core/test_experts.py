@@ -71,7 +71,7 @@ def test_expert_ranks_hold_equally_many_experts(ep: int, problem: str | None):
 
 def test_a_search_varies_expert_parallelism_of_such_models_alone():
     assert {layout.ep for layout in replica_layouts(MIXTRAL, 16, SearchSpace())} == {1, 2, 4, 8}
-    assert {layout.ep for layout in replica_layouts(MIXTRAL, 16, SearchSpace(most_ep=2))} == {1, 2}
+    assert {layout.ep for layout in replica_layouts(MIXTRAL, 16, SearchSpace(max_ep=2))} == {1, 2}
     assert {layout.ep for layout in replica_layouts(DENSE, 16, SearchSpace())} == {1}
     layouts, _ = feasible_layouts(
         MIXTRAL, 16, 64, 4096, SearchSpace(micro_batches=(1,), zero_stages=(1,))

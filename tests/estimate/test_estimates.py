@@ -11,6 +11,7 @@ from paceline.core.layout import Layout
 from paceline.estimate.estimates import estimates_of_layouts, estimates_of_runs
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.request import EstimateRequest
+from paceline.estimate.single_estimate import estimate
 from paceline.layouts.rampup.timing import BatchSteps, RampStage, ramp_context, stage_estimates
 from paceline.layouts.search.space import SearchSpace
 from paceline.layouts.sweep.prediction import predict
@@ -33,7 +34,7 @@ QUESTIONS = (
     laid_out(UNEVEN, "tp=8 pp=16 vp=8 micro_batch=1 sequence_parallel=true", batch=16),
     laid_out(UNEVEN, "tp=4 pp=32 vp=4 micro_batch=1 sequence_parallel=true", batch=8),
 )
-SMALL = SearchSpace(micro_batches=(1,), zero_stages=(1,), recompute=("none", "full"), most_cp=1)
+SMALL = SearchSpace(micro_batches=(1,), zero_stages=(1,), recompute=("none", "full"), max_cp=1)
 
 
 @pytest.mark.parametrize("estimate_request", QUESTIONS)
@@ -51,7 +52,7 @@ def test_estimate_tune_sweep_and_ramp_up_say_the_same(estimate_request: Estimate
     figures = tuple(sweep.model_dump(exclude={"memory"}).values())
     assert figures == pytest.approx(expected, rel=1e-12)
 
-    ranking = rank_layouts(question, shipped(), SMALL, top=1000)
+    ranking = rank_layouts(estimate_request, shipped(), SMALL, top=1000)
     rows = [row for row in ranking.layouts if row.layout == spec.layout]
     assert rows and ranking.recipe_layout
     for row in (*rows, ranking.recipe_layout):
@@ -61,7 +62,7 @@ def test_estimate_tune_sweep_and_ramp_up_say_the_same(estimate_request: Estimate
     stage = RampStage((BatchSteps(spec.training.global_batch, None),))
     nodes = spec.cluster.nodes
     ramp = stage_estimates(
-        ramp_context(question, shipped()), [spec.layout], stage, nodes
+        ramp_context(estimate_request, shipped()), [spec.layout], stage, nodes
     ).simulated()
     columns = (ramp.step_s, *ramp.interval_s, ramp.memory_bytes, ramp.p_oom)
     assert [column[0] for column in columns] == pytest.approx(expected, rel=1e-12)
@@ -82,7 +83,7 @@ def test_tensor_ranks_pad_the_vocabulary_of_ranked_layouts_too():
     alone = estimate(estimate_request, shipped())
     recipe_has = laid_out(gpt, "tp=1 pp=1 micro_batch=1")
     ranked = rank_layouts(recipe_has, shipped(), SMALL, top=1000).layouts
-    (row,) = (row for row in ranked if row.layout == question.spec.layout)
+    (row,) = (row for row in ranked if row.layout == estimate_request.spec.layout)
     assert row.memory_bytes == alone.memory_bytes.device_used
     assert row.step_time_s == pytest.approx(alone.step_time_s, rel=1e-12)
 

@@ -12,7 +12,7 @@ from paceline.cli import app
 from paceline.core.axes.axis import Rule
 from paceline.core.errors import UserError
 from tests.cli.test_errors import paceline
-from tests.core.refusal import CASES, named
+from tests.core.refused import CASES, named
 
 
 def options(fields: dict[str, Any]) -> list[str]:

@@ -126,7 +126,7 @@ def _check(dimensions: Collection[Dimension]) -> None:
         raise UserError(
             "paceline sweep",
             "has nothing to vary"
-            + (f": {single_values} is one value each" if single_values else ""),
+            + (f": {single_values} is a single value" if single_values else ""),
             allowed=f"lists for {', '.join(f'--{name}' for name in OPTION_FIELDS)} or --set",
             remedy="for example --tp 1,2 --mbs 1,2,4",
         )

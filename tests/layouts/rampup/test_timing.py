@@ -12,6 +12,7 @@ from paceline.core.parallel_run import ParallelRun
 from paceline.core.pipeline import bubble_fraction
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.request import EstimateRequest
+from paceline.estimate.single_estimate import estimate
 from paceline.layouts.rampup.timing import (
     BatchSteps,
     RampStage,

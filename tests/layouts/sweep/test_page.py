@@ -34,7 +34,7 @@ def test_the_page_has_the_table_both_charts_and_the_answer():
         "OOM: no room",
         "Throughput and memory",
         "Predicted vs measured step time",
-        "Not all has run:",
+        "Incomplete:",
         'id="chart-front"',
         'id="chart-agreement"',
     ):

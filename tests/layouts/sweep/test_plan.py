@@ -159,7 +159,7 @@ def test_what_may_run_out_of_memory_runs_last_and_what_surely_does_is_pruned(tmp
     odds = [c.prediction.p_oom > 0.5 for c in running(sweep) if c.prediction]
     assert odds == sorted(odds)
     pruned = [choice for choice in sweep.choices if choice.prune_reason]
-    assert pruned and all("out of memory with" in (choice.prune_reason or "") for choice in pruned)
+    assert pruned and all("OOM probability" in (choice.prune_reason or "") for choice in pruned)
     everything = on_v100(tmp_path, **of, prune=False)
     assert len(running(everything)) == len(running(sweep)) + len(pruned)
 

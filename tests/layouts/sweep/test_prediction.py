@@ -178,7 +178,7 @@ def test_the_bound_of_pruning_is_the_one_that_was_asked_for():
     borderline = [expected(), expected(p_oom=0.4)]
     assert prune_reasons(borderline, [1, 1], None) == [None, None]
     _, why = prune_reasons(borderline, [1, 1], None, prune_above=0.25)
-    assert why is not None and why.startswith("OOM probability with 40%, above --prune-above 0.25")
+    assert why is not None and why.startswith("OOM probability 40%, above --prune-above 0.25")
 
 
 def test_another_stack_has_its_own_times_and_memory():

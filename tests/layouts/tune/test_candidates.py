@@ -84,12 +84,12 @@ def test_what_will_not_fit_leaves_room_for_what_may(monkeypatch: pytest.MonkeyPa
     small = ("memory_limit_bytes=45e6", "dtype=fp32")
     every = planned(*small, recipe="gpt-1b3-tiny")
     fitting = int(every.likely_to_fit.sum())
-    monkeypatch.setattr(candidates, "MOST", fitting)
+    monkeypatch.setattr(candidates, "MAX_CANDIDATES", fitting)
     few = planned(*small, recipe="gpt-1b3-tiny")
     assert 0 < fitting < len(every.layouts) and int(few.likely_to_fit.sum()) == fitting
     beyond = len(every.layouts) - len(few.layouts)
     assert few.num_beyond == beyond
-    assert any(notice.startswith(f"{beyond} more layouts are left out") for notice in few.notices)
+    assert any(notice.startswith(f"{beyond} slower layouts dropped") for notice in few.notices)
 
 
 def test_where_memory_lacks_without_recomputation_alone_budgets_are_candidates(

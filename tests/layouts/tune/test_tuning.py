@@ -188,8 +188,8 @@ def test_without_any_figure_layouts_that_are_left_are_not_called_slower(bench: B
 def test_a_dry_run_says_that_nothing_was_started(bench: Bench):
     result = new_tuning(options(3), None, bench.root, ["x"]).result()
     assert result.stop == "not started" and result.n_hopeful == result.n_layouts
-    assert result.sentences[0].startswith("nothing was started")
-    assert {layout.reason for layout in result.untried} == {"may be the fastest"}
+    assert result.sentences[0].startswith("no run started")
+    assert {layout.reason for layout in result.untried_layouts} == {"may be the fastest"}
 
 
 def test_a_repeat_that_fails_is_one_run_and_may_be_tried_again(bench: Bench):
@@ -271,7 +271,7 @@ def test_sentences_say_what_helps_and_what_was_never_tried(bench: Bench):
     assert f"{len(result.rows)} of {result.n_layouts} layouts tried; not tried:" in text
     slower = [effect for effect in result.effects if effect.measured]
     assert slower and all(effect.ratio > 1 and effect.instead_of == "mbs 8" for effect in slower)
-    assert all(layout.reason for layout in result.untried)
+    assert all(layout.reason for layout in result.untried_layouts)
 
 
 def test_a_budget_of_recomputation_is_one_setting_and_is_written(bench: Bench):
