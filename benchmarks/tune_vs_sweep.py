@@ -64,7 +64,7 @@ REPLAYED = (
     "difference",
     "difference_95",
     "better",
-    "level",
+    "tied_with_best",
     "worse",
 )
 SWEEP = "layout_sweep"

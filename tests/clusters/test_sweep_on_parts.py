@@ -157,7 +157,8 @@ def test_a_sweep_is_steps_of_an_allocation_keeps_what_is_finished_and_goes_on_in
         wait_until(lambda: finished(tmp_path) or going.poll() is not None, "a finished run", 180)
         slurm_cluster.slurm.ask("scancel", first)
         result, messages = answer(going, 4)
-        assert first in result["halted"] and "error: stopped:" in messages and result["go_on"]
+        assert first in result["halt_reason"] and result["resume_command"]
+        assert "error: stopped:" in messages
         kept = {run["name"] for run in finished(tmp_path)}
         second = allocated(slurm_cluster, 2)
         result, _ = answer(paceline(slurm_cluster, tmp_path, *words, "--allocation", second))

@@ -103,7 +103,7 @@ def test_a_host_that_dies_ends_it_and_the_same_command_goes_on_also_elsewhere(
     wait_until(lambda: len(records(tmp_path)) > 1 or going.poll() is not None, "the next run", 60)
     ssh_hosts.hosts["node-002"].crash()
     broken, messages = answer(going, 4)
-    assert broken["stop"] == "interrupted" and broken["go_on"].startswith("paceline tune")
+    assert broken["stop"] == "interrupted" and broken["resume_command"].startswith("paceline tune")
     assert any("no part of the hosts is whole" in line for line in broken["sentences"])
     assert "node-[001-002] lost a host" in messages
     assert "nothing more runs on node-[001-002]" in messages
