@@ -20,13 +20,13 @@ COMPARED_SETTINGS: dict[str, str] = {
     "lora": "adapters, if any",
     "device": "kind of device; on a CPU its model as well",
     "num_devices": "number of devices",
-    "dtype": "number format of the matrix products",
-    "matmul_precision": "precision of fp32 matrix products",
+    "dtype": "number format of the GEMMs",
+    "matmul_precision": "precision of fp32 GEMMs",
     "seq_len": "token positions of a sample",
     "global_batch": "samples a step over all devices; a device where the number of devices "
     "may differ",
     "layout": "how the model is spread over the devices",
-    "recompute": "what the backward pass computes again",
+    "recompute": "activation checkpointing",
     "data": "kind of data",
     "packing": "whether samples are windows of one line of tokens or padded records; what their "
     "loss counts; whether attention keeps to documents",
@@ -34,9 +34,7 @@ COMPARED_SETTINGS: dict[str, str] = {
 }
 """What must be equal before a verdict, in the order in which differences are told."""
 
-FIGURE_SETTINGS: dict[str, str] = {
-    "window": "whether a figure is of the last step alone or of many"
-}
+FIGURE_SETTINGS: dict[str, str] = {"window": "whether a figure comes from the last step only"}
 """What must be equal of the figures themselves, beside the settings of their runs."""
 
 ASSUMED_EQUAL_IF_UNSTATED = frozenset(

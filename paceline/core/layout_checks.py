@@ -52,7 +52,7 @@ RULES: tuple[Rule, ...] = (
         "mmdit",
         "budget",
         native=True,
-        why="recompute budget is not for an mmdit, because its blocks are computed anew as a whole "
+        why="recompute budget is not for an mmdit, because its blocks are recomputed as a whole "
         "or not at all: use layout.recompute=full or none",
     ),
     *(

@@ -154,7 +154,7 @@ def _step_time_p95(run: TimedRun) -> Metric:
 
 @_metric(
     "jitter_overhead",
-    "Jitter tax",
+    "Jitter overhead",
     "Mean over median step time, minus 1: what spikes cost.",
     OVERHEAD,
     needs="steps",
@@ -279,7 +279,7 @@ def _hfu(run: TimedRun) -> Metric:
 @_metric(
     "achievable_fraction",
     "Of what is reachable here",
-    "Model FLOP/s over the best matrix product measured on this machine.",
+    "Model FLOP/s over the best GEMM rate measured on this machine.",
     RATE,
 )
 def _of_achievable(run: TimedRun) -> Metric:
@@ -297,7 +297,7 @@ def _of_achievable(run: TimedRun) -> Metric:
 @_metric(
     "achievable_flops_per_s",
     "Reachable on this machine",
-    "Best matrix product measured here, all devices together.",
+    "Best GEMM rate measured here, all devices together.",
     NEUTRAL,
     in_window=False,
 )

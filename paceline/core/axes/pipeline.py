@@ -42,7 +42,7 @@ RULES: tuple[Rule, ...] = (
         "full",
         native=True,
         why="schedule zero-bubble cannot recompute whole blocks, because it takes weight "
-        "gradients one by one and would compute a block anew for each of them: use "
+        "gradients one by one and would recompute a block for each of them: use "
         "layout.recompute=selective or none, or another schedule",
     ),
     refuse(
@@ -50,7 +50,7 @@ RULES: tuple[Rule, ...] = (
         "budget",
         native=True,
         why="schedule zero-bubble cannot recompute by a budget, because it takes weight gradients "
-        "one by one and would compute parts of a block anew for each of them: use "
+        "one by one and would recompute parts of a block for each of them: use "
         "layout.recompute=selective or none, or another schedule",
     ),
     refuse(
