@@ -29,7 +29,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     docs = Path(config.docs_dir)
     folder = (docs / page.file.src_uri).parent
 
-    def resolved(match: re.Match[str]) -> str:
+    def repository_link(match: re.Match[str]) -> str:
         target = (folder / match[1]).resolve()
         outside = target.is_relative_to(ROOT) and not target.is_relative_to(docs)
         if not target.exists() or not (outside or target.is_dir()):
@@ -37,4 +37,4 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
         kind = "tree" if target.is_dir() else "blob"
         return f"{config.repo_url}/{kind}/main/{target.relative_to(ROOT)}"
 
-    return LINK.sub(resolved, markdown)
+    return LINK.sub(repository_link, markdown)

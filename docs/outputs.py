@@ -34,7 +34,7 @@ class Step(NamedTuple):
     """One command of a page: what the page shows as its output, and where that text is."""
 
     command: str
-    shown: str
+    output: str
     start: int
     end: int
     kind: str
@@ -56,9 +56,9 @@ def steps(text: str) -> Iterator[Step]:
         command, start, end = "", 0, match.start("block")
         kind = "varies" if match["varies"] else "recorded"
         for line in match["block"].splitlines(keepends=True):
-            unfinished = command.endswith("\\\n")
-            if line.startswith("$ ") or unfinished:
-                if command and not unfinished:
+            continued = command.endswith("\\\n")
+            if line.startswith("$ ") or continued:
+                if command and not continued:
                     yield Step(command, text[start:end], start, end, kind)
                     command = ""
                 command += line.removeprefix("$ ")
@@ -85,13 +85,13 @@ class Shell:
 
     def run(self, command: str) -> str:
         """Return what the command prints, without the path of the folder."""
-        done = subprocess.run(
+        process = subprocess.run(
             ["bash", "-c", f"(exit {self.code}); {command}"],
             cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S,
         )  # fmt: skip
-        self.code = done.returncode
-        lines = done.stdout.replace(f"{self.folder}/", "").splitlines()
+        self.code = process.returncode
+        lines = process.stdout.replace(f"{self.folder}/", "").splitlines()
         return "".join(f"{line.rstrip()}\n" for line in lines)
 
 

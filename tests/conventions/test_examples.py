@@ -85,7 +85,7 @@ def test_console_blocks_show_what_their_commands_print(page: Path, tmp_path: Pat
     for step in OUTPUTS["steps"](page.read_text("utf-8")):
         output = shell.run(step.command)
         if step.kind == "recorded":
-            assert DATE.sub("DATE", output) == DATE.sub("DATE", step.shown), step.command
+            assert DATE.sub("DATE", output) == DATE.sub("DATE", step.output), step.command
         else:
             assert shell.code in (0, 3, 4), f"{step.command}\n{output}"
 
@@ -95,7 +95,7 @@ def test_steps_of_a_page_are_found_with_their_output():
         "<!-- setup: true -->\n```console\n$ echo a \\\n  b\na b\n$ false\n```\n"
         "<!-- varies -->\n```console\n$ date\nnow\n```\n"
     )
-    found = [(step.command, step.shown, step.kind) for step in OUTPUTS["steps"](text)]
+    found = [(step.command, step.output, step.kind) for step in OUTPUTS["steps"](text)]
     assert found == [
         ("true", "", "setup"),
         ("echo a \\\n  b\n", "a b\n", "recorded"),
