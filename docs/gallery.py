@@ -25,8 +25,7 @@ ROOT = DOCS.parent
 WIDTH, TALLEST = 1280, 1330
 """Pixels of a picture; what is longer is cut at the end."""
 COLOURS = 128
-"""Of a picture: quiet pages need no more, and it takes a third of the room."""
-DRAWN = "html[data-charts]"
+"""Number of colours of a picture, which pages do not exceed visibly."""
 HEAD = """# Gallery
 One picture of each page. `make gallery` takes them: `docs/gallery.py` runs the commands below in an
 empty folder and opens what they write. Every page is one file that loads nothing, begins with the
@@ -45,11 +44,11 @@ class Picture:
     page: str
     """Its place in the folder, by a pattern."""
     chart: str = ""
-    """A chart that is kept as SVG besides, its place in the folder."""
+    """Path of a chart to store as SVG, relative to the folder."""
 
 
 SMALL = "--device cpu --set model.num_layers=2 --set model.hidden_size=64 --set training.seq_len=64"
-"""So small that the gallery is made in minutes on two busy cores."""
+"""Settings of a model that trains in seconds on two cores."""
 BATCHES = (
     "--device cpu --set model.num_layers=2 --set model.hidden_size=128 --set model.num_heads=4 "
     "--set training.seq_len=64 --set batch_per_device=32"
@@ -65,11 +64,12 @@ PICTURES = (
     Picture(
         "compare",
         "Two sides compared",
-        "Three repeats of one real training against three of the same: what chance alone does.",
+        "Three repeats of a real training, and three with full activation checkpointing: slower.",
         (
-            f"run tiny-gpt {SMALL} --devices 1 --set steps=30 --repeat 3 --tag before",
-            f"run tiny-gpt {SMALL} --devices 1 --set steps=30 --repeat 3 --tag after",
-            "compare before after --html compare.html",
+            f"run tiny-gpt {BATCHES} --devices 1 --set steps=30 --repeat 3 --tag before",
+            f"run tiny-gpt {BATCHES} --devices 1 --set steps=30 --repeat 3 "
+            "--set layout.recompute=full --tag after",
+            "compare before after --allow recompute --html compare.html",
         ),
         "compare.html",
     ),
@@ -83,7 +83,7 @@ PICTURES = (
     Picture(
         "profile",
         "Where a step's time goes",
-        "A real training under PyTorch's profiler, with the way from the peak to its step.",
+        "A real training under PyTorch's profiler, with its MFU waterfall.",
         (f"profile tiny-llama {BATCHES} --devices 2 --charts charts --html profile.html",),
         "profile.html",
         "charts/waterfall.svg",
@@ -106,7 +106,7 @@ PICTURES = (
     Picture(
         "goodput",
         "What a training's time went to",
-        "A real training in two attempts: the second goes on from the first one's checkpoint.",
+        "A real training in two attempts: the second resumes from the first one's checkpoint.",
         (
             f"run tiny-llama {BATCHES} --devices 2 --set steps=25 --set checkpoint.every=10 "
             "--tag first",
@@ -119,7 +119,7 @@ PICTURES = (
     Picture(
         "watch",
         "One moment of a run",
-        "The last of these runs as `watch` shows it; of one that goes on it says what is left.",
+        "The last of these runs as `watch` shows it; of one in progress it says what is left.",
         ("watch second --once --html watch.html",),
         "watch.html",
     ),
@@ -143,13 +143,13 @@ PICTURES = (
     Picture(
         "scale",
         "Scaling and slow nodes",
-        "A simulated cluster, so that the fault is known: node 17 is 5 % slow, a switch 4 %.",
+        "A simulated cluster, so that the fault is known: node 17 is 5% slow, a switch 4%.",
         ("scale --from simulated-cluster.csv --html scale.html",),
         "scale.html",
     ),
     Picture(
         "mlperf",
-        "Scores beside published results",
+        "Scores compared with published results",
         "Logs that the tests make up, no measurement; the dots are published results.",
         (
             "mlperf compare made-up-logs/eight made-up-logs/sixty-four --gpus 8 --gpus 64 "
@@ -194,13 +194,13 @@ def simulate_cluster(path: Path) -> None:
 
 
 def call(command: str, folder: Path) -> None:
-    """`paceline command` in the folder; a verdict is no failure."""
+    """Run `paceline COMMAND` in the folder; exit codes 3 and 4 are verdicts, not failures."""
     print(f"paceline {command}", flush=True)
     environment = {**os.environ, "PACELINE_RUNS": "runs", "PYTHONPATH": str(ROOT)}
     argv = [sys.executable, "-m", "paceline", *shlex.split(command)]
-    ended = subprocess.run(argv, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
-    if ended.returncode not in (0, 3, 4):
-        sys.exit(f"paceline {command}: exit code {ended.returncode}")
+    result = subprocess.run(argv, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+    if result.returncode not in (0, 3, 4):
+        sys.exit(f"paceline {command}: exit code {result.returncode}")
 
 
 def take(folder: Path, pictures: Sequence[Picture]) -> None:
@@ -216,7 +216,6 @@ def take(folder: Path, pictures: Sequence[Picture]) -> None:
             page = browser.new_page(viewport={"width": WIDTH, "height": 900})
             (place,) = sorted(folder.glob(picture.page))[:1]
             page.goto(place.as_uri())
-            page.wait_for_selector(DRAWN, state="attached")
             height = min(TALLEST, page.evaluate("document.documentElement.scrollHeight"))
             clip = {"x": 0, "y": 0, "width": WIDTH, "height": height}
             file = images / f"{picture.name}.png"
@@ -240,7 +239,7 @@ def gallery() -> str:
 
 
 def chart(picture: Picture) -> str:
-    """The line of a chart that is kept besides; empty without one."""
+    """Return the line of a chart that is stored as SVG; empty without one."""
     name = Path(picture.chart).name
     return f"![A chart of it, saved by --charts](images/{name})\n" if name else ""
 

@@ -191,8 +191,8 @@ def _charts(report: RunReport, theme: ChartTheme) -> Mapping[str, LayerChart]:
 
 def _warnings(result: Result) -> list[str]:
     impossible = impossible_figure(result.metrics)
-    excluded = f"{impossible}. Comparisons exclude this run." if impossible else ""
-    return [*filter(None, (excluded[:1].upper() + excluded[1:],)), *result.warnings]
+    warning = f"{impossible}. Comparisons exclude this run." if impossible else ""
+    return [*filter(None, (warning[:1].upper() + warning[1:],)), *result.warnings]
 
 
 def _outcome(report: RunReport) -> Iterator[Section]:
@@ -281,7 +281,7 @@ def _folds(report: RunReport) -> Iterator[Section]:
 
 
 def run_figures(report: RunReport) -> tuple[Figure, ...]:
-    """Return throughput, step time, MFU and memory; nothing if there are no measurements."""
+    """Return throughput, step time, MFU and memory; nothing without measurements."""
     result = report.result
     if not any(finite_value(metric) is not None for metric in result.metrics.values()):
         return ()

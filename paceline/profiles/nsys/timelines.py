@@ -76,7 +76,7 @@ class ReportTables:
             self._db.close()
 
     def columns(self, table: str) -> set[str]:
-        """Return the names of a table's columns; empty if there is no such table."""
+        """Return the names of a table's columns; empty without such a table."""
         if table not in self.names:
             return set()
         with self._answers():
