@@ -25,6 +25,7 @@ TWO_AT_ONCE := -n 2 --dist loadfile
 CLUSTER_TESTS = --durations=20 tests/clusters $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| [ $$? = 5 ])
 # Where it is set every command that a test starts compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
+SPELLED := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs paceline benchmarks tests
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -110,11 +111,13 @@ same: $(VENV)/.installed-tested ## compare the JSON of every verb with what is r
 	$(BIN)/python -m tests.forms compare
 
 .PHONY: lint
-lint: $(VENV)/.installed-tested ## ruff, pyright, what each package may import, and the docs site
+lint: $(VENV)/.installed-tested ## ruff, pyright, what each package may import, wording, spelling, and the docs site
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python -m tests.conventions.language
+	$(BIN)/codespell --quiet-level 3 $(SPELLED)
 	$(MAKE) docs
 
 .PHONY: docs

@@ -114,14 +114,14 @@ def described_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 def _model_named(title: str, root: type[BaseModel]) -> type[BaseModel] | None:
     """Return the class of a definition, searched among the fields of `root`."""
-    pending, reached = [root], {root}
+    pending, visited = [root], {root}
     while pending:
         model = pending.pop()
         if model.__name__ == title:
             return model
         for field in model.model_fields.values():
-            new = set(models_in(field.annotation)) - reached
-            reached |= new
+            new = set(models_in(field.annotation)) - visited
+            visited |= new
             pending += new
     return None
 

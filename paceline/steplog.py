@@ -36,41 +36,47 @@ def begin(folder: str | None = None, first_step: int = 1) -> None:
 def step(
     tokens: float | None = None, samples: float | None = None, loss: Any = None
 ) -> Iterator[SimpleNamespace]:
-    """One optimizer step of this rank's own tokens and samples; what is yielded takes them later,
-    and `grad_norm`. A block that raises is no step."""
+    """Record one optimizer step of this rank's tokens and samples.
+
+    The yielded object accepts `tokens`, `samples`, `loss` and `grad_norm` until the block ends. A
+    block that raises is not recorded.
+    """
     log, began_s = _log(), time.perf_counter()
     before_s = sum(log.waits.values())
     line = SimpleNamespace(tokens=tokens, samples=samples, loss=loss, grad_norm=None)
     yield line
-    # Within the step: the number of a tensor on a GPU is waited for.
-    said = {name: float(value) for name, value in vars(line).items() if value is not None}
+    # Inside the step, because reading a tensor on a GPU waits for it.
+    values = {name: float(value) for name, value in vars(line).items() if value is not None}
     took_s = time.perf_counter() - began_s + before_s
     waited_s = log.waits.get("comm_wait_s", 0.0 if log.world == 1 else None)
     busy_s = None if waited_s is None else max(0.0, took_s - waited_s)
-    log.steps, log.finite = log.steps + 1, math.isfinite(said.get("loss", 0.0))
-    finite = {name: value for name, value in said.items() if math.isfinite(value)}
+    log.steps, log.finite = log.steps + 1, math.isfinite(values.get("loss", 0.0))
+    finite = {name: value for name, value in values.items() if math.isfinite(value)}
     log.write("step", step=log.steps, **finite, step_time_s=took_s, busy_time_s=busy_s,
               **{"comm_wait_s": waited_s, **log.waits}, memory_bytes=_peaks())  # fmt: skip
     log.waits = dict.fromkeys(log.waits, 0.0)
 
 
 def waiting_for_data() -> Any:
-    """What runs inside waits for input, in a step or before it."""
+    """Mark a block that waits for input, inside a step or before it."""
     return _waiting("data_wait_s")
 
 
 def waiting_for_ranks() -> Any:
-    """What runs inside only waits for other ranks. Mark every such wait or none: without them no
-    rank is called slow, because all take the slowest one's time."""
+    """Mark a block that only waits for other ranks.
+
+    Mark every such wait or none. Without them no rank can be identified as slow, because all ranks
+    take the time of the slowest one.
+    """
     return _waiting("comm_wait_s")
 
 
 def batches(loader: Iterable[Any]) -> Iterator[Any]:
-    """The loader's batches; the time until each is there counts as a wait for data."""
-    rest, end = iter(loader), object()
+    """Yield the loader's batches; the time until each arrives counts as a wait for data."""
+    iterator, end = iter(loader), object()
     while True:
         with waiting_for_data():
-            batch = next(rest, end)
+            batch = next(iterator, end)
         if batch is end:
             return
         yield batch

@@ -115,7 +115,7 @@ def _row(name: str) -> dict[str, Any]:
         remedy = (
             f"paceline engines install {name}"
             if engine_needs.requirements
-            else f"{', '.join(absent)} beside Paceline"
+            else f"{', '.join(absent)} in Paceline's environment"
         )
     return {
         "name": name,

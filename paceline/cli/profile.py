@@ -182,8 +182,8 @@ def profile(
         options.refuse_unused(context, f"--tool {tool_name.value}", {*context.params} - {*flags})
         flags = {}
     plan = _plan(context, request)
-    chosen = None if ranks is None else parse_ranks(ranks, plan.spec.world_size)
-    plan = with_profile(plan, tool_name.value, chosen, first, last, **flags)
+    profiled_ranks = None if ranks is None else parse_ranks(ranks, plan.spec.world_size)
+    plan = with_profile(plan, tool_name.value, profiled_ranks, first, last, **flags)
     print_notices(plan)
     if any(text.partition("=")[0].strip() in STEPS_FIELDS for text in overrides or ()):
         echo(f"note: {length_text(plan.spec)}", err=True)

@@ -132,9 +132,9 @@ def rampup(
       --set layout.pp=2 --check table.md
 
     Nothing runs. Each stage gets the fastest layout that fits in memory, on the largest number of
-    nodes that keeps its devices efficient; the pipeline bubble and the wait for other replicas are
-    included. --check reports which stages of an existing schedule cannot run, run out of memory or
-    are slow, with the reason.
+    nodes that keeps its devices efficient. Pipeline bubbles and exposed gradient communication are
+    included. --check reads an existing schedule and reports stages that cannot run, run out of
+    memory or are slow, with the reason.
     """
     if all_batches and samples:
         raise UserError(

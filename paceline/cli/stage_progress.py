@@ -67,10 +67,10 @@ def _bars(bars: Progress) -> StageWatcher:
     tasks: dict[str, TaskID] = {}
     last, lock = 0.0, threading.Lock()
 
-    def show(name: str, done: int, total: int | None, detail: str) -> None:
+    def show(name: str, done_bytes: int, total: int | None, detail: str) -> None:
         if name not in tasks:
             tasks[name] = bars.add_task(escape(name), total=None, detail="")
-        bars.update(tasks[name], completed=done, total=total, detail=escape(one_line(detail)))
+        bars.update(tasks[name], completed=done_bytes, total=total, detail=escape(one_line(detail)))
 
     def watch(progress: StageProgress) -> None:
         nonlocal last
@@ -99,5 +99,5 @@ def _whole(progress: StageProgress) -> str:
     return " · ".join(parts)
 
 
-def _bytes(done: int, total: int | None) -> str:
-    return si(done, "B") + (f" of {si(total, 'B')}" if total is not None else "")
+def _bytes(done_bytes: int, total: int | None) -> str:
+    return si(done_bytes, "B") + (f" of {si(total, 'B')}" if total is not None else "")

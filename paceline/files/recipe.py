@@ -110,7 +110,7 @@ class Recipe(Value):
     title: str
     """One line for lists."""
     description: str = ""
-    """What the workload is and where its settings come from."""
+    """Description of the workload and the source of its settings."""
     engine: str = "native"
     """Framework that trains: `native`, or another engine of `paceline engines`."""
     engine_settings: EngineSettings = {}
@@ -124,12 +124,12 @@ class Recipe(Value):
     data: Data = Data()
     """Source of the samples."""
     layout: Layout = Layout()
-    """How the model is spread over the devices."""
+    """Distribution of the model over the devices."""
     devices: PositiveInt | None = None
     """Number of devices. Unset uses every GPU of the machine, or two processes on a CPU."""
     scaling: ScalingKind | None = None
-    """How the batch changes with the number of devices in `paceline scale`: `weak` (it grows)
-    or `strong` (it stays). Unset is strong if `training.global_batch` is a number, else
+    """Change of the batch with the number of devices in `paceline scale`: `weak` (it grows) or
+    `strong` (it stays). Unset is strong if `training.global_batch` is a number, else
     weak."""
     flops_convention: str = "causal"
     """FLOPs convention of MFU and FLOP/s, see the page "Which MFU?"."""
@@ -146,7 +146,7 @@ class Recipe(Value):
     """Track the memory of one early step by part. The time of that step is excluded from all
     figures."""
     checkpoint: Checkpointing = Checkpointing()
-    """When checkpoints are written, and which one the run starts from."""
+    """Checkpoints to write, and the one from which the run starts."""
     mlperf: MlperfLog | None = None
     """Labels of the MLPerf log that the run writes. Unset writes no MLPerf log."""
     references: tuple[str, ...] = ()
