@@ -39,6 +39,7 @@ DEFAULTS = {
 """Attributes without effect: the page's style sheet or SVG itself has the same values."""
 CIRCLE = re.compile(r"M([\d.]+),0A\1,\1,0,1,1,-\1,0A\1,\1,0,1,1,\1,0")
 TRANSLATION = re.compile(r"translate\(([-\d.]+,[-\d.]+)\)")
+BEYOND_BASIC = re.compile("[\U00010000-\U0010ffff]")
 NUMBER = re.compile(r"-?\d*\.\d{2,}(?:e-?\d+)?")
 
 
@@ -65,12 +66,18 @@ def page_svg(spec: Mapping[str, Any], width: int, name: str, *, labels: bool = T
 
 
 def _printable(value: Any) -> Any:
-    """Return nested JSON values with control characters removed from every text."""
+    """Return nested JSON values without characters in texts that cannot be drawn.
+
+    These are control characters, and those beyond the basic plane: Vega cuts long labels between
+    the two halves of such a character, which vl-convert then refuses.
+    """
     if isinstance(value, dict):
         return {key: _printable(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_printable(each) for each in value]
-    return printable(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return BEYOND_BASIC.sub("\N{REPLACEMENT CHARACTER}", printable(value))
 
 
 def _describe_marks(layer: dict[str, Any]) -> None:

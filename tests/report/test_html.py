@@ -255,6 +255,10 @@ def tags_of(text: str) -> list[str]:
     return [tag for tag, _ in Page(render_html(hostile_report(text))).elements]
 
 
+def test_a_long_name_of_emoji_does_not_break_the_charts() -> None:
+    assert tags_of("0" + "\N{ROCKET}" * 80) == tags_of("plain")
+
+
 @settings(max_examples=12, deadline=None)
 @given(
     st.text(max_size=40), st.sampled_from(["<!--<script>", "</style>", "'\" onclick=", "{{7*7}}"])
