@@ -68,7 +68,7 @@ for both."""
 BESIDE_LAYERS = (0, 2, 3)
 """What a pipeline counts as layers beside them: embedding and head, and DeepSeek's second head."""
 SPACE = SearchSpace(
-    micro_batches=(1, 2, 4, 8), zero_stages=(1, 3), recompute=("none", "full"), most_cp=8
+    micro_batches=(1, 2, 4, 8), zero_stages=(1, 3), recompute=("none", "full"), max_cp=8
 )
 
 

@@ -70,7 +70,7 @@ def loop(folder: Path, work: str = "pass", after: str = "") -> RankLog:
 
 def read_lines(folder: Path, rank: int) -> RankLog:
     log = read_rank((folder / "steps" / f"rank-{rank:05d}.jsonl").read_text().splitlines())
-    assert log.unread.lines == 0
+    assert log.skipped_lines.lines == 0
     return log
 
 

@@ -56,7 +56,7 @@ def test_batches_are_whole_and_the_first_evaluations_can_be_left_out(tmp_path: P
     assert [(e["step"], e["samples"]) for e in evaluations(tmp_path)] == [(6, 24), (9, 36)]
     assert "reached" not in end(tmp_path), "there is no target"
     log = read_rank((tmp_path / "steps" / "rank-00000.jsonl").read_text().splitlines())
-    assert [event.step for event in log.evaluations] == [6, 9] and not log.unread.lines
+    assert [event.step for event in log.evaluations] == [6, 9] and not log.skipped_lines.lines
 
 
 def test_the_target_ends_the_training_and_the_lines_say_so(tmp_path: Path) -> None:

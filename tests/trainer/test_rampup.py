@@ -85,7 +85,7 @@ def trained(folder: Path, ranks: int = 1, **changes: Any) -> Steps:
     assert train(folder, raw) == 0, log(folder)
     files = [folder / "steps" / f"rank-{r:05d}.jsonl" for r in range(world_size(raw))]
     read = [read_rank(file.read_text().splitlines()) for file in files]
-    assert not any(of_rank.unread.lines for of_rank in read)
+    assert not any(of_rank.skipped_lines.lines for of_rank in read)
     return merge_ranks({rank: Steps.of(found.steps) for rank, found in enumerate(read)})
 
 
