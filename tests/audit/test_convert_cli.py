@@ -122,7 +122,7 @@ def test_the_rows_of_a_study_come_out_under_a_name_each(figure: str, to: str, re
     [
         (["54.1", "--from", "causal", *LLAMA], "54.1: has no unit"),
         (["200%", "--from", "causal", *LLAMA], "the peak"),
-        (["54.1%", *LLAMA], "--from: is needed"),
+        (["54.1%", *LLAMA], "--from: is required"),
         (["54.1%", "--from", "casual", *LLAMA], "did you mean 'causal'"),
         (["54.1%", "--from", "causal", "--model", "lama"], "recipe 'lama': is unknown"),
         (["14.72s", *LLAMA], "add --global-batch and --gpus"),

@@ -76,8 +76,8 @@ def test_an_estimate_says_that_it_knows_no_documents() -> None:
     question = EstimateRequest("tiny-llama", "H100-SXM", 8)
     notes = estimate(replace(question, variant="documents"), shipped()).notes
 
-    assert "are of whole windows" in " ".join(notes)
-    assert "are of whole windows" not in " ".join(estimate(question, shipped()).notes)
+    assert "assume full attention windows" in " ".join(notes)
+    assert "assume full attention windows" not in " ".join(estimate(question, shipped()).notes)
 
 
 def test_the_recipe_that_masks_documents_can_run_as_it_is() -> None:

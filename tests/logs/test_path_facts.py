@@ -26,7 +26,7 @@ def test_dtype_size_and_gpus_come_from_the_path(tmp_path: Path):
     facts = document.facts
     assert (facts.dtype, facts.nominal_parameters, facts.num_devices) == ("fp8", 70e9, 64)
     assert document.sources == dict.fromkeys(["dtype", "num_devices", "nominal_parameters"], "path")
-    assert "  from its path: dtype fp8, num devices 64, 70.0B parameters" in list(
+    assert "  from the path: dtype fp8, num devices 64, 70.0B parameters" in list(
         log_lines(document)
     )
 
