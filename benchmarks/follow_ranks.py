@@ -4,7 +4,7 @@
 
 A generator, which is a process of its own, writes what ranks write: event lines of rank 0 and of
 ever other ranks, and the times of the watchdogs' files. The controller follows as `paceline run`
-does: rank 0's lines five times a second, signs of life each second. At the end a rank fails; how
+does: rank 0's lines five times a second, activity each second. At the end a rank fails; how
 long until that is known is printed as well. Only the controller's processor time counts.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 from paceline.files.run_folder import LOGS_FOLDER, STEPS_FOLDER
 from paceline.runs.flow import POLL_S
-from paceline.runs.step_follower import SignsOfLife, StepFollower
+from paceline.runs.step_follower import JobHeartbeat, StepFollower
 from paceline.trainer.measure.event_log import EventLog
 
 HANG_LIMIT_S = 300.0
@@ -68,23 +68,23 @@ def generate(folder: Path, ranks: int) -> None:
 def follow(folder: Path, seconds: float, failing: int | None = None) -> dict[str, Any]:
     """Follow for so long, or until the failure of a rank is known, which comes at once."""
     steps = StepFollower(folder / STEPS_FOLDER / "rank-00000.jsonl")
-    life = SignsOfLife(folder, HANG_LIMIT_S)
+    heartbeat = JobHeartbeat(folder, HANG_LIMIT_S)
     if failing is None:
         # The listing at the start, and the reading of what is there already, are paid once.
-        life._looked -= 2.0
-        life.look()
+        heartbeat._last_check_s -= 2.0
+        heartbeat.check()
         steps.new_steps()
     else:
-        life = SignsOfLife(folder, HANG_LIMIT_S)
-        life._looked -= 2.0
-        life.look()
+        heartbeat = JobHeartbeat(folder, HANG_LIMIT_S)
+        heartbeat._last_check_s -= 2.0
+        heartbeat.check()
         log = EventLog(str(folder / STEPS_FOLDER), failing)
         log.write("end", status="failed", reason="a test", steps=1, time_unix=time.time())
     began, cpu, seen, silent_s = time.monotonic(), time.process_time(), 0, 0.0
-    while time.monotonic() - began < seconds and not life.failed_s:
+    while time.monotonic() - began < seconds and not heartbeat.failed_s:
         seen += len(steps.new_steps())
-        life.look()
-        silent_s = max(silent_s, life.silent_s)
+        heartbeat.check()
+        silent_s = max(silent_s, heartbeat.silent_s)
         time.sleep(POLL_S)
     took = time.monotonic() - began
     return {
@@ -92,7 +92,7 @@ def follow(folder: Path, seconds: float, failing: int | None = None) -> dict[str
         "steps_seen": seen,
         "share_of_a_core": (time.process_time() - cpu) / took,
         "longest_silence_s": silent_s,
-        "failed": bool(life.failed_s),
+        "failed": bool(heartbeat.failed_s),
     }
 
 

@@ -12,7 +12,12 @@ from paceline.cli.output import emit, emit_files
 from paceline.cli.terminal import echo
 from paceline.core.errors import UserError
 from paceline.files.run_folder import runs_root
-from paceline.runs.comparison import Gate, compare_runs, compare_with_reference, parse_margin
+from paceline.runs.comparison import (
+    ComparisonOptions,
+    compare_runs,
+    compare_with_reference,
+    parse_margin,
+)
 from paceline.runs.comparison_junit import junit_xml
 from paceline.runs.comparison_report import comparison_document
 
@@ -141,14 +146,14 @@ def compare(
             "compare", "takes either B or --against, not both", remedy="give one of them"
         )
     root = runs_root(runs_dir)
-    gate = Gate(parse_margin(margin), tuple(allow or ()), tuple(metric or ()))
+    gate = ComparisonOptions(parse_margin(margin), tuple(allow or ()), tuple(metric or ()))
     if sequential:
         refuse_unused(context, "--sequential", USED_IN_PAIRS)
         # It needs launchers and engines, which a plain comparison does without.
         from paceline.cli.sequential import compare_in_pairs
-        from paceline.runs.sequential_comparison import PairsQuestion
+        from paceline.runs.sequential_comparison import SequentialRequest
 
-        question = PairsQuestion(root, first, second or "", gate, max_pairs, group, runs_dir)
+        question = SequentialRequest(root, first, second or "", gate, max_pairs, group, runs_dir)
         answer = compare_in_pairs(question, _json_alone(form, as_json), probe)
         raise typer.Exit(VERDICT_EXIT.get(answer.verdict, 3))
     refuse_unused(context, "runs that there are (--sequential makes them)", USED_WITHOUT_PAIRS)

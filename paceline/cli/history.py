@@ -17,7 +17,7 @@ from paceline.core.units import counted
 from paceline.files.index import COLUMNS, listing
 from paceline.files.run_folder import runs_root
 from paceline.runs.comparison import parse_margin
-from paceline.runs.history import recipe_history, recipe_named
+from paceline.runs.history import find_recipe_name, recipe_history
 from paceline.runs.history_report import history_document
 
 
@@ -79,7 +79,7 @@ def _folders(
     runs = listing(root, computed_result)
     for problem in runs.left_out:
         echo(f"left out: {problem}", err=True)
-    name = recipe_named(recipe, [row["recipe"] for row in runs.rows if row["recipe"]])
+    name = find_recipe_name(recipe, [row["recipe"] for row in runs.rows if row["recipe"]])
     of_recipe = [row for row in runs.rows if row["recipe"] == name]
     rows: list[Any] = [
         row for row in select_rows(of_recipe, where, COLUMNS) if _is_since(row, begin)

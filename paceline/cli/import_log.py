@@ -76,13 +76,13 @@ def import_log(
     form = options.ReportFormat.json if as_json else form
     root = runs_root(runs_dir)
     if is_archive(path) and not is_bundle(path):
-        archive = import_archive(path, facts, root, command_line(), tag=tag, again=reimport)
+        archive = import_archive(path, facts, root, command_line(), tag=tag, reimport=reimport)
         _print_archive(archive, form)
         return
     if is_archive(path):
         emit(run_document(import_bundle(path, root, reimport)), form)
         return
-    report = store(path, facts, root, command_line(), tag=tag, again=reimport)
+    report = store(path, facts, root, command_line(), tag=tag, reimport=reimport)
     emit(run_document(report), form)
 
 

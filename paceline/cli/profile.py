@@ -26,7 +26,7 @@ from paceline.machines.placement import Request
 from paceline.profiles.profile import PROFILE_PAGE
 from paceline.profiles.tools import tool
 from paceline.runs import flow
-from paceline.runs.plan import Plan, make_plan, plan_again
+from paceline.runs.plan import Plan, make_plan, replan
 from paceline.runs.profile_report import profile_document
 from paceline.runs.profiling import length_text, with_profile, write_profile
 
@@ -295,7 +295,7 @@ def _plan(context: typer.Context, request: Request) -> Plan:
         "cpu_samples",
     }
     options.refuse_unused(context, f"the stored run {record.name}", used_parameters)
-    return plan_again(record.spec)
+    return replan(record.spec)
 
 
 def _run(plan: Plan, runs_dir: Path | None, tag: str | None, probe: bool) -> RunReport:

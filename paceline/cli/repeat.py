@@ -27,8 +27,8 @@ from paceline.runs.flow import Watcher, command_line
 from paceline.runs.plan import Plan
 from paceline.runs.repeat_plan import (
     ENOUGH_FOR_SAME,
+    ScheduledRepeat,
     Series,
-    Turn,
     new_series,
     resumed_series,
     side_request,
@@ -36,7 +36,7 @@ from paceline.runs.repeat_plan import (
 from paceline.runs.repeat_runner import run_series
 from paceline.runs.repeats_text import (
     ROW_METRICS,
-    configuration,
+    changes_text,
     group_rows,
     run_text,
     series_lines,
@@ -185,8 +185,8 @@ def announce(series: Series) -> None:
     """Print to standard error what will run."""
     for number, side in enumerate(series.sides):
         letter = f"{'AB'[number]}  " if len(series.sides) > 1 else ""
-        changes_text = f" · {configuration(side.changes)}" if side.changes else ""
-        echo(f"{letter}{run_headline(side.plan.spec)}{changes_text}", err=True)
+        differences = f" · {changes_text(side.changes)}" if side.changes else ""
+        echo(f"{letter}{run_headline(side.plan.spec)}{differences}", err=True)
         have = series.num_repeats - len(side.missing)
         already = f", of which {have} exist" if have else ""
         repeats = counted(series.num_repeats, "repeat")
@@ -205,7 +205,7 @@ class RepeatDisplay:
         self.at_once = at_once
 
     @contextmanager
-    def running(self, task: Turn, plan: Plan) -> Iterator[Watcher]:
+    def running(self, task: ScheduledRepeat, plan: Plan) -> Iterator[Watcher]:
 
         if self.at_once > 1:
             echo(f"{_title(task)} starts", err=True)
@@ -214,7 +214,7 @@ class RepeatDisplay:
         with progress_display(plan.spec, _title(task)) as watch:
             yield watch
 
-    def ended(self, task: Turn, outcome: TaskOutcome) -> None:
+    def ended(self, task: ScheduledRepeat, outcome: TaskOutcome) -> None:
 
         text = run_text(outcome) if isinstance(outcome, Result) else f"no run: {outcome}"
         echo(f"{_title(task)}: {text}" if self.at_once > 1 else f"  {text}", err=True)
@@ -224,7 +224,7 @@ class RepeatDisplay:
         echo(lost_text(slot, why, for_good), err=True)
 
 
-def _title(turn: Turn) -> str:
+def _title(turn: ScheduledRepeat) -> str:
     return f"{turn.letter}  ".lstrip() + f"repeat {turn.number} of {turn.num_repeats}"
 
 
@@ -246,7 +246,9 @@ def _print_series(result: SeriesResult, form: ReportFormat) -> None:
 def _print_plans(series: Series, form: ReportFormat) -> None:
     """Print the order of the repeats, and the plan of each configuration."""
 
-    lanes = [[f"{t.letter}{t.number}" for t in series.turns(slot.number)] for slot in series.slots]
+    lanes = [
+        [f"{t.letter}{t.number}" for t in series.schedule(slot.number)] for slot in series.slots
+    ]
     turns = [turn for lane in lanes for turn in lane]
     if form is ReportFormat.json:
         content = {"order": turns, "groups": {s.group: plan_content(s.plan) for s in series.sides}}

@@ -8,20 +8,22 @@ from paceline.cli.terminal import echo
 from paceline.compare.sequential.judgement import SequentialComparison
 from paceline.runs.flow import command_line
 from paceline.runs.sequential_comparison import (
-    PairsQuestion,
-    asked,
-    judged_so_far,
+    SequentialRequest,
+    judge_existing_pairs,
     run_until_decided,
-    series_of,
+    sequential_series,
+    with_instructions,
 )
 from paceline.runs.sequential_report import look_text, sequential_document
 
 
-def compare_in_pairs(question: PairsQuestion, as_json: bool, probe: bool) -> SequentialComparison:
+def compare_in_pairs(
+    question: SequentialRequest, as_json: bool, probe: bool
+) -> SequentialComparison:
     """Run the pairs that are needed, or report how many are missing, and print the result."""
-    series = series_of(question)
+    series = sequential_series(question)
     if series is None:
-        answer = asked(judged_so_far(question))
+        answer = with_instructions(judge_existing_pairs(question))
     else:
         announce(series)
         answer = run_until_decided(

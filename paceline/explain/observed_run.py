@@ -19,7 +19,7 @@ from paceline.explain.rank_events import RankEvents, rank_events
 from paceline.explain.step_breakdown import MIN_STEPS, StepBreakdown, break_down_steps
 from paceline.files.documents import read_json, read_lines
 from paceline.machines.probe.telemetry import FOLDER as TELEMETRY_FOLDER
-from paceline.runs.outcome import evaluate, place_of
+from paceline.runs.outcome import evaluate, rank_place
 
 CAMPAIGN_RESULT = "scale.json"
 REMEDY = "choose a run of the native trainer or one that logs its steps with paceline.steplog"
@@ -92,7 +92,7 @@ def observed_run(folder: Path) -> ObservedRun:
     return ObservedRun(
         report=report,
         account=account,
-        places=tuple(place_of(rank, start) for rank, start in starts.items() if start),
+        places=tuple(rank_place(rank, start) for rank, start in starts.items() if start),
         environment=environment_items(report.inventory, report.result.versions),
         clock=_clock(folder, report, ranks),
         flagged_hosts=_flagged_hosts(folder.parent),

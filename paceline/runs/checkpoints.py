@@ -1,4 +1,4 @@
-"""The checkpoints of a run: which one a recipe begins with, and what a run must not leave."""
+"""Find the checkpoint that a recipe starts from; remove incomplete ones."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from paceline.files.recipe import Recipe
 from paceline.files.run_folder import find_run
 
 CHECKPOINTS_FOLDER, LATEST_CHECKPOINT, CHECKPOINT_STATE = "checkpoints", "latest", "state.json"
-"""Names that the native trainer gives."""
+"""Names that the native trainer uses."""
 HUB_CONFIG = "config.json"
-"""In a model's folder of the hub, beside its safetensors."""
+"""Configuration file in a model folder of the Hugging Face Hub."""
 
 
 def with_checkpoint(recipe: Recipe, runs: Path) -> Recipe:
-    """The recipe with the absolute folders of the very checkpoints that it begins with.
+    """Return the recipe with absolute paths of the checkpoints that it starts from.
 
-    The recipe may name a checkpoint, a folder of them (its latest at this moment), or a run, by
-    path or as everywhere (`last`, a prefix). Raises UserError when there is none.
+    The recipe may name a checkpoint, a folder of checkpoints (the latest one is taken), or a run:
+    its path, its name, a prefix of it, or `last`. Raises UserError when there is none.
     """
     update: dict[str, Any] = {}
     if recipe.checkpoint.resume is not None:
@@ -44,9 +44,9 @@ def _checkpoint(recipe: Recipe, field: str, name: str, runs: Path) -> str:
 
 
 def find_checkpoint(where: str, name: str, runs: Path) -> Path:
-    """The checkpoint that a path, a run or a folder of checkpoints means: the latest one.
+    """Return the latest checkpoint of a run or folder, or the checkpoint at a path.
 
-    Raises UserError, which begins with `where`, when there is none.
+    Raises UserError, which starts with `where`, when there is none.
     """
     path = home_path(where, name)
     origin = path if path.is_dir() else find_run(runs, name)
@@ -57,15 +57,15 @@ def find_checkpoint(where: str, name: str, runs: Path) -> Path:
             return folder.resolve()
     raise UserError(
         where,
-        f"{origin} holds no whole checkpoint",
+        f"{origin} has no complete checkpoint",
         remedy="checkpoint.every=N saves one every N steps",
     )
 
 
-def remove_torn_checkpoints(run: Path) -> None:
-    """Remove what a run whose processes have ended was still writing, at most one folder.
+def remove_incomplete_checkpoints(run: Path) -> None:
+    """Remove the incomplete checkpoint of a run whose processes have ended.
 
-    The native trainer writes a checkpoint under a name that begins with a dot, its state last.
+    The native trainer writes a checkpoint to a folder whose name starts with a dot, its state last.
     """
     for part in (run / CHECKPOINTS_FOLDER).glob(".step-*"):
         if not (part / CHECKPOINT_STATE).exists():

@@ -1,4 +1,4 @@
-"""Two sides found by name and held against each other: runs, repeats, tags, files, references."""
+"""Compare two sides, found by name: runs, repeats, tags, result files, or published rows."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from paceline.runs.logged_run import RUN_STATUS
 from paceline.runs.outcome import evaluate
 
 BEST_REFERENCE = "reference"
-"""Stands for the published row that comes nearest to the run."""
+"""Name for the published row that is most similar to the run."""
 
 
 @dataclass(frozen=True)
-class Gate:
-    """How two sides are to be judged."""
+class ComparisonOptions:
+    """Margin, allowed differences and metrics of a comparison."""
 
     margin: float = MARGIN
     allowed: tuple[str, ...] = ()
@@ -55,37 +55,39 @@ class Gate:
             _check_choice("--metric", name, METRICS)
 
 
-def compare_runs(root: Path, first: str, second: str, gate: Gate) -> Comparison:
-    """The runs called `second` judged against those called `first`.
+def compare_runs(root: Path, first: str, second: str, options: ComparisonOptions) -> Comparison:
+    """Compare the runs named `second` with those named `first`.
 
-    Raises UserError when a name stands for no run.
+    Raises UserError when a name matches no run.
     """
-    baseline, candidate = side_of(root, first), side_of(root, second)
-    return _judge(baseline, candidate, gate, machine_scatter(root, Pair(baseline, candidate)))
+    baseline, candidate = find_side(root, first), find_side(root, second)
+    return _judge(baseline, candidate, options, machine_scatter(root, Pair(baseline, candidate)))
 
 
-def compare_with_reference(root: Path, name: str, reference: str, gate: Gate) -> Comparison:
-    """The runs called `name` judged against a published row, or the nearest row of a table.
+def compare_with_reference(
+    root: Path, name: str, reference: str, options: ComparisonOptions
+) -> Comparison:
+    """Compare the runs named `name` with a published row, or the most similar row of a table.
 
     Raises UserError when a name is unknown or no row has a step time.
     """
-    side = side_of(root, name)
+    side = find_side(root, name)
     rows = rows_with_step_time(_rows(reference, side))
     if not rows:
-        raise UserError(f"--against {reference}", "has no row with a step time to compare with")
+        raise UserError(f"--against {reference}", "has no row with a step time")
     facts = [member.facts for member in side.valid_runs or side.members]
-    row = published_side(nearest_row(rows, facts, gate.allowed))
-    comparison = _judge(row, side, gate, machine_scatter(root, Pair(row, side)))
+    row = published_side(nearest_row(rows, facts, options.allowed))
+    comparison = _judge(row, side, options, machine_scatter(root, Pair(row, side)))
     if reference != BEST_REFERENCE or _rows_of_recipe(side):
         return comparison
-    note = "no published row is known for the recipe; the nearest of all was taken"
+    note = "no published row is known for the recipe; the most similar row was used"
     return comparison.model_copy(update={"notes": (*comparison.notes, note)})
 
 
-def side_of(root: Path, name: str) -> ComparisonSide:
-    """The runs that `name` stands for: a run, repeats, a tag, result files, or several by commas.
+def find_side(root: Path, name: str) -> ComparisonSide:
+    """Return the runs of a run name, group, tag or result file, or of a comma-separated list.
 
-    Raises UserError when it stands for none.
+    Raises UserError when there is none.
     """
     parts = [part.strip() for part in name.split(",") if part.strip()]
     parts = [name] if _is_result_file(name) else parts
@@ -96,11 +98,11 @@ def side_of(root: Path, name: str) -> ComparisonSide:
         else:
             members += [member_of_run(evaluate(folder)) for folder in find_runs(root, part)]
     if not members:
-        raise UserError(f"side {name!r}", "names no run")
+        raise UserError(f"side {name!r}", "matches no run")
     unique = tuple({member.identity: member for member in members}.values())
     # Names of files that are no UTF-8 could not be printed.
-    shown = name.encode(errors="replace").decode()
-    return ComparisonSide(unique[0].name if len(unique) == 1 else shown, unique)
+    printable_name = name.encode(errors="replace").decode()
+    return ComparisonSide(unique[0].name if len(unique) == 1 else printable_name, unique)
 
 
 def _is_result_file(name: str) -> bool:
@@ -109,32 +111,37 @@ def _is_result_file(name: str) -> bool:
 
 
 def parse_margin(text: str) -> float:
-    """`1%`, `1 %` or `0.01` as a fraction; raises UserError for anything else."""
-    number, percent, rest = text.strip().partition("%")
+    """Return `1%` or `0.01` as a fraction; raise UserError for anything else."""
+    number, percent, suffix = text.strip().partition("%")
     try:
         value = float(number) / (100 if percent else 1)
     except ValueError:
         value = -1.0
-    if rest.strip() or not 0 <= value < 0.5:
-        raise UserError(f"--margin {text}", "is no margin", allowed="0 to 50%, written 1% or 0.01")
+    if suffix.strip() or not 0 <= value < 0.5:
+        raise UserError(
+            f"--margin {text}", "is not a margin", allowed="0 to 50%, written 1% or 0.01"
+        )
     return value
 
 
 def _judge(
-    baseline: ComparisonSide, candidate: ComparisonSide, gate: Gate, variation: RunVariation | None
+    baseline: ComparisonSide,
+    candidate: ComparisonSide,
+    options: ComparisonOptions,
+    variation: RunVariation | None,
 ) -> Comparison:
     return judge(
         baseline,
         candidate,
-        margin=gate.margin,
-        allowed=gate.allowed,
-        metrics=gate.metrics,
+        margin=options.margin,
+        allowed=options.allowed,
+        metrics=options.metrics,
         variation=variation,
     )
 
 
 def member_of_run(report: RunReport) -> ComparedRun:
-    """A run as a comparison sees it."""
+    """Return the settings and metrics of a run that a comparison needs."""
     result = report.result
     times = report.steps["step_time_s"][window_mask(report)]
     return ComparedRun(
@@ -152,7 +159,7 @@ def member_of_run(report: RunReport) -> ComparedRun:
 
 
 def _settled_facts(facts: RunSettings, result: Result | ParsedLog) -> RunSettings:
-    """The facts with the window's own batch and sequence length, which a ramp-up leaves open."""
+    """Return the settings with the window's batch and sequence length, which a ramp-up varies."""
     window = result.window
     if window is None:
         return facts
@@ -163,7 +170,7 @@ def _settled_facts(facts: RunSettings, result: Result | ParsedLog) -> RunSetting
 
 
 def _members_in(path: Path) -> list[ComparedRun]:
-    """The runs in a JSON file: one result.json, or what `paceline parse --json` printed."""
+    """Return the runs of a JSON file: a result.json, or the output of `paceline parse --json`."""
     if path.name == "result.json" and (path.parent / RUN_FILE).is_file():
         return [member_of_run(evaluate(path.parent))]
     try:
@@ -176,7 +183,7 @@ def _members_in(path: Path) -> list[ComparedRun]:
     except ValidationError as error:
         raise UserError(
             str(path),
-            f"is no result of a run: {refusal(str(path), error).what}",
+            f"is not a run's result: {refusal(str(path), error).what}",
             allowed="result.json, or the output of `paceline parse --json`",
         ) from error
 
@@ -204,7 +211,6 @@ def _member_in(entry: Any) -> ComparedRun:
 
 
 def _rows(reference: str, side: ComparisonSide) -> Sequence[references.Row]:
-    """The published rows that `reference` stands for."""
     if reference != BEST_REFERENCE:
         return references.find_rows(reference)
     return _rows_of_recipe(side) or references.rows()
@@ -226,24 +232,28 @@ def _check_choice(option: str, word: str, choices: Collection[str]) -> None:
 
 
 def machine_scatter(root: Path, sides: Pair) -> RunVariation | None:
-    """What the history under `root` says of runs like these, where a verdict needs it.
+    """Return the run-to-run variation in the history under `root` when the verdict needs it.
 
-    That is with fewer than three repeats a side, or all of one side before all of the other. The
-    candidate's own runs are left out, however they are named, and so are imported bundles, which
-    tell of another machine; the series is one of either side's configuration.
+    The verdict needs it with fewer than three repeats per side, or when the sides did not
+    alternate. The series has the configuration of either side. The candidate's runs are excluded,
+    and so are imported bundles, which come from another machine.
     """
     if not all(side.valid_runs for side in sides.each):
         return None
     if min(sides.sizes) >= MIN_REPEATS and not sides.not_interleaved:
         return None
-    judged = {Path(member.place).resolve() for member in sides.candidate.valid_runs if member.place}
+    candidate_folders = {
+        Path(member.place).resolve() for member in sides.candidate.valid_runs if member.place
+    }
     places = [m.place for side in sides.each for m in side.valid_runs if m.place and m.facts.recipe]
     keys = {read_record(Path(place)).key for place in places} - {None}
     recipes = {member.facts.recipe for side in sides.each for member in side.valid_runs}
     folders = [
         folder
         for folder in run_folders(root)
-        if folder.resolve() not in judged and _was_made_here(folder) and _is_one_of(folder, keys)
+        if folder.resolve() not in candidate_folders
+        and _was_made_here(folder)
+        and _is_one_of(folder, keys)
     ]
     series = [
         series
@@ -251,8 +261,8 @@ def machine_scatter(root: Path, sides: Pair) -> RunVariation | None:
         for series in (recipe_history(recipe, folders).series if folders else ())
         if series.variation
     ]
-    known = max(series, key=lambda s: s.n_runs, default=None)
-    return known.variation if known else None
+    largest = max(series, key=lambda s: s.n_runs, default=None)
+    return largest.variation if largest else None
 
 
 def _was_made_here(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The charts of a comparison: every run as a dot, every metric's change with its interval."""
+"""Charts of a comparison: the runs of both sides, and the change of each metric."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ROW_HEIGHT = 26
 SIDES = ("baseline", "candidate")
 
 
-def comparison_charts(comparison: Comparison, look: ChartTheme) -> dict[str, alt.LayerChart]:
-    """The runs of both sides, and the changes of all metrics, where there is enough to draw."""
-    charts = {"sides": sides_chart(comparison, look), "changes": changes_chart(comparison, look)}
+def comparison_charts(comparison: Comparison, theme: ChartTheme) -> dict[str, alt.LayerChart]:
+    """Return the charts for which there is enough data, by name."""
+    charts = {"sides": sides_chart(comparison, theme), "changes": changes_chart(comparison, theme)}
     return {name: chart for name, chart in charts.items() if chart is not None}
 
 
-def sides_chart(comparison: Comparison, look: ChartTheme) -> alt.LayerChart | None:
-    """The figure of every run, one row of dots a side; None without figures of both."""
+def sides_chart(comparison: Comparison, theme: ChartTheme) -> alt.LayerChart | None:
+    """Return a chart with one dot per run and one row per side; None if a side has no values."""
     lead = lead_metric(comparison)
     if lead is None:
         return None
@@ -53,7 +53,7 @@ def sides_chart(comparison: Comparison, look: ChartTheme) -> alt.LayerChart | No
                 "side:N",
                 legend=None,
                 scale=alt.Scale(
-                    domain=list(SIDES), range=[look.palette.steady, look.palette.accent]
+                    domain=list(SIDES), range=[theme.palette.steady, theme.palette.accent]
                 ),
             ),
             tooltip=[alt.Tooltip("run:N"), alt.Tooltip("value:Q", title=title, format=".5~g")],
@@ -66,14 +66,14 @@ def sides_chart(comparison: Comparison, look: ChartTheme) -> alt.LayerChart | No
     ]
     marks = (
         alt.Chart(alt.Data(values=middles), name="means")
-        .mark_tick(color=look.palette.ink, thickness=2, size=34)
+        .mark_tick(color=theme.palette.ink, thickness=2, size=34)
         .encode(x=x, y=y)
     )
     note = "Dot: one run, the median of its steady steps. Mark: geometric mean of the side."
     return finish_chart(
         [dots, marks],
-        look,
-        "Every run",
+        theme,
+        "All runs",
         [note],
         max(150, _changes_height(comparison)),
         comparison.title,
@@ -81,7 +81,7 @@ def sides_chart(comparison: Comparison, look: ChartTheme) -> alt.LayerChart | No
 
 
 def _run_rows(side: str, figure: SideFigure, summary: SideSummary) -> list[dict[str, Any]]:
-    """A row for each run of a side, or one for a figure whose runs are not known."""
+    """Return one row for each run of a side, or one row if only the side's value is known."""
     values = figure.values or ((figure.value,) if figure.value is not None else ())
     names = summary.runs if len(summary.runs) == len(values) else [summary.name] * len(values)
     return [
@@ -90,8 +90,8 @@ def _run_rows(side: str, figure: SideFigure, summary: SideSummary) -> list[dict[
     ]
 
 
-def changes_chart(comparison: Comparison, look: ChartTheme) -> alt.LayerChart | None:
-    """Change of each metric with its interval; None where no metric has a ratio."""
+def changes_chart(comparison: Comparison, theme: ChartTheme) -> alt.LayerChart | None:
+    """Return a chart of each metric's change with its interval; None if no metric has a ratio."""
     rows = [
         {
             "metric": metric.metric,
@@ -114,7 +114,7 @@ def changes_chart(comparison: Comparison, look: ChartTheme) -> alt.LayerChart | 
     )
     base = alt.Chart(alt.Data(values=rows)).encode(y=y)
     x = alt.X("low:Q", title="candidate against baseline (%)", axis=alt.Axis(grid=True))
-    palette = look.palette
+    palette = theme.palette
     band = (
         alt.Chart(alt.Data(values=[{"low": -margin, "high": margin}]), name="margin")
         .mark_rect(color=palette.shade)
@@ -132,9 +132,9 @@ def changes_chart(comparison: Comparison, look: ChartTheme) -> alt.LayerChart | 
         bars.encode(x=x, x2="high:Q"),
         dots.encode(x=alt.X("change:Q"), tooltip=tips),
     ]
-    note = f"Dot: change. Line: its 95% interval. Ground: the margin of {percent(margin / 100, 2)}."
+    note = f"Dot: change. Line: its 95% interval. Shaded: the margin of {percent(margin / 100, 2)}."
     height = _changes_height(comparison)
-    return finish_chart(layers, look, "Change of each figure", [note], height, comparison.title)
+    return finish_chart(layers, theme, "Change of each metric", [note], height, comparison.title)
 
 
 def _changes_height(comparison: Comparison) -> int:

@@ -1,4 +1,4 @@
-"""A comparison as JUnit XML, which continuous-integration servers show as tests."""
+"""Write a comparison as JUnit XML, which CI servers show as tests."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FAILURES = frozenset({"slower", "worse", "differs"})
 
 
 def junit_xml(comparison: Comparison) -> str:
-    """One test suite: whether the sides are comparable and valid, and a test a primary metric.
+    """Return a test suite with one test for comparability and one for each primary metric.
 
-    A regression is a failure; what could not be decided is an error.
+    A regression is a failure. An undecided metric is an error.
     """
     suite = ElementTree.Element("testsuite", name="paceline compare")
     where = f"{comparison.candidate.name} against {comparison.baseline.name}"

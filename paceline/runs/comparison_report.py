@@ -1,4 +1,4 @@
-"""A comparison of two sides as a document."""
+"""The report of a comparison of two sides."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def comparison_document(comparison: Comparison) -> Document:
     """Return the comparison for every medium."""
     suspicion = (f"too good: {comparison.too_good}",) if comparison.too_good else ()
     return Document(
-        kind="two sides compared",
+        kind="comparison",
         title=comparison.title,
         headline=comparison.sentence,
         verdict=comparison_verdict(comparison),
@@ -87,7 +87,7 @@ def comparison_document(comparison: Comparison) -> Document:
                 name="metrics",
                 columns=COLUMNS,
                 rows=[_metric_row(metric) for metric in independent_metrics(comparison)],
-                note="* the verdict depends on it. Change: candidate over baseline, less 1.",
+                note="* The verdict depends on this metric. Change: candidate / baseline - 1.",
             ),
             Table(
                 title="Settings that differ",
@@ -134,7 +134,7 @@ def _figures(comparison: Comparison) -> tuple[Figure, ...]:
 def _change_figure(comparison: Comparison, lead: MetricComparison | None) -> Figure:
     if lead is None or comparison.ratio is None:
         return unknown_figure("Change", comparison.verdict)
-    interval = "no interval: it takes three runs a side"
+    interval = "no interval: three runs per side are needed"
     if comparison.low is not None and comparison.high is not None:
         interval = f"{percent_change(comparison.low)} to {percent_change(comparison.high)} (95%)"
     p = None if comparison.p is None else f"p {p_text(comparison.p)}"
@@ -150,7 +150,9 @@ def _side_figure(
     who = f"published: {side.source}" if side.kind == "reference" else runs
     left_out = [f"{len(side.left_out)} left out"] if side.left_out else []
     if figure is None or lead is None or figure.value is None:
-        return unknown_figure(label, "it has no such figure", (side.short_name, who, *left_out))
+        return unknown_figure(
+            label, "it has no value of this metric", (side.short_name, who, *left_out)
+        )
     spread = "" if figure.spread is None else f"spread {percent(figure.spread, 2)} between runs"
     text = format_value(figure.value, lead.unit, 4)
     return Figure(label, text, spread, (side.short_name, who, *left_out))
@@ -160,7 +162,7 @@ def _confidence_figure(comparison: Comparison) -> Figure:
     details = [f"{comparison.n_a} and {counted(comparison.n_b, 'run')}", *comparison.why_low]
     if comparison.repeats_needed:
         noun = "repeat" if comparison.repeats_needed == 1 else "repeats"
-        whose = "" if comparison.baseline.kind == "reference" else " a side"
+        whose = "" if comparison.baseline.kind == "reference" else " per side"
         more = f"{comparison.repeats_needed} more {noun}{whose}"
         details.append(f"{more} ({comparison.repeats_note})")
     if comparison.differences:
@@ -170,8 +172,8 @@ def _confidence_figure(comparison: Comparison) -> Figure:
 
 def _margin(comparison: Comparison) -> str:
     rounding = comparison.resolution
-    widened = f" + {percent(rounding, 2)} for rounding in print" if rounding > 5e-6 else ""
-    return f"margin {percent(comparison.margin, 2)}{widened}"
+    rounding_text = f" + {percent(rounding, 2)} for printed digits" if rounding > 5e-6 else ""
+    return f"margin {percent(comparison.margin, 2)}{rounding_text}"
 
 
 def _causes(comparison: Comparison) -> Iterator[str]:
@@ -214,5 +216,5 @@ def _csv_rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def p_text(value: float) -> str:
-    """Return a p value with four decimals, or that it is smaller."""
+    """Return a p value with four decimals, or `< 0.0001`."""
     return "< 0.0001" if value < 1e-4 else f"{value:.4f}"

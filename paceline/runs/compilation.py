@@ -1,4 +1,4 @@
-"""Compiled blocks on this machine: whether it has the compiler they need, and what is told."""
+"""Choose whether blocks are compiled, depending on the compilers of this machine."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from paceline.machines.placement import Request
 COMPILE = "training.compile"
 
 
-def compiled_here(spec: RunSpec, asked: CompileOption) -> tuple[RunSpec, list[str]]:
-    """(the run, its blocks uncompiled where `auto` finds no compiler; what is to be told).
+def choose_compilation(spec: RunSpec, requested: CompileOption) -> tuple[RunSpec, list[str]]:
+    """Return the run and its notices; `auto` does not compile blocks without a compiler.
 
-    Raises UserError where compiled blocks were asked for, or low precision needs them, and there is
+    Raises UserError if compiled blocks were requested, or low precision needs them, and there is
     no compiler.
     """
     if spec.engine != "native" or spec.training.compile == "none" or not spec.cluster.runs_here:
         return spec, []
-    by_itself = asked == "auto" and spec.training.dtype not in NARROW
+    by_itself = requested == "auto" and spec.training.dtype not in NARROW
     names = missing_compiler(spec.cluster)
     if names is None:
         return spec, [f"blocks are compiled: {expected_saving(spec)}"] if by_itself else []
     if by_itself:
-        return with_compile(spec, "none"), [f"blocks are not compiled: there is no {names}"]
+        return with_compile(spec, "none"), [f"blocks are not compiled: this machine has no {names}"]
     raise UserError(
         f"{COMPILE} {spec.training.compile}",
-        f"needs a compiler, and there is no {names}",
-        remedy=f"install it, name another in {_variable(spec.cluster)}, or use {COMPILE}=none",
+        f"needs a compiler, and this machine has no {names}",
+        remedy=f"install it, set {_variable(spec.cluster)}, or use {COMPILE}=none",
     )
 
 
 def missing_compiler(cluster: Cluster) -> str | None:
-    """What Inductor (CPU) or Triton (GPU) calls and does not find here; None when it is there."""
+    """Return the compilers that Inductor (CPU) or Triton (GPU) would need; None if it has one."""
     variables = {**os.environ, **cluster.env}
-    named = variables.get(_variable(cluster))
-    names = [named] if named else ["g++"] if cluster.device == "cpu" else ["gcc", "clang"]
-    found = any(shutil.which(name, path=variables.get("PATH")) for name in names)
-    return None if found else " or ".join(names)
+    configured = variables.get(_variable(cluster))
+    names = [configured] if configured else ["g++"] if cluster.device == "cpu" else ["gcc", "clang"]
+    is_installed = any(shutil.which(name, path=variables.get("PATH")) for name in names)
+    return None if is_installed else " or ".join(names)
 
 
-def equally_compiled(request: Request, specs: Iterable[RunSpec]) -> Request | None:
-    """The request with blocks of all runs uncompiled; None where they are equal already.
+def with_equal_compilation(request: Request, specs: Iterable[RunSpec]) -> Request | None:
+    """Return the request with uncompiled blocks for all runs; None if they are equal already.
 
-    Runs that are held against each other must not differ in what only their length decides.
+    `auto` depends on a run's length. Runs that are compared must not differ in it.
     """
     if len({spec.training.compile for spec in specs}) < 2:
         return None

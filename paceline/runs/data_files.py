@@ -1,4 +1,4 @@
-"""Where a recipe's data lies, and the tokens that a text is turned into before a run."""
+"""Find the data files of a recipe, and tokenize texts before a run."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from paceline.staging.conversions.tokenization import (
 )
 
 TOKENS_FOLDER = "tokens"
-"""Beside the runs: what texts became by a tokenizer."""
+"""Folder of tokenized texts next to the runs."""
 
 PathForm = Literal["file", "prefix", "folder"]
 PATH_FORMS: dict[str, PathForm] = {"indexed": "prefix", "webdataset": "folder"}
-"""What `data.path` names, by its source; else a file."""
+"""Kind of `data.path` for each source; other sources need a file."""
 _NO_FORM: dict[PathForm, str] = {
     "file": "is not a file",
-    "prefix": "is no prefix of a .bin and an .idx",
-    "folder": "is no folder of shards",
+    "prefix": "is not the prefix of a .bin and an .idx file",
+    "folder": "is not a folder of shards",
 }
 V = TypeVar("V", Data, Evaluation)
 R = TypeVar("R", Recipe, RunSpec)
@@ -41,42 +41,42 @@ R = TypeVar("R", Recipe, RunSpec)
 
 @dataclass(frozen=True)
 class TokenFile:
-    """An indexed data set that a text becomes before the run, once for all runs beside it."""
+    """A text and the indexed data set that it is tokenized to, once for all runs of a folder."""
 
     source: Path
     prefix: Path
     how: Tokenization
 
     @property
-    def is_there(self) -> bool:
-        """Whether it was made before."""
+    def exists(self) -> bool:
+        """True if the text has been tokenized already."""
         return all(path.is_file() for path in files_of(self.prefix))
 
 
-def make_tokens(files: Iterable[TokenFile], tell: Callable[[str], None]) -> None:
-    """Tokenize what was not before, on all cores; raises UserError for a record without text."""
+def make_tokens(files: Iterable[TokenFile], notify: Callable[[str], None]) -> None:
+    """Tokenize missing files on all cores; raise UserError for a record without text."""
     for file in files:
-        if file.is_there:
+        if file.exists:
             continue
 
         def show(done_bytes: int, total_bytes: int, name: str = file.source.name) -> None:
-            tell(f"tokenizing {name}: {done_bytes / max(1, total_bytes):.0%}")
+            notify(f"tokenizing {name}: {done_bytes / max(1, total_bytes):.0%}")
 
         tokenize([file.source], file.prefix, file.how, workers=usable_cores(), progress=show)
 
 
-def texts_of(files: Iterable[TokenFile]) -> dict[str, Path]:
-    """What tokens are made of: the texts and their tokenizer, by names for a run's record."""
+def input_texts(files: Iterable[TokenFile]) -> dict[str, Path]:
+    """Return the tokenized texts and their tokenizer by recipe field, for a run's record."""
     texts: dict[str, Path] = {}
     for file, name in zip(files, ("data.text", "training.evaluation.text"), strict=False):
         texts |= {name: file.source, "data.tokenizer": file.how.tokenizer}
     return texts
 
 
-def with_data_file(recipe: Recipe, beside: Path) -> Recipe:
-    """The recipe with absolute paths of its data, sought from the current folder, then `beside`.
+def with_data_file(recipe: Recipe, base: Path) -> Recipe:
+    """Return the recipe with absolute data paths, relative to the current folder or `base`.
 
-    Raises UserError when the source needs a file and there is none.
+    Raises UserError if the source needs a file and there is none.
     """
     data = recipe.data
     if data.source in ("synthetic", "stdlib"):
@@ -88,32 +88,31 @@ def with_data_file(recipe: Recipe, beside: Path) -> Recipe:
             remedy="--set data.path=FILE",
         )
     form = PATH_FORMS.get(data.source, "file")
-    changed = _with_files(recipe, "data", data, beside, form)
+    data_section = _with_files(recipe, "data", data, base, form)
     blend = tuple(
-        (_place(recipe, "data.blend", path, beside, "prefix"), weight)
-        for path, weight in data.blend
+        (_place(recipe, "data.blend", path, base, "prefix"), weight) for path, weight in data.blend
     )
-    update: dict[str, Any] = {"data": changed.model_copy(update={"blend": blend})}
+    update: dict[str, Any] = {"data": data_section.model_copy(update={"blend": blend})}
     evaluation = recipe.training.evaluation
     if evaluation is not None:
-        located = _with_files(recipe, "training.evaluation", evaluation, beside, form)
-        update["training"] = recipe.training.model_copy(update={"evaluation": located})
+        evaluation_section = _with_files(recipe, "training.evaluation", evaluation, base, form)
+        update["training"] = recipe.training.model_copy(update={"evaluation": evaluation_section})
     return recipe.model_copy(update=update)
 
 
-def _with_files(recipe: Recipe, where: str, part: V, beside: Path, form: PathForm) -> V:
-    """A part of the recipe with absolute paths of all files that it names."""
+def _with_files(recipe: Recipe, where: str, part: V, base: Path, form: PathForm) -> V:
+    """Return a section of the recipe with absolute paths of all its files."""
     update = {
-        name: _place(recipe, f"{where}.{name}", file, beside, form if name == "path" else "file")
+        name: _place(recipe, f"{where}.{name}", file, base, form if name == "path" else "file")
         for name in ("path", "loss_mask", "tokenizer")
         if (file := getattr(part, name, None))
     }
     return part.model_copy(update=update)
 
 
-def _place(recipe: Recipe, field: str, name: str, beside: Path, form: PathForm) -> str:
-    """The absolute path of a file or folder, or the prefix of an indexed data set."""
-    for path in (home_path(f"{recipe.name}: {field}", name), beside / name):
+def _place(recipe: Recipe, field: str, name: str, base: Path, form: PathForm) -> str:
+    """Return the absolute path of a file or folder, or the prefix of an indexed data set."""
+    for path in (home_path(f"{recipe.name}: {field}", name), base / name):
         if field.endswith(".tokenizer") and path.is_dir():
             path = tokenizer_file(path)
         prefix = prefix_of(path) if form == "prefix" else path
@@ -124,18 +123,17 @@ def _place(recipe: Recipe, field: str, name: str, beside: Path, form: PathForm) 
 
 
 def with_tokens(recipe: R, runs: Path, name: str) -> tuple[R, tuple[TokenFile, ...]]:
-    """The recipe or run on tokens in place of text, if it has a tokenizer, and what they are of.
+    """Return the recipe or run on tokens instead of text, and the token files, given a tokenizer.
 
-    `name` is what errors call it.
-
-    Raises UserError for a tokenizer that the model's vocabulary has no room for.
+    Errors refer to the recipe as `name`. Raises UserError if the model's vocabulary is smaller than
+    the tokenizer's.
     """
     data = recipe.data
     if data.tokenizer is None or data.source not in ("text", "jsonl") or data.path is None:
         return recipe, ()
     if data.source == "text" and data.packing == "padded":
         raise UserError(
-            f"{name}: data.packing", "padded samples of a tokenizer are records; use jsonl"
+            f"{name}: data.packing", "padded samples with a tokenizer need records; use jsonl"
         )
     how = tokenization(Path(data.tokenizer), data.text_key if data.source == "jsonl" else None)
     vocab_size = load_tokenizer(how.tokenizer).get_vocab_size()
@@ -143,13 +141,13 @@ def with_tokens(recipe: R, runs: Path, name: str) -> tuple[R, tuple[TokenFile, .
     if model.kind == "decoder" and model.vocab_size < vocab_size:
         raise UserError(
             f"{name}: model.vocab_size",
-            f"{model.vocab_size} has no room for the {vocab_size} tokens of {data.tokenizer}",
+            f"{model.vocab_size} is smaller than the {vocab_size} tokens of {data.tokenizer}",
             remedy=f"--set model.vocab_size={vocab_size}",
         )
     folder = runs.resolve() / TOKENS_FOLDER
     files = [_token_file(Path(data.path), folder, how)]
-    located = data.model_copy(update={"source": "indexed", "path": str(files[0].prefix)})
-    update: dict[str, Any] = {"data": located}
+    token_data = data.model_copy(update={"source": "indexed", "path": str(files[0].prefix)})
+    update: dict[str, Any] = {"data": token_data}
     evaluation = recipe.training.evaluation
     if evaluation is not None and evaluation.path is not None:
         files.append(_token_file(Path(evaluation.path), folder, how))
@@ -159,7 +157,7 @@ def with_tokens(recipe: R, runs: Path, name: str) -> tuple[R, tuple[TokenFile, .
 
 
 def _token_file(source: Path, folder: Path, how: Tokenization) -> TokenFile:
-    """Named by the text's place, size and time, and by what reads it."""
+    """Return the token file of a text, named by a hash of its path, size, time and tokenizer."""
     state = source.stat()
     tokenizer = hashlib.sha256(how.tokenizer.read_bytes()).hexdigest()
     facts = [str(source), state.st_size, state.st_mtime_ns, tokenizer, how.text_key, how.end]

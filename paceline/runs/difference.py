@@ -1,4 +1,4 @@
-"""What differs between two runs: their work, settings, inputs, programs and surroundings."""
+"""List the differences between two runs: work, settings, inputs, programs, environment."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from paceline.core.run_report import RunReport
 from paceline.core.value import Value
 from paceline.files.documents import read_value
 from paceline.files.inputs import INPUTS_FILE
-from paceline.runs.surroundings import recorded_environment
+from paceline.runs.run_environment import recorded_environment
 
 DifferenceKind = Literal["work", "setting", "input", "program", "environment"]
-"""In the order in which they usually matter: another amount of work comes before everything."""
+"""Kinds of differences, the one that usually matters most first."""
 
 NOT_STATED = "not stated"
 _OF_FACTS = ("model", "lora", "layout")
-"""Parts of a spec that the facts of a run hold by the same names."""
+"""Sections of a spec that have the same names in RunSettings."""
 _FACT_OF = {
     "training.seq_len": "seq_len",
     "training.global_batch": "global_batch",
@@ -39,16 +39,16 @@ _FACT_OF = {
     "cluster.device": "device",
     "cluster.device_label": "device_label",
 }
-"""Settings of a spec that its facts hold by other names."""
+"""Settings of a spec that have other names in RunSettings."""
 _NO_WORK = frozenset({"recipe", "variant", "origin", "flops_convention", "nominal_parameters"})
-"""Settings that say what a run is called and how its figures are counted."""
+"""Settings that only name a run or say how its FLOPs are counted."""
 _LABELS = ("recipe", "variant", "time_limit_s", "hang_limit_s", "mlperf", *OTHER_WORDS)
 _PROGRAM = "trainer"
-"""The item of the surroundings that is the run's program."""
+"""Item of the environment that is the run's program."""
 
 
 class RunDifference(Value):
-    """One thing in which two runs are not alike, as text for people."""
+    """One difference between two runs, as text."""
 
     kind: DifferenceKind
     item: str
@@ -57,17 +57,17 @@ class RunDifference(Value):
 
 
 class RunDiff(Value):
-    """Everything recorded in which two runs differ, what usually matters most first."""
+    """All recorded differences between two runs, the most important kind first."""
 
     a: str
     b: str
     differences: tuple[RunDifference, ...]
     recorded_once: tuple[str, ...]
-    """Items that one run alone recorded: whether they differ is not known."""
+    """Items that only one run recorded: whether they differ is unknown."""
 
 
 def run_diff(a: RunReport, b: RunReport) -> RunDiff:
-    """What differs between two runs, whoever made them."""
+    """Return the differences between two runs."""
     inputs = read_inputs(Path(a.folder)), read_inputs(Path(b.folder))
     both = inputs[0].keys() & inputs[1].keys()
     alike = {field for field in both if inputs[0][field].is_alike(inputs[1][field])}
@@ -86,7 +86,7 @@ def run_diff(a: RunReport, b: RunReport) -> RunDiff:
 
 
 def read_inputs(folder: Path) -> dict[str, RunInput]:
-    """What a run read by the field that names it; empty where nothing was recorded."""
+    """Return a run's inputs by recipe field; empty if none were recorded."""
     file = folder / INPUTS_FILE
     if not os.path.lexists(file):
         return {}
@@ -94,7 +94,7 @@ def read_inputs(folder: Path) -> dict[str, RunInput]:
 
 
 def _work(a: RunReport, b: RunReport) -> Iterator[RunDifference]:
-    """Differing facts, those that a comparison asks for first and in its order."""
+    """Return differing settings that define the work, in the order of a comparison's keys."""
     ours, theirs = flat_settings(a.facts), flat_settings(b.facts)
     order = list(COMPARED_SETTINGS)
     names = [name for name in {**ours, **theirs} if name not in _NO_WORK]
@@ -109,7 +109,7 @@ def _key(fact: str) -> str:
 def _settings(
     a: RunSpec | None, b: RunSpec | None, alike: Iterable[str]
 ) -> Iterator[RunDifference]:
-    """Differing settings that are no facts; a path does not differ where its content is alike."""
+    """Return other differing settings; a path does not differ if its content is the same."""
     if a is None or b is None:
         return
     ours, theirs = flat_settings(a), flat_settings(b)
@@ -136,7 +136,7 @@ def _differing(
 def _inputs(
     ours: Mapping[str, RunInput], theirs: Mapping[str, RunInput], alike: Iterable[str]
 ) -> Iterator[RunDifference]:
-    """Inputs that both runs recorded and that are not alike, or of which nobody knows."""
+    """Return inputs of both runs that differ, or that may differ."""
     for field in ours:
         other = theirs.get(field)
         if other is not None and field not in alike:
@@ -156,13 +156,13 @@ def _surroundings(a: RunReport, b: RunReport) -> tuple[list[RunDifference], tupl
         )
         for change in changes
     ]
-    told = {part.item for part in differing}
+    differing_items = {part.item for part in differing}
     once = [item_name(name) for name in items[0].keys() ^ items[1].keys()]
-    return differing, tuple(sorted({name for name in once if name not in told}))
+    return differing, tuple(sorted({name for name in once if name not in differing_items}))
 
 
 def _script(a: str, b: str) -> Iterator[RunDifference]:
-    """The first line in which the two scripts differ, and how many do."""
+    """Return the first differing line of the two scripts and the number of further ones."""
     pairs = zip_longest(a.splitlines(), b.splitlines(), fillvalue="")
     lines = [pair for pair in pairs if pair[0] != pair[1]] if a and b else []
     if lines:
@@ -172,7 +172,7 @@ def _script(a: str, b: str) -> Iterator[RunDifference]:
 
 
 def _hosts(a: RunReport, b: RunReport) -> Iterator[RunDifference]:
-    """Hosts of several, which the inventory of the first one does not name."""
+    """Return differing hosts of runs on several hosts; the inventory covers only the first."""
     ours, theirs = (sorted({rank.host for rank in r.result.ranks}) for r in (a, b))
     if ours != theirs and ours and theirs and max(len(ours), len(theirs)) > 1:
         texts = ", ".join(ours), ", ".join(theirs)

@@ -1,13 +1,12 @@
-"""How a run ended: the first rank that failed by itself, or that hangs, and why.
+"""Find out how a run ended: the first rank that failed or hung, and why.
 
-What a rank wrote last is heard first, then what the launcher saw of the processes, then the logs. A
-rank that only lost its peer, or waited for it, says nothing of the cause.
+The sources are, in this order: the last event of each rank, the exit codes that the launcher saw,
+and the logs. A rank that only lost its peer, or waited for it, does not identify the cause.
 
-Of several ranks that failed by themselves the first is meant, by the clocks of their machines.
-Where those of two nodes differ by more than lies between the failures, a later one on the node
-whose clock is behind is named instead. What torch's launcher calls the first failure cannot settle
-that: each node's knows its own ranks alone, whose clock is the same, and sees them only
-every 0.1 s.
+If several ranks failed by themselves, the first one by the clocks of their nodes is reported. If
+two clocks differ by more than the time between two failures, this may be the later one. The first
+failure that torchrun reports cannot settle it: each node's agent knows only its own ranks, and
+polls them every 0.1 s.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from paceline.machines import JobEnd
 TAIL_LINES = 15
 TAIL_BYTES = 16_384
 STOPPED: tuple[Cause, ...] = ("no_progress", "waiting")
-"""Causes with which a rank's watchdog ended it."""
-NOT_RUNNING = "its watchdog could not run (Python's lock was held, or the process was stopped)"
+"""Causes for which a rank's watchdog ends it."""
+NOT_RUNNING = "its watchdog could not run (the GIL was not released, or the process was stopped)"
 
 _AGENT_EXIT = re.compile(r"^@exit rank=(\d+) code=(-?\d+) at=(\d+\.\d+)$", re.MULTILINE)
 _GRAVEST = ("oom", "nan", "failed")
 _STACK_LINE = re.compile(
     r"\s*(\[rank\d+\]:\s*)?(Traceback \(most recent|  File \"|    |\s*\^+\s*$)|\s*$"
 )
-"""Stack frames and empty lines, which a reason is told without; the whole log keeps them."""
+"""Stack frames and empty lines, which are not part of a reason."""
 _OWN_SIGNAL = re.compile(
     r".*(Received \d+ death signal, shutting down|closing signal SIG|SignalException: Process \d)"
 )
-"""What torchrun prints of the signal that ends it: no news where it was sent on request."""
+"""Lines of torchrun about the signal that ends it; irrelevant if the user stopped the run."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended, and the sentence that says why if it did not end well."""
+    """Status of an ended run, with the reason if it did not end well."""
 
     status: Status
     reason: str | None
@@ -52,48 +51,48 @@ class Ending:
     rank: int | None = None
     """The rank that the reason is about."""
     hosts: tuple[str, ...] = ()
-    """The hosts at fault, where the launcher knows them."""
+    """The hosts at fault, if the launcher knows them."""
 
 
 @dataclass(frozen=True)
 class EndEvidence:
-    """What is left of a job whose processes have ended."""
+    """Logs and exit codes of a job whose processes have ended."""
 
     ranks: Mapping[int, RankLog]
     world_size: int
     exit_code: int
     oom_killed: bool = False
-    """Whether the kernel killed a process for lack of memory meanwhile."""
+    """True if the kernel's OOM killer ended a process during the run."""
     exits: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Exit codes of the ranks that the launcher saw fail, the first one first; -N for signal N."""
+    """Exit codes of ranks that the launcher saw fail, first failure first; -N for signal N."""
     tails: Mapping[int, Sequence[str]] = field(default_factory=dict[int, Sequence[str]])
     """The last lines that each rank printed, without stack frames."""
     tail: Sequence[str] = ()
-    """The last lines of the log that tells most."""
+    """The last lines of the most informative log."""
     job_end: JobEnd | None = None
-    """What the launcher itself knows of the end."""
+    """The launcher's own report of the end."""
     locked: frozenset[int] = frozenset()
-    """Ranks whose stacks a timer wrote because their watchdog could not run."""
+    """Ranks whose stack a timer wrote because their watchdog could not run."""
 
     @property
     def ends(self) -> dict[int, EndEvent]:
-        """The end lines that there are, by rank."""
+        """End events by rank."""
         return {rank: log.end for rank, log in sorted(self.ranks.items()) if log.end is not None}
 
     @property
     def silent(self) -> list[int]:
-        """Ranks without an end line."""
+        """Ranks without an end event."""
         return [rank for rank in range(self.world_size) if rank not in self.ends]
 
     def with_rank(self, rank: int, reason: str) -> str:
-        """The reason with the rank's number, unless there is one rank or all say the same."""
+        """Return the reason with the rank's number, unless all ranks have the same reason."""
         reasons = {end.reason for end in self.ends.values()}
         alike = len(self.ends) == self.world_size and reasons == {reason}
         return reason if self.world_size == 1 or alike else f"rank {rank}: {reason}"
 
 
 def read_ranks(folder: Path) -> dict[int, RankLog]:
-    """Every rank's event lines in a run folder, by rank."""
+    """Return the events of a run folder by rank."""
     logs: dict[int, RankLog] = {}
     for rank, path in _rank_files(folder / STEPS_FOLDER, "jsonl"):
         try:
@@ -110,7 +109,7 @@ def read_evidence(
     oom_killed: bool,
     job_end: JobEnd | None = None,
 ) -> EndEvidence:
-    """What a run folder, and the launcher, tell of a job that has ended."""
+    """Collect the evidence about an ended job from its run folder and launcher."""
     logs = folder / LOGS_FOLDER
     return EndEvidence(
         ranks=read_ranks(folder),
@@ -126,24 +125,29 @@ def read_evidence(
     )
 
 
-def judge(evidence: EndEvidence) -> Ending:
-    """How a run ended: by a rank's own fault, by a killed one, by one that hangs, or well."""
-    ending = _own_fault(evidence) or _by_launcher(evidence) or _killed(evidence) or _hung(evidence)
+def find_ending(evidence: EndEvidence) -> Ending:
+    """Return how a run ended: a rank's own fault, a killed rank, a hang, or success."""
+    ending = (
+        _own_fault(evidence)
+        or _launcher_ending(evidence)
+        or _killed_rank(evidence)
+        or _hung_rank(evidence)
+    )
     if ending is not None:
         return ending
     ends = evidence.ends
     if len(ends) == evidence.world_size and all(end.status == "ok" for end in ends.values()):
         late = f"all ranks finished, yet the launcher ended with code {evidence.exit_code}"
         return Ending("ok", None, (late,) if evidence.exit_code else ())
-    return _unexplained(evidence)
+    return _fallback_ending(evidence)
 
 
 def log_tail(folder: Path, rank: int | None = None, on_request: bool = False) -> list[str]:
-    """The last lines of the logs, without stack frames, and of a run that was ended `on_request`
-    without what its launcher says of that.
+    """Return the last lines of a log without stack frames.
 
-    Of `rank` if it printed anything, else of the first rank that tells an error, else of the
-    launcher, at last of the script that Slurm ran, which ended before it started any.
+    The log is that of `rank` if it printed anything, else of the first rank with an error, else of
+    the launcher, else of the Slurm batch script. `on_request` drops the launcher's lines about the
+    signal that ended a cancelled run.
     """
     files = dict(_rank_files(folder / LOGS_FOLDER, "log"))
     if rank in files and (tail := _tail(files[rank])):
@@ -159,9 +163,9 @@ def log_tail(folder: Path, rank: int | None = None, on_request: bool = False) ->
 
 
 def stacks(folder: Path) -> dict[str, str]:
-    """What each rank did when it was ended: the end of its stack file, by its path.
+    """Return the end of each rank's stack file by its path.
 
-    The timer's, which a signal may have cut off, stands in only where there is no other.
+    The timer's file, which a signal may have truncated, is used only if there is no other.
     """
     texts: dict[int, tuple[str, str]] = {}
     for suffix in ("timer", "stack"):
@@ -172,21 +176,21 @@ def stacks(folder: Path) -> dict[str, str]:
 
 
 def launcher_exits(text: str) -> dict[int, int]:
-    """Exit codes by rank of the failures that torch's launcher lists last, the root cause first."""
+    """Return the exit codes by rank of the failures that torchrun lists, root cause first."""
     failures = text.rpartition("Failures:")[2]
     pairs = re.findall(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*(-?\d+)", failures)
     return {int(rank): int(code) for rank, code in reversed(pairs)}
 
 
 def agent_exits(logs: Iterable[str]) -> dict[int, int]:
-    """Exit codes by rank that the nodes' agents tell in their logs, the first failure first."""
+    """Return the exit codes by rank in the logs of the node agents, first failure first."""
     exits = [line for text in logs for line in _AGENT_EXIT.findall(text)]
     exits.sort(key=lambda line: float(line[2]))
     return {int(rank): int(code) for rank, code, _ in exits}
 
 
 def file_text(path: Path, last_bytes: int | None = None) -> str:
-    """A file's text, or the end of it; empty when it cannot be read."""
+    """Return a file's text, or the end of it; empty if it cannot be read."""
     try:
         with open_regular(path) as file:
             if last_bytes:
@@ -197,7 +201,7 @@ def file_text(path: Path, last_bytes: int | None = None) -> str:
 
 
 def _own_fault(evidence: EndEvidence) -> Ending | None:
-    """The first rank that failed by itself; of equally early ones the gravest."""
+    """Return the first rank that failed by itself; of simultaneous ones the most severe."""
     faults = [
         (end.time_unix, _GRAVEST.index(end.status), rank, end)
         for rank, end in evidence.ends.items()
@@ -209,14 +213,14 @@ def _own_fault(evidence: EndEvidence) -> Ending | None:
     return Ending(end.status, evidence.with_rank(rank, _reason(end)), rank=rank)
 
 
-def _by_launcher(evidence: EndEvidence) -> Ending | None:
-    """What the launcher knows: a host that is gone, a job that the batch system ended."""
+def _launcher_ending(evidence: EndEvidence) -> Ending | None:
+    """Return the launcher's reason: a lost host, or a job that the batch system ended."""
     end = evidence.job_end
     return Ending(end.status, end.reason, hosts=end.hosts) if end else None
 
 
-def _killed(evidence: EndEvidence) -> Ending | None:
-    """A rank without a last word that a signal ended; the kernel's and C++'s OOM first."""
+def _killed_rank(evidence: EndEvidence) -> Ending | None:
+    """Return a rank without an end event that a signal ended; out-of-memory faults first."""
     exits = _signals(evidence)
     for rank in evidence.silent:
         if any("bad_alloc" in line for line in evidence.tails.get(rank, ())):
@@ -234,9 +238,9 @@ def _killed(evidence: EndEvidence) -> Ending | None:
 
 
 def _signals(evidence: EndEvidence) -> dict[int, int]:
-    """Signals that ended a rank without a last word, apart from those that the launcher sent.
+    """Return the signals that ended ranks without an end event, except the launcher's.
 
-    It sends SIGTERM, and SIGKILL to a rank that does not answer, when the first one has ended.
+    When a rank has ended, the launcher sends SIGTERM to the others, and SIGKILL if they persist.
     """
     first = next(iter(evidence.exits), None)
     hangs = any(end.cause in STOPPED for end in evidence.ends.values())
@@ -249,17 +253,17 @@ def _signals(evidence: EndEvidence) -> dict[int, int]:
     }
 
 
-def _hung(evidence: EndEvidence) -> Ending | None:
-    """The rank that holds the others up, once a watchdog has ended one."""
-    stopped = [
+def _hung_rank(evidence: EndEvidence) -> Ending | None:
+    """Return the rank that blocks the others, once a watchdog has ended one."""
+    ended_by_watchdog = [
         (rank, end)
         for rank, end in sorted(evidence.ends.items(), key=lambda item: item[1].time_unix)
         if end.cause in STOPPED
     ]
-    for rank, end in stopped:
+    for rank, end in ended_by_watchdog:
         if end.cause == "no_progress":
             return Ending("failed", evidence.with_rank(rank, _reason(end)), rank=rank)
-    waiter, wait = stopped[0] if stopped else (None, None)
+    waiter, wait = ended_by_watchdog[0] if ended_by_watchdog else (None, None)
     silent = evidence.silent
     for rank in silent:
         if rank in evidence.locked:
@@ -271,7 +275,7 @@ def _hung(evidence: EndEvidence) -> Ending | None:
         return Ending("failed", f"{_no_progress(wait)}: every rank waits for others")
     names = ", ".join(map(str, silent[:8])) + (", ..." if len(silent) > 8 else "")
     who = f"rank {names}" if len(silent) == 1 else f"ranks {names}"
-    reason = f"{who} gave no sign while rank {waiter} waited ({_reason(wait)})"
+    reason = f"{who} showed no activity while rank {waiter} waited ({_reason(wait)})"
     return Ending("failed", reason, rank=silent[0])
 
 
@@ -285,15 +289,17 @@ def _no_progress(wait: EndEvent | None) -> str:
     return f"no progress for {wait.silent_s:g} s {wait.doing}"
 
 
-def _unexplained(evidence: EndEvidence) -> Ending:
-    """Nobody said why: an exit without a word, the logs, and at last the one who noticed."""
+def _fallback_ending(evidence: EndEvidence) -> Ending:
+    """Return the best guess: an exit code, an error in the logs, or the rank that noticed."""
     for rank, code in evidence.exits.items():
         if code > 0 and rank in evidence.silent:
             error = last_error(evidence.tails.get(rank, ()))
             reason = f"ended with exit code {code}" + (f": {error}" if error else "")
             return Ending("failed", evidence.with_rank(rank, reason), rank=rank)
-    lost = next((end.reason for end in evidence.ends.values() if end.status != "ok"), None)
-    reason = last_error(evidence.tail) or lost
+    noticed_reason = next(
+        (end.reason for end in evidence.ends.values() if end.status != "ok"), None
+    )
+    reason = last_error(evidence.tail) or noticed_reason
     return Ending("failed", reason or f"the launcher ended with code {evidence.exit_code}")
 
 
@@ -303,7 +309,7 @@ def _signal_name(number: int) -> str:
 
 
 def _rank_files(folder: Path, suffix: str) -> Iterator[tuple[int, Path]]:
-    """The files rank-NNNNN.<suffix> in a folder, by rank."""
+    """Return the files rank-NNNNN.<suffix> of a folder with their ranks."""
     for path in sorted(folder.glob(f"rank-*.{suffix}")):
         number = path.stem.removeprefix("rank-")
         if number.isdigit():
@@ -311,12 +317,12 @@ def _rank_files(folder: Path, suffix: str) -> Iterator[tuple[int, Path]]:
 
 
 def last_error(tail: Sequence[str]) -> str | None:
-    """The last line that tells of an error, None without one."""
+    """Return the last line with an error, None without one."""
     errors = [line.strip() for line in tail if "Error" in line or "error:" in line.lower()]
     return errors[-1][:300] if errors else None
 
 
 def _tail(path: Path) -> list[str]:
     lines = file_text(path, TAIL_BYTES).splitlines()
-    kept = [line[:500] for line in lines if not _STACK_LINE.match(line)]
-    return kept[-TAIL_LINES:]
+    lines_without_stack = [line[:500] for line in lines if not _STACK_LINE.match(line)]
+    return lines_without_stack[-TAIL_LINES:]

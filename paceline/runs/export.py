@@ -1,4 +1,4 @@
-"""A checkpoint of the native trainer becomes a model's folder as the hub has them."""
+"""Export a checkpoint of the native trainer to a Hugging Face model folder."""
 
 from __future__ import annotations
 
@@ -20,74 +20,74 @@ ExportDtype = Literal["fp32", "bf16", "fp16"]
 
 
 class ExportRequest(Value):
-    """What is asked of an export."""
+    """Options of an export."""
 
     to: str
-    """The folder."""
+    """Target folder."""
     merged: bool = False
-    """Adapters added to the weights that they adapt, instead of alone."""
+    """Merge LoRA adapters into the weights, instead of exporting them alone."""
     dtype: ExportDtype | None = None
-    """Of all tensors; null keeps each as the checkpoint has it."""
+    """Data type of all tensors; null keeps that of the checkpoint."""
     shard_bytes: PositiveInt = 5_000_000_000
-    """Of a file of tensors at most."""
+    """Maximum size of a safetensors file."""
     like: str | None = None
-    """A model's folder whose config.json and tokenizer are taken over."""
+    """Model folder whose config.json and tokenizer are copied."""
 
 
 class ExportedFile(Value):
-    """A file of tensors."""
+    """A safetensors file."""
 
     name: str
     bytes: NonNegativeInt
 
 
 class ExportedModel(Value):
-    """What was written."""
+    """Description of the exported model."""
 
     checkpoint: str
     step: PositiveInt
-    """After which the checkpoint was saved."""
+    """Step after which the checkpoint was saved."""
     folder: str
     form: str
     """model_type of config.json, `flux`, or `adapters`."""
     dtypes: tuple[str, ...]
-    """Of the tensors, as torch names them."""
+    """Data types of the tensors, in torch's names."""
     like: str | None
-    """The model whose further settings and tokenizer were taken over."""
+    """Model folder whose other settings and tokenizer were copied."""
     files: tuple[ExportedFile, ...]
 
 
-def export_checkpoint(name: str, runs: Path, asked: ExportRequest) -> ExportedModel:
-    """Write a run's latest checkpoint, or the one that a path names, to a new folder.
+def export_checkpoint(name: str, runs: Path, request: ExportRequest) -> ExportedModel:
+    """Export a run's latest checkpoint, or the one at a path, to a new folder.
 
-    Raises UserError for a checkpoint that is broken or has no form in the hub, SystemFaultError
-    when it cannot be read or written.
+    Raises UserError for a checkpoint that is corrupt or has no Hugging Face format, and
+    SystemFaultError when it cannot be read or written.
     """
-    target = Path(asked.to).absolute()
+    target = Path(request.to).absolute()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise UserError("--to", f"{target} is there already", remedy="name a new folder")
-    if asked.like is not None and not (Path(asked.like) / HUB_CONFIG).is_file():
-        raise UserError("--base-model", f"{asked.like} has no {HUB_CONFIG}")
+        raise UserError("--to", f"{target} exists already", remedy="use a new folder")
+    if request.like is not None and not (Path(request.like) / HUB_CONFIG).is_file():
+        raise UserError("--base-model", f"{request.like} has no {HUB_CONFIG}")
     if find_spec("torch") is None:
         raise UserError("torch", "is not installed", remedy="pip install 'paceline[native]'")
     checkpoint = find_checkpoint("export", name, runs)
-    question = {**asked.model_dump(), "to": str(target), "checkpoint": str(checkpoint)}
-    if asked.like is not None:
-        question["like"] = str(Path(asked.like).absolute())
+    question = {**request.model_dump(), "to": str(target), "checkpoint": str(checkpoint)}
+    if request.like is not None:
+        question["like"] = str(Path(request.like).absolute())
     answer = _answer(question)
     if answer["event"] == "refused":
         raise UserError("export", answer["reason"])
     if answer["event"] == "failed":
-        raise SystemFaultError("export", answer["reason"], remedy="nothing was left half done")
+        raise SystemFaultError("export", answer["reason"], remedy="no partial export was left")
     return ExportedModel.model_validate({k: v for k, v in answer.items() if k != "event"})
 
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
-    """The line that the trainer's program prints."""
+    """Return the line that the trainer's program prints."""
     with TemporaryDirectory(prefix="paceline-") as folder:
         start = str(write_program(PROGRAM, Path(folder)))
-        done = run_program([sys.executable, start, json.dumps(question)], lambda: None)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        raise SystemFaultError("export", last_line(done.stderr))
+        process = run_program([sys.executable, start, json.dumps(question)], lambda: None)
+    lines = [line for line in process.stdout.splitlines() if line.startswith("{")]
+    if process.returncode or not lines:
+        raise SystemFaultError("export", last_line(process.stderr))
     return json.loads(lines[-1])

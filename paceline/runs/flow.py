@@ -1,4 +1,4 @@
-"""One run from start to report: the only module that joins engine, launcher, probe and store."""
+"""Run one job from start to report: joins engine, launcher, probe and run folder."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ from paceline.machines.probe.gemm import GemmProbe
 from paceline.machines.probe.inventory import inventory
 from paceline.machines.probe.telemetry import sampled
 from paceline.runs import outcome
-from paceline.runs.checkpoints import remove_torn_checkpoints
-from paceline.runs.data_files import make_tokens, texts_of
+from paceline.runs.checkpoints import remove_incomplete_checkpoints
+from paceline.runs.data_files import input_texts, make_tokens
 from paceline.runs.ending import Ending, log_tail
-from paceline.runs.logged_run import NATIVE, ending_of, with_told_facts
-from paceline.runs.plan import Plan, probe_machine, reachable_rate
-from paceline.runs.step_follower import SignsOfLife, follower
-from paceline.runs.surroundings import write_surroundings
+from paceline.runs.logged_run import NATIVE, find_run_ending, with_reported_settings
+from paceline.runs.plan import Plan, measure_gemm_rate, probe_machine
+from paceline.runs.run_environment import write_environment
+from paceline.runs.step_follower import JobHeartbeat, make_follower
 
 POLL_S = 0.2
 STEPS_AT_ONCE = 10_000
-"""Rows of the columns that are turned into text at once, which bounds the memory it takes."""
+"""Steps that are formatted at once, which bounds the memory use."""
 TEARDOWN_LIMIT_S = 60.0
-"""How long a launcher may take to end after the first rank has finished all its steps."""
+"""Maximum time for a launcher to end after the first rank has finished all its steps."""
 AFTER_FAILURE_S = 5.0
-"""How long it may take to end the other ranks when one has failed; a stopped one never answers."""
+"""Maximum time for a launcher to end the other ranks after a failure; a stopped one stays."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a watcher is told: a phase by name, or the latest step."""
+    """Progress of a run: the name of its phase, or the latest step."""
 
     phase: str
     step: Step | None = None
@@ -76,7 +76,7 @@ Watcher = Callable[[Progress], None]
 
 
 class UnwrittenReportError(SystemFaultError):
-    """A run was measured and its report cannot be written; `report` can still be shown."""
+    """Raised when a measured run's report cannot be written; `report` can still be shown."""
 
     def __init__(self, fault: SystemFaultError, report: RunReport) -> None:
         super().__init__(fault.where, fault.what, allowed=fault.allowed, remedy=fault.remedy)
@@ -84,7 +84,7 @@ class UnwrittenReportError(SystemFaultError):
 
 
 class CancelledRunError(Exception):
-    """The user stopped the run; `report` tells what it had measured."""
+    """Raised when the user stopped the run; `report` has the results so far."""
 
     def __init__(self, report: RunReport) -> None:
         super().__init__("the run was cancelled")
@@ -102,42 +102,43 @@ def run(
     group: str | None = None,
     repeat: Repeat | None = None,
     trial: Trial | None = None,
-    stopped: Callable[[], bool] = bool,
+    is_cancelled: Callable[[], bool] = bool,
     submit: Callable[[Job, Path], Handle] | None = None,
 ) -> RunReport:
-    """Train as planned and return the report; the run folder holds everything at every moment.
+    """Train as planned and return the report; the run folder is complete at any time.
 
     A failed run is a result with a status, not an exception. KeyboardInterrupt ends the run's
     processes and becomes CancelledRunError. Raises UnwrittenReportError when the disk is full.
-    `group`, `repeat` and `trial` say what the run is part of. `stopped` is asked
-    again and again: a run in a thread of its own, which no KeyboardInterrupt reaches, ends by it.
-    `submit` starts, in the launcher's place and together with other runs, what it has prepared.
-    Raises UserError, and leaves no folder, where what the engine runs in is not installed.
+    Raises UserError, and leaves no folder, if the engine's framework is not installed.
+
+    `group`, `repeat` and `trial` say what the run is part of. `is_cancelled` is polled: it ends a
+    run in a thread, which a KeyboardInterrupt does not reach. `submit` replaces the launcher's
+    method in order to start several prepared runs together.
     """
     absent = engine(plan.spec.engine).missing(plan.spec)
     if absent:
         raise UserError(f"engine {plan.spec.engine}", absent)
     make_tokens(plan.token_files, lambda phase: watch(Progress(phase)))
     membership = {"tag": tag, "group": group, "repeat": repeat, "trial": trial}
-    folder, record = _begin(plan, root, command, membership)
+    folder, record = _create_run_folder(plan, root, command, membership)
     try:
-        here = plan.spec.cluster.runs_here
-        if probe and here and not plan.spec.bare:
-            watch(Progress("measuring the reachable rate"))
-            record = _with_reachable_rate(record, plan)
+        runs_here = plan.spec.cluster.runs_here
+        if probe and runs_here and not plan.spec.bare:
+            watch(Progress("measuring GEMM throughput"))
+            record = _with_gemm_rate(record, plan)
         watch(Progress("starting"))
-        with sampled(folder) if here else contextlib.nullcontext():
-            record = _launch_and_wait(plan, folder, record, watch, stopped, submit)
+        with sampled(folder) if runs_here else contextlib.nullcontext():
+            record = _launch_and_wait(plan, folder, record, watch, is_cancelled, submit)
     except KeyboardInterrupt:
         record = read_record(folder)  # it may have been launched meanwhile
-        record = _ended(record, Ending("cancelled", "interrupted by the user"), None, folder)
+        record = _with_ending(record, Ending("cancelled", "interrupted by the user"), None, folder)
         write_value(folder / RUN_FILE, record)
         raise CancelledRunError(finish(folder, root)) from None
     except PacelineError as fault:
         with contextlib.suppress(SystemFaultError):
             ending = Ending("failed", str(fault), hosts=fault.hosts)
-            ended = _ended(read_record(folder), ending, None, folder)
-            write_value(folder / RUN_FILE, ended)
+            record = _with_ending(read_record(folder), ending, None, folder)
+            write_value(folder / RUN_FILE, record)
         raise
     write_value(folder / RUN_FILE, record)
     watch(Progress("writing the report"))
@@ -145,15 +146,15 @@ def run(
 
 
 def finish(folder: Path, root: Path) -> RunReport:
-    """Compute a folder's result from its raw files, index it, write it with steps and report."""
+    """Compute a run's result from its raw files, index it, and write result, steps and report."""
     # Imported where the page is written: its charts need Altair, which is slow to import, and most
     # verbs import this module only to begin.
     from paceline.report.html import render_document
     from paceline.report.run_document import run_document
 
     report = _indexed(outcome.evaluate(folder), folder, root)
-    written = {RESULT_FILE, STEPS_FILE, REPORT_FILE}
-    report = replace(report, files=tuple(sorted({*report.files, *written})))
+    output_files = {RESULT_FILE, STEPS_FILE, REPORT_FILE}
+    report = replace(report, files=tuple(sorted({*report.files, *output_files})))
     try:
         write_value(folder / RESULT_FILE, report.result)
         write_text(folder / STEPS_FILE, _merged_lines(report.steps))
@@ -164,7 +165,7 @@ def finish(folder: Path, root: Path) -> RunReport:
 
 
 def _indexed(report: RunReport, folder: Path, root: Path) -> RunReport:
-    """The report of an indexed run; an index that cannot be written only adds a warning."""
+    """Add the run to the index; add a warning to the report if the index cannot be written."""
     # Brings SQLAlchemy along, a quarter of what this file would take to import.
     from paceline.files.index import Index
 
@@ -176,16 +177,16 @@ def _indexed(report: RunReport, folder: Path, root: Path) -> RunReport:
     return report
 
 
-def _begin(
+def _create_run_folder(
     plan: Plan, root: Path, command: list[str], membership: dict[str, Any]
 ) -> tuple[Path, RunRecord]:
-    """The run's new folder with its record, or neither: an interrupt leaves no empty folder."""
+    """Return the run's new folder and record, or leave neither: an interrupt must not leave one."""
     folder = new_run_folder(root, plan.spec, membership["tag"])
     try:
         record = _new_record(plan, folder, command).model_copy(update=membership)
         write_value(folder / RUN_FILE, record)
         read_record(folder)  # figures of what cannot be read again would be lost
-        write_surroundings(folder, plan.spec, plan.inventory, texts_of(plan.token_files))
+        write_environment(folder, plan.spec, plan.inventory, input_texts(plan.token_files))
     except BaseException:  # what has no whole record is no run
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -205,18 +206,18 @@ def _new_record(plan: Plan, folder: Path, command: list[str]) -> RunRecord:
     )
 
 
-def _with_reachable_rate(record: RunRecord, plan: Plan) -> RunRecord:
-    probe = reachable_rate(plan.spec, plan.inventory)
+def _with_gemm_rate(record: RunRecord, plan: Plan) -> RunRecord:
+    probe = measure_gemm_rate(plan.spec, plan.inventory)
     best = probe.best(plan.spec.training.dtype) if probe else None
     if probe is None or best is None:
-        warning = "the reachable rate of this machine could not be measured"
+        warning = "the GEMM throughput of this machine could not be measured"
         return record.model_copy(update={"warnings": (*record.warnings, warning)})
     on_cpu = plan.spec.cluster.device == "cpu"
     devices = 1 if on_cpu else plan.spec.world_size
     threads = probe.threads if on_cpu else None
     where = counted(threads, "thread") if threads else "one device"
     source = (
-        f"best of {sum(r.dtype == best.dtype for r in probe.rows)} matrix products on {where}: "
+        f"best of {sum(r.dtype == best.dtype for r in probe.rows)} GEMMs on {where}: "
         f"{best.m}x{best.n}x{best.k} {best.dtype} {si(best.flops_per_s, 'FLOP/s')}, "
         f"{best.statistic.removesuffix(' n')} {best.repeats}, spread {best.spread:.1%}"
     )
@@ -233,7 +234,7 @@ def _launch_and_wait(
     folder: Path,
     record: RunRecord,
     watch: Watcher,
-    stopped: Callable[[], bool],
+    is_cancelled: Callable[[], bool],
     submit: Callable[[Job, Path], Handle] | None = None,
 ) -> RunRecord:
     job_launcher = launcher(plan.spec.cluster.launcher)
@@ -244,38 +245,38 @@ def _launch_and_wait(
     write_value(folder / RUN_FILE, record)
     job = (submit or job_launcher.submit)(plan.job, folder)
     try:
-        code, ending = _watch(job, plan.spec, folder, watch, stopped)
+        code, ending = _watch(job, plan.spec, folder, watch, is_cancelled)
         while ending is None and job.restart():
-            code, ending = _watch(job, plan.spec, folder, watch, stopped)
+            code, ending = _watch(job, plan.spec, folder, watch, is_cancelled)
     except BaseException:
         job.stop()
         raise
     finally:
-        remove_torn_checkpoints(folder)
+        remove_incomplete_checkpoints(folder)
     record = record.model_copy(update={"warnings": (*record.warnings, *job.warnings)})
     if ending is not None and plan.spec.engine != NATIVE:
         # A program that hangs when all its work is done has done its work.
-        by_log = ending_of(folder, record, code or 1, False, None)
-        if by_log.status == "ok":
-            late = f"it was ended behind its last step: {ending.reason}"
+        log_ending = find_run_ending(folder, record, code or 1, False, None)
+        if log_ending.status == "ok":
+            late = f"it was stopped after its last step: {ending.reason}"
             ending = Ending("ok", None, (late,))
     if ending is None:
         # Elsewhere the ranks do not share this machine's memory.
-        killed = plan.spec.cluster.runs_here and oom_kills() > kills_before
-        ending = ending_of(folder, record, code, killed, job.verdict())
-    return _ended(with_told_facts(record, folder), ending, code, folder)
+        oom_killed = plan.spec.cluster.runs_here and oom_kills() > kills_before
+        ending = find_run_ending(folder, record, code, oom_killed, job.verdict())
+    return _with_ending(with_reported_settings(record, folder), ending, code, folder)
 
 
 def _watch(
-    job: Handle, spec: RunSpec, folder: Path, watch: Watcher, stopped: Callable[[], bool]
+    job: Handle, spec: RunSpec, folder: Path, watch: Watcher, is_cancelled: Callable[[], bool]
 ) -> tuple[int, Ending | None]:
-    """Follow the first rank until the job ends; the exit code, and how it ended if we ended it."""
-    steps = follower(folder, spec.engine)
-    signs = SignsOfLife(folder, spec.hang_limit_s)
+    """Follow the first rank until the job ends; return its exit code, and the ending if stopped."""
+    steps = make_follower(folder, spec.engine)
+    heartbeat = JobHeartbeat(folder, spec.hang_limit_s)
     finished_at: float | None = None
     phase = ""
     while True:
-        if stopped():
+        if is_cancelled():
             raise KeyboardInterrupt
         code = job.poll()
         if job.phase != phase:
@@ -289,11 +290,11 @@ def _watch(
         if job.timed_out:
             limit = f"the time limit of {spec.time_limit_s:g} s passed"
             return job.stop(), Ending("timeout", limit)
-        signs.look()
-        if signs.failed_s > AFTER_FAILURE_S:
+        heartbeat.check()
+        if heartbeat.failed_s > AFTER_FAILURE_S:
             return job.stop(), None
-        if signs.silent_s > signs.limit_s:
-            silence = f"no rank gave a sign of life for {signs.silent_s:.0f} s"
+        if heartbeat.silent_s > heartbeat.limit_s:
+            silence = f"no rank showed activity for {heartbeat.silent_s:.0f} s"
             return job.stop(), Ending("failed", silence)
         if steps.finished:
             finished_at = finished_at or time.monotonic()
@@ -307,7 +308,7 @@ def _progress(spec: RunSpec, step: Step) -> Progress:
     return Progress("training", step, last_step(spec) or 0, tokens)
 
 
-def _ended(record: RunRecord, ending: Ending, code: int | None, folder: Path) -> RunRecord:
+def _with_ending(record: RunRecord, ending: Ending, code: int | None, folder: Path) -> RunRecord:
     on_request = ending.status in ("cancelled", "timeout")
     tail = () if ending.status == "ok" else tuple(log_tail(folder, ending.rank, on_request))
     return record.model_copy(
@@ -324,7 +325,7 @@ def _ended(record: RunRecord, ending: Ending, code: int | None, folder: Path) ->
 
 
 def _merged_lines(steps: Steps) -> Iterator[str]:
-    """The ranks merged, one JSON object a step; null where the log said no number."""
+    """Return the merged steps as JSON lines; null if the log has no number."""
     for start in range(0, len(steps), STEPS_AT_ONCE):
         part = steps.select(slice(start, start + STEPS_AT_ONCE))
         columns = {name: part[name].tolist() for name in FLOATS}
@@ -335,12 +336,12 @@ def _merged_lines(steps: Steps) -> Iterator[str]:
 
 
 def probe_this_machine(dtypes: tuple[Dtype, ...], device: str, fresh: bool) -> GemmProbe:
-    """The matrix-product probe of this machine's device (`auto`, `cpu` or `cuda`)."""
+    """Measure GEMM throughput of this machine's device (`auto`, `cpu` or `cuda`)."""
     machine = inventory()
     kind, _ = device_kind(device, machine)
     return probe_machine(machine, kind, dtypes, fresh=fresh)
 
 
 def command_line() -> list[str]:
-    """How this process was called, for the record."""
+    """Return the command line of this process, for the run record."""
     return [os.path.basename(sys.argv[0]), *sys.argv[1:]]  # noqa: PTH119

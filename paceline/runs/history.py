@@ -1,4 +1,4 @@
-"""All runs of one recipe in time order: when its speed changed, and what changed with it."""
+"""Find when a recipe's speed changed over its runs, and what changed in the environment."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ from paceline.files.documents import read_value
 from paceline.files.recipe import load_recipe
 from paceline.files.run_folder import RESULT_FILE, RunRecord, read_record
 from paceline.runs.outcome import evaluate
-from paceline.runs.surroundings import recorded_environment
+from paceline.runs.run_environment import recorded_environment
 
 MIN_OCCASIONS = 6
-"""With fewer days, each run counts for itself."""
-WORTH_TELLING = 0.001
-"""A resolution of the printed values below this is no matter."""
+"""Minimum number of days for one value per day; with fewer days, each run is a value."""
+MIN_RESOLUTION = 0.001
+"""Relative rounding of logged values above which a note reports it."""
 
-MOST_SETTINGS = 6
-ALWAYS_TOLD = frozenset({"variant", "device", "device_label", "dtype", "seq_len", "global_batch"})
-"""Settings that a series' name holds whether they tell it from others or not."""
+MAX_SETTINGS = 6
+ALWAYS_SHOWN = frozenset({"variant", "device", "device_label", "dtype", "seq_len", "global_batch"})
+"""Settings that are part of every series' name."""
 
-TAKEN_ALIKE = "nobody stated {}; taken to be alike in all runs"
+UNKNOWN_SETTINGS_NOTE = "{} is unknown; assumed to be the same in all runs"
 
 
 @dataclass(frozen=True)
 class _SeriesRun:
-    """One run with what its series needs."""
+    """One run of a series with its value of the metric."""
 
     folder: Path
     record: RunRecord
@@ -68,7 +68,7 @@ class _SeriesRun:
 
 @dataclass
 class _ComparableRuns:
-    """Runs that may be held against each other."""
+    """Runs of one series."""
 
     runs: list[_SeriesRun] = field(default_factory=list[_SeriesRun])
     unknown: tuple[str, ...] = ()
@@ -84,14 +84,14 @@ def recipe_history(
     metric: str = "step_time_s",
     margin: float = MARGIN,
 ) -> History:
-    """The history of `metric` over the runs in `folders`, which are all of one recipe.
+    """Return the history of `metric` over the runs in `folders`, all of one recipe.
 
-    Raises UserError for a metric that does not exist.
+    Raises UserError for an unknown metric.
     """
     if metric not in METRICS:
         raise UserError(
             f"--metric {metric}",
-            "is no metric",
+            "is not a metric",
             allowed=", ".join(METRICS),
             remedy=did_you_mean(metric, METRICS) or None,
         )
@@ -104,8 +104,8 @@ def recipe_history(
             runs.append(run)
         else:
             left_out.setdefault(reason, []).append(folder.name)
-    runs.sort(key=lambda run: (_moment(run.record), run.record.name))
-    all_series = _sorted_out(runs)
+    runs.sort(key=lambda run: (_created_time(run.record), run.record.name))
+    all_series = _group_into_series(runs)
     return History(
         recipe=recipe,
         metric=metric,
@@ -119,8 +119,8 @@ def recipe_history(
     )
 
 
-def recipe_named(name: str, recipes: Iterable[str]) -> str:
-    """The recipe's name as runs have it, of a name or a file; `recipes` are those with runs."""
+def find_recipe_name(name: str, recipes: Iterable[str]) -> str:
+    """Return the recipe name for a name or file; raise UserError if it is not in `recipes`."""
     if name.endswith((".yaml", ".yml")):
         name = load_recipe(name).name
     choices = sorted(set(recipes))
@@ -135,7 +135,7 @@ def recipe_named(name: str, recipes: Iterable[str]) -> str:
 
 
 def _read(folder: Path, metric: str, units: set[str]) -> tuple[str, _SeriesRun | None]:
-    """A run with a figure, or why it has none."""
+    """Return the run, or the reason why it has no value of the metric."""
     try:
         record = read_record(folder)
         result = _result(folder, record)
@@ -144,7 +144,7 @@ def _read(folder: Path, metric: str, units: set[str]) -> tuple[str, _SeriesRun |
     if result.status != "ok":
         return f"ended as {result.status}", None
     if record.settings.profiled:
-        return "with a profiler attached", None
+        return "were profiled", None
     value = finite_value(result.metrics.get(metric))
     if value is None or value <= 0:
         return f"without {metric}" if value is None else f"with {metric} not above 0", None
@@ -153,14 +153,14 @@ def _read(folder: Path, metric: str, units: set[str]) -> tuple[str, _SeriesRun |
 
 
 def _result(folder: Path, record: RunRecord) -> Result:
-    """As it was written at the run's end; computed anew where that is missing or torn."""
+    """Return the stored result; compute it again if that is missing or incomplete."""
     try:
         return read_value(folder / RESULT_FILE, Result)
     except PacelineError:
         return evaluate(folder).result
 
 
-def _moment(record: RunRecord) -> datetime:
+def _created_time(record: RunRecord) -> datetime:
     try:
         moment = datetime.fromisoformat(record.created)
     except ValueError:
@@ -168,56 +168,64 @@ def _moment(record: RunRecord) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _sorted_out(runs: Sequence[_SeriesRun]) -> list[_ComparableRuns]:
-    """Series of comparable runs: of one key and one kind of CPU, measured over the same window.
+def _group_into_series(runs: Sequence[_SeriesRun]) -> list[_ComparableRuns]:
+    """Return series of comparable runs: same key, CPU model, engine and window rule.
 
-    An imported log has no key. It joins the series whose facts are all known and equal to its own,
-    else that of another imported log with the same facts, whatever nobody stated taken to be alike.
+    An imported log has no key. It joins a series whose settings are all known and equal, else
+    one of imported logs with the same known settings; unknown ones are assumed to be equal.
     """
     by_identity: dict[tuple[str, ...], _ComparableRuns] = {}
     for run in runs:
         if run.record.spec:
             by_identity.setdefault(_identity(run), _ComparableRuns()).runs.append(run)
-    imported: list[_ComparableRuns] = []
+    imported_series: list[_ComparableRuns] = []
     for run in (run for run in runs if not run.record.spec):
-        place = next((s for s in (*by_identity.values(), *imported) if _belongs(run, s)), None)
-        if place is None:
-            imported.append(place := _ComparableRuns())
-            place.unknown = compare_settings([run.facts], [run.facts]).unknown
-        place.runs.append(run)
+        target = next(
+            (s for s in (*by_identity.values(), *imported_series) if _belongs(run, s)), None
+        )
+        if target is None:
+            imported_series.append(target := _ComparableRuns())
+            target.unknown = compare_settings([run.facts], [run.facts]).unknown
+        target.runs.append(run)
     for series in by_identity.values():
-        series.runs.sort(key=lambda run: _moment(run.record))
-    return sorted([*by_identity.values(), *imported], key=lambda s: _moment(s.first.record))
+        series.runs.sort(key=lambda run: _created_time(run.record))
+    return sorted(
+        [*by_identity.values(), *imported_series], key=lambda s: _created_time(s.first.record)
+    )
 
 
 def _identity(run: _SeriesRun) -> tuple[str, ...]:
     facts = run.record.settings
     cpu = facts.device_label if facts.device == "cpu" else None
-    return (run.record.key or "", cpu or "", *_manner(run))
+    return (run.record.key or "", cpu or "", *_measurement_method(run))
 
 
-def _manner(run: _SeriesRun) -> tuple[str, str]:
-    """By what program and which rule the figure was taken."""
+def _measurement_method(run: _SeriesRun) -> tuple[str, str]:
+    """Return the engine and the rule of the steady window."""
     return run.record.settings.engine or "", run.result.window.rule if run.result.window else ""
 
 
 def _belongs(run: _SeriesRun, series: _ComparableRuns) -> bool:
-    if _manner(run) != _manner(series.first):
+    if _measurement_method(run) != _measurement_method(series.first):
         return False
-    compared = compare_settings([series.first.facts], [run.facts])
-    return not compared.differences and (not compared.unknown or series.first.record.spec is None)
+    comparison = compare_settings([series.first.facts], [run.facts])
+    return not comparison.differences and (
+        not comparison.unknown or series.first.record.spec is None
+    )
 
 
 def _names(all_series: Sequence[_ComparableRuns]) -> list[str]:
-    """What each series runs, and in which settings it differs from the others."""
+    """Return each series' name: its main settings and those that differ from other series."""
     settings = [flat_settings(s.first.record.spec or s.first.facts) for s in all_series]
-    apart = distinguishing(settings) if len(all_series) > 1 else [{} for _ in all_series]
+    differing = distinguishing(settings) if len(all_series) > 1 else [{} for _ in all_series]
     names: list[str] = []
-    for series, settings_apart in zip(all_series, apart, strict=True):
+    for series, differing_settings in zip(all_series, differing, strict=True):
         facts = series.first.facts
         label = f" ({facts.device_label})" if facts.device_label else ""
-        settings_left = [
-            (k, v) for k, v in settings_apart.items() if k.rpartition(".")[2] not in ALWAYS_TOLD
+        extra_settings = [
+            (k, v)
+            for k, v in differing_settings.items()
+            if k.rpartition(".")[2] not in ALWAYS_SHOWN
         ]
         parts = [
             facts.variant,
@@ -228,7 +236,7 @@ def _names(all_series: Sequence[_ComparableRuns]) -> list[str]:
             f"global batch {facts.global_batch:,}" if facts.global_batch else None,
             *(
                 f"{name.rpartition('.')[2]} {value}"
-                for name, value in settings_left[:MOST_SETTINGS]
+                for name, value in extra_settings[:MAX_SETTINGS]
             ),
         ]
         names.append(" · ".join(part for part in parts if part) or f"{facts.engine} log")
@@ -236,18 +244,20 @@ def _names(all_series: Sequence[_ComparableRuns]) -> list[str]:
 
 
 def _series(comparable: _ComparableRuns, name: str, metric: str, margin: float) -> RunSeries:
-    points, notes = _occasions(comparable.runs)
+    points, notes = _values_by_day(comparable.runs)
     values = np.array([float(np.median([run.value for run in point])) for point in points])
-    imported = [run.value for run in comparable.runs if run.record.spec is None]
-    resolution = printed_step_s(np.array(imported)) / float(np.median(values))
-    if resolution > WORTH_TELLING:
-        notes.append(f"the logs round to {percent(resolution, 2)}: smaller changes are not named")
+    imported_values = [run.value for run in comparable.runs if run.record.spec is None]
+    resolution = printed_step_s(np.array(imported_values)) / float(np.median(values))
+    if resolution > MIN_RESOLUTION:
+        notes.append(
+            f"the logs round to {percent(resolution, 2)}: smaller changes are not reported"
+        )
     fit = fit_series(values, margin + resolution)
-    surroundings = _Surroundings(points)
-    if imported:
-        notes.append("imported logs stand at the time of their import")
+    environments = _Environments(points)
+    if imported_values:
+        notes.append("imported logs are dated by their import")
     if comparable.unknown:
-        notes.append(TAKEN_ALIKE.format(", ".join(comparable.unknown)))
+        notes.append(UNKNOWN_SETTINGS_NOTE.format(", ".join(comparable.unknown)))
     return RunSeries(
         name=name,
         key=comparable.first.record.key,
@@ -262,7 +272,7 @@ def _series(comparable: _ComparableRuns, name: str, metric: str, margin: float) 
             for point, value, level in zip(points, values, fit.fitted, strict=True)
         ),
         changes=tuple(
-            _change(c, points, fit, metric, surroundings, resolution) for c in fit.changes
+            _change(c, points, fit, metric, environments, resolution) for c in fit.changes
         ),
         drift=_slow_drift(fit.drift, metric) if fit.drift else None,
         noise=fit.noise,
@@ -273,29 +283,29 @@ def _series(comparable: _ComparableRuns, name: str, metric: str, margin: float) 
     )
 
 
-def _occasions(runs: Sequence[_SeriesRun]) -> tuple[list[list[_SeriesRun]], list[str]]:
-    """Runs that count as one value each, and what should be told about it.
+def _values_by_day(runs: Sequence[_SeriesRun]) -> tuple[list[list[_SeriesRun]], list[str]]:
+    """Return the runs of each value, and notes about it.
 
-    Runs within an hour do not show how a machine varies from day to day, so a day is one value, the
-    median, as soon as there are enough days. The time of an import tells no day.
+    Runs within an hour do not show how a machine varies from day to day. With enough days, the
+    median of each day is one value. The date of an import is not a day of a run.
     """
-    occasions: dict[str, list[_SeriesRun]] = {}
+    by_day: dict[str, list[_SeriesRun]] = {}
     for run in runs:
         key = run.record.created[:10] if run.facts.origin != "imported" else run.record.name
-        occasions.setdefault(key, []).append(run)
+        by_day.setdefault(key, []).append(run)
     each = [[run] for run in runs]
-    if len(occasions) == len(runs):
+    if len(by_day) == len(runs):
         return each, []
-    if len(occasions) >= MIN_OCCASIONS:
-        note = f"{len(occasions)} values: the runs of one day are one, their median"
-        return list(occasions.values()), [note]
-    days = counted(len(occasions), "day")
-    why = f"the {len(runs)} runs come from {days}, too few to know how the machine varies between "
-    return each, [why + "days; a step from one to the next may be that alone"]
+    if len(by_day) >= MIN_OCCASIONS:
+        note = f"{len(by_day)} values: the median of each day's runs is one value"
+        return list(by_day.values()), [note]
+    days = counted(len(by_day), "day")
+    why = f"the {len(runs)} runs come from {days}, too few to know the variation between days: "
+    return each, [why + "a step change may be that variation"]
 
 
 def _run_variation(points: Sequence[Sequence[_SeriesRun]], fit: SeriesFit) -> RunVariation | None:
-    """How far runs lie apart around the fit's levels, by the days on which they were made."""
+    """Return the variation of runs around the fitted levels, within and between days."""
     days: dict[str, list[float]] = {}
     for point, level in zip(points, fit.fitted, strict=True):
         for run in (run for run in point if run.facts.origin != "imported"):
@@ -308,14 +318,14 @@ def _change(
     points: list[list[_SeriesRun]],
     fit: SeriesFit,
     metric: str,
-    around: _Surroundings,
+    environments: _Environments,
     resolution: float,
 ) -> LevelChange:
     last, first = points[step.at - 1][-1].record, points[step.at][0].record
     levels = {level.start: level.value for level in fit.levels} | {
         -level.stop: level.value for level in fit.levels
     }
-    environment, note = around.of(step)
+    environment, note = environments.changes_at(step)
     return LevelChange(
         last_before=last.name,
         first_after=first.name,
@@ -328,7 +338,7 @@ def _change(
         new_level=levels[step.at],
         n_before=sum(map(len, points[step.at - step.n_before : step.at])),
         n_after=sum(map(len, points[step.at : step.at + step.n_after])),
-        worse=_worse(metric, step.ratio),
+        worse=_is_worse(metric, step.ratio),
         environment=environment,
         environment_note=note,
     )
@@ -336,36 +346,36 @@ def _change(
 
 def _slow_drift(drift: Drift, metric: str) -> SlowDrift:
     ratio = drift.ratio
-    return SlowDrift(ratio=ratio, low=drift.low, high=drift.high, worse=_worse(metric, ratio))
+    return SlowDrift(ratio=ratio, low=drift.low, high=drift.high, worse=_is_worse(metric, ratio))
 
 
-def _worse(metric: str, ratio: float) -> bool | None:
+def _is_worse(metric: str, ratio: float) -> bool | None:
     direction = metric_class(metric).better
     return None if direction is None else (ratio > 1) == (direction == "lower")
 
 
-class _Surroundings:
-    """What each value's run recorded of its machine and versions, read when it is asked for."""
+class _Environments:
+    """Recorded environments of the runs of a series, read when needed."""
 
     def __init__(self, points: list[list[_SeriesRun]]) -> None:
         self._points = points
         self._items: dict[int, Items] = {}
 
-    def of(self, step: StepChange) -> tuple[tuple[EnvironmentChange, ...], str | None]:
-        """What changed at a step, else one value beside it; and a remark when that needs one."""
+    def changes_at(self, step: StepChange) -> tuple[tuple[EnvironmentChange, ...], str | None]:
+        """Return what changed at a step change, or one value before or after it, with a note."""
         start, stop = step.at - step.n_before, step.at + step.n_after
         for shift, place in ((0, ""), (-1, "one value earlier"), (1, "one value later")):
             at = step.at + shift
             if not start < at < stop:
                 continue
             changes = environment_changes(self._of(start, at), self._of(at, stop))
-            telling = [change for change in changes if change.only_here or not shift]
-            if telling:
-                return tuple(telling), f"seen {place}" if place else None
+            relevant = [change for change in changes if change.only_here or not shift]
+            if relevant:
+                return tuple(relevant), f"seen {place}" if place else None
         sides = self._of(step.at - 1, step.at), self._of(step.at, step.at + 1)
         if not all(_has_machine(side[0]) for side in sides):
             return (), "the environment was not recorded on both sides"
-        return (), "nothing that is recorded changed"
+        return (), "no recorded item changed"
 
     def _of(self, start: int, stop: int) -> list[Items]:
         return [self._at(row) for row in range(start, stop)]

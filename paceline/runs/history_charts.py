@@ -1,4 +1,4 @@
-"""The charts of a recipe's history: every value, the level, and where the level changes."""
+"""Charts of a recipe's history: every value, the level, and step changes."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ HEIGHT = 240
 
 
 def history_charts(
-    history: History, look: ChartTheme, limit: int | None = None
+    history: History, theme: ChartTheme, limit: int | None = None
 ) -> dict[str, alt.LayerChart]:
     """Return a chart of each of the first `limit` series that has more than one value."""
     return {
-        f"series-{at}": series_chart(series, history, look, at)
+        f"series-{at}": series_chart(series, history, theme, at)
         for at, series in enumerate(history.series[:limit], start=1)
         if len(series.points) > 1
     }
 
 
 def series_chart(
-    series: RunSeries, history: History, look: ChartTheme, at: int = 1
+    series: RunSeries, history: History, theme: ChartTheme, at: int = 1
 ) -> alt.LayerChart:
-    """Every value over its time, the levels as a line, steps as rules."""
+    """Return a chart of the values over time, with levels as a line and step changes as rules."""
     rows = [
         {
-            "date": _moment(point.date),
+            "date": _utc_time(point.date),
             "value": point.value,
             "level": point.level,
             "run": one_line(", ".join(point.runs)),
@@ -39,10 +39,10 @@ def series_chart(
         for point in series.points
     ]
     title = f"{history.metric} ({history.unit})"
-    palette = look.palette
+    palette = theme.palette
     x = alt.X(
         "date:T",
-        title="run made on (UTC)",
+        title="date of the run (UTC)",
         axis=alt.Axis(tickCount=6, labelOverlap=True, format="%m-%d %H:%M"),
         scale=alt.Scale(type="utc", padding=14),
     )
@@ -65,25 +65,25 @@ def series_chart(
             ],
         )
     )
-    layers = [level, dots, *_change_layers(series, history, x, look)]
-    note = "Dot: a run, or the median of its repeats. Dashed: the level without scatter."
-    note += " Orange: a change of the level." if series.changes else ""
-    several = len({each.name for each in history.series}) < len(history.series)
-    whose = f"{series.name}, series {at}" if several else series.name
-    return finish_chart(layers, look, f"{history.metric} over time", [note], HEIGHT, whose)
+    layers = [level, dots, *_change_layers(series, history, x, theme)]
+    note = "Dot: a run, or the median of its repeats. Dashed: the fitted level."
+    note += " Orange: a step change." if series.changes else ""
+    has_same_names = len({each.name for each in history.series}) < len(history.series)
+    subtitle = f"{series.name}, series {at}" if has_same_names else series.name
+    return finish_chart(layers, theme, f"{history.metric} over time", [note], HEIGHT, subtitle)
 
 
 def _change_layers(
-    series: RunSeries, history: History, x: alt.X, look: ChartTheme
+    series: RunSeries, history: History, x: alt.X, theme: ChartTheme
 ) -> list[alt.Chart]:
-    """A rule at each change of the level, with its size."""
+    """Return a rule at each step change, with its size."""
     if not series.changes:
         return []
     rows = [
-        {"date": _moment(change.date), "text": change_text(change, history.metric)}
+        {"date": _utc_time(change.date), "text": change_text(change, history.metric)}
         for change in series.changes
     ]
-    base, accent = alt.Chart(alt.Data(values=rows)).encode(x=x), look.palette.accent
+    base, accent = alt.Chart(alt.Data(values=rows)).encode(x=x), theme.palette.accent
     return [
         base.properties(name="steps").mark_rule(color=accent, strokeWidth=1.2),
         base.properties(name="sizes")
@@ -92,8 +92,8 @@ def _change_layers(
     ]
 
 
-def _moment(date: str) -> str:
-    """An ISO time that Vega reads as UTC; what has no zone is taken as UTC."""
+def _utc_time(date: str) -> str:
+    """Return an ISO time that Vega reads as UTC; a time without a zone is UTC."""
     try:
         moment = datetime.fromisoformat(date)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The history of a recipe as a document: where it stands, its step changes, every series."""
+"""The report of a recipe's history: current level, step changes, all series."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 BLOCKS = "▁▂▃▄▅▆▇█"
 STEP_MARK = "│"
 MIN_HEIGHT = 0.04
-USELESS = 0.5
-"""A detectable change beyond this is no information."""
+MAX_DETECTABLE_CHANGE = 0.5
+"""A detectable change above this is not shown."""
 MAX_WIDTH = 72
 """Characters of a sparkline; more values share a character, as their median."""
 MAX_ITEMS = 8
@@ -67,7 +67,7 @@ def history_document(history: History) -> Document:
     count = len(history.series)
     runs = counted(sum(series.n_runs for series in history.series), "run")
     left_out = max(0, count - MAX_CHARTS)
-    verdict = history_verdict(history) if count else "no run has a figure"
+    verdict = history_verdict(history) if count else "no run has a value"
     return Document(
         kind="runs over time",
         title=history.recipe,
@@ -116,7 +116,7 @@ def _charts(history: History, theme: ChartTheme) -> Mapping[str, LayerChart]:
 
 def _answer(history: History) -> tuple[str, ...]:
     """Return the newest step change of the newest series in a sentence."""
-    series = newest(history)
+    series = newest_series(history)
     if series is None or not series.changes:
         return ()
     change = series.changes[-1]
@@ -130,11 +130,11 @@ def _answer(history: History) -> tuple[str, ...]:
 
 def _figures(history: History) -> tuple[Figure, ...]:
     """Return the newest level, its last change, its variation, and the number of runs."""
-    series = newest(history)
+    series = newest_series(history)
     left_out = _left_out(history)
     if series is None:
         labels = ("Now", "Last change", "Run-to-run variation")
-        unknown = (unknown_figure(label, "no run has a figure") for label in labels)
+        unknown = (unknown_figure(label, "no run has a value") for label in labels)
         return (*unknown, Figure("Runs", "0", "", left_out))
     last, count = series.points[-1], len(history.series)
     return (
@@ -176,10 +176,13 @@ def _change_figure(series: RunSeries, history: History) -> Figure:
         )
     if series.drift is not None:
         return Figure(
-            "Slow drift", change_text(series.drift, history.metric), "", ("last against first",)
+            "Slow drift",
+            change_text(series.drift, history.metric),
+            "",
+            ("last value relative to first",),
         )
     if len(series.points) < 4:
-        return unknown_figure("Last change", "too few runs: it takes 2 on either side")
+        return unknown_figure("Last change", "too few runs: 2 before and 2 after are needed")
     return Figure("Last change", "none", "", (f"no change beyond {percent(history.margin, 2)}",))
 
 
@@ -188,11 +191,11 @@ def _noise_figure(series: RunSeries) -> Figure:
     if series.noise is None:
         return unknown_figure(label, "too few runs")
     details: list[str] = []
-    known = series.variation
-    if known is not None and known.n_runs != known.n_occasions:
-        within, between = percent(known.within, 2), percent(known.between, 2)
+    variation = series.variation
+    if variation is not None and variation.n_runs != variation.n_occasions:
+        within, between = percent(variation.within, 2), percent(variation.between, 2)
         details.append(f"single runs: {within} within a day, {between} between days")
-    if series.findable is not None and series.findable > USELESS:
+    if series.findable is not None and series.findable > MAX_DETECTABLE_CHANGE:
         details.append("too few values for so much variation to find any change")
     elif series.findable is not None:
         details.append(
@@ -214,7 +217,9 @@ def _series_row(series: RunSeries, history: History) -> dict[str, Any]:
         "range": low if low == high else f"{low} to {high}",
         "now": format_value(series.points[-1].level, history.unit, 4),
         "noise": None if series.noise is None else percent(series.noise, 2),
-        "findable": None if findable is None or findable > USELESS else percent(findable),
+        "findable": None
+        if findable is None or findable > MAX_DETECTABLE_CHANGE
+        else percent(findable),
     }
 
 
@@ -257,13 +262,12 @@ def _left_out(history: History) -> tuple[str, ...]:
 
 
 def _csv_table(history: History) -> Table:
-    """Return one row for each value, with its level and the change that begins with it."""
     keys = (*CSV_KEYS[:4], history.metric, *CSV_KEYS[4:])
     return Table(columns=[Column(key, key) for key in keys], rows=history_rows(history))
 
 
 def history_rows(history: History) -> list[dict[str, Any]]:
-    """One row for each value, with its series, its level and the change that begins with it."""
+    """Return one row for each value, with its series, level and the step change at it."""
     rows: list[dict[str, Any]] = []
     for place, series in enumerate(history.series, start=1):
         steps = {change.first_after: change for change in series.changes}
@@ -285,26 +289,28 @@ def history_rows(history: History) -> list[dict[str, Any]]:
     return rows
 
 
-def sparkline(levels: Sequence[Sequence[float]], widest: int = MAX_WIDTH) -> str:
-    """All values as blocks from the smallest to the largest, with a mark between two levels.
+def sparkline(levels: Sequence[Sequence[float]], max_width: int = MAX_WIDTH) -> str:
+    """Return all values as block characters, with a mark between two levels.
 
-    The height stands for 4 % at least, so that scatter does not look like change.
+    The height spans at least 4%, so that noise does not look like a change.
     """
     number = sum(map(len, levels))
-    size = -(-number // widest)
-    drawn = [[_middle(level[i : i + size]) for i in range(0, len(level), size)] for level in levels]
-    low, high = min(map(min, drawn)), max(map(max, drawn))
+    size = -(-number // max_width)
+    columns = [
+        [_median(level[i : i + size]) for i in range(0, len(level), size)] for level in levels
+    ]
+    low, high = min(map(min, columns)), max(map(max, columns))
     centre = (low + high) / 2
     height = max(high - low, MIN_HEIGHT * centre)
     top = len(BLOCKS) - 1
     return STEP_MARK.join(
         "".join(BLOCKS[round(((value - centre) / height + 0.5) * top)] for value in level)
-        for level in drawn
+        for level in columns
     )
 
 
-def newest(history: History) -> RunSeries | None:
-    """The series with the last run, None where there is none."""
+def newest_series(history: History) -> RunSeries | None:
+    """Return the series with the latest run, None without runs."""
     return max(history.series, key=lambda series: series.points[-1].date, default=None)
 
 
@@ -320,7 +326,7 @@ def _levels(series: RunSeries) -> Iterator[list[float]]:
 
 
 def history_verdict(history: History) -> str:
-    """How many steps and drifts there are: `2 changes, 1 slow drift`."""
+    """Return the number of changes and drifts: `2 changes, 1 slow drift`."""
     changes = sum(len(series.changes) for series in history.series)
     drifts = sum(series.drift is not None for series in history.series)
     drifting = f", {counted(drifts, 'slow drift')}" if drifts else ""
@@ -328,10 +334,10 @@ def history_verdict(history: History) -> str:
 
 
 def interval_text(change: LevelChange) -> str:
-    """Both ends of the change: `+1.1% to +2.3%`."""
+    """Return the interval of the change: `+1.1% to +2.3%`."""
     low, high = sorted((change.low - 1, change.high - 1))
     return f"{low:+.1%} to {high:+.1%}"
 
 
-def _middle(values: Sequence[float]) -> float:
+def _median(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]

@@ -1,4 +1,4 @@
-"""A foreign log becomes a run: its folder holds the raw log, and every verb knows it."""
+"""Import a log of another program as a run, which all commands can read."""
 
 from __future__ import annotations
 
@@ -30,41 +30,40 @@ from paceline.runs.flow import finish
 from paceline.runs.logged_run import RUN_STATUS
 
 BLOCK_BYTES = 1 << 22
-"""Of a log that is searched for secrets at a time."""
+"""Block size in which a log is searched for secrets."""
 
 
 def import_log(
     path: Path,
-    given: UserSettings,
+    user_settings: UserSettings,
     root: Path,
     command: list[str],
     *,
     tag: str | None = None,
-    again: bool = False,
+    reimport: bool = False,
 ) -> RunReport:
     """Store the log at `path` as a run under `root` and return its report.
 
-    The log is copied; only secrets are left out of it. Raises UserError for a log that tells of no
-    run, and for one that was imported before unless `again`; SystemFaultError when it cannot be
-    copied.
+    The log is copied without its secrets. Raises UserError for a log without a run, and for one
+    that was imported before unless `reimport` is set; SystemFaultError when it cannot be copied.
     """
-    given.check()
+    user_settings.check()
     if not path.is_file():
-        raise UserError(str(path), "is not a file", remedy="give one log, plain or .gz")
-    document = parse_log(path, given).document
+        raise UserError(str(path), "is not a file", remedy="give one log file, plain or .gz")
+    document = parse_log(path, user_settings).document
     if document.status not in RUN_STATUS:
         raise UserError(
             str(path),
             f"{document.status}: {document.reason}",
-            remedy="`paceline parse` shows what it holds; --engine names its log format",
+            remedy="`paceline parse` shows its content; set its log format with --engine",
         )
     digest = _digest(path)
-    before = None if again else _imported_before(root, digest)
-    if before is not None:
+    earlier = None if reimport else _imported_before(root, digest)
+    if earlier is not None:
         raise UserError(
             str(path),
-            f"was imported as {before.name}",
-            remedy="give --reimport to import it once more",
+            f"was imported as {earlier.name}",
+            remedy="--reimport imports it again",
         )
     now = datetime.now(UTC)
     folder = new_folder(root, imported_name(document.facts, _stem(path), now, tag))
@@ -81,7 +80,7 @@ def import_log(
             facts=document.facts,
             log=log,
             log_sha256=digest,
-            window=given.window,
+            window=user_settings.window,
             status=RUN_STATUS[document.status],
             reason=document.reason,
             paceline_version=__version__,
@@ -105,9 +104,9 @@ def _copy(path: Path, target: Path) -> None:
 
 
 def _blocks(path: Path) -> Iterator[str]:
-    """The log's text, unpacked, in blocks that end with a line, up to where a torn file ends.
+    """Yield the uncompressed log in blocks of whole lines, up to the end of a truncated file.
 
-    A line that is longer than a block is cut: it must not fill the memory.
+    A line longer than a block is split, so that it does not fill the memory.
     """
     with gzip.open(path) if _is_packed(path) else path.open("rb") as log:
         try:

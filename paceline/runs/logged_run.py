@@ -1,6 +1,6 @@
-"""A run of a foreign program: its steps and its end are what its log says.
+"""Evaluate a run of another program from its log: its steps and how it ended.
 
-Where its ranks write event lines too (`paceline.steplog`), those go before the log.
+Event lines that its ranks write (`paceline.steplog`) take precedence over the log.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from paceline.runs.ending import (
     EndEvidence,
     Ending,
     file_text,
-    judge,
+    find_ending,
     last_error,
     launcher_exits,
     log_tail,
@@ -62,19 +62,21 @@ RUN_STATUS: dict[LogStatus, Status] = {
     "oom": "oom",
     "truncated": "incomplete",
 }
-"""Logs of the other statuses tell of no run."""
+"""Run status for each log status; logs with other statuses have no run."""
 
 
 def evaluate_log(folder: Path, record: RunRecord) -> RunReport:
-    """The report of an imported run, read anew from its raw log.
+    """Return the report of an imported run, read again from its raw log.
 
     Raises UserError when the log is missing from the folder.
     """
     path = folder / (record.log or "")
     if not path.is_file():
         raise UserError(str(path), "is missing", remedy="import the log again")
-    given = UserSettings(engine=record.settings.engine, window=record.window, facts=record.settings)
-    parsing = parse_log(path, given)
+    user_settings = UserSettings(
+        engine=record.settings.engine, window=record.window, facts=record.settings
+    )
+    parsing = parse_log(path, user_settings)
     return RunReport(
         result=log_result(folder.name, record, parsing),
         steps=_attempt(parsing),
@@ -88,23 +90,23 @@ def evaluate_log(folder: Path, record: RunRecord) -> RunReport:
 
 
 def _attempt(parsing: Parsing) -> Steps:
-    """The steps of the attempt that the window lies in; a report never mixes two."""
+    """Return the steps of the attempt that contains the window; a report never mixes two."""
     if parsing.window is None or not len(parsing.steps):
         return parsing.steps
     return parsing.steps.select(stretch_around(parsing.steps, parsing.window.rows))
 
 
 def log_result(name: str, record: RunRecord, parsing: Parsing) -> Result:
-    """A parsed log as the Result of the run that wrote it."""
+    """Return the result of the run that wrote a parsed log."""
     log, facts = parsing.document, record.settings
     status = RUN_STATUS.get(log.status, "failed")
     window = log.window
-    trusted = window if window and window.supports_verdict else None
+    steady = window if window and window.supports_verdict else None
     comparisons = compare_with_references(facts, _references(facts), log.metrics)
-    stated = parsing.log.facts
+    log_settings = parsing.log.facts
     return Result(
         run=name,
-        recipe=facts.recipe or _title(record, stated),
+        recipe=facts.recipe or _title(record, log_settings),
         status=status,
         reason=log.reason,
         created=record.created,
@@ -112,28 +114,28 @@ def log_result(name: str, record: RunRecord, parsing: Parsing) -> Result:
         headline=facts.headline,
         window=window,
         conventions=log.conventions,
-        verdict=single_run_verdict(status, log.reason or TOO_FEW, trusted, comparisons),
+        verdict=single_run_verdict(status, log.reason or TOO_FEW, steady, comparisons),
         references=comparisons,
-        versions={"paceline": record.paceline_version, **_framework(facts, stated)},
-        num_parameters=_whole(stated.get("num_parameters")),
+        versions={"paceline": record.paceline_version, **_framework(facts, log_settings)},
+        num_parameters=_as_count(log_settings.get("num_parameters")),
         steps_done=log.n_steps,
-        steps_requested=_whole(stated.get("total_steps")) or 0,
+        steps_requested=_as_count(log_settings.get("total_steps")) or 0,
         warnings=(*map(disagreement_text, log.disagreements), *log.warnings),
     )
 
 
-def _title(record: RunRecord, stated: dict[str, int | float | str]) -> str:
-    """What a run of no recipe is called: the model's name in its log, else the log's own name."""
-    return str(stated.get("model") or PurePath(record.log or record.name).name)
+def _title(record: RunRecord, log_settings: dict[str, int | float | str]) -> str:
+    """Return the name of a run without a recipe: the model's name in its log, or the log's name."""
+    return str(log_settings.get("model") or PurePath(record.log or record.name).name)
 
 
-def _framework(facts: RunSettings, stated: dict[str, int | float | str]) -> dict[str, str]:
-    version = stated.get("framework_version")
+def _framework(facts: RunSettings, log_settings: dict[str, int | float | str]) -> dict[str, str]:
+    version = log_settings.get("framework_version")
     return {facts.engine or "framework": str(version)} if version is not None else {}
 
 
 def _references(facts: RunSettings) -> tuple[str, ...]:
-    """What the recipe of an imported run is held against; nothing when it is no recipe of ours."""
+    """Return the references of an imported run's recipe; empty if the recipe is unknown."""
     if facts.recipe is None:
         return ()
     try:
@@ -142,57 +144,57 @@ def _references(facts: RunSettings) -> tuple[str, ...]:
         return ()
 
 
-def _whole(value: int | float | str | None) -> int | None:
+def _as_count(value: int | float | str | None) -> int | None:
     return int(value) if isinstance(value, int | float) and value >= 0 else None
 
 
 NATIVE = "native"
-BAD = ("oom", "nan", "truncated")
+FAILED_STATUSES = ("oom", "nan", "truncated")
 LAST_BYTES = 1 << 16
-"""Of a rank's log, where it says what ended it."""
-LONGEST_LINE = 300
+"""Bytes at the end of a rank's log that are searched for its error."""
+MAX_LINE = 300
 NO_STEPS = (
-    "no log of the run holds a step line of a known log format, and no rank wrote event lines; "
-    "`paceline.steplog` tells the steps of any loop"
+    "no log of the run has a step line of a known log format, and no rank wrote event lines; "
+    "`paceline.steplog` records the steps of any training loop"
 )
-MOST_LOGS = 64
-"""Ranks whose logs are looked into: the first ones and the last, where frameworks print."""
-OF_LAYOUT = (*AXIS_FIELDS, "zero_stage")
-SETTINGS = ("global_batch", "seq_len", "num_devices", *OF_LAYOUT)
-"""What a log may state otherwise than it was asked for."""
+MAX_LOGS = 64
+"""Maximum number of rank logs to search: the first ones and the last, where frameworks print."""
+LAYOUT_SETTINGS = (*AXIS_FIELDS, "zero_stage")
+SETTINGS = ("global_batch", "seq_len", "num_devices", *LAYOUT_SETTINGS)
+"""Settings that a log may report differently from the request."""
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What the log says of the end."""
+class _LogEnd:
+    """Outcome of a run according to its log."""
 
     status: LogStatus | None
     num_steps: int
-    whole: bool
-    """Whether it comes to the end of what was asked for."""
+    is_complete: bool
+    """True if all requested steps are done."""
     reason: str | None = None
-    early: str = ""
-    """A sentence where the program says that it is done before the steps asked for are."""
+    early_end: str = ""
+    """Warning if the program reports success before all requested steps are done."""
 
 
-def tells_by_log(folder: Path, spec: RunSpec) -> bool:
-    """Whether the run's steps are in its log alone."""
+def has_only_log(folder: Path, spec: RunSpec) -> bool:
+    """Return True if the run's steps are only in its log."""
     return spec.engine != NATIVE and not any((folder / STEPS_FOLDER).glob("rank-*.jsonl"))
 
 
 def log_files(folder: Path) -> list[Path]:
-    """The logs of a run's processes, those first in which frameworks print their steps."""
+    """Return the logs of a run's processes, those in which frameworks print steps first."""
     files = submitted_logs(folder) or sorted((folder / LOGS_FOLDER).glob("rank-*.log"))
-    ordered = [*files[:1], *files[-1:], *files[1:-1]][:MOST_LOGS]
-    return list(dict.fromkeys(ordered))
+    candidates = [*files[:1], *files[-1:], *files[1:-1]][:MAX_LOGS]
+    return list(dict.fromkeys(candidates))
 
 
 def measured_log(folder: Path, engine_name: str) -> Path | None:
-    """The first log that holds a step of the engine's log format, or of any; None without one."""
-    known = log_formats()
+    """Return the first log with steps in the engine's log format, or in any; None without one."""
+    formats = log_formats()
     for path in log_files(folder):
         if path.stat().st_size and (name := detect(LogFile(path))) is not None:
-            if name == engine_name or engine_name not in known:
+            if name == engine_name or engine_name not in formats:
                 return path
             if _has_steps(path, engine_name):
                 return path
@@ -204,16 +206,16 @@ def _has_steps(path: Path, engine_name: str) -> bool:
     return any(kind.step_line.search(block) for block in LogFile(path, kind.begins))
 
 
-def parsed(folder: Path, record: RunRecord) -> Parsing | None:
-    """The run's log as its log format reads it; None where no log has a step."""
+def parse_run_log(folder: Path, record: RunRecord) -> Parsing | None:
+    """Parse the run's log; None if no log has a step."""
     engine_name = record.spec.engine if record.spec else None
     path = measured_log(folder, engine_name or "")
     if path is None:
         return None
     if record.spec and record.spec.bare and record.facts is None:
-        known = record.settings
-        started = UserSettings(device=known.device, num_devices=known.num_devices)
-        return parse_log(path, started, called=Path(path.name))
+        settings = record.settings
+        user_settings = UserSettings(device=settings.device, num_devices=settings.num_devices)
+        return parse_log(path, user_settings, called=Path(path.name))
     format_name = engine_name if engine_name in log_formats() else None
     # Its ranks count no tokens: those of packed samples follow from the batch, as in any log.
     facts = record.settings.model_copy(update={"origin": "imported"})
@@ -221,62 +223,71 @@ def parsed(folder: Path, record: RunRecord) -> Parsing | None:
     return parse_log(path, user, beside=[other for other in log_files(folder) if other != path])
 
 
-def with_told_facts(record: RunRecord, folder: Path) -> RunRecord:
-    """The record of a bare command that has ended, with what its log and its ranks told of it."""
+def with_reported_settings(record: RunRecord, folder: Path) -> RunRecord:
+    """Return the record of an ended bare command with the settings in its log and events."""
     if record.spec is None or not record.spec.bare:
         return record
-    known, parsing = record.settings, parsed(folder, record)
+    settings, parsing = record.settings, parse_run_log(folder, record)
     if parsing is not None:
-        told = parsing.document.facts.model_dump(exclude_none=True, exclude={"origin"})
-        known = RunSettings.model_validate({**known.model_dump(), **told})
+        reported = parsing.document.facts.model_dump(exclude_none=True, exclude={"origin"})
+        settings = RunSettings.model_validate({**settings.model_dump(), **reported})
     ranks = [log.start.world_size for log in read_ranks(folder).values() if log.start]
-    if ranks and known.num_devices is None:
-        known = known.model_copy(update={"num_devices": max(ranks)})
-    return record.model_copy(update={"facts": known})
+    if ranks and settings.num_devices is None:
+        settings = settings.model_copy(update={"num_devices": max(ranks)})
+    return record.model_copy(update={"facts": settings})
 
 
-def ending_of(
+def find_run_ending(
     folder: Path, record: RunRecord, code: int, oom_killed: bool, job_end: JobEnd | None
 ) -> Ending:
-    """How a run ended whose processes have; of a foreign program by steps and end marker first.
+    """Return how a run ended whose processes have ended.
 
-    Some programs end with an error after all their work is done, so the exit code comes last.
+    For other programs, steps and end marker come first and the exit code last: some programs end
+    with an error after their last step.
     """
     spec = record.spec
     assert spec is not None
     evidence = read_evidence(folder, spec.world_size, code, oom_killed, job_end)
     if spec.engine == NATIVE:
-        return judge(evidence)
+        return find_ending(evidence)
     if evidence.ranks:
-        return _of_ranks(_as_started(evidence, folder, spec), spec)
-    said = _said(parsed(folder, record), spec)
+        return _ending_of_ranks(_with_started_ranks(evidence, folder, spec), spec)
+    log_end = _find_log_end(parse_run_log(folder, record), spec)
     ended_badly = bool(code) or oom_killed or job_end is not None
-    if said.whole and said.status not in BAD and not (said.early and ended_badly):
-        late = f"{all_done(said.num_steps)}, yet the program ended with code {code}"
-        warning = said.early or (late if code else "")
+    if (
+        log_end.is_complete
+        and log_end.status not in FAILED_STATUSES
+        and not (log_end.early_end and ended_badly)
+    ):
+        late = f"{all_done(log_end.num_steps)}, yet the program ended with code {code}"
+        warning = log_end.early_end or (late if code else "")
         return Ending("ok", None, (warning,) if warning else ())
-    if said.status == "oom" or said.status == "nan":
-        return Ending(said.status, said.reason)
+    if log_end.status == "oom" or log_end.status == "nan":
+        return Ending(log_end.status, log_end.reason)
     if code and (line := _out_of_memory(folder)):
         return Ending("oom", line)
     if code or oom_killed or job_end:
-        ending = judge(evidence)
-        return ending if ending.reason else Ending(ending.status, said.reason)
-    asked = last_step(spec)
-    return Ending("ok", None) if asked is None else _early_end(folder, said, asked)
+        ending = find_ending(evidence)
+        return ending if ending.reason else Ending(ending.status, log_end.reason)
+    requested_steps = last_step(spec)
+    return (
+        Ending("ok", None)
+        if requested_steps is None
+        else _early_ending(folder, log_end, requested_steps)
+    )
 
 
 def _out_of_memory(folder: Path) -> str | None:
-    """The line with which a rank says that memory ran out: often not the one that tells steps."""
+    """Return the out-of-memory line of any rank; often another rank prints the steps."""
     tails = (file_text(path, LAST_BYTES).encode() for path in log_files(folder))
     line = next(filter(None, map(out_of_memory_line, tails)), None)
-    return line[:LONGEST_LINE] if line else None
+    return line[:MAX_LINE] if line else None
 
 
-def _as_started(evidence: EndEvidence, folder: Path, spec: RunSpec) -> EndEvidence:
-    """The evidence with the ranks that there are, where a program starts them itself on its node.
+def _with_started_ranks(evidence: EndEvidence, folder: Path, spec: RunSpec) -> EndEvidence:
+    """Return the evidence with the ranks that the program started by itself on its node.
 
-    Which of them failed first is then what torch's launcher tells in the program's own log.
+    The first failure among them is reported by torchrun in the program's own log.
     """
     if spec.engine_settings.get("per") == "device" or not spec.command:
         return evidence
@@ -285,63 +296,72 @@ def _as_started(evidence: EndEvidence, folder: Path, spec: RunSpec) -> EndEviden
     return replace(evidence, world_size=max(evidence.ranks) + 1, exits=exits or evidence.exits)
 
 
-def _of_ranks(evidence: EndEvidence, spec: RunSpec) -> Ending:
-    """By event lines, which not every rank of a foreign program needs to write, nor to its end.
+def _ending_of_ranks(evidence: EndEvidence, spec: RunSpec) -> Ending:
+    """Return how a run ended by its event lines, which may be incomplete for other programs.
 
-    A program that says by its exit code that it gave up did so, unless all its steps are done; an
-    abort (a negative code) behind its last line is none of its own words.
+    A positive exit code means failure unless all steps are done. A signal (a negative code) after
+    the last line is judged like that of any rank.
     """
-    asked = spec.steps_requested
-    done = max((len(log.steps) for log in evidence.ranks.values()), default=0)
+    requested_steps = spec.steps_requested
+    num_steps = max((len(log.steps) for log in evidence.ranks.values()), default=0)
     code = next((code for code in evidence.exits.values() if code > 0), None)
-    well = all(end.status == "ok" for end in evidence.ends.values())
-    if well and not (evidence.exit_code or evidence.oom_killed or evidence.job_end):
+    all_ok = all(end.status == "ok" for end in evidence.ends.values())
+    if all_ok and not (evidence.exit_code or evidence.oom_killed or evidence.job_end):
         return Ending("ok", None)
-    if well and code and (asked is None or done < asked):
+    if all_ok and code and (requested_steps is None or num_steps < requested_steps):
         error = last_error(evidence.tail)
         return Ending("failed", f"ended with exit code {code}" + (f": {error}" if error else ""))
-    return judge(evidence)
+    return find_ending(evidence)
 
 
-def _early_end(folder: Path, said: _Said, asked: int) -> Ending:
-    """A program that ended by itself, and well as it says, before its steps were done."""
+def _early_ending(folder: Path, log_end: _LogEnd, requested_steps: int) -> Ending:
+    """Return the ending of a program that exited with 0 before all its steps were done."""
     error = last_error(log_tail(folder))
-    what = f"the program ended after {said.num_steps:,} of {counted(asked, 'step')}"
+    what = f"the program ended after {log_end.num_steps:,} of {counted(requested_steps, 'step')}"
     return Ending("failed", f"{what}: {error}" if error else what)
 
 
-def _said(parsing: Parsing | None, spec: RunSpec) -> _Said:
+def _find_log_end(parsing: Parsing | None, spec: RunSpec) -> _LogEnd:
     if parsing is None:
-        return _Said(None, 0, False)
+        return _LogEnd(None, 0, False)
     log, document = parsing.log, parsing.document
     steps = parsing.steps
-    last, asked = _steps_done(steps), last_step(spec)
+    last, requested_steps = _steps_done(steps), last_step(spec)
     next_line = last + _steps_a_line(steps)
-    done = (asked is not None and next_line > asked) or "run_time_s" in log.figures
-    whole = (done or log.ended is not None) and log.torn is None
+    is_done = (
+        requested_steps is not None and next_line > requested_steps
+    ) or "run_time_s" in log.figures
+    whole = (is_done or log.ended is not None) and log.torn is None
     early = ""
     # Of a single line nobody knows for how many steps it stands.
-    if asked is not None and next_line <= asked and len(steps) > 1 and not ends_at_target(spec):
-        early = f"the program came to its end after {last:,} of {counted(asked, 'step')}"
-    return _Said(document.status, last, whole, document.reason, early)
+    if (
+        requested_steps is not None
+        and next_line <= requested_steps
+        and len(steps) > 1
+        and not ends_at_target(spec)
+    ):
+        early = f"the program finished after {last:,} of {counted(requested_steps, 'step')}"
+    return _LogEnd(document.status, last, whole, document.reason, early)
 
 
 def _steps_done(steps: Steps) -> int:
-    """How many steps the log tells of; some programs count from 0."""
+    """Return the number of steps in the log; some programs count from 0."""
     return int(steps.index.max()) + int(steps.index.min() == 0) if len(steps) else 0
 
 
 def _steps_a_line(steps: Steps) -> int:
-    """Steps from the last but one line to the last: some programs print one for several."""
+    """Return the number of steps between the last two lines; some programs skip steps."""
     numbers = np.unique(steps.index)
     return int(numbers[-1] - numbers[-2]) if len(numbers) > 1 else 1
 
 
-def logged_report(folder: Path, record: RunRecord, status: Status, reason: str | None) -> RunReport:
-    """The report of a run whose steps are in its log alone."""
+def report_from_log(
+    folder: Path, record: RunRecord, status: Status, reason: str | None
+) -> RunReport:
+    """Return the report of a run whose steps are only in its log."""
     spec = record.spec
     assert spec is not None
-    parsing = parsed(folder, record)
+    parsing = parse_run_log(folder, record)
     result = _result(folder, record, parsing, status, reason)
     return RunReport(
         result=result,
@@ -367,7 +387,7 @@ def _result(
     assert spec is not None
     if parsing is None and status == "ok":
         status, reason = "incomplete", NO_STEPS
-    own = {
+    run_fields = {
         "status": status,
         "reason": reason,
         "log_tail": record.log_tail if status not in ("ok", "queued", "running") else (),
@@ -385,14 +405,14 @@ def _result(
             verdict=single_run_verdict(status, reason, None, ()),
             versions={"paceline": record.paceline_version},
             warnings=record.warnings,
-            **own,
+            **run_fields,
         )
     result = log_result(folder.name, record, parsing)
     window = result.window if result.window and result.window.supports_verdict else None
     comparisons = compare_with_references(record.settings, spec.references, result.metrics)
     return result.model_copy(
         update={
-            **own,
+            **run_fields,
             "references": comparisons,
             "verdict": single_run_verdict(status, reason, window, comparisons),
             "warnings": (*record.warnings, *_differences(spec, parsing), *result.warnings),
@@ -401,20 +421,20 @@ def _result(
 
 
 def _differences(spec: RunSpec, parsing: Parsing) -> Iterator[str]:
-    """Settings that the log states otherwise than the run asked for."""
+    """Yield warnings about settings that the log reports differently from the request."""
     if spec.bare:
         return
     layout = spec.layout
-    asked = {
+    requested = {
         "global_batch": spec.training.global_batch,
         "seq_len": spec.training.seq_len,
         "num_devices": spec.world_size,
-        **{name: getattr(layout, name) for name in OF_LAYOUT},
+        **{name: getattr(layout, name) for name in LAYOUT_SETTINGS},
     }
-    stated = parsing.log.facts
+    log_settings = parsing.log.facts
     for name in SETTINGS:
-        if name in stated and stated[name] != asked[name]:
+        if name in log_settings and log_settings[name] != requested[name]:
             yield (
-                f"{name.replace('_', ' ')} {asked[name]} was asked for; the log says "
-                f"{stated[name]}: the program did not do what was planned"
+                f"the log reports {name.replace('_', ' ')} {log_settings[name]}, but the plan "
+                f"requested {requested[name]}"
             )

@@ -1,6 +1,6 @@
-"""From a run folder to its result: what happened, how fast, how sure.
+"""Compute the result of a run folder: status, speed and confidence.
 
-It reads only files, so it works while a run goes on, after it was killed, and years later.
+Only files are read, so this works during a run, after it was killed, and years later.
 """
 
 from __future__ import annotations
@@ -47,44 +47,46 @@ from paceline.machines.placement import find_device
 from paceline.machines.slurm.foreign import submitted_logs
 from paceline.machines.slurm.record import left_job
 from paceline.runs.ending import Ending, file_text, log_tail, read_ranks, stacks
-from paceline.runs.logged_run import ending_of, evaluate_log, logged_report, tells_by_log
+from paceline.runs.logged_run import evaluate_log, find_run_ending, has_only_log, report_from_log
 from paceline.runs.run_energy import (
     RunTelemetry,
     device_warnings,
     energy_metrics,
     run_telemetry,
-    throttled,
+    with_throttling,
 )
 
 JITTER_WARNING = 0.1
-"""The mean step over the median one, less 1, beyond which spikes are warned of."""
+"""Mean step time / median - 1 above which a warning reports spikes."""
 SPREAD_WARNING = 0.1
-"""Relative scatter of the steady steps beyond which the figures are called uncertain."""
-LEAST_TIMED = 30
-"""Steps from which the published fine-tuning benchmarks take their figure at the least."""
+"""Relative spread of the steady steps above which a warning reports uncertain results."""
+MIN_TIMED_STEPS = 30
+"""Minimum number of timed steps of published fine-tuning benchmarks."""
 
 
 def evaluate(folder: Path) -> RunReport:
-    """The report of a run folder, computed from its raw files.
+    """Compute the report of a run folder from its raw files.
 
-    Raises UserError when run.json is missing or not readable.
+    Raises UserError when run.json is missing or unreadable.
     """
     record = read_record(folder)
     if record.spec is None:
         return evaluate_log(folder, record)
-    if tells_by_log(folder, record.spec):
+    if has_only_log(folder, record.spec):
         ending = _ending(record, folder)
-        warned = record.model_copy(update={"warnings": (*record.warnings, *ending.warnings)})
-        return logged_report(folder, warned, ending.status, ending.reason)
+        record_with_warnings = record.model_copy(
+            update={"warnings": (*record.warnings, *ending.warnings)}
+        )
+        return report_from_log(folder, record_with_warnings, ending.status, ending.reason)
     facts = record.settings
     ranks = read_ranks(folder)
     series = {rank: Steps.of(log.steps) for rank, log in ranks.items()}
     merged = merge_ranks(series)
     window = steady_window(merged) if len(merged) else None
     ending = _ending(record, folder)
-    status, reason = _final(ending.status, ending.reason, window)
-    if status == "ok" and (other := another_model(record, ranks)):
-        status, reason = "failed", other
+    status, reason = _checked_status(ending.status, ending.reason, window)
+    if status == "ok" and (wrong_model := wrong_model_reason(record, ranks)):
+        status, reason = "failed", wrong_model
     result = _result(folder, record, ranks, series, merged, window, status, reason)
     return RunReport(
         result=result,
@@ -101,53 +103,57 @@ def evaluate(folder: Path) -> RunReport:
 
 
 def _ending(record: RunRecord, folder: Path) -> Ending:
-    """How the run stands, and why if it did not end well."""
+    """Return the run's status, and the reason if it did not end well."""
     status = current_status(record)
-    return left_alone(record, folder) if status == "incomplete" else Ending(status, record.reason)
+    return (
+        orphan_status(record, folder) if status == "incomplete" else Ending(status, record.reason)
+    )
 
 
-def left_alone(record: RunRecord, folder: Path) -> Ending:
-    """How a run stands whose controller is gone: a job in Slurm's queue goes on to its own end."""
-    gone = record.reason or "the controller ended before the run did"
-    left = left_job(folder)
-    if left is None or record.spec is None:
-        return Ending("incomplete", gone + full_disk(folder))
-    if left.code is None:
+def orphan_status(record: RunRecord, folder: Path) -> Ending:
+    """Return the status of a run whose controller is gone; its Slurm job may still run."""
+    reason = record.reason or "the controller ended before the run did"
+    job = left_job(folder)
+    if job is None or record.spec is None:
+        return Ending("incomplete", reason + full_disk_note(folder))
+    if job.code is None:
         # A script of somebody else leaves no code, but its log may come to its end.
-        if submitted_logs(folder) and ending_of(folder, record, 1, False, None).status == "ok":
+        if (
+            submitted_logs(folder)
+            and find_run_ending(folder, record, 1, False, None).status == "ok"
+        ):
             return Ending("ok", None)
-        advice = f"Slurm job {left.job} may go on (`scancel {left.job}` ends it)"
-        return Ending("incomplete", f"{gone}; {advice}")
-    return ending_of(folder, record, left.code, False, None)
+        advice = f"Slurm job {job.job} may still be running (`scancel {job.job}` ends it)"
+        return Ending("incomplete", f"{reason}; {advice}")
+    return find_run_ending(folder, record, job.code, False, None)
 
 
-def full_disk(folder: Path) -> str:
-    """That the ranks found the disk full, so no controller could write the cause; or nothing."""
+def full_disk_note(folder: Path) -> str:
+    """Return the line of a rank that found the disk full; the controller could not record it."""
     words = os.strerror(errno.ENOSPC)
     line = next((line.strip() for line in log_tail(folder) if words in line), None)
     return f"; a rank's log ends with: {line}" if line else ""
 
 
-def _final(status: Status, reason: str | None, window: Window | None) -> tuple[Status, str | None]:
+def _checked_status(
+    status: Status, reason: str | None, window: Window | None
+) -> tuple[Status, str | None]:
     if status == "ok" and (window is None or window.record.n < MIN_STEADY):
         num_steady = window.record.n if window else 0
         steady = counted(num_steady, "steady step")
-        return "incomplete", f"{steady}; a figure needs at least {MIN_STEADY}"
+        return "incomplete", f"{steady}; at least {MIN_STEADY} are needed"
     return status, reason
 
 
-def another_model(record: RunRecord, ranks: Mapping[int, RankLog]) -> str | None:
-    """That a rank trained a model of another size than the recipe's, whose figures say nothing."""
+def wrong_model_reason(record: RunRecord, ranks: Mapping[int, RankLog]) -> str | None:
+    """Return an error if a rank trained a model of another size than the recipe's."""
     expected = record.spec.num_parameters if record.spec and not record.spec.bare else None
-    told = {log.start.num_parameters for log in ranks.values() if log.start}
-    numbers = {number for number in told if number is not None} - {expected}
+    reported = {log.start.num_parameters for log in ranks.values() if log.start}
+    numbers = {number for number in reported if number is not None} - {expected}
     if expected is None or not numbers:
         return None
-    trained = ", ".join(f"{number:,}" for number in sorted(numbers))
-    return (
-        f"the ranks trained {trained} parameters and the recipe's model has {expected:,}: "
-        "figures of another model are not its own"
-    )
+    sizes = ", ".join(f"{number:,}" for number in sorted(numbers))
+    return f"the ranks trained {sizes} parameters, but the recipe's model has {expected:,}"
 
 
 def _result(
@@ -163,12 +169,12 @@ def _result(
     facts, names = record.settings, record.spec.references if record.spec else ()
     hosts = {rank: log.start.host for rank, log in ranks.items() if log.start}
     stages = {rank: log.start.stage for rank, log in ranks.items() if log.start}
-    places = [place_of(rank, log.start) for rank, log in sorted(ranks.items()) if log.start]
+    places = [rank_place(rank, log.start) for rank, log in sorted(ranks.items()) if log.start]
     numbers = merged.index[window.rows] if window else np.array([], dtype=np.int64)
-    trusted = window is not None and window.record.supports_verdict
-    metrics = measure(_measured(record, ranks, merged, window)) if window and trusted else {}
+    is_judgeable = window is not None and window.record.supports_verdict
+    metrics = measure(_timed_run(record, ranks, merged, window)) if window and is_judgeable else {}
     telemetry = _telemetry(folder, ranks)
-    of_devices = device_warnings(telemetry)
+    device_messages = device_warnings(telemetry)
     if metrics:
         metrics |= energy_metrics(telemetry, merged, facts.device)
     comparisons = compare_with_references(facts, names, metrics)
@@ -183,11 +189,11 @@ def _result(
         headline=facts.headline,
         window=window.record if window else None,
         conventions=_conventions(facts),
-        verdict=throttled(
+        verdict=with_throttling(
             single_run_verdict(
-                status, reason, window.record if window and trusted else None, comparisons
+                status, reason, window.record if window and is_judgeable else None, comparisons
             ),
-            of_devices,
+            device_messages,
         ),
         references=comparisons,
         ranks=rank_summaries(series, hosts, numbers, stages, places),
@@ -202,26 +208,26 @@ def _result(
         steps_done=len(merged),
         steps_requested=(record.spec and record.spec.steps_requested) or 0,
         warnings=(
-            *_unread(ranks),
+            *_unread_warnings(ranks),
             *binding_warnings(places),
-            *of_devices,
-            *(_of_window(merged, window) if window and trusted else ()),
+            *device_messages,
+            *(_window_warnings(merged, window) if window and is_judgeable else ()),
             *_warnings(record, window.record if window else None, metrics),
         ),
     )
 
 
 def _telemetry(folder: Path, ranks: Mapping[int, RankLog]) -> RunTelemetry | None:
-    """What devices told from the moment when the ranks were ready to the end of the last."""
+    """Return the device telemetry from the start of the first rank to the end of the last."""
     ends = [log.end.time_unix for log in ranks.values() if log.end]
     begin = min((log.start.time_unix for log in ranks.values() if log.start), default=None)
     return run_telemetry(folder, begin, max(ends) if len(ends) == len(ranks) and ends else None)
 
 
 def _startup_s(record: RunRecord, starts: Sequence[StartEvent]) -> float | None:
-    """Seconds from the launch until the last rank was ready; None where no clock tells them.
+    """Return seconds from the launch until the last rank was ready; None if unknown.
 
-    The monotonic clock counts where all ranks share the controller's; wall clocks can be set.
+    The monotonic clock is used if all ranks share the controller's host: wall clocks can be set.
     """
     host = record.controller.host if record.controller else None
     ready = [start.monotonic_s for start in starts if start.host == host]
@@ -235,7 +241,7 @@ def _startup_s(record: RunRecord, starts: Sequence[StartEvent]) -> float | None:
     return seconds if seconds >= 0 else None
 
 
-def _measured(
+def _timed_run(
     record: RunRecord, ranks: Mapping[int, RankLog], merged: Steps, window: Window
 ) -> TimedRun:
     facts = record.settings
@@ -259,7 +265,7 @@ def _measured(
 def _memory(
     record: RunRecord, ranks: Mapping[int, RankLog], metrics: Mapping[str, Metric]
 ) -> MemoryByPart | None:
-    """Memory by part of every rank that told it."""
+    """Return the memory by part of all ranks that recorded it."""
     rank_memories = [
         RankMemory(
             rank=rank,
@@ -288,13 +294,13 @@ def _memory(
 
 
 def tensor_float_note(facts: RunSettings) -> str | None:
-    """Why fp32 on an accelerator has no MFU unless its products are kept in full fp32."""
+    """Return why fp32 on an accelerator has no MFU unless GEMMs run in full fp32."""
     full = facts.dtype != "fp32" or facts.matmul_precision in (None, "highest")
     if full or facts.device == "cpu":
         return None
     return (
-        f"matmul_precision {facts.matmul_precision} lets fp32 products run in reduced precision, "
-        "whose peak is not the fp32 one; matmul_precision=highest has an MFU"
+        f"matmul_precision {facts.matmul_precision} lets fp32 GEMMs run in reduced precision, "
+        "whose peak is not the fp32 peak; matmul_precision=highest has an MFU"
     )
 
 
@@ -304,8 +310,8 @@ def _conventions(facts: RunSettings) -> dict[str, str]:
         "flops": facts.flops_convention or "unknown",
         "peak": "dense data-sheet peak of one device",
         "step_time": "median of the steady window; step_time_mean_s includes spikes",
-        "samples": "samples_per_s at the median step; samples_per_s_mean, the samples of the "
-        "steady steps over their seconds, is what published averages are held against",
+        "samples": "samples_per_s at the median step; published averages are compared with "
+        "samples_per_s_mean, the samples of the steady steps divided by their time",
         "memory": "largest rank's peak; the kind is in the metric's name",
         "tokens": "text and image tokens of a sample together"
         if images
@@ -322,14 +328,14 @@ def _versions(record: RunRecord, ranks: Mapping[int, RankLog]) -> dict[str, str]
     return versions
 
 
-def _unread(ranks: Mapping[int, RankLog]) -> list[str]:
-    """What was passed over in the ranks' event lines, one sentence a rank."""
+def _unread_warnings(ranks: Mapping[int, RankLog]) -> list[str]:
+    """Return a warning for each rank with unreadable event lines."""
     sentences = {rank: log.skipped_lines.warning for rank, log in ranks.items()}
     return [f"rank {rank}: {sentence}" for rank, sentence in sorted(sentences.items()) if sentence]
 
 
-def place_of(rank: int, start: StartEvent) -> Place:
-    """Where the rank ran by its start line."""
+def rank_place(rank: int, start: StartEvent) -> Place:
+    """Return where the rank ran, by its start event."""
     binding = start.bound
     return Place(
         rank=rank,
@@ -344,24 +350,27 @@ def place_of(rank: int, start: StartEvent) -> Place:
     )
 
 
-def _of_window(merged: Steps, window: Window) -> list[str]:
+def _window_warnings(merged: Steps, window: Window) -> list[str]:
     steps = merged.select(window.rows)
     uneven = window.record.state == "uneven"
-    return [*([uneven_warning(steps["step_time_s"])] if uneven else []), *_checkpoints(steps)]
-
-
-def _checkpoints(window: Steps) -> list[str]:
-    """What saving checkpoints did to the steady steps; empty when none waited for one."""
-    waited = window["checkpoint_s"]
-    waited = waited[np.isfinite(waited)]
-    if not len(waited):
-        return []
-    share = waited.sum() / window["step_time_s"].sum()
-    rare = len(waited) < len(window) / 4
     return [
-        f"{len(waited)} of {len(window)} steady steps waited for a checkpoint, {share:.1%} of "
-        "their time: the mean step counts that, "
-        + ("the median hardly" if rare else "and so does the median; checkpoint.every is small")
+        *([uneven_warning(steps["step_time_s"])] if uneven else []),
+        *_checkpoint_warnings(steps),
+    ]
+
+
+def _checkpoint_warnings(window: Steps) -> list[str]:
+    """Return a warning if steady steps waited for checkpoints."""
+    checkpoint_s = window["checkpoint_s"]
+    checkpoint_s = checkpoint_s[np.isfinite(checkpoint_s)]
+    if not len(checkpoint_s):
+        return []
+    share = checkpoint_s.sum() / window["step_time_s"].sum()
+    rare = len(checkpoint_s) < len(window) / 4
+    return [
+        f"{len(checkpoint_s)} of {len(window)} steady steps waited for a checkpoint, {share:.1%} "
+        "of their time; the mean step time includes it"
+        + (", the median hardly" if rare else " and so does the median: increase checkpoint.every")
     ]
 
 
@@ -372,23 +381,23 @@ def _warnings(
     uneven = window is not None and window.state == "uneven"
     warnings += window.remarks if window else ()
     padded = record.spec is not None and record.spec.data.packing == "padded"
-    if padded and window and window.n < LEAST_TIMED:
+    if padded and window and window.n < MIN_TIMED_STEPS:
         warnings.append(
-            f"{counted(window.n, 'timed step')}: samples/s of fine-tuning is taken from at least "
-            f"{LEAST_TIMED}; training.steps asks for more, and the data is gone over again"
+            f"{counted(window.n, 'timed step')}: published fine-tuning rates use at least "
+            f"{MIN_TIMED_STEPS}; increase training.steps (the data is repeated)"
         )
     jitter, step = metrics.get("jitter_overhead"), metrics.get("step_time_s")
     if not uneven and jitter and jitter.value is not None and jitter.value > JITTER_WARNING:
         warnings.append(f"spikes: the mean step is {jitter.value:.0%} above the median")
     if not uneven and step and step.spread is not None and step.spread > SPREAD_WARNING:
         warnings.append(
-            f"the steps scatter by {step.spread:.0%}: other programs or changing clocks disturb "
-            "this machine, and the figures are uncertain"
+            f"step times vary by {step.spread:.0%}: other programs or clock changes disturb "
+            "this machine, and the results are uncertain"
         )
     share = metrics.get("achievable_fraction")
     if share and share.value is not None and share.value > 1:
         warnings.append(
-            "the run was faster than the reachable rate that was probed; something disturbed the "
-            "probe: `paceline probe gemm --no-cache` repeats it"
+            "the run was faster than the measured GEMM throughput: the probe was disturbed; "
+            "repeat it with `paceline probe gemm --no-cache`"
         )
     return tuple(warnings)

@@ -1,4 +1,4 @@
-"""From a recipe and this machine to what exactly will run, or why it cannot."""
+"""Plan a run: what exactly a recipe runs on this machine, or why it cannot."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ from paceline.machines.placement import (
 from paceline.machines.probe.gemm import GemmProbe, probe_gemm
 from paceline.machines.probe.inventory import inventory
 from paceline.runs.checkpoints import with_checkpoint
-from paceline.runs.compilation import compiled_here
+from paceline.runs.compilation import choose_compilation
 from paceline.runs.data_files import TokenFile, with_data_file, with_tokens
 
 ENGINE = "command"
 LAUNCHERS = frozenset(
     {"torchrun", "accelerate", "deepspeed", "python", "python3", "{python}", "bash", "sh"}
 )
-"""Programs after which a run is not called, because what they start says more."""
-SETTABLE = ("time_limit_s", "hang_limit_s", "engine_settings")
-"""What can be set of a command without a recipe."""
+"""Programs that do not give a run its name; the script that they start does."""
+SETTABLE_FIELDS = ("time_limit_s", "hang_limit_s", "engine_settings")
+"""Fields that can be set for a command without a recipe."""
 
 
 def requested_recipe(request: Request) -> Recipe:
-    """The recipe of a request; of a bare command one that states nothing but how it is watched.
+    """Return the recipe of a request; a bare command's recipe only limits time and silence.
 
     Raises UserError for a field that only a recipe has.
     """
@@ -67,17 +67,17 @@ def requested_recipe(request: Request) -> Recipe:
     return _bare_recipe(request)
 
 
-def on_one_device(request: Request, recipe: Recipe, machine: dict[str, Any]) -> Request:
-    """A command that is started once a node takes one process of a CPU, if nobody says more."""
-    stated = request.devices or request.cluster or any(h.slots for h in request.where.hosts)
-    if not request.command or request.per == "device" or stated:
+def with_one_process(request: Request, recipe: Recipe, machine: dict[str, Any]) -> Request:
+    """Return the request with one process on a CPU for a command that is launched per node."""
+    has_placement = request.devices or request.cluster or any(h.slots for h in request.where.hosts)
+    if not request.command or request.per == "device" or has_placement:
         return request
     kind, _ = device_kind(request.device, machine)
     return replace(request, devices=recipe.layout.smallest_world) if kind == "cpu" else request
 
 
 def with_command(spec: RunSpec, request: Request) -> RunSpec:
-    """The run of the request's command, if it has one."""
+    """Return the run with the request's command, if it has one."""
     if not request.command:
         return spec
     settings = {**spec.engine_settings, "per": request.per or "node"}
@@ -93,7 +93,7 @@ def with_command(spec: RunSpec, request: Request) -> RunSpec:
 
 
 def command_name(command: tuple[str, ...]) -> str:
-    """What a bare run is called: the first script in its command, else its program."""
+    """Return the name of a bare run: the first script in its command, or its program."""
     program = PurePath(command[0]).name
     if program in LAUNCHERS:
         scripts = (word for word in command[1:] if re.search(r"\w\.(py|sh)$", word))
@@ -104,21 +104,21 @@ def command_name(command: tuple[str, ...]) -> str:
 
 def _bare_recipe(request: Request) -> Recipe:
     if request.variant is not None:
-        raise UserError("--variant", "is of a recipe, and there is none", remedy="leave it out")
+        raise UserError("--variant", "needs a recipe, and there is none", remedy="leave it out")
     fields: dict[str, Any] = {}
     for text in request.overrides:
         key, value = parse_override(text)
-        name, _, rest = key.partition(".")
-        if name not in SETTABLE:
+        name, _, subkey = key.partition(".")
+        if name not in SETTABLE_FIELDS:
             raise UserError(
                 f"--set {text}",
-                "is of a recipe, and there is none",
-                allowed=", ".join(SETTABLE),
-                remedy="give the RECIPE that says what the command trains",
+                "needs a recipe, and there is none",
+                allowed=", ".join(SETTABLE_FIELDS),
+                remedy="give the RECIPE that the command trains",
             )
-        if rest and not isinstance(fields.get(name, {}), dict):
-            raise UserError(f"--set {text}", f"{name} was given as a whole before")
-        fields[name] = {**fields.get(name, {}), rest: value} if rest else value
+        if subkey and not isinstance(fields.get(name, {}), dict):
+            raise UserError(f"--set {text}", f"{name} has a value already")
+        fields[name] = {**fields.get(name, {}), subkey: value} if subkey else value
     training = {**PLACEHOLDER_FIELDS["training"], "batch_per_device": 1}
     name = command_name(request.command)
     content = {**PLACEHOLDER_FIELDS, "training": training, "time_limit_s": None, **fields}
@@ -127,35 +127,35 @@ def _bare_recipe(request: Request) -> Recipe:
 
 
 BUSY_LIMIT = 0.2
-"""Share of the cores in use beyond which a run is told to be disturbed."""
+"""Fraction of busy cores above which a notice says that the run is disturbed."""
 
 OPTIMIZER_MASTERS = ("nemo", "megatron", "primus", "mlperf")
-"""What names of engines begin with whose fp32 masters are states of the optimizer."""
-SUGGESTED = ("H100-SXM", "H200-SXM", "B200")
-"""Devices that a refusal names as places where the run would fit."""
+"""Prefixes of engines that keep fp32 master weights in the optimizer state."""
+SUGGESTED_DEVICES = ("H100-SXM", "H200-SXM", "B200")
+"""Devices that an error suggests if a run does not fit."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is decided before anything starts."""
+    """All decisions about a run before it starts."""
 
     spec: RunSpec
     job: Job
     inventory: dict[str, Any]
     notices: tuple[str, ...] = field(default=())
     token_files: tuple[TokenFile, ...] = field(default=())
-    """What is tokenized first, where it was not before."""
+    """Texts to tokenize before the run."""
 
     @property
     def script(self) -> str:
-        """The very text that runs."""
+        """The job script."""
         return launcher(self.spec.cluster.launcher).render(self.job)
 
 
 def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
-    """The plan for a request on this machine; raises UserError when it cannot run here.
+    """Return the plan for a request; raise UserError when it cannot run on this machine.
 
-    `machine` is its inventory where it was taken just before.
+    `machine` is the machine's inventory if the caller has just taken it.
     """
     recipe = requested_recipe(request)
     for name in recipe.references:
@@ -168,15 +168,15 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
         recipe, token_files = with_tokens(recipe, runs, recipe.name)
         recipe = with_checkpoint(recipe, runs)
     machine = machine or inventory()
-    cluster, notices = choose_cluster(on_one_device(request, recipe, machine), recipe, machine)
+    cluster, notices = choose_cluster(with_one_process(request, recipe, machine), recipe, machine)
     # What a program of the user's own needs is not known.
     force = request.force or bool(request.command)
     if not force:
-        refuse_what_cannot_fit(recipe, cluster)
+        check_total_memory(recipe, cluster)
     spec = resolve(recipe, cluster, _native_bf16(cluster, machine), request.variant)
     spec = with_command(spec, request)
-    spec, said = compiled_here(spec, recipe.training.compile)
-    notices += said
+    spec, compile_notices = choose_compilation(spec, recipe.training.compile)
+    notices += compile_notices
     if request.timeout_s is not None:
         spec = spec.model_copy(update={"time_limit_s": request.timeout_s})
     _check(spec, force)
@@ -185,8 +185,8 @@ def make_plan(request: Request, machine: dict[str, Any] | None = None) -> Plan:
     return Plan(spec, job, machine, tuple(notices), token_files)
 
 
-def plan_again(spec: RunSpec) -> Plan:
-    """The plan for one more run of `spec`; raises UserError where this machine is another one."""
+def replan(spec: RunSpec) -> Plan:
+    """Return the plan for another run of `spec`; raise UserError on a different kind of machine."""
     machine, cluster = inventory(), spec.cluster
     gpus = [gpu["name"] for gpu in machine["gpus"]]
     gpu_names = ", ".join(dict.fromkeys(gpus))
@@ -197,7 +197,7 @@ def plan_again(spec: RunSpec) -> Plan:
         raise UserError(
             f"{spec.recipe} on {_describe(cluster)}",
             f"was measured on {cluster.device_label or cluster.device}; "
-            f"here is {device_label or 'no GPU'}",
+            f"this machine has {device_label or 'no GPU'}",
             remedy="repeats of one group must run on one kind of machine",
         )
     _check(spec, force=True)
@@ -207,17 +207,17 @@ def plan_again(spec: RunSpec) -> Plan:
     return Plan(spec, job, machine, (*notices, *busy_notice(machine, cluster)))
 
 
-def as_of_now(plan: Plan, beside_others: bool = False) -> Plan:
-    """The plan with what the machine is and does at this moment; runs beside it are no notice."""
-    now, cluster = inventory(), plan.spec.cluster
+def refresh(plan: Plan, concurrent: bool = False) -> Plan:
+    """Return the plan with current inventory and load; `concurrent` omits the load notice."""
+    machine, cluster = inventory(), plan.spec.cluster
     before = busy_notice(plan.inventory, cluster)
     lasting = [notice for notice in plan.notices if notice not in before]
-    busy = [] if beside_others else busy_notice(now, cluster)
-    return replace(plan, inventory=now, notices=(*lasting, *busy))
+    busy = [] if concurrent else busy_notice(machine, cluster)
+    return replace(plan, inventory=machine, notices=(*lasting, *busy))
 
 
-def refuse_what_cannot_fit(recipe: Recipe, cluster: Cluster) -> None:
-    """Raise UserError when even the training states exceed all memory of the cluster together."""
+def check_total_memory(recipe: Recipe, cluster: Cluster) -> None:
+    """Raise UserError if the training states exceed the total memory of the cluster."""
     memory_bytes = _device_memory_bytes(cluster)
     if memory_bytes is None:
         return
@@ -237,12 +237,12 @@ def refuse_what_cannot_fit(recipe: Recipe, cluster: Cluster) -> None:
             f"{recipe.name} on {_describe(cluster)}",
             f"cannot fit: weights, gradients and optimizer of {num_parameters(recipe.model):,} "
             f"parameters take {gib(whole.states_bytes)}, all memory here is {gib(total)}",
-            remedy=f"would fit: {would_fit(recipe)}; here try `paceline run {_sibling(recipe)}`",
+            remedy=f"would fit: {would_fit(recipe)}; here, try `paceline run {_sibling(recipe)}`",
         )
 
 
 def _sibling(recipe: Recipe) -> str:
-    """The recipe of the same structure that every machine can run, else the first one to try."""
+    """Return the tiny variant of the recipe, or a tiny default recipe."""
     tiny = f"{recipe.name}-tiny"
     return tiny if tiny in recipe_names() else "tiny-llama"
 
@@ -263,9 +263,9 @@ def _dtype(recipe: Recipe) -> Dtype:
 
 
 def would_fit(recipe: Recipe) -> str:
-    """The fewest devices (power of two) of some catalog kinds that hold the run, as a phrase."""
+    """Return the smallest device counts (powers of two) that fit the run, as a phrase."""
     phrases: list[str] = []
-    for name in SUGGESTED:
+    for name in SUGGESTED_DEVICES:
         device = catalog.device(name)
         count = min_devices_to_fit(
             recipe.model,
@@ -278,19 +278,19 @@ def would_fit(recipe: Recipe) -> str:
         if count:
             phrases.append(f"{count} x {name}")
     if not phrases:
-        return f"no number of {' or '.join(SUGGESTED)} with data parallelism alone"
+        return f"no number of {' or '.join(SUGGESTED_DEVICES)} with data parallelism alone"
     layout = {"zero_stage": 3, "recompute": "full", "micro_batch": 1, **_ONE_DEVICE}
-    changed = [
+    overrides = [
         f"--set layout.{name}={'null' if value is None else str(value).lower()}"
         for name, value in layout.items()
         if getattr(recipe.layout, name) != value
     ]
-    with_changes = f" with {' '.join(changed)}" if changed else ""
+    with_changes = f" with {' '.join(overrides)}" if overrides else ""
     return f"{' or '.join(phrases)}{with_changes}, by the static memory bound"
 
 
-def reachable_rate(spec: RunSpec, machine: dict[str, Any]) -> GemmProbe | None:
-    """The matrix-product probe for the run's dtype and device; None when it cannot be measured."""
+def measure_gemm_rate(spec: RunSpec, machine: dict[str, Any]) -> GemmProbe | None:
+    """Measure GEMM throughput for the run's dtype and device; None if that fails."""
     kind = "cpu" if spec.cluster.device == "cpu" else "cuda"
     try:
         return probe_machine(
@@ -313,7 +313,7 @@ def probe_machine(
     python: str | None = None,
     fresh: bool = False,
 ) -> GemmProbe:
-    """The matrix-product probe of one GPU, or of all cores of a CPU (`kind` cpu or cuda)."""
+    """Measure GEMM throughput of one GPU, or of all cores of a CPU (`kind` cpu or cuda)."""
     cores = machine["cpu"]["usable_cores"]
     identity = {
         "device": machine["cpu"]["model"] if kind == "cpu" else machine["gpus"],
@@ -333,19 +333,19 @@ def _native_bf16(cluster: Cluster, machine: dict[str, Any]) -> bool:
     return device is None or device.peak_flops_per_s("bf16") is not None
 
 
-def _no_such_dtype(spec: RunSpec) -> list[str]:
-    """That a narrow dtype is none of the device's, where the catalog knows the device."""
+def _unsupported_dtype(spec: RunSpec) -> list[str]:
+    """Return an error if a known device does not support a low-precision dtype."""
     if native.emulated(spec):
         return []
     device, dtype = find_device(spec.cluster.device), spec.training.dtype
     if device is None or dtype not in NARROW or device.peak_flops_per_s(dtype) is not None:
         return []
-    can = ", ".join(device.peaks) or "none that the catalog knows"
-    return [f"{device.name} does not compute in {dtype}; it does in {can}"]
+    can = ", ".join(device.peaks) or "no dtype of the catalog"
+    return [f"{device.name} does not support {dtype}; it supports {can}"]
 
 
 def _check(spec: RunSpec, force: bool) -> None:
-    problems = [*engine(spec.engine).unsupported(spec), *_no_such_dtype(spec)]
+    problems = [*engine(spec.engine).unsupported(spec), *_unsupported_dtype(spec)]
     if problems:
         raise UserError(
             f"{spec.recipe} on {_describe(spec.cluster)}",
@@ -358,7 +358,7 @@ def _check(spec: RunSpec, force: bool) -> None:
         raise UserError(
             f"{spec.recipe} on {_describe(spec.cluster)}",
             "; ".join(slow),
-            remedy="change it with --set, or see what it does to the loss with --force",
+            remedy="change it with --set; --force runs it to study the loss",
         )
     limit = _device_memory_bytes(spec.cluster)
     if limit is None:
@@ -376,14 +376,14 @@ def _check(spec: RunSpec, force: bool) -> None:
             f"(states {gib(need.states_bytes)}, activations {gib(need.activations_bytes)}) "
             f"and has {gib(limit)}",
             remedy="try --set layout.zero_stage=3, --set layout.recompute=full or a smaller "
-            "layout.micro_batch; --force runs it all the same",
+            "layout.micro_batch; --force runs it anyway",
         )
 
 
 def busy_notice(machine: dict[str, Any], cluster: Cluster) -> list[str]:
-    """What should be told when other programs use the cores of this machine, and it trains.
+    """Return a notice if other programs use the cores of the machine that trains.
 
-    A job of its own begins later and on other nodes, of which this machine says nothing.
+    A batch job starts later and on other nodes; the load of this machine does not matter then.
     """
     busy = machine["cpu_busy_fraction"]
     if busy <= BUSY_LIMIT or not (cluster.runs_here or cluster.allocation):
@@ -400,5 +400,5 @@ def _device_memory_bytes(cluster: Cluster) -> float | None:
 
 def _describe(cluster: Cluster) -> str:
     memory = _device_memory_bytes(cluster)
-    room = f" with {gib(memory)} each" if memory else ""
-    return f"{cluster.world_size} x {cluster.device}{room}"
+    memory_text = f" with {gib(memory)} each" if memory else ""
+    return f"{cluster.world_size} x {cluster.device}{memory_text}"

@@ -1,4 +1,4 @@
-"""The charts of a profile: the step by category and rank, memory over a step."""
+"""Charts of a profile: the step by category and rank, and memory over a step."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ COLOURS = {
     "host_gap": "warmup",
     "other": "warmup_soft",
 }
-"""The palette's colour of each category, in the order of the bars."""
+"""Palette colour of each category, in the order of the bars."""
 MAX_CURVES = 4
 CURVE_HEIGHT = 220
 
 
-def profile_charts(profile: Profile, name: str, look: ChartTheme) -> dict[str, alt.LayerChart]:
-    """The step by category of every rank, and the way from the peak, where they are known."""
+def profile_charts(profile: Profile, name: str, theme: ChartTheme) -> dict[str, alt.LayerChart]:
+    """Return the charts of step categories, MFU waterfall and memory, as far as known."""
     charts: dict[str, alt.LayerChart] = {}
     if profile.breakdowns:
-        charts["categories"] = categories_chart(profile, name, look)
+        charts["categories"] = categories_chart(profile, name, theme)
     if profile.waterfall:
         peak = f"the peak ({profile.peak_source})" if profile.peak_source else "the peak"
-        charts["waterfall"] = waterfall_chart(profile.waterfall, look, name, peak)
+        charts["waterfall"] = waterfall_chart(profile.waterfall, theme, name, peak)
     if any(curve.curve for curve in profile.memory):
-        charts["memory"] = memory_chart(profile.memory, name, look)
+        charts["memory"] = memory_chart(profile.memory, name, theme)
     return charts
 
 
-def categories_chart(profile: Profile, name: str, look: ChartTheme) -> alt.LayerChart:
-    """A bar a rank: its mean step, cut into categories."""
+def categories_chart(profile: Profile, name: str, theme: ChartTheme) -> alt.LayerChart:
+    """Return a chart with one bar per rank: its mean step by category."""
     ranks = profile.ranks[:MAX_RANKS]
     rows = [row for rank in ranks for row in _segments(profile, rank)]
-    used = [part for part in COLOURS if any(row["part"] == TITLES[part] for row in rows)]
-    colours = [getattr(look.palette, COLOURS[part]) for part in used]
+    shown_parts = [part for part in COLOURS if any(row["part"] == TITLES[part] for row in rows)]
+    colours = [getattr(theme.palette, COLOURS[part]) for part in shown_parts]
     bars = (
         alt.Chart(alt.Data(values=rows), name="categories")
-        .mark_bar(height=16, stroke=look.palette.card, strokeWidth=1)
+        .mark_bar(height=16, stroke=theme.palette.card, strokeWidth=1)
         .encode(
-            x=alt.X("start:Q", title="seconds of a step", axis=alt.Axis(grid=True, tickCount=6)),
+            x=alt.X("start:Q", title="step time (s)", axis=alt.Axis(grid=True, tickCount=6)),
             x2="end:Q",
             y=alt.Y(
                 "rank:N",
@@ -65,22 +65,22 @@ def categories_chart(profile: Profile, name: str, look: ChartTheme) -> alt.Layer
             ),
             color=alt.Color(
                 "part:N",
-                scale=alt.Scale(domain=[TITLES[part] for part in used], range=colours),
+                scale=alt.Scale(domain=[TITLES[part] for part in shown_parts], range=colours),
                 legend=alt.Legend(columns=3),
             ),
             tooltip=[
-                alt.Tooltip("rank:N", title="of"),
+                alt.Tooltip("rank:N"),
                 alt.Tooltip("part:N"),
                 alt.Tooltip("seconds:Q", format=".4~f"),
                 alt.Tooltip("share:N", title="of the step"),
             ],
         )
     )
-    notes = ["Mean of the profiled steps; every moment of a step belongs to one category."]
+    notes = ["Mean of the profiled steps. All time of a step belongs to exactly one category."]
     if len(profile.ranks) > MAX_RANKS:
         notes.append(f"The first {MAX_RANKS} of {len(profile.ranks):,} ranks.")
     return finish_chart(
-        [bars], look, "Where a step's time goes", notes, 80 + ROW_HEIGHT * len(ranks), name
+        [bars], theme, "Step time by category", notes, 80 + ROW_HEIGHT * len(ranks), name
     )
 
 
@@ -100,30 +100,30 @@ def _segments(profile: Profile, rank: int) -> Iterator[dict[str, Any]]:
             start += part_s
 
 
-def memory_chart(curves: Sequence[RankCurve], name: str, look: ChartTheme) -> alt.LayerChart:
-    """A line a rank over the step in which its peak is, of the ranks with the highest peaks."""
-    shown = sorted(curves, key=lambda curve: -curve.peak_bytes)[:MAX_CURVES]
+def memory_chart(curves: Sequence[RankCurve], name: str, theme: ChartTheme) -> alt.LayerChart:
+    """Return memory over the step with the peak, one line for each of the highest ranks."""
+    highest = sorted(curves, key=lambda curve: -curve.peak_bytes)[:MAX_CURVES]
     rows = [
         {"rank": f"rank {curve.rank}", "at": point.at_s, "memory": point.bytes / MIB}
-        for curve in shown
+        for curve in highest
         for point in curve.curve
     ]
-    palette = look.palette
+    palette = theme.palette
     colours = [palette.steady, palette.accent, palette.good, palette.warmup]
     lines = (
         alt.Chart(alt.Data(values=rows), name="memory")
         .mark_line(interpolate="step-after", strokeWidth=1.5)
         .encode(
-            x=alt.X("at:Q", title="seconds since the step began"),
+            x=alt.X("at:Q", title="time since the step started (s)"),
             y=alt.Y("memory:Q", title="MiB", scale=alt.Scale(zero=False)),
             color=alt.Color(
                 "rank:N",
-                scale=alt.Scale(domain=[f"rank {c.rank}" for c in shown], range=colours),
+                scale=alt.Scale(domain=[f"rank {c.rank}" for c in highest], range=colours),
                 legend=alt.Legend(symbolStrokeWidth=2),
             ),
         )
     )
-    notes = [f"What is {shown[0].kind}, in the step with the peak of each rank."]
-    if len(curves) > len(shown):
+    notes = [f"{highest[0].kind.capitalize()} memory in the step with each rank's peak."]
+    if len(curves) > len(highest):
         notes.append(f"The {MAX_CURVES} highest of {counted(len(curves), 'rank')}.")
-    return finish_chart([lines], look, "Memory over a step", notes, CURVE_HEIGHT, name)
+    return finish_chart([lines], theme, "Memory over a step", notes, CURVE_HEIGHT, name)

@@ -1,4 +1,4 @@
-"""A profile as a document: the step by category, exchanged bytes, memory, the longest kernels."""
+"""The report of a profile: step by category, exchanged bytes, memory, longest kernels."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from paceline.report.theme import ChartTheme
 
 MAX_SIZES = 4
-"""Message sizes of a collective that are shown; JSON has all."""
+"""Maximum number of message sizes per collective in the table; JSON has all."""
 PART_COLUMNS = ("part", "seconds", "share", "in_sum", "means")
 MEMORY_COLUMNS = ("rank", "part", "bytes", "share")
 EXCHANGE_COLUMNS = (
     "axis", "ranks", "stride", "communicators", "collective", "calls", "bytes", "link_bytes",
     "seconds", "bus_bytes_per_s", "layout_bytes", "ratio",
 )  # fmt: skip
-"""Of a rank; of a step where the number of steps is known, else of the whole log."""
+"""Columns of exchanged data per rank: per step if the number of steps is known, else in total."""
 _POWERS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def profile_document(profile: Profile, name: str) -> Document:
     """Return the profile for every medium; `name` says what was profiled."""
     return Document(
-        kind="a profile: not a measure of speed",
+        kind="profile (not a speed measurement)",
         title=name,
         verdict=Verdict(profile.tool),
         setup=(_numbers("rank", profile.ranks), _numbers("step", profile.steps)),
@@ -71,7 +71,7 @@ def part_rows(profile: Profile) -> list[dict[str, Any]]:
 
     rows: list[dict[str, Any]] = []
     for name, part_s in profile.parts.items():
-        means = CATEGORIES.get(name, "behind computation; not part of the sum")
+        means = CATEGORIES.get(name, "overlapped with computation; not part of the sum")
         rows.append(row(name, part_s, name in CATEGORIES, means))
         if name.startswith("communication"):
             kind = name.removeprefix("communication_")
@@ -83,7 +83,7 @@ def part_rows(profile: Profile) -> list[dict[str, Any]]:
 
 
 def memory_rows(profile: Profile) -> list[dict[str, Any]]:
-    """Return a row per rank and part of its peak, and what no part explains; unrounded."""
+    """Return a row per rank and part of its peak, and the unexplained rest; unrounded."""
     rows: list[dict[str, Any]] = []
     for curve in profile.memory:
         parts = dict(sorted(curve.parts_bytes.items(), key=lambda part: -part[1]))
@@ -129,17 +129,17 @@ def size_text(num_bytes: float) -> str:
 
 
 def overhead_text(overhead: Overhead) -> str:
-    """Return what profiling cost, in a sentence."""
+    """Return the overhead of profiling as a sentence."""
     if overhead.fraction is None:
-        return f"Overhead of profiling: not known, {overhead.why}."
-    profiled, plain = seconds(overhead.profiled_s or 0), seconds(overhead.plain_s or 0)
+        return f"Overhead of profiling: unknown, {overhead.why}."
+    profiled_time, plain = seconds(overhead.profiled_s or 0), seconds(overhead.plain_s or 0)
     medians = (
-        f"median of {counted(overhead.n_profiled, 'profiled step')} {profiled}, of "
-        f"{counted(overhead.n_plain, 'other')} of the run {plain}"
+        f"median of {counted(overhead.n_profiled, 'profiled step')}: {profiled_time}, of "
+        f"{counted(overhead.n_plain, 'other step')}: {plain}"
     )
     if overhead.fraction < 0:
         return (
-            "Overhead of profiling: not measurable. The profiled steps are faster by "
+            "Overhead of profiling: not measurable. The profiled steps were faster by "
             f"{percent(-overhead.fraction)} ({medians})."
         )
     return f"Overhead of profiling: +{percent(overhead.fraction)} ({medians})."
@@ -148,11 +148,11 @@ def overhead_text(overhead: Overhead) -> str:
 def _answer(profile: Profile) -> Iterator[str]:
     if profile.step_time_s is not None:
         spread = f", spread {percent(profile.spread)}" if profile.spread is not None else ""
-        yield f"{seconds(profile.step_time_s)} a step, mean of {profile.n} profiled{spread}."
-    lost = {part: s for part, s in profile.parts.items() if part in CATEGORIES and s}
-    if lost and profile.step_time_s:
-        largest = sorted(lost, key=lambda part: -lost[part])[:3]
-        shares = (f"{TITLES[p]} {percent(lost[p] / profile.step_time_s)}" for p in largest)
+        yield f"{seconds(profile.step_time_s)} per step, mean of {profile.n} profiled{spread}."
+    category_s = {part: s for part, s in profile.parts.items() if part in CATEGORIES and s}
+    if category_s and profile.step_time_s:
+        largest = sorted(category_s, key=lambda part: -category_s[part])[:3]
+        shares = (f"{TITLES[p]} {percent(category_s[p] / profile.step_time_s)}" for p in largest)
         yield f"Largest parts of a step: {'; '.join(shares)}."
     if profile.overhead is not None:
         yield overhead_text(profile.overhead)
@@ -175,7 +175,7 @@ def _time_figures(profile: Profile) -> Iterator[Figure]:
 
 
 def _memory_figures(profile: Profile) -> Iterator[Figure]:
-    """The highest peak, its largest part, and the empty share of the allocator's pool."""
+    """Yield the highest peak, its largest part, and the unused fraction of the allocator's pool."""
     curve = max(profile.memory, key=lambda curve: curve.peak_bytes)
     place = f"step {curve.peak_step}, {percent(curve.peak_at, 0)}"
     details = (f"{curve.kind}, rank {curve.rank}", place)
@@ -191,12 +191,12 @@ def _memory_figures(profile: Profile) -> Iterator[Figure]:
 
 def _sections(profile: Profile) -> Iterator[Section]:
     yield Table(
-        title="The step by category",
+        title="Step time by category",
         columns=(
             Column("part", "part", _part_title),
-            Column("seconds", "of a step", seconds, "right"),
+            Column("seconds", "per step", seconds, "right"),
             Column("share", "share", percent, "right"),
-            Column("means", "what it is", wraps=True),
+            Column("means", "description", wraps=True),
         ),
         rows=[row for row in part_rows(profile) if row["seconds"]],
         note="Categories add up to the step; overlapped communication is not part of the sum.",
@@ -212,34 +212,34 @@ def _sections(profile: Profile) -> Iterator[Section]:
             Column("share", "share", percent, "right"),
         ),
         rows=memory_rows(profile),
-        note="Parts are those of the step that was watched; no part explains the rest.",
+        note="Parts were recorded for one step; the remaining memory is not explained.",
     )
     yield Notes(title="Peaks by rank", lines=[_peak_text(curve) for curve in profile.memory])
-    span = "a step" if profile.steps else "the whole capture"
+    span = "per step" if profile.steps else "in the whole capture"
     yield _hot_table(
-        f"Longest kernels or operations, of {span}",
+        f"Longest kernels or operations, {span}",
         profile.kernels,
-        "Kernels that run at the same time all count, so shares add up to more than 100%.",
+        "Concurrent kernels all count, so shares can add up to more than 100%.",
     )
     yield _hot_table(
-        "Critical path: what the step's end waited for",
+        "Critical path of the step",
         profile.critical_path,
-        "Every moment counts once, for each rank by itself.",
+        "All time counts once per rank.",
     )
     yield Table(
-        title="What each cause takes",
+        title="MFU waterfall",
         media="page",
         columns=(
             Column("name", "cause"),
             Column("share", "left of the peak", percent, "right"),
             Column("flops_per_s", "FLOP/s per device", lambda v: si(v, "FLOP/s"), "right"),
-            Column("lost_s", "seconds of the step", trimmed, "right"),
+            Column("lost_s", "lost per step (s)", trimmed, "right"),
         ),
         rows=[
             {key: getattr(level, key) for key in ("name", "share", "flops_per_s", "lost_s")}
             for level in profile.waterfall
         ],
-        note="Of the profiled step, overhead included.",
+        note="Based on the profiled step, including the overhead of profiling.",
     )
 
 
@@ -248,8 +248,8 @@ def _hot_table(title: str, hot: Sequence[Hot], note: str) -> Table:
         title=title,
         columns=(
             Column("share", "share", percent, "right"),
-            Column("seconds", "of a step", seconds, "right"),
-            Column("n", "times", lambda n: f"{n:,}", "right"),
+            Column("seconds", "per step", seconds, "right"),
+            Column("n", "calls", lambda n: f"{n:,}", "right"),
             Column("label", "category", lambda label: str(TITLES.get(label, label))),
             Column("name", "name", printable),
         ),
@@ -260,7 +260,7 @@ def _hot_table(title: str, hot: Sequence[Hot], note: str) -> Table:
 
 def _exchange_sections(profile: Profile, table: Communication) -> Iterator[Section]:
     per = "per step" if table.steps else "in the whole log"
-    exchanged = {(row.axis, row.collective) for row in table.rows}
+    logged_pairs = {(row.axis, row.collective) for row in table.rows}
     missing = [
         {
             "axis": row.axis,
@@ -270,11 +270,11 @@ def _exchange_sections(profile: Profile, table: Communication) -> Iterator[Secti
             "layout_bytes": row.predicted_bytes,
         }
         for row in profile.traffic
-        if (row.axis, row.collective) not in exchanged
+        if (row.axis, row.collective) not in logged_pairs
     ]
     why = f" Not compared with the layout: {profile.traffic_why}." if profile.traffic_why else ""
     yield Table(
-        title=f"Exchanged by a rank {per} ({table.source}, {counted(table.ranks, 'rank')})",
+        title=f"Communication per rank {per} ({table.source}, {counted(table.ranks, 'rank')})",
         columns=(
             Column("axis", "axis"),
             Column("ranks", "ranks", justify="right"),
@@ -288,7 +288,7 @@ def _exchange_sections(profile: Profile, table: Communication) -> Iterator[Secti
             Column("sizes", "sizes", wraps=True),
         ),
         rows=[*exchange_rows(profile, table), *missing],
-        note=f"Bytes are those of whole tensors; layout: what it asks for.{why}",
+        note=f"Bytes: whole tensors. Layout: bytes that the parallel layout predicts.{why}",
     )
     yield Table(
         title="Algorithms",
@@ -313,10 +313,10 @@ def _exchange_sections(profile: Profile, table: Communication) -> Iterator[Secti
         "library": network.library,
         "network": network.used,
         "devices": network.devices,
-        "sockets over": network.sockets,
+        "socket interfaces": network.sockets,
         "connections": (f"{n:,} {kind}" for kind, n in network.transports.items()),
         "channels": map(str, network.channels),
-        "set": settings,
+        "settings": settings,
     }
     texts = {name: ", ".join(values) for name, values in connections.items()}
     yield Notes(
@@ -326,10 +326,10 @@ def _exchange_sections(profile: Profile, table: Communication) -> Iterator[Secti
 
 
 def _notes(profile: Profile) -> Iterator[str]:
-    yield f"Read: {', '.join(profile.files)}"
+    yield f"Files: {', '.join(profile.files)}"
     if profile.waterfall and profile.peak_source:
         yield f"The peak is {profile.peak_source}"
-    yield "Profiling slows a run: `compare` refuses it and `history` leaves it out."
+    yield "Profiling slows a run down: `compare` rejects it and `history` excludes it."
     yield from map(printable, profile.warnings)
 
 
@@ -356,13 +356,12 @@ def _peak_text(curve: RankCurve) -> str:
 
 
 def _part_title(part: str) -> str:
-    """An axis stands under its category."""
     name, _, axis = part.partition(" ")
     return f"  {axis}" if axis else TITLES[name]
 
 
 def _sizes(sizes: Sequence[SizeBin], steps: int) -> str:
-    """The bins with most calls, in order of size."""
+    """Return the bins with the most calls, in order of size."""
     most = sorted(sizes, key=lambda size: -size.calls)[:MAX_SIZES]
     bins = sorted(most, key=lambda size: size.up_to_bytes)
     left_out = len(sizes) - len(bins)
@@ -371,7 +370,7 @@ def _sizes(sizes: Sequence[SizeBin], steps: int) -> str:
 
 
 def _power(num_bytes: int) -> str:
-    """1024 -> 1KiB, exactly: bins are powers of two."""
+    """Return `1KiB` for 1024; bins are powers of two."""
     exponent = 0
     while num_bytes >= 1024 and exponent < len(_POWERS) - 1:
         num_bytes, exponent = num_bytes // 1024, exponent + 1
@@ -379,9 +378,9 @@ def _power(num_bytes: int) -> str:
 
 
 def _numbers(what: str, numbers: tuple[int, ...]) -> str:
-    """`steps 20-30` of consecutive numbers, else the list."""
+    """Return `steps 20-30` for consecutive numbers, else the list."""
     if not numbers:
-        return f"no {what} is known"
+        return f"no {what} known"
     if len(numbers) == 1:
         return f"{what} {numbers[0]}"
     if numbers[-1] - numbers[0] == len(numbers) - 1:

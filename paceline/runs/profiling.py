@@ -1,4 +1,4 @@
-"""A profile run: its plan, and what is made of it beside the report of a run."""
+"""Plan a run under a profiler, and write its profile."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from paceline.runs.plan import Plan
 from paceline.runs.profile_report import profile_document
 
 STEPS_AFTER = 10
-"""Steps behind the last profiled one: what the overhead is held against."""
+"""Steps after the last profiled one, with which its step time is compared."""
 WARM_UP = 5
-"""Steps at the begin that are no measure of anything."""
+"""First steps of a run, which are not representative."""
 
 
 def with_profile(
@@ -37,20 +37,24 @@ def with_profile(
     ranks: Sequence[int] | None,
     first_step: int,
     last_step: int,
-    **more: bool,
+    **options: bool,
 ) -> Plan:
-    """The plan of the same training under a tool, as long as that needs it.
+    """Return the plan of the same training under a profiler, with as many steps as needed.
 
-    `ranks` None: one of every pipeline stage and of every node. Raises UserError where the tool
-    cannot be attached, or a rank does not exist.
+    By default, one rank of each pipeline stage and each node is profiled. Raises UserError if the
+    tool cannot be attached, or a rank does not exist.
     """
     spec = plan.spec
-    chosen = tuple(sorted(set(ranks))) if ranks else default_ranks(spec)
-    if chosen[-1] >= spec.world_size:
+    rank_numbers = tuple(sorted(set(ranks))) if ranks else default_ranks(spec)
+    if rank_numbers[-1] >= spec.world_size:
         raise UserError(
-            f"--ranks {chosen[-1]}", "is none of the run's", allowed=f"0 to {spec.world_size - 1}"
+            f"--ranks {rank_numbers[-1]}",
+            "is not a rank of the run",
+            allowed=f"0 to {spec.world_size - 1}",
         )
-    profile = Profiling(tool=name, ranks=chosen, first_step=first_step, last_step=last_step, **more)
+    profile = Profiling(
+        tool=name, ranks=rank_numbers, first_step=first_step, last_step=last_step, **options
+    )
     training = spec.training.model_copy(update={"steps": last_step + STEPS_AFTER})
     spec = spec.model_copy(update={"profile": profile, "training": training})
     profiler = tool(name)
@@ -61,33 +65,35 @@ def with_profile(
 
 
 def length_text(spec: RunSpec) -> str:
-    """How long a profile run is and why, whatever its recipe or the user asked for."""
+    """Return a notice of the number of steps of a profile run, which ignores `steps`."""
     assert spec.profile is not None, "it is a profile run"
     return (
-        f"{counted(spec.training.steps, 'step')} are trained, whatever --set steps says: those "
-        f"up to the last profiled one, {spec.profile.last_step}, and {STEPS_AFTER} to hold them "
-        "against; --steps A-B moves them"
+        f"the run has {counted(spec.training.steps, 'step')} (--set steps is ignored): up to the "
+        f"last profiled step, {spec.profile.last_step}, and {STEPS_AFTER} for comparison; choose "
+        "the profiled steps with --steps A-B"
     )
 
 
 def default_ranks(spec: RunSpec) -> tuple[int, ...]:
-    """The first rank of every pipeline stage, and of every node."""
+    """Return the first rank of every pipeline stage and of every node."""
     stages = range(0, spec.world_size, max(spec.world_size // spec.layout.pp, 1))
     nodes = range(0, spec.world_size, spec.cluster.devices_per_node)
     return tuple(sorted({*stages, *nodes}))
 
 
 def write_profile(report: RunReport) -> Profile:
-    """What the tool says of a run that is over, as it is written beside the run's result.
+    """Read the profile of an ended run, write it next to the run's result, and return it.
 
-    Raises UserError where the tool has left nothing that can be read.
+    Raises UserError if the tool has left no readable files.
     """
     spec, folder = report.spec, Path(report.folder)
     assert spec is not None and spec.profile is not None, "it is a profile run"
-    asked = spec.profile
-    profile = tool(asked.tool).read(folder)
-    added = {"run": folder.name, "overhead": overhead(report.steps, asked)}
-    profile = profile.model_copy(update={**added, **_from_peak(profile, report.result.metrics)})
+    settings = spec.profile
+    profile = tool(settings.tool).read(folder)
+    fields = {"run": folder.name, "overhead": overhead(report.steps, settings)}
+    profile = profile.model_copy(
+        update={**fields, **_waterfall_fields(profile, report.result.metrics)}
+    )
     write_value(folder / PROFILE_FILE, profile)
     from paceline.report.html import render_document  # Altair takes long to import.
 
@@ -96,9 +102,11 @@ def write_profile(report: RunReport) -> Profile:
     return profile
 
 
-def _from_peak(profile: Profile, metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    """The way from the device's peak, or on a CPU from what its best matrix product reached, and
-    what that is; empty where neither is known."""
+def _waterfall_fields(profile: Profile, metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """Return the MFU waterfall and the source of its peak; empty if the peak is unknown.
+
+    The peak is the device's, or on a CPU the measured GEMM throughput.
+    """
     rate, step_s = (
         finite_value(metrics.get(name)) for name in ("model_flops_per_s_per_device", "step_time_s")
     )
@@ -110,24 +118,27 @@ def _from_peak(profile: Profile, metrics: Mapping[str, Metric]) -> dict[str, Any
     return {"waterfall": levels, "peak_source": metrics[name].source}
 
 
-def overhead(steps: Steps, asked: Profiling) -> Overhead:
-    """Profiled steps held against the others of the same run, without those beside them, in which
-    the tool begins and ends, and without the first WARM_UP ones."""
-    if asked.tool == "nccl":
+def overhead(steps: Steps, settings: Profiling) -> Overhead:
+    """Compare profiled steps with the other steps of the same run.
+
+    The first WARM_UP steps and the two next to the profiled ones, in which the tool starts and
+    stops, are excluded.
+    """
+    if settings.tool == "nccl":
         return Overhead(fraction=None, why="every step is logged or counted")
     times, number = steps["step_time_s"], steps.index
-    sound = np.isfinite(times)
-    inside = sound & (number >= asked.first_step) & (number <= asked.last_step)
-    beside = (number >= asked.first_step - 1) & (number <= asked.last_step + 1)
-    plain = sound & ~beside & (number > WARM_UP)
-    if not inside.any() or not plain.any():
-        which = "profiled" if plain.any() else "other"
-        return Overhead(fraction=None, why=f"the run has no {which} steps to hold against")
-    profiled_s, plain_s = float(np.median(times[inside])), float(np.median(times[plain]))
+    is_finite = np.isfinite(times)
+    is_profiled = is_finite & (number >= settings.first_step) & (number <= settings.last_step)
+    is_near = (number >= settings.first_step - 1) & (number <= settings.last_step + 1)
+    is_plain = is_finite & ~is_near & (number > WARM_UP)
+    if not is_profiled.any() or not is_plain.any():
+        which = "profiled" if is_plain.any() else "other"
+        return Overhead(fraction=None, why=f"the run has no {which} steps to compare with")
+    profiled_s, plain_s = float(np.median(times[is_profiled])), float(np.median(times[is_plain]))
     return Overhead(
         fraction=profiled_s / plain_s - 1,
         profiled_s=profiled_s,
         plain_s=plain_s,
-        n_profiled=int(inside.sum()),
-        n_plain=int(plain.sum()),
+        n_profiled=int(is_profiled.sum()),
+        n_plain=int(is_plain.sum()),
     )

@@ -1,7 +1,7 @@
-"""Repeats: one configuration several times over, or two in turn, as groups that can be compared.
+"""Plan repeats: one configuration several times, or two that alternate, stored as groups.
 
-One run says how fast one start of a program was. What the machine does is only seen over several,
-and whether two configurations differ only when both meet the same conditions.
+One run measures one start of a program. The machine's variation is only visible over several runs.
+Two configurations can only be compared if both ran under the same conditions.
 """
 
 from __future__ import annotations
@@ -20,77 +20,77 @@ from paceline.files.run_folder import RunRecord, current_status, groups, read_re
 from paceline.machines.placement import Request, Where
 from paceline.machines.probe.inventory import inventory
 from paceline.runs.outcome import evaluate
-from paceline.runs.plan import Plan, make_plan, plan_again, requested_recipe
+from paceline.runs.plan import Plan, make_plan, replan, requested_recipe
 from paceline.runs.tasks.division import divide, slots_for
 from paceline.runs.tasks.slot import JobSlot
 
 ENOUGH_FOR_SAME = 5
-"""Repeats a side with which two equal configurations are found to be the same in 9 of 10 cases."""
+"""Repeats per side that show two equal configurations to be the same in 9 of 10 cases."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _COMMA = re.compile(r",(?![^\[{]*[\]}])")
-"""Between overrides, not inside a list: `lr=1e-3,betas=[0.9, 0.95]`."""
+"""Comma between overrides, not inside a list: `lr=1e-3,betas=[0.9, 0.95]`."""
 
 
 @dataclass(frozen=True)
 class SeriesSide:
-    """One configuration of a series, and what its group has already."""
+    """One configuration of a series, and the existing runs of its group."""
 
     group: str
     plan: Plan
     done: tuple[Result, ...] = ()
     missing: tuple[int, ...] = ()
-    """Numbers of the repeats that are still to run."""
+    """Numbers of the repeats that are still missing."""
     changes: tuple[str, ...] = ()
-    """Settings in which it differs from the other side."""
+    """Settings that differ from the other side's."""
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One repeat of one side, in its place in the series."""
+class ScheduledRepeat:
+    """One repeat of one side of a series."""
 
     side: SeriesSide
     letter: str
-    """A or B; empty when there is one side."""
+    """A or B; empty if there is one side."""
     number: int
     num_repeats: int
 
 
 @dataclass(frozen=True)
 class Series:
-    """One group of repeats, or two that run in turn."""
+    """One group of repeats, or two that alternate."""
 
     sides: tuple[SeriesSide, ...]
     num_repeats: int
-    """Repeats a side."""
+    """Repeats per side."""
     tag: str | None = None
-    """What the runs of a series that is gone on with are tagged."""
+    """Tag of the runs of a resumed series."""
     slots: tuple[JobSlot, ...] = (JobSlot(1),)
-    """Where repeats run, one at a time on each; both of a pair on the same."""
+    """Slots, each of which runs one repeat at a time; both runs of a pair use the same slot."""
     notices: tuple[str, ...] = ()
     sequential: bool = False
-    """Whether pairs are looked at while they are made, so that no further one may be needed."""
+    """True if pairs are judged while the series runs, which may end it early."""
 
-    def turns(self, slot: int = 1) -> Iterator[Turn]:
-        """The repeats of a slot that are missing, in order: A B, B A, A B, ...
+    def schedule(self, slot: int = 1) -> Iterator[ScheduledRepeat]:
+        """Yield the missing repeats of a slot in order: A B, B A, A B, ...
 
-        A machine that warms up or fills up during the series would make whoever always comes
-        second look slower. Turning every other pair round cancels a linear change over an even
-        number of pairs, and leaves 1/n of what A B A B ... would over an odd number n. Neither side
-        always follows the other, so that what a run leaves behind (caches, heat) is shared too.
+        If the machine gets slower during the series, the side that always runs second would look
+        slower. Reversing every other pair cancels a linear drift over an even number of pairs. Over
+        an odd number n, it leaves 1/n of the bias of A B A B ... It also balances the effects
+        that a run has on the next one (caches, heat).
         """
         pairs = list(zip(self.sides, "AB" if len(self.sides) > 1 else ("",), strict=False))
         for place, number in enumerate(range(slot, self.num_repeats + 1, len(self.slots))):
             for side, letter in reversed(pairs) if place % 2 else pairs:
                 if number in side.missing:
-                    yield Turn(side, letter, number, self.num_repeats)
+                    yield ScheduledRepeat(side, letter, number, self.num_repeats)
 
 
 def side_request(base: Request, text: str) -> Request:
-    """The request that a side of `--interleave` stands for: `base` with the changes in `text`.
+    """Return the request of a side of `--interleave`: `base` with the changes in `text`.
 
-    `text` is a list separated by commas: `key=value` overrides, and at most one
-    `recipe`, `recipe:variant` or `:variant`; empty it is `base` itself.
+    `text` is a comma-separated list of `key=value` overrides and at most one `recipe`,
+    `recipe:variant` or `:variant`. An empty text is `base` itself.
     """
     request = base
     for item in filter(None, map(str.strip, _COMMA.split(text))):
@@ -101,15 +101,15 @@ def side_request(base: Request, text: str) -> Request:
         if colon and not variant:
             raise UserError(
                 f"--interleave {text!r}",
-                f"{item!r} names no variant",
+                f"{item!r} has no variant after the colon",
                 allowed="KEY=VALUE, RECIPE, RECIPE:VARIANT, :VARIANT",
             )
         request = replace(request, recipe=recipe or request.recipe, variant=variant or None)
     if not (request.recipe or request.command):
         raise UserError(
             f"--interleave {text!r}",
-            "names no recipe",
-            remedy="name one on both sides, or before --interleave",
+            "has no recipe",
+            remedy="give a recipe on both sides, or before --interleave",
         )
     return request
 
@@ -122,30 +122,32 @@ def new_series(
     nodes_per_trial: int | None = None,
     max_parallel: int | None = None,
 ) -> Series:
-    """The series that measures each request `num_repeats` times, in one group each.
+    """Return a series that measures each request `num_repeats` times, in one group each.
 
-    A group of that name which has the same configuration is gone on with. Raises UserError when a
-    request cannot run here or the name is taken. The last two share out what there is.
+    An existing group of that name with the same configuration is resumed. Raises UserError when a
+    request cannot run here or the name is in use. `nodes_per_trial` and `max_parallel` partition
+    the hosts.
     """
     if name is not None:
         _check_name(root, name)
     first = requests[0]
     recipe = requested_recipe(first)
-    division = divide(first, recipe, inventory(), nodes_per_trial, max_parallel)
+    partitioning = divide(first, recipe, inventory(), nodes_per_trial, max_parallel)
     plans = [
-        make_plan(replace(request, where=division.request.where), division.inventory)
+        make_plan(replace(request, where=partitioning.request.where), partitioning.inventory)
         for request in requests
     ]
-    ends = [""] if len(plans) == 1 else ["-a", "-b"]
-    taken = groups(root)
+    suffixes = [""] if len(plans) == 1 else ["-a", "-b"]
+    existing = groups(root)
     names: list[str] = []
-    for plan, end in zip(plans, ends, strict=True):
-        names.append(name + end if name else _free_name(plan, end, taken))
+    for plan, suffix in zip(plans, suffixes, strict=True):
+        names.append(name + suffix if name else _free_name(plan, suffix, existing))
     sides = [
-        _side(n, plan, taken.get(n, []), num_repeats) for n, plan in zip(names, plans, strict=True)
+        _side(n, plan, existing.get(n, []), num_repeats)
+        for n, plan in zip(names, plans, strict=True)
     ]
-    slots = division.slots[:num_repeats]
-    return Series(_with_changes(sides), num_repeats, slots=slots, notices=division.notices)
+    slots = partitioning.slots[:num_repeats]
+    return Series(_with_changes(sides), num_repeats, slots=slots, notices=partitioning.notices)
 
 
 def resumed_series(
@@ -155,9 +157,9 @@ def resumed_series(
     where: Where | None = None,
     max_parallel: int | None = None,
 ) -> Series:
-    """The series that the group `name` belongs to, with what is missing up to `num_repeats`.
+    """Return the series of the group `name` with its missing repeats up to `num_repeats`.
 
-    None is the number that was asked for at first. `where` may name other hosts or an allocation.
+    The default is the original number. `where` may have other hosts or an allocation.
     Raises UserError when there is no such group.
     """
     folders = groups(root)
@@ -176,7 +178,7 @@ def resumed_series(
     num_repeats = num_repeats or max(repeat.num_repeats for repeat in repeats)
     specs = {group: spec if group == name else repeats[-1].partner for group in repeats[-1].groups}
     sides = [
-        _side(group, plan_again(spec), folders.get(group, []), num_repeats)
+        _side(group, replan(spec), folders.get(group, []), num_repeats)
         for group, spec in specs.items()
         if spec
     ]
@@ -185,19 +187,19 @@ def resumed_series(
 
 
 def _side(group: str, plan: Plan, folders: Sequence[Path], num_repeats: int) -> SeriesSide:
-    """A side with what its group has; raises UserError when the group measures something else."""
+    """Return a side with its group's runs; raise UserError if its configuration differs."""
     records = [read_record(folder) for folder in folders]
     for record in records:
         _check_member(group, plan, record)
-    done = [evaluate(folder).result for folder in folders]
+    results = [evaluate(folder).result for folder in folders]
     numbers = {
         record.repeat.number
-        for record, result in zip(records, done, strict=True)
+        for record, result in zip(records, results, strict=True)
         if record.repeat and has_figure(result)
     }
     free = [number for number in range(1, num_repeats + 1) if number not in numbers]
-    num_missing = max(0, num_repeats - sum(map(has_figure, done)))
-    return SeriesSide(group, plan, tuple(done), tuple(free[:num_missing]))
+    num_missing = max(0, num_repeats - sum(map(has_figure, results)))
+    return SeriesSide(group, plan, tuple(results), tuple(free[:num_missing]))
 
 
 def _check_member(group: str, plan: Plan, record: RunRecord) -> None:
@@ -209,7 +211,7 @@ def _check_member(group: str, plan: Plan, record: RunRecord) -> None:
         )
         raise UserError(
             f"group {group!r}",
-            f"measures another configuration: {differing}",
+            f"has another configuration: {differing}",
             remedy="give the group another name with --group",
         )
     if current_status(record) in ("queued", "running") and record.controller:
@@ -225,7 +227,7 @@ def _check_name(root: Path, name: str) -> None:
     if not _NAME.fullmatch(name) or name == "last":
         raise UserError(
             f"--group {name}",
-            "cannot name a group",
+            "is not a valid group name",
             allowed="letters, digits, . _ and -, but not `last`",
         )
     for folder in run_folders(root):
@@ -233,8 +235,8 @@ def _check_name(root: Path, name: str) -> None:
             raise UserError(f"--group {name}", "is the name of a run")
 
 
-def _free_name(plan: Plan, end: str, taken: Collection[str]) -> str:
-    """`<recipe>-<variant>-<key>-r<number>`, the first number that no group has."""
+def _free_name(plan: Plan, suffix: str, existing: Collection[str]) -> str:
+    """Return `<recipe>-<variant>-<key>-r<number>` with the first unused number."""
     spec = plan.spec
     parts = [
         re.sub(r"[^A-Za-z0-9._]+", "-", part or "").strip("-.")
@@ -242,11 +244,11 @@ def _free_name(plan: Plan, end: str, taken: Collection[str]) -> str:
     ]
     base = "-".join(filter(None, parts))
     numbers = (f"{base}-r{number}" for number in count(1))
-    return next(n for n in numbers if not {n, f"{n}-a", f"{n}-b"} & set(taken)) + end
+    return next(n for n in numbers if not {n, f"{n}-a", f"{n}-b"} & set(existing)) + suffix
 
 
 def _with_changes(sides: Sequence[SeriesSide]) -> tuple[SeriesSide, ...]:
-    """The sides with the settings in which they differ."""
+    """Return the sides with their differing settings."""
     if len(sides) == 1:
         return tuple(sides)
     differing = distinguishing([flat_settings(side.plan.spec) for side in sides])

@@ -1,4 +1,4 @@
-"""Runs what is missing of a series of repeats, and says what the groups tell."""
+"""Run the missing repeats of a series, and summarize its groups."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from paceline.core.hosts import compress
 from paceline.core.result import Result
 from paceline.core.run import RunSettings
 from paceline.files.run_folder import Repeat, groups, read_record
-from paceline.runs.comparison import Gate, compare_runs
-from paceline.runs.plan import as_of_now
-from paceline.runs.repeat_plan import Series, SeriesSide, Turn
+from paceline.runs.comparison import ComparisonOptions, compare_runs
+from paceline.runs.plan import refresh
+from paceline.runs.repeat_plan import ScheduledRepeat, Series, SeriesSide
 from paceline.runs.tasks.runner import Observer, TaskQueue, TaskRun, TaskRunner
 from paceline.runs.tasks.slot import JobSlot, TaskOutcome, plan_on
 
-RepeatObserver = Observer[Turn, TaskOutcome]
-"""Who is told of each repeat, and how it ended."""
+RepeatObserver = Observer[ScheduledRepeat, TaskOutcome]
+"""Observer of the start and end of each repeat."""
 
 
 @dataclass
-class RepeatRunner(TaskRunner[Turn, TaskOutcome]):
-    """Repeats of the sides of a series that go on."""
+class RepeatRunner(TaskRunner[ScheduledRepeat, TaskOutcome]):
+    """Runs the repeats of a series."""
 
     series: Series = field(kw_only=True)
     probe: bool = field(kw_only=True)
     outcomes: dict[str, list[TaskOutcome]] = field(init=False)
-    """By group, those of earlier calls among them."""
+    """Outcomes by group, including those of earlier calls."""
 
     def __post_init__(self) -> None:
         self.outcomes = {side.group: [*side.done] for side in self.series.sides}
 
-    def run_of(self, task: Turn, slot: JobSlot) -> TaskRun:
+    def run_of(self, task: ScheduledRepeat, slot: JobSlot) -> TaskRun:
         sides, alone = self.series.sides, len(self.slots) == 1
         repeat = Repeat(
             number=task.number,
@@ -46,25 +46,25 @@ class RepeatRunner(TaskRunner[Turn, TaskOutcome]):
             partner=next((side.plan.spec for side in sides if side is not task.side), None),
             sequential=self.series.sequential,
         )
-        plan = plan_on(as_of_now(task.side.plan, beside_others=not alone), slot)
+        plan = plan_on(refresh(task.side.plan, concurrent=not alone), slot)
         return TaskRun(plan, task.side.group, repeat, probe=self.probe and alone)
 
-    def keep(self, task: Turn, outcome: TaskOutcome, moved: bool) -> TaskOutcome:
+    def keep(self, task: ScheduledRepeat, outcome: TaskOutcome, moved: bool) -> TaskOutcome:
         self.outcomes[task.side.group].append(outcome)
         return outcome
 
-    def cancelled(self, task: Turn, result: Result | None) -> None:
+    def cancelled(self, task: ScheduledRepeat, result: Result | None) -> None:
         if result is not None:
             self.outcomes[task.side.group].append(result)
 
-    def cluster(self, task: Turn) -> Cluster:
+    def cluster(self, task: ScheduledRepeat) -> Cluster:
         return task.side.plan.spec.cluster
 
-    def key(self, task: Turn) -> tuple[str, int]:
+    def key(self, task: ScheduledRepeat) -> tuple[str, int]:
         return task.letter, task.number
 
     def group_result(self, side: SeriesSide) -> GroupResult:
-        """What a side has now."""
+        """Return a side's runs and figures so far."""
         outcomes, spec = self.outcomes[side.group], side.plan.spec
         results = tuple(outcome for outcome in outcomes if isinstance(outcome, Result))
         ok = sum(map(has_figure, results))
@@ -82,24 +82,26 @@ class RepeatRunner(TaskRunner[Turn, TaskOutcome]):
         )
 
 
-class Lanes(TaskQueue[Turn]):
-    """The repeats that are left for each slot; both of a pair stay on the same."""
+class SlotQueues(TaskQueue[ScheduledRepeat]):
+    """Remaining repeats of each slot; both runs of a pair stay on the same slot."""
 
     def __init__(self, series: Series) -> None:
-        self._turns = {slot: [*series.turns(slot.number)] for slot in series.slots}
+        self._turns = {slot: [*series.schedule(slot.number)] for slot in series.slots}
 
-    def take(self, slot: JobSlot) -> Turn | None:
+    def take(self, slot: JobSlot) -> ScheduledRepeat | None:
         return self._turns[slot].pop(0) if self._turns[slot] else None
 
-    def put_back(self, slot: JobSlot, task: Turn) -> None:
+    def put_back(self, slot: JobSlot, task: ScheduledRepeat) -> None:
         self._turns[slot].insert(0, task)
 
     def share_out(self, whole: Sequence[JobSlot]) -> bool:
-        left = [turn for slot, turns in self._turns.items() if slot not in whole for turn in turns]
+        remaining = [
+            repeat for slot, turns in self._turns.items() if slot not in whole for repeat in turns
+        ]
         self._turns = {slot: self._turns[slot] for slot in whole}
-        for place, number in enumerate(dict.fromkeys(turn.number for turn in left)):
-            lane = self._turns[whole[place % len(whole)]]
-            lane += [turn for turn in left if turn.number == number]
+        for place, number in enumerate(dict.fromkeys(repeat.number for repeat in remaining)):
+            queue = self._turns[whole[place % len(whole)]]
+            queue += [repeat for repeat in remaining if repeat.number == number]
         return any(self._turns.values())
 
 
@@ -112,20 +114,22 @@ def run_series(
     tag: str | None = None,
     probe: bool = True,
     runs_dir: Path | None = None,
-    lanes: Callable[[RepeatRunner], TaskQueue[Turn]] = lambda runner: Lanes(runner.series),
+    make_queue: Callable[[RepeatRunner], TaskQueue[ScheduledRepeat]] = lambda runner: SlotQueues(
+        runner.series
+    ),
 ) -> SeriesResult:
-    """Run what is missing, one after the other on each slot; all groups as they are then.
+    """Run the missing repeats, one at a time on each slot, and return all groups.
 
-    A repeat that fails is counted and the series goes on; a UserError ends it. KeyboardInterrupt
-    ends the running repeats cleanly and then the series, which is returned as far as it came; so do
-    the end of an allocation and the loss of all slots. What is left of a slot that lost a host runs
-    on the others. `runs_dir` is named in the commands that the result holds; `lanes` may run less
-    than all.
+    A failed repeat is counted and the series continues; a UserError ends it. KeyboardInterrupt ends
+    the running repeats cleanly and then the series, which is returned as it is then. The end of an
+    allocation and the loss of all slots do the same. Repeats of a slot that lost a host run on the
+    other slots. `runs_dir` is part of the commands in the result. `make_queue` may return a queue
+    that ends early.
     """
     runner = RepeatRunner(
         observer, root, command, tag or series.tag, series.slots, series=series, probe=probe
     )
-    interrupted = runner.run_tasks(lanes(runner))
+    interrupted = runner.run_tasks(make_queue(runner))
     results = tuple(map(runner.group_result, series.sides))
     folder_option = f" --runs-dir {shlex.quote(str(runs_dir))}" if runs_dir else ""
     compare = _comparison(root, results, series.sides)
@@ -141,21 +145,21 @@ def run_series(
 
 
 def _slot_options(series: Series, whole: Sequence[JobSlot]) -> str:
-    """The options that go on with the series on the slots that are whole, else on all."""
+    """Return the options that resume the series on the intact slots, else on all."""
     if len(series.slots) == 1:
         return ""
     slots, cluster = whole or series.slots, series.sides[0].plan.spec.cluster
     hosts = [host for slot in slots for host in slot.hosts]
-    named = hosts and not cluster.allocation
-    return f" --max-parallel {len(slots)}" + (f" --hosts {compress(hosts)}" if named else "")
+    has_hosts = hosts and not cluster.allocation
+    return f" --max-parallel {len(slots)}" + (f" --hosts {compress(hosts)}" if has_hosts else "")
 
 
 def _comparison(
     root: Path, results: Sequence[GroupResult], sides: Sequence[SeriesSide]
 ) -> str | None:
-    """`paceline compare` of the two groups, or of this one with the recipe's last good one.
+    """Return a `paceline compare` command for the two groups, or for this one and an earlier one.
 
-    Settings in which they differ are accepted by name.
+    The earlier group is the recipe's latest with good runs. The command allows differing settings.
     """
     ours = RunSettings.of(sides[-1].plan.spec)
     if len(sides) == 2:
@@ -177,9 +181,9 @@ def _compare(first: str, theirs: RunSettings, second: str, ours: RunSettings) ->
 def _verdict(
     root: Path, results: Sequence[GroupResult], sides: Sequence[SeriesSide]
 ) -> Comparison | None:
-    """What the comparison of two complete groups says."""
+    """Return the comparison of two complete groups."""
     if len(results) != 2 or any(group.missing for group in results):
         return None
     first, second = (RunSettings.of(side.plan.spec) for side in sides)
-    gate = Gate(allowed=tuple(compare_settings([first], [second]).keys))
-    return compare_runs(root, results[0].group, results[1].group, gate)
+    options = ComparisonOptions(allowed=tuple(compare_settings([first], [second]).keys))
+    return compare_runs(root, results[0].group, results[1].group, options)

@@ -1,4 +1,4 @@
-"""A group of repeats as terminal text and as table rows."""
+"""Format groups of repeats as terminal text and as table rows."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from paceline.core.units import counted, percent
 from paceline.report.figures import format_value, plus_minus, split_unit, value_text
 
 HEADLINES = ("tokens_per_s", "padded_tokens_per_s", "samples_per_s")
-MOST_CHANGES = 4
+MAX_CHANGES = 4
 ROW_METRICS = ("step_time_s", "step_time_mean_s", "tokens_per_s", "mfu", "achievable_fraction")
 
 
 def series_lines(series: SeriesResult) -> Iterator[str]:
-    """The report of a series: every group, then how to compare and how to go on."""
+    """Yield the report of a series: every group, then how to compare and resume it."""
     for group in series.groups:
         yield from group_lines(group)
     if series.interrupted:
-        yield "interrupted: what had ended is kept"
+        yield "interrupted: finished runs are kept"
     if series.verdict:
         label = verdict_label(series.verdict.verdict, suspicious=bool(series.verdict.too_good))
         yield printable(f"{label}: {series.verdict.sentence}")
@@ -31,59 +31,57 @@ def series_lines(series: SeriesResult) -> Iterator[str]:
     elif len(series.groups) == 1 and series.groups[0].ok:
         yield f"compare: paceline compare {series.groups[0].group} OTHER (a run, a group, a tag)"
     if series.resume:
-        yield f"add what is missing: {series.resume}"
+        yield f"run what is missing: {series.resume}"
 
 
 def group_lines(group: GroupResult) -> Iterator[str]:
-    """One group: its figures with their spread from run to run, and each run's value."""
-    failed = f", {group.failed} without a figure" if group.failed else ""
+    """Yield one group: its medians with run-to-run spread, and each run's value."""
+    failed = f", {group.failed} failed" if group.failed else ""
     yield f"{group.group}: {group.ok:,} of {counted(group.num_repeats, 'repeat')}{failed}"
     if group.changes:
-        yield f"  {configuration(group.changes)}"
+        yield f"  {changes_text(group.changes)}"
     figures = group.figures
     names = (*{run.headline: None for run in group.runs}, *HEADLINES)
     lead = next((figures[n] for n in names if finite_value(figures.get(n)) is not None), None)
     if lead is not None:
-        sure = plus_minus(lead)
-        interval = f"  {sure}" if sure else ""
-        kind = "run-to-run 95%" if sure else "no interval: it takes 3 runs"
+        interval = plus_minus(lead)
+        interval = f"  {interval}" if interval else ""
+        kind = "run-to-run 95%" if interval else "no interval: 3 runs are needed"
         yield f"  {value_text(lead)}{interval}      median of {counted(lead.n or 0, 'run')}; {kind}"
     step = figures.get("step_time_s")
     if step is not None and finite_value(step) is not None:
-        spread = (
-            "" if step.spread is None else f"; spread from run to run {percent(step.spread, 2)}"
-        )
+        spread = "" if step.spread is None else f"; run-to-run spread {percent(step.spread, 2)}"
         yield f"  step {value_text(step)}{spread}"
-        yield f"  each {_each(group)}"
+        yield f"  each {_step_times(group)}"
     for number, run in enumerate(group.runs, start=1):
         if not has_figure(run):
             reason = printable(run.reason or "no step time")
             yield f"  run {number} {run.status}: {reason} ({run.run})"
-    warned = [run for run in group.runs if run.warnings]
-    if warned:
-        count = f"{len(warned):,} of {counted(len(group.runs), 'run')} with warnings"
-        yield f"  {count}, the last: {printable(warned[-1].warnings[0])}"
+    runs_with_warnings = [run for run in group.runs if run.warnings]
+    if runs_with_warnings:
+        count = f"{len(runs_with_warnings):,} of {counted(len(group.runs), 'run')} with warnings"
+        yield f"  {count}, the last: {printable(runs_with_warnings[-1].warnings[0])}"
     for fault in group.faults:
         yield f"  no run: {printable(fault)}"
 
 
-def configuration(changes: tuple[str, ...]) -> str:
-    """What sets a configuration apart, in a line."""
-    shown = [printable(change) for change in changes[:MOST_CHANGES]]
-    more = len(changes) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+def changes_text(changes: tuple[str, ...]) -> str:
+    """Return the changes of a configuration in one line."""
+    texts = [printable(change) for change in changes[:MAX_CHANGES]]
+    more = len(changes) - len(texts)
+    return ", ".join(texts) + (f" and {more} more" if more > 0 else "")
 
 
 def run_text(result: Result) -> str:
-    """How one repeat ended, in a few words: `ok · 0.2310 s · 17,731 tokens/s`."""
-    named = [result.metrics.get(name) for name in ("step_time_s", result.headline)]
-    figures = [value_text(metric) for metric in named if finite_value(metric) is not None]
+    """Return how one repeat ended: `ok · 0.2310 s · 17,731 tokens/s`."""
+    metrics = [result.metrics.get(name) for name in ("step_time_s", result.headline)]
+    figures = [value_text(metric) for metric in metrics if finite_value(metric) is not None]
     reason = printable(result.reason) if result.reason else None
     return " · ".join(filter(None, [result.status, *figures, reason]))
 
 
 def group_rows(series: SeriesResult) -> list[dict[str, Any]]:
-    """One row for each run, and one for each group's median."""
+    """Return one row for each run, and one for each group's median."""
     rows: list[dict[str, Any]] = []
     for group in series.groups:
         for number, run in enumerate(group.runs, start=1):
@@ -117,8 +115,8 @@ def _count(run: Result, name: str) -> int | None:
     return metric.n if metric else None
 
 
-def _each(group: GroupResult) -> str:
-    """`0.2301 0.2310 0.2322 s`: every run's step time, in the order in which they ran."""
+def _step_times(group: GroupResult) -> str:
+    """Return every run's step time in run order: `0.2301 0.2310 0.2322 s`."""
     steps = [run.metrics["step_time_s"] for run in group.runs if has_figure(run)]
     times = [time for metric in steps if (time := finite_value(metric)) is not None]
     parts = [split_unit(format_value(time, "s")) for time in times]

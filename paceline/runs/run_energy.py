@@ -1,4 +1,4 @@
-"""What the telemetry beside a run says of it: energy of a token, throttling, memory errors."""
+"""Evaluate the telemetry of a run: energy per token, throttling, memory errors."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from paceline.machines.probe.telemetry import FOLDER
 WH_J = 3600.0
 THROTTLED = "throttled"
 THROTTLED_SHARE = 0.05
-"""Of a device's looks; less is a moment and explains nothing."""
+"""Minimum fraction of a device's samples for a throttling warning."""
 
 
 @dataclass(frozen=True)
 class RunTelemetry:
-    """Every host's telemetry, and when the ranks trained (Unix time)."""
+    """Telemetry of all hosts, and the Unix times between which the ranks trained."""
 
     hosts: tuple[Telemetry, ...]
     begin: float
     end: float
 
-    def looks(self) -> Iterator[tuple[str, GpuSample]]:
-        """(host and device, what it told) while the ranks trained."""
+    def device_samples(self) -> Iterator[tuple[str, GpuSample]]:
+        """Yield (host and device, sample) while the ranks trained."""
         for host in self.hosts:
             for sample in host.samples:
                 if self.begin <= sample.time_unix <= self.end:
@@ -41,7 +41,7 @@ class RunTelemetry:
 
 
 def run_telemetry(folder: Path, begin: float | None, end: float | None) -> RunTelemetry | None:
-    """A run folder's telemetry from `begin` to `end`; None where nobody could read anything."""
+    """Return a run's telemetry from `begin` to `end` (Unix times); None if there is none."""
     files = sorted((folder / FOLDER).glob("*.jsonl"))
     hosts = [host for path in files if (host := read_telemetry(read_lines(path)))]
     if begin is None or end is None or not any(host.start.sources for host in hosts):
@@ -52,11 +52,11 @@ def run_telemetry(folder: Path, begin: float | None, end: float | None) -> RunTe
 def energy_metrics(
     telemetry: RunTelemetry | None, steps: Steps, device: str | None
 ) -> dict[str, Metric]:
-    """Joules of a token over the whole training; empty without telemetry.
+    """Return joules per token over the whole training; empty without telemetry.
 
-    Energy of all hosts from the moment at which the ranks were ready to the end of the last, over
-    the tokens of all steps. None where a step's tokens are unknown, or the energy of what trains:
-    of GPUs theirs (the processors' is added where it is told), on CPUs the processors'.
+    Energy of all hosts from the start of the first rank to the end of the last, divided by the
+    tokens of all steps. GPU runs count GPU energy, and CPU energy if it was recorded; CPU runs
+    count CPU energy. The value is None if a step's tokens or that energy are unknown.
     """
     if telemetry is None:
         return {}
@@ -71,8 +71,8 @@ def energy_metrics(
     value = energy.energy_j / tokens
     parts = " and ".join(sorted(energy.parts_j))
     window = (
-        f"{1e6 * value / WH_J:,.3g} Wh a million tokens; {energy.energy_j:,.4g} J of {parts} in "
-        f"{energy.window_s:,.1f} s, from ready to the last rank's end, "
+        f"{1e6 * value / WH_J:,.3g} Wh per million tokens; {energy.energy_j:,.4g} J of {parts} in "
+        f"{energy.window_s:,.1f} s, from the first start to the last end of a rank, "
         f"{counted(energy.n, 'sample')}"
     )
     return {
@@ -88,13 +88,13 @@ def energy_metrics(
 
 
 def device_warnings(telemetry: RunTelemetry | None) -> list[str]:
-    """That devices were throttled, or met memory errors, while the ranks trained."""
-    looks = list(telemetry.looks()) if telemetry else []
-    return [*_throttled(looks), *_errors(looks)]
+    """Return warnings about throttled devices and memory errors during the training."""
+    samples = list(telemetry.device_samples()) if telemetry else []
+    return [*_throttle_warnings(samples), *_memory_error_warnings(samples)]
 
 
-def throttled(verdict: RunVerdict, warnings: Sequence[str]) -> RunVerdict:
-    """The verdict, which says so where the devices were throttled."""
+def with_throttling(verdict: RunVerdict, warnings: Sequence[str]) -> RunVerdict:
+    """Return the verdict with a sentence about throttled devices."""
     reasons = [warning for warning in warnings if warning.startswith(THROTTLED)]
     if verdict.kind == "invalid" or not reasons:
         return verdict
@@ -102,33 +102,32 @@ def throttled(verdict: RunVerdict, warnings: Sequence[str]) -> RunVerdict:
     return verdict.model_copy(update={"sentence": sentence})
 
 
-def _throttled(looks: Sequence[tuple[str, GpuSample]]) -> Iterator[str]:
-    """The device that was throttled for longest, by each reason."""
-    asked = Counter(device for device, gpu in looks if gpu.throttle is not None)
+def _throttle_warnings(samples: Sequence[tuple[str, GpuSample]]) -> Iterator[str]:
+    """Yield a warning for each throttle reason, with the device that was throttled longest."""
+    num_samples = Counter(device for device, gpu in samples if gpu.throttle is not None)
     by_reason: dict[str, Counter[str]] = {}
-    for device, gpu in looks:
+    for device, gpu in samples:
         for reason in gpu.throttle or ():
             by_reason.setdefault(reason, Counter())[device] += 1
     for reason, counts in sorted(by_reason.items()):
-        shares = {device: count / asked[device] for device, count in counts.items()}
+        shares = {device: count / num_samples[device] for device, count in counts.items()}
         longest = max(shares, key=lambda device: shares[device])
         devices = sum(share >= THROTTLED_SHARE for share in shares.values())
         if devices:
             yield (
-                f"{THROTTLED}: {reason} held the clocks of {devices:,} of "
-                f"{counted(len(asked), 'device')} down, "
-                f"in {shares[longest]:.0%} of the samples on {longest}: the figures are those of "
-                "lower clocks"
+                f"{THROTTLED}: {reason} reduced the clocks of {devices:,} of "
+                f"{counted(len(num_samples), 'device')}, in {shares[longest]:.0%} of the samples "
+                f"on {longest}: the results were measured at lower clocks"
             )
 
 
-def _errors(looks: Sequence[tuple[str, GpuSample]]) -> Iterator[str]:
-    """Devices whose count of uncorrected errors grew."""
+def _memory_error_warnings(samples: Sequence[tuple[str, GpuSample]]) -> Iterator[str]:
+    """Yield a warning for each device whose count of uncorrected errors grew."""
     counts: dict[str, list[float]] = {}
-    for device, gpu in looks:
+    for device, gpu in samples:
         if gpu.ecc_uncorrected is not None:
             counts.setdefault(device, []).append(gpu.ecc_uncorrected)
     for device, row in counts.items():
         if row[-1] > row[0]:
             errors = counted(round(row[-1] - row[0]), "memory error")
-            yield f"{device}: {errors} that could not be corrected"
+            yield f"{device}: {errors} (uncorrectable)"

@@ -1,4 +1,4 @@
-"""`compare --sequential`: pairs of runs made one after the other until they decide."""
+"""Implement `compare --sequential`: run pairs until the comparison is decided."""
 
 from __future__ import annotations
 
@@ -20,118 +20,122 @@ from paceline.core.errors import UserError
 from paceline.core.result import Result
 from paceline.files.run_folder import Repeat, find_runs, groups, read_record
 from paceline.machines.placement import Request
-from paceline.runs.comparison import Gate, side_of
+from paceline.runs.comparison import ComparisonOptions, find_side
 from paceline.runs.repeat_plan import (
+    ScheduledRepeat,
     Series,
     SeriesSide,
-    Turn,
     new_series,
     resumed_series,
     side_request,
 )
-from paceline.runs.repeat_runner import Lanes, RepeatObserver, RepeatRunner, run_series
+from paceline.runs.repeat_runner import RepeatObserver, RepeatRunner, SlotQueues, run_series
 from paceline.runs.tasks.slot import JobSlot
 
-MOST_PAIRS = 16
-"""Pairs over which the error is spent unless the user says otherwise."""
-FAILURES = 2
-"""Runs of one side in a row without a figure, after which no more are made."""
+DEFAULT_MAX_PAIRS = 16
+"""Maximum number of pairs, over which the error probability is spent."""
+MAX_FAILURES = 2
+"""Consecutive failed runs of one side that end the series."""
 Names = tuple[str, str]
 Members = tuple[ComparedRun, ...]
-LookWatcher = Callable[[SequentialComparison], None]
-"""Who is told of each look."""
+AnalysisWatcher = Callable[[SequentialComparison], None]
+"""Callback for each interim analysis."""
 
 
 @dataclass(frozen=True)
-class PairsQuestion:
-    """What is compared, and what was settled before the first look."""
+class SequentialRequest:
+    """The two sides and the options of a sequential comparison."""
 
     root: Path
     first: str
     second: str
-    gate: Gate
-    most_pairs: int | None = None
-    """None is that of the runs that there are, else MOST_PAIRS."""
+    options: ComparisonOptions
+    max_pairs: int | None = None
+    """Defaults to that of the existing runs, or to DEFAULT_MAX_PAIRS."""
     group: str | None = None
     runs_dir: Path | None = None
 
     def __post_init__(self) -> None:
-        if len(self.gate.metrics) > 1:
+        if len(self.options.metrics) > 1:
             raise UserError(
                 "--sequential",
-                "judges by one metric",
+                "uses one metric",
                 allowed="one --metric",
-                remedy="name the one that matters",
+                remedy="choose the one that matters",
             )
 
 
-def series_of(question: PairsQuestion) -> Series | None:
-    """The series that makes the pairs; None when these runs cannot be made here.
+def sequential_series(request: SequentialRequest) -> Series | None:
+    """Return the series that runs the pairs; None if these runs cannot be made here.
 
-    Two groups that ran in turn go on; recipes (with changes, as in `run --interleave`) begin a new
-    series. Raises UserError for names that are neither runs nor recipes, and for another number of
-    pairs than the one over which the error is being spent.
+    Two groups that alternated are resumed. Recipes (with changes, as in `run --interleave`) start a
+    new series. Raises UserError for names that are neither runs nor recipes, and for a maximum
+    number of pairs that differs from that of the first interim analysis.
     """
-    root, names = question.root, (question.first, question.second)
+    root, names = request.root, (request.first, request.second)
     are_runs = [_names_runs(root, name) for name in names]
     if not any(are_runs):
-        requests = [side_request(Request("", runs_dir=question.runs_dir), name) for name in names]
-        most = question.most_pairs or MOST_PAIRS
-        return replace(new_series(root, requests, most, question.group), sequential=True)
+        requests = [side_request(Request("", runs_dir=request.runs_dir), name) for name in names]
+        max_pairs = request.max_pairs or DEFAULT_MAX_PAIRS
+        return replace(new_series(root, requests, max_pairs, request.group), sequential=True)
     if not all(are_runs):
         raise UserError(
             f"side {names[are_runs[0]]!r}",
-            "names no run, and the other side does",
+            "matches no run, but the other side does",
             allowed="two groups of runs, or two recipes with their changes",
         )
-    if question.group:
-        raise UserError("--group", "names a new series", remedy="leave it out to go on with runs")
-    if not _ran_in_turn(root, names):
+    if request.group:
+        raise UserError(
+            "--group", "applies only to a new series", remedy="leave it out to resume groups"
+        )
+    if not _alternated(root, names):
         return None
-    return _in_whole_pairs(resumed_series(root, names[0], _planned(question, names)))
+    return _with_whole_pairs(resumed_series(root, names[0], _max_pairs(request, names)))
 
 
-def _in_whole_pairs(series: Series) -> Series:
-    """The series with both runs of a pair missing where one is: they must follow each other."""
+def _with_whole_pairs(series: Series) -> Series:
+    """Return the series with both runs of a pair missing if one is: they must be consecutive."""
     missing = tuple(sorted({number for side in series.sides for number in side.missing}))
     sides = tuple(replace(side, missing=missing) for side in series.sides)
     return replace(series, sides=sides, sequential=True)
 
 
-def judged_so_far(question: PairsQuestion, names: Names | None = None) -> SequentialComparison:
-    """The verdict on the pairs that there are; `names` are the groups of a series."""
-    names = names or (question.first, question.second)
-    sides = [side_of(question.root, name) for name in names]
-    in_series = _ran_in_turn(question.root, names)
-    pairs, unpaired = (_by_number if in_series else _by_time)(*sides)
-    ordered = Pair(
+def judge_existing_pairs(
+    request: SequentialRequest, names: Names | None = None
+) -> SequentialComparison:
+    """Return the verdict on the existing pairs; `names` are the groups of a series."""
+    names = names or (request.first, request.second)
+    sides = [find_side(request.root, name) for name in names]
+    in_series = _alternated(request.root, names)
+    pairs, unpaired_names = (_by_number if in_series else _by_time)(*sides)
+    pair = Pair(
         *(replace(side, members=of_side) for side, of_side in zip(sides, pairs, strict=True))
     )
-    allowed = question.gate.allowed
+    allowed = request.options.allowed
     if in_series:
         # Settings of a series differ because they are meant to.
         allowed += compare_settings(*([m.facts for m in side.members] for side in sides)).keys
     return judge_pairs(
-        ordered,
-        Design(_planned(question, names), question.gate.margin),
+        pair,
+        Design(_max_pairs(request, names), request.options.margin),
         allowed=allowed,
-        metrics=question.gate.metrics,
-        in_turns=_in_turns(ordered),
-        unpaired=unpaired,
+        metrics=request.options.metrics,
+        in_turns=_in_turns(pair),
+        unpaired=unpaired_names,
     )
 
 
-def asked(answer: SequentialComparison) -> SequentialComparison:
-    """The answer with what the user is to do, where the runs cannot be made here."""
-    if answer.ended != "goes on":
-        return answer
-    due = next(look for look in looks_up_to(answer.most_pairs) if look > answer.pairs)
-    more = due - answer.pairs
+def with_instructions(comparison: SequentialComparison) -> SequentialComparison:
+    """Return the comparison with instructions for the user if the runs cannot be made here."""
+    if comparison.ended != "goes on":
+        return comparison
+    due = next(look for look in looks_up_to(comparison.most_pairs) if look > comparison.pairs)
+    more = due - comparison.pairs
     text = (
-        f"run {more} more {'pair' if more == 1 else 'pairs'} in turns (A B, then B A), add them to "
-        f"both sides, and ask again with --max-pairs {answer.most_pairs}"
+        f"run {more} more {'pair' if more == 1 else 'pairs'} alternately (A B, then B A), add them "
+        f"to both sides, and compare again with --max-pairs {comparison.most_pairs}"
     )
-    return answer.model_copy(update={"go_on": text})
+    return comparison.model_copy(update={"go_on": text})
 
 
 def _names_runs(root: Path, name: str) -> bool:
@@ -141,8 +145,8 @@ def _names_runs(root: Path, name: str) -> bool:
         return name.endswith(".json") or ("," in name and _names_runs(root, name.split(",")[0]))
 
 
-def _ran_in_turn(root: Path, names: Names) -> bool:
-    """Whether both are groups of one series."""
+def _alternated(root: Path, names: Names) -> bool:
+    """Return True if both are groups of one series."""
     folders = groups(root)
     if names[0] == names[1] or not all(name in folders for name in names):
         return False
@@ -155,49 +159,46 @@ def _repeats(root: Path, names: Names) -> list[Repeat]:
     return [record.repeat for record in records if record.repeat]
 
 
-def _planned(question: PairsQuestion, names: Names) -> int:
-    """The pairs over which the error is spent; raises UserError when that was settled otherwise."""
-    settled = {repeat.num_repeats for repeat in _repeats(question.root, names) if repeat.sequential}
-    if settled and question.most_pairs not in (None, *settled):
+def _max_pairs(request: SequentialRequest, names: Names) -> int:
+    """Return the maximum number of pairs; raise UserError if it differs from the original one."""
+    earlier = {repeat.num_repeats for repeat in _repeats(request.root, names) if repeat.sequential}
+    if earlier and request.max_pairs not in (None, *earlier):
         raise UserError(
-            f"--max-pairs {question.most_pairs}",
-            f"was settled at {min(settled)} before the first look",
-            remedy="leave it out, or begin a new series: more looks would be more false alarms",
+            f"--max-pairs {request.max_pairs}",
+            f"was set to {min(earlier)} before the first interim analysis",
+            remedy="leave it out, or start a new series: more analyses cause more false alarms",
         )
-    return min(settled, default=question.most_pairs or MOST_PAIRS)
+    return min(earlier, default=request.max_pairs or DEFAULT_MAX_PAIRS)
 
 
 def _by_number(
     first: ComparisonSide, second: ComparisonSide
 ) -> tuple[tuple[Members, Members], tuple[str, ...]]:
-    """The good runs of both sides that have the same number in their series, the last of each.
-
-    In the order in which the pairs were made.
-    """
+    """Pair the latest good runs of both sides with the same repeat number, in the order of time."""
     of_first, of_second = (
         {_number(member): member for member in side.valid_runs} for side in (first, second)
     )
     both = [(of_first[n], of_second[n]) for n in of_first.keys() & of_second.keys()]
     both.sort(key=lambda pair: max(member.created or "" for member in pair))
     pairs = tuple(a for a, _ in both), tuple(b for _, b in both)
-    return pairs, _unpaired((first, second), pairs)
+    return pairs, _unpaired_names((first, second), pairs)
 
 
 def _by_time(
     first: ComparisonSide, second: ComparisonSide
 ) -> tuple[tuple[Members, Members], tuple[str, ...]]:
-    """The good runs of both sides in the order in which they were made."""
-    ordered = [sorted(side.valid_runs, key=lambda m: m.created or "") for side in (first, second)]
-    n = min(map(len, ordered))
-    pairs = tuple(ordered[0][:n]), tuple(ordered[1][:n])
-    return pairs, _unpaired((first, second), pairs)
+    """Pair the good runs of both sides in the order of time."""
+    by_time = [sorted(side.valid_runs, key=lambda m: m.created or "") for side in (first, second)]
+    n = min(map(len, by_time))
+    pairs = tuple(by_time[0][:n]), tuple(by_time[1][:n])
+    return pairs, _unpaired_names((first, second), pairs)
 
 
-def _unpaired(
+def _unpaired_names(
     sides: tuple[ComparisonSide, ComparisonSide], pairs: tuple[Members, Members]
 ) -> tuple[str, ...]:
-    paired = {member.identity for column in pairs for member in column}
-    return tuple(m.name for side in sides for m in side.members if m.identity not in paired)
+    paired_ids = {member.identity for column in pairs for member in column}
+    return tuple(m.name for side in sides for m in side.members if m.identity not in paired_ids)
 
 
 def _number(member: ComparedRun) -> int:
@@ -206,7 +207,7 @@ def _number(member: ComparedRun) -> int:
 
 
 def _in_turns(sides: Pair) -> bool:
-    """Whether both runs of each pair were made before any of the next."""
+    """Return True if both runs of each pair were made before the next pair."""
     times = [
         [first.created or "", second.created or ""]
         for first, second in zip(sides.baseline.members, sides.candidate.members, strict=True)
@@ -214,117 +215,121 @@ def _in_turns(sides: Pair) -> bool:
     return all(max(a) < min(b) for a, b in pairwise(times)) and all(map(all, times))
 
 
-class PairLanes(Lanes):
-    """The turns of a series, as long as the pairs that were made do not decide."""
+class PairQueues(SlotQueues):
+    """The repeats of a series until the finished pairs decide the comparison."""
 
     def __init__(
-        self, runner: RepeatRunner, look: Callable[[], SequentialComparison], watch: LookWatcher
+        self, runner: RepeatRunner, look: Callable[[], SequentialComparison], watch: AnalysisWatcher
     ) -> None:
         super().__init__(runner.series)
         self._runner, self._look, self._watch = runner, look, watch
-        self._begun: int | None = None
+        self._pair_number: int | None = None
 
-    def take(self, slot: JobSlot) -> Turn | None:
-        turn = super().take(slot)
-        if turn is None or turn.number == self._begun:
-            return turn
-        if self._enough():
+    def take(self, slot: JobSlot) -> ScheduledRepeat | None:
+        repeat = super().take(slot)
+        if repeat is None or repeat.number == self._pair_number:
+            return repeat
+        if self._is_decided():
             self._turns = {at: [] for at in self._turns}
             return None
-        self._begun = turn.number
-        return turn
+        self._pair_number = repeat.number
+        return repeat
 
-    def _enough(self) -> bool:
-        """Whether a side only fails, or the pairs so far end the comparison."""
+    def _is_decided(self) -> bool:
+        """Return True if a side keeps failing, or the pairs so far end the comparison."""
         if any(map(self._fails, self._runner.series.sides)):
             return True
-        if self._begun is None and not any(side.done for side in self._runner.series.sides):
+        if self._pair_number is None and not any(side.done for side in self._runner.series.sides):
             return False
-        answer = self._look()
-        if answer.ended != "goes on" or answer.pairs in looks_up_to(answer.most_pairs):
-            self._watch(answer)
-        return answer.ended != "goes on"
+        comparison = self._look()
+        if comparison.ended != "goes on" or comparison.pairs in looks_up_to(comparison.most_pairs):
+            self._watch(comparison)
+        return comparison.ended != "goes on"
 
     def _fails(self, side: SeriesSide) -> bool:
-        made = self._runner.outcomes[side.group][len(side.done) :][-FAILURES:]
-        figures = [isinstance(run, Result) and has_figure(run) for run in made]
-        return len(figures) == FAILURES and not any(figures)
+        recent = self._runner.outcomes[side.group][len(side.done) :][-MAX_FAILURES:]
+        figures = [isinstance(run, Result) and has_figure(run) for run in recent]
+        return len(figures) == MAX_FAILURES and not any(figures)
 
 
 def run_until_decided(
-    question: PairsQuestion,
+    request: SequentialRequest,
     series: Series,
     command: list[str],
     observer: RepeatObserver,
-    watch: LookWatcher,
+    watch: AnalysisWatcher,
     *,
     probe: bool = True,
 ) -> SequentialComparison:
-    """Make pairs until they decide, a further one would not help, or the user breaks it off.
+    """Run pairs until they decide, another pair would not help, or the user interrupts.
 
-    Every run is kept, and the answer says how to go on. Raises UserError as run_series does.
+    All runs are kept, and the result says how to resume. Raises UserError as run_series does.
     """
     names = (series.sides[0].group, series.sides[1].group)
-    if question.second == names[0]:
+    if request.second == names[0]:
         names = (names[1], names[0])
 
     def look() -> SequentialComparison:
-        return judged_so_far(question, names)
+        return judge_existing_pairs(request, names)
 
-    made = run_series(
+    series_result = run_series(
         series,
-        question.root,
+        request.root,
         command,
         observer,
         probe=probe,
-        lanes=lambda runner: PairLanes(runner, look, watch),
+        make_queue=lambda runner: PairQueues(runner, look, watch),
     )
-    answer = _failed(question, names, made) or look()
-    if answer.ended != "goes on":
-        return answer
-    return answer.model_copy(
+    comparison = _failed(request, names, series_result) or look()
+    if comparison.ended != "goes on":
+        return comparison
+    return comparison.model_copy(
         update={
-            "ended": "interrupted" if made.interrupted else "failed",
-            "go_on": go_on_command(question, names),
+            "ended": "interrupted" if series_result.interrupted else "failed",
+            "go_on": resume_command(request, names),
         }
     )
 
 
 def _failed(
-    question: PairsQuestion, names: Names, made: SeriesResult
+    request: SequentialRequest, names: Names, series_result: SeriesResult
 ) -> SequentialComparison | None:
-    """The answer where a side has no figure at all.
+    """Return the result if a side has no good run, else None.
 
-    Nothing is invalid of one that was broken off before its first figure: it is undecided.
+    A comparison that was interrupted before its first good run is undecided, not invalid.
     """
-    lacking = [group for group in made.groups if not group.ok]
+    lacking = [group for group in series_result.groups if not group.ok]
     if not lacking:
         return None
     reasons = [*lacking[0].faults, *(run.reason for run in lacking[0].runs if run.reason)]
-    why = reasons[-1] if reasons else "broken off before its first run had ended"
+    why = reasons[-1] if reasons else "interrupted before its first run had ended"
     summaries = {
         g.group: SideSummary(name=g.group, kind="runs", runs=tuple(run.run for run in g.runs))
-        for g in made.groups
+        for g in series_result.groups
     }
-    stopped = made.interrupted and all(run.status == "cancelled" for run in lacking[0].runs)
+    was_interrupted = series_result.interrupted and all(
+        run.status == "cancelled" for run in lacking[0].runs
+    )
     return SequentialComparison(
-        verdict="undecided" if stopped else "invalid",
+        verdict="undecided" if was_interrupted else "invalid",
         ended="goes on",
         confidence="low",
-        sentence=f"Not judged: {lacking[0].group} has no figure ({why}).",
+        sentence=f"Not judged: {lacking[0].group} has no good run ({why}).",
         pairs=0,
-        most_pairs=_planned(question, names),
-        margin=question.gate.margin,
+        most_pairs=_max_pairs(request, names),
+        margin=request.options.margin,
         baseline=summaries[names[0]],
         candidate=summaries[names[1]],
     )
 
 
-def go_on_command(question: PairsQuestion, names: Names) -> str:
-    """The command that makes further pairs of two groups."""
-    gate = question.gate
-    options = [f" --margin {gate.margin:g}"] if gate.margin != MARGIN else []
-    options += [f" --metric {name}" for name in gate.metrics]
-    if question.runs_dir:
-        options.append(f" --runs-dir {shlex.quote(str(question.runs_dir))}")
+def resume_command(request: SequentialRequest, names: Names) -> str:
+    """Return the command that runs further pairs of two groups."""
+    comparison_options = request.options
+    options = (
+        [f" --margin {comparison_options.margin:g}"] if comparison_options.margin != MARGIN else []
+    )
+    options += [f" --metric {name}" for name in comparison_options.metrics]
+    if request.runs_dir:
+        options.append(f" --runs-dir {shlex.quote(str(request.runs_dir))}")
     return f"paceline compare {names[0]} {names[1]} --sequential{''.join(options)}"

@@ -1,4 +1,4 @@
-"""A comparison of pairs of runs as a document."""
+"""The report of a sequential comparison."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from paceline.core.units import counted, percent
 from paceline.report.document import Column, Document, Notes, Table, Verdict
 
 WHY_ENDED = {
-    "interrupted": "interrupted: what had ended is kept",
-    "failed": "no further pair could be made: runs of one side only fail, or hosts are lost",
+    "interrupted": "interrupted: finished runs are kept",
+    "failed": "no further pair could be run: one side keeps failing, or hosts are lost",
 }
 
 
-def sequential_document(answer: SequentialComparison) -> Document:
-    """Return the verdict, every interim look, what to know about them, and how to resume."""
+def sequential_document(comparison: SequentialComparison) -> Document:
+    """Return the verdict, all interim analyses, their warnings, and how to resume."""
     return Document(
-        kind="two sides compared in pairs",
-        title=f"{answer.candidate.short_name} against {answer.baseline.short_name}",
+        kind="sequential comparison",
+        title=f"{comparison.candidate.short_name} against {comparison.baseline.short_name}",
         setup=(
-            f"{counted(answer.pairs, 'pair')} of at most {answer.most_pairs}",
-            f"margin {percent(answer.margin, 2)}",
-            f"false alarms over all looks in at most {percent(answer.error, 0)}",
+            f"{counted(comparison.pairs, 'pair')} of up to {comparison.most_pairs}",
+            f"margin {percent(comparison.margin, 2)}",
+            f"false-alarm rate over all analyses up to {percent(comparison.error, 0)}",
         ),
         verdict=Verdict(
-            verdict_label(answer.verdict, low_confidence=answer.confidence == "low"),
-            verdict_tone(answer.verdict),
+            verdict_label(comparison.verdict, low_confidence=comparison.confidence == "low"),
+            verdict_tone(comparison.verdict),
         ),
-        answer=(answer.sentence,),
+        answer=(comparison.sentence,),
         sections=(
-            Notes(title="Warnings", lines=answer.warnings, tone="alert"),
+            Notes(title="Warnings", lines=comparison.warnings, tone="alert"),
             Table(
-                title="Looks",
+                title="Interim analyses",
                 columns=(
                     Column("pairs", "pairs", justify="right"),
                     Column("ratio", "change", percent_change, "right"),
@@ -45,32 +45,32 @@ def sequential_document(answer: SequentialComparison) -> Document:
                         **look.model_dump(),
                         "interval": f"{percent_change(look.low)} to {percent_change(look.high)}",
                     }
-                    for look in answer.looks
+                    for look in comparison.looks
                 ],
             ),
-            Notes(title="Possible causes", lines=answer.causes),
+            Notes(title="Possible causes", lines=comparison.causes),
         ),
-        notes=tuple(_notes(answer)),
-        data=answer,
+        notes=tuple(_notes(comparison)),
+        data=comparison,
     )
 
 
 def look_text(look: SequentialLook) -> str:
-    """Return `after 5 pairs +2.01 % (+0.90 % to +3.13 %): slower`."""
+    """Return `after 5 pairs +2.01% (+0.90% to +3.13%): slower`."""
     return (
         f"after {counted(look.pairs, 'pair')} {percent_change(look.ratio)} "
         f"({percent_change(look.low)} to {percent_change(look.high)}): {look.verdict}"
     )
 
 
-def _notes(answer: SequentialComparison) -> Iterator[str]:
-    if answer.why_low:
-        yield f"low confidence: {'; '.join(answer.why_low)}"
-    for difference in answer.differences:
+def _notes(comparison: SequentialComparison) -> Iterator[str]:
+    if comparison.why_low:
+        yield f"low confidence: {'; '.join(comparison.why_low)}"
+    for difference in comparison.differences:
         yield f"{difference.key}: {difference.baseline} against {difference.candidate}"
-    if answer.unpaired:
-        yield f"without a partner: {', '.join(answer.unpaired)}"
-    if answer.ended in WHY_ENDED:
-        yield WHY_ENDED[answer.ended]
-    if answer.go_on:
-        yield f"to go on: {answer.go_on}"
+    if comparison.unpaired:
+        yield f"not paired: {', '.join(comparison.unpaired)}"
+    if comparison.ended in WHY_ENDED:
+        yield WHY_ENDED[comparison.ended]
+    if comparison.go_on:
+        yield f"to continue: {comparison.go_on}"

@@ -19,7 +19,7 @@ from paceline.files.index import Index
 from paceline.files.run_folder import find_runs, groups
 from paceline.report.document import Document
 from paceline.report.run_document import run_document
-from paceline.runs.comparison import Gate, compare_runs
+from paceline.runs.comparison import ComparisonOptions, compare_runs
 from paceline.runs.comparison_report import comparison_document
 from paceline.runs.history import recipe_history
 from paceline.runs.history_report import history_document
@@ -179,7 +179,7 @@ def _page(folders: Folders) -> str:
 
 
 def _compare(folders: Folders) -> str:
-    comparison = compare_runs(folders.root, BESIDE, CHANGED, Gate(0.01, (), ()))
+    comparison = compare_runs(folders.root, BESIDE, CHANGED, ComparisonOptions(0.01, (), ()))
     return _everywhere(comparison_document(comparison))
 
 

@@ -24,7 +24,7 @@ from paceline.mlperf.compare.report import scores_document
 from paceline.profiles.torch_traces import read_file
 from paceline.profiles.waterfall import waterfall
 from paceline.report.html import render_document
-from paceline.runs.comparison import Gate, compare_runs
+from paceline.runs.comparison import ComparisonOptions, compare_runs
 from paceline.runs.comparison_report import comparison_document
 from paceline.runs.goodput.attempt import attempts_of_run
 from paceline.runs.goodput.ledger import ledger_of
@@ -122,7 +122,7 @@ def comparison() -> Comparison:
         before = [make_finished(root, at, t).name for at, t in enumerate(around(0.155, 3))]
         slower = enumerate(around(0.163, 3, 3), start=8)
         after = [make_finished(root, at, t, torch="2.14.0").name for at, t in slower]
-        return compare_runs(root, ",".join(before), ",".join(after), Gate())
+        return compare_runs(root, ",".join(before), ",".join(after), ComparisonOptions())
 
 
 def mlperf_page() -> str:

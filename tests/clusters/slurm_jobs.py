@@ -87,7 +87,7 @@ def train(runs: Path, job: Job, stopped: Callable[[], bool] = bool) -> RunReport
     assert job.cluster
     spec = make_spec(cluster=job.cluster, layout=Layout(micro_batch=1), time_limit_s=job.timeout_s)
     return flow.run(
-        Plan(spec, job, {}), runs, ["test"], lambda _: None, probe=False, stopped=stopped
+        Plan(spec, job, {}), runs, ["test"], lambda _: None, probe=False, is_cancelled=stopped
     )
 
 

@@ -79,7 +79,7 @@ def test_a_script_that_fails_or_is_cancelled_leaves_its_end(bed: Bed, tmp_path: 
     def run(variable: str, stopped: Callable[[], bool] = bool) -> RunReport:
         chosen = with_variable(plan, variable)
         root = tmp_path / variable
-        return flow.run(chosen, root, ["test"], lambda _: None, probe=False, stopped=stopped)
+        return flow.run(chosen, root, ["test"], lambda _: None, probe=False, is_cancelled=stopped)
 
     result = run("FAILS").result
     assert result.status == "oom" and "CUDA out of memory" in str(result.reason)

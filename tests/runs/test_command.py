@@ -120,7 +120,7 @@ def test_a_recipe_says_what_the_program_trains(start: Runner) -> None:
     [
         (("logged.py", "crash"), {}, "failed", "exit code 1: ValueError: no such thing"),
         (("logged.py", "oom"), {}, "oom", "out of memory"),
-        (("-c", "print('no step')"), {}, "incomplete", "no log of the run holds a step line"),
+        (("-c", "print('no step')"), {}, "incomplete", "no log of the run has a step line"),
         (("loop.py", "killed"), {"per": "device", "devices": 2}, "failed", "rank 1 was killed by"),
         ((*TORCHRUN, "loop.py", "killed"), {}, "failed", "rank 1 was killed by SIGKILL"),
         (("loop.py", "nan"), {"per": "device", "devices": 1}, "nan", "step 22 is not finite"),
@@ -151,7 +151,7 @@ def test_an_interrupt_ends_its_processes_and_keeps_its_steps(start: Runner, tmp_
             ["x"],
             print,
             probe=False,
-            stopped=lambda: any(b'"step"' in p.read_bytes() for p in steps.glob("*/steps/*")),
+            is_cancelled=lambda: any(b'"step"' in p.read_bytes() for p in steps.glob("*/steps/*")),
         )
     assert ended.value.report.result.status == "cancelled"
     assert ended.value.report.result.steps_done >= 1
@@ -186,11 +186,11 @@ def test_secrets_reach_the_program_and_no_file(start: Runner) -> None:
     [
         (["run", "--"], "followed by no program"),
         (["run", "tiny-llama", "x", "--", "y"], "unexpected extra argument"),
-        (["run", "--set", "layout.tp=2", "--", "python"], "is of a recipe, and there is none"),
+        (["run", "--set", "layout.tp=2", "--", "python"], "needs a recipe, and there is none"),
         (["run", "--set", "hang_limit_s=abc", "--", "python"], "hang_limit_s"),
         (
             ["run", "--set", "engine_settings=1", "--set", "engine_settings.x=2", "--", "python"],
-            "was given as a whole before",
+            "has a value already",
         ),
         (["run", "tiny-llama", "--launch-per", "node"], "requires a program of your own"),
     ],

@@ -81,7 +81,7 @@ def test_every_form_prints_alone_on_standard_output(runs: Path):
         (["base"], "either B or --against"),
         (["base", "slow", "--against", "reference"], "either B or --against"),
         (["base", "nothing"], "is not in"),
-        (["base", "slow", "--margin", "5"], "is no margin"),
+        (["base", "slow", "--margin", "5"], "is not a margin"),
         (["base", "slow", "--allow", "dtyp"], "did you mean 'dtype'"),
         (["base", "slow", "--metric", "stp"], "--metric stp: is unknown"),
         (["base", "--against", "opt-13b-9"], "did you mean"),

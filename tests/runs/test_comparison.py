@@ -24,11 +24,11 @@ from paceline.core.result import WindowRecord
 from paceline.core.run import RunSettings
 from paceline.files import references
 from paceline.runs.comparison import (
-    Gate,
+    ComparisonOptions,
     compare_runs,
     compare_with_reference,
+    find_side,
     parse_margin,
-    side_of,
 )
 from paceline.runs.outcome import evaluate
 from tests.compare.members import metrics_at
@@ -42,35 +42,35 @@ WINDOW = WindowRecord(rule="auto", first_step=5, last_step=60, n=56, n_warmup=4,
 def test_a_tag_a_name_and_a_list_are_sides(tmp_path: Path):
     write_repeats(tmp_path, "before", 3)
     folder = write_run(tmp_path, "2026-01-02-one")
-    assert len(side_of(tmp_path, "before").members) == 3
-    assert [m.name for m in side_of(tmp_path, str(folder)).members] == ["2026-01-02-one"]
-    both = side_of(tmp_path, " before , 2026-01-02-one,before")
+    assert len(find_side(tmp_path, "before").members) == 3
+    assert [m.name for m in find_side(tmp_path, str(folder)).members] == ["2026-01-02-one"]
+    both = find_side(tmp_path, " before , 2026-01-02-one,before")
     assert len(both.members) == 4 and both.name == " before , 2026-01-02-one,before"
     with pytest.raises(UserError, match="is not in"):
-        side_of(tmp_path, "no-such-run")
+        find_side(tmp_path, "no-such-run")
     with pytest.raises(UserError):
-        side_of(tmp_path, ",")
+        find_side(tmp_path, ",")
     many = ",".join(["2026-01-02-one"] * 400)
-    assert len(side_of(tmp_path, many).members) == 1
+    assert len(find_side(tmp_path, many).members) == 1
     with pytest.raises(UserError, match="is not in"):
-        side_of(tmp_path, "x" * 5000 + ".json")
+        find_side(tmp_path, "x" * 5000 + ".json")
 
 
 def test_runs_of_the_same_name_in_two_places_are_two_runs(tmp_path: Path):
     first, second = (write_run(tmp_path / place, "run") for place in "ab")
-    judged = compare_runs(tmp_path, str(first), str(second), Gate())
+    judged = compare_runs(tmp_path, str(first), str(second), ComparisonOptions())
     assert not any("both sides" in reason for reason in judged.why_low)
-    assert len(side_of(tmp_path, f"{first},{second}").members) == 2
+    assert len(find_side(tmp_path, f"{first},{second}").members) == 2
 
 
 def test_repeats_are_judged_from_their_folders(tmp_path: Path):
     write_repeats(tmp_path, "before", 3, torch="2.12.0")
     write_repeats(tmp_path, "after", 3, change=0.03)
-    judged = compare_runs(tmp_path, "before", "after", Gate())
+    judged = compare_runs(tmp_path, "before", "after", ComparisonOptions())
     assert (judged.verdict, judged.confidence) == ("slower", "normal")
     assert judged.ratio == pytest.approx(1.03, abs=0.002)
     assert any("torch 2.12.0 -> 2.13.0" in cause for cause in judged.causes)
-    lenient = compare_runs(tmp_path, "before", "after", Gate(margin=0.05))
+    lenient = compare_runs(tmp_path, "before", "after", ComparisonOptions(margin=0.05))
     assert lenient.verdict == "same"
 
 
@@ -78,7 +78,7 @@ def test_an_unfinished_repeat_is_left_out_by_name(tmp_path: Path):
     write_repeats(tmp_path, "before", 3)
     write_repeats(tmp_path, "after", 3)
     write_run(tmp_path, "2026-01-03-after-x", tag="after", steps=3)
-    judged = compare_runs(tmp_path, "before", "after", Gate())
+    judged = compare_runs(tmp_path, "before", "after", ComparisonOptions())
     assert judged.n_b == 3 and "2026-01-03-after-x: 3 steady steps" in judged.warnings[0]
 
 
@@ -88,12 +88,12 @@ def test_a_result_file_is_a_side(tmp_path: Path):
     (folder / "result.json").write_text(text)
     copy = tmp_path / "kept.json"
     copy.write_text(text)
-    assert side_of(tmp_path, str(folder / "result.json")).members[0].facts.model is not None
-    alone = side_of(tmp_path, str(copy)).members[0]
+    assert find_side(tmp_path, str(folder / "result.json")).members[0].facts.model is not None
+    alone = find_side(tmp_path, str(copy)).members[0]
     copy.rename(copy := tmp_path / "kept, as it was.json")
-    assert len(side_of(tmp_path, str(copy)).members) == 1
+    assert len(find_side(tmp_path, str(copy)).members) == 1
     assert alone.facts.model is None and alone.metrics["step_time_s"].value
-    judged = compare_runs(tmp_path, str(copy), str(copy), Gate())
+    judged = compare_runs(tmp_path, str(copy), str(copy), ComparisonOptions())
     assert "model" in judged.unknown_keys and judged.confidence == "low"
 
 
@@ -102,7 +102,7 @@ def test_a_file_that_is_no_result_is_the_users_error(tmp_path: Path, text: str):
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(UserError, match=r"x\.json"):
-        side_of(tmp_path, str(path))
+        find_side(tmp_path, str(path))
 
 
 def test_what_parse_prints_is_a_side(tmp_path: Path):
@@ -125,7 +125,7 @@ def test_what_parse_prints_is_a_side(tmp_path: Path):
     }
     path = tmp_path / "logs.json"
     path.write_text(json.dumps([log, {**log, "file": "b.log", "status": "empty", "metrics": {}}]))
-    good, bad = side_of(tmp_path, str(path)).members
+    good, bad = find_side(tmp_path, str(path)).members
     assert (good.facts.global_batch, good.usable, bad.usable) == (512, True, False)
     assert bad.why_not.startswith("b.log: ")
 
@@ -140,15 +140,15 @@ def test_a_margin_is_per_cent_or_a_fraction(text: str, margin: float):
 
 @pytest.mark.parametrize("text", ["1", "", "%", "-1%", "60%", "nan", "inf%", "1%%", "one", "1%x"])
 def test_what_is_no_margin_is_refused(text: str):
-    with pytest.raises(UserError, match="is no margin"):
+    with pytest.raises(UserError, match="is not a margin"):
         parse_margin(text)
 
 
 def test_unknown_keys_and_metrics_are_refused_with_the_nearest():
     with pytest.raises(UserError, match="did you mean 'dtype'"):
-        Gate(allowed=("dtyp",))
+        ComparisonOptions(allowed=("dtyp",))
     with pytest.raises(UserError, match="did you mean 'step_time_s'"):
-        Gate(metrics=("step_time",))
+        ComparisonOptions(metrics=("step_time",))
 
 
 def run_like(row: references.Row, step_time_s: float, n: int = 1) -> ComparisonSide:
@@ -239,17 +239,17 @@ def test_the_nearest_row_has_the_fewest_differences():
 
 def test_a_run_without_published_rows_is_told_so(tmp_path: Path):
     write_run(tmp_path, "run")
-    judged = compare_with_reference(tmp_path, "run", "reference", Gate())
+    judged = compare_with_reference(tmp_path, "run", "reference", ComparisonOptions())
     assert judged.verdict == "not comparable" and "model" in judged.differing_keys
     assert any("no published row" in note for note in judged.notes)
     with pytest.raises(UserError, match="is unknown"):
-        compare_with_reference(tmp_path, "run", "no-such-table", Gate())
+        compare_with_reference(tmp_path, "run", "no-such-table", ComparisonOptions())
 
 
 def test_the_spec_of_a_run_decides_what_is_comparable(tmp_path: Path):
     write_run(tmp_path, "a")
     write_run(tmp_path, "b", spec=make_spec(ranks=4))
-    judged = compare_runs(tmp_path, "a", "b", Gate())
+    judged = compare_runs(tmp_path, "a", "b", ComparisonOptions())
     assert judged.differing_keys == ("num_devices", "global_batch")
-    allowed = compare_runs(tmp_path, "a", "b", Gate(allowed=("num_devices",)))
+    allowed = compare_runs(tmp_path, "a", "b", ComparisonOptions(allowed=("num_devices",)))
     assert allowed.metric == "tokens_per_s_per_device"

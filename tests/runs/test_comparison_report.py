@@ -60,9 +60,9 @@ def test_undecided_says_how_many_more_repeats():
     def needed(comparison: Comparison) -> str:
         return comparison_document(comparison).figures[-1].details[-1]
 
-    assert " more repeats a side (" in needed(undecided())
+    assert " more repeats per side (" in needed(undecided())
     two = judge(repeats(2, name="before"), repeats(2, name="after"))
-    assert needed(two).startswith("1 more repeat a side (")
+    assert needed(two).startswith("1 more repeat per side (")
     published = undecided().baseline.model_copy(update={"kind": "reference"})
     assert " more repeats (" in needed(undecided().model_copy(update={"baseline": published}))
 

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.machines.placement import Request
-from paceline.runs.compilation import equally_compiled
+from paceline.runs.compilation import with_equal_compilation
 from paceline.runs.plan import Plan, make_plan
 
 LONG = "training.steps=100000"
@@ -33,8 +33,8 @@ def test_without_a_compiler_auto_compiles_nothing_and_what_is_asked_for_is_refus
     monkeypatch.delenv("CXX", raising=False)
     plan = planned(LONG)
     assert plan.spec.training.compile == "none"
-    assert "blocks are not compiled: there is no g++" in plan.notices
-    with pytest.raises(UserError, match=r"needs a compiler, and there is no g\+\+"):
+    assert "blocks are not compiled: this machine has no g++" in plan.notices
+    with pytest.raises(UserError, match=r"needs a compiler, and this machine has no g\+\+"):
         planned("training.compile=blocks")
 
 
@@ -63,6 +63,6 @@ def test_compiled_code_is_kept_in_the_users_cache_and_elsewhere_where_the_user_s
 def test_runs_of_one_study_are_all_compiled_or_none():
     request = Request("tiny-llama")
     short, long = planned().spec, planned(LONG).spec
-    assert equally_compiled(request, [long, long]) is None
-    changed = equally_compiled(request, [short, long])
+    assert with_equal_compilation(request, [long, long]) is None
+    changed = with_equal_compilation(request, [short, long])
     assert changed and changed.overrides == ("training.compile=none",)

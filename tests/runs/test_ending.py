@@ -9,7 +9,14 @@ import pytest
 
 from paceline.files.events import RankLog, read_rank
 from paceline.machines import JobEnd
-from paceline.runs.ending import EndEvidence, judge, launcher_exits, log_tail, read_evidence, stacks
+from paceline.runs.ending import (
+    EndEvidence,
+    find_ending,
+    launcher_exits,
+    log_tail,
+    read_evidence,
+    stacks,
+)
 from tests.files.test_events import END, START, STEP, lines
 
 LOST = "another rank ended first: RuntimeError: Connection closed by peer"
@@ -36,7 +43,7 @@ def job(*ranks: RankLog, code: int = 1, **evidence: Any) -> EndEvidence:
 
 
 def outcome(evidence: EndEvidence) -> tuple[str, str | None]:
-    ending = judge(evidence)
+    ending = find_ending(evidence)
     return ending.status, ending.reason
 
 
@@ -57,14 +64,14 @@ def test_all_ranks_ok_is_ok():
 
 
 def test_a_crash_after_the_last_step_is_ok_with_a_warning():
-    ending = judge(job(rank(), rank(), code=-6))
+    ending = find_ending(job(rank(), rank(), code=-6))
     assert ending.status == "ok" and "-6" in ending.warnings[0]
 
 
 @pytest.mark.parametrize("status", ["oom", "nan", "failed"])
 def test_one_ranks_trouble_is_the_runs_and_it_is_named(status: str):
     assert outcome(job(rank(), rank(status, "because"))) == (status, "rank 1: because")
-    assert judge(job(rank(), rank(status, "because"))).rank == 1
+    assert find_ending(job(rank(), rank(status, "because"))).rank == 1
 
 
 def test_a_single_rank_needs_no_name():
@@ -133,19 +140,19 @@ def test_a_cpp_program_out_of_memory_aborts_and_says_so_only_in_its_log():
 def test_the_rank_outside_a_collective_is_the_one_that_hangs():
     ranks = rank("failed", WAITED, at=0.0), rank("failed", ALONE, at=1.0), rank("failed", WAITED)
     assert outcome(job(*ranks)) == ("failed", f"rank 1: {ALONE}")
-    assert judge(job(*ranks)).rank == 1
+    assert find_ending(job(*ranks)).rank == 1
 
 
 def test_a_rank_that_gave_no_sign_is_the_one_that_hangs():
     """It was stopped; the launcher killed it at last, which is no cause."""
     status, reason = outcome(job(rank("failed", WAITED), rank(None), exits={0: 1, 1: -9}))
     assert status == "failed" and reason is not None
-    assert reason.startswith("rank 1 gave no sign while rank 0 waited (no progress for 5 s")
+    assert reason.startswith("rank 1 showed no activity while rank 0 waited (no progress for 5 s")
 
 
 def test_many_silent_ranks_are_not_all_listed():
     _, reason = outcome(job(rank("failed", WAITED), *[rank(None)] * 20))
-    assert reason is not None and "ranks 1, 2, 3, 4, 5, 6, 7, 8, ... gave" in reason
+    assert reason is not None and "ranks 1, 2, 3, 4, 5, 6, 7, 8, ... showed" in reason
 
 
 def test_a_rank_whose_watchdog_could_not_run_is_the_one_that_hangs():
@@ -236,7 +243,7 @@ def test_the_launchers_words_on_the_signal_that_was_asked_for_are_no_news(tmp_pa
 def test_what_slurms_script_said_counts_where_nothing_was_started(tmp_path: Path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "slurm-8.log").write_text("error: node-1 has no address on ib0\n")
-    ending = judge(read_evidence(tmp_path, 2, 1, oom_killed=False))
+    ending = find_ending(read_evidence(tmp_path, 2, 1, oom_killed=False))
     assert ending.reason == "error: node-1 has no address on ib0"
     (tmp_path / "logs" / "launcher.log").write_text(
         "srun: error: task 0: Exited with exit code 1\n"
@@ -261,7 +268,7 @@ def test_stacks_are_those_that_say_something(tmp_path: Path):
 
 
 def test_a_folder_without_anything_is_evidence_of_a_failure(tmp_path: Path):
-    ending = judge(read_evidence(tmp_path, 2, 3, False))
+    ending = find_ending(read_evidence(tmp_path, 2, 3, False))
     assert (ending.status, ending.reason) == ("failed", "the launcher ended with code 3")
 
 

@@ -37,7 +37,7 @@ def test_a_run_becomes_a_folder_once(run: Path, tmp_path: Path) -> None:
     assert files == {"model.safetensors": (tmp_path / "out/model.safetensors").stat().st_size}
     assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == "bfloat16"
     again = paceline("export", run, "--to", tmp_path / "out")
-    assert again.returncode == 1 and "out is there already; name a new folder" in again.stderr
+    assert again.returncode == 1 and "out exists already; use a new folder" in again.stderr
 
 
 @pytest.mark.parametrize(

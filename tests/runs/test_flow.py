@@ -290,7 +290,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, f
 
 @pytest.mark.parametrize(
     ("which", "reason"),
-    [("one", "rank 1"), ("both", "no rank gave a sign of life")],
+    [("one", "rank 1"), ("both", "no rank showed activity")],
 )
 def test_a_job_that_stands_still_ends_by_itself_and_leaves_all_stacks(
     stopped: dict[str, tuple[Path, float]], which: str, reason: str

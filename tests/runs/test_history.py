@@ -20,7 +20,7 @@ from paceline.files.run_folder import (
     read_record,
     run_folders,
 )
-from paceline.runs.history import recipe_history, recipe_named
+from paceline.runs.history import find_recipe_name, recipe_history
 from tests.example import make_spec
 from tests.runs.series_example import around, make_finished, make_many
 
@@ -69,7 +69,7 @@ def test_torch_is_named_as_the_ranks_told_it(tmp_path: Path):
 def test_a_change_with_nothing_recorded_says_so(tmp_path: Path):
     (change,) = updated(tmp_path).changes
     assert change.environment == ()
-    assert change.environment_note == "nothing that is recorded changed"
+    assert change.environment_note == "no recorded item changed"
 
 
 def test_a_machine_that_was_not_recorded_is_no_unchanged_one(tmp_path: Path):
@@ -193,7 +193,7 @@ def test_repeats_of_one_day_count_as_one_value(tmp_path: Path):
     series = only(tmp_path)
     assert series.n_runs == 24 and len(series.points) == 8
     assert [point.value for point in series.points] == pytest.approx(days, rel=1e-3)
-    assert series.changes == () and "one, their median" in series.notes[0]
+    assert series.changes == () and "median of each day's runs" in series.notes[0]
 
 
 def test_untagged_runs_of_one_day_are_one_value_too(tmp_path: Path):
@@ -231,7 +231,7 @@ def test_an_imported_log_with_all_facts_equal_stands_among_the_runs(tmp_path: Pa
     make_many(tmp_path, OLD)
     imported(tmp_path, 9, 0.2, known_facts())
     series = only(tmp_path)
-    assert series.n_runs == 9 and any("time of their import" in note for note in series.notes)
+    assert series.n_runs == 9 and any("dated by their import" in note for note in series.notes)
 
 
 @pytest.mark.parametrize("change", [{"layout": None}, {"seq_len": 64}, {"engine": "nemo"}])
@@ -249,7 +249,7 @@ def test_imported_logs_with_the_same_gaps_are_one_series_that_says_so(tmp_path: 
         imported(tmp_path, number, time, facts)
     series = only(tmp_path)
     assert series.key is None and len(series.changes) == 1
-    assert any("layout" in note and "taken to be alike" in note for note in series.notes)
+    assert any("layout" in note and "assumed to be the same" in note for note in series.notes)
 
 
 def test_whole_second_logs_have_no_step_of_one_second(tmp_path: Path):
@@ -268,7 +268,7 @@ def test_the_interval_of_a_step_in_rounded_logs_holds_what_rounding_leaves_open(
 
 def test_a_profiled_run_is_left_out(tmp_path: Path):
     imported(tmp_path, 1, 0.2, known_facts().model_copy(update={"profiled": True}))
-    assert list(history_of(tmp_path).left_out) == ["with a profiler attached"]
+    assert list(history_of(tmp_path).left_out) == ["were profiled"]
 
 
 def test_a_metric_that_does_not_exist_is_refused():
@@ -278,7 +278,7 @@ def test_a_metric_that_does_not_exist_is_refused():
 
 def test_a_recipe_without_runs_is_refused_with_those_that_have_some():
     with pytest.raises(UserError, match="allowed: tiny-gpt, tiny-llama; did you mean"):
-        recipe_named("tiny-lama", ["tiny-llama", "tiny-gpt", "tiny-llama"])
+        find_recipe_name("tiny-lama", ["tiny-llama", "tiny-gpt", "tiny-llama"])
 
 
 def test_a_recipe_is_named_by_its_file_as_well(tmp_path: Path):
@@ -286,7 +286,7 @@ def test_a_recipe_is_named_by_its_file_as_well(tmp_path: Path):
 
     file = tmp_path / "copy.yaml"
     file.write_text(recipe_path("tiny-llama").read_text())
-    assert recipe_named(str(file), ["tiny-llama"]) == "tiny-llama"
+    assert find_recipe_name(str(file), ["tiny-llama"]) == "tiny-llama"
 
 
 def test_the_history_is_strict_json(tmp_path: Path):

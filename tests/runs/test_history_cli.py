@@ -57,7 +57,7 @@ def test_a_wider_margin_names_less(runs: Path):
 
 def test_without_any_figure_the_answer_is_incomplete(runs: Path):
     done = paceline("history", "example", "--metric", "mfu", runs=runs)
-    assert done.returncode == 4 and "no run has a figure" in done.stdout
+    assert done.returncode == 4 and "no run has a value" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_without_any_figure_the_answer_is_incomplete(runs: Path):
         (["example", "--since", "yesterday"], "is not a date"),
         (["example", "--since", "2030-01-01"], "none of its 15 runs is selected"),
         (["example", "--where", "stauts=ok"], "is not a column"),
-        (["example", "--margin", "x"], "is no margin"),
+        (["example", "--margin", "x"], "is not a margin"),
         ([], "Missing argument"),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_flat_series_is_drawn_flat():
 
 @pytest.mark.parametrize("n", [1, 72, 73, 1000, 5000])
 def test_a_long_series_is_drawn_in_one_line(n: int):
-    assert 1 <= len(sparkline([around(0.2, n)], widest=72)) <= 72
+    assert 1 <= len(sparkline([around(0.2, n)], max_width=72)) <= 72
 
 
 def text_of(history: History, form: ReportFormat = ReportFormat.text) -> str:
@@ -101,5 +101,5 @@ def test_a_metric_without_a_better_direction_is_higher_or_lower(tmp_path: Path):
 def test_a_history_without_any_value_says_why(tmp_path: Path):
     make_many(tmp_path, OLD)
     document = history_document(recipe_history("example", run_folders(tmp_path), "mfu"))
-    assert document.verdict is not None and document.verdict.text == "no run has a figure"
+    assert document.verdict is not None and document.verdict.text == "no run has a value"
     assert document.figures[-1].details == ("8 runs without mfu",)

@@ -13,7 +13,7 @@ from paceline.core.result import WindowRecord
 from paceline.files import references
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
-from paceline.runs.comparison import Gate, compare_runs, compare_with_reference
+from paceline.runs.comparison import ComparisonOptions, compare_runs, compare_with_reference
 from paceline.runs.log_import import import_log
 from tests.compare.members import metrics_at
 from tests.logs.example import megatron_log
@@ -36,7 +36,7 @@ def figure(folder: Path, name: str, last_s: float, window: str | None = "last") 
 
 def test_two_results_by_the_last_step_are_compared(tmp_path: Path):
     before, after = figure(tmp_path, "before", 11.0), figure(tmp_path, "after", 11.33)
-    judged = compare_runs(tmp_path, before, after, Gate())
+    judged = compare_runs(tmp_path, before, after, ComparisonOptions())
     assert (judged.verdict, judged.confidence) == ("undecided", "low")
     assert judged.ratio == pytest.approx(1.03)
     assert any("one step (n = 1), of which no spread is known" in why for why in judged.why_low)
@@ -44,7 +44,7 @@ def test_two_results_by_the_last_step_are_compared(tmp_path: Path):
 
 def test_the_last_step_is_held_against_a_table_by_that_rule(tmp_path: Path):
     run = figure(tmp_path, "run", 11.0)
-    judged = compare_with_reference(tmp_path, run, "llama31-70b-fp8-64", Gate())
+    judged = compare_with_reference(tmp_path, run, "llama31-70b-fp8-64", ComparisonOptions())
     assert (judged.verdict, judged.confidence) == ("undecided", "low")
     assert "the source takes its figure from: last step" in judged.notes
 
@@ -61,10 +61,10 @@ def test_the_last_step_against_a_table_of_averages_is_doubted():
 
 def test_the_last_step_and_many_steps_differ_in_their_window(tmp_path: Path):
     one, many = figure(tmp_path, "one", 11.0), figure(tmp_path, "many", 11.0, None)
-    refused = compare_runs(tmp_path, one, many, Gate())
+    refused = compare_runs(tmp_path, one, many, ComparisonOptions())
     assert (refused.verdict, refused.differing_keys) == ("not comparable", ("window",))
     assert "window the last step against many steps" in refused.sentence
-    allowed = compare_runs(tmp_path, one, many, Gate(allowed=("window",)))
+    allowed = compare_runs(tmp_path, one, many, ComparisonOptions(allowed=("window",)))
     assert allowed.ratio == pytest.approx(11.4 / 11.0)
     assert any("different rules" in why for why in allowed.why_low)
 

@@ -150,7 +150,7 @@ def test_a_program_that_says_it_is_done_before_all_steps_are_is_believed_with_a_
 ):
     result = run("ends-early").result
     assert (result.status, result.steps_done, result.steps_requested) == ("ok", 12, 20)
-    assert "the program came to its end after 12 of 20 steps" in result.warnings
+    assert "the program finished after 12 of 20 steps" in result.warnings
 
 
 def test_a_program_that_hangs_when_its_work_is_done_has_done_it(run: Callable[..., RunReport]):
@@ -164,10 +164,10 @@ def test_a_log_is_followed_whoever_writes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine_name: str
 ):
     monkeypatch.setattr(step_follower, "MIN_LOG_PAUSE_S", 0.0)
-    monkeypatch.setattr(step_follower, "LOOKING_SHARE", 1e9)
+    monkeypatch.setattr(step_follower, "MAX_READ_SHARE", 1e9)
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs" / "rank-00000.log"
-    following = step_follower.follower(tmp_path, engine_name)
+    following = step_follower.make_follower(tmp_path, engine_name)
     assert following.new_steps() == []
     lines = [f"iter {n}: loss 4.5, time 120.00ms, mfu -100.00%\n" for n in range(4)]
     for known in (2, 4):

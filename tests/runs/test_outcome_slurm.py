@@ -49,7 +49,7 @@ def test_a_foreign_job_that_ended_before_its_steps_were_done_says_so(tmp_path: P
     (folder / "logs" / "rank-00000.log").write_bytes(log)
     result = outcome.evaluate(folder).result
     assert result.status == "ok", result.reason
-    assert "the program came to its end after 12 of 20 steps" in result.warnings
+    assert "the program finished after 12 of 20 steps" in result.warnings
 
 
 def test_a_job_that_ended_badly_is_a_failure(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from paceline.core.training import Data
 from paceline.files.documents import write_value
 from paceline.files.run_folder import RUN_FILE
-from paceline.runs.outcome import LEAST_TIMED, evaluate
+from paceline.runs.outcome import MIN_TIMED_STEPS, evaluate
 from tests.example import make_spec, noisy
 from tests.files.test_events import START, STEP, lines
 from tests.files.test_run_folder import make_record
@@ -38,7 +38,7 @@ def test_a_run_of_another_model_is_judged_invalid(tmp_path: Path):
 
     assert result.status == "failed" and result.verdict.kind == "invalid"
     assert result.reason is not None
-    assert f"trained 12,345 parameters and the recipe's model has {spec.num_parameters:,}" in (
+    assert f"trained 12,345 parameters, but the recipe's model has {spec.num_parameters:,}" in (
         result.reason
     )
 
@@ -52,10 +52,12 @@ def test_a_run_of_its_own_model_stands(tmp_path: Path):
 @pytest.mark.parametrize("packing", ["padded", "packed"])
 def test_few_timed_steps_of_fine_tuning_are_warned_of(tmp_path: Path, packing: str):
     data = Data(source="stdlib", packing=packing)  # type: ignore[arg-type]
-    few = evaluate(make_folder(tmp_path / "few", LEAST_TIMED - 5, make_spec(data=data))).result
-    enough = evaluate(make_folder(tmp_path / "ok", LEAST_TIMED + 15, make_spec(data=data))).result
+    few = evaluate(make_folder(tmp_path / "few", MIN_TIMED_STEPS - 5, make_spec(data=data))).result
+    enough = evaluate(
+        make_folder(tmp_path / "ok", MIN_TIMED_STEPS + 15, make_spec(data=data))
+    ).result
 
-    warned = [any(f"at least {LEAST_TIMED}" in w for w in r.warnings) for r in (few, enough)]
+    warned = [any(f"at least {MIN_TIMED_STEPS}" in w for w in r.warnings) for r in (few, enough)]
     assert warned == [packing == "padded", False]
 
 

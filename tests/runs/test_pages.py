@@ -66,7 +66,7 @@ def test_every_value_is_drawn_and_the_step_is_named(history: History):
 def test_without_a_figure_a_history_says_so(history: History):
     empty = history.model_copy(update={"series": (), "left_out": {"failed": ("a",)}})
     page = render_document(history_document(empty))
-    assert "no run has a figure" in page and "1\N{NO-BREAK SPACE}run failed" in page
+    assert "no run has a value" in page and "1\N{NO-BREAK SPACE}run failed" in page
 
 
 def test_what_a_user_wrote_is_escaped(comparison: Comparison, history: History):

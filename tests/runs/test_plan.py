@@ -14,7 +14,7 @@ from paceline.files.recipe import load_recipe, recipe_path
 from paceline.machines.placement import Request, Where, choose_cluster, device_kind
 from paceline.machines.probe.inventory import inventory
 from paceline.runs import flow
-from paceline.runs.plan import busy_notice, make_plan, plan_again, would_fit
+from paceline.runs.plan import busy_notice, make_plan, replan, would_fit
 from tests.example import make_spec
 from tests.machines.slurm.slurm_stand_ins import put
 
@@ -160,7 +160,7 @@ def test_settings_carry_what_the_trainer_needs():
     [
         (("data.source=text",), "needs a file"),
         (("data.source=jsonl", "data.path=/no/such/file"), "is not a file"),
-        (("data.source=webdataset", "data.path=/no/such/folder"), "is no folder of shards"),
+        (("data.source=webdataset", "data.path=/no/such/folder"), "is not a folder of shards"),
         (("model.vocab_size=100",), "no room for text"),
         (("references=[nope]",), "'nope'"),
     ],
@@ -229,7 +229,7 @@ def test_weights_of_the_hub_are_a_folder(tmp_path: Path):
 
 
 def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match=r"holds no whole checkpoint.*checkpoint\.every=N"):
+    with pytest.raises(UserError, match=r"has no complete checkpoint.*checkpoint\.every=N"):
         resumed(tmp_path, str(tmp_path))
     with pytest.raises(UserError, match="contains no runs"):
         resumed(tmp_path / "runs", "nowhere")
@@ -364,6 +364,6 @@ def test_another_run_is_in_this_shells_allocation_or_in_its_own_while_that_lasts
         launcher="slurm",
         slurm=SlurmSettings(allocation="7"),
     )
-    plan = plan_again(make_spec(cluster=cluster))
+    plan = replan(make_spec(cluster=cluster))
     assert plan.spec.cluster.slurm.allocation == then
     assert any("allocation 7 has ended" in notice for notice in plan.notices) == (then is None)

@@ -1,4 +1,4 @@
-"""Series of repeats: their order, their names, and what is left after they were broken off."""
+"""Series of repeats: their order, their names, and what is left after an interruption."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def side(group: str, missing: Sequence[int]) -> SeriesSide:
 
 
 def order(*sides: SeriesSide, num_repeats: int = 5) -> str:
-    return " ".join(f"{t.letter}{t.number}" for t in Series(sides, num_repeats).turns())
+    return " ".join(f"{t.letter}{t.number}" for t in Series(sides, num_repeats).schedule())
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_a_side_is_a_change_of_the_recipe(
 
 @pytest.mark.parametrize("text", [":", "tiny-gpt:"])
 def test_a_colon_without_a_variant_is_refused(text: str):
-    with pytest.raises(UserError, match="names no variant"):
+    with pytest.raises(UserError, match="has no variant"):
         side_request(BASE, text)
 
 
 def test_a_side_without_any_recipe_is_refused():
-    with pytest.raises(UserError, match="names no recipe"):
+    with pytest.raises(UserError, match="has no recipe"):
         side_request(Request(""), "steps=3")
 
 
@@ -83,7 +83,7 @@ def test_two_sides_take_turns_so_that_a_linear_drift_cancels():
     both = side("a", range(1, 5)), side("b", range(1, 5))
     assert order(*both, num_repeats=4) == "A1 B1 B2 A2 A3 B3 B4 A4"
     places = {letter: [] for letter in "AB"}
-    for place, turn in enumerate(Series(both, 4).turns()):
+    for place, turn in enumerate(Series(both, 4).schedule()):
         places[turn.letter].append(place)
     assert sum(places["A"]) == sum(places["B"])
 
@@ -91,7 +91,7 @@ def test_two_sides_take_turns_so_that_a_linear_drift_cancels():
 def test_on_several_slots_pairs_stay_together_and_turn_on_each_slot():
     both = side("a", range(1, 5)), side("b", range(1, 5))
     series = Series(both, 4, slots=(JobSlot(1, ("x",)), JobSlot(2, ("y",))))
-    lanes = [" ".join(f"{t.letter}{t.number}" for t in series.turns(slot)) for slot in (1, 2)]
+    lanes = [" ".join(f"{t.letter}{t.number}" for t in series.schedule(slot)) for slot in (1, 2)]
     assert lanes == ["A1 B1 B3 A3", "A2 B2 B4 A4"]
 
 
@@ -119,7 +119,7 @@ def test_two_groups_tell_in_what_they_differ(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["last", "a,b", "", "-x", "a/b", "../x", "a b", "\x1b[31m"])
 def test_a_name_that_could_be_taken_for_something_else_is_refused(tmp_path: Path, name: str):
-    with pytest.raises(UserError, match="cannot name a group"):
+    with pytest.raises(UserError, match="is not a valid group name"):
         new_series(tmp_path, [BASE], 2, name)
 
 

@@ -21,7 +21,7 @@ from paceline.runs import flow
 from paceline.runs.flow import CancelledRunError, UnwrittenReportError
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan
-from paceline.runs.repeat_plan import Turn, new_series, resumed_series, side_request
+from paceline.runs.repeat_plan import ScheduledRepeat, new_series, resumed_series, side_request
 from paceline.runs.repeat_runner import run_series
 from paceline.runs.tasks.slot import JobSlot, TaskOutcome
 from tests.runs.series_example import make_finished
@@ -42,10 +42,10 @@ class Silent:
         self.lost_slots: list[tuple[str, bool]] = []
 
     @contextmanager
-    def running(self, task: Turn, plan: Plan) -> Iterator[flow.Watcher]:
+    def running(self, task: ScheduledRepeat, plan: Plan) -> Iterator[flow.Watcher]:
         yield lambda progress: None
 
-    def ended(self, task: Turn, kept: TaskOutcome) -> None:
+    def ended(self, task: ScheduledRepeat, kept: TaskOutcome) -> None:
         status = kept.status if isinstance(kept, Result) else "fault"
         self.ended_turns.append((task.letter, task.number, status))
 
@@ -68,7 +68,7 @@ class FakeMachine:
             raise SystemFaultError("launcher", "is gone")
         if ending == "user":
             raise UserError("recipe", "is wrong")
-        del fields["probe"], fields["stopped"], fields["submit"]
+        del fields["probe"], fields["is_cancelled"], fields["submit"]
         full = ending == "disk full"
         number = len(list(root.iterdir())) if root.exists() else 0
         folder = make_finished(

@@ -118,9 +118,9 @@ def test_a_failing_side_is_told_and_the_other_measured(tmp_path: Path):
         *QUICK, "--interleave", "", "lr=1e30,grad_clip=0,steps=60", "--repeat", "1", runs=tmp_path
     )
     assert done.returncode == 4, done.stderr
-    assert "1 of 1 repeat\n" in done.stdout and "0 of 1 repeat, 1 without a figure" in done.stdout
+    assert "1 of 1 repeat\n" in done.stdout and "0 of 1 repeat, 1 failed" in done.stdout
     assert (
-        "run 1 nan" in done.stdout and "add what is missing: paceline run --resume" in done.stdout
+        "run 1 nan" in done.stdout and "run what is missing: paceline run --resume" in done.stdout
     )
 
 
@@ -155,7 +155,7 @@ def second_runs_ranks(runs: Path) -> list[int]:
         (["tiny-llama", "--repeat", "2", "--format", "html"], "shows a single run"),
         (["tiny-llama", "--interleave", ""], "--interleave"),
         (["tiny-llama", "--interleave", "", "stpes=3"], "did you mean 'steps'"),
-        (["--interleave", "tiny-llama", "steps=3"], "names no recipe"),
+        (["--interleave", "tiny-llama", "steps=3"], "has no recipe"),
         (["--resume", "nothing"], "is not in"),
         (["tiny-llama", "--max-parallel", "2"], "apply to several runs"),
         (
@@ -165,7 +165,7 @@ def second_runs_ranks(runs: Path) -> list[int]:
         (["tiny-llama", "--resume", "g"], "takes its settings from the group"),
         (["--resume", "g", "--set", "steps=3"], "takes its settings from the group"),
         (["--resume", "g", "--devices", "2"], "takes its settings from the group"),
-        (["tiny-llama", "--group", "last"], "cannot name a group"),
+        (["tiny-llama", "--group", "last"], "is not a valid group name"),
     ],
 )
 def test_bad_input_starts_nothing(tmp_path: Path, arguments: list[str], words: str):

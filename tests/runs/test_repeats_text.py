@@ -1,4 +1,4 @@
-"""A group of repeats is told with its spread from run to run, and with what went wrong."""
+"""A group of repeats is told with its run-to-run spread, and with what went wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline.compare.over_time.repeats import GroupResult, SeriesResult, group_
 from paceline.core.result import Result
 from paceline.runs.outcome import evaluate
 from paceline.runs.repeats_text import (
-    configuration,
+    changes_text,
     group_lines,
     group_rows,
     run_text,
@@ -46,19 +46,19 @@ def failed(root: Path) -> Result:
 def test_the_text_has_the_median_its_interval_and_every_run(tmp_path: Path):
     text = "\n".join(group_lines(group(results(tmp_path, 0.2, 0.21, 0.204))))
     assert "g: 3 of 3 repeats" in text and "median of 3 runs; run-to-run 95%" in text
-    assert "tokens/s  ± " in text and "spread from run to run 2." in text
+    assert "tokens/s  ± " in text and "run-to-run spread 2." in text
     assert "each 0.2000 0.2100 0.2040 s" in text
 
 
 def test_two_runs_have_no_interval_and_say_what_it_takes(tmp_path: Path):
     text = "\n".join(group_lines(group(results(tmp_path, 0.2, 0.21))))
-    assert "no interval: it takes 3 runs" in text and "±" not in text
+    assert "no interval: 3 runs are needed" in text and "±" not in text
 
 
 def test_a_failed_repeat_is_told_with_its_reason(tmp_path: Path):
     runs = [*results(tmp_path, 0.2), failed(tmp_path)]
     text = "\n".join(group_lines(group(runs, faults=("disk: is full",))))
-    assert "1 of 3 repeats, 1 without a figure" in text
+    assert "1 of 3 repeats, 1 failed" in text
     assert "run 2 failed: rank 1 was killed" in text and "\x1b" not in text
     assert "no run: disk: is full" in text
 
@@ -87,15 +87,15 @@ def test_the_series_says_how_to_compare_and_how_to_go_on(tmp_path: Path):
         resume="paceline run --resume a",
     )
     assert list(series_lines(pair))[-3:] == [
-        "interrupted: what had ended is kept",
+        "interrupted: finished runs are kept",
         "compare: paceline compare a b",
-        "add what is missing: paceline run --resume a",
+        "run what is missing: paceline run --resume a",
     ]
 
 
 def test_many_differences_are_told_in_one_line():
-    assert configuration(("a=1", "b=2")) == "a=1, b=2"
-    assert configuration(tuple(f"k{i}=1" for i in range(9))) == "k0=1, k1=1, k2=1, k3=1 and 5 more"
+    assert changes_text(("a=1", "b=2")) == "a=1, b=2"
+    assert changes_text(tuple(f"k{i}=1" for i in range(9))) == "k0=1, k1=1, k2=1, k3=1 and 5 more"
 
 
 def test_a_finished_repeat_is_told_in_a_few_words(tmp_path: Path):

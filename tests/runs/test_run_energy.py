@@ -58,7 +58,7 @@ def test_energy_of_a_token_is_all_energy_over_all_tokens(tmp_path: Path):
     assert metric.value == pytest.approx(500 * SECONDS / TOKENS)
     assert (metric.unit, metric.n, metric.source) == ("J/token", STEPS, "NVML power")
     assert (
-        metric.note is not None and "Wh a million tokens; 6,000 J of gpu in 12.0 s" in metric.note
+        metric.note is not None and "Wh per million tokens; 6,000 J of gpu in 12.0 s" in metric.note
     )
 
 
@@ -81,9 +81,9 @@ def test_a_throttled_run_and_memory_errors_are_warned_of(tmp_path: Path):
     throttled = result(tmp_path / "hot", hot)
     warnings = " ".join(throttled.warnings)
     assert "throttled" not in healthy.verdict.sentence
-    assert "The run was throttled: thermal held" in throttled.verdict.sentence
-    assert "throttled: thermal held the clocks of 1 of 1 device down, in 69% of" in warnings
-    assert "n1 device 0: 1 memory error that could not be corrected" in warnings
+    assert "The run was throttled: thermal reduced" in throttled.verdict.sentence
+    assert "throttled: thermal reduced the clocks of 1 of 1 device, in 69% of" in warnings
+    assert "n1 device 0: 1 memory error (uncorrectable)" in warnings
 
 
 def test_energy_of_other_devices_than_those_that_train_is_no_energy_of_a_token(tmp_path: Path):

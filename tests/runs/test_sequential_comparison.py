@@ -16,16 +16,16 @@ from paceline.files.run_folder import groups, read_record, run_folders
 from paceline.machines.probe import inventory
 from paceline.report.terminal import plain_text
 from paceline.runs import flow
-from paceline.runs.comparison import Gate
+from paceline.runs.comparison import ComparisonOptions
 from paceline.runs.flow import CancelledRunError
 from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan
 from paceline.runs.sequential_comparison import (
-    PairsQuestion,
-    asked,
-    judged_so_far,
+    SequentialRequest,
+    judge_existing_pairs,
     run_until_decided,
-    series_of,
+    sequential_series,
+    with_instructions,
 )
 from paceline.runs.sequential_report import sequential_document
 from tests.cli.test_errors import paceline
@@ -52,7 +52,7 @@ class TwoSpeeds:
     def __call__(
         self, plan: Plan, root: Path, command: list[str], watch: flow.Watcher, **fields: Any
     ) -> Any:
-        del fields["probe"], fields["stopped"], fields["submit"]
+        del fields["probe"], fields["is_cancelled"], fields["submit"]
         number = len(run_folders(root)) if root.exists() else 0
         slow = plan.spec.layout.zero_stage == 3
         status = self.status(number, slow)
@@ -72,8 +72,8 @@ def decide(
 ) -> tuple[SequentialComparison, list[SequentialComparison]]:
     """The answer of a series on that machine, and those of the looks before it."""
     monkeypatch.setattr(flow, "run", machine)
-    question = PairsQuestion(root, *sides, Gate(), **fields)
-    series, looks = series_of(question), list[SequentialComparison]()
+    question = SequentialRequest(root, *sides, ComparisonOptions(), **fields)
+    series, looks = sequential_series(question), list[SequentialComparison]()
     assert series is not None
     observer = Silent()
     answer = run_until_decided(question, series, ["paceline"], observer, looks.append)
@@ -100,7 +100,7 @@ def test_equal_sides_are_the_same_and_the_largest_difference_is_said(
     assert (answer.verdict, answer.ended) == ("same", "decided")
     assert answer.largest_difference is not None and 0 < answer.largest_difference < 0.02
     text = plain_text(sequential_document(answer))
-    assert "still possible" in text and "✓ same" in text and "of at most 16" in text
+    assert "still possible" in text and "✓ same" in text and "of up to 16" in text
 
 
 def test_ctrl_c_keeps_what_was_measured_and_the_command_goes_on(
@@ -113,7 +113,7 @@ def test_ctrl_c_keeps_what_was_measured_and_the_command_goes_on(
     answer, _ = decide(monkeypatch, tmp_path, TwoSpeeds(0.04), ("g-a", "g-b"))
     assert (answer.verdict, answer.ended) == ("slower", "decided")
     good = [f for folders in groups(tmp_path).values() for f in folders]
-    assert len(good) == 2 * answer.pairs + 2  # the run broken off, and the first of its pair again
+    assert len(good) == 2 * answer.pairs + 2  # the interrupted run, and the first of its pair again
 
 
 def test_ctrl_c_before_the_first_figure_is_undecided_and_no_failed_gate(
@@ -122,13 +122,13 @@ def test_ctrl_c_before_the_first_figure_is_undecided_and_no_failed_gate(
     broken = TwoSpeeds(0.04, lambda number, slow: "cancelled")
     answer, _ = decide(monkeypatch, tmp_path, broken, group="g")
     assert (answer.verdict, answer.ended, answer.pairs) == ("undecided", "interrupted", 0)
-    assert answer.sentence.startswith("Not judged: g-a has no figure")
+    assert answer.sentence.startswith("Not judged: g-a has no good run")
     assert answer.go_on == "paceline compare g-a g-b --sequential"
 
 
 def test_the_other_way_round_the_ratio_is_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     decide(monkeypatch, tmp_path, TwoSpeeds(0.04), group="g")
-    answer = judged_so_far(PairsQuestion(tmp_path, "g-b", "g-a", Gate()))
+    answer = judge_existing_pairs(SequentialRequest(tmp_path, "g-b", "g-a", ComparisonOptions()))
     assert answer.verdict == "faster" and answer.baseline.name == "g-b"
 
 
@@ -136,7 +136,7 @@ def test_a_side_that_only_fails_ends_the_series(tmp_path: Path, monkeypatch: pyt
     machine = TwoSpeeds(0.0, lambda number, slow: "oom" if slow else "ok")
     answer, _ = decide(monkeypatch, tmp_path, machine, group="g")
     assert (answer.verdict, answer.ended) == ("invalid", "failed")
-    assert "g-b has no figure" in answer.sentence and len(run_folders(tmp_path)) == 4
+    assert "g-b has no good run" in answer.sentence and len(run_folders(tmp_path)) == 4
     turned, _ = decide(monkeypatch, tmp_path, machine, ("g-b", "g-a"))
     assert (turned.baseline.name, turned.candidate.name) == ("g-b", "g-a")
 
@@ -144,45 +144,58 @@ def test_a_side_that_only_fails_ends_the_series(tmp_path: Path, monkeypatch: pyt
 def test_the_number_of_pairs_is_settled_before_the_first_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    decide(monkeypatch, tmp_path, TwoSpeeds(0.04), group="g", most_pairs=6)
-    assert judged_so_far(PairsQuestion(tmp_path, "g-a", "g-b", Gate())).most_pairs == 6
-    with pytest.raises(UserError, match="settled at 6"):
-        series_of(PairsQuestion(tmp_path, "g-a", "g-b", Gate(), most_pairs=20))
+    decide(monkeypatch, tmp_path, TwoSpeeds(0.04), group="g", max_pairs=6)
+    assert (
+        judge_existing_pairs(
+            SequentialRequest(tmp_path, "g-a", "g-b", ComparisonOptions())
+        ).most_pairs
+        == 6
+    )
+    with pytest.raises(UserError, match="set to 6"):
+        sequential_series(
+            SequentialRequest(tmp_path, "g-a", "g-b", ComparisonOptions(), max_pairs=20)
+        )
 
 
 def test_runs_that_cannot_be_made_here_are_asked_for(tmp_path: Path):
     for at in range(4):
         make_finished(tmp_path, at, 0.2 + 0.0001 * at, tag="ab"[at % 2])
-    question = PairsQuestion(tmp_path, "a", "b", Gate())
-    assert series_of(question) is None
-    answer = asked(judged_so_far(question))
+    question = SequentialRequest(tmp_path, "a", "b", ComparisonOptions())
+    assert sequential_series(question) is None
+    answer = with_instructions(judge_existing_pairs(question))
     assert (answer.verdict, answer.pairs, answer.ended) == ("undecided", 2, "goes on")
-    assert answer.go_on is not None and answer.go_on.startswith("run 1 more pair in turns")
+    assert answer.go_on is not None and answer.go_on.startswith("run 1 more pair alternately")
 
 
 def test_between_looks_of_the_plan_nothing_is_judged_and_the_next_is_asked_for(tmp_path: Path):
     for at in range(14):
         change = (0.002, 0.014)[at // 2 % 2]
         make_finished(tmp_path, at, 0.2 * (1 + change * (at % 2)), tag="ab"[at % 2])
-    answer = asked(judged_so_far(PairsQuestion(tmp_path, "a", "b", Gate())))
+    answer = with_instructions(
+        judge_existing_pairs(SequentialRequest(tmp_path, "a", "b", ComparisonOptions()))
+    )
     assert (answer.pairs, answer.ended) == (7, "goes on")
     assert [look.pairs for look in answer.looks] == [3, 4, 5, 6]
-    assert answer.go_on is not None and answer.go_on.startswith("run 1 more pair in turns")
+    assert answer.go_on is not None and answer.go_on.startswith("run 1 more pair alternately")
 
 
 def test_runs_of_one_side_after_the_other_are_no_pairs_to_trust(tmp_path: Path):
     for at in range(8):
         make_finished(tmp_path, at, 0.2 + 0.0001 * (at % 4), tag="ab"[at // 4])
-    answer = judged_so_far(PairsQuestion(tmp_path, "a", "b", Gate()))
+    answer = judge_existing_pairs(SequentialRequest(tmp_path, "a", "b", ComparisonOptions()))
     assert answer.verdict == "undecided" and "did not follow each other" in answer.sentence
     assert answer.looks == () and answer.confidence == "low"
-    assert asked(answer).ended == "not in turns" and "a new series" in answer.sentence
+    assert with_instructions(answer).ended == "not in turns" and "a new series" in answer.sentence
 
 
 def test_a_whole_plan_of_runs_one_side_after_the_other_asks_for_a_new_series(tmp_path: Path):
     for at in range(6):
         make_finished(tmp_path, at, 0.2 + 0.0001 * (at % 3), tag="ab"[at // 3])
-    answer = asked(judged_so_far(PairsQuestion(tmp_path, "a", "b", Gate(), most_pairs=3)))
+    answer = with_instructions(
+        judge_existing_pairs(
+            SequentialRequest(tmp_path, "a", "b", ComparisonOptions(), max_pairs=3)
+        )
+    )
     assert (answer.verdict, answer.ended, answer.go_on) == ("undecided", "not in turns", None)
 
 

@@ -40,7 +40,7 @@ def plan(text: Path, runs: Path, *changes: str) -> Plan:
 def test_a_text_is_tokenized_once_before_the_first_run(text: Path, tmp_path: Path) -> None:
     planned = plan(text, tmp_path)
     (tokens,) = planned.token_files
-    assert not tokens.is_there, "a plan writes nothing"
+    assert not tokens.exists, "a plan writes nothing"
     phases: list[str] = []
 
     report = flow.run(planned, tmp_path, [], lambda at: phases.append(at.phase), probe=False)
@@ -50,7 +50,7 @@ def test_a_text_is_tokenized_once_before_the_first_run(text: Path, tmp_path: Pat
     (start, *_) = next(tmp_path.glob(f"*/{STEPS_FOLDER}/rank-00000.jsonl")).read_text().splitlines()
     assert json.loads(start)["data"]["source"] == "indexed"
     again = plan(text, tmp_path)
-    assert again.token_files == planned.token_files and again.token_files[0].is_there
+    assert again.token_files == planned.token_files and again.token_files[0].exists
     assert again.spec.key == planned.spec.key
     assert files_of(tokens.prefix)[0].parent == tmp_path / "tokens"
 
@@ -65,13 +65,13 @@ def test_another_text_or_tokenizer_is_tokenized_again(text: Path, tmp_path: Path
 
 
 def test_a_vocabulary_without_room_is_refused(text: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no room for the 2048 tokens.*model.vocab_size=2048"):
+    with pytest.raises(UserError, match=r"smaller than the 2048 tokens.*model.vocab_size=2048"):
         plan(text, tmp_path, "model.vocab_size=2000")
 
 
 def test_indexed_data_is_sought_by_its_prefix(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no prefix of a"):
+    with pytest.raises(UserError, match="is not the prefix of a"):
         plan(tmp_path / "x", tmp_path, "data.source=indexed", "data.tokenizer=null")
     blend = (f"data.blend=[[{tmp_path / 'x'}, 1]]", "data.path=null", "data.tokenizer=null")
-    with pytest.raises(UserError, match=r"data\.blend: .*x is no prefix"):
+    with pytest.raises(UserError, match=r"data\.blend: .*x is not the prefix"):
         plan(tmp_path / "x", tmp_path, "data.source=indexed", *blend)

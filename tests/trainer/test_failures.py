@@ -11,7 +11,7 @@ from subprocess import Popen
 
 import pytest
 
-from paceline.runs.ending import Ending, judge, read_evidence, stacks
+from paceline.runs.ending import Ending, find_ending, read_evidence, stacks
 from tests.trainer.example import settings, start
 from tests.waiting import wait_until
 
@@ -66,7 +66,7 @@ class Job:
 
     @property
     def ending(self) -> Ending:
-        return judge(read_evidence(self.folder, RANKS, self.process.returncode, False))
+        return find_ending(read_evidence(self.folder, RANKS, self.process.returncode, False))
 
     @property
     def seconds_to_end(self) -> float:

@@ -20,7 +20,7 @@ from paceline.layouts.sweep.prediction import predict, prune_reasons
 from paceline.layouts.sweep.result import Prediction
 from paceline.machines.placement import Request, find_device
 from paceline.machines.probe.inventory import inventory
-from paceline.runs.compilation import COMPILE, equally_compiled
+from paceline.runs.compilation import COMPILE, with_equal_compilation
 from paceline.runs.plan import Plan, make_plan
 from paceline.runs.tasks.division import divide
 from paceline.runs.tasks.slot import JobSlot
@@ -282,7 +282,7 @@ def _all_combinations(
     if any(dimension.field == COMPILE for dimension in dimensions):
         return choices
     specs = [choice.plan.spec for choice in choices if choice.plan]
-    equal = equally_compiled(request, specs)
+    equal = with_equal_compilation(request, specs)
     return _all_combinations(equal, dimensions, machine) if equal else choices
 
 

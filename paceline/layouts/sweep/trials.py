@@ -18,7 +18,7 @@ from paceline.layouts.sweep.plan import Combination, Sweep
 from paceline.layouts.sweep.result import SweepResult, SweepRow, figure_fields, mark_rows, sentences
 from paceline.machines import slurm
 from paceline.runs.outcome import evaluate
-from paceline.runs.plan import Plan, as_of_now
+from paceline.runs.plan import Plan, refresh
 from paceline.runs.tasks.runner import Observer, TaskQueue, TaskRun, TaskRunner
 from paceline.runs.tasks.slot import JobSlot, TaskOutcome, plan_on
 
@@ -218,7 +218,7 @@ class SweepRunner(TaskRunner[SweepTask, SweepRow]):
     sweep: Sweep = field(kw_only=True)
 
     def run_of(self, task: SweepTask, slot: JobSlot) -> TaskRun:
-        plan = as_of_now(task.plan, beside_others=len(self.slots) > 1)
+        plan = refresh(task.plan, concurrent=len(self.slots) > 1)
         return TaskRun(plan_on(plan, slot), group=self.sweep.group(task.plan))
 
     def keep(self, task: SweepTask, outcome: TaskOutcome, moved: bool) -> SweepRow | None:

@@ -43,8 +43,8 @@ from paceline.layouts.sweep.plan import without_ramp_up
 from paceline.machines.placement import Request, choose_cluster
 from paceline.machines.probe.inventory import inventory
 from paceline.machines.probe.rates import probe_collective, probe_memory
-from paceline.runs.compilation import COMPILE, compiled_here
-from paceline.runs.plan import Plan, make_plan, reachable_rate
+from paceline.runs.compilation import COMPILE, choose_compilation
+from paceline.runs.plan import Plan, make_plan, measure_gemm_rate
 
 PROBE_S = 0.1
 """Duration of a probe in seconds, for each payload."""
@@ -71,7 +71,7 @@ def probed_machine(spec: RunSpec, local: dict[str, Any]) -> Machine | None:
 
 def _measured_machine(spec: RunSpec, local: dict[str, Any], nominal: Machine) -> Machine | None:
     ranks, cores = spec.world_size, local["cpu"]["usable_cores"]
-    gemm_rates = reachable_rate(spec, local)
+    gemm_rates = measure_gemm_rate(spec, local)
     best = gemm_rates.best(spec.training.dtype) if gemm_rates else None
     if best is None:
         return None
@@ -242,7 +242,7 @@ def _with_equal_compilation(
         for value in ("none", "blocks")
     )
     spec, _, layouts, _ = _runnable_layouts(plain, recipe, local, space)
-    spec, _ = compiled_here(with_compile(spec, "auto"), "auto")
+    spec, _ = choose_compilation(with_compile(spec, "auto"), "auto")
     pays = spec.training.compile == "blocks" and all(_can_run(spec, layout) for layout in layouts)
     return compiled if pays else plain
 

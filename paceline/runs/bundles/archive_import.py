@@ -35,18 +35,18 @@ class ImportedArchive:
     """Files that are no training log."""
 
 
-def import_bundle(path: Path, root: Path, again: bool) -> RunReport:
+def import_bundle(path: Path, root: Path, reimport: bool) -> RunReport:
     """Store a bundle's run under `root` as it was made; nothing of it is computed anew.
 
     Raises UserError for a bundle that is not whole, and for one that is there already unless
-    `again`.
+    `reimport`.
     """
     with opened_bundle(path) as opened:
         if check_opened(opened, path).faults:
             raise UserError(
                 str(path), "is damaged", remedy=f"`paceline verify {path}` names what is another"
             )
-        before = None if again else _imported_before(root, opened.bundle)
+        before = None if reimport else _imported_before(root, opened.bundle)
         if before is not None:
             raise UserError(
                 str(path),
@@ -76,7 +76,13 @@ def _stored(opened: OpenedBundle, root: Path) -> RunReport:
 
 
 def import_archive(
-    path: Path, user: UserSettings, root: Path, command: list[str], *, tag: str | None, again: bool
+    path: Path,
+    user: UserSettings,
+    root: Path,
+    command: list[str],
+    *,
+    tag: str | None,
+    reimport: bool,
 ) -> ImportedArchive:
     """Store every training log of an archive as a run under `root`, as `import_log` does.
 
@@ -96,7 +102,7 @@ def import_archive(
                 passed_over += 1
                 continue
             try:
-                report = import_log(file, user, root, command, tag=tag, again=again)
+                report = import_log(file, user, root, command, tag=tag, reimport=reimport)
                 reports.append(replace(report, command=shown))
             except UserError as error:
                 left_out.append(f"{shown}: {error.what}")

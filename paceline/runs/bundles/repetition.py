@@ -27,8 +27,8 @@ from paceline.machines.probe.inventory import inventory
 from paceline.runs.bundles.verification import OpenedBundle, check_opened
 from paceline.runs.data_files import TokenFile, with_tokens
 from paceline.runs.difference import read_inputs
-from paceline.runs.plan import Plan, plan_again
-from paceline.runs.surroundings import recorded_environment
+from paceline.runs.plan import Plan, replan
+from paceline.runs.run_environment import recorded_environment
 
 InputState = Literal["here", "staged here", "another", "missing"]
 
@@ -77,7 +77,7 @@ def repetition(opened: OpenedBundle, path: Path, runs: Path) -> Repetition:
     if REDACTED in spec.model_dump_json():
         obstacles.append(f"a secret of the command or settings reads {REDACTED}")
     try:
-        plan = plan_again(spec)
+        plan = replan(spec)
     except UserError as error:
         obstacles.append(str(error))
         plan = Plan(spec, bound(engine(spec.engine).job(spec, spec.recipe)), inventory())

@@ -222,7 +222,7 @@ class TaskRunner(ABC, Generic[Task, Kept]):
                     group=run.group,
                     repeat=run.repeat,
                     trial=run.trial,
-                    stopped=self.stop.is_set,
+                    is_cancelled=self.stop.is_set,
                     submit=submit,
                 ).result
         except flow.UnwrittenReportError as fault:

@@ -33,7 +33,7 @@ from paceline.machines.placement import find_device
 from paceline.machines.probe.telemetry import FOLDER as TELEMETRY_FOLDER
 from paceline.runs.logged_run import NATIVE
 from paceline.runs.outcome import tensor_float_note
-from paceline.runs.step_follower import Follower, StepFollower, follower
+from paceline.runs.step_follower import Follower, StepFollower, make_follower
 from paceline.runs.watch.state import DevicesNow, RankNow, WatchState
 
 RECENT = 10
@@ -151,7 +151,7 @@ class RunReader:
         if not self._ranks and record.spec is not None and record.spec.engine != NATIVE:
             rank = before.get(0)
             if rank is None or rank.path is not None:
-                rank = _Rank(follower(self.folder, record.spec.engine))
+                rank = _Rank(make_follower(self.folder, record.spec.engine))
             self._ranks[0] = rank
         for rank in self._ranks.values():
             rank.read()

@@ -22,7 +22,7 @@ from paceline.files.run_folder import new_folder, run_folders
 from paceline.machines.placement import Request, choose_cluster, hosts_of, with_slurm_nodes
 from paceline.machines.probe.inventory import inventory
 from paceline.machines.slurm.client import from_allocation
-from paceline.runs.compilation import equally_compiled
+from paceline.runs.compilation import with_equal_compilation
 from paceline.runs.plan import make_plan
 from paceline.scaling.campaigns.record import (
     CAMPAIGN_FILE,
@@ -208,7 +208,7 @@ def new_campaign(root: Path, options: CampaignRequest, command: Sequence[str]) -
     where = replace(request.where, hosts=remote_hosts, launcher=cluster.launcher)
     request = replace(request, where=where)
     points, notices = _points(request, recipe, kind, sizes, devices, machine)
-    if equal := equally_compiled(request, [point.spec for point in points]):
+    if equal := with_equal_compilation(request, [point.spec for point in points]):
         points, notices = _points(equal, recipe, kind, sizes, devices, machine)
     campaign = Campaign(
         name=UNNAMED,

@@ -11,7 +11,7 @@ from paceline.engines.log_reading.log_content import LogContent
 from paceline.engines.log_reading.profilers import profile_watched
 from paceline.logs.facts import UserSettings
 from paceline.logs.parser import parse_log
-from paceline.runs.comparison import Gate, compare_runs, compare_with_reference
+from paceline.runs.comparison import ComparisonOptions, compare_runs, compare_with_reference
 from tests.logs.example import megatron_log
 
 
@@ -76,8 +76,8 @@ def judged(root: Path, line: str, reference: str | None = None) -> Comparison:
         (root / f"{name}.json").write_text(parse_log(log, user).document.model_dump_json())
         results.append(str(root / f"{name}.json"))
     if reference:
-        return compare_with_reference(root, results[1], reference, Gate())
-    return compare_runs(root, results[0], results[1], Gate())
+        return compare_with_reference(root, results[1], reference, ComparisonOptions())
+    return compare_runs(root, results[0], results[1], ComparisonOptions())
 
 
 @pytest.mark.parametrize("reference", [None, "llama31-70b-fp8-64"])

@@ -87,7 +87,7 @@ def test_an_import_that_is_broken_off_leaves_nothing(
     place = archive_import.shutil if at == "copytree" else archive_import
     monkeypatch.setattr(place, at, breaks)
     with pytest.raises(type(why)):
-        archive_import.import_bundle(bundle, mine, again=False)
+        archive_import.import_bundle(bundle, mine, reimport=False)
 
     assert not list(mine.iterdir())
     assert len(seen) == (at == "evaluate")
@@ -101,7 +101,7 @@ def test_a_bundle_of_another_run_than_it_holds_is_refused(bundle: Path, tmp_path
     hostile = edited(bundle, "bundle.json", renamed)
 
     with pytest.raises(UserError, match="is of the run"):
-        archive_import.import_bundle(hostile, tmp_path / "a/mine", again=False)
+        archive_import.import_bundle(hostile, tmp_path / "a/mine", reimport=False)
 
     assert not (tmp_path / "a").exists()
 

@@ -1,4 +1,4 @@
-"""What surrounds a run: the machine and what it reads, kept before it starts and read later."""
+"""Record the environment of a run: the machine and the run's inputs."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from paceline.files.inputs import INPUTS_FILE, find_run_inputs
 from paceline.files.run_folder import INVENTORY_FILE
 
 PROGRAM_FILES = "*/**/*.py"
-"""Files of the program that travelled with a run."""
+"""Python files of the trainer that were copied to the run folder."""
 
 
-def write_surroundings(
+def write_environment(
     folder: Path, spec: RunSpec, inventory: Mapping[str, Any], texts: Mapping[str, Path]
 ) -> None:
-    """Keep the machine and, where the run reads anything, what that is."""
+    """Write the machine's inventory and the run's inputs."""
     write_text(folder / INVENTORY_FILE, json.dumps(inventory, indent=2) + "\n")
     if inputs := find_run_inputs(spec, texts):
         write_value(folder / INPUTS_FILE, inputs)
 
 
 def recorded_environment(folder: Path, versions: Mapping[str, str]) -> dict[str, str]:
-    """The surroundings of a run by named items; `versions` are those that its ranks told."""
+    """Return the environment of a run by item; its ranks reported `versions`."""
     inventory = read_json(folder / INVENTORY_FILE)
     return environment_items(inventory, versions, _program(folder))
 
 
 def _program(folder: Path) -> str | None:
-    """Eight hexadecimal digits of the program's files that travelled with the run."""
+    """Return eight hex digits of the hash of the trainer's files in the run folder."""
     digest, files = hashlib.sha256(), sorted(folder.glob(PROGRAM_FILES))
     for file in files:
         try:
