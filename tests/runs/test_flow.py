@@ -300,7 +300,7 @@ def test_a_job_that_stands_still_ends_by_itself_and_leaves_all_stacks(
     assert seconds < 120
     assert result["status"] == "failed" and reason in result["reason"]
     page = (folder / REPORT_FILE).read_text()
-    assert "Stack at the end: " in page and page.count("most recent call first") >= 2
+    assert "Stack trace at the end: " in page and page.count("most recent call first") >= 2
     shown = paceline("show", "last", runs=runs).stdout
     assert all(f"{LOGS_FOLDER}/rank-{rank:05d}." in shown for rank in range(2))
 
