@@ -6,9 +6,11 @@ import errno
 import os
 import signal
 import sys
+from typing import Annotated
 
 import typer
 
+from paceline import __version__
 from paceline.cli.terminal import check_folder, echo, prepare_streams
 from paceline.cli.verbs import VERBS, VerbGroup, add_verbs
 from paceline.core.errors import EXIT_BAD_INPUT, EXIT_SYSTEM_FAULT, PacelineError
@@ -34,6 +36,29 @@ app = typer.Typer(
 )
 for panel, verbs in VERBS.items():
     add_verbs(app, verbs, panel)
+
+
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
+        echo(f"paceline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            "-V",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and exit; `paceline version` adds Python and torch.",
+        ),
+    ] = False,
+) -> None:
+    pass
+
 
 # A wrong option is bad input like any other; the command-line library would exit with 2.
 typer.BadParameter.__mro__[1].exit_code = EXIT_BAD_INPUT  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline import __version__
 from tests.command import paceline
 
 
@@ -126,6 +127,11 @@ def test_help_without_arguments_lists_the_verbs():
     assert all(
         verb in text for verb in ("run", "recipes", "devices", "list", "show", "report", "db")
     )
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_is_printed_by_the_usual_option(option: str):
+    assert paceline(option).stdout == f"paceline {__version__}\n"
 
 
 def test_completion_can_be_shown():
