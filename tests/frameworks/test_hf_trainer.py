@@ -134,7 +134,7 @@ def test_a_run_trains_and_is_measured_step_by_step(
     assert profile.steps == (9, 10) and profile.parts["gemm"] > 0
     losses = report.steps["loss"]
     assert losses[-1] < losses[0]
-    strange = ("the log says", "ended with code", "behind its last step")
+    strange = ("the log reports", "ended with code", "after its last step")
     assert not [warning for warning in result.warnings if any(w in warning for w in strange)]
 
 

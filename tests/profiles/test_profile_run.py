@@ -38,7 +38,7 @@ def test_a_profiled_step_is_taken_apart(
     form = ["--no-probe", "--json"]
     answer = paceline("profile", "tiny-llama", *changes, *asked, *form, runs=tmp_path, env=PATIENT)
     assert answer.returncode == 0, answer.stderr
-    assert "18 steps are trained, whatever --set steps says" in answer.stderr
+    assert "the run has 18 steps (--set steps is ignored)" in answer.stderr
     profile = json.loads(answer.stdout)
     assert (profile["ranks"], profile["steps"]) == ([*range(devices)], [7, 8])
     parts = profile["parts"]
@@ -77,5 +77,5 @@ def test_a_page_that_could_not_be_written_is_refused_before_anything_is_trained(
 ) -> None:
     page = tmp_path / "nowhere" / "page.html"
     answer = paceline("profile", "tiny-llama", "--html", str(page), runs=tmp_path)
-    assert answer.returncode == 1 and "lies in none" in answer.stderr
+    assert answer.returncode == 1 and "is not a file in an existing folder" in answer.stderr
     assert not list(tmp_path.glob("*/run.json"))

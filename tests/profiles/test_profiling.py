@@ -80,8 +80,8 @@ def test_overhead_holds_profiled_steps_against_others_of_the_run() -> None:
 def test_a_profiler_that_seems_to_speed_a_run_up_is_no_overhead() -> None:
     faster = Overhead(fraction=-0.214, profiled_s=0.44, plain_s=0.56, n_profiled=11, n_plain=22)
     text = overhead_text(faster)
-    assert "not measurable. The profiled steps are faster by 21.4%" in text
-    assert "-" not in text and "0.4400 s, of 22 others of the run 0.5600 s" in text
+    assert "not measurable. The profiled steps were faster by 21.4%" in text
+    assert "-" not in text and "0.4400 s, of 22 other steps: 0.5600 s" in text
 
 
 @pytest.mark.parametrize(("status", "code"), [("failed", 2), ("cancelled", 4)])
@@ -117,7 +117,7 @@ def test_the_waterfall_ends_at_the_measured_rate(tmp_path: Path) -> None:
 def test_text_and_page_say_where_the_time_goes(tmp_path: Path) -> None:
     read = profile(tmp_path)
     text = render(profile_document(read, "tiny"), TableFormat.text)
-    assert "0.0010 s a step, mean of 2" in text and "ranks 0-1" in text and "step 20" in text
+    assert "0.0010 s per step, mean of 2" in text and "ranks 0-1" in text and "step 20" in text
     assert "GEMMs" in text and "40.0%" in text and "Profiling slows a run" in text
     page = render_document(profile_document(read, "tiny <llama>"))
     assert "nvjet_&lt;b&gt;" in page and "<b>bold" not in page and "tiny <llama>" not in page
