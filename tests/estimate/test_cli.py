@@ -256,7 +256,7 @@ def test_a_run_is_estimated_as_it_was_and_its_page_shows_the_same(
     assert paceline("report", "last", runs=runs).returncode == 0
     (page,) = runs.glob("*/report.html")
     text = page.read_text()
-    assert "MFU waterfall to the measured step" in text and "Estimated step time: " in text
+    assert "MFU waterfall to the measured step" in text and "times the estimate of" in text
 
 
 def calibrations() -> list[Calibration]:
