@@ -196,4 +196,4 @@ def test_the_list_of_features_says_what_an_engine_takes():
 @pytest.mark.parametrize("words", [("--log-formats",), ("install", "megatron")])
 def test_the_list_of_features_stands_alone(words: tuple[str, ...]) -> None:
     done = paceline("engines", *words, "--features")
-    assert done.returncode == 1 and "--features: is a list of its own" in done.stderr
+    assert done.returncode == 1 and "--features: cannot be combined with" in done.stderr

@@ -88,9 +88,9 @@ def train_by(folder: Path, raw: dict[str, Any], text: str) -> tuple[int, str]:
 SLOW_TO_END = """
 import os, sys, time
 from paceline.trainer import main
-write = main.end
+write = main.write_end
 if os.environ["RANK"] == "1":
-    main.end = lambda *words: (time.sleep(2), write(*words))
+    main.write_end = lambda *words: (time.sleep(2), write(*words))
 os._exit(main.main(sys.argv[1]))
 """
 

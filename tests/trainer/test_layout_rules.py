@@ -174,7 +174,7 @@ def test_the_trainer_refuses_nothing_that_is_not_refused_before_it_starts(
         (
             Layout(pp=2, vp=2, schedule="interleaved"),
             {"num_microbatches": 5, "num_layers": 4},
-            "interleaved over pp 2 runs 5 micro-batches in 2 rounds",
+            "schedule interleaved with pp 2 cannot split 5 micro-batches into 2 equal rounds",
         ),
         (Layout(zero_stage=3, dp_shard=3), {}, "dp x cp 1: dp_shard 3 does not divide it"),
     ],
