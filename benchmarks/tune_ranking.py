@@ -28,14 +28,14 @@ PROGRAM = """
 import json, resource, sys, time
 from paceline.estimate.fit.evidence import shipped
 from paceline.estimate.request import EstimateRequest
-from paceline.layouts.search.space import Space
-from paceline.layouts.tune.ranking import rank
+from paceline.layouts.search.space import SearchSpace
+from paceline.layouts.tune.ranking import rank_layouts
 
 recipe, devices, *overrides = sys.argv[1:]
 begin = time.process_time()
-answer = rank(
+answer = rank_layouts(
     EstimateRequest(recipe, "H100", int(devices), overrides=tuple(overrides)),
-    shipped(), Space(), 50,
+    shipped(), SearchSpace(), 50,
 )
 print(json.dumps({
     "processor_s": time.process_time() - begin,
