@@ -1,1 +1,1 @@
-"""Foreign logs: detected, read, completed, held against themselves."""
+"""Import of foreign logs: detection, parsing, completion and consistency checks."""

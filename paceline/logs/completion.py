@@ -1,4 +1,4 @@
-"""A log's steps with what follows from its settings: averages, and times from printed rates."""
+"""Derived columns of a log's steps: log interval, and step times from printed rates."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from paceline.engines.log_reading.log_content import LogContent, LogFormat
 RATES = ("samples_per_s", "tokens_per_s_per_device")
 LARGEST_INTERVAL = 10_000
 REGULAR = 0.8
-"""Share of equal distances between step numbers from which they are taken for a log interval."""
+"""Minimum share of equal distances between step numbers for these to count as the log interval."""
 
 
 def completed_steps(steps: Steps, facts: RunSettings, log: LogContent) -> Steps:
-    """`steps` with averaged_over, and with a step time from samples/s or tokens/s where it lacks.
+    """Return `steps` with `averaged_over`, and with step times from rates if none are printed.
 
-    t = B / (samples/s), or B s / (n x tokens/s of one device).
+    t = B / (samples/s), or B s / (n x tokens/s per device). B is the global batch, s the sequence
+    length and n the number of devices.
     """
     interval = log_interval(steps.index, log.facts.get("log_interval"))
     steps = replace(steps, averaged_over=np.broadcast_to(np.int64(interval), len(steps)))
@@ -33,9 +34,10 @@ def completed_steps(steps: Steps, facts: RunSettings, log: LogContent) -> Steps:
 
 
 def paced_steps(steps: Steps) -> Steps:
-    """`steps` with 1 / rate for a time where a printed rate is all there is: good for a window.
+    """Return `steps` with 1 / rate as step time if the log prints only a rate.
 
-    The batch being unknown, such a time is right but for a factor.
+    The batch is unknown, so such a time is correct up to a constant factor. That is enough to
+    choose a window.
     """
     rate = next((name for name in RATES if steps.known(name)), None)
     if steps.known("step_time_s") or rate is None:
@@ -44,7 +46,10 @@ def paced_steps(steps: Steps) -> Steps:
 
 
 def log_interval(index: IntColumn, stated: object = None) -> int:
-    """How many steps one line averages: as stated, else the usual distance of the step numbers."""
+    """Return the number of steps that one line averages.
+
+    It is the stated interval if there is one, else the median distance of the step numbers.
+    """
     if isinstance(stated, int) and 0 < stated <= LARGEST_INTERVAL:
         return stated
     if len(index) < 3:
@@ -70,21 +75,21 @@ def _times_from_rates(steps: Steps, facts: RunSettings) -> FloatColumn | None:
 
 
 def _ratio(amount: FloatColumn | float, rate: FloatColumn) -> FloatColumn:
-    """amount / rate; unknown where the rate is unknown, zero or infinite."""
+    """Return amount / rate, with NaN where the rate is unknown, zero or infinite."""
     ratio = np.full(len(rate), np.nan)
     sound = np.isfinite(rate) & (rate > 0)
-    # One buffer of a few KiB, not a copy of each column.
+    # A single output buffer of a few KiB avoids a copy of each column.
     return np.divide(amount, rate, out=ratio, where=sound, dtype=np.float64)
 
 
 def missing_end(kind: LogFormat, log: LogContent, steps: Steps) -> Iterator[str]:
-    """A sentence when the log format has an end marker and the log, which has steps, ends without.
+    """Yield a warning if a log with steps lacks the end marker of its log format.
 
-    Nothing of one that tells its end otherwise: by its last step, a run time, a torn line, or that
-    memory ran out.
+    No warning is given if the end shows in another way: the last step, a run time, a torn line or
+    an out-of-memory error.
     """
     total = log.facts.get("total_steps")
-    # Some log formats count from 0.
+    # Some log formats number steps from 0, so the last step is total - 1.
     done = isinstance(total, int) and len(steps) > 0 and int(steps.index.max()) >= total - 1
     ends = log.ended or log.torn or log.out_of_memory or "run_time_s" in log.figures
     if kind.end_marker and len(steps) and not done and not ends:

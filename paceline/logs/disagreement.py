@@ -1,8 +1,8 @@
-"""Figures that a log prints beside its step times: do they follow, and if not, why not?
+"""Consistency check of the figures that a log prints with its own step times.
 
 The printed figure is divided by the one computed from the step times and the settings. A known
-mistake or another way of counting has a known ratio; the first candidate that explains the ratio
-is named.
+mistake or another way of counting has a known ratio. The first candidate that explains the ratio is
+reported as the cause.
 """
 
 from __future__ import annotations
@@ -17,40 +17,41 @@ from paceline.logs.parsed_log import Disagreement
 from paceline.machines.placement import find_device
 
 TOLERANCE = 0.005
-"""Printed figures are rounded and averaged; half a per cent is no disagreement."""
+"""Relative tolerance: printed figures are rounded and averaged, so 0.5% does not count."""
 
 CAUSE_TOLERANCES = (0.002, 0.01)
-"""A cause that fits closely goes before one that fits roughly."""
+"""Relative tolerances of a cause; a close match is preferred to a rough one."""
 
 UNKNOWN = "no known cause gives this ratio; check the settings that were given"
 
 Candidates = Iterator[tuple[str, float]]
-"""(cause, printed / computed that it would give)"""
+"""Pairs of a cause and the ratio printed / computed that it would give."""
 
 
 @dataclass(frozen=True)
 class PrintedFigure:
-    """One printed figure beside the computed one, and what the log counted with."""
+    """One printed figure with the computed one, and the peak and precision that the log used."""
 
     figure: str
     printed: float
     computed: float
     unit: str
     sparse_peak: float | None = None
-    """Sparse over dense peak, where the figure is a share of a peak."""
+    """Ratio of sparse to dense peak, if the figure is a share of a peak."""
     rounding: float | None = None
-    """Half the last printed digit as a share of the figure; None = as the figure itself looks."""
+    """Half the last printed digit, relative to the figure; None derives it from the figure itself.
+    """
 
     @property
     def tolerance(self) -> float:
-        """How far the figure may be off by its rounding alone."""
+        """Relative error that rounding alone can cause."""
         return last_digit(self.printed) if self.rounding is None else self.rounding
 
 
 def find_disagreements(
     facts: RunSettings, figures: list[PrintedFigure], running_average: float | None = None
 ) -> tuple[Disagreement, ...]:
-    """The figures that differ by more than rounding, each with its likely cause."""
+    """Return the figures that differ by more than rounding, each with its likely cause."""
     disagreements: list[Disagreement] = []
     for figure in figures:
         ratio = figure.printed / figure.computed
@@ -71,7 +72,10 @@ def find_disagreements(
 def likely_cause(
     facts: RunSettings, figure: PrintedFigure, ratio: float, running_average: float | None
 ) -> str:
-    """The first known cause whose ratio is within 0.2 %, else within 1 %, of the one found."""
+    """Return the first known cause whose ratio matches `ratio` within 0.2%, else within 1%.
+
+    Both tolerances are widened to the figure's own rounding.
+    """
     candidates = [c for c in _candidates(facts, figure, running_average) if c[1] > 0]
     for tolerance in (max(t, figure.tolerance) for t in CAUSE_TOLERANCES):
         for cause, expected in candidates:
@@ -81,7 +85,7 @@ def likely_cause(
 
 
 def last_digit(printed: float) -> float:
-    """Half of the last digit that a figure was printed with, as a share of it: 0.1 for 0.005."""
+    """Return half of the last printed digit relative to the figure: 0.1 for 0.005."""
     mantissa, _, _ = f"{abs(printed):.7e}".partition("e")
     digits = mantissa.replace(".", "").rstrip("0")
     return 0.5 / float(digits) if digits else 0.0
@@ -105,7 +109,7 @@ def _candidates(
 
 
 def _other_counts(facts: RunSettings) -> Candidates:
-    """FLOPs counted another way than in the convention of the computed figure."""
+    """Yield ratios of FLOPs counted in another convention than the computed figure."""
     x, convention = facts.flops_input, facts.flops_convention
     if x is None or convention is None:
         return
@@ -139,7 +143,7 @@ def _other_peaks(facts: RunSettings, figure: PrintedFigure) -> Candidates:
 
 
 def _other_devices(facts: RunSettings) -> Candidates:
-    """Per device against all devices, and a batch divided once too often."""
+    """Yield ratios of per-device to total figures, and of a batch divided once too often."""
     n = facts.num_devices
     if not n or n == 1:
         return
@@ -155,10 +159,10 @@ def _other_devices(facts: RunSettings) -> Candidates:
 
 
 def peak_doubt(flops_per_s: float | None, device: str | None, dtype: str | None) -> str | None:
-    """Why a rate in FLOP/s of one device is not believed, None where nothing speaks against it.
+    """Return why a rate in FLOP/s of one device is implausible, or None if it is plausible.
 
-    It is held against the device's dense peak of the dtype; where that is not known, against its
-    largest, which is of the narrowest dtype.
+    The rate is compared with the device's dense peak of the dtype. If that is unknown, it is
+    compared with the device's largest peak, which belongs to the narrowest dtype.
     """
     kind = find_device(device) if device else None
     if kind is None or not kind.peaks or not flops_per_s:

@@ -1,4 +1,4 @@
-"""What is known of a logged run: the user's word, then the log's, then the recipe's."""
+"""Settings of a logged run. The user's come first, then the log's, then the recipe's."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ DTYPE_NAMES = {
 }
 SIZES = ("global_batch", "seq_len")
 SAME_SIZE = 0.03
-"""Printed counts are rounded to three digits, and may leave out embeddings or count adapters."""
+"""Relative tolerance of parameter counts: printed counts are rounded to three digits, and may
+exclude embeddings or include adapters."""
 
 COMPARED = ("dtype", "num_devices", "device")
 
 
 @dataclass(frozen=True)
 class UserSettings:
-    """What the user adds to a log; None = nothing said."""
+    """Settings that the user adds to a log; None = not given."""
 
     engine: str | None = None
     recipe: str | None = None
-    """A recipe whose settings stand in where neither the user nor the log says anything."""
+    """Recipe whose settings are used where neither the user nor the log states any."""
     model: str | None = None
-    """A recipe of which only the model counts."""
+    """Recipe of which only the model is used."""
     device: str | None = None
     num_devices: int | None = None
     global_batch: int | None = None
@@ -55,11 +56,14 @@ class UserSettings:
     total_tokens: float | None = None
     window: str | None = None
     facts: RunSettings | None = None
-    """Everything at once, as an imported run has it on record."""
+    """All settings at once, as recorded with an imported run."""
 
     @property
     def engine_name(self) -> str | None:
-        """The log format asked for by its module's name; raises UserError for an unknown one."""
+        """Module name of the requested log format.
+
+        Raises UserError for an unknown format.
+        """
         if self.engine is None:
             return None
         log_format(self.engine)
@@ -67,12 +71,12 @@ class UserSettings:
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """Global batch and sequence length by their names, as far as they are given."""
+        """Global batch and sequence length by name; None where not given."""
         word = self.facts or self
         return {name: getattr(word, name) for name in SIZES}
 
     def check(self) -> None:
-        """Raise UserError for what is not known, before a long log is read for it."""
+        """Raise UserError for unknown values, before a long log is read."""
         all_facts(self, self.engine_name, LogContent())
         try:
             check_rule(self.window or "auto")
@@ -85,10 +89,10 @@ class UserSettings:
 def all_facts(
     user: UserSettings, engine: str | None, log: LogContent, place: PathFacts = NO_PATH
 ) -> tuple[RunSettings, list[str]]:
-    """Every fact with its best source, and sentences on contradictions and on names not known.
+    """Return every setting from its best source, and notes on contradictions and unknown names.
 
-    The log's `place` goes before the recipe, and behind the log and the user.
-    Raises UserError for a model, recipe, device, dtype or convention that is not known.
+    The order of precedence is: the user, the log, the log's path (`place`), the recipe. Raises
+    UserError for an unknown model, recipe, device, dtype or convention.
     """
     stated, notes = _log_facts(log.facts)
     if user.facts is not None:
@@ -101,7 +105,7 @@ def all_facts(
     base = _recipe_facts(user.recipe, known.get("num_devices"))
     merged = {"flops_convention": "causal", **base, **known}
     if model := merged.get("model"):
-        # A named model's own nominal size counts, not the rounder one of a path.
+        # The nominal size of the given model takes precedence over the rounded one in a path.
         merged["nominal_parameters"] = {**base, **added}.get("nominal_parameters")
         notes += place.another_model(model)
     notes += _another_model(model, log.facts.get("num_parameters"))
@@ -122,7 +126,7 @@ def all_facts(
 def path_sources(
     user: UserSettings, facts: RunSettings, log: LogContent, place: PathFacts
 ) -> dict[str, str]:
-    """`path` for each of `facts` that the log's place alone states."""
+    """Return `path` for each of `facts` that only the log's path states."""
     if user.facts is not None:
         return {}
     stated, added = _log_facts(log.facts)[0], _user_facts(user)[0]
@@ -135,7 +139,10 @@ def path_sources(
 
 
 def _another_model(model: Shape | None, printed: Fact | None) -> Iterator[str]:
-    """A warning when the log's model has another size than the one named; adapters count little."""
+    """Yield a warning if the log's model differs in size from the given one.
+
+    Adapters add few parameters, so they stay within the tolerance.
+    """
     if model is None or not isinstance(printed, int | float) or printed <= 0:
         return
     named = num_parameters(model)
@@ -149,14 +156,14 @@ def _another_model(model: Shape | None, printed: Fact | None) -> Iterator[str]:
 def _contradictions(
     added: dict[str, Any], stated: dict[str, Any], names: tuple[str, ...]
 ) -> Iterator[str]:
-    """Where the user's word and the log's differ."""
+    """Yield a sentence for each setting in which the user and the log differ."""
     for name in names:
         if name in added and name in stated and added[name] != stated[name]:
             yield f"{name.replace('_', ' ')} {added[name]} was given; the log says {stated[name]}"
 
 
 def _user_facts(user: UserSettings) -> tuple[dict[str, Any], list[str]]:
-    """What the user adds, and what the name of the device leaves open."""
+    """Return the user's settings, and notes on an ambiguous device name."""
     device = _device(user.device) if user.device else None
     facts: dict[str, Any] = {
         "num_devices": user.num_devices,
@@ -189,7 +196,7 @@ def _user_facts(user: UserSettings) -> tuple[dict[str, Any], list[str]]:
 
 
 def _recipe_facts(name: str | None, num_devices: int | None) -> dict[str, Any]:
-    """What the recipe says of a run on `num_devices`."""
+    """Return the recipe's settings for a run on `num_devices`."""
     if name is None:
         return {}
     recipe = load_recipe(name)
@@ -219,7 +226,7 @@ def _batch(recipe: Recipe, num_devices: int | None) -> int | None:
 
 
 def _log_facts(facts: dict[str, Fact]) -> tuple[dict[str, Any], list[str]]:
-    """The log's own facts in our terms, and which of its names could not be understood."""
+    """Return the log's settings in Paceline's terms, and notes on names not understood."""
     understood: dict[str, Any] = {
         name: int(facts[name])
         for name in ("seq_len", "global_batch", "num_devices")
@@ -246,7 +253,7 @@ def _log_facts(facts: dict[str, Fact]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _layout(base: Layout | None, facts: dict[str, Fact]) -> Layout | None:
-    """The recipe's layout with what the log states of it; None when neither says anything."""
+    """Return the recipe's layout updated with the log's values; None if neither states any."""
     stated = {name: facts[name] for name in LAYOUT_FACTS if isinstance(facts.get(name), int)}
     sound = {
         name: value
@@ -259,7 +266,7 @@ def _layout(base: Layout | None, facts: dict[str, Fact]) -> Layout | None:
 
 
 def _device(name: str) -> catalog.DeviceMatch | None:
-    """The catalog's device, None for a CPU."""
+    """Return the catalog's match for a device, None for a CPU."""
     return None if name.lower() == "cpu" else catalog.find_device(name)
 
 
@@ -277,7 +284,10 @@ def _dtype(name: str, where: str) -> str:
 
 
 def _convention(name: str) -> str:
-    """The convention itself: hardware FLOP/s add what the layout recomputes anyway."""
+    """Return the convention without recompute.
+
+    Hardware FLOP/s add the recompute of the layout in any case. Raises UserError if it is unknown.
+    """
     convention = without_recompute(name)
     if convention not in CONVENTIONS:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Figures of a log: ours from its step times, the log's own, and where the two disagree."""
+"""Figures of a log: computed from its step times, printed by the log, and their disagreements."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from paceline.logs.parsed_log import Disagreement
 from paceline.machines.placement import find_device
 
 COARSE = 0.005
-"""A printed step time that resolves less than this share of the step limits every figure."""
+"""Resolution of printed step times, relative to the step, above which a warning is given."""
 
 JITTER_WARNING = 0.1
 PARTIAL, FULL = 0.2, 0.999
-"""Of a batch: so much may the last ones of epochs take off the mean, and so near it is whole."""
+"""Bounds on the mean batch, relative to the full batch. Partial last batches of epochs may lower
+the mean by up to `PARTIAL`; from `FULL` on it counts as the full batch."""
 
 MOST_DIGIT_LINES = 1000
-"""Lines at the beginning of a window from which the digits of a printed figure are counted."""
+"""Maximum number of lines, from the start of a window, whose printed digits are counted."""
 
 SPARSE = 2.0
-"""Structured sparsity doubles the peak on every device that has it."""
+"""Ratio of sparse to dense peak, equal on every device with structured sparsity."""
 
 PRINTED_COLUMNS = {
     "samples_per_s": ("samples_per_s", 1.0),
@@ -42,12 +43,12 @@ PRINTED_COLUMNS = {
     "allocated_bytes": ("memory_allocated_bytes", 1.0),
     "reserved_bytes": ("memory_reserved_bytes", 1.0),
 }
-"""Column of the log -> its name and scale among the reported figures."""
+"""Column of the log -> name and scale of the reported figure."""
 
 
 @dataclass(frozen=True)
 class LogFigures:
-    """Everything that a window of a log yields."""
+    """All figures of a window of a log."""
 
     times: Summary
     metrics: dict[str, Metric]
@@ -59,13 +60,13 @@ class LogFigures:
 
 @dataclass(frozen=True)
 class SingleFigure:
-    """A run of which the log prints one throughput: as one step of the window `as printed`."""
+    """A run whose log prints one throughput, as one step of the window `as printed`."""
 
     steps: Steps
-    """One step with the mean step time, or none where the batch is not known."""
+    """One step with the mean step time; none if the batch is unknown."""
     window: Window
     rates: dict[str, Metric]
-    """The printed rates; all that there is without a batch."""
+    """Printed rates; the only figures without a batch."""
 
 
 def figures_of(
@@ -76,9 +77,10 @@ def figures_of(
     printed: bool = False,
     uneven: bool = False,
 ) -> LogFigures:
-    """The figures of a window with timed steps; `printed` = it is the log's one figure.
+    """Return the figures of a window of timed steps.
 
-    `uneven` = its steps keep to no one level: the mean step counts.
+    `printed` = the window is the log's one figure for the run. `uneven` = step time is not
+    stationary, so the mean step is used.
     """
     run = log_run(facts, steps, window, uneven, log.resolution_s)
     metrics = measure(run)
@@ -114,9 +116,9 @@ def figures_without_batch(
     printed: bool,
     uneven: bool = False,
 ) -> LogFigures | None:
-    """The figures of a log that prints a throughput and no batch, as if a step had one sample.
+    """Return the figures of a log that prints a throughput and no batch, for a batch of one sample.
 
-    Step times are not among them. None where not even the time of a sample follows.
+    Step times are left out. Returns None if not even the time per sample is known.
     """
     of_one = facts.model_copy(update={"global_batch": 1})
     if printed and "samples_per_s" in rates:
@@ -125,7 +127,7 @@ def figures_without_batch(
     if not timed.known("step_time_s"):
         return None
     finite = np.isfinite(timed["step_time_s"])
-    if not finite.all():  # A copy of everything that a long log need not pay for.
+    if not finite.all():  # select() copies all columns, which is costly for a long log.
         timed = timed.select(finite)
     figures = figures_of(of_one, timed, timed, log, printed, uneven)
     metrics = {
@@ -137,9 +139,10 @@ def figures_without_batch(
 def log_run(
     facts: RunSettings, steps: Steps, window: Steps, uneven: bool = False, resolution_s: float = 0.0
 ) -> TimedRun:
-    """The log as the metrics see it; `resolution_s` is the step of printed times, as far as known.
+    """Return the log as a timed run, from which metrics are computed.
 
-    Times that all end at a coarser decimal were printed at that, whatever the log format allows.
+    `resolution_s` is the resolution of printed times in seconds, 0 if unknown. It is raised if all
+    times end at a coarser decimal.
     """
     device = find_device(facts.device) if facts.device else None
     peak = device.peaks.get(facts.dtype) if device and facts.dtype else None
@@ -157,9 +160,9 @@ def log_run(
 def single_figure(
     log: LogContent, facts: RunSettings, kind: LogFormat, steps: Steps, rule: str | None
 ) -> SingleFigure | None:
-    """The log's one figure for the whole run, where its framework reports by it or has no other.
+    """Return the log's one figure for the run, if its log format reports one or has no step times.
 
-    None when steps are asked for by a rule, or when they are all that there is.
+    Returns None if a rule selects steps, or if there are only steps.
     """
     rates = _printed_rates(log, facts)
     has_steps = steps.known("step_time_s")
@@ -192,9 +195,9 @@ def single_figure(
 def _mean_batch(
     batch: int | None, samples_per_s: float | None, time_s: float | None
 ) -> float | None:
-    """Samples of the mean step: as printed rate and time make them, where no batch contradicts.
+    """Return the samples of the mean step: printed rate x time, unless that contradicts the batch.
 
-    The last batch of an epoch may be a part, which makes the mean one a little smaller.
+    The last batch of an epoch may be partial, which makes the mean slightly smaller.
     """
     if not (samples_per_s and time_s):
         return batch
@@ -203,7 +206,7 @@ def _mean_batch(
 
 
 def _printed_rates(log: LogContent, facts: RunSettings) -> dict[str, Metric]:
-    """Printed samples/s and tokens/s, each with the other where the sequence length is known."""
+    """Return printed samples/s and tokens/s, each derived from the other if the log prints one."""
     samples, tokens = log.figures.get("samples_per_s"), log.figures.get("tokens_per_s")
     per_s, batch, length = log.figures.get("steps_per_s"), facts.global_batch, facts.seq_len
     if samples is None and per_s and batch:
@@ -221,9 +224,10 @@ def _printed_rates(log: LogContent, facts: RunSettings) -> dict[str, Metric]:
 
 
 def rates_of(facts: RunSettings, window: Steps, uneven: bool = False) -> dict[str, Metric]:
-    """Rates as step lines print them, medians over the window; the total of all devices.
+    """Return the rates that step lines print, as medians over the window.
 
-    Of an uneven window it is the harmonic mean, n / sum(1 / r): that of the mean step.
+    `tokens_per_s` is the total of all devices. For an uneven window the rate is that of the mean
+    step, the harmonic mean n / sum(1 / r).
     """
     n = facts.num_devices
     columns = (
@@ -248,7 +252,7 @@ def rates_of(facts: RunSettings, window: Steps, uneven: bool = False) -> dict[st
 
 
 def _as_printed(name: str, metric: Metric) -> Metric:
-    """A metric of a run of which nothing but a mean is known."""
+    """Return a metric of a run of which only a mean is known."""
     if METRICS[name].needs == "many steps":
         return Metric(value=None, unit=metric.unit, note="the log prints one figure for the run")
     if metric.statistic is None and metric.spread is None:
@@ -257,7 +261,7 @@ def _as_printed(name: str, metric: Metric) -> Metric:
 
 
 def reported_figures(window: Steps, log: LogContent) -> dict[str, float]:
-    """The log's own figures: medians over the window, and what it prints once."""
+    """Return the log's own figures: medians over the window, and values printed once."""
     reported: dict[str, float] = {}
     for column, (name, scale) in PRINTED_COLUMNS.items():
         values = window[column]
@@ -273,7 +277,7 @@ def reported_figures(window: Steps, log: LogContent) -> dict[str, float]:
 
 
 def _printed_memory(log: LogContent, metrics: dict[str, Metric]) -> dict[str, Metric]:
-    """Memory peaks that the log prints outside its step lines."""
+    """Return memory peaks that the log prints outside its step lines."""
     return {
         f"memory_{kind}_bytes": Metric(value=value, unit="bytes", statistic="max")
         for kind, value in log.memory_bytes.items()
@@ -282,7 +286,7 @@ def _printed_memory(log: LogContent, metrics: dict[str, Metric]) -> dict[str, Me
 
 
 def _printed_figures(run: TimedRun, reported: dict[str, float]) -> list[PrintedFigure]:
-    """Printed figures that our own can be held against."""
+    """Return the printed figures that have a computed counterpart."""
     batch, length, n = run.global_batch, run.seq_len, run.facts.num_devices
     samples = batch / run.typical_step_s if batch else None
     tokens = samples * length / n if samples and length and n else None
@@ -311,7 +315,7 @@ def _printed_figures(run: TimedRun, reported: dict[str, float]) -> list[PrintedF
 
 
 def _rounding(window: Steps, column: str) -> float | None:
-    """Half the last digit of a printed column, relative: the one with most digits tells."""
+    """Return half the last digit of a printed column, relative, from the value with most digits."""
     values = window[column][:MOST_DIGIT_LINES]
     positive = values[np.isfinite(values) & (values > 0)].tolist()
     return min((last_digit(_plain(value)) for value in positive), default=None)
@@ -341,5 +345,5 @@ def _warnings(
 
 
 def _plain(value: float) -> float:
-    """Without the digits that a 32-bit column adds."""
+    """Return a value without the digits that a 32-bit column adds."""
     return float(f"{value:.7g}")

@@ -1,4 +1,4 @@
-"""What one parsed log says: status, steps, figures, and where it disagrees with itself."""
+"""Result of one parsed log: status, steps, figures and disagreements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StepTimes(Value):
     p05: float | None
     p95: float | None
     n: NonNegativeInt
-    """Step lines behind the figures."""
+    """Number of step lines behind the figures."""
 
 
 class Disagreement(Value):
@@ -32,43 +32,45 @@ class Disagreement(Value):
     computed: float
     unit: str
     ratio: float
-    """printed / computed"""
+    """Ratio of printed to computed figure."""
     cause: str
-    """The likely one, or that none is known."""
+    """Likely cause, or a statement that none is known."""
 
 
 class ParsedLog(Value):
-    """One log file as `paceline parse --json` prints it."""
+    """One log file as printed by `paceline parse --json`."""
 
     schema_version: int = 1
     file: str
     engine: str | None
-    """The log format in which it was read; None when it is none that is known."""
+    """Log format in which the file was read; None if the format is unknown."""
     status: LogStatus
     reason: str | None = None
-    """Why the status is not ok, in one sentence."""
+    """Reason why the status is not ok, in one sentence."""
     n_steps: NonNegativeInt = 0
-    """Step lines, repeated ones left out."""
+    """Number of step lines, without repeated ones."""
     window: WindowRecord | None = None
     step_time_s: StepTimes | None = None
     tokens_per_s: float | None = None
-    """At the median step over all devices; real tokens where the recipe states the padding."""
+    """Tokens per second over all devices at the median step; real tokens if the recipe states the
+    padding."""
     samples_per_s: float | None = None
     reported: dict[str, float] = {}
-    """What the log prints itself, in base units: medians over the window, or its one figure."""
+    """Figures that the log itself prints, in base units: medians over the window, or one figure for
+    the run."""
     disagreements: tuple[Disagreement, ...] = ()
     metrics: dict[str, Metric] = {}
     conventions: dict[str, str] = {}
     facts: RunSettings = RunSettings(origin="imported")
     sources: dict[str, str] = {}
-    """`path` for each fact that neither the user nor the log states, but the folders above it."""
+    """`path` for each setting that only the folders above the log state."""
     num_bytes: NonNegativeInt = 0
-    """Size of the text, after decompression."""
+    """Size of the text in bytes, after decompression."""
     warnings: tuple[str, ...] = ()
 
 
 def step_times(summary: Summary, as_printed: bool) -> StepTimes:
-    """The window's step times; without a spread for the one figure of a whole run."""
+    """Return the window's step times, without a spread for the one figure of a whole run."""
     return StepTimes(
         median=summary.median,
         mad=None if as_printed else summary.mad,

@@ -1,4 +1,4 @@
-"""From a log of any known framework to figures, without launching anything."""
+"""Parser that turns a log of any known framework into figures, without launching anything."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from paceline.logs.parsed_log import LogStatus, ParsedLog, step_times
 from paceline.logs.path_facts import NO_PATH, PathFacts, path_facts
 
 LOOK_ON_BLOCKS = 12
-"""Blocks read beyond the first step line, in which a more specific log format may still show."""
+"""Blocks read beyond the first step line, in which a more specific log format may still appear."""
 
 STANDARD_INPUT = Path("-")
 
 
 @dataclass(frozen=True)
 class Parsing:
-    """A parsed log: what is printed of it, and the steps behind that."""
+    """A parsed log: the printed document, and the steps behind it."""
 
     document: ParsedLog
     steps: Steps
@@ -59,9 +59,9 @@ class Parsing:
 
 
 def log_files(paths: list[Path]) -> list[Path]:
-    """Every file that `paths` name, folders searched to their ends, each sorted by path.
+    """Return every file that `paths` name, sorted by path within each folder.
 
-    Raises UserError for a path that does not exist.
+    Folders are searched recursively. Raises UserError for a path that does not exist.
     """
     files: list[Path] = []
     for path in paths:
@@ -73,7 +73,7 @@ def log_files(paths: list[Path]) -> list[Path]:
 
 @contextmanager
 def standard_input(paths: list[Path]) -> Iterator[Path]:
-    """A temporary file that holds standard input, if `paths` name that."""
+    """Yield a temporary file that holds standard input, if `paths` include `-`."""
     if STANDARD_INPUT not in paths:
         yield STANDARD_INPUT
         return
@@ -92,12 +92,14 @@ def parse_log(
     one_of_many: bool = False,
     beside: Sequence[Path] = (),
 ) -> Parsing:
-    """What the log at `path` says together with what the user adds.
+    """Parse the log at `path` and combine it with the user's settings.
 
-    Whatever the file holds, the answer is a status. The user knows the log as `called`, if that is
-    not `path`. `beside` are logs of other ranks of the same run, whose settings and memory count.
-    Raises UserError for settings that are not known and for a window that picks no
-    step; of `one_of_many` logs that is a warning.
+    Any content of the file results in a status, not in an error. `called` is the name that the user
+    knows the log by, if it is not `path`. `beside` are logs of other ranks of the same run, of
+    which settings and memory are used.
+
+    Raises UserError for unknown settings, and for a window that selects no step. The latter is a
+    warning if the log is `one_of_many`.
     """
     shown = called or path
     try:
@@ -115,12 +117,12 @@ def parse_log(
 
 
 def as_text(name: str) -> str:
-    """`name` as text that can be written: the name of a file may be of any bytes."""
+    """Return a file name as printable text; file names may hold arbitrary bytes."""
     return name.encode("utf-8", "replace").decode("utf-8")
 
 
 def detect(file: LogFile) -> str | None:
-    """The most specific log format whose step lines the file holds, or None."""
+    """Return the most specific log format whose step lines the file contains, or None."""
     candidates = log_formats()
     seen: set[str] = set()
     blocks_left = LOOK_ON_BLOCKS
@@ -137,7 +139,7 @@ def _shows(block: bytes, kind: LogFormat) -> bool:
 
 
 def _content(file: LogFile, name: str, beside: Sequence[Path]) -> LogContent:
-    """What a log says, with what other ranks' logs say beside their steps."""
+    """Return the content of a log, with the settings and memory of other ranks' logs."""
     kind, log = log_format(name), LogContent()
     kind.read(profile_watched(file, log), log)
     for path in beside:
@@ -197,7 +199,10 @@ def _read(
 def _of_one_attempt(
     user: UserSettings, name: str, log: LogContent, place: PathFacts
 ) -> tuple[RunSettings, list[str], Steps]:
-    """Facts, notes on them, and steps; of several attempts' facts those that the window is of."""
+    """Return settings, notes on them, and steps.
+
+    If the log holds several attempts, the settings are those of the attempt that the window is in.
+    """
     facts, notes = all_facts(user, name, log, place)
     steps = completed_steps(log.steps(), facts, log)
     paced = paced_steps(steps)
@@ -213,7 +218,10 @@ def _of_one_attempt(
 
 
 def _with_convention(document: ParsedLog, kind: LogFormat) -> ParsedLog:
-    """`document` with the count that current versions of the framework print FLOP/s in."""
+    """Return `document` with the FLOPs convention of the log's printed FLOP/s.
+
+    It is the convention of current versions of the framework.
+    """
     if kind.convention is None or "tflops_per_device" not in document.reported:
         return document
     convention = f"{kind.convention} in current versions of {kind.title}"
@@ -222,7 +230,7 @@ def _with_convention(document: ParsedLog, kind: LogFormat) -> ParsedLog:
 
 
 def _without_overridden(window: Steps, user: UserSettings) -> Steps:
-    """The steps of a window without the columns in whose place the user's word stands."""
+    """Return the steps of a window without the columns that the user's settings override."""
     replaced = [name for name, size in user.sizes.items() if size and name in window.columns]
     if not replaced:
         return window
@@ -230,7 +238,7 @@ def _without_overridden(window: Steps, user: UserSettings) -> Steps:
 
 
 def _contradictions(user: UserSettings, window: WindowRecord) -> list[str]:
-    """Sizes that the user gives and the step lines contradict."""
+    """Return a sentence for each of the user's sizes that the step lines contradict."""
     printed = window.model_dump(include=set(user.sizes))
     return [
         f"{name.replace('_', ' ')} {size} was given; the step lines say {printed[name]}"
@@ -240,7 +248,10 @@ def _contradictions(user: UserSettings, window: WindowRecord) -> list[str]:
 
 
 def _with_batch(facts: RunSettings, user: UserSettings, window: WindowRecord) -> RunSettings:
-    """`facts` with the batch and length that the figures rest on: a log may ramp them up."""
+    """Return `facts` with the batch and sequence length of the window.
+
+    A log may ramp both up.
+    """
     lines = window.model_dump(include=set(user.sizes))
     sizes = {name: size or lines[name] for name, size in user.sizes.items()}
     return facts.model_copy(update={name: size for name, size in sizes.items() if size})
@@ -263,9 +274,10 @@ def _with_figures(document: ParsedLog, figures: LogFigures) -> ParsedLog:
 def _with_printed_rates(
     document: ParsedLog, rates: dict[str, Metric], log: LogContent
 ) -> ParsedLog:
-    """`document` with printed rates in place of those that do not follow from the steps.
+    """Return `document` with printed rates where the steps yield none.
 
-    Beside the batch of one device, of a number that is not known, a rate may be of one device too.
+    If the log states a micro-batch and the number of devices is unknown, a printed rate may be per
+    device, so none is added.
     """
     if "micro_batch" in log.facts and document.facts.num_devices is None:
         return document
@@ -275,7 +287,7 @@ def _with_printed_rates(
 
 
 def _with_rates(document: ParsedLog) -> ParsedLog:
-    """`document` with the two rates that every log is asked for, from its metrics."""
+    """Return `document` with tokens/s and samples/s from its metrics."""
     metrics = document.metrics
     names = ("tokens_per_s", "samples_per_s")
     return document.model_copy(
@@ -286,7 +298,7 @@ def _with_rates(document: ParsedLog) -> ParsedLog:
 def _window(
     shown: Path, steps: Steps, user: UserSettings, log: LogContent, one_of_many: bool
 ) -> tuple[Window, list[str]]:
-    """The window, and a sentence when there is none because the rule picks no step."""
+    """Return the window, and a warning if the rule selects no step."""
     rule = user.window or "auto"
     if not steps.known("step_time_s"):
         return choose_window(steps, "auto", log.resolution_s), []
@@ -304,7 +316,7 @@ def _window(
 def _status(
     steps: Steps, log: LogContent, file: LogFile, has_rate: bool
 ) -> tuple[LogStatus, str | None]:
-    """The status, worst news first."""
+    """Return the status and its reason; the most severe status takes precedence."""
     if log.out_of_memory:
         return "oom", log.out_of_memory[:300]
     bad = np.isinf(steps["loss"]) | (np.isinf(steps["grad_norm"]) & np.isfinite(steps["loss"]))
@@ -364,7 +376,10 @@ def _without_steps(
 
 
 def _unreadable(path: Path) -> str | None:
-    """Why the file cannot be read as text, or None; raises OSError as open() does."""
+    """Return why the file cannot be read as text, or None.
+
+    Raises OSError as open() does.
+    """
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         return "the folder cannot be searched"
@@ -378,7 +393,7 @@ def _unreadable(path: Path) -> str | None:
 
 
 def _files_under(folder: Path) -> Iterator[Path]:
-    """All files in a folder and its folders, and those of the latter that cannot be searched.
+    """Yield all files below a folder, and the folders that cannot be searched.
 
     Links to folders are not followed.
     """

@@ -1,7 +1,8 @@
-"""What a log's place says: `results/<version>/<dtype>/<size>/<GPUs>/` of NVIDIA's recipes.
+"""Settings from a log's path: `results/<version>/<dtype>/<size>/<GPUs>/` of NVIDIA's recipes.
 
-Source: the results path of NVIDIA's dgxc-benchmarking, llama3.1/README_70b.md of v25.01, which also
-keeps traced runs apart (`<version>-nccl-trace`) and puts profiles into `nsys/` beside the logs.
+Source: the results path of NVIDIA's dgxc-benchmarking, llama3.1/README_70b.md of v25.01. That
+version also stores traced runs separately (`<version>-nccl-trace`) and puts profiles into `nsys/`
+next to the logs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from paceline.core.shape import Shape, num_parameters
 from paceline.core.units import count
 
 SAME_SIZE = 0.15
-"""A size in a path is a name: 8b stands for 8.03 billion parameters, 1b for 1.24."""
+"""Relative tolerance of a size in a path, which is a name: 8b means 8.03 billion parameters, 1b
+means 1.24 billion."""
 SCALES = {"b": 1e9, "m": 1e6}
 MOST_REPORTS = 10_000
 
@@ -33,15 +35,15 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class PathFacts:
-    """Settings by the names of RunSettings, and why the run is taken for a profiled one."""
+    """Settings by the names of RunSettings, and the reason why the run counts as profiled."""
 
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
     size: str | None = None
-    """The model's size as the path writes it."""
+    """Model size as written in the path."""
     why_profiled: str | None = None
 
     def notes(self, stated: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
-        """Sentences on a profile, and on contradictions to the log and to the user."""
+        """Yield notes on a profile, and on contradictions to the log and to the user."""
         if self.why_profiled:
             yield self.why_profiled
         for name, value in self.values.items():
@@ -52,7 +54,7 @@ class PathFacts:
                 yield f"{words} {value} by the path; the log says {stated[name]}, which is used"
 
     def another_model(self, model: Shape | None) -> Iterator[str]:
-        """A sentence when the model that is named has not the path's size."""
+        """Yield a warning if the given model differs in size from the path's."""
         if model is None or "nominal_parameters" not in self.values:
             return
         named = num_parameters(model)
@@ -61,11 +63,11 @@ class PathFacts:
 
 
 NO_PATH = PathFacts()
-"""Of a log whose place says nothing, or is not known."""
+"""Empty settings, for a log whose path is unknown or states nothing."""
 
 
 def path_facts(path: Path) -> PathFacts:
-    """What the folders above `path` say, the innermost that fit; nothing where none do."""
+    """Return the settings that the folders above `path` state; the innermost matches are used."""
     place = path.absolute().as_posix()
     matches = list(_RESULTS.finditer(place))
     why = _why_profiled(path, place)
@@ -90,7 +92,7 @@ def _why_profiled(path: Path, place: str) -> str | None:
 
 
 def _report_of(path: Path) -> str | None:
-    """A profile beside the log whose job number stands in the log's name."""
+    """Return a profile next to the log whose job number is in the log's name."""
     numbers = set(_NUMBER.findall(path.name))
     try:
         names = [p.name for p in islice((path.parent / "nsys").glob("*.nsys-rep"), MOST_REPORTS)]
