@@ -1,6 +1,7 @@
-"""The logs of MLPerf runs in a folder, and the trials in their result lines.
+"""Find the logs of MLPerf runs in a folder and read the trials from their result lines.
 
-A trial goes from the beginning of initialisation to run_stop."""
+A trial lasts from the start of its initialization to run_stop.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ PLACEHOLDER = "PLACEHOLDER"
 
 @dataclass
 class LoggedTrial:
-    """What the lines of one trial say; what every rank repeats counts once."""
+    """One trial as its log lines report it; lines repeated by every rank count once."""
 
     texts: dict[str, str] = field(default_factory=dict[str, str])
     times_ms: dict[str, float] = field(default_factory=dict[str, float])
@@ -36,15 +37,15 @@ class LoggedTrial:
     evaluations: list[tuple[int | None, float]] = field(
         default_factory=list[tuple[int | None, float]]
     )
-    """Samples so far and result of each evaluation before run_stop."""
+    """Samples so far and the result of each evaluation before run_stop."""
     rates: list[float] = field(default_factory=list[float])
-    """Samples/s where a line states them."""
+    """Samples/s from the lines that report them."""
     step_times_s: list[float] = field(default_factory=list[float])
-    """Of single steps, which state a loss of their own."""
+    """Times of single steps, from lines that also report a training loss."""
     block_times_s: list[float] = field(default_factory=list[float])
-    """Means of the steps between two evaluations, of which the first may hold a start."""
+    """Mean step times between two evaluations; the first may include start-up time."""
     num_unread: int = 0
-    """Result lines that hold no whole record."""
+    """Number of result lines without a complete record."""
 
     @property
     def benchmark(self) -> str | None:
@@ -52,7 +53,7 @@ class LoggedTrial:
 
     @property
     def begun(self) -> bool:
-        """Whether the trial has come to its initialisation."""
+        """Return whether the trial reached its initialization."""
         return "init_start" in self.times_ms or "run_start" in self.times_ms
 
     @property
@@ -61,22 +62,27 @@ class LoggedTrial:
 
     @property
     def minutes(self) -> float | None:
-        """run_stop - run_start in minutes: the run's result; None without both in this order."""
+        """Run time in minutes, run_stop - run_start; None unless both are logged in this order."""
         return self._minutes("run_start", "run_stop")
 
     @property
     def initialisation_minutes(self) -> float | None:
-        """init_stop - init_start in minutes, which is not timed."""
+        """Initialization time in minutes, init_stop - init_start; not part of the run time."""
         return self._minutes("init_start", "init_stop")
 
     @property
     def samples_to_target(self) -> int | None:
-        """Samples at the last evaluation before run_stop, None where it states none."""
+        """Samples at the last evaluation before run_stop; None if that evaluation reports none."""
         return self.evaluations[-1][0] if self.evaluations else None
 
     @property
     def median_samples_per_s(self) -> float | None:
-        """Median of the stated samples/s, else global batch / median time of steps, else blocks."""
+        """Median samples/s of the run.
+
+        It is the median of the logged rates. Without them it is the global batch / median step
+        time. Without step times it is the global batch / median of the mean step times between
+        evaluations.
+        """
         if self.rates:
             return median(self.rates)
         if (times := self.step_times_s or self.block_times_s) and self.global_batch:
@@ -84,7 +90,7 @@ class LoggedTrial:
         return None
 
     def fault(self, benchmark: Benchmark) -> tuple[Literal["failed", "aborted"], str] | None:
-        """Why the run does not count as converged: its status and a sentence; None if it does."""
+        """Return the status and reason of a run that did not converge, or None if it did."""
         if "run_start" not in self.times_ms:
             return "aborted", "it has no run_start line"
         if not self.stopped:
@@ -113,9 +119,9 @@ class LoggedTrial:
 
 
 def trials_of(lines: Iterable[MlRecord | None]) -> list[LoggedTrial]:
-    """The trials in one file, in its order; None stands for a result line that is not whole.
+    """Return the trials in one file, in file order; None stands for an incomplete result line.
 
-    A file without any result line gives one trial that says nothing: a run that came to none.
+    A file without any result line gives one empty trial: a run that logged nothing.
     """
     trials = [LoggedTrial()]
     for line in lines:
@@ -132,7 +138,7 @@ def trials_of(lines: Iterable[MlRecord | None]) -> list[LoggedTrial]:
 
 
 def _begins_another(trial: LoggedTrial, line: MlRecord) -> bool:
-    """Whether a line begins a trial after `trial`, and does not repeat its beginning for a rank."""
+    """Return whether a line starts a new trial, and is not another rank's repeat of a start."""
     if line.key not in ("init_start", "run_start"):
         return False
     started_ms = trial.times_ms.get("run_start")
@@ -173,25 +179,28 @@ def _take_progress(trial: LoggedTrial, line: MlRecord) -> None:
 
 
 def whole(value: object) -> int | None:
-    """A number that counts something (36 or 36.0), None for anything else."""
+    """Return a positive whole number (36 or 36.0) as int, and None for anything else."""
     if _is_number(value) and 0 < value < 1e15 and float(value).is_integer():
         return int(value)
     return None
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
-    """A JSON number that a float can hold; no infinity, no truth value."""
+    """Return whether a JSON value is a number in float range; infinity and booleans are not."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return abs(value) < 1e300
 
 
 RESULTS = re.compile(r"(?P<series>result)_(?P<number>\d{1,6})\.txt(\.gz)?")
-"""A submission: one run a file."""
+"""File names in a submission: one run per file."""
 TRIALS = re.compile(r"(?P<series>.*)_(?P<number>\d{1,6})\.log(\.gz)?", re.DOTALL)
-"""A launch script's folder: `<datestamp>_<i>.log`, one run a file; some may not have begun."""
+"""File names from a launch script, `<datestamp>_<i>.log`: one run per file.
+
+Some of these runs may never have started.
+"""
 OTHERS = re.compile(r".*\.(log|txt|out)(\.gz)?", re.DOTALL)
-"""Any other name: one file may hold several runs."""
+"""Any other log name; one file may hold several runs."""
 MOST_FILES = 1000
 
 _RULESET = re.compile(rb"(?:--ruleset[ =]|MLPERF_RULESET=)[\"']?([1-9]\d?\.\d\.\d)\b")
@@ -199,29 +208,29 @@ _RULESET = re.compile(rb"(?:--ruleset[ =]|MLPERF_RULESET=)[\"']?([1-9]\d?\.\d\.\
 
 @dataclass
 class RunLog:
-    """One file: its trials, and what is known of the machine."""
+    """One log file: its trials, and what it reports about the machine."""
 
     path: Path
     trials: list[LoggedTrial] = field(default_factory=list[LoggedTrial])
     num_devices: int | None = None
     device: str | None = None
     ruleset: str | None = None
-    """The rules that its launch script names, `6.0.0`."""
+    """MLPerf ruleset that its launch script reports, such as `6.0.0`."""
     doubt: str | None = None
-    """Who says otherwise about the devices, in one sentence."""
+    """Conflicting evidence about the number of devices, in one sentence."""
     broken_off: str | None = None
-    """Why the file could not be read to its end."""
+    """Reason why the file could not be read to its end."""
     unreadable: str | None = None
 
     @property
     def number(self) -> int | None:
-        """The run's number in a name that has one."""
+        """Number of the run, if its file name has one."""
         match = self._match()
         return int(match["number"]) if match else None
 
     @property
     def series(self) -> str | None:
-        """What runs of one launch have before their number."""
+        """Prefix before the run number, shared by the runs of one launch."""
         match = self._match()
         return match["series"] if match else None
 
@@ -230,9 +239,9 @@ class RunLog:
 
 
 def run_logs(place: Path) -> list[RunLog]:
-    """The logs of all runs at `place`, a folder or one file, in the order of their numbers.
+    """Return the logs of all runs at `place`, a folder or one file, ordered by run number.
 
-    Raises UserError when there is nothing, or nothing of MLPerf.
+    Raises UserError when there is no log, or no MLPerf log.
     """
     if not place.exists():
         raise UserError(str(place), "does not exist")
@@ -251,7 +260,7 @@ def run_logs(place: Path) -> list[RunLog]:
 
 
 def read_log(path: Path) -> RunLog:
-    """One file's trials; whatever it holds, the answer is a RunLog."""
+    """Return the trials of one file; a file that cannot be read also gives a RunLog."""
     log, file, system = RunLog(path), LogFile(path), System()
     if not path.is_file():
         log.unreadable = "it is no regular file"
@@ -274,7 +283,7 @@ def read_log(path: Path) -> RunLog:
 
 
 def described_devices(place: Path) -> int | None:
-    """Accelerators of the system by its description in a submission, None where there is none."""
+    """Return the number of accelerators in a submission's system description, None without one."""
     description = _description_of(place)
     try:
         nodes, devices = description["number_of_nodes"], description["accelerators_per_node"]
@@ -284,13 +293,13 @@ def described_devices(place: Path) -> int | None:
 
 
 def described_accelerator(place: Path) -> str | None:
-    """The accelerator's name by that description, None where there is none."""
+    """Return the accelerator's name from the system description, None without one."""
     name = _description_of(place).get("accelerator_model_name")
     return name if isinstance(name, str) and name else None
 
 
 def _description_of(place: Path) -> dict[str, Any]:
-    """`<org>/systems/<system>.json` of `<org>/results/<system>/<benchmark>`, else nothing."""
+    """Return `<org>/systems/<system>.json` of `<org>/results/<system>/<benchmark>`, else {}."""
     folder = place.resolve()
     if len(folder.parents) < 3:
         return {}
@@ -329,7 +338,7 @@ def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
 
 
 def _complain(place: Path) -> bool:
-    """Raises UserError: no MLPerf log at `place`; folders below that have some are named."""
+    """Raise UserError for a place without MLPerf logs; suggest subfolders that have some."""
     below: list[str] = []
     if place.is_dir():
         folders = {path.parent for path in place.glob("*/result_*.txt*")}

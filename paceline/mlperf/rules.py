@@ -1,4 +1,4 @@
-"""What the rules of MLPerf Training (closed division) fix for each benchmark that is known here.
+"""Rules of MLPerf Training (closed division) for each benchmark supported here.
 
 Source: mlcommons/training_policies, training_rules.adoc; mlcommons/logging 4.1, the rule files of
 compliance_checker and the numbers of runs in rcp_checker.
@@ -25,10 +25,10 @@ RULESET_ORIGINS = {
     "benchmark": "the latest round with the benchmark",
     "default": "the default",
 }
-"""Where a ruleset comes from, in words."""
+"""Description of each source that a ruleset can come from."""
 _UNKNOWN_ROUND = "whose references are not known"
 MOST_INITIALISATION_MINUTES = 30.0
-"""In the closed division; what exceeds it has to be timed."""
+"""Maximum untimed initialization in the closed division, in minutes; any excess is timed."""
 
 RulesetOrigin = Literal["option", "logs", "path", "benchmark", "default"]
 
@@ -42,47 +42,47 @@ _ROUND = re.compile(
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark: how often it is run, which quality ends a run, and our recipe of its model."""
+    """One benchmark: its number of runs, its target quality, and the recipe of its model."""
 
     name: str
     num_runs: int
     target: float
-    """The evaluation result that counts as converged: the largest loss, or the least accuracy."""
+    """Evaluation result that counts as converged: the largest loss, or the smallest accuracy."""
     recipe: str = ""
-    """Ours of its model; empty for one that is scored here and not run."""
+    """Recipe of its model; empty for a benchmark that is scored but not run."""
     variant: str | None = None
     sibling_of: str | None = None
-    """The benchmark whose structure it has in small; it is none itself."""
+    """Official benchmark that this tiny variant imitates; None for an official benchmark."""
     more_is_better: bool = False
-    """Whether its evaluations are accuracies, not losses."""
+    """True if evaluations are accuracies instead of losses."""
     allowed_samples: int = 0
-    """By which the convergence test lets a submission's mean be less than chance explains."""
+    """Samples by which the convergence test lowers the least mean that it accepts."""
     trains_on: str = ""
-    """The data that `paceline mlperf run` needs, and the options that name it."""
+    """Data that `paceline mlperf run` needs, and the options that select it."""
 
     def reached_by(self, result: float) -> bool:
-        """Whether an evaluation with this result ends a run."""
+        """Return whether an evaluation with this result ends a run."""
         return result >= self.target if self.more_is_better else 0 < result <= self.target
 
     def best(self, results: Iterable[float]) -> float:
-        """The evaluation result that is nearest to the target or farthest beyond it."""
+        """Return the best evaluation result: the largest accuracy or the smallest loss."""
         return max(results) if self.more_is_better else min(results)
 
     @property
     def option(self) -> str:
-        """The name on the command line: with hyphens."""
+        """Name on the command line, with hyphens."""
         return self.name.replace("_", "-")
 
     @property
     def label(self) -> str:
-        """What is said of everything that its runs yield."""
+        """Label of everything that its runs produce."""
         if self.sibling_of is None:
             return UNOFFICIAL
         return f"{NOT_A_RESULT}: a small sibling of {self.sibling_of}"
 
 
 TRIAL_VARIANT = "mlperf-trial"
-"""Of a recipe: what is trained to the target, and logged."""
+"""Recipe variant that trains to the target and writes an MLPerf log."""
 
 BENCHMARKS = {
     benchmark.name: benchmark
@@ -125,7 +125,7 @@ SCORED_ONLY = {
         Benchmark("qwen35_397b_grpo", 3, 0.69, more_is_better=True),
     )
 }
-"""Benchmarks whose logs are scored and that are not run; recipes of three are estimated."""
+"""Benchmarks whose logs are scored but that are not run; three have recipes for estimates."""
 SIBLINGS = {
     small.name: small
     for small in (
@@ -143,11 +143,14 @@ SIBLINGS = {
         Benchmark("flux1_tiny", 10, 0.7, "flux1-schnell-tiny", TRIAL_VARIANT, sibling_of="flux1"),
     )
 }
-"""Small trainings to a quality of their own, made for machines without accelerators."""
+"""Tiny variants with a target quality of their own, for machines without accelerators."""
 
 
 def benchmark_named(name: str, where: str) -> Benchmark:
-    """The benchmark called `name`; raises UserError that speaks of `where` for an unknown one."""
+    """Return the benchmark called `name`.
+
+    Raises UserError for an unknown name; `where` is the location in its message.
+    """
     benchmarks = BENCHMARKS | SCORED_ONLY | SIBLINGS
     if name not in benchmarks:
         raise UserError(
@@ -161,7 +164,7 @@ def benchmark_named(name: str, where: str) -> Benchmark:
 
 @dataclass(frozen=True)
 class Ruleset:
-    """The rules of a round, and why it is this one."""
+    """Rules of a round, and where the choice came from."""
 
     name: str
     origin: RulesetOrigin
@@ -171,10 +174,10 @@ class Ruleset:
 def settled_ruleset(
     place: Path, stated: Iterable[str], known: Sequence[str], having: Sequence[str]
 ) -> Ruleset:
-    """The ruleset that the logs state, else that of the round in the path, else the default.
+    """Return the ruleset of the logs, else of the round in the path, else the default.
 
-    `known` are those that there are, oldest first, `having` those of them with the benchmark:
-    another one is passed over with a warning.
+    `known` lists all rulesets, oldest first. `having` lists those that include the benchmark; any
+    other ruleset is skipped with a warning.
     """
     in_path, in_logs = round_in(place), sorted(set(stated))
     proposals: list[tuple[RulesetOrigin, str, str]] = []
@@ -207,7 +210,10 @@ def settled_ruleset(
 
 
 def round_in(place: Path) -> tuple[str, str] | None:
-    """The innermost folder named after a round (`v5.1`, `training_results_v5.1`), its ruleset."""
+    """Return the innermost folder named after a round, and its ruleset.
+
+    Examples of such names are `v5.1` and `training_results_v5.1`.
+    """
     for part in reversed(place.resolve().parts):
         if match := _ROUND.fullmatch(part):
             return part, f"{match[1]}.{match[2]}.0"
@@ -215,7 +221,7 @@ def round_in(place: Path) -> tuple[str, str] | None:
 
 
 NOT_A_RESULT = "not an MLPerf result"
-"""What our own small runs say of themselves in their logs."""
+"""Label that Paceline's own small runs write into their logs."""
 MADE_UP_DATA = ("synthetic", "stdlib")
 DATA_SOURCE = "data_source"
 _TINY = re.compile(r"(?:(?<![a-z])|(?<=\dx))tiny(?![a-z])", re.IGNORECASE)
@@ -223,13 +229,13 @@ _NAMES = ("submission_benchmark", "submission_platform", "submission_org")
 
 
 class RefusedError(UserError):
-    """The rules, not the command, stand against it (exit code 3)."""
+    """Refusal by the MLPerf rules rather than for a wrong command (exit code 3)."""
 
     exit_code = EXIT_GATE_FAILED
 
 
 def not_a_result(lines: Iterable[MlRecord | None]) -> str | None:
-    """Why the run of these lines is no MLPerf result, None when nothing speaks against it."""
+    """Return why these lines are not an MLPerf result, or None if nothing rules them out."""
     for line in lines:
         if line is None:
             continue
@@ -244,5 +250,5 @@ def not_a_result(lines: Iterable[MlRecord | None]) -> str | None:
 
 
 def is_tiny(name: str | None) -> bool:
-    """Whether a system's name says that it ran a small sibling."""
+    """Return whether a system's name says that it ran a tiny variant."""
     return bool(name and _TINY.search(name))

@@ -1,7 +1,7 @@
-"""How long a benchmark would train on a machine that nobody has here: estimate times reference.
+"""Estimated time to train a benchmark: estimated step time times reference samples.
 
 The samples to the target are those that the reference convergence points of a round needed at this
-batch; the step is the time model's. No published result goes in.
+batch. The step time comes from the time model. No published result is used.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from paceline.mlperf.score.convergence import (
 )
 
 FORWARD_SHARE = 1 / 3
-"""Of a step's time that an evaluation of as many samples takes: one pass of three."""
+"""Time of an evaluation relative to a step on as many samples: one pass of three."""
 UNSURE_EVALUATION = 0.3
-"""Deviation of the logarithm of an evaluation's time, which no published row was fitted to."""
+"""Standard deviation of the log of the evaluation time; no published row was fitted to it."""
 LABEL = f"an estimate, not a result: {UNOFFICIAL}"
 
 
 class TimeToTrain(Value):
-    """From `run_start` to `run_stop`; 80 % of single runs lie between low and high."""
+    """Estimated time from `run_start` to `run_stop`.
+
+    80% of single runs are between `low_minutes` and `high_minutes`.
+    """
 
     benchmark: str
     ruleset: str
@@ -37,9 +40,9 @@ class TimeToTrain(Value):
     low_minutes: float
     high_minutes: float
     samples: float
-    """To the target, by the reference at this batch."""
+    """Samples to the target, from the reference at this batch."""
     samples_stdev: float
-    """Of the reference's runs."""
+    """Standard deviation of the samples over the reference's runs."""
     reference_batches: tuple[int, ...]
     num_evaluations: int
     evaluation_s: float
@@ -47,11 +50,13 @@ class TimeToTrain(Value):
 
 
 def time_to_train(spec: RunSpec, estimate: Estimate, ruleset: str) -> TimeToTrain:
-    """t = S / r + n e: S samples to the target, r samples/s, n evaluations of e seconds.
+    """Return the estimated time to train, t = S / r + n e.
 
-    e = samples / r / 3, a forward pass of the step's three. The interval takes the step time, the
-    deviation of the reference's runs and that of e as independent. Raises UserError for a recipe
-    without a benchmark and for a batch or a round without a reference.
+    S are the samples to the target, r the samples/s and n the evaluations of e seconds each. e =
+    samples / r / 3: an evaluation runs only the forward pass, one of the step's three passes. The
+    interval treats the errors of the step time, of the reference's runs and of e as independent.
+    Raises UserError for a recipe without a benchmark and for a batch or a round without a
+    reference.
     """
     evaluation = spec.training.evaluation
     if spec.mlperf is None or evaluation is None:

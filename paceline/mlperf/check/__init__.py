@@ -1,1 +1,1 @@
-"""The official compliance checker: run on copies of logs, its messages with lines of the file."""
+"""Run the official compliance checker on copies and map its messages to lines of the file."""

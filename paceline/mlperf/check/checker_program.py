@@ -1,7 +1,8 @@
-"""The official compliance checker on one copied log: a program of its own, started with its path.
+"""Run the official compliance checker on one copied log, as a separate program.
 
-It is never imported: the checker keeps state in its modules, and a rule that breaks off leaves some
-of it behind. One JSON object goes to standard output, also when the checker breaks off.
+The program is started by its path and never imported: the checker keeps state in its modules, and a
+rule that raises leaves some of it behind. One JSON object goes to standard output, even when the
+checker is interrupted by an error.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import yaml
 from mlperf_logging.compliance_checker import mlp_compliance, mlp_parser
 
 NAMING_KEYS = ("submission_benchmark", "submission_division")
-"""Their values become names of rule files, and what a rule file says is executed."""
+"""Keys whose values become names of rule files, whose contents are executed."""
 
 
 def main(ruleset: str, copy: str, changes: str = "{}") -> None:
-    """Print what the checker has to say of the log `copy`.
+    """Print the checker's answer on the log `copy`.
 
-    `changes` is JSON: `replaced` and `names` make another copy of the rules (`write_rules`); `also`
-    is a benchmark under whose rules the log is checked as well.
+    `changes` is JSON. With `replaced` and `names` the log is checked by a changed copy of the rules
+    (`write_rules`). `also` is a benchmark whose rules the log is checked by as well.
     """
     changed = json.loads(changes)
     if "replaced" not in changed:
@@ -33,7 +34,7 @@ def main(ruleset: str, copy: str, changes: str = "{}") -> None:
         return
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         write_rules(ruleset, Path(folder), changed["replaced"], changed["names"])
-        # The checker seeks its rules beside its own file.
+        # The checker looks for its rules next to its own file.
         mlp_compliance.__file__ = str(Path(folder) / "mlp_compliance.py")
         judge(ruleset, copy, None)
 
@@ -44,10 +45,9 @@ def write_rules(
     replaced: dict[str, dict[str, tuple[str, str]]],
     names: dict[str, str],
 ) -> None:
-    """The rules of a round, the value checks named in `replaced` (file, key, field) exchanged.
+    """Write the rules of a round with the value checks in `replaced` (file, key, field) replaced.
 
-    `names` are files that get another name. Raises LookupError where a check to replace is not
-    there.
+    `names` maps files to new names. Raises LookupError if a check to replace is missing.
     """
     source = Path(mlp_compliance.__file__).parent / f"training_{ruleset}"
     target = folder / source.name
@@ -69,7 +69,7 @@ def write_rules(
 
 
 def judge(ruleset: str, copy: str, also: str | None) -> None:
-    """Print the checker's answer, by the rules that it finds."""
+    """Print the checker's answer by the rules that it finds."""
     answer: dict[str, Any] = {"finished": False, "messages": [], "warnings": [], "unread": []}
     checker = mlp_compliance.make_checker("training", ruleset, quiet=False, werror=False)
     try:
@@ -79,7 +79,7 @@ def judge(ruleset: str, copy: str, also: str | None) -> None:
         if unsafe:
             answer["refused"] = unsafe[0][:200]
             return
-        # Where a benchmark or division has no rules it says so, then fails to open them.
+        # For a benchmark or division without rules the checker reports it, then fails to open them.
         with suppress(FileNotFoundError):
             checker.check_loglines(lines, f"training_{ruleset}/common.yaml")
         if also is not None:
@@ -94,7 +94,7 @@ def judge(ruleset: str, copy: str, also: str | None) -> None:
 def check_as(
     benchmark: str, lines: list[Any], checker: mlp_compliance.ComplianceChecker, ruleset: str
 ) -> None:
-    """Check the lines as if they were a benchmark's, for what else its rules object to."""
+    """Check the lines by the rules of another benchmark and collect further messages."""
     mlp_compliance.enqueued_configs.clear()
     before = dict(checker.overwritable)
     for line in lines:

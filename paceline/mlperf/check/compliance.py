@@ -1,4 +1,7 @@
-"""MLPerf logs under the official compliance checker, its messages with lines of the file."""
+"""Check MLPerf logs with the official compliance checker.
+
+Its messages are mapped to lines of the file.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +34,10 @@ from paceline.mlperf.rules import (
 
 
 def check(place: Path, ruleset: str | None = None) -> Check:
-    """The official checker's findings on every log at `place`; copies are checked, nothing else.
+    """Return the official checker's findings on every log at `place`; only copies are checked.
 
-    Raises SystemFaultError without the official package, UserError for an unknown ruleset and for
-    a place without MLPerf logs.
+    Raises SystemFaultError without the official package. Raises UserError for an unknown ruleset
+    and for a place without MLPerf logs.
     """
     version = checker_version()
     if ruleset is not None:
@@ -57,7 +60,7 @@ def check(place: Path, ruleset: str | None = None) -> Check:
 
 
 def _label(logs: Iterable[RunLog], ruleset: str) -> str:
-    """What is said of a check: whether the logs are small siblings', and by which rules."""
+    """Return the label of a check: whether the logs are of tiny variants, and the rules applied."""
     names = {trial.benchmark or "" for log in logs for trial in log.trials}
     small = [SIBLINGS[name] for name in sorted(names & SIBLINGS.keys())]
     if ruleset == TINY_RULESET:
@@ -68,7 +71,7 @@ def _label(logs: Iterable[RunLog], ruleset: str) -> str:
 def chosen_ruleset(
     place: Path, option: str | None, rulesets: list[str], logs: Sequence[RunLog] = ()
 ) -> tuple[str, RulesetOrigin]:
-    """The ruleset that is asked for, else what logs, path and benchmark say.
+    """Return the requested ruleset, else the one that logs, path and benchmark imply.
 
     Raises UserError for one that is not in `rulesets`.
     """
@@ -88,10 +91,10 @@ def chosen_ruleset(
 
 
 def _rules_for(log: RunLog, ruleset: str) -> tuple[str, Mapping[str, object]]:
-    """The round, and what is particular to the small siblings.
+    """Return the round, and the changes to its rules for tiny variants.
 
-    The official rules of the benchmark that one stands for are asked as well, so that every key
-    that deviates is named.
+    The official rules of the benchmark that a tiny variant imitates are checked as well, so that
+    every deviating key is reported.
     """
     if ruleset == TINY_RULESET:
         return BASE_RULESET, replaced_rules()
@@ -100,7 +103,7 @@ def _rules_for(log: RunLog, ruleset: str) -> tuple[str, Mapping[str, object]]:
 
 
 def checked_log(log: RunLog, ruleset: str, folder: Path) -> CheckedFile:
-    """What the official checker says of one log; its copy lies in `folder` meanwhile."""
+    """Return the official checker's findings on one log; `folder` holds the temporary copy."""
     name = as_text(log.path.name)
     if log.unreadable:
         return CheckedFile(file=name, status="unreadable", reason=log.unreadable)
@@ -135,11 +138,11 @@ TINY_RULESET = "tiny"
 OTHER_VALUES = "checked by rules with other values"
 TINY_LABEL = f"{NOT_A_RESULT}: {OTHER_VALUES}"
 BASE_RULESET = DEFAULT_RULESET
-"""The round whose rules are copied."""
+"""Round whose rules are copied."""
 
 _NAMES = ", ".join(f"'{name}'" for name in sorted(SIBLINGS))
 VALUE, BEST = "CHECK", "ATLEAST_ONE_CHECK"
-"""Of every line with a key, and of at least one of them."""
+"""Kinds of checks: on every line with a key, and on at least one of them."""
 
 
 def _reaches(benchmark: str) -> str:
@@ -163,10 +166,10 @@ REPLACED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "eval_accuracy": (BEST, _reaches("flux1_tiny")),
     },
 }
-"""File of the official rules -> key -> which check, and what stands in its place."""
+"""Replaced checks: file of the official rules -> key -> kind of check and its replacement."""
 
 
 def replaced_rules() -> dict[str, object]:
-    """What the checker's program needs to make the copy."""
+    """Return the changes that the checker's program needs to make its copy of the rules."""
     files = {f"closed_{small.sibling_of}": f"closed_{name}" for name, small in SIBLINGS.items()}
     return {"replaced": REPLACED, "names": files}

@@ -1,4 +1,4 @@
-"""What the official checkers object to: findings by file, the whole answer, its lines and rows."""
+"""Findings of the official checkers, by file, with their text lines and table rows."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ CheckStatus = Literal["passed", "failed", "broken"]
 
 
 class CheckFinding(Value):
-    """One thing that the rules object to."""
+    """One violation of the rules."""
 
     key: str | None = None
     line: int | None = None
-    """In the log as it is read, unpacked, from 1; None where no line is at fault."""
+    """Line in the unpacked log, counted from 1; None if no line is at fault."""
     message: str
-    """In the official checker's own words, but for what Paceline itself finds."""
+    """Message of the official checker, verbatim, or of Paceline for its own findings."""
 
 
 class CheckedFile(Value):
-    """One log under the official rules."""
+    """One log checked by the official rules."""
 
     file: str
     status: FileStatus
-    """`broken`: the checker gave no whole answer."""
+    """Outcome for this file; `broken` means that the checker gave no complete answer."""
     reason: str | None = None
     findings: tuple[CheckFinding, ...] = ()
     warnings: tuple[CheckFinding, ...] = ()
 
 
 class Check(Value):
-    """What `paceline mlperf check` answers."""
+    """Output of `paceline mlperf check`."""
 
     place: str
     kind: Literal["logs", "description", "submission"] = "logs"
@@ -45,19 +45,20 @@ class Check(Value):
     official: Literal[False] = False
     label: str = UNOFFICIAL
     status: CheckStatus
-    """`broken`: some file has no whole answer, and none of the others failed.
+    """Outcome for all files.
 
-    A submission passes with one log that breaks the rules: it is the run that is dropped.
+    `broken` means that some file has no complete answer and none of the others failed. A submission
+    passes with one log that breaks the rules: this run is the one dropped from the score.
     """
     files: tuple[CheckedFile, ...]
 
 
 NOUNS = {"logs": "logs", "description": "descriptions", "submission": "files and folders"}
-"""What a check of each kind counts."""
+"""Noun for what each kind of check counts."""
 
 
 def check_rows(check: Check) -> list[dict[str, Any]]:
-    """Each finding and warning as a row; a log without any is one row."""
+    """Return one row per finding and warning; a log without any gets one row."""
     rows: list[dict[str, Any]] = []
     for file in check.files:
         head = {"file": file.file, "status": file.status}
@@ -72,7 +73,7 @@ def check_rows(check: Check) -> list[dict[str, Any]]:
 
 
 def check_lines(check: Check) -> Iterator[str]:
-    """The verdict on every log with its findings, for a terminal."""
+    """Yield the verdict on every log with its findings, as terminal lines."""
     passed = sum(file.status == "passed" for file in check.files)
     verdict = f"submission {check.status}: " if check.kind == "submission" else ""
     yield one_line(

@@ -1,6 +1,7 @@
-"""The official compliance checker, started on copies: it never sees a file of the user's.
+"""Run the official compliance checker on copies; it never sees a user's file.
 
-Its messages come with the key and the line of the file that they are about."""
+Each message is mapped to the key and the line of the file that it is about.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +27,21 @@ LONGEST_CHECK_S = 300.0
 
 @dataclass(frozen=True)
 class CheckerVerdict:
-    """What the official checker says of one log, in its own words."""
+    """Messages of the official checker on one log, verbatim."""
 
     messages: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
-    """Result lines that it could not parse, and why."""
+    """Result lines that it could not parse, each with the reason."""
     broken: str | None = None
-    """Why there is no whole answer."""
+    """Reason for an incomplete answer."""
 
 
 def checker_version() -> str:
-    """Version of the official package; raises SystemFaultError when it is not installed."""
+    """Return the version of the official package.
+
+    Raises SystemFaultError if it is not installed.
+    """
     try:
         return metadata.version(PACKAGE)
     except metadata.PackageNotFoundError as error:
@@ -49,9 +53,9 @@ def checker_version() -> str:
 
 
 def checker_rulesets(benchmark: str | None = None) -> list[str]:
-    """Rounds of MLPerf Training whose rules the installed package has, oldest first.
+    """Return the MLPerf Training rounds whose rules are installed, oldest first.
 
-    With a `benchmark` those alone that have it in the closed division; none for an unknown one.
+    With `benchmark`, only the rounds that have it in the closed division; none for an unknown one.
     """
     package = util.find_spec("mlperf_logging")
     places = package.submodule_search_locations if package else None
@@ -66,7 +70,7 @@ def checker_rulesets(benchmark: str | None = None) -> list[str]:
 
 
 def copy_unpacked(log: Path, copy: Path) -> str | None:
-    """Writes `log`, unpacked, to `copy`; says why when it could not be read to its end."""
+    """Write `log`, unpacked, to `copy`; return why it could not be read to its end."""
     file = LogFile(log)
     with copy.open("wb") as target:
         target.writelines(file)
@@ -76,9 +80,9 @@ def copy_unpacked(log: Path, copy: Path) -> str | None:
 def check_copy(
     copy: Path, ruleset: str, changes: Mapping[str, object] | None = None
 ) -> CheckerVerdict:
-    """The verdict on `copy`, from a process that runs in its folder and knows nothing else.
+    """Return the verdict on `copy`, from a process that runs in the copy's folder.
 
-    `changes` are those of what it is checked by: see the program.
+    `changes` are the changes to the rules; see `checker_program.main`.
     """
     arguments = [ruleset, copy.name, json.dumps(changes or {})]
     answer, broken = program_answer(PROGRAM, arguments, copy.parent, LONGEST_CHECK_S)
@@ -93,9 +97,9 @@ def check_copy(
 def program_answer(
     program: Path, arguments: Sequence[str], folder: Path, limit_s: float
 ) -> tuple[dict[str, Any], str | None]:
-    """The JSON that a checker's program prints, and why there is no whole answer.
+    """Return the JSON that a checker's program prints, and the reason for an incomplete answer.
 
-    It runs in `folder`, for at most `limit_s`.
+    The program runs in `folder` for at most `limit_s` seconds.
     """
     command = [sys.executable, "-P", str(program), *arguments]
     try:
@@ -105,7 +109,7 @@ def program_answer(
             capture_output=True,
             text=True,
             timeout=limit_s,
-            # Some messages list a set of keys: with a fixed seed always in the same order.
+            # Some messages list a set of keys; a fixed hash seed keeps their order the same.
             env={**os.environ, "PYTHONHASHSEED": "0"},
         )
     except subprocess.TimeoutExpired:
@@ -121,7 +125,7 @@ def program_answer(
 
 
 def _last_words(errors: str) -> str:
-    """How a checker ended that gave no answer."""
+    """Return the last line that a checker without an answer printed."""
     last = errors.strip().splitlines()[-1:] or ["without a word"]
     return f"the checker broke off: {last[0][:300]}"
 
@@ -130,7 +134,7 @@ TOKEN = b":::MLLOG "
 FIELDS = ("time_ms", "key", "value", "metadata")
 MAX_MESSAGE_CHARACTERS = 900
 MAX_LINE_CHARACTERS = 300
-"""Of a line of a message: a long line of the log hides the failed test below it otherwise."""
+"""Maximum length of a message line; a longer one would hide the failed test below it."""
 _KEY = re.compile(r"(?:CHECK for|occurrence of) '([^']*)'|Failed checks for (\S+) :")
 _LINE = re.compile(r" in line (\d+)(?=:\n)")
 _CONTEXT = re.compile(r"^current (?:context|line)\[", re.MULTILINE)
@@ -138,17 +142,17 @@ _CONTEXT = re.compile(r"^current (?:context|line)\[", re.MULTILINE)
 
 @dataclass
 class ResultLines:
-    """The result lines of a log as the checker numbers them, and where they stand in the file."""
+    """Result lines of a log in the checker's numbering, with their lines in the file."""
 
     numbers: list[int] = field(default_factory=list[int])
     texts: list[str] = field(default_factory=list[str])
 
     @classmethod
     def of(cls, content: bytes) -> ResultLines:
-        """Of a whole log; line numbers count line feeds, as editors do."""
+        """Read the result lines of a whole log; line numbers count line feeds, as editors do."""
         lines = cls()
         for number, line in enumerate(content.split(b"\n"), 1):
-            # The checker also ends a line at a carriage return, which progress bars print.
+            # The checker also ends lines at carriage returns, which progress bars print.
             for part in line.split(b"\r"):
                 if TOKEN in part:
                     lines.numbers.append(number)
@@ -157,7 +161,7 @@ class ResultLines:
         return lines
 
     def record(self, at: int) -> dict[str, Any]:
-        """The record of result line `at`, empty when it has none."""
+        """Return the record of result line `at`, empty if it has none."""
         try:
             record = json.loads(self.texts[at][len(TOKEN) :])
         except (ValueError, IndexError, RecursionError):
@@ -165,11 +169,11 @@ class ResultLines:
         return record if isinstance(record, dict) else {}
 
     def number_of(self, text: str) -> int | None:
-        """The first line with this result, None when no line has it."""
+        """Return the first line with this result text, None if there is none."""
         return self.numbers[self.texts.index(text)] if text in self.texts else None
 
     def of_key(self, key: str) -> list[int]:
-        """The lines that state `key`."""
+        """Return the lines that log `key`."""
         quoted = f'"{key}"'
         return [
             self.numbers[at]
@@ -179,9 +183,9 @@ class ResultLines:
 
 
 def finding(message: str, lines: ResultLines) -> CheckFinding:
-    """Return a message of the official checker with the key and the line of the file it is about.
+    """Return an official checker's message with the key and file line that it is about.
 
-    The checker counts result lines from 0: that number becomes `line`, which counts the lines of
+    The checker counts result lines from 0; this number becomes `line`, which counts the lines of
     the file. The dump of the checker's variables at the end is left out.
     """
     key, line, text = None, None, _CONTEXT.split(message)[0].strip()
@@ -199,7 +203,7 @@ def finding(message: str, lines: ResultLines) -> CheckFinding:
 
 
 def incomplete_records(lines: ResultLines) -> list[CheckFinding]:
-    """Return the result lines that lack a field, on which the checker breaks off."""
+    """Return the result lines that lack a field, at which the checker raises an error."""
     findings: list[CheckFinding] = []
     for at, number in enumerate(lines.numbers):
         record = lines.record(at)
