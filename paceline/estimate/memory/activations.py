@@ -1,4 +1,4 @@
-"""Activations and logits that one rank of a pipeline stage holds, as arrays over many cases.
+"""Activations and logits on one rank of a pipeline stage, as arrays over many cases.
 
 Symbols: t tokens of a micro-batch on a rank, h hidden size, a d and g d widths of all queries and
 of all keys, w width of the ffn, s tokens of a sample, c bytes of a number, tp tensor ranks. All
@@ -10,8 +10,8 @@ s, the rank's stage (states.py).
     recomputed  t c h of a block's input instead of all that
     logits      the framework's bytes (4 to 15) t vocabulary / tp, of each token that is predicted
 
-After Korthikanti et al., arXiv:2205.05198, section 4. Unlike core/memory.py, which counts what must
-be there at least, these count what frameworks really keep.
+After Korthikanti et al., arXiv:2205.05198, section 4. core/memory.py counts the minimum; this
+module counts what frameworks actually save.
 """
 
 from __future__ import annotations
@@ -34,37 +34,38 @@ from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.weights import num_microbatches, replicas
 
 DROPPED = 2
-"""Tensors of the stream that a block drops from: the outputs of attention and of the ffn."""
+"""Number of residual-stream tensors with dropout in a block: attention's and the ffn's outputs.
+"""
 LSE_BYTES = 4
-"""fp32 logarithm of a row's sum of exponentials: all that flash attention keeps of its scores,
-one for each head and token (Dao et al., arXiv:2205.14135)."""
+"""Bytes of the fp32 log-sum-exp of a row, all that flash attention saves of its scores: one for
+each head and token (Dao et al., arXiv:2205.14135)."""
 
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes that the passes of a step make, on one rank."""
+    """Bytes of activations in a step's passes, on one rank."""
 
     kept: Floats
-    """For backward passes that have not begun."""
+    """Bytes saved for backward passes that have not started."""
     working: Floats
-    """Of the one block that a backward pass goes through, beyond what was kept."""
+    """Additional bytes of the one block whose backward pass is running."""
     logits: Floats
-    """Of the head: its inputs, logits and their loss."""
+    """Bytes of the head: inputs, logits and loss."""
     num_logits: Floats
-    """Logits of one micro-batch: a count, no bytes."""
+    """Number of logits of one micro-batch (a count, not bytes)."""
     waiting: Floats
-    """Of `logits`, the other micro-batches' when gpipe's first backward pass is through."""
+    """Part of `logits` of the other micro-batches after gpipe's first backward pass."""
 
 
 def activations(x: Cases, f: Constants, s: Stage) -> Activations:
-    """Activations and logits of a rank.
+    """Return activations and logits of a rank.
 
-    With full recomputation only a block's input is kept, and one block is computed again while the
-    backward pass goes through it; selective recomputation leaves out the scores. By a budget blocks
-    keep different parts, and the last one, which keeps most, is the first to be computed again.
+    With full activation checkpointing only a block's input is saved, and one block is recomputed at
+    a time during the backward pass. Selective checkpointing omits the scores. With a memory budget,
+    blocks save different parts. The last block saves the most and is the first to be recomputed.
     """
     t, c = tokens(x), x.compute_bytes
-    # Ranks that share the tensors of h features: sequence parallelism splits these too.
+    # Ranks that shard the tensors of h features: only sequence parallelism splits these.
     shared = np.where(x.sequence_parallel > 0, x.tp, 1.0)
     per_token, row_sums = _block_per_token(x, f, shared), LSE_BYTES * x.heads / x.tp
     whole = t * (per_token + np.where(_stores_scores(x, f), _scores(x, f), row_sums))
@@ -92,10 +93,10 @@ def activations(x: Cases, f: Constants, s: Stage) -> Activations:
 def _recomputed(
     x: Cases, f: Constants, shared: Floats, whole: Floats, inputs: Floats
 ) -> tuple[Floats, Floats]:
-    """Bytes that a block keeps less than the `whole`, on average, and those made again at the peak.
+    """Return (bytes saved by recomputation per block on average, bytes recomputed at the peak).
 
-    An ffn that is computed anew keeps none of its tensors and not the output of its norm, gathered
-    or not; its activation alone only what the first products gave.
+    A recomputed ffn saves neither its tensors nor the output of its norm, gathered or not. A
+    recomputed activation omits only its own output; the outputs of the first GEMMs stay.
     """
     t, c = tokens(x), x.compute_bytes
     ffn = t * c * f.activation_scale * (x.ffn * active_experts(x) + x.shared_ffn) / x.tp
@@ -114,34 +115,34 @@ def _recomputed(
 
 
 def _waiting(x: Cases, s: Stage) -> Floats:
-    """Gradients of the products' outputs, which zero-bubble keeps until it takes those of weights.
+    """Return the bytes of GEMM output gradients that zero-bubble keeps for weight gradients.
 
-    Outputs of a block's products: queries, keys and values, the ffn's first product (with its
-    gate), and twice h of attention's and the ffn's last ones.
+    Outputs of a block's GEMMs: queries, keys and values, the ffn's first GEMM (with its gate), and
+    twice h for the last GEMMs of attention and ffn.
     """
     widths = (x.heads + 2 * x.kv_heads) * x.head_dim + (1 + x.gated) * x.ffn
     of_layer = tokens(x) * x.compute_bytes * (2 * x.hidden + widths / x.tp)
-    # Those of the micro-batch at work beside those that wait.
+    # The current micro-batch's gradients add to those of the deferred ones.
     return np.where(s.deferred > 0, (s.deferred + 1) * s.layers * of_layer, 0.0)
 
 
 def _transfers(x: Cases, f: Constants, s: Stage, inputs: Floats) -> Floats:
-    """The outputs of the micro-batches in flight, which a stage keeps after it has sent them."""
+    """Return the bytes of sent stage outputs that stay allocated for micro-batches in flight."""
     ranks = np.where(f.splits_transfers > 0, x.tp, 1.0)
     sent = x.vp * _in_flight(s) / ranks
     return np.where(x.pp > 1, f.keeps_transfers * sent * inputs, 0.0)
 
 
 def _in_flight(s: Stage) -> Floats:
-    """Micro-batches whose activations of a rank's layers are alive at once, on average."""
+    """Return the mean number of micro-batches whose activations of a rank's layers are alive."""
     return s.kept / np.maximum(s.layers, 1)
 
 
 def _joined(x: Cases, f: Constants) -> Floats:
-    """Features a token that context parallelism keeps beyond its own queries, keys, values, output.
+    """Return the features per token that context parallelism saves in addition to its own tensors.
 
-    The output once more, joined from parts, and the other ranks' keys and values where they are
-    gathered.
+    These are attention's output again, joined from parts, and the other ranks' keys and values
+    where they are all-gathered.
     """
     gathers = x.is_category("cp_exchange", "all-gather") | x.is_category("cp_exchange", "any")
     keys = np.where(gathers, 2 * (x.cp - 1) * x.kv_heads, 0.0)
@@ -149,11 +150,11 @@ def _joined(x: Cases, f: Constants) -> Floats:
 
 
 def _ffn_tensors(x: Cases, f: Constants) -> tuple[Floats, Floats]:
-    """Tensors of its width that an ffn keeps: of its first products, and what is made of them.
+    """Return the number of saved tensors of the ffn's width: (of first GEMMs, of the activation).
 
-    A gate keeps its activation's output too where nothing joins the two. A ReLU needs its output
-    alone, or compiled for a GPU a byte a number that says where it is 0. A frozen last product
-    keeps no input.
+    A gate also saves its activation's output unless a fused kernel joins the two. A ReLU needs only
+    its output, or, compiled for a GPU, one byte per number that marks where it is 0. A frozen last
+    GEMM saves no input.
     """
     trained, plain = np.where(x.frozen > 0, 0.0, 1.0), 1 - x.gated
     bytewise = (x.compiled > 0) & ~_compiled_for_a_cpu(x)
@@ -164,17 +165,18 @@ def _ffn_tensors(x: Cases, f: Constants) -> tuple[Floats, Floats]:
 
 
 def _norm_outputs(x: Cases, f: Constants) -> Floats:
-    """Outputs of norms that a block keeps: none where frozen products follow them."""
+    """Return the number of saved norm outputs of a block: none before frozen GEMMs."""
     again = f.drops_norms * (x.compiled > 0) * (x.peak_narrow > 0)
     return np.where(x.frozen > 0, 0.0, NORMS * (1 - again))
 
 
 def _every_second_product(x: Cases, shared: Floats) -> Floats:
-    """Numbers a token of a block's input, attention's output, and what products 1, 3, 5, 7 give.
+    """Return the numbers per token that selective checkpointing by operation saves.
 
-    Of queries, keys, values, output, gate (or the only first product), up and down: these are
-    queries, values, the gate and, if there is one, down. pytorch/torchtitan, the policy of
-    `selective_ac_option = "op"`. What down gives is kept before tensor ranks sum it up: whole.
+    These are a block's input, attention's output, and the outputs of GEMMs 1, 3, 5 and 7 of
+    queries, keys, values, output, gate (or the only first GEMM), up and down: queries, values, the
+    gate and, if there is one, down. Source: pytorch/torchtitan, the policy of `selective_ac_option
+    = "op"`. The output of down is saved before tensor ranks reduce it, so it is not sharded.
     """
     queries, values = x.heads * x.head_dim, x.kv_heads * x.head_dim
     width = x.ffn * active_experts(x) + x.shared_ffn
@@ -183,10 +185,10 @@ def _every_second_product(x: Cases, shared: Floats) -> Floats:
 
 
 def _adapters(x: Cases, f: Constants, shared: Floats) -> Floats:
-    """Bytes a token that adapters keep: their inputs, and a byte where a number may be dropped.
+    """Return the bytes per token that adapters save: inputs, and one byte per dropout element.
 
-    A tensor rank has the whole input of products whose outputs are cut, unless under sequence
-    parallelism it keeps its part of the tokens alone. Compiled for a CPU, dropout keeps no bytes.
+    A tensor rank has the full input of column-parallel GEMMs unless, under sequence parallelism, it
+    saves only its part of the tokens. Compiled for a CPU, dropout saves no mask.
     """
     masks = np.where(_compiled_for_a_cpu(x), 0.0, x.adapter_drops)
     whole = x.adapter_inputs * np.where(f.gathers_inputs > 0, 1.0, 1 / shared)
@@ -195,13 +197,13 @@ def _adapters(x: Cases, f: Constants, shared: Floats) -> Floats:
 
 
 def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
-    """Bytes that a block keeps per token, scores aside.
+    """Return the bytes per token that a block saves, without attention scores.
 
-    c (4 h + (2 a d + 2 g d + n w) / tp), with n 3 with a gate and 2 without (core/memory.py), and
-    what the framework adds: dropout masks, norms in fp32, gathered inputs, the ffn's unfused gate.
-    With experts w is that of all that a token meets, and 2 h for each of these where tokens are
-    sorted by expert and back; latent attention keeps its narrow vectors too. Sequence parallelism
-    divides the stream's tensors as well.
+    c (4 h + (2 a d + 2 g d + n w) / tp), with n = 3 with a gate and 2 without (core/memory.py),
+    plus the framework's own: dropout masks, norms in fp32, gathered inputs, the ffn's unfused gate.
+    With experts, w is the width of all experts of a token, plus 2 h for each of them where tokens
+    are sorted by expert and back. Latent attention also saves its narrow vectors. Sequence
+    parallelism shards the residual stream's tensors as well.
     """
     c = x.compute_bytes
     inputs = np.where(f.gathers_inputs > 0, 2 * c * (1 - 1 / shared), 0.0)
@@ -219,14 +221,17 @@ def _block_per_token(x: Cases, f: Constants, shared: Floats) -> Floats:
 
 
 def _compiled_for_a_cpu(x: Cases) -> Bools:
-    """Where dropout keeps two seeds instead of a mask, and a ReLU its output alone."""
+    """Return a mask of the cases compiled for a CPU.
+
+    There, dropout saves two seeds instead of a mask, and a ReLU only its output.
+    """
     return (x.compiled > 0) & x.is_category("generation", "cpu")
 
 
 def _stream_masks(x: Cases, f: Constants) -> Floats:
-    """Bytes that the native trainer's dropout keeps per token and feature of a block's stream.
+    """Return the dropout bytes per token and feature of a block's stream (native trainer).
 
-    Where tensor ranks draw apart, for parts of the tokens each, it is not compiled.
+    If tensor ranks draw separately, each for its part of the tokens, dropout is not compiled.
     """
     apart = (x.sequence_parallel > 0) & (x.tp > 1)
     mask = np.where(f.noise > 0, x.compute_bytes, 1.0)
@@ -234,9 +239,9 @@ def _stream_masks(x: Cases, f: Constants) -> Floats:
 
 
 def _stores_scores(x: Cases, f: Constants) -> Bools:
-    """Whether attention stores its scores: without flash, or where they are small anyway.
+    """Return True where attention stores its scores: without flash attention, or if they are small.
 
-    A CPU has no kernel that drops probabilities without storing them.
+    A CPU has no kernel that applies dropout to probabilities without storing them.
     """
     return (
         (x.flash == 0)
@@ -246,10 +251,11 @@ def _stores_scores(x: Cases, f: Constants) -> Bools:
 
 
 def _scores(x: Cases, f: Constants) -> Floats:
-    """Bytes of a token's scores: 5 a s / tp in 16 bit with dropout, as c / 2 x scores a s / tp.
+    """Return the bytes of a token's scores.
 
-    Where CPUs drop, probabilities, mask and what is left are fp32, as are then queries, keys and
-    values: 3 x 4 a (s + d) / tp.
+    5 a s / tp in 16 bit with dropout, computed as c / 2 x scores a s / tp. With dropout on CPUs,
+    probabilities, mask and result are fp32, as are then queries, keys and values: 3 x 4 a (s + d) /
+    tp.
     """
     drawn = 3 * 4 * x.heads * (x.seq_len + np.where(x.compute_bytes < 4, x.head_dim, 0)) / x.tp
     stored = f.scores * x.compute_bytes / 2 * x.heads * x.seq_len / x.tp
@@ -257,7 +263,7 @@ def _scores(x: Cases, f: Constants) -> Floats:
 
 
 def _norm(x: Cases, f: Constants) -> Floats:
-    """Bytes that a norm keeps per token and feature beyond its input and output.
+    """Return the bytes per token and feature that a norm saves beyond its input and output.
 
     Models with a gated ffn have RMSNorm, others LayerNorm.
     """
@@ -267,26 +273,29 @@ def _norm(x: Cases, f: Constants) -> Floats:
 
 
 def all_forward_first(x: Cases) -> Bools:
-    """Where all forward passes of a step come before its backward passes."""
+    """Return a mask of the cases that run all forward passes before any backward pass (gpipe)."""
     return (x.pp > 1) & x.is_category("schedule", "gpipe")
 
 
 def _logits(x: Cases, f: Constants, s: Stage, shared: Floats) -> tuple[Floats, Floats]:
-    """The head's input with its norm, the logits and their loss; gpipe keeps a whole step's.
+    """Return the bytes of (head input, logits and loss; the part of waiting micro-batches).
 
-    Then the same of the micro-batches that wait for gpipe's first one.
-
-    A loss that goes through chunks of tokens has the logits of one chunk only. Each token that is
-    predicted has a loss of its own, whose logits are kept until the backward pass.
+    gpipe keeps a whole step's; the second value belongs to the micro-batches that wait after its
+    first backward pass. A loss that goes through chunks of tokens holds the logits of one chunk.
+    Each predicted token has its own loss, whose logits are kept until the backward pass.
     """
     t, rows = (1 + x.mtp_layers) * tokens(x), vocabulary_rows(x, f) / x.tp
     entrance = t * x.hidden * (2 * x.compute_bytes + _norm(x, f)) / shared
     head = np.where(f.head_gradient > 0, rows * x.hidden, 0.0)
+    # Micro-batches whose head tensors are alive: all of a step in gpipe, else the current one plus
+    # those that zero-bubble defers. A chunked loss holds one chunk of logits whatever that number
+    # is; an unchunked one holds the logits of every such micro-batch.
     waiting = np.where(all_forward_first(x), num_microbatches(x), 1 + s.deferred)
     logits = (f.logits + x.more_logit_bytes) * t * rows
     chunked = f.chunk < EVERYTHING
     at_once = np.where(chunked, _chunk(x, f, t, rows), waiting * logits)
-    # A gradient waits for each micro-batch; the 16-bit head it is made by, for the one at work.
+    # Each of these micro-batches keeps a head gradient. Only the current one needs the 16-bit copy
+    # of the head that computes it.
     copy = np.where((x.frozen > 0) | (x.compute_bytes >= f.weight), 0.0, x.compute_bytes * head)
     gathered = shards_weights(x, f) & (replicas(x) * x.cp > 1)
     gradient = np.where((x.frozen > 0) & (x.trains_head == 0), 0.0, f.head_gradient * head)
@@ -297,17 +306,21 @@ def _logits(x: Cases, f: Constants, s: Stage, shared: Floats) -> tuple[Floats, F
 
 
 def _chunk(x: Cases, f: Constants, t: Floats, rows: Floats) -> Floats:
-    """Bytes of the logits of a chunk of tokens: chunks are as even as can be.
+    """Return the bytes of the logits of one chunk of tokens; chunks are as even as possible.
 
-    Of a logit of c bytes: itself, which its gradient takes the place of, and the gradient of the
-    chunk before; an fp32 one to work on; for a whole vocabulary another, which the softmax reads
-    (PyTorch's reads fp16 itself, not bf16), or compiled no fp32 at all and a gradient of its own.
+    Per logit of c bytes: the logit itself, which its gradient overwrites; the gradient of the
+    previous chunk; an fp32 working copy; and, for an unsharded vocabulary, another one that the
+    softmax reads (PyTorch's reads fp16 directly, not bf16). Compiled, there is no fp32 copy, but a
+    gradient of its own.
     """
     c = x.compute_bytes
     at_once = np.maximum(1, np.floor(f.chunk / (4 * np.maximum(1, rows))))
     chunks = np.ceil(t / at_once)
     before = np.where(chunks > 1, 1.0, 0.0)
     read = np.where(x.half * (f.noise == 0) > 0, 0.0, 4.0)
+    # Bytes per logit of an unsharded vocabulary: compiled 2 c (logit and gradient), 16 bit c + 4
+    # plus what softmax reads, fp32 8. With a sharded vocabulary (next line) there is no copy for
+    # softmax: c + 4 in 16 bit, 4 in fp32.
     whole = np.where(x.compiled > 0, 2 * c, np.where(c < 4, c + 4 + read, 8.0))
     of_logit = np.where(x.tp <= 1, whole, np.where(c < 4, c + 4, 4.0)) + before * c
     return of_logit * np.ceil(t / chunks) * rows

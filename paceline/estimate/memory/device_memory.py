@@ -1,10 +1,11 @@
-"""Memory that a training needs on its most loaded device, by part, and whether it fits.
+"""Memory of a training run on its most loaded device, by part, and whether it fits.
 
-Three totals are told apart: `allocated`, the peak of live tensors; `reserved`, what the allocator
-took from the device for them; `device_used`, what the device has in use, with the driver's context
-and the buffers of collectives. Published memories state one or another of them.
+There are three totals. `allocated` is the peak of live tensors. `reserved` is what the allocator
+took from the device for them. `device_used` is all memory in use on the device, including the
+driver's context and the buffers of collectives. Published figures state one of the three.
 
-core/memory.py bounds the same from below for `run` to refuse by; this says what to expect.
+core/memory.py computes a lower bound, which `run` uses to refuse a run. This module estimates the
+expected value.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from paceline.estimate.model.case import Bools, Cases, Floats
 from paceline.estimate.model.weights import num_microbatches, replicas
 
 CONTEXT_BYTES: Mapping[str, float] = {"volta": 1113 * MIB, "ampere": 1573 * MIB, "cpu": 0.0}
-"""nvidia-smi with one tensor, by the 1.3B and 104B notes of BigScience (2021), CUDA 11."""
+"""Context size per GPU generation: memory that nvidia-smi shows with one tensor allocated. Source:
+the 1.3B and 104B notes of BigScience (2021), CUDA 11."""
 USUAL_CONTEXT_BYTES = 800 * MIB
-"""Of other GPUs where nobody measured: newer drivers load kernels as they are needed."""
+"""Context size of other GPUs, for which there is no measurement. It is smaller because newer
+drivers load kernels on demand."""
 LIKELY, UNLIKELY = 0.9, 0.1
-"""Probabilities of running out between which a layout is borderline: the device's memory lies in
-the 80 % interval of what is needed."""
+"""Probabilities of running out of memory between which a layout is borderline: the device's memory
+is in the 80% interval of the need."""
 Verdict = Literal["fits", "borderline", "out of memory"]
 
 
@@ -40,23 +43,24 @@ class MemoryEstimate:
     gradients: Floats
     optimizer: Floats
     gathered: Floats
-    """Weights that ZeRO-3, or FSDP's stage 2, holds whole to compute with."""
+    """Sharded weights that ZeRO-3, or FSDP's stage 2, gathers for computation."""
     activations: Floats
     logits: Floats
     """The head's inputs, logits and loss, on the last pipeline stage."""
     buffers: Floats
-    """Buckets, copies of gradients and workspaces."""
+    """Gradient buckets, copies of gradients and workspaces."""
     not_at_once: Floats
-    """What of the parts above is gone when the others are largest; to be subtracted."""
+    """Part of the fields above that is already freed when the others peak; it is subtracted."""
     fragmentation: Floats
-    """What the allocator holds beyond the peak of live tensors."""
+    """Memory that the allocator holds beyond the peak of live tensors."""
     given_back: Floats
-    """Of fragmentation, what it gives back before the device runs out: a step's buffers where the
-    passes do not need their memory, and the passes' tensors where the step does not."""
+    """Part of the fragmentation that the allocator gives back before the device runs out of memory.
+    These are the step's buffers where the passes do not need their memory, and the passes' tensors
+    where the step does not."""
     context: Floats
-    """The driver's context, and the collectives' buffers."""
+    """Driver context and buffers of collectives."""
     log_sd: Floats
-    """Deviation of the total's logarithm."""
+    """Standard deviation of the total's logarithm."""
 
     @property
     def allocated(self) -> Floats:
@@ -74,21 +78,21 @@ class MemoryEstimate:
 
     @property
     def reserved(self) -> Floats:
-        """What the allocator holds."""
+        """Bytes that the allocator has reserved."""
         return self.allocated + self.fragmentation
 
     @property
     def device_used(self) -> Floats:
-        """What the device has in use."""
+        """Bytes in use on the device."""
         return self.reserved + self.context
 
     @property
     def needed(self) -> Floats:
-        """What the device must have, however the allocator holds it."""
+        """Bytes that the device must have at least, whatever the allocator caches."""
         return self.device_used - self.given_back
 
     def at(self, row: int) -> dict[str, float]:
-        """The parts of one case; they add up to device_used."""
+        """Return the parts of one case in bytes; they add up to `device_used`."""
         parts = {f.name: float(getattr(self, f.name)[row]) for f in fields(self)}
         del parts["log_sd"], parts["given_back"]
         return {**parts, "not_at_once": -parts["not_at_once"]}
@@ -99,12 +103,12 @@ def memory(
     frameworks: Mapping[str, Framework] | Framework = FRAMEWORKS,
     context_bytes: float | Floats | None = None,
 ) -> MemoryEstimate:
-    """Bytes of the most loaded pipeline rank.
+    """Return the bytes by part of the most loaded pipeline rank.
 
-    That is the first, which keeps the most micro-batches and the embedding, the last with head and
-    logits, or the second where both ends have a layer less. `frameworks`: one for all cases, or by
-    stack; `context_bytes` None takes what is usual for the generation. Raises ValueError for a
-    stack without constants.
+    That rank is the first (most micro-batches in flight, embedding), the last (head and logits), or
+    the second where both ends have one layer less. `frameworks` is one for all cases, or a mapping
+    by implementation. `context_bytes` None selects the usual size for the generation. Raises
+    ValueError for an implementation without constants.
     """
     return _largest([rank_memory(x, rank, frameworks, context_bytes) for rank in (0, 1, -1)])
 
@@ -115,17 +119,21 @@ def rank_memory(
     frameworks: Mapping[str, Framework] | Framework = FRAMEWORKS,
     context_bytes: float | Floats | None = None,
 ) -> MemoryEstimate:
-    """Bytes of the pipeline rank `rank`, -1 for the last one."""
+    """Return the bytes by part of pipeline rank `rank`, -1 for the last one."""
     f, s = constants(x, frameworks), stage(x, rank)
     held, new = states(x, f, s), activations(x, f, s)
     on_gpu = ~x.is_category("generation", "cpu")
     saved = new.kept + new.working + held.copies
-    # One block is worked on after the logits are gone, and freed gradients come as activations go.
+    # The backward pass of a block starts after the logits are freed, so only the larger of the two
+    # counts. Gradients are allocated while activations are freed.
     kept = new.kept + held.copies
     beside = np.maximum(new.working, new.logits)
-    # gpipe's forward passes are over when the first backward pass makes gradients.
+    # gpipe finishes all forward passes before the first backward pass allocates gradients.
     through = held.gradients + kept + new.working + new.waiting
     apart = (f.keeps_gradients == 0) & all_forward_first(x) & (num_microbatches(x) > 1)
+    # Peak of gradients and activations. Freed gradients: the forward peak has no gradients, so take
+    # the larger of forward and backward. gpipe: compare the forward peak with the end of the first
+    # backward pass. Otherwise gradients stay allocated throughout and add to the forward peak.
     most = np.select(
         [_frees_gradients(x, f), apart],
         [
@@ -154,16 +162,17 @@ def rank_memory(
 
 
 def p_oom(estimate: MemoryEstimate, limit_bytes: float | Floats) -> Floats:
-    """Probability, 0-1, that a device of `limit_bytes` runs out: log-normal around what is needed.
+    """Return the probability, 0-1, that a device of `limit_bytes` runs out of memory.
 
-    Phi(z) with z = ln(needed / limit) / sd, Phi the standard normal distribution.
+    The need is log-normal: Phi(z) with z = ln(needed / limit) / sd, Phi the standard normal
+    distribution.
     """
     deviations = np.log(estimate.needed / limit_bytes) / estimate.log_sd
     return np.array([0.5 * (1 + erf(z / 2**0.5)) for z in deviations])
 
 
 def verdict(probability: float) -> Verdict:
-    """What a probability of running out is called."""
+    """Return the verdict for a probability of running out of memory."""
     if probability > LIKELY:
         return "out of memory"
     return "fits" if probability < UNLIKELY else "borderline"
@@ -178,14 +187,14 @@ def _largest(ranks: list[MemoryEstimate]) -> MemoryEstimate:
         f.name: np.stack([getattr(rank, f.name) for rank in ranks])[most, rows]
         for f in fields(MemoryEstimate)
     }
-    # Another rank may need more than the one that has most in use and can give back part of it.
+    # The rank with the most memory in use can give part of it back, so another rank may need more.
     return MemoryEstimate(**{**parts, "given_back": used.max(axis=0) - needed.max(axis=0)})
 
 
 def _frees_gradients(x: Cases, f: Constants) -> Bools:
-    """Where a step of one micro-batch has no gradients in its forward pass.
+    """Return a mask of the cases whose forward pass holds no gradients (one micro-batch per step).
 
-    DDP's buckets hold them all the time; FSDP and a rank alone free them.
+    DDP's buckets hold the gradients throughout. FSDP and a single rank free them.
     """
     ranks = replicas(x) * x.cp
     single = x.global_batch <= replicas(x) * x.micro_batch
@@ -193,7 +202,7 @@ def _frees_gradients(x: Cases, f: Constants) -> Bools:
 
 
 def _groups(x: Cases) -> Floats:
-    """Groups of more than one rank: tensor, pipeline, context, data."""
+    """Return the number of process groups with more than one rank: TP, PP, CP, DP."""
     sizes = (x.tp, x.pp, x.cp, replicas(x) * x.cp)
     return np.sum([size > 1 for size in sizes], axis=0).astype(float)
 

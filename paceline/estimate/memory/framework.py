@@ -1,17 +1,18 @@
-"""What a training framework keeps in memory: bytes by kind of parameter and activation.
+"""Memory constants of training frameworks: bytes by kind of parameter and activation.
 
-The formulas are the same for all (states.py, activations.py). What differs is stated here; what no
-formula tells (FITTED) begins at PRIORS and is moved by published memories. The medians in
-FRAMEWORKS come from these rows, and benchmarks/memory_estimate.py fits them again:
+The formulas are the same for all frameworks (states.py, activations.py). This module has the
+constants that differ. The constants in FITTED follow from no formula: they start at PRIORS and are
+fitted to published memory figures. The medians in FRAMEWORKS come from these rows, and
+benchmarks/memory_estimate.py fits them again:
 
-softmax  Megatron-DeepSpeed in 2021 and 2022, used memory as nvidia-smi shows it: the 1.3B study,
-         the 104B experiments and the 176B study's chronicles (rows seed4-, bsx- and bs200-)
-fused    Megatron core's functional tests on A100, H100 and GB200, the allocator's largest allocated
-         bytes (rows mcgold-)
-torch    torchtitan, the allocator's reserved peak (rows titan-)
+  softmax  Megatron-DeepSpeed in 2021 and 2022, used memory as nvidia-smi shows it: the 1.3B study,
+           the 104B experiments and the 176B study's chronicles (rows seed4-, bsx- and bs200-)
+  fused    Megatron core's functional tests on A100, H100 and GB200, the allocator's largest
+           allocated bytes (rows mcgold-)
+  torch    torchtitan, the allocator's reserved peak (rows titan-)
 
-`native` is this project's own trainer. What its blocks keep is counted from its operations, and its
-memory tracker confirms it.
+`native` is Paceline's own trainer. The activations of its blocks are counted from its operations
+and confirmed by its memory tracker.
 """
 
 from __future__ import annotations
@@ -25,126 +26,129 @@ from paceline.estimate.model.case import Cases, Floats
 
 MIB = 2**20
 EVERYTHING = 1e18
-"""More than any device has."""
+"""Bytes beyond any device's memory; stands for "no limit"."""
 
 
 @dataclass(frozen=True)
 class Framework:
-    """How a framework keeps states and activations; sizes in bytes."""
+    """Memory constants of one framework; sizes in bytes."""
 
     weight: float
-    """Of a trained parameter: 2 where 16-bit weights stand beside fp32 masters, else 4."""
+    """Bytes of a trained parameter: 2 for 16-bit weights with fp32 masters, else 4."""
     gradient: float
     master: float
-    """Of a parameter's fp32 copy in the optimizer, 0 where the weights are it."""
+    """Bytes of a parameter's fp32 master copy in the optimizer, 0 if the weights are fp32."""
     shards_weights_at: float = 3
-    """The ZeRO stage from which weights are cut; 2 for FSDP, whose stage 2 keeps them gathered."""
+    """ZeRO stage from which weights are sharded; 2 for FSDP, whose stage 2 keeps them gathered."""
     keeps_gradients: float = 1
-    """0 where gradients are freed before a forward pass, so that a step of one micro-batch never
-    holds all of them beside all activations."""
+    """0 if gradients are freed before a forward pass. A step of one micro-batch then never holds
+    all gradients and all activations together."""
     vocab_multiple: float = 1
-    """Rows of the embedding are padded to a multiple of this x tp."""
+    """Multiple, times tp, to which the rows of the embedding are padded."""
     masks: float = 0
-    """Of dropout masks, per token and hidden feature of a block."""
+    """Bytes of dropout masks per token and hidden feature of a block."""
     noise: float = 0
-    """1 where a mask that drops is as wide as what it drops, and scores that are dropped from are
-    stored, as by PyTorch's CPU operators; else it takes a byte, and attention draws it again.
-    Compiled for a CPU the stream's dropout has none (activations.py)."""
+    """1 if a dropout mask is as wide as its input, and scores with dropout are stored, as by
+    PyTorch's CPU operators. Otherwise a mask takes one byte, and attention draws it again. Compiled
+    for a CPU, dropout in the residual stream has no mask (activations.py)."""
     wide_norm: float = 0
-    """fp32 tensors that an RMSNorm keeps instead of its input where no kernel fuses it."""
+    """Number of fp32 tensors that an RMSNorm saves instead of its input if no kernel fuses it."""
     narrow_norm: float = 0
-    """More 16-bit tensors that a LayerNorm keeps."""
+    """Number of additional 16-bit tensors that a LayerNorm saves."""
     ffn_gated: float = 0
-    """More tensors of the ffn's width where neither a kernel nor a compiler joins the gate with
-    its activation."""
+    """Number of additional tensors of the ffn's width if neither a kernel nor a compiler fuses the
+    gate with its activation."""
     drops_norms: float = 0
-    """1 where a compiled block of 8-bit products makes what its norms gave again."""
+    """1 if a compiled block with 8-bit GEMMs recomputes the outputs of its norms."""
     gathers_inputs: float = 0
-    """1 where sequence parallelism keeps all that it gathered for products, not a rank's part."""
+    """1 if sequence parallelism saves the gathered inputs of GEMMs, not only the rank's part."""
     backward: float = 0
-    """1 where the gradients of one block's stream and ffn come on top."""
+    """1 if the gradients of one block's residual stream and ffn add to the peak."""
     keeps_transfers: float = 0
-    """1 where what stages hand on is kept until its gradient comes."""
+    """1 if a stage's sent outputs are kept until their gradient arrives."""
     joins_parts: float = 0
-    """1 where context parallelism keeps attention's output twice: in its parts, and joined."""
+    """1 if context parallelism saves attention's output twice: in parts, and joined."""
     splits_transfers: float = 0
-    """1 where tensor ranks keep a part each of what they hand on, and not all of it."""
+    """1 if each tensor rank keeps only its part of the sent outputs."""
     embedding_kept: float = 0
-    """Of a feature and token of each micro-batch in flight, on the first rank: what embedding keeps
-    outside of the blocks, a norm's input and dropout's mask."""
+    """Bytes per feature and token of each micro-batch in flight, on the first rank, that the
+    embedding saves outside of the blocks: a norm's input and a dropout mask."""
     makes_buckets: float = 0
-    """1 where a step makes buckets, and gradients of the shard it updates, anew (states.py)."""
+    """1 if the end of a step allocates new buckets and new gradients of the updated shard
+    (states.py)."""
     copies_gradients: float = 0
-    """1 where DDP's buckets stand beside the gradients that micro-batches are summed up in."""
+    """1 if DDP's buckets exist in addition to the gradients that accumulate micro-batches."""
     scores: float = 5
-    """Of attention's stored scores, per head and pair of tokens, in 16 bit: softmax 2, dropout's
-    mask 1 and output 2 (Korthikanti et al., arXiv:2205.05198)."""
+    """Bytes of attention's stored scores, per head and pair of tokens, in 16 bit: softmax 2,
+    dropout's mask 1 and its output 2 (Korthikanti et al., arXiv:2205.05198)."""
     scores_within: float = 0
-    """Sequences up to which attention stores its scores although it could do without."""
+    """Sequence length up to which attention stores its scores although it could avoid that."""
     logits: float = 10
-    """Of a logit: 16 bit, fp32, and fp32 again in the loss."""
+    """Bytes per logit: 16 bit, fp32, and fp32 again in the loss."""
     chunk: float = EVERYTHING
-    """Most bytes of fp32 logits at a time where the loss goes through chunks of tokens; what it
-    holds of a logit follows then from its operations."""
+    """Maximum bytes of fp32 logits at once if the loss goes through chunks of tokens. The bytes per
+    logit then follow from the loss's operations."""
     head_gradient: float = 0
-    """Of a weight of the head: its gradient, where the loss makes it in the forward pass or another
-    one stands beside it that is summed up."""
+    """Bytes per weight of the head for a gradient in addition to the accumulated one: the loss
+    computes it in the forward pass, or there is a second one."""
     keeps_copies: float = 0
-    """1 where 16-bit copies of fp32 weights, the head's too, live from step to step on one replica,
-    whose head's gradient is then summed up in the parameter's own."""
+    """1 if 16-bit copies of fp32 weights, including the head's, stay allocated between steps on a
+    single replica. The head's gradient then accumulates in the parameter's own."""
     activation_scale: float = 1
-    """What activations take over what is counted."""
+    """Ratio of actual to counted activation bytes."""
     saves_products: float = 0
-    """1 where selective recomputation keeps what every second product gives, and attention, instead
-    of all but the scores."""
+    """1 if selective activation checkpointing saves attention and the output of every second GEMM,
+    instead of all but the scores."""
     fixed: float = 0
-    """Of workspaces, and of buckets that are not counted, whatever the model."""
+    """Bytes of workspaces and of buckets that are not counted, for any model."""
     per_parameter: float = 0
-    """Of buffers that grow with the parameters of a rank, such as fp32 copies of gradients."""
+    """Bytes per parameter of a rank for buffers such as fp32 copies of gradients."""
     narrow_copies: float = 0
-    """Of 8-bit weights that are kept over a step's micro-batches beside the 16-bit ones."""
+    """Bytes per 8-bit weight kept over a step's micro-batches, in addition to 16-bit weights."""
     per_shard: float = 0
-    """Of an optimizer step's temporaries, per parameter whose moments the rank holds."""
+    """Bytes of an optimizer step's temporaries per parameter whose moments the rank holds."""
     fragmentation: float = 0
-    """Reserved over allocated, minus 1, a step's buffers aside."""
+    """Reserved over allocated memory, minus 1, without a step's buffers."""
     communicator: float = 0
-    """Of each group of ranks that exchanges, outside the allocator."""
+    """Bytes of each communicator (process group), outside the allocator."""
     log_sd: float = 0.12
-    """What the whole misses of memories that no constant was fitted to, as a deviation of its
-    logarithm: the held-out error of the stack's sources, on GPUs the native trainer has that of all
-    stacks, as no GPU's memory is among its rows."""
+    """Standard deviation of the logarithm of the total's error on memory figures that were not
+    fitted: the held-out error of the implementation's sources. For the native trainer on GPUs it is
+    that of all implementations, because no published row measures it."""
 
 
 FITTED = (
     "activation_scale", "logits", "fixed", "per_parameter", "per_shard", "fragmentation",
 )  # fmt: skip
-"""What published memories move, where a prior has it at all."""
+"""Constants that are fitted to published memory figures if their prior is not 0."""
 SPREADS: Mapping[str, float] = {
     "activation_scale": 0.08, "logits": 0.30, "fixed": 0.70, "per_parameter": 0.70,
     "per_shard": 0.70, "fragmentation": 0.50,
 }  # fmt: skip
-"""Deviation of each prior's logarithm."""
+"""Standard deviation of each prior's logarithm."""
 
 PRIORS: Mapping[str, Framework] = {
-    # DeepSpeed's pipeline keeps what a stage hands on until its gradient comes, a part on each
+    # DeepSpeed's pipeline keeps a stage's sent output until its gradient arrives, one part on each
     # tensor rank (microsoft/DeepSpeed: deepspeed/runtime/pipe/engine.py). The embedding has a norm
-    # (2 bytes) and drops (1), and is not computed again. Of a logit the loss holds 10 bytes; 4 are
-    # the micro-batch's before: the last stage never clears its outputs, and has two buffers.
+    # (2 bytes) and dropout (1), and is not recomputed. The loss holds 10 bytes per logit. Another 4
+    # belong to the previous micro-batch: the last stage never clears its outputs and has two
+    # buffers.
     "softmax": Framework(
         weight=2, gradient=2, master=4, vocab_multiple=128, masks=2, keeps_transfers=1,
         splits_transfers=1, embedding_kept=3, makes_buckets=1, logits=14,
         fixed=100 * MIB, fragmentation=0.05, communicator=200 * MIB,
     ),
-    # Workspaces of cuBLAS and Transformer Engine, which caches 8-bit weights and their transposes.
-    # Logits in 16 bit, and in fp32, which softmax and gradient take the place of
-    # (megatron/core/tensor_parallel/cross_entropy.py).
+    # `fixed`: workspaces of cuBLAS and Transformer Engine. `narrow_copies`: Transformer Engine
+    # caches 8-bit weights and their transposes. `logits`: 16-bit logits, and fp32 ones that softmax
+    # and gradient overwrite (megatron/core/tensor_parallel/cross_entropy.py).
     "fused": Framework(
         weight=2, gradient=4, master=4, vocab_multiple=128, masks=2, logits=6, narrow_copies=2,
         fixed=100 * MIB,
         per_parameter=0.2, per_shard=0.2, fragmentation=0.05, communicator=300 * MIB,
     ),
-    # FSDP2 over fp32 parameters. Blocks of logits: 16 bit, whose place their 16-bit gradient takes;
-    # fp32, whose place the loss's gradient takes; their log-softmax; its gradient.
+    # FSDP2 over fp32 parameters. `logits` (14): 16-bit logits, which their 16-bit gradient
+    # overwrites (2); fp32 logits, which the loss's gradient overwrites (4); their log-softmax (4);
+    # its gradient (4).
     "torch": Framework(
         weight=4, gradient=4, master=0, keeps_gradients=0, ffn_gated=1, logits=14,
         saves_products=1, fixed=500 * MIB, per_parameter=0.2, per_shard=0.2,
@@ -163,9 +167,9 @@ FRAMEWORKS: Mapping[str, Framework] = {
         PRIORS["torch"], activation_scale=1.008, logits=14.1, fixed=527e6, log_sd=0.132,
     ),
 }  # fmt: skip
-"""After the fit. Figures that are not stated here stayed put: no row tells them apart. `log_sd` is
-what formulas from before these rows' misses were looked into missed unseen sources by: it was not
-made smaller after the misses had been seen (0.050, 0.016 and 0.028 now)."""
+"""Constants after the fit. Constants that are not listed kept their prior, because no row
+determines them. `log_sd` is the error on unseen sources of the formulas before these rows' errors
+were examined. It was not reduced afterwards (0.050, 0.016 and 0.028 now)."""
 _NATIVE = Framework(
     weight=4, gradient=4, master=0, shards_weights_at=2, keeps_gradients=0, ffn_gated=1,
     gathers_inputs=1, backward=1, keeps_transfers=1, joins_parts=1, drops_norms=1,
@@ -175,13 +179,14 @@ NATIVE_CPU = replace(
     _NATIVE, noise=1, wide_norm=2, narrow_norm=1, scores=2 * 0.59, scores_within=1024,
     chunk=16 * MIB, log_sd=0.05,
 )  # fmt: skip
-"""The native trainer on CPUs, where no kernel fuses norms: scores of the blocks up to the diagonal
-(36 of 64, or 10 of 16 in short sequences), logits in chunks of 16 MiB of fp32."""
+"""Native trainer on CPUs, where no kernel fuses norms. Attention stores the scores of the blocks up
+to the diagonal (36 of 64, or 10 of 16 in short sequences). Logits come in chunks of 16 MiB of fp32.
+"""
 NATIVE_CUDA = replace(
     _NATIVE, chunk=1024 * MIB, keeps_copies=1, fixed=64 * MIB,
     fragmentation=0.05, communicator=300 * MIB, log_sd=0.127,
 )  # fmt: skip
-"""The same on GPUs: flash attention, fused norms, logits in chunks of 1 GiB of fp32."""
+"""Native trainer on GPUs: flash attention, fused norms, logits in chunks of 1 GiB of fp32."""
 
 DEEPSPEED = replace(
     PRIORS["torch"],
@@ -192,16 +197,17 @@ DEEPSPEED = replace(
     saves_products=0,
     log_sd=0.29,
 )
-"""DeepSpeed around PyTorch's modules: its 16-bit weights and gradients, and masters in fp32. No
-published memory is of it; `log_sd` is what FSDP's prior missed by."""
+"""DeepSpeed with PyTorch modules: 16-bit weights and gradients, fp32 masters. No published memory
+figure measures it; `log_sd` is the error of FSDP's prior."""
 BY_SOFTWARE = ("deepspeed",)
-"""Frameworks that cases have by the name of their software, whatever their stack."""
+"""Frameworks selected by the name of the software, whatever the implementation."""
 
 
 def frameworks_of(generation: str, native: bool) -> Mapping[str, Framework] | Framework:
-    """The constants on a generation of devices: the native trainer's on CPUs, each stack's on GPUs.
+    """Return the constants for a device generation, by implementation on GPUs.
 
-    `native`: what computes by PyTorch's modules is the native trainer, not FSDP of torchtitan.
+    On CPUs these are the native trainer's. `native` selects the native trainer for PyTorch modules,
+    instead of torchtitan's FSDP.
     """
     if generation == "cpu":
         return NATIVE_CPU
@@ -210,7 +216,7 @@ def frameworks_of(generation: str, native: bool) -> Mapping[str, Framework] | Fr
 
 
 class Constants:
-    """The frameworks' constants as arrays, one value a case."""
+    """Constants of frameworks as arrays of shape (cases,)."""
 
     def __init__(self, columns: Mapping[str, Floats]) -> None:
         self._columns = columns
@@ -222,9 +228,9 @@ class Constants:
 
 
 def constants(x: Cases, frameworks: Mapping[str, Framework] | Framework) -> Constants:
-    """One framework's for all cases, or by each case's stack.
+    """Return the constants of one framework for all cases, or by each case's implementation.
 
-    Raises ValueError for a stack without a framework.
+    Raises ValueError for an implementation without constants.
     """
     if isinstance(frameworks, Framework):
         return Constants(

@@ -1,8 +1,9 @@
-"""Rows of tables that state memory, and the estimate of exactly what they state.
+"""Published memory figures, and the estimate of exactly what each of them states.
 
-Published memories differ in kind: what nvidia-smi shows of the device, what PyTorch's allocator
-reserved, or the most it had allocated; and in whose they are: the most loaded rank's, or that of a
-rank that writes the log. Comparing across kinds would be wrong by the context and fragmentation.
+Published figures differ in kind: memory that nvidia-smi shows for the device, memory that PyTorch's
+allocator reserved, or its peak of allocated memory. They also differ in the rank: the most loaded
+one, or the one that writes the log. Comparing across kinds would be wrong by the context and
+fragmentation.
 """
 
 from __future__ import annotations
@@ -23,19 +24,21 @@ from paceline.files import catalog
 
 GIB = 2**30
 _SIZE = re.compile(r"-(96)GB")
-"""Variants with another memory than the catalog's device of the name."""
+"""Device variants whose memory differs from that of the catalog's device of the same name."""
 NO_MEMORY = "no memory stated"
 MORE_STAGES = "more pipeline stages than layers"
 
 Kind = Literal["allocated", "reserved", "device_used"]
 KINDS: Mapping[str, Kind] = {"softmax": "device_used", "fused": "allocated", "torch": "reserved"}
-"""What each stack's publications state: nvidia-smi, Megatron's mem-max-allocated, torchtitan."""
+"""Kind of memory that each implementation's publications state: nvidia-smi, Megatron's
+mem-max-allocated, torchtitan."""
 MOST, FIRST, LAST = "most", 0, -1
 RANKS: Mapping[str, int] = {"golden": LAST, "tr3m-1B3": FIRST}
-"""Whose memory a source states, by a word in its name.
+"""Rank whose memory a source states, by a word in the source's name.
 
-Megatron's writer sits on the last rank; the 1.3B study's figures do not grow with the logits of the
-last stage. Others: the most loaded rank's."""
+Megatron's writer is on the last rank. The 1.3B study's figures do not grow with the logits of the
+last stage. Other sources state the most loaded rank.
+"""
 
 SETTINGS: Mapping[str, Mapping[str, float | bool]] = {
     "gpt3_7b_tp1_pp4_memory_speed": {"vocab": 131073.0, "tied": False},
@@ -44,41 +47,42 @@ SETTINGS: Mapping[str, Mapping[str, float | bool]] = {
     "cross_entropy_loss_fusion": {"more_logit_bytes": 4.0},
     "llama3-8b_h200_202506": {"more_logit_bytes": -10.0},
 }
-"""What tests of Megatron and runs of torchtitan set and tables leave out, by a word of the path.
+"""Settings of Megatron's tests and torchtitan's runs that tables omit, by a word in the path.
 
-From the tests' own model_config.yaml (NVIDIA/Megatron-LM, tests/functional_tests/test_cases/gpt).
-A compiled loss wrote what it made of fp32 logits to another tensor as large (a note in
+From the tests' model_config.yaml (NVIDIA/Megatron-LM, tests/functional_tests/test_cases/gpt). A
+compiled loss wrote its result from fp32 logits to another tensor of the same size (a note in
 megatron/core/fusions/fused_cross_entropy.py, where later releases avoid it). torchtitan compiles
 its loss where it compiles blocks, from April 2025 on (pytorch/torchtitan#1033): 16-bit logits and
-their gradient are left of them, 4 bytes of 14.
+their gradient remain, 4 bytes of 14.
 """
 BLOCKING = "tr11-176B"
-"""A word in the source whose runs were made with CUDA_LAUNCH_BLOCKING=1, as it says itself."""
+"""Word in the source whose runs used CUDA_LAUNCH_BLOCKING=1, according to that source."""
 
 
 @dataclass(frozen=True)
 class PublishedMemory:
-    """One published memory, or one that ran out."""
+    """One published memory figure, or one run that ran out of memory."""
 
     id: str
     source: str
     case: Case
     device_bytes: float
     stated_bytes: float | None
-    """None: it ran out of memory."""
+    """Bytes as stated; None if the run ran out of memory."""
 
 
 def read_memory_row(row: Mapping[str, str]) -> PublishedMemory:
     """Read a row with memory (mem_gb, in GiB) or that ran out; raises UnsupportedRowError.
 
-    The same gaps as in `read_row` are filled; models without a gate have learned positions and a
-    tied head, and the notes tell of an optimizer with 8-bit moments.
+    Gaps are filled as in `read_row`. Models without a gate have learned positions and a tied head.
+    The notes report an optimizer with 8-bit moments.
     """
     notes, stated = row.get("notes", ""), (row.get("mem_gb") or "").strip()
     ran_out = notes.startswith("OOM")
     if not stated and not ran_out:
         raise UnsupportedRowError(NO_MEMORY)
-    # Whoever ran out has no step time. None is needed here; no peak forbids this one.
+    # A run that ran out of memory has no step time, but `read_row` requires one. This value is
+    # large enough that no peak FLOP rate rejects it.
     case = read_row({**row, "step_time_s": "1e9"}).case
     if float(row.get("pp") or 1) > case.layers:
         raise UnsupportedRowError(MORE_STAGES)
@@ -113,9 +117,9 @@ def _settings(path: str) -> Mapping[str, Any]:
 def memory_as_reported(
     rows: Sequence[PublishedMemory], frameworks: Mapping[str, Framework] | Framework = FRAMEWORKS
 ) -> Floats:
-    """Estimated bytes of the kind and of the rank that each row states.
+    """Return estimated bytes of the kind and of the rank that each row states.
 
-    A device cannot have more in use than it has.
+    The estimate is capped at the device's memory.
     """
     x = cases_of([row.case for row in rows])
     estimates: dict[int | str, MemoryEstimate] = {
@@ -136,5 +140,5 @@ def memory_as_reported(
 
 
 def rank_of_source(source: str) -> int | str:
-    """The pipeline rank that a source speaks of, or MOST."""
+    """Return the pipeline rank whose memory a source states, or MOST."""
     return next((rank for word, rank in RANKS.items() if word in source), MOST)

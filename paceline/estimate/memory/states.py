@@ -1,13 +1,13 @@
-"""Weights, gradients, optimizer and their copies on one rank of a pipeline stage.
+"""Weights, gradients, optimizer states and their copies on one rank of a pipeline stage.
 
-Arrays over many cases; all results are bytes. With P parameters on a rank before ZeRO, N ranks that
-hold the same, and b bytes of each kind (framework.py), ZeRO leaves
+All values are arrays over many cases; all results are bytes. With P parameters on a rank before
+ZeRO, N ranks that hold the same parameters, and b bytes of each kind (framework.py), ZeRO leaves
 
-    weights    b_w P, from stage 3 on b_w P / N     2 where 16-bit weights stand beside fp32 masters
-    gradients  b_g P, from stage 2 on b_g P / N    unless they add up until the last micro-batch
-    optimizer  b_o P, from stage 1 on b_o P / N     12: an fp32 master and Adam's two moments
+    weights    b_w P, from stage 3 on b_w P / N    2 for 16-bit weights with fp32 masters
+    gradients  b_g P, from stage 2 on b_g P / N    unless they accumulate to the last micro-batch
+    optimizer  b_o P, from stage 1 on b_o P / N    12: an fp32 master and Adam's two moments
 
-(Rajbhandari et al., arXiv:1910.02054). Experts lie on ep times fewer data ranks. Frozen
+(Rajbhandari et al., arXiv:1910.02054). Experts are replicated on ep times fewer data ranks. Frozen
 weights have neither gradients nor moments. Functions take x, the cases; f, their framework's
 constants; s, the rank's stage (Stage); n, its parameters.
 """
@@ -35,31 +35,31 @@ from paceline.estimate.model.weights import (
 
 @dataclass(frozen=True)
 class Stage:
-    """What the tensor ranks of one pipeline rank hold together."""
+    """Layers and micro-batches of one pipeline rank, over all its tensor ranks."""
 
     layers: Floats
-    """Of all its chunks together."""
+    """Number of layers over all its chunks."""
     kept: Floats
-    """Layers times the micro-batches whose activations of them are alive at once."""
+    """Layers times the micro-batches whose activations are alive at once."""
     deferred: Floats
-    """Micro-batches whose gradients of weights wait: zero-bubble puts off as many as ranks lie
-    before (Qi et al., arXiv:2401.10241)."""
+    """Micro-batches whose weight gradients are deferred: zero-bubble defers as many as there are
+    ranks before this one (Qi et al., arXiv:2401.10241)."""
     first: Bools
-    """Whether the rank is the first one, which has the embedding."""
+    """True if the rank is the first one, which has the embedding."""
     last: Bools
-    """Whether it is the last one, which has the head."""
+    """True if the rank is the last one, which has the head."""
 
     @property
     def alive(self) -> Floats:
-        """Layers times micro-batches that are kept for either part of their backward pass."""
+        """Layers times micro-batches kept for either part of their backward pass."""
         return self.kept + self.layers * self.deferred
 
 
 def stage(x: Cases, rank: int) -> Stage:
-    """The pipeline rank `rank` of every case, counted from the end when negative.
+    """Return pipeline rank `rank` of every case, counted from the end if negative.
 
-    Layers that stages cannot share equally go to the first ones. A case with fewer ranks gets its
-    last. Cases that share all that matters here are counted once.
+    Layers that stages cannot share equally go to the first stages. A case with fewer ranks gets its
+    last rank. Cases with the same inputs are computed once.
     """
     pp, vp = np.maximum(x.pp, 1).astype(int), np.maximum(x.vp, 1).astype(int)
     ranks = np.where(rank < 0, pp - 1, np.minimum(rank, pp - 1))
@@ -67,7 +67,8 @@ def stage(x: Cases, rank: int) -> Stage:
     # 1f1b with chunks is the interleaved schedule.
     chunked = x.is_category("schedule", "1f1b") & (vp > 1) & (pp > 1)
     schedule = np.where(chunked, "interleaved", x.categories["schedule"])
-    # Beyond two full rounds of p nothing changes, except where all micro-batches are kept.
+    # After two full rounds of p micro-batches the count stays constant, except in gpipe, which
+    # keeps all micro-batches.
     steady = (m % pp == 0) & (schedule != "gpipe")
     m = np.where(steady, np.minimum(m, 2 * pp), m)
     names = np.unique(schedule)
@@ -83,7 +84,10 @@ def stage(x: Cases, rank: int) -> Stage:
 
 
 def _held(key: list[int], schedule: Schedule) -> tuple[int, int]:
-    """(layers, layers x micro-batches alive at once) of a rank; `key` begins with these five."""
+    """Return (layers, layers x micro-batches alive at once) of a rank.
+
+    `key` starts with num_layers, pp, vp, rank and micro-batches.
+    """
     num_layers, pp, vp, rank, microbatches = key[:5]
     try:
         sizes = stage_sizes(num_layers, pp, vp)
@@ -94,53 +98,54 @@ def _held(key: list[int], schedule: Schedule) -> tuple[int, int]:
 
 
 ROUNDING = 1e-9
-"""By which shares may miss 1 that add up to it."""
+"""Tolerance for shares that should add up to 1."""
 NORMS = 2
-"""Norms of a block: before attention and before the ffn."""
+"""Number of norms of a block: before attention and before the ffn."""
 
 
 @dataclass(frozen=True)
 class States:
-    """Bytes of one rank that stay from micro-batch to micro-batch, and what is made of weights."""
+    """Bytes of one rank that persist between micro-batches, and of what is derived from weights."""
 
     weights: Floats
     gradients: Floats
     optimizer: Floats
     gathered: Floats
-    """Sharded weights that are whole while they are used."""
+    """Sharded weights that are gathered while they are used."""
     copies: Floats
-    """16-bit copies that operations make of fp32 weights, and keep for the backward pass."""
+    """16-bit copies of fp32 weights that operations create and keep for the backward pass."""
     buffers: Floats
-    """DDP's buckets beside the gradients, narrow copies of weights, what grows with parameters."""
+    """DDP's buckets in addition to the gradients, narrow copies of weights, and buffers that grow
+    with the parameters."""
     of_step: Floats
-    """What the end of a step makes anew, and the allocator keeps (`step_buffers`)."""
+    """Buffers that the end of a step allocates and the allocator keeps (`step_buffers`)."""
     trained: Floats
-    """Parameters that are trained, before ZeRO."""
+    """Number of trained parameters, before ZeRO."""
 
 
 @dataclass(frozen=True)
 class _Counts:
-    """Parameters on one rank before ZeRO, and over how many ranks it spreads them."""
+    """Parameters on one rank before ZeRO, and the number of ranks that shard them."""
 
     blocks: Floats
-    """Of blocks, experts aside."""
+    """Parameters of blocks without experts."""
     experts: Floats
     ends: Floats
-    """Of embedding, last norm and head."""
+    """Parameters of embedding, last norm and head."""
     trained: Floats
-    """Of blocks and ends."""
+    """Trained parameters of blocks and ends."""
     trained_experts: Floats
     ranks: Floats
-    """Over which ZeRO spreads blocks and ends."""
+    """Number of ranks over which ZeRO shards blocks and ends."""
     expert_ranks: Floats
 
     def cut(self, where: Bools, common: Floats, experts: Floats) -> Floats:
-        """Bytes of one rank, spread over all of them where ZeRO does so."""
+        """Return the bytes of one rank, sharded over all ranks where `where` is true."""
         return np.where(where, common / self.ranks + experts / self.expert_ranks, common + experts)
 
 
 def states(x: Cases, f: Constants, s: Stage) -> States:
-    """States of one rank: ZeRO-1 shards the optimizer, 2 gradients too, 3 weights too.
+    """Return the states of one rank: ZeRO-1 shards the optimizer, 2 gradients too, 3 weights too.
 
     FSDP's stage 2 shards weights as well and keeps them gathered (Zhao et al., arXiv:2304.11277).
     """
@@ -189,9 +194,10 @@ def _counts(x: Cases, f: Constants, s: Stage) -> _Counts:
 
 
 def _all_gather_exchange(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
-    """Sharded weights that are whole while they are used, in what blocks compute in.
+    """Return the bytes of gathered weights, in the compute dtype.
 
-    Under stage 3 two blocks, the one at work and the next, and the ends; under stage 2 all.
+    Under stage 3 these are two blocks (the current and the next one) and the ends; under stage 2
+    all.
     """
     sharded = shards_weights(x, f) & (n.ranks > 1)
     share = np.minimum(MAX_GATHERED_BLOCKS / np.maximum(s.layers, 1), 1)
@@ -200,20 +206,20 @@ def _all_gather_exchange(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats
 
 
 def shards_weights(x: Cases, f: Constants) -> Bools:
-    """Where ZeRO cuts weights, if there is more than one rank to cut them for."""
+    """Return a mask of the cases where ZeRO shards weights, given more than one rank."""
     return x.zero_stage >= f.shards_weights_at
 
 
 def copies_kept(x: Cases, f: Constants) -> Bools:
-    """Where a replica keeps its copies between steps: one without data parallelism or stages."""
+    """Return a mask of the cases that keep 16-bit copies between steps (one replica, one stage)."""
     return (f.keeps_copies > 0) & (x.pp <= 1) & (replicas(x) * x.cp <= 1)
 
 
 def _copies(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
-    """16-bit copies of fp32 weights, kept for good or made anew in every micro-batch.
+    """Return the bytes of 16-bit copies of fp32 weights, persistent or made per micro-batch.
 
-    Those live as long as their micro-batch is in flight; with full recomputation one block's are
-    there at a time, beside those of what is not computed anew.
+    Copies made per micro-batch live as long as it is in flight. With full activation checkpointing,
+    one block's copies exist at a time, in addition to those of blocks that are not recomputed.
     """
     sharded = shards_weights(x, f) & (n.ranks > 1)
     casts = (f.master == 0) & (x.compute_bytes < f.weight) & ~sharded
@@ -225,14 +231,16 @@ def _copies(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
 
 
 def of_last(x: Cases, *, full: Floats, ffn: Floats, activation: Floats, none: Floats) -> Floats:
-    """Of the last block, which recomputes least of all: the value that belongs to its part."""
+    """Return the value for the last block, which recomputes the least, by what it recomputes."""
     recomputed = x.full_recompute + x.ffn_recompute + x.activation_recompute
+    # The last block belongs to the least recomputed group that exists: none if the shares leave
+    # blocks over, then activation, then ffn, then full.
     parts = [recomputed < 1 - ROUNDING, x.activation_recompute > 0, x.ffn_recompute > 0]
     return np.select(parts, [none, activation, ffn], full)
 
 
 def _kept_copies(x: Cases) -> tuple[Floats, Floats]:
-    """Shares of a block's weights that are not computed with anew: the mean, the last block's."""
+    """Return (mean, last block's) shares of block weights that are not used in recomputation."""
     ones = np.ones(x.size)
     of_ffn = ffn_weights(x) / block_weights(x)
     of_down = of_ffn / (2 + x.gated)
@@ -241,7 +249,10 @@ def _kept_copies(x: Cases) -> tuple[Floats, Floats]:
 
 
 def _buffers(x: Cases, f: Constants, n: _Counts) -> Floats:
-    """DDP's buckets, 8-bit (or half as large 4-bit) copies of weights, and what grows with both."""
+    """Return the bytes of DDP's buckets, narrow copies of weights, and buffers per parameter.
+
+    4-bit copies take half of an 8-bit copy's bytes.
+    """
     buckets = np.where(_two_gradients(x, f), f.gradient * (n.trained + n.trained_experts), 0.0)
     narrow = f.narrow_copies * np.where(x.four_bit > 0, 0.5, 1.0) * (n.blocks + n.experts)
     local = n.cut(x.zero_stage >= f.shards_weights_at, n.blocks + n.ends, n.experts)
@@ -260,15 +271,18 @@ def _of_step(x: Cases, f: Constants, s: Stage, n: _Counts) -> Floats:
 
 
 def _two_gradients(x: Cases, f: Constants) -> Bools:
-    """DDP over several micro-batches: pipelines do without it, FSDP without whole gradients."""
+    """Return a mask of the cases with DDP over several micro-batches.
+
+    Pipelines do without its buckets, FSDP without unsharded gradients.
+    """
     ddp = (x.pp <= 1) & (x.zero_stage < 2) & (replicas(x) * x.cp > 1)
     return (f.copies_gradients > 0) & ddp & (num_microbatches(x) > 1)
 
 
 def _block(x: Cases) -> tuple[Floats, Floats]:
-    """Parameters of a block on one rank: those that all data ranks hold, and those of experts.
+    """Return a block's parameters on one rank: those on all data ranks, and those of experts.
 
-    Models without a gate have biases, and norms with a bias beside their scale.
+    Models without a gate have biases, and norms with a bias in addition to their scale.
     """
     several = x.experts > 1
     matrices = block_weights(x)
@@ -281,9 +295,9 @@ def _block(x: Cases) -> tuple[Floats, Floats]:
 
 
 def _ends(x: Cases, f: Constants, s: Stage) -> Floats:
-    """Parameters of embedding, positions, last norm and head.
+    """Return the parameters of embedding, positions, last norm and head.
 
-    Tied embedding and head are one table on one rank, and two at the ends of a pipeline.
+    A tied embedding and head are one table on one rank, and two at the ends of a pipeline.
     """
     table = vocabulary_rows(x, f) * _table_width(x) / x.tp
     norm = x.hidden * np.where(x.gated > 0, 1, 2)
@@ -298,38 +312,38 @@ def _table_width(x: Cases) -> Floats:
 
 
 def vocabulary_rows(x: Cases, f: Constants) -> Floats:
-    """Rows of the embedding on all tensor ranks, padding included."""
+    """Return the rows of the embedding on all tensor ranks, including padding."""
     multiple = np.where(f.vocab_multiple > 1, f.vocab_multiple * x.tp, 1.0)
     return np.ceil(x.vocab / multiple) * multiple
 
 
 BUCKET = 5e8
-"""DeepSpeed's reduce_bucket_size and allgather_bucket_size unless they are set, in elements."""
+"""Default of DeepSpeed's reduce_bucket_size and allgather_bucket_size, in elements."""
 SUMMED_BUCKET = 5e9
-"""What BF16_Optimizer gathers at once unless it is told the size, in elements: in most cases all.
-That the engine of early 2022 did not tell it is inferred: with BUCKET five rows are missed by 8 to
-11 %, with this by -0.3 to +5."""
+"""Number of elements that BF16_Optimizer gathers at once if its size is not set: usually all. That
+the engine of early 2022 does not set it is inferred: with BUCKET five rows are missed by 8 to 11%,
+with this value by -0.3 to +5%."""
 
 
 def step_buffers(x: Cases, parameters: Floats, share: Floats, largest: Floats) -> Floats:
-    """Bytes that DeepSpeed's ZeRO-1 makes at the end of a step, beyond those of the passes.
+    """Return the bytes that DeepSpeed's ZeRO-1 allocates at the end of a step, beyond the passes.
 
-    They stay with the allocator. With P `parameters` on a rank before ZeRO, of which it updates
-    the `share` P / N, and t of the `largest` tensor:
+    The allocator keeps them. With P `parameters` on a rank before ZeRO, of which it updates the
+    `share` P / N, and t elements of the `largest` tensor:
 
-        table     2 t                 the gradient of one micro-batch, before it is added to others
-        bucket    2 min(P, 5e8)       gradients joined to be reduced
+        table     2 t                 gradient of one micro-batch, before it is accumulated
+        bucket    2 min(P, 5e8)       gradients joined for the reduction
         check     4 t', 8 t'          for overflow in fp32, for the norm in fp64; t' at most P / N
-        shard     2 P / N + 4 P / N   the gradients that a rank updates by, joined, and in fp32
-        gathered  2 P / floor(P / 5e8)  what all-gather gives, before it is copied to the weights
-                                      (5e9 where gradients are summed up in fp32)
+        shard     2 P / N + 4 P / N   gradients of the updated shard, joined, and in fp32
+        gathered  2 P / floor(P / 5e8)  output of all-gather before the copy to the weights
+                                      (5e9 where gradients accumulate in fp32)
 
-    A buffer fits into one that was there before if it is no larger. But what was handed to NCCL's
-    stream is free only after the device has got there, and the host is far ahead of it: the buckets
-    of all parameters exist at once, as do all that is gathered, 4 P together. Where the host waits
-    for each kernel, there is one at a time. Gradients that are summed up in fp32 (BF16_Optimizer)
-    lie in one piece: of them one tensor's 16-bit gradient is made fp32 to be added, and there is
-    neither bucket nor shard.
+    A buffer reuses an earlier one if it is no larger. But memory handed to NCCL's stream is free
+    only after the device has reached that point, and the host runs far ahead of it. The buckets of
+    all parameters therefore exist at once, as do all gathered outputs: 4 P in total. Where the host
+    waits for each kernel, one exists at a time. Gradients that accumulate in fp32 (BF16_Optimizer)
+    are in one piece: one tensor's 16-bit gradient at a time is converted to fp32 and added, without
+    bucket or shard.
 
     microsoft/DeepSpeed (2021, 2022): deepspeed/runtime/zero/stage_1_and_2.py (allreduce_bucket,
     step, get_grad_norm_direct, has_overflow), deepspeed/runtime/fp16/fused_optimizer.py (ZeRO-0),
@@ -341,7 +355,7 @@ def step_buffers(x: Cases, parameters: Floats, share: Floats, largest: Floats) -
     at_once = np.where(x.summed_gradient_bytes > 0, SUMMED_BUCKET, BUCKET)
     gathered = 2 * parameters / np.maximum(1, np.floor(parameters / at_once))
     gathered = np.where(x.zero_stage >= 1, gathered, 0.0)
-    # Without ZeRO every gradient is made fp32 by itself before they are joined.
+    # Without ZeRO every gradient is converted to fp32 separately before they are joined.
     shard = np.where(x.zero_stage >= 1, 2 + 4, 4 + 4) * share
     one_by_one = _kept([table, bucket, 4 * piece, 8 * piece, gathered])
     waiting = np.maximum(one_by_one, table + shard)
@@ -352,9 +366,10 @@ def step_buffers(x: Cases, parameters: Floats, share: Floats, largest: Floats) -
 
 
 def beyond_logits(buffers: Floats, parameters: Floats, logits: Floats) -> Floats:
-    """Bytes of a step's buffers that find no room where the `logits` of a micro-batch were.
+    """Return the bytes of a step's buffers that do not fit in the freed memory of the logits.
 
-    Their gradients, in fp32 and in 16 bit, are freed blocks that hold whole buckets.
+    `logits` is the number of one micro-batch's logits. Their gradients, in fp32 and in 16 bit, are
+    freed blocks that hold whole buckets.
     """
     bucket = np.maximum(1.0, 2 * np.minimum(parameters, BUCKET))
     room = bucket * (np.floor(4 * logits / bucket) + np.floor(2 * logits / bucket))
@@ -362,7 +377,7 @@ def beyond_logits(buffers: Floats, parameters: Floats, logits: Floats) -> Floats
 
 
 def _kept(buffers: Sequence[Floats]) -> Floats:
-    """Bytes of buffers that come one after another: each is new that is larger than all before."""
+    """Return the bytes of consecutive buffers: each one larger than all before is new."""
     largest = total = np.zeros_like(buffers[0])
     for buffer in buffers:
         total = total + np.where(buffer > largest, buffer, 0.0)
