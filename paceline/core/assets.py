@@ -1,4 +1,4 @@
-"""What a recipe needs beside itself (models, data, code, containers), and what was staged of it."""
+"""Assets of a recipe (models, data, code, containers), and manifests of their staged copies."""
 
 from __future__ import annotations
 
@@ -18,23 +18,28 @@ AssetKind = Literal[
     "hub-model", "hub-dataset", "hub-tokenizer", "git", "url", "r2", "container", "made"
 ]
 AssetState = Literal["missing", "partial", "staged", "damaged"]
-"""`partial`: begun, and not ended; `damaged`: other files than the manifest says."""
+"""State of a staged asset.
+
+`partial`: the download was started and did not finish. `damaged`: the files differ from the
+manifest.
+"""
 AssetName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,59}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 HexDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-"""Of SHA-256; nothing else, as digests stand in the scripts that verify copies on nodes."""
+"""SHA-256 in hexadecimal digits only, because scripts that verify copies on nodes contain digests.
+"""
 Md5 = Annotated[str, StringConstraints(pattern=r"^md5:[0-9a-f]{32}$")]
 UNSTAGED_FOLDERS = frozenset({".git", "__pycache__"})
-"""Belong to the programs that use an asset, and are never part of one."""
+"""Folders that programs change as they run. They are never part of an asset."""
 HUB_KINDS = ("hub-model", "hub-dataset", "hub-tokenizer")
 
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 
 def plain_path(path: str) -> str:
-    """The path itself: relative, inside its folder, and written in the only way.
+    """Return `path` if it is relative, stays inside its folder and is in canonical form.
 
-    Raises ValueError for another, and for what belongs to the programs that use an asset.
+    Raises ValueError otherwise, and for paths with a folder of `UNSTAGED_FOLDERS`.
     """
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or not path.isprintable():
@@ -47,7 +52,10 @@ def plain_path(path: str) -> str:
 
 
 def _address(text: str | None) -> str | None:
-    """The text itself; raises ValueError where it is a URL that nobody should or can ask."""
+    """Return `text`; raise ValueError for URLs with credentials or an invalid port.
+
+    A URL must be ASCII.
+    """
     address = urlsplit(text) if text and "://" in text else None
     if address and (address.password or (address.username and address.username != "git")):
         raise ValueError("holds credentials; they belong into ~/.netrc or the environment")
@@ -72,7 +80,7 @@ _FOR_KINDS: dict[str, tuple[str, ...]] = {
     "settings": ("made",),
     "needs": ("made",),
 }
-"""Fields that mean something for some kinds alone: elsewhere nobody would heed them."""
+"""Fields that apply to some kinds of assets only. They are refused for other kinds."""
 
 
 class AssetFile(Value):
@@ -80,41 +88,42 @@ class AssetFile(Value):
 
     path: InnerPath
     url: Annotated[str | None, AfterValidator(_address)] = None
-    """Where it lies; None is `source` with the path behind it."""
+    """URL of the file. Unset appends `path` to `source`."""
     bytes: NonNegativeInt | None = None
     digest: Sha256 | Md5 | None = None
 
 
 class Asset(Value):
-    """One thing that a workload needs, where it is had and how large it is."""
+    """A model, data set, repository, file or container that a workload needs."""
 
     name: AssetName
     kind: AssetKind
     source: str
-    """Repository of a hub, URL, image, or for `made` what makes it."""
+    """Repository on a hub, URL, image, or for `made` the converter that makes the asset."""
     revision: str | None = None
-    """Commit, tag or branch; None is what the source has at that time, and the manifest says it."""
+    """Commit, tag or branch. Unset takes the current revision of the source, which the manifest
+    records."""
     bytes: NonNegativeInt | None = None
-    """Size of all files where a source states it; None is unknown."""
+    """Size of all files if the source states it. Unset is unknown."""
     digest: Sha256 | None = None
-    """Of the only file of a `url`, or of a container's manifest."""
+    """Digest of the single file of a `url`, or of the manifest of a container."""
     include: tuple[str, ...] = ()
-    """Patterns of the files of a hub or an `r2` list that are fetched; none is all."""
+    """Patterns of the files to fetch from a hub or an `r2` list. Empty fetches all files."""
     files: tuple[AssetFile, ...] = ()
-    """Files of a `url` asset; none is the one that `source` names."""
+    """Files of a `url` asset. Empty is the single file at `source`."""
     submodules: bool = False
     patches: tuple[str, ...] = ()
-    """Unified diffs that are applied to a `git` asset, in this order."""
+    """Unified diffs that are applied to a `git` asset in this order."""
     settings: dict[str, str | int | float | bool] = {}
-    """What a `made` asset is made with."""
+    """Settings of the converter of a `made` asset."""
     needs: tuple[AssetName, ...] = ()
-    """Other assets of the recipe that it is made of."""
+    """Other assets of the recipe from which this asset is made."""
     gate: str | None = None
-    """Page on which access has to be asked for."""
+    """Page on which access must be requested."""
     engines: tuple[str, ...] = ()
-    """Engines that it is for; none is all."""
+    """Engines that need the asset. Empty is all engines."""
     note: str = ""
-    """Where the size is from, and what else should be known."""
+    """Source of the size, and other remarks."""
 
     @field_validator("source", "gate")
     @classmethod
@@ -139,7 +148,7 @@ class Asset(Value):
 
     @property
     def content(self) -> dict[str, object]:
-        """What decides which files an asset has; names, sizes and notes do not."""
+        """The fields that determine the files of the asset, without names, sizes and notes."""
         labels = {"name", "bytes", "needs", "gate", "engines", "note"}
         return self.model_dump(mode="json", exclude=labels)
 
@@ -153,41 +162,47 @@ class StagedFile(Value):
 
 
 class Manifest(Value):
-    """manifest.json of a staged asset, which is written last: without it nothing is staged."""
+    """manifest.json of a staged asset. It is written last, so an asset without it is not staged."""
 
     schema_version: Literal[1] = 1
     asset: Asset
     revision: str | None
-    """The commit or digest that was had, where the source tells it."""
+    """Commit or digest that was fetched, if the source reports it."""
     bytes: NonNegativeInt
     sha256: HexDigest
-    """Of all paths and digests together: equal contents have equal ones."""
+    """SHA-256 over all paths and digests. Equal contents have equal values."""
     files: tuple[StagedFile, ...]
     origin: str
-    """Where it came from, mirrors named, credentials left out."""
+    """Where the asset came from, including mirrors, without credentials."""
     tool: str | None = None
-    """The program that fetched it, where it was none of Paceline's own."""
+    """Program that fetched the asset, if it is not part of Paceline."""
     staged: str
-    """When, UTC."""
+    """Time of staging, UTC."""
     seconds: float
     paceline_version: str
 
 
 def content_digest(files: Iterable[StagedFile]) -> str:
-    """SHA-256 over sorted lines `sha256  path`, as `sha256sum` would write them."""
+    """Return the SHA-256 over sorted lines `sha256  path`, in the format of `sha256sum`."""
     lines = sorted(f"{file.sha256}  {file.path}\n" for file in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def asset_key(asset: Asset, assets: Mapping[str, Asset]) -> str:
-    """Eight hexadecimal digits of what an asset and those that it is made of hold."""
+    """Return eight hexadecimal digits that identify the contents of an asset.
+
+    The contents of its dependencies count as well.
+    """
     needed = [asset_key(assets[name], assets) for name in asset.needs]
     text = json.dumps([asset.content, needed], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def graph_problem(assets: Iterable[Asset]) -> str | None:
-    """What is wrong with the needs among `assets`: a name twice, an unknown one, a circle."""
+    """Return the first problem of the dependencies among `assets`; None if there is none.
+
+    Problems are duplicate names, unknown dependencies and cycles.
+    """
     by_name: dict[str, Asset] = {}
     for asset in assets:
         if asset.name in by_name:

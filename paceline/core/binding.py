@@ -1,4 +1,4 @@
-"""Which cores ranks are bound to: what a file asks for, and what ranks tell of it afterwards."""
+"""CPU binding of ranks: bind files, and warnings about the cores that ranks report."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ DEVICE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,31}")
 
 @dataclass(frozen=True)
 class Place:
-    """Where one rank ran, by its own account."""
+    """The host and the cores of one rank, as the rank reports them."""
 
     rank: int
     host: str
     cores: str | None
-    """Hardware threads that it could use, `0-3,8`; None where the system does not say."""
+    """Hardware threads available to the rank, such as `0-3,8`; None if the system does not report
+    them."""
     threads: int | None = None
     bound_by: str | None = None
-    """cpu, cuda or file; None where it was not bound."""
+    """Source of the binding: cpu, cuda or file; None if the rank is not bound."""
     requested: bool = False
-    """Whether binding was asked for."""
+    """True if binding was requested."""
     why: str | None = None
-    """Why it was not bound although that was asked for."""
+    """Reason why the rank is not bound although binding was requested."""
     host_cores: str | None = None
-    """Hardware threads that the rank could have used unbound."""
+    """Hardware threads that the rank could use without binding."""
     numa_nodes: int | None = None
 
 
 def core_numbers(text: str, where: str = "cores") -> set[int]:
-    """The numbers in `0-3,8`; raises UserError for what is no such list."""
+    """Return the numbers of a list such as `0-3,8`; raise UserError for an invalid list."""
     cores: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -46,10 +47,10 @@ def core_numbers(text: str, where: str = "cores") -> set[int]:
 
 
 def parse_bind_file(text: str, where: str) -> list[dict[str, str | None]]:
-    """`LOCAL_RANK CORES [NIC]` a line as one entry a local rank, in their order.
+    """Parse lines `LOCAL_RANK CORES [NIC]`; return one entry per local rank, in rank order.
 
-    Raises UserError with the line number for other words and a rank that is named twice, with the
-    rank's number for one that is missing.
+    Raises UserError with the line number for an invalid line or a duplicate rank, and with the
+    rank's number for a missing rank.
     """
     entries: dict[int, dict[str, str | None]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -73,7 +74,7 @@ def parse_bind_file(text: str, where: str) -> list[dict[str, str | None]]:
 
 
 def binding_warnings(places: Sequence[Place]) -> list[str]:
-    """What the ranks' cores say about figures that other ranks disturb, one sentence a kind."""
+    """Return one warning per kind of binding problem that lets ranks disturb each other."""
     warnings: list[str] = []
     hosts: dict[str, list[Place]] = {}
     for place in places:
@@ -104,7 +105,7 @@ def binding_warnings(places: Sequence[Place]) -> list[str]:
 
 
 def overcommitted(places: Sequence[Place]) -> str | None:
-    """That ranks of a host share cores or have too few for their threads; None where all fits."""
+    """Return how ranks of a host share cores or lack cores for their threads, else None."""
     hosts: dict[str, list[Place]] = {}
     for place in places:
         if place.cores is not None:

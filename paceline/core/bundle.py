@@ -1,4 +1,4 @@
-"""bundle.json: what an archive of one run holds."""
+"""bundle.json: the contents of an archive of one run."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from paceline.core.value import Value
 
 
 class LeftOut(Value):
-    """Something of a run folder that is in no bundle."""
+    """A file of a run folder that is not included in a bundle."""
 
     path: str
     why: str
 
 
 class Bundle(Value):
-    """bundle.json, the first file of a bundle: every other file with its size and SHA-256."""
+    """bundle.json, the first file of a bundle: every other file with size and SHA-256."""
 
     schema_version: Literal[1] = 1
     run: str
-    """The folder in the archive that holds the run."""
+    """Folder of the run inside the archive."""
     created: str
-    """When the run was, ISO 8601, UTC."""
+    """Start time of the run, ISO 8601, UTC."""
     status: Status
     paceline_version: str
-    """By which the run was measured."""
+    """Version of Paceline that measured the run."""
     sha256: str
-    """Of all paths and digests together, as of a staged asset: bundles of one run have one."""
+    """SHA-256 over all paths and digests, as for a staged asset. Bundles of one run have the same
+    value."""
     files: tuple[StagedFile, ...]
     redacted: tuple[str, ...] = ()
-    """Files in which a secret was replaced: they are not byte by byte those of the run folder."""
+    """Files in which a secret was replaced. They differ from the files of the run folder."""
     left_out: tuple[LeftOut, ...] = ()

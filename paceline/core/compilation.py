@@ -1,4 +1,4 @@
-"""Whether compiled blocks pay: what they save in all steps against what compiling costs."""
+"""Estimate of whether compiling blocks pays: time saved in all steps against compile time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ Kind = Literal["llama", "lora", "gpt", "opt", "flux"]
 
 @dataclass(frozen=True)
 class CompileGain:
-    """What compiled blocks were measured to give and to cost; both belong to one kind of model."""
+    """Measured speedup and cost of compiled blocks for one kind of model."""
 
     speedup: float
-    """Step time without over step time with them."""
+    """Step time without compilation divided by step time with compilation."""
     reached: float
-    """What it reaches without: FLOP/s a core on CPUs, a share of the dense peak on GPUs."""
+    """Throughput without compilation: FLOP/s per core on CPUs, share of the dense peak on GPUs."""
     compile_s: float
-    """What the first step takes beyond one without; on CPUs processor time, with an empty cache."""
+    """Additional time of the first step in seconds. On CPUs it is processor time with an empty
+    cache."""
 
 
 CPU_GAINS: dict[tuple[Kind, Dtype], CompileGain] = {
@@ -38,19 +39,20 @@ CPU_GAINS: dict[tuple[Kind, Dtype], CompileGain] = {
     ("flux", "fp32"): CompileGain(1.12, 44.6e9, 65.0),
     ("flux", "bf16"): CompileGain(1.33, 67.7e9, 65.0),
 }
-"""benchmarks/results/peers.json (causal FLOPs, two cores) and compile_cache.json.
+"""Gains on CPUs. Sources: benchmarks/results/peers.json (causal FLOPs, two cores),
+compile_cache.json.
 
-In fp32 OPT gained 3 %, less than rounds scattered, and is not here.
+OPT in fp32 is not listed: its gain of 3% was smaller than the run-to-run variation.
 """
 GPU_GAINS: dict[tuple[Kind, Dtype], CompileGain] = {
     ("llama", "bf16"): CompileGain(1.126, 0.491, 8.0)
 }
-"""benchmarks/results/gpu_proof.json, the one training that was measured both ways there."""
+"""Gains on GPUs, from the one training in benchmarks/results/gpu_proof.json measured both ways."""
 
 
 @dataclass(frozen=True)
 class CompileSaving:
-    """What compiled blocks are expected to save and to cost in one run, in seconds."""
+    """Expected time saved by compiled blocks in one run, and compile time, both in seconds."""
 
     saved_s: float
     compile_s: float
@@ -58,7 +60,7 @@ class CompileSaving:
 
     @property
     def pays(self) -> bool:
-        """Whether all steps together save more than compiling costs."""
+        """True if all steps together save more time than compilation costs."""
         return self.saved_s > self.compile_s
 
     def __str__(self) -> str:
@@ -70,19 +72,23 @@ class CompileSaving:
 
 @dataclass(frozen=True)
 class Work:
-    """The part of a training that decides what a step of it takes."""
+    """The properties of a training that determine its step time."""
 
     shape: Shape
     lora: LoraSpec | None
     dtype: Dtype
     seq_len: int
     sequences_per_device: float
-    """Of one optimizer step."""
+    """Sequences per device in one optimizer step."""
     steps: int
 
     @property
     def flops_per_step(self) -> float:
-        """Model FLOPs of one step on one device, each pair of positions attended once."""
+        """Model FLOPs of one step on one device.
+
+        They are counted in the causal convention, or in the first one of a shape that lists its
+        own.
+        """
         x = FlopsInput(self.shape, self.seq_len, lora=self.lora)
         convention = self.shape.conventions[0] if self.shape.conventions else "causal"
         return self.sequences_per_device * self.seq_len * model_flops_per_token(convention, x)
@@ -91,9 +97,9 @@ class Work:
 def saving(
     work: Work, *, threads: int | None = None, peak: float | None = None
 ) -> CompileSaving | None:
-    """What compiled blocks save; None where no measurement tells.
+    """Return the expected saving of compiled blocks; None if no measurement covers the model.
 
-    On a CPU `threads` of a device are given, on a GPU the dense `peak` (FLOP/s) of its dtype.
+    On a CPU, pass `threads` per device. On a GPU, pass the dense `peak` (FLOP/s) of the dtype.
     """
     gains = GPU_GAINS if threads is None else CPU_GAINS
     kind, resource = _kind(work), peak if threads is None else threads
@@ -105,7 +111,7 @@ def saving(
 
 
 def _kind(work: Work) -> Kind | None:
-    """The measured kind of model that this one is of."""
+    """Return the measured kind of model that is closest to this one; None if there is none."""
     shape = work.shape
     if shape.kind == "mmdit":
         return "flux"

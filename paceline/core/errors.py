@@ -1,4 +1,4 @@
-"""What a user is told when something is wrong, and the exit code that goes with it."""
+"""Errors with a message for the user, and their exit codes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ EXIT_INCOMPLETE = 4
 
 
 class PacelineError(Exception):
-    """One sentence for the user: `where: what; allowed; remedy`. `hosts` are those at fault.
+    """An error with one sentence for the user: `where: what; allowed; remedy`.
 
-    `others` are further problems of the same input, a line each.
+    `hosts` are the hosts that caused it. `others` are further problems of the same input, one line
+    each.
     """
 
     exit_code = EXIT_SYSTEM_FAULT
@@ -39,34 +40,35 @@ class PacelineError(Exception):
 
 
 class UserError(PacelineError):
-    """The input is wrong (exit code 1)."""
+    """Invalid input (exit code 1)."""
 
     exit_code = EXIT_BAD_INPUT
 
 
 class SystemFaultError(PacelineError):
-    """The machine, not the input, is at fault (exit code 2)."""
+    """A fault of the machine, not of the input (exit code 2)."""
 
     exit_code = EXIT_SYSTEM_FAULT
 
 
 class IncompleteError(PacelineError):
-    """What was asked for did not come to an answer, and nothing is wrong with it (exit code 4)."""
+    """A valid request that could not be completed (exit code 4)."""
 
     exit_code = EXIT_INCOMPLETE
 
 
 def unreadable(where: str, error: OSError | UnicodeDecodeError) -> UserError:
-    """The refusal of a file that cannot be read, or that holds no text."""
+    """Return the error for a file that cannot be read or is not UTF-8 text."""
     if isinstance(error, UnicodeDecodeError):
         return UserError(where, "is not UTF-8 text", remedy="save it as UTF-8")
     return UserError(where, f"cannot be read: {error.strerror or error}")
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """`did you mean 'x'?` for the closest of `choices`, or an empty string.
+    """Return `did you mean 'x'?` for the closest of `choices`, or an empty string.
 
-    Of several that differ in capitals alone it is the first, which is the usual one.
+    If several choices differ only in case, the first one is suggested. List the common spelling
+    first.
     """
     spelled: dict[str, str] = {}
     for choice in choices:

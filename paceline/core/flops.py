@@ -1,9 +1,8 @@
-"""FLOPs of one training step in the conventions of the field, by name.
+"""FLOPs of one training step, counted in the conventions of the field.
 
-The same step gives different FLOP counts depending on who counts; a figure is comparable only
-inside one convention. A convention's name stands for `model` FLOPs, the arithmetic of the
-mathematics once, whatever is recomputed; with `+recompute` behind it the name stands for
-`hardware` FLOPs, which add what activation recomputation does again.
+The same step has different FLOP counts in different conventions. Compare figures of one convention
+only. The name of a convention stands for `model` FLOPs: the arithmetic of the model, counted once.
+The suffix `+recompute` stands for `hardware` FLOPs, which add the work of activation recomputation.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from paceline.core.shape import (
 )
 
 RECOMPUTE_SUFFIX = "+recompute"
-"""Behind a convention's name: what recomputation does again is counted as well (HFU, not MFU)."""
+"""Suffix of a convention that counts recomputation as work (HFU instead of MFU)."""
 CONVENTION_ALIASES = {"narayanan-hw": "narayanan+recompute"}
 
 
 @dataclass(frozen=True)
 class FlopsInput:
-    """What a convention may look at."""
+    """Properties of a run that FLOPs conventions use."""
 
     shape: Shape
     seq_len: int
@@ -41,37 +40,38 @@ class FlopsInput:
     lora: LoraSpec | None = None
     nominal_parameters: float | None = None
     attended_share: float = 1.0
-    """What document masking leaves of attention's pairs in a sequence: sum l^2 over documents of l
-    tokens / seq_len^2, with windows the mean over layers."""
+    """Share of attention pairs that document masking leaves in a sequence: sum l^2 / seq_len^2 over
+    documents of l tokens. With sliding windows it is the mean over layers."""
     levels: tuple[RecomputeLevel, ...] = ()
-    """What of each block is recomputed where `recompute` is budget."""
+    """Recomputed part of each block, if `recompute` is `budget`."""
 
     def with_attended_share(self, share: float | None) -> FlopsInput:
-        """The same with a measured share, if one is known."""
+        """Return a copy with a measured `attended_share`; return `self` if `share` is None."""
         return self if share is None else replace(self, attended_share=share)
 
 
 @dataclass(frozen=True)
 class Convention:
-    """A way to count: training FLOPs of one token, and what it is called in print."""
+    """A convention: its name, its description and its formula for training FLOPs per token."""
 
     name: str
     describes: str
     per_token: Callable[[FlopsInput], float]
-    """Model FLOPs."""
+    """Function that returns model FLOPs per token."""
     recomputed: Callable[[FlopsInput], float]
-    """What the recomputation of an input adds, selective or full."""
+    """Function that returns the FLOPs per token that recomputation adds, selective or full."""
     printed_with_recompute: bool
-    """True where those who print it count recomputation as work."""
+    """True if publications in this convention count recomputation as work."""
 
 
 CONVENTIONS: dict[str, Convention] = {}
 
 
 def recompute_flops(x: FlopsInput) -> float:
-    """FLOPs per token of one more forward pass: of attention, with full recompute of the blocks.
+    """Return the FLOPs per token of one additional forward pass.
 
-    The head is not recomputed, and flash attention's own recomputation is not counted.
+    With full recomputation it covers attention and the blocks, otherwise attention alone. The head
+    is not recomputed, and flash attention's own recomputation is not counted.
     """
     return _forward_flops_again(x, attention_per_token(x) / 3)
 
@@ -101,7 +101,7 @@ def full_attention(x: FlopsInput) -> float:
 
 
 def _causal_recompute_flops(x: FlopsInput) -> float:
-    # 1/3 of attention's 12 L (a d) s is its forward pass, and half of that is not masked.
+    # 1/3 of attention's 12 L (a d) s is the forward pass. The causal mask leaves half of that.
     return _forward_flops_again(x, attention_per_token(x) / 6)
 
 
@@ -124,7 +124,7 @@ def palm(x: FlopsInput) -> float:
 
 
 def _six_n_recompute_flops(x: FlopsInput) -> float:
-    # One more forward pass of the three passes that 6 P counts.
+    # 6 P counts three passes; recomputation adds one more forward pass.
     return 2.0 * _counted_parameters(x) if x.recompute == "full" else 0.0
 
 
@@ -144,9 +144,9 @@ def _counted_parameters(x: FlopsInput) -> float:
 
 def _narayanan_recompute_flops(x: FlopsInput) -> float:
     layers, h = x.shape.num_layers, x.shape.hidden_size
-    # Forward pass of attention's two products: 2 of them x 2 FLOPs x s x h, mask ignored.
+    # Forward pass of attention's two GEMMs: 2 GEMMs x 2 FLOPs x s x h, ignoring the mask.
     attention = 4.0 * layers * h * x.seq_len * x.attended_share
-    # 24 l h^2: forward pass of a GPT block's 12 h^2 weights at 2 FLOPs each.
+    # 24 l h^2 is the forward pass of a GPT block's 12 h^2 weights at 2 FLOPs each.
     return attention + 24 * layers * h**2 if x.recompute == "full" else attention
 
 
@@ -161,7 +161,7 @@ def narayanan(x: FlopsInput) -> float:
 
 
 def _megatron_deepspeed_recompute_flops(x: FlopsInput) -> float:
-    # f = 4 of 24 f l h^2 (...) in place of 3: the difference is one forward pass.
+    # f = 4 instead of 3 in 24 f l h^2 (...): the difference is one forward pass.
     return _narayanan(x, 24, 16) if x.recompute == "full" else 0.0
 
 
@@ -178,7 +178,7 @@ def megatron_deepspeed(x: FlopsInput) -> float:
 
 def _narayanan(x: FlopsInput, coefficient: int, head: int) -> float:
     layers, h, vocab = x.shape.num_layers, x.shape.hidden_size, x.shape.padded_vocab()
-    # Relative to the blocks' weights: attention's products s / 6h, the head's V / (head l h).
+    # Relative to the weights of the blocks: attention GEMMs are s / 6h, the head is V / (head l h).
     bracket = 1 + x.seq_len * x.attended_share / (6 * h) + vocab / (head * layers * h)
     return coefficient * layers * h**2 * bracket
 
@@ -228,11 +228,11 @@ def attention_per_token(x: FlopsInput) -> float:
 
 
 def attended_keys(shape: Shape, seq_len: int) -> float:
-    """Keys that a query attends to without a causal mask, mean over queries and layers.
+    """Return the number of keys per query without a causal mask, averaged over queries and layers.
 
-    All s, or in a layer with a window of w < s tokens those less than w tokens before or behind
-    the query: 2 w - 1 - w (w - 1) / s. A causal mask leaves one side of that band and the diagonal,
-    of which the causal convention counts half, with a window as without.
+    It is s. In a layer with a window of w < s tokens, a query attends to keys less than w tokens
+    before or after it: 2 w - 1 - w (w - 1) / s keys. A causal mask leaves the diagonal and one side
+    of that band. The causal convention counts half of the band, with or without a window.
     """
     if shape.kind != "decoder" or shape.sliding_window is None:
         return seq_len
@@ -246,7 +246,7 @@ def _keys_in_window(window: int, seq_len: int) -> float:
 
 
 def _layer_keys(shape: DecoderShape, seq_len: int, layer: int) -> float:
-    """As `attended_keys`, of one layer, counted from 0."""
+    """Return `attended_keys` of one layer, counted from 0."""
     window, pattern = shape.sliding_window, shape.sliding_window_pattern
     if window is None or (pattern and (layer + 1) % pattern == 0):
         return seq_len
@@ -254,19 +254,19 @@ def _layer_keys(shape: DecoderShape, seq_len: int, layer: int) -> float:
 
 
 def without_recompute(name: str) -> str:
-    """The convention of `name`, which may have `+recompute` behind it or be an older name."""
+    """Return the name of the convention without `+recompute`, with aliases resolved."""
     return CONVENTION_ALIASES.get(name, name).removesuffix(RECOMPUTE_SUFFIX)
 
 
 def validate_convention(name: str) -> str:
-    """`name` as it is; raises ValueError for that of no convention."""
+    """Return `name`; raise ValueError if it is not the name of a convention."""
     if without_recompute(name) not in CONVENTIONS:
         raise ValueError(f"must be one of {', '.join(CONVENTIONS)}")
     return name
 
 
 def with_recompute(name: str) -> str:
-    """The name under which the convention of `name` counts recomputation as work."""
+    """Return the name under which the convention of `name` counts recomputation as work."""
     return without_recompute(name) + RECOMPUTE_SUFFIX
 
 
@@ -277,7 +277,10 @@ def flops_input(
     lora: LoraSpec | None = None,
     nominal_parameters: float | None = None,
 ) -> FlopsInput:
-    """What a run in a layout shows the conventions; without a layout nothing is recomputed."""
+    """Return the input of the conventions for a run.
+
+    Without a layout, nothing is recomputed.
+    """
     x = FlopsInput(shape, seq_len, lora=lora, nominal_parameters=nominal_parameters)
     if layout is None:
         return x
@@ -300,7 +303,7 @@ def model_flops_per_token(convention: str, x: FlopsInput) -> float:
 
 
 def flops_per_sample(convention: str, x: FlopsInput) -> float:
-    """Training FLOPs of one sequence of seq_len tokens."""
+    """Return the training FLOPs of one sequence of `seq_len` tokens."""
     return x.seq_len * flops_per_token(convention, x)
 
 
@@ -321,7 +324,10 @@ def _recomputed_per_token(convention: str, x: FlopsInput) -> float:
 
 
 def _recomputed_share(x: FlopsInput, attention: float) -> float:
-    """Share of a forward pass of all blocks, of `attention` FLOPs per token, that is done again."""
+    """Return the recomputed share of a forward pass of all blocks.
+
+    `attention` is the number of FLOPs per token of attention.
+    """
     shape, whole = x.shape, attention + _block_forward_per_token(x)
     full = [i for i, level in enumerate(x.levels) if level == "full"]
     if shape.kind == "mmdit":

@@ -24,54 +24,54 @@ from paceline.core.value import NonNegativeInt, PositiveInt, RunLabel, Value
 
 Dtype = Literal["fp32", "fp16", "bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"]
 NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "mxfp4", "nvfp4")
-"""Narrower than 16 bits: for matrix products, and each with a peak of its own."""
+"""Types narrower than 16 bits. They are used in GEMMs, and each has its own peak."""
 NATIVE_NARROW: tuple[Dtype, ...] = ("fp8", "mxfp8", "nvfp4")
-"""Those of them that the native trainer multiplies in."""
+"""Narrow types that the native trainer supports."""
 
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-"""Names go into scripts unquoted, because a shell takes no others."""
+"""Pattern of variable names. Names go into scripts unquoted, and shells accept no others."""
 
 NO_GRES = "none"
-"""Of `cluster.slurm.gres`: leave the option out, where a site has no generic resources."""
+"""Value of `cluster.slurm.gres` that omits the option, for sites without generic resources."""
 CONTAINER_PYTHON = "python3"
-"""As the image itself finds it."""
+"""Interpreter in a container, found through the PATH of the image."""
 
 INTERFACE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}")
 
 
 class Peak(Value):
-    """A dense peak: FLOP/s without structured sparsity, and where the figure is printed."""
+    """A dense peak in FLOP/s, without structured sparsity, and its source."""
 
     flops_per_s: PositiveFloat
     source: str
 
 
 class Device(Value):
-    """One accelerator (or `cpu`) as its data sheet describes it."""
+    """An accelerator (or `cpu`) as its data sheet describes it."""
 
     name: str
     vendor: str
     family: str
-    """What an unstated variant resolves to, for example `H100`."""
+    """Family of the device, such as `H100`. A family name resolves to its default variant."""
     aliases: tuple[str, ...] = ()
     peaks: dict[Dtype, Peak] = {}
-    """Dense peaks by dtype; a dtype that the device lacks is absent."""
+    """Dense peaks by dtype. Unsupported dtypes are absent."""
     memory_bytes: PositiveFloat | None = None
     memory_bytes_per_s: PositiveFloat | None = None
     memory_source: str | None = None
     context_bytes: PositiveFloat | None = None
-    """Memory taken by the driver's context before any tensor, where measured."""
+    """Memory of the driver's context before any tensor is allocated, if measured."""
     power_w: PositiveFloat | None = None
     note: str | None = None
 
     def peak_flops_per_s(self, dtype: Dtype) -> float | None:
-        """Dense peak in FLOP/s, or None when no data sheet states one."""
+        """Return the dense peak in FLOP/s; None if the data sheet states none."""
         peak = self.peaks.get(dtype)
         return peak.flops_per_s if peak else None
 
     @property
     def has_only_fp16(self) -> bool:
-        """Whether fp16 is the one 16-bit dtype that it has a peak in."""
+        """True if fp16 is the only 16-bit dtype with a peak."""
         return "fp16" in self.peaks and "bf16" not in self.peaks
 
 
@@ -82,38 +82,39 @@ class Link(Value):
     aliases: tuple[str, ...] = ()
     kind: Literal["intra", "inter"]
     bytes_per_s: PositiveFloat | None = None
-    """Nominal bandwidth of one device in one direction; None where only a measurement can tell."""
+    """Nominal bandwidth of one device in one direction. Unset means that it must be measured."""
     latency_s: NonNegativeFloat | None = None
     source: str
     note: str | None = None
 
 
 class SshSettings(Value):
-    """How hosts are reached; everything else is in the user's own ssh configuration."""
+    """SSH settings. Everything else belongs in the user's own SSH configuration."""
 
     config: str | None = None
     """SSH configuration file in place of ~/.ssh/config."""
     connect_timeout_s: PositiveInt = 10
-    """Seconds after which a host that does not answer counts as down."""
+    """Seconds after which a host that does not respond counts as down."""
     alive_interval_s: PositiveInt = 5
-    """Seconds between keep-alive messages. Three missing ones are a lost connection."""
+    """Seconds between keep-alive messages. After three missing messages the connection counts as
+    lost."""
 
 
 @dataclass(frozen=True)
 class SlurmOption:
-    """The sbatch option that a setting becomes."""
+    """The sbatch option that a setting maps to."""
 
     name: str
     variable: str | None = None
-    """Variable of the user's shell that sets it where the cluster does not."""
+    """Environment variable of the user that provides the value if the cluster does not."""
     in_steps: bool = False
-    """Whether srun gets it for a step of an allocation as well."""
+    """True if srun also receives the option for steps of an allocation."""
 
 
 class SlurmSettings(Value):
-    """What a site asks of jobs; None leaves out the option.
+    """Slurm settings of a site. None omits the option.
 
-    A field with a SlurmOption is all that a further option of sbatch takes.
+    To add an option of sbatch, add a field with a SlurmOption.
     """
 
     partition: Annotated[str | None, SlurmOption("partition", "SBATCH_PARTITION")] = None
@@ -133,7 +134,7 @@ class SlurmSettings(Value):
     hint: Annotated[str | None, SlurmOption("hint", "SBATCH_HINT")] = None
     """CPU usage hint, for example `nomultithread`."""
     exclude: Annotated[tuple[str, ...], SlurmOption("exclude")] = ()
-    """Nodes that are not used."""
+    """Nodes to exclude."""
     segment: Annotated[PositiveInt | None, SlurmOption("segment", "SBATCH_SEGMENT_SIZE")] = None
     """Number of nodes that must be in one block of the network."""
     container_image: str | None = None
@@ -143,13 +144,13 @@ class SlurmSettings(Value):
     requeue: bool = False
     """Allow Slurm to requeue the jobs."""
     retries: NonNegativeInt = 1
-    """Number of times that a job is restarted without a node that it lost."""
+    """Number of times that a job is restarted without a node that failed."""
     allocation: str | None = None
-    """Id of a running job; runs become steps of it."""
+    """Id of a running job. Runs become steps of it."""
 
     @classmethod
     def declared_options(cls) -> dict[str, SlurmOption]:
-        """Return the options of sbatch by the names of their fields."""
+        """Return the sbatch options by field name."""
         return {
             name: part
             for name, field in cls.model_fields.items()
@@ -158,7 +159,7 @@ class SlurmSettings(Value):
         }
 
     def options(self, *, steps: bool = False) -> dict[str, str]:
-        """Return the options that are set, by their names in sbatch; for `steps`, those of srun."""
+        """Return the options that are set, by sbatch name. With `steps`, return those of srun."""
         options: dict[str, str] = {}
         for field, option in self.declared_options().items():
             value: str | int | tuple[str, ...] | None = getattr(self, field)
@@ -168,9 +169,9 @@ class SlurmSettings(Value):
         return options
 
     def with_variables(self, environment: Mapping[str, str]) -> SlurmSettings:
-        """Return the settings with those that are unset taken from the user's SBATCH_ variables.
+        """Return the settings with unset fields filled from the user's SBATCH_ variables.
 
-        Raises UserError for a variable whose value does not fit.
+        Raises UserError for a variable with an invalid value.
         """
         values = {
             field: value
@@ -191,35 +192,35 @@ class SlurmSettings(Value):
 
 
 class Cluster(Value):
-    """Where a run happens: devices of one kind in equal nodes, and how programs start there.
+    """The machines of a run: equal nodes with one kind of device, and the launcher.
 
-    Labels say where something runs and how it gets there, not what runs.
+    Fields marked as labels state where and how something runs. They do not change what runs.
     """
 
     name: RunLabel[str]
     """Name of the cluster."""
     device: str
-    """Device of the nodes, by a name of `paceline devices`."""
+    """Device of the nodes, a name listed by `paceline devices`."""
     device_label: RunLabel[str | None] = None
     """Name that the machine reports for its device, for example the CPU model."""
     nodes: PositiveInt = 1
     """Number of nodes."""
     devices_per_node: PositiveInt
-    """Devices per node, with one rank each."""
+    """Devices per node. Each device runs one rank."""
     device_memory_bytes: RunLabel[PositiveFloat | None] = None
-    """Memory per device, in place of the catalog's value. For `cpu`, host memory divided by the
-    processes."""
+    """Memory per device. Overrides the value of the catalog. For `cpu`, it is host memory divided
+    by the number of processes."""
     intra_link: str | None = None
-    """Link between the devices of a node, by a name of `paceline devices --links`."""
+    """Link between the devices of a node, a name listed by `paceline devices --links`."""
     inter_link: str | None = None
-    """Link between nodes, by a name of `paceline devices --links`."""
+    """Link between nodes, a name listed by `paceline devices --links`."""
     launcher: RunLabel[LauncherName] = "local"
-    """How programs start on the nodes."""
+    """Launcher that starts programs on the nodes."""
     hosts: RunLabel[tuple[str, ...]] = ()
-    """Hosts in the order of their ranks. Without them Slurm chooses."""
+    """Hosts in the order of their ranks. If empty, Slurm chooses the nodes."""
     interface: RunLabel[str | None] = None
-    """Network interface of rendezvous and collectives, for example ib0. Unset leaves the choice
-    to torch."""
+    """Network interface for rendezvous and collectives, for example ib0. Unset leaves the choice to
+    PyTorch."""
     bind: str = "none"
     """CPU binding of ranks: `auto` (the cores nearest to the device), `none`, or a file."""
     ssh: RunLabel[SshSettings] = SshSettings()
@@ -227,11 +228,11 @@ class Cluster(Value):
     slurm: RunLabel[SlurmSettings] = SlurmSettings()
     """Slurm settings."""
     python: str | None = None
-    """Python interpreter on the nodes. Unset is the one that runs Paceline, or `python3` in a
-    container."""
+    """Python interpreter on the nodes. Unset is the interpreter that runs Paceline, or `python3` in
+    a container."""
     stage: RunLabel[str | None] = None
-    """Folder of staged assets on the local disks of the nodes. Unset is the shared folder of
-    this machine."""
+    """Folder of staged assets on the local disks of the nodes. Unset is the shared folder of this
+    machine."""
     threads_per_device: PositiveInt | None = None
     """CPU threads per rank."""
     env: dict[str, str] = {}
@@ -279,49 +280,49 @@ class Cluster(Value):
 
     @property
     def world_size(self) -> int:
-        """Devices, one rank each."""
+        """Number of devices, one rank each."""
         return self.nodes * self.devices_per_node
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the launcher can do."""
+        """Capabilities of the launcher."""
         return capabilities(self.launcher)
 
     @property
     def runs_here(self) -> bool:
-        """Whether ranks are processes of this machine."""
+        """True if ranks are processes of this machine."""
         return self.capabilities.runs_here
 
     @property
     def allocation(self) -> str | None:
-        """Return the number of the running job that runs are steps of, None without one."""
+        """Id of the running job whose steps the runs become; None if there is none."""
         return self.slurm.allocation if self.capabilities.allocations else None
 
     @property
     def waits_in_queue(self) -> bool:
-        """Whether a job waits for nodes before it begins."""
+        """True if a job waits in a queue before it starts."""
         return self.capabilities.queues and self.allocation is None
 
     @property
     def scheduler_picks_hosts(self) -> bool:
-        """Whether the nodes of a job are known only once it has begun."""
+        """True if the scheduler chooses the nodes, so that they are known only after the start."""
         return self.waits_in_queue and not self.hosts
 
     @property
     def in_container(self) -> bool:
-        """Whether programs run in an image, which has none of the paths of this machine."""
+        """True if programs run in a container, where the paths of this machine do not exist."""
         return self.capabilities.containers and self.slurm.container_image is not None
 
     @property
     def interpreter(self) -> str:
-        """What runs a job's programs."""
+        """Interpreter that runs a job's programs."""
         return self.python or (CONTAINER_PYTHON if self.in_container else sys.executable)
 
 
 def with_secrets(env: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a stored cluster, secrets taken from `environment` again.
+    """Return the variables of a stored cluster, with secrets filled in from `environment`.
 
-    Raises UserError for one that is not there: what is stored has its name alone.
+    Raises UserError for a secret that is not set there. Stored files contain only its name.
     """
     variables: dict[str, str] = {}
     for name, value in env.items():

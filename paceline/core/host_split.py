@@ -1,4 +1,4 @@
-"""Hosts split into sub-clusters of one size, in rounds in which each host meets other partners."""
+"""Partitions of hosts into sub-clusters of one size, in rounds with different neighbors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Round:
 
     groups: tuple[Group, ...]
     left_over: Group
-    """Hosts that no group of this round has; a later one has them."""
+    """Hosts without a group in this round. A later round includes them."""
     made_up: bool = False
-    """A further round, for hosts that the others left over."""
+    """True for an additional round for hosts that the other rounds left out."""
 
 
 def split_rounds(
@@ -34,12 +34,12 @@ def split_rounds(
     seed: int = 0,
     topology: Mapping[str, str] | None = None,
 ) -> tuple[Round, ...]:
-    """Rounds of sub-clusters of `size` hosts each; every host is in one of them at least.
+    """Return rounds of sub-clusters of `size` hosts; every host is in at least one of them.
 
-    contiguous: neighbours in the list, the borders shifted from round to round. pairs: half groups
-    meet other half groups, by the circle method of tournaments. random: shuffled afresh. topology:
-    neighbours under the same switch first, by `topology` (host -> switch). Raises UserError for a
-    size that the hosts do not have.
+    `how` selects the method. contiguous: neighbors in the list, with borders shifted in every
+    round. pairs: half-size groups meet other half-size groups, by the circle method of tournaments.
+    random: a new shuffle in every round. topology: hosts of the same switch first, by `topology`
+    (host -> switch). Raises UserError for a size that is not possible with these hosts.
     """
     _check(hosts, size, how, num_rounds, topology)
     rounds: list[Round] = []
@@ -89,10 +89,10 @@ def _rotated(items: Sequence[str], by: int) -> list[str]:
 
 
 def _met(hosts: Sequence[str], unit: int, number: int) -> list[str]:
-    """Hosts in an order in which units stand beside the partner that they meet in this round.
+    """Return the hosts in an order that puts each unit next to its partner of this round.
 
-    The first unit stays and the others move around it (circle method): in as many rounds as there
-    are units, less one, each meets each.
+    The circle method keeps the first unit in place and rotates the others around it. In as many
+    rounds as there are units, less one, each unit meets each other unit.
     """
     units = [tuple(hosts[at : at + unit]) for at in range(0, len(hosts), unit)]
     whole = [members for members in units if len(members) == unit]
@@ -103,7 +103,7 @@ def _met(hosts: Sequence[str], unit: int, number: int) -> list[str]:
     moved = [circle[0], *circle[1:][turn:], *circle[1:][:turn]]
     half = len(moved) // 2
     couples = list(zip(moved[:half], reversed(moved[half:]), strict=True))
-    # The unit without a partner goes last, where it is left over.
+    # The unit without a partner goes last, so that it becomes the left-over group.
     couples.sort(key=lambda couple: () in couple)
     return [host for couple in couples for members in couple for host in members] + rest
 
@@ -111,7 +111,7 @@ def _met(hosts: Sequence[str], unit: int, number: int) -> list[str]:
 def _under_switches(
     hosts: Sequence[str], size: int, number: int, topology: Mapping[str, str]
 ) -> Round:
-    """Groups inside one switch as long as it has hosts, then groups of what the switches leave."""
+    """Return groups within one switch, followed by groups of the hosts that remain."""
     inside: list[Group] = []
     remaining: list[str] = []
     for switch in dict.fromkeys(topology[host] for host in hosts):
@@ -124,7 +124,10 @@ def _under_switches(
 
 
 def _make_up(hosts: Sequence[str], size: int, rounds: Sequence[Round]) -> list[Round]:
-    """Further rounds for the hosts that no round has, filled up with hosts that were there."""
+    """Return additional rounds for hosts without a round.
+
+    Hosts of other rounds fill up the groups.
+    """
     met = {host for finished in rounds for group in finished.groups for host in group}
     never = [host for host in hosts if host not in met]
     if not never:

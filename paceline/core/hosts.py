@@ -1,7 +1,7 @@
-"""Host names: which ones are safe, ranges such as `node[001-064]`, and hostfiles.
+"""Host names: validation, ranges such as `node[001-064]`, and hostfiles.
 
-Names end up in scripts, argument lists and file names, so whatever could be read as something else
-by a shell, by ssh or by a path is refused before anything starts.
+Host names become part of scripts, argument lists and file names. Names that a shell, ssh or a path
+could misinterpret are refused before anything starts.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from paceline.core.errors import UserError
 from paceline.core.value import Value
 
 MAX_HOSTS = 100_000
-"""Hosts that one text may stand for; a range beyond it is a slip of the finger."""
+"""Maximum number of hosts in one text. A longer range is most likely a typing error."""
 
 MOST_RANGES = 8
-"""Ranges in one name: a rack, a shelf, a node and a few more."""
+"""Maximum number of ranges in one name, such as rack, shelf and node."""
 MOST_SHOWN = 60
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
@@ -26,7 +26,7 @@ _IPV6 = re.compile(r"\[?([0-9A-Fa-f:.]{2,45})\]?")
 _RANGE = re.compile(r"([^\[\]]*)\[([0-9,-]+)\](.*)", re.DOTALL)
 _NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _COMMA = re.compile(r",(?![^\[]*\])")
-"""Between names, not inside brackets."""
+"""Comma between names, but not inside brackets."""
 _SLOTS = re.compile(r"(?:slots|max_slots)=([0-9]{1,9})|:([0-9]{1,9})$")
 _TAIL = re.compile(r"(.*?)(\d{1,9})$")
 
@@ -36,14 +36,14 @@ class Host(Value):
 
     name: str
     slots: int | None = None
-    """Devices on it; None where the file does not say."""
+    """Number of devices; None if the file does not state it."""
 
 
 def check_name(name: str, where: str = "host") -> str:
-    """`name` itself, an IPv6 address in its usual spelling and without brackets.
+    """Return `name`, with an IPv6 address in canonical form without brackets.
 
-    Raises UserError when it is no host name, address or alias of ssh. An address has no zone
-    (`%eth0`): it would mean another host on each machine.
+    Raises UserError if `name` is not a valid host name, address or SSH alias. Zones of addresses
+    (`%eth0`) are refused, because they identify different hosts on different machines.
     """
     if _NAME.fullmatch(name):
         return name
@@ -58,7 +58,7 @@ def check_name(name: str, where: str = "host") -> str:
 
 
 def first_repeated(names: Iterable[str]) -> str | None:
-    """The first name of a host that was named before; case makes no difference between hosts."""
+    """Return the first duplicate name, ignoring case; None if there is none."""
     seen: set[str] = set()
     for name in names:
         if name.casefold() in seen:
@@ -68,9 +68,9 @@ def first_repeated(names: Iterable[str]) -> str | None:
 
 
 def expand(text: str, where: str = "hosts") -> list[str]:
-    """The names that a list such as `node[001-003,7],gpu-a` stands for, in its order.
+    """Expand a list such as `node[001-003,7],gpu-a` into host names, in order.
 
-    Raises UserError for a name that is none and a range that cannot be read.
+    Raises UserError for invalid names and ranges.
     """
     names: list[str] = []
     for part in filter(None, map(str.strip, _COMMA.split(text))):
@@ -81,9 +81,9 @@ def expand(text: str, where: str = "hosts") -> list[str]:
 
 
 def compress(names: Sequence[str]) -> str:
-    """A short text for many names: consecutive numbers of one width become a range."""
+    """Return a short text for a list of names; consecutive numbers of equal width form a range."""
     parts: list[list[tuple[str, str]]] = []
-    """Names as (prefix, digits), those together that one range can hold."""
+    """Names as (prefix, digits). Each inner list becomes one range."""
     for name in names:
         match = _TAIL.fullmatch(name)
         prefix, digits = match.groups() if match else (name, "")
@@ -96,10 +96,11 @@ def compress(names: Sequence[str]) -> str:
 
 
 def parse_hostfile(text: str, where: str = "hostfile") -> tuple[Host, ...]:
-    """The hosts of a file in DeepSpeed's (`node-1 slots=8`), MPI's (`node-1:8`) or plain form.
+    """Return the hosts of a hostfile.
 
-    `#` begins a comment; a name may be a range. Raises UserError with the line number for a blank
-    line between hosts, a host named twice, a name that is none, and other words.
+    Supported forms are DeepSpeed (`node-1 slots=8`), MPI (`node-1:8`) and plain names. `#` starts a
+    comment. A name may be a range. Raises UserError with the line number for blank lines between
+    hosts, duplicate hosts, invalid names and unknown words.
     """
     line_of: dict[str, int] = {}
     hosts: list[Host] = []
@@ -126,7 +127,7 @@ def parse_hostfile(text: str, where: str = "hostfile") -> tuple[Host, ...]:
 
 
 def hostfile_text(hosts: Iterable[Host]) -> str:
-    """A hostfile in DeepSpeed's form, in the plain one where slots are unknown."""
+    """Return a hostfile in DeepSpeed's form, or in plain form for hosts without known slots."""
     return "".join(
         f"{host.name} slots={host.slots}\n" if host.slots else f"{host.name}\n" for host in hosts
     )
@@ -140,7 +141,8 @@ def _hosts_of(words: str, where: str) -> list[Host]:
         if match is None or match[1] is None:
             raise UserError(where, f"{word!r} is unknown", allowed="HOST, HOST slots=N or HOST:N")
         slots += [] if word.startswith("max_") else [int(match[1])]
-    # After brackets, or the only one: in an address without brackets the last part is no number.
+    # A port-like suffix counts after brackets, or if it is the only colon. Otherwise the last part
+    # of an IPv6 address would be read as slots.
     ends_address = name.startswith("[") or name.count(":") == 1
     if ends_address and (match := _SLOTS.search(name)):
         name, slots = name[: match.start()], [int(match[2]), *slots]
@@ -166,7 +168,7 @@ def _expanded(text: str, where: str) -> list[str]:
 
 
 def _ends(piece: str, numbers: str, where: str) -> tuple[int, int, int]:
-    """The first and the last number of a piece such as `001-064`, and how many digits it writes."""
+    """Return first number, last number and number of digits of a range such as `001-064`."""
     ends = _NUMBERS.fullmatch(piece)
     first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
     if ends is None or last < first:

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM: held while modules are loaded, and never lost.
+"""Ctrl-C and SIGTERM: deferred while modules are imported, and never lost.
 
-An interrupt that arrives inside an import lock's or a destructor's callback is printed by Python
-as ignored and gone, and the run goes on. Such a one is raised again a moment later.
+Python swallows an interrupt that arrives inside a callback of an import lock or a destructor: it
+prints the exception as ignored and continues. Such an interrupt is raised again shortly after.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from types import FrameType
 from typing import Any
 
 RETRY_S = 0.01
-"""How long after an interrupt was lost it is raised again: outside of what had swallowed it."""
+"""Delay in seconds before a swallowed interrupt is raised again, outside the code that swallowed
+it."""
 
 _holders = 0
 _waiting = False
 
 
 def install_handlers() -> None:
-    """From now on SIGINT and SIGTERM raise KeyboardInterrupt, even when one is swallowed.
+    """Make SIGINT and SIGTERM raise KeyboardInterrupt, even if Python swallows the first one.
 
-    Signals that the parent has this process ignore (`nohup`, a shell's background jobs) stay so.
+    Signals that the parent process set to be ignored (`nohup`, background jobs of a shell) stay
+    ignored.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -33,17 +35,18 @@ def install_handlers() -> None:
 
 
 def ignore_interrupts() -> None:
-    """What comes now changes nothing: the answer is given, and the interpreter is closing."""
+    """Ignore further interrupts, because the result is printed and the interpreter exits."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
-    # An interrupt that left an `exec` of text (every dataclass has one) makes CPython kill itself
-    # by SIGINT when it closes, caught or not, until another such `exec` has ended.
+    # An interrupt that leaves an `exec` of text (every dataclass runs one) makes CPython kill
+    # itself with SIGINT at exit, even if the exception was caught. Another completed `exec` clears
+    # that state.
     exec("")
 
 
 @contextmanager
 def deferred_interrupts() -> Generator[None]:
-    """Interrupts wait until the block ends, which then raises KeyboardInterrupt."""
+    """Defer interrupts until the block ends, then raise KeyboardInterrupt if there was one."""
     global _holders, _waiting
     _holders += 1
     try:
@@ -64,7 +67,7 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _unraisable(event: Any) -> None:
-    """Python's report of an exception that it had to swallow; an interrupt comes again instead."""
+    """Re-raise a swallowed interrupt with a timer; report other exceptions as Python does."""
     if isinstance(event.exc_value, KeyboardInterrupt):
         signal.setitimer(signal.ITIMER_REAL, RETRY_S)
     else:

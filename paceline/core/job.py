@@ -1,4 +1,4 @@
-"""Job: all that an engine and a launcher share."""
+"""Job: the interface between an engine and a launcher."""
 
 from __future__ import annotations
 
@@ -7,64 +7,66 @@ from dataclasses import dataclass, field
 from paceline.core.hardware import Cluster
 
 RUN_FOLDER = "{folder}"
-"""In what a BatchScript is given: the run folder's path, which a job does not know."""
+"""Placeholder for the path of the run folder in a BatchScript, because a job does not know it."""
 
 
 @dataclass(frozen=True)
 class BatchScript:
-    """A batch script of somebody else, which Slurm is given as it is.
+    """A batch script that comes with a framework and is submitted to Slurm unchanged.
 
-    Its variables are the job's. RUN_FOLDER stands for the run folder in them and in what is below.
+    The script receives the variables of the job. RUN_FOLDER stands for the run folder in the
+    variables and in the fields below.
     """
 
     script: str
-    """The file, relative to `folder` if it is there."""
+    """Path of the script, relative to `folder` if it is in that folder."""
     folder: str = RUN_FOLDER
-    """Where sbatch is called, as the script expects."""
+    """Working directory for sbatch, as the script expects it."""
     options: tuple[str, ...] = ()
-    """Words of sbatch before the script's name, such as `-N 2`."""
+    """Options of sbatch before the name of the script, such as `-N 2`."""
     submits: bool = False
-    """Whether the script is run here, submits the job by a tool of its own and prints its number;
-    it is given options of sbatch as arguments."""
+    """True if the script runs locally, submits the job with its own tool and prints the job's
+    number. It receives the sbatch options as arguments."""
 
 
 COLLECTIVE_LIMIT = "PACELINE_COLLECTIVE_LIMIT_S"
-"""The variable by which the native trainer learns a job's `collective_limit_s`."""
+"""Environment variable that passes `collective_limit_s` of a job to the native trainer."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A distributed program: what an engine wants started, and what a launcher starts.
+    """A distributed program, defined by an engine and started by a launcher.
 
-    Working directory is the run folder, so paths in `program` are relative to that. How ranks find
-    each other is the launcher's matter.
+    The working directory is the run folder, so paths in `program` are relative to it. The launcher
+    is responsible for rendezvous.
     """
 
     name: str
     python: str
-    """Interpreter on the machine that runs it."""
+    """Python interpreter on the machine that runs the program."""
     program: tuple[str, ...]
     """Python file and its arguments, run once per rank."""
     env: dict[str, str] = field(default_factory=dict[str, str])
     files: dict[str, str] = field(default_factory=dict[str, str])
-    """Text files that must lie in the run folder before the start, by relative path."""
+    """Text files to write into the run folder before the start, by relative path."""
     nodes: int = 1
     devices_per_node: int = 1
     launches_once: bool = False
-    """Whether the program is started once a node and starts the ranks of its devices itself."""
+    """True if the program is started once per node and starts the ranks of its devices itself."""
     timeout_s: float | None = None
     collective_limit_s: float = 300.0
-    """How long a rank waits for others in a collective before it gives up."""
+    """Maximum time in seconds that a rank waits for others in a collective."""
     batch: BatchScript | None = None
-    """Submitted in place of `program`, by Slurm alone."""
+    """Batch script that Slurm submits instead of `program`."""
     logs: tuple[str, ...] = ()
-    """Patterns of the files that hold the whole job's log, where logs/rank-*.log do not."""
+    """Patterns of files with the log of the whole job, if it is not in logs/rank-*.log."""
     cluster: Cluster | None = None
-    """Hosts and site settings, for launchers that need them; None for this machine."""
+    """Hosts and site settings for launchers that need them; None for this machine."""
     sampled: bool = False
-    """Whether every node samples power and energy meanwhile; on this machine `flow` does it."""
+    """True if every node samples power and energy during the job. On this machine, `flow` samples
+    them."""
 
     @property
     def ranks_per_node(self) -> int:
-        """Processes that a launcher starts on a node."""
+        """Number of processes that a launcher starts per node."""
         return 1 if self.launches_once else self.devices_per_node

@@ -1,8 +1,9 @@
-"""The launchers and what each can do.
+"""Launchers and their capabilities.
 
-A launcher is a module of `paceline.machines` and its line in LAUNCHERS. Whoever depends on how
-programs start asks for a capability, never for a launcher's name, so a new launcher needs no edit
-elsewhere. The table is here because engines and files, which must not import `machines`, ask too.
+A launcher is a module of `paceline.machines` and an entry in LAUNCHERS. Code that depends on how
+programs start checks a capability, not the name of a launcher. A new launcher therefore needs no
+edit elsewhere. The table is in `core` because engines and files also use it, and they must not
+import `machines`.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ from paceline.core.errors import UserError
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a launcher can do."""
+    """Capabilities of a launcher."""
 
     module: str
-    """The module that offers what `paceline.machines.Launcher` names."""
+    """Module that implements the protocol `paceline.machines.Launcher`."""
     runs_here: bool = False
-    """Ranks are processes of this machine, which therefore can be inspected and prepared."""
+    """Ranks are processes of this machine, so they can be inspected and prepared."""
     needs_hosts: bool = False
-    """Hosts must be named; node N of a job is the Nth of them."""
+    """Hosts must be given. Node N of a job is the Nth host."""
     queues: bool = False
-    """Jobs outside an allocation wait for nodes; the scheduler picks them if no hosts are named."""
+    """Jobs outside an allocation wait for nodes. The scheduler chooses the nodes if no hosts are
+    given."""
     allocations: bool = False
-    """Runs can be steps of a job that runs already (`slurm.allocation`)."""
+    """Runs can be steps of a running job (`slurm.allocation`)."""
     restarts: bool = False
-    """A job that lost a node is started again on others."""
+    """A job that lost a node is restarted on other nodes."""
     batch_scripts: bool = False
-    """Batch scripts that a framework brings along can be submitted."""
+    """Batch scripts that come with a framework can be submitted."""
     containers: bool = False
     """Programs can run in a container image (`slurm.container_image`)."""
 
@@ -52,7 +54,7 @@ LAUNCHERS = {
 
 
 def capabilities(name: str) -> Capabilities:
-    """Return what the launcher called `name` can do; raises UserError when there is none."""
+    """Return the capabilities of launcher `name`; raise UserError for an unknown name."""
     if name not in LAUNCHERS:
         raise UserError(
             f"launcher {name!r}", "is not available", allowed=", ".join(sorted(LAUNCHERS))
@@ -69,4 +71,4 @@ def _known(name: str) -> str:
 LauncherName = Annotated[
     str, AfterValidator(_known), Field(json_schema_extra={"enum": [*LAUNCHERS]})
 ]
-"""The name of a launcher, checked where a file or an option gives it."""
+"""Name of a launcher, validated when a file or an option is read."""

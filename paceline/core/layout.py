@@ -1,6 +1,6 @@
-"""Parallel layouts: how one model is spread over many devices.
+"""Parallel layouts: how a model is distributed over devices.
 
-What each axis means, refuses and exchanges is declared in core/axes.
+core/axes declares the meaning, the rules and the traffic of each axis.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ GradientSync = Literal["every", "last"]
 
 @dataclass(frozen=True)
 class AxisSize:
-    """Marks a field of `Layout` as the size of a parallel axis."""
+    """Mark of a `Layout` field that holds the size of a parallel axis."""
 
     splits_model: bool
-    """Whether it multiplies into the devices of one replica."""
+    """True if the size multiplies the number of devices of one replica."""
 
 
 ModelAxis = Annotated[PositiveInt, AxisSize(splits_model=True)]
@@ -32,7 +32,7 @@ OtherAxis = Annotated[PositiveInt, AxisSize(splits_model=False)]
 
 
 class Layout(Value):
-    """Sizes of the parallel axes; data parallelism is what remains of the world."""
+    """Sizes of the parallel axes. Data parallelism uses the remaining devices."""
 
     tp: ModelAxis = 1
     """Tensor-parallel size."""
@@ -50,66 +50,70 @@ class Layout(Value):
     micro_batch: PositiveInt = 1
     """Sequences per forward pass."""
     recompute: Recompute = "none"
-    """Activation checkpointing: `selective` recomputes attention, `full` whole blocks, `budget`
-    what `recompute_budget` demands."""
+    """Activation checkpointing: `selective` recomputes attention, `full` recomputes whole blocks,
+    and `budget` recomputes as much as `recompute_budget` requires."""
     recompute_budget: Annotated[float, Field(ge=0, le=1)] | None = None
-    """With `recompute: budget`, the share of activations that is kept, from 0 (full
-    recomputation) to 1 (none)."""
+    """Share of activations to keep with `recompute: budget`, from 0 (full recomputation) to 1
+    (none)."""
     schedule: Schedule = "1f1b"
     """Pipeline schedule. `1f1b` with `vp` above 1 is interleaved."""
     sequence_parallel: bool = False
     """Shard activations along the sequence within a tensor-parallel group."""
     dp_shard: PositiveInt | None = None
-    """Data-parallel ranks that share one sharded copy (HSDP). Unset shards over all of them."""
+    """Number of data-parallel ranks that share one sharded copy (HSDP). Unset shards over all
+    ranks."""
     cp_exchange: Exchange = "all-gather"
-    """Exchange of keys and values among context-parallel ranks."""
+    """Method by which context-parallel ranks exchange keys and values."""
     gradient_sync: GradientSync | None = None
-    """Reduce gradients after `every` micro-batch or after the `last` one. Unset is `last` for
-    ZeRO 0 and 1, `every` for 2 and 3."""
+    """Reduce gradients after `every` micro-batch or after the `last` one. Unset is `last` for ZeRO
+    0 and 1, and `every` for ZeRO 2 and 3."""
 
     @property
     def model_devices(self) -> int:
-        """Devices that hold one replica: the product of MODEL_AXES."""
+        """Number of devices of one replica: the product of MODEL_AXES."""
         return prod(getattr(self, axis) for axis in MODEL_AXES)
 
     @property
     def smallest_world(self) -> int:
-        """Fewest devices on which the layout is whole: one replica, or one hybrid shard."""
+        """Smallest number of devices for the layout: one replica, or one hybrid shard."""
         return self.model_devices // self.cp * lcm(self.cp, self.dp_shard or 1)
 
     @property
     def effective_schedule(self) -> Schedule:
-        """The pipeline schedule that runs: 1f1b over several chunks a rank is interleaved."""
+        """Pipeline schedule that runs. 1F1B with several chunks per rank is interleaved."""
         chunked = self.schedule == "1f1b" and self.pp > 1 and self.vp > 1
         return "interleaved" if chunked else self.schedule
 
     @property
     def recomputation(self) -> str:
-        """What is recomputed, in words: `none`, `full`, `budget 0.5`."""
+        """Recomputation in words: `none`, `full`, `budget 0.5`."""
         share = self.recompute_budget
         return self.recompute if share is None else f"{self.recompute} {share:g}"
 
     def dp(self, world_size: NonNegativeInt) -> int:
-        """Data-parallel replicas in a world of `world_size` devices."""
+        """Return the number of data-parallel replicas on `world_size` devices."""
         return world_size // self.model_devices
 
     def shards(self, dp: int) -> int:
-        """Ranks over which ZeRO spreads one copy of what it shards."""
+        """Return the number of ranks over which ZeRO shards one copy."""
         return self.dp_shard if self.dp_shard and self.zero_stage >= 2 else dp * self.cp
 
     def num_microbatches(self, world_size: int, global_batch: int) -> int:
-        """Micro-batches that one replica runs per step (gradient accumulation)."""
+        """Return the number of micro-batches per replica and step (gradient accumulation)."""
         return global_batch // (self.dp(world_size) * self.micro_batch)
 
     def label(self, world_size: int) -> str:
-        """The axes that are larger than one, in the field's order: `dp 4 tp 2 zero 3`."""
+        """Return the axes larger than one, in the field's order: `dp 4 tp 2 zero 3`."""
         sizes = {axis: size for axis in AXIS_FIELDS if (size := getattr(self, axis)) > 1}
         zero = {"zero": self.zero_stage} if self.zero_stage else {}
         sizes = {"dp": self.dp(world_size), **sizes, **zero}
         return " ".join(f"{axis} {size}" for axis, size in sizes.items())
 
     def full_label(self, world_size: int) -> str:
-        """The same with what a step is made of: `dp 4 tp 2 micro-batch 2 recompute full`."""
+        """Return the label with batch and recomputation.
+
+        Example: `dp 4 tp 2 micro-batch 2 recompute full`.
+        """
         return beside_axes(self.label(world_size), self.micro_batch, self.recomputation)
 
 
@@ -123,12 +127,12 @@ def _sizes() -> dict[str, AxisSize]:
 
 
 AXIS_FIELDS: tuple[str, ...] = tuple(_sizes())
-"""Fields of `Layout` that are sizes of axes, in its order: all axes but data parallelism."""
+"""Fields of `Layout` that are axis sizes, in order. Data parallelism has no field."""
 MODEL_AXES: tuple[str, ...] = tuple(name for name, mark in _sizes().items() if mark.splits_model)
-"""Axes whose sizes multiply to the devices of one replica."""
+"""Axes whose sizes multiply to the number of devices of one replica."""
 
 
 def beside_axes(axes: str, micro_batch: int, recomputation: str) -> str:
-    """The axes of a layout, its micro-batch, and what it recomputes if anything."""
+    """Return the axes of a layout with its micro-batch and its recomputation, if any."""
     recomputed = "" if recomputation == "none" else f" recompute {recomputation}"
     return f"{axes} micro-batch {micro_batch}{recomputed}"

@@ -1,9 +1,9 @@
-"""Which layouts are refused, each refusal with its reason; all reasons at once.
+"""Checks of layouts. All problems of a layout are reported together, each with its reason.
 
-RULES refuse combinations, SIZE_RULES sizes that do not divide. Those of one axis are declared with
-it (core/axes); here are the others. They feed the checks before a run and the reference page of
-layout rules. The trainer relies on them: it checks again only what would make a damaged file a
-wrong result.
+RULES refuse combinations, and SIZE_RULES refuse sizes that do not divide evenly. Rules of one axis
+are declared with the axis (core/axes); the others are declared here. Checks before a run and the
+reference page of layout rules use them. The trainer relies on these checks. It repeats only those
+without which a damaged file would lead to a wrong result.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ RULES: tuple[Rule, ...] = (
         for dtype in NATIVE_NARROW
     ),
 )
-"""What cannot be combined, in any engine or in the native trainer."""
+"""Refused combinations, in any engine or in the native trainer."""
 
 
 def low_precision_widths(x: ParallelRun) -> str | None:
@@ -100,7 +100,10 @@ def low_precision_rows(x: ParallelRun) -> str | None:
 
 
 def low_precision_block(x: ParallelRun) -> int:
-    """Return what must divide the sides of a matrix: a block with one scale, a GPU's tile, or 1."""
+    """Return the number that must divide the sides of a matrix.
+
+    It is a block with one scale, a GPU's tile, or 1.
+    """
     if x.dtype == "fp8" and x.fp8_recipe == "blockwise":
         return 128
     on_gpu = x.device == "cuda"
@@ -109,26 +112,26 @@ def low_precision_block(x: ParallelRun) -> int:
 
 
 def _low_precision(x: ParallelRun) -> str:
-    """Return how messages name it."""
+    """Return the name of the precision in messages."""
     where = " on a GPU" if x.device == "cuda" else ""
     return f"{x.fp8_recipe} {x.dtype}{where}" if x.dtype == "fp8" else f"{x.dtype}{where}"
 
 
 SIZE_RULES: tuple[SizeRule, ...] = tuple(rule for axis in AXES for rule in axis.size_rules)
-"""What sizes must satisfy in any engine."""
+"""Conditions on sizes that apply to every engine."""
 NATIVE_SIZE_RULES: tuple[SizeRule, ...] = (
     *(rule for axis in AXES for rule in axis.native_size_rules),
     low_precision_widths,
     low_precision_rows,
 )
-"""What they must satisfy in the native trainer besides."""
+"""Additional conditions on sizes that apply to the native trainer."""
 
 
 def features(x: ParallelRun) -> frozenset[str]:
-    """Return the names by which RULES speak of a run; `no-tp` stands for an axis of size 1.
+    """Return the features of a run that RULES refer to; `no-tp` stands for an axis of size 1.
 
-    A schedule counts where there are stages or another than the default was asked for; an exchange
-    likewise. Device and dtype that are left open are not among them.
+    A schedule is a feature if there are several stages or if it is not the default. The same holds
+    for an exchange. An unset device or dtype is not a feature.
     """
     layout = x.layout
     schedule, exchange = layout.effective_schedule, layout.cp_exchange
@@ -158,14 +161,14 @@ def features(x: ParallelRun) -> frozenset[str]:
 
 
 def broken_rules(present: frozenset[str], rules: Iterable[Rule] = RULES) -> list[Rule]:
-    """Return the rules of which all features are present."""
+    """Return the rules whose features are all present."""
     return [rule for rule in rules if rule.features <= present]
 
 
 def layout_problems(x: ParallelRun) -> list[str]:
-    """Return why a layout cannot run in any engine, one sentence each; empty when it can.
+    """Return why a layout cannot run in any engine, one sentence each; empty if it can.
 
-    What depends on a size that is left open is not checked.
+    Conditions on sizes that are not set are not checked.
     """
     layout = x.layout
     if x.world_size % layout.model_devices:
@@ -178,7 +181,7 @@ def layout_problems(x: ParallelRun) -> list[str]:
 
 
 def native_problems(x: ParallelRun) -> list[str]:
-    """Return why the native trainer cannot run a layout without `layout_problems`."""
+    """Return why the native trainer cannot run a layout that passes `layout_problems`."""
     return _problems(x, NATIVE_SIZE_RULES, native=True)
 
 

@@ -1,7 +1,7 @@
-"""Step times that keep to no one level: two of them in turns, or none at all.
+"""Step times without a single level: bimodal, or without any stable level.
 
-Levels are told apart by the split of the sorted times with the largest variance between its parts
-(Otsu, IEEE Trans. SMC 9, 1979): w0 w1 (m1 - m0)^2, with shares w and means m.
+The two levels are separated at the split of the sorted times that maximizes the variance between
+both parts (Otsu, IEEE Trans. SMC 9, 1979): w0 w1 (m1 - m0)^2, with shares w and means m.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from paceline.core.steps import FloatColumn
 from paceline.core.units import trimmed
 
 FEWEST_STEPS = 20
-"""Below these, chance makes two levels of one."""
+"""Minimum number of steps. With fewer, one level often looks like two by chance."""
 LEAST_SHARE = 0.25
-"""Of the rarer level; what is rarer is a spike, which leaves the median alone."""
+"""Minimum share of the rarer level. Rarer values are spikes, which do not affect the median."""
 LEAST_EXPLAINED = 0.95
-"""Share of the variance between the levels; halves of one normal level explain 0.64."""
+"""Minimum share of the variance between the levels. Splitting one normal distribution explains
+0.64."""
 LEAST_DISTANCE = 0.05
-"""Of the levels, over the lower one."""
+"""Minimum distance between the levels, relative to the lower one."""
 MOST_SAMPLED = 5000
 
 
 @dataclass(frozen=True)
 class TwoLevels:
-    """The mean times of two levels in seconds, and which share of the steps keeps to the upper."""
+    """Mean times of two levels in seconds, and the share of steps at the upper level."""
 
     low_s: float
     high_s: float
@@ -34,9 +35,9 @@ class TwoLevels:
 
 
 def two_levels(times: FloatColumn, resolution_s: float = 0.0) -> TwoLevels | None:
-    """The two levels that step times (seconds) jump between, or None where there are not two.
+    """Return the two levels of bimodal step times (seconds); None if the times are not bimodal.
 
-    Levels one printed step (`resolution_s`) apart are one level that was rounded.
+    Levels that differ by one printed digit (`resolution_s`) are one level that was rounded.
     """
     if len(times) < FEWEST_STEPS:
         return None
@@ -56,7 +57,7 @@ def two_levels(times: FloatColumn, resolution_s: float = 0.0) -> TwoLevels | Non
 
 
 def uneven_warning(times: FloatColumn) -> str:
-    """What is to be said of figures from step times (seconds) of an uneven window."""
+    """Return the warning for figures from an uneven window with these step times (seconds)."""
     mean = f"the figures are those of the mean step, {trimmed(float(np.mean(times)))} s"
     levels = two_levels(times)
     if levels is None:
@@ -69,7 +70,10 @@ def uneven_warning(times: FloatColumn) -> str:
 
 
 def _sample(times: FloatColumn) -> FloatColumn:
-    """At most 5,000 of the times, picked at random: a regular choice may follow their period."""
+    """Return at most 5,000 random times.
+
+    A regular selection could alias with a period of the steps.
+    """
     if len(times) <= MOST_SAMPLED:
         return times
     return times[np.random.default_rng(0).integers(0, len(times), MOST_SAMPLED)]

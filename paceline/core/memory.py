@@ -1,18 +1,19 @@
-"""Whether a run can fit at all: a coarse static lower bound of memory per device.
+"""Static lower bound of memory per device, to find out whether a run can fit.
 
-It counts what must be there: training states, compute copies, saved activations, one chunk of
-logits and the driver's context. It leaves out fragmentation, communication buffers and kernel
-workspaces, and assumes attention that does not store its scores (the native trainer's form for
-short sequences on CPUs keeps the probabilities, unless `recompute` is selective or full). So a run
-that it refuses cannot fit, while one that it accepts may still run out: the bound lies on average a
-third below the 23 memories measured, with another framework, in the BigScience tr3-1B3 benchmark.
-(Under LoRA it counts saved activations as in full training, a little more than some layers need.)
+The bound counts what a run needs in any case: training states, compute copies, saved activations,
+one chunk of logits and the driver's context. It excludes fragmentation, communication buffers and
+kernel workspaces. It assumes attention that does not store its scores. (For short sequences on CPUs
+the native trainer keeps the probabilities, unless `recompute` is selective or full.) A run above
+the bound cannot fit, but a run below it may still run out of memory. On average the bound is a
+third below the 23 memory measurements, taken with another framework, in the BigScience tr3-1B3
+benchmark. Under LoRA it counts saved activations as in full training, slightly more than some
+layers need.
 
-States follow the native trainer: fp32 master weights (4 bytes a parameter), fp32 gradients (4) and
-Adam's two moments (8) = 16 bytes, besides 16-bit copies of the blocks in use. Frameworks of
-Megatron's kind compute with 16-bit weights (2), and their masters are states of the optimizer,
-which ZeRO-1 shards already; of their gradients 2 bytes count, as the leanest of them keep. ZeRO
-stages shard as in Rajbhandari et al., arXiv:1910.02054; activations follow Korthikanti et al.,
+States follow the native trainer: fp32 master weights (4 bytes per parameter), fp32 gradients (4)
+and Adam's two moments (8), 16 bytes in total, plus 16-bit copies of the blocks in use. Frameworks
+like Megatron compute with 16-bit weights (2 bytes). Their master weights are optimizer states,
+which ZeRO-1 already shards. Their gradients count 2 bytes, as in the leanest of them. ZeRO stages
+shard as in Rajbhandari et al., arXiv:1910.02054. Activations follow Korthikanti et al.,
 arXiv:2205.05198.
 """
 
@@ -43,9 +44,9 @@ MASTER_BYTES = 4
 GRADIENT_BYTES = 4
 ADAM_BYTES = 8
 LOGITS_BYTES = 2**25
-"""Most that a loss computed in chunks must hold: 16 MiB of fp32 logits and as much beside them."""
+"""Maximum memory of a loss computed in chunks: 16 MiB of fp32 logits plus another 16 MiB."""
 MAX_GATHERED_BLOCKS = 2
-"""Blocks whose weights ZeRO-3 holds whole at a time: the current one and the one prefetched."""
+"""Blocks whose full weights ZeRO-3 holds at a time: the current one and the prefetched one."""
 MAX_DEVICES = 2**16
 
 
@@ -54,18 +55,21 @@ class Memory:
     """Bytes on the most loaded device, by part."""
 
     weights_bytes: float
-    """fp32 masters; frozen weights in the compute dtype."""
+    """Master weights in fp32, and frozen weights in the compute dtype."""
     gradients_bytes: float
     optimizer_bytes: float
     copies_bytes: float
-    """16-bit weights to compute with, and weights gathered from other ranks."""
+    """Weights in 16 bit for compute, and weights gathered from other ranks."""
     activations_bytes: float
     logits_bytes: float
     context_bytes: float
 
     @property
     def states_bytes(self) -> float:
-        """Weights, gradients and optimizer: 16 bytes a parameter at ZeRO-0 without LoRA."""
+        """Weights, gradients and optimizer states.
+
+        They take 16 bytes per parameter at ZeRO-0 without LoRA.
+        """
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
 
     @property
@@ -76,7 +80,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class _Stage:
-    """What one tp rank of a pipeline rank holds, all of its chunks together."""
+    """Load of one tensor-parallel rank of a pipeline rank, summed over its chunks."""
 
     frozen: float
     """Parameters without a gradient."""
@@ -86,9 +90,9 @@ class _Stage:
     layers: int
     """Layers of all chunks on the rank."""
     layers_in_flight: int
-    """Layers times the micro-batches whose activations of them are alive at once."""
+    """Layers times the number of micro-batches whose activations are held at once."""
     levels: tuple[RecomputeLevel, ...]
-    """What of its blocks is recomputed."""
+    """Recomputation level of each block."""
     has_head: bool
 
 
@@ -97,12 +101,12 @@ def memory_per_device(
 ) -> Memory:
     """Return the memory in bytes of the most loaded rank.
 
-    The pipeline's first rank holds the embedding and the most micro-batches in flight, its last one
-    the head and the logits; where both have a layer less, the second one may hold more, and those
-    behind it never do. Raises ValueError when the stages do not split the layers (see
-    `stage_sizes`). ZeRO shards over dp x cp, or with hybrid sharding over `dp_shard` of it.
-    Selective recomputation saves what the bound leaves out anyway. With `optimizer_masters` fp32
-    masters are states of the optimizer. Types narrower than 16 bit count as 16 bit.
+    The first pipeline rank holds the embedding and the most micro-batches in flight. The last rank
+    holds the head and the logits. If both have one layer less, the second rank may hold more; later
+    ranks never do. ZeRO shards over dp x cp, or over `dp_shard` of these ranks with hybrid
+    sharding. Selective recomputation saves only memory that the bound excludes anyway. With
+    `optimizer_masters`, fp32 master weights are optimizer states. Types narrower than 16 bits count
+    as 16 bits. Raises ValueError if the stages do not divide the layers (see `stage_sizes`).
     """
     masters = optimizer_masters and x.dtype != "fp32"
     ranks = {0, min(1, x.layout.pp - 1), x.layout.pp - 1}
@@ -119,10 +123,10 @@ def min_devices_to_fit(
     lora: LoraSpec | None = None,
     context_bytes: float = 0.0,
 ) -> int | None:
-    """Return the smallest power of two of devices on which the bound is met; None beyond 65,536.
+    """Return the smallest power of two of devices on which the bound fits; None beyond 65,536.
 
     Each device holds one sequence with ZeRO-3 and full recomputation, the leanest data-parallel
-    form. More devices shard the states only; what one sequence needs stays.
+    form. More devices only shard the states; the memory of one sequence stays the same.
     """
     layout = Layout(zero_stage=3, recompute="full", micro_batch=1)
     num_devices = 1
@@ -135,9 +139,9 @@ def min_devices_to_fit(
 
 
 def activation_bytes_per_token(shape: Shape, layout: Layout, compute_bytes: int) -> float:
-    """Bytes that one block saves for the backward pass without recomputation, per token.
+    """Return the bytes per token that one block saves for the backward pass without recomputation.
 
-    Those of the numbers that `saved_activations_per_token` counts, with c bytes each.
+    It is the count of `saved_activations_per_token` times `compute_bytes`.
     """
     return compute_bytes * saved_activations_per_token(shape, layout)
 
@@ -167,7 +171,7 @@ def _stage(x: ParallelRun) -> _Stage:
 def _block_parameters_per_rank(
     shape: Shape, layout: Layout, parts: dict[str, int]
 ) -> tuple[float, float]:
-    """Parameters of a block, the mean over layers, and of all layers that predict more tokens."""
+    """Return the parameters of an average block, and of all multi-token prediction layers."""
     blocks, spread = parts["blocks"] / shape.num_layers, 1 - 1 / layout.ep
     if shape.kind == "mmdit":
         return blocks / layout.tp, 0.0
@@ -186,14 +190,17 @@ def _frozen_and_trainable(x: ParallelRun, parameters: float) -> tuple[float, flo
 
 
 def _memory(x: ParallelRun, stage: _Stage, context_bytes: float, masters: bool) -> Memory:
-    """`masters`: fp32 masters are states of the optimizer."""
+    """Return the memory of one rank of a stage.
+
+    `masters` is True if fp32 master weights are optimizer states.
+    """
     zero = x.layout.zero_stage
     shards = x.shards if zero >= 2 else 1
     logits = x.tokens * x.shape.padded_vocab(x.layout.tp) / x.layout.tp if stage.has_head else 0
     weights = x.compute_bytes if masters else MASTER_BYTES
     gradients = x.compute_bytes if masters else GRADIENT_BYTES
     optimizer = ADAM_BYTES + (MASTER_BYTES if masters else 0)
-    # They add up over micro-batches before ZeRO-2 or 3 spreads them.
+    # Gradients accumulate over micro-batches before ZeRO-2 or 3 shards them.
     whole_gradients = x.layout.gradient_sync == "last" and x.num_microbatches > 1
     return Memory(
         weights_bytes=(weights * stage.trainable + x.compute_bytes * stage.frozen) / shards,
@@ -207,9 +214,11 @@ def _memory(x: ParallelRun, stage: _Stage, context_bytes: float, masters: bool) 
 
 
 def _copies(x: ParallelRun, stage: _Stage, masters: bool) -> float:
-    """Weights held only to compute: gathered ones with ZeRO-2 and 3, else 16-bit copies of masters.
+    """Return the bytes of weights held only for compute.
 
-    The backward pass keeps the copies of what is not computed anew, and those of one whole block.
+    With ZeRO-2 and 3 these are gathered weights, otherwise 16-bit copies of the master weights. The
+    backward pass keeps the copies of weights that are not recomputed, and the copies of one whole
+    block.
     """
     trainable_ends = stage.embedding_and_head if x.lora is None or x.lora.train_rest else 0.0
     zero = x.layout.zero_stage if x.shards > 1 else 0
@@ -228,7 +237,11 @@ def _copies(x: ParallelRun, stage: _Stage, masters: bool) -> float:
 
 
 def _activations(x: ParallelRun, stage: _Stage) -> float:
-    """Kept for the backward pass: what blocks keep, and what the last one is computed anew to."""
+    """Return the bytes kept for the backward pass.
+
+    All blocks keep their saved activations. The last block is recomputed, so its full activations
+    count as well.
+    """
     if not stage.levels:
         return 0.0
     numbers = [saved_activations_per_token(x.shape, x.layout, level) for level in stage.levels]

@@ -1,7 +1,7 @@
-"""The parallel axes, one module each: what an axis shards, what it refuses, what it exchanges.
+"""Parallel axes, one module each: what an axis shards, which combinations it refuses, its traffic.
 
-Options, tables, labels, checks and traffic loop over `AXES`, so an axis is named nowhere else but
-in formulas that need its size. docs/dev/architecture.md lists what adding an axis takes.
+Options, tables, labels, checks and traffic loop over `AXES`. Code outside this package names an
+axis only in formulas that need its size. docs/dev/architecture.md lists the steps to add an axis.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from paceline.core.axes.pipeline import PIPELINE, VIRTUAL
 from paceline.core.axes.tensor import TENSOR
 
 AXES: tuple[Axis, ...] = (DATA, TENSOR, PIPELINE, CONTEXT, VIRTUAL, EXPERT)
-"""In the order of labels."""
+"""All axes, in the order in which labels show them."""
 AXIS: dict[str, Axis] = {axis.name: axis for axis in AXES}
 MESH_AXES: tuple[str, ...] = tuple(
     axis.name
     for axis in sorted(AXES, key=lambda axis: axis.mesh_position or 0)
     if axis.mesh_position is not None
 )
-"""Dimensions of the trainer's mesh, the outermost first: ranks of the last one are neighbours."""
+"""Dimensions of the trainer's device mesh, outermost first. Ranks of the last one are adjacent."""

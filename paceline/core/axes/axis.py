@@ -1,4 +1,4 @@
-"""What is declared of a parallel axis, and the forms of its rules and traffic."""
+"""Declaration of a parallel axis, and the types of its rules and traffic."""
 
 from __future__ import annotations
 
@@ -33,13 +33,16 @@ class AxisTraffic:
 
 @dataclass(frozen=True)
 class Rule:
-    """A combination that is refused wherever all of its features are present."""
+    """A combination of features that is refused.
+
+    The rule applies to a run that has all of `features`.
+    """
 
     features: frozenset[str]
     reason: str
     """One sentence: what is refused, why, and what to do instead."""
     native: bool = False
-    """True where only the native trainer refuses it."""
+    """True if only the native trainer refuses the combination."""
 
 
 def refuse(*features: str, why: str, native: bool = False) -> Rule:
@@ -48,39 +51,44 @@ def refuse(*features: str, why: str, native: bool = False) -> Rule:
 
 
 SizeRule = Callable[[ParallelRun], str | None]
-"""Why sizes do not fit together, None when they do; the first docstring line is the condition."""
+"""Function that returns why the sizes of a run are invalid, or None if they are valid.
+
+The first line of its docstring states the condition; the reference page of layout rules prints it.
+"""
 Traffic = Callable[[ParallelRun], Iterator[AxisTraffic]]
-"""The terms of one rank's step; they may be of 0 bytes."""
+"""Function that yields the traffic of one rank in one step. Terms may have 0 bytes."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One way to spread a training over devices."""
+    """One way to distribute training over devices."""
 
     name: str
-    """The field of `Layout`; of data parallelism, which is what remains of the world, `dp`."""
+    """Name of the field of `Layout` that holds the size. Data parallelism has no field; its name is
+    `dp`."""
     long_name: str
     size_name: str
-    """What its size counts, as in `tensor-parallel ranks`."""
+    """Noun for the size, as in `tensor-parallel ranks`."""
     shards: str
-    """What each of its ranks holds a part of."""
+    """Data that is split over the ranks of the axis."""
     sweep_help: str
-    """Help of the option of `sweep` that takes a list of its sizes."""
+    """Help text of the `sweep` option that takes a list of sizes."""
     mesh_position: int | None = None
-    """Its place among the dimensions of the trainer's mesh, 0 outermost; None without one."""
+    """Position among the dimensions of the trainer's mesh, 0 outermost; None if the mesh has no
+    such dimension."""
     rules: tuple[Rule, ...] = ()
-    """Combinations with other features of a run that are refused."""
+    """Refused combinations with other features of a run."""
     size_rules: tuple[SizeRule, ...] = ()
-    """What sizes must satisfy in any engine."""
+    """Conditions on sizes that apply to every engine."""
     native_size_rules: tuple[SizeRule, ...] = ()
-    """What they must satisfy in the native trainer besides."""
+    """Additional conditions on sizes that apply to the native trainer."""
     traffic: Traffic | None = None
 
     @property
     def splits_model(self) -> bool:
-        """Whether it multiplies into the devices of one replica."""
+        """True if the size multiplies the number of devices of one replica."""
         return self.name in MODEL_AXES
 
     def size(self, x: ParallelRun) -> int:
-        """Return the number of its ranks in a run."""
+        """Return the size of the axis in a run."""
         return x.dp if self.name == "dp" else getattr(x.layout, self.name)

@@ -1,7 +1,8 @@
-"""Context parallelism: parts of a sequence, whose attention needs the keys and values of all.
+"""Context parallelism: each rank holds a part of every sequence, and attention exchanges keys and
+values.
 
-All-gather: Grattafiori et al., arXiv:2407.21783; all-to-all: Jacobs et al., arXiv:2309.14509; ring:
-Liu et al., arXiv:2310.01889.
+Exchange methods: all-gather (Grattafiori et al., arXiv:2407.21783), all-to-all (Jacobs et al.,
+arXiv:2309.14509) and ring (Liu et al., arXiv:2310.01889).
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def whole_streams(x: ParallelRun) -> str | None:
 
 
 def ring_heads(x: ParallelRun) -> str | None:
-    """With cp > 1 and `cp_exchange` ring on a GPU, heads are a multiple of 8 up to 256 wide."""
+    """With cp > 1 and `cp_exchange` ring on a GPU, the head width is a multiple of 8 up to 256."""
     width = x.shape.head_dim
     on_gpu = x.device == "cuda"
     if not _exchanges(x, "ring") or not on_gpu or (width % 8 == 0 and width <= 256):
@@ -109,7 +110,7 @@ def ring_heads(x: ParallelRun) -> str | None:
 
 
 def ring_without_dropout(x: ParallelRun) -> str | None:
-    """With cp > 1 and `cp_exchange` ring, no attention probability is dropped."""
+    """With cp > 1 and `cp_exchange` ring, attention dropout is 0."""
     shape = x.shape
     if not _exchanges(x, "ring") or shape.kind != "decoder" or not shape.dropped_probabilities:
         return None
@@ -121,7 +122,7 @@ def ring_without_dropout(x: ParallelRun) -> str | None:
 
 
 def ring_without_window(x: ParallelRun) -> str | None:
-    """With cp > 1 and `cp_exchange` ring, no layer has a window."""
+    """With cp > 1 and `cp_exchange` ring, no layer has a sliding window."""
     shape = x.shape
     if not _exchanges(x, "ring") or shape.kind != "decoder" or shape.sliding_window is None:
         return None
@@ -137,7 +138,7 @@ def _exchanges(x: ParallelRun, kind: str) -> bool:
 
 
 def traffic(x: ParallelRun) -> Iterator[AxisTraffic]:
-    """Yield keys and values of T tokens: gathered by all, changed for heads, or sent in a ring."""
+    """Yield the traffic of attention: an all-gather of keys and values, an all-to-all or a ring."""
     layout, shape, n = x.layout, decoder(x), x.layout.cp
     if n == 1:
         return
@@ -154,7 +155,8 @@ def traffic(x: ParallelRun) -> Iterator[AxisTraffic]:
         kv_heads = shape.kv_heads // layout.tp
         copies = lcm(kv_heads, n) // kv_heads
         to_tokens, to_heads = head * shape.num_heads + keys * copies, head * shape.num_heads
-        # Selective recomputation ends with attention itself.
+        # Selective recomputation ends with the attention output, so only `full` repeats its
+        # exchange.
         again = to_tokens * recomputed + to_heads * full
         moved = 2 * (to_tokens + to_heads) * x.layers + again
         yield AxisTraffic("cp", "all_to_all", m * moved * x.compute_bytes, "heads")

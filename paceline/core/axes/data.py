@@ -1,7 +1,7 @@
-"""Data parallelism: replicas of the model, and ZeRO's shards of their states.
+"""Data parallelism: replicas of the model, and ZeRO shards of their states.
 
-ZeRO: Rajbhandari et al., arXiv:1910.02054. States are spread over dp x cp, because context ranks
-hold the same weights as data ranks.
+ZeRO: Rajbhandari et al., arXiv:1910.02054. States are sharded over dp x cp, because
+context-parallel ranks hold the same weights as data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def whole_shards(x: ParallelRun) -> str | None:
 
 
 def traffic(x: ParallelRun) -> Iterator[AxisTraffic]:
-    """Yield gradients and weights of the ranks that hold the same, context ranks among them."""
+    """Yield the traffic of gradients and weights over the dp x cp ranks with the same weights."""
     layout, w, ranks = x.layout, x.wide_bytes, x.data_ranks
     if ranks == 1:
         return
@@ -78,7 +78,8 @@ def traffic(x: ParallelRun) -> Iterator[AxisTraffic]:
     axis = "dp" if shards == ranks else "dp_shard"
     blocks, root = (sum(p.padded(shards) for p in weights) for weights in (block, ends))
     blocks *= x.layers
-    # Embedding and head stay from the forward to the backward pass; stage 2 gathers once a step.
+    # Embedding and head stay gathered from the forward to the backward pass. Stage 2 gathers once
+    # per step.
     gathered = m * (2 * blocks + root) if layout.zero_stage == 3 else blocks + root
     yield AxisTraffic(axis, "all_gather", gathered * x.compute_bytes, "weights")
     times = 1 if layout.gradient_sync == "last" else m

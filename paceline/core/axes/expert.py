@@ -1,4 +1,4 @@
-"""Expert parallelism: data ranks that each hold some of the experts of a mixture."""
+"""Expert parallelism: data-parallel ranks that each hold a part of the experts."""
 
 from __future__ import annotations
 

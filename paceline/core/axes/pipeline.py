@@ -1,4 +1,4 @@
-"""Pipeline parallelism: stages of layers, and virtual stages, several chunks of layers a rank."""
+"""Pipeline parallelism: stages of layers, and virtual stages (several per rank)."""
 
 from __future__ import annotations
 
@@ -116,14 +116,17 @@ def whole_rounds(x: ParallelRun) -> str | None:
 
 
 def traffic(x: ParallelRun) -> Iterator[AxisTraffic]:
-    """Yield b T h between neighbours, forward and back; a tied embedding's gradient; the loss."""
+    """Yield the traffic between stages, of tied embeddings and of the loss.
+
+    Each boundary between stages exchanges b T h, forward and backward.
+    """
     layout, shape, stages = x.layout, decoder(x), x.layout.pp * x.layout.vp
     if layout.pp == 1:
         return
     cut = layout.tp if layout.sequence_parallel else 1
     stream = x.tokens * shape.hidden_size // cut * x.compute_bytes
     inner = sum(stage > 0 for stage in x.stages) + sum(stage < stages - 1 for stage in x.stages)
-    # The neighbour that a stage gets its input from gets a gradient back, and so on.
+    # A stage sends a gradient back to the stage from which it received its input.
     moved = x.num_microbatches * stream * inner
     if shape.tied_embeddings and (x.has_first or x.has_last):
         table = shape.padded_vocab(layout.tp) // layout.tp * shape.embed_dim * x.wide_bytes

@@ -1,7 +1,7 @@
-"""Tensor parallelism: matrices of a block cut by heads and by columns of the feed-forward layer.
+"""Tensor parallelism: the matrices of a block are split by heads and by columns of the MLP.
 
-Shoeybi et al., arXiv:1909.08053; sequence parallelism: Korthikanti et al., arXiv:2205.05198,
-section 4.2.
+Source: Shoeybi et al., arXiv:1909.08053. Sequence parallelism: Korthikanti et al.,
+arXiv:2205.05198, section 4.2.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.core.recompute import stage_levels
 from paceline.core.shape import vectors_of_norm
 
 LOSS_NUMBERS = 3
-"""Numbers of a token that tensor ranks gather: largest logit, sum, logit of the target."""
+"""Numbers per token that tensor-parallel ranks gather: largest logit, sum, logit of the target."""
 
 RULES: tuple[Rule, ...] = (
     refuse(
@@ -36,7 +36,7 @@ RULES: tuple[Rule, ...] = (
 
 def whole_heads(x: ParallelRun) -> str | None:
     """tp divides the query heads, and divides the key/value heads or is a multiple of them."""
-    # Megatron-Core 0.16 (transformer_config.py, attention.py) takes either for its query groups.
+    # Megatron-Core 0.16 (transformer_config.py, attention.py) accepts both for its query groups.
     tp, heads, kv_heads = x.layout.tp, x.shape.num_heads, x.shape.kv_heads
     if heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0):
         return None
@@ -89,10 +89,12 @@ def whole_vocabulary(x: ParallelRun) -> str | None:
 
 
 def traffic(x: ParallelRun) -> Iterator[AxisTraffic]:
-    """Yield two regions a block: each is entered and left, forward and backward: 4 b T h a block.
+    """Yield the traffic of both parallel regions of a block, forward and backward: 4 b T h per
+    block.
 
-    All-reduces, or gathers and scatters around a cut sequence. Where a block is computed again, it
-    enters again, and leaves again as far as something behind it is needed.
+    The collectives are all-reduces, or all-gathers and reduce-scatters around a sequence-parallel
+    part. A recomputed block enters its regions again. It also leaves them again if a later
+    operation of the block needs the output.
     """
     layout, shape, e, w = x.layout, decoder(x), x.compute_bytes, x.wide_bytes
     if layout.tp == 1:
@@ -100,7 +102,8 @@ def traffic(x: ParallelRun) -> Iterator[AxisTraffic]:
     stream, embedded = x.tokens * shape.hidden_size * e, x.tokens * shape.embed_dim * e
     levels = stage_levels(shape, layout, x.stages)
     full, entered_again = levels.count("full"), levels.count("full") * 2 + levels.count("ffn")
-    # Recomputation ends with the last tensor that is needed: behind the second sum nothing is.
+    # Recomputation ends with the last tensor that is needed. Nothing is needed after the second
+    # residual sum.
     needed = shape.norm_position != "pre" or shape.dropout > 0
     left_again = (2 if needed else 1) * full
     ends = x.has_first + x.has_last

@@ -1,4 +1,4 @@
-"""Parameters of a decoder as a tensor rank holds them, matrix by matrix."""
+"""Parameters of a decoder as one tensor-parallel rank holds them, matrix by matrix."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from paceline.core.parallel_run import ParallelRun
 from paceline.core.shape import DecoderShape, linear_sizes, vectors_of_norm
 
 COLUMN_CUT, ROW_CUT = ("q", "k", "v", "up", "gate"), ("o", "down")
-"""Linear layers whose outputs, and whose inputs, tensor ranks divide."""
+"""Linear layers whose output features, and whose input features, are split over tensor-parallel
+ranks."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter as a tensor rank holds it; `whole` when every one holds all of it."""
+    """A parameter as one tensor-parallel rank holds it; `whole` if it is not split."""
 
     rows: int
     columns: int
@@ -21,16 +22,22 @@ class Weight:
 
     @property
     def size(self) -> int:
-        """Numbers."""
+        """Number of elements."""
         return self.rows * self.columns
 
     def padded(self, shards: int) -> int:
-        """Numbers of all shards together: FSDP cuts rows, and its shards are of equal size."""
+        """Return the number of elements of all shards together, with padding.
+
+        FSDP splits rows and pads all shards to equal size.
+        """
         return -(-self.rows // shards) * shards * self.columns
 
 
 def decoder(x: ParallelRun) -> DecoderShape:
-    """Return the shape of the run's decoder; `unpredicted` refuses other models."""
+    """Return the shape of the run's decoder.
+
+    Check with `unpredicted` first that the model is a decoder.
+    """
     assert x.shape.kind == "decoder", "unpredicted() refuses other models"
     return x.shape
 
