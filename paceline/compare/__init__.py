@@ -1,1 +1,1 @@
-"""Two sides held against each other: the test, what must be equal, the verdict and its words."""
+"""Comparison of two sides: comparability, significance test, verdict and its wording."""

@@ -1,4 +1,4 @@
-"""Which runs may be held against each other: settings that must be equal, and those that differ."""
+"""Checks that two sets of runs are comparable: which settings must be equal, and which differ."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ COMPARED_SETTINGS: dict[str, str] = {
     "loss counts; whether attention keeps to documents",
     "profiled": "whether a profiler was attached, which slows a run",
 }
-"""What must be equal before a verdict, in the order in which differences are told."""
+"""Settings that must be equal before a verdict, in the order in which differences are reported."""
 
 FIGURE_SETTINGS: dict[str, str] = {"window": "whether a figure comes from the last step only"}
-"""What must be equal of the figures themselves, beside the settings of their runs."""
+"""Properties that must be equal for the figures themselves, in addition to the runs' settings."""
 
 ASSUMED_EQUAL_IF_UNSTATED = frozenset(
     {"layout", "recompute", "matmul_precision", "data", "packing", "profiled"}
 )
-"""What a published source that is silent about it is believed to have had as the run has it."""
+"""Settings assumed to be equal where a published source does not state them."""
 
 EQUAL_BATCH = "equal global batch"
-"""The rule by which batches are held against each other unless the number of devices may differ."""
+"""Rule for comparing batches unless the number of devices may differ."""
 MIXED = "mixed"
 UNKNOWN = "not known"
 MAX_PARTS = 4
-"""Differing parts of a model or layout that are told."""
+"""Maximum number of differing parts of a model or layout to report."""
 
 _PROFILED: SettingParts = {"": "yes"}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting in which two sides are not alike, as text for people."""
+    """A setting in which the two sides differ, as text for people."""
 
     key: str
     baseline: str
@@ -63,15 +63,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class ComparabilityReport:
-    """What was found when two sides' settings were held against each other."""
+    """Result of comparing the settings of two sides."""
 
     differences: tuple[Difference, ...]
     unknown: tuple[str, ...]
-    """Keys of which neither side says anything."""
+    """Keys that neither side states."""
     unstated: tuple[str, ...] = ()
-    """Keys of which a published source says nothing."""
+    """Keys that a published source does not state."""
     batch_rule: str = EQUAL_BATCH
-    """By which rule the batches were held against each other."""
+    """Rule by which the batches were compared."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -86,10 +86,11 @@ def compare_settings(
     allowed: Collection[str] = (),
     published: bool = False,
 ) -> ComparabilityReport:
-    """The two sides' settings held against each other; every run of a side counts.
+    """Compare the settings of all runs of both sides.
 
-    A setting known on one side only differs. Of a `published` baseline no more is asked than it
-    states. Where `num_devices` is among `allowed`, batches are alike when equal in all or a device.
+    A setting that only one side states counts as a difference. A `published` baseline is compared
+    only in the settings that it states. If `num_devices` is in `allowed`, batches count as equal
+    when either the global batch or the batch per device is equal.
     """
     batches, rule = _batches(baseline, candidate, "num_devices" in allowed)
     differences: list[Difference] = []
@@ -112,7 +113,7 @@ def compare_settings(
 def window_difference(
     baseline: Sequence[str | None], candidate: Sequence[str | None]
 ) -> tuple[Difference, ...]:
-    """The difference in what steps the sides' figures are of, where every run states that."""
+    """Return the difference in the steps that the figures cover, if every run states them."""
     ours, theirs = (
         [None if word is None else _one_part(word) for word in side]
         for side in (baseline, candidate)
@@ -123,7 +124,7 @@ def window_difference(
 
 
 def fair_metric(differing: Iterable[str]) -> tuple[str, str | None]:
-    """The metric that still means something when these keys differ, and why it was taken."""
+    """Return the metric that stays meaningful when these keys differ, and the reason for it."""
     keys = set(differing)
     if keys & {"model", "lora", "seq_len"}:
         names = ", ".join(
@@ -155,7 +156,7 @@ def _both(
 def _batches(
     baseline: Sequence[RunSettings], candidate: Sequence[RunSettings], devices_may_differ: bool
 ) -> tuple[SettingPair, str]:
-    """Both sides' batches as they must be equal: in all, or a device where devices differ."""
+    """Return both sides' batches, global or per device, and the rule by which they are compared."""
     whole = _both(baseline, candidate, "global_batch")
     if not devices_may_differ or len({f.num_devices for f in (*baseline, *candidate)}) < 2:
         return whole, EQUAL_BATCH
@@ -175,7 +176,7 @@ def _stated_parts(
     theirs: Sequence[SettingParts | None],
     key: str,
 ) -> SettingPair:
-    """Both sides' settings, cut to the parts of a model or layout that the published rows state."""
+    """Return both sides' settings, limited to the parts that the published rows state."""
     values = [f.model if key == "model" else f.layout for f in published]
     stated = {name for value in values if value for name in value.model_fields_set}
     stated |= {""} if key in stated else set()
@@ -201,13 +202,14 @@ def _a_device(facts: RunSettings) -> SettingParts | None:
 
 
 def _setting(facts: RunSettings, key: str) -> SettingParts | None:
-    """One setting of a run by its parts; None = nobody said."""
+    """Return one setting of a run by its parts, or None if it is unknown."""
     layout = facts.layout
     match key:
         case "model":
             return _shape(facts.model) if facts.model else None
         case "lora":
-            # A run's LoRA is stated with its model: none there means none.
+            # A run reports LoRA together with its model, so a known model without LoRA means
+            # "none".
             lora = facts.lora
             return lora.model_dump() if lora else {"": "none"} if facts.model else None
         case "layout":
@@ -215,14 +217,14 @@ def _setting(facts: RunSettings, key: str) -> SettingParts | None:
         case "recompute":
             return {"": layout.recompute} if layout else None
         case "matmul_precision":
-            # Products of smaller formats do not look at it.
+            # The precision of fp32 GEMMs has no effect on GEMMs in smaller formats.
             small = facts.dtype not in (None, "fp32")
             return {"": "of no effect"} if small else _one_part(facts.matmul_precision)
         case "device":
             label = f" ({facts.device_label})" if facts.device_label else ""
             return _one_part(f"cpu{label}" if facts.device == "cpu" else facts.device)
         case "packing":
-            # Packed samples have no padding that a loss could leave out.
+            # Packed samples have no padding, so the loss cannot exclude any.
             padded = facts.packing == "padded"
             if padded:
                 return {"": "padded", "loss_on": facts.loss_on}
@@ -240,7 +242,7 @@ def _one_part(value: object) -> SettingParts | None:
 
 
 def _shape(shape: Shape) -> SettingParts:
-    """The parts of a model that are work, with defaults filled in."""
+    """Return the parts of a model that determine its work, with defaults filled in."""
     parts = shape.model_dump(exclude={"rope_theta", "norm_eps", "position_offset"})
     if shape.kind == "mmdit":
         return parts
@@ -250,12 +252,14 @@ def _shape(shape: Shape) -> SettingParts:
         "embedding_size": shape.embed_dim,
     }
     if shape.positions == "rope":
-        parts.pop("max_positions")  # a table of learned positions has rows, a rotation none
+        parts.pop("max_positions")  # only learned positions have a table
     return parts | filled
 
 
 def _layout(layout: Layout) -> SettingParts:
-    """The parts of a layout that have an effect: a schedule needs a pipeline, for example."""
+    """Return the parts of a layout that have an effect (a schedule needs a pipeline, for
+    example).
+    """
     parts = layout.model_dump(exclude={"recompute"})
     if layout.pp == 1:
         parts |= {"schedule": "-", "vp": 1}
@@ -267,7 +271,7 @@ def _layout(layout: Layout) -> SettingParts:
 def _difference(
     key: str, ours: Sequence[SettingParts | None], theirs: Sequence[SettingParts | None]
 ) -> Difference:
-    """Both sides' values as text, of a setting with parts only the parts that differ."""
+    """Return both sides' values as text, limited to the parts that differ."""
     stated = [setting for setting in (*ours, *theirs) if setting is not None]
     parts = [
         name

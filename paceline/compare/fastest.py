@@ -1,4 +1,4 @@
-"""How sure it is that the fastest of several options is the fastest, by their runs."""
+"""Probability that the option with the fastest runs is the fastest of several options."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ import numpy as np
 from paceline.compare.significance import NO_SPREAD
 
 DRAWS = 20_000
-"""A probability of 0.5 is known to 0.004, one of 0.95 to 0.002."""
+"""Number of Monte Carlo draws. A probability of 0.5 is known to 0.004, one of 0.95 to 0.002."""
 MIN_CHANCE = 0.05
-"""An option with less chance of being faster than the best one is told apart from it."""
+"""An option whose probability of being faster than the best is lower is reported as slower."""
 
 
 @dataclass(frozen=True)
 class RankedOption:
-    """One option beside the others."""
+    """One option in the ranking of all options."""
 
     chance: float
     """Probability that it is the fastest of all, 0 to 1."""
     faster_than_best: float
-    """Probability that it is faster than the one that was the fastest in its runs."""
+    """Probability that it is faster than the option with the fastest measured runs."""
 
 
 def rank_options(seconds: Sequence[Sequence[float]], best: int) -> tuple[RankedOption, ...] | None:
-    """Where each option stands whose runs took `seconds`; None when no option ran twice.
+    """Rank options by the times of their runs, or return None when no option ran twice.
 
-    Runs of all options are taken to scatter alike (standard deviation sigma of the logarithm).
-    With the pooled variance s^2 of nu degrees and nothing known before, sigma^2 is nu s^2 /
-    chi^2_nu, and the lasting log time of an option is normal around the mean of its n runs with
-    sigma / sqrt n.
-    Counted over 20,000 seeded draws of both. Source: Gelman et al., Bayesian Data Analysis (2013),
-    section 3.2. What no run has seen (days, other nodes) is not in it.
+    The model: the runs of all options have the same variation (standard deviation sigma of the
+    logarithm). With the pooled variance s^2 with nu degrees of freedom and an uninformative prior,
+    sigma^2 is distributed as nu s^2 / chi^2_nu. The true log time of an option is normal around the
+    mean of its n runs, with standard deviation sigma / sqrt n. The probabilities are frequencies
+    over 20,000 seeded draws of both.
+
+    Variation that the runs did not sample (other days, other nodes) is not included. Source: Gelman
+    et al., Bayesian Data Analysis (2013), section 3.2.
     """
     logs = [np.log(np.asarray(runs, dtype=np.float64)) for runs in seconds]
     counts = np.array([len(runs) for runs in logs])

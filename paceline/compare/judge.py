@@ -1,4 +1,4 @@
-"""The verdict on two sides: comparable or not, slower, faster, the same, or undecided."""
+"""Verdict on two sides: not comparable, slower, faster, the same, or undecided."""
 
 from __future__ import annotations
 
@@ -51,12 +51,13 @@ VERDICT_PRIORITY: tuple[Verdict, ...] = (
     "better",
     "same",
 )
-"""Of several primary metrics the first of these words is the verdict."""
+"""Verdicts by priority: with several primary metrics, the first of these that occurs is the
+verdict."""
 
 ONE_LEVEL = (
     "runs that keep to one level decide: find what changes them, or take a window on one level"
 )
-"""What decides where a run has two step times."""
+"""Advice for a run with two levels of step time."""
 
 FAILED: frozenset[str] = frozenset({"invalid", "not comparable", "slower", "worse", "differs"})
 
@@ -70,12 +71,12 @@ def judge(
     metrics: Sequence[str] = (),
     variation: RunVariation | None = None,
 ) -> Comparison:
-    """The candidate held against the baseline; see Comparison.
+    """Compare the candidate with the baseline; see Comparison.
 
-    `allowed` are keys of settings that may differ, `metrics` those that the verdict is to depend
-    on, by default the step time or what still means something when settings differ. `variation` is
-    what the machine's history says of runs that are alike; without it fewer than three repeats a
-    side decide nothing that is timed.
+    `allowed` lists the keys of settings that may differ. `metrics` lists the metrics that decide
+    the verdict; the default is the step time, or a metric that stays meaningful when settings
+    differ. `variation` is the run-to-run variation from the machine's history. Without it, timed
+    metrics need at least three repeats per side for a verdict.
     """
     sides = Pair(baseline, candidate)
     if problem := baseline.invalid or candidate.invalid:
@@ -115,7 +116,7 @@ def _verdict(
     remarks: Remarks,
     variation: RunVariation | None,
 ) -> Comparison:
-    """`blank` with its figures and the verdict that follows from them."""
+    """Return `blank` with its figures and the verdict that follows from them."""
     primaries = [comparison for comparison in comparisons if comparison.primary]
     words = _gate_verdicts(primaries)
     verdict = min(words, key=VERDICT_PRIORITY.index)
@@ -198,7 +199,7 @@ def _summary(side: ComparisonSide) -> SideSummary:
 
 
 def _fair(sides: Pair, alike: ComparabilityReport, remarks: Remarks) -> str:
-    """The metric to judge by, with a note when it is not the step time."""
+    """Return the metric to judge by, and add a note when it is not the step time."""
     name, why = fair_metric(alike.keys)
     has_flops = all(finite_value(m) is not None for side in sides.each for m in side.metric(name))
     if name == "model_flops_per_s_per_device" and not has_flops:
@@ -210,7 +211,11 @@ def _fair(sides: Pair, alike: ComparabilityReport, remarks: Remarks) -> str:
 
 
 def _gate_verdicts(primaries: Sequence[MetricComparison]) -> list[Verdict]:
-    """Each primary metric's word; of several, a difference must survive their correction."""
+    """Return the verdict of each primary metric.
+
+    With several metrics, a difference must remain significant after the correction for multiple
+    tests.
+    """
     with_p = [comparison for comparison in primaries if comparison.p is not None]
     p_values = correct_p_values([comparison.p or 0.0 for comparison in with_p])
     weak = {
@@ -228,7 +233,9 @@ def _gate_verdict(comparison: MetricComparison, weak: bool) -> Verdict:
 
 
 def has_level_shift(sides: Pair, margin: float) -> bool:
-    """Whether a run's steps change for good by more than the margin, so that no median is its."""
+    """Return whether the step time of some run shifts by more than the margin, so has no one
+    median.
+    """
     windows = [member.window for side in sides.each for member in side.valid_runs]
     return any(w and w.shift and abs(w.shift.ratio - 1) > margin for w in windows)
 
@@ -239,7 +246,7 @@ def _repeats(
     sides: Pair,
     variation: RunVariation | None,
 ) -> tuple[int | None, str | None]:
-    """Further repeats a side, and how that number was found."""
+    """Return the number of further repeats per side, and how it was determined."""
     fewest = min(sides.sizes)
     if fewest < MIN_REPEATS and (variation is None or verdict == "undecided"):
         return MIN_REPEATS - fewest, "the fewest that allow a test; to show `same` takes about 5"

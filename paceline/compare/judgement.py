@@ -1,4 +1,4 @@
-"""What a comparison yields: `paceline compare --json` prints it."""
+"""Data model of a comparison, as printed by `paceline compare --json`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.core.value import NonNegativeInt, Value
 MetricVerdict = Literal[
     "same", "slower", "faster", "better", "worse", "differs", "undecided", "unknown"
 ]
-"""What one metric says of the candidate; better and worse where speed is not the matter."""
+"""Verdict on one metric of the candidate; "better" and "worse" for metrics other than speed."""
 
 Verdict = Literal[
     "same",
@@ -27,11 +27,11 @@ Verdict = Literal[
 
 
 MAX_NAME = 40
-"""Characters of a side's name that stands in a title."""
+"""Maximum number of characters of a side's name in a title."""
 
 
 class KeyDifference(Value):
-    """A setting in which the sides are not alike."""
+    """A setting in which the sides differ."""
 
     key: str
     baseline: str
@@ -45,39 +45,40 @@ class SideFigure(Value):
     value: float | None
     """Geometric mean over the repeats."""
     n: NonNegativeInt
-    """Runs behind the value; 1 for a published figure."""
+    """Number of runs behind the value; 1 for a published figure."""
     spread: float | None = None
-    """Relative standard deviation between the repeats, from two on."""
+    """Relative standard deviation between the repeats; needs at least two."""
     values: tuple[float, ...] = ()
-    """One value a run, in the order of the side's runs."""
+    """One value per run, in the order of the side's runs."""
 
 
 class MetricComparison(Value):
-    """One metric of both sides; `ratio` is the candidate's value over the baseline's."""
+    """One metric of both sides; `ratio` is the candidate's value divided by the baseline's."""
 
     metric: str
     unit: str
     better: Literal["lower", "higher"] | None
-    """Which way is an improvement; None where neither is."""
+    """Direction that is an improvement; None if neither is."""
     primary: bool
-    """Whether the verdict depends on it."""
+    """True if the verdict depends on this metric."""
     baseline: SideFigure
     candidate: SideFigure
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
-    """95 % interval of the ratio over repeats; None with fewer than three a side."""
+    """Upper end of the 95% interval of the ratio over repeats; None with fewer than three per
+    side."""
     p: float | None = None
-    """Two-sided p of "no difference beyond rounding", uncorrected."""
+    """Two-sided p-value of "no difference beyond rounding", uncorrected."""
     p_corrected: float | None = None
-    """The same corrected for the number of metrics that were tested (false discovery rate)."""
+    """The p-value, corrected for the number of metrics tested (false discovery rate)."""
     resolution: NonNegativeFloat = 0.0
-    """How far rounding in print may move the ratio; it widens the margin."""
+    """Largest relative error of the ratio from rounding in print; it widens the margin."""
     verdict: MetricVerdict = "unknown"
     repeats_needed: NonNegativeInt | None = None
-    """Further repeats a side for a decision; None where that cannot be told."""
+    """Further repeats per side for a decision; None if the number cannot be determined."""
     follows: str | None = None
-    """The metric of which this one is another expression, so that it is no test of its own."""
+    """The metric that this one expresses in another unit, so that it is not an independent test."""
     note: str | None = None
 
 
@@ -94,7 +95,7 @@ class SideSummary(Value):
 
     @property
     def short_name(self) -> str:
-        """The name; a long list of runs by the first of them and their number."""
+        """The name; a long list of runs is shortened to the first run and the number of others."""
         first, *others = self.runs or (self.name,)
         if len(self.name) <= MAX_NAME or not others:
             return self.name
@@ -102,9 +103,9 @@ class SideSummary(Value):
 
 
 class Comparison(Value):
-    """Two sides held against each other: the candidate is judged, the baseline is the measure.
+    """Comparison of a candidate with a baseline.
 
-    Of `compare A B` the baseline is A, of `compare A --against REFERENCE` it is the reference.
+    For `compare A B` the baseline is A; for `compare A --against REFERENCE` it is the reference.
     """
 
     schema_version: int = 1
@@ -114,32 +115,33 @@ class Comparison(Value):
     """Reasons for a low confidence."""
     sentence: str
     metric: str | None = None
-    """The primary metric that ratio, interval and p are of."""
+    """The primary metric of the ratio, the interval and the p-value."""
     ratio: float | None = None
-    """The candidate's value over the baseline's: of a time, above 1 is slower."""
+    """The candidate's value divided by the baseline's. For a time, a ratio above 1 is slower."""
     low: float | None = None
     high: float | None = None
     p: float | None = None
     n_a: NonNegativeInt
-    """Runs used of the first side on the command line."""
+    """Number of runs used of the first side on the command line."""
     n_b: NonNegativeInt
-    """Runs used of the second side; 1 for a reference."""
+    """Number of runs used of the second side; 1 for a reference."""
     margin: NonNegativeFloat
     resolution: NonNegativeFloat = 0.0
-    """How much printed digits widen the margin."""
+    """Relative amount by which rounding in print widens the margin."""
     repeats_needed: NonNegativeInt | None
-    """Further repeats a side that a verdict with normal confidence is likely to take; 0 when
-    decided, None when more repeats would not help. `repeats_note` says how it was found."""
+    """Further repeats per side that are likely to give a verdict with normal confidence; 0 when
+    decided, None when more repeats would not help. `repeats_note` states how the number was
+    determined."""
     repeats_note: str | None = None
     too_good: str | None = None
-    """Why an improvement, or the figure itself, is suspicious."""
+    """Reason why an improvement, or the figure itself, is suspicious."""
     differing_keys: tuple[str, ...] = ()
     differences: tuple[KeyDifference, ...] = ()
     unknown_keys: tuple[str, ...] = ()
     """Settings that neither side states."""
     batch_rule: str | None = None
     causes: tuple[str, ...] = ()
-    """Versions and surroundings that differ: no obstacle, but a possible cause."""
+    """Software versions and system settings that differ: possible causes of a difference."""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     baseline: SideSummary
@@ -153,7 +155,7 @@ class Comparison(Value):
 
 
 def lead_metric(comparison: Comparison) -> MetricComparison | None:
-    """Return the metric that ratio and interval are of, None where nothing could be compared."""
+    """Return the metric of the ratio and interval, or None where nothing could be compared."""
     return next((each for each in comparison.metrics if each.metric == comparison.metric), None)
 
 

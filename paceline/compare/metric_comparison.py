@@ -1,4 +1,4 @@
-"""Every metric of two sides held against each other."""
+"""Comparison of every metric of two sides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IDENTICAL = "identical values in all repeats: rounded or counted, so no spread c
 
 @dataclass(frozen=True)
 class RatioTest:
-    """What the values of one metric say."""
+    """Result of comparing the values of one metric."""
 
     ratio: float
     change: Change
@@ -51,9 +51,10 @@ def compare_metrics(
     margin: float,
     variation: RunVariation | None = None,
 ) -> tuple[MetricComparison, ...]:
-    """Every metric that both sides know, the primary ones first, p-values corrected together.
+    """Compare every metric that both sides report, the primary ones first.
 
-    Metrics that only express another one in a different unit are not counted as tests.
+    The p-values are corrected together. Metrics that only express another one in a different unit
+    are not counted as tests.
     """
     names = [*primary, *(name for name in METRICS if name not in primary)]
     sides = Pair(baseline, candidate)
@@ -125,7 +126,10 @@ def _tested(
     margin: float,
     resolution: float,
 ) -> RatioTest:
-    """What `wider` says; `estimate` is what further repeats, made in turns, would have."""
+    """Return the result by the estimate `wider`.
+
+    `estimate` is the precision that further, interleaved repeats would have; it gives their number.
+    """
     change = decide(wider, margin, resolution)
     if change != "undecided":
         needed: int | None = 0
@@ -189,7 +193,7 @@ def _has_values(comparison: MetricComparison) -> bool:
 
 
 def metric_verdict(name: str, change: Change) -> MetricVerdict:
-    """What a change of the metric `name` is called."""
+    """Return the verdict for a change of the metric `name`."""
     if change in ("same", "undecided"):
         return change
     improves = metric_class(name).better
@@ -208,7 +212,7 @@ def _side_figure(values: Sequence[float | None]) -> SideFigure:
         mean = float(np.mean(numbers)) if numbers and len(numbers) == len(values) else None
         return SideFigure(value=mean, n=len(numbers), values=tuple(numbers))
     logs = [log(value) for value in positive]
-    # Of logarithms, so relative as it is (for small ones exp(s) - 1 = s).
+    # A standard deviation of logarithms is relative already (for small s, exp(s) - 1 = s).
     spread = float(np.std(logs, ddof=1)) if len(logs) > 1 else None
     return SideFigure(
         value=exp(float(np.mean(logs))), n=len(logs), spread=spread, values=tuple(positive)
@@ -216,7 +220,7 @@ def _side_figure(values: Sequence[float | None]) -> SideFigure:
 
 
 def _positive(values: Sequence[float | None]) -> list[float] | None:
-    """The values when all are known and above zero: only then is there a ratio."""
+    """Return the values if all are known and above zero, else None: only then is there a ratio."""
     positive = [value for value in values if value is not None and value > 0]
     return positive if values and len(positive) == len(values) else None
 
@@ -227,7 +231,7 @@ def _unit(name: str, baseline: ComparisonSide, candidate: ComparisonSide) -> str
 
 
 def _why_unknown(name: str, baseline: ComparisonSide, candidate: ComparisonSide) -> str | None:
-    """Why a metric has no ratio, None when no run of a side has it at all."""
+    """Return why a metric has no ratio, or None when no run of a side reports it."""
     for side in (baseline, candidate):
         for member, metric in zip(side.valid_runs, side.metric(name), strict=True):
             if metric is not None and metric.value is None:
@@ -239,9 +243,10 @@ def _why_unknown(name: str, baseline: ComparisonSide, candidate: ComparisonSide)
 
 
 def _conventions(name: str, baseline: ComparisonSide, candidate: ComparisonSide) -> str | None:
-    """Why figures that depend on a way of counting are not held against each other.
+    """Return why figures counted in different conventions are not compared, or None.
 
-    Whether recomputation counts is a matter of the metric, and stands in newer runs' names alone.
+    Whether recomputation counts depends on the metric. Only newer runs include it in the
+    convention's name, so it is ignored here.
     """
     metrics = [m for side in (baseline, candidate) for m in side.metric(name) if m]
     counted = {without_recompute(metric.convention) for metric in metrics if metric.convention}

@@ -1,4 +1,4 @@
-"""A run beside published rows: which are comparable, and by what ratio."""
+"""Comparison of a run with published rows: which are comparable, and the ratio."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from paceline.files.recipe import Recipe, load_recipe
 from paceline.files.references import Row
 
 SPEEDS = ("samples_per_s", "step_time_s", "tokens_per_s", "tokens_per_s_per_device")
-"""Cells from which a row's step time may come, in the order in which a row takes them."""
+"""Cells that may give a row's step time, in order of preference."""
 
 
 def compare_with_references(
     facts: RunSettings, names: Sequence[str], metrics: Mapping[str, Metric]
 ) -> tuple[ReferenceComparison, ...]:
-    """This run beside each published row of its recipe among `names`, comparable rows first.
+    """Compare a run with each published row of its recipe in `names`, comparable rows first.
 
-    Reference names that are not known (any more) give no rows.
+    Unknown (or removed) reference names yield no rows.
     """
     rows: list[Row] = []
     for name in names:
@@ -40,7 +40,7 @@ def compare_with_references(
 
 
 def nearest_row(rows: Sequence[Row], facts: Sequence[RunSettings], allowed: Collection[str]) -> Row:
-    """The row with the fewest differences that are not allowed, then with the fewest at all.
+    """Return the row with the fewest differences that are not allowed, then the fewest overall.
 
     `rows` must not be empty, and each must have a step time.
     """
@@ -55,17 +55,19 @@ def nearest_row(rows: Sequence[Row], facts: Sequence[RunSettings], allowed: Coll
 def row_comparability(
     row: Row, facts: Sequence[RunSettings], allowed: Collection[str] = ()
 ) -> ComparabilityReport:
-    """Runs' settings held against those that the row's source states."""
+    """Compare the settings of runs with those that the row's source states."""
     return compare_settings([row_facts(row)], facts, allowed=allowed, published=True)
 
 
 def rows_with_step_time(rows: Sequence[Row]) -> list[Row]:
-    """Rows with a step time whose model can be told: not those with several experts a layer."""
+    """Return the rows with a step time and a known model; rows with several experts are
+    excluded.
+    """
     return [row for row in rows if row.step_time_s is not None and row.experts_per_token is None]
 
 
 def published_side(row: Row) -> ComparisonSide:
-    """A published row as one side of a comparison; it must have a step time."""
+    """Return a published row, which must have a step time, as one side of a comparison."""
     member = ComparedRun(
         row.id,
         "ok",
@@ -80,7 +82,9 @@ def published_side(row: Row) -> ComparisonSide:
 
 
 def row_facts(row: Row) -> RunSettings:
-    """What a row's source states of its run; a layout only if it says anything of it."""
+    """Return the settings that a row's source states; a layout only if the source states any
+    part.
+    """
     recipe = _recipe(row.recipe) if row.recipe else None
     return RunSettings(
         recipe=row.recipe,
@@ -109,9 +113,9 @@ def _recipe(name: str) -> Recipe:
 
 
 def resolution(row: Row) -> float:
-    """Half the last printed digit of the cell that a row's step time comes from, relative.
+    """Return half the last printed digit of the cell that gives a row's step time, relative.
 
-    `29` seconds may be anything from 28.5 to 29.5: 0.017.
+    `29` seconds may be anything from 28.5 to 29.5, so the result is 0.017.
     """
     for name in SPEEDS:
         printed = read_printed(row.printed.get(name, ""), row.resolution.get(name))
@@ -140,7 +144,7 @@ def _row_window(row: Row) -> WindowRecord:
 
 
 def _averaged(row: Row) -> bool:
-    """True when the source prints an average, as one that is silent about its steps is taken to."""
+    """Return whether the source prints an average; sources that do not state it are assumed to."""
     return row.window == AS_PRINTED
 
 
@@ -167,7 +171,7 @@ def _compare(run: ComparedRun, row: Row) -> ReferenceComparison:
 
 
 def _difference(row: Row, facts: RunSettings) -> str | None:
-    """The first setting in which the run and the published row differ, as a phrase."""
+    """Return the first setting in which the run and the published row differ, as a phrase."""
     first = next(iter(row_comparability(row, [facts]).differences), None)
     if first is None:
         return None

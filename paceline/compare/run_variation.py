@@ -1,4 +1,4 @@
-"""How far runs of one machine lie apart, as its own history tells it."""
+"""Run-to-run variation of one machine, estimated from its history."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from paceline.core.units import counted
 from paceline.core.value import NonNegativeInt, Value
 
 MIN_OCCASIONS = 5
-"""Occasions (days) below which nothing is known of how a machine varies between them."""
+"""Minimum number of occasions (days) for an estimate of the variation between them."""
 
 
 class RunVariation(Value):
     """Relative standard deviations of the step time of one configuration on one machine."""
 
     within: float
-    """Between runs of one occasion (a day)."""
+    """Standard deviation between runs of one occasion (a day)."""
     between: float
-    """Between occasions, beyond what their runs explain; all of it where no occasion has two."""
+    """Standard deviation between occasions, beyond that of their runs; the total if no occasion has
+    two runs."""
     degrees: float
     """Degrees of freedom of the larger part."""
     n_runs: NonNegativeInt
@@ -27,12 +28,12 @@ class RunVariation(Value):
 
     @property
     def single(self) -> float:
-        """Of one run on any occasion."""
+        """Standard deviation of one run on any occasion."""
         return (self.within**2 + self.between**2) ** 0.5
 
     @property
     def words(self) -> str:
-        """The scatter and where it is from, for people."""
+        """The variation and its source, for people."""
         return (
             f"{100 * self.single:.2g}% from run to run, by {counted(self.n_runs, 'run')} of "
             f"{counted(self.n_occasions, 'day')} in this machine's history"
@@ -42,11 +43,12 @@ class RunVariation(Value):
 def estimate_run_variation(
     occasions: Sequence[Sequence[float]], levels: Sequence[float], num_levels: int = 1
 ) -> RunVariation | None:
-    """The scatter of runs around the level of their occasion, None with fewer than five occasions.
+    """Estimate the variation of runs around the level of their occasion.
 
-    One-way analysis of variance of r = log(value / level): within^2 = sum (r - mean_k)^2 / (N - K),
-    between^2 = (sum n_k mean_k^2 / (K - levels) - within^2) / n0, n0 = (N - sum n_k^2 / N) /
-    (K - 1), not below 0. Nothing is pulled in: a machine that disturbs its runs is that wide.
+    Returns None with fewer than five occasions. One-way analysis of variance of r = log(value /
+    level): within^2 = sum (r - mean_k)^2 / (N - K), between^2 = (sum n_k mean_k^2 / (K - levels) -
+    within^2) / n0, n0 = (N - sum n_k^2 / N) / (K - 1), not below 0. Outliers are not clipped, so a
+    machine that disturbs its runs gets a wide estimate.
     """
     rests = [
         np.log(values) - np.log(level) for values, level in zip(occasions, levels, strict=True)

@@ -1,4 +1,4 @@
-"""The two sides of a comparison: runs (or a published row) with what is known of each."""
+"""The two sides of a comparison: runs, or a published row, with their settings and figures."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from paceline.core.run import RunSettings
 from paceline.core.units import counted
 
 LAST_STEPS = (LAST_STEP, "last step")
-"""How a run and a published table say that the last step alone is their figure."""
+"""Window rules by which a run, or a published table, reports the last step alone."""
 OUTLYING_RANGES = 5
-"""An outlier is a repeat further from the others than this many of their ranges."""
+"""Distance of an outlier from the other repeats, in ranges of these repeats."""
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run as a comparison sees it."""
+    """One run as input of a comparison."""
 
     name: str
     status: Status
@@ -38,15 +38,15 @@ class ComparedRun:
     reason: str | None = None
     window: WindowRecord | None = None
     printed_step_s: float = 0.0
-    """Step of the printed step times; 0 when they are not rounded."""
+    """Rounding step of the printed step times; 0 when they are not rounded."""
     created: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     place: str = ""
-    """Its folder, where it has one."""
+    """The run's folder, if it has one."""
 
     @property
     def identity(self) -> str:
-        """What no other run has, even if it has the same name."""
+        """Unique identity of the run, also among runs of the same name."""
         return self.place or self.name
 
     @property
@@ -56,19 +56,19 @@ class ComparedRun:
 
     @property
     def last_step_only(self) -> bool:
-        """True when the last step alone is the figure, by a rule that was asked for."""
+        """True when the figure is the last step alone, by an explicit rule."""
         return self.window is not None and self.window.rule in LAST_STEPS
 
     @property
     def steps_used(self) -> str | None:
-        """Which steps the figure stands for, in words; None = nobody said."""
+        """Steps that the figure covers, in words; None if unknown."""
         if self.window is None:
             return None
         return "the last step" if self.last_step_only else "many steps"
 
     @property
     def usable(self) -> bool:
-        """True when the run ended well and has figures from enough steady steps."""
+        """True when the run succeeded and has figures from enough steady steps."""
         possible = impossible_figure(self.metrics) is None
         return self.status == "ok" and bool(self.metrics) and self._settled and possible
 
@@ -78,14 +78,14 @@ class ComparedRun:
 
     @property
     def why_not(self) -> str:
-        """Why it is left out."""
+        """Reason why the run is excluded."""
         few = "" if self._settled else "too few steady steps"
         impossible = impossible_figure(self.metrics)
         return f"{self.name}: {self.reason or few or impossible or self.status}"
 
     @property
     def resolution(self) -> float:
-        """Half a printed step over the step time."""
+        """Half the rounding step divided by the step time."""
         step_time_s = finite_value(self.metrics.get("step_time_s"))
         return self.printed_step_s / 2 / step_time_s if step_time_s else 0.0
 
@@ -98,22 +98,22 @@ class ComparisonSide:
     members: tuple[ComparedRun, ...]
     published: bool = False
     resolution: float = 0.0
-    """Of a published figure: half its last printed digit, relative."""
+    """Half the last printed digit of a published figure, relative."""
     source: str | None = None
 
     @property
     def valid_runs(self) -> tuple[ComparedRun, ...]:
-        """The members with a trustworthy figure."""
+        """The members with a valid figure."""
         return tuple(member for member in self.members if member.usable)
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """The other members, each with the reason."""
+        """The excluded members, each with the reason."""
         return tuple(member.why_not for member in self.members if not member.usable)
 
     @property
     def invalid(self) -> str | None:
-        """Why the side gives no figure: nothing is left, or too little of a set with failures."""
+        """Reason why the side has no figure: no valid runs, or too few among failures."""
         valid_runs, left_out = self.valid_runs, self.left_out
         if not valid_runs:
             return f"{self.name} has no valid figure ({'; '.join(left_out[:3]) or 'no runs'})"
@@ -127,29 +127,30 @@ class ComparisonSide:
 
     @property
     def averaged(self) -> bool:
-        """True when some figure is an average as its source prints it."""
+        """True when some figure is an average that its source prints."""
         return any(member.averaged for member in self.valid_runs)
 
     @property
     def rounding(self) -> float:
-        """How far print may be from the figure, relative."""
+        """Largest relative error from rounding in print."""
         return max([self.resolution, *(member.resolution for member in self.valid_runs)])
 
     def metric(self, name: str) -> list[Metric | None]:
-        """One metric of every used member."""
+        """Return one metric of every valid run."""
         return [member.metrics.get(name) for member in self.valid_runs]
 
     def figures(self, name: str, averaged: bool) -> list[float | None]:
-        """One value of every used member; `averaged` asks for the mean step's where it is known."""
+        """Return one value of every valid run, at the mean step if `averaged` and known."""
         return [metric_value(m, name, averaged and not m.averaged) for m in self.valid_runs]
 
     def within_run_error(self, name: str) -> float:
-        """Standard error of the side's log value as far as the runs themselves tell it.
+        """Return the standard error of the side's log value, estimated from the runs themselves.
 
-        From the intervals within the runs, and from two repeats' distance if that is larger.
+        The estimate uses the intervals within the runs, or the distance of two repeats if that is
+        larger.
         """
         values = [(m.value, m.low, m.high) for m in self.metric(name) if m]
-        # A 95 % interval is 2 x 1.96 standard errors wide.
+        # A 95% interval is 2 x 1.96 standard errors wide.
         errors = [
             log(high / low) / (2 * 1.96)
             for _, low, high in values
@@ -157,14 +158,15 @@ class ComparisonSide:
         ]
         within = sum(error**2 for error in errors) ** 0.5 / max(1, len(values))
         positive = [value for value, *_ in values if value and value > 0]
-        # Two logarithms at distance d: s = d / sqrt 2, their mean's error s / sqrt 2 = d / 2.
+        # Two logarithms at distance d: s = d / sqrt 2, and the standard error of their mean is s /
+        # sqrt 2 = d / 2.
         between = abs(log(positive[0] / positive[1])) / 2 if len(positive) == 2 else 0.0
         return max(within, between)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The side that is the measure and the side that is judged."""
+    """The baseline and the candidate of a comparison."""
 
     baseline: ComparisonSide
     candidate: ComparisonSide
@@ -181,14 +183,14 @@ class Pair:
 
     @property
     def sizes(self) -> list[int]:
-        """Runs used of each side of which repeats can be made."""
+        """Number of valid runs of each side that can be repeated."""
         return [len(side.valid_runs) for side in self.each if not side.published]
 
     @property
     def not_interleaved(self) -> bool:
-        """Whether all runs of one side came before all of the other, from three runs a side on.
+        """True if all of at least three runs of one side came before all runs of the other.
 
-        Logs were made at another time than they were imported, which tells nothing.
+        Imported logs are ignored: their runs were made at another time than the import.
         """
         times = [
             [m.created for m in side.valid_runs if m.created and m.facts.origin != "imported"]
@@ -200,13 +202,13 @@ class Pair:
 
     @property
     def n_a_and_b(self) -> tuple[int, int]:
-        """Runs of the first and second name on the command line."""
+        """Number of runs of the first and second name on the command line."""
         baseline, candidate = len(self.baseline.valid_runs), len(self.candidate.valid_runs)
         return (candidate, baseline) if self.baseline.published else (baseline, candidate)
 
 
 def metric_value(member: ComparedRun, name: str, at_mean: bool) -> float | None:
-    """A metric of a run; `at_mean` gives what it is at the mean step instead of the median one."""
+    """Return a metric of a run, at its mean step instead of the median step if `at_mean`."""
     value = finite_value(member.metrics.get(name))
     if not at_mean or value is None or member.metrics[name].statistic == "at the mean step":
         return value
@@ -214,15 +216,16 @@ def metric_value(member: ComparedRun, name: str, at_mean: bool) -> float | None:
         return finite_value(member.metrics.get("step_time_mean_s"))
     if metric_class(name) is not RATE:
         return value
-    # jitter_tax is the mean step over the median one, less 1.
+    # jitter_overhead is the mean step time divided by the median one, minus 1.
     tax = finite_value(member.metrics.get("jitter_overhead"))
     return None if tax is None or tax <= -1 else value / (1 + tax)
 
 
 def outlier_sentences(names: Sequence[str], values: Sequence[float], margin: float) -> list[str]:
-    """Sentences about repeats that lie far from all others of their side, from three repeats on.
+    """Return sentences about repeats far from all others of their side; at least three are needed.
 
-    Far is more than the margin and five ranges of the others from their median.
+    Far means a distance from the median of the others of more than the margin and five of their
+    ranges.
     """
     sentences: list[str] = []
     for at, value in enumerate(values):

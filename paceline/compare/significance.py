@@ -1,6 +1,7 @@
-"""Slower, faster, the same, or undecided: two sets of repeats held against a margin.
+"""Significance tests of two sets of repeats: slower, faster, the same within a margin, or
+undecided.
 
-Everything is done on natural logarithms, so that a ratio and its inverse are treated alike.
+All tests use natural logarithms, so that a ratio and its inverse are treated alike.
 """
 
 from __future__ import annotations
@@ -17,39 +18,42 @@ from paceline.compare.run_variation import RunVariation
 from paceline.core.steps import FloatColumn
 
 MIN_REPEATS = 3
-"""Repeats a side below which no spread between runs can be told."""
+"""Minimum repeats per side for an estimate of the run-to-run variation."""
 
 DRIFT_FACTOR = 3**0.5
-"""Where all runs of one side came before all of the other and no history tells how the machine
-changes meanwhile, either side is taken to be off by so many of its runs' deviations: as much as
-runs whose luck lasts (lag-1 correlation 0.8) are off three at a time, without showing it."""
+"""Standard deviations of a single run by which a side may be off if the runs were not interleaved.
+
+It applies where all runs of one side came before all of the other and no history shows how the
+machine changes meanwhile. Runs with persistent noise (lag-1 correlation 0.8) are off by as much in
+groups of three, without showing it."""
 
 MARGIN = 0.01
-"""A smaller difference does not matter unless the user says so."""
+"""Default margin: a smaller relative difference does not matter."""
 
 CONFIDENCE = 0.95
 PLANNED_POWER = 0.8
-"""Chance of a decision that the number of further repeats is planned for."""
+"""Probability of a decision for which the number of further repeats is planned."""
 
 MAX_FURTHER_REPEATS = 50
 QUANTILES: FloatColumn = (np.arange(16) + 0.5) / 16
-"""Quantiles at which the scatter that repeats may show is taken, of each side."""
+"""Quantiles at which the possible variation of the repeats of each side is sampled."""
 
 NO_SPREAD = 1e-12
-"""A standard error of the log below this is rounding: the values are identical."""
+"""Standard error of the log below which values are identical up to rounding."""
 
 Change = Literal["higher", "lower", "same", "undecided"]
 
 
 @dataclass(frozen=True)
 class RatioEstimate:
-    """The log of a ratio, its standard error, and the degrees of freedom behind that error."""
+    """Log of a ratio, its standard error, and the degrees of freedom of that error."""
 
     log_ratio: float
     standard_error: float
     degrees: float
     variances: tuple[float, ...] = ()
-    """Variance of a single repeat of each side that has repeats: what n of them divide by n."""
+    """Variance of a single repeat of each side with repeats; the mean of n repeats has 1/n of
+    it."""
 
     @property
     def ratio(self) -> float:
@@ -58,21 +62,21 @@ class RatioEstimate:
 
     @property
     def identical(self) -> bool:
-        """True when no side has any spread, so that no test can be made."""
+        """True when no side has any variation, so that no test is possible."""
         return self.standard_error < NO_SPREAD
 
     def log_interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        """Two-sided interval of the log ratio by Student's t."""
+        """Return the two-sided interval of the log ratio by Student's t."""
         reach = student_t(0.5 + confidence / 2, self.degrees) * self.standard_error
         return self.log_ratio - reach, self.log_ratio + reach
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        """Two-sided interval of the ratio."""
+        """Return the two-sided interval of the ratio."""
         low, high = self.log_interval(confidence)
         return bounded_exp(low), bounded_exp(high)
 
     def p_value(self, tolerance: float = 0.0) -> float:
-        """Two-sided p of "the ratio is 1", or lies within 1 + tolerance of it."""
+        """Return the two-sided p-value of "the ratio is 1", or is within 1 + tolerance of 1."""
         beyond = max(0.0, abs(self.log_ratio) - log1p(tolerance))
         if self.identical:
             return 1.0 if beyond < NO_SPREAD else 0.0
@@ -80,12 +84,12 @@ class RatioEstimate:
 
 
 def compare_repeats(baseline: Sequence[float], candidate: Sequence[float]) -> RatioEstimate:
-    """Candidate over baseline by Welch's unequal-variances t on log values, one value a run.
+    """Estimate candidate over baseline by Welch's unequal-variances t on log values, one per run.
 
     d = mean(log c) - mean(log b), se^2 = s_b^2/n_b + s_c^2/n_c, degrees of freedom by Welch and
-    Satterthwaite. Values must be positive, with at least two on either side.
-    Source: Welch, "The generalization of Student's problem when several different population
-    variances are involved", Biometrika 34 (1947).
+    Satterthwaite. Values must be positive, with at least two on either side. Source: Welch, "The
+    generalization of Student's problem when several different population variances are involved",
+    Biometrika 34 (1947).
     """
     logs = [np.log(np.asarray(values, dtype=np.float64)) for values in (baseline, candidate)]
     sizes = [len(values) for values in logs]
@@ -98,7 +102,9 @@ def compare_repeats(baseline: Sequence[float], candidate: Sequence[float]) -> Ra
 
 
 def compare_with_figure(figure: float, candidate: Sequence[float]) -> RatioEstimate:
-    """Candidate over one fixed figure by the one-sample t on log values (n - 1 degrees)."""
+    """Estimate candidate over one fixed figure by the one-sample t on log values (n - 1
+    degrees).
+    """
     logs = np.log(np.asarray(candidate, dtype=np.float64))
     variance = float(logs.var(ddof=1))
     error = (variance / len(logs)) ** 0.5
@@ -108,9 +114,9 @@ def compare_with_figure(figure: float, candidate: Sequence[float]) -> RatioEstim
 def compare_with_history(
     log_ratio: float, sizes: Sequence[int], variation: RunVariation
 ) -> RatioEstimate:
-    """A ratio of too few runs, with the error that the machine's own history gives it.
+    """Estimate a ratio of too few runs, with its error from the machine's history.
 
-    se^2 = sum over the sides of within^2 / n + between^2: each is of one occasion.
+    se^2 = sum over the sides of within^2 / n + between^2: the runs of a side are of one occasion.
     """
     variances = [variation.within**2 / size + variation.between**2 for size in sizes]
     return RatioEstimate(
@@ -119,10 +125,11 @@ def compare_with_history(
 
 
 def with_drift_error(estimate: RatioEstimate, variation: RunVariation | None) -> RatioEstimate:
-    """`estimate` with what the machine may have changed between one side's runs and the other's.
+    """Return `estimate` with the error from machine changes between the runs of the two sides.
 
-    Known from history: 2 between^2 is added to the squared error, degrees of freedom by
-    Satterthwaite. Else 3 times the variances of both sides' single runs (APART).
+    With a known history, 2 between^2 is added to the squared error, with degrees of freedom by
+    Satterthwaite. Otherwise 3 times the single-run variances of both sides are added
+    (DRIFT_FACTOR).
     """
     if variation is None:
         error = (estimate.standard_error**2 + DRIFT_FACTOR**2 * sum(estimate.variances)) ** 0.5
@@ -134,11 +141,11 @@ def with_drift_error(estimate: RatioEstimate, variation: RunVariation | None) ->
 
 
 def decide(estimate: RatioEstimate, margin: float, resolution: float = 0.0) -> Change:
-    """What a test says against the margin; `resolution` is how far the figures may be rounded.
+    """Compare an estimate with the margin; `resolution` is the largest relative rounding error.
 
-    Higher or lower: the 95 % interval excludes every ratio that rounding alone could give, and the
-    point lies beyond margin and resolution together. Same: the 90 % interval lies wholly inside
-    them (two one-sided tests at 5 %, Schuirmann 1987). Otherwise undecided.
+    Higher or lower: the 95% interval excludes every ratio that rounding alone could give, and the
+    estimate lies beyond margin and resolution together. Same: the 90% interval lies entirely within
+    them (two one-sided tests at 5%, Schuirmann 1987). Otherwise undecided.
     """
     rounding, limit = log1p(resolution), log1p(margin) + log1p(resolution)
     low, high = estimate.log_interval()
@@ -153,11 +160,11 @@ def decide(estimate: RatioEstimate, margin: float, resolution: float = 0.0) -> C
 def decide_by_margin(
     log_ratio: float, known_error: float, margin: float, resolution: float = 0.0
 ) -> Change:
-    """What the margin alone says of figures that are counted, not timed, or all identical.
+    """Compare figures that are counted, not timed, or all identical, with the margin alone.
 
-    `known_error` is the standard error of the log ratio as far as it is known. A difference must
-    exceed 1.96 of them; inside the margin, a true difference of two margins must have had 84 %
-    chance to show outside, which it has while 0.98 of them fit into it.
+    `known_error` is the known part of the standard error of the log ratio. A difference must exceed
+    1.96 times this error. Within the margin, a true difference of two margins must have had an 84%
+    chance to show outside; it has as long as 0.98 of these errors fit into the margin.
     """
     limit, reach = log1p(margin) + log1p(resolution), 1.96 * known_error
     if abs(log_ratio) > limit:
@@ -170,11 +177,11 @@ def decide_by_margin(
 def further_repeats(
     estimate: RatioEstimate, n_fewest: int, n_most: int, margin: float, resolution: float = 0.0
 ) -> int | None:
-    """Repeats still needed a side, or None when more than MOST_FURTHER_REPEATS would be.
+    """Return the repeats still needed per side, or None for more than MAX_FURTHER_REPEATS.
 
-    The smallest number at which a true ratio equal to the observed one, with the observed spread,
-    would be decided with 80 % probability. It is a plan, not a promise: the spread of three
-    repeats is itself uncertain by a factor of two.
+    This is the smallest number at which a true ratio equal to the observed one, with the observed
+    variation, would be decided with 80% probability. It is a plan, not a guarantee: the variation
+    of three repeats is itself uncertain by a factor of two.
     """
     for more in range(1, MAX_FURTHER_REPEATS + 1):
         n = n_fewest + more
@@ -186,7 +193,9 @@ def further_repeats(
 def chance_of_decision(
     estimate: RatioEstimate, n: int, margin: float, resolution: float = 0.0
 ) -> float:
-    """Probability that n repeats a side end in a decision, if estimate and spread are the truth."""
+    """Return the probability of a decision with n repeats per side, if the estimate is the
+    truth.
+    """
     rounding, limit = log1p(resolution), log1p(margin) + log1p(resolution)
     plan, distance = _Plan.of(estimate.variances, n), abs(estimate.log_ratio)
     if plan.error < NO_SPREAD:
@@ -200,10 +209,10 @@ def chance_of_decision(
 def power(
     variances: Sequence[float], n: int, change: float, margin: float, resolution: float = 0.0
 ) -> float:
-    """Probability that `decide` finds a true `change` (relative) with n repeats a side.
+    """Return the probability that `decide` finds a true relative `change` with n repeats per side.
 
-    `variances` are those of single repeats of each side that has repeats, taken for the truth: one
-    of them against a fixed figure. `resolution` as `decide` takes it.
+    `variances` are the true variances of single repeats, one for each side that has repeats: a
+    single one for a comparison with a fixed figure. `resolution` is the same as for `decide`.
     """
     plan = _Plan.of(variances, n)
     if plan.error < NO_SPREAD:
@@ -215,17 +224,23 @@ def power(
 
 @dataclass(frozen=True)
 class _Plan:
-    """The test that n repeats a side will make: a mean, and an error that they tell themselves."""
+    """The test that n repeats per side will make: a mean, and an error estimated from the
+    repeats.
+    """
 
     error: float
     """True standard error of the log ratio."""
     degrees: FloatColumn
     seen: FloatColumn
-    """Degrees and standard errors that the repeats may show, each pair as likely as any other."""
+    """Degrees of freedom and standard errors that the repeats may show, all pairs equally
+    likely."""
 
     @staticmethod
     def of(variances: Sequence[float], n: int) -> _Plan:
-        """A side shows its variance times chi^2 / (n - 1); degrees by Welch and Satterthwaite."""
+        """Return the plan; a side's sample variance is its variance times chi^2 / (n - 1).
+
+        The degrees of freedom follow Welch and Satterthwaite.
+        """
         error = (sum(variances) / n) ** 0.5
         if error < NO_SPREAD:
             return _Plan(error, np.ones(1), np.zeros(1))
@@ -236,19 +251,21 @@ class _Plan:
         return _Plan(error, degrees, np.sqrt(total / n))
 
     def reach(self, quantile: float) -> FloatColumn:
-        """Half the interval that Student's t gives, one for each error seen."""
+        """Return half the width of Student's t interval for each possible error."""
         return _special().stdtrit(self.degrees, quantile) * self.seen
 
     def chance_above(self, distance: FloatColumn) -> float:
-        """Probability that the mean is off by more than `distance`, one for each error seen."""
+        """Return the probability that the mean is off by more than `distance`, given for each
+        error.
+        """
         return float(np.mean(_special().ndtr(-distance / self.error)))
 
 
 def correct_p_values(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for their number (false discovery rate).
+    """Return p-values corrected for their number (false discovery rate).
 
-    Sorted upwards, each becomes min over the following of m p_k / k, at most 1.
-    Source: Benjamini and Hochberg, J. R. Statist. Soc. B 57 (1995).
+    Sorted in ascending order, each becomes the minimum over itself and the following of m p_k / k,
+    at most 1. Source: Benjamini and Hochberg, J. R. Statist. Soc. B 57 (1995).
     """
     values: FloatColumn = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(values)
@@ -259,25 +276,26 @@ def correct_p_values(p_values: Sequence[float]) -> list[float]:
 
 
 def student_t(quantile: float, degrees: float) -> float:
-    """Quantile of Student's t."""
+    """Return a quantile of Student's t."""
     return float(_special().stdtrit(degrees, quantile))
 
 
 def student_t_tail(value: float, degrees: float) -> float:
-    """Probability that Student's t exceeds `value`."""
+    """Return the probability that Student's t exceeds `value`."""
     return float(_special().stdtr(degrees, -value))
 
 
 def normal_cdf(value: float) -> float:
-    """Probability that a standard normal variable lies below `value`."""
+    """Return the probability that a standard normal variable is below `value`."""
     return float(_special().ndtr(value))
 
 
 def _special() -> Any:
-    # Imported here because only comparisons need it, by name because it has no type declarations.
+    # Imported here because only comparisons need it, and by name because it has no type
+    # declarations.
     return import_module("scipy.special")
 
 
 def bounded_exp(value: float) -> float:
-    """exp(value), kept finite and above zero."""
+    """Return exp(value), kept finite and above zero."""
     return exp(min(max(value, -700.0), 700.0))

@@ -1,4 +1,4 @@
-"""What one run says when held against published rows."""
+"""Verdict on a single run compared with published rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def single_run_verdict(
     window: WindowRecord | None,
     comparisons: tuple[ReferenceComparison, ...],
 ) -> RunVerdict:
-    """The verdict of one run: invalid without a trustworthy figure, none without a reference.
+    """Return the verdict on one run: "invalid" without a valid figure, "none" without a reference.
 
-    Else it is undecided, as `compare --against` is of a single run: the sentence says where the
-    run lies, and how many more it takes.
+    Otherwise a single run is "undecided", as in `compare --against`. The sentence reports its ratio
+    to the reference, and the number of runs needed.
     """
     if status != "ok" or window is None:
         return RunVerdict(kind="invalid", sentence=f"Not judged: {reason or status}.")
@@ -36,7 +36,9 @@ def single_run_verdict(
 
 
 def _against(best: ReferenceComparison) -> RunVerdict:
-    """What one run says beside a published row: where it lies, and what would decide."""
+    """Return the verdict on one run and a published row: the ratio, and the runs needed to
+    decide.
+    """
     ratio = best.ratio or 0.0
     printed = f", printed to within {percent(best.resolution, 2)}" if best.resolution > 5e-4 else ""
     place = f"{percent(abs(ratio - 1))} {'slower' if ratio < 1 else 'faster'}"

@@ -1,4 +1,4 @@
-"""What a reader must know beside a verdict: reasons to doubt it, possible causes of a change."""
+"""Warnings next to a verdict: reasons for low confidence, and possible causes of a change."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from paceline.core.result import finite_value
 from paceline.core.units import percent
 
 TOO_GOOD = 0.05
-"""An improvement beyond this is doubted where nothing was meant to differ."""
+"""Relative improvement above which a result is suspicious if no setting was changed on purpose."""
 
 
 @dataclass
 class Remarks:
-    """What is found on the way to a verdict, for the reader."""
+    """Warnings, notes and reasons for low confidence, collected on the way to a verdict."""
 
     why_low: list[str] = field(default_factory=list[str])
     warnings: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
 
     def doubt(self, reason: str, warning: str | None = None) -> None:
-        """Lower the confidence for a reason, and warn of it."""
+        """Lower the confidence for a reason, and warn about it."""
         if reason not in self.why_low:
             self.why_low.append(reason)
             self.warnings.append(warning or reason)
@@ -38,7 +38,7 @@ class Remarks:
 def remark_on_runs(
     sides: Pair, alike: ComparabilityReport, remarks: Remarks, variation: RunVariation | None = None
 ) -> None:
-    """What can be said before any figure is looked at."""
+    """Add the remarks that follow from the runs and their settings, without their figures."""
     remarks.warnings += left_out(sides)
     if alike.unknown:
         remarks.doubt(f"known of neither side: {', '.join(alike.unknown)}")
@@ -83,7 +83,7 @@ def remark_on_runs(
 
 
 def _remark_on_last_steps(sides: Pair, remarks: Remarks) -> None:
-    """Say whose figure is one step, and where a published one is taken another way than ours."""
+    """Add remarks on figures of a single step, and on published figures taken in another way."""
     published = sides.baseline.valid_runs if sides.baseline.published else ()
     for member in published:
         if member.window and not member.averaged:
@@ -108,7 +108,7 @@ def remark_on_figures(
     remarks: Remarks,
     variation: RunVariation | None = None,
 ) -> None:
-    """Lower the confidence for few repeats and values without spread; warn of outliers."""
+    """Lower the confidence for few repeats and values without variation; warn about outliers."""
     fewest = min(sides.sizes)
     runs = "one run" if fewest == 1 else f"{fewest} runs"
     if fewest < MIN_REPEATS and variation is not None:
@@ -138,12 +138,12 @@ def remark_on_figures(
 
 
 def _power(sides: Pair, primary: MetricComparison, margin: float) -> list[str]:
-    """What repeats that scatter as these do would have found, where no difference was."""
+    """Return the power of such repeats to find a difference, where none was found."""
     figures = zip(sides.each, (primary.baseline, primary.candidate), strict=True)
     spreads = [of_side.spread for side, of_side in figures if not side.published]
     known = [spread for spread in spreads if spread is not None]
     few = min(sides.sizes) < MIN_REPEATS or len(known) < len(sides.sizes)
-    # Of a difference no larger than the margin and the rounding nothing is ever said.
+    # Differences within margin and rounding are never reported, so their power is meaningless.
     hidden = 2 * margin <= margin + primary.resolution
     if few or hidden or sides.not_interleaved or primary.verdict not in ("same", "undecided"):
         return []
@@ -159,7 +159,7 @@ def _power(sides: Pair, primary: MetricComparison, margin: float) -> list[str]:
 def suspicion(
     sides: Pair, lead: MetricComparison, verdict: Verdict, difference_meant: bool
 ) -> str | None:
-    """Why the candidate's figure is suspicious, or None."""
+    """Return why the candidate's figure is suspicious, or None."""
     for member in sides.candidate.valid_runs:
         share = finite_value(member.metrics.get("achievable_fraction"))
         if share is not None and share > 1:
@@ -181,7 +181,7 @@ def suspicion(
 
 
 def causes(sides: Pair) -> tuple[str, ...]:
-    """Versions and surroundings that are not the same on both sides: `torch 2.12 -> 2.13`."""
+    """Return software versions and system settings that differ: `torch 2.12 -> 2.13`."""
     before, after = (
         [m.environment for m in side.valid_runs if m.environment] for side in sides.each
     )

@@ -1,7 +1,7 @@
-"""All verdicts in words: their labels and tones, and the sentences that carry the figures.
+"""Verdicts in words: labels, tones, and sentences with the figures.
 
-`paceline compare`, pairs of runs, repeats, one run beside published rows, and their pages show a
-verdict by `verdict_label` and `verdict_tone`, and the sentence that is stored with it.
+Reports of `paceline compare`, of pairs of runs, of repeats and of one run next to published rows,
+and their pages, show a verdict by `verdict_label` and `verdict_tone`, with its stored sentence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LABELS: dict[str, str] = {
     "pass": "✓ as fast as the reference",
     "none": "measured, no reference",
 }
-"""By the verdict of a comparison, or by the kind of verdict of one run."""
+"""Labels by the verdict of a comparison, or by the kind of verdict of one run."""
 
 GOOD = frozenset({"same", "faster", "better", "pass"})
 PLAIN = frozenset({"undecided", "none"})
@@ -39,12 +39,12 @@ def verdict_label(verdict: str, *, suspicious: bool = False, low_confidence: boo
 
 
 def verdict_tone(verdict: str) -> Literal["good", "alert", "plain"]:
-    """Return how a verdict is coloured."""
+    """Return the tone in which a verdict is coloured."""
     return "good" if verdict in GOOD else "plain" if verdict in PLAIN else "alert"
 
 
 def sentence(sides: Pair, lead: MetricComparison, verdict: Verdict, margin: float) -> str:
-    """The verdict in one sentence with its figures."""
+    """Return the verdict in one sentence with its figures."""
     base, cand = sides.baseline.name, sides.candidate.name
     if lead.ratio is None or verdict == "invalid":
         return f"Not judged: {lead.metric} is not known ({lead.note or 'no value'})."
@@ -59,7 +59,7 @@ def sentence(sides: Pair, lead: MetricComparison, verdict: Verdict, margin: floa
 
 
 def change_text(comparison: MetricComparison) -> str:
-    """Both values, the change and its interval: `0.2356 s against 0.2310 s, +2.0 % (...)`."""
+    """Return both values, the change and its interval: `0.2356 s against 0.2310 s, +2.0% (...)`."""
     values = [
         f"{significant(side.value, 4)} {comparison.unit}" if side.value is not None else "unknown"
         for side in (comparison.candidate, comparison.baseline)
@@ -76,6 +76,6 @@ def change_text(comparison: MetricComparison) -> str:
 
 
 def percent_change(ratio: float) -> str:
-    """A ratio as a change: `1.0204` is `+2.04%`."""
+    """Return a ratio as a change: `1.0204` is `+2.04%`."""
     change = 100 * (ratio - 1)
     return f"{round(change, 2) + 0.0:+.2f}%" if abs(change) < 10 else f"{change:+.1f}%"

@@ -1,1 +1,1 @@
-"""How a cluster scales and which node costs it speed: campaigns, analysis, checks of hosts."""
+"""Cluster scaling and slow nodes: scaling tests, their analysis, and checks of hosts."""

@@ -1,1 +1,1 @@
-"""Runs over time: groups of repeats, step changes, and what changed around them."""
+"""Runs over time: groups of repeats, step changes, and environment changes around them."""

@@ -1,4 +1,4 @@
-"""The recorded surroundings of runs as named items, and which of them changed between two runs."""
+"""Recorded environment of runs as named items, and the items that changed between two runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from paceline.core.units import GIB
 from paceline.core.value import Value
 
 Items = Mapping[str, str]
-"""Item -> value as text; items that nobody recorded are missing."""
+"""Value of each item as text. Items that were not recorded are missing."""
 
 ABSENT = "absent"
-"""What an item is where it was looked for and is not there: a package, a variable."""
+"""Value of an item that was looked for and not found, such as a package or a variable."""
 
 NAMES: dict[str, str] = {
     "container.digest": "container image digest",
@@ -53,14 +53,14 @@ NAMES: dict[str, str] = {
     "gpus.uuid": "GPU boards",
     "swap_bytes": "swap",
 }
-"""Items by their place in the inventory, the likeliest causes of another speed first."""
+"""Names of items by their path in the inventory, the likeliest causes of a speed change first."""
 
 _LAST_NAMED = "distribution"
-"""Packages, variables and whatever else has no name here come beside this item."""
+"""Packages, variables and other unnamed items are ranked together with this item."""
 
 _RECORDED = {"packages": "", "environment": "$", "cpu.mitigations": "CPU mitigation "}
-"""Places with items of any name, and what stands before these in reports. The place itself is an
-item too, which says that somebody looked there."""
+"""Paths with items of any name, and the prefix of these names in reports. The path itself is also
+an item, which marks that the inventory looked there."""
 
 SCHEMA = "schema"
 
@@ -78,24 +78,26 @@ _VOLATILE = frozenset(
         "environment.SLURM_JOB_ID",
     }
 )
-"""What differs in every run, or is said by another item as well."""
+"""Items that differ in every run, or that another item reports as well."""
 
 
 class EnvironmentChange(Value):
-    """One recorded item that is not the same before and after."""
+    """One recorded item that changed between two runs."""
 
     item: str
     before: str
     after: str
     only_here: bool
-    """Whether it keeps one value in all runs before, and one in all runs after."""
+    """True if the item has one value in all runs before, and one in all runs after."""
 
 
 def environment_items(
     inventory: Mapping[str, Any], versions: Mapping[str, str], trainer: str | None = None
 ) -> dict[str, str]:
-    """The recorded items of one run: an inventory, the versions that its ranks told, and a digest
-    of the trainer's files. Empty values are left out.
+    """Return the recorded items of one run, without empty values.
+
+    The sources are an inventory, the versions that the run's ranks reported, and a digest of the
+    trainer's files.
     """
     items = dict(_flat(inventory, ""))
     items |= {f"versions.{name}": version for name, version in versions.items()}
@@ -106,9 +108,11 @@ def environment_items(
 def environment_changes(
     before: Sequence[Items], after: Sequence[Items]
 ) -> tuple[EnvironmentChange, ...]:
-    """What changed between the last run `before` and the first `after`, the likeliest cause first.
+    """Return the changes from the last run `before` to the first run `after`, likeliest cause
+    first.
 
-    What only one of the two recorded is no change, unless the other looked for it in vain.
+    An item that only one of the two runs recorded is not a change, unless the other looked for it
+    and did not find it.
     """
     last, first = before[-1], after[0]
     alike = last.get(SCHEMA) == first.get(SCHEMA)
@@ -120,12 +124,12 @@ def environment_changes(
         only_here = _steady(before, name, last) and _steady(after, name, first)
         change = EnvironmentChange(item=item_name(name), before=old, after=new, only_here=only_here)
         changes.append(((not only_here, *_rank(name)), change))
-    # torch may be told twice, by the ranks and by the packages beside Paceline.
+    # Both the ranks and the package list may report torch, so duplicates are removed.
     return tuple(dict.fromkeys(change for _, change in sorted(changes, key=lambda pair: pair[0])))
 
 
 def item_name(path: str) -> str:
-    """An item's name for people: `NVIDIA driver`, `$NCCL_ALGO`, `triton`."""
+    """Return an item's name for people: `NVIDIA driver`, `$NCCL_ALGO`, `triton`."""
     for root, shown in _RECORDED.items():
         if path.startswith(f"{root}."):
             return shown + path.removeprefix(f"{root}.")
@@ -133,17 +137,18 @@ def item_name(path: str) -> str:
 
 
 def _steady(side: Sequence[Items], name: str, nearest: Items) -> bool:
-    """True when all that recorded the item agree; who did not look cannot differ."""
+    """Return whether all runs that recorded the item agree; other runs are ignored."""
     schema = nearest.get(SCHEMA)
     values = {_value(items, name, items.get(SCHEMA) == schema) for items in side}
     return len(values - {None}) == 1
 
 
 def _value(items: Items, name: str, alike: bool) -> str | None:
-    """The item's value; ABSENT if it was looked for in vain, None if nobody looked.
+    """Return the item's value, ABSENT if it was looked for and not found, or None if not looked
+    for.
 
-    Packages, variables and mitigations are recorded if they are there. Which ones are looked for
-    depends on the inventory's schema, so that of both runs must be `alike`.
+    Packages, variables and mitigations are recorded only if present. Which ones are looked for
+    depends on the inventory's schema, so the schemas of both runs must be `alike`.
     """
     if name in items:
         return items[name]
@@ -170,7 +175,7 @@ def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _gpus(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Each property once if all devices agree, else every distinct value."""
+    """Yield each property once if all devices agree, else every distinct value."""
     yield "gpus.count", str(len(gpus))
     for name in dict.fromkeys(name for gpu in gpus for name in gpu):
         path = f"gpus.{name}"
@@ -181,6 +186,6 @@ def _gpus(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
 
 def _text(path: str, value: Any) -> str:
     if path.endswith("_bytes") and isinstance(value, int | float):
-        # A new kernel keeps a few more MiB to itself, which is not another memory.
+        # The kernel's own share differs by a few MiB between versions; that is not a memory change.
         return f"{float(f'{value / GIB:.2g}'):g} GiB"
     return f"{value:g}" if isinstance(value, float) else str(value)

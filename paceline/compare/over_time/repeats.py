@@ -1,4 +1,4 @@
-"""Repeats of one configuration taken together: what the machine does from run to run."""
+"""Results of a group of repeats of one configuration: figures and run-to-run variation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.core.value import NonNegativeInt, PositiveInt, Value
 FEWEST_FOR_INTERVAL = 3
 
 LARGEST_LOG_DEVIATION = 0.5
-"""Beyond this the logarithms of the runs' values make no interval that anybody could use."""
+"""Standard deviation of logarithms above which an interval on them is too wide to be useful."""
 
 RUN_TO_RUN = "run-to-run 95%, Student's t on the logarithms of the runs' values"
 
@@ -23,53 +23,54 @@ PLAIN = "run-to-run 95%, Student's t on the runs' values"
 
 
 class GroupResult(Value):
-    """One group of repeats: its runs, and what they say together."""
+    """One group of repeats: its runs and their combined figures."""
 
     schema_version: int = 1
     group: str
     recipe: str
     changes: tuple[str, ...] = ()
-    """What sets the configuration apart from the recipe as it stands."""
+    """Changes of the configuration from the recipe."""
     key: str | None
     num_repeats: PositiveInt
     ok: NonNegativeInt
-    """Runs with a figure; the group's figures come from these."""
+    """Number of runs with a figure; the group's figures come from these."""
     failed: NonNegativeInt
-    """Runs that ended otherwise."""
+    """Number of runs that ended otherwise."""
     figures: dict[str, Metric] = {}
-    """By metric: `value` is the median of the runs' values, `n` the runs, `spread` the standard
-    deviation from run to run (relative, from two runs on), `low` and `high` from three runs on."""
+    """Figures by metric: `value` is the median of the runs' values, `n` the number of runs,
+    `spread` the relative standard deviation between runs (needs two runs), `low` and `high` the
+    interval (needs three runs)."""
     runs: tuple[Result, ...] = ()
     faults: tuple[str, ...] = ()
-    """Repeats that left no run, one sentence each."""
+    """Repeats that produced no run, one sentence each."""
 
     @property
     def missing(self) -> int:
-        """Repeats that are still needed."""
+        """Number of repeats that are still missing."""
         return max(0, self.num_repeats - self.ok)
 
 
 class SeriesResult(Value):
-    """What `paceline run --repeat` prints as JSON: one group, or two that ran in turn."""
+    """Output of `paceline run --repeat --json`: one group, or two interleaved groups."""
 
     schema_version: int = 1
     groups: tuple[GroupResult, ...]
     interrupted: bool = False
     compare: str | None = None
-    """The command that holds the groups against each other."""
+    """The command that compares the groups."""
     verdict: Comparison | None = None
-    """What that command says of two groups that are complete."""
+    """Comparison of two complete groups; the same as that command's output."""
     resume: str | None = None
     """The command that adds the missing repeats; None when none is missing."""
 
 
 def has_figure(result: Result) -> bool:
-    """Whether a run counts as a repeat: it ended well and has a step time."""
+    """Return whether a run counts as a repeat: it succeeded and has a step time."""
     return result.status == "ok" and finite_value(result.metrics.get("step_time_s")) is not None
 
 
 def group_figures(results: Sequence[Result]) -> dict[str, Metric]:
-    """Every metric that some of the runs know, over the runs that count."""
+    """Return every metric of the runs that count as repeats, combined over these runs."""
     counted = [result for result in results if has_figure(result)]
     names = dict.fromkeys(name for result in counted for name in result.metrics)
     return {name: _over_runs([result.metrics.get(name) for result in counted]) for name in names}
@@ -86,7 +87,7 @@ def _over_runs(metrics: Sequence[Metric | None]) -> Metric:
     deviation = float(logs.std(ddof=1)) if len(logs) > 1 else 0.0
     plain = deviation > LARGEST_LOG_DEVIATION
     if plain:
-        # Shares near nothing, as the jitter tax, differ by powers of ten: plain values then.
+        # Shares near zero, such as the jitter overhead, vary by powers of ten: use plain values.
         deviation = float(np.std(values, ddof=1))
         spread = deviation / float(np.mean(values))
         if len(values) >= FEWEST_FOR_INTERVAL:
@@ -95,7 +96,7 @@ def _over_runs(metrics: Sequence[Metric | None]) -> Metric:
     elif len(logs) > 1:
         spread = float(np.expm1(deviation))
         if len(values) >= FEWEST_FOR_INTERVAL:
-            # t s / sqrt n, both ways from the mean of the logarithms.
+            # Interval: mean of the logarithms +- t s / sqrt n.
             reach = student_t(0.975, len(values) - 1) * deviation / len(values) ** 0.5
             low, high = (float(np.exp(logs.mean() + side * reach)) for side in (-1, 1))
     return Metric(

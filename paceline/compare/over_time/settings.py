@@ -1,4 +1,4 @@
-"""Values as flat settings, and what tells several of them apart."""
+"""Values as flat settings, and the settings in which several of them differ."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 OTHER_WORDS = ("cluster.name", "cluster.device_memory_bytes", "references")
-"""Parts of a RunSpec that say nothing of what runs."""
+"""Parts of a RunSpec that do not affect what runs."""
 
 
 def flat_settings(value: BaseModel) -> dict[str, str]:
-    """Every setting by its dotted name, as text: `layout.zero_stage` -> `3`."""
+    """Return every setting by its dotted name, as text: `layout.zero_stage` -> `3`."""
     return dict(_flat(value.model_dump(mode="json"), ""))
 
 
 def distinguishing(settings: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Of each of several sets of settings those in which they are not all alike."""
+    """Return, for each set of settings, those in which the sets differ."""
     names = dict.fromkeys(name for flat in settings for name in flat)
     differing = [
         name

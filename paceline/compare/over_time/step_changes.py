@@ -1,16 +1,17 @@
 """Step changes and slow drift in a series of run medians.
 
-Two stages, both on logarithms, so that a change is a ratio:
-1. An exact L1 Potts fit (piecewise constant, a price for every break; Friedrich et al. 2008,
-   Weinmann, Storath and Demaret 2015) proposes breaks. Absolute deviations let one disturbed run
-   pass, and no level is shorter than two runs.
-2. The weakest break is taken out until every one is larger than the margin and beyond what chance
-   makes of the best of n - 2 tries: Student's t on the pooled scatter, 1 % for the whole series.
-   (A series of n has n - 3 places for one break, and some more for two.)
+There are two stages, both on logarithms, so that a change is a ratio:
 
-Measured on simulated series (docs/dev/evidence/statistics.md): a false alarm in about
-1 % of series of 6 runs and in fewer of longer ones, at 0.4 % scatter as at 2 %; a step of 2 % at
-0.4 % scatter is found at its place in 95 % of series of 5 + 5 runs and in 99 % of longer ones.
+1. An exact L1 Potts fit (piecewise constant with a price per break; Friedrich et al. 2008,
+   Weinmann, Storath and Demaret 2015) proposes breaks. Absolute deviations make it robust to one
+   disturbed run. No level is shorter than two runs.
+2. The weakest break is removed until each is larger than the margin and significant: Student's t
+   on the pooled variation, corrected for the best of n - 2 tries, with 1% false alarms for the
+   whole series. (A series of n has n - 3 places for one break, and some more for two.)
+
+Results on simulated series (docs/dev/evidence/statistics.md): a false alarm in about 1% of series
+of 6 runs and in fewer of longer ones, at both 0.4% and 2% variation. A step of 2% at 0.4% variation
+is found at its place in 95% of series of 5 + 5 runs and in 99% of longer ones.
 """
 
 from __future__ import annotations
@@ -27,37 +28,37 @@ from paceline.core.steps import FloatColumn
 from paceline.core.window import relative_drift
 
 FALSE_ALARMS = 0.01
-"""Share of series without a change in which one may be found."""
+"""Share of series without a change in which a false one may be found."""
 
 BREAK_PRICE = 5.0
 """Price of a break in the Potts fit, in standard deviations of one run."""
 
 REACH = 4.0
-"""Runs further from their level than so many standard deviations are pulled in to that."""
+"""Maximum deviation of a run from its level, in standard deviations; larger ones are clipped."""
 
 SMALLEST_NOISE = 0.001
-"""No series is taken to repeat more closely than this, relative."""
+"""Lower bound of the assumed run-to-run variation, relative."""
 
 FEWEST_FOR_DRIFT = 12
 DRIFT_NOISES = 4.0
-"""A drift must exceed so many standard errors of its own."""
+"""Minimum size of a drift, in its own standard errors."""
 
 LARGEST_LOG = 50.0
-"""Beyond this a ratio is no information, and soon no number."""
+"""Upper bound of a log ratio. Larger ones carry no information and soon overflow."""
 
 FEWEST_ON_A_LEVEL = 3
-"""Fewer runs that are all disturbed may lie beside each other by chance."""
+"""Minimum runs of a level. Fewer disturbed runs may be adjacent by chance."""
 
 SHORT_LEVEL = 4
-"""A level of so many runs or fewer is held against its own scatter too, if that is larger."""
+"""Levels of at most this many runs are tested with their own variation too, if it is larger."""
 
 POWER_Z = 1.2816
-"""90 % quantile of the normal distribution."""
+"""90% quantile of the normal distribution."""
 
 
 @dataclass(frozen=True)
 class SeriesLevel:
-    """Rows `start` to `stop` (excluded) lie around one value, in the series' unit."""
+    """Rows `start` to `stop` (exclusive) that share one level, in the series' unit."""
 
     start: int
     stop: int
@@ -65,54 +66,54 @@ class SeriesLevel:
 
     @property
     def n(self) -> int:
-        """Runs on this level."""
+        """Number of runs on this level."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True)
 class StepChange:
-    """Between the rows `at - 1` and `at` the value is multiplied by `ratio`."""
+    """A step change: between the rows `at - 1` and `at` the value is multiplied by `ratio`."""
 
     at: int
     ratio: float
     low: float
     high: float
-    """95 % interval of the ratio by the pooled scatter of all levels, the place taken as known."""
+    """Upper end of the 95% interval of the ratio by the pooled variation, for a known place."""
     n_before: int
     n_after: int
 
 
 @dataclass(frozen=True)
 class Drift:
-    """A steady change: the last value over the first is `ratio`."""
+    """A steady change: the last value divided by the first is `ratio`."""
 
     ratio: float
     low: float
     high: float
-    """95 % interval of the ratio."""
+    """Upper end of the 95% interval of the ratio."""
 
 
 @dataclass(frozen=True)
 class SeriesFit:
-    """A series as levels with changes between them, or as one level with a drift."""
+    """A series fitted by levels with step changes between them, or by one level with a drift."""
 
     levels: tuple[SeriesLevel, ...]
     changes: tuple[StepChange, ...]
     drift: Drift | None
     fitted: FloatColumn
-    """What the fit makes of every row: its level, or its place on the drift's line."""
+    """Fitted value of each row: its level, or its point on the drift's line."""
     noise: float | None
-    """Relative standard deviation of one run around that; None below three runs."""
+    """Relative standard deviation of one run around the fit; None below three runs."""
     findable: float | None
-    """The relative change at the last `findable_runs` runs that is found in 9 of 10 cases."""
+    """Relative change at the last `findable_runs` runs that is found in 9 of 10 cases."""
     findable_runs: int
 
 
 def fit_series(values: FloatColumn, margin: float = MARGIN) -> SeriesFit:
-    """Levels, step changes and drift of at least one positive value, oldest first.
+    """Return levels, step changes and drift of at least one positive value, oldest first.
 
-    Runs must be alike but for what happens between them, and independent; scatter that lasts from
-    run to run is answered with a wider noise (lag-1 autocorrelation).
+    The runs should be independent and differ only by what happens between them. Variation that
+    lasts from run to run (lag-1 autocorrelation) widens the noise.
     """
     y = np.log(values)
     noise = scatter_of_neighbours(y)
@@ -138,7 +139,9 @@ def fit_series(values: FloatColumn, margin: float = MARGIN) -> SeriesFit:
 
 
 def scatter_of_neighbours(y: FloatColumn) -> float:
-    """Standard deviation of one value, robust against steps: 1.4826 median |y' - y| / sqrt 2."""
+    """Return the standard deviation of one value, robust to steps: 1.4826 median |y' - y| / sqrt
+    2.
+    """
     if len(y) < 2:
         return SMALLEST_NOISE
     jumps = np.abs(np.diff(y))
@@ -146,19 +149,20 @@ def scatter_of_neighbours(y: FloatColumn) -> float:
 
 
 def potts_breaks(y: FloatColumn, price: float) -> list[int]:
-    """First rows of all levels but the first, in the cheapest fit with two or more rows a level.
+    """Return the first rows of all levels but the first, with at least two rows per level.
 
-    Minimizes sum |y - level| + price x breaks exactly: the best level of a stretch is one of its
-    values, so it is enough to keep, for each value, the cheapest fit that ends on it: with one row
-    on the last level so far, or with more. n rows take O(n^2) time and n^2 bits to trace back.
+    The fit minimizes sum |y - level| + price x breaks exactly. The best level of a segment is one
+    of its values. It is therefore enough to keep, for each value, the cheapest fit that ends on it,
+    with one row on the last level or with more. n rows take O(n^2) time and n^2 bits for the
+    traceback.
     """
     candidates, n = np.unique(y), len(y)
     single = np.abs(candidates - y[0])
     more = np.full(len(candidates), np.inf)
     second = np.zeros((n, len(candidates)), dtype=np.bool_)
-    """Whether row j is the second on its level in the cheapest fit with more than one."""
+    """True if row j is the second on its level in the cheapest fit with more than one."""
     previous = np.zeros(n, dtype=np.int64)
-    """Which level ends before row j if a new one begins there."""
+    """Index of the level that ends before row j if a new one begins there."""
     for j in range(1, n):
         cost = np.abs(candidates - y[j])
         previous[j] = np.argmin(more)
@@ -179,18 +183,20 @@ def potts_breaks(y: FloatColumn, price: float) -> list[int]:
 
 @dataclass(frozen=True)
 class _Fit:
-    """One division of the series: each level's centre, and the scatter around all of them."""
+    """One segmentation of the series: the centre of each level, and the variation around all of
+    them.
+    """
 
     cuts: tuple[int, ...]
     centres: FloatColumn
     deviation: float
     """Pooled standard deviation around the centres."""
     correlation: float
-    """Lag-1 autocorrelation inside the levels, 0 to 0.8."""
+    """Lag-1 autocorrelation within the levels, 0 to 0.8."""
     deviations: FloatColumn
-    """Each level's own, as it is without pulling in; 0 of fewer than three rows."""
+    """Standard deviation of each level, without clipping; 0 with fewer than three rows."""
     disturbed: bool
-    """Whether some row had to be pulled in."""
+    """True if some row was clipped."""
 
     @classmethod
     def of(cls, y: FloatColumn, cuts: list[int], noise: float) -> _Fit:
@@ -220,12 +226,12 @@ class _Fit:
 
     @property
     def deviation_of_a_mean(self) -> float:
-        """Times sqrt(1 / n) a mean's standard error: 1 + 2 rho / (1 - rho) values count as one."""
+        """Standard error of a mean times sqrt n: 1 + 2 rho / (1 - rho) values count as one."""
         rho = self.correlation
         return max(self.deviation, SMALLEST_NOISE) * ((1 + rho) / (1 - rho)) ** 0.5
 
     def weakest(self, margin: float) -> int | None:
-        """The break that should be taken out first, None when all can stay."""
+        """Return the break to remove first, or None if all are significant."""
         if len(self.centres) == 1:
             return None
         sizes, errors = np.abs(np.diff(self.centres)), self._errors()
@@ -237,9 +243,10 @@ class _Fit:
         return int(np.argmin(np.where(failing, sizes / errors, np.inf)))
 
     def _are_brief(self) -> npt.NDArray[np.bool_]:
-        """Which levels are none, but disturbed runs beside each other.
+        """Return which levels are too short to be levels.
 
-        Two runs between levels always are; at either end, where other runs are disturbed too.
+        Two runs between other levels always are. Two runs at either end are if other runs are
+        disturbed.
         """
         few = np.diff(self.cuts) < FEWEST_ON_A_LEVEL
         inside = np.ones(len(few), dtype=np.bool_)
@@ -270,9 +277,9 @@ class _Fit:
         ]
 
     def findable(self, runs: int, margin: float) -> float | None:
-        """The relative change at the last `runs` rows that would be found with 90 % power.
+        """Return the relative change at the last `runs` rows that would be found with 90% power.
 
-        The deviation is taken at the upper end of its one-sided 90 % interval.
+        The deviation is taken at the upper end of its one-sided 90% interval.
         """
         if runs < 2 or self.freedom < 3:
             return None
@@ -294,7 +301,7 @@ class _Fit:
         return student_t(1 - FALSE_ALARMS / (2 * (self.n - 2)), self.freedom)
 
     def cost(self, y: FloatColumn, price: float) -> float:
-        """The Potts cost of this division."""
+        """Return the Potts cost of this segmentation."""
         parts = [y[a:b] for a, b in pairwise(self.cuts)]
         deviations = sum(float(np.abs(part - np.median(part)).sum()) for part in parts)
         return deviations + price * (len(parts) - 1)
@@ -306,9 +313,10 @@ def _pulled_in(part: FloatColumn, reach: float) -> FloatColumn:
 
 
 def _upper_factor(freedom: int) -> float:
-    """What to multiply a deviation with for the upper end of its one-sided 90 % interval.
+    """Return the factor from a deviation to the upper end of its one-sided 90% interval.
 
-    sqrt(f / chi^2 quantile), by the cube-root approximation of Wilson and Hilferty (1931).
+    The factor is sqrt(f / chi^2 quantile), by the cube-root approximation of Wilson and Hilferty
+    (1931).
     """
     step = 2 / (9 * freedom)
     return (1 - step - POWER_Z * step**0.5) ** -1.5
@@ -317,9 +325,9 @@ def _upper_factor(freedom: int) -> float:
 def _drift(
     values: FloatColumn, fit: _Fit, price: float, margin: float
 ) -> tuple[Drift | None, FloatColumn]:
-    """A line through the logarithms, if it is beyond noise and cheaper than the levels, else none.
+    """Fit a line to the logarithms, or return no drift if levels are cheaper or it is within noise.
 
-    Its values are given around 0, which they all are without a drift.
+    The values of the line are centred around 0; without a drift they are all 0.
     """
     flat = np.zeros(len(values))
     if len(values) < FEWEST_FOR_DRIFT:

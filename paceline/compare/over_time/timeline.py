@@ -1,4 +1,4 @@
-"""The history of one recipe as `paceline history --json` prints it: series, steps and drifts."""
+"""History of one recipe, as printed by `paceline history --json`: series, steps and drifts."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from paceline.core.value import NonNegativeInt, Value
 
 
 class LevelChange(Value):
-    """A step in the series."""
+    """A step change in the series."""
 
     last_before: str
-    """Name of the last run before, and `after` of the first run after."""
+    """Name of the last run before the step."""
     first_after: str
     date_before: str
     date: str
-    """When the first run after was made."""
+    """Date of the first run after the step."""
     ratio: float
-    """New level over old level."""
+    """New level divided by old level."""
     low: float
     high: float
-    """95 % interval of the ratio."""
+    """Upper end of the 95% interval of the ratio."""
     old_level: float
     new_level: float
     n_before: NonNegativeInt
     n_after: NonNegativeInt
     worse: bool | None
-    """None for a metric of which neither way is better."""
+    """True if the change is for the worse; None for a metric without a better direction."""
     environment: tuple[EnvironmentChange, ...]
     environment_note: str | None = None
-    """Why no change of the environment is named, or how near to the step it was seen."""
+    """Reason why no environment change is listed, or how close to the step it was recorded."""
 
 
 class SlowDrift(Value):
     """A steady change over the whole series."""
 
     ratio: float
-    """Last over first."""
+    """Last value divided by the first."""
     low: float
     high: float
     worse: bool | None
@@ -51,7 +51,7 @@ class SeriesPoint(Value):
     date: str
     value: float
     level: float
-    """What the series is here without its scatter."""
+    """Value of the fitted series at this point, without noise."""
 
 
 class RunSeries(Value):
@@ -59,7 +59,7 @@ class RunSeries(Value):
 
     name: str
     key: str | None
-    """Content key of what ran; None for imported logs."""
+    """Content key of the workload; None for imported logs."""
     n_runs: NonNegativeInt
     points: tuple[SeriesPoint, ...]
     changes: tuple[LevelChange, ...]
@@ -67,8 +67,8 @@ class RunSeries(Value):
     noise: float | None
     """Relative standard deviation of one value around its level."""
     variation: RunVariation | None = None
-    """How far single runs lie apart, on one day and between days; None below five days. What
-    `compare` judges few or unmixed runs by."""
+    """Variation of single runs within a day and between days; None below five days. `compare` uses
+    it for runs that are few or not interleaved."""
     findable: float | None
     """Smallest change at the last `findable_points` values that would be found in 9 of 10 cases."""
     findable_points: NonNegativeInt
@@ -76,7 +76,7 @@ class RunSeries(Value):
 
 
 class History(Value):
-    """What `paceline history --json` prints."""
+    """Output of `paceline history --json`."""
 
     schema_version: int = 1
     recipe: str
@@ -85,11 +85,11 @@ class History(Value):
     margin: float
     series: tuple[RunSeries, ...]
     left_out: dict[str, tuple[str, ...]]
-    """Runs that are in no series, by the reason."""
+    """Runs that are in no series, by reason."""
 
     @property
     def slowdowns(self) -> int:
-        """Steps and drifts for the worse."""
+        """Number of steps and drifts for the worse."""
         directions = [
             c.worse for s in self.series for c in (*s.changes, *([s.drift] if s.drift else []))
         ]
@@ -97,7 +97,9 @@ class History(Value):
 
 
 def change_text(change: LevelChange | SlowDrift, metric: str) -> str:
-    """Return the size in words: `2.1 % slower`; without a better direction `2.1 % higher`."""
+    """Return the size in words: `2.1% slower`; for a metric without a better direction `2.1%
+    higher`.
+    """
     ratio, worse = change.ratio, change.worse
     if worse is None:
         return f"{percent(abs(ratio - 1))} {'higher' if ratio > 1 else 'lower'}"

@@ -1,1 +1,3 @@
-"""Pairs of runs looked at while they are being made, with one error spent over all looks."""
+"""Sequential comparison: pairs tested while they are measured, with one error for all interim
+analyses.
+"""

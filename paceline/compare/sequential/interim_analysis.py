@@ -1,4 +1,6 @@
-"""One look at pairs of runs: decided, not worth going on, or more pairs."""
+"""Interim analysis of pairs of runs: a decision, a stop for futility, or a request for more
+pairs.
+"""
 
 from __future__ import annotations
 
@@ -20,29 +22,30 @@ from paceline.compare.significance import (
 )
 
 FEWEST_PAIRS = 3
-"""At the first look of every plan."""
+"""Number of pairs at the first interim analysis of every plan."""
 ERROR = 0.05
-"""Of identical sides, so many are called different at some look."""
+"""Share of comparisons of identical sides that find a difference at some interim analysis."""
 ERROR_SAME = 0.04
-"""Of sides that differ by the margin, so many are called the same at some look; below ERROR,
-because pairs that follow each other are not quite independent."""
+"""Share of comparisons of sides that differ by the margin that find them the same at some interim
+analysis. It is below ERROR, because consecutive pairs are not quite independent."""
 FEWEST_FOR_SAME = 5
-"""Pairs; what finds no difference, and what gives up, takes more than what finds one."""
+"""Minimum number of pairs to conclude that the sides are the same, or to stop for futility."""
 MIN_CHANCE = 0.1
-"""A series with less chance of a decision at its last look is given up."""
+"""Probability of a decision at the last interim analysis below which a series is stopped."""
 
 Answer = Literal["higher", "lower", "same", "goes on", "futile", "undecided"]
-"""Of the candidate's value; `goes on` asks for further pairs, `undecided` has no more to ask."""
+"""Conclusion on the candidate's value. `goes on` requests further pairs; `undecided` means that all
+pairs are measured."""
 
 
 @dataclass(frozen=True)
 class Design:
-    """What must be settled before the first look."""
+    """Settings that must be fixed before the first interim analysis."""
 
     most_pairs: int = 16
     margin: float = MARGIN
     resolution: float = 0.0
-    """How far the figures may be rounded, relative."""
+    """Largest relative rounding error of the figures."""
 
     @property
     def limit(self) -> float:
@@ -50,32 +53,35 @@ class Design:
         return log1p(self.margin) + log1p(self.resolution)
 
     def levels(self, num_pairs: int) -> tuple[float, float]:
-        """The two-sided level of the look at so many pairs, one of the plan, to tell sides apart
-        and to call them the same.
+        """Return the two-sided levels after `num_pairs` pairs, which must be a count of the plan.
+
+        The first is the level of the test for a difference, the second that of the test for
+        sameness.
         """
         looks = looks_up_to(self.most_pairs)
         at = looks.index(num_pairs)
-        # Two one-sided tests at an error each are a two-sided interval at twice as much.
+        # Two one-sided tests at level a each are equivalent to a two-sided interval at level 2a.
         apart, alike = (nominal_levels(looks, error)[at] for error in (ERROR, 2 * ERROR_SAME))
         return apart, alike
 
 
 @dataclass(frozen=True)
 class PairsLook:
-    """What the pairs say at one look; ratios of candidate over baseline."""
+    """Result of one interim analysis. Ratios are candidate over baseline."""
 
     num_pairs: int
     answer: Answer
     ratio: float
     low: float
     high: float
-    """Interval of the ratio that, over all looks together, holds the truth in 95 % of series."""
+    """Upper end of the interval that, over all interim analyses together, contains the true ratio
+    in 95% of series."""
     level: float
-    """Error that this look may spend."""
+    """Share of the error that this interim analysis may spend."""
 
     @property
     def change(self) -> Change:
-        """The answer as of any comparison."""
+        """The conclusion in the terms of a plain comparison."""
         match self.answer:
             case "higher" | "lower" | "same":
                 return self.answer
@@ -89,13 +95,14 @@ class PairsLook:
 
 
 def look_at(baseline: Sequence[float], candidate: Sequence[float], design: Design) -> PairsLook:
-    """The look at pairs of positive values, one of each side, as many as a look of the plan has.
+    """Analyse pairs of positive values; their number must be one of the plan.
 
-    d = log(candidate / baseline) of each pair, so that what both runs of a pair share (day, heat,
-    neighbours) is gone; its mean is tested by Student's t at the level that this look may spend.
-    Different: the interval excludes rounding, and the mean is beyond the margin. The same: the
-    interval lies inside the margin. The t has the normal sum's levels: the significance level
-    approach of Jennison and Turnbull, "Group Sequential Methods" (2000), section 4.4.
+    d = log(candidate / baseline) of each pair cancels what both runs of a pair share (day,
+    temperature, other jobs). Its mean is tested by Student's t at the level of this interim
+    analysis. Different: the interval excludes rounding, and the mean is beyond the margin. The
+    same: the interval lies within the margin. The t-test uses the levels of the normal sum: the
+    significance level approach of Jennison and Turnbull, "Group Sequential Methods" (2000), section
+    4.4.
     """
     logs = np.log(np.asarray(candidate, dtype=np.float64)) - np.log(
         np.asarray(baseline, dtype=np.float64)
@@ -119,10 +126,11 @@ def look_at(baseline: Sequence[float], candidate: Sequence[float], design: Desig
 
 
 def chance_at_the_end(mean: float, deviation: float, num_pairs: int, design: Design) -> float:
-    """Chance of a decision at the last look, for the likeliest true differences the largest.
+    """Return the probability of a decision at the last interim analysis.
 
-    Tried are the observed mean and one standard error to either side. The last mean is normal
-    around (n mean + (N - n) truth) / N with the deviation s sqrt(N - n) / N.
+    It is the largest over three true differences: the observed mean and one standard error to
+    either side. The last mean is normal around (n mean + (N - n) truth) / N with the standard
+    deviation s sqrt(N - n) / N.
     """
     most, error = design.most_pairs, deviation / num_pairs**0.5
     apart, alike = design.levels(most)
@@ -149,9 +157,10 @@ def chance_at_the_end(mean: float, deviation: float, num_pairs: int, design: Des
 def looks_along(
     baseline: Sequence[float], candidate: Sequence[float], design: Design
 ) -> list[PairsLook]:
-    """Every look of the plan up to the pairs that there are.
+    """Return every interim analysis of the plan up to the available pairs.
 
-    There are none at the pairs between: the error is spent at those of the plan.
+    Numbers of pairs that are not in the plan are not analysed, because they have no share of the
+    error.
     """
     looks = [look for look in looks_up_to(design.most_pairs) if look <= len(baseline)]
     return [look_at(baseline[:look], candidate[:look], design) for look in looks]

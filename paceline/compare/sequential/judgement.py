@@ -1,4 +1,4 @@
-"""The verdict on pairs of runs at the present look, and what to do next."""
+"""Verdict on pairs of runs at the latest interim analysis, and the next action."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Ended = Literal[
     "not comparable",
     "not in turns",
 ]
-"""Why there are no further pairs; `goes on` asks for some."""
+"""Reason why there are no further pairs; `goes on` requests more."""
 NOT_IN_TURNS = (
     "the runs of each pair did not follow each other, and a machine that changed meanwhile would "
     "look the same; no further pairs mend that: begin a new series in turns (A B, then B A)"
@@ -46,24 +46,25 @@ NOT_IN_TURNS = (
 
 
 class SequentialLook(Value):
-    """What was known after so many pairs."""
+    """Result of one interim analysis."""
 
     pairs: PositiveInt
     ratio: float
     """Geometric mean of candidate over baseline."""
     low: float
     high: float
-    """Interval that over all looks together holds the true ratio in 95 % of comparisons."""
+    """Upper end of the interval that, over all interim analyses together, contains the true ratio
+    in 95% of comparisons."""
     level: float
-    """The error that this look may spend."""
+    """Share of the error that this interim analysis may spend."""
     verdict: MetricVerdict
 
 
 class SequentialComparison(Value):
-    """Two sides compared while their runs are made in pairs: `compare --sequential`.
+    """Comparison of two sides while their runs are made in pairs: `compare --sequential`.
 
-    The candidate is judged, the baseline is the measure. Whatever the number of looks, identical
-    sides are called slower or faster in at most `error` of the comparisons.
+    The candidate is compared with the baseline. For any number of interim analyses, identical sides
+    are called slower or faster in at most `error` of the comparisons.
     """
 
     schema_version: int = 1
@@ -77,11 +78,11 @@ class SequentialComparison(Value):
     low: float | None = None
     high: float | None = None
     largest_difference: float | None = None
-    """The largest that is still possible, up or down, as a fraction of the baseline."""
+    """Largest difference that is still possible, up or down, as a fraction of the baseline."""
     pairs: NonNegativeInt
-    """Pairs with a figure on both sides."""
+    """Number of pairs with a figure on both sides."""
     most_pairs: PositiveInt
-    """Over so many the error is spent."""
+    """Maximum number of pairs, over which the error is spent."""
     error: float = ERROR
     margin: float
     resolution: float = 0.0
@@ -95,7 +96,7 @@ class SequentialComparison(Value):
     baseline: SideSummary
     candidate: SideSummary
     go_on: str | None = None
-    """What to do for further pairs; None when there is nothing to do."""
+    """Next action to get further pairs; None when there is nothing to do."""
 
 
 def judge_pairs(
@@ -107,10 +108,10 @@ def judge_pairs(
     in_turns: bool = True,
     unpaired: Sequence[str] = (),
 ) -> SequentialComparison:
-    """The verdict on sides whose n-th runs are a pair each, the oldest first.
+    """Compare two sides whose n-th runs form a pair each, the oldest first.
 
-    Pairs that were not made `in_turns` decide nothing, and what lies beyond the design's pairs is
-    not looked at. Of several metrics the first counts.
+    Pairs that were not interleaved (`in_turns`) decide nothing. Pairs beyond the design's maximum
+    are ignored. Only the first of several metrics is used.
     """
     comparison = judge(
         sides.baseline, sides.candidate, margin=design.margin, allowed=allowed, metrics=metrics[:1]

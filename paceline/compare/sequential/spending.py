@@ -1,7 +1,7 @@
-"""How much of an error each look at a growing series may spend.
+"""Error spending: the level of each interim analysis of a growing series.
 
-A series that is looked at again and again differs by chance at some look far more often than at
-its last. Each look therefore has a level of its own, smaller than the error of all together.
+Testing a growing series repeatedly finds a difference by chance far more often than one test at the
+end. Each interim analysis therefore has its own level, smaller than the error of all together.
 """
 
 from __future__ import annotations
@@ -16,36 +16,39 @@ import numpy as np
 from paceline.core.steps import FloatColumn
 
 GRID = 201
-"""Points on which the density of the sum is kept; four times as many move no level by 1 %."""
+"""Number of grid points for the density of the sum; four times as many change no level by 1%."""
 BISECTIONS = 40
 LARGEST_Z = 8.0
 
 
 def looks_up_to(num_pairs: int) -> tuple[int, ...]:
-    """Numbers of pairs after which a series of `num_pairs` is looked at: 3 to 6, then each other.
+    """Return the numbers of pairs after which there is an interim analysis: 3 to 6, then every
+    second.
 
-    Every look costs a little of the error; later pairs change less.
+    Each analysis costs a little of the error, and later pairs change the result less.
     """
     looks = [n for n in range(3, num_pairs + 1) if n <= 6 or n % 2 == 0]
     return tuple(dict.fromkeys([*looks, num_pairs]))
 
 
 def spent(error: float, fraction: float) -> float:
-    """The part of `error` that is spent when `fraction` of all pairs is made.
+    """Return the part of `error` that is spent when `fraction` of all pairs is made.
 
-    alpha log(1 + (e - 1) t), which comes near to Pocock's equal levels. Source: Lan and DeMets,
-    "Discrete sequential boundaries for clinical trials", Biometrika 70 (1983).
+    The spending function is alpha log(1 + (e - 1) t), which approximates Pocock's equal levels.
+    Source: Lan and DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70
+    (1983).
     """
     return error * log(1 + (e - 1) * min(1.0, max(0.0, fraction)))
 
 
 @cache
 def nominal_levels(looks: tuple[int, ...], error: float) -> tuple[float, ...]:
-    """The two-sided level of each look with which all together cross in `error` of the cases.
+    """Return the two-sided level of each interim analysis, so that all together have `error`.
 
-    Of a normal sum S_n = Z sqrt(n) without a drift: its density inside the bounds of the looks
-    before is carried on by convolution, and each bound is where as much crosses as is spent since.
-    Source: Armitage, McPherson and Rowe, J. R. Statist. Soc. A 132 (1969) 235.
+    The levels hold for a normal sum S_n = Z sqrt(n) without drift. Its density within the bounds of
+    the earlier analyses is propagated by convolution. Each bound is set so that the probability of
+    crossing it is the error spent since the previous analysis. Source: Armitage, McPherson and
+    Rowe, J. R. Statist. Soc. A 132 (1969) 235.
     """
     levels: list[float] = []
     sums, weights = np.zeros(1), np.ones(1)
@@ -64,7 +67,9 @@ def nominal_levels(looks: tuple[int, ...], error: float) -> tuple[float, ...]:
 
 
 def _bound(sums: FloatColumn, weights: FloatColumn, step: float, n: int, due: float) -> float:
-    """The z beyond which, on both sides together, `due` of the cases comes to lie after n pairs."""
+    """Return the z that is exceeded, on both sides together, in `due` of the cases after n
+    pairs.
+    """
     low, high = 0.0, LARGEST_Z
     for _ in range(BISECTIONS):
         z = (low + high) / 2
@@ -75,5 +80,5 @@ def _bound(sums: FloatColumn, weights: FloatColumn, step: float, n: int, due: fl
 
 
 def _special() -> Any:
-    # By name, because it has no type declarations; only this comparison needs it.
+    # Imported by name, because it has no type declarations; only this comparison needs it.
     return import_module("scipy.special")

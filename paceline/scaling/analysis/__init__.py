@@ -1,1 +1,1 @@
-"""What measured groups of nodes say: efficiency by cause, slow nodes, what to measure next."""
+"""Analysis of measured groups of nodes: efficiency by cause, slow nodes, next measurements."""

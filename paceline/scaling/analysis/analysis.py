@@ -1,4 +1,4 @@
-"""Everything that measured groups say together: factors, blame, and what to measure next."""
+"""Analysis of all measured groups: efficiency factors, slow nodes, and next measurements."""
 
 from __future__ import annotations
 
@@ -43,32 +43,32 @@ from paceline.scaling.analysis.slow_nodes import (
 )
 
 MOST_SEARCHES = 4
-"""Slow groups that are searched at a time, the smallest first."""
+"""Maximum number of slow groups that are bisected at a time, the smallest first."""
 
 
 @dataclass(frozen=True)
 class AnalysisContext:
-    """What the analysis knows besides the measured values."""
+    """Inputs of the analysis besides the measured values."""
 
     scaling: ScalingKind = "weak"
     resolution: float = 0.0
-    """Step of the printed values, in samples/s."""
+    """Rounding step of the printed values, in samples/s."""
     reference: HealthySpeed | None = None
     history: Mapping[str, Sequence[float]] | None = None
-    """Each node's own earlier values, in samples/s."""
+    """Earlier values of each node, in samples/s."""
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Measured groups with all that follows from them."""
+    """Measured groups and the results of their analysis."""
 
     context: AnalysisContext
     measured: tuple[GroupThroughput, ...]
     apart: tuple[GroupThroughput, ...]
-    """Left out: measured with another, smaller hostfile."""
+    """Excluded groups, measured with another, smaller hostfile."""
     base_nodes: int
     base: float
-    """Samples/s of one node that counts as ideal."""
+    """Throughput of one node that counts as ideal, in samples/s."""
     speeds: NodeSpeeds | None
     lasting: PersistentComponent | NotSeparable
     sizes: tuple[SizeFactors, ...]
@@ -76,24 +76,26 @@ class Analysis:
     gains: tuple[ReplacementGain, ...]
     confirmed: tuple[Confirmation, ...]
     evidence: tuple[NodeEvidence, ...]
-    """Of every node that its own values call slow."""
+    """Evidence for every node that is slow by its own values."""
     slow: tuple[Slow, ...]
-    """Groups slower than their slowest member and their size explain."""
+    """Groups that are slower than their slowest member and their size explain."""
     searches: tuple[Bisection, ...]
 
     @property
     def flagged(self) -> tuple[NodeVerdict, ...]:
-        """Nodes that two independent measurements call slow, the slowest first."""
+        """Nodes that two independent measurements find slow, the slowest first."""
         return _flagged(self.blame, self.confirmed, self.evidence)
 
     @property
     def cleared(self) -> tuple[NodeVerdict, ...]:
-        """Nodes that were slow alone, and not beside others."""
+        """Nodes that were slow alone, but not in groups."""
         return tuple(e.node for e in self.evidence if e.standing == "refuted")
 
     @property
     def suspected(self) -> tuple[NodeVerdict, ...]:
-        """Nodes that a second witness could have flagged, and that has none, slowest first."""
+        """Nodes that independent evidence could confirm as slow, but none is available; slowest
+        first.
+        """
         alone = {e.node.host for e in self.evidence if e.standing == "alone"}
         return tuple(
             node
@@ -103,7 +105,7 @@ class Analysis:
 
     @property
     def has_second_witness(self) -> bool:
-        """Whether a slow node's repeats, pairs or groups could have borne its value out."""
+        """True if repeats, pairs or groups could have confirmed a slow node's value."""
         by_repeats = self.speeds is not None and bool((self.speeds.repeats > 1).any())
         return by_repeats or any(
             size > 1 and len(groups) > FEWEST_ALIKE
@@ -122,7 +124,10 @@ class Analysis:
 def analyse(
     measured: Sequence[GroupThroughput], context: AnalysisContext | None = None
 ) -> Analysis:
-    """The analysis of all groups; raises UserError when none of them has a value."""
+    """Analyse all groups.
+
+    Raises UserError when none of them has a value.
+    """
     context = context or AnalysisContext()
     if not any(group.samples_per_s is not None for group in measured):
         raise UserError("results", "no sub-cluster has a value", allowed="samples/s above 0")
@@ -174,11 +179,11 @@ def analyse(
 def next_groups(
     analysis: Analysis, planned: Collection[Group] = ()
 ) -> tuple[Purpose, list[list[Group]]] | None:
-    """What should be measured next, in rounds of groups that can run at once; None at the end.
+    """Return the next measurements, in rounds of groups that can run at once; None at the end.
 
-    First the second pass of flagged and suspected nodes, then the bisection of slow groups. Called
-    again with the new values it goes on where it was; what failed, or is one of `planned`, is not
-    asked for again.
+    The second pass of flagged and suspected nodes comes first, then the bisection of slow groups. A
+    call with the new values continues from there. Groups that failed or are in `planned` are not
+    requested again.
     """
     tried = {*planned, *(group.hosts for group in analysis.measured if group.purpose != "plan")}
     proven = {*proven_hosts(analysis.blame)}
@@ -197,7 +202,7 @@ def next_groups(
 def _flagged(
     blame: SlowNodeReport, confirmed: Sequence[Confirmation], witnessed: Sequence[NodeEvidence]
 ) -> tuple[NodeVerdict, ...]:
-    """Slow nodes that a second witness bears out, the slowest first."""
+    """Return the slow nodes that independent evidence confirms, the slowest first."""
     sure = {e.node.host for e in witnessed if e.standing == "confirmed"}
     paired = {confirmation.host for confirmation in confirmed if confirmation.confirmed}
     return tuple(
@@ -210,7 +215,9 @@ def _flagged(
 def _base(
     sizes: Mapping[int, Sequence[GroupThroughput]], speeds: NodeSpeeds | None
 ) -> tuple[int, float]:
-    """Nodes of the base group, and its samples/s a node: the median of the smallest size."""
+    """Return the nodes of the base group and its samples/s per node: the median of the smallest
+    size.
+    """
     if speeds is not None:
         return 1, speeds.base
     nodes, groups = next(iter(sizes.items()))
@@ -224,7 +231,7 @@ def _slow_without_reason(
     lasting: PersistentComponent | NotSeparable,
     explained: set[str],
 ) -> list[Slow]:
-    """Slow groups without a flagged or noisy member, the smallest first."""
+    """Return the slow groups without a flagged or noisy member, the smallest first."""
     if speeds is None:
         return []
     minimum = corrected_logs(speeds, lasting) if isinstance(lasting, PersistentComponent) else {}
@@ -236,7 +243,7 @@ def _slow_without_reason(
 def _searches(
     slow: Sequence[Slow], measured: Sequence[GroupThroughput], blame: SlowNodeReport
 ) -> list[Bisection]:
-    """The search in each slow group of the smallest slow size that was planned."""
+    """Return the search in each slow planned group of the smallest slow size."""
     valued = [group for group in measured if group.samples_per_s is not None]
     by_hosts = {frozenset(group.hosts) for group in valued}
     in_plan = {frozenset(group.hosts) for group in valued if group.purpose == "plan"}
@@ -254,7 +261,7 @@ def _searches(
 
 
 def _disjoint(groups: Mapping[Group, None]) -> list[list[Group]]:
-    """The groups in rounds, each in the first that has room: no host is twice in a round."""
+    """Return the groups in rounds, each in the first with room: no host is in a round twice."""
     rounds: list[tuple[set[str], list[Group]]] = []
     for group in groups:
         slot = next((slot for slot in rounds if not slot[0] & set(group)), None)

@@ -1,4 +1,4 @@
-"""When only large groups are slow: which groups to measure next, until the place is known."""
+"""Bisection of slow groups: the groups to measure next, until the slow part is located."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.core.stats import NORMAL_MAD
 from paceline.scaling.analysis.slow_nodes import LEAST_LOSS, WORST_Z
 
 FEWEST_ALIKE = 3
-"""Groups of one size whose median says what is usual there."""
+"""Minimum number of groups of one size for a median that counts as typical."""
 Group = tuple[str, ...]
 
 
@@ -28,23 +28,24 @@ class Slow:
 
 @dataclass(frozen=True)
 class Bisection:
-    """How far the search in one slow group has come."""
+    """State of the search in one slow group."""
 
     group: Slow
     ask: tuple[Group, ...]
-    """Groups to measure next; empty when it is at its end."""
+    """Groups to measure next; empty when the search is complete."""
     sides: tuple[Group, ...] = ()
-    """Hosts that the loss lies in (one entry) or between (two)."""
+    """Hosts that cause the loss: within one entry, or between two."""
 
 
 def slow_groups(
     measured: Sequence[GroupThroughput], base: float, minimum: Mapping[str, float]
 ) -> list[Slow]:
-    """Groups more than 1 %, and four times the common scatter, below what is usual at their size.
+    """Return groups below the typical value of their size by 1% and four times the common
+    variation.
 
-    Held against each other is log(group / (nodes x base)) less the slowest member's own loss
-    (`minimum`: host -> log(speed / base)). Usual is the median of a size with three groups and
-    more, else the line through the smaller sizes over log2(nodes).
+    The compared value is log(group / (nodes x base)) minus the slowest member's own loss
+    (`minimum`: host -> log(speed / base)). The typical value is the median of a size with at least
+    three groups, otherwise the line through the smaller sizes over log2(nodes).
     """
     planned = by_size(measured)
     every = {
@@ -68,11 +69,11 @@ def slow_groups(
 def bisect(
     group: Slow, is_slow: Callable[[Group], bool | None], proven: Sequence[str]
 ) -> Bisection:
-    """The next step in a slow group, by what `is_slow` knows of groups (None: not measured).
+    """Return the next step in a slow group.
 
-    Halves are measured until one of them alone is slow no more. Then the loss lies between the
-    halves, and each is put beside as many of the `proven` hosts from outside: the half that is slow
-    there as well has the slow way out.
+    `is_slow` returns whether a group is slow, or None if it was not measured. Halves are measured
+    until no half alone is slow. The loss is then between the halves. Each half is combined with as
+    many of the `proven` hosts from outside: the half that is slow there too has the slow uplink.
     """
     hosts = group.hosts
     while len(hosts) > 1:
@@ -115,7 +116,9 @@ def _rest(group: GroupThroughput, base: float, minimum: Mapping[str, float]) -> 
 def _by_hosts(
     groups: Sequence[GroupThroughput], base: float, minimum: Mapping[str, float]
 ) -> list[tuple[Group, float]]:
-    """What each group has left, once: repeats of one group are no evidence of what others do."""
+    """Return the remainder of each group once, as repeats of a group say nothing about other
+    groups.
+    """
     repeats: dict[frozenset[str], list[GroupThroughput]] = {}
     for group in groups:
         repeats.setdefault(frozenset(group.hosts), []).append(group)
@@ -126,7 +129,7 @@ def _by_hosts(
 
 
 def _usual(size: int, rest: Mapping[int, Sequence[float]]) -> float | None:
-    """What a group of this size has left after its slowest member; None where nothing tells it."""
+    """Return the typical remainder of a group of this size after its slowest member, or None."""
     if len(rest.get(size, ())) >= FEWEST_ALIKE:
         return float(np.median(rest[size]))
     smaller = [(log2(k), float(np.median(v))) for k, v in rest.items() if k < size]
@@ -138,8 +141,11 @@ def _usual(size: int, rest: Mapping[int, Sequence[float]]) -> float | None:
 
 
 def _scatter(rest: Mapping[int, Sequence[float]]) -> float:
-    """1.4826 x median distance of groups from the median of their size, where there are three."""
-    # n / (n - 1): values are nearer to a centre that was taken from themselves.
+    """Return 1.4826 x the median distance of groups from the median of their size.
+
+    Only sizes with at least three groups count.
+    """
+    # n / (n - 1): values are closer to a centre that was computed from themselves.
     distances = [
         abs(value - float(np.median(values))) * (len(values) / (len(values) - 1)) ** 0.5
         for size, values in rest.items()

@@ -1,4 +1,6 @@
-"""What bears a slow node's value out: its repeats, pairs with known-good nodes, its groups."""
+"""Evidence for a slow node besides its own value: repeats, pairs with known-good nodes, and
+groups.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +17,31 @@ from paceline.scaling.analysis.bisection import FEWEST_ALIKE
 from paceline.scaling.analysis.slow_nodes import LEAST_LOSS, NodeVerdict, SlowNodeReport
 
 PARTNERS = 2
-"""Proven nodes that a slow one is paired with, so that no partner can be its excuse."""
+"""Number of known-good nodes that a slow one is paired with, so that no partner is to blame."""
 CONTROLS = 4
-"""Pairs of proven nodes measured at the same time."""
+"""Number of pairs of known-good nodes measured at the same time."""
 PROVEN_Z = -2.0
 SHOWN = 0.5
-"""Share of its loss alone that every pair of a slow node must show."""
+"""Share of a slow node's own loss that each of its pairs must show."""
 REACH = 5.0
-"""Scatters of the controls that each pair of a suspected node must be slower by."""
+"""Minimum distance of a suspected node's pairs from the controls, in standard deviations."""
 CHANCE = 0.005
-"""How often chance may give that, where few controls tell their scatter badly."""
+"""Probability of that distance by chance, for few controls with an uncertain deviation."""
 FEWEST_CONTROLS = 3
-"""Different control pairs that tell their scatter."""
+"""Minimum number of different control pairs for an estimate of their variation."""
 
 Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Confirmation:
-    """What a slow node's pairs say."""
+    """Result of a slow node's pairs."""
 
     host: str
     confirmed: bool | None
-    """None without enough pairs to tell."""
+    """None without enough pairs for a decision."""
     loss: float | None
-    """Mean loss of its pairs against pairs of proven nodes."""
+    """Mean loss of its pairs compared with pairs of known-good nodes."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +51,23 @@ class _Controls:
     centre: float
     """Median samples/s."""
     reach: float | None
-    """Loss that a pair has by chance in so few cases; None with too few controls."""
+    """Loss that a pair exceeds by chance with probability CHANCE; None with too few controls."""
 
 
 def proven_hosts(blame: SlowNodeReport) -> list[str]:
-    """Hosts that are surely not slow, the most ordinary first."""
+    """Return known-good hosts, those closest to the typical speed first."""
     sound = [n for n in blame.nodes if not n.flagged and n.z is not None and n.z > PROVEN_Z]
     return [node.host for node in sorted(sound, key=lambda node: abs(node.z or 0.0))]
 
 
 def second_pass(blame: SlowNodeReport) -> list[list[Pair]]:
-    """Rounds of pairs: every flagged or suspected node with a proven one, another in each round.
+    """Return rounds of pairs: each flagged or suspected node with another known-good node per
+    round.
 
-    Four pairs of proven nodes run beside them, as far as there are any: the most ordinary, or of
-    all sorts where a node is only suspected. Suspected nodes come after the flagged ones, as far as
-    there are proven nodes for them. Empty where nobody is slow, or without proven nodes for all
-    flagged ones.
+    Up to four pairs of known-good nodes run at the same time as controls: those closest to the
+    typical speed, or nodes of all speeds when some node is only suspected. Suspected nodes come
+    after the flagged ones, as long as there are known-good nodes for them. The result is empty when
+    no node is slow, or when there are too few known-good nodes for all flagged ones.
     """
     proven = proven_hosts(blame)
     slow = [node.host for node in (*blame.flagged, *blame.suspected)][: len(proven)]
@@ -76,7 +79,7 @@ def second_pass(blame: SlowNodeReport) -> list[list[Pair]]:
         order = [*proven[turn:], *proven[:turn]]
         partners, rest = order[: len(slow)], order[len(slow) :]
         if blame.suspected:
-            # Held against the controls' scatter too, which is less among the most ordinary nodes.
+            # The controls' variation matters too, and typical nodes alone would understate it.
             rest = rest[:: max(1, len(rest) // (2 * CONTROLS))]
         rest = rest[: 2 * CONTROLS]
         controls = list(zip(rest[::2], rest[1::2], strict=False))
@@ -85,16 +88,16 @@ def second_pass(blame: SlowNodeReport) -> list[list[Pair]]:
 
 
 def confirmations(blame: SlowNodeReport, measured: Sequence[GroupThroughput]) -> list[Confirmation]:
-    """Every flagged or suspected node by its pairs.
+    """Confirm or refute every flagged or suspected node by its pairs.
 
-    A flagged one is confirmed when each pair shows more than half of its loss alone; whose own
-    history says that it should be faster than the controls, is not told by pairs. A suspected one
-    must have all its pairs, and each must also be five standard deviations of the controls slower
-    than they are. Controls are all pairs without a flagged or suspected node.
+    A flagged node is confirmed when each pair shows more than half of its loss alone. Pairs cannot
+    judge a node whose own history says that it should be faster than the controls. A suspected node
+    needs all its pairs, and each must also be slower than the controls by five of their standard
+    deviations. Controls are all pairs without a flagged or suspected node.
     """
     slow = {node.host for node in (*blame.flagged, *blame.suspected)}
     pairs = [group for group in measured if group.nodes == 2 and group.samples_per_s is not None]
-    # Halves of a slow group are no pairs of proven nodes.
+    # Halves of a slow group are not pairs of known-good nodes.
     usual = [group for group in pairs if group.purpose != "bisection"]
     controls = _controls([group for group in usual if not slow & set(group.hosts)])
     base = float(np.median([node.value for node in blame.nodes])) if blame.nodes else 0.0
@@ -105,11 +108,11 @@ def confirmations(blame: SlowNodeReport, measured: Sequence[GroupThroughput]) ->
 
 
 def _controls(pairs: Sequence[GroupThroughput]) -> _Controls | None:
-    """The controls' median, and the loss that a further pair of such nodes hardly ever has."""
+    """Return the controls' median, and the loss that another pair of such nodes hardly ever has."""
     values = [group.samples_per_s for group in pairs if group.samples_per_s]
     if not values:
         return None
-    # Repeats of one pair say nothing of how pairs differ.
+    # Repeats of one pair do not show how pairs differ.
     by_pair: dict[frozenset[str], list[float]] = {}
     for group in pairs:
         by_pair.setdefault(frozenset(group.hosts), []).append(group.samples_per_s or 0.0)
@@ -150,26 +153,27 @@ def _confirmation(
 
 
 Standing = Literal["confirmed", "refuted", "alone"]
-"""Of a node that its own value calls slow: by a second witness, or without one."""
+"""Verdict on a node that is slow by its own value; "alone" means without independent evidence."""
 SCATTERS = 3.0
-"""Scatters of groups without it that groups with a slow node must lose."""
+"""Minimum loss of groups with a slow node, in standard deviations of groups without one."""
 
 
 @dataclass(frozen=True)
 class NodeEvidence:
-    """What bears out, or refutes, that one node is slow."""
+    """Evidence that confirms or refutes that one node is slow."""
 
     node: NodeVerdict
     standing: Standing
     by: Literal["its pairs", "its repeats", "its groups", "nothing"]
     group_loss: float | None = None
-    """Median loss of its groups against groups without a slow node; None where none tell."""
+    """Median loss of its groups compared with groups without a slow node; None without such
+    groups."""
 
 
 def evidence(
     blame: SlowNodeReport, confirmed: Sequence[Confirmation], measured: Sequence[GroupThroughput]
 ) -> list[NodeEvidence]:
-    """The standing of every node that its own values flag, slowest first."""
+    """Return the evidence for every node that its own values flag, slowest first."""
     by_host = {confirmation.host: confirmation.confirmed for confirmation in confirmed}
     losses = group_losses({node.host for node in blame.flagged}, measured)
     base = float(np.median([node.value for node in blame.nodes])) if blame.nodes else 1.0
@@ -181,10 +185,11 @@ def evidence(
 def group_losses(
     slow: set[str], measured: Sequence[GroupThroughput]
 ) -> dict[str, tuple[float, float]]:
-    """By host of `slow`: the median loss of its groups, and what such groups lose by chance.
+    """Return, by host of `slow`, the median loss of its groups and the loss expected by chance.
 
-    A group counts that has one of them and whose size has at least three planned groups without
-    any; it is held against their median, and chance is three of their scatters.
+    A group counts if it has exactly one of these hosts and its size has at least three planned
+    groups without any. It is compared with the median of these groups. The loss by chance is three
+    of their standard deviations.
     """
     by_host: dict[str, list[tuple[float, float]]] = {}
     for size, groups in by_size(measured).items():
@@ -214,7 +219,7 @@ def _of(
         return NodeEvidence(node, "confirmed", "its repeats", loss)
     if by_groups is None:
         return NodeEvidence(node, "alone", "nothing")
-    # What its measure lies below the other nodes, its groups lose in good health as well.
+    # A healthy node that is expected to be below the others slows its groups by as much.
     usual = max(0.0, 1 - node.value / (1 - node.loss) / base)
     beyond, chance = by_groups[0] - usual, by_groups[1]
     if beyond > max(SHOWN * node.loss, chance, LEAST_LOSS):
@@ -223,5 +228,5 @@ def _of(
 
 
 def disturbed_hosts(witnessed: Sequence[NodeEvidence]) -> frozenset[str]:
-    """Hosts whose own value was a disturbance: what was measured with them tells another speed."""
+    """Return hosts whose own value was disturbed: values measured with them show another speed."""
     return frozenset(e.node.host for e in witnessed if e.standing == "refuted")
