@@ -1,1 +1,1 @@
-"""Models, data, code and containers of a recipe: fetched or made, verified, never half there."""
+"""Staging of a recipe's models, data, code and containers: fetched or made, and verified."""

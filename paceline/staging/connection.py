@@ -1,4 +1,4 @@
-"""Requests to a source over HTTP, with its refusals told apart: wait, ask somebody, give up."""
+"""HTTP requests to a source; errors say whether to retry, request access or give up."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from paceline.staging.credentials import headers_for, shown
 from paceline.staging.ending import StageEnd
 
 TIMEOUT_S = 60.0
-"""Without a byte for so long a connection is taken to be dead."""
+"""Time without a byte after which a connection counts as dead, in seconds."""
 MAX_WAIT_S = 300.0
-"""That a server may ask for; a longer wait is told to the user."""
+"""Longest wait that a server may ask for, in seconds; a longer one is an error."""
 TRIES = 5
-"""In a row without a byte; a connection that brings some begins a new count."""
+"""Maximum number of consecutive tries without a byte; any received byte resets the count."""
 FIRST_WAIT_S = 0.5
 MAX_DOCUMENT_BYTES = 64 << 20
 RETRIED = (408, 425, 429, 500, 502, 503, 504)
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class TransientError(Exception):
-    """What may be gone a moment later; `wait_s` where the server says when."""
+    """Failure that a retry may resolve; `wait_s` is the delay that the server asks for, in s."""
 
     def __init__(self, what: str, wait_s: float | None = None) -> None:
         self.wait_s = wait_s
@@ -37,12 +37,12 @@ class TransientError(Exception):
 
 
 class WrongContentError(TransientError):
-    """What came is not what the source itself or the recipe says."""
+    """Received content that differs from what the source or the recipe states."""
 
 
 @cache
 def _client() -> httpx2.Client:
-    # Without connections that stay open: a child process would share them.
+    # No keep-alive connections: a forked child process would share their sockets.
     return httpx2.Client(
         follow_redirects=True,
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
@@ -52,7 +52,7 @@ def _client() -> httpx2.Client:
 
 
 def _authorize(request: httpx2.Request) -> None:
-    """Give every request, a redirected one too, the credentials of its own host alone."""
+    """Set the credentials of the request's own host and no others, also after a redirect."""
     for name in _SECRET_HEADERS:
         request.headers.pop(name, None)
     request.headers.update(headers_for(str(request.url)))
@@ -62,10 +62,11 @@ def _authorize(request: httpx2.Request) -> None:
 def open_url(
     url: str, gate: str | None = None, headers: Mapping[str, str] | None = None, method: str = "GET"
 ) -> Iterator[httpx2.Response]:
-    """Answer with what `url` has, as a stream.
+    """Open `url` and yield the response as a stream.
 
-    Raises UserError where it is refused, SystemFaultError where it does not exist, TransientError
-    where another try may succeed. None of them holds a query or a header: there may be secrets.
+    Raises UserError if access is refused, SystemFaultError if it does not exist, and
+    TransientError if a retry may succeed. No message contains a query or a header, because they
+    may hold secrets.
     """
     if not url.startswith(("http://", "https://")):
         raise UserError(shown(url) or "source", "is no http or https address")
@@ -83,7 +84,7 @@ def open_url(
 
 
 def refusal(status: int, where: str, gate: str | None, wait: str | None) -> Exception:
-    """Return the error that stands for an HTTP status."""
+    """Return the exception for an HTTP error status."""
     if status in RETRIED:
         wait_s = float(wait) if wait and wait.isdecimal() else None
         if wait_s is not None and wait_s > MAX_WAIT_S:
@@ -103,7 +104,7 @@ def refusal(status: int, where: str, gate: str | None, wait: str | None) -> Exce
 
 
 def refused(where: str, why: str, gate: str | None) -> UserError:
-    """Return what to do where access is refused."""
+    """Return the error for refused access, with the steps to obtain it."""
     remedy = (
         "credentials: HF_TOKEN (or `hf auth login`) for the hub, else ~/.netrc, over https alone"
     )
@@ -113,17 +114,17 @@ def refused(where: str, why: str, gate: str | None) -> UserError:
 
 
 def length_of(url: str, gate: str | None) -> int | None:
-    """Return the bytes of what lies at `url`, by its headers; None where they do not tell."""
+    """Return the size of `url` in bytes from its headers; None if they do not state it."""
     try:
         with open_url(url, gate, method="HEAD") as response:
             length = response.headers.get("Content-Length")
     except (TransientError, PacelineError):
-        return None  # Fetching it will say what is wrong; some servers refuse HEAD alone.
+        return None  # The download reports a real error; some servers refuse only HEAD.
     return int(length) if length and length.isdecimal() else None
 
 
 def read_small(url: str, gate: str | None) -> str:
-    """Return the whole text of a small document; raises as open_url does."""
+    """Return the full text of a small document; raises as `open_url` does."""
     content = b""
     with open_url(url, gate) as response:
         for block in response.iter_raw():
@@ -134,9 +135,9 @@ def read_small(url: str, gate: str | None) -> str:
 
 
 def tried(ask: Callable[[], T], where: str, ended: StageEnd) -> T:
-    """Return what `ask` answers, again where it may succeed a moment later; raises as it does.
+    """Return the result of `ask`, with retries after transient errors; raises as `ask` does.
 
-    Raises StageEndedError when the end comes while it waits.
+    Raises StageEndedError if staging is stopped during a wait.
     """
     for number in range(1, TRIES + 1):
         try:
@@ -157,7 +158,7 @@ def given_up(where: str, error: TransientError) -> PacelineError:
 
 
 def _reason(error: httpx2.RequestError) -> str:
-    """What happened to a connection, in words that hold no URL."""
+    """Describe a connection failure without its URL, which may hold secrets."""
     if isinstance(error, httpx2.TimeoutException):
         return f"nothing came for {TIMEOUT_S:.0f} s"
     if isinstance(error, httpx2.ConnectError):

@@ -1,4 +1,4 @@
-"""What is made on the spot: each maker writes files into a folder, from other assets or nothing."""
+"""Converters of made assets: each writes files to a folder, from other assets or from nothing."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from paceline.staging.conversions.packed_npy import MaskOf
 
 Setting = str | int | float | bool
 PARTS, ROW_FILES = ("train", "validation"), (".parquet", ".jsonl", ".npy")
-"""Of packed rows: how their files' names begin, and end."""
+"""Name prefixes and suffixes of files with packed rows."""
 
 
 @dataclass(frozen=True)
 class ConversionJob:
-    """What a maker works with; `inputs` are the contents of the assets that it needs, by name."""
+    """Arguments of a converter; `inputs` maps each needed asset to its content folder."""
 
     folder: Path
     inputs: Mapping[str, Path]
     settings: Mapping[str, Setting]
     check: Callable[[], None]
-    """Raises when the staging ends; to be called now and then."""
+    """Raises if staging is stopped; converters call it regularly."""
     progress: Progress = unwatched
-    """Told how far it is, by makers that take long."""
+    """Progress callback, called by slow converters."""
 
 
 Converter = Callable[[ConversionJob], None]
 
 
 def _from_nothing(make: Callable[[Path, Progress], None], conversion: ConversionJob) -> None:
-    """What needs no other asset: the interpreter's own sources are its input."""
+    """Make an asset from the interpreter's own sources; it needs no other asset."""
     if ignored := [*conversion.inputs, *conversion.settings]:
         raise UserError("made asset", f"takes neither needs nor settings, not {', '.join(ignored)}")
     make(conversion.folder, lambda done_bytes, total_bytes: conversion.check())
@@ -58,14 +58,14 @@ def _refuse_needs(name: str, conversion: ConversionJob) -> None:
 
 
 def _hub_model(family: HubFamily, conversion: ConversionJob) -> None:
-    """A small model with random weights, of the size that the asset's settings say."""
+    """Make a small model with random weights, of the size in the asset's settings."""
     _refuse_needs(family, conversion)
     size = validate(HubModelSize, dict(conversion.settings), f"made asset {family}: settings")
     make_hub_model(conversion.folder, family, size)
 
 
 def _drawn_encodings(conversion: ConversionJob) -> None:
-    """Encoded drawings, of the sizes that the asset's settings say."""
+    """Make encoded drawings, of the sizes in the asset's settings."""
     _refuse_needs("drawn-encodings", conversion)
     where = "made asset drawn-encodings: settings"
     sizes = validate(DrawnEncodingSizes, dict(conversion.settings), where)
@@ -73,7 +73,7 @@ def _drawn_encodings(conversion: ConversionJob) -> None:
 
 
 def _flux_shards(conversion: ConversionJob) -> None:
-    """Shards with energon's metadata, of the encodings that the asset's settings name."""
+    """Make shards with energon's metadata from the encodings listed in the asset's settings."""
     where = "made asset flux-shards: settings"
     sources = validate(FluxShardSources, dict(conversion.settings), where)
 
@@ -85,16 +85,16 @@ def _flux_shards(conversion: ConversionJob) -> None:
 
 
 class PackedSettings(Value):
-    """What is told of packed rows; `settings` of an asset that is made of them."""
+    """Settings of an asset that is made from packed rows."""
 
     mask: MaskOf = "tokens"
-    """Of a .npy: what an entry of `loss_mask` is about, the token at its place or the next one."""
+    """Meaning of a `loss_mask` entry in a .npy file: the token at its position or the next one."""
     across: bool = False
-    """Take rows of several documents for the native trainer, whose attention spans a row."""
+    """Accept rows of several documents for the native trainer, whose attention spans a row."""
 
 
 def _packed(form: Literal["rows", "npy"], conversion: ConversionJob) -> None:
-    """The parts `train` and `validation` of one asset's parquet, jsonl or .npy files."""
+    """Convert the `train` and `validation` parts of one asset's parquet, jsonl or .npy files."""
     where = f"made asset packed-{form}"
     if len(conversion.inputs) != 1:
         raise UserError(where, "needs one asset, whose rows it takes")
@@ -134,20 +134,20 @@ CONVERTERS: dict[str, Converter] = {
     "packed-rows": partial(_packed, "rows"),
     "packed-npy": partial(_packed, "npy"),
 }
-"""By the `source` of a made asset."""
+"""Converters by the `source` of a made asset."""
 RESUMING = frozenset({"flux-shards"})
-"""Makers that keep the whole files that an earlier call has left in their folder."""
+"""Converters that keep the complete files of an interrupted call."""
 
 
 def is_resumed(asset: Asset) -> bool:
-    """Whether an asset is made by one of those."""
+    """Return whether the asset's converter can resume."""
     return asset.kind == "made" and asset.source in RESUMING
 
 
 def convert(name: str, conversion: ConversionJob) -> None:
-    """Let the maker called `name` fill a folder; raises UserError for an unknown one.
+    """Run the converter `name`; raises UserError if there is none of this name.
 
-    Raises UserError as well where a library is missing that the maker needs.
+    Also raises UserError if a library that the converter needs is not installed.
     """
     if name not in CONVERTERS:
         raise UserError(

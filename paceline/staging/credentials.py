@@ -1,4 +1,4 @@
-"""Headers that open a source, by the host that asks for them; they are shown to no other host."""
+"""Credential headers by host; each is sent to its own host only."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from urllib.parse import urlsplit
 HUB = "https://huggingface.co"
 MLCOMMONS = ".mlcommons-storage.org"
 ACCESS_VARIABLES = ("CF_ACCESS_CLIENT_ID", "CF_ACCESS_CLIENT_SECRET")
-"""Of a service account that MLCommons gives to its members."""
+"""Environment variables of the service account that MLCommons gives to its members."""
 
 
 def hub_endpoint() -> str:
-    """The hub, or the mirror that $HF_ENDPOINT names."""
+    """Return the URL of the Hugging Face Hub, or of the mirror in $HF_ENDPOINT."""
     return (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
 
 
 def origin_of(url: str) -> tuple[str, str, int | None]:
-    """Scheme, host and port: what must be the same for credentials to be sent again."""
+    """Return scheme, host and port, which must all match for credentials to be sent."""
     address = urlsplit(url)
     return address.scheme, address.hostname or "", address.port
 
 
 def headers_for(url: str) -> dict[str, str]:
-    """Headers with the credentials for `url`: none, or those of exactly its host.
+    """Return the headers with the credentials of exactly the host of `url`; {} if there are none.
 
-    Beside the hub's, of which the user names the address, none is sent without encryption.
-    Raises ValueError for a URL whose port is no number.
+    Credentials are sent over https or to the loopback interface only. The exception is the hub's
+    token, because the user sets the hub's address. Raises ValueError if the port of the URL is not
+    a number.
     """
     if origin_of(url) == origin_of(hub_endpoint()):
         token = _hub_token()
@@ -68,7 +69,7 @@ def _authorization(scheme: str, credentials: str) -> dict[str, str]:
 
 
 def _login(host: str) -> tuple[str, str] | None:
-    """User and password of a host in ~/.netrc, or in the file that $NETRC names."""
+    """Return user and password of a host from ~/.netrc, or from the file in $NETRC."""
     try:
         file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
         entries = netrc.netrc(str(file)).hosts
@@ -79,7 +80,7 @@ def _login(host: str) -> tuple[str, str] | None:
 
 
 def shown(url: str) -> str:
-    """A URL without what may be secret: user, password, query."""
+    """Return a URL without the parts that may be secret: user, password and query."""
     try:
         address = urlsplit(url)
         port = address.port

@@ -1,7 +1,7 @@
 """Free bytes and files of the disk under a stage folder.
 
-Quotas are not read in advance: no interface shows all of them. A write that meets one fails with
-EDQUOT, which is reported like a full disk; what has come is kept and the next call resumes.
+Quotas are not read in advance, because no interface shows all of them. A write over a quota fails
+with EDQUOT, which is reported like a full disk. Received data is kept, and the next call resumes.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ REMEDY = "make room, or give another place with --to"
 
 @dataclass(frozen=True)
 class DiskSpace:
-    """What may still be written into a stage folder."""
+    """Free space of a stage folder."""
 
     bytes_free: int
-    """Of the disk, for this user."""
+    """Bytes that this user may still write to the disk."""
     files_free: int | None
-    """None where the file system has no limit of them."""
+    """Free inodes; None if the file system has no limit."""
 
 
 def disk_space(folder: Path) -> DiskSpace:
-    """Return the free space of a folder, which need not exist yet."""
+    """Return the free space of a folder, which does not need to exist yet."""
     disk = os.statvfs(next(path for path in (folder, *folder.parents) if path.exists()))
     return DiskSpace(disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else None)
 
 
 def space_shortage(plan: StagingPlan, space: DiskSpace, largest_file: int = 0) -> str | None:
-    """Say why the missing assets do not fit on the disk, by the sizes that are known."""
+    """Return why the missing assets of known size do not fit on the disk; None if they do."""
     files, free = plan.files_needed, space.files_free
     if plan.bytes_needed > space.bytes_free:
         return f"{si(plan.bytes_needed, 'B')} are to come and {si(space.bytes_free, 'B')} are free"
@@ -50,6 +50,6 @@ def space_shortage(plan: StagingPlan, space: DiskSpace, largest_file: int = 0) -
 
 
 def require_space(plan: StagingPlan, space: DiskSpace, largest_file: int = 0) -> None:
-    """Raise SystemFaultError where the missing assets do not fit on the disk."""
+    """Raise SystemFaultError if the missing assets do not fit on the disk."""
     if shortage := space_shortage(plan, space, largest_file):
         raise SystemFaultError(str(plan.root), shortage, remedy=REMEDY)

@@ -1,4 +1,4 @@
-"""How far a staging is: bytes and phases of every part, rates and what is left."""
+"""Progress of staging: bytes and phase of every part, the rate and the remaining time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 RECENT_S = 10.0
-"""What a rate is the mean of."""
+"""Window over which the rate is averaged, in seconds."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One asset as it stands: `total_bytes` None is unknown."""
+    """Progress of one asset; `total_bytes` is None while it is unknown."""
 
     name: str
     phase: str = "waiting"
@@ -25,25 +25,25 @@ class Part:
 
 @dataclass(frozen=True)
 class StageProgress:
-    """All parts, and the whole in bytes and bytes a second."""
+    """Progress of all parts, and the total in bytes and bytes per second."""
 
     parts: tuple[Part, ...]
     bytes_per_s: float | None
 
     @property
     def done_bytes(self) -> int:
-        """Bytes that are there."""
+        """Bytes received or made so far."""
         return sum(part.done_bytes for part in self.parts)
 
     @property
     def total_bytes(self) -> int | None:
-        """Bytes of all parts; None while one is unknown."""
+        """Bytes of all parts; None if the size of a part is unknown."""
         totals = [part.total_bytes for part in self.parts]
         return None if None in totals else sum(total or 0 for total in totals)
 
     @property
     def left_s(self) -> float | None:
-        """Seconds left at the present rate."""
+        """Remaining time at the current rate in seconds; None if it is unknown."""
         if self.total_bytes is None or not self.bytes_per_s:
             return None
         return (self.total_bytes - self.done_bytes) / self.bytes_per_s
@@ -54,7 +54,7 @@ StageWatcher = Callable[[StageProgress], None]
 
 @dataclass
 class DownloadLog:
-    """Where all threads of a staging write what they have done."""
+    """Progress log that all staging threads write to."""
 
     watch: StageWatcher = lambda progress: None
     _parts: dict[str, Part] = field(default_factory=dict[str, Part])
@@ -62,25 +62,25 @@ class DownloadLog:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, name: str, total_bytes: int | None) -> None:
-        """A part that is to be done."""
+        """Add a part."""
         self._update(Part(name, total_bytes=total_bytes))
 
     def phase(self, name: str, phase: str) -> None:
-        """What happens to a part now."""
+        """Set the current phase of a part."""
         self._update(replace(self._parts[name], phase=phase))
 
     def total(self, name: str, total_bytes: int | None) -> None:
-        """How large a part turned out to be."""
+        """Set the total size of a part in bytes."""
         self._update(replace(self._parts[name], total_bytes=total_bytes))
 
     def present(self, name: str, num_bytes: int) -> None:
-        """Bytes that were there before; negative where they had to be thrown away."""
+        """Add bytes that were already present; a negative number if they were discarded."""
         with self._lock:
             part = self._parts[name]
             self._parts[name] = replace(part, done_bytes=part.done_bytes + num_bytes)
 
     def fetched(self, name: str, num_bytes: int) -> None:
-        """Bytes that have come now."""
+        """Add bytes that were just received, which count towards the rate."""
         with self._lock:
             part = self._parts[name]
             self._parts[name] = replace(part, done_bytes=part.done_bytes + num_bytes)
@@ -92,7 +92,10 @@ class DownloadLog:
 
     @contextmanager
     def made(self, name: str) -> Iterator[Callable[[int, int], None]]:
-        """What a maker tells (bytes done, bytes in all) to; an estimate, forgotten behind it."""
+        """Yield the progress callback (bytes done, total bytes) of a converter.
+
+        Its byte counts are estimates, and are removed from the log at the end of the block.
+        """
         told: list[int] = []
 
         def show(done_bytes: int, total_bytes: int) -> None:
@@ -100,7 +103,7 @@ class DownloadLog:
             if told:
                 self.fetched(name, done_bytes - told[-1])
             else:
-                self.present(name, done_bytes)  # what an earlier call had left
+                self.present(name, done_bytes)  # kept from an interrupted call
             told[:] = [done_bytes]
 
         yield show
@@ -108,7 +111,7 @@ class DownloadLog:
 
     @property
     def progress(self) -> StageProgress:
-        """How far it is at this moment."""
+        """Current progress."""
         with self._lock:
             parts, recent = tuple(self._parts.values()), list(self._fetched)
         span_s = time.monotonic() - recent[0][0] if len(recent) > 1 else 0.0

@@ -1,4 +1,4 @@
-"""The end of a staging, also of what waits for a server that says nothing."""
+"""Stop signal of staging, which also closes connections that wait for a silent server."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from paceline.core.errors import IncompleteError
 
 
 class StageEndedError(IncompleteError):
-    """The staging was ended before this was whole."""
+    """Staging was stopped before this asset was complete."""
 
     def __init__(self, where: str, why: str = "was ended before it was whole") -> None:
         super().__init__(where, why)
 
 
 class StageEnd:
-    """Set once: by an interrupt, from another thread."""
+    """Stop signal, set once by an interrupt or another thread."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -28,20 +28,20 @@ class StageEnd:
         self._connections: set[socket.socket] = set()
 
     def is_set(self) -> bool:
-        """Whether the staging is to end."""
+        """Return whether staging is to stop."""
         return self._event.is_set()
 
     def check(self, where: str) -> None:
-        """Raise StageEndedError once it has come."""
+        """Raise StageEndedError if the signal is set."""
         if self.is_set():
             raise StageEndedError(where)
 
     def wait(self, seconds: float) -> bool:
-        """Wait, at most until the end; whether it has come."""
+        """Wait for `seconds` or until the signal is set; return whether it is set."""
         return self._event.wait(seconds)
 
     def set(self) -> None:
-        """End it: every connection is broken, so that nobody waits for what comes no more."""
+        """Set the signal and shut down every connection, so that no thread blocks on a read."""
         with self._lock:
             self._event.set()
             for connection in self._connections:
@@ -50,7 +50,7 @@ class StageEnd:
 
     @contextmanager
     def breaking(self, response: httpx2.Response) -> Iterator[None]:
-        """Let the end break this connection while the block runs."""
+        """Shut down this connection if the signal is set while the block runs."""
         connection = response.extensions["network_stream"].get_extra_info("socket")
         with self._lock:
             self._connections.add(connection)

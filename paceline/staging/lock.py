@@ -1,7 +1,7 @@
-"""One stager per asset: a file lock, which the kernel releases when its owner ends in any way.
+"""File lock that allows one stager per asset; the kernel releases it when its owner exits.
 
-It holds between hosts that share a folder where the file system's locks do: NFS, Lustre mounted
-with `flock`, GPFS. Where a file system has no locks, filelock falls back to a marker file.
+It works across hosts that share a folder if the file system's locks do: NFS, GPFS, and Lustre
+mounted with `flock`. On a file system without locks, filelock falls back to a marker file.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ POLL_S = 0.2
 
 @contextmanager
 def asset_lock(folder: Path, waiting: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of an asset's folder; `waiting` is called with the owner while another does."""
+    """Hold the lock of an asset's folder; call `waiting` with the owner while it is taken."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / LOCK_FILE
-    # As other files: the umask decides whether a group may take the lock of a shared folder.
+    # Mode 0o666 as for other files: the umask decides whether a group may lock a shared folder.
     lock = FileLock(file, mode=0o666)
     while True:
         try:
@@ -34,7 +34,8 @@ def asset_lock(folder: Path, waiting: Callable[[str], None]) -> Iterator[None]:
             waiting(_owner(file))
             time.sleep(POLL_S)
     try:
-        if not isinstance(lock, SoftFileLock):  # whose content is its own
+        # filelock writes the content of a marker file itself.
+        if not isinstance(lock, SoftFileLock):
             file.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         yield
     finally:

@@ -1,8 +1,8 @@
-"""Staged assets on the disks of other nodes: copied by rsync, checked there by sha256sum.
+"""Copies of staged assets on the disks of other nodes, made by rsync and checked by sha256sum.
 
-A node is reached over SSH or by a step of a Slurm job. Where it sees the stage folder it copies
-from that itself; else rsync sends the files through the same remote shell, and resumes a file that
-was cut. The manifest is written last, after every byte was read again on the node.
+A node is reached over SSH or by a step of a Slurm job. A node that sees the stage folder copies
+from it directly. Otherwise rsync sends the files through the same remote shell, and resumes
+partial files. The manifest is written last, after every byte has been read back on the node.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ from paceline.staging.download_log import DownloadLog, StageWatcher
 from paceline.staging.ending import StageEnd
 
 MAX_NODES_AT_ONCE = 32
-"""More would slow each other down where they share a way."""
+"""Maximum number of concurrent nodes; more would compete for a shared network link."""
 SILENT_INTERVALS = 12
-"""Signs of life (`alive_interval_s`) after which a transfer without a byte has failed."""
+"""Keep-alive intervals (`alive_interval_s`) without a byte after which a transfer fails."""
 PARTIAL = ".rsync-partial"
 SHELL = ("bash", "--noprofile", "--norc", "-s")
 OUTLIVING = ("bash", "-c", 'trap "" USR1; exec "$0" "$@"')
-"""Before rsync's remote shell: rsync kills it by SIGUSR1 when it fails, and with it the message of
-the node's own rsync, which comes on the standard error of that shell and may still be under way."""
+"""Prefix of rsync's remote shell that ignores SIGUSR1.
+
+A failing rsync kills its remote shell by SIGUSR1. The error message of the node's own rsync comes
+on the standard error of that shell, and would be lost if it had not arrived yet.
+"""
 ANOTHER_FOLDER = "give another folder with --local"
 FAULTS = (
     (r"(?:rsync|sha256sum): (?:command )?not found", "has no rsync or sha256sum", "install them"),
@@ -53,7 +56,7 @@ FAULTS = (
     (r"(Permission denied|Read-only file system)(?! \()", "cannot be written", ANOTHER_FOLDER),
     (r"timeout in data send/receive", "no data for too long", "see whether it is up"),
 )
-"""What the node's programs say, what it means, and what helps; `meaning` knows ssh's own words."""
+"""Error pattern of a node's programs, its meaning and its remedy; `meaning` covers ssh's own."""
 
 _PROBE = f"""
 probe() {{  # folder, digest of the manifest, the manifest at its source, name
@@ -71,47 +74,47 @@ NodeState = Literal["staged", "damaged", "missing", "partial", "failed"]
 
 @dataclass(frozen=True)
 class NodeShell:
-    """How programs are started on a node."""
+    """Command lines that start programs on a node."""
 
     host: str
     argv: tuple[str, ...]
-    """A shell that runs what comes on its standard input."""
+    """Command line of a shell that runs the script on its standard input."""
     remote: tuple[str, ...]
-    """What rsync puts before the host and its own command there."""
+    """Remote shell of rsync, which appends the host and the remote command."""
     silence_s: int
     environment: Mapping[str, str] | None = None
-    """None is this process's."""
+    """Environment variables; None for those of this process."""
 
 
 @dataclass(frozen=True)
 class NodeOrder:
-    """What every node is to have."""
+    """Assets that every node is to have."""
 
     source: Path
-    """The stage folder of this machine."""
+    """Stage folder of this machine."""
     local: str
-    """The folder on each node."""
+    """Stage folder on each node."""
     folders: tuple[Path, ...]
-    """Of the assets, all of them staged here."""
+    """Folders of the assets, which are all staged on this machine."""
     verify: bool = False
-    """Read all again, and copy nothing."""
+    """Read all files back and copy nothing."""
 
 
 @dataclass(frozen=True)
 class NodeOutcome:
-    """What became of the assets on one node."""
+    """State of the assets on one node."""
 
     host: str
     state: NodeState
-    """`failed` where `fault` says why; else of the first asset that is not staged."""
+    """`failed` if there is a `fault`; otherwise the state of the first asset that is not staged."""
     assets: Mapping[str, AssetState] = field(default_factory=dict[str, AssetState])
-    """State of each asset by its folder, as far as it is known."""
+    """Known state of each asset by the name of its folder."""
     copied: tuple[str, ...] = ()
-    """Folders of the assets of which something was copied."""
+    """Folder names of the assets that were copied, at least in part."""
     way: Literal["shared", "sent"] | None = None
-    """Whether the node read the folder itself; None where nothing was copied."""
+    """`shared` if the node read the stage folder itself; None if nothing was copied."""
     faults: tuple[tuple[str, str, str], ...] = ()
-    """Folder of the asset, path and what is wrong with it, where all was read again."""
+    """Asset folder, path and fault of each bad file, from reading all files back."""
     bytes_copied: int = 0
     seconds: float = 0.0
     fault: str | None = None
@@ -119,13 +122,13 @@ class NodeOutcome:
 
 
 class _NodeError(Exception):
-    """What is wrong with a node, and what helps."""
+    """Fault of a node and its remedy."""
 
 
 def node_shells(cluster: Cluster, most: int | None = None) -> tuple[NodeShell, ...]:
-    """Return how each node of a cluster is reached, `most` of them from the front.
+    """Return the shell of each node of a cluster, or of its first `most` nodes.
 
-    Raises UserError for a cluster that names no nodes, or fewer.
+    Raises UserError if the cluster lists no nodes, or fewer.
     """
     launcher = capabilities(cluster.launcher)
     allocation = cluster.slurm.allocation if launcher.allocations else None
@@ -149,8 +152,9 @@ def node_shells(cluster: Cluster, most: int | None = None) -> tuple[NodeShell, .
     check_allocation(allocation, hosts, max(len(hosts), most or 0))
     options = ("--nodes=1", "--ntasks=1", "--overlap", "--mem=0", "--cpu-bind=none", "--export=ALL")
     step = ("srun", f"--jobid={checked('allocation', allocation)}", *options)
-    # A step passes on whole lines, for which rsync's protocol would wait until its timeout.
-    # Unbuffered it passes on parts of them, and srun's own messages between those of a script.
+    # By default srun forwards complete lines, so rsync's binary protocol would wait until its
+    # timeout. With --unbuffered it forwards partial lines, but also mixes its own messages with
+    # those of a script. So only rsync's remote shell uses it.
     remote = (*step, "--unbuffered", "--nodelist")
     environment = client.environment({})
     return tuple(
@@ -171,9 +175,9 @@ def on_nodes(
     watch: StageWatcher = lambda progress: None,
     ended: StageEnd | None = None,
 ) -> tuple[NodeOutcome, ...]:
-    """Return what became of the assets on each node, in order; a failed node stops no other.
+    """Copy or verify the assets on all nodes; return one outcome per node, in order.
 
-    Raises StageEndedError at the end.
+    A failed node does not stop the others. Raises StageEndedError if staging is stopped.
     """
     ended = ended or StageEnd()
     log = DownloadLog(watch)
@@ -185,7 +189,7 @@ def on_nodes(
         answers = [pool.submit(copy.run) for copy in copies]
         try:
             wait(answers)
-        except BaseException:  # an interrupt too must end what the threads do
+        except BaseException:  # an interrupt must stop the threads too
             ended.set()
             raise
     for answer in answers:
@@ -196,7 +200,7 @@ def on_nodes(
 
 @dataclass
 class _NodeCopy:
-    """One node on its way to having all assets."""
+    """Copy or verification of all assets on one node."""
 
     shell: NodeShell
     order: NodeOrder
@@ -210,7 +214,7 @@ class _NodeCopy:
     num_bytes: int = 0
 
     def run(self) -> NodeOutcome:
-        """Copy or verify all assets; raises StageEndedError at the end."""
+        """Copy or verify all assets; raises StageEndedError if staging is stopped."""
         began = time.monotonic()
         fault: tuple[str | None, str | None] = (None, None)
         try:
@@ -236,7 +240,7 @@ class _NodeCopy:
         )
 
     def _probe(self) -> None:
-        """Ask for the state of every asset, and whether the node sees the stage folder itself."""
+        """Read the state of every asset, and whether the node sees the stage folder."""
         words = "" if self.order.verify else f"mkdir -p -- {shlex.quote(self.order.local)} || exit"
         lines = [_PROBE, "type rsync sha256sum >/dev/null || exit", words]
         for folder in self.order.folders:
@@ -253,7 +257,7 @@ class _NodeCopy:
                     self.states[name] = cast(AssetState, state)
                     ways.add(way)
                 case _:
-                    pass  # what its log-in prints
+                    pass  # output of the login shell
         if self.states.keys() != known:
             raise _NodeError("did not answer as its shell should", None)
         self.shared = ways == {"shared"}
@@ -280,7 +284,7 @@ class _NodeCopy:
         self.copied.append(folder.name)
 
     def _rsync(self, folder: Path, with_checksums: bool) -> bool:
-        """Bring the content of an asset to the node; whether anything had to be."""
+        """Copy the content of an asset to the node; return whether anything changed there."""
         options = [
             "-rlpt",
             "--delete",
@@ -305,7 +309,8 @@ class _NodeCopy:
                 done = self._run(self.shell.argv, check, f"{command}\n", progress)
             else:
                 remote = ["-e", shlex.join((*OUTLIVING, *self.shell.remote))]
-                # Checksums are read in silence; then ssh or Slurm alone tell of a lost node.
+                # rsync is silent while it computes checksums, so a timeout would stop it. In that
+                # phase only ssh or Slurm detect a lost node.
                 remote += [] if with_checksums else [f"--timeout={self.shell.silence_s}"]
                 host = f"[{self.shell.host}]" if ":" in self.shell.host else self.shell.host
                 place = [str(folder / CONTENT_FOLDER), f"{host}:{target}"]
@@ -319,11 +324,11 @@ class _NodeCopy:
         return any(int(number) for number in numbers)
 
     def _verify(self, folder: Path) -> None:
-        """Read every file again on the node; what is wrong marks the asset there as damaged."""
+        """Read every file back on the node; mark the asset there as damaged if one is wrong."""
         name, state, manifest = folder.name, self.states[folder.name], self.manifests[folder]
         if self.order.verify and (manifest is None or state not in ("staged", "damaged")):
             return
-        if manifest is None:  # A copy must not be published without having been compared.
+        if manifest is None:  # A copy must not be published without verification.
             raise _NodeError(f"{name} has no manifest", "stage it again")
         self.log.phase(self.shell.host, f"verifying {name}")
         content = folder / CONTENT_FOLDER
@@ -354,7 +359,7 @@ class _NodeCopy:
             self._script(f"cd -- {place} && mv -f {MANIFEST_FILE} {DAMAGED_FILE} 2>/dev/null; true")
 
     def _script(self, text: str, is_long: bool = False) -> str:
-        """Return what a script prints on the node; one that is not long has `silence_s`."""
+        """Return the output of a script on the node; unless `is_long`, its limit is `silence_s`."""
         began, silence_s = time.monotonic(), self.shell.silence_s
 
         def check() -> None:
@@ -393,14 +398,14 @@ class _NodeCopy:
 
 
 def _failure(done: CompletedProcess[str]) -> _NodeError:
-    """What the node's programs, ssh or srun say is wrong."""
+    """Return the error that the node's programs, ssh or srun report."""
     for pattern, fault, remedy in FAULTS:
         if re.search(pattern, done.stderr):
             return _NodeError(fault, remedy)
     fault, remedy = meaning(done.stderr)
     if remedy is None:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        # srun adds that its task failed to what the task says.
+        # srun appends its own message about the failed task to the task's error.
         lines = [line for line in lines if not line.startswith("srun: ")] or lines
         first = [line for line in lines if line.startswith("rsync: ")][:1]
         silent = [f"ended with code {done.returncode} without a word"]

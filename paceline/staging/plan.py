@@ -1,4 +1,4 @@
-"""What a recipe needs, what of it is here and what is to come: nothing is asked or fetched."""
+"""Assets that a recipe needs, and how much of each is present; no network access."""
 
 from __future__ import annotations
 
@@ -21,35 +21,38 @@ from paceline.staging.converters import is_resumed
 from paceline.staging.transfer import TAG_ENDING
 
 DONE_FOLDER, UNDERWAY_FOLDER = "done", "underway"
-"""Inside the folder of what is not whole: whole files, and those of which more must come."""
+"""Folders of complete and of partial files, inside the folder of a partial asset."""
 OWN_FILES = 6
-"""An asset's folder, the one of what is not whole, the two inside it, the lock and the manifest."""
+"""Number of inodes that each asset needs in addition to its content.
+
+They are the asset's folder, its partial folder with two folders inside, the lock and the manifest.
+"""
 
 
 @dataclass(frozen=True)
 class PlannedAsset:
-    """An asset, where it lies or will lie, and how much of it is to come."""
+    """Asset with its folder and the amount that is missing."""
 
     asset: Asset
     folder: Path
     state: AssetState
     total_bytes: int | None
-    """None is unknown."""
+    """Size of the asset in bytes; None if it is unknown."""
     here_bytes: int
     total_files: int | None = None
-    """None is unknown."""
+    """Number of files of the asset; None if it is unknown."""
     here_files: int = 0
 
     @property
     def left_bytes(self) -> int | None:
-        """Bytes that have to come; None is unknown."""
+        """Bytes that are missing; None if the number is unknown."""
         if self.state == "staged":
             return 0
         return None if self.total_bytes is None else max(0, self.total_bytes - self.here_bytes)
 
     @property
     def left_files(self) -> int | None:
-        """Files that have to come; None is unknown."""
+        """Number of missing files; None if it is unknown."""
         if self.state == "staged":
             return 0
         return None if self.total_files is None else max(0, self.total_files - self.here_files)
@@ -57,7 +60,7 @@ class PlannedAsset:
 
 @dataclass(frozen=True)
 class StagingPlan:
-    """All assets that a recipe needs for an engine, each after those that it is made of."""
+    """Assets that a recipe needs for an engine, each after the assets that it is made from."""
 
     recipe: Recipe
     engine: str | None
@@ -66,32 +69,33 @@ class StagingPlan:
 
     @property
     def bytes_needed(self) -> int:
-        """Bytes that have to come, of those assets whose size is known."""
+        """Missing bytes of the assets whose size is known."""
         return sum(part.left_bytes or 0 for part in self.assets)
 
     @property
     def files_needed(self) -> int:
-        """Files that have to come, where they are listed, and what every asset begins with."""
+        """Number of missing listed files, plus the inodes of every asset that is not started."""
         begun = sum(OWN_FILES for part in self.assets if part.state == "missing")
         return begun + sum(part.left_files or 0 for part in self.assets)
 
     @property
     def bytes_fetched(self) -> int:
-        """Those of them that come from elsewhere; what is made takes room alone."""
+        """Missing bytes that must be downloaded; made assets need only disk space."""
         return sum(part.left_bytes or 0 for part in self.assets if part.asset.kind != "made")
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Assets that have to come and whose size no source states."""
+        """Names of the missing assets of unknown size."""
         return tuple(part.asset.name for part in self.assets if part.left_bytes is None)
 
 
 def staging_plan(
     recipe: Recipe, engine: str | None, root: Path, names: Sequence[str] = ()
 ) -> StagingPlan:
-    """What `recipe` needs for `engine` (None: for any), or those assets alone that are named.
+    """Return the plan of all assets that `recipe` needs for `engine`, or of those in `names`.
 
-    Raises UserError for a name that is none of the recipe's.
+    Assets that these are made from are included. With `engine` None the plan covers all engines.
+    Raises UserError for a name that the recipe does not declare.
     """
     chosen = _chosen(recipe, engine, names)
     parts = [_planned(recipe, asset, root) for asset in _ordered(chosen)]
@@ -127,7 +131,7 @@ def _is_for(asset: Asset, engine: str | None) -> bool:
 
 
 def _ordered(assets: Sequence[Asset]) -> list[Asset]:
-    """Each after those that it needs, else as declared."""
+    """Return the assets in declared order, with each after the assets that it needs."""
     ordered: list[Asset] = []
     left = list(assets)
     while left:
@@ -145,7 +149,7 @@ def _planned(recipe: Recipe, asset: Asset, root: Path) -> PlannedAsset:
     if manifest:
         size, count = manifest.bytes, len(manifest.files)
         return PlannedAsset(asset, folder, state, size, size, count, count)
-    # Of what is cloned or made almost nothing is used again.
+    # Cloned, pulled and made assets start again almost from nothing.
     resumed = asset.kind not in ("git", "container", "made") or is_resumed(asset)
     sizes = _resumed_sizes(folder) if resumed else []
     return PlannedAsset(
@@ -154,7 +158,10 @@ def _planned(recipe: Recipe, asset: Asset, root: Path) -> PlannedAsset:
 
 
 def _resumed_sizes(folder: Path) -> list[int]:
-    """Of files from which a staging goes on: whole content is used before what else had come."""
+    """Return the sizes of the files that staging resumes from, in bytes.
+
+    An existing content folder replaces the folder of complete files.
+    """
     partial, content = folder / PARTIAL_FOLDER, folder / CONTENT_FOLDER
     whole = content if content.is_dir() else partial / DONE_FOLDER
     return [

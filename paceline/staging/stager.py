@@ -1,4 +1,4 @@
-"""Staging: all assets of a plan at the same time, each after those that it is made of."""
+"""Concurrent staging of all assets of a plan, each after the assets that it is made from."""
 
 from __future__ import annotations
 
@@ -58,12 +58,15 @@ _LISTS: dict[str, Callable[[Asset, StageEnd], SourceListing]] = {
 
 
 def is_listed(asset: Asset) -> bool:
-    """Whether a source says which files an asset consists of."""
+    """Return whether the asset's source lists its files."""
     return asset.kind in _LISTS
 
 
 def listing_of(asset: Asset, ended: StageEnd) -> SourceListing:
-    """The files of an asset; raises UserError, SystemFaultError, and StageEndedError at the end."""
+    """Return the file list of an asset from its source.
+
+    Raises UserError, SystemFaultError, and StageEndedError if staging is stopped.
+    """
     ended.check(asset.name)
     try:
         listing = _LISTS[asset.kind](asset, ended)
@@ -77,7 +80,7 @@ def listing_of(asset: Asset, ended: StageEnd) -> SourceListing:
 
 @dataclass(frozen=True)
 class _Fetched:
-    """What a source had, beside its files."""
+    """Files fetched from a source, and their origin."""
 
     files: tuple[StagedFile, ...]
     origin: str
@@ -87,12 +90,12 @@ class _Fetched:
 
 @dataclass(frozen=True)
 class AssetStage:
-    """One asset of a staging, with all that its thread needs."""
+    """One asset to stage, with all that its thread needs."""
 
     asset: Asset
     folder: Path
     inputs: Mapping[str, Path]
-    """Folders of the assets that it is made of."""
+    """Folders of the assets that it is made from."""
     listing: SourceListing | None
     runtime: str | None
     pool: ThreadPoolExecutor
@@ -101,7 +104,7 @@ class AssetStage:
     waiting: Callable[[str], None]
 
     def run(self) -> None:
-        """Stage the asset, unless another stager has done so meanwhile."""
+        """Stage the asset, unless another stager has staged it in the meantime."""
         try:
             with asset_lock(self.folder, self._wait):
                 if asset_state(self.folder) != "staged":
@@ -143,14 +146,14 @@ class AssetStage:
         shutil.rmtree(self.folder / PARTIAL_FOLDER, ignore_errors=True)
 
     def _prepare(self, check: Callable[[], None]) -> Path:
-        """The folder for whole files, with what an earlier call had left that is still good."""
+        """Return the folder for complete files, with the good files of an interrupted call."""
         partial, content = self.folder / PARTIAL_FOLDER, self.folder / CONTENT_FOLDER
         done = partial / DONE_FOLDER
         manifest_file = self.folder / MANIFEST_FILE
         if manifest_file.is_file():
             manifest_file.replace(self.folder / DAMAGED_FILE)
         if not is_listed(self.asset) and not is_resumed(self.asset):
-            # Of an image whole layers are kept.
+            # The underway folder of an image keeps its complete layers.
             remains = done if self.asset.kind == "container" else partial
             shutil.rmtree(remains, ignore_errors=True)
             shutil.rmtree(content, ignore_errors=True)
@@ -190,7 +193,7 @@ class AssetStage:
     def _transfer(
         self, listing: SourceListing, done: Path, check: Callable[[], None]
     ) -> tuple[StagedFile, ...]:
-        """All files of a listing, several at the same time; what it does not list goes."""
+        """Fetch all files of a listing concurrently; delete files that are not listed."""
         listed = {file.path for file in listing.files}
         for path in content_sizes(done):
             if path not in listed:
@@ -211,7 +214,7 @@ class AssetStage:
         return tuple(sorted((f.result() for f in futures), key=lambda file: file.path))
 
     def _measured(self, done: Path, check: Callable[[], None]) -> tuple[StagedFile, ...]:
-        """The files that another program or a maker has left, hashed."""
+        """Return the files that a converter or another program wrote, with size and digest."""
         files = [
             StagedFile(
                 path=inner_path(path, self.asset),
@@ -232,7 +235,7 @@ class AssetStage:
 
 
 def _unusable(asset: Asset, error: ValueError) -> SystemFaultError:
-    """What an address or a name is told as that no library takes; its text may be a secret."""
+    """Return the error for an unusable address or name, without its text, which may be secret."""
     return SystemFaultError(
         f"{asset.kind} {shown(asset.source)}",
         f"leads to an address or a name that cannot be used ({type(error).__name__})",
@@ -240,11 +243,11 @@ def _unusable(asset: Asset, error: ValueError) -> SystemFaultError:
 
 
 def _drop_damaged(manifest_file: Path, done: Path, check: Callable[[], None]) -> None:
-    """Remove every file that is not as it was staged, so that it is fetched again."""
+    """Delete every file that differs from the manifest, so that it is fetched again."""
     try:
         files = read_value(manifest_file, Manifest).files
     except (UserError, SystemFaultError):
-        return  # Nothing is known of the files but what their source says.
+        return  # Without a manifest only the source's own checksums are known.
     for file in files:
         path = done / file.path
         if path.is_file() and file_digest(path, check) != file.sha256:
@@ -252,12 +255,12 @@ def _drop_damaged(manifest_file: Path, done: Path, check: Callable[[], None]) ->
 
 
 def _flush(folder: Path) -> None:
-    """Have the folder's entries on the disk before what is written next."""
+    """Write the folder's entries to disk before anything that is written later."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError:
-        pass  # Some shared file systems know no fsync of a folder.
+        pass  # Some shared file systems do not support fsync of a folder.
     finally:
         os.close(handle)
 
@@ -267,7 +270,7 @@ USUAL_JOBS = 4
 
 @dataclass(frozen=True)
 class Stager:
-    """How a plan is staged; `tell` is called with what a user should know meanwhile."""
+    """Stager of a plan; `tell` is called with notices for the user."""
 
     jobs: int = USUAL_JOBS
     runtime: str | None = None
@@ -276,10 +279,11 @@ class Stager:
     ended: StageEnd = field(default_factory=StageEnd)
 
     def stage(self, plan: StagingPlan) -> None:
-        """Stage what is not; what fails leaves the others to go on, and is raised at the end.
+        """Stage all assets that are not staged yet.
 
-        Raises UserError and SystemFaultError: before anything is fetched where a source refuses to
-        list its files or the room is too small.
+        A failed asset does not stop the others; its error is raised at the end. Raises UserError
+        and SystemFaultError. If a source refuses to list its files, or the disk space is too
+        small, they are raised before anything is fetched.
         """
         lacking = [part for part in plan.assets if part.state != "staged"]
         runtime = self._runtime(lacking)
@@ -296,7 +300,7 @@ class Stager:
         self._stage_all(plan, lacking, listings, runtime, log)
 
     def sized(self, plan: StagingPlan) -> StagingPlan:
-        """The plan with the sizes that sources tell now; raises as `stage` does."""
+        """Return the plan with the current sizes from the sources; raises as `stage` does."""
         lacking = [part for part in plan.assets if part.state != "staged"]
         return _with_sizes(plan, self._listings(lacking))
 
@@ -332,10 +336,10 @@ class Stager:
         _raise_faults(done)
 
     def _wait(self, answers: Iterable[Future[Any]]) -> None:
-        """Wait for all; an interrupt ends what they do."""
+        """Wait for all; an interrupt stops them."""
         try:
             wait(answers)
-        except BaseException:  # an interrupt too must end what the threads do
+        except BaseException:  # an interrupt must stop the threads too
             self.ended.set()
             raise
 
@@ -344,7 +348,7 @@ class Stager:
         return container_runtime(self.runtime) if has_image else None
 
     def _listings(self, lacking: list[PlannedAsset]) -> dict[str, SourceListing]:
-        """What sources list, by asset; offline the hub is not asked."""
+        """Return the file list of each asset by name; the hub is not queried when offline."""
         asked = [
             part.asset
             for part in lacking
@@ -367,7 +371,7 @@ def _after(before: list[Future[None]], stage: AssetStage) -> None:
 
 
 def _with_sizes(plan: StagingPlan, listings: Mapping[str, SourceListing]) -> StagingPlan:
-    """The plan with the sizes that sources list, which may not be what the recipe states."""
+    """Return the plan with the sizes from the sources, which may differ from the recipe's."""
     assets = [
         replace(
             part,
@@ -382,7 +386,7 @@ def _with_sizes(plan: StagingPlan, listings: Mapping[str, SourceListing]) -> Sta
 
 
 def _raise_faults(answers: dict[str, Future[None]] | dict[str, Future[SourceListing]]) -> None:
-    """Raise what went wrong: the only fault as it is, several as one that names each."""
+    """Raise a single error as it is, and several as one error that lists them."""
     faults = [error for answer in answers.values() if (error := answer.exception())]
     causes = [error for error in faults if not isinstance(error, StageEndedError)] or faults
     for error in causes:
@@ -390,7 +394,7 @@ def _raise_faults(answers: dict[str, Future[None]] | dict[str, Future[SourceList
             raise error
     if causes:
         kinds = {type(error) for error in causes}
-        # A full disk, say, stops all of them with the same words.
+        # A full disk, for example, fails all assets with the same message.
         sentences = list(dict.fromkeys(str(error) for error in causes))
         told = sentences[0] if len(sentences) == 1 else "\n  ".join(["", *sentences])
         kind = kinds.pop() if len(kinds) == 1 else SystemFaultError

@@ -1,4 +1,4 @@
-"""One file from a URL: resumed where it was cut, checked, and under its name only when whole."""
+"""Download of one file from a URL: resumable, verified, and renamed only when complete."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from paceline.staging.verification import digests_of
 TRIES_OF_WRONG_CONTENT = 2
 MAX_PAUSE_S = 30.0
 TAG_ENDING = ".tag"
-"""Of the file that says which version the file beside it is of."""
+"""Suffix of the file with the version tag of a partial file in the same folder."""
 _UNWRITABLE = {errno.ENOSPC: "is full", errno.EDQUOT: "is over its quota", errno.EFBIG: "is full"}
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of an asset as its source lists it."""
+    """File of an asset as listed by its source."""
 
     path: str
     url: str
@@ -45,22 +45,22 @@ class RemoteFile:
     sha256: str | None = None
     md5: str | None = None
     git_sha1: str | None = None
-    """Of the content as git stores it: what a hub says of small files."""
+    """SHA-1 of the content as a git blob, which a hub states for small files."""
 
     @property
     def has_digest(self) -> bool:
-        """Whether the source or the recipe states what shows that a file is of one version."""
+        """True if the source or the recipe states a digest, which identifies the version."""
         return any((self.sha256, self.md5, self.git_sha1))
 
     @property
     def is_checkable(self) -> bool:
-        """Whether the source or the recipe states what shows that a file is whole."""
+        """True if the source or the recipe states a size or a digest, which shows completeness."""
         return self.bytes is not None or self.has_digest
 
 
 @dataclass(frozen=True)
 class SourceListing:
-    """The files of an asset, and the revision that they are of."""
+    """Files of an asset and their revision."""
 
     files: tuple[RemoteFile, ...]
     origin: str
@@ -68,14 +68,14 @@ class SourceListing:
 
     @property
     def bytes(self) -> int | None:
-        """Bytes of all files; None while one is unknown."""
+        """Bytes of all files; None if the size of a file is unknown."""
         sizes = [file.bytes for file in self.files]
         return None if None in sizes else sum(size or 0 for size in sizes)
 
 
 @dataclass(frozen=True)
 class TransferCallbacks:
-    """What a transfer answers to: it goes on while `check` raises nothing."""
+    """Callbacks of a transfer, which continues as long as `check` does not raise."""
 
     check: Callable[[], None]
     present: Callable[[int], None]
@@ -85,13 +85,13 @@ class TransferCallbacks:
 
 
 def is_included(path: str, patterns: Iterable[str]) -> bool:
-    """Whether one of the patterns is of this path; no pattern is of all."""
+    """Return whether the path matches a pattern; without patterns every path matches."""
     patterns = tuple(patterns)
     return not patterns or any(fnmatch(path, pattern) for pattern in patterns)
 
 
 def inner_path(path: str, asset: Asset) -> str:
-    """Return a path that a source names; raises SystemFaultError for one that cannot be staged."""
+    """Return a path listed by a source; raises SystemFaultError if it cannot be staged."""
     try:
         return plain_path(path)
     except ValueError as error:
@@ -102,9 +102,9 @@ def inner_path(path: str, asset: Asset) -> str:
 
 
 def fetch(file: RemoteFile, done: Path, underway: Path, callbacks: TransferCallbacks) -> StagedFile:
-    """Fetch a file to `done`/path, by way of `underway`, where what is not whole yet waits.
+    """Fetch a file to `done`/path; `underway` holds it while it is partial.
 
-    Raises UserError and SystemFaultError as open_url does, and when no try succeeds.
+    Raises UserError and SystemFaultError as `open_url` does, and if no try succeeds.
     """
     callbacks.check()
     target = done / file.path
@@ -127,7 +127,7 @@ def fetch(file: RemoteFile, done: Path, underway: Path, callbacks: TransferCallb
 
 
 def _persist(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks) -> StagedFile:
-    """Try until the file is whole, or nothing comes any more."""
+    """Retry until the file is complete, or the tries are used up."""
     left, left_wrong, pause_s = TRIES, TRIES_OF_WRONG_CONTENT, FIRST_WAIT_S
     while True:
         before = part.bytes
@@ -151,7 +151,7 @@ def _persist(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks)
 
 @dataclass
 class _PartialFile:
-    """What has come of a file, and the tag of the version that it is of."""
+    """Partial file, and the file with its version tag."""
 
     path: Path
     tag: Path
@@ -171,7 +171,7 @@ class _PartialFile:
 
 
 def _try(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks) -> StagedFile:
-    """One connection: what had come before is kept where the source says that it is unchanged."""
+    """Make one try; the received bytes are kept if the source says that the file is unchanged."""
     if file.bytes is not None and part.bytes > file.bytes:
         part.discard(callbacks)
     if not part.bytes or part.bytes != file.bytes:
@@ -183,7 +183,7 @@ def _try(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks) -> 
 
 
 def _verified(file: RemoteFile, path: Path, callbacks: TransferCallbacks) -> StagedFile:
-    """Return the file with its SHA-256; raises WrongContentError if it is not what is stated."""
+    """Return the file with its SHA-256; raises WrongContentError if size or digest differ."""
     size = path.stat().st_size
     if file.bytes is not None and size != file.bytes:
         raise WrongContentError(f"has {size:,} bytes where {file.bytes:,} are stated")
@@ -224,7 +224,7 @@ def _receive(file: RemoteFile, part: _PartialFile, callbacks: TransferCallbacks)
 
 
 def _must_continue(response: httpx2.Response, held: int, version: str | None) -> None:
-    """Raise WrongContentError for another part than the one that follows, or of another version."""
+    """Raise WrongContentError if the response has another offset or another version."""
     if not response.headers.get("Content-Range", "").startswith(f"bytes {held}-"):
         raise WrongContentError("continues at another place than it was asked for")
     tag = response.headers.get("ETag" if version and '"' in version else "Last-Modified")
@@ -235,7 +235,7 @@ def _must_continue(response: httpx2.Response, held: int, version: str | None) ->
 def _store(
     response: httpx2.Response, path: Path, stated: int | None, callbacks: TransferCallbacks
 ) -> None:
-    """Append what comes to the file, no byte more than is stated."""
+    """Append the response to the file, up to the stated size in bytes."""
     try:
         with path.open("ab", buffering=0) as file:
             for block in response.iter_raw():
@@ -249,7 +249,7 @@ def _store(
 
 
 def unwritable(path: Path, error: OSError) -> SystemFaultError:
-    """What a full disk, a quota or a read-only folder is told as."""
+    """Return the error for a full disk, an exceeded quota or a read-only folder."""
     folder = next(p for p in (path, *path.parents) if p.is_dir())
     status = os.statvfs(folder)
     why = _UNWRITABLE.get(error.errno or 0)

@@ -1,4 +1,4 @@
-"""Staged files held against their manifest: every byte is read again."""
+"""Verification of staged files: every byte is read again and compared with the manifest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Fault = Literal["missing", "extra", "changed", "unreadable"]
 
 @dataclass(frozen=True)
 class StageFault:
-    """One file that is not as it was staged."""
+    """File that differs from the manifest."""
 
     asset: str
     path: str
@@ -34,10 +34,11 @@ class StageFault:
 
 
 def verify(folder: Path, name: str, jobs: int = 1) -> list[StageFault]:
-    """Every file of a staged asset that is missing, extra or changed; all are read, `jobs` at once.
+    """Return the missing, extra, changed and unreadable files of a staged asset.
 
-    What is not as it was staged makes the asset damaged: no run takes it, and staging mends it. In
-    a folder that this user may not write it stays as it is, and the faults alone tell.
+    All files are read, `jobs` at a time. A fault marks the asset as damaged: no run uses it, and
+    staging repairs it. A folder that this user may not write to is not marked; then only the
+    returned faults report it.
     """
     manifest = read_manifest(folder)
     if manifest is None:
@@ -55,7 +56,7 @@ def verify(folder: Path, name: str, jobs: int = 1) -> list[StageFault]:
     ]
     stated = {file.path for file in manifest.files}
     faults += [StageFault(name, path, "extra") for path in sorted(present) if path not in stated]
-    # Another stager may have mended it meanwhile; a folder that is only read cannot be marked.
+    # Another stager may have repaired it in the meantime; a read-only folder cannot be marked.
     if faults and read_manifest(folder) == manifest:
         with suppress(OSError):
             (folder / MANIFEST_FILE).replace(folder / DAMAGED_FILE)
@@ -63,7 +64,7 @@ def verify(folder: Path, name: str, jobs: int = 1) -> list[StageFault]:
 
 
 def _fault(content: Path, file: StagedFile, present: Mapping[str, int]) -> Fault | None:
-    """What is wrong with one file; one of another size is not read."""
+    """Return the fault of one file; a file of another size is not read."""
     if file.path not in present:
         return "missing"
     try:
@@ -74,14 +75,14 @@ def _fault(content: Path, file: StagedFile, present: Mapping[str, int]) -> Fault
 
 
 def file_digest(path: Path, check: Callable[[], None] = lambda: None) -> str:
-    """Return the SHA-256 of a file's content, of a link's target as it is written."""
+    """Return the SHA-256 of a file's content, or of the target path of a symbolic link."""
     if path.is_symlink():
         return hashlib.sha256(str(path.readlink()).encode()).hexdigest()
     return digests_of(path, ["sha256"], check)["sha256"]
 
 
 def digests_of(path: Path, names: Iterable[str], check: Callable[[], None]) -> dict[str, str]:
-    """Return digests of a file by name: sha256, md5, git_sha1 (as git stores it, size first)."""
+    """Return the requested digests of a file by name: sha256, md5, git_sha1 (of the git blob)."""
     digests: dict[str, Any] = {
         name: hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
         if name == "git_sha1"

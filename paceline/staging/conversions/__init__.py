@@ -1,12 +1,12 @@
-"""What one form of data becomes in another: functions from files to files."""
+"""Conversions of data between file formats."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes of input done, bytes of input in all), again and again."""
+"""Progress callback, called repeatedly with (processed input bytes, total input bytes)."""
 
 
 def unwatched(done_bytes: int, total_bytes: int) -> None:
-    """Show no progress."""
+    """Ignore progress."""

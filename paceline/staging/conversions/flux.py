@@ -1,12 +1,12 @@
-"""Flux.1's encodings: as MLCommons ships them, to shards as MLPerf's trainings read them.
+"""Conversion of Flux.1 encodings from MLCommons' format to shards that MLPerf trainings read.
 
-In: a folder as Hugging Face datasets saves it (state.json, data-*.arrow) with a row a sample, whose
-`t5_encodings`, `clip_encodings`, `mean` and `logvar` are .npy files of bf16 as uint16; where it is
-held out, `timestep` is the eighth at which it is tried. Out: the same bytes as KEY.t5.bytes,
-KEY.clip.bytes, KEY.mean.bytes and KEY.logvar.bytes behind KEY.json, 10000 samples a shard, in
-train/ and val/.
-Source of the form: mlcommons/training_results_v5.1, NVIDIA/benchmarks/flux1, to_webdataset.py. The
-keys alone differ, since energon 7.4 takes no key of val that train has too: PART-00000000.
+Input: a folder saved by Hugging Face datasets (state.json, data-*.arrow) with one row per sample.
+Its columns `t5_encodings`, `clip_encodings`, `mean` and `logvar` hold .npy files of bf16 stored as
+uint16. A held-out row also has `timestep`, the eighth at which it is evaluated.
+Output: the same bytes as KEY.t5.bytes, KEY.clip.bytes, KEY.mean.bytes and KEY.logvar.bytes after
+KEY.json, with 10,000 samples per shard, in train/ and val/.
+Source of the format: mlcommons/training_results_v5.1, NVIDIA/benchmarks/flux1, to_webdataset.py.
+Only the keys (PART-00000000) differ: energon 7.4 rejects a key of val that is also in train.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CONTENTS = {
     "mean": "mean.bytes",
     "logvar": "logvar.bytes",
 }
-"""What a column is called in a shard."""
+"""Name of each column's file in a shard."""
 EMPTY_FILES = ("t5_empty.npy", "clip_empty.npy")
 EMPTY_FOLDER = "empty_encodings"
 POLL_S = 1.0
@@ -53,7 +53,7 @@ WORTH_WORKERS_BYTES = 1 << 28
 
 
 class FluxShardSources(Value):
-    """Where the encodings lie, each `ASSET` or `ASSET/FOLDER`, and how they are cut."""
+    """Locations of the encodings, each `ASSET` or `ASSET/FOLDER`, and the size of the shards."""
 
     train: str
     val: str
@@ -63,7 +63,7 @@ class FluxShardSources(Value):
 
 @dataclass(frozen=True)
 class ShardTask:
-    """The rows of one shard."""
+    """Rows of one shard."""
 
     source: Path
     target: Path
@@ -78,13 +78,13 @@ def make_flux_shards(
     progress: Progress = unwatched,
     workers: int = 1,
 ) -> None:
-    """Fill `folder` with train/, val/, empty_encodings/ and energon's metadata.
+    """Write train/, val/, empty_encodings/ and energon's metadata to `folder`.
 
-    Shards that are whole already are kept; `progress` is called every second, and what it raises
-    ends the work. Raises UserError for an input that is not of the form.
+    Complete shards are kept. `progress` is called every second, and may raise to stop the work.
+    Raises UserError for an input of another format.
     """
     for cut in folder.rglob("*.part"):
-        cut.unlink()  # of a call that was killed
+        cut.unlink()  # left by a killed call
     empty = folder / EMPTY_FOLDER
     empty.mkdir(exist_ok=True)
     for name in EMPTY_FILES:
@@ -105,7 +105,7 @@ def make_flux_shards(
 
 
 def encoding_rows(source: Path, rows: range) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number, row) of a saved data set; raises UserError for one without the columns."""
+    """Yield (number, row) of a saved data set; raises UserError if a column is missing."""
     first = 0
     for path in _arrow_files(source):
         for batch in _batches(path):
@@ -123,7 +123,7 @@ def encoding_rows(source: Path, rows: range) -> Iterator[tuple[int, dict[str, An
 
 
 def convert(task: ShardTask) -> list[ShardSample]:
-    """Write a shard that is not there yet, and its index; what is in it."""
+    """Write a shard if it does not exist, and its index; return its samples."""
     if not task.target.is_file():
         write_shard(task.target, _samples(task))
     return index_shard(task.target)
@@ -157,11 +157,11 @@ def _tasks(source: Path, target: Path, part: str, size: int) -> list[ShardTask]:
 def _written(
     tasks: Sequence[ShardTask], workers: int, look: Callable[[], None]
 ) -> Iterator[tuple[str, list[ShardSample]]]:
-    """(path, samples) of each shard, written by several processes where that is worth it."""
+    """Yield (path, samples) of each shard, written by `workers` processes."""
     pool: Executor = (
         ThreadPoolExecutor(1)
         if workers == 1
-        # A fork of a process with threads may hang, so workers are started afresh.
+        # A fork of a process with threads may hang, so workers are spawned.
         else ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"))
     )
     try:
@@ -182,16 +182,16 @@ def _written(
 
 
 def _written_bytes(folder: Path) -> int:
-    """Of all shards so far, those that are being written too."""
+    """Return the bytes of all shards so far, including partial ones."""
     total = 0
     for path in folder.glob("*/shard_*.tar*"):
-        with suppress(FileNotFoundError):  # it has just got its name
+        with suppress(FileNotFoundError):  # the partial file was just renamed
             total += path.stat().st_size
     return total
 
 
 def _only(name: str, place: str, inputs: Mapping[str, Path]) -> Path:
-    """The one file called so in ASSET or ASSET/FOLDER."""
+    """Return the only file called `name` in ASSET or ASSET/FOLDER; raises UserError otherwise."""
     asset, _, inside = place.partition("/")
     if asset not in inputs:
         raise UserError(
@@ -206,7 +206,7 @@ def _only(name: str, place: str, inputs: Mapping[str, Path]) -> Path:
 
 
 def _arrow_files(source: Path) -> list[Path]:
-    """The files of a saved data set in their order."""
+    """Return the Arrow files of a saved data set in order."""
     state = source / "state.json"
     try:
         named = json.loads(state.read_text(encoding="utf-8"))["_data_files"]
@@ -219,7 +219,7 @@ def _arrow_files(source: Path) -> list[Path]:
 
 
 def _batches(path: Path) -> Iterator[Any]:
-    """The record batches of an Arrow stream, mapped into memory."""
+    """Yield the record batches of an Arrow stream, which is mapped into memory."""
     import pyarrow
 
     try:
@@ -230,13 +230,13 @@ def _batches(path: Path) -> Iterator[Any]:
 
 
 COLUMNS = {"t5_encodings": "text", "clip_encodings": "pooled", "mean": "mean", "logvar": "logvar"}
-"""What the tensors of a drawing are called there."""
+"""Name of each column's tensor in a sample of `Encoder`."""
 TIMES = 8
 BATCH_ROWS = 64
 
 
 class DrawnEncodingSizes(Value):
-    """How many drawings there are, and what the encoders make of them."""
+    """Number of drawings and sizes of their encodings."""
 
     samples: PositiveInt
     held_out: PositiveInt
@@ -250,7 +250,7 @@ class DrawnEncodingSizes(Value):
 def make_drawn_encodings(
     folder: Path, sizes: DrawnEncodingSizes, check: Callable[[], None]
 ) -> None:
-    """Draw and encode train/ and val/, no drawing of one in the other; an empty text is zeros."""
+    """Draw and encode train/ and val/, which share no drawing; an empty text is zeros."""
     encoder = Encoder.of(sizes)
     drawings = [*dict.fromkeys(pictures(2 * (sizes.samples + sizes.held_out)))]
     rows: list[dict[str, Any]] = []
@@ -270,7 +270,7 @@ def make_drawn_encodings(
 
 
 def save_rows(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """One Arrow file and what `datasets.load_from_disk` needs beside it."""
+    """Write rows as one Arrow file with the metadata that `datasets.load_from_disk` needs."""
     import pyarrow
 
     types = {

@@ -1,7 +1,7 @@
-"""Small models in the hub's form with random weights: what tiny fine-tunings begin with.
+"""Small models with random weights in the hub's format, for tiny fine-tuning benchmarks.
 
-OPT and Llama of any size, for the tokenizer of `made`. Names of tensors and keys of config.json are
-those of transformers (models/opt, models/llama).
+They are OPT and Llama models of any size, with the tokenizer of `made`. Tensor names and keys of
+config.json are those of transformers (models/opt, models/llama).
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from paceline.staging.conversions.made import VOCABULARY, make_tokenizer
 
 HubFamily = Literal["opt", "llama"]
 OPT_OFFSET = 2
-"""Rows of OPT's table of positions before the first one."""
+"""Number of rows before the first position in OPT's position embedding."""
 EPS = 1e-5
 DEVIATION = 0.02
-"""Of random weights, N(0, 0.02), as both families begin."""
+"""Standard deviation of random weights, N(0, 0.02), as in the initialization of both families."""
 
 _Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 
 class HubModelSize(Value):
-    """The size of a made model; `settings` of its asset."""
+    """Size of a made model, from its asset's `settings`."""
 
     layers: PositiveInt = 2
     hidden: PositiveInt = 64
     heads: PositiveInt = 4
     kv_heads: NonNegativeInt = 0
-    """Of Llama; 0 is as many as heads."""
+    """Number of key-value heads of Llama; 0 means as many as attention heads."""
     ffn: PositiveInt = 256
     positions: PositiveInt = 256
     embedding: NonNegativeInt = 0
-    """Width of OPT's embedding; 0 is that of the model."""
+    """Width of OPT's embedding; 0 means the width of the model."""
     post_norm: bool = False
-    """OPT with norms behind the residual and without a final one, as its 350M."""
+    """Use OPT's layer norms after the residual and no final norm, as in OPT-350M."""
     vocab_size: PositiveInt = VOCABULARY
 
 
 def make_hub_model(folder: Path, family: HubFamily, size: HubModelSize) -> None:
-    """config.json, model.safetensors and the tokenizer of a model, the same at every call."""
+    """Write config.json, model.safetensors and the tokenizer of a model, the same in every call."""
     from safetensors.numpy import save_file
 
     make_tokenizer(folder)

@@ -1,9 +1,9 @@
-"""Megatron's indexed data set: a `.bin` file of tokens and an `.idx` file that says where they lie.
+"""Writer of Megatron's indexed data set: a `.bin` file of tokens and an `.idx` file of offsets.
 
-PREFIX.bin: the tokens of all sequences, one after the other, and nothing else.
+PREFIX.bin: the concatenated tokens of all sequences, without a header.
 PREFIX.idx, all little-endian: b"MMIDIDX\\0\\0", version 1 (u64), dtype code (u8), number of
-sequences (u64), number of document ends (u64), each sequence's length in tokens (i32), its place in
-.bin in bytes (i64), then 0 and for each document the number of the sequence behind it (i64).
+sequences (u64), number of document ends (u64), the length of each sequence in tokens (i32), its
+offset in .bin in bytes (i64), then 0 and the index of the sequence after each document (i64).
 Source of the format: NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py.
 """
 
@@ -34,34 +34,34 @@ CODES = {
     "uint16": 8,
 }
 SMALL_VOCABULARY = 65500
-"""Below it a token takes two bytes, as Megatron chooses."""
+"""Vocabulary size below which Megatron stores a token in two bytes."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The element type that Megatron takes for a vocabulary: uint16 or int32."""
+    """Return the element type that Megatron uses for a vocabulary size: uint16 or int32."""
     return np.dtype("uint16" if vocab_size < SMALL_VOCABULARY else "int32")
 
 
 def prefix_of(path: Path | str) -> Path:
-    """A data set's path without .bin and .idx."""
+    """Return the path of a data set without .bin or .idx."""
     path = Path(path)
     return path.with_suffix("") if path.suffix in (".bin", ".idx") else path
 
 
 def files_of(prefix: Path) -> tuple[Path, Path]:
-    """(PREFIX.bin, PREFIX.idx); dots of the prefix stay."""
+    """Return (PREFIX.bin, PREFIX.idx); dots in the prefix are kept."""
     return prefix.with_name(f"{prefix.name}.bin"), prefix.with_name(f"{prefix.name}.idx")
 
 
 def part_path(path: Path) -> Path:
-    """Where a file is written before it is whole; no other process writes there, on no host."""
+    """Return a path for the partial file, unique across processes and hosts."""
     return path.with_name(f"{path.name}.{uuid4().hex}.part")
 
 
 class IndexedWriter(AbstractContextManager["IndexedWriter"]):
-    """Writes a data set; its files get their names when it is whole, the index last.
+    """Writer of a data set, whose files are renamed when they are complete, the index last.
 
-    Left by an exception it leaves nothing, killed it leaves files that end in `.part`.
+    After an exception no file remains; a killed process leaves files that end in `.part`.
     """
 
     def __init__(self, prefix: Path, dtype: np.dtype[Any]) -> None:
@@ -75,7 +75,10 @@ class IndexedWriter(AbstractContextManager["IndexedWriter"]):
         self._bin = self._parts[0].open("wb")
 
     def add(self, tokens: bytes, lengths: NDArray[np.int32]) -> None:
-        """Documents of a sequence each, by length; one without tokens has no sequence."""
+        """Add documents of one sequence each.
+
+        `lengths` are their lengths in tokens; an empty document has no sequence.
+        """
         self._bin.write(tokens)
         self.num_tokens += len(tokens) // self.dtype.itemsize
         full = lengths > 0
@@ -84,7 +87,7 @@ class IndexedWriter(AbstractContextManager["IndexedWriter"]):
         self._num_sequences += int(full.sum())
 
     def add_documents(self, documents: Iterable[Iterable[int]]) -> None:
-        """Documents of a sequence each, as token ids."""
+        """Add documents of one sequence each, as token ids."""
         arrays = [np.fromiter(document, self.dtype) for document in documents]
         self.add(
             b"".join(array.tobytes() for array in arrays),

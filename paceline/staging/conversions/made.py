@@ -1,7 +1,7 @@
-"""Small real things made on the spot, of the interpreter's own sources: what tiny recipes train on.
+"""Small assets made from the interpreter's own sources, for the training of tiny variants.
 
-A byte-level BPE tokenizer that was trained on them, the sources as jsonl, as Megatron's indexed
-data sets of that tokenizer, and a small model with random weights in the hub's form.
+They are a byte-level BPE tokenizer trained on the sources, the sources as jsonl and as Megatron's
+indexed data sets, and a small model with random weights in the hub's format.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from paceline.staging.conversions.tokenization import tokenization, tokenize
 VOCABULARY = 2048
 END = "<|endoftext|>"
 MOST_BYTES = 1_500_000
-"""Of text; tens of thousands of samples of a small model."""
+"""Maximum size of the text: tens of thousands of samples of a small model."""
 LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib"}
-"""Packages of others, and what not every installation has."""
+"""Excluded folders: third-party packages, and packages that some installations lack."""
 HIDDEN, LAYERS, HEADS, POSITIONS = 64, 2, 4, 256
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    """(name, text) of modules of the standard library in order, MOST_BYTES of them."""
+    """Yield (name, text) of standard library modules in order, up to MOST_BYTES in total."""
     root = Path(sysconfig.get_path("stdlib"))
     taken_bytes = 0
     for folder, subfolders, names in os.walk(root):
@@ -45,7 +45,7 @@ def sources() -> Iterator[tuple[str, str]]:
 
 
 def make_jsonl(folder: Path, progress: Progress = unwatched) -> None:
-    """`code.jsonl`, a module a record: {"name", "text"}."""
+    """Write `code.jsonl` with one record {"name", "text"} per module."""
     with (folder / "code.jsonl").open("w", encoding="utf-8") as file:
         done = 0
         for name, text in sources():
@@ -57,7 +57,7 @@ def make_jsonl(folder: Path, progress: Progress = unwatched) -> None:
 def make_tokenizer(
     folder: Path, progress: Progress = unwatched, vocab_size: int = VOCABULARY
 ) -> None:
-    """`tokenizer.json`: byte-level BPE of `vocab_size` tokens, trained on the sources."""
+    """Write `tokenizer.json`, a byte-level BPE of `vocab_size` tokens trained on the sources."""
     (folder / "tokenizer.json").write_text(_trained_tokenizer(vocab_size), encoding="utf-8")
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -71,7 +71,7 @@ def make_tokenizer(
 
 @cache
 def _trained_tokenizer(vocab_size: int) -> str:
-    """tokenizer.json of the sources, trained once a process: several assets hold it."""
+    """Return the text of tokenizer.json, trained once per process for all assets."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -88,9 +88,10 @@ def _trained_tokenizer(vocab_size: int) -> str:
 
 
 def make_indexed(folder: Path, progress: Progress = unwatched) -> None:
-    """Two data sets as the big ones have several: `code-0`, `code-1`, and what they were made of.
+    """Write two indexed data sets, `code-0` and `code-1`, as large corpora have several.
 
-    Each is a .bin and an .idx beside tokenizer.json and the jsonl of its half of the sources.
+    Each is a .bin and an .idx file. The folder also holds tokenizer.json and the jsonl of each half
+    of the sources.
     """
     make_tokenizer(folder)
     halves: list[list[str]] = [[], []]
@@ -104,9 +105,9 @@ def make_indexed(folder: Path, progress: Progress = unwatched) -> None:
 
 
 def make_gpt2(folder: Path, progress: Progress = unwatched) -> None:
-    """A model folder as the hub has them: config.json, model.safetensors, tokenizer files.
+    """Write a model folder in the hub's format: config.json, model.safetensors, tokenizer files.
 
-    GPT-2 of 2 layers and width 64 with random weights, N(0, 0.02), for the tokenizer above.
+    The model is a GPT-2 of 2 layers and width 64 with random weights, N(0, 0.02).
     """
     from safetensors.numpy import save_file
 

@@ -1,6 +1,6 @@
-"""Rows of packed documents, such as MLPerf's GovReport: to what the native trainer reads, or NeMo.
+"""Conversion of packed rows, such as MLPerf's GovReport, for the native trainer or NeMo.
 
-They come as parquet or jsonl (`input_ids` with `labels`) or as NeMo's .npy.
+Input formats are parquet and jsonl (`input_ids` with `labels`) and NeMo's .npy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ BATCH_ROWS = 512
 
 
 def answers(sources: Sequence[Path], target: Path, progress: Progress = unwatched) -> int:
-    """Write a jsonl of {"prompt", "chosen", "text"}, the text being both; the number of records.
+    """Write a jsonl of {"prompt", "chosen", "text"} and return the number of records.
 
-    Raises UserError for a record that lacks one of them.
+    The text is the prompt followed by the chosen answer. Raises UserError for a record without
+    prompt or chosen.
     """
     part = part_path(target)
     count = 0
@@ -46,7 +47,7 @@ def answers(sources: Sequence[Path], target: Path, progress: Progress = unwatche
 def records(
     sources: Sequence[Path], columns: tuple[str, ...], progress: Progress
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where, record) of parquet and jsonl files, one after the other."""
+    """Yield (location, record) of parquet and jsonl files in order."""
     total_bytes, done_bytes = sum(path.stat().st_size for path in sources), 0
     for path in sources:
         reading = _parquet(path, columns) if path.suffix == ".parquet" else _jsonl(path)
@@ -59,7 +60,7 @@ def records(
 
 
 def _parquet(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[float, dict[str, Any]]]:
-    """(share of the file behind it, record)."""
+    """Yield (fraction of the file read, record)."""
     try:
         from pyarrow import ArrowInvalid, parquet
     except ImportError as error:
@@ -98,7 +99,7 @@ def _jsonl(path: Path) -> Iterator[tuple[float, dict[str, Any]]]:
 
 
 IGNORED = -100
-"""The label of a token that is no target, in torch and in transformers."""
+"""Label of a token that is not a target, as in torch and transformers."""
 
 
 def packed_rows(
@@ -108,12 +109,13 @@ def packed_rows(
     mask_of: MaskOf = "tokens",
     across: bool = False,
 ) -> tuple[int, int]:
-    """Write PREFIX.bin, PREFIX.idx and PREFIX.mask, a sequence a row; (rows, targets) of them.
+    """Write PREFIX.bin, PREFIX.idx and PREFIX.mask; return the numbers of rows and targets.
 
-    A token is a target where the row's label is not -100, or its mask is 1; the first one of a
-    document never is. Train on it by `data.source: indexed`, `data.packing: padded` and
-    `data.loss_mask`. The trainer's attention spans a row, so one of several documents is refused
-    unless `across`. Raises UserError for a row that contradicts itself.
+    Each row is one sequence. A token is a target if its label is not -100 or its mask is 1. The
+    first token of a document is never a target. To train on the result, set
+    `data.source: indexed`, `data.packing: padded` and `data.loss_mask`. The trainer's attention
+    spans a row, so a row of several documents is refused unless `across` is set. Raises UserError
+    for an inconsistent row.
     """
     mask = prefix.with_name(f"{prefix.name}.mask")
     part = part_path(mask)
@@ -146,9 +148,9 @@ def packed_npy(
     progress: Progress = unwatched,
     mask_of: MaskOf = "tokens",
 ) -> int:
-    """Write a .npy as NeMo and MLPerf's reference read it; the number of rows.
+    """Write a .npy that NeMo and MLPerf's reference read; return the number of rows.
 
-    Raises UserError for a row that contradicts itself.
+    Raises UserError for an inconsistent row.
     """
     return write_packed(target, (row for _, row in _rows(sources, progress, mask_of)))
 
@@ -156,7 +158,7 @@ def packed_npy(
 def _rows(
     sources: Sequence[Path], progress: Progress, mask_of: MaskOf
 ) -> Iterator[tuple[str, PackedRow]]:
-    """(where, row) of all files, one after the other."""
+    """Yield (location, row) of all files in order."""
     total_bytes, done_bytes = sum(path.stat().st_size for path in sources), 0
     for path in sources:
         if path.suffix == ".npy":
@@ -169,7 +171,7 @@ def _rows(
 
 
 def _labelled(where: str, record: dict[str, Any]) -> PackedRow:
-    """A row of one document whose labels are its tokens or -100."""
+    """Return a row of one document, whose labels must be its tokens or -100."""
     ids, labels = (np.asarray(record.get(name)) for name in ("input_ids", "labels"))
     mask = labels != IGNORED
     if ids.ndim != 1 or ids.shape != labels.shape or not len(ids) or (ids != labels)[mask].any():

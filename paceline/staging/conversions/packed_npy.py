@@ -1,10 +1,11 @@
-"""Packed rows as NeMo keeps them: a .npy file of dicts, which is a pickle behind a short header.
+"""Packed rows in NeMo's format: a .npy file of dicts, which is a pickle after a short header.
 
-A row has `input_ids`, `loss_mask` (a number a token) and `seq_start_id` (where its documents
-begin). A pickle can name any function. This reader lets it name what arrays are made of, and
-gives it stand-ins of its own for them, so nothing that a file says is run, by NumPy neither.
+A row has `input_ids`, `loss_mask` (one number per token) and `seq_start_id` (the start of each
+document). A pickle can call any function. This reader allows only the names that arrays need, and
+replaces them with its own harmless classes, so no code that a file names is run, not even NumPy's.
 Sources: NVIDIA/NeMo, GPTSFTPackedDataset and its test; scripts/convert_dataset.py of
-llama2_70b_lora in mlcommons/training_results_v4.0, whose files' size is that of those written here.
+llama2_70b_lora in mlcommons/training_results_v4.0, whose files have the same size as those written
+here.
 """
 
 from __future__ import annotations
@@ -25,37 +26,37 @@ from paceline.files.documents import open_regular
 from paceline.staging.conversions.indexed import part_path
 
 MaskOf = Literal["tokens", "targets"]
-"""What an entry of `loss_mask` is about: the token at its place, or the one behind it."""
+"""Meaning of an entry of `loss_mask`: the token at its position, or the next token."""
 LARGEST_ID = 2**31 - 1
 MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
 OLD_NAME, NEW_NAME = (f"c{module}\n_reconstruct\n".encode() for module in MULTIARRAY)
 PROTOCOL = 3
-"""As NumPy 1 writes it, which also reads nothing newer; NumPy 2 reads both."""
+"""Pickle protocol of NumPy 1, which cannot read newer ones; NumPy 2 reads both."""
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 @dataclass(frozen=True)
 class PackedRow:
-    """A row of packed documents."""
+    """Row of packed documents."""
 
     ids: NDArray[np.int64]
     mask: NDArray[np.bool_]
-    """Of each token whether it counts as a target, as the source says it."""
+    """Target mask (tokens,) as the source states it."""
     starts: tuple[int, ...]
-    """Where documents begin, the first at 0."""
+    """Start index of each document; the first is 0."""
 
     @property
     def targets(self) -> NDArray[np.bool_]:
-        """The same without the first token of each document, which follows nothing."""
+        """Mask without the first token of each document, which has no preceding token."""
         targets = self.mask.copy()
         targets[[*self.starts]] = False
         return targets
 
 
 def read_packed(path: Path, mask_of: MaskOf = "tokens") -> Iterator[tuple[str, PackedRow]]:
-    """(where, row) of a .npy file.
+    """Yield (location, row) of a .npy file.
 
-    Raises UserError for a file that is none, or that asks for more than rows.
+    Raises UserError for a file of another format, or one whose pickle names other functions.
     """
     for number, row in enumerate(_unpickled(path), start=1):
         where = f"{path}: record {number}"
@@ -63,9 +64,10 @@ def read_packed(path: Path, mask_of: MaskOf = "tokens") -> Iterator[tuple[str, P
 
 
 def write_packed(path: Path, rows: Iterable[PackedRow]) -> int:
-    """Write rows as the reference's own conversion does, the mask being of tokens; their number.
+    """Write rows in the format of the reference's conversion; return their number.
 
-    All rows are in main memory, as they are for whoever reads the file.
+    The mask is that of the tokens. All rows are held in main memory, as in the programs that read
+    the file.
     """
     held = [
         {
@@ -77,7 +79,7 @@ def write_packed(path: Path, rows: Iterable[PackedRow]) -> int:
     ]
     array = np.empty(len(held), object)
     array[:] = held
-    # NumPy 1 does not know the newer name of its own function.
+    # NumPy 1 does not have the module name that NumPy 2 writes.
     content = pickle.dumps(array, protocol=PROTOCOL).replace(NEW_NAME, OLD_NAME, 1)
     part = part_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +96,7 @@ def write_packed(path: Path, rows: Iterable[PackedRow]) -> int:
 
 
 def _unpickled(path: Path) -> list[Any]:
-    """The file's rows as the pickle holds them."""
+    """Return the rows of the file, not yet validated."""
     with open_regular(path) as file:
         try:
             version = npy.read_magic(file)
@@ -106,7 +108,7 @@ def _unpickled(path: Path) -> list[Any]:
             content = _RowsUnpickler(path, file).load()
         except UserError:
             raise
-        except Exception as error:  # a broken pickle raises whatever its bytes lead to
+        except Exception as error:  # a broken pickle may raise any exception
             raise UserError(str(path), f"is no .npy file of rows: {error!r}"[:200]) from error
     rows = _sequence(content)
     if not isinstance(rows, list) or len(shape) != 1 or len(cast(list[Any], rows)) != shape[0]:
@@ -115,7 +117,7 @@ def _unpickled(path: Path) -> list[Any]:
 
 
 class _RowsUnpickler(pickle.Unpickler):
-    """Gives a pickle stand-ins, made anew for each file, for the few names that arrays need."""
+    """Unpickler that resolves only the names that arrays need, to classes made for each file."""
 
     def __init__(self, path: Path, file: Any) -> None:
         super().__init__(file)
@@ -134,7 +136,7 @@ class _RowsUnpickler(pickle.Unpickler):
 
 def _stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
     class Dtype:
-        """What numpy.dtype would be: its name and its order of bytes."""
+        """Replacement of numpy.dtype: a name and a byte order."""
 
         def __init__(self, name: str, *_: object) -> None:
             self.name, self.order = name, "|"
@@ -143,7 +145,7 @@ def _stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
             self.order = state[1]
 
     class Array:
-        """What numpy.ndarray would be."""
+        """Replacement of numpy.ndarray."""
 
         def __init__(self, *_: object) -> None:
             self.value: Any = None
@@ -171,7 +173,7 @@ def _stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
 
 
 def _numbers(dtype: Any, content: bytes | str) -> NDArray[np.int64]:
-    """Whole numbers or truth values of bytes; raises ValueError for anything else."""
+    """Decode integers or booleans from bytes; raises ValueError for any other dtype."""
     raw = content.encode("latin1") if isinstance(content, str) else content
     kind = np.dtype(f"{'<' if dtype.order in '=|' else dtype.order}{dtype.name}")
     if kind.kind not in "iub":
@@ -180,12 +182,12 @@ def _numbers(dtype: Any, content: bytes | str) -> NDArray[np.int64]:
 
 
 def _sequence(value: Any) -> Any:
-    """What an array's stand-in holds, or the value itself."""
+    """Return the content of a replacement array, or the value itself."""
     return getattr(value, "value", value)
 
 
 def _row(where: str, row: Any, mask_of: MaskOf) -> PackedRow:
-    """A row that is held against what it should be; raises UserError."""
+    """Validate a row and return it; raises UserError."""
     if not isinstance(row, dict):
         raise UserError(where, "is no dict")
     fields = cast(dict[Any, Any], row)
@@ -205,7 +207,7 @@ def _whole_numbers(where: str, name: str, value: Any) -> NDArray[np.int64]:
     numbers = _sequence(value)
     if isinstance(numbers, list | tuple):
         items = cast(list[Any], numbers)
-        # Looked at first: NumPy would make more of lists in a list than the file holds.
+        # Check the types first: NumPy would expand nested lists beyond the size of the file.
         plain = set(map(type, items)) <= {int, float, bool}
         numbers = np.array(items or np.zeros(0, np.int64)) if plain else None
     if isinstance(numbers, np.ndarray):

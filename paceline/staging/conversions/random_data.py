@@ -1,8 +1,8 @@
-"""Small drawn images and their descriptions, encoded as a diffusion transformer's samples.
+"""Small drawn images and their descriptions, encoded as samples of a diffusion transformer.
 
-An image is one shape of one colour, size and place on a coloured ground. Its description is a
-sentence; every word has a fixed vector. What an autoencoder and text encoders would do is done by
-fixed random projections: colours and edges of a pixel become the channels of a latent.
+An image shows one shape of one colour, size and place on a coloured ground. Its description is a
+sentence, and every word has a fixed vector. Fixed random projections replace the autoencoder and
+the text encoders: the colours and edges of a pixel become the channels of a latent.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PLACES = {"left": -0.4, "middle": 0.0, "right": 0.4}
 HEIGHTS = {"upper": -0.4, "centre": 0.0, "lower": 0.4}
 WORDS = ("a", *SIZES, *COLOURS, *SHAPES, "on", "at", *HEIGHTS, *PLACES)
 SHIFT, FACTOR = 0.1159, 0.3611
-"""Of Flux' autoencoder, which the trainer undoes."""
+"""Shift and scale factor of Flux's autoencoder, which the trainer inverts."""
 LOG_VARIANCE = -4.0
 ENCODER_SEED, DRAWING_SEED = 7, 11
 
 
 @dataclass(frozen=True)
 class Picture:
-    """What is drawn."""
+    """Attributes of a drawn image."""
 
     size: str
     colour: str
@@ -43,13 +43,13 @@ class Picture:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Its description."""
+        """Words of its description."""
         what = ("a", self.size, self.colour, self.shape, "on", self.ground)
         return (*what, "at", self.height, self.place)
 
 
 def drawn(picture: Picture, size: int) -> Floats:
-    """(size, size, 4): red, green, blue and how far a pixel belongs to the shape, each 0-1."""
+    """Return an image (size, size, 4): red, green, blue and coverage by the shape, each 0-1."""
     line = np.linspace(-1, 1, size, dtype=np.float32)
     x, y = np.meshgrid(line - PLACES[picture.place], line - HEIGHTS[picture.height])
     mask = _mask(picture.shape, x, y, SIZES[picture.size])[..., None]
@@ -58,7 +58,7 @@ def drawn(picture: Picture, size: int) -> Floats:
 
 
 def _mask(shape: str, x: Floats, y: Floats, reach: float) -> Floats:
-    """1 inside the shape, 0 outside, with an edge of a pixel or two between."""
+    """Return 1 inside the shape and 0 outside, with an edge of one or two pixels in between."""
     distance = {
         "disc": np.hypot(x, y),
         "square": np.maximum(abs(x), abs(y)),
@@ -71,7 +71,7 @@ def _mask(shape: str, x: Floats, y: Floats, reach: float) -> Floats:
 
 
 def pictures(count: int) -> list[Picture]:
-    """The first `count` pictures, always the same; no ground has the shape's own colour."""
+    """Return the first `count` pictures of a fixed series; shape and ground differ in colour."""
     random = np.random.RandomState(DRAWING_SEED)
     colours = tuple(COLOURS)
 
@@ -82,7 +82,7 @@ def pictures(count: int) -> list[Picture]:
     while len(chosen) < count:
         colour, ground = draw(colours), draw(colours)
         if colour != ground:
-            # The order of the draws is the data: another gives other pictures.
+            # Do not reorder the draws: another order gives other pictures.
             size, shape = draw(SIZES), draw(SHAPES)
             height, place = draw(HEIGHTS), draw(PLACES)
             chosen.append(Picture(size, colour, shape, ground, height, place))
@@ -90,7 +90,7 @@ def pictures(count: int) -> list[Picture]:
 
 
 class EncodingSizes(Protocol):
-    """Sizes of what encoders make of an image and its text."""
+    """Sizes of the encodings of an image and its text."""
 
     @property
     def latent_channels(self) -> int: ...
@@ -106,19 +106,19 @@ class EncodingSizes(Protocol):
 
 @dataclass(frozen=True)
 class Encoder:
-    """Fixed projections from pixels and words to what the model takes."""
+    """Fixed projections from pixels and words to the model's inputs."""
 
     shape: EncodingSizes
     channels: Floats
-    """(4, C), of deviation about 1 in the mean."""
+    """Projection of a pixel (4, C), whose outputs have a mean standard deviation of about 1."""
     text: Floats
-    """(words, text width)."""
+    """Vector of each word for the text encoding (words, text width)."""
     pooled: Floats
-    """(words, pooled width)."""
+    """Vector of each word for the pooled encoding (words, pooled width)."""
 
     @classmethod
     def of(cls, shape: EncodingSizes) -> Encoder:
-        """The one encoder of a shape."""
+        """Return the encoder of these sizes, always with the same projections."""
         random = np.random.RandomState(ENCODER_SEED)
         sizes = (
             (4, shape.latent_channels),
@@ -129,7 +129,7 @@ class Encoder:
         return cls(shape, channels, text, pooled / 3)
 
     def sample(self, picture: Picture) -> dict[str, Floats]:
-        """The tensors of one sample by name."""
+        """Return the tensors of one sample by name."""
         size, numbers = self.shape.latent_size, [WORDS.index(word) for word in picture.words]
         latent = (drawn(picture, size) - 0.5) @ self.channels
         text = np.zeros((self.shape.text_len, self.shape.text_width), np.float32)
@@ -144,6 +144,6 @@ class Encoder:
 
 
 def bfloat16_bits(values: Floats) -> NDArray[np.uint16]:
-    """The upper halves of the float32 bits, rounded to the nearest even."""
+    """Convert float32 values to bfloat16 bits, rounded to nearest even."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")

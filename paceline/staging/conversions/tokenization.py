@@ -1,8 +1,8 @@
-"""Text and jsonl files as tokens of a tokenizer.json, in Megatron's indexed format.
+"""Tokenization of text and jsonl files by a tokenizer.json, into Megatron's indexed format.
 
-Files are cut at line ends into chunks; processes of their own turn chunks into tokens, and what
-they bring is written in the order of the text, so that the number of workers changes no byte.
-A jsonl record is a document of one sequence; a text file is one document.
+Files are split at line ends into chunks, which worker processes tokenize. Results are written in
+the order of the text, so the output does not depend on the number of workers. A jsonl record is a
+document of one sequence; a text file is one document.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]")
-"""Of GPT-2 and its kin, Llama 3, Gemma, OPT and Llama 2, BERT; the first one there is meant."""
+"""End tokens of GPT-2 and its relatives, Llama 3, Gemma, OPT and Llama 2, and BERT.
+
+The first one in the vocabulary is used.
+"""
 
 
 def tokenizer_file(path: Path) -> Path:
-    """A tokenizer.json, given itself or by its folder; raises UserError when it is not there."""
+    """Return the path of a tokenizer.json, given itself or its folder; raises UserError."""
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise UserError(str(file), "is not a file", remedy="name a tokenizer.json or its folder")
@@ -44,9 +47,9 @@ def tokenizer_file(path: Path) -> Path:
 
 @cache
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json that neither cuts nor fills; raises UserError for others.
+    """Load a tokenizer.json, without truncation and padding; raises UserError for other files.
 
-    Raises SystemFaultError without the library.
+    Raises SystemFaultError if the tokenizers library is not installed.
     """
     try:
         from tokenizers import Tokenizer
@@ -64,9 +67,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def end_id(path: Path, token: str | None = None) -> int:
-    """The id of the token that ends a document: `token`, or the usual one.
+    """Return the id of the end-of-document token: `token`, or the default one.
 
-    Raises UserError when there is none.
+    Raises UserError if the vocabulary does not contain it.
     """
     tokenizer = load_tokenizer(path)
     for name in USUAL_ENDS if token is None else (token,):
@@ -83,25 +86,25 @@ def end_id(path: Path, token: str | None = None) -> int:
 
 CHUNK_BYTES = 1 << 20
 AHEAD = 3
-"""Chunks in work or waiting to be written, for each worker."""
+"""Maximum number of chunks per worker that are processed or wait to be written."""
 
 
 @dataclass(frozen=True)
 class Tokenization:
-    """What becomes of a text: by which tokenizer, and what of a record is read."""
+    """Tokenizer and options for reading text."""
 
     tokenizer: Path
     text_key: str | None = "text"
-    """Field of a jsonl record; None reads plain text, a file a document."""
+    """Text field of a jsonl record; None reads plain text, with one document per file."""
     end: int | None = None
-    """The id behind each document; None puts none."""
+    """Token id appended to each document; None for no token."""
     special_tokens: bool = False
-    """Whether the tokenizer's own first and last tokens (as Llama 3's) are put around a text."""
+    """Add the tokenizer's own first and last tokens to each text, such as Llama 3's."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Bytes of a file, from the beginning of a line to the end of one."""
+    """Byte range of a file, from the start of a line to the end of a line."""
 
     path: Path
     start: int
@@ -110,21 +113,21 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What a worker makes of a chunk."""
+    """Tokenized chunk."""
 
     tokens: bytes
     lengths: NDArray[np.int32]
-    """(documents,) in tokens."""
+    """Length of each document in tokens (documents,)."""
     problem: tuple[str, str] | None = None
-    """(where, what) is wrong with the text, which ends the conversion."""
+    """Error in the text as (location, message), which stops the conversion."""
 
 
 def tokenization(
     tokenizer: Path, text_key: str | None = "text", end: str | None = None, append_end: bool = True
 ) -> Tokenization:
-    """How to read text by a tokenizer.json or its folder; each document ends in `end`.
+    """Return the options for a tokenizer.json or its folder; each document ends in `end`.
 
-    Raises UserError where the tokenizer has no such token.
+    Raises UserError if the tokenizer has no such token.
     """
     file = tokenizer_file(tokenizer)
     return Tokenization(file, text_key, end_id(file, end) if append_end else None)
@@ -138,10 +141,10 @@ def tokenize(
     workers: int = 1,
     progress: Progress = unwatched,
 ) -> int:
-    """Write PREFIX.bin and PREFIX.idx of all `sources`; the number of tokens in them.
+    """Write PREFIX.bin and PREFIX.idx from all `sources`; return the number of tokens.
 
-    The files are those that Megatron's tools/preprocess_data.py writes with `--append-eod`.
-    Raises UserError for a record without text, SystemFaultError when a worker dies.
+    The files equal those of Megatron's tools/preprocess_data.py with `--append-eod`. Raises
+    UserError for a record without text, SystemFaultError if a worker dies.
     """
     vocab_size = load_tokenizer(how.tokenizer).get_vocab_size()
     total_bytes, done_bytes = sum(path.stat().st_size for path in sources), 0
@@ -161,7 +164,7 @@ def tokenize(
 
 
 def chunks_of(path: Path, size_bytes: int) -> Iterator[Chunk]:
-    """A file cut at line ends into pieces of about `size_bytes`."""
+    """Split a file at line ends into chunks of about `size_bytes`."""
     with path.open("rb") as file:
         end, whole = 0, os.fstat(file.fileno()).st_size
         while end < whole:
@@ -173,7 +176,7 @@ def chunks_of(path: Path, size_bytes: int) -> Iterator[Chunk]:
 
 
 def encode(chunk: Chunk, how: Tokenization) -> Encoded:
-    """The tokens of a chunk: a document for each record, or one of all its text."""
+    """Tokenize a chunk: one document per record, or all text as one document."""
     with chunk.path.open("rb") as file:
         file.seek(chunk.start)
         content = file.read(chunk.end - chunk.start)
@@ -216,7 +219,7 @@ def _text_of(line: bytes, key: str, where: str) -> str:
 
 
 def _add_text(writer: IndexedWriter, chunks: list[Chunk], how: Tokenization, workers: int) -> None:
-    """One document of all chunks of a file."""
+    """Add all chunks of a file as one document."""
     pieces = [encoded.tokens for encoded in _encoded(chunks, how, workers)]
     end = b"" if how.end is None else np.array([how.end], writer.dtype).tobytes()
     tokens = b"".join([*pieces, end])
@@ -224,7 +227,7 @@ def _add_text(writer: IndexedWriter, chunks: list[Chunk], how: Tokenization, wor
 
 
 def _encoded(chunks: list[Chunk], how: Tokenization, workers: int) -> Iterator[Encoded]:
-    """What becomes of each chunk, in their order; raises the problem of the first that has one."""
+    """Yield the tokenized chunks in order; raises UserError for the first with a problem."""
     results = (
         (encode(chunk, how) for chunk in chunks)
         if workers == 1 or len(chunks) == 1
@@ -237,10 +240,10 @@ def _encoded(chunks: list[Chunk], how: Tokenization, workers: int) -> Iterator[E
 
 
 def _by_workers(chunks: list[Chunk], how: Tokenization, workers: int) -> Iterator[Encoded]:
-    """Each chunk by the next free of several processes, not many chunks ahead of the reader."""
+    """Tokenize chunks in worker processes, at most AHEAD per worker before the reader."""
     waiting: deque[Future[Encoded]] = deque()
     left = iter(chunks)
-    # A fork of a process with threads may hang, so workers are started afresh.
+    # A fork of a process with threads may hang, so workers are spawned.
     context: Any = get_context("spawn")
     with ProcessPoolExecutor(workers, context, _alone) as pool:
         try:
@@ -260,5 +263,5 @@ def _by_workers(chunks: list[Chunk], how: Tokenization, workers: int) -> Iterato
 
 
 def _alone() -> None:
-    """A worker has a core to itself: the tokenizer is to start no threads."""
+    """Disable the tokenizer's threads, because each worker has one core."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

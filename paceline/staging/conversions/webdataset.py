@@ -1,12 +1,13 @@
-"""Tar shards of samples, and beside them what megatron-energon asks for, as `energon prepare` does.
+"""Tar shards of samples with the metadata of megatron-energon, as `energon prepare` writes them.
 
-PART/shard_000000.tar: files KEY.NAME, those of a sample together; no key twice in a data set.
-PART/shard_000000.tar.idx: where each sample begins and the last one ends, in bytes (u64, little).
-PART/index.txt: the names of its shards, a line each, as MLPerf's conversion of Flux.1 leaves them.
-.nv-meta/dataset.yaml: samples are taken as they are, and the program's own cooker decodes them.
-.nv-meta/split.yaml, .info.json, .info.yaml: the shards of each part, and the samples of each shard.
-.nv-meta/index.sqlite, index.uuid: the place of every sample and of every file of it.
-Source of the format: megatron-energon 7.4.1, flavors/webdataset; before 7 .info.yaml is read alone.
+PART/shard_000000.tar: files KEY.NAME, grouped by sample; keys are unique in a data set.
+PART/shard_000000.tar.idx: byte offsets of each sample and of the end (u64, little-endian).
+PART/index.txt: the names of its shards, one per line, as in MLPerf's conversion of Flux.1.
+.nv-meta/dataset.yaml: samples are read unchanged, and the training program's cooker decodes them.
+.nv-meta/split.yaml, .info.json, .info.yaml: shards of each part, number of samples of each shard.
+.nv-meta/index.sqlite, index.uuid: the offset of every sample and of each of its files.
+Source of the format: megatron-energon 7.4.1, flavors/webdataset; before version 7 only .info.yaml
+is read.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from paceline.staging.conversions.indexed import part_path
 META_FOLDER = ".nv-meta"
 BLOCK_BYTES = 512
 ENERGON_VERSION = "7.4.1"
-"""Whose form the metadata have."""
+"""Version of megatron-energon whose metadata format is written."""
 DATASET_YAML = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 FILE_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
-"""KEY.NAME: the key ends at the first dot behind the last folder."""
+"""Pattern of KEY.NAME; the key ends at the first dot after the last slash."""
 TABLES = """
 CREATE TABLE samples (
     tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
@@ -53,7 +54,7 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """A file of a sample, and where in its shard the content lies."""
+    """File of a sample, with the offset and size of its content in the shard, in bytes."""
 
     name: str
     start: int
@@ -62,7 +63,7 @@ class ShardFile:
 
 @dataclass(frozen=True, slots=True)
 class ShardSample:
-    """A sample of a shard, from its first file's header to the next sample's, in bytes."""
+    """Sample of a shard; bytes `start` to `end` begin at the tar header of its first file."""
 
     key: str
     start: int
@@ -71,12 +72,12 @@ class ShardSample:
 
 
 def shard_name(number: int) -> str:
-    """How a shard is called, the first one 0."""
+    """Return the file name of a shard, numbered from 0."""
     return f"shard_{number:06d}.tar"
 
 
 def write_shard(path: Path, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> None:
-    """Write (key, contents by name) as a tar, which gets its name when it is whole."""
+    """Write samples (key, contents by name) as a tar file, which is renamed when complete."""
     part = part_path(path)
     try:
         with part.open("wb") as file:
@@ -94,9 +95,9 @@ def write_shard(path: Path, samples: Iterable[tuple[str, Mapping[str, bytes]]]) 
 
 
 def shard_samples(path: Path) -> Iterator[ShardSample]:
-    """The samples of a shard in their order; its headers alone are read.
+    """Yield the samples of a shard in order; only the tar headers are read.
 
-    Raises UserError for a file that is no whole tar of such samples.
+    Raises UserError for a file that is not a complete tar of such samples.
     """
     key, start, end, files = "", 0, 0, list[ShardFile]()
     try:
@@ -121,7 +122,7 @@ def shard_samples(path: Path) -> Iterator[ShardSample]:
 
 
 def index_shard(path: Path) -> list[ShardSample]:
-    """The samples of a shard, whose `.tar.idx` is written beside it; raises as `shard_samples`."""
+    """Write the `.tar.idx` of a shard and return its samples; raises as `shard_samples` does."""
     samples = [*shard_samples(path)]
     places = [*(sample.start for sample in samples), samples[-1].end]
     _replace(path.with_name(f"{path.name}.idx"), struct.pack(f"<{len(places)}Q", *places))
@@ -129,10 +130,11 @@ def index_shard(path: Path) -> list[ShardSample]:
 
 
 def write_metadata(folder: Path, shards: Iterable[tuple[str, Sequence[ShardSample]]]) -> None:
-    """Write `.nv-meta` and every part's index.txt for (path in `folder`, samples) of each shard.
+    """Write `.nv-meta` and the index.txt of every part.
 
-    A shard's folder is the part that it is of. Shards are taken one by one: millions of samples
-    are not held at once. Raises UserError for a key that is there twice.
+    `shards` yields (path in `folder`, samples) of each shard; the folder of a shard is its part.
+    Shards are read one at a time, because millions of samples may not fit in memory. Raises
+    UserError for a duplicate key.
     """
     meta = folder / META_FOLDER
     meta.mkdir(exist_ok=True)
@@ -163,14 +165,14 @@ def write_metadata(folder: Path, shards: Iterable[tuple[str, Sequence[ShardSampl
     _replace(meta / "index.uuid", str(identity).encode())
     _replace(meta / "dataset.yaml", DATASET_YAML.encode())
     _replace(meta / "split.yaml", f"split_parts:\n{listed}exclude: []\n".encode())
-    # JSON is YAML too. A program takes a data set for prepared by these, so they come last.
+    # JSON is also valid YAML. These files mark a data set as prepared, so they are written last.
     _replace(meta / ".info.yaml", text.encode())
     _replace(meta / ".info.json", text.encode())
 
 
 @contextmanager
 def _database(path: Path) -> Iterator[sqlite3.Connection]:
-    """The tables, which get their indexes and their name when they are whole."""
+    """Yield a database with empty tables; at the end, add the indexes and rename the file."""
     part = part_path(path)
     try:
         with closing(sqlite3.connect(part)) as database:

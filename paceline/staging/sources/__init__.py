@@ -1,1 +1,1 @@
-"""Where assets come from: each kind says what it consists of, or fetches itself."""
+"""Sources of assets; each kind lists its files or fetches the asset itself."""

@@ -1,4 +1,4 @@
-"""Container images, by whichever program this machine has for them."""
+"""Container images, fetched by the container program that this machine has."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from paceline.machines.programs import last_line, run_program
 
 DOCKER_HUB, NGC = "docker.io", "nvcr.io"
 RUNTIMES = ("enroot", "apptainer", "singularity", "docker", "podman", "skopeo")
-"""In the order in which they are looked for: what Slurm starts comes first."""
+"""Supported programs in order of preference: those that Slurm starts come first."""
 IN_A_DAEMON = ("docker", "podman")
-"""Those that keep images themselves: what is staged is a note of the image and its digest."""
+"""Programs that store images themselves; only a note of the image and its digest is staged."""
 NOTE_FILE = "image.json"
 RETRIES = "--retry-times=2"
-"""Of skopeo: after 1 s and 2 s, where a server or the network failed."""
+"""Option of skopeo to retry after 1 s and 2 s if a server or the network failed."""
 _MESSAGE = re.compile(r'level=\w+ msg="((?:[^"\\]|\\.)*)"')
 _REFUSED = re.compile(
     r"unauthorized|authentication required|no basic auth|denied|\b40[13]\b", re.IGNORECASE
@@ -29,7 +29,7 @@ _REFUSED = re.compile(
 
 
 def container_runtime(asked: str | None) -> str:
-    """The program that fetches images; raises UserError where there is none."""
+    """Return the program that fetches images; raises UserError if none is installed."""
     if asked and asked not in RUNTIMES:
         raise UserError(
             f"--runtime {asked}",
@@ -52,18 +52,18 @@ def container_runtime(asked: str | None) -> str:
 
 @dataclass(frozen=True)
 class ImageFetch:
-    """One image on its way by one program, which has the logins to registries."""
+    """Fetch of one image by one program, which holds the registry logins."""
 
     asset: Asset
     runtime: str
     check: Callable[[], None]
 
     def fetch(self, done: Path, underway: Path) -> str | None:
-        """Fetch the image into `done`; its manifest's digest, None where no program tells it.
+        """Fetch the image into `done`; return its manifest's digest, or None if it is unknown.
 
-        What skopeo has of it is kept in `underway`, the others keep it themselves. Raises UserError
-        where access is refused, SystemFaultError where the image cannot be had or has another
-        digest than is stated.
+        skopeo keeps complete layers in `underway`; other programs keep them in their own cache.
+        Raises UserError if access is refused, and SystemFaultError if the image cannot be fetched
+        or its digest differs from the stated one.
         """
         file = done / image_file(self.asset, self.runtime)
         if self.runtime in IN_A_DAEMON:
@@ -90,7 +90,7 @@ class ImageFetch:
         return digest
 
     def _registry_digest(self) -> str | None:
-        """What the registry has now, before anything is fetched of it."""
+        """Return the digest of the image in the registry, without fetching its layers."""
         if shutil.which("skopeo") is None:
             return None
         words = ("skopeo", "inspect", "--raw", f"docker://{image_name(self.asset)}")
@@ -101,7 +101,7 @@ class ImageFetch:
         return f"sha256:{hashlib.sha256(manifest.encode()).hexdigest()}" if manifest else None
 
     def _copy(self, digest: str, underway: Path, file: Path) -> None:
-        """Layer by layer into a folder, of which a second call takes what is whole, then a file."""
+        """Copy the layers to a folder, from which a later call can resume, then to one file."""
         layers = underway / digest.partition(":")[2]
         name = f"{repository_of(self.asset.source)}@{digest}"
         image = f"docker://{name}"
@@ -123,7 +123,7 @@ class ImageFetch:
             )
 
     def _run(self, *command: str) -> str:
-        """What a command of the runtime printed; raises where it failed."""
+        """Return the output of a command; raises UserError or SystemFaultError if it failed."""
         ended = run_program(command, self.check)
         if ended.returncode:
             raise _failed(self.asset, self.runtime, ended.stderr or ended.stdout)
@@ -133,7 +133,10 @@ class ImageFetch:
 def fetch_image(
     asset: Asset, done: Path, underway: Path, runtime: str, check: Callable[[], None]
 ) -> str | None:
-    """Fetch an image as `ImageFetch.fetch` does; a digest that nobody can tell is refused first."""
+    """Fetch an image as `ImageFetch.fetch` does.
+
+    Raises UserError before the fetch if a stated digest cannot be checked.
+    """
     by_tag = asset.digest is not None and asset.revision is not None
     if by_tag and runtime not in IN_A_DAEMON and shutil.which("skopeo") is None:
         raise UserError(
@@ -145,14 +148,14 @@ def fetch_image(
 
 
 def image_name(asset: Asset) -> str:
-    """`registry/repository:tag`, or `@digest` where one is stated and no tag."""
+    """Return `registry/repository:tag`, or `@digest` if a digest and no tag is stated."""
     if asset.revision:
         return f"{asset.source}:{asset.revision}"
     return f"{asset.source}@{asset.digest}" if asset.digest else asset.source
 
 
 def image_file(asset: Asset, runtime: str) -> str:
-    """The file that an image becomes: `nvidia+nemo+24.09.sqsh`, as enroot itself calls it."""
+    """Return the file name of an image, such as `nvidia+nemo+24.09.sqsh`, in enroot's style."""
     repository = asset.source.partition("/")[2] if _registry(asset.source) else asset.source
     stem = re.sub(r"[/:@]", "+", "+".join(filter(None, (repository, asset.revision))))
     ending = {"enroot": "sqsh", "apptainer": "sif", "singularity": "sif"}.get(runtime, "tar")
@@ -160,21 +163,21 @@ def image_file(asset: Asset, runtime: str) -> str:
 
 
 def image_command(runtime: str, image: str, file: Path) -> tuple[str, ...]:
-    """What fetches `image` into `file`."""
+    """Return the command that fetches `image` into `file`."""
     if runtime == "enroot":
-        # A registry is told from the image by a #.
+        # enroot separates registry and image by a #.
         name = image.replace("/", "#", 1) if _registry(image) else image
         return ("enroot", "import", "--output", str(file), f"docker://{name}")
     return (runtime, "build", "--force", str(file), f"docker://{image}")
 
 
 def repository_of(source: str) -> str:
-    """An image's name without the tag or digest that may stand behind it."""
+    """Return an image's name without its tag or digest."""
     return re.sub(r"(@.*|:[^/]*)$", "", source)
 
 
 def registry_of(asset: Asset) -> str:
-    """The registry's name and port, docker's hub where the image names none."""
+    """Return the name and port of an image's registry; Docker Hub if the image states none."""
     return _registry(asset.source) or DOCKER_HUB
 
 
@@ -184,7 +187,7 @@ def _registry(image: str) -> str | None:
 
 
 def _of_repository(text: str, source: str) -> str | None:
-    """The digest that an image has in its own repository: pulled from two, it may have two."""
+    """Return the digest of an image in its own repository; each repository may have its own."""
     pairs = [line.strip().rpartition("@")[::2] for line in text.splitlines() if "@" in line]
     return next(
         (d for name, d in pairs if name == repository_of(source)), pairs[0][1] if pairs else None
@@ -214,7 +217,7 @@ def _failed(asset: Asset, runtime: str, said: str) -> Exception:
 
 
 def _reason(said: str) -> str:
-    """What a program says is wrong, without the stamps that some put around it."""
+    """Return the error of a program, without the time and level that some add."""
     line = last_line(said)
     message = _MESSAGE.search(line)
     return message[1].replace('\\"', '"') if message else line

@@ -1,4 +1,4 @@
-"""A framework's code at one commit, by the git program, with the recipe's patches."""
+"""Code of a framework at one commit, fetched by git, with the recipe's patches."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from paceline.staging.credentials import shown
 
 _WHOLE = re.compile(r"[0-9a-f]{40}")
 _ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "LC_ALL": "C"}
-"""A question for a password would wait for ever."""
+"""Environment without password prompts, which would wait forever."""
 _REFUSED = re.compile(
     r"Authentication failed|could not read Username|HTTP 40[13]|error: 40[13]|Permission denied"
 )
 
 
 def clone(asset: Asset, folder: Path, check: Callable[[], None]) -> str:
-    """Check a commit out into an empty `folder`; its full name.
+    """Check out a commit into an empty `folder` and return its full hash.
 
-    Raises UserError without git, where a patch does not apply and where access is refused,
-    SystemFaultError where the commit cannot be had. `check` is called meanwhile, and may raise.
+    Raises UserError if git is missing, a patch does not apply or access is refused, and
+    SystemFaultError if the commit cannot be fetched. `check` is called regularly, and may raise.
     """
     if shutil.which("git") is None:
         raise UserError(f"git {asset.source}", "takes the program git", remedy="install git")
@@ -37,14 +37,14 @@ def clone(asset: Asset, folder: Path, check: Callable[[], None]) -> str:
 
     git("init", "--quiet")
     git("remote", "add", "origin", asset.source)
-    # A server may refuse single commits, and knows none by a part of its name.
+    # A server may refuse to send a single commit, and does not accept an abbreviated hash.
     only = ("fetch", "--quiet", "--depth", "1", "origin", revision)
     if not _WHOLE.fullmatch(revision) or git(*only).returncode:
         _must(asset, git("fetch", "--quiet", "--tags", "origin", "+refs/heads/*:refs/origin/*"))
     _must(asset, git("checkout", "--quiet", "--detach", revision))
     commit = git("rev-parse", "HEAD").stdout.strip()
     if not commit.startswith(revision.lower()):
-        # A tag or branch may be called like the beginning of a commit.
+        # A tag or branch may have the name of an abbreviated hash.
         raise SystemFaultError(
             f"git {shown(asset.source) or asset.source}",
             f"takes {revision} for {commit[:12]}",

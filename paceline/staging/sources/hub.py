@@ -1,7 +1,7 @@
-"""Models, tokenizers and data sets of the Hugging Face hub, or of a mirror ($HF_ENDPOINT).
+"""Models, tokenizers and data sets of the Hugging Face Hub, or of a mirror ($HF_ENDPOINT).
 
-The hub's own library says what a repository holds at a commit, and which token there is; files
-come by the transfer of every other source, so that all are resumed and checked alike.
+The hub's library lists the files of a commit and provides the token. Files are downloaded by the
+same code as for other sources, so all are resumed and verified in the same way.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ TOKENIZER_FILES = (
     "config.json",
     "generation_config.json",
 )
-"""What makes a tokenizer, by the names that its libraries give."""
+"""Name patterns of a tokenizer's files."""
 WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".ckpt")
 TIMEOUT_S = 30.0
 
 
 def is_offline() -> bool:
-    """Whether the environment forbids the hub."""
+    """Return whether the environment forbids access to the hub."""
     values = [os.environ.get(name, "").upper() for name in OFFLINE_VARIABLES]
     return any(value in ("1", "TRUE", "YES", "ON") for value in values)
 
 
 def require_library(asset: Asset) -> None:
-    """Raise UserError where the hub's library is not installed."""
+    """Raise UserError if the hub's library is not installed."""
     if importlib.util.find_spec("huggingface_hub") is None:
         raise UserError(
             f"{asset.kind} {asset.source}",
@@ -56,9 +56,9 @@ def require_library(asset: Asset) -> None:
 
 
 def list_hub(asset: Asset, ended: StageEnd) -> SourceListing:
-    """The files of a repository at the commit that its revision is now.
+    """Return the files of a repository at the current commit of its revision.
 
-    Raises UserError where access is refused, SystemFaultError where there is no such repository.
+    Raises UserError if access is refused, and SystemFaultError if there is no such repository.
     """
     require_library(asset)
     info: Any = tried(lambda: _info(asset), f"{hub_endpoint()}/{asset.source}", ended)
@@ -90,9 +90,10 @@ def list_hub(asset: Asset, ended: StageEnd) -> SourceListing:
 
 
 def copy_cached(asset: Asset, done: Path, check: Callable[[], None] = lambda: None) -> str | None:
-    """Copy an asset from the hub's cache on this machine, offline; the commit that it is of.
+    """Copy an asset from the hub's local cache, without network; return its commit.
 
-    What `done` holds goes once the cache is known to have it whole, else UserError is raised.
+    The content of `done` is replaced. Raises UserError before that if the cached copy is
+    incomplete.
     """
     require_library(asset)
     from huggingface_hub import snapshot_download
@@ -130,10 +131,10 @@ def copy_cached(asset: Asset, done: Path, check: Callable[[], None] = lambda: No
 
 
 def _lacking(asset: Asset, folder: Path, paths: Sequence[str]) -> str | None:
-    """What a cached snapshot is known to lack, or why nobody can know; None where it is whole."""
+    """Return what a cached snapshot lacks, or why that is unknown; None if it is complete."""
     listing = folder.parents[1] / "trees" / f"{folder.name}.json"
     if listing.is_file() and paths:
-        return None  # The library itself has held the snapshot against it.
+        return None  # The library has already compared the snapshot with this listing.
     needed = {path for path in asset.include if not set("*?[") & set(path)}
     for index in (path for path in paths if path.endswith(".index.json")):
         needed.update(path for path in _indexed(folder, index) if _is_chosen(asset, path))
@@ -150,7 +151,7 @@ def _lacking(asset: Asset, folder: Path, paths: Sequence[str]) -> str | None:
 
 
 def _indexed(folder: Path, index: str) -> set[str]:
-    """The files over which an index says that the weights are spread."""
+    """Return the weight files listed in an index."""
     try:
         names = set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
@@ -159,7 +160,7 @@ def _indexed(folder: Path, index: str) -> set[str]:
 
 
 def _info(asset: Asset) -> Any:
-    """The hub's answer about a repository; raises TransientError where another try may succeed."""
+    """Return the hub's metadata of a repository; raises TransientError if a retry may succeed."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
@@ -179,12 +180,12 @@ def _info(asset: Asset) -> Any:
         raise _of_status(asset, where, error.response) from None
     except (httpx2.RequestError, OSError):
         raise TransientError("does not answer") from None
-    except Exception as error:  # the library has classes of its own, of several versions
+    except Exception as error:  # the library's own exceptions differ between its versions
         raise SystemFaultError(where, f"cannot be listed ({type(error).__name__})") from None
 
 
 def _of_status(asset: Asset, where: str, response: Any) -> Exception:
-    """The error for a refusal; without a token the hub says 401 also of what is not there."""
+    """Return the error for a refusal; without a token, 401 may also mean "not found"."""
     status = getattr(response, "status_code", None)
     if status is None:
         return TransientError("does not answer")
@@ -197,7 +198,7 @@ def _of_status(asset: Asset, where: str, response: Any) -> Exception:
 
 
 def access_page(asset: Asset) -> str | None:
-    """Where access to an asset is asked for; None where nobody says."""
+    """Return the page where access to an asset is requested; None if it is unknown."""
     if asset.gate or asset.kind not in HUB_KINDS:
         return asset.gate
     folder = "datasets/" if asset.kind == "hub-dataset" else ""

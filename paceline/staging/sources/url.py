@@ -1,4 +1,4 @@
-"""Files by their URLs, and MLCommons' lists of files with checksums."""
+"""Files from URLs, and from MLCommons' file lists with checksums."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from paceline.staging.ending import StageEnd
 from paceline.staging.transfer import RemoteFile, SourceListing, inner_path, is_included
 
 AT_ONCE = 8
-"""Requests for sizes."""
+"""Maximum number of concurrent requests for file sizes."""
 _MD5_LINE = re.compile(r"([0-9a-f]{32})\s+\*?(?:\./)?(\S.*)")
 
 
 def list_urls(asset: Asset, ended: StageEnd) -> SourceListing:
-    """The files that the recipe itself names."""
+    """Return the files that the recipe lists."""
     files = asset.files or (_only_file(asset),)
     remote = [_remote(asset, file) for file in files]
     return SourceListing(_sized(asset, remote, ended), shown(asset.source))
 
 
 def list_r2(asset: Asset, ended: StageEnd) -> SourceListing:
-    """The files of a data set that MLCommons publishes as `NAME.uri` and `NAME.md5`.
+    """Return the files of a data set that MLCommons publishes as `NAME.uri` and `NAME.md5`.
 
-    The first holds the URL of the folder with the files, the second, which lies beside it, a line
-    with MD5 and path for each. Raises UserError where a login is asked for, SystemFaultError where
-    they say something else.
+    `NAME.uri` holds the URL of the folder with the files. `NAME.md5` in the same folder holds one
+    line per file with its MD5 and path. Raises UserError if a login is required, and
+    SystemFaultError if a file has another format.
     """
     base = tried(lambda: read_small(asset.source, asset.gate), asset.source, ended).strip()
     if base.startswith("<"):
-        # What is for members leads to a page for logging in.
+        # Data for members redirects to a login page.
         variables = " and ".join(ACCESS_VARIABLES)
         raise UserError(
             shown(asset.source), "asks for a login", remedy=f"{variables} are a service account's"
@@ -59,7 +59,7 @@ def list_r2(asset: Asset, ended: StageEnd) -> SourceListing:
 
 
 def _sized(asset: Asset, files: Sequence[RemoteFile], ended: StageEnd) -> tuple[RemoteFile, ...]:
-    """The files with the sizes that the server tells; they decide whether there is room."""
+    """Return the files with the sizes from the server, which the disk space check needs."""
 
     def size(file: RemoteFile) -> int | None:
         ended.check(asset.name)
