@@ -48,10 +48,10 @@ class Case:
     global_batch: float
     """Samples per step."""
     gated: bool = False
-    """A gated ffn of three matrices, else two."""
+    """True for a gated ffn of three matrices, False for two matrices."""
     causal: bool = True
     frozen: bool = False
-    """Block weights are not trained (LoRA), so they have no weight gradient."""
+    """True if block weights are not trained (LoRA) and have no weight gradient."""
     experts: float = 1
     experts_per_token: float = 1
     shared_ffn: float = 0
@@ -60,16 +60,16 @@ class Case:
     """Share of the blocks that have no experts; their ffn counts in `more_weights`, and takes the
     time of a token's experts."""
     mtp_layers: float = 0
-    """Layers among `layers` that each predict one token more: behind a product that joins two
-    streams, and with a pass through the shared head and a loss of their own."""
+    """Layers among `layers` that each predict one more token. Each has a GEMM that joins two
+    residual streams, a pass through the shared head, and its own loss."""
     whole_experts: bool = False
-    """Tensor ranks hold different experts, each a whole one (expert tensor parallelism of 1)."""
+    """True if tensor ranks hold different experts, unsharded (expert tensor parallelism of 1)."""
     dispatcher: Dispatcher = "any"
     """MoE token dispatcher; "any" if unknown."""
     ep_overlap: EpOverlap = "any"
     """Overlap of token dispatch with another micro-batch; "any" if unknown."""
     drops_tokens: bool = False
-    """Experts take tokens up to a capacity, so that all sizes are known beforehand."""
+    """True if experts take tokens up to a capacity, so that all sizes are known in advance."""
     proxied: bool = False
     """True if CPU threads drive the network ports because devices cannot (EFA)."""
     tp: float = 1
@@ -88,54 +88,55 @@ class Case:
     """Share of the blocks of which only the ffn's activation is recomputed."""
     selective_recompute: bool = False
     flash: bool = True
-    """Attention that stores no scores."""
+    """True for attention that does not store its scores."""
     compiled: bool = False
     param_tensors: float = 0
-    """Trained tensors that the optimizer, without ZeRO, visits one after the other, behind an
-    exchange of 16-bit gradients that nothing hides: DeepSpeed's in fp16."""
+    """Trained tensors that the optimizer, without ZeRO, updates one after the other, after an
+    exchange of 16-bit gradients without overlap: DeepSpeed's in fp16."""
     cuda_graphs: CudaGraphs = "none"
     """Part of a step captured in CUDA graphs: each block, or the whole iteration."""
     generation: Generation = "other"
     domain: float = 8
     """Devices per NVLink domain."""
     leaf: float = inf
-    """Devices that the network of `inter_bytes_per_s` joins; the next level joins leaves."""
+    """Devices per leaf, which the network of `inter_bytes_per_s` connects."""
     leaf_bytes_per_s: float = inf
-    """Of one device's share of what leaves a leaf, one direction."""
+    """Bytes/s of one device's share of the traffic that leaves a leaf, in one direction."""
     pod: float = inf
-    """Devices that this level joins; the last level joins pods."""
+    """Devices per pod, which connects leaves; the last level connects pods."""
     pod_bytes_per_s: float = inf
     intra_latency_s: float = 0.0
-    """One way, beyond what coefficients have in them; so of each level."""
+    """One-way latency in seconds beyond that in the coefficients; likewise for each level."""
     inter_latency_s: float = 0.0
     leaf_latency_s: float = 0.0
     pod_latency_s: float = 0.0
     scattered: bool = False
-    """Neighbouring domains lie anywhere in the network."""
+    """True if neighbouring domains may be anywhere in the network."""
     peak_narrow: float = 0.0
-    """FLOP/s of the products' own dtype where it is narrower than 16 bit, else 0."""
+    """Dense FLOP/s of the GEMMs' dtype if narrower than 16 bit, else 0."""
     four_bit: bool = False
     block_scaled: bool = False
-    """Narrow numbers with a scale for every 16 or 32 (MX, NV formats)."""
+    """True for narrow formats with one scale per 16 or 32 numbers (MX, NV formats)."""
     power: float = 1.0
-    """Power limit over that of the data sheet."""
+    """Power limit divided by the data sheet's power."""
     cpu_oversubscription: float = 1.0
     """Processes per CPU core; CPU work takes this factor longer."""
     implementation: Implementation = "fused"
     schedule: Schedule = "1f1b"
-    """Order of a pipeline's micro-batches; what waits in memory follows from it."""
+    """Pipeline schedule; it decides how many micro-batches are in flight."""
     dp_shard: float = 0
-    """Ranks that share one copy of what ZeRO-2 and 3 shard, 0 for all (hybrid sharding)."""
+    """Ranks that shard one copy under ZeRO-2 and 3 (hybrid sharding); 0 for all."""
     gradients_once: bool = False
-    """ZeRO-2 and 3 reduce gradients after the last micro-batch, and hold them whole until then."""
+    """True if ZeRO-2 and 3 reduce gradients after the last micro-batch and hold them unsharded
+    until then."""
     tied: bool = False
-    """The head uses the embedding's weights."""
+    """True if the head uses the embedding's weights."""
     more_weights: float = 0
-    """Parameters of a block beside products, norms and biases, such as an MMDiT's modulation."""
+    """Parameters of a block other than GEMMs, norms and biases, such as an MMDiT's modulation."""
     positions: float = 0
-    """Rows of a table of learned positions."""
+    """Rows of the table of learned positions."""
     table_width: float = 0
-    """Of the embedding where it is not the model's."""
+    """Width of the embedding if it differs from the model's; else 0."""
     software_date: float = 2026.6
     """Release date of the software as a decimal year; default the newest with measurements."""
     software: str = "any"
@@ -143,53 +144,56 @@ class Case:
     family: str = "any"
     """Device family in the catalog."""
     drops_stream: bool = False
-    """Dropout of the stream that the run states; other frameworks' masks are counted always."""
+    """True if the run declares dropout in the residual stream; other frameworks' masks always
+    count."""
     drops_scores: bool = False
-    """The same of attention's probabilities."""
+    """True if the run declares dropout of attention's probabilities."""
     cp_exchange: CpExchange = "any"
     """Exchange of keys between context-parallel ranks; "any" if unknown."""
     compute_bytes: float = 2
     """Bytes per element of the compute dtype."""
     half: bool = False
-    """These 2 bytes are fp16, not bf16."""
+    """True if the 2-byte compute dtype is fp16, not bf16."""
     moment_bytes: float = 4
-    """Of each of Adam's two moments."""
+    """Bytes per parameter of each of Adam's two moments."""
     more_logit_bytes: float = 0.0
-    """Of a logit, beyond what its framework's usual loss holds."""
+    """Bytes per logit beyond the framework's usual loss."""
     blocking_launches: bool = False
-    """The host waits for each kernel that it starts (CUDA_LAUNCH_BLOCKING)."""
+    """True if the CPU waits for each kernel (CUDA_LAUNCH_BLOCKING)."""
     summed_gradient_bytes: float = 0
-    """Of a gradient that micro-batches are summed up in, where it stands beside the framework's."""
+    """Bytes per parameter of a gradient that accumulates micro-batches, in addition to the
+    framework's own gradient."""
     document: float = 0
-    """Tokens of one document where several fill a sample, none attending to another; 0 for one."""
+    """Tokens per document if a sample packs several that do not attend to each other; 0 if it is
+    one."""
     assumed_intra: bool = False
     """True if intra-node links (network, device variant) are assumed, which widens the interval."""
     assumed_inter: bool = False
     assumed_device: bool = False
     mesh: bool = False
-    """Devices of a domain have links of their own to each of the others, and no switch."""
+    """True if each device of a domain has direct links to the others, without a switch."""
     adapter_widths: float = 0
-    """Inputs and outputs of all matrices of a block that carry an adapter, added up."""
+    """Sum of inputs and outputs of all matrices of a block with an adapter."""
     adapter_rank: float = 0
     relu: bool = False
-    """The ffn's activation is a ReLU, whose gradient needs its output alone."""
+    """True if the ffn's activation is a ReLU, whose gradient needs only its output."""
     adapter_inputs: float = 0
-    """Numbers a token that adapters keep of their own inputs, in a block, as every tensor rank."""
+    """Numbers per token of adapter inputs saved in a block on every tensor rank."""
     adapter_parts: float = 0
-    """The same of inputs that tensor ranks have a part of each."""
+    """Numbers per token of saved adapter inputs that are sharded over tensor ranks."""
     adapter_inner: float = 0
-    """Numbers a token between the two products of all adapters of a block."""
+    """Numbers per token between the two GEMMs of all adapters of a block."""
     adapter_drops: bool = False
-    """A mask is kept beside each input of an adapter."""
+    """True if a dropout mask is saved for each adapter input."""
     trains_head: bool = False
-    """Beside adapters the head is trained."""
+    """True if the head is trained in addition to adapters."""
     latents: float = 0
-    """Numbers a token that a block keeps beside those of a plain one: latent attention's narrow
-    vectors, or what an MMDiT modulates, joins and normalizes by head."""
+    """Numbers per token that a block saves in addition to those of a plain one: latent attention's
+    narrow vectors, or what an MMDiT modulates, joins and normalizes by head."""
     score_width: float = 0
-    """Numbers of a head in attention's products where it is not `head_dim` (latent attention)."""
+    """Width of a head in attention's GEMMs if it is not `head_dim` (latent attention)."""
     trained_share: float = 0.02
-    """Parameters of adapters over those of all blocks; only looked at with `frozen`."""
+    """Parameters of adapters divided by those of all blocks; used only with `frozen`."""
 
 
 Bools = NDArray[np.bool_]
@@ -219,7 +223,7 @@ class Cases:
     """Cache of `is_category`."""
 
     def __post_init__(self) -> None:
-        # Formulas ask for a number a hundred times a case: these are found without a call.
+        # Formulas read a field about a hundred times per case; instance attributes avoid a call.
         vars(self).update(self.numbers)
 
     def __getattr__(self, name: str) -> Floats:

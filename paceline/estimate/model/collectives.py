@@ -51,11 +51,11 @@ def _neighbours_per_unit(x: Cases, level: _NetworkLevel) -> Floats:
 def group_rate(x: Cases, c: Mapping[str, float], span: Floats, stride: Floats) -> Floats:
     """Return the bytes/s of one rank in a group of every `stride`th of `span` neighbours.
 
-    Inside the fast domain it is that of the links. A group that leaves it has domain / stride
-    members a domain, which share what they exchange: each moves its part through its own port.
-    So do those of a leaf and of a pod with what leaves it, unless domains are scattered.
-    Without a switch a group has the links between its own members alone: (n - 1)/(domain - 1) of
-    a device's.
+    Inside the NVLink domain it is the rate of the links. A group that leaves the domain has domain
+    / stride members per domain. They share the exchanged data: each moves its part through its own
+    port. The same holds for the members in a leaf and in a pod, unless domains are scattered.
+    Without a switch a group has only the links between its own members: (n - 1)/(domain - 1) of a
+    device's rate.
     """
     inside = x.intra_bytes_per_s * c["intra"]
     linked = (span / stride - 1) / np.maximum(1.0, x.domain - 1)
@@ -146,11 +146,11 @@ def all_to_all_s(
 ) -> Floats:
     """Return the seconds of an all-to-all among `size` ranks, each sending `num_bytes` in total.
 
-    Every rank has bytes of its own for each other one, so what leaves a domain goes through its own
-    port, unlike what a domain shares. `receivers` ranks get a copy of each piece, but a domain gets
-    one for all of its own, so that (D - 1)(1 - (1 - 1/D)^receivers) copies leave one of D domains
-    on average. NCCL's all-to-all sends every copy by itself. Host threads that hand pieces to ports
-    begin one for each rank after the other.
+    Every rank has different bytes for each other rank, so data that leaves a domain goes through
+    the rank's own port. `receivers` ranks get a copy of each piece, but a domain gets one copy for
+    all of its ranks, so that (D - 1)(1 - (1 - 1/D)^receivers) copies leave one of D domains on
+    average. NCCL's all-to-all sends every copy separately. CPU threads that drive the ports start
+    one transfer after the other.
     """
     near = np.clip(x.domain / stride, 1.0, size)
     domains = size / near

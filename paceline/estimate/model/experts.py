@@ -1,8 +1,8 @@
 """Mixture of experts: placement of experts, token dispatch, and the efficiency of their kernels.
 
 Symbols: t tokens of a micro-batch on a rank, k experts per token, ep ranks that share the experts.
-Tensor ranks either share each expert, or hold different whole ones (expert tensor parallelism of
-1), each for its own part of the tokens.
+Tensor ranks either shard each expert, or hold different unsharded experts (expert tensor
+parallelism of 1), each for its own part of the tokens.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _BANDWIDTH = re.compile(
     r"\s*(?P<scale>[GTM])(?P<unit>i?B|i?b(?:it)?)(?:\s*/\s*s|ps|it/s)?(?![a-zA-Z])"
 )
 LARGEST_LINK = 1e15
-"""Bytes/s; the fastest of today carries a thousandth."""
+"""Maximum plausible bytes/s of a link; today's fastest links reach a thousandth of it."""
 _SCALES = {"M": 1e6, "G": 1e9, "T": 1e12}
 _OF_NODE = re.compile(r"\bnode\b|ethernet|\d\s*GbE\b", re.IGNORECASE)
 _BOTH = re.compile(r"\bbi\b|bidir|both directions", re.IGNORECASE)
@@ -32,16 +32,17 @@ class Rate(NamedTuple):
 
     bytes_per_s: float
     assumed: bool = False
-    """True where nobody says which link it is."""
+    """True if the link is not specified."""
     note: str | None = None
 
 
 def parse_bandwidth(text: str, per_node: int) -> float | None:
-    """The bandwidth that a description states, of one device in one direction; None without any.
+    """Return the stated bytes/s of one device in one direction; None if `text` states none.
 
-    "8x400 Gb/s" are the ports of a node, and so is one port of Ethernet or what is "per node";
-    devices share them. Any other rate is a device's: "100 GB/s". Both directions together count
-    half. Raises UserError for a rate that is negative or beyond all links.
+    "8x400 Gb/s" are the ports of a node. One port of Ethernet, or a rate "per node", also belongs
+    to a node and is shared by its devices. Any other rate belongs to a device: "100 GB/s". A rate
+    for both directions together counts half. Raises UserError for a rate that is negative or beyond
+    all links.
     """
     stated = _BANDWIDTH.search(text)
     if stated is None:
@@ -62,7 +63,7 @@ def parse_bandwidth(text: str, per_node: int) -> float | None:
 
 
 def intra_rate(name: str | None, device: Device) -> Rate:
-    """Inside a node; raises UserError for a name that is neither known nor states a rate."""
+    """Return the rate inside a node; raises UserError for an unknown name without a rate."""
     match = _match(name, device)
     if match and match.link and match.link.bytes_per_s and match.link.kind == "intra":
         return Rate(match.link.bytes_per_s)
@@ -79,7 +80,7 @@ def intra_rate(name: str | None, device: Device) -> Rate:
 
 
 def inter_rate(name: str | None, generation: Generation, per_node: int) -> Rate:
-    """Between nodes; raises UserError for a name that is neither known nor states a rate."""
+    """Return the rate between nodes; raises UserError for an unknown name without a rate."""
     match = _match(name)
     if match and match.node_bytes_per_s:
         return Rate(match.node_bytes_per_s / per_node)
@@ -102,7 +103,7 @@ def _reading(name: str | None, bytes_per_s: float) -> str:
 
 
 def _match(name: str | None, device: Device | None = None) -> catalog.LinkMatch | None:
-    """What the catalog knows of a name; None for one that states its own rate."""
+    """Return the catalog's entry for a link; None for a name that states its own rate."""
     if not name:
         return None
     try:
@@ -115,9 +116,9 @@ def _match(name: str | None, device: Device | None = None) -> catalog.LinkMatch 
 
 
 MAX_POWER = 1.25
-"""Of the power available for a FLOP/s, over that of the generation's usual device."""
+"""Maximum ratio of power per FLOP/s to that of the generation's usual device."""
 MAX_SWITCHLESS_DEVICES = 4
-"""Devices of a board on which A100s and H100s have no NVLink switch."""
+"""Maximum devices per board on which A100s and H100s have no NVLink switch."""
 _POWER = re.compile(r"(\d{3,4})\s?W\b")
 _PROXIED = re.compile(r"\bEFA(v\d)?\b")
 """Networks whose ports devices cannot drive themselves (Mao et al., arXiv:2512.19849)."""
@@ -125,7 +126,7 @@ FOUR_BIT: tuple[Dtype, ...] = ("mxfp4", "nvfp4")
 
 
 class Assumed(NamedTuple):
-    """What nobody stated, so that something usual stands for it."""
+    """Flags for properties that are not specified and therefore assumed."""
 
     intra: bool = False
     inter: bool = False
@@ -140,9 +141,9 @@ class Level(NamedTuple):
 
     name: str
     devices: float
-    """That it joins, infinite where it joins all."""
+    """Number of devices that the level connects; infinite if it connects all."""
     bytes_per_s: float
-    """Of one device's share of what crosses it, one direction."""
+    """Bytes/s of one device's share of the level's traffic, in one direction."""
     latency_s: float = 0.0
 
 
@@ -158,32 +159,38 @@ class Machine:
     inter_bytes_per_s: float
     power: float
     cpu_oversubscription: float = 1.0
-    """Processes that share a core, 1 where each has its own."""
+    """Number of processes per CPU core; 1 if each has its own."""
     proxied: bool = False
-    """Host threads hand what devices send to the network's ports."""
+    """True if CPU threads drive the network ports."""
     mesh: bool = False
-    """Devices of a domain have links of their own to each of the others, and no switch."""
+    """True if each device of a domain has direct links to the others, without a switch."""
     assumed: Assumed = NOTHING_ASSUMED
     levels: tuple[Level, ...] = ()
-    """Of a stated fabric, from the fast domain outwards; without them domain and network stand."""
+    """Levels of a declared fabric, from the NVLink domain outwards; empty if only domain and
+    network are known."""
     scattered: bool = False
-    """Neighbouring domains lie anywhere in the network."""
+    """True if neighbouring domains may be anywhere in the network."""
     notes: tuple[str, ...] = ()
 
     def peak_16bit(self) -> float:
-        """Dense FLOP/s in bf16 or fp16; raises UserError when the catalog has neither."""
+        """Return the dense FLOP/s in bf16 or fp16; raises UserError if the catalog has neither."""
         peak = self.device.peak_flops_per_s("bf16") or self.device.peak_flops_per_s("fp16")
         if peak is None:
             raise UserError(self.device.name, "has no 16-bit peak in the catalog")
         return peak
 
     def peak_wide(self, dtype: Dtype) -> float:
-        """FLOP/s of products that are not narrow: fp32's own peak in fp32, else that of 16 bit."""
+        """Return the FLOP/s of GEMMs that are not narrow: the fp32 peak in fp32, else that of 16
+        bit.
+        """
         peak = self.device.peak_flops_per_s("fp32") if dtype == "fp32" else None
         return peak or self.peak_16bit()
 
     def peak_narrow(self, dtype: Dtype) -> float:
-        """FLOP/s of a dtype narrower than 16 bit, 0 for others; raises UserError without a peak."""
+        """Return the FLOP/s of a dtype narrower than 16 bit, 0 for others.
+
+        Raises UserError if the catalog has no peak for it.
+        """
         if dtype not in NARROW:
             return 0.0
         peak = self.device.peak_flops_per_s(dtype)
@@ -199,11 +206,10 @@ class Machine:
 def machine(
     device: str, intra: str | None = None, inter: str | None = None, devices_per_node: int = 8
 ) -> Machine:
-    """The machine that names of the catalog or of a publication stand for.
+    """Return the machine for names from the catalog or from a publication.
 
-    Raises UserError for a device that the catalog does not know, and for a link that it does not
-    know and that states no rate. Links that are not named get the usual ones of the device's
-    generation, with a note.
+    Raises UserError for a device that is not in the catalog, and for an unknown link without a
+    rate. Unspecified links get the default of the device's generation, with a note.
     """
     match = catalog.find_device(device)
     entry = match.device
@@ -230,9 +236,9 @@ def machine(
 
 
 def _power(device: Device, generation: Generation, limit: float) -> float:
-    """Watts for a FLOP/s of the peak, over those of the generation's usual device.
+    """Return the power per peak FLOP/s relative to the generation's usual device.
 
-    `limit` is the power limit over that of the data sheet.
+    `limit` is the power limit divided by the data sheet's power.
     """
     peak = device.peak_flops_per_s("bf16") or device.peak_flops_per_s("fp16")
     usual = catalog.generations()[generation].watts_per_tflops
@@ -242,9 +248,9 @@ def _power(device: Device, generation: Generation, limit: float) -> float:
 
 
 def _is_mesh(device: Device, generation: Generation, per_node: int) -> bool:
-    """Whether devices are linked one by one, without a switch: V100s, and boards of four.
+    """Return True if devices have direct links without a switch: V100s, and boards of four.
 
-    NVLink has switches from A100's boards of eight on, and in racks.
+    NVLink has switches on A100 boards of eight and later, and in racks.
     """
     family = catalog.generation_of(device.family)[1]
     if "PCIe" in device.name or family.domain:
@@ -254,10 +260,10 @@ def _is_mesh(device: Device, generation: Generation, per_node: int) -> bool:
 
 
 def with_fabric(machine: Machine, site: Site) -> Machine:
-    """The machine with the site's fabric, if it states one.
+    """Return the machine with the site's fabric, if the site declares one.
 
-    What crosses a level has the least of the level's own rate and the one below it, over its
-    oversubscription. Raises UserError for a link that is not known and states no rate.
+    Traffic that crosses a level gets the minimum of the level's own rate and the one below it,
+    divided by its oversubscription. Raises UserError for an unknown link without a rate.
     """
     if not site.fabric:
         return replace(machine, scattered=site.placement == "scattered")

@@ -1,16 +1,16 @@
-"""A pipeline's step pass by pass: how long its stages take together, and which rank waits.
+"""Simulation of a pipeline's step pass by pass: its duration, and the idle time of each rank.
 
-The closed forms of core/pipeline.py and step.py hold for equal stages and exchanges that take no
-time. Here the first stage may have the embedding, the last one the head, and what passes between
-ranks takes a while, so that it matters which rank waits for which.
+The closed forms of core/pipeline.py and step.py hold for equal stages and instant transfers. In
+this simulation the first stage may have the embedding and the last one the head. Transfers between
+ranks take time, so it matters which rank waits for which.
 
-Symbols: p ranks (pp) with v chunks of layers each (vp), S = p v stages, of which stage i lies on
-rank i mod p, and m micro-batches. A pass takes one micro-batch through one stage, and is a number,
-so that what it takes and what it waits for are arrays:
+Symbols: p ranks (pp) with v chunks of layers each (vp), S = p v stages, of which stage i is on rank
+i mod p, and m micro-batches. A pass takes one micro-batch through one stage. Passes are numbered,
+so that their durations and dependencies are arrays:
 
     pass = kind S m + stage m + micro-batch,    kind 0  forward
                                                      1  backward
-                                                     2  gradients of weights, for zero-bubble alone
+                                                     2  gradients of weights, zero-bubble only
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from paceline.estimate.model.step import (
 )
 
 WEIGHT_SHARE = 0.5
-"""Of a backward pass, what the weights' gradients take; only zero-bubble does them apart."""
+"""Share of a backward pass that computes weight gradients; only zero-bubble separates it."""
 Order = list[int]
-"""Passes of one rank, one after the other."""
+"""Passes of one rank in execution order."""
 
 
 @dataclass(frozen=True)
 class PipelineTime:
-    """One step of all micro-batches."""
+    """Duration of one step and busy time of its ranks."""
 
     total_s: float
-    """Until the last rank is done."""
+    """Seconds until the last rank is done."""
     busy_s: tuple[float, ...]
-    """What each rank computes."""
+    """Seconds of computation on each rank."""
 
     @property
     def idle(self) -> tuple[float, ...]:
@@ -68,14 +68,14 @@ def pipeline_s(
     exchange_s: float = 0.0,
     weight_share: float = WEIGHT_SHARE,
 ) -> PipelineTime:
-    """Time of a step whose pp x vp stages take these seconds; stage i lies on rank i mod pp.
+    """Return the time of a step whose pp x vp stages take these seconds.
 
-    A pass waits for its rank and for the neighbouring stage's pass, which arrives `exchange_s`
-    later; nothing is computed for it meanwhile. 1f1b over several chunks is the interleaved
-    schedule (Narayanan et al., arXiv:2104.04473), zero-bubble is ZB-H1 (Qi et al.,
-    arXiv:2401.10241) with `weight_share` of a backward pass put off. Raises ValueError for stages
-    that do not fit the schedule, and where passes would wait for each other in a circle
-    (interleaved, many ranks, rounds that do not come out even).
+    Stage i is on rank i mod pp. A pass waits for its rank and for the neighbouring stage's pass,
+    whose output arrives `exchange_s` later; the rank stays idle meanwhile. 1f1b over several chunks
+    is the interleaved schedule (Narayanan et al., arXiv:2104.04473). zero-bubble is ZB-H1 (Qi et
+    al., arXiv:2401.10241) with `weight_share` of a backward pass deferred. Raises ValueError for
+    stages that do not fit the schedule, and if passes wait for each other in a cycle (interleaved,
+    many ranks, uneven rounds).
     """
     stages, m = len(stage_forward_s), num_microbatches
     if m < 1 or vp < 1 or not stages or stages % vp or len(stage_backward_s) != stages:
@@ -96,10 +96,11 @@ def pipeline_s(
 def _follow(
     orders: Sequence[Order], durations: list[float], needs: list[int], exchange_s: float
 ) -> float:
-    """When the last rank ends, each doing its passes in order as soon as what they need has come.
+    """Return the time at which the last rank ends; each pass starts once its inputs have arrived.
 
-    Every rank goes on until it waits for a pass that has no end yet; then the next rank's turn
-    comes. Ranks take turns up and down, as forward passes flow one way and backward ones the other.
+    Every rank continues until it waits for a pass that has not ended; then the next rank's turn
+    comes. Turns alternate in direction, because forward passes flow one way and backward passes the
+    other.
     """
     ends = [-1.0] * len(durations)
     rank_free, position = [0.0] * len(orders), [0] * len(orders)
@@ -132,11 +133,10 @@ def _follow(
 
 
 def _needs(stages: int, m: int) -> list[int]:
-    """The pass that each pass waits for, -1 for none: of its micro-batch on a neighbouring stage.
+    """Return the pass on a neighbouring stage that each pass waits for, -1 for none.
 
-    Forward passes wait for the stage before, backward ones for the stage behind. That a stage's
-    own forward pass comes before its backward pass, and this before the gradients of weights, is
-    the order's care.
+    Forward passes wait for the previous stage, backward passes for the next one. The order of each
+    rank ensures that its forward pass precedes its backward pass, and this the weight gradients.
     """
     forward = np.arange(-m, (stages - 1) * m)
     backward = np.arange((stages + 1) * m, (2 * stages + 1) * m)
@@ -146,11 +146,12 @@ def _needs(stages: int, m: int) -> list[int]:
 
 
 def _orders(schedule: Schedule, pp: int, vp: int, m: int) -> list[Order]:
-    """The order of every rank, by how many forward passes it does before its first backward one.
+    """Return the pass order of every rank, which starts with a warm-up of forward passes.
 
-    gpipe: all v m. 1f1b and zero-bubble: p - 1 - rank, until the first micro-batch comes back.
-    interleaved: 2 (p - 1 - rank) + (v - 1) g, chunks in turn for rounds of g micro-batches, as
-    Megatron counts its warm-up; g is p where that divides m.
+    Forward passes before the first backward pass: gpipe: all v m. 1f1b and zero-bubble: p - 1 -
+    rank, until the first micro-batch comes back. interleaved: 2 (p - 1 - rank) + (v - 1) g, chunks
+    in turn for rounds of g micro-batches, as Megatron counts its warm-up; g is p where that divides
+    m.
     """
     if schedule == "gpipe":
         return [_chunked(pp, vp, m, rank, m, vp * m) for rank in range(pp)]
@@ -166,9 +167,10 @@ def _orders(schedule: Schedule, pp: int, vp: int, m: int) -> list[Order]:
 
 
 def _chunked(pp: int, vp: int, m: int, rank: int, group: int, ahead: int) -> Order:
-    """`ahead` forward passes, then one of each kind in turn; chunks in turn for every `group`.
+    """Return an order of `ahead` forward passes, then one forward and one backward pass in turn.
 
-    Backward passes go through the chunks from the last one to the first.
+    Chunks take turns for every `group` of micro-batches. Backward passes go through the chunks from
+    the last one to the first.
     """
     turns = [
         (chunk, start, min(start + group, m)) for start in range(0, m, group) for chunk in range(vp)
@@ -186,9 +188,9 @@ def _chunked(pp: int, vp: int, m: int, rank: int, group: int, ahead: int) -> Ord
 
 
 def _weights_later(order: Order, pp: int, m: int, rank: int) -> Order:
-    """The order with gradients of weights, `rank` micro-batches behind their backward passes.
+    """Return the order with weight gradients, `rank` micro-batches after their backward passes.
 
-    ZB-H1 puts off as many as there are ranks before this one; what is still due comes at the end.
+    ZB-H1 defers as many as there are ranks before this one; the remaining ones run at the end.
     """
     backward, weights = (pp + rank) * m, (2 * pp + rank) * m
     filled: Order = []
@@ -204,10 +206,11 @@ MAX_PASSES = 400_000
 
 
 def simulated_step(x: Cases, c: Mapping[str, float]) -> StepTime:
-    """Seconds of a step by part.
+    """Return the seconds of a step by part, with a simulated pipeline.
 
-    Stages are as long as their layers, the last one's head and what every chunk passes on make
-    them. The bubble is what the slowest rank waits: the whole pipeline less its own work.
+    The duration of a stage follows from its layers, the last stage's head, and the transfers of
+    every chunk. The bubble is the idle time of the slowest rank: the pipeline's duration minus its
+    own work.
     """
     work = step_components(x, c)
     whole = _pipelines_s(x, work)
@@ -232,7 +235,8 @@ def _pipeline_s(x: Cases, work: StepComponents, row: int) -> float:
     beside = (work.passed[row] + work.beside[row]) / vp
     seconds = np.array(_sizes(int(x.layers[row]), pp, vp)) * work.layer[row] + beside
     seconds[-1] += work.head[row]
-    # Forward is one pass; backward two, or one where weights are frozen, and recomputes one more.
+    # The forward pass counts 1. The backward pass counts 2, or 1 if weights are frozen, plus the
+    # recomputed forward passes.
     again = float(recompute_passes(x)[row])
     forward = seconds / (2 + (x.frozen[row] == 0) + again)
     chosen = cast(Schedule, str(x.categories["schedule"][row]))

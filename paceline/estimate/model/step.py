@@ -367,11 +367,12 @@ def _stage_exchange(x: Cases, c: Mapping[str, float]) -> Floats:
 def _dp(x: Cases, c: Mapping[str, float], slowest: Floats) -> Floats:
     """Return the exposed seconds of the gradient and weight exchange between data-parallel ranks.
 
-    (b + 2) P (n - 1) / n bytes through each of n ranks, with P the parameters that one rank has of
-    its stage and gradients of b bytes: 4, as they are summed, or 2 in Megatron of 2020 to 2022 and
-    in DeepSpeed without ZeRO. The last backward pass hides a part, but nothing does in these. Stage
-    2 gathers weights alone: gradients are scattered in every block. Copies of experts lie as far
-    apart as all expert ranks reach, so that few of a domain share what leaves it.
+    (b + 2) P (n - 1) / n bytes pass through each of n ranks, with P the parameters that one rank
+    has of its stage and gradients of b bytes. b is 4, as they are accumulated, or 2 in Megatron of
+    2020 to 2022 and in DeepSpeed without ZeRO. The last backward pass overlaps with a part, except
+    in these two. Stage 2 gathers only weights: gradients are scattered in every block. Copies of
+    experts are as far apart as all expert ranks reach. Only a few ranks of a domain therefore share
+    the traffic that leaves it.
     """
     (ranks, expert_copies), weights = copies(x), rank_weights(x)
     early, behind = x.is_category("implementation", "softmax"), sequentially_updated_tensors(x) > 0

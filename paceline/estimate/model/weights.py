@@ -14,11 +14,11 @@ from paceline.estimate.model.case import Cases, Floats
 
 
 def stage_layers(x: Cases) -> tuple[Floats, Floats]:
-    """Return the layers of the fullest rank but the last, and of the last one with the head.
+    """Return the layers of the fullest rank except the last one, and of the last one.
 
-    Chunks have equally many layers where they divide them; else as if embedding and head were
-    layers of the first and of the last chunk, where these divide; else the first chunks have one
-    more (core/pipeline.py: stage_sizes).
+    The last rank has the head. Chunks have equally many layers if that divides. Otherwise embedding
+    and head count as layers of the first and last chunk if that divides. Otherwise the first chunks
+    have one more layer (core/pipeline.py: stage_sizes).
     """
     chunks = np.maximum(x.pp * x.vp, 1.0)
     each, rest = np.divmod(x.layers, chunks)
@@ -72,18 +72,18 @@ def common_weights(x: Cases) -> Floats:
 
 
 def copies(x: Cases) -> tuple[Floats, Floats]:
-    """Ranks among which attention's weights are the same before ZeRO, and those of an ffn.
+    """Return the ranks that replicate (attention's weights, an ffn's weights) before ZeRO.
 
-    Expert parallelism spreads the experts over the data ranks, so fewer of these hold the same.
+    Expert parallelism spreads the experts over the data ranks, so fewer ranks replicate an ffn.
     """
     ranks = replicas(x) * x.cp
     return ranks, np.maximum(1.0, ranks * _tensor_ranks_as_expert_ranks(x) / expert_ranks(x))
 
 
 def shards(x: Cases) -> tuple[Floats, Floats]:
-    """Ranks over which ZeRO spreads one copy of a block's attention, and of an ffn.
+    """Return the ranks over which ZeRO shards one copy of (a block's attention, an ffn).
 
-    All that hold the same, or those of one hybrid shard (HSDP) under ZeRO-2 and 3.
+    These are all ranks that replicate it, or those of one hybrid shard (HSDP) under ZeRO-2 and 3.
     """
     ranks, _ = copies(x)
     hybrid = (x.dp_shard > 0) & (x.zero_stage >= 2)
@@ -92,12 +92,12 @@ def shards(x: Cases) -> tuple[Floats, Floats]:
 
 
 def expert_shards(x: Cases) -> Floats:
-    """Tensor ranks that share each matrix of an ffn: all, or 1 where ranks hold whole experts."""
+    """Return the tensor ranks that shard each matrix of an ffn: all, or 1 for unsharded experts."""
     return np.where((x.experts > 1) & (x.whole_experts > 0), 1.0, x.tp)
 
 
 def _tensor_ranks_as_expert_ranks(x: Cases) -> Floats:
-    """Tensor ranks that count as expert ranks."""
+    """Return the number of tensor ranks that count as expert ranks."""
     return x.tp / expert_shards(x)
 
 
@@ -109,7 +109,7 @@ def expert_ranks(x: Cases) -> Floats:
 def exchanges_in_blocks(x: Cases) -> NDArray[np.bool_]:
     """Return True if ZeRO-2 or 3 exchanges in every block and micro-batch.
 
-    Pipelines of Megatron's kind gather weights once a step and keep gradients until the last
+    Pipelines of Megatron's kind gather weights once per step and keep gradients until the last
     micro-batch: with many micro-batches in flight all would be needed again at once (Llama 3,
     arXiv:2407.21783, 3.3.2; MegaScale, arXiv:2402.15627, 3.2).
     """
@@ -118,7 +118,7 @@ def exchanges_in_blocks(x: Cases) -> NDArray[np.bool_]:
 
 
 def rank_weights(x: Cases) -> tuple[Floats, Floats]:
-    """Parameters on one rank of the first stage before ZeRO: of all but the ffns, and of these."""
+    """Return the parameters on one rank of the first stage before ZeRO: (without ffns, of ffns)."""
     most, _ = stage_layers(x)
     rest = (common_weights(x) + x.more_weights) / x.tp
     ffns = ffn_weights(x) / expert_shards(x) / expert_ranks(x)
@@ -126,9 +126,9 @@ def rank_weights(x: Cases) -> tuple[Floats, Floats]:
 
 
 def trained_tensors(layers: float, gated: bool, adapted: float = 0) -> float:
-    """Tensors of all blocks that train: matrices and norms, with a bias each without a gate.
+    """Return the trained tensors of all blocks: matrices and norms, with biases if ungated.
 
-    `adapted` matrices of a block have two tensors of an adapter in their place.
+    Each of the `adapted` matrices of a block has two tensors of an adapter in its place.
     """
     return layers * ((GATED_TENSORS if gated else TENSORS) + adapted)
 
