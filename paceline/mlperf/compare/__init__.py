@@ -1,1 +1,1 @@
-"""Scores beside published results of the round: peers, strong scaling, the page."""
+"""Compare scores with published results of the round: peers, strong scaling, report page."""

@@ -1,13 +1,14 @@
-"""Scores compared with published results, and what more accelerators are worth.
+"""Compare scores with published results, and split strong-scaling efficiency into its causes.
 
-Efficiency is a product of its causes. A run's time is samples to the target / samples a second.
-From n0 to n1 accelerators
+A run's time is samples to the target / samples per second. The efficiency of going from n0 to n1
+accelerators is a product of two factors:
 
     n0 t0 / (n1 t1) = s0 / s1  *  (r1 / n1) / (r0 / n0)
 
-with n accelerators, t the run time, s the samples to the target, which grow with the batch, and
-r = s / t the samples a second of the whole run; 0 is the base, 1 the larger set. The second factor
-is that of the training steps times what evaluations and the rest take away.
+Here n is the number of accelerators, t the run time and s the samples to the target, which grow
+with the batch. r = s / t is the samples per second of the whole run. Index 0 is the base, 1 the
+larger set. The second factor is the product of two parts: the throughput of the training steps, and
+the loss to evaluations and the rest of the run.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class StrongScalingPoint:
 
 
 class ScalingStep(Value):
-    """One set of runs against the smallest; fractions, of which 1 is no loss."""
+    """One set of runs compared with the smallest set; factors are fractions, and 1 is no loss."""
 
     name: str
     official: bool
@@ -59,21 +60,21 @@ class ScalingStep(Value):
     minutes: float
     """Olympic mean of the run times, before any scaling by the convergence test."""
     samples: float
-    """To the target, mean of the runs that converged."""
+    """Mean samples to the target, over the runs that converged."""
     speedup: float
     efficiency: float
     samples_factor: float
-    """Samples of the base / samples here: below 1 where the larger batch needs more."""
+    """Samples to the target at the base / in this set; below 1 if the larger batch needs more."""
     throughput_factor: float
-    """Samples a second and accelerator of the whole run, here / at the base."""
+    """Samples/s per accelerator over the whole run, in this set / at the base."""
     training_factor: float | None
-    """The part of it that training steps lose."""
+    """Part of `throughput_factor` due to the training steps."""
     other_factor: float | None
-    """The part that evaluations and the rest of the run lose."""
+    """Part of `throughput_factor` due to evaluations and the rest of the run."""
 
 
 def scaling_steps(points: Sequence[StrongScalingPoint]) -> list[ScalingStep]:
-    """Every set against the one on the fewest accelerators; empty below two sizes."""
+    """Compare every set with the one on the fewest accelerators; empty below two sizes."""
     ordered = sorted(points, key=lambda point: point.num_devices)
     if len({point.num_devices for point in ordered}) < 2:
         return []
@@ -81,7 +82,7 @@ def scaling_steps(points: Sequence[StrongScalingPoint]) -> list[ScalingStep]:
 
 
 def point_of_score(score: Score, name: str) -> StrongScalingPoint | None:
-    """What a score says, None where it lacks devices, a mean run time or samples."""
+    """Return a score's point, None if it lacks devices, a mean run time or samples."""
     if not (score.num_devices and score.olympic_mean_minutes and score.mean_samples_to_target):
         return None
     return StrongScalingPoint(
@@ -96,7 +97,7 @@ def point_of_score(score: Score, name: str) -> StrongScalingPoint | None:
 
 
 def point_of_published(result: PublishedScore) -> StrongScalingPoint | None:
-    """What a published result says, None where its samples or its run time are not known."""
+    """Return a published result's point, None if its samples or its run time are unknown."""
     if not (result.olympic_mean_minutes and result.mean_samples_to_target):
         return None
     return StrongScalingPoint(
@@ -149,13 +150,13 @@ class PublishedPeer(Value):
     label: str = OFFICIAL
     score_minutes: float
     time_ratio: float
-    """Minutes of the score / minutes of the published result: below 1 is faster."""
+    """Minutes of the score / minutes of the published result; below 1 is faster."""
     global_batch: int | None
     mean_samples_to_target: float | None
     samples_per_s: float | None
-    """Mean samples to the target over the olympic mean of the run times, evaluations included."""
+    """Mean samples to the target / olympic mean of the run times, evaluations included."""
     itself: bool = False
-    """Whether the logs that were scored are those of this very result."""
+    """True if the scored logs are the logs of this published result."""
 
 
 class ComparedScore(Value):
@@ -170,18 +171,18 @@ class ComparedScore(Value):
     score_minutes: float | None
     num_devices: int | None
     accelerator: str | None
-    """By the catalog's name, where it knows the accelerator."""
+    """Name in the catalog if the accelerator is listed there, else its own name."""
     global_batch: int | None
     mean_samples_to_target: float | None
     samples_per_s: float | None
-    """As in `beside`."""
+    """Samples/s over the whole run, defined as for published results in `beside`."""
     model_flops_per_s_per_device: float | None
     convention: str | None
     beside: tuple[PublishedPeer, ...] = ()
 
 
 class PublishedScaling(Value):
-    """Results of one submitter on one kind of accelerator, against its smallest."""
+    """Results of one submitter on one kind of accelerator, compared with the smallest."""
 
     submitter: str
     accelerator: str
@@ -189,20 +190,20 @@ class PublishedScaling(Value):
 
 
 class ScoreComparison(Value):
-    """Scores of one benchmark, round and division beside what was published."""
+    """Scores of one benchmark, round and division, compared with published results."""
 
     benchmark: str
     ruleset: str
     division: str
     source: str
-    """Where the published results come from."""
+    """Source of the published results."""
     official: Literal[False] = False
     label: str = UNOFFICIAL
     own: tuple[ComparedScore, ...]
     published: tuple[PublishedScore, ...]
-    """All results of the benchmark in the round and division that are known."""
+    """All known results of the benchmark in the round and division."""
     scaling: tuple[ScalingStep, ...]
-    """The scores against the one on the fewest accelerators; empty with fewer than two sizes."""
+    """Scores compared with the one on the fewest accelerators; empty below two sizes."""
     published_scaling: tuple[PublishedScaling, ...]
     notes: tuple[str, ...] = ()
 
@@ -215,11 +216,12 @@ def compare(
     num_devices: Sequence[int] = (),
     accelerator: str | None = None,
 ) -> ScoreComparison:
-    """Folders of runs, or scores as `mlperf score --json` prints them, beside published results.
+    """Compare scores with published results.
 
-    `num_devices` are those of the places in their order where the logs do not say. Raises
-    RefusedError for what is no result, UserError for scores of different benchmarks, rounds or
-    divisions, and for an accelerator that nobody knows.
+    `places` are folders of runs, or files with the output of `mlperf score --json`. `num_devices`
+    gives the number of devices of each place, in order, for logs that do not report it. Raises
+    RefusedError for runs that are not results. Raises UserError for scores of different benchmarks,
+    rounds or divisions, and for an unknown accelerator.
     """
     if len(num_devices) not in (0, len(places)):
         given, folders = counted(len(num_devices), "time"), counted(len(places), "folder")
@@ -256,7 +258,7 @@ def compare(
 
 
 def _refuse_unknown(accelerator: str | None, known: Sequence[PublishedScore]) -> None:
-    """Raise UserError for what neither a published result nor the catalog has."""
+    """Raise UserError for an accelerator in neither the published results nor the catalog."""
     kinds = accelerator_kinds(known)
     if accelerator is None or accelerator_kind(accelerator) in kinds or in_catalog(accelerator):
         return
@@ -275,7 +277,7 @@ def _only(what: str, values: Sequence[str]) -> str:
 
 
 def _published_itself(place: Path, published: Sequence[PublishedScore]) -> PublishedScore | None:
-    """The published result whose logs lie at `place`: `<submitter>/.../<system>/<benchmark>`."""
+    """Return the published result with logs at `<submitter>/.../<system>/<benchmark>`, if any."""
     parts = place.resolve().parts
     for result in published:
         if parts[-2:] == (result.system, result.benchmark) and result.submitter in parts[:-2]:
@@ -284,7 +286,7 @@ def _published_itself(place: Path, published: Sequence[PublishedScore]) -> Publi
 
 
 def _completed(score: Score, itself: PublishedScore | None) -> Score:
-    """The score with its published number of accelerators, where the logs have none."""
+    """Return the score, with the published number of accelerators if the logs have none."""
     if score.num_devices is None and itself:
         return with_model_flops(score.model_copy(update={"num_devices": itself.gpus}))
     return score
@@ -321,7 +323,10 @@ def _compared(
 
 
 def _samples_per_s(score: Score) -> float | None:
-    """As the published results have it: of all converged runs, over the olympic mean."""
+    """Return samples/s as published results define it.
+
+    It is the mean samples to the target of all converged runs / the olympic mean of the run times.
+    """
     if not (score.mean_samples_to_target and score.olympic_mean_minutes):
         return None
     return score.mean_samples_to_target / (60 * score.olympic_mean_minutes)
@@ -345,7 +350,10 @@ def _peer(minutes: float, result: PublishedScore, itself: bool) -> PublishedPeer
 def _published_scaling(
     published: Sequence[PublishedScore], kinds: set[str | None]
 ) -> list[PublishedScaling]:
-    """Of each submitter with two sizes or more on an accelerator that the scores have."""
+    """Return the strong scaling of each submitter with at least two sizes.
+
+    Only results on an accelerator of the scores are used.
+    """
     groups: dict[tuple[str, str], list[StrongScalingPoint]] = {}
     for result in published:
         kind, point = accelerator_kind(result.accelerator), point_of_published(result)
@@ -364,7 +372,7 @@ def _notes(
     published: Sequence[PublishedScore],
     points: Sequence[StrongScalingPoint | None],
 ) -> list[str]:
-    """What could not be compared, and why."""
+    """Return what could not be compared, and why."""
     notes: list[str] = []
     for score in scores:
         name, kind = score.name, score.accelerator

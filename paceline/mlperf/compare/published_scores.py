@@ -1,4 +1,4 @@
-"""Published scores, and the scores to be compared with them."""
+"""Read published scores, and the scores to compare with them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ RESULTS = "mlperf-results"
 
 
 class PublishedScore(Value):
-    """One published MLPerf Training result: its score, and what it was reached with."""
+    """One published MLPerf Training result: its score, system and measurements."""
 
     official: Literal[True] = True
-    """Own scores never are."""
+    """Always true; the user's own scores are never official."""
     round: str
     submitter: str
     system: str
@@ -52,15 +52,15 @@ class PublishedScore(Value):
     mean_samples_to_target: PositiveFloat | None = None
     median_throughput_samples_s: PositiveFloat | None = None
     e2e_samples_per_s: PositiveFloat | None = None
-    """Samples to the target over run time, evaluations included."""
+    """Samples to the target / run time, evaluations included."""
 
 
 COLUMNS = tuple(name for name in PublishedScore.model_fields if name != "official")
-"""Of a table of published results."""
+"""Columns of a table of published results."""
 
 
 def scores_of_csv(text: str, where: str) -> tuple[PublishedScore, ...]:
-    """Published results in a table with these columns, and others that are passed over.
+    """Read published results from a CSV table; columns not in COLUMNS are ignored.
 
     Raises UserError with the line of a row that cannot be read.
     """
@@ -75,9 +75,9 @@ def scores_of_csv(text: str, where: str) -> tuple[PublishedScore, ...]:
 
 
 def published_scores(table: Path | None = None) -> tuple[PublishedScore, ...]:
-    """The published results that come with Paceline, or those of a CSV file.
+    """Return the published results shipped with Paceline, or those of a CSV file.
 
-    Raises UserError for a file that cannot be read or is no such table.
+    Raises UserError for a file that cannot be read or does not have these columns.
     """
     if table is None:
         return _scores_that_come_with_paceline()
@@ -94,7 +94,7 @@ def published_scores(table: Path | None = None) -> tuple[PublishedScore, ...]:
 
 
 def accelerator_kind(accelerator: str | None) -> str | None:
-    """The catalog's name of an accelerator, its own where the catalog does not know it."""
+    """Return the catalog name of an accelerator, or its own name if the catalog lacks it."""
     if accelerator is None:
         return None
     try:
@@ -104,12 +104,12 @@ def accelerator_kind(accelerator: str | None) -> str | None:
 
 
 def accelerator_kinds(scores: Iterable[PublishedScore]) -> list[str]:
-    """The kinds of accelerators that published results were reached on."""
+    """Return the kinds of accelerators in the published results."""
     return sorted({kind for score in scores if (kind := accelerator_kind(score.accelerator))})
 
 
 def in_catalog(accelerator: str) -> bool:
-    """Whether the catalog knows the accelerator."""
+    """Return whether the catalog lists the accelerator."""
     try:
         return bool(find_device(accelerator))
     except UserError:
@@ -119,7 +119,7 @@ def in_catalog(accelerator: str) -> bool:
 def scores_of_round(
     scores: Iterable[PublishedScore], benchmark: str, ruleset: str, division: str
 ) -> list[PublishedScore]:
-    """The results of one benchmark, round and division, by the number of accelerators."""
+    """Return the results of one benchmark, round and division, by number of accelerators."""
     round_name = "v" + ruleset.rpartition(".")[0]
     chosen = [
         score
@@ -132,7 +132,7 @@ def scores_of_round(
 def on_same_accelerators(
     scores: Sequence[PublishedScore], num_devices: int, kind: str
 ) -> list[PublishedScore]:
-    """Those on the same number and kind of accelerators, the fastest first."""
+    """Return results on the same number and kind of accelerators, fastest first."""
     return [
         score
         for score in scores
@@ -147,13 +147,13 @@ def _scores_that_come_with_paceline() -> tuple[PublishedScore, ...]:
 
 LARGEST_SCORE_BYTES = 16 * 2**20
 ELSEWHERE = "compare it with runs of the same kind: paceline compare"
-"""What to do with runs that are no results."""
+"""Advice for runs that are not MLPerf results."""
 
 
 def read_score(place: Path, ruleset: str | None, num_devices: int | None) -> Score:
-    """The score of a folder, or the one in a file of JSON.
+    """Return the score of a folder of runs, or the one in a JSON file.
 
-    Raises RefusedError for what is no result, UserError for what cannot be read.
+    Raises RefusedError for runs that are not results, UserError for a file that cannot be read.
     """
     if place.suffix == ".json":
         printed = _printed_score(place)

@@ -1,4 +1,4 @@
-"""Scores compared with published results as a document, with the chart of time to train."""
+"""Report on scores compared with published results, with a chart of time to train."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ SCALING_COLUMNS = (
 
 
 def scores_document(comparison: ScoreComparison) -> Document:
-    """Return the answer; its verdict is the label that no score of one's own may be without."""
+    """Return the document; its verdict is the label that every unofficial score must carry."""
     rows = compared_rows(comparison)
     groups = [("these runs", comparison.scaling)] if comparison.scaling else []
     groups += [
@@ -122,7 +122,7 @@ def _rates(scores: Sequence[ComparedScore]) -> Iterator[str]:
 
 
 def answers(comparison: ScoreComparison) -> Iterator[str]:
-    """Of each set of runs in one sentence: minutes, on what, and the nearest published result."""
+    """Yield one sentence per set of runs: minutes, accelerators and nearest published result."""
     for score in comparison.own:
         if score.score_minutes is None:
             yield one_line(f"{score.name}: no score, {score.status}: {score.reason}")
@@ -139,13 +139,13 @@ def answers(comparison: ScoreComparison) -> Iterator[str]:
 
 
 def nearest(score: ComparedScore) -> PublishedPeer | None:
-    """The published result that is nearest in time, itself only where there is no other."""
+    """Return the published result nearest in run time; the run's own result only if it is alone."""
     others = [peer for peer in score.beside if not peer.itself] or list(score.beside)
     return min(others, key=lambda peer: abs(peer.time_ratio - 1), default=None)
 
 
 def _figures(comparison: ScoreComparison) -> tuple[Figure, ...]:
-    """Return minutes, ratio to what was published, samples to the target, and strong scaling."""
+    """Return minutes, ratio to the published result, samples to the target and strong scaling."""
     if not comparison.own:
         return tuple(unknown_figure(label, "there are no runs") for label in LABELS)
     first, *others = comparison.own
@@ -211,7 +211,7 @@ def _scaling_figure(comparison: ScoreComparison) -> Figure:
 
 
 def compared_rows(comparison: ScoreComparison) -> list[dict[str, Any]]:
-    """Each score and each published result beside it as a row; `official` tells them apart."""
+    """Return one row per score and compared published result; `official` distinguishes them."""
     rows: list[dict[str, Any]] = []
     for score in comparison.own:
         head = {
@@ -243,7 +243,7 @@ def compared_rows(comparison: ScoreComparison) -> list[dict[str, Any]]:
 
 
 def time_to_train(comparison: ScoreComparison, look: ChartTheme) -> alt.LayerChart:
-    """Minutes over accelerators, both logarithmic: published as dots, own scores marked."""
+    """Chart minutes over accelerators, on logarithmic axes, with the user's scores marked."""
     import altair as alt  # It takes long to import.
 
     from paceline.report.step_charts import finish_chart

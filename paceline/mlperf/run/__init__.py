@@ -1,1 +1,1 @@
-"""Series of trials to a target: request, trials, their state; what the small siblings train on."""
+"""Run series of trials to a target: request, trials, state, and data of the tiny variants."""

@@ -1,4 +1,4 @@
-"""From the request of `paceline mlperf run` to its series, and from the series to its answer."""
+"""Plan a series from a request of `paceline mlperf run`, and report the series."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from paceline.runs.outcome import evaluate
 from paceline.runs.plan import Plan, make_plan
 
 SETTLES = ("layout.", "training.global_batch", "devices")
-"""Overrides with which users settle the layout themselves: no other one is looked for."""
+"""Overrides by which users set the layout themselves; no other variant is then searched."""
 
 
 @dataclass(frozen=True)
 class TrialVariant:
-    """The variant that trials run, its plan, and why it is not the plain one."""
+    """Variant that trials run, its plan, and the reason if it is not the default variant."""
 
     name: str
     plan: Plan
@@ -63,9 +63,9 @@ class TrialVariant:
 
 
 def trial_variant(request: Request) -> TrialVariant:
-    """`mlperf-trial` of the request's recipe, else the first `mlperf-trial-*` that can run there.
+    """Return the variant `mlperf-trial`, else the first `mlperf-trial-*` that fits the machine.
 
-    Raises UserError of the plain variant where none can, with what was tried.
+    If none fits, raises the UserError of `mlperf-trial`, with the variants tried.
     """
     try:
         plan = make_plan(replace(request, variant=TRIAL_VARIANT))
@@ -104,7 +104,7 @@ def _other(request: Request, refusal: UserError) -> TrialVariant:
 
 
 def _why(other: UserError, plain: UserError) -> str:
-    """What another variant is refused for, in brackets; nothing where that is said already."""
+    """Return why another variant is rejected, in brackets; empty if the reason is the same."""
     return "" if other.what == plain.what else f" ({other.what})"
 
 
@@ -113,21 +113,21 @@ FIRST_SEED = 1
 SYNTHETIC_STEPS = 40
 SYNTHETIC = f"random samples: {NOT_A_RESULT}"
 ENGINES = (NATIVE, "mlperf")
-"""What trials can be made by."""
+"""Engines that can run trials."""
 NO_DATA = Prepared((), None)
-"""Of an engine that has its own."""
+"""Data of an engine that brings its own."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 MASK = "loss_mask="
-"""In an override that says which tokens count."""
+"""Mark of an override that selects the tokens that count for the loss."""
 
 
 @dataclass(frozen=True)
 class SeriesRequest:
-    """What the command line asks for."""
+    """Request of the command line."""
 
     benchmark: str
     run: Request
-    """Devices, place and overrides; its recipe is not looked at."""
+    """Devices, placement and overrides; its recipe is ignored."""
     tiny: bool = False
     synthetic: bool = False
     trials: int = 10
@@ -141,7 +141,7 @@ class SeriesRequest:
 
 
 def benchmark_of(request: SeriesRequest) -> Benchmark:
-    """The benchmark, or its small sibling; raises UserError for an unknown name."""
+    """Return the benchmark, or its tiny variant; raises UserError for an unknown name."""
     names = {benchmark.option: benchmark for benchmark in BENCHMARKS.values()}
     name = request.benchmark.replace("_", "-").lower()
     if name not in names:
@@ -156,10 +156,10 @@ def benchmark_of(request: SeriesRequest) -> Benchmark:
 
 
 def plan_trials(request: SeriesRequest, show: Showing) -> Trials:
-    """The series that is asked for, begun or new, with all that its trials need.
+    """Return the requested series, new or resumed, with all that its trials need.
 
-    `show` shows how a base model is trained, where one is missing. Raises UserError when it cannot
-    run here, when data is missing, or when its folder holds another series.
+    `show` displays the training of a missing base model. Raises UserError if the series cannot run
+    on this machine, if data is missing, or if its folder holds another series.
     """
     benchmark = benchmark_of(request)
     if request.name is not None and not _NAME.fullmatch(request.name):
@@ -225,9 +225,9 @@ def plan_trials(request: SeriesRequest, show: Showing) -> Trials:
 
 
 def _of_engine(request: SeriesRequest, benchmark: Benchmark) -> tuple[SeriesRequest, bool]:
-    """The request as its engine is told it, and whether that is another than the native trainer.
+    """Return the request for its engine, and whether that is not the native trainer.
 
-    Raises UserError for what is the native trainer's alone.
+    Raises UserError for options that only the native trainer has.
     """
     recipe = load_recipe(benchmark.recipe, TRIAL_VARIANT, request.run.overrides)
     if recipe.engine == NATIVE:
@@ -260,7 +260,7 @@ def _of_engine(request: SeriesRequest, benchmark: Benchmark) -> tuple[SeriesRequ
 
 
 def _never_again(plan: Plan) -> Plan:
-    """A trial that loses a node has failed: begun anew in its place it would be another one."""
+    """Return the plan without restarts: a trial that loses a node fails, and is not retried."""
     cluster = plan.spec.cluster
     if not cluster.capabilities.restarts:
         return plan
@@ -271,9 +271,9 @@ def _never_again(plan: Plan) -> Plan:
 
 
 def _variant(request: SeriesRequest, benchmark: Benchmark) -> TrialVariant:
-    """What trials run with the user's own settings.
+    """Return the variant that trials run with the user's settings.
 
-    Raises UserError for a machine without room, before anything is said of data.
+    Raises UserError if the machine has too little memory, before data is checked.
     """
     # Random samples have no mask.
     overrides = [text for text in request.run.overrides if MASK not in text]
@@ -305,7 +305,7 @@ def _data(request: SeriesRequest, benchmark: Benchmark, batch: int, show: Showin
 
 
 def _staged(request: SeriesRequest, benchmark: Benchmark) -> list[str]:
-    """Overrides that name the user's files."""
+    """Return the overrides that select the user's files."""
     recipe = load_recipe(benchmark.recipe, TRIAL_VARIANT)
     source = "tokens"
     if isinstance(recipe.model, MMDiTShape):
@@ -332,13 +332,13 @@ def _staged(request: SeriesRequest, benchmark: Benchmark) -> list[str]:
 
 
 def _path(request: SeriesRequest) -> str:
-    """The data that the user names."""
+    """Return the path of the user's data."""
     named = [t.partition("=")[2] for t in request.run.overrides if t.startswith("data.path=")]
     return str(request.data) if request.data else named[-1].strip("\"'")
 
 
 def _short(benchmark: Benchmark, batch: int) -> list[str]:
-    """A few steps with two evaluations, and no target: what shows a system's speed."""
+    """Return overrides for a short run with two evaluations and no target, to measure speed."""
     recipe = load_recipe(benchmark.recipe, TRIAL_VARIANT)
     evaluation = recipe.training.evaluation
     assert evaluation is not None, "a trial is evaluated"
@@ -348,7 +348,7 @@ def _short(benchmark: Benchmark, batch: int) -> list[str]:
 
 
 def _labels(request: SeriesRequest, benchmark: Benchmark) -> list[str]:
-    """What the log says of the system; the user's own --set come later and win."""
+    """Return overrides for the system name in the log; the user's own --set takes precedence."""
     if benchmark.sibling_of is None and not request.synthetic:
         return []
     kind = "tiny system" if benchmark.sibling_of else "random samples"
@@ -356,7 +356,7 @@ def _labels(request: SeriesRequest, benchmark: Benchmark) -> list[str]:
 
 
 def answer(trials: Trials, series: TrialSeries, command: Sequence[str]) -> SeriesAnswer:
-    """What a series yields as far as it has come; `command` is the one that goes on with it."""
+    """Return the output for a series so far; `command` is the one that resumes it."""
     status = status_of(series)
     bare = SeriesAnswer(
         series=series,
@@ -371,9 +371,9 @@ def answer(trials: Trials, series: TrialSeries, command: Sequence[str]) -> Serie
 
 
 def standing(request: SeriesRequest) -> SeriesAnswer:
-    """How the newest series of a benchmark stands, or the one that is named.
+    """Return the state of a benchmark's named or newest series.
 
-    Nothing is run or made. Raises UserError when there is none.
+    Nothing is run or written. Raises UserError if there is no such series.
     """
     benchmark, place = benchmark_of(request), request.root / RUNS_FOLDER
     files = sorted(
@@ -399,13 +399,13 @@ def standing(request: SeriesRequest) -> SeriesAnswer:
 
 
 def _score(folder: Path, series: TrialSeries) -> Score | None:
-    """What the logs so far are worth; None while none says anything."""
+    """Return the score of the logs so far, None if they are all empty."""
     logs = [folder / trial.file for trial in series.trials if trial.file]
     return score(folder) if any(log.is_file() and log.stat().st_size for log in logs) else None
 
 
 def _expected(trials: Trials, series: TrialSeries) -> ExpectedTime | None:
-    """The time that training would take at the measured speed; None without speed or reference."""
+    """Return the expected time to train at the measured speed; None without speed or reference."""
     runs = [t.run for t in series.trials if t.status == "measured" and t.run]
     speeds = [speed for run in runs if (speed := _speed(trials.root / run))]
     recipe = load_recipe(series.recipe, series.variant, series.overrides)
@@ -423,7 +423,7 @@ def _expected(trials: Trials, series: TrialSeries) -> ExpectedTime | None:
 
 
 def _speed(run: Path) -> MeasuredSpeed | None:
-    """Samples/s of the steady steps and the median evaluation time of a run."""
+    """Return a run's samples/s over steady steps and its median evaluation time in seconds."""
     result, first = evaluate(run).result, read_ranks(run).get(0)
     rate = result.metrics.get("samples_per_s")
     times = [event.eval_time_s for event in first.evaluations] if first else []

@@ -1,4 +1,4 @@
-"""A series of MLPerf trials as text lines and table rows."""
+"""Format a series of MLPerf trials as text lines and table rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.mlperf.score.text import score_lines
 
 
 def trial_row(series: TrialSeries, trial: TrialState) -> dict[str, Any]:
-    """One trial as a row of a table."""
+    """Return one trial as a table row."""
     return {
         **trial.model_dump(mode="json"),
         "benchmark": series.benchmark,
@@ -23,7 +23,7 @@ def trial_row(series: TrialSeries, trial: TrialState) -> dict[str, Any]:
 
 
 def trial_text(trial: TrialState) -> str:
-    """What has become of a trial, in one line."""
+    """Return the outcome of a trial in one line."""
     parts = [f"trial {trial.number}, seed {trial.seed}: {trial.status}"]
     if trial.samples_to_target is not None:
         parts.append(f"{trial.samples_to_target:,} samples to the target")
@@ -38,7 +38,7 @@ def trial_text(trial: TrialState) -> str:
 
 
 def answer_lines(answer: SeriesAnswer) -> Iterator[str]:
-    """How a series stands and what it yields, for a terminal."""
+    """Yield the state and the results of a series, as terminal lines."""
     series = answer.series
     done = len(series.trials) - len(series.missing)
     yield one_line(f"{series.benchmark} · {series.label}")

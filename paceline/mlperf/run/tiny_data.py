@@ -1,6 +1,7 @@
-"""What the small siblings train on: texts, drawings, and the base that adapters are put on.
+"""Training data of the tiny variants: texts, drawings, and the base model for adapters.
 
-Everything lies in the user's cache, under a name that its content gives, and is made on first use.
+All of it is stored in the user's cache under a name derived from its content, and is created on
+first use.
 """
 
 from __future__ import annotations
@@ -38,28 +39,28 @@ NUM_IMAGES = 1152
 BASE_STEPS = 240
 BASE_SEED = 1
 Showing = Callable[[Plan], AbstractContextManager[flow.Watcher]]
-"""Who shows the progress of a run."""
+"""Context manager that displays the progress of a run."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a trial is given besides its recipe."""
+    """Data of a trial, as overrides of its recipe."""
 
     overrides: tuple[str, ...]
     digest: str | None
-    """Of the data: trainings over other data cannot be held against each other."""
+    """Digest of the data; runs on different data are not comparable."""
 
 
 def cache_folder() -> Path:
-    """Where the data lies: $XDG_CACHE_HOME, else ~/.cache."""
+    """Return the data folder, below $XDG_CACHE_HOME or ~/.cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "paceline" / "mlperf-tiny"
 
 
 def prepared(benchmark: Benchmark, device: str, show: Showing) -> Prepared:
-    """The data of a small sibling, made if it is not there; a base is trained under `show`.
+    """Return the data of a tiny variant, created on first use; `show` displays base training.
 
-    Raises SystemFaultError when it cannot be made here.
+    Raises SystemFaultError if the data cannot be created on this machine.
     """
     recipe = load_recipe(benchmark.recipe, TRIAL_VARIANT)
     if isinstance(recipe.model, MMDiTShape):
@@ -73,7 +74,7 @@ def prepared(benchmark: Benchmark, device: str, show: Showing) -> Prepared:
 
 
 def not_to_be_trained(plan: Plan) -> NoReturn:
-    """Instead of showing how a base model is trained: raises UserError."""
+    """Raise UserError instead of displaying how a base model is trained."""
     raise UserError("the base model", "is not there yet", remedy="run without --dry-run once")
 
 
@@ -102,7 +103,7 @@ def _images(shape: MMDiTShape) -> Prepared:
 
 
 def _base(benchmark: Benchmark, code: Prepared, device: str, show: Showing) -> Path:
-    """The checkpoint of the model without adapters, trained on the other text."""
+    """Return the checkpoint of the model without adapters, trained on the other text."""
     changes = (
         "lora=null",
         "training.evaluation=null",
@@ -150,7 +151,7 @@ def _checkpoint(root: Path, key: str) -> Path | None:
 
 @contextmanager
 def _new(beside: Path) -> Iterator[Path]:
-    """A folder for what is being made, gone afterwards unless it got another name."""
+    """Yield a temporary folder, which is removed afterwards unless it was renamed."""
     beside.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=beside, prefix=".new-"))
     try:
@@ -160,7 +161,7 @@ def _new(beside: Path) -> Iterator[Path]:
 
 
 def _digest(folder: Path) -> str:
-    """Of the names and contents of a folder's files."""
+    """Return a digest of the names and contents of a folder's files."""
     total = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         total.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
@@ -168,7 +169,7 @@ def _digest(folder: Path) -> str:
 
 
 def write_images(folder: Path, shape: MMDiTShape, count: int) -> Path:
-    """Encode `count` pictures into `folder`; returns the index."""
+    """Encode `count` pictures into `folder`; return the path of the index."""
     encoder = Encoder.of(shape)
     samples = [encoder.sample(picture) for picture in pictures(count)]
     names = {name: f"{name}.bf16" for name in samples[0]}
@@ -189,7 +190,7 @@ def write_images(folder: Path, shape: MMDiTShape, count: int) -> Path:
 
 Domain = Literal["code", "prose"]
 PIECE_BYTES = 2048
-"""Texts are cut into pieces of this size and shuffled, so that every part of the whole is alike."""
+"""Size of the pieces that texts are split into and shuffled, so that all parts are alike."""
 MOST_BYTES = 2_000_000
 LEFT_OUT = {
     "site-packages",
@@ -200,13 +201,13 @@ LEFT_OUT = {
     "idlelib",
     "pydoc_data",
 }
-"""Packages of others, and what not every installation has; pydoc_data is the prose."""
+"""Folders to skip: third-party packages, optional modules, and pydoc_data, which is the prose."""
 ORDER_SEED = 20_25
-"""One order for all, whatever the seed of a training."""
+"""Seed of the shuffling, the same for every training seed."""
 
 
 def text_of(domain: Domain) -> bytes:
-    """At most MOST_BYTES of one domain, in shuffled pieces; the same for one installation."""
+    """Return up to MOST_BYTES of one domain in shuffled pieces; constant per installation."""
     texts = _sources() if domain == "code" else _reference()
     pieces = [
         text[at : at + PIECE_BYTES] for text in texts for at in range(0, len(text), PIECE_BYTES)
@@ -216,7 +217,7 @@ def text_of(domain: Domain) -> bytes:
 
 
 def _sources() -> Iterator[bytes]:
-    """Modules of the standard library by name."""
+    """Yield the standard library's modules, ordered by name."""
     root = sysconfig.get_path("stdlib")
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = sorted(set(subfolders) - LEFT_OUT)
@@ -226,9 +227,9 @@ def _sources() -> Iterator[bytes]:
 
 
 def _reference() -> list[bytes]:
-    """Chapters of the language reference that `help()` shows.
+    """Return the chapters of the language reference that `help()` shows.
 
-    Raises SystemFaultError where they are not installed.
+    Raises SystemFaultError if they are not installed.
     """
     try:
         topics: dict[str, str] = import_module("pydoc_data.topics").topics

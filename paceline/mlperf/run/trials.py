@@ -1,4 +1,4 @@
-"""A series of trials of one benchmark, one seed each, run one after the other and resumable."""
+"""Run a series of trials of one benchmark, one seed each, sequentially and resumable."""
 
 from __future__ import annotations
 
@@ -32,66 +32,69 @@ TrialStatus = Literal[
 ]
 SeriesStatus = Literal["complete", "running", "unfinished", "failed"]
 FINAL = frozenset({"success", "missed", "timeout", "failed", "measured"})
-"""A trial that has come to one of these is not run again."""
+"""Final statuses; a trial with one of these is not run again."""
 SERIES_FILE = "series.json"
 
 
 class TrialState(Value):
-    """One trial: its place in the series, and what has become of it."""
+    """One trial of a series: its number, seed and outcome."""
 
     number: NonNegativeInt
     seed: NonNegativeInt
     status: TrialStatus = "waiting"
-    """`missed`: all steps were done and the target was not reached. `measured`: on random samples,
-    which have no target."""
+    """Status of the trial.
+
+    `missed` means that all steps ran and the target was not reached. `measured` means a run on
+    random samples, which have no target.
+    """
     reason: str | None = None
     run: str | None = None
-    """Its run folder's name."""
+    """Name of its run folder."""
     file: str | None = None
-    """Its log, in the series' folder."""
+    """Name of its log in the series folder."""
     minutes: float | None = None
     samples_to_target: int | None = None
     last_loss: float | None = None
-    """Of the last evaluation."""
+    """Loss at the last evaluation."""
     samples_per_s: float | None = None
 
 
 class TrialSeries(Value):
-    """series.json: what `paceline mlperf run` was asked for, and its trials."""
+    """Contents of series.json: the request of `paceline mlperf run`, and its trials."""
 
     schema_version: int = 1
     name: str
     benchmark: str
     label: str
-    """What is said of whatever it yields."""
+    """Label of everything that the series produces."""
     recipe: str
     variant: str
     overrides: tuple[str, ...] = ()
     key: str
-    """Of the configuration, whatever the seed."""
+    """Key of the configuration, independent of the seed."""
     synthetic: bool = False
     data_digest: str | None = None
-    """Of the small siblings' data."""
+    """Digest of a tiny variant's data; None for official benchmarks."""
     first_seed: NonNegativeInt
     wanted: PositiveInt
     trial_limit_s: PositiveFloat | None = None
     drop_caches: bool = False
     controller: Controller | None = None
-    """The process that runs it now."""
+    """Process that is running the series now."""
     trials: tuple[TrialState, ...] = ()
 
     @property
     def missing(self) -> list[TrialState]:
-        """Trials that are still to run."""
+        """Trials that have yet to run."""
         return [trial for trial in self.trials if trial.status not in FINAL]
 
     def with_trial(self, trial: TrialState) -> TrialSeries:
-        """The series with another state of one trial."""
+        """Return the series with one trial replaced by its new state."""
         changed = tuple(trial if old.number == trial.number else old for old in self.trials)
         return self.model_copy(update={"trials": changed})
 
     def up_to(self, num_trials: int) -> TrialSeries:
-        """The series with so many trials, each with its own seed; none that has begun is lost."""
+        """Return the series with `num_trials` trials, one seed each; started trials are kept."""
         begun = [trial.number + 1 for trial in self.trials if trial.status != "waiting"]
         wanted = max(num_trials, *begun, 1)
         kept = self.trials[:wanted]
@@ -100,25 +103,25 @@ class TrialSeries(Value):
 
 
 class SeriesAnswer(Value):
-    """What `paceline mlperf run` answers."""
+    """Output of `paceline mlperf run`."""
 
     series: TrialSeries
     folder: str
     status: SeriesStatus
-    """`failed`: every trial has ended, and none by its own last line."""
+    """Status of the series; `failed` means that every trial ended, and none of them normally."""
     label: str
     official: Literal[False] = False
     score: Score | None = None
-    """None on random samples."""
+    """Score of the logs so far; None on random samples."""
     expected: ExpectedTime | None = None
-    """On random samples: how long the training would take."""
+    """Expected time to train; only on random samples."""
     warnings: tuple[str, ...] = ()
     resume: str | None = None
-    """The command that goes on."""
+    """Command that resumes the series."""
 
 
 def status_of(series: TrialSeries, alive: bool = False) -> SeriesStatus:
-    """How far a series has come."""
+    """Return the status of a series; `alive` means that a process is running it."""
     if series.missing:
         return "running" if alive else "unfinished"
     ended = {"success", "missed", "measured"}
@@ -126,40 +129,40 @@ def status_of(series: TrialSeries, alive: bool = False) -> SeriesStatus:
 
 
 LOG_FILE = Path("mlperf") / "result.txt"
-"""Where the native trainer leaves its result lines, inside the run folder."""
+"""Path of the native trainer's result lines inside the run folder."""
 DROP_FILE = Path("/proc/sys/vm/drop_caches")
 MISSES: dict[str, TrialStatus] = {"ok": "missed", "timeout": "timeout"}
-"""What a run without its target is called in the series; any other status is a failure."""
+"""Trial status by the status of a run that missed its target; any other one is a failure."""
 
 
 class TrialTask(NamedTuple):
-    """A trial that is to run."""
+    """Trial to run."""
 
     trial: TrialState
     num_trials: int
-    """Of the whole series."""
+    """Number of trials in the series."""
 
 
 TrialObserver = Observer[TrialTask, TrialState]
-"""Who is told of each trial, and what has become of it."""
+"""Observer of each trial and its outcome."""
 
 
 @dataclass(frozen=True)
 class Trials:
-    """A series and how its trials are planned."""
+    """Series of trials, and the function that plans them."""
 
     series: TrialSeries
     benchmark: Benchmark
     folder: Path
-    """Of the series; the runs lie in `root`."""
+    """Folder of the series; its run folders are in `root`."""
     root: Path
     planned: Callable[[TrialState], Plan]
 
 
 def opened(folder: Path, new: TrialSeries) -> TrialSeries:
-    """The series in `folder` if it measures what is asked for, else a new one.
+    """Return the series in `folder` if it matches the request, else a new one.
 
-    Raises UserError when another configuration is there, or another process is at work on it.
+    Raises UserError if the folder holds another configuration, or another process is running it.
     """
     if not (folder / SERIES_FILE).is_file():
         return new.up_to(new.wanted)
@@ -181,12 +184,12 @@ def opened(folder: Path, new: TrialSeries) -> TrialSeries:
 
 
 class UnplannedTrialError(PacelineError):
-    """The machine lets no trial be prepared (exit code 2)."""
+    """Error of a machine on which no trial can be prepared (exit code 2)."""
 
 
 @dataclass
 class TrialRunner(TaskRunner[TrialTask, TrialState]):
-    """Trials of a series that go on; its file is written before and after each."""
+    """Runner of a series' remaining trials; it writes series.json before and after each trial."""
 
     trials: Trials = field(kw_only=True)
     series: TrialSeries = field(kw_only=True)
@@ -197,21 +200,21 @@ class TrialRunner(TaskRunner[TrialTask, TrialState]):
         return TaskRun(plan, self.series.name)
 
     def _planned(self, trial: TrialState) -> Plan:
-        """The trial's plan, with caches dropped; what the machine refuses here ends the series."""
+        """Return the trial's plan, after dropping caches; a system fault here ends the series."""
         try:
             if self.series.drop_caches:
                 drop_caches()
             return self.trials.planned(trial)
-        except SystemFaultError as fault:  # the next trial would meet the same
+        except SystemFaultError as fault:  # the next trial would fail too
             raise UnplannedTrialError(fault.where, fault.what, remedy=fault.remedy) from fault
 
     def keep(self, task: TrialTask, outcome: TaskOutcome, moved: bool) -> TrialState:
         if not isinstance(outcome, Result):
-            # The machine's fault, before anything ran: the same command tries this trial again.
+            # A system fault before anything ran: the same command retries this trial.
             waiting = {"status": "waiting", "reason": str(outcome)}
             return self._write(task.trial.model_copy(update=waiting))
         state = finished_trial(self.trials, task.trial, outcome)
-        if state.status == "cancelled":  # by the launcher: it ends the series as the user does
+        if state.status == "cancelled":  # a cancellation by the launcher also ends the series
             self.cancelled(task, outcome)
             raise KeyboardInterrupt
         return self._write(state)
@@ -229,11 +232,11 @@ class TrialRunner(TaskRunner[TrialTask, TrialState]):
 
 
 def run_trials(trials: Trials, observer: TrialObserver) -> tuple[TrialSeries, bool]:
-    """Run what is missing; the series as far as it came, and whether the user ended it.
+    """Run the remaining trials; return the series, and whether the user interrupted it.
 
-    After a trial that fails the next one runs. KeyboardInterrupt ends the running trial cleanly and
-    then the series. Raises UserError when a trial cannot be planned, UnplannedTrialError where the
-    machine is to blame for that.
+    A failed trial does not stop the series. KeyboardInterrupt ends the running trial cleanly and
+    then the series. Raises UserError if a trial cannot be planned, and UnplannedTrialError if the
+    machine is the cause.
     """
     series = trials.series.model_copy(update={"controller": this_controller()})
     write_series(trials.folder, series)
@@ -254,9 +257,9 @@ def write_series(folder: Path, series: TrialSeries) -> None:
 
 
 def finished_trial(trials: Trials, trial: TrialState, result: Result) -> TrialState:
-    """What a finished run means for its trial; its log gets its place in the series' folder."""
+    """Return the trial with the outcome of its run, and copy its log to the series folder."""
     run = trials.root / result.run
-    # How the run ended; a result is also `incomplete` when too few steps make no figure.
+    # Status of the run: a result is also `incomplete` if it has too few steps for a figure.
     status = read_record(run).status
     rate = result.metrics.get("samples_per_s")
     trial = trial.model_copy(
@@ -278,22 +281,22 @@ def finished_trial(trials: Trials, trial: TrialState, result: Result) -> TrialSt
 
 
 def _kept_log(trials: Trials, number: int, run: Path) -> dict[str, Any]:
-    """Put a run's log and telemetry into the series' folder; the log's name and its last loss."""
+    """Copy a run's log and telemetry to the series folder; return the log's name and last loss."""
     ranks, file, log = read_ranks(run), f"result_{number}.txt", trial_log(run)
-    # A trial that died before its first line is one of the series all the same.
+    # A trial that died before its first line still counts as a trial of the series.
     text = log.read_text(encoding="utf-8", errors="replace") if log else ""
     write_text(trials.folder / file, text)
     hosts = {rank.start.host for rank in ranks.values() if rank.start}
     copy_telemetry(run, trials.folder, file.removesuffix(".txt"), hosts)
     first = ranks.get(0)
     losses = [event.loss for event in first.evaluations] if first else []
-    if not ranks:  # of a foreign program its log tells
+    if not ranks:  # a foreign program reports losses only in its log
         losses = [loss for _, loss in read_log(trials.folder / file).trials[0].evaluations]
     return {"file": file, "last_loss": losses[-1] if losses else None}
 
 
 def trial_log(run: Path) -> Path | None:
-    """The file of a run with its result lines: the native trainer's, else the program's log."""
+    """Return the file with a run's result lines: the native trainer's, else the program's log."""
     if (run / LOG_FILE).is_file():
         return run / LOG_FILE
     return next(iter(log_files(run)), None)

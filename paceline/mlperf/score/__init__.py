@@ -1,1 +1,1 @@
-"""From a set of runs to a score: windows, reference convergence, expected time, energy."""
+"""Score a set of runs: windows, reference convergence, expected time, energy."""

@@ -1,7 +1,8 @@
-"""The test against reference convergence points (RCP): did the runs need the samples they must?
+"""Test against reference convergence points (RCP): did the runs need enough samples?
 
-A submission that needs fewer samples than the reference by more than chance allows is refused; one
+A submission that needs fewer samples than the reference by more than chance allows is rejected. One
 that needs fewer within chance has its time scaled up to the reference's samples.
+
 Source: mlcommons/training_policies, training_rules.adoc; mlcommons/logging 4.1, rcp_checker.
 """
 
@@ -20,51 +21,52 @@ from paceline.mlperf.rules import SCORED_ONLY, SIBLINGS
 SIGNIFICANCE = 0.05
 POINTS = "mlperf-rcp"
 OWN_POINTS = "mlperf-tiny"
-"""Recorded runs of our own small siblings, which no round has."""
+"""Source of Paceline's recorded runs of its tiny variants, which are in no MLPerf round."""
 
 ReferenceKind = Literal["exact", "interpolated", "smaller-batch"]
 
 
 class Convergence(Value):
-    """How a set of runs stands to the reference; samples are olympic means of runs."""
+    """Convergence of a set of runs compared with the reference, in olympic means of samples."""
 
     status: Literal["passed", "failed", "missing"]
     kind: ReferenceKind | None = None
-    """`smaller-batch`: the batch lies below every reference, and is held against the smallest."""
+    """Kind of reference; `smaller-batch` means the smallest one, for a batch below all of them."""
     reason: str | None = None
     global_batch: int
     reference_batches: tuple[int, ...]
-    """Batch sizes whose references it is held against."""
+    """Batch sizes of the references used for the comparison."""
     reference_samples: float | None = None
     reference_stdev: float | None = None
     least_samples: float | None = None
-    """The smallest mean that chance explains at 5 %."""
+    """Smallest mean that chance explains at the 5% level."""
     samples: float | None = None
     scaling_factor: float | None = None
 
 
 @dataclass(frozen=True)
 class ConvergenceReference:
-    """Samples that the reference needs at one batch size, and the least that a submission may."""
+    """Samples that the reference needs at one batch size, and the minimum for a submission."""
 
     batches: tuple[int, ...]
     global_batch: int
     mean: float
     stdev: float
     num_runs: int
-    """Reference runs behind the mean, as the test counts them."""
+    """Number of reference runs behind the mean, as the test counts them."""
     allowed_samples: int = 0
-    """By which the rules lower the least mean of this benchmark."""
+    """Samples by which the rules lower this benchmark's least mean."""
 
     def least_mean(self, num_submitted: int) -> float:
-        """mean - t(0.95, n + m - 2) stdev sqrt(1/n + 1/m) samples: where a one-sided t-test turns.
+        """Return the smallest mean number of samples that passes the one-sided t-test.
 
-        Less what the rules allow the benchmark beside.
-        t(q, f) is the quantile of Student's distribution with f degrees of freedom; n are the
-        reference's runs, m those of the submission without its fastest and slowest; both are taken
-        to have the reference's deviation.
+            mean - t(0.95, n + m - 2) stdev sqrt(1/n + 1/m) - allowed_samples
+
+        t(q, f) is the quantile of Student's distribution with f degrees of freedom. n counts the
+        reference's runs, m those of the submission without its fastest and slowest. Both are
+        assumed to have the reference's standard deviation.
         """
-        # Slow to import, and what estimates a training to a target has no use for it.
+        # Slow to import, and estimates of the time to train do not need it.
         from scipy.special import stdtrit
 
         n, m = self.num_runs, num_submitted - 2
@@ -73,21 +75,21 @@ class ConvergenceReference:
 
 
 def olympic_mean(values: Sequence[float]) -> float:
-    """Mean without one smallest and one largest value; needs at least three."""
+    """Return the mean without one smallest and one largest value; needs at least three."""
     return fmean(sorted(values)[1:-1])
 
 
 def rulesets(benchmark: str | None = None) -> list[str]:
-    """Rounds for which references of `benchmark` (None = of any) are known, oldest first."""
+    """Return the rounds with references for `benchmark` (None: any benchmark), oldest first."""
     points = source(POINTS).convergence
     names = {r for p in points if benchmark in (None, p.benchmark) for r in p.rulesets}
     return sorted(names, key=lambda name: [int(part) for part in name.split(".")])
 
 
 def references(benchmark: str, ruleset: str) -> list[ConvergenceReference]:
-    """The references that are used in a round, by batch size, slow ones left out (`pruned`).
+    """Return a round's references by batch size, without the slow ones (see `pruned`).
 
-    Those of a small sibling are our own, and hold for every round.
+    Those of a tiny variant are Paceline's own and apply to every round.
     """
     if benchmark in SIBLINGS:
         points = [p for p in source(OWN_POINTS).convergence if p.benchmark == benchmark]
@@ -101,7 +103,7 @@ def references(benchmark: str, ruleset: str) -> list[ConvergenceReference]:
 
 
 def pruned(references: Iterable[ConvergenceReference]) -> list[ConvergenceReference]:
-    """Without batches below the fastest, and any that is slower than its neighbours' line."""
+    """Drop batches below the fastest, and any that is slower than its neighbors' line."""
     kept = sorted(references, key=lambda r: r.global_batch)
     if not kept:
         return []
@@ -112,7 +114,7 @@ def pruned(references: Iterable[ConvergenceReference]) -> list[ConvergenceRefere
         below, middle, above = kept[at - 1 : at + 2]
         if middle.mean > _interpolated(middle.global_batch, below, above, 2).mean:
             del kept[at]
-            # The official tool looks at this place again, not at the one before it.
+            # The official tool checks this index again, not the one before it.
             continue
         at += 1
     return kept
@@ -121,7 +123,7 @@ def pruned(references: Iterable[ConvergenceReference]) -> list[ConvergenceRefere
 def reference_at(
     benchmark: str, ruleset: str, global_batch: int, num_runs: int
 ) -> ConvergenceReference | None:
-    """What the reference needs at a batch size; None above the largest that is known."""
+    """Return the reference at a batch size; None above the largest one known."""
     return _lookup(references(benchmark, ruleset), global_batch, num_runs)[0]
 
 
@@ -131,7 +133,7 @@ def held_against(
     samples: Sequence[float],
     num_runs: int,
 ) -> Convergence:
-    """`samples` to the target of `num_runs` runs at a batch size, held against the `references`.
+    """Compare the `samples` to the target of `num_runs` runs at a batch size with `references`.
 
     A run that did not converge counts as infinite.
     """
@@ -169,7 +171,7 @@ def _too_few(mean: float, least: float, reference: ConvergenceReference) -> str:
 def _lookup(
     references: Sequence[ConvergenceReference], global_batch: int, num_runs: int
 ) -> tuple[ConvergenceReference | None, ReferenceKind | None]:
-    """The reference at a batch size, between its neighbours, or the smallest for a smaller one."""
+    """Return the reference at a batch size, interpolated, or the smallest for a smaller batch."""
     below = [r for r in references if r.global_batch <= global_batch]
     above = [r for r in references if r.global_batch >= global_batch]
     if not above:
@@ -182,7 +184,10 @@ def _lookup(
 
 
 def _reference(point: ConvergencePoint) -> ConvergenceReference:
-    """Mean without the extremes, deviation with them, as the official tool takes both."""
+    """Return a point's mean without the extremes and its deviation with them.
+
+    The official tool computes both in this way.
+    """
     samples, rules = point.samples_to_target, SCORED_ONLY.get(point.benchmark)
     return ConvergenceReference(
         batches=(point.global_batch,),
@@ -210,21 +215,21 @@ def _interpolated(
 
 COVERAGE = 0.9
 QUANTILE = 1.6449
-"""Of the standard normal distribution: 5 % lie above."""
+"""Quantile of the standard normal distribution: 5% of it is above."""
 MEDIAN_TO_MEAN_ERROR = 1.2533
-"""sqrt(pi / 2): standard error of a median / that of a mean, of many normal values."""
+"""sqrt(pi / 2): standard error of the median / that of the mean, for many normal values."""
 
 
 class MeasuredSpeed(Value):
-    """What a run measured."""
+    """Speed that a run measured."""
 
     samples_per_s: float
-    """While it trains."""
+    """Samples/s during training."""
     relative_spread: float
-    """Of the step times: 1.4826 x MAD / median."""
+    """Relative spread of the step times: 1.4826 x MAD / median."""
     num_steps: int
     evaluation_s: float
-    """One evaluation over all of its samples."""
+    """Time of one evaluation over all of its samples, in seconds."""
 
 
 class ExpectedTime(Value):
@@ -233,10 +238,10 @@ class ExpectedTime(Value):
     minutes: float
     low_minutes: float
     high_minutes: float
-    """Between these lie nine of ten single runs, if the reference's samples hold."""
+    """Upper bound: 90% of single runs are between low and high if the reference's samples hold."""
     coverage: float = COVERAGE
     samples: float
-    """To the target, by the reference at this batch."""
+    """Samples to the target, from the reference at this batch."""
     samples_stdev: float
     reference_batches: tuple[int, ...]
     num_evaluations: int
@@ -246,7 +251,11 @@ class ExpectedTime(Value):
 def num_evaluations(
     reference: ConvergenceReference, every_samples: int, skip_first: int = 0
 ) -> int:
-    """Up to the reference's samples: one after `every_samples`, rounded up to whole steps."""
+    """Return the number of evaluations up to the reference's samples.
+
+    There is one after every `every_samples` samples, rounded up to whole steps, except the first
+    `skip_first`.
+    """
     interval = ceil(every_samples / reference.global_batch) * reference.global_batch
     return max(1, ceil(reference.mean / interval) - skip_first)
 
@@ -254,16 +263,17 @@ def num_evaluations(
 def expected_time(
     reference: ConvergenceReference, speed: MeasuredSpeed, every_samples: int, skip_first: int = 0
 ) -> ExpectedTime:
-    """t = S / r + n e seconds, with the interval t (1 -+ z hypot(s / S, 1.2533 d / sqrt(k))).
+    """Return the expected time to train, t = S / r + n e seconds, with its interval.
 
-    S: samples to the target by the reference and s their deviation; r: samples/s; n: evaluations,
-    one after `every_samples` (whole steps) without the first `skip_first`; e: seconds of one;
-    d: relative spread of the k step times; z: the normal quantile.
+    The interval is t (1 -+ z hypot(s / S, 1.2533 d / sqrt(k))). S: samples to the target by the
+    reference; s: their deviation; r: samples/s; n: evaluations, one after `every_samples` (whole
+    steps) without the first `skip_first`; e: seconds of one; d: relative spread of the k step
+    times; z: the normal quantile.
     """
     evaluations = num_evaluations(reference, every_samples, skip_first)
     training_s = reference.mean / speed.samples_per_s
     total_s = training_s + evaluations * speed.evaluation_s
-    # Steps vary independently of each other; their median is surer than one of them.
+    # Steps vary independently, so their median is more certain than a single step.
     of_speed = MEDIAN_TO_MEAN_ERROR * speed.relative_spread / max(1, speed.num_steps) ** 0.5
     deviation = hypot(reference.stdev / reference.mean, of_speed)
     return ExpectedTime(

@@ -1,4 +1,4 @@
-"""The score of a set of MLPerf runs, by the rules of a round; never an official result."""
+"""Score a set of MLPerf runs by the rules of a round; never an official result."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ NamedTrials = list[tuple[str, LoggedTrial]]
 
 
 def score(place: Path, ruleset: str | None = None, num_devices: int | None = None) -> Score:
-    """The score of the runs at `place`, in minutes, with all that it rests on.
+    """Return the score of the runs at `place`, in minutes, with everything it is based on.
 
     Raises UserError for a place without MLPerf logs or with two benchmarks, and for a ruleset that
     is unknown or does not have the benchmark.
@@ -103,7 +103,7 @@ def _check_known(ruleset: str) -> None:
 def _ruleset(
     place: Path, option: str | None, benchmark: Benchmark, logs: Sequence[RunLog]
 ) -> Ruleset:
-    """The ruleset that is asked for, else what logs, path and benchmark say."""
+    """Return the requested ruleset, else the one that logs, path and benchmark imply."""
     names = rulesets() if benchmark.sibling_of else rulesets(benchmark.name)
     if option is None:
         stated = [log.ruleset for log in logs if log.ruleset]
@@ -114,13 +114,13 @@ def _ruleset(
 
 
 def _name(log: RunLog, trial: int) -> str:
-    """What a run is called: its file, with a number where that holds several."""
+    """Return the name of a run: its file, with a number if the file holds several runs."""
     name = as_text(log.path.name)
     return name if len(log.trials) == 1 else f"{name} (trial {trial})"
 
 
 def _benchmark(place: Path, trials: NamedTrials) -> str:
-    """The one benchmark of all runs; raises UserError where there are two, or none is stated."""
+    """Return the benchmark of all runs; raises UserError if there are two, or none is logged."""
     files: dict[str, list[str]] = {}
     for name, trial in trials:
         if trial.benchmark:
@@ -142,7 +142,7 @@ def _benchmark(place: Path, trials: NamedTrials) -> str:
 
 
 def _runs(logs: Sequence[RunLog], benchmark: Benchmark) -> list[ScoredRun]:
-    """One run a trial; what is in two files counts once."""
+    """Return one run per trial; a trial that is in two files counts once."""
     seen: dict[tuple[float | None, ...], str] = {}
     runs: list[ScoredRun] = []
     for log in logs:
@@ -184,7 +184,7 @@ def _unreadable(logs: Iterable[RunLog]) -> Iterator[ScoredRun]:
 
 
 def _gaps(logs: Sequence[RunLog]) -> list[int]:
-    """Numbers that are missing between those of the files."""
+    """Return the numbers that are missing between those of the files."""
     numbers = {log.number for log in logs if log.number is not None}
     if not numbers or max(numbers) - min(numbers) > 10 * len(numbers):
         return []
@@ -192,7 +192,7 @@ def _gaps(logs: Sequence[RunLog]) -> list[int]:
 
 
 def _scored(score: Score, benchmark: Benchmark, gaps: Sequence[int]) -> Score:
-    """The score with means, test and minutes, as far as its runs allow them."""
+    """Return the score with means, convergence test and minutes, as far as its runs allow."""
     counted = [run for run in score.runs if run.status in COUNTED]
     windows = windows_of(counted, benchmark.num_runs)
     if not windows:
@@ -218,7 +218,7 @@ def _scored(score: Score, benchmark: Benchmark, gaps: Sequence[int]) -> Score:
     if rcp.scaling_factor is None:
         status = "invalid" if rcp.status == "failed" else "no-reference"
         return _without(score, status, rcp.reason or rcp.status)
-    # The score by the rules: mean run time in minutes, scaled up to the reference's samples.
+    # MLPerf score: mean run time in minutes, scaled up to the reference's samples.
     minutes = chosen.olympic_mean_minutes * rcp.scaling_factor
     return score.model_copy(update={"scaling_factor": rcp.scaling_factor, "score_minutes": minutes})
 
@@ -244,7 +244,7 @@ def _too_many_failed(runs: Sequence[ScoredRun]) -> str:
 
 
 def _means(inside: Sequence[ScoredRun], score: Score) -> dict[str, Any]:
-    """Figures of the submitted window; times and rates of the runs that the mean counts."""
+    """Return figures of the submitted window; times and rates are those of the counted runs."""
     converged = [run for run in inside if run.status == "success"]
     rates = [run.median_samples_per_s for run in converged if run.median_samples_per_s]
     waits = [r.initialisation_minutes for r in inside if r.initialisation_minutes is not None]
@@ -272,7 +272,7 @@ def _system_and_model(
     num_devices: int | None,
     benchmark: Benchmark,
 ) -> dict[str, Any]:
-    """What the logs say of the system and the model, where some says it."""
+    """Return what the logs report about the system and the model."""
     return {
         **_model(benchmark),
         "system": _stated(trials, "submission_platform"),
@@ -287,7 +287,7 @@ def _system_and_model(
 
 
 def _model(benchmark: Benchmark) -> dict[str, Any]:
-    """FLOPs of a sample and how they are counted, where there is a recipe of the model."""
+    """Return the FLOPs of a sample and their convention, if there is a recipe of the model."""
     if not benchmark.recipe:
         return {}
     recipe = load_recipe(benchmark.recipe, benchmark.variant)
@@ -297,7 +297,7 @@ def _model(benchmark: Benchmark) -> dict[str, Any]:
 
 
 def _stated(trials: NamedTrials, key: str) -> str | None:
-    """The first value that somebody filled in."""
+    """Return the first value that is not a placeholder."""
     values = (trial.texts.get(key) for _, trial in trials)
     return next((value for value in values if value and PLACEHOLDER not in value), None)
 
@@ -305,7 +305,7 @@ def _stated(trials: NamedTrials, key: str) -> str | None:
 def _warnings(
     trials: NamedTrials, logs: Sequence[RunLog], runs: Sequence[ScoredRun]
 ) -> Iterator[str]:
-    """What an official review would ask about."""
+    """Yield the points that an official review would question."""
     for key in ("submission_org", "submission_platform", "submission_division"):
         values = {trial.texts[key] for _, trial in trials if key in trial.texts}
         if any(PLACEHOLDER in value for value in values):
@@ -350,9 +350,10 @@ _ENDING = re.compile(r"\.(txt|log|out)(\.gz)?$")
 
 
 def energy_of(log: Path, trial: LoggedTrial) -> Energy | None:
-    """Energy from run_start to run_stop of a trial, None where no telemetry lies beside its log.
+    """Return a trial's energy from run_start to run_stop, None without telemetry.
 
-    `telemetry/<log without its ending>.jsonl`, or `-<host>.jsonl` for each of several hosts.
+    The telemetry file is `telemetry/<log without its extension>.jsonl` next to the log, or
+    `-<host>.jsonl` for each of several hosts.
     """
     files = _files(log)
     start, stop = trial.times_ms.get("run_start"), trial.times_ms.get("run_stop")
@@ -360,13 +361,16 @@ def energy_of(log: Path, trial: LoggedTrial) -> Energy | None:
         return None
     read = [read_telemetry(_text(path).splitlines()) for path in files]
     hosts = [host for host in read if host is not None]
-    # Where a host's file says nothing, a sum of the others would be too small.
+    # If one host's file is empty, the sum of the others would be too small.
     whole = hosts if len(hosts) == len(files) else []
     return energy_between(whole, start / 1000, stop / 1000)
 
 
 def mean_energy_j(runs: Sequence[ScoredRun]) -> float | None:
-    """Mean of the counted runs, None unless each of them has its energy, of the same parts."""
+    """Return the mean energy of the counted runs in joules.
+
+    None unless each of them has its energy, for the same parts.
+    """
     counted = [run.energy for run in runs if run.part == "counted"]
     joules = [energy.energy_j for energy in counted if energy and energy.energy_j is not None]
     parts = {tuple(sorted(energy.parts_j)) for energy in counted if energy}
@@ -374,10 +378,10 @@ def mean_energy_j(runs: Sequence[ScoredRun]) -> float | None:
 
 
 def copy_telemetry(run: Path, folder: Path, name: str, hosts: Iterable[str] = ()) -> None:
-    """Copy the telemetry of a run's folder beside the log `name` of a series.
+    """Copy the telemetry in a run's folder next to the log `name` of a series.
 
-    Of those of the run's `hosts` that left none, a file says so: the sum of the others is too
-    small.
+    For each of the run's `hosts` without telemetry a file records the gap, because the sum of the
+    others is too small.
     """
     seen: set[str] = set()
     for path in sorted((run / FOLDER).glob("*.jsonl")):
@@ -409,11 +413,11 @@ def _text(path: Path) -> str:
 
 SCALING_FILE = "scaling.json"
 SAME_FACTOR = 1e-6
-"""Factors this close, relatively, are one factor with other digits."""
+"""Relative tolerance at which two factors are equal apart from rounding."""
 
 
 def stated_scaling(folder: Path, factor: float | None, mean_minutes: float | None) -> str | None:
-    """What the file in `folder` would make of the score, None where it changes nothing.
+    """Return how the factor in the folder's file would change the score, None if it would not.
 
     `factor` is that of the convergence test, `mean_minutes` the olympic mean of the run times.
     """

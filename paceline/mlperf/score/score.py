@@ -1,6 +1,7 @@
-"""A score and what it rests on: runs, windows, energy; which runs are counted.
+"""Score of a set of runs, and what it is based on: runs, windows, energy.
 
-Source: mlcommons/training_policies, training_rules.adoc."""
+Source: mlcommons/training_policies, training_rules.adoc.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +17,17 @@ from paceline.mlperf.score.convergence import Convergence, olympic_mean
 RunStatus = Literal["success", "failed", "aborted", "duplicate", "unreadable"]
 ScoreStatus = Literal["ok", "incomplete", "invalid", "no-reference"]
 COUNTED: tuple[RunStatus, ...] = ("success", "failed", "aborted")
-"""Runs with these count as runs of the set; a duplicate or an unreadable file is none."""
+"""Statuses that count as runs of the set; duplicates and unreadable files do not."""
 
 
 class ScoredRun(Value):
-    """One run: its time by the rules, and what it reached in it."""
+    """One run: its time by the rules, and its results."""
 
     file: str
     status: RunStatus
     reason: str | None = None
     part: Literal["counted", "fastest", "slowest", "outside"] = "outside"
-    """Whether the score takes it: the fastest and the slowest of its window are dropped."""
+    """Use of the run in the score; the fastest and the slowest of its window are dropped."""
     minutes: float | None = None
     samples_to_target: int | None = None
     initialisation_minutes: float | None = None
@@ -35,7 +36,7 @@ class ScoredRun(Value):
     seeds: tuple[int, ...] = ()
     started_ms: float | None = None
     energy: Energy | None = None
-    """From run_start to run_stop, where telemetry lies beside the log."""
+    """Energy from run_start to run_stop, if telemetry is next to the log."""
 
 
 class ScoreWindow(Value):
@@ -44,12 +45,12 @@ class ScoreWindow(Value):
     files: tuple[str, ...]
     failed: int
     olympic_mean_minutes: float | None
-    """None with more failed runs than the rules let be dropped: it counts as infinite."""
+    """Olympic mean of the run times; None (infinite) if more runs failed than may be dropped."""
     chosen: bool = False
 
 
 class Score(Value):
-    """What `paceline mlperf score` answers."""
+    """Output of `paceline mlperf score`."""
 
     folder: str
     benchmark: str
@@ -70,31 +71,31 @@ class Score(Value):
     scaling_factor: float | None = None
     score_minutes: float | None = None
     mean_samples_to_target: float | None = None
-    """Of all runs that converged; the test takes its own, the olympic mean."""
+    """Mean over all runs that converged; the convergence test uses its own olympic mean."""
     median_samples_per_s: float | None = None
     mean_initialisation_minutes: float | None = None
     overall_samples_per_s: float | None = None
-    """Samples to target over run time, evaluations included, of the counted runs together."""
+    """Samples to the target / run time, evaluations included, over all counted runs."""
     num_devices: int | None = None
     device: str | None = None
     model_flops_per_s_per_device: float | None = None
     model_flops_reason: str | None = None
-    """Why they are not known."""
+    """Reason why the model FLOP/s are unknown."""
     flops_per_sample: float | None = None
     convention: str | None = None
     mean_energy_j: float | None = None
-    """To the target, of the counted runs; their `energy` says of what."""
+    """Mean energy to the target of the counted runs; each run's `energy` lists its parts."""
     warnings: tuple[str, ...] = ()
 
     @property
     def counted_batch(self) -> int | None:
-        """The global batch of the counted runs, None where they have no one batch."""
+        """Global batch of the counted runs; None if they differ."""
         batches = {run.global_batch for run in self.runs if run.part == "counted"}
         return batches.pop() if len(batches) == 1 else None
 
 
 def with_model_flops(score: Score) -> Score:
-    """The score with the model FLOP/s of a device, evaluations included, or why there are none."""
+    """Return the score with model FLOP/s per device, evaluations included, or why it has none."""
     samples_per_s, flops = score.overall_samples_per_s, score.flops_per_sample
     if samples_per_s and flops and score.num_devices:
         rate, reason = samples_per_s * flops / score.num_devices, None
@@ -110,14 +111,14 @@ def with_model_flops(score: Score) -> Score:
 
 
 MOST_FAILED = 1
-"""Runs of a window that may fail: one is dropped as the slowest."""
+"""Number of runs in a window that may fail: one is dropped as the slowest."""
 
 
 def windows_of(runs: Sequence[ScoredRun], num_runs: int) -> list[ScoreWindow]:
-    """Every `num_runs` consecutive runs in the order of their start, the submitted one chosen.
+    """Return all windows of `num_runs` consecutive runs by start time, with one chosen.
 
-    With more runs than needed the rules take the median of all windows, failed ones as infinite. Of
-    an even number it is here the slower of the two in the middle.
+    If there are more runs than needed, the rules take the median of all windows, with failed ones
+    as infinite. For an even number this is the slower of the two in the middle.
     """
     ordered = sorted(runs, key=_start)
     windows = [_window(ordered[at : at + num_runs]) for at in range(len(ordered) - num_runs + 1)]
@@ -130,7 +131,10 @@ def windows_of(runs: Sequence[ScoredRun], num_runs: int) -> list[ScoreWindow]:
 
 
 def olympic_mean_minutes(runs: Sequence[ScoredRun]) -> float | None:
-    """Mean run time without the fastest and the slowest, None with more than one failed run."""
+    """Return the mean run time in minutes without the fastest and the slowest run.
+
+    None if more than one run failed.
+    """
     times = [_minutes(run) for run in runs]
     if sum(not isfinite(time) for time in times) > MOST_FAILED:
         return None
@@ -138,7 +142,7 @@ def olympic_mean_minutes(runs: Sequence[ScoredRun]) -> float | None:
 
 
 def with_parts(runs: Sequence[ScoredRun], files: Sequence[str]) -> list[ScoredRun]:
-    """The runs, of which those in `files` are counted but for the fastest and the slowest."""
+    """Return all runs; those in `files` are counted, except for the fastest and the slowest."""
     inside = sorted((run for run in runs if run.file in files), key=_minutes)
     parts = dict.fromkeys((run.file for run in inside), "counted")
     if inside:
@@ -147,7 +151,7 @@ def with_parts(runs: Sequence[ScoredRun], files: Sequence[str]) -> list[ScoredRu
 
 
 def samples_for_the_test(runs: Sequence[ScoredRun]) -> list[float]:
-    """Samples to the target of each run, infinite for one that did not reach it."""
+    """Return samples to the target of each run, infinite for one that did not reach it."""
     return [
         float(run.samples_to_target) if run.status == "success" and run.samples_to_target else inf
         for run in runs
@@ -168,7 +172,7 @@ def _window_minutes(window: ScoreWindow) -> float:
 
 
 def _minutes(run: ScoredRun) -> float:
-    """The run's time, infinite for one that did not converge."""
+    """Return the run time in minutes, infinite for a run that did not converge."""
     return run.minutes if run.status == "success" and run.minutes is not None else inf
 
 

@@ -1,4 +1,4 @@
-"""Scores of MLPerf runs as text lines and table rows."""
+"""Format scores of MLPerf runs as text lines and table rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOULES_A_WH = 3600.0
 
 
 def score_row(score: Score, run: ScoredRun) -> dict[str, Any]:
-    """One run as a row of a table, with the score of its set."""
+    """Return one run as a table row, with the score of its set."""
     return {
         **run.model_dump(mode="json", exclude={"seeds", "started_ms", "energy"}),
         "seeds": " ".join(map(str, run.seeds)) or None,
@@ -32,7 +32,7 @@ def score_row(score: Score, run: ScoredRun) -> dict[str, Any]:
 
 
 def score_lines(score: Score) -> Iterator[str]:
-    """The score, what it rests on and the warnings, for a terminal."""
+    """Yield the score, what it is based on and the warnings, as terminal lines."""
     system = score.system or "system not stated"
     yield one_line(f"{score.benchmark} · {system} · {score.folder}")
     yield f"  ruleset      {score.ruleset} ({RULESET_ORIGINS[score.ruleset_from]})"
@@ -90,7 +90,7 @@ def _parts(score: Score) -> Iterator[str]:
 
 
 def _energy(score: Score) -> str | None:
-    """Energy to the target, or why it is not known; None where there is no telemetry."""
+    """Return the energy to the target, or why it is unknown; None without telemetry."""
     if not any(run.energy for run in score.runs):
         return None
     energies = [run.energy for run in score.runs if run.part == "counted" and run.energy]

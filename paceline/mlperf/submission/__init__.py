@@ -1,1 +1,1 @@
-"""Submissions: systems described, packages laid out and put under the official package checker."""
+"""Prepare submissions: describe systems, build packages, and run the official package checker."""

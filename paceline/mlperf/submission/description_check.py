@@ -1,4 +1,4 @@
-"""A system description: its fields, what is wrong with them, and the official checker's verdict."""
+"""Check a system description: its fields, their errors, and the official checker's verdict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.mlperf.submission.official_package_checker import (
 )
 
 UNKNOWN = "UNKNOWN"
-"""Stands at the beginning of a value that nobody has told yet; no package is made with one."""
+"""Prefix of a value that is still open; no package is built with one."""
 AVAILABILITIES = (
     "Available on-premise",
     "Available cloud",
@@ -66,7 +66,7 @@ FIELDS: dict[str, str] = {
     "operating_system": "name and version",
     "sw_notes": "may be empty",
 }
-"""Every field that the official checker demands, and what belongs there."""
+"""Every field that the official checker requires, and its meaning."""
 
 TEXTS_ONLY = (
     "submitter",
@@ -77,7 +77,7 @@ TEXTS_ONLY = (
     "accelerator_model_name",
     "framework",
 )
-"""Fields that the official checker joins into a line: it breaks off on a number."""
+"""Fields that the official checker joins into a line; a number there makes it raise an error."""
 
 _PLACEHOLDER = re.compile(
     r"placeholder|unknown|changeme|change[_ -]me|\btodo\b|\btbd\b|\bfixme\b|^x{3,}$|^<.*>$|^\[.*\]$"
@@ -87,22 +87,22 @@ _PLACEHOLDER = re.compile(
 
 
 class OpenField(Value):
-    """A field whose value nobody has told."""
+    """Field whose value is still open."""
 
     field: str
     what: str
 
 
 class Description(Value):
-    """What `paceline mlperf system` answers."""
+    """Output of `paceline mlperf system`."""
 
     description: dict[str, str | dict[str, str]]
     unknown: tuple[OpenField, ...]
     notes: tuple[str, ...] = ()
-    """What the values rest on where that is not the whole system."""
+    """Limits of the values if they do not cover the whole system."""
     ruleset: str
     checker: str | None
-    """The official package; None where it is not installed."""
+    """Name and version of the official package; None if it is not installed."""
     findings: tuple[CheckFinding, ...]
     status: Literal["complete", "incomplete", "failed"]
     official: Literal[False] = False
@@ -111,12 +111,12 @@ class Description(Value):
 
 
 def is_placeholder(name: str) -> bool:
-    """Whether `name` only holds the place of an organisation's name."""
+    """Return whether `name` is only a placeholder for an organization's name."""
     return not name.strip() or bool(_PLACEHOLDER.search(name.strip()))
 
 
 def open_fields(description: Mapping[str, object]) -> list[OpenField]:
-    """The fields that are still marked."""
+    """Return the fields that are still open."""
     return [
         OpenField(field=name, what=what)
         for name, what in FIELDS.items()
@@ -125,14 +125,14 @@ def open_fields(description: Mapping[str, object]) -> list[OpenField]:
 
 
 def marked(field: str) -> str:
-    """What stands in a field that nobody has told."""
+    """Return the text of an open field."""
     return f"{UNKNOWN}: {FIELDS[field]}"
 
 
 def with_settings(
     description: Mapping[str, str | dict[str, str]], settings: Sequence[str]
 ) -> dict[str, str | dict[str, str]]:
-    """The description with each `key=value` taken over; raises UserError for an unknown field."""
+    """Return the description with each `key=value` set; raises UserError for an unknown field."""
     filled = dict(description)
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -154,7 +154,7 @@ def with_settings(
 
 
 def faults(text: str, description: Mapping[str, object]) -> list[CheckFinding]:
-    """What is wrong with a description, with its line in the file's `text`."""
+    """Return the errors of a description, each with its line in the file's `text`."""
     findings = [_fault(text, name, "is missing") for name in FIELDS if name not in description]
     for name, value in description.items():
         if name not in FIELDS:
@@ -174,7 +174,7 @@ def faults(text: str, description: Mapping[str, object]) -> list[CheckFinding]:
 
 
 def _problem(name: str, value: str) -> str | None:
-    """What is wrong with a field's text."""
+    """Return the error of a field's text, None if it has none."""
     match name:
         case "status" if value not in AVAILABILITIES:
             return f"must be one of {'; '.join(AVAILABILITIES)}, and is {value[:60]!r}"
@@ -200,7 +200,7 @@ def _stack(description: Mapping[str, str | dict[str, str]]) -> dict[str, str]:
 
 
 def checked_description(path: Path, name: str, ruleset: str, scratch: Path) -> CheckedFile:
-    """One system description: what is wrong with it, and the official checker's own verdict."""
+    """Return the errors of one system description, including the official checker's."""
     description = read_description(path, name)
     if description.status == "failed":
         return description
@@ -211,7 +211,7 @@ def checked_description(path: Path, name: str, ruleset: str, scratch: Path) -> C
 
 
 def read_description(path: Path, name: str) -> CheckedFile:
-    """What is wrong with a system description by our own reading."""
+    """Return the errors of a system description that Paceline finds itself."""
     text, fields, unreadable = _fields_in(path)
     findings = (unreadable,) if unreadable is not None else tuple(faults(text, fields))
     status: FileStatus = "failed" if findings else "passed"
@@ -219,7 +219,7 @@ def read_description(path: Path, name: str) -> CheckedFile:
 
 
 def with_verdict(description: CheckedFile, verdict: PackageVerdict) -> CheckedFile:
-    """A description that only the official checker objects to, or has no answer for."""
+    """Return the result of a description that only the official checker rejects or cannot check."""
     status: FileStatus = "broken" if verdict.broken and not verdict.errors else "failed"
     findings = tuple(CheckFinding(message=m.text) for m in verdict.messages)
     return description.model_copy(
@@ -228,7 +228,7 @@ def with_verdict(description: CheckedFile, verdict: PackageVerdict) -> CheckedFi
 
 
 def _fields_in(path: Path) -> tuple[str, dict[str, Any], CheckFinding | None]:
-    """The text, its fields, and why it has none."""
+    """Return the text, its fields, and the error that left it without fields."""
     try:
         text = read_text(path)
         fields = json.loads(text)

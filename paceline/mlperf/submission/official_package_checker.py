@@ -1,4 +1,4 @@
-"""Starts the official package and system description checkers on copies."""
+"""Run the official package and system description checkers on copies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_CHECK_S = 600.0
 
 @dataclass(frozen=True)
 class CheckerMessage:
-    """One message of the checker in its own words; `place` is the folder of logs that it was at."""
+    """One message of the checker, verbatim; `place` is the folder of logs that it refers to."""
 
     level: Literal["warning", "error"]
     place: str
@@ -23,26 +23,29 @@ class CheckerMessage:
 
 @dataclass(frozen=True)
 class PackageVerdict:
-    """What the official checker says of a package or a description."""
+    """Answer of the official checker on a package or a description."""
 
     passed: bool
     messages: tuple[CheckerMessage, ...] = ()
     broken: str | None = None
-    """Why there is no whole answer."""
+    """Reason for an incomplete answer."""
 
     @property
     def errors(self) -> tuple[CheckerMessage, ...]:
-        """The messages that are no warnings."""
+        """Messages of level error."""
         return tuple(message for message in self.messages if message.level == "error")
 
 
 def check_package_copy(copy: Path, ruleset: str) -> PackageVerdict:
-    """The verdict on a copied submission (systems/, results/); scaling.json is written into it."""
+    """Return the verdict on a copied submission (systems/, results/).
+
+    The checker writes scaling.json into the copy.
+    """
     return _verdict("package", ruleset, copy)
 
 
 def check_description_copy(copy: Path, ruleset: str) -> PackageVerdict:
-    """The verdict on a copied system description."""
+    """Return the verdict on a copied system description."""
     return _verdict("system", ruleset, copy)
 
 

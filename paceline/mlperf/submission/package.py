@@ -1,6 +1,6 @@
-"""A submission's folder out of runs, a system description and the code.
+"""Build a submission's folder from runs, a system description and the code.
 
-It is laid out as copies, checked, and then put in place.
+The package is built from copies, checked, and then moved into place.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from paceline.mlperf.submission.description_check import DIVISIONS, faults, is_p
 from paceline.mlperf.submission.package_check import SCALING, check, copy_file
 
 LEFT_OUT = (".git", "__pycache__", ".venv", ".pytest_cache", "*.pyc")
-"""Of the code."""
+"""Patterns of files in the code folder that are not copied."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
 
 
 class PackagedRuns(Value):
-    """The runs of one benchmark as they were taken."""
+    """Runs of one benchmark, as packaged."""
 
     benchmark: str
     source: str
     files: dict[str, str]
-    """Name in the package -> name in the source."""
+    """Map of the name in the package to the name in the source."""
     score_minutes: float | None
     scaling_factor: float | None
 
 
 class Package(Value):
-    """What `paceline mlperf package` answers."""
+    """Output of `paceline mlperf package`."""
 
     folder: str | None
-    """None when the official checker objects: then nothing was written."""
+    """Folder of the package; None if the official checker rejects it, and nothing is written."""
     organisation: str
     division: str
     system: str
@@ -63,25 +63,25 @@ class Package(Value):
 
 @dataclass(frozen=True)
 class PackageRequest:
-    """What is to be packaged."""
+    """Input and options of a package."""
 
     places: tuple[Path, ...]
     organisation: str
     division: str
     system: Path
     code: Mapping[str, Path]
-    """By benchmark; what "" names serves all others."""
+    """Code folder by benchmark; the one under "" is for all others."""
     out: Path
     ruleset: str | None = None
     placeholders: bool = False
-    """Whether placeholders in logs are taken as they are."""
+    """True to accept placeholders in logs."""
 
 
 def package(request: PackageRequest) -> Package:
-    """Lay out and check the submission; it is in place only if the official checker passes it.
+    """Build and check the submission; it is moved into place only if the official checker passes.
 
-    Files are copied, never moved or changed, and nothing is overwritten. Raises UserError for input
-    that is no submission's, RefusedError for what the rules refuse.
+    Files are copied, never moved or changed, and nothing is overwritten. Raises UserError for
+    unsuitable input and RefusedError for what the rules reject.
     """
     _check_names(request)
     target = request.out / request.organisation
@@ -119,7 +119,7 @@ def package(request: PackageRequest) -> Package:
 
 
 def _check_names(request: PackageRequest) -> None:
-    """Raises UserError for names that no folder can have, or that only hold a place."""
+    """Raise UserError for names that cannot be folders, and RefusedError for placeholders."""
     organisation, division = request.organisation, request.division
     if is_placeholder(organisation):
         raise RefusedError(f"--org {organisation}", "is a placeholder, not an organisation")
@@ -143,7 +143,7 @@ def _check_names(request: PackageRequest) -> None:
 
 
 def _check_description(request: PackageRequest) -> None:
-    """Raises RefusedError for a description with open or wrong fields, or of another submission."""
+    """Raise RefusedError for a description that has open or wrong fields or does not match."""
     path = request.system
     try:
         text = read_text(path)
@@ -172,7 +172,7 @@ def _check_description(request: PackageRequest) -> None:
 
 
 def _submittable_score(place: Path, request: PackageRequest) -> Score:
-    """The score of the runs at `place`; raises RefusedError where they cannot be submitted."""
+    """Return the score of the runs at `place`; raises RefusedError if it cannot be submitted."""
     scored = score(place, request.ruleset)
     open_to_convergence = request.division == "open" and scored.status != "incomplete"
     if scored.status != "ok" and not open_to_convergence:
@@ -189,7 +189,7 @@ def _submittable_score(place: Path, request: PackageRequest) -> Score:
 
 
 def _check_log(log: Path, request: PackageRequest) -> None:
-    """Raises RefusedError for a log that is no result, or of another submission."""
+    """Raise RefusedError for a log that is not a result or belongs to another submission."""
     if not log.is_file():
         raise RefusedError(
             str(log),
@@ -230,7 +230,7 @@ def _check_distinct(scores: Sequence[Score]) -> None:
 
 
 def _copy_runs(made: Path, place: Path, scored: Score, request: PackageRequest) -> PackagedRuns:
-    """The runs of one benchmark and its code, copied below `made`."""
+    """Copy the runs of one benchmark and its code below `made`."""
     benchmark = scored.benchmark
     folder = made / "results" / request.system.stem / benchmark
     folder.mkdir(parents=True)
@@ -259,12 +259,12 @@ def _copy_runs(made: Path, place: Path, scored: Score, request: PackageRequest) 
 
 
 def _files(scored: Score) -> tuple[str, ...]:
-    """The logs of the window that counts, in the order of their start."""
+    """Return the logs of the chosen window, by start time."""
     return next((window.files for window in scored.windows if window.chosen), ())
 
 
 def _doubts(scored: Score, request: PackageRequest) -> Iterable[str]:
-    """What a review would ask about, that is no reason to refuse."""
+    """Yield the points that a review would question but that do not prevent a submission."""
     yield from (f"{scored.benchmark}: {warning}" for warning in scored.warnings)
     description = parse_json(read_text(request.system))
     nodes, per_node = description["number_of_nodes"], description["accelerators_per_node"]

@@ -1,4 +1,4 @@
-"""A whole submission, or the description of a system, under the official checkers."""
+"""Run the official checkers on a whole submission, a system description, or logs."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from paceline.mlperf.submission.official_package_checker import (
 SCALING = "scaling.json"
 PARAMETERS = "package_checker_params"
 KNOWN_FILES = (SCALING, PARAMETERS, "power")
-"""What may lie beside the logs."""
+"""Files allowed next to the logs."""
 
 
 def check(place: Path, ruleset: str | None = None) -> Check:
-    """The official checkers' findings on a submission, a system description (.json), or on logs.
+    """Return the findings on a submission, a system description (.json), or logs.
 
-    Copies are checked, nothing else. Raises SystemFaultError without the official package,
-    UserError for an unknown ruleset and for a place with nothing to check.
+    Only copies are checked. Raises SystemFaultError without the official package. Raises UserError
+    for an unknown ruleset and for a place with nothing to check.
     """
     submission = is_submission(place)
     if not submission and place.suffix != ".json":
@@ -72,12 +72,12 @@ def check(place: Path, ruleset: str | None = None) -> Check:
 
 
 def is_submission(place: Path) -> bool:
-    """Whether a folder is laid out as an organisation's submission."""
+    """Return whether a folder has the layout of an organization's submission."""
     return (place / "systems").is_dir() and (place / "results").is_dir()
 
 
 def copy_submission(place: Path, copy: Path) -> None:
-    """Write what the official checker reads of a submission to `copy`, logs unpacked."""
+    """Copy the files that the official checker reads of a submission to `copy`, logs unpacked."""
     for path in _description_files(place):
         copy_file(path, copy / "systems" / path.name)
     for folder in sorted(path for path in (place / "results").glob("*") if path.is_dir()):
@@ -92,12 +92,12 @@ def copy_submission(place: Path, copy: Path) -> None:
 
 
 def result_folders(place: Path) -> list[Path]:
-    """The folders of a submission that hold the logs of one system and benchmark."""
+    """Return the folders of a submission that hold the logs of one system and benchmark."""
     return sorted(path for path in (place / "results").glob("*/*") if path.is_dir())
 
 
 def copy_file(path: Path, target: Path) -> None:
-    """Copy a file into a folder that is made for it."""
+    """Copy a file, creating the target's folder."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, target)
 
@@ -115,7 +115,7 @@ def _checked_submission(
     ]
     missing = list(_without_description(place, descriptions))
     if missing or not result_folders(place):
-        # The official checker ends with a stack trace where a description is not there.
+        # The official checker crashes with a stack trace if a description is missing.
         empty = [] if missing else [_failed("results", "holds no folder <system>/<benchmark>")]
         return "failed", [*descriptions, *missing, *empty]
     verdict = check_package_copy(copy, ruleset)
@@ -139,7 +139,7 @@ def _checked_submission(
 def _checked_folder(
     place: Path, folder: Path, copy: Path, messages: Sequence[CheckerMessage], broken: str | None
 ) -> CheckedFile:
-    """What is said of the logs of one benchmark together."""
+    """Return the result for the logs of one benchmark together."""
     errors = tuple(CheckFinding(message=m.text) for m in messages if m.level == "error")
     warnings = [m.text for m in messages if m.level == "warning"]
     warnings += _warnings(folder, copy / folder.relative_to(place))
@@ -155,7 +155,7 @@ def _checked_folder(
 def _checked_logs(
     folder: Path, place: Path, messages: Sequence[CheckerMessage], ruleset: str, scratch: Path
 ) -> Iterator[CheckedFile]:
-    """Each log with its findings; a folder none of whose logs breaks a rule is not read again."""
+    """Yield each log with its findings; logs are read again only if one breaks a rule."""
     breaks = any("not comply" in message.text for message in messages)
     for path in _logs_in(folder):
         name = as_text(str(path.relative_to(place)))
@@ -166,7 +166,7 @@ def _checked_logs(
 
 
 def _warnings(folder: Path, copy: Path) -> Iterator[str]:
-    """Return what the official checker does not say, or says of its own files."""
+    """Yield warnings that the official checker does not give, or gives on its own files only."""
     others = [
         path.name
         for path in sorted(folder.iterdir())
@@ -212,7 +212,7 @@ def _description_files(place: Path) -> list[Path]:
 
 
 def _logs_in(folder: Path) -> list[Path]:
-    """By their numbers."""
+    """Return the logs in a folder, ordered by run number."""
     matches = [
         (match, path) for path in folder.iterdir() if (match := RESULTS.fullmatch(path.name))
     ]

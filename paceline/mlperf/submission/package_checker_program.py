@@ -1,7 +1,8 @@
-"""The official package checker on a copied submission: a program of its own, started with its path.
+"""Run the official package checker on a copied submission, as a separate program.
 
-It is never imported, for what check/checker_program.py says. It writes scaling.json into the copy.
-One JSON object goes to standard output, also when the checker breaks off.
+The program is started by its path and never imported, for the reason in check/checker_program.py.
+It writes scaling.json into the copy. One JSON object goes to standard output, even when the checker
+is interrupted by an error.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mlperf_logging.package_checker import package_checker
 from mlperf_logging.system_desc_checker import system_desc_checker
 
 NAMING_KEYS = ("submission_benchmark", "submission_division")
-"""Their values become names of rule files, and what a rule file says is executed."""
+"""Keys whose values become names of rule files, whose contents are executed."""
 MODULES = (
     "package_checker",
     "seed_checker",
@@ -27,11 +28,11 @@ MODULES = (
     "system_desc_checker",
     "power_checker",
 )
-"""Those whose messages are about the package; the others speak of single lines of logs."""
+"""Modules with messages about the package; messages of others are about single log lines."""
 
 
 class CheckerMessages(logging.Handler):
-    """Keeps what the checker logs: level, place, text."""
+    """Logging handler that keeps the checker's messages: level, folder, text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class CheckerMessages(logging.Handler):
         self.place = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one message; one of the checker's own cannot be formatted."""
+        """Keep one message; one of the checker's own messages cannot be formatted."""
         try:
             text = record.getMessage()
         except TypeError:
@@ -51,7 +52,7 @@ class CheckerMessages(logging.Handler):
 
 
 def main(what: str, ruleset: str, place: str) -> None:
-    """Print what the checker has to say of the folder or the description `place`."""
+    """Print the checker's answer on the folder or the description `place`."""
     answer: dict[str, Any] = {"finished": False}
     records = CheckerMessages()
     logging.getLogger().setLevel(logging.INFO)
@@ -78,7 +79,7 @@ def main(what: str, ruleset: str, place: str) -> None:
 
 
 def unsafe_names(folder: Path, ruleset: str) -> Any:
-    """Values that would lead the checker to another file than its own rules."""
+    """Yield values that would make the checker read a file other than its own rules."""
     for log in sorted(folder.glob("results/*/*/result_*.txt")):
         lines, _ = mlp_parser.parse_file(str(log), ruleset=ruleset)
         values = [str(line.value["value"]) for line in lines if line.key in NAMING_KEYS]

@@ -1,4 +1,4 @@
-"""A system description out of a machine's inventory; what it does not say is marked."""
+"""Write a system description from a machine's inventory; unknown fields are marked as open."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from paceline.mlperf.submission.description_check import (
 
 NONE = "none"
 SOFTWARE_PACKAGES = ("cudnn", "cublas", "nccl", "cuda-runtime")
-"""Packages of CUDA's libraries, which carry its version in their name."""
+"""CUDA library packages, whose names contain the CUDA version."""
 
 Facts = Mapping[str, Any]
 Fields = dict[str, str | dict[str, str]]
@@ -38,9 +38,9 @@ Fields = dict[str, str | dict[str, str]]
 def machine_description(
     machine: Facts, parts: Facts, cluster: Cluster | None, is_node: bool
 ) -> Fields:
-    """Every field: from the machine's inventory, the parts of the host, the cluster.
+    """Return every field, from the machine's inventory, the host's parts and the cluster.
 
-    Where this machine is no node of the cluster (`is_node`), its hardware says nothing.
+    If this machine is not a node of the cluster (`is_node`), its hardware is not used.
     """
     values: dict[str, str | None] = {"hw_notes": "", "sw_notes": "", **_of_cluster(cluster)}
     if is_node:
@@ -101,7 +101,7 @@ def _host(parts: Facts) -> dict[str, str | None]:
 
 
 def _accelerators(machine: Facts, parts: Facts, cluster: Cluster | None) -> dict[str, str | None]:
-    """Of the GPUs that the driver lists; on a machine that computes on its processors, none."""
+    """Return the fields of the GPUs that the driver lists; 0 accelerators on a CPU-only machine."""
     gpus: Sequence[Facts] = machine["gpus"]
     if not gpus and parts["amd_accelerators"]:
         return {"accelerators_per_node": str(parts["amd_accelerators"])}
@@ -135,7 +135,7 @@ def _stated_accelerators(cluster: Cluster) -> dict[str, str | None]:
 
 
 def _framework(machine: Facts) -> str | None:
-    """NVIDIA's containers have a release of their own that says more than torch's version."""
+    """Return the framework's version; the release of NVIDIA's containers says more than torch's."""
     release = machine["environment"].get("NVIDIA_PYTORCH_VERSION")
     torch = machine["packages"].get("torch")
     if release:
@@ -174,7 +174,7 @@ def _adapter(adapter: Facts) -> str:
 
 
 def _grouped(texts: Iterable[str]) -> str | None:
-    """`2x a + b`, None for nothing."""
+    """Return the texts with counts, such as `2x a + 1x b`; None if there are none."""
     listed = list(texts)
     counts = {text: listed.count(text) for text in listed}
     return " + ".join(f"{n}x {text}" for text, n in counts.items()) or None
@@ -187,9 +187,9 @@ def _count(number: int | None) -> str | None:
 def describe(
     cluster: str | None, settings: Sequence[str], out: Path | None, ruleset: str | None = None
 ) -> Description:
-    """This machine, or a cluster of such machines, described and held against the official checker.
+    """Describe this machine, or a cluster of such machines, and run the official checker on it.
 
-    With `out` the description is written there. Raises UserError for a file that exists, for an
+    With `out` the description is written there. Raises UserError for a file that exists, and for an
     unknown cluster, setting or ruleset.
     """
     chosen = _ruleset(ruleset)
@@ -242,7 +242,7 @@ def _ruleset(option: str | None) -> str:
 
 
 def _is_node(machine: dict[str, Any], cluster: Cluster | None) -> tuple[bool, tuple[str, ...]]:
-    """Whether this machine speaks for the cluster's nodes, and what to say of it."""
+    """Return whether this machine is like the cluster's nodes, and the notes on that."""
     if cluster is None:
         return True, ()
     if cluster.device != "cpu" and not machine["gpus"]:

@@ -1,4 +1,4 @@
-"""System descriptions and packages of submissions as text lines and table rows."""
+"""Format system descriptions and packages of submissions as text lines and table rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.mlperf.submission.package import Package
 
 
 def description_rows(description: Description) -> list[dict[str, str]]:
-    """One row a field; parts of a field have rows of their own."""
+    """Return one row per field; parts of a field have rows of their own."""
     rows: list[dict[str, str]] = []
     for name, value in description.description.items():
         parts = value if isinstance(value, dict) else {"": value}
@@ -25,7 +25,7 @@ def description_rows(description: Description) -> list[dict[str, str]]:
 
 
 def description_lines(description: Description) -> Iterator[str]:
-    """What is open or wrong, in plain words, for a terminal."""
+    """Yield the open fields and the errors of a description, as terminal lines."""
     checker = description.checker or "official checker not asked"
     yield f"{description.status} by {description.ruleset}, {checker}"
     if description.unknown:
@@ -42,7 +42,7 @@ def description_lines(description: Description) -> Iterator[str]:
 
 
 def package_rows(package: Package) -> list[dict[str, Any]]:
-    """One row a file of the package."""
+    """Return one row per file of the package."""
     return [
         {
             "benchmark": runs.benchmark,
@@ -58,7 +58,7 @@ def package_rows(package: Package) -> list[dict[str, Any]]:
 
 
 def package_lines(package: Package) -> Iterator[str]:
-    """Where the package lies and what is in it, or what the official checker objects to."""
+    """Yield the package's folder and contents, or the official checker's findings."""
     if package.folder is None:
         yield "nothing was written: the official checker does not pass it"
         yield from check_lines(package.check)
