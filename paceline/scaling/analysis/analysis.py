@@ -48,7 +48,7 @@ MOST_SEARCHES = 4
 
 @dataclass(frozen=True)
 class AnalysisContext:
-    """Inputs of the analysis besides the measured values."""
+    """Inputs of the analysis in addition to the measured values."""
 
     scaling: ScalingKind = "weak"
     resolution: float = 0.0

@@ -1,4 +1,7 @@
-"""Scaling efficiency of each size = straggler factor x communication-and-synchronisation factor."""
+"""Scaling efficiency of each size = straggler efficiency x communication efficiency.
+
+Communication efficiency includes synchronisation.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from paceline.scaling.analysis.reliability import NotSeparable, PersistentCompon
 
 @dataclass(frozen=True)
 class Factor:
-    """A share of the ideal, with its 95 % interval where that is known."""
+    """A share of the ideal, with its 95% interval if known."""
 
     value: float
     low: float | None = None
@@ -24,7 +27,7 @@ class Factor:
 
     @classmethod
     def of_log(cls, value: float, half_width: float | None) -> Factor:
-        """The factor whose logarithm is `value`, give or take `half_width`."""
+        """Return the factor whose logarithm is `value`, plus or minus `half_width`."""
         if half_width is None:
             return cls(exp(value))
         return cls(exp(value), exp(value - half_width), exp(value + half_width))
@@ -32,12 +35,12 @@ class Factor:
 
 @dataclass(frozen=True)
 class SizeFactors:
-    """What all groups of one size say together."""
+    """Combined result of all groups of one size."""
 
     nodes: int
     n: int
     samples_per_s: float
-    """Geometric mean of the groups' values."""
+    """Geometric mean of the groups' values, in samples/s."""
     scatter: float | None
     """Relative standard deviation between the groups; None for one."""
     efficiency: Factor
@@ -54,18 +57,18 @@ def size_factors(
     speeds: NodeSpeeds | None,
     lasting: PersistentComponent | NotSeparable,
 ) -> list[SizeFactors]:
-    """The factors of every size; `base` is the samples/s of one node that counts as ideal.
+    """Return the factors of every size; `base` is the samples/s of one node that counts as ideal.
 
-    Means are geometric, so that the two factors of a size give its efficiency exactly; the base
-    itself is shown for its own size. naive: straggler = slowest member / base, communication =
-    group / (nodes x slowest member).
+    Means are geometric, so that the product of a size's two factors is exactly its efficiency. The
+    base size itself is reported with the value of the base. The naive factors are: straggler =
+    slowest member / base, communication = group / (nodes x slowest member).
     """
     measured: dict[str, float] = {}
     corrected: tuple[Mapping[str, float], ...] = ()
     error = luck = 0.0
     if speeds is not None:
         measured = dict(zip(speeds.hosts, speeds.logs.tolist(), strict=True))
-        # The base is a median of n nodes, and its spread is known from a MAD.
+        # The base is a median of n nodes, and their spread is estimated from a MAD.
         error = MEDIAN_ERROR * speeds.spread / len(speeds.hosts) ** 0.5
         error *= student_t(0.975, MAD_EFFICIENCY * max(1, len(speeds.hosts) - 1))
     if speeds is not None and isinstance(lasting, PersistentComponent):
@@ -80,12 +83,13 @@ def size_factors(
 def corrected_logs(
     speeds: NodeSpeeds, lasting: PersistentComponent, reliability: float | None = None
 ) -> dict[str, float]:
-    """log(speed / base) of each node, pulled to 0 by the root of the reliability (or another one).
+    """Return log(speed / base) of each node, shrunk to 0 by the root of the reliability.
 
-    The root keeps the spread of the lasting speeds, and with it their minimum, unbiased (Louis,
-    J. Amer. Statist. Assoc. 79 (1984) 393); the reliability itself, the best guess for one node,
-    would pull the slowest of many too far in. An outlying node is no draw from the healthy ones
-    and stays as measured; one whose value was a disturbance is taken for the median node.
+    `reliability` replaces the estimated reliability. The root keeps the spread of the persistent
+    speeds, and with it their minimum, unbiased (Louis, J. Amer. Statist. Assoc. 79 (1984) 393). The
+    reliability itself, the best estimate for one node, would shrink the slowest of many nodes too
+    much. An outlying node is not from the healthy population and stays as measured. A node with a
+    disturbed value counts as a median node.
     """
     share = lasting.reliability if reliability is None else reliability
     kept = np.where(speeds.is_outlying, 1.0, share**0.5) * ~speeds.is_disturbed
@@ -95,9 +99,11 @@ def corrected_logs(
 def pooled_scatter(
     sizes: Mapping[int, Sequence[GroupThroughput]], minimum: Mapping[str, float]
 ) -> tuple[float, int] | None:
-    """Relative standard deviation between groups of one size above 1, and its degrees of freedom.
+    """Return the relative standard deviation between groups of one size, and its degrees of
+    freedom.
 
-    What `minimum` (host -> log speed) explains by the groups' slowest members is taken off first.
+    Sizes above 1 are pooled. The part that `minimum` (host -> log speed) explains by the groups'
+    slowest members is subtracted first.
     """
     logs = [
         np.array([_log_value(group) - _slowest(group, minimum) for group in groups])
@@ -112,18 +118,19 @@ def pooled_scatter(
 
 @dataclass(frozen=True)
 class _Baseline:
-    """What all sizes are held against."""
+    """Reference values that are the same for all sizes."""
 
     base_nodes: int
     base: float
     base_error: float
-    """95 % half-width of the logarithm of the base."""
+    """Half-width of the 95% interval of the logarithm of the base."""
     measured: Mapping[str, float]
     """log(speed / base) of each node, as measured."""
     corrected: tuple[Mapping[str, float], ...]
-    """The same corrected: at the reliability, and at both ends of its interval."""
+    """Corrected log(speed / base) of each node: at the reliability, and at both ends of its
+    interval."""
     luck: float
-    """95 % half-width of one node's lasting speed."""
+    """Half-width of the 95% interval of one node's persistent speed."""
     pooled: tuple[float, int] | None
 
 
@@ -173,19 +180,24 @@ def _slowest(group: GroupThroughput, logs: Mapping[str, float]) -> float:
 
 
 def _num_slowest(groups: Sequence[GroupThroughput], logs: Mapping[str, float]) -> int:
-    """How many different nodes are the slowest of their groups: their luck averages out."""
+    """Return how many different nodes are the slowest of their groups: their noise averages out."""
     return len({min(group.hosts, key=logs.__getitem__) for group in groups})
 
 
 def _mean_minimum(groups: Sequence[GroupThroughput], logs: Mapping[str, float]) -> float | None:
-    """Mean over the groups of their slowest member; None when a member was not measured alone."""
+    """Return the mean log speed of the groups' slowest members.
+
+    Returns None when a member was not measured alone.
+    """
     if any(host not in logs for group in groups for host in group.hosts):
         return None
     return float(np.mean([_slowest(group, logs) for group in groups]))
 
 
 def _mean_error(n: int, pooled: tuple[float, int] | None) -> float | None:
-    """95 % half-width of the mean of n groups, by the scatter of groups of all sizes."""
+    """Return the 95% half-width of the mean of n groups, by the variation of groups of all
+    sizes.
+    """
     if pooled is None:
         return None
     scatter, degrees = pooled

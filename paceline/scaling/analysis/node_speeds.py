@@ -1,4 +1,4 @@
-"""The speed of each node alone, and how well it is known."""
+"""Speed of each node alone, with its uncertainty."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from paceline.core.stats import NORMAL_MAD
 from paceline.core.steps import FloatColumn, IntColumn
 
 MEDIAN_ERROR = 1.2533
-"""Standard error of a median over that of a mean, of many normal values: sqrt(pi / 2)."""
+"""Standard error of a median relative to that of a mean, for many normal values: sqrt(pi / 2)."""
 MAD_EFFICIENCY = 0.368
-"""What a value tells of a deviation through the median absolute one, over what it tells through the
-squares, of normal values (Rousseeuw and Croux, J. Amer. Statist. Assoc. 88 (1993) 1273)."""
+"""Efficiency of the median absolute deviation relative to the standard deviation as an estimate of
+the deviation of normal values (Rousseeuw and Croux, J. Amer. Statist. Assoc. 88 (1993) 1273)."""
 OUTLYING = 4.0
-"""Robust standard deviations beyond which a node is not one of the healthy population."""
+"""Robust standard deviations beyond which a node is not part of the healthy population."""
 NOISY = 4.0
-"""A node whose repeats scatter by so many times the common scatter is called noisy."""
+"""Ratio of a node's own variation to the common variation above which the node is noisy."""
 
 
 @dataclass(frozen=True)
 class NodeSpeeds:
-    """Single-node values, one a host, in the order in which the hosts were first measured."""
+    """Single-node values, one per host, in the order in which the hosts were first measured."""
 
     hosts: tuple[str, ...]
     values: FloatColumn
@@ -37,13 +37,14 @@ class NodeSpeeds:
     common_scatter: float | None
     """Relative standard deviation of a single measurement; None without repeats."""
     own_scatter: FloatColumn
-    """The same of each node's own repeats; 0 with a single one."""
+    """Relative standard deviation of each node's own repeats; 0 with a single one."""
     next_slowest: FloatColumn
     """Samples/s of each node's second-slowest repeat; NaN with a single one."""
     degrees: int
-    """Degrees of freedom of the common scatter."""
+    """Degrees of freedom of the common variation."""
     disturbed: frozenset[str] = frozenset()
-    """Hosts whose own value others have refuted: it says nothing of their lasting speed."""
+    """Hosts whose own value was refuted by other evidence, so it does not show their persistent
+    speed."""
 
     @cached_property
     def base(self) -> float:
@@ -57,12 +58,12 @@ class NodeSpeeds:
 
     @cached_property
     def spread(self) -> float:
-        """1.4826 x MAD of the nodes' values, over the median."""
+        """1.4826 x MAD of the nodes' values, divided by the median."""
         return NORMAL_MAD * float(np.median(np.abs(self.values - self.base))) / self.base
 
     @cached_property
     def errors(self) -> FloatColumn:
-        """Relative standard error of each node's value by its repeats; 0 where nothing tells it."""
+        """Relative standard error of each node's value by its repeats; 0 if unknown."""
         single = np.maximum(
             self.common_scatter or 0.0, np.where(self.is_noisy, self.own_scatter, 0)
         )
@@ -70,7 +71,7 @@ class NodeSpeeds:
 
     @cached_property
     def is_noisy(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which nodes' own repeats scatter far more than the nodes' in common."""
+        """True for nodes whose own repeats vary far more than those of all nodes."""
         return self.own_scatter > NOISY * max(self.common_scatter or np.inf, 1e-4)
 
     @property
@@ -82,17 +83,17 @@ class NodeSpeeds:
 
     @cached_property
     def is_disturbed(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which nodes' own values are refuted."""
+        """True for nodes whose own values were refuted."""
         return np.array([host in self.disturbed for host in self.hosts], dtype=np.bool_)
 
     @cached_property
     def is_outlying(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which nodes lie so far off that they do not tell of the healthy ones."""
+        """True for nodes that are too far from the median to belong to the healthy population."""
         return np.abs(self.logs) > OUTLYING * np.maximum(self.spread, self.errors)
 
 
 def node_speeds(measured: Sequence[GroupThroughput]) -> NodeSpeeds | None:
-    """The speeds of all hosts that were measured alone; None when none was."""
+    """Return the speeds of all hosts that were measured alone, or None when none was."""
     values_by_host: dict[str, list[float]] = {}
     for group in measured:
         if group.nodes == 1 and group.samples_per_s is not None:
@@ -114,9 +115,10 @@ def node_speeds(measured: Sequence[GroupThroughput]) -> NodeSpeeds | None:
 
 
 def common_scatter(values_by_host: Mapping[str, Sequence[float]]) -> float | None:
-    """1.4826 x median |deviation from the node's mean| x sqrt(n / (n - 1)), of the logarithms.
+    """Return 1.4826 x median |deviation from the node's mean| x sqrt(n / (n - 1)) of the
+    logarithms.
 
-    Robust, so that one noisy node does not hide slow ones behind its own scatter.
+    The estimate is robust, so that one noisy node does not hide slow ones behind its own variation.
     """
     logs = [np.log(values) for values in values_by_host.values() if len(values) > 1]
     if not logs:

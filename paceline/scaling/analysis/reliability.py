@@ -1,8 +1,9 @@
-"""Is there evidence that nodes differ for good, and how much of what was measured is that?
+"""Persistent differences between nodes, and their share of the measured differences.
 
-A node's measured speed is its lasting speed and the luck of the measurement. The reliability is the
-share of the variance between nodes that lasts. It comes from repeats, or without any from the slope
-of group speed on the slowest member: groups follow what lasts, not the luck of another run.
+A node's measured speed is its persistent speed plus measurement noise. The reliability is the
+persistent share of the variance between nodes. It is estimated from repeats. Without repeats, it is
+estimated from the slope of group speed on the slowest member, because groups follow the persistent
+speed of a node, not the noise of another measurement.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from paceline.core.steps import FloatColumn
 from paceline.scaling.analysis.node_speeds import MAD_EFFICIENCY, NodeSpeeds
 
 MOST_CHANCE = 0.01
-"""Evidence is what chance gives less often."""
+"""Maximum p-value that counts as evidence."""
 FEWEST_GROUPS = 8
-"""Groups of one size, at least, that tell a slope."""
+"""Minimum number of groups of one size for a slope."""
 FEWEST_NODES = 8
 LARGE_ERROR = 0.01
-"""A noisy node whose value is known no better than this has no part in a straggler factor."""
+"""Standard error of a noisy node's value above which there is no straggler factor."""
 FOLLOWING = 0.5
-"""Groups whose slope is surely below this share of the expected one do not follow."""
+"""Share of the expected slope below which groups do not follow their slowest member."""
 
 
 @dataclass(frozen=True)
 class Slope:
-    """Of log group speed on the log speed of its slowest member, within sizes."""
+    """Slope of log group speed on the log speed of the slowest member, within sizes."""
 
     value: float
     error: float
     degrees: int
     scatter: float
-    """Relative standard deviation of groups about it."""
+    """Relative standard deviation of the groups around the line."""
 
     @property
     def p(self) -> float:
@@ -57,23 +58,23 @@ class Slope:
 
 @dataclass(frozen=True)
 class PersistentComponent:
-    """What of the nodes' differences lasts."""
+    """Persistent part of the differences between nodes."""
 
     reliability: float
-    """Share of the variance between healthy nodes that lasts, 0 to 1."""
+    """Persistent share of the variance between healthy nodes, 0 to 1."""
     low: float
     high: float
     noise: float
-    """Relative standard deviation of a node's value from its lasting speed."""
+    """Relative standard deviation of a node's value from its persistent speed."""
     degrees: float
-    """Degrees of freedom of the values that `noise` is known from."""
+    """Degrees of freedom of the values that `noise` is estimated from."""
     how: str
-    """Where it is known from, in words."""
+    """Source of the estimate, in words."""
 
 
 @dataclass(frozen=True)
 class NotSeparable:
-    """There is no straggler factor, for this reason."""
+    """Reason why there is no straggler factor."""
 
     why: str
 
@@ -81,10 +82,11 @@ class NotSeparable:
 def lasting_differences(
     speeds: NodeSpeeds, measured: Mapping[int, Sequence[GroupThroughput]]
 ) -> PersistentComponent | NotSeparable:
-    """The reliability of single-node values, or why it cannot be told.
+    """Estimate the reliability of single-node values, or return why that is not possible.
 
-    `measured` holds the groups by size. Where enough groups exist they must follow their slowest
-    member, whatever the repeats say: a workload bound by the network does not wait for a GPU.
+    `measured` holds the groups by size. Where enough groups exist, they must follow their slowest
+    member, whatever the repeats show: a workload that is bound by the network does not wait for a
+    GPU.
     """
     if len(speeds.hosts) < FEWEST_NODES:
         return NotSeparable(f"fewer than {FEWEST_NODES} nodes were measured alone")
@@ -122,11 +124,11 @@ def lasting_differences(
 def group_slope(
     speeds: NodeSpeeds, measured: Mapping[int, Sequence[GroupThroughput]], healthy: bool = False
 ) -> Slope | None:
-    """The slope over all sizes with at least eight groups, each size about its own means.
+    """Return the slope over all sizes with at least eight groups, each size centred on its means.
 
-    `healthy` leaves out groups with an outlying node, which would tell of that node alone. Groups
-    of different sizes share nodes, so the error is widened by the root of the number of sizes.
-    None with too few groups, or nodes that do not differ.
+    `healthy` excludes groups with an outlying node, which would dominate the slope. Groups of
+    different sizes share nodes, so the error is multiplied by the root of the number of sizes.
+    Returns None with too few groups, or when the nodes do not differ.
     """
     logs = dict(zip(speeds.hosts, speeds.logs.tolist(), strict=True))
     outlying = {h for h, out in zip(speeds.hosts, speeds.is_outlying, strict=True) if out}
@@ -144,7 +146,7 @@ def group_slope(
     power = float(x @ x)
     if power <= 0:
         return None
-    # Least squares on centred values: slope = Sxy / Sxx, its error s / sqrt(Sxx).
+    # Least squares on centred values: slope = Sxy / Sxx, standard error s / sqrt(Sxx).
     value = float(x @ y) / power
     residual = y - value * x
     variance = float(residual @ residual) / max(1, len(x) - len(sizes) - 1)
@@ -158,7 +160,7 @@ def _minimum_and_speed(
     base: float,
     without: frozenset[str],
 ) -> FloatColumn:
-    """Rows (log of the slowest member, log of the group's speed a node), both over the base."""
+    """Return rows of log slowest member and log group speed per node, both relative to the base."""
     rows = [
         (min(logs[host] for host in group.hosts), np.log(group.samples_per_s / group.nodes / base))
         for group in groups
@@ -170,7 +172,9 @@ def _minimum_and_speed(
 
 
 def _by_repeats(speeds: NodeSpeeds) -> PersistentComponent | NotSeparable:
-    """1 - error^2 / spread^2 with its interval by F, if an F test finds that nodes differ."""
+    """Return 1 - error^2 / spread^2 with its interval by F, if an F test finds that nodes
+    differ.
+    """
     between, within = len(speeds.hosts) - 1, int((speeds.repeats - 1).sum())
     if _chance_of_difference(speeds) > MOST_CHANCE:
         return NotSeparable("nodes differ by no more than the repeats of one node do")
@@ -185,9 +189,9 @@ def _by_repeats(speeds: NodeSpeeds) -> PersistentComponent | NotSeparable:
 
 
 def _chance_of_difference(speeds: NodeSpeeds) -> float:
-    """Probability of such differences between nodes by the scatter within them (one-way F test).
+    """Return the p-value of a one-way F test of differences between nodes.
 
-    Noisy nodes are left out: they would hide the differences of the others.
+    Noisy nodes are excluded: they would hide the differences of the others.
     """
     kept = ~speeds.is_noisy
     repeats, scatter = speeds.repeats[kept], speeds.own_scatter[kept]
@@ -202,11 +206,14 @@ def _chance_of_difference(speeds: NodeSpeeds) -> float:
 
 
 def _by_slope(speeds: NodeSpeeds, everybody: Slope, healthy: Slope | None) -> PersistentComponent:
-    """The slope of groups of healthy nodes; with too few, everybody's without a lower end."""
+    """Estimate by the slope of groups of healthy nodes.
+
+    With too few of them, use the slope of all groups, with 0 as the lower end of the interval.
+    """
     slope = healthy or everybody
     reliability = _share(slope.value)
     low = 0.0 if healthy is None else _share(slope.low)
-    # A slope of 1 by chance does not make the values exact: half of its interval is allowed for.
+    # A slope of 1 by chance does not make the values exact, so allow for half of its interval.
     noise = (1 - (reliability + low) / 2) ** 0.5 * speeds.spread
     how = f"the slope of group speed on the slowest member, {slope.value:.2f} +- {slope.error:.2f}"
     degrees = MAD_EFFICIENCY * (len(speeds.hosts) - 1)
@@ -214,7 +221,7 @@ def _by_slope(speeds: NodeSpeeds, everybody: Slope, healthy: Slope | None) -> Pe
 
 
 def _special() -> Any:
-    # By name, because it has no type declarations.
+    # Imported by name, because it has no type declarations.
     return import_module("scipy.special")
 
 

@@ -1,4 +1,4 @@
-"""What a scaling analysis yields: `paceline scale --json` prints it, with sentences that say it."""
+"""Result of a scaling analysis, as printed by `paceline scale --json`, with its sentences."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from paceline.scaling.analysis.slow_nodes import FEWEST_JUDGED, LEAST_LOSS, WORS
 
 
 class Base(Value):
-    """What counts as 100 %."""
+    """Reference that counts as 100%."""
 
     nodes: PositiveInt
     value: float
-    """Samples/s."""
+    """Samples/s of the reference."""
     statistic: str
 
 
 class NaiveFactors(Value):
-    """The factors straight from the measured values: the slowest of many noisy ones is too slow."""
+    """Uncorrected factors: the slowest of many noisy nodes is measured as too slow."""
 
     straggler: float | None
     communication: float | None
@@ -36,7 +36,7 @@ class SizeResult(Value):
 
     nodes: PositiveInt
     n: PositiveInt
-    """Sub-clusters with a value."""
+    """Number of sub-clusters with a value."""
     value: float
     """Samples/s: the geometric mean of the sub-clusters."""
     spread: float | None
@@ -45,13 +45,13 @@ class SizeResult(Value):
     """value / (nodes x base per node)."""
     low: float | None
     high: float | None
-    """95 % interval of the efficiency."""
+    """Upper end of the 95% interval of the efficiency."""
     straggler: float | None
-    """What waiting for the slowest node leaves; None where that cannot be told."""
+    """Straggler efficiency: the share left after waiting for the slowest node; None if unknown."""
     straggler_low: float | None
     straggler_high: float | None
     communication: float | None
-    """What communication and synchronisation leave."""
+    """Communication efficiency: the share left after communication and synchronisation."""
     communication_low: float | None
     communication_high: float | None
     naive: NaiveFactors
@@ -64,26 +64,26 @@ class NodeResult(Value):
     value: float
     """Samples/s, the median of its repeats."""
     z: float | None
-    """Robust z; None where too few nodes judge it."""
+    """Robust z-score; None with too few nodes for comparison."""
     loss: float
-    """Fraction below the median node, or below what it is judged by."""
+    """Fraction by which the node is below the median node, or below its own reference."""
     n: PositiveInt
 
 
 class SuspectResult(Value):
-    """A node that one measurement calls slow: to be repeated before it is drained."""
+    """A node that one measurement finds slow. Repeat the measurement before draining it."""
 
     host: str
     confirmed: bool | None
-    """What the second pass says; None where there was none, or too little of it."""
+    """Result of the second pass; None if there was none, or too little of it."""
     pair_loss: float | None
-    """Mean loss of its pairs with proven nodes against pairs of proven nodes."""
+    """Mean loss of its pairs with known-good nodes compared with pairs of known-good nodes."""
     group_loss: float | None = None
-    """Median loss of its groups against groups of their size without a slow node."""
+    """Median loss of its groups compared with groups of their size without a slow node."""
 
 
 class GainResult(Value):
-    """What replacing the slowest nodes would give a group of all nodes."""
+    """Gain of a group of all nodes from replacing the slowest nodes."""
 
     replaced: tuple[str, ...]
     gain: float
@@ -92,34 +92,37 @@ class GainResult(Value):
 
 
 class ScaleResult(Value):
-    """How a cluster scales, and which nodes cost how much."""
+    """Scaling of a cluster, and the losses caused by single nodes."""
 
     base: Base
     scaling: ScalingKind
     sizes: tuple[SizeResult, ...]
     flagged: tuple[str, ...]
-    """Hosts that two independent measurements call slow, the slowest first."""
+    """Hosts that two independent measurements find slow, the slowest first."""
     suspects: tuple[SuspectResult, ...] = ()
-    """The slowest first."""
+    """Suspect nodes, the slowest first."""
     nodes: tuple[NodeResult, ...]
-    """The slowest first."""
+    """Nodes measured alone, the slowest first."""
     smallest_fault_found: float | None
-    """Loss of a node that would have been found in 9 of 10 cases; None where nothing is judged."""
+    """Loss of a node that would have been found in 9 of 10 cases; None if no node could be
+    judged."""
     gains: tuple[GainResult, ...]
     failed: NonNegativeInt
-    """Sub-clusters without a value."""
+    """Number of sub-clusters without a value."""
     sentences: tuple[str, ...]
 
 
 MOST_NAMED = 6
 COMMON_CHANGE = 0.005
-"""Change of the median node from its history from which on it is told."""
+"""Relative change of the median node from its history above which it is reported."""
 WORTH_REPLACING = 0.005
-"""Gain from which on a replacement is recommended."""
+"""Relative gain above which a replacement is recommended."""
 
 
 def sentences(analysis: Analysis) -> tuple[str, ...]:
-    """Scaling, blame, gains, what could not be found, and what was left out, in this order."""
+    """Return the sentences on scaling, slow nodes, gains, detection limits and exclusions, in
+    order.
+    """
     return (
         *_scaling(analysis),
         *_against_reference(analysis),
@@ -201,7 +204,7 @@ def _common_change(analysis: Analysis) -> Iterator[str]:
 
 
 def _not_tested(analysis: Analysis) -> Iterator[str]:
-    """What the way in which the hosts were split leaves unseen."""
+    """Yield a warning if the way in which the hosts were split leaves some links untested."""
     groups = {frozenset(g.hosts) for g in analysis.measured if g.purpose == "plan" and g.nodes > 1}
     hosts = frozenset[str]().union(*groups)
     parted = [group for group in groups if group != hosts]
@@ -352,7 +355,7 @@ def _confirmed(analysis: Analysis, node: NodeVerdict) -> str:
 
 
 def _second_witness(analysis: Analysis, node: NodeVerdict) -> str:
-    """What bears it out besides its own value, where no pairs do."""
+    """Return the evidence other than the node's own value, for a node without pairs."""
     witness = next((e for e in analysis.evidence if e.node.host == node.host), None)
     if witness is None or witness.by == "its repeats" or witness.group_loss is None:
         return ", in more than one of them"
@@ -360,7 +363,7 @@ def _second_witness(analysis: Analysis, node: NodeVerdict) -> str:
 
 
 def _suspicion(analysis: Analysis, node: NodeVerdict) -> str:
-    """What became of the suspicion against a node that is not flagged."""
+    """Return the result for a suspected node that is not flagged."""
     confirmation = next(
         candidate for candidate in analysis.confirmed if candidate.host == node.host
     )
@@ -401,7 +404,7 @@ def _names(hosts: Sequence[str]) -> str:
 
 
 def scale_result(analysis: Analysis, notes: Sequence[str] = ()) -> ScaleResult:
-    """The frozen result; `notes` are further sentences, such as on left-over hosts."""
+    """Return the frozen result; `notes` are further sentences, such as on left-over hosts."""
     alone = analysis.base_nodes == 1
     n = analysis.sizes[0].n if analysis.speeds is None else len(analysis.speeds.hosts)
     return ScaleResult(

@@ -1,4 +1,4 @@
-"""Nodes ranked by how slow they are, which of them are flagged, and what replacing them gains."""
+"""Nodes ranked by speed, flagged slow nodes, and the gain from replacing them."""
 
 from __future__ import annotations
 
@@ -17,60 +17,62 @@ from paceline.scaling.analysis.reliability import PersistentComponent
 JudgedBy = Literal["the other nodes", "the reference", "its own history", "nothing"]
 WORST_Z = -4.0
 SUSPECT_Z = -3.0
-"""Below it a node is slow enough for a second pass, and flagged only by that."""
+"""Z-score below which a node is slow enough for a second pass, which alone can flag it."""
 MOST_SUSPECTED = 0.1
-"""Nodes below the bound in a healthy cluster, on average: of many nodes some are slow by chance."""
+"""Expected number of suspected nodes in a healthy cluster: of many nodes some are slow by
+chance."""
 LEAST_LOSS = 0.01
 FLOAT_ERROR = 1e-12
-"""Of a loss: 1 - 99 / 100 is a little more than 0.01 in floating point."""
+"""Tolerance of a loss: 1 - 99 / 100 is slightly above 0.01 in floating point."""
 FEWEST_JUDGED = 8
-"""With fewer nodes their median and spread say too little of any of them."""
+"""Minimum number of nodes for a comparison with their median and spread."""
 FEWEST_EARLIER = 3
 FEWEST_IN_COMMON = 3
-"""Nodes with a history, from which on their median tells what the cluster changed in common."""
+"""Minimum number of nodes with a history for an estimate of the change that all have in common."""
 ROUNDING = 12**-0.5
-"""Deviation of what was rounded, over the step of the print."""
+"""Standard deviation of a rounded value, in rounding steps."""
 SURE = 0.999
-"""Quantile of Student's t that takes the place of WORST_Z where few repeats tell the scale."""
+"""Quantile of Student's t that replaces WORST_Z where the scale comes from few repeats."""
 POWER = 0.9
-"""Share of the cases in which the smallest fault is seen."""
+"""Probability with which the smallest fault is detected."""
 LEAST_SCALE = 1e-6
-"""Relative; identical values do not make the smallest difference infinite."""
+"""Lower bound of the relative scale, so that identical values do not give an infinite z-score."""
 DRAWS = 1000
 COUNTS_REPLACED = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
 class HealthySpeed:
-    """What a healthy node reaches, from elsewhere."""
+    """Speed of a healthy node, known from another source."""
 
     samples_per_s: float
     spread: float = 0.0
-    """Relative standard deviation between healthy nodes; 0 when it is not known."""
+    """Relative standard deviation between healthy nodes; 0 if unknown."""
 
 
 @dataclass(frozen=True)
 class NodeVerdict:
-    """One node against its measure."""
+    """One node compared with its reference value."""
 
     host: str
     value: float
     z: float | None
-    """None where nothing judges it, or only the margin does."""
+    """Z-score; None where there is no reference, or only the margin applies."""
     loss: float
-    """1 - value / measure; below 0 for a node that is faster."""
+    """1 - value / reference; below 0 for a node that is faster."""
     flagged: bool
     by: JudgedBy
     repeats: int
     suspected: bool = False
-    """Not flagged, but slow enough for a second pass."""
+    """True if not flagged, but slow enough for a second pass."""
     repeated: bool = False
-    """Flagged, and so would its second-slowest value alone be: two independent measurements."""
+    """True if flagged, and if its second-slowest value alone would be too: two independent
+    measurements."""
 
 
 @dataclass(frozen=True)
 class ReplacementGain:
-    """What replacing the slowest nodes by ones as fast as the next slowest gives."""
+    """Gain from replacing the slowest nodes by nodes as fast as the next slowest."""
 
     hosts: tuple[str, ...]
     value: float
@@ -81,14 +83,14 @@ class ReplacementGain:
 
 @dataclass(frozen=True)
 class SlowNodeReport:
-    """Every node judged, slowest first."""
+    """Verdicts on all nodes, slowest first."""
 
     nodes: tuple[NodeVerdict, ...]
     smallest_fault: float | None
-    """The loss that a node's own value would have shown with 90 % power; None when nothing is
-    judged. What bears a value out is another matter."""
+    """Loss that a node's own value would have shown with 90% power; None when no node is judged. It
+    does not include the power of the confirming evidence."""
     common_change: float = 1.0
-    """The median ratio of all nodes to their own history, by which that was multiplied."""
+    """Median ratio of all nodes to their own history, by which the history was multiplied."""
 
     @property
     def flagged(self) -> tuple[NodeVerdict, ...]:
@@ -106,15 +108,18 @@ def judge_nodes(
     reference: HealthySpeed | None = None,
     history: Mapping[str, Sequence[float]] | None = None,
 ) -> SlowNodeReport:
-    """Each node by its own history, else, from eight on, the other nodes, else the reference.
+    """Compare each node with its history, or else with at least eight nodes, or else a reference.
 
-    Flagged is z < -4 and more than 1 % below the measure, z = (value - measure) / scale. The scale
-    is the largest of 1.4826 x MAD of what it is judged by, the error by repeats, and `resolution`
-    (the step of the printed values in samples/s) / sqrt(12), the deviation of what was rounded.
-    Where few repeats tell the scale, it takes the t of 99.9 % instead of 4. Suspected is, among
-    enough other nodes, z < -3 and as much below them; of more than 74 nodes the z that a tenth of a
-    node has by chance. A value that nothing but the margin judges is suspected too. Where three
-    nodes have a history, what all of them changed in common is taken from it.
+    A node is flagged if z < -4 and its value is more than 1% below the reference value, with z =
+    (value - reference value) / scale. The scale is the largest of 1.4826 x MAD of the values it is
+    compared with, the error by repeats, and `resolution` (the rounding step of the printed values
+    in samples/s) / sqrt(12), the standard deviation of a rounded value. Where the scale comes from
+    few repeats, the 99.9% quantile of t replaces 4.
+
+    A node is suspected if it is compared with enough other nodes, z < -3, and it is as far below
+    them. With more than 74 nodes, the limit is the z that a tenth of a node has by chance. A value
+    that is compared by the margin alone can only be suspected. If at least three nodes have a
+    history, their common change is removed first.
     """
     earlier = {host: list(v) for host, v in (history or {}).items() if len(v) >= FEWEST_EARLIER}
     change = common_change(speeds, earlier)
@@ -130,7 +135,10 @@ def judge_nodes(
 
 
 def common_change(speeds: NodeSpeeds, earlier: Mapping[str, Sequence[float]]) -> float:
-    """The median of value / earlier median over the nodes with a history; 1 below three of them."""
+    """Return the median of value / earlier median over the nodes with a history.
+
+    Returns 1 with fewer than three such nodes.
+    """
     ratios = [
         float(value) / float(np.median(earlier[host]))
         for host, value in zip(speeds.hosts, speeds.values, strict=True)
@@ -141,13 +149,13 @@ def common_change(speeds: NodeSpeeds, earlier: Mapping[str, Sequence[float]]) ->
 
 @dataclass(frozen=True)
 class _Measure:
-    """What a node is judged by."""
+    """Reference value that a node is compared with."""
 
     value: float
     spread: float
     by: JudgedBy
     degrees: float = inf
-    """Degrees of freedom of the spread, where repeats tell it."""
+    """Degrees of freedom of the spread, if it comes from repeats."""
 
 
 def _measures(
@@ -156,7 +164,9 @@ def _measures(
     earlier: Mapping[str, Sequence[float]],
     change: float,
 ) -> dict[str, _Measure]:
-    """Each host's measure: its history, else enough other nodes, the reference, or nothing."""
+    """Return each host's reference: its history, else enough other nodes, the reference, or
+    nothing.
+    """
     past_spread = common_scatter(earlier) or 0.0
     if len(speeds.hosts) >= FEWEST_JUDGED:
         usual = _Measure(speeds.base, speeds.spread, "the other nodes")
@@ -168,7 +178,7 @@ def _measures(
     degrees = speeds.degrees + sum(len(values) - 1 for values in earlier.values())
 
     def own(values: Sequence[float]) -> _Measure:
-        # A new value and the median of n earlier ones are both off by luck.
+        # A new value and the median of n earlier ones both have noise.
         wide = past_spread * (1 + MEDIAN_ERROR**2 / len(values)) ** 0.5
         return _Measure(change * float(np.median(values)), wide, "its own history", degrees)
 
@@ -178,7 +188,7 @@ def _measures(
 def _judged(
     speeds: NodeSpeeds, at: int, measure: _Measure, resolution: float
 ) -> tuple[NodeVerdict, float | None]:
-    """The node and the relative scale that it was judged on; None where nothing tells one."""
+    """Return the verdict and the relative scale of its z-score, or None without a scale."""
     value, error = float(speeds.values[at]), float(speeds.errors[at])
     loss = 1 - value / measure.value
     scale = None
@@ -186,7 +196,7 @@ def _judged(
         scale = max(measure.spread, error, ROUNDING * resolution / measure.value, LEAST_SCALE)
     z = None if scale is None else -loss / scale
     flagged = z is not None and z < -least_z(measure.degrees) and is_loss(loss)
-    # A single value against a reference without a spread: the margin alone raises a suspicion.
+    # A single value and a reference without a spread: the margin alone can only make a suspect.
     near = z is None or (z < suspect_z(len(speeds.hosts)) and measure.by == "the other nodes")
     suspected = near and measure.by != "nothing" and is_loss(loss) and not flagged
     again = 1 - float(speeds.next_slowest[at]) / measure.value
@@ -205,27 +215,34 @@ def _judged(
 
 
 def is_loss(loss: float) -> bool:
-    """Whether a node loses more than the margin; one at it does not."""
+    """Return whether a node loses more than the margin; a loss equal to it does not count."""
     return loss > LEAST_LOSS + FLOAT_ERROR
 
 
 def suspect_z(num_nodes: int) -> float:
-    """The z below which one of so many nodes is suspected: fewer of more nodes are so by chance."""
+    """Return the z below which one of this many nodes is suspected.
+
+    With more nodes the limit is lower, because the slowest of many is slow by chance.
+    """
     return min(SUSPECT_Z, NormalDist().inv_cdf(MOST_SUSPECTED / num_nodes))
 
 
 def least_z(degrees: float) -> float:
-    """The -z beyond which a node is flagged: 4, or Student's t where few repeats tell the scale."""
+    """Return the -z above which a node is flagged: 4, or Student's t for a scale from few
+    repeats.
+    """
     return max(-WORST_Z, student_t(SURE, max(1.0, degrees)))
 
 
 def findable(scale: float, num_nodes: int | None = None, degrees: float = inf) -> float:
-    """The smallest loss that a node's own value shows in 9 of 10 cases, at this relative scale.
+    """Return the smallest loss that a node's own value shows in 9 of 10 cases, at this relative
+    scale.
 
-    max((z + 130 / n^2) x scale, 1 %) + (t + 3.2 / n) x scale: the threshold z of `least_z`, and
-    what the luck of the node hides of its loss, t the 90 % quantile of Student's t. n nodes tell
-    the scale themselves; the terms in n, fitted to simulated normal values, pay for that. Without
-    `num_nodes` the scale is known from elsewhere, or from repeats with so many `degrees`.
+    max((z + 130 / n^2) x scale, 1%) + (t + 3.2 / n) x scale, with the threshold z of `least_z`. The
+    second term is the part of the loss that the node's noise hides, with the 90% quantile t of
+    Student's t. If the scale is estimated from the n nodes themselves, the terms in n account for
+    its uncertainty; they were fitted to simulated normal values. Without `num_nodes` the scale is
+    known from elsewhere, or from repeats with this many `degrees` of freedom.
     """
     few, fewer = (130 / num_nodes**2, 3.2 / num_nodes) if num_nodes else (0.0, 0.0)
     luck = student_t(POWER, max(1.0, degrees))
@@ -235,12 +252,12 @@ def findable(scale: float, num_nodes: int | None = None, degrees: float = inf) -
 def gains(
     speeds: NodeSpeeds, lasting: PersistentComponent, num_flagged: int = 0, seed: int = 0
 ) -> list[ReplacementGain]:
-    """The gain of replacing the k slowest nodes: the (k+1)-th slowest over the slowest.
+    """Return the gain of replacing the k slowest nodes: the (k+1)-th slowest over the slowest.
 
-    k is 1, 2, 4, 8 and the number of flagged nodes, as far as there are more nodes than that.
+    k is 1, 2, 4, 8 and the number of flagged nodes, as long as there are more nodes than that.
 
-    Speeds are best guesses: pulled to the median by the reliability, outlying ones as measured. The
-    interval comes from draws of the lasting speeds around them.
+    Speeds are best estimates: shrunk to the median by the reliability, or as measured for outlying
+    nodes. The interval comes from random draws of the persistent speeds around them.
     """
     shrunk = speeds.logs * np.where(speeds.is_outlying, 1.0, lasting.reliability)
     order: list[int] = np.argsort(speeds.logs, kind="stable").tolist()
@@ -251,7 +268,8 @@ def gains(
     for k in sorted({*COUNTS_REPLACED, num_flagged} - {0}):
         if k >= len(shrunk):
             break
-        # The new ones are no slower than the slowest of the others, so they do not count.
+        # New nodes are at least as fast as the slowest of the others, so they do not limit the
+        # group.
         value = float(shrunk[order[k:]].min() - shrunk[order].min())
         changes = drawn[:, order[k:]].min(axis=1) - drawn.min(axis=1)
         low, high = (float(np.quantile(changes, q)) for q in (0.025, 0.975))

@@ -1,5 +1,5 @@
-"""Scaling campaigns: a cluster measured in sub-clusters of several sizes, many at a time.
+"""Scaling tests: a cluster measured in sub-clusters of several sizes, many at a time.
 
-record.py holds what is kept, plan.py makes it, rounds.py runs what is missing of it, result.py is
-what comes out.
+record.py defines the stored record, plan.py makes the plan, rounds.py runs the missing rounds, and
+result.py defines the result.
 """

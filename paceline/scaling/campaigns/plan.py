@@ -1,4 +1,4 @@
-"""The plan of a campaign: its sizes, batches and rounds; started, resumed, found by name."""
+"""Plan of a scaling test: its sizes, batches and rounds; started, resumed, found by name."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ FORM = "numbers, `...` for those between, N for all hosts"
 def parse_sizes(
     text: str | None, num_hosts: int, remedy: str = "name more with --hosts"
 ) -> tuple[int, ...]:
-    """The sizes that `text` names on so many hosts, rising; 1, 2, 4, ... and all for None.
+    """Return the sizes that `text` lists, in ascending order; 1, 2, 4, ... and all for None.
 
-    `...` goes on as the two numbers before it did: by their ratio where that is whole, else by
-    their difference; beside it numbers beyond the hosts are left out. `N` is all hosts. Raises
-    UserError for anything else, and with `remedy` for more nodes than hosts.
+    `...` continues the two numbers before it: by their ratio if that is an integer, otherwise by
+    their difference. With `...`, numbers above the number of hosts are dropped. `N` means all
+    hosts. Raises UserError for any other text, and, with `remedy`, for more nodes than hosts.
     """
     text = "1,2,4,...,N" if text is None else text
     words = [word.strip() for word in text.split(",") if word.strip()]
@@ -74,7 +74,7 @@ def _number(word: str, text: str, num_hosts: int) -> int:
 
 
 def _between(sizes: list[int], end: int, text: str) -> list[int]:
-    """What follows the last two of `sizes` up to `end`."""
+    """Return the numbers that continue the last two of `sizes` up to `end`."""
     if len(sizes) < 2 or sizes[-1] <= sizes[-2]:
         raise UserError(f"--sizes {text}", "... needs two rising numbers before it", allowed=FORM)
     before, last = sizes[-2:]
@@ -91,10 +91,10 @@ _SLURM = re.compile(r"SwitchName=(\S+)\s.*?\bNodes=(\S+)")
 
 
 def read_topology(path: Path) -> dict[str, str]:
-    """Host -> switch, from lines `HOSTS SWITCH` or those of Slurm's topology.conf.
+    """Return the switch of each host, from lines `HOSTS SWITCH` or Slurm's topology.conf.
 
-    Of Slurm's lines those with nodes count, in the order of the file. Raises UserError with the
-    line number for a line that is neither.
+    Only Slurm's lines with nodes count, in the order of the file. Raises UserError with the line
+    number for a line in neither format.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -109,7 +109,7 @@ def read_topology(path: Path) -> dict[str, str]:
 
 
 def _split(text: str, where: str) -> tuple[str, str]:
-    """The hosts and the switch that a line names; no hosts where it has none."""
+    """Return the hosts and the switch of a line; no hosts if it has none."""
     if text.startswith("SwitchName="):
         match = _SLURM.match(text)
         return (match[2], match[1]) if match else ("", "")
@@ -120,7 +120,7 @@ def _split(text: str, where: str) -> tuple[str, str]:
 
 
 def scaling_kind(recipe: Recipe, option: ScalingKind | None) -> ScalingKind:
-    """As asked for, else as the recipe says, else strong where its batch is a number."""
+    """Return the option, else the recipe's kind, else "strong" if its global batch is a number."""
     default = "strong" if isinstance(recipe.training.global_batch, int) else "weak"
     return option or recipe.scaling or default
 
@@ -128,9 +128,10 @@ def scaling_kind(recipe: Recipe, option: ScalingKind | None) -> ScalingKind:
 def batch_on(
     recipe: Recipe, kind: ScalingKind, num_nodes: int, devices: int, whole_node: int
 ) -> int:
-    """Sequences a step on `num_nodes` nodes of which `devices` of `whole_node` devices are used.
+    """Return the sequences per step on `num_nodes` nodes with `devices` of `whole_node` devices
+    each.
 
-    Raises UserError where the recipe does not say enough for this kind of scaling.
+    Raises UserError if the recipe does not determine the batch for this kind of scaling.
     """
     training = recipe.training
     if kind == "strong" and isinstance(training.global_batch, int):
@@ -171,12 +172,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class CampaignRequest:
-    """What the user asked for."""
+    """Options of a scaling test."""
 
     request: Request
     sizes: str | None = None
     devices_per_node: tuple[int, ...] = ()
-    """Devices used of a node; empty for the whole node alone."""
+    """Numbers of devices to use per node; empty for whole nodes only."""
     scaling: ScalingKind | None = None
     split: Split = "contiguous"
     topology: Path | None = None
@@ -187,10 +188,10 @@ class CampaignRequest:
 
 
 def new_campaign(root: Path, options: CampaignRequest, command: Sequence[str]) -> Campaign:
-    """The campaign that was asked for, not yet written.
+    """Return the scaling test for these options, without writing it.
 
-    One of that name that measures the same is gone on with. Raises UserError when something of it
-    cannot run, or the name is taken.
+    A stored test of the same name that measures the same is resumed. Raises UserError when some
+    part of it cannot run, or the name is taken.
     """
     recipe = load_recipe(options.request.recipe, options.request.variant, options.request.overrides)
     request = options.request if options.sizes == "1" else with_slurm_nodes(options.request)
@@ -232,7 +233,7 @@ def new_campaign(root: Path, options: CampaignRequest, command: Sequence[str]) -
 
 
 def with_folder(root: Path, campaign: Campaign) -> Campaign:
-    """The campaign with a name, and an empty folder of its own where it had none."""
+    """Return the scaling test with a name; create an empty folder for it if it had none."""
     if campaign.name != UNNAMED:
         return campaign
     parts = [
@@ -248,7 +249,9 @@ def with_folder(root: Path, campaign: Campaign) -> Campaign:
 
 
 def begin(root: Path, campaign: Campaign) -> Campaign:
-    """The campaign with its file written, and the rounds that another process added meanwhile."""
+    """Write the scaling test's file, and return it with rounds that another process added
+    meanwhile.
+    """
     if (root / campaign.name / CAMPAIGN_FILE).exists():
         stored = read_campaign(root, campaign.name)
         campaign = campaign.model_copy(update={"plan": stored.plan})
@@ -257,9 +260,9 @@ def begin(root: Path, campaign: Campaign) -> Campaign:
 
 
 def resumed_campaign(root: Path, name: str, allocation: str | None = None) -> Campaign:
-    """The campaign of that name as planned; `allocation` is a new Slurm job for what is left.
+    """Return the stored scaling test; `allocation` is a new Slurm job for the remaining rounds.
 
-    Raises UserError when there is none, or the new job lacks hosts of it.
+    Raises UserError when there is no such test, or the new job lacks some of its hosts.
     """
     campaign = read_campaign(root, name)
     job = allocation or os.environ.get("SLURM_JOB_ID")
@@ -278,10 +281,12 @@ def resumed_campaign(root: Path, name: str, allocation: str | None = None) -> Ca
 
 
 def equivalent_campaigns(root: Path, campaign: Campaign) -> list[str]:
-    """Names of other campaigns that measure the same; those that cannot be read are passed over."""
+    """Return the names of other scaling tests that measure the same; unreadable ones are
+    skipped.
+    """
     names: list[str] = []
     for folder in campaign_folders(root):
-        # A broken file of another campaign is no reason not to measure.
+        # A broken file of another scaling test must not prevent this one.
         with suppress(UserError):
             if (
                 folder.name != campaign.name
@@ -299,7 +304,7 @@ def _points(
     devices: Sequence[int],
     machine: dict[str, Any],
 ) -> tuple[tuple[CampaignPoint, ...], tuple[str, ...]]:
-    """What runs at each size, points below one node first, and what is to be told about it."""
+    """Return the runs of each size, points below one node first, and the notices about them."""
     below = [(1, count) for count in devices[:-1]]
     points: list[CampaignPoint] = []
     notices: dict[str, None] = {}
@@ -328,7 +333,9 @@ def _rounds(
     points: Sequence[CampaignPoint],
     topology: Mapping[str, str],
 ) -> list[PlannedRound]:
-    """Every repeat of every size; sizes fall in every other repeat, so that a drift cancels."""
+    """Return every repeat of every size; every second repeat is in reverse order to cancel
+    drift.
+    """
     planned: list[PlannedRound] = []
     for repeat in range(1, options.repeats + 1):
         for point in points if repeat % 2 else reversed(points):
@@ -356,7 +363,9 @@ def _rounds(
 
 
 def _named(root: Path, campaign: Campaign, name: str | None) -> Campaign:
-    """The campaign under its name, or the one that stands there already and measures the same."""
+    """Return the scaling test under its name, or a stored one of that name that measures the
+    same.
+    """
     if name is None:
         return campaign
     if not _NAME.fullmatch(name) or name == "last":

@@ -1,4 +1,4 @@
-"""What is kept of a campaign: campaign.json, in a folder of its own beside the runs."""
+"""Stored record of a scaling test: campaign.json, in its own folder next to the runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Group = tuple[str, ...]
 
 
 class CampaignPoint(Value):
-    """One size of a series, and what runs there on any hosts."""
+    """One size of a scaling test, and the run for it on any hosts."""
 
     nodes: PositiveInt
     devices_per_node: PositiveInt
@@ -49,11 +49,13 @@ class PlannedRound(Value):
     left_over: Group = ()
     """Hosts without a place in this round."""
     made_up: bool = False
-    """A further round, for hosts that the others left over."""
+    """True for an extra round, for hosts that the other rounds left over."""
 
 
 class Campaign(Value):
-    """campaign.json: what is measured where, decided before anything starts."""
+    """Contents of campaign.json: the complete plan of a scaling test, fixed before anything
+    starts.
+    """
 
     schema_version: int = 1
     name: str
@@ -64,21 +66,23 @@ class Campaign(Value):
     scaling: ScalingKind
     hosts: tuple[str, ...]
     sizes: tuple[PositiveInt, ...]
-    """Nodes of a sub-cluster, rising."""
+    """Numbers of nodes of a sub-cluster, ascending."""
     devices_per_node: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
-    """Devices used of a node, rising: the last is the whole node, with which all sizes run."""
+    """Numbers of devices used per node, ascending. The last is the whole node, used for all
+    sizes."""
     split: Split
     rounds: PositiveInt
     repeats: PositiveInt
     seed: NonNegativeInt
     points: Annotated[tuple[CampaignPoint, ...], Field(min_length=1)]
     plan: tuple[PlannedRound, ...]
-    """In the order in which they run; rounds that follow a suspicion up are added at the end."""
+    """Rounds in the order in which they run; follow-up rounds for suspect nodes are added at the
+    end."""
     notices: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
-        """Eight hexadecimal digits of what is measured where."""
+        """Eight hexadecimal digits that identify the measured workloads and hosts."""
         fields = {
             "hosts",
             "sizes",
@@ -96,13 +100,14 @@ class Campaign(Value):
 
     @property
     def whole_node(self) -> int:
-        """Devices of a node."""
+        """Number of devices of a whole node."""
         return self.devices_per_node[-1]
 
     def spec(self, hosts: Group, devices: int) -> RunSpec:
-        """What runs on these hosts; a size without a point has its batch from the kind of scaling.
+        """Return the run for these hosts; the batch of a size without a point follows the scaling
+        kind.
 
-        Raises UserError for a number of devices a node that no point has.
+        Raises UserError for a number of devices per node that no point has.
         """
         points = [p for p in self.points if p.devices_per_node == devices]
         if not points:
@@ -119,17 +124,20 @@ class Campaign(Value):
         return on_hosts(spec.model_copy(update={"training": training}), hosts)
 
     def group_name(self, nodes: int, devices: int) -> str:
-        """The group of repeats that runs of this size belong to."""
+        """Return the name of the group of repeats for runs of this size."""
         return f"{self.name}-{nodes}x{devices}"
 
 
 def campaign_folders(root: Path) -> list[Path]:
-    """Every campaign under `root`, by name."""
+    """Return the folder of every scaling test under `root`, sorted by name."""
     return sorted(path.parent for path in root.glob(f"*/{CAMPAIGN_FILE}"))
 
 
 def read_campaign(root: Path, name: str) -> Campaign:
-    """The campaign of that name, unique prefix, or `last`; raises UserError when there is none."""
+    """Return the scaling test with this name or unique name prefix, or the `last` one.
+
+    Raises UserError when there is none.
+    """
     folders = campaign_folders(root)
     if name == "last" and folders:
         return max((_read(folder) for folder in folders), key=lambda campaign: campaign.created)
@@ -155,9 +163,9 @@ def write_campaign(root: Path, campaign: Campaign) -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Nobody else runs the campaign in `folder` meanwhile; raises UserError when somebody does.
+    """Lock the scaling test in `folder`; raises UserError when another process has the lock.
 
-    The kernel gives the lock back however this process ends.
+    The kernel releases the lock however this process ends.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
