@@ -59,7 +59,7 @@ class VerbCommand(TyperCommand):
                 if param.name in NAMES and redact(str(item), os.environ) != str(item):
                     raise UserError(
                         max(param.opts, key=len),
-                        "holds what looks like a secret",
+                        "contains what looks like a secret",
                         remedy="choose another name, because it becomes part of file names",
                     )
         return remaining_words

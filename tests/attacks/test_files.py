@@ -116,7 +116,7 @@ def test_a_folder_of_another_version_is_refused_by_name(version: int, remedy: st
     stored_run(tmp_path, "other", schema_version=version)
     stored_run(tmp_path, "ours")
 
-    refused(paceline("show", "other", runs=tmp_path), 1, f"has schema {version}, and this version")
+    refused(paceline("show", "other", runs=tmp_path), 1, f"has schema {version}, but this version")
 
     listed = paceline("list", runs=tmp_path)
     assert listed.returncode == 0 and remedy in listed.stderr
@@ -146,7 +146,7 @@ def test_one_folder_that_no_index_can_hold_hides_no_other(tmp_path: Path):
     [
         ('name: "a\\0b"', "printable characters"),
         ('name: "\\ud800"', "printable characters"),
-        (f"name: {'x' * 5000}", "1 to 100 characters"),
+        (f"name: {'x' * 5000}", "1 to 100 printable characters"),
     ],
 )
 def test_a_recipe_whose_name_no_script_can_hold_is_refused(tmp_path: Path, line: str, words: str):

@@ -191,7 +191,7 @@ def test_settings_that_hold_a_secret_are_refused(tmp_path: Path, setting: str):
 @pytest.mark.parametrize("tag", TAGS)
 def test_a_tag_that_is_a_secret_is_refused(tmp_path: Path, tag: str):
     done = paceline("run", "tiny-gpt", "--tag", tag, runs=tmp_path, env=PROCESS)
-    assert done.returncode == 1 and "--tag: holds what looks like a secret" in done.stderr
+    assert done.returncode == 1 and "--tag: contains what looks like a secret" in done.stderr
     assert_clean(done.stdout + done.stderr, "streams")
     assert_clean_folder(tmp_path)
 
@@ -208,7 +208,7 @@ def test_slurms_script_holds_no_secret(tmp_path: Path):
         assert_clean(done.stdout + done.stderr, "dry run")
     cluster.write_text(f"{text}slurm:\n  container_image: {IMAGE}\n")
     done = paceline(*dry, runs=tmp_path, env=PROCESS)
-    assert done.returncode == 1 and "container_image: holds what looks like" in done.stderr
+    assert done.returncode == 1 and "container_image: contains what looks like" in done.stderr
     assert_clean(done.stdout + done.stderr, "image")
 
 
